@@ -74,7 +74,7 @@ class ActionKey:
         return undeclared(self.reads, self.parts)
 
     def without_reads(self) -> ActionKey:
-        """Return the key as it is known before the first run."""
+        """Remove the reads: the key as it is before the first run."""
         if not self.reads:
             return self  # with the digest, if that is known
         parts = {label: value for label, value in self.parts.items() if label not in self.reads}
@@ -117,7 +117,7 @@ class KeyBuilder:
         """
         files: Files = {}
         covered: set[str] = set()
-        parts: Parts = {}  # of files
+        parts: Parts = {}
         refs = [*action.inputs.values()]
         paths = {ref.path: f"{self._build}/{ref.path}" for ref in refs}
         folders = [ref for ref in refs if ref.folder]
@@ -290,7 +290,7 @@ class KeyBuilder:
         return SourceTree(root, look, self._texts, package=package, listings=self._listings)
 
     def _code_parts(self, modules: tuple[str, ...]) -> Mapping[str, str]:
-        """Return the parts for our ``modules`` and their imports; all keys share their texts."""
+        """Digest our ``modules`` and their imports; all keys share their texts."""
         if not modules:
             return {}
         if modules not in self._code:
@@ -343,7 +343,7 @@ def listed_files(ref: FileRef, build: Path) -> list[str]:
 
 
 def declared_parts(action: Action) -> dict[str, str]:
-    """Return the parts for an action's options and file roles."""
+    """List the parts for an action's options and file roles."""
     parts = flatten_options(action.options, "config:")
     for name, files in (("inputs", action.inputs), ("outputs", action.outputs)):
         parts[name] = encode({role: ref.path for role, ref in sorted(files.items())})
@@ -351,7 +351,7 @@ def declared_parts(action: Action) -> dict[str, str]:
 
 
 def content_parts(kind: str, digests: Mapping[str, str | None]) -> dict[str, str]:
-    """Return one part per file, labelled ``kind:NAME``."""
+    """Label one part per file as ``kind:NAME``."""
     return {f"{kind}:{name}": ABSENT if d is None else d for name, d in digests.items()}
 
 

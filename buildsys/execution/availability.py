@@ -24,15 +24,15 @@ from buildsys.system.versions import ABSENT, tool_versions
 
 
 def expected_obstacle(action: Action, project: Path) -> str:
-    """Return the known obstacle to ``action`` on this machine and its remedy, or ""."""
+    """Find a known obstacle to ``action`` on this machine and its remedy, or ""."""
     if lacks := lacking(action.needs):
         return with_hint(*obstacle(lacks))
     if action.stage == COMMAND:
         from buildsys.system.programs import missing_requirement  # not needed by most projects
 
         located, options = _located(action.toolchain, project), action.options
-        found = missing_requirement(located, options["versions"], options["device"])
-        return "; ".join(found or ())
+        missing_program = missing_requirement(located, options["versions"], options["device"])
+        return "; ".join(missing_program or ())
     engine = action.options.get("engine")
     if engine is None:
         return ""

@@ -145,7 +145,7 @@ class BuildCache:
                     self._share(replace(stored, outputs=outputs))
 
     def signer(self, record: ActionRecord) -> str:
-        """Return the public key of a record's verified signature, or ""."""
+        """Find the public key of a record's verified signature, or ""."""
         if not record.origin:
             return BUILT_HERE
         with suppress(SignatureError):
@@ -251,5 +251,5 @@ def is_restorable(store: Store, ledger: Ledger, action: Action, key: ActionKey) 
 
 
 def store_folder(state: Path) -> Path:
-    """Return the store's folder: BUILDSYS_STORE or inside the state folder."""
+    """Locate the store: BUILDSYS_STORE or inside the state folder."""
     return state.parent / (os.environ.get("BUILDSYS_STORE") or state / "store")

@@ -46,7 +46,7 @@ if TYPE_CHECKING:
 
 Event = dict[str, Any]
 _REQUESTED = Reason(ASKED_FOR)
-_LISTED_FILES = 4  # of a failed check
+_LISTED_FILES = 4  # in the details of a failed check
 _ATTEMPTS = 2  # if an input is written while the stage runs
 
 
@@ -103,18 +103,18 @@ class Executor:
         self.models = UpToDateModels(build, self._db, self._keys, self._checker)
 
     def is_fresh(self, target: str) -> bool:
-        """Return True if a target is up to date; ``run`` reports an unreadable file."""
+        """Check a target; ``run`` reports an unreadable file."""
         return self.up_to_date_status(target) is not None
 
     def up_to_date_status(self, target: str) -> str | None:
-        """Return the status of an up-to-date target, None for a stale one."""
+        """Look up the status of an up-to-date target, None for a stale one."""
         try:
             return self._checker.up_to_date_status(self._actions[target])
         except StageError:
             return None
 
     def examine(self, target: str) -> Freshness:
-        """Return a target's freshness. Raises: StageError: unusable state."""
+        """Examine a target. Raises: StageError: unusable state."""
         return self._checker.examine(self._actions[target])
 
     def forecast(self, targets: Sequence[str]) -> dict[str, Explanation]:
@@ -168,12 +168,14 @@ class Executor:
         """
         action = self._actions[target]
         with self._locks.target(target, partial(self._report_wait, target)):
-            found = self._checker.check(action)
-            if found.key is None or not (found.failed_with_this_key or found.noise is not None):
+            freshness = self._checker.check(action)
+            if freshness.key is None or not (
+                freshness.failed_with_this_key or freshness.noise is not None
+            ):
                 raise UsageError(
                     f"{target} has not rejected this build", f"`buildsys build {target}` checks it"
                 )
-            self._baselines.accept(action, found.key.digest, found.key.parts, reason)
+            self._baselines.accept(action, freshness.key.digest, freshness.key.parts, reason)
 
     def replace_by_failure(
         self, target: str, write: Callable[[], tuple[Mapping[str, bytes], str]]

@@ -41,8 +41,10 @@ class Freshness:
     recorded: Mapping[str, str] | None = None  # parts of the latest record's key
     no_record: str = kinds.NEVER_BUILT  # or FORGOTTEN, LOST_RECORD
     outputs: tuple[tuple[str, str], ...] = ()  # (OUTPUT_…, path) of those not as recorded
-    failure: str | None = None  # of the last run
-    noise: str | None = None  # of the last measurement; of stale targets, after a steady one
+    failure: str | None = None  # why the last run failed
+    noise: str | None = (
+        None  # why the last measurement is noisy; for stale targets, after a steady one
+    )
     failed_with_this_key: bool = False
     unavailable: str | None = None  # why it cannot run here; of stale targets, only if required
     unreadable: str = ""  # error for a file that cannot be read

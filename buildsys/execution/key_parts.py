@@ -47,20 +47,20 @@ class EnvironmentParts:
         self._packages: dict[tuple[str, tuple[str, ...], bool], str] = {}
 
     def of_action(self, action: Action) -> Parts:
-        """Return the parts for an action's libraries, devices and variables."""
+        """List the parts for an action's libraries, devices and variables."""
         toolchain = action.toolchain
-        wanted = (
+        environment = (
             action.tools, action.peer_tools, toolchain, action.devices, action.environment,
             action.probes,
         )  # fmt: skip
-        if wanted not in self._facts:
+        if environment not in self._facts:
             tools = self._tool_parts(action.tools, action.runs_in)
             if action.probes:
                 from buildsys.system.programs import probe  # not needed by most projects
 
                 located = self._located(action.runs_in)
-                for each in action.probes:
-                    tools[f"{TOOL}{shlex.join(each)}"] = probe(each, located, self._texts)
+                for command in action.probes:
+                    tools[f"{TOOL}{shlex.join(command)}"] = probe(command, located, self._texts)
             variables = dict(versions.environment_facts(action.environment, os.environ))
             if toolchain is not None:  # a peer may have tools and variables of the same names
                 peer = f"{toolchain.name}/" if action.peer_tools else ""
@@ -69,38 +69,40 @@ class EnvironmentParts:
                     both = name.removesuffix(FILES) in action.tools
                     tools[f"{TOOL}{peer if both else ''}{name}"] = value
                 variables |= {f"{peer}{name}": value for name, value in toolchain.env}
-            self._facts[wanted] = {
+            self._facts[environment] = {
                 **tools,
                 **{f"device:{n}": v for n, v in devices.device_facts(action.devices).items()},
                 **{f"env:{name}": value for name, value in variables.items()},
             }
-        return self._facts[wanted]
+        return self._facts[environment]
 
     def of_imports(self, action: Action, names: Collection[str]) -> Parts:
-        """Return the identities of distributions imported by user code.
+        """Identify distributions imported by user code.
 
         Only theirs are looked at thoroughly: they are small, and edited more often than ours.
         """
-        known = [name for name in names if name in _KNOWN_LIBRARIES]
+        stage_libraries = [name for name in names if name in _KNOWN_LIBRARIES]
         others = [name for name in names if name not in _KNOWN_LIBRARIES]
-        parts = self._identities(known, action.runs_in)
+        parts = self._identities(stage_libraries, action.runs_in)
         return parts | self._identities(others, action.runs_in, thorough=True)
 
     def of_distributions(self, action: Action, names: Collection[str]) -> Parts:
-        """Return versions and identities of distributions imported by user code."""
+        """Identify distributions imported by user code, with their versions."""
         return self._versions(names, action.runs_in) | self.of_imports(action, names)
 
     def of_module(self, action: Action, module: str) -> tuple[Parts, str | None]:
-        """Return the versions of the distributions with a module, or its folder."""
+        """Find the versions of the distributions with a module, or its folder."""
         return self._of_module(action.runs_in, module)
 
     def of_package(self, action: Action, module: str) -> tuple[Parts, str | None]:
-        """Return the same for a backend's package, with the identity of its distributions.
+        """Find the same for a backend's package, with the identity of its distributions.
 
         Its folder is imported in a toolchain as well, but without its other distributions.
         """
         parts, root = self._of_module(None, module)
-        owners = {normalized(each.owner.partition(" ")[0]) for each in other_backends().values()}
+        owners = {
+            normalized(backend.owner.partition(" ")[0]) for backend in other_backends().values()
+        }
         names = [
             name
             for name in (label.removeprefix(TOOL) for label in parts)
@@ -110,40 +112,40 @@ class EnvironmentParts:
         return {f"{TOOL}{name}": parts[f"{TOOL}{name}"] for name in names} | identities, root
 
     def _of_module(self, toolchain: ToolchainRef | None, module: str) -> tuple[Parts, str | None]:
-        wanted = toolchain, module
-        if wanted not in self._providers:
+        place = toolchain, module
+        if place not in self._providers:
             path = self._module_path(toolchain)
-            known = [*_KNOWN_LIBRARIES, _OURS]
-            providing = versions.distributions_of(module, self._texts, known=known, path=path)
+            libraries = [*_KNOWN_LIBRARIES, _OURS]
+            providing = versions.distributions_of(module, self._texts, known=libraries, path=path)
             # without a distribution, files alone identify a module in site-packages
             root = versions.source_root(module, path, in_libraries=not providing)
-            self._providers[wanted] = self._versions(providing, toolchain), root
-        return self._providers[wanted]
+            self._providers[place] = self._versions(providing, toolchain), root
+        return self._providers[place]
 
     def _tool_parts(self, names: Collection[str], toolchain: ToolchainRef | None) -> Parts:
         return self._versions(names, toolchain) | self._identities(names, toolchain)
 
     def _versions(self, names: Collection[str], toolchain: ToolchainRef | None) -> Parts:
-        found = versions.tool_versions(names, self._located(toolchain), self._texts)
-        return {f"{TOOL}{name}": version for name, version in found.items()}
+        numbers = versions.tool_versions(names, self._located(toolchain), self._texts)
+        return {f"{TOOL}{name}": version for name, version in numbers.items()}
 
     def _identities(
         self, names: Collection[str], toolchain: ToolchainRef | None, *, thorough: bool = False
     ) -> Parts:
-        """Return the identities of distributions without unique versions."""
+        """Identify distributions without unique versions."""
         if not names:
             return {}
         path = self._module_path(toolchain)
         own = tuple(sys.path) if path is None else path
-        found: Parts = {}
+        parts: Parts = {}
         for name in names:
-            wanted = name, own, thorough
-            if wanted not in self._packages:
+            package = name, own, thorough
+            if package not in self._packages:
                 identities = package_identities([name], own, self._texts, thorough=thorough)
-                self._packages[wanted] = identities.get(name, "")
-            if self._packages[wanted]:
-                found[f"{TOOL}{name}{FILES}"] = self._packages[wanted]
-        return found
+                self._packages[package] = identities.get(name, "")
+            if self._packages[package]:
+                parts[f"{TOOL}{name}{FILES}"] = self._packages[package]
+        return parts
 
     def _module_path(self, toolchain: ToolchainRef | None) -> tuple[str, ...] | None:
         located = self._located(toolchain)
@@ -165,7 +167,7 @@ encode = json.JSONEncoder().encode  # json.dumps evaluates its options again for
 
 
 def flatten_options(options: Mapping[str, Any], prefix: str = "") -> dict[str, str]:
-    """Return dotted names and JSON texts of all leaves, unique per options.
+    """List dotted names and JSON texts of all leaves, unique per options.
 
     A list of plain values is one leaf (``[1, 3, 224, 224]``), other lists are numbered
     (``profiles[0].x``). Empty maps and lists are leaves. Dots, brackets and backslashes in names
@@ -196,7 +198,7 @@ def _escape(name: str) -> str:
 
 
 def builder_versions(root: Path, state: Path) -> VersionOf:
-    """Return a lookup of TensorRT versions by toolchain."""
+    """Make a lookup of TensorRT versions by toolchain."""
 
     @cache
     def version_of(toolchain: ToolchainRef | None) -> str:
@@ -214,7 +216,7 @@ def builder_versions(root: Path, state: Path) -> VersionOf:
     return version_of
 
 
-LABELS = "BUILDSYS_LABELS"  # of this machine, separated by commas
+LABELS = "BUILDSYS_LABELS"  # what this machine has, separated by commas
 _GIB = 1 << 30
 _HINT = "run it on a machine that has it"
 
@@ -228,7 +230,7 @@ class Machine(NamedTuple):
 
 
 def lacking(needs: Needs) -> str:
-    """Return what this machine lacks, or "": ``a GPU named H100 (NVIDIA L4 here)``."""
+    """Describe what this machine lacks, or "": ``a GPU named H100 (NVIDIA L4 here)``."""
     if not any(needs):
         return ""
     gpus = visible_gpus() if needs.gpu_count else ()
@@ -242,12 +244,12 @@ def lacking(needs: Needs) -> str:
 
 
 def in_gib(size_bytes: float) -> str:
-    """Return a size in binary units, as machines have them: 1.5 GiB."""
+    """Format a size in binary units, as machines have them: 1.5 GiB."""
     return f"{size_bytes / _GIB:.3g} GiB"
 
 
 def obstacle(lacks: str) -> tuple[str, str]:
-    """Return the problem and the next step for what a machine lacks."""
+    """Describe the problem and the next step for what a machine lacks."""
     hint = f"{_HINT}, or list the label in {LABELS} if it applies" if "label" in lacks else _HINT
     return f"it needs {lacks}", hint
 
@@ -275,17 +277,17 @@ def _in_words(gpu: Mapping[str, str]) -> str:
 
 
 def _fits(gpu: Mapping[str, str], needs: Needs) -> bool:
-    wanted = needs.compute_capability
-    return words(needs.gpu) <= words(gpu["name"]) and wanted in ("", gpu["compute_capability"])
+    capability = needs.compute_capability
+    return words(needs.gpu) <= words(gpu["name"]) and capability in ("", gpu["compute_capability"])
 
 
 def words(name: str) -> set[str]:
-    """Return the words of a GPU's name."""
+    """Split the name of a GPU into words."""
     return set(re.findall(r"[a-z0-9]+", name.lower()))
 
 
 def _memory_bytes() -> int:
-    """Return the memory of this machine, 0 if unknown."""
+    """Find the memory of this machine, 0 if unknown."""
     try:
         return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     except (ValueError, OSError):

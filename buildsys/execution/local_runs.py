@@ -55,7 +55,7 @@ class LocalRuns:
     locks: Locks
     ledger: Ledger
     baselines: Baselines
-    threads: int  # of the processor per worker; 0: no limit
+    threads: int  # per worker; 0: no limit
     # stages at a time; those that wait for a GPU or for the machine do not count
     slots: threading.Semaphore | nullcontext[None]
 
@@ -82,7 +82,7 @@ class LocalRuns:
         devices = not needs_no_device(action, key, self.folders.project)
         holding = hold_devices(self.locks, action, action.target, on_wait, needed=devices)
         with holding as held, self.slots, ExitStack() as stack:
-            known = self.ledger.records(action.target) if refits else ()
+            records = self.ledger.records(action.target) if refits else ()
             job = stage_job(
                 action,
                 self.folders.project,
@@ -91,7 +91,7 @@ class LocalRuns:
                 threads=self.threads,
                 timing_caches=self.folders.timing_caches,
                 held=held,
-                earlier=earlier_builds(action, key.parts, known, self.store),
+                earlier=earlier_builds(action, key.parts, records, self.store),
             )
             if action.baseline is not None:
                 folder = Path(
@@ -115,7 +115,7 @@ class LocalRuns:
                 raise
 
     def add_baseline(self, job: Job, action: Action, key: ActionKey, folder: Path) -> Job:
-        """Return a gate's job with its baseline, copied into ``folder``."""
+        """Add a gate's baseline to its job, copied into ``folder``."""
         baseline, files = self.baselines.fetch(action, key.parts, self.store, folder)
         earlier = {f"baseline.{role}": path for role, path in files.items()}
         return replace(job, baseline=baseline, inputs={**job.inputs, **earlier})
@@ -128,7 +128,7 @@ class HeldDevices(NamedTuple):
     """Devices for one stage alone."""
 
     names: tuple[str, ...]
-    variables: Mapping[str, str]  # that select the GPU
+    variables: Mapping[str, str]  # they select the GPU
 
 
 _NOTHING_HELD = HeldDevices((), MappingProxyType({}))
@@ -145,7 +145,7 @@ def stage_job(
     held: HeldDevices = _NOTHING_HELD,
     earlier: Sequence[Mapping[str, str]] = (),
 ) -> Job:
-    """Return the job of ``action`` with inputs from ``build``.
+    """Make the job of ``action`` with inputs from ``build``.
 
     ``threads`` and ``timing_caches`` are ignored for stages that must not or cannot use them.
     """
@@ -181,16 +181,16 @@ def stage_job(
 def earlier_builds(
     action: Action, parts: Mapping[str, str], records: Iterable[ActionRecord], store: Store
 ) -> list[dict[str, str]]:
-    """Return the stored engines and results of builds from other graphs, newest first.
+    """List the stored engines and results of builds from other graphs, newest first.
 
     Everything else in their keys equals ``parts``. The key does not depend on them: an engine with
     new weights is verified like a new one.
     """
-    roles = ("model", "weights")  # of a graph, or of a network defined by hand
+    roles = ("model", "weights")  # a graph, or a network defined by hand
     graph = {f"input:{ref.path}" for role, ref in action.inputs.items() if role.startswith(roles)}
     graph |= {f"weights:{file}" for file in action.weights}
     paths = {role: ref.path for role, ref in action.outputs.items() if role in ("engine", RESULT)}
-    found: list[dict[str, str]] = []
+    builds: list[dict[str, str]] = []
     for record in records:
         labels = parts.keys() | record.parts.keys()
         if not {label for label in labels if parts.get(label) != record.parts.get(label)} <= graph:
@@ -200,10 +200,10 @@ def earlier_builds(
         with suppress(StageError):  # no longer stored
             digests = {role: hash_file(str(place)).digest for role, place in places.items()}
             if digests == {role: file and file.digest for role, file in files.items()}:
-                found.append({role: str(place) for role, place in places.items()})
-        if len(found) == _EARLIER_BUILDS:
+                builds.append({role: str(place) for role, place in places.items()})
+        if len(builds) == _EARLIER_BUILDS:
             break
-    return found
+    return builds
 
 
 @contextmanager

@@ -88,7 +88,7 @@ class ProvenanceSigner:
                 self._checkout = self._read_checkout()
 
     def sign_record(self, record: ActionRecord) -> ActionRecord | None:
-        """Return a signed record, None with an unusable key."""
+        """Sign a record; None with an unusable key."""
         self.prepare()
         if not self._has_key:
             return None
@@ -171,10 +171,10 @@ def _source(checkout: Checkout | None) -> Iterator[Descriptor]:
     if checkout is None or not checkout.revision:
         return
     repository, _, folder = checkout.project.partition("//")
-    found: Descriptor = {"name": "source", "digest": {"gitCommit": checkout.revision}}
+    source: Descriptor = {"name": "source", "digest": {"gitCommit": checkout.revision}}
     if _HOST.match(repository):  # else a folder of the machine
-        found["uri"] = f"git+https://{repository}@{checkout.revision}"
-    yield {**found, "annotations": {"folder": folder or ".", "uncommitted": bool(checkout.dirty)}}
+        source["uri"] = f"git+https://{repository}@{checkout.revision}"
+    yield {**source, "annotations": {"folder": folder or ".", "uncommitted": bool(checkout.dirty)}}
 
 
 def _files(kinds: Mapping[str, Mapping[str, str]]) -> Iterator[Descriptor]:

@@ -65,7 +65,7 @@ class PlannedBuilds:
 
 
 def planned_builds(root: Path, build: Path, actions: Mapping[str, Action]) -> PlannedBuilds:
-    """Return the builds planned by ``actions`` in the project at ``root``.
+    """Plan the builds of ``actions`` in the project at ``root``.
 
     Raises: StageError: a source cannot be read.
     """

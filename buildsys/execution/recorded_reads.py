@@ -26,7 +26,7 @@ ALL_VARIABLES = f"{READ}$*"
 TOO_MANY = f"{READ}…"  # more than can be followed: never up to date
 _MAX_PARTS = 5000  # an amount that a report and a check of freshness can bear
 _SHOWN = 3
-_SHOWN_LINES = 20  # of user code, in a result
+_SHOWN_LINES = 20  # lines of user code in a result
 Reads = Mapping[str, str]  # label of a part -> file:line that reads it
 
 
@@ -48,7 +48,7 @@ class ReadValues:
         self._unlisted = frozenset(unlisted)
 
     def parts(self, reads: Reads, environment: Mapping[str, str]) -> dict[str, str]:
-        """Return the parts of reads. Raises: StageError: a file cannot be read."""
+        """Digest reads. Raises: StageError: a file cannot be read."""
         parts = {}
         for label, where in reads.items():
             if label.startswith(READ):
@@ -57,26 +57,28 @@ class ReadValues:
         return parts
 
     def declared(self, names: Iterable[str], environment: Mapping[str, str]) -> DeclaredReads:
-        """Return the reads declared by a manifest. A folder stands for all files below it.
+        """Digest the reads declared by a manifest. A folder stands for all files below it.
 
         Raises: StageError: a file cannot be read.
         """
-        found = DeclaredReads({}, {}, set())
+        reads = DeclaredReads({}, {}, set())
         for name in names:
             if name.endswith("/"):
                 folder, paths = self.path(name), []
                 for place, folders, files in os.walk(folder):
-                    folders[:] = (each for each in folders if each != "__pycache__")
-                    found.folders.add(place)
+                    folders[:] = (
+                        folder_name for folder_name in folders if folder_name != "__pycache__"
+                    )
+                    reads.folders.add(place)
                     paths += [f"{place}/{file}" for file in files]
                 digests = {path[len(folder) :]: self._file(path) for path in sorted(paths)}
                 text = repr(list(digests.items()))
-                found.parts[f"{READ}{name}"] = _digest_of(text) if digests else ABSENT
+                reads.parts[f"{READ}{name}"] = _digest_of(text) if digests else ABSENT
             else:
                 paths = [] if name.startswith("$") else [self.path(name)]
-                found.parts[f"{READ}{name}"] = self._digest(name, environment)
-            found.files.update((path, self._regular(path)) for path in paths)
-        return found
+                reads.parts[f"{READ}{name}"] = self._digest(name, environment)
+            reads.files.update((path, self._regular(path)) for path in paths)
+        return reads
 
     def path(self, name: str) -> str:
         """Return the absolute path of a file or folder."""
@@ -123,14 +125,14 @@ def reads_outside(
     values: ReadValues,
     distributions: Callable[[str], Iterable[str]],
 ) -> tuple[dict[str, str], str]:
-    """Return the reads outside a key, and one changed name or "".
+    """Select the reads outside a key, and one changed name or "".
 
     ``reads`` are those of the recorder, ``covered`` the paths in the key; ``distributions`` returns
     the labels for the distributions of a module.
     """
     from buildsys.workers.job import MAX_READS  # not needed with nothing to do
 
-    found: dict[str, str] = {}
+    outside: dict[str, str] = {}
     resolved = cache(lambda: {os.path.realpath(path) for path in covered})
     everything = any(kind == "variable" and name == "*" for kind, name, *_ in reads)
     for kind, name, where, before, written in reads:
@@ -141,9 +143,9 @@ def reads_outside(
                 continue  # copied along with all others, or of no interest to a library
             if not where and in_a_family(name):
                 continue
-            found[f"{READ}${name}"] = where
+            outside[f"{READ}${name}"] = where
         elif kind == "module":
-            found.update((label, where) for label in distributions(name) if label not in parts)
+            outside.update((label, where) for label in distributions(name) if label not in parts)
         elif name not in covered and os.path.realpath(name) not in resolved():
             is_file = kind == "file"
             now = stamp(name) if is_file else listing_digest(name)
@@ -151,11 +153,11 @@ def reads_outside(
                 continue
             if not written and now != (tuple(before) if is_file and before else before):
                 return {}, values.name(name)
-            shown = values.name(name)
-            found[f"{READ}{shown}" if is_file else f"{READ}{shown.rstrip('/')}/"] = where
-    if len(reads) > MAX_READS or len(found) > _MAX_PARTS:
-        return {TOO_MANY: next(filter(None, found.values()), "")}, ""
-    return found, ""
+            relative = values.name(name)
+            outside[f"{READ}{relative}" if is_file else f"{READ}{relative.rstrip('/')}/"] = where
+    if len(reads) > MAX_READS or len(outside) > _MAX_PARTS:
+        return {TOO_MANY: next(filter(None, outside.values()), "")}, ""
+    return outside, ""
 
 
 def is_followed(label: str) -> bool:
@@ -167,7 +169,7 @@ def is_followed(label: str) -> bool:
 
 
 def undeclared(reads: Reads, parts: Mapping[str, str]) -> dict[str, str]:
-    """Return the reads to report: existing files, and variables of user code."""
+    """Select the reads to report: existing files, and variables of user code."""
     return {
         label: where
         for label, where in reads.items()
@@ -181,7 +183,7 @@ def undeclared(reads: Reads, parts: Mapping[str, str]) -> dict[str, str]:
 
 
 def forbidden(reads: Reads) -> StageError:
-    """Return the error of reads forbidden by ``strict_reads``."""
+    """Make the error for reads forbidden by ``strict_reads``."""
     texts = list(describe(reads, strict=True))
     more = f" (and {len(texts) - 1} more lines)" if len(texts) > 1 else ""
     return StageError(f"{texts[0]}, which strict_reads forbids{more}", _remedy(reads))
@@ -193,8 +195,8 @@ def add_warnings(file: Path, reads: Reads) -> None:
 
     with suppress(OSError, ValueError):  # publishing reports a missing or invalid result
         result = json.loads(file.read_text(encoding="utf-8"))
-        found = list(describe(reads, strict=False))
-        result["warnings"] = [*(result.get("warnings") or ()), *found[:_SHOWN_LINES]]
+        sentences = list(describe(reads, strict=False))
+        result["warnings"] = [*(result.get("warnings") or ()), *sentences[:_SHOWN_LINES]]
         file.write_text(format_figures(result), encoding="utf-8")
 
 
@@ -204,16 +206,16 @@ def describe(reads: Reads, *, strict: bool) -> Iterator[str]:
     for label, where in sorted(reads.items(), key=lambda item: (item[1], item[0])):
         lines.setdefault(where, []).append(label.removeprefix(READ))
     for where, names in lines.items():
-        shown = ", ".join(map(_in_words, names[:_SHOWN]))
+        listed = ", ".join(map(_in_words, names[:_SHOWN]))
         more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
-        text = f"{where or 'user code'} reads {shown}{more} outside the key"
+        text = f"{where or 'user code'} reads {listed}{more} outside the key"
         declare = ", ".join(f'"{name}"' for name in names[:_SHOWN] if _is_declarable(name))
         hint = f"; declare it with reads: [{declare}]" if declare else ""
         yield text if strict else f"{text}: a change will rerun this target{hint}"
 
 
 def _remedy(reads: Reads) -> str:
-    """Return manifest lines declaring reads."""
+    """Write manifest lines declaring reads."""
     names = [label.removeprefix(READ) for label in reads]
     inside = [f'"{name}"' for name in sorted(names) if _is_declarable(name)]
     if inside:

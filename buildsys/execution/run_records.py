@@ -123,7 +123,7 @@ class Outcome(NamedTuple):
 
     target: str
     status: str  # passed | unavailable | noisy | failed
-    seconds: float  # of the stage itself
+    seconds: float  # the stage itself took
     reason: str = ""
     hint: str = ""
     waited: bool = False  # not run: another process or thread built it meanwhile
@@ -138,12 +138,12 @@ class Outcome(NamedTuple):
         waited: bool = False,
         restored: bool = False,
     ) -> Outcome:
-        """Return the outcome of a recorded build."""
+        """Make the outcome of a recorded build."""
         ended = (record.target, record.status, record.seconds, record.reason, record.hint)
         return cls(*ended, waited, restored)
 
 
 def why_stopped(ended: Mapping[str, Outcome]) -> str:
-    """Return why a run has left out targets that need no failed one."""
+    """Explain why a run has left out targets that need no failed one."""
     failed = next((target for target, end in ended.items() if end.status == FAILED), "")
     return f"the run stopped when {failed} failed" if failed else "the run ended early"

@@ -23,7 +23,7 @@ UNTRUSTED, REBUILD = "untrusted", "rebuild"
 OUTPUT_MISSING, OUTPUT_EDITED, OUTPUT_ADDED = "output-missing", "output-edited", "output-added"
 FOLLOWING = (UPSTREAM, "input", "baseline")  # kinds that follow from a change of another target
 _KEPT_REASONS, _KEPT_CHARACTERS = 30, 200  # per run, in the history
-_SHOWN_CHARACTERS = 60  # of a value; JSON has all of it
+_SHOWN_CHARACTERS = 60  # in a value; JSON has it whole
 _SHOWN_NAMES = 3  # upstream targets on one line
 _CONTEXT = 16  # characters before the first difference of two long values
 _KINDS = (
@@ -79,19 +79,19 @@ class Reason(NamedTuple):
     new: str | None = None
 
     def __str__(self) -> str:
-        """Return ``export.opset: 17 → 18``, ``plugins/x.py changed``, ``onnx 1.21.0 → 1.23.2``."""
+        """Write ``export.opset: 17 → 18``, ``plugins/x.py changed``, ``onnx 1.21.0 → 1.23.2``."""
         subject = self.subject
         if self.kind in (FAILED, NOISY):  # without the remedies on the lines below
             subject = " ".join(next(iter(subject.strip().splitlines()), "").split())
-        known = TEXTS.get(self.kind)
-        text = known.format(subject=subject, new=self.new) if known else _describe_part(self)
+        template = TEXTS.get(self.kind)
+        text = template.format(subject=subject, new=self.new) if template else _describe_part(self)
         if text.isprintable():
             return text
         return "".join(c if c.isprintable() else ascii(c)[1:-1] for c in text)
 
 
 def part_reasons(old: Mapping[str, str], new: Mapping[str, str]) -> list[Reason]:
-    """Return the differences of two keys: fields first, code and fields without value last."""
+    """Compare two keys: fields first, code and fields without value last."""
     ranks = {kind: rank for rank, kind in enumerate(_KINDS)}
     changed = [label for label in old.keys() | new.keys() if old.get(label) != new.get(label)]
     reasons = []
@@ -117,12 +117,12 @@ def part_reasons(old: Mapping[str, str], new: Mapping[str, str]) -> list[Reason]
 
 
 def format_reasons(reasons: Iterable[Reason]) -> list[str]:
-    """Return one line per reason, upstream targets joined."""
+    """Write one line per reason, upstream targets joined."""
     return list(map(_describe_group, _groups(reasons)))
 
 
 def summarize_reasons(reasons: Sequence[Reason], shown: int = 1) -> str:
-    """Return the first reasons and the number of others on one line."""
+    """Write the first reasons and the number of others on one line."""
     groups = _groups(reasons)
     text = "; ".join(map(_describe_group, groups[:shown]))
     hidden = [reason for group in groups[shown:] for reason in group]
@@ -138,16 +138,16 @@ def summarize_reasons(reasons: Sequence[Reason], shown: int = 1) -> str:
 
 
 def encode_reasons(reasons: Sequence[Reason]) -> str:
-    """Return reasons as JSON for the history, shortened."""
-    kept = [
+    """Encode reasons as JSON for the history, shortened."""
+    shortened = [
         [text[:_KEPT_CHARACTERS] if isinstance(text, str) else text for text in reason]
         for reason in reasons[:_KEPT_REASONS]
     ]
-    return json.dumps(kept, ensure_ascii=False, separators=(",", ":"))
+    return json.dumps(shortened, ensure_ascii=False, separators=(",", ":"))
 
 
 def decode_reasons(text: object) -> tuple[Reason, ...]:
-    """Return the reasons in a history, without unreadable ones."""
+    """Decode the reasons in a history, without unreadable ones."""
     try:
         # older histories have a fifth field, the first changed line
         items = json.loads(text)  # type: ignore[arg-type]
@@ -163,7 +163,7 @@ def decode_reasons(text: object) -> tuple[Reason, ...]:
 
 
 def _groups(reasons: Iterable[Reason]) -> list[list[Reason]]:
-    """Return the reasons of each line."""
+    """Group reasons by line."""
     lines: dict[object, list[Reason]] = {}
     for reason in reasons:
         kind, _, old, new = reason
@@ -175,7 +175,7 @@ def _groups(reasons: Iterable[Reason]) -> list[list[Reason]]:
 
 
 def _describe_group(same: Sequence[Reason]) -> str:
-    """Return the text of reasons on one line."""
+    """Describe the reasons on one line."""
     first = same[0]
     names = ", ".join(reason.subject for reason in same[:_SHOWN_NAMES])
     names += f" and {len(same) - _SHOWN_NAMES} more" if len(same) > _SHOWN_NAMES else ""
@@ -186,18 +186,18 @@ def _describe_group(same: Sequence[Reason]) -> str:
 
 
 def _count_kinds(reasons: Sequence[Reason]) -> list[tuple[int, str]]:
-    """Return what reasons have in common: 30 "fields of export", 4 "libraries"."""
+    """Count what reasons have in common: 30 "fields of export", 4 "libraries"."""
     subjects: dict[tuple[str, str], list[str]] = {}
     for reason in reasons:
         names = _NOUNS.get(reason.kind, ("other reason", "other reasons"))
         subjects.setdefault(names, []).append(reason.subject)
     counts = []
-    for (noun, nouns), found in subjects.items():
-        text = noun if len(found) == 1 else nouns
-        sections = {re.split(r"[.\[]", subject, maxsplit=1)[0] for subject in found}
+    for (noun, nouns), names_of_kind in subjects.items():
+        text = noun if len(names_of_kind) == 1 else nouns
+        sections = {re.split(r"[.\[]", subject, maxsplit=1)[0] for subject in names_of_kind}
         if noun == "field" and len(sections) <= _SHOWN_NAMES:
             text += f" of {' and '.join(sorted(sections))}"
-        counts.append((len(found), text))
+        counts.append((len(names_of_kind), text))
     return counts
 
 
@@ -212,7 +212,7 @@ def _as_map(value: str | None) -> dict[str, str] | None:
 
 
 def _describe_part(reason: Reason) -> str:
-    """Return the text for a changed part."""
+    """Describe a changed part."""
     kind, subject, old, new = reason
     if kind == "machines":
         return f"the libraries and devices of {subject} are not known yet"
@@ -237,15 +237,15 @@ def _describe_part(reason: Reason) -> str:
         return f"{name} {'added' if old in (None, ABSENT) else 'changed'}{where}"
     is_tool = kind == "tool"
     names = {None: "not used" if is_tool else "unset", ABSENT: "not installed"}
-    shown = [names.get(old, old or ""), names.get(new, new or "")]
-    pairs = enumerate(zip(*shown, strict=False))
-    same = next((i for i, (a, b) in pairs if a != b), min(map(len, shown)))
+    texts = [names.get(old, old or ""), names.get(new, new or "")]
+    pairs = enumerate(zip(*texts, strict=False))
+    same = next((i for i, (a, b) in pairs if a != b), min(map(len, texts)))
     start = max(0, same - _CONTEXT)
     end = start + _SHOWN_CHARACTERS
     before, after = (
         f"{'…' if start else ''}{value[start:end]}{'…' if end < len(value) else ''}"
         if len(value) > _SHOWN_CHARACTERS
         else value
-        for value in shown
+        for value in texts
     )
     return f"{name}{'' if is_tool else ':'} {before} → {after}"

@@ -35,7 +35,7 @@ _FEW = 100  # models are read by name up to this number, and all at once above i
 COVERED_ELSEWHERE = frozenset((
     "target", "stage", "model", "variant", "options", "inputs", "outputs", "after", "order", "code",
     "advisory", "required", "measures", "exclusive", "alone_on_gpu", "timeout_s", "doc",
-    "strict_reads", "baseline",  # of a finished gate: its own record says which it was
+    "strict_reads", "baseline",  # the record of a finished gate says which it was
 ))  # fmt: skip
 _ENVIRONMENT = [field.name for field in fields(Action) if field.name not in COVERED_ELSEWHERE]
 
@@ -76,7 +76,7 @@ class UpToDateModels:
         self._ledger = Ledger(db)
 
     def find(self, models: Mapping[str, str]) -> dict[str, Statuses]:
-        """Return the targets of unchanged models among ``models`` (name -> resolved manifest).
+        """Find the targets of unchanged models among ``models`` (name -> resolved manifest).
 
         Raises: StageError: the state or a source cannot be read.
         """
@@ -84,20 +84,20 @@ class UpToDateModels:
         records: dict[str, list[Row]] = {}
         for model, *record in self._rows(_RECORDS, " WHERE kept.model", models):
             records.setdefault(model, []).append(tuple(record))
-        found: dict[str, Statuses] = {}
+        up_to_date: dict[str, Statuses] = {}
         rows = self._rows(_MODELS, " AND model", models, now.valid_in)
         for model, token, environments, files in rows:
             if model not in models:
                 continue
-            kept = records.get(model, [])
+            model_records = records.get(model, [])
             # damaged rows, or a source that cannot be read, which the full check reports
             with suppress(
                 ValueError, TypeError, AttributeError, LookupError, RecursionError, StageError
             ):
                 state = now.state(environments, files.split("\n"))
-                if _digest((models[model], state.digest, sorted(kept, key=repr))) == token:
-                    found[model] = {row[0]: row[2] for row in kept}
-        return found
+                if _digest((models[model], state.digest, sorted(model_records, key=repr))) == token:
+                    up_to_date[model] = {row[0]: row[2] for row in model_records}
+        return up_to_date
 
     def check(self, models: Mapping[str, PlannedModel]) -> dict[str, Statuses]:
         """Check models in full; return the targets of those up to date.
@@ -115,7 +115,7 @@ class UpToDateModels:
             planned.append((name, environments, files, before.state(environments, files)))
         checked = {name: self._check(model.actions) for name, model in models.items()}
         now = _Moment(self._build, self._keys, self._settings)
-        found: dict[str, Statuses] = {}
+        statuses: dict[str, Statuses] = {}
         statements: list[Statement] = []
         for name, environments, files, seen in planned:
             keys = checked[name]
@@ -125,7 +125,7 @@ class UpToDateModels:
             records = [row for entry in keys.items() for row in self._db.read(_RECORD, entry)]
             if len(records) < len(keys):  # forgotten meanwhile
                 continue
-            found[name] = {row[0]: row[2] for row in records}
+            statuses[name] = {row[0]: row[2] for row in records}
             recorded = (path for row in records for path in json.loads(row[3]))
             files = sorted({*files, *recorded})
             state = now.state(environments, files)
@@ -138,15 +138,15 @@ class UpToDateModels:
         if statements:
             with suppress(StageError):  # in a read-only state every run checks in full
                 self._db.write(statements)
-        return found
+        return statuses
 
     def _environments(self, actions: Iterable[Action]) -> str:
-        """Return the environments of actions, with the reads of their last runs."""
-        lines = (environment_of(each, self._ledger.reads(each.target)) for each in actions)
+        """Encode the environments of actions, with the reads of their last runs."""
+        lines = (environment_of(action, self._ledger.reads(action.target)) for action in actions)
         return "\n".join(sorted(set(lines)))
 
     def _check(self, actions: Sequence[Action]) -> dict[str, str]:
-        """Return the keys of a model's targets, none if one is stale."""
+        """Look up the keys of a model's targets, none if one is stale."""
         keys: dict[str, str] = {}
         for action in actions:
             key = None
@@ -181,14 +181,14 @@ class _Moment:
         self._keys = keys
         self._known: dict[str, str] = {}  # environment -> digest
         code = [(path, _plain_stamp(path)) for path in sorted(own_code())]
-        self._newest_ns = max(max(found[:2]) for _, found in code if found)
+        self._newest_ns = max(max(stamp[:2]) for _, stamp in code if stamp)
         # the boot of the machine and the state common to all models
         self.valid_in = f"{boot_id()} {_digest((code, is_strict(), settings))}"
 
     def state(self, environments: str, files: Iterable[str]) -> _State:
-        """Return the state of a model's environments and files."""
+        """Digest a model's environments and files."""
         stamps = [_plain_stamp(self._build + name) for name in files]
-        newest_ns = max((max(found[:2]) for found in stamps if found), default=0)
+        newest_ns = max((max(stamp[:2]) for stamp in stamps if stamp), default=0)
         lines = environments.split("\n")
         for line in lines:
             if line not in self._known:
@@ -199,7 +199,7 @@ class _Moment:
 
 
 def environment_of(action: Action, recorded: Reads | None = None) -> str:
-    """Return the environment of an action as one line of JSON.
+    """Encode the environment of an action as one line of JSON.
 
     ``recorded`` is what its last run read outside its key.
     """
@@ -208,7 +208,7 @@ def environment_of(action: Action, recorded: Reads | None = None) -> str:
 
 
 def action_in(line: str) -> tuple[Action, Reads]:
-    """Return an action with only its environment and recorded reads.
+    """Decode an action with only its environment and recorded reads.
 
     Its key is the state of the environment.
     """
@@ -230,12 +230,12 @@ def _as_tuple(value: Any) -> Any:
 
 
 def _plain_stamp(path: str) -> tuple[int, ...]:
-    """Return the fields of a ``Stamp``: making and formatting thousands takes time."""
+    """Read the fields of a ``Stamp``: making and formatting thousands takes time."""
     try:
-        found = os.stat(path)  # noqa: PTH116 - a Path costs three times as much
+        status = os.stat(path)  # noqa: PTH116 - a Path costs three times as much
     except (OSError, ValueError):
         return ()
-    return found.st_mtime_ns, found.st_ctime_ns, found.st_size, found.st_ino
+    return status.st_mtime_ns, status.st_ctime_ns, status.st_size, status.st_ino
 
 
 def _digest(value: object) -> str:

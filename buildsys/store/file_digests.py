@@ -46,21 +46,21 @@ class FileDigest(NamedTuple):
 
 
 def stamp_file(path: str) -> Stamp | None:
-    """Return the stamp of a file, None if there is none.
+    """Stamp a file, None if there is none.
 
     Raises: StageError: the path cannot be accessed, or is a folder, a FIFO or a device.
     """
     try:
-        found = os.stat(path)  # noqa: PTH116 - Path costs three times as much
+        status = os.stat(path)  # noqa: PTH116 - Path costs three times as much
     except (FileNotFoundError, NotADirectoryError):
         return None
     except OSError as error:
         raise StageError(f"cannot read {path}: {error.strerror}", _READABLE) from error
-    if stat.S_ISDIR(found.st_mode):
+    if stat.S_ISDIR(status.st_mode):
         raise StageError(f"{path} is a folder where a file is expected", "remove it or rename it")
-    if not stat.S_ISREG(found.st_mode):
+    if not stat.S_ISREG(status.st_mode):
         raise StageError(f"{path} is not a regular file", "remove it")  # reading it may not end
-    return Stamp.of(found)
+    return Stamp.of(status)
 
 
 def hash_file(path: str) -> FileDigest:
@@ -101,13 +101,13 @@ class DigestCache:
         self._guard = threading.Lock()
 
     def digest(self, path: str) -> FileDigest | None:
-        """Return the digest of a file, None if there is none."""
+        """Digest a file, None if there is none."""
         return self.digests([path])[path]
 
     def digests(
         self, paths: Iterable[str], sizes: Mapping[str, int] | None = None
     ) -> dict[str, FileDigest | None]:
-        """Return the digests of many files, read in parallel.
+        """Digest many files, read in parallel.
 
         A file with another size than in ``sizes`` is not read; its digest is empty.
         """
@@ -117,13 +117,13 @@ class DigestCache:
             if before <= _FEW_FILES < self._lookups:
                 for path, *row in self._db.read(_SELECT_ALL, (boot_id(),)):
                     self._known.setdefault(path, tuple(row))
-        found = {path: stamp and self._cached(path, stamp) for path, stamp in stamps.items()}
-        unread = [path for path, stamp in stamps.items() if stamp and not found[path]]
+        digests = {path: stamp and self._cached(path, stamp) for path, stamp in stamps.items()}
+        unread = [path for path, stamp in stamps.items() if stamp and not digests[path]]
         expected = sizes or {}
         for path in unread:
             if (stamp := stamps[path]) and stamp.size != expected.get(path, stamp.size):
-                found[path] = FileDigest("", stamp)
-        if unread := [path for path in unread if not found[path]]:
+                digests[path] = FileDigest("", stamp)
+        if unread := [path for path in unread if not digests[path]]:
             begun_ns = time.time_ns()
             size = sum(stamp.size for stamp in map(stamp_file, unread) if stamp is not None)
             if size >= _REPORTED_BYTES:
@@ -135,8 +135,8 @@ class DigestCache:
             )
             # a file written just before it was read can be written again under the same times
             self.add(item for item in read.items() if item[1].stamp.is_settled(begun_ns))
-            found.update(read)
-        return found
+            digests.update(read)
+        return digests
 
     def add(self, files: Iterable[tuple[str, FileDigest]]) -> None:
         """Cache the digests of files.
@@ -169,7 +169,7 @@ class DigestCache:
 
 @cache
 def boot_id() -> str:
-    """Return the ID of this boot, or a random one if unknown."""
+    """Read the ID of this boot, or make a random one if unknown."""
     try:
         return Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
     except OSError:
@@ -177,7 +177,7 @@ def boot_id() -> str:
 
 
 def run_all(jobs: Sequence[Callable[[], T]], *, in_threads: bool) -> list[T]:
-    """Return the results of all jobs in order.
+    """Run all jobs; list their results in order.
 
     Raises: the error of the first job that failed.
     """

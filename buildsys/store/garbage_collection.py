@@ -58,7 +58,7 @@ class TimingCacheCollection:
 
 
 def usage(store: Store) -> list[StageUsage]:
-    """Return the usage per stage, and last of objects without a record.
+    """Measure the usage per stage, and last of objects without a record.
 
     Raises: OSError: the store cannot be read.
     """
@@ -69,12 +69,12 @@ def usage(store: Store) -> list[StageUsage]:
         stage = stored.record.target.partition(":")[0]
         actions[stage] += 1
         taken[stage] += sum(sizes.pop(digest, 0) for digest in _digests(stored.record))
-    found = [StageUsage(stage, count, taken[stage]) for stage, count in actions.items()]
-    return [*found, StageUsage("", 0, sum(sizes.values()))]
+    rows = [StageUsage(stage, count, taken[stage]) for stage, count in actions.items()]
+    return [*rows, StageUsage("", 0, sum(sizes.values()))]
 
 
 def stored_bytes(store: Store) -> int:
-    """Return the size of all objects.
+    """Add up the sizes of all objects.
 
     Raises: OSError: the store cannot be read.
     """
@@ -134,12 +134,12 @@ def collect(
         stored = sorted(store.actions(), key=lambda a: (a.used, a.record.started))
         live = reached([action.record for action in stored])
         spared = time.time() - spared_for_s if spared_for_s else float("inf")
-        kept: list[StoredAction] = []
+        staying: list[StoredAction] = []
         dead: list[StoredAction] = []
         for stored_action in stored:
             name = stored_action.record.target, stored_action.record.key
             stays = name in live or stored_action.used >= spared
-            (kept if stays else dead).append(stored_action)
+            (staying if stays else dead).append(stored_action)
         sizes = _sizes(store)
         gone: list[StoredAction] = []
         if unused_for_s is not None or max_bytes is None:
@@ -147,7 +147,7 @@ def collect(
             gone = [action for action in dead if action.used < limit]
             dead = [action for action in dead if action.used >= limit]
         if max_bytes is not None:
-            files = (set(_digests(action.record)) for action in (*kept, *dead))
+            files = (set(_digests(action.record)) for action in (*staying, *dead))
             users = Counter(digest for digests in files for digest in digests)
             taken = sum(sizes.get(digest, 0) for digest in users)
             while dead and taken > max_bytes:
@@ -155,32 +155,32 @@ def collect(
                 for digest in set(_digests(gone[-1].record)):
                     users[digest] -= 1
                     taken -= 0 if users[digest] else sizes.get(digest, 0)
-        kept += dead
-        named = {digest for action in kept for digest in _digests(action.record)}
+        staying += dead
+        named = {digest for action in staying for digest in _digests(action.record)}
         unnamed = {digest: size for digest, size in sizes.items() if digest not in named}
         if not dry_run:
             # records first: a record without its objects is only a cache miss
             for path in [a.path for a in gone] + [store.object_path(digest) for digest in unnamed]:
                 path.unlink(missing_ok=True)
-            for path, found in _stats(store.folder.glob("tmp/*")).items():
-                if time.time() - found.st_mtime > _ABANDONED_S:  # of a dead process
+            for path, status in _stats(store.folder.glob("tmp/*")).items():
+                if time.time() - status.st_mtime > _ABANDONED_S:  # its process died
                     path.unlink(missing_ok=True)
         return Collection(
             actions=tuple(sorted(action.record.target for action in gone)),
             objects=len(unnamed),
             bytes=sum(unnamed.values()),
-            kept_actions=len(kept),
+            kept_actions=len(staying),
             kept_bytes=sum(sizes[digest] for digest in named if digest in sizes),
         )
 
 
 def timing_cache_usage(folder: Path) -> TimingCacheUsage:
-    """Return the usage of a folder of timing caches.
+    """Measure the usage of a folder of timing caches.
 
     Raises: OSError: it cannot be read.
     """
     kinds = list_files(folder)
-    size = sum(found.st_size for kind in kinds for found in _stats(kind).values())
+    size = sum(status.st_size for kind in kinds for status in _stats(kind).values())
     return TimingCacheUsage(len(kinds.shared), len(kinds.broken), size)
 
 
@@ -210,13 +210,13 @@ def _digests(record: ActionRecord) -> list[str]:
 
 def _sizes(store: Store) -> dict[str, int]:
     stats = _stats(store.folder.glob("objects/??/*"))
-    return {path.name: found.st_size for path, found in stats.items()}
+    return {path.name: status.st_size for path, status in stats.items()}
 
 
 def _stats(paths: Iterable[Path]) -> dict[Path, os.stat_result]:
-    """Return the stats of existing files; another process may remove some meanwhile."""
-    found = {}
+    """Stat existing files; another process may remove some meanwhile."""
+    stats = {}
     for path in paths:
         with suppress(FileNotFoundError):
-            found[path] = path.stat()
-    return found
+            stats[path] = path.stat()
+    return stats

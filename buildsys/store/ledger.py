@@ -101,11 +101,11 @@ class Ledger:
         self._db = db
 
     def lookup(self, target: str, key: str = "") -> ActionRecord | None:
-        """Return the record of a target under this key, or the latest."""
+        """Look up the record of a target under this key, or the latest."""
         return next(iter(self.records(target, key, limit=1)), None)
 
     def records(self, target: str, key: str = "", *, limit: int = -1) -> list[ActionRecord]:
-        """Return the readable records of a target, newest first."""
+        """List the readable records of a target, newest first."""
         where, values = (" AND key = ?", (target, key)) if key else ("", (target,))
         query = f"{_SELECT_RECORD}{where} ORDER BY seq DESC LIMIT ?"
         records = []
@@ -124,13 +124,13 @@ class Ledger:
         return records
 
     def outputs(self, target: str, key: str) -> tuple[str, Outputs] | None:
-        """Return only status and outputs of a record that counts, faster than ``lookup``."""
+        """Look up only status and outputs of a record that counts, faster than ``lookup``."""
         rows = self._db.read(_SELECT_OUTPUTS, (target, key))
-        found = _outputs(rows[0][1]) if rows and isinstance(rows[0][0], str) else None
-        return None if found is None else (rows[0][0], found)
+        outputs = _outputs(rows[0][1]) if rows and isinstance(rows[0][0], str) else None
+        return None if outputs is None else (rows[0][0], outputs)
 
     def reads(self, target: str) -> dict[str, str]:
-        """Return the reads outside a target's key: part -> file:line."""
+        """Look up the reads outside a target's key: part -> file:line."""
         rows = self._db.read(_SELECT_READS, (_READS_NAME + target,))
         with suppress(TypeError, ValueError, AttributeError, RecursionError):
             return {str(k): str(v) for k, v in json.loads(rows[0][0]).items()} if rows else {}
@@ -178,8 +178,8 @@ class Ledger:
         if files is not None:
             statements.append(("DELETE FROM owned WHERE target = ?", (target,)))
             statements += [(_CLAIM, (path, target)) for path in files]
-        for table, kept in (("records", KEEP_RECORDS), ("history", KEEP_HISTORY)):
-            statements.append((_PRUNE.format(table), (target, target, kept)))
+        for table, most in (("records", KEEP_RECORDS), ("history", KEEP_HISTORY)):
+            statements.append((_PRUNE.format(table), (target, target, most)))
         self._db.write(statements)
 
     def claim(self, target: str, paths: Iterable[str]) -> None:
@@ -187,7 +187,7 @@ class Ledger:
         self._db.write([(_CLAIM, (path, target)) for path in paths])
 
     def owned(self, target: str) -> set[str]:
-        """Return the files of a target in the build folder."""
+        """List the files of a target in the build folder."""
         rows = self._db.read("SELECT path FROM owned WHERE target = ?", (target,))
         return {path for (path,) in rows if isinstance(path, str) and _is_inside(path)}
 
@@ -199,27 +199,29 @@ class Ledger:
         drop = ("DELETE FROM records WHERE target = ?", (target,))
         self._db.write([
             *([] if keep_records else [drop]),
-            ("DELETE FROM settled_targets WHERE target = ?", (target,)),  # of an up-to-date model
+            ("DELETE FROM settled_targets WHERE target = ?", (target,)),
             ("INSERT OR REPLACE INTO forgotten VALUES (?)", (target,)),
         ])  # fmt: skip
 
     def is_forgotten(self, target: str) -> bool:
-        """Return True for a target not built since it was forgotten."""
+        """Check for a target not built since it was forgotten."""
         return bool(self._db.read("SELECT 1 FROM forgotten WHERE target = ?", (target,)))
 
     def has_records(self, target: str) -> bool:
-        """Return True for a target with any record, readable or not."""
+        """Check for any record of a target, readable or not."""
         return bool(self._db.read("SELECT 1 FROM records WHERE target = ? LIMIT 1", (target,)))
 
     def history(self, target: str, limit: int = 10) -> list[HistoryEntry]:
-        """Return the last runs of a target, newest first."""
+        """List the last runs of a target, newest first."""
         rows = self._db.read(_SELECT_HISTORY, (target, limit))
-        entries = (HistoryEntry._make("" if one is None else one for one in row) for row in rows)
+        entries = (
+            HistoryEntry._make("" if value is None else value for value in row) for row in rows
+        )
         return [
             entry
             for entry in entries
             if isinstance(entry.seconds, float)
-            and all(isinstance(one, str) for one in entry if one is not entry.seconds)
+            and all(isinstance(value, str) for value in entry if value is not entry.seconds)
         ]
 
 
@@ -229,40 +231,40 @@ def utc_now() -> str:
 
 
 def _outputs(text: object) -> dict[str, OutputFile | None] | None:
-    """Return published outputs, None if unreadable or outside the build folder."""
+    """Decode published outputs, None if unreadable or outside the build folder."""
     recorded = _map(text)
     if recorded is None:
         return None
-    found: dict[str, OutputFile | None] = {}
+    outputs: dict[str, OutputFile | None] = {}
     for path, output in recorded.items():
         if not _is_inside(path):  # recorded files may be deleted
             return None
         match output:
             case None:
-                found[path] = None
+                outputs[path] = None
             case [str(digest), int(size)]:
-                found[path] = OutputFile(digest, size)
+                outputs[path] = OutputFile(digest, size)
             case _:
                 return None
-    return found
+    return outputs
 
 
 def _map(text: object) -> dict[str, Any] | None:
-    """Return a JSON object.
+    """Decode a JSON object.
 
     None for anything else, and for one nested too deeply to be ours.
     """
     try:
-        found = json.loads(text) if isinstance(text, str) else None
+        content = json.loads(text) if isinstance(text, str) else None
     except (ValueError, RecursionError):
         return None
-    if not isinstance(found, dict):
+    if not isinstance(content, dict):
         return None
-    level: list[Any] = [found]
+    level: list[Any] = [content]
     for _ in range(_DEEPEST):
         if not level:
-            return found
-        inner = (one.values() if isinstance(one, dict) else one for one in level)
+            return content
+        inner = (item.values() if isinstance(item, dict) else item for item in level)
         level = [entry for entries in inner for entry in entries if isinstance(entry, (dict, list))]
     return None
 

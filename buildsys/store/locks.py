@@ -32,7 +32,7 @@ class LockHolder(NamedTuple):
     since: str
 
     def __str__(self) -> str:
-        """Return ``process 4711 on host (engine:resnet50:trt, since 12:00:01)``."""
+        """Write ``process 4711 on host (engine:resnet50:trt, since 12:00:01)``."""
         return f"process {self.pid} on {self.host} ({self.target}, since {self.since})"
 
 
@@ -45,7 +45,7 @@ class InterruptedWaitError(StageError):
 
 
 def machine_lock_folder() -> Path:
-    """Return the folder of the device locks shared by a user's projects.
+    """Locate the device locks shared by a user's projects.
 
     BUILDSYS_MACHINE_LOCK overrides it.
     Raises: StageError: the folder cannot be created or belongs to another user. Without it
@@ -57,7 +57,7 @@ def machine_lock_folder() -> Path:
 
 
 def private_folder(use: str, hint: str) -> Path:
-    """Return this user's own folder among the temporary ones.
+    """Find or create this user's own temporary folder.
 
     Raises: StageError: it cannot be created or belongs to another user; ``hint`` is the remedy.
     """
@@ -66,12 +66,12 @@ def private_folder(use: str, hint: str) -> Path:
     try:
         with suppress(FileExistsError):
             folder.mkdir(mode=0o700)
-        found = folder.lstat()
+        status = folder.lstat()
     except OSError as error:
         problem = f"the {use} folder {folder} cannot be created: {error.strerror}"
         raise StageError(problem, hint) from None
-    problem = "" if stat.S_ISDIR(found.st_mode) else "is not a folder"
-    if found.st_uid != os.getuid():
+    problem = "" if stat.S_ISDIR(status.st_mode) else "is not a folder"
+    if status.st_uid != os.getuid():
         problem = "belongs to another user"
     if problem:
         raise StageError(f"the {use} folder {folder} {problem}", f"remove it, or {hint}")
@@ -151,7 +151,7 @@ class Locks:
     def _acquire(
         self, paths: Collection[Path], on_wait: OnWait, *, shared: bool
     ) -> tuple[int, Path, bool]:
-        """Return an open, locked file, and True after a wait."""
+        """Open and lock a file; return it, and True after a wait."""
         waited = False
         while True:
             handles: dict[int, Path] = {}

@@ -140,7 +140,7 @@ class Store:
             raise DamagedError(f"{source} does not match its digest; it was put into quarantine")
 
     def read_action(self, target: str, key: str, *, read_only: bool = False) -> ActionRecord | None:
-        """Return the record of a key, None if there is none.
+        """Read the record of a key, None if there is none.
 
         Raises: DamagedError: it is truncated or edited; it goes into quarantine unless
         ``read_only``.

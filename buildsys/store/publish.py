@@ -115,15 +115,15 @@ class Publisher:
         return temporary_folder(self._build, target)
 
     def digest_outputs(
-        self, tree: Path, known: Mapping[str, str] = MappingProxyType({})
+        self, tree: Path, known_digests: Mapping[str, str] = MappingProxyType({})
     ) -> dict[str, FileDigest]:
-        """Return the digests of all files in a tree, without symbolic links.
+        """Digest all files in a tree, without symbolic links.
 
         Files with ``known`` digests are not read.
         """
-        found = (path for path in sorted(tree.rglob("*")) if not path.is_symlink())
-        files = {path.relative_to(tree).as_posix(): path for path in found if path.is_file()}
-        unread, size = [name for name in files if name not in known], 0
+        paths = (path for path in sorted(tree.rglob("*")) if not path.is_symlink())
+        files = {path.relative_to(tree).as_posix(): path for path in paths if path.is_file()}
+        unread, size = [name for name in files if name not in known_digests], 0
         with _disk_errors("read the outputs"):
             for path in files.values():
                 stat = path.stat()
@@ -136,18 +136,18 @@ class Publisher:
             hashed = run_all(jobs, in_threads=size >= THREADS_FROM_BYTES)
             digests = dict(zip(unread, hashed, strict=True))
             return {
-                name: digests.get(name) or FileDigest(known[name], Stamp.of(path.stat()))
+                name: digests.get(name) or FileDigest(known_digests[name], Stamp.of(path.stat()))
                 for name, path in files.items()
             }
 
-    def missing(self, wanted: Mapping[str, OutputFile]) -> dict[str, OutputFile]:
-        """Return the files missing or different in the build folder."""
-        sizes = {str(self._build / name): file.size for name, file in wanted.items()}
+    def missing(self, files: Mapping[str, OutputFile]) -> dict[str, OutputFile]:
+        """Select the files missing or different in the build folder."""
+        sizes = {str(self._build / name): file.size for name, file in files.items()}
         present = self._digests.digests(sizes, sizes)
         missing = {}
-        for name, file in wanted.items():
-            found = present[str(self._build / name)]
-            if found is None or found.digest != file.digest:
+        for name, file in files.items():
+            digest = present[str(self._build / name)]
+            if digest is None or digest.digest != file.digest:
                 missing[name] = file
         return missing
 
@@ -169,10 +169,10 @@ class Publisher:
         recorded first, in case of a kill midway. ``restored`` outputs are not flushed: the store
         has them as well.
         """
-        wanted = {*outputs, *kept}
-        unwanted = (self._ledger.owned(target) | set(optional)) - wanted
-        self._ledger.claim(target, wanted)
-        self._make_way(wanted, unwanted)
+        published_names = {*outputs, *kept}
+        unwanted = (self._ledger.owned(target) | set(optional)) - published_names
+        self._ledger.claim(target, published_names)
+        self._make_way(published_names, unwanted)
         for name in sorted(outputs, key=lambda name: (name == last, name)):
             path = self._build / name
             with _disk_errors(f"publish {path}"):
@@ -180,7 +180,7 @@ class Publisher:
                 (tree / name).replace(path)
         # Nobody can write the files while they are in our temporary folder. A later write shows in
         # the modification time, if that is older than a step of the clock.
-        published = {str(self._build / name): found for name, found in outputs.items()}
+        published = {str(self._build / name): file for name, file in outputs.items()}
         cached = []
         for name, (digest, before) in published.items():
             now = stamp_file(name)
@@ -201,26 +201,28 @@ class Publisher:
         ):
             (self._build / name).unlink()
 
-    def _make_way(self, wanted: Collection[str], unwanted: Collection[str]) -> None:
+    def _make_way(self, published_names: Collection[str], unwanted: Collection[str]) -> None:
         """Remove files where folders are wanted, and the other way round.
 
         Files in the folders of commands have any names, which another version may change.
         """
         if not unwanted:
             return
-        folders = {str(folder) for name in wanted for folder in PurePosixPath(name).parents}
+        folders = {
+            str(folder) for name in published_names for folder in PurePosixPath(name).parents
+        }
         for name in unwanted:
             above = {str(folder) for folder in PurePosixPath(name).parents}
-            if name in folders or not above.isdisjoint(wanted):
+            if name in folders or not above.isdisjoint(published_names):
                 self._remove(name)
-                for folder in sorted(above & set(wanted), key=len, reverse=True):
+                for folder in sorted(above & set(published_names), key=len, reverse=True):
                     _remove_empty_folders(self._build / folder)
 
     def low_disk_note(self) -> str:
-        """Return a sentence if the disk is almost full, else ""."""
+        """Write a sentence if the disk is almost full, else ""."""
         with suppress(OSError):
-            found = os.statvfs(self._build)
-            free = found.f_bavail * found.f_frsize
+            disk = os.statvfs(self._build)
+            free = disk.f_bavail * disk.f_frsize
             if free < _LOW_DISK_BYTES:
                 return f"the disk of {self._build} has {free >> 10} KiB left"
         return ""

@@ -43,13 +43,13 @@ class RecordError(Exception):
 
 
 def encode_record(record: ActionRecord) -> bytes:
-    """Return a record as the bytes of a file."""
+    """Encode a record as the bytes of a file."""
     body = _body(record)
     return _checksum(body) + b"\n" + body + b"\n"
 
 
 def signed_bytes(record: ActionRecord) -> bytes:
-    """Return the canonical bytes of a record without origin and signature."""
+    """Encode a record canonically, without origin and signature."""
     content = {name: getattr(record, name) for name in _FIELDS if name not in _ADDED}
     content["seconds"] = float(record.seconds)
     # as it is read back: names in JSON are texts
@@ -57,7 +57,7 @@ def signed_bytes(record: ActionRecord) -> bytes:
 
 
 def read_record(path: Path, target: str, key: str) -> ActionRecord:
-    """Return the record in a local file; an empty ``target`` accepts any.
+    """Read the record in a local file; an empty ``target`` accepts any.
 
     Raises: RecordError: as `decode_record`, or it is too large. OSError: it cannot be read.
     """
@@ -69,7 +69,7 @@ def read_record(path: Path, target: str, key: str) -> ActionRecord:
 
 
 def decode_record(content: bytes, target: str, key: str) -> ActionRecord:
-    """Return the record in a file; an empty ``target`` accepts any.
+    """Decode the record in a file; an empty ``target`` accepts any.
 
     Raises: RecordError: it is truncated, edited, of another target or key, or of a newer buildsys.
     """
@@ -101,13 +101,13 @@ def decode_record(content: bytes, target: str, key: str) -> ActionRecord:
 
 
 def shown(text: object) -> str:
-    """Return a record's text, shortened, in ASCII without control characters."""
+    """Quote a record's text, shortened, in ASCII without control characters."""
     escaped = ascii(text)
     return escaped if len(escaped) <= _SHOWN else f"{escaped[:_SHOWN]}…"
 
 
 def _checked(stored: dict[str, Any]) -> ActionRecord:
-    """Return a record of checked fields. Raises: ValueError, TypeError, KeyError."""
+    """Check the fields of a record. Raises: ValueError, TypeError, KeyError."""
     outputs, parts, seconds = stored["outputs"], stored["parts"], stored["seconds"]
     if not (isinstance(outputs, dict) and len(outputs) <= _MAX_OUTPUTS):
         raise ValueError("its outputs are invalid")
@@ -143,17 +143,17 @@ def _checked(stored: dict[str, Any]) -> ActionRecord:
     return ActionRecord(**{**stored, "outputs": files, "seconds": float(seconds)})
 
 
-def _is_signature(found: Any) -> bool:
-    """Return True for an envelope, or a signature of earlier versions."""
-    if not isinstance(found, dict):
+def _is_signature(signature: Any) -> bool:
+    """Recognize an envelope, or a signature of earlier versions."""
+    if not isinstance(signature, dict):
         return False
-    if "payload" not in found:
-        return all(isinstance(value, str) and len(value) < 200 for value in found.values())
-    signatures = found.get("signatures")
-    texts = [value for name, value in found.items() if name != "signatures"]
-    if not isinstance(signatures, list) or not all(isinstance(one, dict) for one in signatures):
+    if "payload" not in signature:
+        return all(isinstance(value, str) and len(value) < 200 for value in signature.values())
+    signatures = signature.get("signatures")
+    texts = [value for name, value in signature.items() if name != "signatures"]
+    if not isinstance(signatures, list) or not all(isinstance(entry, dict) for entry in signatures):
         return False
-    texts += [value for one in signatures for value in one.values()]
+    texts += [value for entry in signatures for value in entry.values()]
     return all(isinstance(text, str) for text in texts)
 
 
@@ -171,7 +171,7 @@ def check_name(name: str) -> None:
 
 
 def output_file(file: Any) -> OutputFile:
-    """Return a digest and a size as read from JSON. Raises: ValueError."""
+    """Check a digest and a size as read from JSON. Raises: ValueError."""
     if not (isinstance(file, list) and len(file) == 2):
         raise ValueError(f"{shown(file)} is not an output")
     digest, size = file
@@ -183,7 +183,7 @@ def output_file(file: Any) -> OutputFile:
 
 
 def _is_encodable(text: str) -> bool:
-    """Return False for lone surrogates. SQLite and terminals refuse them."""
+    """Refuse lone surrogates, as SQLite and terminals do."""
     try:
         text.encode()
     except UnicodeEncodeError:
@@ -192,14 +192,14 @@ def _is_encodable(text: str) -> bool:
 
 
 def _is_deep(value: Any) -> bool:
-    """Return True for JSON with more levels than any figures have."""
+    """Recognize JSON with more levels than any figures have."""
     level = [value]
     for _ in range(_MAX_DEPTH):
         level = [
             item
-            for found in level
-            if isinstance(found, (dict, list))
-            for item in (found.values() if isinstance(found, dict) else found)
+            for container in level
+            if isinstance(container, (dict, list))
+            for item in (container.values() if isinstance(container, dict) else container)
         ]
         if not level:
             return False

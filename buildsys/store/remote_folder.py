@@ -17,7 +17,7 @@ from buildsys.system.suggestions import nearest
 _LOCAL = ("file", "local")
 # these show a file while it is written, so it needs a temporary name
 _NEED_RENAME = (*_LOCAL, "sftp", "ssh")
-_REQUIREMENTS = {  # of modules in our extras, or with another name than their package
+_REQUIREMENTS = {  # module -> what to install, if that has another name
     "fsspec": "'buildsys[remote]'",
     "sshfs": "'buildsys[remote]'",
     "s3fs": "'buildsys[s3]'",
@@ -66,15 +66,15 @@ class RemoteFolder(NamedTuple):
         return self.system.open(target, "rb")
 
     def size(self, path: str) -> int | None:
-        """Return a file's size, None if its place does not know it.
+        """Look up a file's size, None if its place does not know it.
 
         Raises: FileNotFoundError: it does not exist.
         """
-        found = self.system.info(f"{self.root}/{path}").get("size")
-        return None if found is None else int(found)
+        size = self.system.info(f"{self.root}/{path}").get("size")
+        return None if size is None else int(size)
 
     def has(self, path: str, size: int) -> bool:
-        """Return True if a file exists and has this size."""
+        """Look for a file of this size."""
         try:
             return self.size(path) == size
         except FileNotFoundError:
@@ -148,7 +148,7 @@ class RemoteFolder(NamedTuple):
 def connect(
     url: str, *, known_hosts: Path | None = None, timeout_s: float | None = None
 ) -> RemoteFolder:
-    """Return a connection to the folder at a URL.
+    """Connect to the folder at a URL.
 
     ``known_hosts`` is a file with the host keys of SFTP servers besides the user's own.
     Raises: ImportError: a package is missing. Exception: each protocol has its own.
@@ -189,17 +189,17 @@ def _connect_sftp(
     # it would print the errors of parallel reads, of which the first one is raised here
     logging.getLogger("asyncio").setLevel(logging.CRITICAL)
     files = (Path.home() / ".ssh/known_hosts", *([known_hosts] if known_hosts else []))
-    known: Any = asyncssh.read_known_hosts([str(file) for file in files if file.exists()])
+    hosts: Any = asyncssh.read_known_hosts([str(file) for file in files if file.exists()])
 
     def present_key() -> Any:
         key = sync(get_loop(), asyncssh.get_server_host_key, host, port, timeout=timeout_s)
         assert key is not None, "every server has a key"
         return key
 
-    keys, authorities, *_ = known.match(host, "", port)
+    keys, authorities, *_ = hosts.match(host, "", port)
     if not keys and not authorities:
         key = present_key()
-        known = ([key], [], [])
+        hosts = ([key], [], [])
         if known_hosts is not None:
             name = host if port == asyncssh.DEFAULT_PORT else f"[{host}]:{port}"
             line = key.export_public_key("openssh").decode().split(" ")
@@ -209,7 +209,7 @@ def _connect_sftp(
         return SSHFileSystem(
             host,
             port=port,
-            known_hosts=known,
+            known_hosts=hosts,
             timeout=timeout_s,
             skip_instance_cache=True,
             **login,
@@ -224,7 +224,7 @@ def _connect_sftp(
 
 
 def remedy_of(url: str, error: Exception) -> str:
-    """Return the remedy for an error of a URL, "" if none is known."""
+    """Find the remedy for an error of a URL, "" if none is known."""
     if isinstance(error, ImportError):
         # fsspec names in words what it needs, and keeps the error of the import as the cause
         cause = error.__cause__ if isinstance(error.__cause__, ImportError) else error
@@ -235,8 +235,8 @@ def remedy_of(url: str, error: Exception) -> str:
 
         scheme = url.partition(":")[0]
         near = nearest(scheme, available_protocols(), count=1)
-        known = "write a folder, or a URL such as sftp://host/dir or s3://bucket/dir"
-        return f"did you mean {near[0]}://?" if near else known
+        examples = "write a folder, or a URL such as sftp://host/dir or s3://bucket/dir"
+        return f"did you mean {near[0]}://?" if near else examples
     if isinstance(error, NotImplementedError):
         return "use a folder, sftp:// or an object storage"
     return ""

@@ -67,7 +67,7 @@ class SharedCache:
         return self._mode == READ_WRITE and not self._off
 
     def read_action(self, target: str, key: str) -> ActionRecord | None:
-        """Return the record of a key, None if none is usable."""
+        """Read the record of a key, None if none is usable."""
         path = action_name(key)
         content = self._within(partial(_read_small, path=path), f"look up {target}")
         if content is None:
@@ -140,7 +140,7 @@ class SharedCache:
         self._within(push_all, f"share {record.target}")
 
     def _within(self, work: Callable[[RemoteFolder, threading.Event], T], attempt: str) -> T | None:
-        """Return the result of ``work``; turn off after an error or time-out.
+        """Run ``work`` and return its result; turn off after an error or time-out.
 
         The event is set after a time-out, to end ``work``.
         """

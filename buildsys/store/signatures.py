@@ -51,7 +51,7 @@ class SigningKey:
         self._source = source
 
     def sign_statement(self, payload: bytes) -> dict[str, str]:
-        """Return the signature of an in-toto statement by public key.
+        """Sign an in-toto statement; return the signature by public key.
 
         Raises: StageError: the key cannot be used.
         """
@@ -84,7 +84,7 @@ class SigningKey:
         return key
 
     def _read(self) -> bytes:
-        """Return the PEM text. Raises: StageError: unreadable, or readable by other users."""
+        """Read the PEM text. Raises: StageError: unreadable, or readable by other users."""
         if isinstance(self._source, str):
             return self._source.encode()
         try:
@@ -122,12 +122,12 @@ class TrustPolicy:
         return key in self.keys.trusted - self.keys.revoked
 
     def __repr__(self) -> str:
-        """Return the policy as a part of the token of up-to-date models."""
+        """Describe the policy for the token of up-to-date models."""
         trusted, revoked = sorted(self.keys.trusted), sorted(self.keys.revoked)
         return f"{self.unsigned}: {trusted} - {revoked}" if self.is_active else ""
 
     def signer(self, record: ActionRecord) -> str:
-        """Return a record's trusted signer. Raises: SignatureError: it has none."""
+        """Find a record's trusted signer. Raises: SignatureError: it has none."""
         if record.signature is None:
             raise SignatureError(UNSIGNED, "is not signed")
         if "payload" not in record.signature:
@@ -172,7 +172,7 @@ class RestoredSigners:
 
 
 def signed_by(signer: str) -> str:
-    """Return the end of a sentence with a signer, or ""."""
+    """Write the end of a sentence with a signer, or ""."""
     return "" if signer in ("", BUILT_HERE) else f"; signed by {key_name(signer)}"
 
 
@@ -206,5 +206,5 @@ def generate_key(file: Path) -> str:
 
 
 def public_key_text(key: Ed25519PrivateKey) -> str:
-    """Return the public key of a private one, as ``trusted_keys`` has it."""
+    """Format the public key of a private one, as ``trusted_keys`` has it."""
     return PREFIX + base64.b64encode(key.public_key().public_bytes_raw()).decode("ascii")

@@ -113,7 +113,7 @@ class StateDb:
         self._read_only: sqlite3.Connection | None = None  # on a read-only or full disk
 
     def read(self, query: str, values: Sequence[Any] = ()) -> list[Row]:
-        """Return all rows of a query; a read-only disk is enough."""
+        """Read all rows of a query; a read-only disk is enough."""
         with self._guard:
             if self._read_only is None:
                 try:
@@ -143,14 +143,14 @@ class StateDb:
                 raise
 
         with self._guard:
-            # of a deleted file, everything written now would vanish with this process
+            # everything written to a deleted file would vanish with this process
             deleted = self._connection is not None and not self._is_current()
             if self._read_only is not None or deleted:
                 self.close()
             self._attempt(transaction)
 
     def get(self, name: str, /) -> str | None:
-        """Return the text stored under ``name``, or None."""
+        """Look up the text stored under ``name``, or None."""
         if name not in self._texts:
             # the table is named after its first use: the imports of a source file
             rows = self.read("SELECT imports FROM source_imports WHERE digest = ?", (name,))
@@ -283,7 +283,7 @@ class ReadOnlyStateDb(StateDb):
     problem = ""  # why the file is unreadable
 
     def read(self, query: str, values: Sequence[object] = ()) -> list[Row]:
-        """Return all rows of a query; none, with one warning, if damaged."""
+        """Read all rows of a query; none, with one warning, if damaged."""
         with self._guard:
             try:
                 return self.query(query, values)
@@ -301,7 +301,7 @@ class ReadOnlyStateDb(StateDb):
             return self._read_only.execute(query, values).fetchall()
 
     def query(self, query: str, values: Sequence[object] = ()) -> list[Row]:
-        """Return all rows of a query. Raises: sqlite3.DatabaseError, OSError: it is not readable.
+        """Read all rows of a query. Raises: sqlite3.DatabaseError, OSError: it is not readable.
 
         Even to read a database with a write-ahead log, SQLite writes next to it. ``immutable``
         prevents that and is correct while there is no log, as then no process has the file open. If

@@ -69,8 +69,8 @@ class SharedTimingCache:
     def path(self) -> Path:
         """The shared file: a readable part and a digest of the conditions."""
         content = json.dumps(dict(self.conditions), sort_keys=True).encode()
-        known = [self.conditions[n] for n in ("library", "gpu", "cuda") if self.conditions.get(n)]
-        readable = re.sub(r"[^A-Za-z0-9._-]+", "-", "_".join(known))[:120]
+        names = [self.conditions[n] for n in ("library", "gpu", "cuda") if self.conditions.get(n)]
+        readable = re.sub(r"[^A-Za-z0-9._-]+", "-", "_".join(names))[:120]
         return self.folder / f"{readable}_{hashlib.sha256(content).hexdigest()[:8]}{SUFFIX}"
 
     def checkout(self, private: Path) -> TimingCacheData | None:
@@ -138,7 +138,7 @@ class SharedTimingCache:
 
 
 def read_shared(path: Path, conditions: Conditions | None = None) -> TimingCacheData | None:
-    """Return the content of a shared cache, None if there is none.
+    """Read the content of a shared cache, None if there is none.
 
     Raises: BrokenCacheError: it is damaged, or for other conditions. OSError: it cannot be read.
     """
@@ -161,10 +161,14 @@ def read_shared(path: Path, conditions: Conditions | None = None) -> TimingCache
         raise BrokenCacheError(f"it is truncated: {len(content.data)} of {size} bytes")
     if content.sha256 != header.get("sha256"):
         raise BrokenCacheError("its content is damaged")
-    found = header.get("made_for")
-    if conditions is not None and found != dict(conditions):
-        shown = ", ".join(map(str, found.values())) if isinstance(found, dict) else "something else"
-        raise BrokenCacheError(f"it is for {shown}")
+    made_for = header.get("made_for")
+    if conditions is not None and made_for != dict(conditions):
+        conditions_text = (
+            ", ".join(map(str, made_for.values()))
+            if isinstance(made_for, dict)
+            else "something else"
+        )
+        raise BrokenCacheError(f"it is for {conditions_text}")
     return content
 
 
@@ -183,7 +187,7 @@ def write_shared(path: Path, content: TimingCacheData, conditions: Conditions) -
 
 
 def list_files(folder: Path) -> TimingCacheFiles:
-    """Return the files of a folder."""
+    """List the files of a folder."""
     return TimingCacheFiles(
         sorted(folder.glob(f"*{SUFFIX}")),
         sorted(folder.glob(f"*{BROKEN}*")),

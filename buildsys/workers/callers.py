@@ -40,10 +40,10 @@ class Callers:
     def __init__(self, roots: tuple[str, ...], neutral: str) -> None:
         """Prepare. ``neutral`` is the file with the functions that others call."""
         self._roots = roots
-        self._kinds = {neutral: _NEUTRAL}  # of code, by its file
+        self._kinds = {neutral: _NEUTRAL}  # file -> kind of its code
 
     def find(self, frame: FrameType | None) -> Caller:
-        """Return the innermost line of user code, from a frame outwards."""
+        """Find the innermost line of user code, from a frame outwards."""
         direct, ours = True, False
         while frame is not None:
             file = frame.f_code.co_filename

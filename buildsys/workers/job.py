@@ -39,7 +39,7 @@ class Job:
     toolchain: Toolchain | None = None  # runs the engine; None: the default interpreter
     in_own_interpreter: bool = False  # the stage uses the toolchain through another process
     timing_caches: Path | None = None  # the builders' timing caches; they affect no result
-    baseline: Mapping[str, Any] | None = None  # of a gate: the earlier build, as JSON values
+    baseline: Mapping[str, Any] | None = None  # the earlier build for a gate, as JSON values
     # files by role of an engine's earlier builds, for `refit`; newest first
     earlier: Sequence[Mapping[str, str]] = ()
     # what the server has imported before it forks the job's process

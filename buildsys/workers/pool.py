@@ -29,7 +29,7 @@ class JobReply:
     figures: dict[str, Any]
     seconds: float
     peak_rss_mib: float = 0.0  # includes pages shared with the server
-    reads: list[list[Any]] = field(default_factory=list)  # of user code, as the recorder has them
+    reads: list[list[Any]] = field(default_factory=list)  # as the recorder has them
 
 
 class WorkerPool(contextlib.AbstractContextManager["WorkerPool"]):
@@ -124,7 +124,7 @@ class WorkerPool(contextlib.AbstractContextManager["WorkerPool"]):
             self._servers.clear()
 
     def _server(self, kind: ServerKind, toolchain: Toolchain | None) -> ServerHandle:
-        """Return the running server of a kind, started if necessary."""
+        """Find the running server of a kind, or start one."""
         with self._lock:
             if self._closed:
                 raise WorkerDied("no worker can be started: the run was ended")

@@ -106,7 +106,7 @@ class ReadRecorder:
         }
         for event, position in _MADE.items():
             self._handlers[event] = partial(self._on_made, position)
-        # of the clock that stamps files
+        # by the clock that stamps files
         self._started_ns = os.fstat(self._file).st_ctime_ns
 
     def start(self) -> None:
@@ -142,7 +142,7 @@ class ReadRecorder:
         ]
 
     def _is_temporary(self, read: Read, made: tuple[str, ...]) -> bool:
-        """Return True for paths created and removed by the stage.
+        """Recognize paths created and removed by the stage.
 
         A library in C makes files without an event, but not before the stage started.
         """
@@ -235,7 +235,7 @@ class ReadRecorder:
         if not caller.line and not (inside and in_thread):
             if kind not in (_WRITTEN, _FOLDER):
                 return
-            product = False  # of a library: user code that reads it later depends on it
+            product = False  # user code that reads it later depends on the library
         self._seen.add(key)
         if product:
             self._products.add(name)
@@ -296,13 +296,13 @@ class ReadRecorder:
             if not self._on or getattr(self._busy, "yes", False) or options.get("dir_fd"):
                 return real_stat(path, *args, **options)
             try:
-                found = real_stat(path, *args, **options)
+                status = real_stat(path, *args, **options)
             except OSError:
                 self._on_path(FILE, path, frame)
                 raise
-            if not S_ISDIR(found.st_mode):  # only a folder's existence counts; listings are seen
+            if not S_ISDIR(status.st_mode):  # only a folder's existence counts; listings are seen
                 self._on_path(FILE, path, frame)
-            return found
+            return status
 
         def import_module(name: str, package: str | None = None) -> Any:
             self._on_import(name, sys._getframe(1))
@@ -320,8 +320,12 @@ class ReadRecorder:
             with Path("/proc/self/maps").open(encoding="utf-8", errors="surrogateescape") as stream:
                 names = {f"/{line.rstrip().partition('/')[2]}" for line in stream}
             for name in sorted(names):
-                known = (FILE, name) in self._seen or name in self._products
-                if known or not name.startswith(self._roots) or name.startswith(self._ignored):
+                is_recorded = (FILE, name) in self._seen or name in self._products
+                if (
+                    is_recorded
+                    or not name.startswith(self._roots)
+                    or name.startswith(self._ignored)
+                ):
                     continue
                 before = stamp(name)
                 if before is not None and not in_library(name):
@@ -329,7 +333,7 @@ class ReadRecorder:
 
 
 def _recording_class(base: type, on_variable: Callable[[str, FrameType], None]) -> type:
-    """Return a subclass of the class of ``os.environ`` reporting reads."""
+    """Make a subclass of the class of ``os.environ`` that reports reads."""
 
     class _Environ(base):  # type: ignore[misc]
         def __getitem__(self, key: Any) -> Any:
@@ -348,7 +352,7 @@ def _recording_class(base: type, on_variable: Callable[[str, FrameType], None]) 
 
 
 def _source_of(path: str) -> str:
-    """Return the source of a bytecode file."""
+    """Find the source of a bytecode file."""
     from importlib.util import source_from_cache
 
     try:

@@ -28,7 +28,7 @@ from buildsys.workers.protocol import RETIRE
 
 IDLE_VARIABLE = "BUILDSYS_WORKER_IDLE"
 _DEFAULT_IDLE_S = 300.0
-_NAME_LENGTH = 20  # of a fingerprint's 64 digits, to keep within the limit of socket addresses
+_NAME_LENGTH = 20  # digits; all 64 exceed the limit of socket addresses
 _ADDRESS_LIMIT = 107
 _LOCK_LIMIT_S = 5.0  # it is held for milliseconds
 _CONNECT_LIMIT_S = 1.0
@@ -66,7 +66,7 @@ class ServerRecord:
 
 
 def server_folder(environment: Mapping[str, str]) -> Path | None:
-    """Return the folder of this user's servers, created if necessary. None if none is safe.
+    """Find or create the folder of this user's servers. None if none is safe.
 
     It must belong to this user alone: anyone with write access could impersonate a server.
     """

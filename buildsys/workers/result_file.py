@@ -17,7 +17,7 @@ _LIBRARIES = (
     "ml_dtypes", "modelopt", "numpy", "onnx", "onnxruntime", "onnxscript", "onnxsim", "onnxslim",
     "tensorrt", "tensorrt_rtx", "torch", "torchvision",
 )  # fmt: skip
-TARGET_FIELDS = ("target", "stage", "model", "variant")  # of a job or an action
+TARGET_FIELDS = ("target", "stage", "model", "variant")  # jobs and actions have them
 _REPLY_ITEMS = 16
 _SCALARS = (str, int, float, type(None))
 
@@ -54,7 +54,7 @@ def result_text(
     measured: Mapping[str, float],
     toolchain: Mapping[str, str],
 ) -> str:
-    """Return the content of a result file.
+    """Format the content of a result file.
 
     ``target`` has the values of TARGET_FIELDS; ``started`` is ISO 8601.
     Raises: TypeError, ValueError: a figure is not JSON.
@@ -78,7 +78,7 @@ def _versions_of(job: Job) -> dict[str, str]:
 
 
 def loaded_versions(*others: str) -> dict[str, str]:
-    """Return the versions of Python and of this process's libraries."""
+    """List the versions of Python and of this process's libraries."""
     names = (*_LIBRARIES, *others)
     loaded = {name: getattr(sys.modules.get(name), "__version__", None) for name in names}
     versions = {name: str(version) for name, version in loaded.items() if version}
@@ -86,7 +86,7 @@ def loaded_versions(*others: str) -> dict[str, str]:
 
 
 def without_long_lists(figures: Any) -> Any:
-    """Return ``figures`` without long lists. Raw samples stay in the result file."""
+    """Leave out long lists from ``figures``. Raw samples stay in the result file."""
     if isinstance(figures, Mapping):
         return {
             name: without_long_lists(value)
@@ -99,7 +99,7 @@ def without_long_lists(figures: Any) -> Any:
 
 
 def format_figures(figures: Mapping[str, Any]) -> str:
-    """Return ``figures`` as indented JSON. A list of scalars takes one line.
+    """Format ``figures`` as indented JSON. A list of scalars takes one line.
 
     JSON has no NaN and no infinity: they become ``null``, which readers treat as unknown.
     """

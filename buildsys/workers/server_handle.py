@@ -51,7 +51,7 @@ class JobChannel:
 
     def __init__(self, control: socket.socket) -> None:
         """Send the far end of a new channel over ``control``."""
-        self.pid: int | None = None  # of the child, once it started
+        self.pid: int | None = None  # None until the child has started
         self._channel, remote = socket.socketpair()
         # a copy that closing the pool cannot take away; readable means that the server is gone
         self._control = control.dup()
@@ -227,7 +227,7 @@ class ServerHandle:
             self.server.returncode = 0  # Popen would warn about a process that lives on
 
     def _end_server(self) -> str:
-        """Return the exit cause of the server. Kill it if it hangs."""
+        """Find the exit cause of the server. Kill it if it hangs."""
         ending = ""
         with contextlib.suppress(subprocess.TimeoutExpired):
             if isinstance(self.server, subprocess.Popen):

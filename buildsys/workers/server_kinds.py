@@ -60,7 +60,7 @@ def late_preload(job: Job) -> tuple[str, ...]:
 
 
 def _backend_module(job: Job) -> tuple[str, ...]:
-    """Return the module of one of our backends whose libraries are preloaded."""
+    """Name the module of one of our backends whose libraries are preloaded."""
     name = job.options.get("engine", {}).get("backend")
     if name not in our_backends():
         return ()
