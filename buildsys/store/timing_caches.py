@@ -30,7 +30,7 @@ _LONGEST_HEADER = 4096
 _MAX_BYTES = 1 << 30
 Conditions = Mapping[str, str]  # library, GPU, driver and builder settings that timings hold for
 _LOCK_TIMEOUT_S = 60.0
-# messages of backends.tensorrt.timing_cache
+# messages of backends.tensorrt.build
 _REFUSED = re.compile(r"^the timing cache \S+ is (not used|broken)")
 
 

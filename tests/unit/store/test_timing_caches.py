@@ -245,7 +245,7 @@ def test_the_header_is_one_readable_line(folder: Path, tmp_path: Path) -> None:
 
 
 def test_refusals_match_the_messages_of_the_backend() -> None:
-    source = (Path(buildsys.__file__).parent / "backends/tensorrt/timing_cache.py").read_text()
+    source = (Path(buildsys.__file__).parent / "backends/tensorrt/build.py").read_text()
     for words in (
         "the timing cache {file.name} is not used: ",
         "the timing cache {file.name} is broken and starts empty",
