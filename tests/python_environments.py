@@ -73,4 +73,4 @@ def old_python(file: Path, version: str = "3.9.18") -> Path:
         f'{{"implementation": "CPython", "version": "{version}", "full_version": "{version}",'
         ' "prefix": "/usr", "standard": "/usr/lib/python3", "path": ["/usr/lib/python3"]}'
     )
-    return program(file, f"printf '%s' '{answer}' > /proc/self/fd/$3")
+    return program(file, f"printf '%s' '{answer}' > $3")

@@ -28,6 +28,7 @@ from buildsys.system.compatibility.engine_files import (
     find_damage,
     read_header,
     read_record,
+    signer_of,
 )
 from buildsys.system.compatibility.rules import (
     built_version,
@@ -35,7 +36,6 @@ from buildsys.system.compatibility.rules import (
     machine_reasons,
     plugin_reasons,
 )
-from buildsys.system.compatibility.signed_record import signer_of
 from buildsys.system.signatures import TrustedKeys, key_name
 
 SCHEMA = "buildsys/doctor/1"

@@ -26,11 +26,9 @@ from buildsys.execution.recorded_reads import Reads, ReadValues, reads_outside, 
 from buildsys.plan.action import NO_NEEDS, Action, FileRef
 from buildsys.plan.dependencies import FolderListings, Import, SourceTree
 from buildsys.store.file_digests import DigestCache, FileDigest
-from buildsys.system.cached_value import cached_value
 from buildsys.system.files import MAX_RESULT_BYTES, read_limited, sha256_of
-from buildsys.system.key_text import short_digest
-from buildsys.system.shard_index import INDEX_SUFFIX, shards_of
-from buildsys.system.text_cache import TextCache
+from buildsys.system.text_cache import TextCache, short_digest
+from buildsys.system.weight_names import INDEX_SUFFIX, shards_of
 
 SCHEMA = "buildsys/action/3"  # bump when the meaning of any part changes
 NEEDS = "needs:machine"  # what this machine lacks; nothing if it meets all needs
@@ -52,7 +50,7 @@ class ActionKey:
     reads: Reads = field(default_factory=dict)
     covered: frozenset[str] = frozenset()  # absolute paths of files and of declared folders
 
-    @cached_value
+    @cached_property
     def parts(self) -> Mapping[str, str]:
         """Values and content digests by readable label.
 
@@ -62,13 +60,13 @@ class ActionKey:
         """
         return self.make_parts()
 
-    @cached_value
+    @cached_property
     def digest(self) -> str:
         """The SHA-256 of the target and all parts."""
         content = [SCHEMA, self.target, sorted(self.parts.items())]
         return hashlib.sha256(json.dumps(content, separators=(",", ":")).encode()).hexdigest()
 
-    @cached_value
+    @cached_property
     def undeclared(self) -> Reads:
         """The reads to report or, with ``strict_reads``, to refuse."""
         return undeclared(self.reads, self.parts)

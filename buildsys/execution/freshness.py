@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +23,6 @@ from buildsys.store.ledger import HistoryEntry, Ledger, Outputs
 from buildsys.store.object_store import Store
 from buildsys.store.signatures import NO_POLICY, RestoredSigners, TrustPolicy
 from buildsys.store.state_db import StateDb
-from buildsys.system.cached_value import cached_value
 
 FRESH, STALE, MAY_RERUN = "fresh", "stale", "may rerun"
 _RECENT_RUNS = 20  # considered for the usual time and the last reasons
@@ -53,7 +53,7 @@ class Freshness:
     expected_s: float | None = None  # usual time of a run
     restorable: bool = False  # the store has the outputs of this key
 
-    @cached_value
+    @cached_property
     def reasons(self) -> tuple[Reason, ...]:
         """The target's own reasons to be stale."""
         if self.up_to_date:

@@ -44,7 +44,7 @@ class EnvironmentParts:
         self._facts: dict[tuple[object, ...], Parts] = {}
         # versions of the distributions with a module, or its folder outside of all libraries
         self._providers: dict[tuple[ToolchainRef | None, str], tuple[Parts, str | None]] = {}
-        self._packages: dict[tuple[str, tuple[str, ...], bool], str] = {}
+        self._packages: dict[tuple[str, tuple[str, ...]], str] = {}
 
     def of_action(self, action: Action) -> Parts:
         """List the parts for an action's libraries, devices and variables."""
@@ -77,14 +77,8 @@ class EnvironmentParts:
         return self._facts[environment]
 
     def of_imports(self, action: Action, names: Collection[str]) -> Parts:
-        """Identify distributions imported by user code.
-
-        Only theirs are looked at thoroughly: they are small, and edited more often than ours.
-        """
-        stage_libraries = [name for name in names if name in _KNOWN_LIBRARIES]
-        others = [name for name in names if name not in _KNOWN_LIBRARIES]
-        parts = self._identities(stage_libraries, action.runs_in)
-        return parts | self._identities(others, action.runs_in, thorough=True)
+        """Identify distributions imported by user code."""
+        return self._identities(names, action.runs_in)
 
     def of_distributions(self, action: Action, names: Collection[str]) -> Parts:
         """Identify distributions imported by user code, with their versions."""
@@ -108,7 +102,7 @@ class EnvironmentParts:
             for name in (label.removeprefix(TOOL) for label in parts)
             if name != _OURS and (action.toolchain is None or normalized(name) in owners)
         ]
-        identities = self._identities(names, None, thorough=True)
+        identities = self._identities(names, None)
         return {f"{TOOL}{name}": parts[f"{TOOL}{name}"] for name in names} | identities, root
 
     def _of_module(self, toolchain: ToolchainRef | None, module: str) -> tuple[Parts, str | None]:
@@ -129,9 +123,7 @@ class EnvironmentParts:
         numbers = versions.tool_versions(names, self._located(toolchain), self._texts)
         return {f"{TOOL}{name}": version for name, version in numbers.items()}
 
-    def _identities(
-        self, names: Collection[str], toolchain: ToolchainRef | None, *, thorough: bool = False
-    ) -> Parts:
+    def _identities(self, names: Collection[str], toolchain: ToolchainRef | None) -> Parts:
         """Identify distributions without unique versions."""
         if not names:
             return {}
@@ -139,9 +131,9 @@ class EnvironmentParts:
         own = tuple(sys.path) if path is None else path
         parts: Parts = {}
         for name in names:
-            package = name, own, thorough
+            package = name, own
             if package not in self._packages:
-                identities = package_identities([name], own, self._texts, thorough=thorough)
+                identities = package_identities([name], own, self._texts)
                 self._packages[package] = identities.get(name, "")
             if self._packages[package]:
                 parts[f"{TOOL}{name}{FILES}"] = self._packages[package]

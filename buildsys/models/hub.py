@@ -8,7 +8,7 @@ from pathlib import Path
 
 from buildsys.errors import StageError
 from buildsys.system.files import sha256_of
-from buildsys.system.hub_names import HUB, parse_hub_name
+from buildsys.system.weight_names import HUB, parse_hub_name
 
 _SHA256 = re.compile(r"[0-9a-f]{64}")
 

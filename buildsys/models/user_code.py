@@ -28,7 +28,7 @@ from types import CodeType, ModuleType
 from typing import Any
 
 from buildsys.errors import BuildsysError, StageError
-from buildsys.system.libraries import LIBRARY_FOLDERS, in_library
+from buildsys.system.files import LIBRARY_FOLDERS, in_library
 from buildsys.system.suggestions import nearest
 
 _PIP_NAMES = {  # packages whose modules have other names

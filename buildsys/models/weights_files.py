@@ -18,7 +18,7 @@ from torch import nn
 from buildsys.errors import StageError
 from buildsys.models.hub import is_present, locate
 from buildsys.system.files import sha256_of
-from buildsys.system.shard_index import INDEX_SUFFIX, read_index
+from buildsys.system.weight_names import INDEX_SUFFIX, read_index
 
 SAFETENSORS = ".safetensors"
 _WRAPPERS = ("state_dict", "model_state_dict", "model")  # keys used by training scripts

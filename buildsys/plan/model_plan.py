@@ -29,8 +29,7 @@ from buildsys.plan.graph_points import (
 )
 from buildsys.stages.table import CONVERT, PROGRAM, SEARCH, SIMPLIFY, target_of
 from buildsys.system.backend_registry import describe_backend, find_package
-from buildsys.system.hub_names import HUB
-from buildsys.system.shard_index import INDEX_SUFFIX
+from buildsys.system.weight_names import HUB, INDEX_SUFFIX
 
 DataEntry = Mapping[str, Any]  # source of input values
 ONNXRUNTIME = "onnxruntime"

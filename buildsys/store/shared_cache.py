@@ -25,7 +25,7 @@ from buildsys.store.record_file import (
     encode_record,
 )
 from buildsys.store.remote_folder import RemoteFolder, connect, remedy_of
-from buildsys.system.urls import mask_secrets, mask_text
+from buildsys.system.printable import mask_secrets, mask_text
 
 READ_ONLY, READ_WRITE = "read-only", "read-write"
 SHARED = "shared"  # the origin of records read here

@@ -207,7 +207,7 @@ def other_backends() -> Mapping[str, BackendPackage]:
     from buildsys.system.entry_points import entry_points  # slow
     from buildsys.system.versions import normalized  # slow
 
-    found: dict[str, BackendPackage] = {}
+    packages: dict[str, BackendPackage] = {}
     for entry in entry_points(group=GROUP):
         distribution = entry.dist
         name = distribution.metadata["Name"] if distribution is not None else ""
@@ -216,10 +216,10 @@ def other_backends() -> Mapping[str, BackendPackage]:
         owner = f"{name} {distribution.version}" if distribution is not None else "?"
         where = str(getattr(distribution, "_path", ""))
         package = BackendPackage(entry.value.partition(":")[0], owner, where)
-        known = found.setdefault(entry.name, package)
-        if (known.module, known.owner) != (package.module, owner):
-            found[entry.name] = BackendPackage(known.module, known.owner, known.metadata, owner)
-    return found
+        first = packages.setdefault(entry.name, package)
+        if (first.module, first.owner) != (package.module, owner):
+            packages[entry.name] = BackendPackage(first.module, first.owner, first.metadata, owner)
+    return packages
 
 
 def backend_names() -> tuple[str, ...]:
@@ -254,8 +254,8 @@ def import_backend(name: str, part: str) -> ModuleType:
     """
     package = find_package(name)
     if package is None:
-        known = ", ".join(backend_names())
-        hint = f"use one of {known}, or install the package that has it"
+        names = ", ".join(backend_names())
+        hint = f"use one of {names}, or install the package that has it"
         raise Unavailable(f"there is no backend {name!r}", hint)
     if not package.owner:
         return import_module(f"{package.module}.{part}")
@@ -314,8 +314,8 @@ def link_packages(folder: Path) -> Path:
     link_into(folder, ours.name, ours)
     for package in other_backends().values():
         top = package.module.partition(".")[0]
-        found = package_folder(replace(package, module=top))
-        if found is not None and package.metadata:
-            link_into(folder, top, found)
+        package_root = package_folder(replace(package, module=top))
+        if package_root is not None and package.metadata:
+            link_into(folder, top, package_root)
             link_into(folder, Path(package.metadata).name, Path(package.metadata))
     return folder

@@ -12,7 +12,7 @@ from functools import cache
 from pathlib import Path
 
 from buildsys.errors import StageError
-from buildsys.system.key_text import shortened_for_key
+from buildsys.system.text_cache import shortened_for_key
 
 ABSENT = "absent"
 C_SUFFIXES = (".c", ".cc", ".cpp", ".cxx", ".h", ".hh", ".hpp", ".hxx", ".inc", ".inl", ".def")
@@ -40,8 +40,10 @@ def compiler_command(language: str) -> list[str]:
 
 def compiler_environment() -> dict[str, str]:
     """Return the environment of a compiler: English messages, no options from outside."""
-    kept = {name: value for name, value in os.environ.items() if name not in _COMPILER_VARIABLES}
-    return {**kept, "LC_ALL": "C"}
+    variables = {
+        name: value for name, value in os.environ.items() if name not in _COMPILER_VARIABLES
+    }
+    return {**variables, "LC_ALL": "C"}
 
 
 @cache
@@ -89,12 +91,12 @@ def find_includes(code: bytes) -> list[str]:
 
 def included_files(source: Path) -> set[Path]:
     """Return a source and its direct and indirect relative includes."""
-    found: set[Path] = set()
+    files: set[Path] = set()
     waiting = [Path(os.path.normpath(source))]
     while waiting:
         file = waiting.pop()
-        if file not in found and file.is_file():
-            found.add(file)
+        if file not in files and file.is_file():
+            files.add(file)
             named = find_includes(file.read_bytes()) if file.suffix in C_SUFFIXES else []
             waiting += [Path(os.path.normpath(file.parent / name)) for name in named]
-    return found
+    return files

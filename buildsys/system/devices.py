@@ -66,13 +66,13 @@ def equal_gpus(variables: Iterable[tuple[str, str]] = ()) -> tuple[str, ...]:
 
 def gpu_uuids(variables: Iterable[tuple[str, str]] = (), *, here: bool = True) -> tuple[str, ...]:
     """Return UUIDs of CUDA's possible GPUs with ``variables``, and ``here`` without."""
-    found: list[str] = []
+    uuids: list[str] = []
     for environment in (*([os.environ] if here else []), {**os.environ, **dict(variables)}):
         gpus, unordered = _find_gpus(
             environment.get("CUDA_VISIBLE_DEVICES"), environment.get("CUDA_DEVICE_ORDER")
         )
-        found += [gpu["uuid"] for gpu in unordered or gpus[:1]]
-    return tuple(dict.fromkeys(found))
+        uuids += [gpu["uuid"] for gpu in unordered or gpus[:1]]
+    return tuple(dict.fromkeys(uuids))
 
 
 @cache

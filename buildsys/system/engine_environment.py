@@ -71,9 +71,9 @@ def cuda_of_library(module: str) -> str:
     """Return the CUDA major version in an installed library's name, or ""."""
     for folder in map(Path, sys.path):
         for entry in sorted(folder.glob(f"{module}_cu*.dist-info")):
-            found = _CUDA_IN_NAME.search(entry.name.partition(".")[0].rpartition("-")[0])
-            if found:
-                return found[1]
+            match = _CUDA_IN_NAME.search(entry.name.partition(".")[0].rpartition("-")[0])
+            if match:
+                return match[1]
     return ""
 
 
@@ -109,5 +109,5 @@ def platform_name() -> str:
 
 def version_numbers(version: str) -> tuple[int, ...]:
     """Return the numbers in a version, e.g. (8, 6, 1, 6), or ()."""
-    found = re.match(r"\d+(?:\.\d+)*", version)
-    return tuple(int(part) for part in found[0].split(".")) if found else ()
+    match = re.match(r"\d+(?:\.\d+)*", version)
+    return tuple(int(part) for part in match[0].split(".")) if match else ()

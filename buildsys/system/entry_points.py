@@ -10,13 +10,13 @@ from importlib.metadata import entry_points as read_entry_points
 
 def entry_points(*, group: str, name: str | None = None) -> EntryPoints:
     """Return the entry points of a group, or those with a name in it."""
-    found = _read(tuple(sys.path)).select(group=group)
-    return found if name is None else found.select(name=name)
+    points = _read(tuple(sys.path)).select(group=group)
+    return points if name is None else points.select(name=name)
 
 
 @cache
 def _read(path: tuple[str, ...]) -> EntryPoints:  # noqa: ARG001  # packages are found by it
-    found = read_entry_points()
-    if isinstance(found, EntryPoints):
-        return found
-    return EntryPoints(point for group in found.groups for point in found.select(group=group))
+    points = read_entry_points()
+    if isinstance(points, EntryPoints):
+        return points
+    return EntryPoints(point for group in points.groups for point in points.select(group=group))

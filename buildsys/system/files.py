@@ -15,6 +15,7 @@ from typing import BinaryIO, NamedTuple
 # File times advance in steps of up to 10 ms: two writes within a step leave the same times.
 SETTLE_NS = 30_000_000
 IMAGE_SUFFIXES = (".bmp", ".jpeg", ".jpg", ".pgm", ".png", ".ppm", ".tif", ".tiff", ".webp")
+LIBRARY_FOLDERS = ("site-packages", "dist-packages")  # of installed libraries
 MAX_RESULT_BYTES = 256 << 20  # of a stage's result: a million samples of a benchmark have 20 MB
 _BLOCK_BYTES = 1 << 20
 _WORTH_FLUSHING_BYTES = 16 << 20
@@ -29,10 +30,10 @@ class Stamp(NamedTuple):
     inode: int
 
     @classmethod
-    def of(cls, found: os.stat_result) -> Stamp:
+    def of(cls, status: os.stat_result) -> Stamp:
         """Return the stamp in the result of a stat."""
-        inode = found.st_ino & 0x7FFF_FFFF_FFFF_FFFF  # SQLite integers are signed
-        return cls(found.st_mtime_ns, found.st_ctime_ns, found.st_size, inode)
+        inode = status.st_ino & 0x7FFF_FFFF_FFFF_FFFF  # SQLite integers are signed
+        return cls(status.st_mtime_ns, status.st_ctime_ns, status.st_size, inode)
 
     def is_settled(self, since_ns: int) -> bool:
         """Return True if any write after ``since_ns`` would change the stamp."""
@@ -84,8 +85,8 @@ def listing_digest(folder: str, unlisted: Container[str] = ()) -> str | None:
         names = os.listdir(folder)  # noqa: PTH208 - only the names matter
     except (OSError, ValueError):
         return None
-    shown = sorted(name for name in names if name[:1] != "." and name != "__pycache__")
-    text = repr([name for name in shown if f"{folder}/{name}" not in unlisted])
+    visible = sorted(name for name in names if name[:1] != "." and name != "__pycache__")
+    text = repr([name for name in visible if f"{folder}/{name}" not in unlisted])
     return hashlib.sha256(text.encode(errors="surrogateescape")).hexdigest()[:32]
 
 
@@ -176,3 +177,8 @@ def link_into(folder: Path, name: str, target: Path) -> Path:
         new.symlink_to(target)
         new.replace(link)  # another run may do the same
     return folder
+
+
+def in_library(file: str) -> bool:
+    """Check for a path below a folder of installed libraries."""
+    return "/site-packages/" in file or "/dist-packages/" in file

@@ -19,8 +19,8 @@ def run_git(
     folder: Path, *arguments: str, index: Path | None = None
 ) -> subprocess.CompletedProcess[bytes]:
     """Run git in a folder. Raises: OSError: there is no git."""
-    kept = {name: value for name, value in os.environ.items() if name not in _VARIABLES}
-    environment = {**kept, "GIT_OPTIONAL_LOCKS": "0", "LC_ALL": "C"}
+    variables = {name: value for name, value in os.environ.items() if name not in _VARIABLES}
+    environment = {**variables, "GIT_OPTIONAL_LOCKS": "0", "LC_ALL": "C"}
     if index is not None:
         environment["GIT_INDEX_FILE"] = str(index)
     # a sparse work tree would leave files out

@@ -2,8 +2,8 @@
 
 The RECORD of a distribution lists its files with their digests. Its part for modules and libraries
 is the identity: equal for the same wheel on every machine, other for another wheel of the same
-version. An edit in site-packages changes the identity, too: stamps are compared, and if one differs
-all modules are read again.
+version. An edit in site-packages changes the identity, too: the stamps of all modules are compared
+(4 µs each), and if one differs all modules are read again.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import hashlib
 import json
 import os
 import time
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -24,92 +24,56 @@ if TYPE_CHECKING:
     from buildsys.system.text_cache import TextCache
 
 _SCHEMA = "package/2"
-# A stat takes 4 µs: of 2,450 modules of torch half as long as everything else in a run with nothing
-# to do. Of a larger library its folders and the modules directly in its packages are looked at.
-_MANY_MODULES = 250
 _Record = dict[str, list[str]]  # module -> digest and size as in RECORD
 
 
 def package_identities(
-    names: Iterable[str], path: tuple[str, ...], texts: TextCache, *, thorough: bool = False
+    names: Iterable[str], path: tuple[str, ...], texts: TextCache
 ) -> dict[str, str]:
-    """Return the identity of each distribution with a RECORD.
-
-    ``thorough`` looks at every module even of a large distribution.
-    """
+    """Identify each distribution that has a RECORD."""
     folders = distribution_folders(path)
-    found = {}
+    identities = {}
     for name in names:
-        identities = [
-            _identity(folders[build], texts, thorough=thorough)
-            for build in builds_of(name)
-            if build in folders
-        ]
-        if any(identities):
-            found[name] = " + ".join(filter(None, identities))
-    return found
+        builds = [_identity(folders[build], texts) for build in builds_of(name) if build in folders]
+        if any(builds):
+            identities[name] = " + ".join(filter(None, builds))
+    return identities
 
 
-def _identity(folder: str, texts: TextCache, *, thorough: bool) -> str:
-    """Return the identity of the distribution of a ``.dist-info`` folder, or ""."""
+def _identity(folder: str, texts: TextCache) -> str:
+    """Identify the distribution of a ``.dist-info`` folder; "" without modules in its RECORD."""
     record = f"{folder}/RECORD"
-    of_record = stamp(record)
-    if of_record is None:
+    record_stamp = stamp(record)
+    if record_stamp is None:
         return ""
-    name = f"{_SCHEMA}:{'all' if thorough else 'watched'}:{record}:{tuple(of_record)}"
+    name = f"{_SCHEMA}:{record}:{tuple(record_stamp)}"
     text = texts.get(name)
     if text is None:
         entries = _modules_in(record)
         digest = hashlib.sha256(json.dumps(sorted(entries.items())).encode()).hexdigest()[:32]
         # scripts, data or a link to an editable source have no identity
-        paths = list(entries) if thorough else _watched(entries)
-        texts.set(name, text := "\n".join((digest if entries else "", *paths)))
-    digest, *paths = text.split("\n")
+        texts.set(name, text := "\n".join((digest if entries else "", *entries)))
+    digest, *modules = text.split("\n")
     if not digest:
         return ""
     root = os.path.dirname(folder)  # noqa: PTH120
     begun_ns = time.time_ns()
-    state = _state(root, paths)
-    known = texts.get(f"{name}:{state}")
-    if known is None:
-        entries = _modules_in(record)
-        stamps = {each: stamp(f"{root}/{each}") for each in (*paths, *entries)}
-        edited = sorted(_edited(root, entries, stamps, of_record))
-        known = digest
+    stamps = {module: stamp(f"{root}/{module}") for module in modules}
+    state = hashlib.sha256(repr([*stamps.values()]).encode()).hexdigest()
+    identity = texts.get(f"{name}:{state}")
+    if identity is None:
+        edited = sorted(_edited(root, _modules_in(record), stamps, record_stamp))
+        identity = digest
         if edited:
-            known = hashlib.sha256(json.dumps([digest, edited]).encode()).hexdigest()[:32]
+            identity = hashlib.sha256(json.dumps([digest, edited]).encode()).hexdigest()[:32]
         # a file written just now can be written again under the same times
-        if all(each is None or each.is_settled(begun_ns) for each in stamps.values()):
-            texts.set(f"{name}:{state}", known)
-    return known
-
-
-def _state(root: str, paths: Iterable[str]) -> str:
-    """Return a digest of stamps, computed in every run."""
-    found: list[tuple[int, ...]] = []
-    for path in paths:
-        try:
-            at = os.stat(f"{root}/{path}")  # noqa: PTH116
-        except OSError:
-            found.append(())
-        else:
-            found.append((at.st_mtime_ns, at.st_ctime_ns, at.st_size))
-    return hashlib.sha256(repr(found).encode()).hexdigest()
-
-
-def _watched(modules: Collection[str]) -> list[str]:
-    """Return the modules to check in every run, and other folders.
-
-    Whatever replaces or adds a file changes its folder: pip, ``sed -i``, most editors.
-    """
-    if len(modules) <= _MANY_MODULES:
-        return list(modules)
-    top = [module for module in modules if module.count("/") <= 1]
-    return [*top, *sorted({os.path.dirname(module) for module in modules} - {""})]  # noqa: PTH120
+        if all(seen is None or seen.is_settled(begun_ns) for seen in stamps.values()):
+            texts.set(f"{name}:{state}", identity)
+    return identity
 
 
 def _modules_in(record: str) -> _Record:
-    """Return the modules and libraries in a RECORD, with digests and sizes.
+    """List the modules and libraries in a RECORD, with digests and sizes.
 
     Scripts name their interpreter, and metadata its installer: they differ between machines.
     """
@@ -124,19 +88,19 @@ def _modules_in(record: str) -> _Record:
 
 
 def _edited(
-    root: str, entries: _Record, stamps: Mapping[str, Stamp | None], of_record: Stamp
+    root: str, entries: _Record, stamps: Mapping[str, Stamp | None], record_stamp: Stamp
 ) -> Iterator[list[str]]:
     """Yield the modules different from RECORD, with their digests.
 
     A shared library is only read if its size or time differs: torch's have gigabytes.
     """
     for name, (digest, size) in entries.items():
-        found = stamps[name]
-        if found is None:
+        module = stamps[name]
+        if module is None:
             yield [name, ABSENT]
             continue
-        same_size = not size or size == str(found.size)
-        if not name.endswith(".py") and same_size and found.mtime_ns <= of_record.mtime_ns:
+        same_size = not size or size == str(module.size)
+        if not name.endswith(".py") and same_size and module.mtime_ns <= record_stamp.mtime_ns:
             continue
         algorithm, _, expected = digest.partition("=")
         try:

@@ -114,22 +114,22 @@ def children_of(pid: int) -> set[int]:
 
     Empty where the kernel lists none.
     """
-    found: set[int] = set()
+    children: set[int] = set()
     for task in Path(f"/proc/{pid}/task").glob("*/children"):  # of each thread
         with contextlib.suppress(OSError):
-            found.update(map(int, task.read_text().split()))
-    return found
+            children.update(map(int, task.read_text().split()))
+    return children
 
 
 def descendants_of(pid: int) -> set[int]:
     """Return the children of a process, their children, and so on."""
-    found: set[int] = set()
+    descendants: set[int] = set()
     waiting = [pid]
     while waiting:
-        new = children_of(waiting.pop()) - found
-        found |= new
+        new = children_of(waiting.pop()) - descendants
+        descendants |= new
         waiting += new
-    return found
+    return descendants
 
 
 def describe_exit(code: int | None) -> str:
@@ -219,8 +219,8 @@ def time_limit_s(
     text = environment.get(variable, "").strip()
     if not text:
         return default_s
-    found = re.fullmatch(r"(\d+(?:\.\d+)?)\s*(s|min|h|)", text)
-    seconds = float(found[1]) * _UNITS_S[found[2]] if found else math.inf
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*(s|min|h|)", text)
+    seconds = float(match[1]) * _UNITS_S[match[2]] if match else math.inf
     if seconds > _MAX_LIMIT_S:
         raise UsageError(f"{variable}={text:.60} is not a duration", hint)
     return seconds

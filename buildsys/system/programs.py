@@ -15,8 +15,7 @@ from pathlib import Path
 from buildsys.errors import StageError
 from buildsys.system.devices import NONE, gpu_facts
 from buildsys.system.interpreters.toolchain import Toolchain
-from buildsys.system.key_text import shortened_for_key
-from buildsys.system.text_cache import TextCache
+from buildsys.system.text_cache import TextCache, shortened_for_key
 from buildsys.system.versions import ABSENT, tool_versions
 
 _PYTHON = ("python", "python3")  # of the toolchain, whatever is first on PATH
@@ -41,11 +40,11 @@ def program_environment(
 
     The programs of the toolchain come first on PATH.
     """
-    kept = {name: base[name] for name in _OF_THE_MACHINE if name in base}
+    variables = {name: base[name] for name in _OF_THE_MACHINE if name in base}
     own = str(interpreter_of(toolchain).parent)
-    path = os.pathsep.join(filter(None, (own, kept.get("PATH", os.defpath))))
+    path = os.pathsep.join(filter(None, (own, variables.get("PATH", os.defpath))))
     added = toolchain.env if toolchain is not None else {}
-    return {**kept, "HOME": str(folder), "TMPDIR": str(folder), "PATH": path, **added}
+    return {**variables, "HOME": str(folder), "TMPDIR": str(folder), "PATH": path, **added}
 
 
 def find_program(
@@ -65,8 +64,8 @@ def missing_requirement(
     if toolchain is not None and not python.exists():
         problem = f"there is no {python}, the interpreter of the toolchain {toolchain.name}"
         return problem, f"create it, or correct toolchains.{toolchain.name}.python"
-    found = tool_versions(distributions, toolchain)
-    if missing := [name for name in distributions if found[name] == ABSENT]:
+    versions = tool_versions(distributions, toolchain)
+    if missing := [name for name in distributions if versions[name] == ABSENT]:
         where = f" in the toolchain {toolchain.name}" if toolchain is not None else ""
         verb = "is" if len(missing) == 1 else "are"
         problem = f"{' and '.join(missing)} {verb} not installed{where}"
@@ -87,13 +86,13 @@ def probe(arguments: Sequence[str], toolchain: Toolchain | None, texts: TextCach
         program = find_program(arguments[0], toolchain, environment)
         if program is None or not os.path.isfile(program):  # noqa: PTH113
             return ABSENT
-        found = os.stat(program)  # noqa: PTH116
-        state = [program, found.st_mtime_ns, found.st_size, found.st_ino, *arguments[1:]]
+        status = os.stat(program)  # noqa: PTH116
+        state = [program, status.st_mtime_ns, status.st_size, status.st_ino, *arguments[1:]]
         variables = sorted(toolchain.env.items()) if toolchain is not None else []
         cached = f"probe/2:{json.dumps([state, variables])}"
-        known = texts.get(cached)
-        if known is not None:
-            return known
+        remembered = texts.get(cached)
+        if remembered is not None:
+            return remembered
         try:
             done = subprocess.run(
                 [program, *arguments[1:]], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
@@ -107,7 +106,7 @@ def probe(arguments: Sequence[str], toolchain: Toolchain | None, texts: TextCach
         except OSError as error:
             return f"cannot run: {error.strerror}"
         failed = f"exit code {done.returncode}: " if done.returncode else ""
-        shown = done.stdout.decode(errors="replace").strip()[:_LONGEST_TEXT]
-        text = failed + shortened_for_key(shown, done.stdout)
+        printed = done.stdout.decode(errors="replace").strip()[:_LONGEST_TEXT]
+        text = failed + shortened_for_key(printed, done.stdout)
         texts.set(cached, text)
         return text

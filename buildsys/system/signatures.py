@@ -46,15 +46,15 @@ class TrustedKeys:
     @classmethod
     def of(cls, trusted: Iterable[str], revoked: Iterable[str] = ()) -> TrustedKeys:
         """Return checked keys. Raises: ValueError: one is not a public key."""
-        found = []
+        checked = []
         for keys in (trusted, revoked):
             if isinstance(keys, str):
                 raise ValueError(f"{keys!r:.100} is a string, not a list of public keys")
-            found.append(frozenset(keys))
-            for key in found[-1]:
+            checked.append(frozenset(keys))
+            for key in checked[-1]:
                 if not isinstance(key, str) or not _PUBLIC_KEY.fullmatch(key):
                     raise ValueError(f"{key!r:.100} is not a public key")
-        return cls(*found)
+        return cls(*checked)
 
     def verify(
         self, signatures: Iterable[tuple[str, str]], payload_type: str, payload: bytes
@@ -115,7 +115,9 @@ def open_envelope(envelope: object, keys: TrustedKeys) -> tuple[dict[str, Any], 
         if not isinstance(envelope, dict):
             raise TypeError
         kind, payload = envelope["payloadType"], _decode(envelope["payload"])
-        signatures = [(str(one.get("keyid", "")), one["sig"]) for one in envelope["signatures"]]
+        signatures = [
+            (str(entry.get("keyid", "")), entry["sig"]) for entry in envelope["signatures"]
+        ]
     except (LookupError, TypeError, AttributeError, ValueError):
         raise SignatureError(BROKEN, "has no valid DSSE envelope as its signature") from None
     if kind != PAYLOAD_TYPE:
@@ -124,12 +126,12 @@ def open_envelope(envelope: object, keys: TrustedKeys) -> tuple[dict[str, Any], 
     signer = keys.verify(signatures, kind, payload)
     try:
         statement = json.loads(payload)
-        found = statement["_type"], statement["predicateType"]
+        types = statement["_type"], statement["predicateType"]
     except (ValueError, LookupError, TypeError, RecursionError):
         problem = "has a signed payload that is not an in-toto statement"
         raise SignatureError(BROKEN, problem) from None
-    if found != (STATEMENT_TYPE, PROVENANCE_TYPE):
-        problem = f"has a signed statement of type {found[1]!a:.100}, not {PROVENANCE_TYPE}"
+    if types != (STATEMENT_TYPE, PROVENANCE_TYPE):
+        problem = f"has a signed statement of type {types[1]!a:.100}, not {PROVENANCE_TYPE}"
         raise SignatureError(BROKEN, problem)
     return statement, signer
 
@@ -146,7 +148,9 @@ def byproduct_digest(statement: Mapping[str, Any], name: str) -> str:
     """
     try:
         byproducts = statement["predicate"]["runDetails"]["byproducts"]
-        return str({one["name"]: one["digest"]["sha256"] for one in byproducts}[name])
+        return str(
+            {byproduct["name"]: byproduct["digest"]["sha256"] for byproduct in byproducts}[name]
+        )
     except (LookupError, TypeError):
         raise SignatureError(BROKEN, "has a signed statement that buildsys did not make") from None
 

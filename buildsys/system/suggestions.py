@@ -15,8 +15,8 @@ def nearest(name: str, known: Iterable[str], count: int = 3, cutoff: float = 0.6
     import difflib  # only needed for errors
 
     names = list(dict.fromkeys(known))
-    found = difflib.get_close_matches(name, names, n=count, cutoff=cutoff)
-    found += [other for other in names if other.lower() == name.lower()]
+    close = difflib.get_close_matches(name, names, n=count, cutoff=cutoff)
+    close += [other for other in names if other.lower() == name.lower()]
     if count > 1 and len(name) >= _SHORTEST_PART:
-        found += [other for other in names if name in other]
-    return list(dict.fromkeys(found))[:count]
+        close += [other for other in names if name in other]
+    return list(dict.fromkeys(close))[:count]

@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from buildsys.system import compilers
-from buildsys.system.libraries import in_library
+from buildsys.system.files import in_library
 
 if TYPE_CHECKING:
     from importlib.metadata import Distribution
@@ -67,7 +67,6 @@ _NO_RESULT = re.compile(
     r"|^ORT_DISABLE_TELEMETRY$|^CUDA_(VISIBLE_DEVICES|DEVICE_ORDER)$"
 )
 # modules without a distribution, e.g. unpacked from an archive
-_MODULE_SCHEMA = "module/1"
 _VERSION_FILES = ("_version.py", "version.py", "__init__.py")
 _WRITTEN_VERSION = re.compile(
     r"""^(?:__version__|version|VERSION)\s*(?::\s*str\s*)?=\s*["']([0-9][^"'\s]*)["']""",
@@ -86,14 +85,16 @@ def tool_versions(
     ``python`` is the interpreter's major and minor version; ``cc`` and ``c++`` are compilers.
     With a ``toolchain`` they are those of its interpreter; ``texts`` caches what it reported.
     """
-    found = {}
+    versions = {}
     if toolchain is None:
         for name in names:
             if name in compilers.LANGUAGES:
-                found[name] = compilers.compiler_identity(name)
+                versions[name] = compilers.compiler_identity(name)
             else:
-                found[name] = python_version() if name == "python" else distribution_version(name)
-        return found
+                versions[name] = (
+                    python_version() if name == "python" else distribution_version(name)
+                )
+        return versions
     from buildsys.system.interpreters.interpreter import check_interpreter
 
     interpreter = check_interpreter(toolchain, texts).interpreter
@@ -101,16 +102,16 @@ def tool_versions(
         python = UNUSABLE if toolchain.python.exists() else ABSENT
         return {name: python if name == "python" else ABSENT for name in names}
     for name in names:
-        found[name] = (
+        versions[name] = (
             interpreter.release
             if name == "python"
             else (
                 _listed_version(name, installed_versions(interpreter.path))
-                or _package_version(name.replace("-", "_"), interpreter.path, toolchain, texts)
+                or _package_version(name.replace("-", "_"), interpreter.path)
                 or ABSENT
             )
         )
-    return found
+    return versions
 
 
 @cache
@@ -130,16 +131,16 @@ def distribution_version(name: str) -> str:
 def _listed_version(name: str, installed: Mapping[str, str]) -> str:
     """Return the version of a distribution or its other builds, or ""."""
     plain = normalized(name)
-    found = {
+    versions = {
         build: installed[build]
         for build in (plain, *_OTHER_BUILDS.get(plain, ()))
         if build in installed
     }
     for build in _CUDA_BUILDS.get(plain, ()):
-        if build in installed and installed[build] not in found.values():
-            found[build] = installed[build]
+        if build in installed and installed[build] not in versions.values():
+            versions[build] = installed[build]
     return " + ".join(
-        version if build == plain else f"{version} ({build})" for build, version in found.items()
+        version if build == plain else f"{version} ({build})" for build, version in versions.items()
     )
 
 
@@ -208,43 +209,26 @@ def normalized(name: str) -> str:
     return re.sub(r"[-_.]+", "-", name).lower()
 
 
-def _package_version(
-    module: str, path: Sequence[str], toolchain: Toolchain, texts: TextCache | None
-) -> str:
-    """Return the version of a package without a distribution. "" without the package.
+def _package_version(module: str, path: Sequence[str]) -> str:
+    """Find the version of a package without a distribution; "" without the package.
 
-    It is the one written in its files, else the one reported on import. The package is imported
-    once per state of its files. Without a version, the files identify it.
+    It is the one written in its files. Without a version, the files identify it.
     """
-    folders = [Path(entry, module) for entry in path]
-    folder = next((each for each in folders if (each / "__init__.py").is_file()), None)
+    folders = (Path(entry, module) for entry in path)
+    folder = next((folder for folder in folders if (folder / "__init__.py").is_file()), None)
     if folder is None:
         return ""
     for name in _VERSION_FILES:
         with suppress(OSError):
             text = (folder / name).read_bytes()[:_READ_BYTES].decode(errors="replace")
-            if found := _WRITTEN_VERSION.search(text):
-                return found[1]
+            if version := _WRITTEN_VERSION.search(text):
+                return version[1]
     with os.scandir(folder) as entries:
         # importing the package creates __pycache__
-        kept = [(e.path, e.stat()) for e in entries if e.name != "__pycache__"]
-    stats = sorted((file, status.st_mtime_ns, status.st_size) for file, status in kept)
-    state = hashlib.sha256(json.dumps(stats).encode()).hexdigest()
-    known = texts.get(f"{_MODULE_SCHEMA}:{state}") if texts is not None else None
-    if known is not None:
-        return known
-    # slow to import, rarely needed
-    from buildsys.system.interpreters.probe import LIBRARY_SCRIPT, probe_limit_s, run_probe
-
-    version, timed_out = "", False
-    with suppress(OSError):  # the interpreter cannot be started: its check reports that
-        environment, limit_s = toolchain.environment(os.environ), probe_limit_s(os.environ)
-        result = run_probe(toolchain.python, LIBRARY_SCRIPT, (module,), environment, limit_s)
-        version, timed_out = str((result.fields or {}).get("version") or ""), result.timed_out
-    version = version or f"of unknown version, files {state[:12]}"
-    if texts is not None and not timed_out:
-        texts.set(f"{_MODULE_SCHEMA}:{state}", version)
-    return version
+        files = [(e.path, e.stat()) for e in entries if e.name != "__pycache__"]
+    stamps = sorted((file, status.st_mtime_ns, status.st_size) for file, status in files)
+    digest = hashlib.sha256(json.dumps(stamps).encode()).hexdigest()
+    return f"of unknown version, files {digest[:12]}"
 
 
 def distributions_of(
@@ -267,21 +251,23 @@ def distributions_of(
     waiting = [normalized(module)]
     if waiting[0] not in versions:
         providers = _providers(path, state).get(module, ())
-        waiting = sorted({normalized(each.metadata["Name"]) for each in providers}, reverse=True)
-    found: dict[str, None] = {}
+        waiting = sorted(
+            {normalized(provider.metadata["Name"]) for provider in providers}, reverse=True
+        )
+    names: dict[str, None] = {}
     while waiting:
         name = waiting.pop()
-        if name in found or name not in versions:
+        if name in names or name not in versions:
             continue
-        found[name] = None
+        names[name] = None
         installed = next(iter(metadata.distributions(name=name, **where)), None)
         if name in known or installed is None:
             continue
         requires = (line for line in installed.requires or () if not _EXTRA.search(line))
         matches = filter(None, map(_REQUIREMENT.match, requires))
         waiting += sorted((normalized(match[1]) for match in matches), reverse=True)
-    texts.set(cached, json.dumps(list(found)))
-    return list(found)
+    texts.set(cached, json.dumps(list(names)))
+    return list(names)
 
 
 @cache
@@ -293,7 +279,7 @@ def _providers(path: tuple[str, ...] | None, _state: str) -> dict[str, list[Dist
     from importlib import metadata
 
     where: dict[str, Any] = {} if path is None else {"path": list(path)}
-    found: dict[str, list[Distribution]] = {}
+    providers: dict[str, list[Distribution]] = {}
     for distribution in metadata.distributions(**where):
         tops = {*(distribution.read_text("top_level.txt") or "").split()}
         if not tops:  # distribution.files makes an object of each file: 20 times as slow
@@ -303,8 +289,8 @@ def _providers(path: tuple[str, ...] | None, _state: str) -> dict[str, list[Dist
             parts = (file.partition("/") for file in files)
             tops = {top if below else getmodulename(top) or "" for top, _, below in parts}
         for top in tops:
-            found.setdefault(top, []).append(distribution)
-    return found
+            providers.setdefault(top, []).append(distribution)
+    return providers
 
 
 def source_root(

@@ -11,7 +11,7 @@ from pathlib import Path
 from types import FrameType
 from typing import NamedTuple
 
-from buildsys.system.libraries import in_library
+from buildsys.system.files import in_library
 
 _USER, _LIBRARY, _OURS, _NEUTRAL = "user", "library", "ours", "neutral"  # kinds of code
 # a toolchain's interpreter imports this package through a link

@@ -25,10 +25,9 @@ from typing import Any
 import buildsys
 from buildsys.errors import StageError, Unavailable
 from buildsys.system.backend_registry import link_packages
-from buildsys.system.files import Stamp, link_into, stamp
+from buildsys.system.files import Stamp, in_library, link_into, stamp
 from buildsys.system.interpreters.interpreter import Interpreter, check_interpreter
 from buildsys.system.interpreters.toolchain import Toolchain
-from buildsys.system.libraries import in_library
 from buildsys.system.package_files import package_identities
 from buildsys.system.printable import printable
 from buildsys.system.processes import Process

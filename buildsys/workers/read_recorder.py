@@ -32,8 +32,7 @@ from types import CodeType, FrameType
 from typing import Any, NamedTuple
 from urllib.parse import unquote, urlsplit
 
-from buildsys.system.files import Stamp, listing_digest, stamp
-from buildsys.system.libraries import in_library
+from buildsys.system.files import Stamp, in_library, listing_digest, stamp
 from buildsys.workers.callers import CACHES, OWN_CODE, STANDARD, Callers
 from buildsys.workers.job import MAX_READS
 

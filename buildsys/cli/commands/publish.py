@@ -31,7 +31,7 @@ from buildsys.report.formatting import plural, size
 from buildsys.stages.table import BENCH, ENGINE, ENGINE_STAGES, REPORT, target_of
 from buildsys.store.ledger import ActionRecord
 from buildsys.store.remote_folder import RemoteFolder, connect, remedy_of
-from buildsys.system.urls import mask_secrets, mask_text
+from buildsys.system.printable import mask_secrets, mask_text
 
 SCHEMA, LIST_SCHEMA = "buildsys/publish/1", "buildsys/publish-list/1"
 PROVENANCE_SCHEMA = "buildsys/provenance/1"

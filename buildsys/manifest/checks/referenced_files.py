@@ -20,8 +20,7 @@ from buildsys.manifest.schema.base import VARIABLE_PATTERN
 from buildsys.manifest.value_tree import FieldPath
 from buildsys.manifest.workspace import Workspace
 from buildsys.system.files import Stamp, stamp
-from buildsys.system.hub_names import HUB, parse_hub_name
-from buildsys.system.shard_index import INDEX_SUFFIX
+from buildsys.system.weight_names import HUB, INDEX_SUFFIX, parse_hub_name
 
 Pattern = tuple[str | EllipsisType, ...]
 _DATA: tuple[Pattern, ...] = (

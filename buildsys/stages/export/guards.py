@@ -25,7 +25,7 @@ from buildsys.errors import CheckFailed, StageError
 from buildsys.manifest.shape_cases import DimRange, Dims
 from buildsys.models.user_code import innermost_location
 from buildsys.stages.export.request import ExportRequest
-from buildsys.system.libraries import in_library
+from buildsys.system.files import in_library
 
 _SOURCE = re.compile(
     r"L\['(?P<parameter>\w+)'\](?:\[(?P<position>\d+)\])?\.size\(\)\[(?P<axis>\d+)\]"

@@ -25,7 +25,7 @@ from buildsys.stages.reference.likely_inputs import (
     trained_weights,
 )
 from buildsys.stages.reference.stage import load_original
-from buildsys.system.hub_names import HUB, parse_hub_name
+from buildsys.system.weight_names import HUB, parse_hub_name
 from buildsys.workers.job import Job, StageResult
 
 _BATCH_SIZES = (2, 1)  # 1 could be a broadcast

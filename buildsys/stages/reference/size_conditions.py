@@ -19,7 +19,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from buildsys.system.libraries import in_library
+from buildsys.system.files import in_library
 
 Assigned = Mapping[str, ast.expr]  # local variable -> its value
 _STANDARD_LIBRARY = f"{Path(inspect.__file__).parent}/"

@@ -1,10 +1,13 @@
-"""The files of an engine: its header, its ``engine.json``, damage to them.
+"""The files of an engine: its header, its ``engine.json``, damage to them, their signature.
 
-They are read without any library.
+They are read without any library. A signature is an envelope in ``engine.json``: its statement
+names the files of the engine by their SHA-256 as subjects, and ``engine.json`` itself, without the
+envelope, as a byproduct.
 """
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 from collections.abc import Iterator, Mapping
@@ -17,8 +20,20 @@ from buildsys.errors import Unavailable
 from buildsys.system.backend_registry import import_backend, our_backends
 from buildsys.system.files import read_limited, sha256_of
 from buildsys.system.protobuf import opened
+from buildsys.system.signatures import (
+    BROKEN,
+    UNSIGNED,
+    UNTRUSTED,
+    SignatureError,
+    TrustedKeys,
+    byproduct_digest,
+    key_name,
+    open_envelope,
+)
 
 RECORD_NAME = "engine.json"
+ENVELOPE = "attestation"  # the field of engine.json
+_OTHER_ENGINE = "take an engine that a trusted key has signed"
 _COPY_FOLDER = "copy the engine's whole folder"
 REPLACE = "copy the engine's whole folder again, or build it"
 _MAX_NAME_BYTES = 255
@@ -83,8 +98,8 @@ class Record:
 
     def map(self, name: str) -> Mapping[str, Any]:
         """Return a mapping field."""
-        found = self.figures.get(name)
-        return found if isinstance(found, Mapping) else {}
+        value = self.figures.get(name)
+        return value if isinstance(value, Mapping) else {}
 
     @property
     def files(self) -> dict[str, Mapping[str, Any]]:
@@ -151,10 +166,10 @@ def find_damage(engine: Path, record: Record, header: Header, *, digest: bool) -
             problem = f"{path.name} is not the file that was built: {problem}"
             yield Reason("digest", problem, REPLACE)
         else:
-            known = facts.get("sha256") if files else record.figures.get("engine_sha256")
-            recorded = str(known or "")
-            if digest and recorded and (found := sha256_of(path)) != recorded:
-                problem = f"its SHA-256 is {found[:16]}…, the recorded one is {recorded[:16]}…"
+            expected = facts.get("sha256") if files else record.figures.get("engine_sha256")
+            recorded = str(expected or "")
+            if digest and recorded and (actual := sha256_of(path)) != recorded:
+                problem = f"its SHA-256 is {actual[:16]}…, the recorded one is {recorded[:16]}…"
                 problem = f"{path.name} is not the file that was built: {problem}"
                 yield Reason("digest", problem, REPLACE)
     is_ours = record.backend in our_backends()  # others may use the files of one of ours
@@ -164,3 +179,61 @@ def find_damage(engine: Path, record: Record, header: Header, *, digest: bool) -
             f" but {RECORD_NAME} describes one of {record.backend}"
         )
         yield Reason("record", problem, REPLACE)
+
+
+def content_digest(figures: Mapping[str, Any]) -> str:
+    """Return the SHA-256 of a record without its envelope."""
+    content = {name: value for name, value in figures.items() if name != ENVELOPE}
+    return hashlib.sha256(
+        json.dumps(content, sort_keys=True, separators=(",", ":")).encode()
+    ).hexdigest()
+
+
+def signer_of(record: Record, keys: TrustedKeys) -> str | Reason:
+    """Return a record's trusted signer, or the reason against it.
+
+    The files themselves are compared with the record by `find_damage`.
+    """
+    envelope = record.figures.get(ENVELOPE)
+    try:
+        if envelope is None:
+            raise SignatureError(UNSIGNED, "is not signed")
+        statement, signer = open_envelope(envelope, keys)
+        _check_content(record, statement)
+    except SignatureError as error:
+        remedy = error.remedy or (REPLACE if error.kind == BROKEN else _OTHER_ENGINE)
+        named = _signers(envelope) if error.kind == UNTRUSTED else ""
+        return Reason(error.kind, f"{RECORD_NAME} {error.problem}{named}", remedy)
+    return signer
+
+
+def _check_content(record: Record, statement: Mapping[str, Any]) -> None:
+    """Compare a record with its statement. Raises: SignatureError: they differ."""
+    recorded = byproduct_digest(statement, RECORD_NAME)
+    try:
+        subjects = {
+            str(subject["name"]): subject["digest"]["sha256"] for subject in statement["subject"]
+        }
+    except (LookupError, TypeError):
+        raise SignatureError(BROKEN, "has a signed statement that buildsys did not make") from None
+    if not record.files:
+        raise SignatureError(BROKEN, "names no files")
+    for name, facts in record.files.items():
+        if name not in subjects:
+            problem = f"has a signed statement that is not about {name!a:.100}"
+            raise SignatureError(BROKEN, problem)
+        if subjects[name] != facts.get("sha256"):
+            raise SignatureError(BROKEN, f"is signed for another {name!a:.100}")
+    try:
+        is_same = recorded == content_digest(record.figures)
+    except RecursionError:  # nested on purpose
+        is_same = False
+    if not is_same:
+        raise SignatureError(BROKEN, "was altered after it was signed")
+
+
+def _signers(envelope: Any) -> str:
+    """Return the keys in an envelope, for people."""
+    named = [str(signature.get("keyid", "")) for signature in envelope["signatures"]][:3]
+    keys = [key_name(key) for key in named if key]
+    return f", but by {', '.join(keys)}" if keys else ""

@@ -114,8 +114,8 @@ def install_command(record: Record) -> str:
 
 def older_library(record: Record, here: str, risk: str) -> Iterator[Reason]:
     """Yield the reason of a library ``here`` ("": not installed) that is older than the build's."""
-    built, found = version_numbers(built_version(record)), version_numbers(here)
-    if built and found and found[:2] < built[:2]:
+    built, installed = version_numbers(built_version(record)), version_numbers(here)
+    if built and installed and installed[:2] < built[:2]:
         library = f"{describe_backend(record.backend).title} {built_version(record)}"
         problem = f"it was built with {library}, but {here} is installed: {risk}"
         yield Reason("version", problem, f"{install_command(record)} or newer")
@@ -132,21 +132,21 @@ def plugin_reasons(record: Record, engine: Path, project: Path | None) -> Iterat
         places = [engine.with_name(file.name)] if is_file_name(file.name) else []
         if places and project is not None and not file.is_absolute() and ".." not in file.parts:
             places.append(project / file)
-        found = next((place for place in places if place.is_file()), None)
+        plugin_file = next((place for place in places if place.is_file()), None)
         named = (
             f"the plugin {plugin.get('name')} {plugin.get('version')} for {plugin.get('operator')}"
         )
-        if found is None:
+        if plugin_file is None:
             problem = (
                 f"{named} is not registered in this process, and its file {plugin.get('file')}"
                 " is not in the engine's folder"
             )
             remedy = "register its creator first, or copy the file into the folder"
             yield Reason("plugin", problem, remedy)
-        elif plugin.get("file_sha256") not in (None, digest := sha256_of(found)):
+        elif plugin.get("file_sha256") not in (None, digest := sha256_of(plugin_file)):
             recorded = str(plugin["file_sha256"])[:_SHOWN_DIGITS]
             problem = (
-                f"{named} is a different one: {found.name} has the SHA-256"
+                f"{named} is a different one: {plugin_file.name} has the SHA-256"
                 f" {digest[:_SHOWN_DIGITS]}…, the recorded one is {recorded}…"
             )
             yield Reason("plugin", problem, "use the file that it was built with")
@@ -154,10 +154,10 @@ def plugin_reasons(record: Record, engine: Path, project: Path | None) -> Iterat
 
 def _unregistered_plugins(record: Record) -> list[Mapping[str, Any]]:
     """Return the plugins missing from the registry of the loaded library."""
-    found = record.figures.get("plugins")
-    if not found or find_package(record.backend) is None:
+    recorded = record.figures.get("plugins")
+    if not recorded or find_package(record.backend) is None:
         return []
-    entries = found if isinstance(found, list) else []
+    entries = recorded if isinstance(recorded, list) else []
     plugins = [plugin for plugin in entries if isinstance(plugin, Mapping)]
     module: Any = sys.modules.get(describe_backend(record.backend).module)
     registry = module.get_plugin_registry() if hasattr(module, "get_plugin_registry") else None
@@ -166,4 +166,4 @@ def _unregistered_plugins(record: Record) -> list[Mapping[str, Any]]:
     if look_up is None:
         return plugins
     keys = ("name", "version", "namespace")
-    return [each for each in plugins if look_up(*(each.get(key, "") for key in keys)) is None]
+    return [plugin for plugin in plugins if look_up(*(plugin.get(key, "") for key in keys)) is None]

@@ -84,13 +84,13 @@ def read_details(visible: str | None) -> list[GpuDetails]:
 
     Raises: GpuError: the driver is missing or does not answer.
     """
-    found = []
+    details = []
     with nvml_session() as nvml:
         for device in _visible_devices(nvml, visible):
             # not by every MIG instance
             memory = reported(nvml, nvml.nvmlDeviceGetMemoryInfo, device)
             mig = reported(nvml, nvml.nvmlDeviceGetMigMode, device)
-            found.append(
+            details.append(
                 GpuDetails(
                     **_describe(nvml, device),
                     memory_bytes=memory and memory.total,
@@ -98,7 +98,7 @@ def read_details(visible: str | None) -> list[GpuDetails]:
                     mig="" if mig is None else "on" if mig[0] else "off",
                 )
             )
-    return found
+    return details
 
 
 def reported(nvml: Any, query: Callable[..., Any], *arguments: Any) -> Any:

@@ -54,11 +54,11 @@ class Readings:
             return {"missing": self.missing or "nothing was read"}
         spans = {}
         for name in ("sm_clock_mhz", "memory_clock_mhz", "power_w", "temperature_c"):
-            known = [
+            values = [
                 value for reading in self.taken if (value := getattr(reading, name)) is not None
             ]
-            if known:
-                spans[name] = {"min": min(known), "median": median(known), "max": max(known)}
+            if values:
+                spans[name] = {"min": min(values), "median": median(values), "max": max(values)}
         return {
             "readings": len(self.taken),
             **spans,
@@ -71,14 +71,14 @@ def throttle_shares(bits: Iterable[int | None]) -> dict[str, float]:
 
     Idle and clocks chosen by a user are no reasons.
     """
-    known = [reading & ~_HARMLESS for reading in bits if reading is not None]
+    readings = [reading & ~_HARMLESS for reading in bits if reading is not None]
     counts = Counter(
         THROTTLE_REASONS.get(1 << place, f"reason {1 << place:#x}")
-        for reading in known
+        for reading in readings
         for place in range(reading.bit_length())
         if reading >> place & 1
     )
-    return {reason: round(count / len(known), 4) for reason, count in counts.items()}
+    return {reason: round(count / len(readings), 4) for reason, count in counts.items()}
 
 
 def throttled(case: str, figures: Mapping[str, Any], limit: float = 0.0) -> Iterator[str]:

@@ -93,22 +93,22 @@ def check_interpreter(toolchain: Toolchain, texts: TextCache | None = None) -> I
     environment = toolchain.environment(os.environ)
     name = _cache_name(toolchain, environment)
     with _probing:  # threads that need the same interpreter wait for one probe
-        known, text = _known.get(name), texts.get(name) if texts is not None else None
-        if known is None and text is not None:
+        remembered, text = _known.get(name), texts.get(name) if texts is not None else None
+        if remembered is None and text is not None:
             fields, stamps = json.loads(text)
-            known = _Known(
+            remembered = _Known(
                 InterpreterCheck(Interpreter(**{**fields, "path": tuple(fields["path"])})), stamps
             )
-        if known is None or known.stamps != _stamps(known.stamps):
-            known = _probe(toolchain, environment)
-        _known[name] = known
-        if texts is not None and known.check.interpreter is not None:
-            new = json.dumps([asdict(known.check.interpreter), known.stamps])
+        if remembered is None or remembered.stamps != _stamps(remembered.stamps):
+            remembered = _probe(toolchain, environment)
+        _known[name] = remembered
+        if texts is not None and remembered.check.interpreter is not None:
+            new = json.dumps([asdict(remembered.check.interpreter), remembered.stamps])
             if new != text:
                 texts.set(name, new)
-    interpreter = known.check.interpreter
+    interpreter = remembered.check.interpreter
     if interpreter is None or tuple(map(int, interpreter.version.split(".")[:2])) >= OLDEST:
-        return known.check
+        return remembered.check
     needed = ".".join(map(str, OLDEST))
     reason = f"{python} is Python {interpreter.version}, but {needed} or newer is needed"
     return replace(_unusable(toolchain, reason), interpreter=interpreter)
@@ -178,4 +178,4 @@ def _cache_name(toolchain: Toolchain, environment: Mapping[str, str]) -> str:
 
 def _stamps(files: Iterable[str]) -> dict[str, list[int] | None]:
     # lists, as JSON has no tuples
-    return {file: list(found) if (found := stamp(file)) else None for file in files}
+    return {file: list(state) if (state := stamp(file)) else None for file in files}

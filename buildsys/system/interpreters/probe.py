@@ -1,18 +1,15 @@
 """Short scripts run by another interpreter to describe itself.
 
-A script writes JSON to a separate descriptor (``argv[1]``), so nothing printed by
-``sitecustomize`` or a library is mistaken for the result.
+A script writes JSON to a file (``argv[1]``), so nothing printed by ``sitecustomize`` or a library
+is mistaken for the result.
 """
 
 from __future__ import annotations
 
 import contextlib
 import json
-import os
-import selectors
 import subprocess
 import tempfile
-import time
 from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
@@ -41,7 +38,8 @@ answer = {
     "path": [entry for entry in sys.path if entry],
     "pid": os.getpid(),
 }
-os.write(int(sys.argv[1]), json.dumps(answer).encode())
+with open(sys.argv[1], "w") as file:
+    file.write(json.dumps(answer))
 """
 
 # argv[2] is the module, argv[3:] are others to describe with it
@@ -88,7 +86,8 @@ sys.path[:] = [entry for entry in sys.path if entry]
 answer = describe(sys.argv[2])
 if sys.argv[3:]:
     answer["others"] = dict((name, describe(name)) for name in sys.argv[3:])
-os.write(int(sys.argv[1]), json.dumps(answer).encode())
+with open(sys.argv[1], "w") as file:
+    file.write(json.dumps(answer))
 os._exit(0)
 """
 
@@ -135,24 +134,19 @@ def run_probe(
 
     Raises: OSError: the program cannot be started.
     """
-    reader, writer = os.pipe()
-    with tempfile.TemporaryFile() as output, os.fdopen(reader, "rb") as answer:
+    with tempfile.TemporaryDirectory() as folder, tempfile.TemporaryFile() as output:
+        answer = Path(folder, "answer.json")
+        process = subprocess.Popen(
+            [str(python), "-c", script, str(answer), *arguments],
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=output,
+            cwd="/",  # a project may contain its own json.py
+            env=dict(environment),
+            start_new_session=True,
+        )
         try:
-            process = subprocess.Popen(
-                [str(python), "-c", script, str(writer), *arguments],
-                stdin=subprocess.DEVNULL,
-                stdout=output,
-                stderr=output,
-                cwd="/",  # a project may contain its own json.py
-                env=dict(environment),
-                pass_fds=[writer],
-                start_new_session=True,
-            )
-        finally:
-            os.close(writer)
-        try:
-            text = _read_all(answer.fileno(), limit_s)
-            code = None if text is None else process.wait(limit_s)
+            code = process.wait(limit_s)
         except subprocess.TimeoutExpired:
             code = None
         finally:
@@ -160,26 +154,14 @@ def run_probe(
             process.wait()
         output.seek(0)
         printed = output.read()[-_KEPT_OUTPUT:].decode(errors="replace")
-    if text is None or code is None:
-        return ProbeResult(None, f"did not respond within {limit_s:g} s", printed, timed_out=True)
-    with contextlib.suppress(ValueError):
-        fields = json.loads(text)
-        if isinstance(fields, dict):
-            return ProbeResult(fields, output=printed, pid=process.pid)
+        if code is None:
+            ending = f"did not respond within {limit_s:g} s"
+            return ProbeResult(None, ending, printed, timed_out=True)
+        with contextlib.suppress(OSError, ValueError):
+            fields = json.loads(answer.read_bytes())
+            if isinstance(fields, dict):
+                return ProbeResult(fields, output=printed, pid=process.pid)
     return ProbeResult(None, describe_exit(code), printed, crashed=code < 0)
-
-
-def _read_all(descriptor: int, limit_s: float) -> bytes | None:
-    """Read until the other end closes. None if the limit is exceeded."""
-    deadline, pieces = time.monotonic() + limit_s, list[bytes]()
-    with selectors.DefaultSelector() as selector:
-        selector.register(descriptor, selectors.EVENT_READ)
-        while selector.select(max(0.0, deadline - time.monotonic())):
-            piece = os.read(descriptor, 1 << 16)
-            if not piece:
-                return b"".join(pieces)
-            pieces.append(piece)
-    return None
 
 
 @dataclass(frozen=True)
@@ -232,12 +214,12 @@ def check_libraries(
         return [replace(library, facts=facts), second]
 
     distinct = list(dict.fromkeys(names))
-    together = {one: other for one, other in _IMPORTS.items() if {one, other} <= {*distinct}}
+    together = {name: other for name, other in _IMPORTS.items() if {name, other} <= {*distinct}}
     asked = [name for name in distinct if name not in together.values()]
     with ThreadPoolExecutor(_CONCURRENT_IMPORTS) as threads:
         answers = chain.from_iterable(threads.map(check_all, asked))
-        found = {library.name: library for library in answers}
-    return {name: found[name] for name in distinct}
+        libraries = {library.name: library for library in answers}
+    return {name: libraries[name] for name in distinct}
 
 
 def _described(name: str, fields: Mapping[str, Any]) -> Library:

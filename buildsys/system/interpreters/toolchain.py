@@ -32,8 +32,10 @@ class Toolchain:
 
     def environment(self, base: Mapping[str, str]) -> dict[str, str]:
         """Return ``base`` for this interpreter, without the variables of ours."""
-        kept = {name: value for name, value in base.items() if name not in _INTERPRETER_VARIABLES}
-        return {**kept, **self.env}
+        variables = {
+            name: value for name, value in base.items() if name not in _INTERPRETER_VARIABLES
+        }
+        return {**variables, **self.env}
 
 
 def override_variable(name: str) -> str:

@@ -148,15 +148,14 @@ def plan(world: World) -> tuple[dict[str, Any], dict[str, Action]]:
 _parsed = cache(dependencies.parse_python)
 _code: dict[tuple[str, ...], dict[str, str | None]] = {}  # our own, which no step changes
 _digests: dict[str, Any] = {}  # of the same files
-_identities: dict[tuple[str, bool], str] = {}  # of installed packages, which no step changes
+_identities: dict[str, str] = {}  # of installed packages, which no step changes
 _identity = package_files._identity
 
 
-def known_identity(folder: str, texts: Any, *, thorough: bool) -> str:
-    key = (folder, thorough)
-    if key not in _identities:
-        _identities[key] = _identity(folder, texts, thorough=thorough)
-    return _identities[key]
+def known_identity(folder: str, texts: Any) -> str:
+    if folder not in _identities:
+        _identities[folder] = _identity(folder, texts)
+    return _identities[folder]
 
 
 class StandIns:

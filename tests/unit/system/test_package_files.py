@@ -36,10 +36,10 @@ def install(site: Path, modules: dict[str, str], *, script: str = "#!/one/python
     (info / "RECORD").write_text("\n".join([*lines, "tool-1.0.dist-info/RECORD,,"]))
 
 
-def identity(site: Path, texts: Texts | None = None, *, thorough: bool = True) -> str:
+def identity(site: Path, texts: Texts | None = None) -> str:
     versions.distribution_folders.cache_clear()
     texts = Texts() if texts is None else texts
-    found = package_identities(["tool"], (str(site),), texts, thorough=thorough)
+    found = package_identities(["tool"], (str(site),), texts)
     return found.get("tool", "")
 
 
@@ -98,33 +98,6 @@ def test_an_edited_shared_library_is_seen(site: Path) -> None:
     before = identity(site)
     (site / "tool/fast.cpython-311.so").write_text("BINARY")
     assert identity(site) != before
-
-
-def test_writing_deep_into_a_large_library_is_only_seen_if_thorough(
-    site: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(package_files, "_MANY_MODULES", 1)
-    texts = settled(site, monkeypatch)
-    before = identity(site, texts)
-    assert identity(site, texts, thorough=False) == before
-    (site / "tool/deep/part.py").write_text("y = 2\n")
-    assert identity(site, texts) != before
-    assert identity(site, texts, thorough=False) == before
-    (site / "tool/__init__.py").write_text("x = 2\n")
-    assert identity(site, texts, thorough=False) != before
-
-
-def test_a_module_replaced_deep_in_a_large_library_is_seen(
-    site: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(package_files, "_MANY_MODULES", 1)
-    texts = settled(site, monkeypatch)
-    before = identity(site, texts, thorough=False)
-    (site / "tool/deep/new.py").write_text("y = 2\n")
-    (site / "tool/deep/new.py").replace(site / "tool/deep/part.py")
-    edited = identity(site, texts, thorough=False)
-    assert edited != before
-    assert identity(site) == edited
 
 
 def settled(site: Path, monkeypatch: pytest.MonkeyPatch) -> Texts:

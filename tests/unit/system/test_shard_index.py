@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from buildsys.system.shard_index import read_index, shards_of
+from buildsys.system.weight_names import read_index, shards_of
 
 
 def test_an_index_names_its_shards_with_their_tensors(tmp_path: Path) -> None:

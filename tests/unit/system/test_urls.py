@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from buildsys.system.urls import mask_secrets, mask_text
+from buildsys.system.printable import mask_secrets, mask_text
 
 
 @pytest.mark.parametrize(

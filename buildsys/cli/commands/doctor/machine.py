@@ -27,8 +27,8 @@ from buildsys.system.gpus.nvml import GpuError, read_details
 from buildsys.system.interpreters.interpreter import check_interpreter
 from buildsys.system.interpreters.probe import LIMIT_VARIABLE, Library, check_libraries
 from buildsys.system.interpreters.toolchain import Toolchain
+from buildsys.system.printable import mask_secrets
 from buildsys.system.signatures import key_name
-from buildsys.system.urls import mask_secrets
 from buildsys.system.versions import (
     ENVIRONMENT,
     environment_facts,

@@ -1,14 +1,38 @@
-"""Indices of weights split into several safetensors files."""
+"""Names of weights: files on the Hugging Face Hub, and indices of several safetensors files."""
 
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
+from typing import NamedTuple
 
 from buildsys.system.files import read_limited
 
+HUB = "hf://"  # hf://OWNER/NAME@COMMIT/FILE
+_PART = r"[A-Za-z0-9][\w.-]{0,95}"
+_NAME = re.compile(rf"hf://({_PART}/{_PART})@([0-9a-f]{{40}})(?:/([\w.+-][\w.+/-]*)?)?")
 INDEX_SUFFIX = ".safetensors.index.json"
 _MAX_BYTES = 16 << 20  # 200,000 tensors
+
+
+class HubName(NamedTuple):
+    """A file of a repository, or with an empty path the repository, at one commit."""
+
+    repository: str
+    commit: str
+    path: str
+
+
+def parse_hub_name(name: str) -> HubName | None:
+    """Return the parts of a name, None if it is invalid.
+
+    A branch may move: only commits count.
+    """
+    match = _NAME.fullmatch(name)
+    if match is None or ".." in (match[3] or "").split("/"):
+        return None
+    return HubName(match[1], match[2], match[3] or "")
 
 
 def read_index(path: Path) -> dict[str, set[str]]:
