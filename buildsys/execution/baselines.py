@@ -48,7 +48,7 @@ Parts = Mapping[str, str]
 
 
 def baseline_digests(ledger: Ledger, gates: Iterable[str]) -> set[str]:
-    """Return the digests of engines that gates compare with, now or in the next build."""
+    """List the digests of engines that gates compare with, now or in the next build."""
     return {
         value
         for gate in gates
@@ -78,7 +78,7 @@ class Baselines:
         self._warn = cache(warn_on_stderr)  # once, although each look opens the history
 
     def parts(self, action: Action, parts: Parts) -> dict[str, str]:
-        """Return the part of the baseline. ``parts`` are the others of the key."""
+        """Find the part of the baseline. ``parts`` are the others of the key."""
         if action.baseline is None:
             return {}
         records, own = self._comparable(action, parts), _build_of(action, parts)
@@ -94,7 +94,7 @@ class Baselines:
     def fetch(
         self, action: Action, parts: Parts, store: Store, folder: Path
     ) -> tuple[dict[str, Any], dict[str, Path]]:
-        """Return the baseline as JSON values, and its files copied into ``folder``.
+        """Fetch the baseline as JSON values, and its files copied into ``folder``.
 
         The stage gets ``missing`` without a baseline, or ``reason`` if it cannot run here.
         """
@@ -156,7 +156,7 @@ class Baselines:
         self._ledger.add(record)
 
     def _comparable(self, action: Action, parts: Parts) -> list[ActionRecord]:
-        """Return the records of a gate in this environment, newest first, without noisy ones."""
+        """List the records of a gate in this environment, newest first, without noisy ones."""
         return [
             record
             for record in self._ledger.records(action.target)
@@ -164,7 +164,7 @@ class Baselines:
         ]
 
     def _earlier(self, action: Action, parts: Parts, digest: str) -> _EarlierBuild | None:
-        """Return the last accepted build with an engine."""
+        """Find the last accepted build with an engine."""
         own = _build_of(action, parts)
         for record in self._comparable(action, parts):
             build = _build_of(action, record.parts)
@@ -209,7 +209,7 @@ class Baselines:
                 yield _EarlierBuild(engine, data, run.started, then, options, figures)
 
     def _why_none(self, action: Action, parts: Parts, digest: str) -> dict[str, str]:
-        """Return the reason for a missing baseline, and its remedy."""
+        """Find the reason for a missing baseline, and its remedy."""
         hint = "the next build is compared with this one"
         if digest != NONE:
             problem = f"the record of the baseline (engine {digest[:_SHOWN_DIGITS]}) is gone"
@@ -235,7 +235,7 @@ class Baselines:
 
 
 def _build_of(action: Action, parts: Parts) -> tuple[str, dict[str, str]]:
-    """Return the identity of a build: its engine and runtime libraries."""
+    """Identify a build by its engine and runtime libraries."""
     return _engine(action, parts), {k: v for k, v in parts.items() if k.startswith(_LIBRARIES)}
 
 
@@ -245,14 +245,14 @@ def _engine(action: Action, parts: Parts) -> str:
 
 
 def _data_path(action: Action) -> str:
-    """Return the path of the weights next to an engine."""
+    """Locate the weights next to an engine."""
     assert action.baseline is not None
     data = action.inputs.get("engine.data")
     return data.path if data else f"{action.baseline.engine}.data"
 
 
 def _differences(prefixes: tuple[str, ...], then: Parts, now: Parts) -> list[str]:
-    """Return the names of different parts."""
+    """List the names of different parts."""
     changed = {label for label in then.keys() | now.keys() if then.get(label) != now.get(label)}
     changed -= {f"{label}{FILES}" for label in changed}  # implied by another version
     return sorted(label.partition(":")[2] for label in changed if label.startswith(prefixes))

@@ -59,20 +59,20 @@ class LatencyChange:
 
 
 def builds_at(builds: Iterable[Build], moment: Build) -> dict[str, Build]:
-    """Return each target's last complete build on a machine by then.
+    """Find each target's last complete build on a machine by then.
 
     ``builds`` are newest first.
     """
-    found: dict[str, Build] = {}
+    last: dict[str, Build] = {}
     for build in builds:
         is_earlier = build.machine_id == moment.machine_id and build.position <= moment.position
         if is_earlier and build.status in _COMPLETE:
-            found.setdefault(build.target, build)
-    return found
+            last.setdefault(build.target, build)
+    return last
 
 
 def compare_figures(pairs: Sequence[tuple[Build, Build]]) -> list[FigureChange]:
-    """Return sizes, errors and build times of pairs, changed or not."""
+    """List sizes, errors and build times of pairs, changed or not."""
     return [
         FigureChange(second.target, name, first.figures[name], second.figures[name])
         for first, second in pairs
@@ -82,71 +82,70 @@ def compare_figures(pairs: Sequence[tuple[Build, Build]]) -> list[FigureChange]:
 
 
 def machine_differences(first: Mapping[str, str], second: Mapping[str, str]) -> tuple[str, ...]:
-    """Return obstacles to comparing figures of two environments.
+    """List obstacles to comparing figures of two environments.
 
     Only hardware counts. Drivers and libraries are causes of a change, not obstacles.
     """
-    found = []
-    for name in _COMPARED_DEVICES:
-        one, other = first.get(f"device:{name}"), second.get(f"device:{name}")
-        if one is not None and other is not None and one != other:
-            found.append(f"{name} is {one} and {other}")
-    return tuple(found)
+    pairs = [(n, first.get(f"device:{n}"), second.get(f"device:{n}")) for n in _COMPARED_DEVICES]
+    return tuple(
+        f"{name} is {before} and {after}"
+        for name, before, after in pairs
+        if None not in (before, after) and before != after
+    )
 
 
 def compare_latencies(history: History, first: Build, second: Build) -> list[LatencyChange]:
-    """Return the latencies of two benchmarks of engines."""
+    """Compare the latencies of two benchmarks of engines."""
     obstacles = machine_differences(history.environment(first), history.environment(second))
     if not history.environment(first) or not history.environment(second):
         obstacles = ("the environment of a build is not recorded",)
-    found = []
-    other = {_place(one): one for one in _of_engine(history.measurements(second))}
-    for one in _of_engine(history.measurements(first)):
-        match = other.get(_place(one))
-        if match is None or one.p50_ms <= 0:
+    changes = []
+    others = {_place(m): m for m in _of_engine(history.measurements(second))}
+    for before in _of_engine(history.measurements(first)):
+        after = others.get(_place(before))
+        if after is None or before.p50_ms <= 0:
             continue
-        noise = list(_noise((first, one), (second, match)))
-        reasons = [*obstacles, *noise, *_other_sizes(one, match)]
-        intervals = one.interval_ms, match.interval_ms
-        verdict = INCOMPARABLE if reasons else _verdict(*intervals)
-        found.append(
+        noise = list(_noise((first, before), (second, after)))
+        reasons = [*obstacles, *noise, *_other_sizes(before, after)]
+        intervals = before.interval_ms, after.interval_ms
+        changes.append(
             LatencyChange(
                 second.target,
-                one.case,
-                one.contender,
-                one.clock,
-                one.p50_ms,
-                match.p50_ms,
+                before.case,
+                before.contender,
+                before.clock,
+                before.p50_ms,
+                after.p50_ms,
                 *intervals,
-                verdict,
+                INCOMPARABLE if reasons else _verdict(*intervals),
                 "; ".join(reasons),
                 noisy=bool(noise),
             )
         )
-    return found
+    return changes
 
 
 def _of_engine(measurements: Iterable[Measurement]) -> Iterator[Measurement]:
-    return (one for one in measurements if one.contender.startswith(ENGINE))
+    return (m for m in measurements if m.contender.startswith(ENGINE))
 
 
-def _place(one: Measurement) -> tuple[str, str, str]:
-    return one.case, one.contender, one.clock
+def _place(measurement: Measurement) -> tuple[str, str, str]:
+    return measurement.case, measurement.contender, measurement.clock
 
 
 def _noise(*sides: tuple[Build, Measurement]) -> Iterator[str]:
     noisy = [
         bool(build.figures.get("noisy"))
-        or bool(one.interval_ms and median_doubt(one.p50_ms, one.interval_ms))
-        for build, one in sides
+        or bool(m.interval_ms and median_doubt(m.p50_ms, m.interval_ms))
+        for build, m in sides
     ]
     if any(noisy):
         yield f"{'both measurements are' if all(noisy) else 'a measurement is'} noisy"
 
 
-def _other_sizes(one: Measurement, other: Measurement) -> Iterator[str]:
-    if one.dims != other.dims:
-        yield f"sizes are {_sizes(one.dims)} and {_sizes(other.dims)}"
+def _other_sizes(before: Measurement, after: Measurement) -> Iterator[str]:
+    if before.dims != after.dims:
+        yield f"sizes are {_sizes(before.dims)} and {_sizes(after.dims)}"
 
 
 def _sizes(dims: Mapping[str, int]) -> str:
@@ -154,7 +153,7 @@ def _sizes(dims: Mapping[str, int]) -> str:
 
 
 def _verdict(first: tuple[float, float] | None, second: tuple[float, float] | None) -> str:
-    """Return the verdict of two intervals: clear if they do not overlap."""
+    """Compare two intervals: clear if they do not overlap."""
     if first is None or second is None:
         return NO_INTERVAL
     if second[0] > first[1]:

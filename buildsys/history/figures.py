@@ -24,7 +24,7 @@ def build_figures(stage: str, result: Mapping[str, Any]) -> Figures:
     figures: Figures = {"peak_rss_mib": result.get("peak_rss_mib")}
     if collect := stage_report(stage, "history_figures"):
         figures |= collect(parse(result, result_type(stage)))
-    return {name: one for name, one in figures.items() if one is not None or name == _RELATIVE}
+    return {n: value for n, value in figures.items() if value is not None or n == _RELATIVE}
 
 
 def read_measurements(file: Path) -> list[Measurement]:

@@ -77,5 +77,5 @@ def compare_values(before: float, after: float, tolerance: float) -> Change:
 
 
 def _drop(log: float) -> float:
-    """Return the relative loss of a figure from the logarithm of before / after."""
+    """Compute the relative loss of a figure from the logarithm of before / after."""
     return -math.expm1(-log)

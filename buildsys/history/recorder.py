@@ -105,11 +105,11 @@ class Recorder:
         from buildsys.history.figures import read_measurements
 
         try:
-            found = read_measurements(result)
+            measurements = read_measurements(result)
         except Exception as error:
             self._warn(error)
             return
-        self._write(lambda: self._history.add_measurements(build, found))
+        self._write(lambda: self._history.add_measurements(build, measurements))
 
     def close(self) -> None:
         """Retry failed writes and close the history."""
@@ -158,11 +158,11 @@ class Recorder:
 
 
 def machine_id() -> str:
-    """Return an id of this machine, "" if the system has none."""
+    """Read an id of this machine, "" if the system has none."""
     with suppress(OSError):
-        found = Path("/etc/machine-id").read_text(encoding="ascii", errors="replace").strip()
+        number = Path("/etc/machine-id").read_text(encoding="ascii", errors="replace").strip()
         # systemd asks not to publish the number itself
-        return hashlib.sha256(f"buildsys {found}".encode()).hexdigest()[:12] if found else ""
+        return hashlib.sha256(f"buildsys {number}".encode()).hexdigest()[:12] if number else ""
     return ""
 
 

@@ -24,14 +24,14 @@ class Interval(NamedTuple):
 
 
 def median(values: Sequence[float]) -> float:
-    """Return the median. Raises: ValueError: no values, or one of them is NaN."""
+    """Compute the median. Raises: ValueError: no values, or one of them is NaN."""
     ordered = _ordered(values)
     middle = len(ordered) // 2
     return (ordered[middle] + ordered[-middle - 1]) / 2
 
 
 def median_interval(values: Sequence[float], confidence: float = CONFIDENCE) -> Interval | None:
-    """Return the median of independent values with its two-sided interval.
+    """Compute the median of independent values with its two-sided interval.
 
     The interval ends at two of the values, whatever their distribution. None: there are too few
     of them (less than 6 for 95 %).
@@ -51,12 +51,12 @@ def median_interval(values: Sequence[float], confidence: float = CONFIDENCE) -> 
 
 
 def hodges_lehmann(differences: Sequence[float]) -> float:
-    """Return the Hodges-Lehmann estimate of the center of paired differences."""
+    """Compute the Hodges-Lehmann estimate of the center of paired differences."""
     return median(_walsh_averages(differences))
 
 
 def signed_rank_bound(differences: Sequence[float], confidence: float = CONFIDENCE) -> float | None:
-    """Return the lower one-sided confidence bound of the center of paired differences.
+    """Compute the lower one-sided confidence bound of the center of paired differences.
 
     It belongs to the exact Wilcoxon signed-rank test: the bound is above 0 if the test rejects
     "the center is at most 0". None: there are too few differences (less than 5 for 95 %).
@@ -77,14 +77,14 @@ def _ordered(values: Sequence[float]) -> list[float]:
 
 
 def _walsh_averages(differences: Sequence[float]) -> list[float]:
-    """Return the averages of all pairs, self-pairs included."""
+    """List the averages of all pairs, self-pairs included."""
     ordered = _ordered(differences)
     return [(a + b) / 2 for i, a in enumerate(ordered) for b in ordered[i:]]
 
 
 @cache
 def _rank_sum_counts(count: int) -> list[int]:
-    """Return the number of sign patterns by sum of positive ranks."""
+    """Count the sign patterns by sum of positive ranks."""
     counts = [1]
     for rank in range(1, count + 1):
         shifted = [0] * rank + counts

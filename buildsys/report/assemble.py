@@ -76,7 +76,7 @@ def assemble(
     inputs: Mapping[str, Path],
     graphs: Mapping[str, Mapping[str, Any]],
 ) -> Report:
-    """Return the report on ``model`` from its manifest and result files.
+    """Assemble the report on ``model`` from its manifest and result files.
 
     ``inputs`` maps targets to result files, ``graphs`` targets to the facts of the graphs that they
     wrote (``inspection.graph_facts``), in the order of the stages.
@@ -91,7 +91,7 @@ def assemble_after_failure(
     problems: Mapping[str, TargetProblem],
     notice: str,
 ) -> Report:
-    """Return the report on an unsuccessful run, without stale results."""
+    """Assemble the report on an unsuccessful run, without stale results."""
     results = []
     for result in read_results(inputs):
         problem = problems.get(result.target)
@@ -119,7 +119,7 @@ def assemble_after_failure(
 
 
 def opt_sizes(manifest: Manifest) -> dict[str, int]:
-    """Return the opt sizes of the dynamic dimensions."""
+    """Read the opt sizes of the dynamic dimensions."""
     return {name: span["opt"] for name, span in _section(manifest, "dims").items() if "opt" in span}
 
 
@@ -205,7 +205,7 @@ def _assemble(
 
 
 def _verdict(results: Sequence[AnyResult], contradictions: Sequence[str]) -> BuildVerdict:
-    """Return the verdict: ``passed`` only if all results passed.
+    """Decide the verdict: ``passed`` only if all results passed.
 
     The report itself counts as a target, as it does in the console.
     """
@@ -239,7 +239,7 @@ def _target_lines(
     results: Sequence[AnyResult], compared: Mapping[str, Sequence[ComparisonLine]]
 ) -> Iterator[TargetLine]:
     """Yield the line of each target; without an engine, the reason is the engine's."""
-    gone = {one.variant: one for one in results if (one.stage, one.status) == _NO_ENGINE}
+    gone = {r.variant: r for r in results if (r.stage, r.status) == _NO_ENGINE}
     for result in results:
         line = _target_line(result, compared.get(result.target, ()))
         engine = gone.get(result.variant) if result.stage in ENGINE_STAGES else None
@@ -249,7 +249,7 @@ def _target_lines(
 
 
 def _target_line(result: AnyResult, comparisons: Iterable[ComparisonLine]) -> TargetLine:
-    """Return one target's line with key figure and worst error."""
+    """Describe one target with key figure and worst error."""
     outcome = key_figure(result.stage, result.content)
     if result.stage not in (VALIDATE, VERIFY):  # their key figure
         errors = [
@@ -274,7 +274,7 @@ def _target_line(result: AnyResult, comparisons: Iterable[ComparisonLine]) -> Ta
 
 
 def _own_line(model: str, status: str) -> TargetLine:
-    """Return the line of the report target."""
+    """Describe the report target."""
     file, log = "report/report.json", "report/report.log"
     return TargetLine(target_of(REPORT, model), REPORT, "", status, None, "", "", "", file, log)
 
@@ -284,17 +284,21 @@ def _section(manifest: Manifest, name: str) -> Mapping[str, Any]:
 
 
 def _source_text(source: Mapping[str, Any]) -> str:
-    """Return e.g. ``torchvision resnet18``, with the reference of a network defined by hand."""
+    """Describe a source with its reference: ``torchvision resnet18``."""
     own = " ".join(f"{kind} {source[kind]}" for kind in _SOURCE_KINDS if kind in source)
     reference = source.get("reference")
     return f"{own}, verified against {_source_text(reference)}" if reference else own
 
 
 def _declared(tensors: Mapping[str, Any]) -> list[TensorPort]:
-    """Return the declared tensors, like those of an export."""
+    """List the declared tensors, like those of an export."""
     return [
-        {"name": name, "dtype": each.get("dtype") or "?", "shape": list(each.get("shape") or ())}
-        for name, each in tensors.items()
+        {
+            "name": name,
+            "dtype": tensor.get("dtype") or "?",
+            "shape": list(tensor.get("shape") or ()),
+        }
+        for name, tensor in tensors.items()
     ]
 
 
@@ -317,13 +321,14 @@ def _operator_lines(manifest: Manifest) -> Iterator[OperatorLine]:
         for place, backend in places.items():
             kind, text = chosen_kind(entry, backend), ""
             if kind is not None:
-                given = implementations(entry, backend)[kind]
-                if not isinstance(given, str):
-                    files = (given[name] for name in ("file", "python", "library") if name in given)
-                    given = ", ".join(given.get("sources", ())) or next(
+                chosen = implementations(entry, backend)[kind]
+                if not isinstance(chosen, str):
+                    names = ("file", "python", "library")
+                    files = (chosen[name] for name in names if name in chosen)
+                    chosen = ", ".join(chosen.get("sources", ())) or next(
                         map(str, files), "of TensorRT"
                     )
-                text = f"{kind} {given}"
+                text = f"{kind} {chosen}"
             yield OperatorLine(entry["op"], place, text)
 
 
@@ -339,7 +344,7 @@ def _provenance(manifest: Manifest, results: Sequence[AnyResult]) -> Provenance:
     return Provenance(
         manifest=manifest,
         manifest_sha256=hashlib.sha256(canonical.encode()).hexdigest(),
-        versions={name: " and ".join(found) for name, found in sorted(versions.items())},
+        versions={name: " and ".join(used) for name, used in sorted(versions.items())},
         devices=tuple(sorted({f"CPU: {r.content['cpu']}" for r in results if "cpu" in r.content})),
         files=tuple(_files(results)),
         started=min(filter(None, started), default=""),

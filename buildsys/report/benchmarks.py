@@ -32,12 +32,12 @@ _TITLES = {
 
 
 def contender_title(name: str) -> str:
-    """Return the name of a contender for people."""
+    """Name a contender for people."""
     return _TITLES.get(name, name)
 
 
 def timings(results: Iterable[AnyResult]) -> tuple[TimingLine, ...]:
-    """Return the latencies of all benchmarks, each engine above its baselines."""
+    """List the latencies of all benchmarks, each engine above its baselines."""
     return tuple(
         TimingLine(
             engine=result.variant,
@@ -61,7 +61,7 @@ def timings(results: Iterable[AnyResult]) -> tuple[TimingLine, ...]:
 
 
 def gpu_timings(results: Iterable[AnyResult]) -> tuple[GpuTimingLine, ...]:
-    """Return a line per contender with times by the GPU's clock."""
+    """List a line per contender with times by the GPU's clock."""
     return tuple(
         GpuTimingLine(
             engine=result.variant,
@@ -83,7 +83,7 @@ def gpu_timings(results: Iterable[AnyResult]) -> tuple[GpuTimingLine, ...]:
 
 
 def gpu_states(results: Iterable[AnyResult]) -> tuple[GpuState, ...]:
-    """Return a line per case with readings of the GPU."""
+    """List a line per case with readings of the GPU."""
     return tuple(
         GpuState(
             engine=result.variant,
@@ -108,7 +108,7 @@ def gpu_states(results: Iterable[AnyResult]) -> tuple[GpuState, ...]:
 
 
 def bench_notes(results: Iterable[AnyResult]) -> tuple[str, ...]:
-    """Return notes on the benchmarks, each sentence once."""
+    """List notes on the benchmarks, each sentence once."""
     notes: list[str] = []
     for result in of_type(results, BenchResult):
         content = result.content
@@ -151,7 +151,7 @@ def has_slow_tail(line: TimingLine) -> bool:
 
 
 def tail_note(names: Iterable[str]) -> str:
-    """Return why throughputs are far below what the medians imply."""
+    """Say why throughputs are far below what the medians imply."""
     return (
         f"a few slow inferences take most of the time of {', '.join(names)}, so the throughput is"
         " far below what the median implies"

@@ -27,7 +27,7 @@ class Compared(NamedTuple):
 
 
 def checks_of(results: Iterable[AnyResult]) -> tuple[Check, ...]:
-    """Return one check per comparing target, in the order of the results."""
+    """List one check per comparing target, in the order of the results."""
     return tuple(
         _check_of(result, compared(result))
         for result in results
@@ -53,7 +53,7 @@ def contradictions(checks: Iterable[Check]) -> Iterator[str]:
 def _check_of(result: AnyResult, compared: Compared) -> Check:
     content = result.content
     tolerance = content.get("tolerance", {})
-    lines = [line for one in compared.cases for line in _lines(*one, compared.dims)]
+    lines = [line for cases in compared.cases for line in _lines(*cases, compared.dims)]
     return Check(
         target=result.target,
         subject=compared.subject,

@@ -13,7 +13,7 @@ COLUMNS = ("command", "figure", "value>", "interval>", "limit>", "within the lim
 
 
 def command_lines(results: Iterable[AnyResult]) -> tuple[CommandLine, ...]:
-    """Return a line per figure of every command."""
+    """List a line per figure of every command."""
     return tuple(
         CommandLine(
             command=result.variant,
@@ -32,7 +32,7 @@ def command_lines(results: Iterable[AnyResult]) -> tuple[CommandLine, ...]:
 
 
 def command_cells(line: CommandLine) -> tuple[str, ...]:
-    """Return the cells of a line for ``COLUMNS``, without markup."""
+    """Write the cells of a line for ``COLUMNS``, without markup."""
     limits = [f"≥ {q.number(line.least)}"] if line.least is not None else []
     limits += [f"≤ {q.number(line.most)}"] if line.most is not None else []
     return (

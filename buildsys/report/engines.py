@@ -34,7 +34,7 @@ _NOT_SETTINGS = (
 def engine_lines(
     results: Sequence[AnyResult], manifest: Mapping[str, Any]
 ) -> tuple[EngineLine, ...]:
-    """Return one line per engine, from the results of three stages."""
+    """List one line per engine, from the results of three stages."""
     status = {(result.stage, result.variant): result.status for result in results}
     specs = {engine["name"]: engine for engine in manifest.get("engines", ())}
 
@@ -83,10 +83,8 @@ def _device_fact(title: str, fact: object) -> str:
 
 
 def layer_lines(results: Sequence[AnyResult]) -> tuple[LayerLine, ...]:
-    """Return the known layers of every engine, the slowest first."""
-    timed = {
-        one.variant: one.content.get("slowest_layers", []) for one in of_type(results, BenchResult)
-    }
+    """List the recorded layers of every engine, the slowest first."""
+    timed = {r.variant: r.content.get("slowest_layers", []) for r in of_type(results, BenchResult)}
     return tuple(
         LayerLine(
             engine=result.variant,
@@ -111,7 +109,7 @@ def _slowest_first(engine: EngineResult) -> list[SlowLayer]:
 
 
 def _sources(layer: SlowLayer, engine: EngineResult) -> list[str]:
-    """Return the ONNX graph's nodes in an engine node, [] if unknown."""
+    """List the ONNX graph's nodes in an engine node, [] if unknown."""
     name = layer.get("name", "")
     return engine["source_nodes"].get(name, [name]) if "source_nodes" in engine else []
 
@@ -119,12 +117,10 @@ def _sources(layer: SlowLayer, engine: EngineResult) -> list[str]:
 def engine_provenance(
     results: Iterable[AnyResult], manifest: Mapping[str, Any]
 ) -> tuple[EngineProvenance, ...]:
-    """Return the origin of every built engine."""
+    """List the origin of every built engine."""
     results = list(results)
     specs = {engine["name"]: engine for engine in manifest.get("engines", ())}
-    timed = {
-        one.variant: one.content.get("slowest_layers", []) for one in of_type(results, BenchResult)
-    }
+    timed = {r.variant: r.content.get("slowest_layers", []) for r in of_type(results, BenchResult)}
     return tuple(
         EngineProvenance(
             result.variant,
@@ -169,19 +165,19 @@ def _origin(
 
 
 def placement_text(placement: Mapping[str, ProviderNodes], timed: Sequence[SlowLayer] = ()) -> str:
-    """Return ``openvino 6 (94 % of the time), cpu 1: det (Det)``, or ""."""
+    """Describe a placement: ``openvino 6 (94 % of the time), cpu 1: det (Det)``, or ""."""
     shares = {layer.get("provider"): layer.get("provider_share") for layer in timed}
     parts = []
-    for provider, found in placement.items():
+    for provider, nodes in placement.items():
         notes = []
         if (share := shares.get(provider)) is not None:
             notes.append(f"{formatting.percent(share, 0)} of the time")
-        if found.get("shapes"):
-            notes.append(f"{found['shapes']} of them for shapes")
+        if nodes.get("shapes"):
+            notes.append(f"{nodes['shapes']} of them for shapes")
         in_brackets = f" ({', '.join(notes)})" if notes else ""
-        names = found.get("names", [])
+        names = nodes.get("names", [])
         named = f": {', '.join(names)}" if names else ""
-        parts.append(f"{provider} {found.get('nodes', 0)}{in_brackets}{named}")
+        parts.append(f"{provider} {nodes.get('nodes', 0)}{in_brackets}{named}")
     return ", ".join(parts)
 
 
@@ -189,10 +185,10 @@ def _built_with(engine: EngineResult) -> str:
     facts: BuildEnvironment = engine.get("built_with", {})
     backend = engine.get("backend", "")
     versions: Mapping[str, object] = facts
-    known = (backend,) if find_package(backend) else our_backends()
-    libraries = {each.module: each.title for each in map(describe_backend, known)}
+    names = (backend,) if find_package(backend) else our_backends()
+    libraries = {b.module: b.title for b in map(describe_backend, names)}
     parts = [f"{title} {versions[n]}" for n, title in libraries.items() if versions.get(n)]
-    parts += [f"{name} {found}" for name, found in engine.get("provider_libraries", {}).items()]
+    parts += [f"{name} {version}" for name, version in engine.get("provider_libraries", {}).items()]
     capability = facts.get("compute_capability")
     if facts.get("gpu"):
         parts.append(facts["gpu"] + (f" (compute capability {capability})" if capability else ""))
@@ -221,22 +217,22 @@ def _operators(engine: EngineResult) -> Iterator[str]:
     plugins = engine.get("plugins", [])
     for plugin in plugins:
         digest = plugin.get("file_sha256", "")
-        shown = f", sha256 {digest[:_SHOWN_DIGITS]}…" if digest else ""
+        digest_text = f", sha256 {digest[:_SHOWN_DIGITS]}…" if digest else ""
         name = f"{plugin.get('operator')} by plugin {plugin.get('name')} {plugin.get('version')}"
         origin = f"of {plugin['bundled']}" if "bundled" in plugin else plugin.get("file")
-        yield f"{name} ({origin}{shown})"
+        yield f"{name} ({origin}{digest_text})"
     listed = {plugin.get("operator") for plugin in plugins}
     for operator, implementation in engine.get("operators", {}).items():
         if operator not in listed:
             yield f"{operator} by {implementation}"
 
 
-def _delegated(found: Delegated) -> str:
-    """Return e.g. ``98 %; in portable kernels: 2 mean, 1 permute_copy``."""
-    if found.get("share") is None:
+def _delegated(delegated: Delegated) -> str:
+    """Describe a delegate: ``98 %; in portable kernels: 2 mean, 1 permute_copy``."""
+    if delegated.get("share") is None:
         return ""
-    others = ", ".join(f"{count} {name}" for name, count in found.get("portable", {}).items())
-    share = formatting.percent(found["share"], 0)
+    others = ", ".join(f"{count} {name}" for name, count in delegated.get("portable", {}).items())
+    share = formatting.percent(delegated["share"], 0)
     return share + (f"; in portable kernels: {others}" if others else "")
 
 
@@ -262,14 +258,14 @@ def _plain(value: object) -> str:
 
 
 def executed_precision(engine: EngineResult) -> str:
-    """Return the recorded types of an engine's layers, or ""."""
-    found = engine.get("precision_shares", {}).get("layers", {})
+    """List the recorded types of an engine's layers, or ""."""
+    shares = engine.get("precision_shares", {}).get("layers", {})
     of = "network" if engine.get("precision_of") == "network" else "layers"
-    return f"{of} {formatting.shares(found, _SHOWN_TYPES)}" if found else ""
+    return f"{of} {formatting.shares(shares, _SHOWN_TYPES)}" if shares else ""
 
 
 def refit_origin(engine: EngineResult) -> str:
-    """Return the earlier build of a refitted engine, "" if it was built."""
+    """Describe the earlier build of a refitted engine, "" if it was built."""
     origin = engine.get("refitted_from", {})
     digest, started = origin.get("engine_sha256", ""), origin.get("started", "")
     if not digest or not started:

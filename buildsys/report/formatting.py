@@ -20,7 +20,7 @@ _SIZES = ((10**9, "GB"), (10**6, "MB"), (10**3, "kB"))
 
 
 def significant(value: float | None, digits: int = 3) -> str:
-    """Return ``value`` with significant digits and without exponent: 0.0123, 1.23, 1230."""
+    """Write a number with significant digits and without exponent: 0.0123, 1.23, 1230."""
     if value is None:
         return NOTHING
     if not math.isfinite(value):
@@ -33,26 +33,26 @@ def significant(value: float | None, digits: int = 3) -> str:
 
 
 def latency(value: float | None, *, noisy: bool) -> str:
-    """Return a latency or a rate with three digits, or two if it is noisy."""
+    """Write a latency or a rate with three digits, or two if it is noisy."""
     return significant(value, 2 if noisy else 3)
 
 
 def number(value: float | None) -> str:
-    """Return an integer with all digits, another number with significant ones."""
+    """Write an integer with all digits, another number with significant ones."""
     if value is not None and math.isfinite(value) and value == int(value):
         return f"{int(value):,}"
     return significant(value)
 
 
 def interval(ends: Sequence[float] | None, *, noisy: bool = False) -> str:
-    """Return the ends of an interval: 2.08 to 2.13."""
+    """Write the ends of an interval: 2.08 to 2.13."""
     if not ends or len(ends) != 2:
         return NOTHING
     return " to ".join(latency(end, noisy=noisy) for end in ends)
 
 
 def with_interval(latencies: Mapping[str, Any]) -> str:
-    """Return a median in ms with its interval: ``1.23 ±0.04``."""
+    """Write a median in ms with its interval: ``1.23 ±0.04``."""
     p50, ends = latencies["p50_ms"], latencies.get("p50_interval_ms")
     if not ends or len(ends) != 2 or p50 is None:
         return significant(p50)
@@ -61,7 +61,7 @@ def with_interval(latencies: Mapping[str, Any]) -> str:
 
 
 def size(size_bytes: float | None) -> str:
-    """Return bytes in decimal units: 102 MB."""
+    """Write bytes in decimal units: 102 MB."""
     if size_bytes is None:
         return NOTHING
     for factor, unit in _SIZES:
@@ -71,7 +71,7 @@ def size(size_bytes: float | None) -> str:
 
 
 def duration(seconds: float | None) -> str:
-    """Return a duration: 35 ms, 4.20 s, 3 min 5 s, 2 h 10 min, 3 days."""
+    """Write a duration: 35 ms, 4.20 s, 3 min 5 s, 2 h 10 min, 3 days."""
     if seconds is None:
         return NOTHING
     if seconds >= 2 * 86400:
@@ -84,30 +84,30 @@ def duration(seconds: float | None) -> str:
 
 
 def count(value: int | None) -> str:
-    """Return a count with thousands separators."""
+    """Write a count with thousands separators."""
     return NOTHING if value is None else f"{value:,}"
 
 
 def plural(number: int, singular: str, plural: str = "") -> str:
-    """Return a number with its noun: 1 step, 2 steps."""
+    """Write a number with its noun: 1 step, 2 steps."""
     return f"{number} {singular if number == 1 else plural or singular + 's'}"
 
 
 def first_names(names: Sequence[str], most: int) -> str:
-    """Return the first names and the number of others."""
+    """List the first names and the number of others."""
     more = f" and {len(names) - most} more" if len(names) > most else ""
     return ", ".join(names[:most]) + more
 
 
-def shares(found: Mapping[str, float], most: int | None = None) -> str:
-    """Return shares, the largest first: ``90.0 % float16, 10.0 % float32``."""
-    ordered = sorted(((share, name) for name, share in found.items()), reverse=True)
+def shares(values: Mapping[str, float], most: int | None = None) -> str:
+    """List shares, the largest first: ``90.0 % float16, 10.0 % float32``."""
+    ordered = sorted(((share, name) for name, share in values.items()), reverse=True)
     texts = [f"{100 * share:.1f} % {name}" for share, name in ordered]
     return first_names(texts, len(texts) if most is None else most)
 
 
 def large(value: float | None) -> str:
-    """Return a count with a prefix from 10,000 on: 4.09 G."""
+    """Write a count with a prefix from 10,000 on: 4.09 G."""
     if value is None:
         return NOTHING
     for factor, prefix in _PREFIXES if value >= _FROM else ():
@@ -117,17 +117,17 @@ def large(value: float | None) -> str:
 
 
 def nodes(value: int | None) -> str:
-    """Return a count of nodes with its noun."""
+    """Write a count of nodes with its noun."""
     return f"{count(value)} {'node' if value == 1 else 'nodes'}"
 
 
 def error(value: float | None) -> str:
-    """Return an error with two digits, rounded up: 5.1e-07."""
+    """Write an error with two digits, rounded up: 5.1e-07."""
     return NOTHING if value is None else format_error(value)
 
 
 def cosine(value: float | None) -> str:
-    """Return a cosine similarity, truncated: only 1 itself reads as 1."""
+    """Write a cosine similarity, truncated: only 1 itself reads as 1."""
     if value is None:
         return NOTHING
     if not math.isfinite(value):
@@ -136,17 +136,17 @@ def cosine(value: float | None) -> str:
 
 
 def percent(value: float, digits: int = 1) -> str:
-    """Return a ratio in percent: 5.0 %."""
+    """Write a ratio in percent: 5.0 %."""
     return f"{100 * value:.{digits}f} %"
 
 
 def change(value: float) -> str:
-    """Return a relative change: +5.0 %."""
+    """Write a relative change: +5.0 %."""
     return f"{100 * value:+.1f} %"
 
 
 def share(value: float | None) -> str:
-    """Return a share in percent, truncated: only 1 reads as 100 %."""
+    """Write a share in percent, truncated: only 1 reads as 100 %."""
     if value is None:
         return NOTHING
     if not math.isfinite(value):
@@ -160,7 +160,7 @@ def within_limit(passed: bool | None) -> str:
 
 
 def speedup(value: float | None) -> str:
-    """Return a speed-up factor, marked if it is below 1."""
+    """Write a speed-up factor, marked if it is below 1."""
     if value is None:
         return NOTHING
     digits = f"{value:.2f}" if value < 10 else significant(value)
@@ -168,7 +168,7 @@ def speedup(value: float | None) -> str:
 
 
 def plain(value: object, between: str = ", ") -> str:
-    """Return a JSON value as text; ``between`` separates entries of lists."""
+    """Write a JSON value as text; ``between`` separates entries of lists."""
     if isinstance(value, Mapping):
         return (
             ", ".join(f"{name} {plain(entry, between)}" for name, entry in value.items()) or "none"
@@ -185,7 +185,7 @@ def plain(value: object, between: str = ", ") -> str:
 def align(
     rows: Sequence[Sequence[str]], at_right: Sequence[bool], least: int = 0
 ) -> list[list[str]]:
-    """Return a table with its cells padded."""
+    """Pad the cells of a table."""
     widths = [max(least, *map(display_width, column)) for column in zip(*rows, strict=True)]
 
     def pad(cell: str, width: int, right: bool) -> str:
@@ -196,12 +196,12 @@ def align(
 
 
 def display_width(text: str) -> int:
-    """Return the width of text, counting wide characters twice."""
+    """Measure the width of text; count wide characters twice."""
     return sum(2 if east_asian_width(char) in "WF" else 1 for char in text)
 
 
 def case_order(case: str) -> tuple[int, str]:
-    """Return a sort key with min, opt, max and odd first."""
+    """Sort min, opt, max and odd first."""
     return (_CASES.index(case) if case in _CASES else len(_CASES), case)
 
 

@@ -25,7 +25,7 @@ _LEAST = ("throughput",)  # figures with a lower limit
 
 
 def gate_lines(results: Iterable[AnyResult]) -> tuple[GateLine, ...]:
-    """Return a line per gate of every engine."""
+    """List a line per gate of every engine."""
     return tuple(
         GateLine(
             engine=result.variant,
@@ -47,7 +47,7 @@ def gate_lines(results: Iterable[AnyResult]) -> tuple[GateLine, ...]:
 
 
 def gate_cells(line: GateLine) -> tuple[str, ...]:
-    """Return the cells of a line for ``COLUMNS``, without markup."""
+    """Write the cells of a line for ``COLUMNS``, without markup."""
     show = SHOWN.get(line.metric, q.significant)
     interval = " to ".join(map(q.change, line.interval)) if line.interval else q.NOTHING
     bound = "≥" if line.metric in _LEAST else "≤"

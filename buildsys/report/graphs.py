@@ -42,7 +42,7 @@ def graph_history(
     *,
     has_surgery: bool = False,
 ) -> GraphHistory:
-    """Return the graph's sizes and counts at every stage.
+    """Collect the graph's sizes and counts at every stage.
 
     ``graphs`` are the facts of the written graphs by target, ``dims`` the sizes for which
     multiply-accumulates are evaluated. After surgery, missing nodes were not all simplified away.
@@ -59,7 +59,7 @@ def graph_history(
     names = sorted({*(old or {}), *(new or {})})
     counts = [OperatorCount(name, _of(old, (name,)), _of(new, (name,))) for name in names]
     if new is not None:  # the largest changes first
-        counts.sort(key=lambda one: -abs((one.simplified or 0) - (one.exported or 0)))
+        counts.sort(key=lambda line: -abs((line.simplified or 0) - (line.exported or 0)))
     modules = tuple(_modules(export.get("modules", {}), old, new))
     return GraphHistory(
         exporter=export.get("exporter", ""),
@@ -98,7 +98,7 @@ def surgery_lines(result: Result[SurgeryResult]) -> Iterator[SurgeryLine]:
 
 
 def conversion_line(result: Result[ConvertResult]) -> ConversionLine:
-    """Return the line of one converted precision."""
+    """Describe one converted precision."""
     content = result.content
     return ConversionLine(
         precision=result.variant,

@@ -29,22 +29,24 @@ _MESSAGE_LENGTH = 500  # of the attribute; the text has all of it
 
 
 def junit_xml(run: RunResults, *, strict: bool = False) -> bytes:
-    """Return a run's JUnit XML; with ``strict``, ignored targets are failures."""
+    """Write a run's JUnit XML; with ``strict``, ignored targets are failures."""
     root = ElementTree.Element("testsuites")
     suites: list[tuple[str, Sequence[TargetResult]]] = []
     problems = [
         TargetResult(
-            one.file, "manifests", "manifest", "", FAILED, reason="\n".join(one.errors),
+            manifest.file, "manifests", "manifest", "", FAILED, reason="\n".join(manifest.errors),
             error="ManifestError",
         )
-        for one in run.manifests
+        for manifest in run.manifests
     ]  # fmt: skip
     if run.status != FINISHED:  # a report without failures would look green
         problems.append(
             TargetResult("run", "run", "run", "", FAILED, reason=run.error, error=run.status)
         )
-    suites += ((name, list(found)) for name, found in groupby(problems, key=lambda one: one.model))
-    suites += ((name, list(found)) for name, found in groupby(run.targets, lambda one: one.model))
+    suites += [
+        (name, list(own))
+        for name, own in groupby((*problems, *run.targets), lambda target: target.model)
+    ]
     for number, (name, targets) in enumerate(suites):
         _add_suite(root, number, name, targets, run, strict=strict)
     ElementTree.indent(root)
@@ -61,7 +63,7 @@ def _add_suite(
     *,
     strict: bool,
 ) -> None:
-    cases = [_case(one, strict=strict) for one in targets]
+    cases = [_case(target, strict=strict) for target in targets]
 
     def count(kind: str) -> str:
         return str(sum(case.find(kind) is not None for case in cases))
@@ -78,44 +80,46 @@ def _add_suite(
         failures=count("failure"),
         errors="0",
         skipped=count("skipped"),
-        time=_seconds(sum(one.seconds for one in targets)),
+        time=_seconds(sum(target.seconds for target in targets)),
     )
     properties = ElementTree.SubElement(suite, "properties")
-    for owner in dict.fromkeys(one.owner for one in targets if one.owner):
+    for owner in dict.fromkeys(target.owner for target in targets if target.owner):
         ElementTree.SubElement(properties, "property", name="owner", value=printable_line(owner))
     suite.extend(cases)
     ElementTree.SubElement(suite, "system-out").text = printable("\n".join(_output(targets)))
     ElementTree.SubElement(suite, "system-err")
 
 
-def _case(one: TargetResult, *, strict: bool) -> ElementTree.Element:
+def _case(target: TargetResult, *, strict: bool) -> ElementTree.Element:
     case = ElementTree.Element(
         "testcase",
-        name=printable_line(one.target),
-        classname=printable_line(f"{one.model}.{one.stage}"),
-        time=_seconds(one.seconds),
+        name=printable_line(target.target),
+        classname=printable_line(f"{target.model}.{target.stage}"),
+        time=_seconds(target.seconds),
     )
-    if one.status in (UNAVAILABLE, NOISY, IGNORED, NOT_RUN, FAILED):
-        failed = one.status == FAILED or one.regressed or (strict and one.status == IGNORED)
-        message = printable(" ".join(one.reason.split("\n")[0].split()))[:_MESSAGE_LENGTH]
+    if target.status in (UNAVAILABLE, NOISY, IGNORED, NOT_RUN, FAILED):
+        failed = (
+            target.status == FAILED or target.regressed or (strict and target.status == IGNORED)
+        )
+        message = printable(" ".join(target.reason.split("\n")[0].split()))[:_MESSAGE_LENGTH]
         problem = ElementTree.SubElement(
-            case, "failure" if failed else "skipped", message=message or one.status
+            case, "failure" if failed else "skipped", message=message or target.status
         )
         if failed:  # the schema of Ant knows no type of "skipped"
-            problem.set("type", one.error or one.status)
-        lines = [one.reason, f"log: {one.log}" if one.log else ""]
+            problem.set("type", target.error or target.status)
+        lines = [target.reason, f"log: {target.log}" if target.log else ""]
         problem.text = printable("\n".join(line for line in lines if line))
     return case
 
 
 def _output(targets: Iterable[TargetResult]) -> Iterable[str]:
     """Yield lines beyond test cases: reasons, figures and logs."""
-    for one in targets:
-        if one.status in (PASSED, RESTORED):
-            parts = [f"{one.target}: {one.status}", one.figure]
-            parts += [f"stale: {one.why}" if one.why else ""]
-            parts += [f"failed at first: {one.first_failure}" if one.first_failure else ""]
-            parts += [f"log: {one.log}" if one.log else ""]
+    for target in targets:
+        if target.status in (PASSED, RESTORED):
+            parts = [f"{target.target}: {target.status}", target.figure]
+            parts += [f"stale: {target.why}" if target.why else ""]
+            parts += [f"failed at first: {target.first_failure}" if target.first_failure else ""]
+            parts += [f"log: {target.log}" if target.log else ""]
             yield "; ".join(" ".join(part.split()) for part in parts if part)
 
 

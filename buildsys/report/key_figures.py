@@ -43,7 +43,7 @@ def result_type(stage: str) -> type[ResultHeader]:
 
 
 def read_results(inputs: Mapping[str, Path]) -> tuple[AnyResult, ...]:
-    """Return the results of ``inputs`` (target -> file), in their order."""
+    """Read the results of ``inputs`` (target -> file), in their order."""
     folders = [str(path.parent) for path in inputs.values()]
     folder = os.path.commonpath(folders) if folders else ""
     for target, path in inputs.items():

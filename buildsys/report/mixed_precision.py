@@ -23,10 +23,10 @@ def search_lines(
     Engines of the same backend in the precision alone, and in fp32, are named next to those of the
     search, as the middle between them is what was searched for.
     """
-    found = of_type(results, SearchResult)
-    variants = {result.variant for result in found}
+    searches = of_type(results, SearchResult)
+    variants = {result.variant for result in searches}
     specs = manifest.get("engines", ())
-    for result in found:
+    for result in searches:
         content = result.content
         served = [spec for spec in specs if variant_of(spec, variants) == result.variant]
         backends = {spec["backend"] for spec in served}
@@ -68,7 +68,7 @@ def timed_engines(line: SearchLine) -> list[str]:
 
 
 def variant_of(engine: Mapping[str, Any], variants: set[str]) -> str:
-    """Return the search of an engine: its own if it has its own limits, "" if none."""
+    """Name the search of an engine: its own if it has its own limits, "" if none."""
     if not is_auto(engine):
         return ""
     shared = full_name(engine)
@@ -89,6 +89,6 @@ def _compared(spec: Mapping[str, Any], bench: Sequence[TimingLine]) -> ComparedE
 
 
 def graph_error(graph: SearchedGraph) -> float | None:
-    """Return the error of a searched graph; NaN if it is not finite."""
+    """Read the error of a searched graph; NaN if it is not finite."""
     error = graph.get("relative")
     return math.nan if error is None and graph.get("passed") is False else error

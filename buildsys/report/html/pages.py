@@ -178,9 +178,9 @@ def _changes(page: ModelPage, engine: str) -> list[Change]:
     Earlier builds of stale targets are left out.
     """
     lines = [row.line for row in page.pipeline if row.line.status not in (STALE, ABSENT)]
-    found: dict[str, Change] = {}  # reasons are much the same for several engines
+    by_subject: dict[str, Change] = {}  # reasons are much the same for several engines
     for history in sorted(page.history, key=lambda history: history.engine != engine):
         stages = {line.stage for line in lines if line.variant == history.engine}
         for change in changes(history, stages):
-            found.setdefault(change.what, change)
-    return list(found.values())
+            by_subject.setdefault(change.what, change)
+    return list(by_subject.values())

@@ -274,11 +274,11 @@ def _searches(report: Report) -> Table:
     """List the nodes that searches kept in fp32, and the latencies that followed."""
     rows, notes = [], []
     for line in report.searches:
-        kept = "all" if line.is_fp32 else f"{len(line.kept)} of {q.count(line.candidates)}"
+        in_fp32 = "all" if line.is_fp32 else f"{len(line.kept)} of {q.count(line.candidates)}"
         errors = f"{q.error(line.error_without)} → {q.error(line.error_with)}"
         share = q.NOTHING if line.macs_low is None else q.percent(line.macs_low)
         limit = q.NOTHING if line.rtol is None else f"{line.rtol:.3g}"
-        rows.append((line.variant, kept, errors, limit, share, q.count(line.trials)))
+        rows.append((line.variant, in_fp32, errors, limit, share, q.count(line.trials)))
         if line.is_fp32:
             notes.append(f"No choice of nodes in {line.precision} is within the limits.")
         elif line.kept:

@@ -37,12 +37,12 @@ _MOST_WARNINGS = 3
 
 
 def is_failure_report(markdown: str) -> bool:
-    """Return True for a rendered report on an unsuccessful run."""
+    """Check for a rendered report on an unsuccessful run."""
     return markdown.partition("\n")[0].endswith(f": {_FAILED_TITLE}")
 
 
 def render(report: Report) -> str:
-    """Return the report as Markdown, ending in a newline."""
+    """Render the report as Markdown, ending in a newline."""
     return printable("\n".join(_lines(report))) + "\n"
 
 
@@ -60,10 +60,10 @@ def _lines(report: Report) -> Lines:
     yield from _latencies(report)
     if report.gates:
         yield from section("## Gates")
-        yield from table(COLUMNS, [[*map(escape, gate_cells(one))] for one in report.gates])
+        yield from table(COLUMNS, [[*map(escape, gate_cells(line))] for line in report.gates])
     if report.commands:
         yield from section("## Commands")
-        lines = [[*map(escape, command_cells(one))] for one in report.commands]
+        lines = [[*map(escape, command_cells(line))] for line in report.commands]
         yield from table(COMMAND_COLUMNS, lines[:_MOST_ROWS])
         yield from _further(len(lines), "figures")
     yield from _targets(report)
@@ -181,8 +181,8 @@ def _targets(report: Report) -> Lines:
             same_reason.setdefault((line.status, line.reason, line.hint), []).append(line)
     problems = sorted(same_reason.items(), key=lambda item: item[0][0] != "failed")
     yield from [""] if problems else []
-    for (status, reason, hint), found in problems[:_MOST_PROBLEMS]:
-        targets = q.first_names([code(line.target) for line in found], 4)
+    for (status, reason, hint), concerned in problems[:_MOST_PROBLEMS]:
+        targets = q.first_names([code(line.target) for line in concerned], 4)
         yield f"- {targets} — {status_text(status)}: {sentence(reason)}"
         if "\n" in hint:  # a list, with YAML to copy
             listed = (f"  {line}" for line in hint.splitlines())
@@ -191,8 +191,8 @@ def _targets(report: Report) -> Lines:
         elif hint:
             yield f"  What to do: {sentence(hint)}"
         if status == "failed":
-            logs = q.first_names([code(line.log) for line in found], 4)
-            yield f"  Log: {logs}. Run again: {code(f'buildsys build {found[0].target}')}."
+            logs = q.first_names([code(line.log) for line in concerned], 4)
+            yield f"  Log: {logs}. Run again: {code(f'buildsys build {concerned[0].target}')}."
     if len(problems) > _MOST_PROBLEMS:
         yield f"- and {len(problems) - _MOST_PROBLEMS} more reasons in `report.json`"
 

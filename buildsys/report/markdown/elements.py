@@ -14,7 +14,7 @@ _STATUS_TEXTS = {"failed": "FAILED", "noisy": "NOISY", "absent": "no result"}
 
 
 def escape(text: str) -> str:
-    """Return ``text`` as one line without markup; very long text is cut."""
+    """Escape text to one line without markup; very long text is cut."""
     line = _one_line(text)
     if len(line) > _LONGEST:
         line = line[:_LONGEST].rstrip() + " …"
@@ -22,12 +22,12 @@ def escape(text: str) -> str:
 
 
 def sentence(text: str) -> str:
-    """Return ``text`` escaped and with one full stop at its end."""
+    """Escape text, with one full stop at its end."""
     return escape(text.rstrip().rstrip(".")) + "."
 
 
 def code(text: str) -> str:
-    """Return ``text`` as a code span; empty text stays empty."""
+    """Write text as a code span; empty text stays empty."""
     line = _one_line(text)
     if not line:
         return ""
@@ -37,13 +37,13 @@ def code(text: str) -> str:
 
 
 def fence(text: str, least: int = 1) -> str:
-    """Return more backticks than ``text`` has in one place."""
+    """Choose more backticks than ``text`` has in one place."""
     longest = max((len(run) for run in re.findall("`+", text)), default=0)
     return "`" * max(least, longest + 1)
 
 
 def table(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
-    """Return the lines of a table.
+    """Write the lines of a table.
 
     A title ending in ``>`` aligns right.
     """
@@ -59,12 +59,12 @@ def table(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
 
 
 def status_text(status: str) -> str:
-    """Return a status for people; only passed targets are called so."""
+    """Write a status for people; only passed targets are called so."""
     return _STATUS_TEXTS.get(status, status)
 
 
 def section(title: str) -> tuple[str, str, str]:
-    """Return the lines of a heading such as ``## Title``."""
+    """Write the lines of a heading such as ``## Title``."""
     return ("", title, "")
 
 

@@ -38,17 +38,17 @@ class Result(Generic[Content]):
 
     @property
     def stage(self) -> str:
-        """Return the stage of the target."""
+        """Read the stage of the target."""
         return self.target.partition(":")[0]
 
     @property
     def variant(self) -> str:
-        """Return the target's engine, precision or point of surgery."""
+        """Read the target's engine, precision or point of surgery."""
         return self.target.partition(":")[2].partition(":")[2]
 
     @property
     def log(self) -> str:
-        """Return the path of the target's log, relative to the model's folder."""
+        """Locate the target's log, relative to the model's folder."""
         return f"{self.file.removesuffix('.json')}.log" if self.file else ""
 
 
@@ -79,7 +79,7 @@ def read_result(target: str, path: Path, file: str, kind: type[ResultHeader]) ->
 
 
 def read_report(path: Path) -> Report | None:
-    """Return the report in a result file, None if missing or damaged."""
+    """Read the report in a result file, None if missing or damaged."""
     try:
         report: Report = adapter(Report).validate_json(read_limited(path, MAX_RESULT_BYTES))
     except (OSError, ValueError):
@@ -93,7 +93,7 @@ def load_types() -> None:
 
 
 def read_content(path: Path, kind: type[Content]) -> Content:
-    """Return the content of a result file.
+    """Read the content of a result file.
 
     Raises: OSError, ValueError: it cannot be read, or is damaged.
     """
@@ -103,7 +103,7 @@ def read_content(path: Path, kind: type[Content]) -> Content:
 
 
 def of_type(results: Iterable[AnyResult], kind: type[Content]) -> list[Result[Content]]:
-    """Return the results of one stage, given its result type."""
+    """Select the results of one stage, given its result type."""
     folder = kind.__module__.split(".")[-2]  # of the stage
     return [result for result in results if result.stage == folder]
 

@@ -273,7 +273,7 @@ class Report:
 
 
 def as_json(report: Report) -> dict[str, Any]:
-    """Return the report as JSON values; NaN and infinities become text."""
+    """Convert the report to JSON values; NaN and infinities become text."""
     plain: dict[str, Any] = plain_values(report)
     del plain["model"]  # part of every result's header
     if not report.notice:
@@ -282,7 +282,7 @@ def as_json(report: Report) -> dict[str, Any]:
 
 
 def plain_values(value: Any) -> Any:
-    """Return data as JSON values; NaN and infinities become text."""
+    """Convert data to JSON values; NaN and infinities become text."""
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         value = dataclasses.asdict(value)
     if isinstance(value, Mapping):

@@ -39,7 +39,7 @@ def plan_gate(model: ModelPlan, engine: EnginePlan) -> Iterator[Action]:
         inputs["verified"] = FileRef(f"{name}/verify/{engine.name}.json")
     baseline = None
     if section["engine"]:
-        other = next(one for one in model.engines if one.name == section["engine"])
+        other = next(e for e in model.engines if e.name == section["engine"])
         options["baseline"] = {"name": other.name, "engine": other.options}
         inputs |= {f"baseline.{role}": ref for role, ref in other.files.items()}
         after.append(f"engine:{name}:{other.name}")

@@ -121,7 +121,7 @@ def _title(metric: str) -> str:
 
 
 def _find_baseline(job: Job) -> _Baseline:
-    """Return another engine, or the earlier build that the executor has found."""
+    """Find another engine, or the earlier build that the executor has found."""
     engine, figures = job.inputs.get("baseline.engine"), _figures_of_files(job, "baseline.")
     if other := job.options.get("baseline"):
         missing = "" if engine else f"there is no engine {other['name']}"
@@ -142,7 +142,7 @@ def _find_baseline(job: Job) -> _Baseline:
 
 
 def _figures_of_files(job: Job, prefix: str) -> dict[str, float]:
-    """Return size, build time and error from the files of one side."""
+    """Read size, build time and error from the files of one side."""
     figures: dict[str, float] = {}
     files = [job.inputs.get(f"{prefix}{name}") for name in ("engine", "engine.data")]
     if files[0] is not None:
@@ -330,7 +330,7 @@ def measure_process(open_engine: OpenEngine, pace: Pace) -> dict[str, float]:
 
 
 def _peak_memory(pid: int) -> int | None:
-    """Return a process's peak resident memory in bytes, None if unknown."""
+    """Read a process's peak resident memory in bytes, None if unknown."""
     try:
         lines = Path(f"/proc/{pid}/status").read_text().splitlines()
     except OSError:
