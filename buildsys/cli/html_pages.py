@@ -15,6 +15,7 @@ from contextlib import closing, suppress
 from functools import cache
 from itertools import zip_longest
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 from buildsys.cli.failure_report import current_report
@@ -44,7 +45,7 @@ from buildsys.report.html.pages import (
     render_index,
     render_model,
 )
-from buildsys.report.results.reader import adapter, load_types
+from buildsys.report.results.reader import adapter, load_types, read_report
 from buildsys.report.results.report import Report
 from buildsys.stages.table import BENCH, ENGINE, REPORT, VERIFY, target_of
 from buildsys.store.ledger import PASSED, RESTORED, Ledger, utc_now
@@ -72,13 +73,15 @@ def prepare() -> None:
     load_types()
 
 
-def update_pages(session: Session, models: Iterable[str]) -> str:
+def update_pages(
+    session: Session, models: Iterable[str], reports: Mapping[str, Path] = MappingProxyType({})
+) -> str:
     """Write the pages of ``models``; return a line for the console.
 
-    A fault of a page fails no build.
+    ``reports`` are those of other machines, by model. A fault of a page fails no build.
     """
     try:
-        index = write_pages(session, models)
+        index = write_pages(session, models, reports)
     except OSError as error:  # such as a full disk
         where = f" {error.filename}" if error.filename else ""
         hint = "check the permissions of the build folder and the free space"
@@ -92,7 +95,9 @@ def update_pages(session: Session, models: Iterable[str]) -> str:
     return f"pages: {shown_path(index)}" if index else ""
 
 
-def write_pages(session: Session, models: Iterable[str]) -> Path | None:
+def write_pages(
+    session: Session, models: Iterable[str], reports: Mapping[str, Path] = MappingProxyType({})
+) -> Path | None:
     """Write pages and index; return the index, None without pages.
 
     Raises: BuildsysError, OSError: a page cannot be written.
@@ -110,7 +115,7 @@ def write_pages(session: Session, models: Iterable[str]) -> Path | None:
         closing(History.read_only(history_file(project.state), notify)) as history,
     ):
         for model in (name for name in formats if "html" in formats[name]):
-            page = _page(session, model, Ledger(state), history)
+            page = _page(session, model, Ledger(state), history, reports.get(model))
             replace_file(folder / page_name(model), render_model(page).encode())
             rows[model] = index_row(page)
     # a manifest that does not load hides its models
@@ -168,7 +173,9 @@ def _read_rows(path: Path) -> dict[str, IndexRow]:
     return rows
 
 
-def _page(session: Session, model: str, ledger: Ledger, history: History) -> ModelPage:
+def _page(
+    session: Session, model: str, ledger: Ledger, history: History, elsewhere: Path | None
+) -> ModelPage:
     actions = session.actions.of(model)
     build, folder = session.project.build, session.project.build / FOLDER
     data = json.loads(session.project.models[model].text)
@@ -188,7 +195,9 @@ def _page(session: Session, model: str, ledger: Ledger, history: History) -> Mod
                 line = dataclasses.replace(line, seconds=past[0].seconds)
             yield PipelineRow(line, how, *files)
 
-    report, is_current = current_report(session, model)
+    report, is_current = None if elsewhere is None else read_report(elsewhere), False
+    if report is None:
+        report, is_current = current_report(session, model)
     report_action = actions[target_of(REPORT, model)]
     engines = [engine.name for engine in report.engines]
     return ModelPage(

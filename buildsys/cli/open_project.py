@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import json
 from collections.abc import Callable, Mapping
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -98,7 +99,11 @@ class OpenProject(TargetNames):
     def checkout(self) -> Checkout | None:
         """The state of the project's git checkout, if it has one."""
         from buildsys.cli.git_revision import read_checkout
+        from buildsys.history.recorder import CHECKOUT_FILE, Checkout
 
+        packed = self.project.state / CHECKOUT_FILE
+        if packed.is_file():
+            return Checkout(**json.loads(packed.read_text(encoding="utf-8")))
         with contextlib.suppress(UsageError, OSError):  # without git, or outside of a repository
             return read_checkout(self.project.root, (self.project.build, self.project.state))
         return None

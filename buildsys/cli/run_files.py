@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import os
 import socket
 import sys
 from collections.abc import Collection, Iterable, Iterator, Mapping
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -35,6 +37,7 @@ from buildsys.report.run_results import (
     BrokenManifest,
     RunResults,
     TargetResult,
+    regression,
 )
 from buildsys.stages.table import GATE
 from buildsys.system.files import replace_file
@@ -80,6 +83,7 @@ def write_files(files: Mapping[str, str], run: RunResults, title: str, document:
         "junit": lambda: junit_xml(run, strict=bool(document)),
         "summary": lambda: run_summary(run, title).encode(),
         "json": lambda: document.encode(),
+        "results": lambda: json.dumps(asdict(run)).encode(),
     }
     code = 0
     for option, name in files.items():
@@ -199,15 +203,9 @@ class _Results:
 
     def _history(self, target: str) -> dict[str, Any]:
         """Return the time of the last success, and any regression since."""
-        runs = [run for run in self._runs(target) if run.status != NOISY]
-        before = [run for run in runs if run.started < self._since]
-        if before == runs:  # not in this run
-            return {}
-        passed = [run for run in before if run.status in (PASSED, RESTORED)]
-        return {
-            "regressed": before[:1] == passed[:1] != [],
-            "last_passed": passed[0].started if passed else "",
-        }
+        runs = [(run.status, run.started) for run in self._runs(target) if run.status != NOISY]
+        last_passed, regressed = regression(runs, self._since)
+        return {"regressed": regressed, "last_passed": last_passed}
 
     def _why(self, target: str) -> str:
         """Return the stale reasons of the last run of a target."""

@@ -180,33 +180,48 @@ class BuildCache:
             self._warn("record", str(error))
             return None
 
+    def accepts(self, action: Action, record: ActionRecord) -> bool:
+        """Check the outputs and the signature of another machine's record, whatever its key."""
+        return self._has_own_outputs(record, action, shared=True) and self._is_trusted(record)
+
     def _is_valid(
         self, record: ActionRecord, action: Action, key: ActionKey, *, shared: bool = False
     ) -> bool:
-        """Compare a record with the key and the target's outputs.
+        """Compare a record with the key and the target's outputs."""
+        if record.parts.items() > key.parts.items():
+            return False  # names what was read; see ``find_with_reads``
+        if record.parts != key.parts:
+            self._warn(
+                "parts", f"a stored record of {action.target} does not match its key; ignored"
+            )
+            return False
+        is_whole = self._has_own_outputs(record, action, shared=shared)
+        return is_whole and record.status in (PASSED, UNAVAILABLE)
+
+    def _has_own_outputs(self, record: ActionRecord, action: Action, *, shared: bool) -> bool:
+        """Check that a record names all files of its target, and no others.
 
         A local record may name more files in the target's folders. A ``shared`` one may not, as
         they may also hold files of other targets, unless the folder itself is an output.
         """
         declared = {ref.path for ref in action.outputs.values()}
         folders = {PurePosixPath(name).parent for name in declared}
-        title = f"a stored record of {action.target}"
+        words = f"a stored record of {action.target}"
         for name in record.outputs.keys() - declared:
             path = PurePosixPath(name)
             inside = any(folder in path.parents for folder in folders)
             inside = action.owns(name) or (inside and not shared)
             if not inside or path.is_absolute() or ".." in path.parts:
-                self._warn("strange", f"{title} names {shown(name)}, not one of its files; ignored")
+                problem = f"names {shown(name)}, not one of its files"
+                self._warn("strange", f"{words} {problem}; ignored")
                 return False
-        if record.parts.items() > key.parts.items():
-            return False  # names what was read; see ``find_with_reads``
-        if record.parts != key.parts or not declared <= record.outputs.keys():
-            self._warn("parts", f"{title} does not match its key; ignored")
+        if not declared <= record.outputs.keys():
+            self._warn("parts", f"{words} does not match its key; ignored")
             return False
         if missing := missing_outputs(action, record.status, record.outputs):
-            self._warn("incomplete", f"{title} is without {missing[0]}; ignored")
+            self._warn("incomplete", f"{words} is without {missing[0]}; ignored")
             return False
-        return record.status in (PASSED, UNAVAILABLE)
+        return True
 
     @contextmanager
     def _tolerant(self) -> Iterator[None]:

@@ -161,6 +161,20 @@ class Executor:
             )
             return self._make(action, key, why, run)
 
+    def adopt(self, record: ActionRecord, run: HistoryEntry, reads: Mapping[str, str]) -> bool:
+        """Publish what another machine built, with its outputs from the store.
+
+        ``reads`` are what that ``run`` read outside its key. False: the record or an output is
+        damaged or not trusted, as a warning says.
+        """
+        action = self._actions[record.target]
+        with self._locks.target(record.target, partial(self._report_wait, record.target)):
+            if not self._cache.accepts(action, record) or not self._publish_stored(action, record):
+                return False
+            restored = run.status == ledger.RESTORED
+            self.ledger.add(record, why=run.why, restored=restored, reads=reads)
+        return True
+
     def accept(self, target: str, reason: str) -> None:
         """Make a build that its gate rejects the baseline of later builds.
 
@@ -226,12 +240,22 @@ class Executor:
             return None
         if action.strict_reads and key.undeclared:
             return None
-        signer = self._cache.signer(record)
+        if not self._publish_stored(action, record):
+            return None
+        with suppress(OSError):  # the outputs are complete without a log
+            signer = signed_by(self._cache.signer(record))
+            text = f"# {action.target} was restored from the store; built {record.started}{signer}"
+            self._log(action).write_text(f"{text}\n", encoding="utf-8")
+        self._runs.add_build(action, key, record, why, record.figures, restored=True)
+        return record
+
+    def _publish_stored(self, action: Action, record: ActionRecord) -> bool:
+        """Publish the outputs of a record from the store, False if one is damaged."""
         self._publisher.remove_abandoned()
         fetched = self._publisher.missing(record.files)
         with self._publisher.staging(action.target) as tree:
             if not self._cache.fetch(record, fetched, tree):
-                return None
+                return False
             digests = {name: file.digest for name, file in fetched.items()}
             self._publisher.publish(
                 action.target,
@@ -242,12 +266,8 @@ class Executor:
                 optional=record.outputs,
                 restored=True,
             )
-        with suppress(OSError):  # the outputs are complete without a log
-            text = f"# {action.target} was restored from the store; built {record.started}"
-            self._log(action).write_text(f"{text}{signed_by(signer)}\n", encoding="utf-8")
-        self._signers.add(record, signer)
-        self._runs.add_build(action, key, record, why, record.figures, restored=True)
-        return record
+        self._signers.add(record, self._cache.signer(record))
+        return True
 
     def _make(
         self, action: Action, key: ActionKey, why: str, run: Callable[..., JobReply]

@@ -73,6 +73,12 @@ _INSERT_MEASUREMENT = (
     f"VALUES ({', '.join('?' * (2 + len(MEASUREMENT_COLUMNS)))})"
 )
 _INSERT_TEXT = "INSERT OR IGNORE INTO texts VALUES (?, ?)"
+_DROP_REPEATED = """
+DELETE FROM builds WHERE run = ? AND how = ? AND EXISTS (
+    SELECT 1 FROM builds AS first WHERE first.run = builds.run AND first.how = ?
+    AND first.target = builds.target AND first.key = builds.key
+)
+"""
 
 
 class History:
@@ -214,6 +220,10 @@ class History:
         Raises: StageError: they cannot be written.
         """
         self._db.write(_measurement_statements(build, measurements))
+
+    def drop_repeated(self, run: str) -> None:
+        """Remove what a run both built and restored. Raises: StageError: cannot be written."""
+        self._db.write([(_DROP_REPEATED, (run, RESTORED, RAN))])
 
     def close(self) -> None:
         """Close the file; the next use opens it again."""

@@ -21,6 +21,7 @@ from buildsys.store.state_db import warn_on_stderr
 _ENVIRONMENT = ("device:", "tool:", "env:")  # parts of a key
 _CHECKOUT_LIMIT_S = 10.0  # for git; without an answer the revision is unknown
 _SET_BACK_S = 1.0
+CHECKOUT_FILE = "checkout.json"  # in the state folder of a project that another machine packed
 
 
 class Checkout(NamedTuple):
@@ -29,6 +30,7 @@ class Checkout(NamedTuple):
     project: str = ""  # remote, and folder in the repository
     revision: str = ""
     dirty: bool | None = None
+    run: str = ""  # on several machines
 
 
 class Recorder:
@@ -78,16 +80,16 @@ class Recorder:
             environment = _environment(parts)
             manifest = self._manifest(names["model"])
             self._git.join(_CHECKOUT_LIMIT_S)
+            checkout = self._checkout
             build = Build(
                 id=uuid.uuid4().hex,
-                run=self._run,
                 position=time.time(),
                 machine=self._machine,
                 machine_id=self._machine_id,
                 environment=digest_of(environment),
                 manifest=digest_of(manifest),
                 figures=build_figures(names["stage"], figures),
-                **self._checkout._asdict(),
+                **checkout._replace(run=checkout.run or self._run)._asdict(),
                 **names,
                 **more,
             )

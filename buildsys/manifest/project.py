@@ -11,13 +11,15 @@ from functools import cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from buildsys.errors import ManifestError, ManifestErrors
+from buildsys.errors import ManifestError, ManifestErrors, UsageError
 from buildsys.manifest.manifest_cache import Cache, Entry, read_cache, write_cache
 from buildsys.manifest.units import number_or_text, parse_duration, parse_size
 from buildsys.system.files import Stamp
+from buildsys.system.suggestions import nearest
 
 if TYPE_CHECKING:
     from buildsys.manifest.resolve import Resolver
+    from buildsys.manifest.schema.executors import Executor
 
 STATE_FOLDER = ".buildsys"
 _STORE_LIMIT = "50GiB"
@@ -128,6 +130,20 @@ class Project:
         """Return name -> interpreter and environment variables of every toolchain."""
         declared = self._setting("toolchains") or {}
         return {name: (entry["python"], entry.get("env") or {}) for name, entry in declared.items()}
+
+    def executor(self, name: str) -> Executor:
+        """Return the settings of an executor. Raises: UsageError: there is none."""
+        from pydantic import TypeAdapter
+
+        from buildsys.manifest.schema.executors import Executor
+
+        declared = self._setting("executors") or {}
+        if name not in declared:
+            near = nearest(name, declared) or [*declared]
+            hint = f"executors: {', '.join(near)}" if near else "declare it in project.yaml"
+            raise UsageError(f"there is no executor {name!r}", hint)
+        spec: Executor = TypeAdapter(Executor).validate_json(json.dumps(declared[name]))
+        return spec
 
     def _setting(self, name: str) -> Any:
         """Return a section of project.yaml, already checked by `load_project`."""

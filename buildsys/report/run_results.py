@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 PASSED, RESTORED, UP_TO_DATE = "passed", "restored", "up-to-date"
@@ -98,3 +98,15 @@ class RunResults:
 
     def _where(self, accepts: Callable[[TargetResult], bool]) -> list[TargetResult]:
         return [target for target in self.targets if accepts(target)]
+
+
+def regression(runs: Sequence[tuple[str, str]], since: str) -> tuple[str, bool]:
+    """Return the start of the last success before ``since``, and whether it was the last run.
+
+    ``runs`` are status and start of a target's runs without noisy ones, newest first.
+    """
+    before = [run for run in runs if run[1] < since]
+    if len(before) == len(runs):  # not in this run
+        return "", False
+    passed = [run for run in before if run[0] in (PASSED, RESTORED)]
+    return (passed[0][1] if passed else ""), before[:1] == passed[:1] != []

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Collection
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
@@ -32,6 +33,7 @@ _MAX_DEPTH = 32
 _MAX_FILE_BYTES = 1 << 53
 _MAX_SECONDS = 1e10
 _SHOWN = 80
+STATUSES = (PASSED, UNAVAILABLE)
 
 
 class RecordError(Exception):
@@ -68,7 +70,9 @@ def read_record(path: Path, target: str, key: str) -> ActionRecord:
     return decode_record(content, target, key)
 
 
-def decode_record(content: bytes, target: str, key: str) -> ActionRecord:
+def decode_record(
+    content: bytes, target: str, key: str, *, statuses: Collection[str] = STATUSES
+) -> ActionRecord:
     """Decode the record in a file; an empty ``target`` accepts any.
 
     Raises: RecordError: it is truncated, edited, of another target or key, or of a newer buildsys.
@@ -90,7 +94,7 @@ def decode_record(content: bytes, target: str, key: str) -> ActionRecord:
     if stored.keys() - _FIELDS:
         raise RecordError("is not an action record: it has unknown fields")
     try:
-        record = _checked(stored)
+        record = _checked(stored, statuses)
     except (ValueError, TypeError, KeyError, RecursionError) as error:
         # not the text of other errors, which may quote the record
         problem = f": {error}" if type(error) is ValueError else ""
@@ -106,7 +110,7 @@ def shown(text: object) -> str:
     return escaped if len(escaped) <= _SHOWN else f"{escaped[:_SHOWN]}…"
 
 
-def _checked(stored: dict[str, Any]) -> ActionRecord:
+def _checked(stored: dict[str, Any], statuses: Collection[str]) -> ActionRecord:
     """Check the fields of a record. Raises: ValueError, TypeError, KeyError."""
     outputs, parts, seconds = stored["outputs"], stored["parts"], stored["seconds"]
     if not (isinstance(outputs, dict) and len(outputs) <= _MAX_OUTPUTS):
@@ -126,7 +130,7 @@ def _checked(stored: dict[str, Any]) -> ActionRecord:
             raise ValueError(f"its {field} is not a text")
     if not DIGEST.fullmatch(stored["key"]):
         raise ValueError("its key is not a digest")
-    if stored["status"] not in (PASSED, UNAVAILABLE):
+    if stored["status"] not in statuses:
         raise ValueError(f"its status is {shown(stored['status'])}")
     if not _TIME.fullmatch(stored["started"]):
         raise ValueError(f"{shown(stored['started'])} is not a time")

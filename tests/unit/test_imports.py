@@ -47,6 +47,7 @@ ALLOWED: dict[str, set[str]] = {
     },
     "execution": {"history", "plan", "store", "system", "table", "workers"},
     "project": {"manifest", "plan", "table"},
+    "remote": {"execution", "history", "manifest", "plan", "report", "store", "system"},
     "cli": {
         "deploy",
         "execution",
@@ -54,6 +55,7 @@ ALLOWED: dict[str, set[str]] = {
         "manifest",
         "plan",
         "project",
+        "remote",
         "report",
         "stages.result",
         "store",

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import sys
 import time
+from argparse import Namespace
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial, wraps
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 from doit import Globals
@@ -21,6 +23,7 @@ from buildsys.cli.doit_options import option
 from buildsys.cli.interruption import on_interruption
 from buildsys.cli.project_root import typed_path
 from buildsys.cli.session import Session
+from buildsys.errors import ManifestErrors, UsageError
 from buildsys.project.plan import model_of
 from buildsys.store.ledger import utc_now
 from buildsys.system.printable import printable
@@ -31,6 +34,9 @@ if TYPE_CHECKING:
 SINCE = option("since", "only what differs from a git revision")
 JUNIT = option("junit", "write the results as JUnit XML into a file")
 SUMMARY = option("summary", "write a summary in Markdown into a file")
+RESULTS = option("results", "write the results as JSON into a file")
+ON = option("on", "build on an executor of project.yaml")
+FETCH = option("fetch", "with --on: copy engines and reports into the build folder", flag=True)
 REMEASURE = option("remeasure", "measure benchmarks and gates again", flag=True)
 _WAITING_THREADS = 16  # besides those of -n
 
@@ -54,7 +60,7 @@ class Run(FilteredCommand, DoitRun):  # type: ignore[misc]
     @property
     def cmd_options(self) -> tuple[dict[str, Any], ...]:
         """Doit's options, and ours."""
-        return (*super().cmd_options, SINCE, JUNIT, SUMMARY, REMEASURE)
+        return (*super().cmd_options, SINCE, JUNIT, SUMMARY, RESULTS, REMEASURE, ON, FETCH)
 
     def __init__(self, **options: Any) -> None:
         super().__init__(**options)
@@ -84,7 +90,8 @@ class Run(FilteredCommand, DoitRun):  # type: ignore[misc]
     def execute(self, params: Any, args: list[str]) -> Any:
         """Let the tasks be selected by the command line."""
         self.started, Session.began = self.started or utc_now(), time.monotonic()
-        self._files = {name: params[name] for name in ("junit", "summary") if params[name]}
+        names = ("junit", "summary", "results")
+        self._files = {name: params[name] for name in names if params[name]}
         if isinstance(params["outfile"], str):
             params["outfile"] = str(typed_path(params["outfile"]))
         if self._files:
@@ -94,6 +101,8 @@ class Run(FilteredCommand, DoitRun):  # type: ignore[misc]
             # not those of an earlier run, whatever happens
             if code := write_unfinished(self._files, self.started):
                 return code
+        if params["on"]:
+            return self._build_on(params, args)
         Session.jobs, Session.always = max(1, params["num_process"]), params["always"]
         if Session.jobs > 1:
             from buildsys.system.devices import gpu_uuids
@@ -109,6 +118,18 @@ class Run(FilteredCommand, DoitRun):  # type: ignore[misc]
             raise
         finally:
             Run.requested = None
+
+    def _build_on(self, params: Any, names: Sequence[str]) -> int:
+        """Build on other machines."""
+        from buildsys.cli.build_on import build_on
+
+        try:
+            root, options = Path(params["dodoFile"]).resolve().parent, Namespace(**params)
+            return build_on(root, names, options, self._files)
+        except ManifestErrors as error:
+            raise InvalidDodoFile(printable(str(error))) from None
+        except UsageError as error:
+            raise InvalidCommand(printable(str(error))) from None
 
     @wraps(DoitRun._execute)  # doit reads the options from its signature
     def _execute(self, **options: Any) -> Any:

@@ -9,6 +9,7 @@ import pytest
 
 from buildsys.cli.git_revision import _remote_name, read_checkout
 from buildsys.errors import UsageError
+from buildsys.history.recorder import Checkout
 
 
 def git(folder: Path, *arguments: str) -> str:
@@ -26,13 +27,13 @@ def test_a_checkout_is_named_by_remote_folder_and_revision(tmp_path: Path) -> No
         read_checkout(project, folders)
     git(tmp_path, "init", "-q")
     (project / "a").write_text("1")
-    assert read_checkout(project, folders) == ("", "", True)
+    assert read_checkout(project, folders) == Checkout(dirty=True)
     git(tmp_path, "add", ".")
     git(tmp_path, "commit", "-qm", "a")
     git(tmp_path, "remote", "add", "origin", "git@host:acme/models.git")
     commit = git(tmp_path, "rev-parse", "HEAD")
-    assert read_checkout(project, folders) == ("host/acme/models//vision", commit, False)
-    assert read_checkout(tmp_path, folders) == ("host/acme/models", commit, False)
+    assert read_checkout(project, folders) == Checkout("host/acme/models//vision", commit, False)
+    assert read_checkout(tmp_path, folders) == Checkout("host/acme/models", commit, False)
     (project / "build" / "output").write_text("x")
     assert read_checkout(project, folders).dirty is False
     (tmp_path / "library.py").write_text("x")  # outside of the project, in its repository

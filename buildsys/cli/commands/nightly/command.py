@@ -97,7 +97,14 @@ class Nightly(Run):
         project = empty_project(dodo.parent)
         self._root, self._folder = project.root, project.build / FOLDER
         self.started = utc_now()
-        defaults = {"junit": "", "summary": "", "continue": True, "remeasure": False}
+        defaults = {
+            "junit": "",
+            "summary": "",
+            "results": "",
+            "on": "",
+            "continue": True,
+            "remeasure": False,
+        }
         for name, value in defaults.items():
             params.set_default(name, value)
         if not params["num_process"]:

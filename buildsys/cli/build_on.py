@@ -1,0 +1,128 @@
+"""Builds on other machines, for ``buildsys build --on`` and ``buildsys nightly --on``."""
+
+from __future__ import annotations
+
+import signal
+import sys
+import time
+from argparse import Namespace
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from types import FrameType
+from typing import TYPE_CHECKING, NoReturn
+
+from buildsys.cli.command import INTERRUPTED, TERMINATED
+from buildsys.cli.console.rows import Row, print_rows
+from buildsys.cli.environment_variables import check_variables
+from buildsys.cli.html_pages import update_pages
+from buildsys.cli.model_filter import ModelFilter
+from buildsys.cli.project_root import shown_text
+from buildsys.cli.run_files import broken_manifests, write_files
+from buildsys.cli.session import Session
+from buildsys.manifest.project import load_project
+from buildsys.report.formatting import duration, plural
+from buildsys.report.markdown.run_summary import outcome
+from buildsys.report.run_results import FAILED, NOT_RUN, RunResults
+from buildsys.system.printable import printable
+
+if TYPE_CHECKING:
+    from buildsys.remote.driver import RemoteRun
+
+_MOST_ROWS = 30
+
+
+def build_on(root: Path, names: Sequence[str], options: Namespace, files: Mapping[str, str]) -> int:
+    """Run ``buildsys build --on``; return its exit code.
+
+    Raises: BuildsysError: the manifests, names, settings or systems are wrong.
+    """
+    check_variables(root)
+    session = Session(load_project(root))
+    command = ["build", "--continue"]
+    command += [f"--{name}" for name in ("always", "remeasure") if getattr(options, name)]
+    command += ["-n", str(options.num_process)] if options.num_process else []
+    run = run_on(session, names, options, tuple(command))
+    _print_end(run.results)
+    return max(run.exit_code, write_files(files, run.results, "Build"))
+
+
+def run_on(
+    session: Session,
+    names: Sequence[str],
+    options: Namespace,
+    command: tuple[str, ...],
+    since: str = "",
+) -> RemoteRun:
+    """Build on ``options.on``, and write the pages of its models.
+
+    ``command`` begins the command line of the jobs. Raises: BuildsysError.
+    """
+    from buildsys.remote.driver import Request
+    from buildsys.remote.driver import run_on as run_remotely
+
+    began = time.monotonic()
+    chosen = session.select(names, only=ModelFilter.of(options))
+    if options.since:
+        from buildsys.cli.commands.plan import changed_targets
+
+        chosen &= set(changed_targets(session, options.since))
+    targets = session.in_order(session.needed(chosen))
+    request = Request(
+        actions={target: session.actions[target] for target in targets},
+        command=command,
+        fetch_into=session.executor if options.fetch else None,
+        checkout=session.checkout,
+        trust=session.trust,
+        since=since,
+        show=_show,
+    )
+    try:
+        with _interruptible() as received:
+            run = run_remotely(session.project, options.on, request)
+        if received:
+            run.exit_code = TERMINATED if signal.SIGTERM in received else INTERRUPTED
+        models = dict.fromkeys(session.actions[target].model for target in targets)
+        session.seconds = time.monotonic() - began
+        if line := update_pages(session, models, run.reports):
+            _show(line)
+    finally:
+        session.close()
+    run.results = replace(run.results, manifests=tuple(broken_manifests(session)))
+    return run
+
+
+@contextmanager
+def _interruptible() -> Iterator[list[int]]:
+    """Raise KeyboardInterrupt for SIGINT and SIGTERM; yield the signals received."""
+    received: list[int] = []
+
+    def receive(number: int, frame: FrameType | None) -> NoReturn:
+        del frame
+        received.append(number)
+        raise KeyboardInterrupt
+
+    earlier = {n: signal.signal(n, receive) for n in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield received
+    finally:
+        for number, handler in earlier.items():
+            signal.signal(number, handler)
+
+
+def _print_end(results: RunResults) -> None:
+    """Print failed and missing targets, and the totals."""
+    rows = [
+        Row(target.status, f"{target.target}  {shown_text(target.reason)}".rstrip())
+        for target in results.targets
+        if target.status in (FAILED, NOT_RUN)
+    ]
+    if len(rows) > _MOST_ROWS:
+        rows[_MOST_ROWS:] = [Row("", f"and {plural(len(rows) - _MOST_ROWS, 'more target')}")]
+    print_rows(rows, [f"{outcome(results)} in {duration(results.seconds)}"])
+
+
+def _show(line: str) -> None:
+    sys.stdout.write(printable(f"{line}\n"))
+    sys.stdout.flush()

@@ -1,0 +1,1 @@
+"""Builds on other machines: Ray, Slurm, Kubernetes, ssh."""

@@ -1,0 +1,152 @@
+"""A job on another machine: an ordinary build of the project's files from the shared store."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from argparse import ArgumentParser, Namespace
+from collections.abc import Callable, Sequence
+from contextlib import closing
+from dataclasses import replace
+from pathlib import Path
+
+from buildsys.errors import BuildsysError, StageError
+from buildsys.execution.provenance import ProvenanceSigner
+from buildsys.history.recorder import CHECKOUT_FILE, Checkout
+from buildsys.manifest.project import Project, empty_project
+from buildsys.remote.depot import Depot
+from buildsys.remote.pack import put_history, unpack_earlier_builds, unpack_project
+from buildsys.remote.summary import JobSummary, TargetSummary
+from buildsys.report.results.reader import adapter
+from buildsys.report.run_results import FAILED, IGNORED, NOT_RUN, RunResults, TargetResult
+from buildsys.store.ledger import ActionRecord, Ledger, OutputFile
+from buildsys.store.locks import private_folder
+from buildsys.store.record_file import encode_record
+from buildsys.store.signatures import SigningKey
+from buildsys.store.state_db import StateDb, warn_on_stderr
+from buildsys.system.processes import die_with_parent
+
+STORE = "BUILDSYS_REMOTE"  # the variable with the address of the shared store
+_FINISHED = (0, 1, 2, 3)  # exit codes of a build that was not interrupted
+Sign = Callable[[ActionRecord], ActionRecord | None]
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Run ``buildsys job``, which only the driver types.
+
+    An interrupted job writes no summary, so that its system may start it again.
+    """
+    parser = ArgumentParser(prog="buildsys job")
+    for option in ("--run", "--name", "--pack", "--checkout", "--earlier"):
+        parser.add_argument(option, default="")
+    parser.add_argument("--parent", type=int)
+    parser.add_argument("build", nargs="+")
+    options = parser.parse_args([*arguments])
+    if options.parent:
+        die_with_parent(options.parent, signal.SIGTERM)
+    started, machine = time.monotonic(), socket.gethostname()
+    try:
+        depot = Depot(os.environ.get(STORE, ""))
+        depot.write(options.run, f"{options.name}.started", machine.encode())
+    except BuildsysError as error:
+        sys.stderr.write(f"ERROR: {error}\n")
+        return StageError.exit_code
+    try:
+        with tempfile.TemporaryDirectory(prefix="buildsys-job-") as folder:
+            summary = _build(depot, options, Path(folder) / "project")
+    except (BuildsysError, OSError) as error:
+        sys.stderr.write(f"ERROR: {error}\n")
+        summary = JobSummary(machine, StageError.exit_code, 0.0, error=str(error))
+    summary = replace(summary, machine=machine, seconds=time.monotonic() - started)
+    if summary.exit_code in _FINISHED:
+        content = adapter(JobSummary).dump_json(summary)
+        depot.write(options.run, f"{options.name}.json", content)
+    return summary.exit_code
+
+
+def _build(depot: Depot, options: Namespace, root: Path) -> JobSummary:
+    """Build in a new folder. Raises: StageError."""
+    unpack_project(depot, _file(options.pack), root)
+    project = empty_project(root)
+    project.state.mkdir()
+    # benchmarks wait for the stages of other jobs on this machine, and these for them
+    locks = private_folder("lock", "set TMPDIR to a folder of yours") / "jobs"
+    locks.mkdir(exist_ok=True)
+    (project.state / "locks").symlink_to(locks)
+    checkout = Checkout(**json.loads(options.checkout or "{}"))._replace(run=options.run)
+    text = json.dumps(checkout._asdict())
+    (project.state / CHECKOUT_FILE).write_text(text, encoding="utf-8")
+    if options.earlier:
+        unpack_earlier_builds(depot, _file(options.earlier), project)
+    words = options.build
+    results = project.build / "nightly/nightly.json"  # has more than results
+    if words[0] != "nightly":
+        results = project.state / "results.json"
+        words[1:1] = ["--results", str(results)]
+    code = _run(words, root)
+    if code not in _FINISHED:
+        return JobSummary("", code, 0.0)
+    targets, history = _collect(depot, project, results, _signer(project, checkout))
+    return JobSummary("", code, 0.0, targets=targets, history=history)
+
+
+def _run(words: Sequence[str], folder: Path) -> int:
+    """Run a command of buildsys; pass on signals, and wait for its end."""
+    command = [sys.executable, "-m", "buildsys", *words]
+    environment = {"BUILDSYS_WORKER_IDLE": "0", **os.environ}
+    process = subprocess.Popen(command, cwd=folder, env=environment, stdin=subprocess.DEVNULL)
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda number, _: process.send_signal(number))
+    code = process.wait()
+    return code if code >= 0 else 128 - code
+
+
+def _signer(project: Project, checkout: Checkout) -> Sign:
+    """Return what signs records with the key of this machine, if it has one."""
+    key = project.signing().key
+    if key is None:
+        return lambda record: record
+    return ProvenanceSigner(SigningKey(key), warn_on_stderr, lambda: checkout).sign_record
+
+
+def _file(text: str) -> OutputFile:
+    digest, _, size = text.partition(":")
+    return OutputFile(digest, int(size))
+
+
+def _collect(
+    depot: Depot, project: Project, results: Path, sign: Sign
+) -> tuple[tuple[TargetSummary, ...], OutputFile | None]:
+    """Store the files of a build's targets; return their summaries and the history.
+
+    Raises: StageError: the store cannot be used, or the build wrote no ``results``.
+    """
+    try:
+        run: RunResults = adapter(RunResults).validate_json(results.read_bytes())
+    except (OSError, ValueError) as error:
+        raise StageError("the build ended without results", "see the log of the job") from error
+    with closing(StateDb(project.state / "state.db")) as db:
+        targets = tuple(_target(depot, project, Ledger(db), end, sign) for end in run.targets)
+    return targets, put_history(depot, project)
+
+
+def _target(
+    depot: Depot, project: Project, ledger: Ledger, end: TargetResult, sign: Sign
+) -> TargetSummary:
+    runs = ledger.history(end.target, 1)
+    if not runs or end.status in (NOT_RUN, IGNORED):
+        return TargetSummary(end)
+    record = ledger.lookup(end.target, runs[0].key) if end.status != FAILED else None
+    names = set(record.files) if record else ledger.owned(end.target)
+    names |= {end.log.partition("/")[2]} if end.log else set()
+    paths = {name: project.build / name for name in sorted(names)}
+    files = {name: depot.put(path) for name, path in paths.items() if path.is_file()}
+    signed = sign(record) if record else None
+    stored = depot.put_bytes(encode_record(signed)) if signed else None
+    return TargetSummary(end, runs[0], stored, ledger.reads(end.target), files)

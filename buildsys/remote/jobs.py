@@ -1,0 +1,129 @@
+"""Jobs of a run: the targets of a model by what they need, and what runs them."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from buildsys.errors import StageError
+from buildsys.plan.action import NO_NEEDS, Action, Needs
+
+QUEUED, RUNNING, ENDED = "queued", "running", "ended"
+
+
+@dataclass(frozen=True)
+class Job:
+    """One ordinary build on another machine."""
+
+    name: str
+    targets: tuple[str, ...]
+    needs: Needs = NO_NEEDS
+    after: str = ""  # the job before it
+    command: tuple[str, ...] = ()  # words after the executor's command
+
+
+class JobState(NamedTuple):
+    """The state of a job, as its system sees it."""
+
+    phase: str  # QUEUED | RUNNING | ENDED
+    detail: str = ""  # why it waits, or how it ended
+
+
+@dataclass
+class System:
+    """A system that runs the jobs of one run. All methods raise StageError."""
+
+    spec: Any  # of the executor
+    run: str
+    environment: Mapping[str, str]  # of the jobs
+    logs: Path  # a folder of this machine
+    handles: dict[str, str] = field(default_factory=dict)  # job -> its name in the system
+
+    def submit(self, jobs: Sequence[Job]) -> None:
+        """Hand over the jobs, each after the one that it names."""
+        raise NotImplementedError
+
+    def states(self, ended: set[str]) -> Mapping[str, JobState]:
+        """Look up all jobs; start those after ``ended`` ones, unless the system does."""
+        raise NotImplementedError
+
+    def cancel(self) -> None:
+        """End all jobs."""
+        raise NotImplementedError
+
+
+def plan_jobs(actions: Sequence[Action], *, single: bool = False) -> list[Job]:
+    """Plan the jobs for ``actions`` in build order: for each model, or a ``single`` one.
+
+    Stages on the processor come first, then those that use a GPU or measure, and what reads
+    their results: measurements are not shared between machines.
+    """
+    if single:
+        return [Job("all", tuple(action.target for action in actions))]
+    models: dict[str, list[Action]] = {}
+    for action in actions:
+        models.setdefault(action.model, []).append(action)
+    jobs: list[Job] = []
+    for number, (model, of_model) in enumerate(models.items(), 1):
+        before, words = "", re.sub(r"[^a-z0-9]+", "-", model.lower())[:30].strip("-")
+        for phase, own in enumerate(_phases(of_model), 1):
+            name = f"{number:0{len(str(len(models)))}}-{words}-{phase}"
+            jobs.append(Job(name, tuple(one.target for one in own), _common_needs(own), before))
+            before = name
+    return jobs
+
+
+def _phases(actions: Sequence[Action]) -> Iterator[Sequence[Action]]:
+    """Yield the actions of each job of one model: one for each kind of GPU."""
+    kinds = dict.fromkeys(_gpu_kind(action) for action in actions if _uses_gpu(action))
+    late: dict[str, Action] = {}
+    for action in actions if kinds else ():
+        before = {*action.after, *action.order}
+        if _uses_gpu(action) or action.measures or not before.isdisjoint(late):
+            late[action.target] = action
+    if early := [action for action in actions if action.target not in late]:
+        yield early
+    for kind in [kind for kind in kinds if any(kind)][:-1]:
+        yield [one for one in late.values() if _uses_gpu(one) and _gpu_kind(one) == kind]
+    if late:  # with other kinds: the last machine reports what it lacks
+        yield [*late.values()]
+
+
+def _uses_gpu(action: Action) -> bool:
+    return bool(action.needs.gpu_count) or "gpu" in action.devices
+
+
+def _gpu_kind(action: Action) -> tuple[object, ...]:
+    return action.needs.gpu, action.needs.compute_capability, action.needs.labels
+
+
+def _common_needs(actions: Sequence[Action]) -> Needs:
+    """Combine the needs of actions that run one after another; the last kind of GPU counts."""
+    needs = [action.needs for action in actions]
+    gpu = next((one for one in reversed(needs) if one.gpu_count), NO_NEEDS)
+    return gpu._replace(
+        gpu_count=max(gpu.gpu_count, int(any(map(_uses_gpu, actions)))),
+        memory=max(one.memory for one in needs),
+        exclusive=any(one.exclusive for one in needs),
+        time_s=max(one.time_s for one in needs),
+    )
+
+
+def call(
+    words: Sequence[str], hint: str, text: str = "", environment: Mapping[str, str] | None = None
+) -> str:
+    """Return what a program prints. Raises: StageError: it is missing or fails."""
+    try:
+        done = subprocess.run(
+            words, input=text, capture_output=True, text=True, check=False, env=environment
+        )
+    except OSError as error:
+        raise StageError(f"cannot start {words[0]}: {error.strerror}", hint) from error
+    if done.returncode:
+        problem = " ".join(done.stderr.split()) or f"exit code {done.returncode}"
+        raise StageError(f"{words[0]}: {problem}", hint)
+    return done.stdout

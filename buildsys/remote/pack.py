@@ -1,0 +1,116 @@
+"""The files of a project in the shared store, and the builds that its gates compare with."""
+
+from __future__ import annotations
+
+import json
+import os
+import sqlite3
+from collections.abc import Iterable, Iterator
+from contextlib import closing, suppress
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+from buildsys.errors import StageError
+from buildsys.execution.build_cache import store_folder
+from buildsys.history.database import History, history_file
+from buildsys.manifest.project import Project
+from buildsys.remote.depot import Depot
+from buildsys.store.ledger import OutputFile
+from buildsys.store.object_store import Store
+from buildsys.store.record_file import check_name, output_file
+from buildsys.system.git import run_git
+
+_ENGINES = 3  # of each gate, newest first
+_ENVIRONMENT = "pyvenv.cfg"  # in the folder of a virtual environment
+_OTHER_FOLDERS = (".git", "__pycache__", ".mypy_cache", ".ruff_cache", ".pytest_cache")
+
+
+def pack_project(depot: Depot, project: Project, named: Iterable[str] = ()) -> OutputFile:
+    """Store the project's files; return their list.
+
+    ``named`` are files and folders in manifests, which travel even if git ignores them.
+    Raises: StageError: the store or a file cannot be used.
+    """
+    files: dict[str, tuple[str, int, bool]] = {}
+    links: dict[str, str] = {}
+    root, own = project.root, (project.build, project.state)
+    inside = (name for name in named if root in Path(os.path.normpath(root / name)).parents)
+    for path in sorted(
+        {path for name in (*_listed(root), *inside) for path in _expand(root / name)}
+    ):
+        if any(folder in path.parents for folder in own):
+            continue
+        name = path.relative_to(root).as_posix()
+        try:
+            if path.is_symlink():
+                links[name] = str(path.readlink())
+            elif path.is_file():  # else it was deleted, but is still in the index of git
+                files[name] = (*depot.put(path), os.access(path, os.X_OK))
+        except OSError as error:
+            problem = f"cannot read {path}: {error.strerror}"
+            raise StageError(problem, "correct its permissions, or let git ignore it") from error
+    return depot.put_bytes(json.dumps({"files": files, "links": links}).encode())
+
+
+def unpack_project(depot: Depot, pack: OutputFile, folder: Path) -> None:
+    """Write the files of a project into a new folder. Raises: StageError."""
+    content = json.loads(b"".join(depot.chunks(pack)))
+    for name, (digest, size, is_executable) in content["files"].items():
+        check_name(name)
+        depot.get(output_file([digest, size]), folder / name)
+        if is_executable:
+            (folder / name).chmod(0o755)
+    for name, target in content["links"].items():  # last: nothing is written through them
+        check_name(name)
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).symlink_to(target)
+
+
+def put_history(depot: Depot, project: Project) -> OutputFile | None:
+    """Store a copy of the history, None without one. Raises: StageError."""
+    file = history_file(project.state)
+    if not file.is_file():
+        return None
+    with TemporaryDirectory(dir=project.state) as folder:
+        copy = Path(folder) / file.name
+        with closing(sqlite3.connect(file)) as ours, closing(sqlite3.connect(copy)) as target:
+            ours.backup(target)  # also what is only in the write-ahead log
+        return depot.put(copy)
+
+
+def unpack_earlier_builds(depot: Depot, pack: OutputFile, project: Project) -> None:
+    """Make earlier builds the history of a new project, with their engines in its store.
+
+    Raises: StageError: the history cannot be read.
+    """
+    depot.get(pack, history_file(project.state))
+    store = Store(store_folder(project.state))
+    with closing(History.read_only(history_file(project.state))) as history:
+        for target in history.targets("engine"):
+            builds = [build.outputs for build in history.builds(target=target)]
+            engines = [[o[role] for role in sorted(o) if role.startswith("engine")] for o in builds]
+            for digest in [d for files in engines[:_ENGINES] for d in files]:
+                with suppress(StageError):  # damaged: the gate says that it is gone
+                    if (size := depot.size(digest)) is not None:
+                        engine = OutputFile(digest, size)
+                        store.add(engine, depot.chunks(engine))
+
+
+def _listed(root: Path) -> list[str]:
+    """List what git tracks or does not ignore; without git, the whole folder."""
+    try:
+        done = run_git(root, "ls-files", "-z", "--cached", "--others", "--exclude-standard")
+    except OSError:
+        return [""]
+    names = [os.fsdecode(name) for name in done.stdout.split(b"\0") if name]
+    return [""] if done.returncode else names
+
+
+def _expand(path: Path) -> Iterator[Path]:
+    """Yield a file, or those in a folder: a submodule, a folder of data, the project itself."""
+    if path.is_symlink() or not path.is_dir():
+        yield path
+        return
+    for entry in path.iterdir():
+        if entry.name not in _OTHER_FOLDERS and not (entry / _ENVIRONMENT).exists():
+            yield from _expand(entry)

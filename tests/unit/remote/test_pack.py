@@ -1,0 +1,118 @@
+from __future__ import annotations
+
+import os
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from buildsys.errors import StageError
+from buildsys.manifest.project import Project, empty_project
+from buildsys.remote.depot import Depot
+from buildsys.remote.pack import pack_project, unpack_project
+from buildsys.store.ledger import OutputFile
+
+
+@pytest.fixture
+def project(tmp_path: Path) -> Project:
+    root = tmp_path / "project"
+    for name in (
+        "configs/models/net.yaml",
+        "plugins/net.py",
+        "build/net/engine.onnx",
+        "data/x.npy",
+    ):
+        (root / name).parent.mkdir(parents=True, exist_ok=True)
+        (root / name).write_text(f"content of {name}\n")
+    for name in ("plugins/__pycache__/net.pyc", "env/pyvenv.cfg", ".buildsys/state.db"):
+        (root / name).parent.mkdir(parents=True, exist_ok=True)
+        (root / name).write_text("left out")
+    (root / "run.sh").write_text("#!/bin/sh\n")
+    (root / "run.sh").chmod(0o755)
+    (root / "plugins/link.py").symlink_to("net.py")
+    (root / "plugins/folder").symlink_to("../configs")
+    return empty_project(root)
+
+
+@pytest.fixture
+def depot(tmp_path: Path) -> Depot:
+    return Depot(str(tmp_path / "store"))
+
+
+def git(project: Project, *arguments: str) -> None:
+    command = ["git", "-C", str(project.root), "-c", "user.name=t", "-c", "user.email=t@e.org"]
+    subprocess.run([*command, *arguments], check=True, capture_output=True)
+
+
+def tree(root: Path) -> dict[str, tuple[bytes | str, bool]]:
+    """Return the content or the link, and the right to execute, of all files."""
+    return {
+        path.relative_to(root).as_posix(): (str(path.readlink()), False)
+        if path.is_symlink()
+        else (path.read_bytes(), os.access(path, os.X_OK))
+        for path in root.rglob("*")
+        if path.is_symlink() or path.is_file()
+    }
+
+
+def unpacked(depot: Depot, pack: OutputFile, folder: Path) -> dict[str, tuple[bytes | str, bool]]:
+    unpack_project(depot, pack, folder)
+    return tree(folder)
+
+
+def test_all_files_but_outputs_and_caches_travel_without_git(
+    project: Project, depot: Depot, tmp_path: Path
+) -> None:
+    expected = tree(project.root)
+    for name in ("build/net/engine.onnx", "plugins/__pycache__/net.pyc", "env/pyvenv.cfg"):
+        del expected[name]
+    del expected[".buildsys/state.db"]
+    assert unpacked(depot, pack_project(depot, project), tmp_path / "there") == expected
+
+
+def test_ignored_files_stay_here_unless_a_manifest_names_them(
+    project: Project, depot: Depot, tmp_path: Path
+) -> None:
+    git(project, "init", "-q")
+    (project.root / ".gitignore").write_text("data\nenv\n*.pyc\n.buildsys\n")
+    git(project, "add", ".")
+    git(project, "commit", "-qm", "all")
+    (project.root / "new.py").touch()  # not tracked yet
+    (project.root / "run.sh").unlink()  # still in the index
+    first = unpacked(depot, pack_project(depot, project), tmp_path / "first")
+    assert "new.py" in first
+    assert not first.keys() & {"data/x.npy", "run.sh", "build/net/engine.onnx", "env/pyvenv.cfg"}
+    named = pack_project(depot, project, ["data/", "missing.npy", "../project2/x", "/etc/hosts"])
+    second = unpacked(depot, named, tmp_path / "second")
+    assert second.keys() - first.keys() == {"data/x.npy"}
+
+
+def test_equal_files_are_one_pack(project: Project, depot: Depot) -> None:
+    pack = pack_project(depot, project)
+    assert pack_project(depot, project) == pack
+    (project.root / "run.sh").chmod(0o644)
+    assert pack_project(depot, project) != pack
+
+
+def test_what_is_neither_a_file_nor_a_link_stays_here(project: Project, depot: Depot) -> None:
+    (project.root / "plugins/net.py").unlink()
+    os.mkfifo(project.root / "plugins/net.py")  # neither a file nor a folder: left out
+    (project.root / "plugins/loop.py").symlink_to("loop.py")
+    pack_project(depot, project)
+
+
+def test_a_damaged_object_is_refused(project: Project, depot: Depot, tmp_path: Path) -> None:
+    pack = pack_project(depot, project)
+    for path in (tmp_path / "store/objects").rglob("*"):
+        if path.is_file() and path.read_bytes() == b"#!/bin/sh\n":
+            path.write_text("#!/bin/no\n")
+    with pytest.raises(StageError, match=r"objects/../[0-9a-f]{64} of the shared cache .* damaged"):
+        unpack_project(depot, pack, tmp_path / "there")
+
+
+def test_a_store_that_does_not_answer_is_one_sentence(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(StageError, match=r"^the shared cache .* could not store an object: "):
+        Depot(str(tmp_path / "file")).put_bytes(b"x")
+    with pytest.raises(StageError, match="did you mean s3://"):
+        Depot("s33://bucket/folder")
