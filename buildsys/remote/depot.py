@@ -14,7 +14,7 @@ from buildsys.store.ledger import OutputFile
 from buildsys.store.object_store import object_name
 from buildsys.store.remote_folder import connect, remedy_of
 from buildsys.system.files import MAX_RESULT_BYTES
-from buildsys.system.urls import mask_secrets, mask_text
+from buildsys.system.printable import mask_secrets, mask_text
 
 _CHUNK_BYTES = 1 << 20
 
