@@ -14,13 +14,10 @@ from buildsys.manifest.backend_choices import chosen_kind, implementations
 from buildsys.onnx_graphs.result_types import TensorPort
 from buildsys.report.benchmarks import bench_notes, gpu_states, gpu_timings, timings
 from buildsys.report.checks import checks_of, contradictions
-from buildsys.report.commands import command_lines
 from buildsys.report.engines import engine_lines, engine_provenance, layer_lines
 from buildsys.report.formatting import error_text, first_names
-from buildsys.report.gates import gate_lines
 from buildsys.report.graphs import conversion_line, graph_history, surgery_lines
 from buildsys.report.key_figures import key_figure, read_results
-from buildsys.report.mixed_precision import search_lines
 from buildsys.report.ranking import rank_engines
 from buildsys.report.recommendation import recommend
 from buildsys.report.results.reader import (
@@ -44,6 +41,7 @@ from buildsys.report.results.report import (
     TargetLine,
     TensorLine,
 )
+from buildsys.report.stage_lines import command_lines, gate_lines, search_lines
 from buildsys.stages.convert.result import ConvertResult
 from buildsys.stages.export.result import ExportResult
 from buildsys.stages.reference.result import ReferenceResult

@@ -8,13 +8,16 @@ from dataclasses import dataclass
 from buildsys.onnx_graphs.result_types import AgreementFigures
 from buildsys.report import formatting as q
 from buildsys.report.benchmarks import contender_title
-from buildsys.report.commands import COLUMNS as COMMAND_COLUMNS
-from buildsys.report.commands import command_cells
-from buildsys.report.gates import COLUMNS, gate_cells
-from buildsys.report.mixed_precision import timed_engines
 from buildsys.report.ranking import COLUMNS as RANKING_COLUMNS
 from buildsys.report.ranking import ranking_cells, ranking_notes
 from buildsys.report.results.report import Check, ComparisonLine, GraphHistory, Report, SurgeryLine
+from buildsys.report.stage_lines import (
+    COMMAND_COLUMNS,
+    GATE_COLUMNS,
+    command_cells,
+    gate_cells,
+    timed_engines,
+)
 
 MOST_COMPARISONS = 64
 _MOST_FAILURES = 20
@@ -132,7 +135,7 @@ def failures(check: Check) -> Table:
 
 
 def _gates(report: Report) -> list[Table]:
-    return [Table(COLUMNS, tuple(map(gate_cells, report.gates)))]
+    return [Table(GATE_COLUMNS, tuple(map(gate_cells, report.gates)))]
 
 
 def _commands(report: Report) -> list[Table]:

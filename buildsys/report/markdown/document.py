@@ -9,9 +9,6 @@ from collections.abc import Iterator
 
 from buildsys.report import formatting as q
 from buildsys.report.benchmarks import has_slow_tail, tail_note
-from buildsys.report.commands import COLUMNS as COMMAND_COLUMNS
-from buildsys.report.commands import command_cells
-from buildsys.report.gates import COLUMNS, gate_cells
 from buildsys.report.markdown.elements import (
     code,
     escape,
@@ -21,11 +18,17 @@ from buildsys.report.markdown.elements import (
     status_text,
     table,
 )
-from buildsys.report.mixed_precision import timed_engines
 from buildsys.report.ranking import rank_text, unique_names
 from buildsys.report.recommendation import error_margin
 from buildsys.report.results.engine_lines import LATENCY, ErrorMargin, Ranking
 from buildsys.report.results.report import Report, TargetLine
+from buildsys.report.stage_lines import (
+    COMMAND_COLUMNS,
+    GATE_COLUMNS,
+    command_cells,
+    gate_cells,
+    timed_engines,
+)
 from buildsys.stages.table import VERIFY, target_of
 from buildsys.system.printable import printable
 
@@ -60,7 +63,7 @@ def _lines(report: Report) -> Lines:
     yield from _latencies(report)
     if report.gates:
         yield from section("## Gates")
-        yield from table(COLUMNS, [[*map(escape, gate_cells(line))] for line in report.gates])
+        yield from table(GATE_COLUMNS, [[*map(escape, gate_cells(line))] for line in report.gates])
     if report.commands:
         yield from section("## Commands")
         lines = [[*map(escape, command_cells(line))] for line in report.commands]

@@ -23,8 +23,8 @@ from buildsys.history.statistics import CONFIDENCE, median
 from buildsys.onnx_graphs.tensors import load_case
 from buildsys.report import formatting as q
 from buildsys.report.formatting import worst_comparison
-from buildsys.report.gates import SHOWN
 from buildsys.report.results.reader import FAILED, NOISY, PASSED, read_result
+from buildsys.report.stage_lines import SHOWN
 from buildsys.stages.bench.remote_engine import RemoteEngine
 from buildsys.stages.engine.result import EngineResult
 from buildsys.stages.gate.result import INCOMPARABLE, GateCheck

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from buildsys.report import formatting as q
-from buildsys.report.mixed_precision import graph_error
+from buildsys.report.stage_lines import graph_error
 from buildsys.stages.search.result import SearchResult
 
 

@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 
 from buildsys.report.key_figures import key_figure
-from buildsys.report.mixed_precision import search_lines
 from buildsys.report.results.engine_lines import TimingLine
 from buildsys.report.results.reader import Result
+from buildsys.report.stage_lines import search_lines
 
 FOUND: dict[str, Any] = {
     "precision": "int8", "nodes": [["/a", "Conv"], ["/b", "Conv"]], "candidates": 9,

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from buildsys.errors import StageError
-from buildsys.report.commands import command_cells, command_lines
 from buildsys.report.key_figures import read_results
+from buildsys.report.stage_lines import command_cells, command_lines
 from buildsys.stages.command.outputs import check_limits, read_figures
 from buildsys.stages.command.report import key_figure
 from buildsys.workers.job import Job

@@ -12,9 +12,9 @@ from typing import Any
 import pytest
 
 from buildsys.errors import StageError
-from buildsys.report.gates import gate_lines
 from buildsys.report.key_figures import key_figure
 from buildsys.report.results.reader import Result, parse
+from buildsys.report.stage_lines import gate_lines
 from buildsys.stages.gate import stage as gate
 from buildsys.stages.gate.result import GateResult
 from buildsys.workers.job import Job, StageResult
