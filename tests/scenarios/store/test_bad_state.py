@@ -115,12 +115,6 @@ def test_another_database_in_place_of_doits_is_set_aside_as_well(ready_built: Re
     assert ready_built.doit() == UP_TO_DATE
 
 
-def test_damaged_resolved_manifests_are_resolved_again(ready_built: ReadyProject) -> None:
-    for damage in (cut, fill_with_garbage, Path.unlink):
-        damage(state(ready_built, "manifests.json"))
-        assert ready_built.doit() == UP_TO_DATE
-
-
 @pytest.mark.parametrize("what", ["state.db", "."])
 def test_the_state_is_deleted_during_a_run(ready: ReadyProject, what: str) -> None:
     ready.hold()
@@ -178,13 +172,6 @@ def test_a_record_cannot_name_files_outside_the_build_folder(ready_built: ReadyP
         assert precious.read_text() == "of somebody else"
         assert ready_built.files() == set()
         assert ready_built.doit().code == 0
-
-
-def test_records_without_outputs_count_as_missing(ready_built: ReadyProject) -> None:
-    execute(state(ready_built), "UPDATE records SET outputs = '{}'")
-    shutil.rmtree(ready_built.root / "build")
-    assert ready_built.doit().ran == ALL
-    assert contents(ready_built.root / "build") == ready_built.clean_contents()
 
 
 def test_a_wrong_clock_reruns_nothing(ready_built: ReadyProject) -> None:

@@ -106,13 +106,6 @@ def test_a_killed_server_fails_its_jobs_and_is_replaced(project: PoolProject) ->
     assert project.server_pid() != server
 
 
-def test_a_killed_idle_server_is_replaced(project: PoolProject) -> None:
-    server = project.server_pid()
-    os.kill(server, signal.SIGKILL)
-    wait_for_end(server)
-    assert project.server_pid() != server
-
-
 def test_a_library_that_cannot_be_imported_is_named(
     project: PoolProject, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -6,7 +6,6 @@ import json
 import os
 import shutil
 import time
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -79,14 +78,6 @@ def test_early_cut_off_stops_at_equal_bytes(root: Path) -> None:
     assert build(root) == [EXPORT]
 
 
-def test_changed_content_under_the_old_modification_time_is_noticed(root: Path) -> None:
-    build(root)
-    times = (root / "blocks.py").stat()
-    (root / "blocks.py").write_text("width = 3\n")
-    os.utime(root / "blocks.py", ns=(times.st_atime_ns, times.st_mtime_ns))
-    assert build(root) == ALL
-
-
 @pytest.mark.parametrize("name", [MODEL, "m/export/export.json"])
 @pytest.mark.parametrize("stored", [True, False])
 def test_an_edited_output_is_restored_or_rebuilt(root: Path, name: str, *, stored: bool) -> None:
@@ -100,16 +91,6 @@ def test_an_edited_output_is_restored_or_rebuilt(root: Path, name: str, *, store
     assert published(root)[MODEL] == good[MODEL]
     assert published(root)["m/export/export.json"] != "edited"
     assert not stored or published(root) == good
-    assert stale(root) == []
-
-
-@pytest.mark.parametrize("stored", [True, False])
-def test_a_deleted_output_is_restored_or_rebuilt(root: Path, *, stored: bool) -> None:
-    build(root)
-    if not stored:
-        shutil.rmtree(root / ".buildsys/store")
-    (root / "build" / MODEL).unlink()
-    assert build(root) == ([] if stored else [EXPORT])
     assert stale(root) == []
 
 
@@ -201,15 +182,6 @@ def test_an_edit_in_the_build_folder_does_not_reach_the_store(root: Path) -> Non
     assert published(root) == good
 
 
-def test_a_lost_state_costs_no_rebuild(root: Path) -> None:
-    build(root)
-    good = published(root)
-    for file in (root / ".buildsys").glob("state.db*"):
-        file.unlink()
-    assert build(root) == []
-    assert published(root) == good
-
-
 def test_two_projects_may_share_a_store(root: Path, tmp_path: Path) -> None:
     build(root)
     other = tmp_path / "other"
@@ -293,18 +265,6 @@ def test_a_plan_that_moves_an_output_makes_it_stale(root: Path) -> None:
     assert {name for name in published(root) if "bench" in name} == {"m/bench/moved.json"}
 
 
-def test_the_code_of_a_stage_is_in_its_key(root: Path) -> None:
-    build(root)
-    other = {target: replace(a, code=("buildsys.workers.job",)) for target, a in actions().items()}
-    assert stale(root, other) == ALL
-
-
-def test_tools_and_devices_are_in_the_key(root: Path) -> None:
-    build(root)
-    assert BENCH in stale(root, {**actions(), BENCH: replace(actions()[BENCH], tools=("numpy",))})
-    assert BENCH in stale(root, {**actions(), BENCH: replace(actions()[BENCH], devices=("cpu",))})
-
-
 def test_a_check_sees_targets_that_ran_since_the_last_one(root: Path) -> None:
     executor, _ = make_executor(root)
     assert not executor.is_fresh(ENGINE)
@@ -338,29 +298,6 @@ def test_an_outcome_has_the_facts_for_the_console(root: Path) -> None:
     assert executor.run(EXPORT)._replace(waited=False) == outcome  # the same from the record
 
 
-@pytest.mark.parametrize(
-    ("change", "reason"),
-    [
-        (lambda root: None, ""),
-        (lambda root: (root / "blocks.py").write_text("width = 9\n"), "blocks.py changed"),
-        (lambda root: (root / "build" / MODEL).unlink(), f"output missing: {MODEL}"),
-        (lambda root: (root / "build" / MODEL).write_text("x"), f"output edited by hand: {MODEL}"),
-        (lambda root: shutil.rmtree(root / ".buildsys"), "never built"),
-    ],
-)
-def test_a_stale_target_has_reasons(
-    root: Path, change: Callable[[Path], object], reason: str
-) -> None:
-    build(root)
-    change(root)
-    assert why(make_executor(root)[0], EXPORT) == reason
-
-
-def test_the_reason_for_a_changed_field_has_both_values(root: Path) -> None:
-    build(root)
-    assert why(make_executor(root, actions(opset=18))[0], EXPORT) == "export.opset: 17 → 18"
-
-
 def test_a_missing_input_is_reported(root: Path) -> None:
     executor, _ = make_executor(root)
     executor.run(EXPORT)
@@ -369,14 +306,6 @@ def test_a_missing_input_is_reported(root: Path) -> None:
     assert why(executor, ENGINE) == f"input {MODEL} is missing"
     with pytest.raises(StageError, match=r"engine:m:e needs .*model\.onnx, which does not exist"):
         executor.run(ENGINE)
-
-
-def test_a_failed_run_is_a_reason(root: Path) -> None:
-    executor, _ = make_executor(root)
-    order(root, EXPORT, "break")
-    with pytest.raises(StageError):
-        executor.run(EXPORT)
-    assert why(executor, EXPORT) == "last run failed: export:m broke"
 
 
 def test_forgetting_makes_it_stale_and_forcing_runs_it_anyway(root: Path) -> None:
@@ -510,18 +439,6 @@ def test_an_unusable_state_folder_is_one_clear_error(root: Path) -> None:
     with pytest.raises(StageError, match="writable"):
         executor.run(EXPORT)
     assert pool.ran == []
-
-
-def test_a_corrupt_state_costs_time_not_correctness(root: Path) -> None:
-    build(root)
-    for path in (root / ".buildsys").glob("state.db*"):
-        path.write_bytes(b"\xff" * 9000)
-    warned: list[str] = []
-    executor, _ = make_executor(root, notify=warned.append)
-    assert not executor.is_fresh(EXPORT)
-    executor.run(EXPORT)
-    assert executor.is_fresh(EXPORT)
-    assert len(warned) == 1
 
 
 def test_a_failure_has_the_duration_of_its_stage_everywhere(root: Path) -> None:

@@ -14,7 +14,6 @@ from pathlib import Path
 import pytest
 import tiny_project
 from tiny_project import (
-    ALL,
     BENCH,
     ENGINE,
     EXPORT,
@@ -22,7 +21,6 @@ from tiny_project import (
     actions,
     build,
     make_executor,
-    make_project,
     order,
     published,
     stale,
@@ -188,70 +186,6 @@ def test_a_stage_receives_only_declared_files(root: Path) -> None:
 
 
 # --- GPUs ---
-
-
-TIMED = """
-import sys, time
-from dataclasses import replace
-from pathlib import Path
-import tiny_project
-from buildsys.execution import local_runs as module
-module.gpu_uuids = lambda variables=(), here=True: ("GPU-1",)
-root, target = Path(sys.argv[1]), sys.argv[2]
-actions = tiny_project.actions()
-is_bench = target == tiny_project.BENCH
-changed = {"exclusive": False, "alone_on_gpu": is_bench, "measures": is_bench}
-graph = {**actions, target: replace(actions[target], **changed)}
-executor, pool = tiny_project.make_executor(root, graph)
-hold = Path(sys.argv[3])
-def work(job):
-    print("begin", time.monotonic(), flush=True)
-    time.sleep(0.4)
-    while hold.exists():
-        time.sleep(0.01)
-    print("end", time.monotonic(), flush=True)
-pool.meanwhile = work
-executor.run(target)
-"""
-
-
-def start(folder: Path, target: str, hold: Path = Path("/nowhere")) -> subprocess.Popen[str]:
-    """Build a target of a new project in a process; its stage ends once ``hold`` is gone."""
-    make_project(folder)
-    if before := {name: actions()[name] for name in ALL[: ALL.index(target)]}:
-        build(folder, before)
-    command = [sys.executable, "-c", TIMED, str(folder), target, str(hold)]
-    path = os.pathsep.join([str(Path(__file__).parent), *sys.path])
-    environment = {**os.environ, "PYTHONPATH": path}
-    return subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment)
-
-
-@pytest.mark.usefixtures("root")
-def test_two_benchmarks_on_one_gpu_run_one_after_the_other(tmp_path: Path) -> None:
-    spans = []
-    for process in [start(tmp_path / name, BENCH) for name in ("one", "two")]:
-        words = process.communicate(timeout=120)[0].split()
-        assert process.returncode == 0
-        spans.append((float(words[1]), float(words[3])))
-    (_, first_ends), (second_begins, _) = sorted(spans)
-    assert first_ends <= second_begins
-
-
-@pytest.mark.usefixtures("root")
-def test_a_stage_on_the_cpu_runs_during_a_benchmark_on_a_gpu(tmp_path: Path) -> None:
-    hold = tmp_path / "hold"
-    hold.touch()
-    benchmark = start(tmp_path / "one", BENCH, hold)
-    try:
-        assert benchmark.stdout is not None
-        assert benchmark.stdout.readline().startswith("begin")
-        export = start(tmp_path / "two", EXPORT)
-        export.communicate(timeout=120)
-        assert (export.returncode, benchmark.poll()) == (0, None)
-    finally:
-        hold.unlink()
-        benchmark.communicate(timeout=120)
-    assert benchmark.returncode == 0
 
 
 def of_model(name: str) -> Action:

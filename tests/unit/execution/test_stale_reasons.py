@@ -4,9 +4,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from buildsys.execution import stale_reasons as reasons_module
 from buildsys.execution.action_key import ActionKey
-from buildsys.execution.freshness import FRESH, MAY_RERUN, STALE, Freshness, explain
+from buildsys.execution.freshness import Freshness
 from buildsys.execution.stale_reasons import (
     FORGOTTEN,
     LOST_RECORD,
@@ -160,31 +159,6 @@ def test_reasons_follow_from_the_state(found: Freshness, expected: list[str]) ->
     assert [str(reason) for reason in found.reasons] == expected
 
 
-def test_targets_downstream_of_a_stale_one_may_rerun() -> None:
-    stale, fresh, own = (
-        Freshness("a"),
-        Freshness("b", up_to_date=True),
-        Freshness("c", recorded={"config:x": "1"}, restorable=True),
-    )
-    also = [Freshness("d", up_to_date=True), Freshness("e", up_to_date=True)]
-    found = explain([stale, fresh, own, *also], {"b": ("a",), "c": ("b", "a"), "d": ("b",)})
-    assert {name: one.state for name, one in found.items()} == {
-        "a": STALE,
-        "b": MAY_RERUN,
-        "c": STALE,
-        "d": MAY_RERUN,
-        "e": FRESH,
-    }
-    assert format_reasons(found["b"].reasons) == ["upstream: a will rerun"]
-    assert format_reasons(found["c"].reasons) == [
-        "x: 1 → unset",
-        "upstream: b may rerun",
-        "upstream: a will rerun",
-    ]
-    assert format_reasons(found["d"].reasons) == ["upstream: b may rerun"]
-    assert found["c"].restorable
-
-
 def test_targets_upstream_share_a_line() -> None:
     many = [Reason(UPSTREAM, name, None, "will rerun") for name in "abcde"] + [
         Reason(UPSTREAM, "f", None, "may rerun")
@@ -262,16 +236,3 @@ def test_the_history_is_not_filled_with_values() -> None:
 )
 def test_a_history_that_cannot_be_read_has_no_reasons(text: object) -> None:
     assert decode_reasons(text) == ()
-
-
-def test_every_kind_of_reason_has_a_text() -> None:
-    for kind in (
-        "NEVER_BUILT",
-        "FAILED",
-        "OUTPUT_MISSING",
-        "UPSTREAM",
-        "ASKED_FOR",
-        "UNREADABLE",
-        "OTHER_KEYS",
-    ):
-        assert str(Reason(getattr(reasons_module, kind), "x", None, "y")).strip()

@@ -22,7 +22,7 @@ from buildsys.store import object_store
 from buildsys.store.garbage_collection import collect, usage, verify
 from buildsys.store.ledger import ActionRecord, OutputFile
 from buildsys.store.object_store import DamagedError, Store, StoreWriteError, copy_file
-from buildsys.store.record_file import RecordError, decode_record, encode_record
+from buildsys.store.record_file import RecordError, encode_record
 from buildsys.system.file_locks import open_lock, try_lock
 
 
@@ -151,15 +151,6 @@ def forged(store: Store, **fields: object) -> None:
         ("key", "b" * 64),
         ("target", "export:other"),
         ("outputs", {"x": ["../../etc", 1]}),
-        ("outputs", 3),
-        ("outputs", {"a\0b": None}),
-        ("outputs", {"\ud800": None}),
-        ("outputs", {"m/" + "x" * 256: None}),
-        ("parts", {"config:x": 1}),
-        ("parts", 3),
-        ("figures", [1]),
-        ("seconds", "1"),
-        ("log", 5),
         ("new", 1),
     ],
 )
@@ -190,15 +181,6 @@ def test_blocks_are_shared_if_the_file_system_can(
     (tmp_path / "source").write_bytes(b"content")
     assert copy_file(tmp_path / "source", tmp_path / "out") == blake3(b"content").hexdigest()
     assert (tmp_path / "out").read_bytes() == b"content"
-
-
-@pytest.mark.parametrize("size", [0, 1, 16384, 16385, 100_000])
-def test_copies_of_every_size(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, size: int) -> None:
-    monkeypatch.setattr(object_store, "_CHUNK_BYTES", 16384)
-    source, copy, content = tmp_path / "source", tmp_path / "copy", os.urandom(size)
-    source.write_bytes(content)
-    assert copy_file(source, copy) == blake3(content).hexdigest()
-    assert copy.read_bytes() == content
 
 
 def test_a_full_disk_leaves_no_partial_copy(tmp_path: Path) -> None:
@@ -359,43 +341,6 @@ def test_records_are_listed_with_their_last_use(store: Store) -> None:
     assert found == [
         (store.action_path(key * 64), 1000.0 + number, key * 64) for number, key in enumerate("bc")
     ]
-
-
-def test_equal_records_have_equal_bytes() -> None:
-    one = replace(record("a"), parts={"x": "1", "y": "2"})
-    other = replace(record("a"), parts={"y": "2", "x": "1"})
-    assert encode_record(one) == encode_record(other)
-    checksum, body, end = encode_record(one).split(b"\n")
-    assert (checksum.decode(), end) == (blake3(body).hexdigest(), b"")
-    assert b'"parts":{"x":"1","y":"2"}' in body
-
-
-@pytest.mark.parametrize(
-    ("fields", "problem"),
-    [
-        ({"schema": None}, "is not an action record: it has no schema"),
-        ({"outputs": {"x": ["d" * 63, 1]}}, "is not an action record: 'd+' is not a digest"),
-        ({"outputs": {"x": ["d" * 64, "1"]}}, "is not an action record: '1' is not a size"),
-        ({"outputs": {"x": [7, 1]}}, "is not an action record: 7 is not a digest"),
-        ({"outputs": {"é" * 128: None}}, "cannot be the name of a file"),
-        ({"reason": None}, "is not an action record: its reason is not a text"),
-        ({"seconds": None}, "is not an action record: None is not a number of seconds"),
-        ({"key": "b" * 64}, "is the record of 'export:m' under another key"),
-    ],
-)
-def test_the_problem_of_a_forged_record_is_named(
-    store: Store, fields: dict[str, object], problem: str
-) -> None:
-    forged(store, **fields)
-    with pytest.raises(DamagedError, match=problem):
-        store.read_action("export:m", "a" * 64)
-
-
-def test_the_longest_file_name_is_accepted(store: Store) -> None:
-    given = replace(record("a"), outputs={f"m/{'x' * 255}/{'y' * 255}": None})
-    store.write_action(given)
-    assert store.read_action("export:m", "a" * 64) == given
-    assert decode_record(encode_record(given), "", "a" * 64) == given
 
 
 # --- `buildsys cache` ---
@@ -581,9 +526,3 @@ def test_a_record_is_written_only_if_it_can_be_read(
             assert list(store.actions()) == []
         else:
             assert store.read_action(written.target, written.key) == written
-
-
-def test_a_record_with_too_many_outputs_is_refused(store: Store) -> None:
-    files = {f"m/{number}": None for number in range(10_001)}
-    with pytest.raises(RecordError, match="its outputs are invalid"):
-        store.write_action(replace(record("a"), outputs=files))

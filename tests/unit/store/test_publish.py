@@ -468,21 +468,6 @@ def test_a_folder_that_cannot_be_removed_harms_nothing(
     assert (build / RESULT).read_bytes() == b"{}"
 
 
-def test_background_work_runs_in_order(background: Background) -> None:
-    go, order = threading.Event(), []
-
-    def first() -> None:
-        assert go.wait(60)
-        order.append("first")
-
-    background.submit(first)
-    background.submit(lambda: order.append("second"))
-    time.sleep(0.02)  # enough for a second thread
-    go.set()
-    background.close()
-    assert order == ["first", "second"]
-
-
 def test_a_file_makes_way_for_a_folder_and_a_folder_for_a_file(
     publisher: Publisher, build: Path
 ) -> None:
