@@ -21,7 +21,7 @@ _QUOTED_WORD = re.compile(r'"([A-Za-z_]\w*)"')
 
 
 def arranged(call: Call, inputs: Tensors) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """Return the positional and keyword arguments of a call."""
+    """Arrange the positional and keyword arguments of a call."""
     positional = tuple(_value(value, inputs) for value in call["args"])
     return positional, {name: _value(value, inputs) for name, value in call["kwargs"].items()}
 
@@ -41,7 +41,7 @@ def _value(value: Any, inputs: Tensors) -> Any:
 
 
 def call_hint(module: torch.nn.Module, inputs: Tensors) -> str:
-    """Return the ``call`` accepted by a network, or ""."""
+    """Find the ``call`` accepted by a network, or ""."""
     deadline = time.monotonic() + _TRIAL_S
     for what, call in call_forms(list(inputs)):
         if time.monotonic() > deadline:
@@ -49,8 +49,8 @@ def call_hint(module: torch.nn.Module, inputs: Tensors) -> str:
         positional, named = arranged(call, {name: t.clone() for name, t in inputs.items()})
         with suppress(Exception), torch.no_grad():  # of the user's code
             module(*positional, **named)
-            given = json.dumps({key: value for key, value in call.items() if value})
-            return f"forward takes {what}: call: {_QUOTED_WORD.sub(_unquoted, given)}"
+            text = json.dumps({key: value for key, value in call.items() if value})
+            return f"forward takes {what}: call: {_QUOTED_WORD.sub(_unquoted, text)}"
     return ""
 
 

@@ -37,7 +37,7 @@ def golden_input(
     half: bool = False,
     special: Collection[float] = (),
 ) -> Tensor:
-    """Return the golden values of one input in one case.
+    """Make the golden values of one input in one case.
 
     ``extreme`` 1 or -1 takes random values from both ends of their range, or in the other order;
     with ``half`` only in the second half of the input. ``special`` values replace some of the
@@ -88,7 +88,7 @@ def golden_input(
 
 
 def _with_special(tensor: Tensor, special: Collection[float]) -> Tensor:
-    """Return a tensor of floats with each special value at every ninth position."""
+    """Make a tensor of floats with each special value at every ninth position."""
     if tensor.dtype not in _WITH_NAN or not special:
         return tensor
     values = np.array(tensor.values())
@@ -157,7 +157,7 @@ def _from_npz(
 ) -> Tensor:
     array, what = read_array(project / data["npz"], data["npz"], data["key"] or name)
     if array.ndim != len(shape) or any(
-        found < size for found, size in zip(array.shape, shape, strict=True)
+        stored < size for stored, size in zip(array.shape, shape, strict=True)
     ):
         raise StageError(
             f"{what} has the shape {array.shape}, input {name} needs {shape} in the case {case}",
@@ -169,7 +169,7 @@ def _from_npz(
 
 
 def read_array(file: Path, shown: str, key: str) -> tuple[Array, str]:
-    """Return one array of an .npz file, and its name for messages.
+    """Read one array of an .npz file, and its name for messages.
 
     Raises: StageError: no such file or array.
     """
@@ -187,9 +187,9 @@ def read_array(file: Path, shown: str, key: str) -> tuple[Array, str]:
 def require_dtype(array: Array, dtype: str, what: str, of: str) -> None:
     """Raise StageError if a stored array's dtype differs from an input's."""
     expected = "float32" if dtype in BIT_DTYPES and _is_float(dtype) else dtype
-    found = tensor_of(array).dtype
-    if found not in (expected, dtype):
-        raise StageError(f"{what} is {found}, {of} is {dtype}", f"save it as {expected}")
+    stored = tensor_of(array).dtype
+    if stored not in (expected, dtype):
+        raise StageError(f"{what} is {stored}, {of} is {dtype}", f"save it as {expected}")
 
 
 def values_from_callable(
@@ -201,7 +201,7 @@ def values_from_callable(
     project: Path,
     where: str,
 ) -> Tensor:
-    """Return a user callable's values for one case or batch.
+    """Compute a user callable's values for one case or batch.
 
     Raises: StageError: it raised, or its values do not fit the input.
     """
@@ -213,8 +213,8 @@ def values_from_callable(
             f"{reference} returned the shape {array.shape} for {where}; expected {shape}",
             "return an array of the shape in its first argument",
         )
-    found = tensor_of(array).dtype
-    if found != dtype and not (dtype in BIT_DTYPES and found == "float32"):
-        problem = f"{reference} returned {found} for {where}; expected {dtype}"
+    returned = tensor_of(array).dtype
+    if returned != dtype and not (dtype in BIT_DTYPES and returned == "float32"):
+        problem = f"{reference} returned {returned} for {where}; expected {dtype}"
         raise StageError(problem, "convert it with .astype(dtype), its second argument")
     return tensor_of(array, dtype)

@@ -14,16 +14,16 @@ _SHA256 = re.compile(r"[0-9a-f]{64}")
 
 
 def locate(name: str, project: Path) -> Path:
-    """Return the path of a project's file, or of a downloaded file of the Hub.
+    """Locate the path of a project's file, or of a downloaded file of the Hub.
 
     Raises: StageError: the Hub does not have it, or cannot be reached.
     """
     if not name.startswith(HUB):
         return project / name
-    found = _download(name)
-    if found is None:
+    file = _download(name)
+    if file is None:
         raise StageError(f"the Hub has no file {name}", "check the name and the commit")
-    return found
+    return file
 
 
 def is_present(name: str, project: Path) -> bool:
@@ -41,10 +41,10 @@ def pinned(repository: str, revision: str, path: str) -> str:
 
     Raises: StageError: the Hub does not have it, or cannot be reached.
     """
-    shown = f"{path} of {repository} at {revision}"
-    file = _fetch(repository, path, revision, shown)
+    description = f"{path} of {repository} at {revision}"
+    file = _fetch(repository, path, revision, description)
     if file is None:
-        raise StageError(f"the Hub has no {shown}", "check the name and the revision")
+        raise StageError(f"the Hub has no {description}", "check the name and the revision")
     commit = file.parents[path.count("/")].name  # the cache has a folder per commit
     return f"{HUB}{repository}@{commit}/{path}"
 

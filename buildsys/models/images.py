@@ -31,28 +31,28 @@ _AGAIN = "name another file, or save it again"
 
 
 def find_images(data: Fields, name: str, count: int, project: Path) -> list[Path]:
-    """Return the first ``count`` images of the folder.
+    """Find the first ``count`` images of the folder.
 
     Raises: StageError: there are fewer.
     """
-    found = image_files(str(project / data["images"]))
-    if not found:
+    paths = image_files(str(project / data["images"]))
+    if not paths:
         raise StageError(
             f"{data['images']} has no images for the input {name}",
             f"image files end in {' '.join(IMAGE_SUFFIXES)}",
         )
-    if len(found) < count:
+    if len(paths) < count:
         raise StageError(
-            f"{data['images']} has {len(found)} images for the input {name}, {count} are required",
+            f"{data['images']} has {len(paths)} images for the input {name}, {count} are required",
             "add images, or reduce the number of batches or batch_size",
         )
-    return [Path(path) for path in found[:count]]
+    return [Path(path) for path in paths[:count]]
 
 
 def read_images(
     files: Sequence[Path], data: Fields, name: str, shape: tuple[int, ...], dtype: str
 ) -> Tensor:
-    """Return one batch of images as a tensor of ``shape``.
+    """Read one batch of images as a tensor of ``shape``.
 
     A shape without a batch takes one image.
     Raises: StageError: the shape or dtype does not fit images, or a file cannot be read as one.
@@ -87,7 +87,7 @@ def read_images(
 
 
 def size_of(file: Path, data: Fields) -> Size:
-    """Return height and width of an image after ``resize``, before the crop.
+    """Measure height and width of an image after ``resize``, before the crop.
 
     Raises: StageError: it cannot be read as an image.
     """
@@ -102,7 +102,7 @@ def size_axes(data: Fields) -> tuple[int, int]:
 
 
 def describe_images(data: Fields, shape: tuple[int, ...]) -> str:
-    """Return the preprocessing of each image in words."""
+    """Describe the preprocessing of each image in words."""
     _, height, width = (shape[axis] for axis in _AXES[data["layout"]])
     size = f"resized to {height} x {width}"
     if data["resize"] is not None:
@@ -115,14 +115,14 @@ def describe_images(data: Fields, shape: tuple[int, ...]) -> str:
 
 
 def _pixels(file: Path, data: Fields, size: Size) -> Array:
-    """Return a resized, cropped or padded image, channels last."""
+    """Load a resized, cropped or padded image, channels last."""
     image = _decoded(file, _MODES[data["color"]])
     from PIL import Image  # only models with images need it
 
     resampling = Image.Resampling[data["interpolation"].upper()]
-    found, (height, width) = (image.height, image.width), size
+    original, (height, width) = (image.height, image.width), size
     if data["resize"] is not None:
-        high, wide = _resized(found, data["resize"])
+        high, wide = _resized(original, data["resize"])
         if wide < width or high < height:
             text = f"resized to {wide} x {high}, it is smaller than the crop of {width} x {height}"
             raise _unreadable(file, text)
@@ -132,8 +132,8 @@ def _pixels(file: Path, data: Fields, size: Size) -> Array:
         image = image.resize((wide, high), resampling)
         image = image.crop((left, top, left + width, top + height))
     elif data.get("pad") is not None:
-        scale = min(height / found[0], width / found[1])
-        high, wide = (max(1, round(side * scale)) for side in found)
+        scale = min(height / original[0], width / original[1])
+        high, wide = (max(1, round(side * scale)) for side in original)
         inside = image.resize((wide, high), resampling)
         image = Image.new(image.mode, (width, height), (data["pad"],) * len(image.getbands()))
         image.paste(inside, ((width - wide) // 2, (height - high) // 2))
@@ -145,13 +145,13 @@ def _pixels(file: Path, data: Fields, size: Size) -> Array:
 
 
 def _resized(size: Size, shorter: int) -> Size:
-    """Return height and width with another shorter side."""
+    """Compute height and width with another shorter side."""
     longer = int(shorter * max(size) / min(size))
     return (shorter, longer) if size[0] <= size[1] else (longer, shorter)
 
 
 def _decoded(file: Path, mode: str) -> Image.Image:
-    """Return an image in a mode, turned by its EXIF orientation.
+    """Decode an image in a mode, turned by its EXIF orientation.
 
     Raises: StageError: it cannot be read as an image, or has more than 8 bits per channel.
     """

@@ -33,7 +33,7 @@ class NumpyFunction:
         self._function = load_callable(self._name, project)
 
     def __call__(self, inputs: Tensors, dims: Mapping[str, int]) -> dict[str, Tensor]:
-        """Return the outputs by name.
+        """Compute the outputs by name.
 
         Raises: StageError: the function raises, or its outputs are not as declared.
         """
@@ -45,21 +45,21 @@ class NumpyFunction:
             declared = self._declared.get(name, {})
             array = np.asarray(value)
             if array.dtype.hasobject:
-                found = with_article(type(value).__name__)
-                text = f"{self._name} returned {found} as output {name}, not an array"
+                kind = with_article(type(value).__name__)
+                text = f"{self._name} returned {kind} as output {name}, not an array"
                 raise StageError(text, "return one numpy array per output")
             outputs[name] = _as_declared(self._name, name, array, declared, dims)
         return outputs
 
     def _named(self, result: Any) -> dict[str, Any]:
-        """Return the results by output name, by default ``output0``, ``output1``."""
+        """Order the results by output name, by default ``output0``, ``output1``."""
         if isinstance(result, Mapping):
-            keys = {name: each["key"] or name for name, each in self._declared.items()}
+            keys = {name: output["key"] or name for name, output in self._declared.items()}
             keys = keys or {str(key): str(key) for key in result}
             if missing := [key for key in keys.values() if key not in result]:
-                found = ", ".join(map(str, result)) or "nothing"
+                present = ", ".join(map(str, result)) or "nothing"
                 text = f"{self._name} returned no output {missing[0]}"
-                raise StageError(text, f"it returned {found}")
+                raise StageError(text, f"it returned {present}")
             return {name: result[key] for name, key in keys.items()}
         values = list(result) if isinstance(result, tuple | list) else [result]
         names = list(self._declared) or [f"output{index}" for index in range(len(values))]
@@ -87,9 +87,9 @@ def _as_declared(
             raise StageError(f"{text}, the manifest declares {dtype}", hint)
         tensor = tensor_of(array, dtype)
     if declared.get("shape") is not None:
-        found = list(tensor.shape)
-        if expected := unmet_shape(found, declared["shape"], dims):
-            text = f"{function} returned output {name} with the shape {found}"
+        shape = list(tensor.shape)
+        if expected := unmet_shape(shape, declared["shape"], dims):
+            text = f"{function} returned output {name} with the shape {shape}"
             hint = f"correct the function, or the shape in outputs.{name}"
             raise StageError(f"{text}, the manifest declares {expected}", hint)
     return tensor

@@ -172,7 +172,7 @@ def _batch_norms(module: nn.Module) -> list[tuple[str, nn.Module]]:
 
 
 def _scalable(module: nn.Module) -> list[tuple[str, nn.Linear | _ConvNd]]:
-    """Return the layers with weights neither shared nor computed."""
+    """List the layers with weights neither shared nor computed."""
     layers = dict(module.named_modules())
     users = Counter(
         id(parameter) for layer in layers.values() for parameter in layer.parameters(recurse=False)

@@ -53,7 +53,7 @@ class Network:
     on_gpu: bool = False
 
     def arguments(self, inputs: Tensors) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        """Return the positional and keyword arguments of forward."""
+        """Arrange the positional and keyword arguments of forward."""
         if self.call is not None:
             return arranged(self.call, inputs)
         positional = tuple(inputs[name] for name, key in self.keywords.items() if key is None)
@@ -61,7 +61,7 @@ class Network:
         return positional, named
 
     def result(self, inputs: Tensors) -> Any:
-        """Return the result of forward.
+        """Call forward.
 
         Raises: StageError: forward raised; the message has the inputs and the line.
         """
@@ -78,14 +78,14 @@ class Network:
             raise StageError(error.problem, call_hint(self.module, inputs)) from error
 
     def __call__(self, inputs: Tensors) -> dict[str, torch.Tensor]:
-        """Return the outputs by name, in the manifest's order.
+        """Compute the outputs by name, in the manifest's order.
 
         Raises: StageError: forward raised, or its outputs differ from the declared ones.
         """
         return self.name_outputs(self.result(inputs))
 
     def name_outputs(self, result: Any) -> dict[str, torch.Tensor]:
-        """Return the result of forward by output name, in the manifest's order.
+        """Order the result of forward by output name.
 
         Raises: StageError: it differs from the declared outputs, or a name is that of an input.
         """
@@ -135,10 +135,10 @@ def _check_inputs(program: Mapping[str, ProgramInput], options: Mapping[str, Any
 
     Raises: StageError: their number, or a size, differs.
     """
-    shown, declared = options["source"]["exported_program"], options["inputs"]
+    file, declared = options["source"]["exported_program"], options["inputs"]
     if len(program) != len(declared):
         raise StageError(
-            f"{shown} has {_count(program, 'input')} ({', '.join(program)}), the manifest declares"
+            f"{file} has {_count(program, 'input')} ({', '.join(program)}), the manifest declares"
             f" {_count(declared, 'input')} ({', '.join(declared)})",
             "declare the inputs of the program, in its order",
         )
@@ -147,21 +147,21 @@ def _check_inputs(program: Mapping[str, ProgramInput], options: Mapping[str, Any
         sizes = tensor["shape"]
         if len(sizes) != len(saved.shape):
             raise StageError(
-                f"input {name} has {len(saved.shape)} dimensions in {shown}, the manifest declares"
+                f"input {name} has {len(saved.shape)} dimensions in {file}, the manifest declares"
                 f" {len(sizes)}",
                 "declare the shape of the program",
             )
         for axis, (size, fixed) in enumerate(zip(sizes, saved.shape, strict=True)):
             if isinstance(fixed, int) and size != fixed:
                 raise StageError(
-                    f"input {name}: axis {axis} is fixed to {fixed} in {shown}, the manifest"
+                    f"input {name}: axis {axis} is fixed to {fixed} in {file}, the manifest"
                     f" declares {size}",
                     f"declare {fixed}, or export the program with dynamic_shapes",
                 )
 
 
 def main_float_type(module: nn.Module) -> str:
-    """Return the float type of most weights; empty without weights."""
+    """Find the float type of most weights; empty without weights."""
     counts: Counter[str] = Counter()
     for tensor in (*module.parameters(), *module.buffers()):
         if tensor.is_floating_point():
@@ -170,7 +170,7 @@ def main_float_type(module: nn.Module) -> str:
 
 
 def example_inputs(options: Mapping[str, Any], project: Path) -> dict[str, torch.Tensor]:
-    """Return inputs of the example's sizes, on the network's device.
+    """Make inputs of the example's sizes, on the network's device.
 
     They are traced, and random weights are measured on them. Without ``data``, floats are normal;
     indices, counts and masks are ones.
@@ -202,12 +202,12 @@ def example_inputs(options: Mapping[str, Any], project: Path) -> dict[str, torch
 
 
 def name_outputs(result: Any, declared: Mapping[str, Mapping[str, Any]]) -> dict[str, torch.Tensor]:
-    """Return the result of forward by output name.
+    """Order the result of forward by output name.
 
     Raises: StageError: a key or the number of outputs differs, or an output is not a tensor.
     """
     is_mapping = _fields(result) is not None
-    found: dict[str, torch.Tensor] = {}
+    tensors: dict[str, torch.Tensor] = {}
     for index, (path, leaf) in enumerate(_leaves(result, "")):
         if not isinstance(leaf, torch.Tensor):
             raise StageError(
@@ -216,31 +216,31 @@ def name_outputs(result: Any, declared: Mapping[str, Mapping[str, Any]]) -> dict
                 "let the callable of source.python return a module that calls this network and"
                 " returns tensors",
             )
-        found[path if is_mapping else f"output{index}"] = leaf
-    if not found:
+        tensors[path if is_mapping else f"output{index}"] = leaf
+    if not tensors:
         raise StageError(
             f"forward returned {_shown(result)}, without a tensor",
             "let it return tensors, also in tuples, lists, dicts or dataclasses",
         )
     if not declared:
-        return found
+        return tensors
     declares = f"the manifest declares {_count(declared, 'output')} ({', '.join(declared)}), "
     if is_mapping:
         keys = {name: output["key"] or name for name, output in declared.items()}
-        if missing := [key for key in keys.values() if key not in found]:
+        if missing := [key for key in keys.values() if key not in tensors]:
             raise StageError(
-                f"forward returned no output {missing[0]}", f"it returned {', '.join(found)}"
+                f"forward returned no output {missing[0]}", f"it returned {', '.join(tensors)}"
             )
-        if unused := [key for key in found if key not in keys.values()]:
+        if unused := [key for key in tensors if key not in keys.values()]:
             raise StageError(
-                f"{declares}forward returned {_count(found, 'tensor')} ({', '.join(found)})",
+                f"{declares}forward returned {_count(tensors, 'tensor')} ({', '.join(tensors)})",
                 f"declare {', '.join(unused)} as well",
             )
-        return {name: found[key] for name, key in keys.items()}
-    if len(found) != len(declared):
-        shapes = (f"{dtype_name(leaf.dtype)} {list(leaf.shape)}" for leaf in found.values())
+        return {name: tensors[key] for name, key in keys.items()}
+    if len(tensors) != len(declared):
+        shapes = (f"{dtype_name(leaf.dtype)} {list(leaf.shape)}" for leaf in tensors.values())
         raise StageError(
-            f"{declares}forward returned {_count(found, 'tensor')} ({', '.join(shapes)})",
+            f"{declares}forward returned {_count(tensors, 'tensor')} ({', '.join(shapes)})",
             "declare one output per tensor",
         )
     if keyed := [name for name, output in declared.items() if output["key"]]:
@@ -249,7 +249,7 @@ def name_outputs(result: Any, declared: Mapping[str, Mapping[str, Any]]) -> dict
             " not a dict",
             "remove the key",
         )
-    return dict(zip(declared, found.values(), strict=True))
+    return dict(zip(declared, tensors.values(), strict=True))
 
 
 def check_outputs(
@@ -263,7 +263,7 @@ def check_outputs(
     Raises: StageError: one differs.
     """
     for name, output in declared.items():
-        found, dtype = list(outputs[name].shape), dtype_name(outputs[name].dtype)
+        shape, dtype = list(outputs[name].shape), dtype_name(outputs[name].dtype)
         if output["dtype"] not in (None, dtype):
             raise StageError(
                 f"output {name} is {dtype}, the manifest declares {output['dtype']}",
@@ -271,9 +271,9 @@ def check_outputs(
             )
         if output["shape"] is None:
             continue
-        if expected := unmet_shape(found, output["shape"], dims):
+        if expected := unmet_shape(shape, output["shape"], dims):
             raise StageError(
-                f"output {name} has the shape {found} for {_describe(inputs)},"
+                f"output {name} has the shape {shape} for {_describe(inputs)},"
                 f" the manifest declares {expected}",
                 "correct the shape in outputs, null for a size that follows from others",
             )
@@ -286,7 +286,7 @@ def dtype_name(dtype: torch.dtype) -> str:
 
 
 def to_torch(tensor: Tensor) -> torch.Tensor:
-    """Return a copy as a torch tensor; forward may write into it.
+    """Convert to a torch tensor; forward may write into it.
 
     Raises: StageError: torch has no tensors of this dtype.
     """
@@ -301,7 +301,7 @@ def to_torch(tensor: Tensor) -> torch.Tensor:
 
 
 def from_torch(tensor: torch.Tensor) -> Tensor:
-    """Return a torch tensor as a numpy one.
+    """Convert a torch tensor to a numpy one.
 
     Raises: StageError: the tensor is not dense.
     """

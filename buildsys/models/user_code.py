@@ -49,7 +49,7 @@ class _UncachedLoader(SourceFileLoader):
 
 
 def load_callable(reference: str, project: Path) -> Callable[..., Any]:
-    """Return the callable ``FILE.py:CALLABLE``; dots in CALLABLE reach into classes.
+    """Load the callable ``FILE.py:CALLABLE``; dots in CALLABLE reach into classes.
 
     Raises: StageError: no such file or callable, or the file raises on import.
     """
@@ -57,38 +57,38 @@ def load_callable(reference: str, project: Path) -> Callable[..., Any]:
 
 
 def find_callable(module: ModuleType, reference: str) -> Callable[..., Any]:
-    """Return the callable ``FILE.py:CALLABLE`` of an imported file.
+    """Find the callable ``FILE.py:CALLABLE`` of an imported file.
 
     Raises: StageError: the module has no such callable.
     """
-    found = find_object(module, reference)
-    if not callable(found):
+    function = find_object(module, reference)
+    if not callable(function):
         raise StageError(
-            f"{reference} is {with_article(type(found).__name__)}, not a callable",
+            f"{reference} is {with_article(type(function).__name__)}, not a callable",
             "name a function or a class",
         )
-    return found  # type: ignore[no-any-return]  # narrowed to return object
+    return function  # type: ignore[no-any-return]  # narrowed to return object
 
 
 def find_object(module: ModuleType, reference: str) -> Any:
-    """Return the object ``FILE.py:NAME`` of an imported file, of any type.
+    """Find the object ``FILE.py:NAME`` of an imported file, of any type.
 
     Raises: StageError: the module has no such name.
     """
     path, _, qualified = reference.rpartition(":")
-    found: Any = module
+    target: Any = module
     for name in qualified.split("."):
-        if not hasattr(found, name):
+        if not hasattr(target, name):
             public = [
-                known
-                for known, value in vars(found).items()
-                if not (known.startswith("_") or isinstance(value, ModuleType))
+                public_name
+                for public_name, value in vars(target).items()
+                if not (public_name.startswith("_") or isinstance(value, ModuleType))
             ]
             near = nearest(name, public, cutoff=0.5)
             hint = f"did you mean {' or '.join(near)}?" if near else "define it there"
             raise StageError(f"{path} has no {qualified}", hint)
-        found = getattr(found, name)
-    return found
+        target = getattr(target, name)
+    return target
 
 
 def load_module(shown: str, project: Path) -> ModuleType:
@@ -145,8 +145,10 @@ def _make_importable(project: Path, folder: Path) -> None:
             sys.path.remove(entry)
         sys.path.insert(0, entry)
     inside = f"{root}{os.sep}"
-    for known in [path for path in sys.path_importer_cache if f"{path}{os.sep}".startswith(inside)]:
-        del sys.path_importer_cache[known]
+    for cached in [
+        path for path in sys.path_importer_cache if f"{path}{os.sep}".startswith(inside)
+    ]:
+        del sys.path_importer_cache[cached]
 
 
 def check_parameters(
@@ -180,11 +182,11 @@ def reraise_as_stage_error(what: str, project: Path) -> Iterator[None]:
 
 
 def install_hint(error: BaseException) -> str:
-    """Return the pip command for a missing package, or ""."""
+    """Find the pip command for a missing package, or ""."""
     if not isinstance(error, ImportError):
         return ""
-    if found := _PIP_COMMAND.search(str(error)):  # as transformers says
-        return found[0]
+    if command := _PIP_COMMAND.search(str(error)):  # as transformers says
+        return command[0]
     if not isinstance(error, ModuleNotFoundError) or not error.name:
         return ""
     top = error.name.partition(".")[0]
@@ -206,7 +208,9 @@ def describe_exception(error: BaseException, project: Path) -> str:
         where = f"{_relative(error.filename, project)}:{error.lineno}"
     else:
         frames = reversed(traceback.extract_tb(error.__traceback__))
-        where = innermost_location([(each.filename, each.lineno or 0) for each in frames], project)
+        where = innermost_location(
+            [(frame.filename, frame.lineno or 0) for frame in frames], project
+        )
     return f"{text} ({where})" if where and where not in text else text
 
 

@@ -68,22 +68,22 @@ def read_weights(weights: Mapping[str, Any], project: Path) -> State:
 
     Raises: StageError: no such file, a different digest, or not a state dict.
     """
-    shown = str(weights["file"])
-    file = locate(shown, project)
+    file_name = str(weights["file"])
+    file = locate(file_name, project)
     if not file.is_file():
         raise StageError(
-            f"the weights file {shown} does not exist in the project",
+            f"the weights file {file_name} does not exist in the project",
             "check the path, relative to the project",
         )
-    shards = _shards(file, shown, project)
+    shards = _shards(file, file_name, project)
     files = [file, *(file.parent / name for name in shards)]
     if weights["sha256"] and (digest := sha256_of(*files)) != weights["sha256"]:
-        whole = f"{shown} with its shards" if shards else shown
+        whole = f"{file_name} with its shards" if shards else file_name
         raise StageError(
             f"{whole} has the sha256 {digest}, the manifest expects {weights['sha256']}",
             "restore the expected file, or update the digest in the manifest",
         )
-    return _read_shards(file, shown, shards) if shards else _read(file, shown)
+    return _read_shards(file, file_name, shards) if shards else _read(file, file_name)
 
 
 def _read(file: Path, shown: str) -> State:
@@ -104,7 +104,7 @@ def _read(file: Path, shown: str) -> State:
 
 
 def read_safetensors(file: Path, shown: str) -> dict[str, torch.Tensor]:
-    """Return the tensors of a safetensors file, mapped into memory.
+    """Read the tensors of a safetensors file, mapped into memory.
 
     Raises: StageError: it cannot be read, or the library is not installed.
     """
@@ -131,7 +131,7 @@ def read_safetensors(file: Path, shown: str) -> dict[str, torch.Tensor]:
 
 
 def _shards(index: Path, shown: str, project: Path) -> Shards:
-    """Return the shards of an index, none of another file.
+    """List the shards of an index, none of another file.
 
     Raises: StageError: the index is damaged, or a shard missing.
     """
@@ -152,22 +152,22 @@ def _shards(index: Path, shown: str, project: Path) -> Shards:
 
 
 def _read_shards(index: Path, shown: str, shards: Shards) -> State:
-    """Return the tensors of all shards.
+    """Read the tensors of all shards.
 
     Raises: StageError: one does not fit the index.
     """
     state: dict[str, Any] = {}
     for name, tensors in shards.items():
         part = _sibling(shown, name)
-        found = read_safetensors(index.parent / name, part)
+        shard = read_safetensors(index.parent / name, part)
         for verb, names in (
-            ("does not have", tensors - found.keys()),
-            ("also has", found.keys() - tensors),
+            ("does not have", tensors - shard.keys()),
+            ("also has", shard.keys() - tensors),
         ):
             if names:
                 text = f"the shard {part} {verb} {shortened(sorted(names))}, against {shown}"
                 raise StageError(text, f"download or save all files of {shown} again")
-        state |= found
+        state |= shard
     return state
 
 
@@ -182,12 +182,12 @@ def _unwrapped(loaded: Any, shown: str) -> dict[str, Any]:
         loaded = next((state for state in wrapped if isinstance(state, Mapping)), loaded)
         if any(isinstance(value, torch.Tensor) for value in loaded.values()):
             return dict(loaded)
-        found = f"a dict without tensors (keys: {shortened([*map(str, loaded)])})"
-        found = found if loaded else "an empty dict"
+        content = f"a dict without tensors (keys: {shortened([*map(str, loaded)])})"
+        content = content if loaded else "an empty dict"
     else:
-        found = f"one object of type {type(loaded).__name__}"
+        content = f"one object of type {type(loaded).__name__}"
     raise StageError(
-        f"{shown} holds {found}, not a state dict",
+        f"{shown} holds {content}, not a state dict",
         "save one with torch.save(model.state_dict(), FILE)",
     )
 
@@ -212,7 +212,9 @@ def _check_fit(
         "of another kind of type": retyped,
     }
     problems = [
-        f"{len(found)} {kind} ({shortened(found)})" for kind, found in differences.items() if found
+        f"{len(entries)} {kind} ({shortened(entries)})"
+        for kind, entries in differences.items()
+        if entries
     ]
     if problems:
         problem = f"the state dict in {shown} does not fit {network}: {'; '.join(problems)}"

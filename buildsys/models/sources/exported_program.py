@@ -38,7 +38,7 @@ def make(source: Mapping[str, Any], project: Path) -> SourceModule:
     try:
         exported = load_pt2(str(file)).exported_programs["model"]
         tensors = [*exported.state_dict.values(), *exported.constants.values()]
-        on_gpu = any(isinstance(each, torch.Tensor) and each.is_cuda for each in tensors)
+        on_gpu = any(isinstance(tensor, torch.Tensor) and tensor.is_cuda for tensor in tensors)
         if on_gpu != needs_gpu(source):
             exported = move_to_device_pass(exported, source.get("device", "cpu"))
         module = exported.module()
@@ -102,12 +102,12 @@ def _keep_mode(module: nn.Module, mode: bool = True) -> nn.Module:
 def _inputs(
     exported: torch.export.ExportedProgram,
 ) -> tuple[dict[str, ProgramInput], Mapping[str, Any] | None]:
-    """Return the tensor inputs in order, and the ``call`` if arguments are not one tensor each."""
+    """List the tensor inputs in order, and the ``call`` if arguments are not one tensor each."""
     shapes = {node.name: node.meta.get("val") for node in exported.graph.nodes}
     leaves = [
-        _Name(given.arg.name) if isinstance(given.arg, TensorArgument) else given.arg.value
-        for given in exported.graph_signature.input_specs
-        if given.kind == InputKind.USER_INPUT
+        _Name(spec.arg.name) if isinstance(spec.arg, TensorArgument) else spec.arg.value
+        for spec in exported.graph_signature.input_specs
+        if spec.kind == InputKind.USER_INPUT
     ]
     args, kwargs = tree_unflatten(leaves, exported.call_spec.in_spec)
     is_flat = all(isinstance(value, _Name) for value in (*args, *kwargs.values()))
@@ -135,7 +135,7 @@ class _Name(str):
 
 
 def _of_manifest(value: Any) -> Any:
-    """Return an argument as the manifest's ``call`` has it."""
+    """Express an argument as the manifest's ``call`` has it."""
     if isinstance(value, _Name):
         return str(value)
     if isinstance(value, str):

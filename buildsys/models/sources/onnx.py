@@ -16,7 +16,7 @@ from buildsys.onnx_graphs.onnx_file import load_model
 
 
 def load_onnx(source: Mapping[str, Any], project: Path) -> onnx.ModelProto:
-    """Return the model of an ``onnx`` source.
+    """Load the model of an ``onnx`` source.
 
     Raises: StageError: the file cannot be read, or the callable fails or returns something else.
     """
@@ -34,14 +34,14 @@ def load_onnx(source: Mapping[str, Any], project: Path) -> onnx.ModelProto:
     with reraise_as_stage_error(f"{name} failed", project):
         model = make(**source["kwargs"])
     if not isinstance(model, onnx.ModelProto):
-        found = with_article(type(model).__name__)
+        kind = with_article(type(model).__name__)
         raise StageError(
-            f"{name} returned {found}, not an onnx.ModelProto",
+            f"{name} returned {kind}, not an onnx.ModelProto",
             f"for a torch.nn.Module, write source: {{python: {name}}}",
         )
     return model
 
 
 def is_callable(source: Mapping[str, Any]) -> bool:
-    """Return true for FILE.py:CALLABLE."""
+    """Check for FILE.py:CALLABLE."""
     return ".py:" in source["onnx"]

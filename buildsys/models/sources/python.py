@@ -31,10 +31,10 @@ def make(source: Mapping[str, Any], project: Path) -> SourceModule:
             "name its class or a function",
         )
     if missing := _missing_arguments(function, source["kwargs"]):
-        given = ", ".join(f"{name}: …" for name in missing)
+        fields = ", ".join(f"{name}: …" for name in missing)
         raise StageError(
             f"{reference} needs {', '.join(missing)}",
-            f"set source.kwargs: {{{given}}}; `new` takes --kwargs '{{{given}}}'",
+            f"set source.kwargs: {{{fields}}}; `new` takes --kwargs '{{{fields}}}'",
         )
     with reraise_as_stage_error(f"{reference} failed", project):
         module = function(**source["kwargs"])
@@ -60,9 +60,9 @@ def _missing_arguments(function: Callable[..., Any], kwargs: Mapping[str, Any]) 
     except (TypeError, ValueError):  # written in C
         return []
     return [
-        each.name
-        for each in parameters
-        if each.default is each.empty
-        and each.kind in (each.POSITIONAL_OR_KEYWORD, each.KEYWORD_ONLY)
-        and each.name not in kwargs
+        parameter.name
+        for parameter in parameters
+        if parameter.default is parameter.empty
+        and parameter.kind in (parameter.POSITIONAL_OR_KEYWORD, parameter.KEYWORD_ONLY)
+        and parameter.name not in kwargs
     ]

@@ -99,7 +99,7 @@ def import_library(name: str, project: Path) -> Any:
 def load_file(
     module: nn.Module, source: Mapping[str, Any], project: Path, network: str
 ) -> SourceModule:
-    """Return ``module`` with the weights of the source's file.
+    """Fill ``module`` with the weights of the source's file.
 
     Raises: StageError: they cannot be read or do not fit.
     """
@@ -108,6 +108,6 @@ def load_file(
 
 
 def draw(module: nn.Module, seed: int) -> SourceModule:
-    """Return ``module`` with random weights."""
+    """Fill ``module`` with random weights."""
     draw_parameters(module, seed)
     return SourceModule(module, f"random, seed {seed}", has_measured_layers(module))

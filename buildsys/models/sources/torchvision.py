@@ -35,9 +35,9 @@ def make(source: Mapping[str, Any], project: Path) -> SourceModule:
         ) from error
 
     name, weights, kwargs = source["torchvision"], source["weights"], source["kwargs"]
-    known = models.list_models()
-    if name.lower() not in known:
-        near = nearest(name.lower(), known, cutoff=0.5)
+    names = models.list_models()
+    if name.lower() not in names:
+        near = nearest(name.lower(), names, cutoff=0.5)
         hint = f"did you mean {' or '.join(near)}?" if near else ""
         raise StageError(
             f"torchvision has no model {name}",

@@ -73,11 +73,11 @@ class WithCache(nn.Module):
 
     def forward(self, **inputs: torch.Tensor) -> dict[str, Any]:
         """Call the model with a cache of the past inputs."""
-        given: dict[str, Any] = {}
+        arguments: dict[str, Any] = {}
         past: dict[int, dict[str, torch.Tensor]] = {}
         for name, tensor in inputs.items():
             if not name.startswith(f"{_PAST}."):
-                given[name] = tensor
+                arguments[name] = tensor
                 continue
             _, layer, kind = [*name.split("."), "", ""][:3]
             if not layer.isdigit() or kind not in ("key", "value"):
@@ -86,14 +86,14 @@ class WithCache(nn.Module):
             past.setdefault(int(layer), {})[kind] = tensor
         if past:
             parameters = inspect.signature(self.model.forward).parameters
-            given[_CACHE if _CACHE in parameters else _PAST] = self._cache(past)
-        result = dict(self.model(**given, use_cache=True))
+            arguments[_CACHE if _CACHE in parameters else _PAST] = self._cache(past)
+        result = dict(self.model(**arguments, use_cache=True))
         cache = next((result.pop(name) for name in (_CACHE, _PAST) if name in result), None)
         layers = getattr(cache, "layers", [cache])
         if odd := [layer for layer in layers if not hasattr(layer, "keys")]:
-            found = "no cache" if cache is None else type(odd[0]).__name__
+            kind = "no cache" if cache is None else type(odd[0]).__name__
             raise StageError(
-                f"{type(self.model).__name__} returned {found} with source.cache", "remove cache"
+                f"{type(self.model).__name__} returned {kind} with source.cache", "remove cache"
             )
         result[_PRESENT] = [{"key": layer.keys, "value": layer.values} for layer in layers]
         return result
@@ -115,14 +115,14 @@ class WithCache(nn.Module):
 
 
 def read_config(source: Mapping[str, Any], project: Path) -> tuple[Mapping[str, Any], str]:
-    """Return the fields of the configuration, and their origin.
+    """Read the fields of the configuration, and their origin.
 
     Raises: StageError: they cannot be read.
     """
-    given = source["config"]
-    if isinstance(given, Mapping):
-        return given, "source.config"
-    origin = given if given is not None else f"{source['checkpoint'].rstrip('/')}/{CONFIG}"
+    config = source["config"]
+    if isinstance(config, Mapping):
+        return config, "source.config"
+    origin = config if config is not None else f"{source['checkpoint'].rstrip('/')}/{CONFIG}"
     try:
         fields = json.loads(read_limited(locate(origin, project), _MAX_CONFIG_BYTES))
     except (OSError, ValueError, RecursionError) as error:
@@ -140,25 +140,25 @@ def read_config(source: Mapping[str, Any], project: Path) -> tuple[Mapping[str, 
 
 
 def _config(library: Any, source: Mapping[str, Any], project: Path) -> Any:
-    """Return the configuration. Raises: StageError: it cannot be read, or is unknown."""
-    given, origin = read_config(source, project)
-    fields = {key: value for key, value in given.items() if key not in ("auto_map", "model_type")}
-    kind, known = given.get("model_type"), library.CONFIG_MAPPING
-    if not isinstance(kind, str) or kind not in known:
-        near = nearest(str(kind), list(known), cutoff=0.5)
+    """Read the configuration. Raises: StageError: it cannot be read, or is unknown."""
+    values, origin = read_config(source, project)
+    fields = {key: value for key, value in values.items() if key not in ("auto_map", "model_type")}
+    kind, mapping = values.get("model_type"), library.CONFIG_MAPPING
+    if not isinstance(kind, str) or kind not in mapping:
+        near = nearest(str(kind), list(mapping), cutoff=0.5)
         hint = f"did you mean {' or '.join(near)}?" if near else "update transformers"
         raise StageError(
             f"{origin}: transformers {library.__version__} has no model_type {kind}", hint
         )
     with reraise_as_stage_error(f"{origin} failed", project):
-        if source["config"] is given:  # transformers would keep a misspelled field as it is
-            plain = known[kind]()
+        if source["config"] is values:  # transformers would keep a misspelled field as it is
+            plain = mapping[kind]()
             for field in fields:
                 if not hasattr(plain, field):
                     near = nearest(field, list(plain.to_dict()), cutoff=0.5)
                     hint = f"did you mean {' or '.join(near)}?" if near else "remove it"
                     raise StageError(f"{origin}: {kind} has no field {field}", hint)
-        config = known[kind].from_dict(fields)
+        config = mapping[kind].from_dict(fields)
     for part in (config, config.get_text_config()):
         if hasattr(part, "use_cache"):
             part.use_cache = source["cache"]
@@ -166,20 +166,24 @@ def _config(library: Any, source: Mapping[str, Any], project: Path) -> Any:
 
 
 def _model_class(library: Any, name: str, config: Any) -> Any:
-    """Return the class of a model, also by a task.
+    """Find the class of a model, also by a task.
 
     Raises: StageError: there is none.
     """
     if name[:1].isupper():
-        found = getattr(library, name, None)
-        if found is None:
-            near = nearest(name, [each for each in dir(library) if each[:1].isupper()], cutoff=0.5)
+        model_class = getattr(library, name, None)
+        if model_class is None:
+            near = nearest(
+                name,
+                [attribute for attribute in dir(library) if attribute[:1].isupper()],
+                cutoff=0.5,
+            )
             hint = f"did you mean {' or '.join(near)}?" if near else ""
             raise StageError(f"transformers {library.__version__} has no class {name}", hint)
-        if not (hasattr(found, "_model_mapping") or hasattr(found, "_from_config")):
+        if not (hasattr(model_class, "_model_mapping") or hasattr(model_class, "_from_config")):
             hint = "name an auto class such as AutoModelForMaskedLM, or a model such as BertModel"
             raise StageError(f"transformers.{name} is not the class of a model", hint)
-        return found
+        return model_class
     from transformers.pipelines import PIPELINE_REGISTRY
 
     tasks = PIPELINE_REGISTRY.get_supported_tasks()
@@ -205,10 +209,10 @@ def _from_config(kind: Any, config: Any, kwargs: Mapping[str, Any]) -> nn.Module
 
 
 def _weights(source: Mapping[str, Any], project: Path) -> Mapping[str, Any] | None:
-    """Return the file of weights. Raises: StageError: the checkpoint has none."""
+    """Locate the file of weights. Raises: StageError: the checkpoint has none."""
     if source["checkpoint"] is None:
-        found: Mapping[str, Any] | None = source["weights"]
-        return found
+        declared: Mapping[str, Any] | None = source["weights"]
+        return declared
     folder = source["checkpoint"].rstrip("/")
     if weights := weights_file(folder, project):
         expected = source.get("sha256")
@@ -226,21 +230,21 @@ def _weights(source: Mapping[str, Any], project: Path) -> Mapping[str, Any] | No
 
 
 def weights_file(folder: str, project: Path) -> str:
-    """Return the weights of a checkpoint, the index if they have shards; "" without weights."""
+    """Locate the weights of a checkpoint, the index if they have shards; "" without weights."""
     places = (f"{folder.rstrip('/')}/{name}" for name in _WEIGHTS)
     return next((place for place in places if is_present(place, project)), "")
 
 
 def checkpoint_digest(folder: str, project: Path) -> str:
-    """Return the digest of the configuration and weights of a checkpoint.
+    """Compute the digest of the configuration and weights of a checkpoint.
 
     Raises: StageError: a file is missing.
     """
     folder = folder.rstrip("/")
     weights = locate(weights_file(folder, project), project)
     files = [locate(f"{folder}/{CONFIG}", project), weights]
-    shards = [locate(f"{folder}/{each.name}", project) for each in shards_of(weights)]
-    if missing := next((each for each in (*files, *shards) if not each.is_file()), None):
+    shards = [locate(f"{folder}/{file.name}", project) for file in shards_of(weights)]
+    if missing := next((file for file in (*files, *shards) if not file.is_file()), None):
         raise StageError(
             f"{folder} has no {missing.name}", "copy the checkpoint again, with all of its files"
         )
@@ -250,7 +254,7 @@ def checkpoint_digest(folder: str, project: Path) -> str:
 def _pretrained(
     outline: Any, config: Any, weights: Mapping[str, Any], project: Path, kwargs: Mapping[str, Any]
 ) -> tuple[nn.Module, str]:
-    """Return a model with weights, and their origin. transformers renames old tensors.
+    """Load a model with weights, and their origin. transformers renames old tensors.
 
     Raises: StageError: tensors are missing or have other shapes.
     """
@@ -258,23 +262,23 @@ def _pretrained(
     module, info = type(outline).from_pretrained(
         None, config=config, state_dict=dict(state), output_loading_info=True, **kwargs
     )
-    shown = weights["file"]
+    file = weights["file"]
     for what, problem in (("missing_keys", "missing"), ("mismatched_keys", "with another shape")):
         if names := sorted(key if isinstance(key, str) else key[0] for key in info[what]):
             text = f"{len(names)} {problem} ({shortened(names)})"
             saved_by = " or ".join(config.architectures or ())
             raise StageError(
-                f"the state dict in {shown} does not fit {type(module).__name__}: {text}",
+                f"the state dict in {file} does not fit {type(module).__name__}: {text}",
                 f"it was saved by {saved_by}: name that class" if saved_by else "",
             )
     unused = len(info["unexpected_keys"])
-    return module, f"from {shown}" + (f" without {unused} unused tensors" if unused else "")
+    return module, f"from {file}" + (f" without {unused} unused tensors" if unused else "")
 
 
 def _dtype(name: Any) -> torch.dtype:
-    found = getattr(torch, name, None) if isinstance(name, str) else None
-    if not isinstance(found, torch.dtype):
+    dtype = getattr(torch, name, None) if isinstance(name, str) else None
+    if not isinstance(dtype, torch.dtype):
         raise StageError(
             f"source.kwargs.dtype: torch has no dtype {name}", "e.g. float32, bfloat16"
         )
-    return found
+    return dtype

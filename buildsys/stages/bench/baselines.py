@@ -32,7 +32,7 @@ class Baselines:
     settings: dict[str, str] = field(default_factory=dict)  # how they run
 
     def bind(self, engine_case: Path, network_case: Path) -> dict[str, Contender]:
-        """Return a contender per baseline.
+        """Bind a contender per baseline.
 
         After surgery, the network's inputs differ from the engine's.
         """

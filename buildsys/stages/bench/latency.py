@@ -28,7 +28,7 @@ _PIECE_NS = 100 * NS_PER_MS  # samples closer than this share the state of the m
 
 
 def summarize(blocks: Sequence[Samples], batch: int) -> ContenderResult:
-    """Return figures by the host's clock, and by the GPU's in ``gpu``.
+    """Summarize figures by the host's clock, and by the GPU's in ``gpu``.
 
     Throughput, in items per second, counts all inferences over their time by the host's clock;
     ``gpu.throughput_per_s`` counts queued inferences.
@@ -49,7 +49,7 @@ def summarize(blocks: Sequence[Samples], batch: int) -> ContenderResult:
 
 
 def _describe(blocks_ns: Sequence[Sequence[int]]) -> Latencies:
-    """Return samples, mean, percentiles and extremes in ms, and their variation.
+    """Compute samples, mean, percentiles and extremes in ms, and their variation.
 
     The variation is the standard deviation over the mean. The interval is that of the median over
     medians of pieces of the blocks: consecutive samples are not independent, and an interval over
@@ -145,11 +145,13 @@ def _is_certainly_slower(contender: ContenderResult, engine: ContenderResult) ->
     pairs: list[tuple[Latencies, Latencies]] = [(contender, engine)]
     if "gpu" in contender and "gpu" in engine:
         pairs.append((contender["gpu"], engine["gpu"]))
-    intervals = [(one["p50_interval_ms"], other["p50_interval_ms"]) for one, other in pairs]
+    intervals = [
+        (baseline["p50_interval_ms"], other["p50_interval_ms"]) for baseline, other in pairs
+    ]
     return all(slow and fast and slow[0] > fast[1] for slow, fast in intervals)
 
 
 def _interval_of_samples(figures: Latencies) -> tuple[float, float]:
     """Return the interval over single samples: a lower bound in width."""
-    found = median_interval(figures["samples_ms"])
-    return (found.low, found.high) if found else (figures["min_ms"], figures["max_ms"])
+    interval = median_interval(figures["samples_ms"])
+    return (interval.low, interval.high) if interval else (figures["min_ms"], figures["max_ms"])

@@ -66,7 +66,7 @@ class LocalEngine:
             self._stack = stack.pop_all()
 
     def bind(self, case: Path, timing: GpuTiming | None) -> dict[str, Contender]:
-        """Return the engine's contenders on the golden inputs of ``case``.
+        """Bind the engine's contenders on the golden inputs of ``case``.
 
         Only those of the last call may be used. ``timing`` is None for an engine on a CPU.
         """
@@ -77,7 +77,7 @@ class LocalEngine:
             return {ENGINE: LocalCall(self._session.bind(inputs))}
 
     def facts(self) -> Figures:
-        """Return the GPU and its memory use while contenders are bound."""
+        """Report the GPU and its memory use while contenders are bound."""
         if self._gpu is None:
             return {}
         described = self._session.memory_figures() if isinstance(self._session, GpuSession) else {}
@@ -88,7 +88,7 @@ class LocalEngine:
         }
 
     def slowest_layers(self, case: Path) -> list[Figures]:
-        """Return the slowest layers on inputs of ``case``, in a new session.
+        """Time the slowest layers on inputs of ``case``, in a new session.
 
         The timed one is closed before.
         """

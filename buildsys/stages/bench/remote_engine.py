@@ -97,17 +97,17 @@ class RemoteEngine:
             raise
 
     def bind(self, case: Path, timing: GpuTiming | None) -> dict[str, Contender]:
-        """Return the contenders of the engine on the golden inputs of ``case``."""
+        """Bind the contenders of the engine on the golden inputs of ``case``."""
         asked = {"do": "bind", "case": str(case), "timing": timing and asdict(timing)}
         return {name: _RemoteContender(self, name) for name in self.ask(asked, "took the inputs")}
 
     def facts(self) -> Figures:
-        """Return facts about the GPU and its memory while contenders are bound."""
+        """Report facts about the GPU and its memory while contenders are bound."""
         facts: Figures = self.ask({"do": "facts"}, "reported its facts")
         return facts
 
     def slowest_layers(self, case: Path) -> list[Figures]:
-        """Return the slowest layers; the timed session is closed before."""
+        """Time the slowest layers; the timed session is closed before."""
         asked = {"do": "layers", "case": str(case)}
         layers: list[Figures] = self.ask(asked, "timed the engine's layers")
         return layers
@@ -126,7 +126,7 @@ class RemoteEngine:
             process.wait()
 
     def ask(self, request: Mapping[str, Any], doing: str, limit_s: float = _ANSWER_LIMIT_S) -> Any:
-        """Return the answer to a request.
+        """Send a request and read its answer.
 
         Raises: StageError: the process ended, or gave no valid answer within ``limit_s``.
         """
@@ -146,8 +146,8 @@ class RemoteEngine:
             raise kind(failure["problem"], failure["hint"])
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             self._process.kill()
-            shown = line.decode(errors="replace").strip()[:_SHOWN]
-            problem = f"{self._who} wrote {shown!r} instead of an answer while it {doing}"
+            text = line.decode(errors="replace").strip()[:_SHOWN]
+            problem = f"{self._who} wrote {text!r} instead of an answer while it {doing}"
             hint = "nothing in its interpreter may write to stdout"
             raise StageError(problem, hint) from error
 
@@ -184,7 +184,7 @@ class _RemoteContender:
         self._slowest_s: float | None = None  # slowest inference of the last block
 
     def block(self, at_least_s: float, at_least_runs: int) -> Samples:
-        """Return the child's samples; transport is not part of any of them."""
+        """Collect the child's samples; transport is not part of any of them."""
         limits = {"at_least_s": at_least_s, "at_least_runs": at_least_runs}
         asked = {"do": "block", "contender": self._name, **limits}
         limit_s = _ANSWER_LIMIT_S

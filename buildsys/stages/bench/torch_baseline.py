@@ -69,21 +69,21 @@ class TorchNetwork:
             torch.set_num_threads(before)
 
     def describe(self) -> str:
-        """Return a description of the network's settings."""
+        """Describe the network's settings."""
         layout = ", channels last" if self._dtype is not None else ""
         tf32 = f", TF32 {'on' if self._tf32 else 'off'}" if self._precision == "fp32" else ""
         return f"{self._precision}{layout}{tf32}, cuDNN chooses by timing, one inference in flight"
 
     def form(self, name: str) -> Callable[[Mapping[str, Tensor]], Contender]:
-        """Return the binding of one form: torch, torch_cuda_graph or torch_compile."""
+        """Choose the binding of one form: torch, torch_cuda_graph or torch_compile."""
         captured, compiled = self._captured, self._compiled
         forms = {"torch": self._eager, "torch_cuda_graph": captured, "torch_compile": compiled}
         return partial(self._bind, forms[name])
 
     def _bind(self, form: Callable[[Tensors], Call], inputs: Mapping[str, Tensor]) -> Contender:
         tensors: Tensors = {}
-        for name, given in inputs.items():
-            tensor = to_torch(given).to(self._device)
+        for name, golden in inputs.items():
+            tensor = to_torch(golden).to(self._device)
             if self._dtype is not None and tensor.is_floating_point():
                 tensor = tensor.to(self._dtype)
                 if tensor.dim() == _IMAGE_RANK:
@@ -139,7 +139,7 @@ class TorchNetwork:
         return call
 
     def _with_transfers(self, call: Call, tensors: Tensors) -> Call:
-        """Return a call with copies between page-locked host memory and the GPU."""
+        """Wrap a call with copies between page-locked host memory and the GPU."""
         timing = self._timing
         if timing is None or timing.transfers == "none":
             return call

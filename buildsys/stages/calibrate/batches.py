@@ -133,7 +133,7 @@ def _values(plan: BatchPlan, name: str) -> Iterator[Tensor]:
 
 
 def _read_samples(plan: BatchPlan, name: str, data: Mapping[str, Any]) -> Array:
-    """Return one array with all batches along its first dimension."""
+    """Read one array with all batches along its first dimension."""
     array, what = read_array(plan.project / data["npz"], data["npz"], data["key"] or name)
     shape = plan.shape(name)
     require_dtype(array, plan.inputs[name]["dtype"], what, f"input {name}")

@@ -106,7 +106,7 @@ class IntermediateTensors:
         return lambda batch: {name: tensor.array for name, tensor in graph.run(batch).items()}
 
     def _sizes(self, batch: Batch) -> dict[str, int]:
-        """Return the bytes of each tensor, measured by Size nodes."""
+        """Measure the bytes of each tensor, measured by Size nodes."""
         fresh = FreshNames(self._model.graph)
         probes = {fresh.new(f"{name}_size"): name for name in self._inner}
         nodes = [helper.make_node("Size", [name], [probe]) for probe, name in probes.items()]
@@ -173,7 +173,7 @@ class Magnitudes:
             self.counts += np.bincount(np.minimum(places, BINS - 1), minlength=BINS)
 
     def percentile(self, percent: float) -> float:
-        """Return the magnitude above ``percent`` of all values."""
+        """Find the magnitude above ``percent`` of all values."""
         total = int(self.counts.sum())
         if total == 0:
             return self.largest
@@ -193,7 +193,7 @@ class Magnitudes:
 
 
 def _divergence(counts: Array, end: int) -> float:
-    """Return the KL divergence of a distribution cut at ``end`` and quantized."""
+    """Compute the KL divergence of a distribution cut at ``end`` and quantized."""
     inside = counts[:end]
     reference = inside.copy()
     reference[-1] += counts[end:].sum()

@@ -171,18 +171,18 @@ def read_figures(work: Path, job: Job) -> dict[str, dict[str, Any]]:
     """
     who = f"the command {job.variant} of {job.model}"
     try:
-        found = json.loads(read_limited(_plain_path(work, FIGURES_FILE), MAX_RESULT_BYTES))
+        figures = json.loads(read_limited(_plain_path(work, FIGURES_FILE), MAX_RESULT_BYTES))
     except FileNotFoundError:
         raise StageError(f"{who} did not write {{figures}}", _FORM) from None
     except OSError as error:
         raise StageError(f"cannot read the figures of {who}: {error.strerror}", _FORM) from None
     except ValueError as error:
         raise StageError(f"the figures of {who} are not JSON: {error}", _FORM) from None
-    if not isinstance(found, dict) or not found:
+    if not isinstance(figures, dict) or not figures:
         raise StageError(f"the figures of {who} are not a map of figures", _FORM)
-    if len(found) > _MOST_FIGURES:
+    if len(figures) > _MOST_FIGURES:
         raise StageError(f"{who} reports more than {_MOST_FIGURES} figures", "report fewer")
-    for name, figure in found.items():
+    for name, figure in figures.items():
         if not name.strip() or not name.isprintable() or len(name) > _LONGEST_NAME:
             raise StageError(f"{who} reports a figure with the name {name[:50]!r}", _FORM)
         fields = figure if isinstance(figure, dict) else {}
@@ -197,13 +197,13 @@ def read_figures(work: Path, job: Job) -> dict[str, dict[str, Any]]:
                 kind = "text" if field == "unit" else "number"
                 problem = f'{field} of the figure "{name}" of {who} is no {kind}'
                 raise StageError(problem, _FORM)
-    return found
+    return figures
 
 
 def check_limits(
     found: Mapping[str, dict[str, Any]], limits: Mapping[str, Mapping[str, Any]], job: Job
 ) -> tuple[dict[str, CommandFigure], str]:
-    """Return figures with limits, and a sentence about those beyond.
+    """Compare figures with their limits; a sentence names those beyond.
 
     A limit of the manifest replaces that of the command.
     Raises: StageError: there is no figure of a limit.
@@ -217,8 +217,8 @@ def check_limits(
     figures: dict[str, CommandFigure] = {}
     failures = []
     for name, written in found.items():
-        given = limits.get(name, {})
-        bounds = {field: given.get(field) for field in ("min", "max")} if given else written
+        limit = limits.get(name, {})
+        bounds = {field: limit.get(field) for field in ("min", "max")} if limit else written
         least, most = bounds.get("min"), bounds.get("max")
         value = float(written["value"])
         figure: CommandFigure = {"value": value, "unit": written.get("unit", "")}
@@ -240,9 +240,9 @@ def check_limits(
 
 def _sentence(name: str, figure: CommandFigure) -> str:
     value, unit = figure["value"], f" {figure['unit']}" if figure["unit"] else ""
-    shown = f"{name} is {number(value)}{unit}"
+    text = f"{name} is {number(value)}{unit}"
     if not math.isfinite(value):
         return f"{name} is not a finite number"
     if "max" in figure and value > figure["max"]:
-        return f"{shown}, more than its limit {number(figure['max'])}{unit}"
-    return f"{shown}, less than its limit {number(figure['min'])}{unit}"
+        return f"{text}, more than its limit {number(figure['max'])}{unit}"
+    return f"{text}, less than its limit {number(figure['min'])}{unit}"

@@ -83,8 +83,8 @@ def _run_in(
     }
     failed = ""
     if any(FIGURES in references(text) for text in job.options["run"]):
-        found = read_figures(work, job)
-        figures["figures"], failed = check_limits(found, job.options.get("limits", {}), job)
+        reported = read_figures(work, job)
+        figures["figures"], failed = check_limits(reported, job.options.get("limits", {}), job)
     if failed:  # nobody must mistake its outputs for good ones
         return StageResult("failed", failed, log_hint(job), figures)
     figures["outputs"] = collect_outputs(job, work, place, log_hint(job))
@@ -125,9 +125,9 @@ def _check_machine(job: Job) -> dict[str, str]:
     toolchain, options = job.toolchain, job.options
     if missing := missing_requirement(toolchain, options["versions"], options["device"]):
         raise Unavailable(*missing)
-    found = tool_versions(("python", *options["versions"]), toolchain)
+    versions = tool_versions(("python", *options["versions"]), toolchain)
     name = {"name": toolchain.name} if toolchain is not None else {}
-    return {**name, **found}
+    return {**name, **versions}
 
 
 def _link_inputs(job: Job, work: Path) -> dict[str, str]:
@@ -154,8 +154,8 @@ def _link_inputs(job: Job, work: Path) -> dict[str, str]:
             names = json.loads(main.read_text(encoding="utf-8"))
             paths[label] = _link(main.with_suffix(""), names, work, label)
         else:
-            several = [path for found, path in job.inputs.items()
-                       if found == role or found.startswith(f"{role}.")]  # fmt: skip
+            several = [path for input_role, path in job.inputs.items()
+                       if input_role == role or input_role.startswith(f"{role}.")]  # fmt: skip
             names = [path.name for path in several if path.parent == main.parent]
             paths[label] = f"{_link(main.parent, names, work, label)}/{main.name}"
     return paths
@@ -207,8 +207,8 @@ def _run_program(job: Job, arguments: list[str], work: Path) -> float:
         lines = printable("".join(ending)).split("\n")
         last = [f"  {line.rstrip()}" for line in lines if line.strip()][-_LAST_LINES:]
         log = log_hint(job)
-        shown = [log, *(["its last lines:", *last] if last else [])] if log else []
-        raise StageError(f"the command {job.variant} of {job.model} {text}", "\n".join(shown))
+        hint_lines = [log, *(["its last lines:", *last] if last else [])] if log else []
+        raise StageError(f"the command {job.variant} of {job.model} {text}", "\n".join(hint_lines))
     return seconds
 
 

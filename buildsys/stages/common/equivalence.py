@@ -41,15 +41,15 @@ _LIMITS: Mapping[str, Limits] = {
 
 
 def limits_of(model: ModelProto) -> Limits:
-    """Return the tolerance between two equivalent forms of a graph."""
+    """Choose the tolerance between two equivalent forms of a graph."""
     return _LIMITS.get(narrowest_float(model), _LIMITS["float32"])
 
 
 def random_inputs(
     inputs: Mapping[str, Any], case: str, dims: Mapping[str, int]
 ) -> dict[str, Tensor]:
-    """Return seeded inputs: normal floats, integers 0 or 1 (valid as indices)."""
-    found = {}
+    """Draw seeded inputs: normal floats, integers 0 or 1 (valid as indices)."""
+    tensors = {}
     for name, spec in inputs.items():
         dtype, shape = spec["dtype"], concrete_shape(spec["shape"], dims)
         rng = np.random.default_rng(zlib.crc32(f"{case}/{name}".encode()))
@@ -61,12 +61,12 @@ def random_inputs(
         else:
             values = rng.integers(0, 2, shape)
             values = np.where(values, "a", "b") if dtype == "string" else values
-        found[name] = tensor_of(values, dtype)
-    return found
+        tensors[name] = tensor_of(values, dtype)
+    return tensors
 
 
 def run_cases(job: Job, path: Path, feeds: Mapping[str, Tensors]) -> dict[str, dict[str, Tensor]]:
-    """Return case -> outputs of a graph.
+    """Run a graph in every case.
 
     The session is closed: two at a time would double the memory.
     """
@@ -75,7 +75,7 @@ def run_cases(job: Job, path: Path, feeds: Mapping[str, Tensors]) -> dict[str, d
 
 
 def run_case(graph: OrtGraph, case: str, feeds: Mapping[str, Tensors]) -> dict[str, Tensor]:
-    """Return the outputs of one case.
+    """Run one case.
 
     Raises: StageError: it fails; if another case runs, a size is fixed in the graph.
     """
@@ -117,7 +117,7 @@ def compare_cases(
 
 
 def random_operators(operators: Collection[str]) -> list[str]:
-    """Return the operators with random output."""
+    """List the operators with random output."""
     return sorted(_RANDOM_OPERATORS.intersection(operators))
 
 

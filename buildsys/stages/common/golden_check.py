@@ -53,7 +53,7 @@ class OutputRules(NamedTuple):
 
 
 def output_rules(job: Job, suffix: str = "") -> OutputRules:
-    """Return the rules of a job's graph, e.g. with the suffix ``_simplified``."""
+    """Read the rules of a job's graph, e.g. with the suffix ``_simplified``."""
     assembled = load_assembled(job.inputs.get(f"assembled{suffix}"))
     return OutputRules(job.options.get(f"compare{suffix}", {}), assembled)
 
@@ -88,8 +88,8 @@ def check_outputs(
             )  # fmt: skip
         for output, reference in tensors.outputs.items():
             comparison = compared.get(output) or Comparison(problem="is missing in the graph")
-            found = actual.get(output)
-            checks.append(OutputCheck(name, case, output, reference, found, comparison))
+            tensor = actual.get(output)
+            checks.append(OutputCheck(name, case, output, reference, tensor, comparison))
         count = len(tensors.outputs)
         for output in sorted(actual.keys() - tensors.outputs.keys()):
             problem = f"is an extra output of the graph: {ORIGINAL} returns {count} outputs"
@@ -132,7 +132,7 @@ def is_unstable(
 
 
 def golden_limits(job: Job, golden: Mapping[str, Case]) -> dict[str, float | None]:
-    """Return the limits of comparisons with golden outputs."""
+    """Choose the limits of comparisons with golden outputs."""
     float_type = next((case.float_type for case in golden.values()), "float32")
     kind = job.options.get("precision", "validate")
     return effective_limits(job.options["tolerance"], kind, float_type)
@@ -175,7 +175,7 @@ def judge_agreement(
 def summarize_checks(
     job: Job, checks: Sequence[OutputCheck], golden: Mapping[str, Case]
 ) -> tuple[list[OutputCheck], dict[str, Any]]:
-    """Return the failed checks and the figures of all.
+    """Summarize the failed checks and the figures of all.
 
     The tensors of failed cases are saved in ``failed/`` next to the result.
     """
@@ -187,7 +187,7 @@ def summarize_checks(
         cases.setdefault(check.case, {})[check.output] = check.comparison.figures()
     figures: dict[str, Any] = {"cases": cases}
     if agreements:
-        figures["agreement"] = {name: found.figures() for name, found in agreements.items()}
+        figures["agreement"] = {name: agreement.figures() for name, agreement in agreements.items()}
     return failed, {
         **figures,
         "tolerance": golden_limits(job, golden),

@@ -22,7 +22,7 @@ class KeptNodes:
 
 
 def kept_nodes(job: Job) -> KeptNodes:
-    """Return the nodes of a job's search, none without one."""
+    """Read the nodes of a job's search, none without one."""
     if "nodes" not in job.inputs:
         return KeptNodes()
     content = json.loads(job.inputs["nodes"].read_text(encoding="utf-8"))

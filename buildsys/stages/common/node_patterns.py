@@ -28,7 +28,7 @@ def named_nodes(model: ModelProto) -> None:
 
 
 def matching_pattern(name: str, patterns: Sequence[str]) -> str:
-    """Return the first pattern that equals or matches a name, or ""."""
+    """Find the first pattern that equals or matches a name, or ""."""
     return next((p for p in patterns if name == p or fnmatchcase(name, p)), "")
 
 

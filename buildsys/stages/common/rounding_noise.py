@@ -59,7 +59,7 @@ class RoundingNoise:
         inputs: Tensors,
         assembled: Collection[str] = (),
     ) -> dict[str, Comparison]:
-        """Return ``compared`` with the errors explained by noise passed.
+        """Pass the errors of ``compared`` that noise explains.
 
         Such an error is at most ``_FACTOR`` times the noise and ``_MOST`` times ``rtol``; the other
         limits hold. Others get a note if the noise alone breaks the limits.
@@ -77,8 +77,8 @@ class RoundingNoise:
         noise = {name: 0.0 for name in failed if widest[name].passed}
         excused = dict(compared)
         for draw in range(_DRAWS if noise else 1):
-            found = self.nudged_outputs(inputs, draw)
-            for name, moved in compare(found, actual, _MOST * rtol).items():
+            nudged = self.nudged_outputs(inputs, draw)
+            for name, moved in compare(nudged, actual, _MOST * rtol).items():
                 if name in noise:
                     noise[name] = max(noise[name], moved.relative)
                 elif name in failed and not moved.passed:
@@ -94,7 +94,7 @@ class RoundingNoise:
         return excused
 
     def nudged_outputs(self, inputs: Tensors, draw: int) -> dict[str, Tensor]:
-        """Return the outputs with the last bits of weights and inputs changed."""
+        """Compute the outputs with the last bits of weights and inputs changed."""
         rng, model = np.random.default_rng(draw), load_model(self.path)
         exact = size_constants(model)
         for tensor in model.graph.initializer:

@@ -169,7 +169,7 @@ class _Rewriter:
             _set_result_type(node, self._rules.dtype)
 
     def _name_of(self, name: str, *, low: bool) -> str:
-        """Return a tensor's name in one precision, with a cast if needed."""
+        """Name a tensor in one precision, with a cast if needed."""
         if (name, low) not in self._names:
             cast = self._fresh.new(f"{name}_as_{self._rules.dtype if low else 'float32'}")
             source = self._names[name, not low]
@@ -180,7 +180,7 @@ class _Rewriter:
         return self._names[name, low]
 
     def _clamp(self, name: str) -> str:
-        """Return a mask within the 16-bit range, as ``model.half()`` builds it.
+        """Limit a mask to the 16-bit range, as ``model.half()`` builds it.
 
         Infinities would become NaN where all elements of a row are masked.
         """
@@ -279,7 +279,7 @@ def _name(node: NodeProto) -> str:
 
 
 def raise_opset(model: ModelProto, version: int, ir_version: int) -> tuple[ModelProto, str]:
-    """Return the model at ``version`` or above, or unchanged with the reason."""
+    """Convert the model to ``version`` or above; give the reason if it stays."""
     if opsets(model).get("ai.onnx", 1) >= version:
         return model, ""
     if len(model.functions) > 0:

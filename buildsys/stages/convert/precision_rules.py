@@ -83,7 +83,7 @@ class PrecisionRules:
         }
 
     def decide(self, node: NodeProto) -> NodePrecision:
-        """Return the precision of ``node``; its predecessors must be decided."""
+        """Decide the precision of ``node``; its predecessors must be decided."""
         decision = self._decide(node)
         outputs = [name for name in node.output if self._is_float(name)]
         if not decision.outputs and self._is_mask(node):
@@ -151,16 +151,16 @@ class PrecisionRules:
         return f"the type of {unknown[0]} is not known or not a tensor" if unknown else ""
 
     def _slots(self, node: NodeProto, schema: defs.OpSchema) -> NodePrecision:
-        wanted = f"tensor({self.dtype})"
+        low_type = f"tensor({self.dtype})"
         inputs = {
             i
             for i, name in enumerate(node.input)
-            if self._is_float(name) and wanted in types_at(schema.inputs, i)
+            if self._is_float(name) and low_type in types_at(schema.inputs, i)
         }
         outputs = {
             i
             for i, name in enumerate(node.output)
-            if self._is_float(name) and wanted in types_at(schema.outputs, i)
+            if self._is_float(name) and low_type in types_at(schema.outputs, i)
         }
         if node.op_type in _STATISTICS:
             outputs &= {0}
@@ -178,7 +178,7 @@ class PrecisionRules:
         return NodePrecision(frozenset(inputs), frozenset(outputs))
 
     def _problem(self, name: str) -> str:
-        """Return the reason an initializer cannot be 16-bit, if any."""
+        """Find the reason an initializer cannot be 16-bit, if any."""
         if name in self.stored and name not in self.low_values and name not in self.problems:
             values = numpy_helper.to_array(self.stored[name])
             low, beyond = self._rounding(values)
@@ -194,7 +194,7 @@ class PrecisionRules:
         return self.problems.get(name, "")
 
     def _rounding(self, values: Array) -> tuple[Tensor, bool]:
-        """Return ``values`` in 16 bits, and True if a finite one overflowed."""
+        """Round ``values`` to 16 bits; True if a finite one overflowed."""
         with np.errstate(over="ignore"):
             largest = tensor_of(np.float32(_largest(values)), self.dtype)
             return tensor_of(values, self.dtype), not np.isfinite(largest.values())

@@ -85,7 +85,7 @@ def set_kernel_shapes(model: ModelProto) -> None:
 
 
 def limits_of(ranges: Ranges, precision: str, algorithm: str) -> dict[str, float]:
-    """Return the clipping magnitude of each tensor.
+    """Choose the clipping magnitude of each tensor.
 
     The entropy method assumes the even levels of int8. The steps of fp8 grow with the value, so it
     loses nothing by covering the largest one.
@@ -146,20 +146,20 @@ class _Writer:
             helper.make_tensor(zero_name, self._grid.elem_type, scale.shape, zeros, raw=True)
         )
         attributes: dict[str, Any] = {} if axis is None else {"axis": axis}
-        for operator, (taken, given) in (
+        for operator, (taken, made) in (
             ("QuantizeLinear", (source, quantized)),
             ("DequantizeLinear", (quantized, target)),
         ):
-            name = self._fresh.new(f"{given}_{operator}")
+            name = self._fresh.new(f"{made}_{operator}")
             self.nodes.append(
                 helper.make_node(
-                    operator, [taken, scale_name, zero_name], [given], name, **attributes
+                    operator, [taken, scale_name, zero_name], [made], name, **attributes
                 )
             )
 
 
 def channel_axis(node: NodeProto, place: int, dimensions: int) -> int | None:
-    """Return the axis of a weight's output channels, None without one."""
+    """Find the axis of a weight's output channels, None without one."""
     if node.op_type == "Conv":
         return 0
     if node.op_type == "ConvTranspose":

@@ -46,8 +46,8 @@ def run(job: Job) -> StageResult:
     Raises: StageError: nothing can be converted, or a tool fails. CheckFailed: the result is
     invalid.
     """
-    precision, kept = job.options["precision"], kept_nodes(job)
-    if kept.all:
+    precision, in_fp32 = job.options["precision"], kept_nodes(job)
+    if in_fp32.all:
         # with any node in the precision the graph exceeds the limits
         method = f"all nodes stay in fp32: no choice of nodes in {precision} is within the limits"
         model = load_model(job.inputs["model"])
@@ -55,7 +55,7 @@ def run(job: Job) -> StageResult:
         return StageResult(figures=figures)
     converter = import_module(_converter(job.options))
     golden = {case: load_case(job.inputs[f"case.{case}"]) for case in job.options["cases"]}
-    model, figures = converter.convert(job, kept.names, golden)
+    model, figures = converter.convert(job, in_fp32.names, golden)
     figures |= _write(job, model)
     del model  # it may be large
     if missing := implementation_of(job).missing_operators(job.outputs["model"]):

@@ -157,14 +157,14 @@ def _quantize(
             "remove the engine, or shorten quantize_weights.exclude",
         )
     left = {node.name for node in quantized.graph.node if node.op_type in kinds}
-    kept = [name for name in products if name in left or f"{name}{_OF_GEMM}" in left]
+    unquantized = [name for name in products if name in left or f"{name}{_OF_GEMM}" in left]
     return quantized, {
         "tool": "onnxruntime",
-        "quantized": [name for name in products if name not in kept],
-        "kept_fp32": kept,
+        "quantized": [name for name in products if name not in unquantized],
+        "kept_fp32": unquantized,
         "kept_reasons": {
             name: "excluded" if name in excluded else "its second input is not a constant matrix"
-            for name in kept
+            for name in unquantized
         },
         "kernels": {op: count for op, count in added.items() if count > 0},
     }

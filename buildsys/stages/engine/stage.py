@@ -154,21 +154,23 @@ def _build(job: Job, backend: Backend) -> Figures:
 
 
 def _definition(job: Job) -> Definition | None:
-    """Return the function that fills the network by hand, None for a graph."""
+    """Read the function that fills the network by hand, None for a graph."""
     if "definition" not in job.options:
         return None
-    given = job.options["definition"]
-    weights = job.project / given["weights"] if "weights" in given else job.inputs.get("weights")
-    return Definition(given["function"], given["kwargs"], weights, given["outputs"])
+    section = job.options["definition"]
+    weights = (
+        job.project / section["weights"] if "weights" in section else job.inputs.get("weights")
+    )
+    return Definition(section["function"], section["kwargs"], weights, section["outputs"])
 
 
 def _fp32_nodes(job: Job) -> dict[str, tuple[str, ...]]:
-    kept = kept_nodes(job)
-    return {"*": ()} if kept.all else dict(kept.results)
+    nodes = kept_nodes(job)
+    return {"*": ()} if nodes.all else dict(nodes.results)
 
 
 def _calibration(job: Job) -> Calibration | None:
-    """Return the builder's own int8 calibration; None for a quantized graph."""
+    """Read the builder's own int8 calibration; None for a quantized graph."""
     if "calibration" not in job.options:
         return None
     algorithm = job.options["calibration"].get("algorithm", "")
@@ -196,7 +198,7 @@ def _calibration_figures(calibration: Calibration | None) -> dict[str, BuilderCa
 
 
 def _output_files(job: Job) -> list[Path]:
-    """Return the engine, its external data and its operator libraries."""
+    """List the engine, its external data and its operator libraries."""
     engine = job.outputs["engine"]
     if not engine.is_file() or engine.stat().st_size == 0:
         problem = f"model {job.model}: the backend wrote no engine to {engine.name}"
@@ -218,15 +220,15 @@ class TimingCacheCopy:
 
     def figures(self, messages: list[str]) -> Figures:
         """Merge the copy back; return its figures and all messages."""
-        found = self.merge_back(messages)  # may add warnings
+        merged = self.merge_back(messages)  # may add warnings
         return {
-            **({"timing_cache": found} if found else {}),
+            **({"timing_cache": merged} if merged else {}),
             "messages": [*messages, *self.warnings],
         }
 
 
 def checkout_timing_cache(job: Job, backend: Backend, scratch: Path) -> TimingCacheCopy:
-    """Return a private copy, in ``scratch``, of the cache for this build."""
+    """Take a private copy, in ``scratch``, of the cache for this build."""
     options: Mapping[str, Any] = job.options["engine"]
     folder = job.timing_caches
     if not describe_backend(options["backend"]).keeps_timings or folder is None:
@@ -243,7 +245,7 @@ def checkout_timing_cache(job: Job, backend: Backend, scratch: Path) -> TimingCa
 
 
 def _conditions(options: Mapping[str, Any], backend: Backend) -> dict[str, str] | None:
-    """Return the conditions of valid timings, None if the GPU is unknown."""
+    """Collect the conditions of valid timings, None if the GPU is unknown."""
     facts: dict[str, Any] = {}
     with suppress(MissingLibraryError):
         facts = built_with(options["backend"], backend.device(options))

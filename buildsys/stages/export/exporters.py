@@ -119,10 +119,10 @@ def _doc_strings_kept() -> Iterator[None]:
 
 def _restore_output_names(model: onnx.ModelProto, request: ExportRequest) -> None:
     """Restore the names of outputs computed by a function."""
-    found = [value.name for value in model.graph.output]
-    if len(found) != len(request.output_names):
+    written = [value.name for value in model.graph.output]
+    if len(written) != len(request.output_names):
         return
-    names = {old: new for old, new in zip(found, request.output_names, strict=True) if old != new}
+    names = {old: new for old, new in zip(written, request.output_names, strict=True) if old != new}
     for node in model.graph.node:
         node.input[:] = [names.get(name, name) for name in node.input]
         node.output[:] = [names.get(name, name) for name in node.output]
@@ -131,33 +131,33 @@ def _restore_output_names(model: onnx.ModelProto, request: ExportRequest) -> Non
 
 
 def _converted_options(request: ExportRequest) -> dict[str, Any]:
-    """Return options as torch's enums and classes."""
-    given = request.given("training", "operator_export_type", "export_modules_as_functions")
-    if "training" in given:
-        given["training"] = getattr(torch.onnx.TrainingMode, _TRAINING_MODES[given["training"]])
-    if "operator_export_type" in given:
-        name = given["operator_export_type"].upper()
-        given["operator_export_type"] = getattr(torch.onnx.OperatorExportTypes, name)
+    """Convert options to torch's enums and classes."""
+    options = request.given("training", "operator_export_type", "export_modules_as_functions")
+    if "training" in options:
+        options["training"] = getattr(torch.onnx.TrainingMode, _TRAINING_MODES[options["training"]])
+    if "operator_export_type" in options:
+        name = options["operator_export_type"].upper()
+        options["operator_export_type"] = getattr(torch.onnx.OperatorExportTypes, name)
     field = "export_modules_as_functions"
-    if isinstance(given.get(field), list | tuple):
+    if isinstance(options.get(field), list | tuple):
         classes = set()
-        for path in given[field]:
+        for path in options[field]:
             module, _, name = path.rpartition(".")
             try:
-                found = getattr(importlib.import_module(module), name)
+                module_class = getattr(importlib.import_module(module), name)
             except (ImportError, AttributeError, ValueError) as error:
                 raise StageError(
                     f"export.{field}: there is no class {path} ({error})",
                     "check the path of the class",
                 ) from error
-            if not (isinstance(found, type) and issubclass(found, torch.nn.Module)):
+            if not (isinstance(module_class, type) and issubclass(module_class, torch.nn.Module)):
                 raise StageError(
                     f"export.{field}: {path} is not a subclass of torch.nn.Module",
                     "name a class of a module",
                 )
-            classes.add(found)
-        given[field] = classes
-    return given
+            classes.add(module_class)
+        options[field] = classes
+    return options
 
 
 def normalize_functions(model: onnx.ModelProto) -> None:
@@ -319,7 +319,7 @@ def _problem(request: ExportRequest, changes: Mapping[str, Any], project: Path) 
 
 
 def _size_problem(request: ExportRequest) -> str:
-    """Return "" if a traced graph is right at other sizes than the traced ones.
+    """Compare a traced graph at other sizes than the traced ones; "" if it is right.
 
     A graph that ONNX Runtime cannot load, or that differs at the traced sizes, may have another
     problem, which its checks report.
@@ -362,5 +362,5 @@ def _is_right(graph: Any, request: ExportRequest, inputs: tuple[torch.Tensor, ..
             expected = request.module(*(tensor.clone() for tensor in inputs))
     except Exception:  # of the user's code
         return True
-    found = graph.run(tensors)
-    return are_close([to_torch(found[name]) for name in request.output_names], flat(expected))
+    outputs = graph.run(tensors)
+    return are_close([to_torch(outputs[name]) for name in request.output_names], flat(expected))

@@ -102,23 +102,23 @@ def export_failure(
     inlines: bool = True,
     attempt: Attempt = lambda _: None,
 ) -> StageError:
-    """Return an exception of torch.onnx.export as a readable error.
+    """Turn an exception of torch.onnx.export into a readable error.
 
     ``declared`` are the manifest's sections for custom operators; ``inlines`` is false with
     ``autograd_inlining: false``. ``attempt`` tries export options (see ``tried_remedies``).
     """
     cause: BaseException = error
     while True:  # from the outermost exception inwards
-        if found := _PYTHON_FUNCTION.search(str(cause)):
-            remedies = function_remedies(found[1] or "Function", opset, inlines=inlines)
+        if match := _PYTHON_FUNCTION.search(str(cause)):
+            remedies = function_remedies(match[1] or "Function", opset, inlines=inlines)
             return StageError(
-                f"the {exporter} exporter cannot translate the autograd function {found[1] or ''}",
+                f"the {exporter} exporter cannot translate the autograd function {match[1] or ''}",
                 format_remedies([("", tried_remedies(remedies, attempt))]),
             )
-        if found := _UNSUPPORTED.search(str(cause)):
+        if match := _UNSUPPORTED.search(str(cause)):
             operators = untranslated_operators(error, project)
             if not operators:
-                name = next(filter(None, found.groups()))
+                name = next(filter(None, match.groups()))
                 name = name.replace(".", "::", 1) if "::" not in name else name
                 schema = next(iter(operator_schemas(name)), "")
                 operators = [UntranslatedOperator(schema.partition("(")[0] or name, schema, "")]
@@ -134,11 +134,13 @@ def export_failure(
     problem = f"the {exporter} exporter failed at opset {opset}: {what}"
     line = failing_line(error, project)
     problem += f", on a node of {line}" if line and line not in problem else ""
-    texts = [str(each) for each in _causes(error)]
+    texts = [str(exception) for exception in _causes(error)]
     lines = texts[-1].splitlines() if any(sign in texts[-1] for sign in _GUARDS) else []
     conflicts = [line.strip() for line in lines if _CONFLICT.match(line) and line not in problem]
-    if wanted := next((int(found[1]) for text in texts if (found := _TRY_OPSET.search(text))), 0):
-        remedies = tried_remedies(raised_opset_remedies(exporter, wanted), attempt)
+    if asked_opset := next(
+        (int(match[1]) for text in texts if (match := _TRY_OPSET.search(text))), 0
+    ):
+        remedies = tried_remedies(raised_opset_remedies(exporter, asked_opset), attempt)
         return StageError(problem, format_remedies([("", remedies)]))
     hint = "the log has the complete message"
     if any(map(_DECIDES_BY_VALUE.search, texts)):
@@ -154,12 +156,12 @@ def export_failure(
 
 
 def _other_exporter(exporter: str, opset: int, attempt: Attempt) -> str:
-    """Return the end of a hint: the other exporter, unless it fails."""
-    other, wanted = "torchscript", min(opset, NEWEST_TORCHSCRIPT_OPSET)
+    """Write the end of a hint: the other exporter, unless it fails."""
+    other, needed_opset = "torchscript", min(opset, NEWEST_TORCHSCRIPT_OPSET)
     if exporter == "torchscript":
-        other, wanted = "dynamo", max(opset, OLDEST_DYNAMO_OPSET)
-    problem = attempt({"exporter": other, "opset": wanted})
-    yaml = f"export: {{exporter: {other}, opset: {wanted}}}"
+        other, needed_opset = "dynamo", max(opset, OLDEST_DYNAMO_OPSET)
+    problem = attempt({"exporter": other, "opset": needed_opset})
+    yaml = f"export: {{exporter: {other}, opset: {needed_opset}}}"
     if problem is None:
         return f"; the {other} exporter may support the network ({yaml})"
     if problem:
@@ -168,7 +170,7 @@ def _other_exporter(exporter: str, opset: int, attempt: Attempt) -> str:
 
 
 def _causes(error: BaseException) -> list[BaseException]:
-    """Return an exception and its causes, the outermost first."""
+    """List an exception and its causes, the outermost first."""
     causes = [error]
     while causes[-1].__cause__ is not None:
         causes.append(causes[-1].__cause__)
@@ -176,14 +178,14 @@ def _causes(error: BaseException) -> list[BaseException]:
 
 
 def checker_failure(error: Exception, exporter: str) -> StageError:
-    """Return a rejection by onnx.checker as a readable error."""
-    found = _NOT_IN_OPSET.search(str(error))
-    if not found:
+    """Turn a rejection by onnx.checker into a readable error."""
+    match = _NOT_IN_OPSET.search(str(error))
+    if not match:
         lines = [line.strip() for line in str(error).splitlines() if line.strip()]
         what = lines[0] if lines else type(error).__name__
         problem = f"onnx.checker rejects the file ({exporter}): {what}"
         return StageError(problem, "try the other exporter: export: {exporter: …}")
-    operator, opset = found["op"], int(found["opset"])
+    operator, opset = match["op"], int(match["opset"])
     versions = [v for v in operator_versions().get(("", operator), ()) if v > 0]
     problem = f"opset {opset} does not have the operator {operator} used in the file"
     if exporter != "none":
@@ -202,7 +204,9 @@ def _untranslated_failure(
     declared: Collection[str],
     attempt: Attempt,
 ) -> StageError:
-    listed = [one.name + (f" ({one.where})" if one.where else "") for one in operators]
+    listed = [
+        operator.name + (f" ({operator.where})" if operator.where else "") for operator in operators
+    ]
     if len(operators) == 1:
         where = listed[0].removeprefix(operators[0].name)
         what = f"the operator {operators[0].name} to opset {opset}{where}"
@@ -210,11 +214,11 @@ def _untranslated_failure(
         what = f"{len(operators)} operators to opset {opset}: {', '.join(listed)}"
     files = shipped_files(project)
     groups = []
-    for one in operators:
-        translation = dynamo_translation(one.overload) if one.schema else None
+    for operator in operators:
+        translation = dynamo_translation(operator.overload) if operator.schema else None
         facts = TorchOperator(
-            one.name,
-            torchscript_from=torchscript_from(one.name),
+            operator.name,
+            torchscript_from=torchscript_from(operator.name),
             dynamo_from=translation.opset if translation else None,
             # tried below, as a part may have no translation
             dynamo_by_parts=len(operators) == 1 and translation is not None,
@@ -223,18 +227,18 @@ def _untranslated_failure(
         remedies = translation_remedies(facts, exporter, opset, files=files, declared=declared)
         if len(operators) == 1:  # a remedy for one of several leaves the others
             remedies = tried_remedies(remedies, attempt)
-        groups.append((one.schema, remedies))
+        groups.append((operator.schema, remedies))
     if len(operators) > 1 and exporter == "torchscript":
-        wanted = max(opset, OLDEST_DYNAMO_OPSET)
-        if attempt({"exporter": "dynamo", "opset": wanted}) == "":
-            yaml = f"export: {{exporter: dynamo, opset: {wanted}}}"
+        needed_opset = max(opset, OLDEST_DYNAMO_OPSET)
+        if attempt({"exporter": "dynamo", "opset": needed_opset}) == "":
+            yaml = f"export: {{exporter: dynamo, opset: {needed_opset}}}"
             groups.insert(0, ("", [Remedy("exporter", "dynamo takes the network", (yaml,))]))
     problem = f"the {exporter} exporter cannot translate {what}"
     return StageError(problem, format_remedies(groups))
 
 
 def _backend_note(operator: str) -> str:
-    """Return the installed backends' support for an ONNX operator."""
+    """Describe the installed backends' support for an ONNX operator."""
     notes = []
     since = operator_versions().get(("", operator), ())
     kernels = ort_support("", operator, since)
@@ -252,13 +256,13 @@ def _backend_note(operator: str) -> str:
 
 
 def untranslated_operators(error: BaseException, project: Path) -> list[UntranslatedOperator]:
-    """Return the operators in program order; none if no program is found."""
+    """List the operators in program order; none if no program is found."""
     frames = _frames(error)
     calls = [_call(node, project) for node in (*_traced(frames), *_captured(frames))]
     failing = _failing_node(frames)
     if failing is not None:
         call = _call(failing, project)
-        if call[0] not in {known[0] for known in calls}:
+        if call[0] not in {listed[0] for listed in calls}:
             calls.insert(0, call)
     by_overload: dict[str, list[tuple[str, str, str]]] = {}
     for call in calls:
@@ -267,13 +271,13 @@ def untranslated_operators(error: BaseException, project: Path) -> list[Untransl
 
 
 def failing_line(error: BaseException, project: Path) -> str:
-    """Return the user's line of the failing node, or ""."""
+    """Find the user's line of the failing node, or ""."""
     node = _failing_node(_frames(error))
     return "" if node is None else _call(node, project)[2]
 
 
 def _frames(error: BaseException) -> list[FrameType]:
-    """Return the frames of an exception and its causes, innermost first."""
+    """List the frames of an exception and its causes, innermost first."""
     frames: list[FrameType] = []
     current: BaseException | None = error
     while current is not None:
@@ -288,13 +292,13 @@ def _failing_node(frames: Sequence[FrameType]) -> Any:
 
 
 def _call(node: Any, project: Path) -> tuple[str, str, str]:
-    """Return overload, schema and source line of a node of either program."""
+    """Describe a node of either program: overload, schema and source line."""
     if isinstance(node, torch.fx.Node):
         schema, trace = str(getattr(node.target, "_schema", "")), node.stack_trace or ""
         name = str(node.target)
     else:
-        known = node.schema() if node.schema() != "(no schema)" else ""
-        schema = known or next(iter(operator_schemas(node.kind())), "")
+        schema_text = node.schema() if node.schema() != "(no schema)" else ""
+        schema = schema_text or next(iter(operator_schemas(node.kind())), "")
         name, trace = node.kind(), node.sourceRange()
     return schema.partition("(")[0] or name, schema, source_line(trace, project)
 

@@ -58,10 +58,10 @@ def recorded_guards() -> Iterator[list[Guard]]:
     They are dropped from the program, and their traces from the environment, before it is returned.
     A torch without this internal function records none.
     """
-    found: list[Guard] = []
+    guards: list[Guard] = []
     original: Any = getattr(ShapeEnv, "_log_guard", None)
     if original is None:
-        yield found
+        yield guards
         return
 
     def log_guard(self: ShapeEnv, prefix: str, guard: Any, *more: Any, **named: Any) -> Any:
@@ -70,12 +70,12 @@ def recorded_guards() -> Iterator[list[Guard]]:
             while frame is not None:
                 frames.append((frame.f_code.co_filename, frame.f_lineno))
                 frame = frame.f_back
-            found.append(Guard(self, guard, frames))
+            guards.append(Guard(self, guard, frames))
         return original(self, prefix, guard, *more, **named)
 
     ShapeEnv._log_guard = log_guard  # type: ignore[method-assign, assignment]
     try:
-        yield found
+        yield guards
     finally:
         ShapeEnv._log_guard = original  # type: ignore[method-assign]
 
@@ -115,10 +115,10 @@ def check_guards(program: Any, guards: Sequence[Guard], request: ExportRequest) 
         frames = [frame for frame in guard.frames if not _is_standard_library(frame[0])]
         line = innermost_location(frames, request.project)
         where = f" ({line})" if line else ""
-        shown = ", ".join(f"{name} {size}" for name, size in sizes.items())
+        listed = ", ".join(f"{name} {size}" for name, size in sizes.items())
         dims_shown = " and ".join(f"dims.{name}" for name in sizes if name in text) or "dims"
         raise CheckFailed(
-            f"the exported program is right only for {text}{where}, but dims allow {shown}, where"
+            f"the exported program is right only for {text}{where}, but dims allow {listed}, where"
             " it differs from the network",
             _HINT.format(dims=dims_shown),
         )
@@ -132,15 +132,15 @@ def _environment(program: Any) -> ShapeEnv | None:
     for node in program.graph.nodes:
         mode = getattr(node.meta.get("val"), "fake_mode", None)
         if mode is not None and mode.shape_env is not None:
-            found: ShapeEnv = mode.shape_env
-            return found
+            environment: ShapeEnv = mode.shape_env
+            return environment
     return None
 
 
 def _dimensions(environment: ShapeEnv, request: ExportRequest) -> dict[Any, str]:
-    """Return symbol -> dimension name of the manifest."""
+    """Map symbols to the manifest's dimensions."""
     bound = inspect.signature(request.module.forward).bind(*request.input_names).arguments
-    found = {}
+    names = {}
     for source, symbol in environment.source_to_var.items():
         match = _SOURCE.fullmatch(source)
         if match is None or match["parameter"] not in bound:
@@ -150,14 +150,14 @@ def _dimensions(environment: ShapeEnv, request: ExportRequest) -> dict[Any, str]
             tensor = tensor[int(match["position"])]
         axes = request.dynamic_inputs.get(tensor, {})
         if int(match["axis"]) in axes:
-            found[symbol] = axes[int(match["axis"])]
-    return found
+            names[symbol] = axes[int(match["axis"])]
+    return names
 
 
 def _excluded(
     condition: Any, names: Mapping[Any, str], ranges: Mapping[str, DimRange]
 ) -> Dims | None:
-    """Return the first sizes within ``ranges`` excluded by a condition.
+    """Find the first sizes within ``ranges`` excluded by a condition.
 
     torch takes sizes of 0 and 1 for special; the case min compares those.
     """
@@ -174,7 +174,7 @@ def _excluded(
 
 
 def _values(span: DimRange, constants: set[int], most: int) -> list[int]:
-    """Return values of a range: those near constants, and others evenly."""
+    """List values of a range: those near constants, and others evenly."""
     low, high, step = int(span["min"] or 0), int(span["max"] or 0), int(span["multiple_of"] or 1)
     allowed = range(low, high + 1, step)
     near = {value for c in constants for value in (c - 1, c, c + 1, 2 * c)}
@@ -195,7 +195,7 @@ def _text(condition: Any, names: Mapping[Any, str]) -> str:
 
 
 def _agrees(program: Any, request: ExportRequest, inputs: Tensors) -> bool:
-    """Return False if the program differs from the network, or fails.
+    """Compare the program with the network; a failure is a difference.
 
     True as well if the network itself refuses the inputs, or draws random numbers.
     """
@@ -218,10 +218,10 @@ def _agrees(program: Any, request: ExportRequest, inputs: Tensors) -> bool:
 
 def _run(program: Any, inputs: Tensors) -> list[torch.Tensor]:
     """Run the program's operators without its assertions."""
-    given = iter(tensor.clone() for tensor in inputs)
+    tensors = iter(tensor.clone() for tensor in inputs)
     stored = {**program.state_dict, **program.constants}
     arguments = [
-        next(given) if spec.kind.name == "USER_INPUT" else stored[spec.target]
+        next(tensors) if spec.kind.name == "USER_INPUT" else stored[spec.target]
         for spec in program.graph_signature.input_specs
     ]
 
@@ -245,15 +245,15 @@ def are_close(actual: Sequence[torch.Tensor], expected: Sequence[torch.Tensor]) 
     """Compare tensors with a limit for two runs of one network."""
     if len(actual) != len(expected):
         return False
-    for found, golden in zip(actual, expected, strict=True):
-        if found.shape != golden.shape or found.dtype != golden.dtype:
+    for tensor, golden in zip(actual, expected, strict=True):
+        if tensor.shape != golden.shape or tensor.dtype != golden.dtype:
             return False
         if not golden.is_floating_point() or not golden.numel():
-            if not torch.equal(found, golden):
+            if not torch.equal(tensor, golden):
                 return False
             continue
         limit = max(_LIMIT, _STEPS * torch.finfo(golden.dtype).eps)
         limit *= float(golden.abs().nan_to_num(posinf=0.0).max())
-        if not torch.allclose(found, golden, rtol=0, atol=limit, equal_nan=True):
+        if not torch.allclose(tensor, golden, rtol=0, atol=limit, equal_nan=True):
             return False
     return True

@@ -31,9 +31,9 @@ _TRACES = ("pkg.", "namespace")
 
 
 def node_origins(model: onnx.ModelProto, project: Path) -> dict[str, Origin]:
-    """Return tensor -> origin, as far as the exporter recorded one."""
+    """Map tensors to origins, as far as the exporter recorded them."""
     lines: dict[str, str] = {}  # many nodes come from one call
-    found: dict[str, Origin] = {}
+    origins: dict[str, Origin] = {}
     for node in all_nodes(model.graph):
         notes = {entry.key: entry.value for entry in node.metadata_props}
         trace = notes.get(_STACK) or node.doc_string
@@ -41,12 +41,12 @@ def node_origins(model: onnx.ModelProto, project: Path) -> dict[str, Origin]:
             lines[trace] = source_line(trace, project)
         origin = Origin(lines.get(trace, ""), _module_path(notes.get(_SCOPES, ""), node.name))
         if any(origin):
-            found.update(dict.fromkeys(filter(None, node.output), origin))
-    return found
+            origins.update(dict.fromkeys(filter(None, node.output), origin))
+    return origins
 
 
 def source_line(trace: str, project: Path) -> str:
-    """Return ``file:line`` of a trace's innermost frame in user or library code."""
+    """Find ``file:line`` of a trace's innermost frame in user or library code."""
     captured = [(match["file"], int(match["line"])) for match in _CAPTURED.finditer(trace)]
     if captured:
         return innermost_location(captured[::-1], project)
@@ -77,7 +77,7 @@ def write_origins(origins: dict[str, Origin], path: Path) -> None:
 
 
 def _module_path(scopes: str, node: str) -> str:
-    """Return the path of a node's module: ``layers.0.conv``."""
+    """Find the path of a node's module: ``layers.0.conv``."""
     try:
         names = ast.literal_eval(scopes)[:-1] if scopes else node.split("/")[:-1]
     except (ValueError, SyntaxError):
@@ -104,9 +104,9 @@ def strip_traces(model: onnx.ModelProto) -> list[str]:
         traces = {e.key for e in message.metadata_props if e.key.startswith(_TRACES)}
         if traces:
             stripped |= traces
-            kept = [entry for entry in message.metadata_props if entry.key not in traces]
+            entries = [entry for entry in message.metadata_props if entry.key not in traces]
             del message.metadata_props[:]
-            message.metadata_props.extend(kept)
+            message.metadata_props.extend(entries)
         if message.doc_string:
             stripped.add("doc_string")
             message.ClearField("doc_string")

@@ -59,20 +59,20 @@ class PluginFiles:
             self._modules[network] = loaded
 
     def module(self, shown: str) -> ModuleType:
-        """Return the module of a file."""
+        """Load the module of a file."""
         if shown not in self._modules:
             self._modules[shown] = load_module(shown, self._project)
         return self._modules[shown]
 
     def function(self, reference: str) -> Callable[..., Any]:
-        """Return the callable ``FILE.py:CALLABLE``."""
+        """Load the callable ``FILE.py:CALLABLE``."""
         return find_callable(self.module(reference.rpartition(":")[0]), reference)
 
 
 def monitored(
     registration: Registration, check: Callable[[Any, Any], str], project: Path, schema: str
 ) -> Callable[..., Any]:
-    """Return the function with a call counter and readable errors.
+    """Wrap the function with a call counter and readable errors.
 
     ``check`` receives the first argument and the result, and returns the problem or "". ``schema``
     describes the operator.
@@ -109,7 +109,7 @@ def describe_result(result: Any) -> str:
 
 
 def unknown_operator(op: str, known: Sequence[str]) -> StageError:
-    """Return the error for an operator unknown to torch, with similar names."""
+    """Explain that torch has no such operator, with similar names."""
     namespace, _, name = op.partition("::")
     near = nearest(op, known, cutoff=0.7)
     near = near or [other for other in known if other.endswith(f"::{name}")][:3]
@@ -124,7 +124,7 @@ def unknown_operator(op: str, known: Sequence[str]) -> StageError:
 
 
 def format_schemas(schemas: Sequence[Any]) -> str:
-    """Return the signatures of an operator in torch's notation."""
+    """Format the signatures of an operator in torch's notation."""
     more = f" and {len(schemas) - _SHOWN_SCHEMAS} more" if len(schemas) > _SHOWN_SCHEMAS else ""
     return "; ".join(str(schema) for schema in schemas[:_SHOWN_SCHEMAS]) + more
 
@@ -135,7 +135,7 @@ Table = dict[Any, Callable[..., Any]]  # overload -> function: torch's custom_tr
 def make_translations(
     options: Mapping[str, Any], project: Path
 ) -> tuple[Table, list[Registration]]:
-    """Return the translation table of an export and its registrations.
+    """Make the translation table of an export and its registrations.
 
     The network must be built already, as its file may define operators.
     Raises: StageError: a file fails, or an operator or annotation is wrong.
@@ -158,29 +158,29 @@ def make_translations(
 
 
 def _overload(op: str) -> Any:
-    """Return torch's object for ``ns::name`` or ``ns::name.overload``."""
+    """Find torch's object for ``ns::name`` or ``ns::name.overload``."""
     name, _, overload = op.partition(".")
     namespace, _, word = name.partition("::")
     try:
         packet = getattr(getattr(torch.ops, namespace), word)
         overloads: list[str] = packet.overloads()
     except AttributeError:
-        names = {known.partition(".")[0] for known in torch._C._dispatch_get_all_op_names()}
+        names = {candidate.partition(".")[0] for candidate in torch._C._dispatch_get_all_op_names()}
         raise unknown_operator(name, sorted(names)) from None
     if overload in overloads:
         return getattr(packet, overload)
     # operators on numbers are evaluated during the capture
-    schemas = {known: getattr(packet, known)._schema for known in overloads}
+    schemas = {candidate: getattr(packet, candidate)._schema for candidate in overloads}
     captured = [
-        known
-        for known, schema in schemas.items()
+        candidate
+        for candidate, schema in schemas.items()
         if any("Tensor" in str(argument.type) for argument in schema.arguments)
         and not schema.is_mutable
     ]
     if not overload and "default" in (captured or overloads):
         return packet.default
     missing = f"overload {overload}" if overload else "default overload for tensors"
-    choices = ", ".join(f"{name}.{known}" for known in captured or overloads)
+    choices = ", ".join(f"{name}.{candidate}" for candidate in captured or overloads)
     raise StageError(f"{name} has no {missing}", f"name one of {choices}")
 
 

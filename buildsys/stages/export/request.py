@@ -87,7 +87,7 @@ def export_request(
                 " torch.view_as_complex and view_as_real",
             )
     results = result if isinstance(result, tuple | list) else (result,)
-    is_flat = all(isinstance(each, torch.Tensor) for each in results)
+    is_flat = all(isinstance(leaf, torch.Tensor) for leaf in results)
     by_position = is_flat and network.call is None and not any(network.keywords.values())
     return ExportRequest(
         module=network.module if by_position else FlatCall(network),
@@ -106,7 +106,7 @@ def export_request(
 
 
 def named_axes(tensors: Mapping[str, Mapping[str, Any]]) -> dict[str, dict[int, str]]:
-    """Return tensor -> axis -> name of all named dimensions."""
+    """Map tensors and axes to the names of dimensions."""
     axes = {
         name: {
             axis: size for axis, size in enumerate(tensor["shape"] or ()) if isinstance(size, str)

@@ -56,18 +56,18 @@ def run(job: Job) -> StageResult:
     """
     warnings: list[str] = []
     if "onnx" in job.options["source"]:
-        shown = job.options["source"]["onnx"]
+        file = job.options["source"]["onnx"]
         model = load_onnx(job.options["source"], job.project)
         if not model.graph.output:
             raise StageError(
-                f"{shown} is not an ONNX model: it has no graph with outputs",
+                f"{file} is not an ONNX model: it has no graph with outputs",
                 "name an ONNX model that has outputs",
             )
-        model, changes = import_module(_FILE_VERSIONS).fit_versions(model, shown)
+        model, changes = import_module(_FILE_VERSIONS).fit_versions(model, file)
         warnings += changes
-        _complete_shapes(model, job.options["inputs"], job.options["outputs"], shown)
+        _complete_shapes(model, job.options["inputs"], job.options["outputs"], file)
         _check_signature(model, job.options["inputs"], job.options["outputs"])
-        figures = ExportResult(exporter="none", weights=f"from {shown}")
+        figures = ExportResult(exporter="none", weights=f"from {file}")
     else:
         model, figures = _export_network(job, warnings)
     if "functions" in job.inputs:
@@ -127,9 +127,9 @@ def _export_network(job: Job, warnings: list[str]) -> tuple[onnx.ModelProto, Exp
         model = _export(request, job)
     absent = "the exporter found no such operator in the network"
     warnings += [
-        f"{one.described} was never used: {one.why_unused or absent}"
-        for one in registrations
-        if not one.calls
+        f"{registration.described} was never used: {registration.why_unused or absent}"
+        for registration in registrations
+        if not registration.calls
     ]
     opset, written = options["export"]["opset"], opsets(model).get("ai.onnx", 0)
     if written != opset:
@@ -217,7 +217,7 @@ def _inferred_outputs(model: onnx.ModelProto) -> dict[str, onnx.ValueInfoProto]:
         graph = onnx.shape_inference.infer_shapes(model).graph
     except (onnx.shape_inference.InferenceError, ValueError, RuntimeError):  # invalid, or too large
         return {}
-    return {each.name: each for each in graph.output if each.type.tensor_type.HasField("shape")}
+    return {port.name: port for port in graph.output if port.type.tensor_type.HasField("shape")}
 
 
 def _check_signature(
@@ -245,15 +245,15 @@ def _check_signature(
 def _differences(
     kind: str, found_ports: Sequence[Port], declared: Declared, expected: Sequence[str] | None
 ) -> Iterator[str]:
-    found = [port["name"] for port in found_ports]
-    missing = [name for name in expected or () if name not in found]
-    if kind == "input" and missing and set(found) < set(expected or ()):
+    written = [port["name"] for port in found_ports]
+    missing = [name for name in expected or () if name not in written]
+    if kind == "input" and missing and set(written) < set(expected or ()):
         names = f"input{'s' * (len(missing) > 1)} {', '.join(missing)}"
         verb, pronoun = ("are", "them") if len(missing) > 1 else ("is", "it")
         yield f"{names} {verb} not in the file: forward does not use {pronoun}"
-    elif expected is not None and found != list(expected):
+    elif expected is not None and written != list(expected):
         yield (
-            f"its {kind}s are {', '.join(found) or 'none'},"
+            f"its {kind}s are {', '.join(written) or 'none'},"
             f" the manifest declares {', '.join(expected)}"
         )
     for port in found_ports:
@@ -262,16 +262,16 @@ def _differences(
         what, tensor = f"{kind} {port['name']}", declared[port["name"]]
         if tensor["dtype"] not in (None, port["dtype"]):
             yield f"{what} is {port['dtype']}, the manifest declares {tensor['dtype']}"
-        sizes, wanted = port["shape"], tensor["shape"]
-        if sizes is None or wanted is None:
+        sizes, declared_sizes = port["shape"], tensor["shape"]
+        if sizes is None or declared_sizes is None:
             continue
-        if len(sizes) != len(wanted):
+        if len(sizes) != len(declared_sizes):
             yield (
                 f"{what} has {len(sizes)} dimensions {list(sizes)},"
-                f" the manifest declares {len(wanted)} {list(wanted)}"
+                f" the manifest declares {len(declared_sizes)} {list(declared_sizes)}"
             )
             continue
-        for axis, (size, dim) in enumerate(zip(sizes, wanted, strict=True)):
+        for axis, (size, dim) in enumerate(zip(sizes, declared_sizes, strict=True)):
             if isinstance(dim, str) and isinstance(size, int):
                 yield (
                     f"{what}: axis {axis} is fixed to {size} in the file,"

@@ -149,7 +149,7 @@ def _shadowed(registration: Registration, opset: int) -> str:
 
 
 def _result_problem(graph: Any, result: Any) -> str:
-    """Return the problem with a symbolic's result, else ""."""
+    """Check a symbolic's result; return the problem, or ""."""
     is_several = isinstance(result, tuple | list)
     values = result if is_several else (result,)
     expected = "a symbolic returns the result of g.op(…)"

@@ -87,7 +87,7 @@ class Implementation:
         return copy
 
     def missing_operators(self, path: Path) -> list[str]:
-        """Return the declared operators of a graph without an implementation."""
+        """List the declared operators of a graph without an implementation."""
         if not self.missing:
             return []
         return sorted(self._missing_in(read_graph(path)))
@@ -99,7 +99,7 @@ class Implementation:
 
 
 def implementation_of(job: Job, backend: str = "onnxruntime") -> Implementation:
-    """Return a backend's implementation from a job's options and inputs."""
+    """Find a backend's implementation from a job's options and inputs."""
     uses, missing = [], []
     for entry in job.options.get("operators", ()):
         if entry["kind"] is None:

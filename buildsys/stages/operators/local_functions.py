@@ -18,7 +18,7 @@ _EXPECTED = "return a FunctionProto, an onnxscript function or a list of them"
 
 
 def function_model(references: Mapping[str, str], project: Path) -> ModelProto:
-    """Return a model with only the functions of ``references``: operator -> ``FILE.py:NAME``.
+    """Make a model with only the functions of ``references``: operator -> ``FILE.py:NAME``.
 
     Its metadata hold their origins. Equal functions give equal bytes, whatever their doc strings.
     Raises: StageError: a function fails, is invalid, or differs from its namesake.
@@ -53,11 +53,11 @@ def function_model(references: Mapping[str, str], project: Path) -> ModelProto:
 
 
 def _load_functions(op: str, reference: str, project: Path) -> list[FunctionProto]:
-    found = find_object(load_module(reference.rpartition(":")[0], project), reference)
-    if not _is_function(found) and isinstance(found, Callable):  # type: ignore[arg-type]
+    target = find_object(load_module(reference.rpartition(":")[0], project), reference)
+    if not _is_function(target) and isinstance(target, Callable):  # type: ignore[arg-type]
         with reraise_as_stage_error(f"{reference} failed", project):
-            found = found()
-    members = list(found) if isinstance(found, (list, tuple)) else [found]
+            target = target()
+    members = list(target) if isinstance(target, (list, tuple)) else [target]
     wrong = next((member for member in members if not _is_function(member)), None)
     if wrong is not None or not members:
         what = with_article(type(wrong).__name__) if members else "an empty list"
@@ -173,11 +173,13 @@ def remove_functions(model: ModelProto, operators: Collection[str]) -> bool:
         return False
     helpers = {operator_of(node) for function in model.functions for node in nodes_of(function)}
     while removable:
-        kept = [function for function in model.functions if operator_of(function) not in removable]
+        remaining = [
+            function for function in model.functions if operator_of(function) not in removable
+        ]
         del model.functions[:]
-        model.functions.extend(kept)
+        model.functions.extend(remaining)
         called = {operator_of(node) for node in nodes_of(model)}
-        removable = {operator_of(function) for function in kept} & helpers - called
+        removable = {operator_of(function) for function in remaining} & helpers - called
     return True
 
 
@@ -233,17 +235,20 @@ def _since(node: NodeProto, version: int) -> int | None:
 
 def call_problem(node: NodeProto, function: FunctionProto) -> str:
     """Compare a node with the function that it calls; return what does not fit, or ""."""
-    for side, found, parameters in (
+    for side, names, parameters in (
         ("input", node.input, function.input),
         ("output", node.output, function.output),
     ):
-        if len(found) > len(parameters):
-            return f"the node has {len(found)} {side}s, the function {len(parameters)}"
-    given = [attribute.name for attribute in node.attribute]
-    known = {*function.attribute, *(attribute.name for attribute in function.attribute_proto)}
-    if unknown := [name for name in given if name not in known]:
-        names = ", ".join(sorted(known)) or "none"
+        if len(names) > len(parameters):
+            return f"the node has {len(names)} {side}s, the function {len(parameters)}"
+    attributes = [attribute.name for attribute in node.attribute]
+    taken = {
+        *function.attribute,
+        *(attribute.name for attribute in function.attribute_proto),
+    }
+    if unknown := [name for name in attributes if name not in taken]:
+        names = ", ".join(sorted(taken)) or "none"
         return f"the node has the attribute {unknown[0]}, the function only {names}"
-    if missing := [name for name in function.attribute if name not in given]:
+    if missing := [name for name in function.attribute if name not in attributes]:
         return f"the function needs the attribute {missing[0]}, which the node does not have"
     return ""

@@ -113,10 +113,10 @@ def make_library(entry: Mapping[str, Any], target: Path, project: Path) -> Opera
     Raises: StageError: it does not compile (all messages go to the log), or it does not load here.
     """
     if "file" in entry:
-        shown = entry["file"]
-        check_library(project / shown, shown, entry["symbol"])
-        shutil.copyfile(project / shown, target)
-        return {"from": shown, "bytes": target.stat().st_size}
+        file = entry["file"]
+        check_library(project / file, file, entry["symbol"])
+        shutil.copyfile(project / file, target)
+        return {"from": file, "bytes": target.stat().st_size}
     sources, flags = entry["sources"], entry["flags"]
     _refuse_untracked_flags(flags, sources[0], project)
     compile_flags = [flag for flag in flags if not flag.startswith(("-l", "-L", "-Wl,"))]
@@ -152,10 +152,10 @@ def _run(language: str, arguments: Sequence[str], source: str, project: Path) ->
     sys.stderr.write(f"{shlex.join([*command, *arguments])}\n{output}")  # to the target's log
     if done.returncode:
         first = next(filter(None, map(str.strip, output.splitlines())), "")
-        if found := _ERROR.search(output):
-            first = f"{found['text']} ({found['where']})"
-        elif found := _LINK_ERROR.search(output):
-            first = found[1]
+        if match := _ERROR.search(output):
+            first = f"{match['text']} ({match['where']})"
+        elif match := _LINK_ERROR.search(output):
+            first = match[1]
         raise StageError(
             f"{source} does not compile: {first or 'the compiler gave no message'}",
             "the log has the compiler's complete output",

@@ -57,7 +57,7 @@ def write_program(job: Job) -> ProgramResult:
         if node.stack_trace
     }
     write_origins(
-        {name: each for name, each in origins.items() if each.line}, job.outputs["origins"]
+        {name: origin for name, origin in origins.items() if origin.line}, job.outputs["origins"]
     )
     for module in program.graph_module.modules():
         for node in getattr(module, "graph", program.graph).nodes:
@@ -81,7 +81,7 @@ def write_program(job: Job) -> ProgramResult:
 
 
 def capture(request: ExportRequest) -> torch.export.ExportedProgram:
-    """Return the network's program, with the ranges of its dynamic sizes.
+    """Capture the network's program, with the ranges of its dynamic sizes.
 
     Raises: StageError: torch.export refuses the network.
     """
@@ -112,13 +112,13 @@ def capture(request: ExportRequest) -> torch.export.ExportedProgram:
 def ports_of(
     program: torch.export.ExportedProgram, request: ExportRequest
 ) -> dict[str, list[TensorPort]]:
-    """Return inputs and outputs; a dynamic size of an input has the manifest's name.
+    """Describe inputs and outputs; a dynamic size of an input has the manifest's name.
 
     Raises: StageError: an input is unused, or a dynamic size was fixed.
     """
     values = {node.name: node.meta.get("val") for node in program.graph.nodes}
     signature = program.graph_signature
-    found: dict[str, list[TensorPort]] = {"inputs": [], "outputs": []}
+    ports: dict[str, list[TensorPort]] = {"inputs": [], "outputs": []}
     names: dict[str, str] = {}  # symbol -> dimension
     for name, node in zip(request.input_names, signature.user_inputs, strict=True):
         tensor: Any = values[str(node)]
@@ -134,9 +134,9 @@ def ports_of(
                 )
             names.setdefault(str(sizes[axis]), dim)
             sizes[axis] = dim
-        found["inputs"].append({"name": name, "dtype": dtype_name(tensor.dtype), "shape": sizes})
+        ports["inputs"].append({"name": name, "dtype": dtype_name(tensor.dtype), "shape": sizes})
     for name, node in zip(request.output_names, signature.user_outputs, strict=True):
         tensor = values[str(node)]
         shape = [size if isinstance(size, int) else names.get(str(size)) for size in tensor.shape]
-        found["outputs"].append({"name": name, "dtype": dtype_name(tensor.dtype), "shape": shape})
-    return found
+        ports["outputs"].append({"name": name, "dtype": dtype_name(tensor.dtype), "shape": shape})
+    return ports

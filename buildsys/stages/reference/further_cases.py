@@ -60,12 +60,12 @@ def further_cases(job: Job, module: nn.Module | None) -> Iterator[FurtherCase]:
         shapes = (tensor["shape"] for tensor in job.options["inputs"].values())
         return sum(prod(concrete_shape(shape, dims)) for shape in shapes)
 
-    known, spans = list(job.options["cases"].values()), options["spans"]
+    planned, spans = list(job.options["cases"].values()), options["spans"]
     is_large = elements(options["dims"]) > _LARGE
     sizes: list[Dims] = []
     if options["sizes"]:
-        budget = sum(map(elements, known)) * _DRAWN_SHARE
-        drawn = draw_sizes(spans, known, seed, smallest_first=is_large)
+        budget = sum(map(elements, planned)) * _DRAWN_SHARE
+        drawn = draw_sizes(spans, planned, seed, smallest_first=is_large)
         for dims in sorted(islice(drawn, options["drawn"]), key=elements):
             budget -= elements(dims)
             if budget >= 0 or not sizes or elements(dims) <= _LARGE:
@@ -74,7 +74,7 @@ def further_cases(job: Job, module: nn.Module | None) -> Iterator[FurtherCase]:
             from buildsys.stages.reference.size_conditions import size_conditions  # needs torch
 
             conditions = size_conditions(module, job.project)
-            sizes += suggested_sizes(spans, [*known, *sizes], conditions)
+            sizes += suggested_sizes(spans, [*planned, *sizes], conditions)
     cases = [
         FurtherCase(name, dims, {"case": name, "seed": seed})
         for name, dims in zip(options["sizes"], sizes, strict=False)
@@ -99,7 +99,7 @@ def further_cases(job: Job, module: nn.Module | None) -> Iterator[FurtherCase]:
     yield from cases
     special = [name for name in options["values"] if name in _NOT_FINITE]
     if special and module is not None and _handles_nan(module):
-        small = [dims for dims in known if elements(dims) <= _LARGE]
+        small = [dims for dims in planned if elements(dims) <= _LARGE]
         dims = max(small, key=elements, default=options["dims"])
         for name in special:
             values = {"case": "min", "seed": seed, "special": _NOT_FINITE[name]}
@@ -151,13 +151,13 @@ def suggested_sizes(
     spans: Mapping[str, DimRange], known: Sequence[Dims], conditions: Iterable[Condition]
 ) -> Iterator[Dims]:
     """Yield the smallest sizes on the untested side of conditions."""
-    wanted: dict[str, list[int]] = {}
+    new_sizes: dict[str, list[int]] = {}
     tested = list(conditions)
     for name, span in spans.items():
         sizes = [dims[name] for dims in known]
         allowed = _allowed(span)
         scanned = [*allowed[:_SCANNED], *allowed[_SCANNED :: max(len(allowed) // _SCANNED, 1)]]
-        wanted[name] = []
+        new_sizes[name] = []
         for holds in tested:
             met = {holds(size) for size in sizes}
             if len(met) > 1:
@@ -165,11 +165,11 @@ def suggested_sizes(
             new = next((size for size in scanned if holds(size) not in met), None)
             if new is not None:
                 sizes.append(new)
-                wanted[name].append(new)
-    for index in range(max(map(len, wanted.values()), default=0)):
+                new_sizes[name].append(new)
+    for index in range(max(map(len, new_sizes.values()), default=0)):
         yield {
-            name: found[index] if index < len(found) else int(spans[name]["min"] or 0)
-            for name, found in wanted.items()
+            name: column[index] if index < len(column) else int(spans[name]["min"] or 0)
+            for name, column in new_sizes.items()
         }
 
 

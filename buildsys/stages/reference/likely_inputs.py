@@ -49,19 +49,19 @@ def likely_inputs(
         yield Candidate(inputs, made.call if inputs.keys() == made.program.keys() else None)
         return
     if made.by_keyword:
-        found = [given] if given else _transformers_inputs(made.module)
-        for inputs in found:
+        candidates = [given] if given else _transformers_inputs(made.module)
+        for inputs in candidates:
             yield Candidate(inputs, least={_LENGTH: 1} if _has_past(inputs) else {})
         return
     parameters = inspect.signature(made.module.forward).parameters.values()
     if given:
         plain = [_with_keywords(given, [*parameters])]
     else:
-        required = [each for each in parameters if each.default is each.empty]
+        required = [parameter for parameter in parameters if parameter.default is parameter.empty]
         names = {
-            each.name: None if each.kind in _POSITIONAL else each.name
-            for each in required
-            if each.kind in (*_POSITIONAL, inspect.Parameter.KEYWORD_ONLY)
+            parameter.name: None if parameter.kind in _POSITIONAL else parameter.name
+            for parameter in required
+            if parameter.kind in (*_POSITIONAL, inspect.Parameter.KEYWORD_ONLY)
         } or {"input0": None}
         plain = [
             {name: {"shape": shape, "dtype": dtype, "keyword": keyword}
@@ -75,24 +75,26 @@ def likely_inputs(
 
 
 def optional_inputs(made: SourceModule, inputs: Inputs) -> list[str]:
-    """Return further parameters of forward that may be inputs."""
+    """List further parameters of forward that may be inputs."""
     if made.program is not None or made.by_keyword:
         return []
     parameters = inspect.signature(made.module.forward).parameters.values()
     return [
-        each.name
-        for each in parameters
-        if each.default is None and each.kind in _NAMED and each.name not in inputs
+        parameter.name
+        for parameter in parameters
+        if parameter.default is None and parameter.kind in _NAMED and parameter.name not in inputs
     ]
 
 
 def _with_keywords(given: Inputs, parameters: Sequence[inspect.Parameter]) -> Inputs:
     """Return described inputs; those with the names of parameters reach them in any order."""
-    names = {each.name for each in parameters if each.kind in (*_POSITIONAL, *_NAMED)}
-    takes_any = any(each.kind is each.VAR_KEYWORD for each in parameters)
+    names = {
+        parameter.name for parameter in parameters if parameter.kind in (*_POSITIONAL, *_NAMED)
+    }
+    takes_any = any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters)
     if not takes_any and not given.keys() <= names:
         return given
-    positional = [each.name for each in parameters if each.kind in _POSITIONAL]
+    positional = [parameter.name for parameter in parameters if parameter.kind in _POSITIONAL]
     in_order = [*given][: len(positional)] == positional[: len(given)]
     return {
         name: spec if in_order and name in positional else {**spec, "keyword": name}
@@ -101,7 +103,7 @@ def _with_keywords(given: Inputs, parameters: Sequence[inspect.Parameter]) -> In
 
 
 def program_inputs(made: SourceModule) -> tuple[Inputs, Spans]:
-    """Return the inputs of a saved program, and the ranges of its dynamic sizes."""
+    """List the inputs of a saved program, and the ranges of its dynamic sizes."""
     names: dict[str, str] = {}  # symbol -> dimension
     inputs: dict[str, dict[str, Any]] = {}
     for name, saved in (made.program or {}).items():
@@ -162,7 +164,7 @@ def _has_past(inputs: Inputs) -> bool:
 
 
 def _past_inputs(model: nn.Module) -> dict[str, dict[str, Any]]:
-    """Return the inputs of a cache, whose shapes are those that a first call returns.
+    """Derive the inputs of a cache, whose shapes are those that a first call returns.
 
     Raises: StageError: the model has no such cache.
     """
@@ -223,23 +225,23 @@ class TrainedWeights(NamedTuple):
     classes: int
 
     def add_to(self, interface: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the interface with fields for its inputs and outputs."""
+        """Add fields of inputs and outputs to an interface."""
         inputs, outputs = interface["inputs"], interface["outputs"]
         square = [3, self.size, self.size]
         if [tensor["shape"][1:] for tensor in inputs.values()] != [square]:
             return {**interface}
-        inputs = {name: {**one, "preprocess": self.preprocess} for name, one in inputs.items()}
+        inputs = {name: {**port, "preprocess": self.preprocess} for name, port in inputs.items()}
         outputs = {
-            name: {**one, "labels": self.labels}
-            if (one["shape"] or [None])[-1] == self.classes
-            else one
-            for name, one in outputs.items()
+            name: {**port, "labels": self.labels}
+            if (port["shape"] or [None])[-1] == self.classes
+            else port
+            for name, port in outputs.items()
         }
         return {**interface, "inputs": inputs, "outputs": outputs}
 
 
 def trained_weights(source: Mapping[str, Any], module: nn.Module) -> TrainedWeights | None:
-    """Return the default weights of a classifier by name, None if nothing is known."""
+    """Find the default weights of a classifier by name, None if nothing is known."""
     if "torchvision" in source:
         return _of_torchvision(source["torchvision"])
     return _of_timm(module) if "timm" in source else None

@@ -90,13 +90,13 @@ def run(job: Job) -> StageResult:
                 continue
             figures = _figures(job, model, candidate, first, {})
             figures = model.trained.add_to(figures) if model.trained else figures
-            known: dict[str, Any] = {
+            facts: dict[str, Any] = {
                 "call": candidate.call, "optional": model.optional(inputs),
                 "source": model.source or source,
             }  # fmt: skip
             if folder := source.get("checkpoint"):
-                known["sha256"] = _pinned_digest(folder, job)
-            return StageResult(figures={**figures, **known, "guessed": model.guessed})
+                facts["sha256"] = _pinned_digest(folder, job)
+            return StageResult(figures={**figures, **facts, "guessed": model.guessed})
     if problem is None:
         raise StageError("nothing is known about the inputs of the network", _HINT)
     raise StageError(problem.problem, problem.hint or _HINT)
@@ -113,7 +113,7 @@ def _first_sizes(inputs: Inputs, spans: Spans) -> Iterator[dict[str, int]]:
 
 
 def _batches(inputs: Inputs) -> set[Any]:
-    """Return the dimensions of first axes only; ``width`` of [width, 5] and [n, width] is none."""
+    """Find the dimensions of first axes only; ``width`` of [width, 5] and [n, width] is none."""
     shapes = [spec["shape"] for spec in inputs.values()]
     return {size for shape in shapes for size in shape[:1]} - {
         size for shape in shapes for size in shape[1:]
@@ -143,7 +143,7 @@ def _try(job: Job, model: Model, candidate: Candidate, sizes: Mapping[str, int])
 def _figures(
     job: Job, model: Model, candidate: Candidate, first: Trial, fixed: Mapping[str, int]
 ) -> dict[str, Any]:
-    """Return the interface; a dimension is dynamic if another size has the same outputs."""
+    """Describe the interface; a dimension is dynamic if another size has the same outputs."""
     others: dict[str, Trial] = {}
     ran: dict[str, list[int]] = {}  # the sizes of each dimension
     inputs = candidate.inputs
@@ -168,10 +168,10 @@ def _figures(
             smaller = tried(name, least or size // 2)
         other = larger or smaller
         if other is None:
-            sizes = {one: each for one, each in first.sizes.items() if one != name}
+            sizes = {dim: value for dim, value in first.sizes.items() if dim != name}
             static = candidate._replace(inputs=_with_size(inputs, name, size))
-            known = {**fixed, name: size}
-            return _figures(job, model, static, Trial(sizes, first.outputs), known)
+            fixed_sizes = {**fixed, name: size}
+            return _figures(job, model, static, Trial(sizes, first.outputs), fixed_sizes)
         others[name] = other
         ran[name] = sorted({size, *(trial.sizes[name] for trial in (larger, smaller) if trial)})
     outputs = {
@@ -192,7 +192,7 @@ def _figures(
 
 def _with_size(inputs: Inputs, dim: str, size: int) -> Inputs:
     return {
-        name: {**spec, "shape": [size if one == dim else one for one in spec["shape"]]}
+        name: {**spec, "shape": [size if entry == dim else entry for entry in spec["shape"]]}
         for name, spec in inputs.items()
     }
 
@@ -202,7 +202,7 @@ def _ranks(trial: Trial) -> dict[str, int]:
 
 
 def _shape(output: str, first: Trial, others: Mapping[str, Trial]) -> list[Any]:
-    """Return the shape of an output, with None for sizes that follow no single dimension.
+    """Derive the shape of an output, with None for sizes that follow no single dimension.
 
     A size of zero depends on values, e.g. the number of detections.
     """
@@ -222,13 +222,13 @@ def _onnx(job: Job, source: Mapping[str, Any]) -> Model:
     from buildsys.models.sources.onnx import is_callable, load_onnx
     from buildsys.onnx_graphs.onnx_file import load_model, ports
 
-    name, given = source["onnx"], job.options["inputs"]
+    name, described = source["onnx"], job.options["inputs"]
     original = load_original(replace(job, options={**job.options, "source": source}))
     inputs: dict[str, dict[str, Any]] = {}
     made = load_onnx(source, job.project) if is_callable(source) else None
     for port in ports(made or load_model(job.project / name, external_data=False))[0]:
-        if port["name"] in given:
-            inputs[port["name"]] = given[port["name"]]
+        if port["name"] in described:
+            inputs[port["name"]] = described[port["name"]]
             continue
         if port["shape"] is None:
             raise StageError(f"input {port['name']} of {name} has no shape", _HINT)
@@ -237,7 +237,7 @@ def _onnx(job: Job, source: Mapping[str, Any]) -> Model:
             for axis, size in enumerate(port["shape"])
         ]
         inputs[port["name"]] = {"shape": shape, "dtype": port["dtype"]}
-    if unknown := [one for one in given if one not in inputs]:
+    if unknown := [input_name for input_name in described if input_name not in inputs]:
         raise StageError(f"{name} has no input {unknown[0]}", f"its inputs: {', '.join(inputs)}")
     if not inputs:
         raise StageError(f"{name} has no inputs", "its outputs are constants; use another graph")
@@ -282,34 +282,34 @@ def _network(job: Job, source: Mapping[str, Any]) -> Model:
         tensors = {name: from_torch(tensor) for name, tensor in outputs.items()}
         return _named(tensors, candidate.inputs, has_keys=fields is None)
 
-    given = job.options["inputs"]
-    spans = program_inputs(made)[1] if made.program is not None and not given else {}
+    described = job.options["inputs"]
+    spans = program_inputs(made)[1] if made.program is not None and not described else {}
     return Model(
         run,
-        likely_inputs(made, given, trained.size if trained else None),
+        likely_inputs(made, described, trained.size if trained else None),
         spans,
-        guessed=not given and made.program is None,
+        guessed=not described and made.program is None,
         optional=partial(optional_inputs, made),
         trained=trained,
     )
 
 
 def _named(outputs: Mapping[str, Tensor], inputs: Inputs, *, has_keys: bool) -> dict[str, Output]:
-    """Return the outputs of forward under names allowed in a manifest."""
+    """Name the outputs of forward as a manifest allows."""
     has_keys &= [*outputs] != [f"output{index}" for index in range(len(outputs))]
-    found: dict[str, Output] = {}
+    named: dict[str, Output] = {}
     for key, tensor in outputs.items():
         name = key
         if not re.fullmatch(TENSOR_PATTERN, name):
             name = re.sub(r"[^A-Za-z0-9_.:/+-]", "_", name).lstrip(".:/+-") or "output"
-        while name in inputs or name in found or (name != key and name in outputs):
+        while name in inputs or name in named or (name != key and name in outputs):
             name += "_out"
-        found[name] = Output(tensor, key if has_keys and name != key else None)
-    return found
+        named[name] = Output(tensor, key if has_keys and name != key else None)
+    return named
 
 
 def _completed(source: Mapping[str, Any], job: Job) -> dict[str, Any]:
-    """Return a source of transformers with the class of its checkpoint, at a commit."""
+    """Complete a source of transformers with the class of its checkpoint, at a commit."""
     from buildsys.models.hub import pinned
     from buildsys.models.sources.transformers import read_config
 
@@ -318,8 +318,8 @@ def _completed(source: Mapping[str, Any], job: Job) -> dict[str, Any]:
         name = completed[place]
         if name and name.startswith(HUB) and parse_hub_name(name) is None:
             job.progress(f"looking for {name}")
-            shown = name.removeprefix(HUB).removesuffix("/config.json")
-            repository, _, revision = shown.partition("@")
+            hub_name = name.removeprefix(HUB).removesuffix("/config.json")
+            repository, _, revision = hub_name.partition("@")
             file = pinned(repository, revision or "main", "config.json")
             completed[place] = file if place == "config" else file.removesuffix("/config.json")
     if not completed["transformers"]:

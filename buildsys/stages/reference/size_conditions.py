@@ -36,19 +36,19 @@ _REFUSED = (ast.Pow, ast.LShift, ast.MatMult, ast.Is, ast.IsNot)  # slow, or not
 
 
 def size_conditions(network: nn.Module, project: Path) -> list[Condition]:
-    """Return the distinct conditions of a network's source, the project's first."""
+    """List the distinct conditions of a network's source, the project's first."""
     instances: dict[type[nn.Module], list[nn.Module]] = {}
     for module in network.modules():
         for cls in type(module).__mro__[: type(module).__mro__.index(nn.Module)]:
             instances.setdefault(cls, []).append(module)
-    found: dict[str, Condition] = {}
+    conditions: dict[str, Condition] = {}
     for tree, names, objects in _sources(instances, project):
         for expression, assigned in _expressions(tree, {}):
             for text, condition in _conditions(expression, assigned, names, objects):
-                found.setdefault(text, condition)
-                if len(found) == _MOST_CONDITIONS:
-                    return list(found.values())
-    return list(found.values())
+                conditions.setdefault(text, condition)
+                if len(conditions) == _MOST_CONDITIONS:
+                    return list(conditions.values())
+    return list(conditions.values())
 
 
 def _sources(
@@ -106,9 +106,9 @@ def _is_library(file: str) -> bool:
 
 
 def _layer(node: ast.AST, names: Mapping[str, Any]) -> Any:
-    """Return the class of layers defined by a statement, or None."""
-    found = names.get(node.name) if isinstance(node, ast.ClassDef) else None
-    return found if isinstance(found, type) and issubclass(found, nn.Module) else None
+    """Find the class of layers defined by a statement, or None."""
+    member = names.get(node.name) if isinstance(node, ast.ClassDef) else None
+    return member if isinstance(member, type) and issubclass(member, nn.Module) else None
 
 
 def _expressions(tree: ast.AST, assigned: Assigned) -> Iterator[tuple[ast.expr, Assigned]]:
@@ -132,7 +132,7 @@ def _expressions(tree: ast.AST, assigned: Assigned) -> Iterator[tuple[ast.expr, 
 
 
 def _assigned(function: ast.FunctionDef) -> Assigned:
-    """Return the arithmetic of variables assigned once: ``half = length // 2``."""
+    """Collect the arithmetic of variables assigned once: ``half = length // 2``."""
     values: dict[str, list[ast.expr | None]] = {}
     for node in ast.walk(function):
         if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name):
@@ -140,9 +140,9 @@ def _assigned(function: ast.FunctionDef) -> Assigned:
         elif isinstance(node, ast.AugAssign) and isinstance(node.target, ast.Name):
             values.setdefault(node.target.id, []).append(None)
     return {
-        name: found[0]
-        for name, found in values.items()
-        if len(found) == 1 and isinstance(found[0], ast.BinOp | ast.UnaryOp | ast.Call)
+        name: expressions[0]
+        for name, expressions in values.items()
+        if len(expressions) == 1 and isinstance(expressions[0], ast.BinOp | ast.UnaryOp | ast.Call)
     }
 
 
@@ -154,10 +154,10 @@ def _conditions(
     if isinstance(expression, ast.Call):  # min(size, 16) changes at 16, like size < 16
         pairs = zip(expression.args, expression.args[1:], strict=False)
         compared = [ast.Compare(first, [ast.Lt()], [second]) for first, second in pairs]
-    for each in compared:
+    for part in compared:
         for layer in layers or (None,):
             replaced = _Substitution(assigned, names, layer)
-            tree = ast.Expression(replaced.visit(deepcopy(each)))
+            tree = ast.Expression(replaced.visit(deepcopy(part)))
             nodes = list(ast.walk(tree))
             has_constant = any(isinstance(node, ast.Constant) for node in nodes)
             if not replaced.has_size or not has_constant or not all(map(_is_arithmetic, nodes)):
@@ -217,7 +217,7 @@ class _Substitution(ast.NodeTransformer):
         return self.visit(ast.Tuple(node.elts, ast.Load()))
 
     def _value(self, node: ast.AST) -> Any:
-        """Return the value of a global name or layer attribute, or None."""
+        """Find the value of a global name or layer attribute, or None."""
         if isinstance(node, ast.Name):
             return self._layer if node.id == "self" else self._names.get(node.id)
         if isinstance(node, ast.Subscript) and isinstance(node.slice, ast.Constant):

@@ -79,8 +79,8 @@ def run(job: Job) -> StageResult:
         if problem and further.apart:
             pending.extend(further.apart)
         elif problem and not further.is_optional:
-            shown = format_case(further.name, further.dims)
-            warnings.append(f"case {shown} is not compared: {problem}")
+            case_text = format_case(further.name, further.dims)
+            warnings.append(f"case {case_text} is not compared: {problem}")
         elif not problem:
             golden = Case(inputs, outputs, original.float_type)
             cases[further.name] = _save_case(job, further.name, further.dims, golden)
@@ -88,7 +88,7 @@ def run(job: Job) -> StageResult:
 
 
 def golden_inputs(job: Job, dims: Dims, values: Mapping[str, Any]) -> dict[str, Tensor]:
-    """Return all golden inputs; ``values`` are further arguments of ``golden_input``."""
+    """Make all golden inputs; ``values`` are further arguments of ``golden_input``."""
     return {
         name: golden_input(
             name,
@@ -115,7 +115,7 @@ def _save_case(job: Job, name: str, dims: Dims, case: Case) -> GoldenCase:
 
 
 def load_original(job: Job) -> Original:
-    """Return the model of the manifest's source.
+    """Load the model of the manifest's source.
 
     Raises: StageError: it cannot be built or read.
     """
@@ -159,7 +159,7 @@ def _save_weights(file: Path, module: nn.Module) -> None:
     """Write the state dict, for a network that is defined by hand with the same weights."""
     from buildsys.models.torch_model import from_torch
 
-    save_tensors(file, {name: from_torch(each) for name, each in module.state_dict().items()})
+    save_tensors(file, {name: from_torch(tensor) for name, tensor in module.state_dict().items()})
 
 
 def _numpy_function(job: Job) -> Original:
@@ -215,8 +215,8 @@ def _onnx_model(job: Job) -> Original:
         try:
             graph = OrtGraph(file, libraries=implementation.libraries, shown=name)
         except StageError as error:
-            found = (remedy for sign, remedy in _REMEDIES.items() if sign in error.problem)
-            error.hint = error.hint or next(found, _DAMAGED)
+            hints = (remedy for sign, remedy in _REMEDIES.items() if sign in error.problem)
+            error.hint = error.hint or next(hints, _DAMAGED)
             raise
     return Original(
         lambda inputs, _dims: graph.run(inputs), f"from {name}", main_float_type(header)
@@ -224,7 +224,7 @@ def _onnx_model(job: Job) -> Original:
 
 
 def not_finite(outputs: Tensors) -> str:
-    """Return the first output with NaN or infinite values, or ""."""
+    """Find the first output with NaN or infinite values, or ""."""
     for name, tensor in outputs.items():
         if count := tensor.non_finite():
             return f"output {name} has {count} of {tensor.array.size} values NaN or infinite"
@@ -232,7 +232,7 @@ def not_finite(outputs: Tensors) -> str:
 
 
 def _output_figures(tensor: Tensor) -> GoldenOutput:
-    """Return type, shape and magnitude of an output."""
+    """Describe type, shape and magnitude of an output."""
     values = tensor.values()
     largest = mean = None
     if values.dtype.kind in "fciub" and values.size:

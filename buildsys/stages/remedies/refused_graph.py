@@ -19,7 +19,7 @@ from buildsys.workers.job import Job
 
 
 def explain_refusal(refusal: GraphRefusedError, request: BuildRequest, job: Job) -> StageError:
-    """Return the refusal with the source line and remedies of each operator.
+    """Explain the refusal with the source line and remedies of each operator.
 
     Reads the graph again, at no cost to a successful build. Without onnx the refusal is unchanged.
     """
@@ -50,7 +50,7 @@ def explain_refusal(refusal: GraphRefusedError, request: BuildRequest, job: Job)
 
 
 def _refused_program(refusal: GraphRefusedError, origins: Mapping[str, Origin]) -> StageError:
-    """Return a refusal of calls in a captured program, with the user's lines."""
+    """Explain a refusal of calls in a captured program, with the user's lines."""
     lines = {
         node.operator: str(origins[node.name]) for node in refusal.nodes if node.name in origins
     }
@@ -75,13 +75,13 @@ class _RefusedGraph:
         self._origins = origins
 
     def operator(self, refused: UnsupportedNode) -> OnnxOperator:
-        """Return the operator of a refused node with its domain."""
+        """Find the operator of a refused node with its domain."""
         node = next(self._candidates(refused), None)
         domain = "" if node is None or node.domain in ("", "ai.onnx") else str(node.domain)
         return OnnxOperator(domain, refused.operator, refused.since, refused.until)
 
     def origin(self, refused: UnsupportedNode) -> Origin | None:
-        """Return the origin of a refused node or its function."""
+        """Find the origin of a refused node or its function."""
         nodes = self._candidates(refused)
         if refused.functions:
             nodes = (node for node in self._nodes if node.op_type == refused.functions[0])

@@ -80,7 +80,7 @@ def translation_remedies(
     files: Collection[str] = (),
     declared: Collection[str] = (),
 ) -> list[Remedy]:
-    """Return remedies for an operator without a translation.
+    """List remedies for an operator without a translation.
 
     ``files`` are the project's shipped plugin files, ``declared`` the sections of its manifest.
     """
@@ -129,7 +129,7 @@ def refusal_remedies(
     files: Collection[str] = (),
     declared: Collection[str] = (),
 ) -> list[Remedy]:
-    """Return remedies for an operator of the graph rejected by ``backend``."""
+    """List remedies for an operator of the graph rejected by ``backend``."""
     remedies = []
     if operator.supported_from and operator.supported_from > opset:
         text = f"export to opset {operator.supported_from}; the backend supports it from there on"
@@ -154,7 +154,7 @@ def refusal_remedies(
 def opset_remedies(
     operator: str, exporter: str, opset: int, versions: Sequence[int]
 ) -> list[Remedy]:
-    """Return remedies for an ONNX operator outside the file's opset."""
+    """List remedies for an ONNX operator outside the file's opset."""
     later = [version for version in versions if version > opset]
     if not later:
         return []
@@ -165,14 +165,14 @@ def opset_remedies(
 
 
 def raised_opset_remedies(exporter: str, wanted: int) -> list[Remedy]:
-    """Return the remedy for a torch message about opset ``wanted``."""
+    """List the remedy for a torch message about opset ``wanted``."""
     needs_dynamo = exporter == "torchscript" and wanted > NEWEST_TORCHSCRIPT_OPSET
     yaml = f"export: {{{'exporter: dynamo, ' * needs_dynamo}opset: {wanted}}}"
     return [Remedy("opset", f"export to opset {wanted}, as torch asks", (yaml,))]
 
 
 def function_remedies(name: str, opset: int, *, inlines: bool) -> list[Remedy]:
-    """Return remedies for an autograd function without a symbolic.
+    """List remedies for an autograd function without a symbolic.
 
     ``inlines``: the exporter already tries the operators of its forward.
     """
@@ -191,7 +191,7 @@ def function_remedies(name: str, opset: int, *, inlines: bool) -> list[Remedy]:
 
 
 def higher_opset_remedies(written: int, requested: int) -> list[Remedy]:
-    """Return remedies if dynamo wrote a higher opset."""
+    """List remedies if dynamo wrote a higher opset."""
     text = f"request opset {written}, the one dynamo wrote"
     remedies = [Remedy("opset", text, (f"export: {{opset: {written}}}",))]
     if requested <= NEWEST_TORCHSCRIPT_OPSET:
@@ -204,30 +204,32 @@ def higher_opset_remedies(written: int, requested: int) -> list[Remedy]:
 def tried_remedies(
     remedies: Sequence[Remedy], attempt: Callable[[Mapping[str, Any]], str | None]
 ) -> list[Remedy]:
-    """Return the successful remedies. The last one names the others.
+    """Keep the successful remedies; the last one names the others.
 
     ``attempt`` exports with changed options and returns the problem, "" or None if unknown. Only
     remedies that change nothing else are tried.
     """
-    kept, failed = [], []
+    successful, failed = [], []
     for remedy in remedies:
         changes = _export_changes(remedy)
         problem = attempt(changes) if changes else None
         if problem:
             failed.append(f"{remedy.yaml[0]} ({problem})")
         else:
-            kept.append(remedy)
+            successful.append(remedy)
     if failed:
-        kept.append(Remedy("tried", "these changes do not help", tuple(f"# {f}" for f in failed)))
-    return kept
+        successful.append(
+            Remedy("tried", "these changes do not help", tuple(f"# {f}" for f in failed))
+        )
+    return successful
 
 
 def _export_changes(remedy: Remedy) -> dict[str, Any]:
     """Return the export options of a remedy, if it has only these."""
-    found = _EXPORT_OPTIONS.fullmatch(remedy.yaml[0]) if len(remedy.yaml) == 1 else None
-    if not found:
+    match = _EXPORT_OPTIONS.fullmatch(remedy.yaml[0]) if len(remedy.yaml) == 1 else None
+    if not match:
         return {}
-    pairs = (pair.split(": ") for pair in found[1].split(", "))
+    pairs = (pair.split(": ") for pair in match[1].split(", "))
     words: dict[str, Any] = {"true": True, "false": False}
     return {
         name: int(value) if value.isdigit() else words.get(value, value) for name, value in pairs
@@ -235,7 +237,7 @@ def _export_changes(remedy: Remedy) -> dict[str, Any]:
 
 
 def format_remedies(groups: Iterable[tuple[str, Sequence[Remedy]]]) -> str:
-    """Return a hint: numbered remedies below an optional heading per operator."""
+    """Format a hint: numbered remedies below an optional heading per operator."""
     lines: list[str] = []
     for heading, remedies in groups:
         lines += [heading] if heading else []
@@ -281,7 +283,7 @@ def _implementations(operator: OnnxOperator, backend: str) -> Iterator[tuple[str
 
 
 def _as_entries(yaml: Sequence[str], declared: Collection[str]) -> tuple[str, ...]:
-    """Return YAML to add; existing sections get another entry."""
+    """Write YAML to add; existing sections get another entry."""
     lines: list[str] = []
     for line in yaml:
         section, _, value = line.partition(": ")
@@ -338,7 +340,7 @@ SHIPPED = (
 
 
 def shipped_files(project: Path) -> frozenset[str]:
-    """Return the shipped plugin files present in a project."""
+    """List the shipped plugin files present in a project."""
     return frozenset(
         name for plugin in SHIPPED for name in plugin.files if (project / name).is_file()
     )

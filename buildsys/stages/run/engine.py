@@ -44,14 +44,14 @@ def run(job: Job) -> StageResult:
 def best_classes(
     name: str, output: Tensor, *, activation: str, count: int, top: int
 ) -> list[dict[str, Any]]:
-    """Return index and score of the best classes of each row.
+    """Find index and score of the best classes of each row.
 
     Raises: StageError: the output does not have ``count`` classes.
     """
     values = np.atleast_1d(np.asarray(output.values(), np.float64))
     if values.shape[-1] != count:
-        shown = list(output.shape)
-        problem = f"outputs.{name}.labels has {count} names, the output has the shape {shown}"
+        shape = list(output.shape)
+        problem = f"outputs.{name}.labels has {count} names, the output has the shape {shape}"
         raise StageError(problem, "name each class of its last axis once")
     rows = _probabilities(values.reshape(-1, count)[:_MAX_ROWS], activation)
     # stable: the first of equal classes comes first; NaN comes last
@@ -71,7 +71,7 @@ def _probabilities(rows: Array, activation: str) -> Array:
 
 
 def _describe(tensor: Tensor) -> dict[str, Any]:
-    """Return dtype, shape and range of an output."""
+    """Describe dtype, shape and range of an output."""
     figures: dict[str, Any] = {"dtype": tensor.dtype, "shape": list(tensor.shape)}
     values = tensor.values()
     if values.dtype.kind not in "biuf":  # complex numbers and strings have no range

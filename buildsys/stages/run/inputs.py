@@ -44,19 +44,19 @@ class Inputs:
     def add_array(self, name: str, tensor: Tensor, what: str, origin: str) -> None:
         """Take an array. Raises: StageError: it does not fit the input, or has NaN."""
         declared = self._declared[name]
-        wanted = self._format_shape(name)
+        declared_shape = self._format_shape(name)
         if tensor.dtype != declared["dtype"]:
             require_dtype(tensor.array, declared["dtype"], what, f"the input {name}")
             tensor = tensor_of(tensor.array, declared["dtype"])
         shape = tensor.shape
         sizes = list(zip(declared["shape"], shape, strict=False))
         if len(shape) != len(declared["shape"]) or any(
-            isinstance(size, int) and size != found for size, found in sizes
+            isinstance(size, int) and size != actual for size, actual in sizes
         ):
-            problem = f"{what} has the shape {list(shape)}, the input {name} takes {wanted}"
+            problem = f"{what} has the shape {list(shape)}, the input {name} takes {declared_shape}"
             raise StageError(problem, "change its shape")
-        for size, found in sizes:
-            self._bind(size, found, what)
+        for size, actual in sizes:
+            self._bind(size, actual, what)
         values = tensor.values()
         if values.dtype.kind in "fc" and (count := int(np.isnan(values).sum())):
             raise StageError(f"{what} has {count} NaN of {values.size} values", "replace them")
@@ -77,15 +77,15 @@ class Inputs:
             problem = f"the input {name} takes {batch} at a time, {len(files)} given"
             raise StageError(problem, f"name {batch}: --input {name}=FILE, repeated")
         dims = [shape[axis] for axis in size_axes(fields)]
-        for given in files if any(isinstance(dim, str) for dim in dims) else ():
+        for image in files if any(isinstance(dim, str) for dim in dims) else ():
             for dim, size in zip(
-                dims, self._fitted(dims, size_of(given.path, fields)), strict=True
+                dims, self._fitted(dims, size_of(image.path, fields)), strict=True
             ):
-                self._bind(dim, size, given.shown)
+                self._bind(dim, size, image.shown)
         concrete = concrete_shape(shape, {dim: size for dim, (size, _) in self._sizes.items()})
-        paths = [given.path for given in files]
+        paths = [image.path for image in files]
         self.tensors[name] = read_images(paths, fields, name, concrete, declared["dtype"])
-        self.origins[name] = [given.shown for given in files]
+        self.origins[name] = [image.shown for image in files]
         self.steps[name] = describe_images(fields, concrete)
 
     def _bind(self, dim: int | str, size: int, what: str) -> None:
@@ -95,10 +95,10 @@ class Inputs:
         """
         if not isinstance(dim, str):
             return
-        known, other = self._sizes.setdefault(dim, (size, what))
-        if known != size:
+        earlier, other = self._sizes.setdefault(dim, (size, what))
+        if earlier != size:
             raise StageError(
-                f"{dim} is {size} in {what}, but {known} in {other}", "give files of equal sizes"
+                f"{dim} is {size} in {what}, but {earlier} in {other}", "give files of equal sizes"
             )
         span = self._spans[dim]
         multiple = span["multiple_of"] or 1
@@ -108,7 +108,7 @@ class Inputs:
             raise StageError(problem + steps, f"change it, or widen dims.{dim} and build again")
 
     def _fitted(self, dims: Sequence[int | str], size: Size) -> Sequence[int]:
-        """Return the allowed size nearest to an image's, in its proportions."""
+        """Choose the allowed size nearest to an image's, in its proportions."""
         spans = [self._spans[dim] if isinstance(dim, str) else None for dim in dims]
         size = (min(size), min(size)) if dims[0] == dims[1] else size
         pairs = [(span, side) for span, side in zip(spans, size, strict=True) if span]
@@ -131,39 +131,39 @@ def run(job: Job) -> StageResult:
     Raises: StageError: a file cannot be read or does not fit, or an input is missing.
     """
     declared = job.options["inputs"]
-    given = [Given(name, Path(path), shown) for name, path, shown in job.options["files"]]
-    found = Inputs(declared, job.options["dims"])
+    files = [Given(name, Path(path), shown) for name, path, shown in job.options["files"]]
+    read = Inputs(declared, job.options["dims"])
     images: dict[str, list[Given]] = {}
-    for one in given:
-        if one.path.suffix.lower() not in ARRAY_SUFFIXES:
-            images.setdefault(one.name, []).append(one)
+    for file in files:
+        if file.path.suffix.lower() not in ARRAY_SUFFIXES:
+            images.setdefault(file.name, []).append(file)
             continue
-        for name, tensor, what in _arrays(one, declared):
-            if name in found.tensors:
+        for name, tensor, what in _arrays(file, declared):
+            if name in read.tensors:
                 problem = f"the input {name} is given twice"
-                other = found.origins[name][0]
+                other = read.origins[name][0]
                 hint = "give a batch as one array"
-                hint = hint if other == one.shown else f"remove {one.shown} or {other}"
+                hint = hint if other == file.shown else f"remove {file.shown} or {other}"
                 raise StageError(problem, hint)
-            found.add_array(name, tensor, what, one.shown)
+            read.add_array(name, tensor, what, file.shown)
     for name, files in images.items():
-        if name in found.tensors:
+        if name in read.tensors:
             problem = f"the input {name} is given as an image and as an array"
-            raise StageError(problem, f"remove {files[0].shown} or {found.origins[name][0]}")
-        found.add_images(name, files)
-    missing = [name for name in declared if name not in found.tensors]
+            raise StageError(problem, f"remove {files[0].shown} or {read.origins[name][0]}")
+        read.add_images(name, files)
+    missing = [name for name in declared if name not in read.tensors]
     if missing:
         text = f"the engine also needs the input {', '.join(missing)}"
         raise StageError(text, f"add --input {missing[0]}=FILE")
-    save_tensors(job.outputs["inputs"], {name: found.tensors[name] for name in declared})
+    save_tensors(job.outputs["inputs"], {name: read.tensors[name] for name in declared})
     return StageResult(
         figures={
             "inputs": {
                 name: {
-                    "files": found.origins[name],
-                    "dtype": found.tensors[name].dtype,
-                    "shape": list(found.tensors[name].shape),
-                    "preprocess": found.steps.get(name, ""),
+                    "files": read.origins[name],
+                    "dtype": read.tensors[name].dtype,
+                    "shape": list(read.tensors[name].shape),
+                    "preprocess": read.steps.get(name, ""),
                 }
                 for name in declared
             }
@@ -200,8 +200,8 @@ def _arrays(
             chosen = {name: name for name in arrays}
         for name, key in chosen.items():
             if name not in declared or not key:
-                wrong, known = (key, declared) if key else (name, names)
-                near = nearest(wrong, known, count=1)
+                wrong, choices = (key, declared) if key else (name, names)
+                near = nearest(wrong, choices, count=1)
                 every = f"inputs: {', '.join(declared)}" if key else f"it has {', '.join(names)}"
                 hint = f"did you mean {near[0]}?" if near else every
                 problem = f"has no array {name}" if not key else f"has the array {key}, no input"

@@ -8,7 +8,7 @@ from buildsys.workers.job import Job, StageResult
 
 
 def run(job: Job) -> StageResult:
-    """Return the categories of weights by their name; download nothing.
+    """List the categories of weights by their name; download nothing.
 
     Raises: StageError: torchvision has no such weights, or they have no categories.
     """
@@ -18,11 +18,11 @@ def run(job: Job) -> StageResult:
 
 
 def categories(name: str) -> list[str]:
-    """Return the categories of weights such as ``ResNet50_Weights.IMAGENET1K_V2``."""
+    """List the categories of weights such as ``ResNet50_Weights.IMAGENET1K_V2``."""
     from torchvision import models
 
     builder, _, version = name.partition(".")
-    every = {models.get_model_weights(one).__name__: one for one in models.list_models()}
+    every = {models.get_model_weights(model).__name__: model for model in models.list_models()}
     if builder not in every:
         near = nearest(builder, every, count=1)
         hint = f"did you mean {near[0]}?" if near else "torchvision.models lists them"
@@ -30,7 +30,7 @@ def categories(name: str) -> list[str]:
     versions = models.get_model_weights(every[builder]).__members__
     if version not in versions:
         raise StageError(f"{builder} has no {version}", f"it has {', '.join(versions)}")
-    found = versions[version].meta.get("categories")
-    if not found:
+    names = versions[version].meta.get("categories")
+    if not names:
         raise StageError(f"{name} has no categories", "name the classes in a file")
-    return list(found)
+    return list(names)

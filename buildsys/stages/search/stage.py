@@ -103,8 +103,8 @@ def _written(job: Job, trials: Trials, names: Sequence[str] | None) -> dict[str,
     """
     candidates = list(trials.candidates)
     is_fp32 = names is None or set(candidates) <= set(names)
-    kept = candidates if is_fp32 else list(names or ())
-    nodes = trials.nodes(kept)
+    in_fp32 = candidates if is_fp32 else list(names or ())
+    nodes = trials.nodes(in_fp32)
     content = {
         "precision": job.options["precision"],
         "all": is_fp32,
@@ -115,10 +115,10 @@ def _written(job: Job, trials: Trials, names: Sequence[str] | None) -> dict[str,
     macs = _macs(trials.original, job.options["cases"])
     total = sum(macs.values())
     low = sum(macs.get(name, 0) for name in candidates)
-    still = low - sum(macs.get(name, 0) for name in kept)
+    still = low - sum(macs.get(name, 0) for name in in_fp32)
     return {
         "is_fp32": is_fp32,
-        "with": trials.check_all(None) if is_fp32 else trials.check_all(kept),
+        "with": trials.check_all(None) if is_fp32 else trials.check_all(in_fp32),
         "nodes": [[node.name, node.op_type] for node in nodes],
         "candidates": len(candidates),
         "macs_low": still / total if total else None,
@@ -156,7 +156,7 @@ class Exclusion:
 def find_exclusion(
     certain: Sequence[str], ranked: Callable[[], Sequence[str]], passes: Passes, may_go_on: MayGoOn
 ) -> Exclusion:
-    """Return nodes whose exclusion passes, none of which can be left out.
+    """Find nodes whose exclusion passes, none of which can be left out.
 
     ``certain`` are excluded first. If that does not pass, nodes of ``ranked`` follow, the most
     suspicious first: 1, 2, 4, … until it passes, then by bisection the fewest of them. At last

@@ -136,9 +136,9 @@ def _cases(job: Job, graph_inputs: list[dict[str, Any]]) -> dict[str, dict[str, 
     cases = {}
     for case, dims in job.options["cases"].items():
         golden = job.inputs.get(f"case.{case}")
-        known = {} if golden is None else dict(load_case(golden).inputs)
-        missing = {name: spec for name, spec in inputs.items() if name not in known}
-        cases[case] = {**known, **random_inputs(missing, case, dims)}
+        golden_inputs = {} if golden is None else dict(load_case(golden).inputs)
+        missing = {name: spec for name, spec in inputs.items() if name not in golden_inputs}
+        cases[case] = {**golden_inputs, **random_inputs(missing, case, dims)}
     return cases
 
 

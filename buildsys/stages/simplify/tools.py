@@ -76,12 +76,12 @@ def _run(onnxsim: ModuleType, source: Path, target: Path, options: Mapping[str, 
     can_offload = not options["mutable_initializer"]
     offloaded = offload_weights(skeleton, source.parent) if can_offload else []
     if file_bytes(source) - sum(map(outside_bytes, offloaded)) < ONE_MESSAGE_LIMIT:
-        given: str | ModelProto = str(source)
+        graph: str | ModelProto = str(source)
         if offloaded:
             load_external_data_for_model(skeleton, str(source.parent))
-            given = skeleton
+            graph = skeleton
         model: ModelProto
-        model, _ = onnxsim.simplify(given, **options)
+        model, _ = onnxsim.simplify(graph, **options)
         _strip_metadata(model)
         restore_weights(model, offloaded)
         # in the same order, the weights file is identical unless weights changed, and stored once
@@ -132,9 +132,11 @@ def _import_onnxsim() -> ModuleType:
 
 
 def _strip_metadata(model: ModelProto) -> None:
-    kept = [entry for entry in model.metadata_props if not entry.key.startswith(_METADATA_PREFIX)]
+    entries = [
+        entry for entry in model.metadata_props if not entry.key.startswith(_METADATA_PREFIX)
+    ]
     del model.metadata_props[:]
-    model.metadata_props.extend(kept)
+    model.metadata_props.extend(entries)
 
 
 def simplify_by_onnxslim(
@@ -234,7 +236,7 @@ def _remove(field: Any, tensors: Iterable[TensorProto]) -> None:
 
 
 def _plain_weights(graph: GraphProto) -> set[str]:
-    """Return initializers only used as weights of activations, never of constants."""
+    """List initializers only used as weights of activations, never of constants."""
     varying = {value.name for value in graph.input} - {tensor.name for tensor in graph.initializer}
     uses, weight_uses = Counter[str](value.name for value in graph.output), Counter[str]()
     for node in graph.node:

@@ -108,23 +108,23 @@ def cast(model: ModelProto, step: Step) -> ModelProto:
 
 
 def _unused_name(name: str, used: Iterable[str]) -> str:
-    number, found = 1, name
-    while found in used:
-        number, found = number + 1, f"{name}_{number}"
-    return found
+    number, candidate = 1, name
+    while candidate in used:
+        number, candidate = number + 1, f"{name}_{number}"
+    return candidate
 
 
 def cut_tensors(model: ModelProto, step: Step) -> tuple[list[str], list[str]]:
-    """Return the inputs and outputs of the part.
+    """List the inputs and outputs of the part.
 
     Raises: StageError: there is no such tensor.
     """
     cut = step["cut"]
     inputs = list(input_names(model) if cut["inputs"] is None else cut["inputs"])
     outputs = list(output_names(model) if cut["outputs"] is None else cut["outputs"])
-    known = tensor_names(model.graph)
+    tensors = tensor_names(model.graph)
     for name in (*inputs, *outputs):
-        require_known(name, known, "tensor")
+        require_known(name, tensors, "tensor")
     return inputs, outputs
 
 
@@ -138,27 +138,27 @@ def cut(
     """
     inputs, outputs = cut_tensors(model, step)
     graph = model.graph
-    needed, kept = set(outputs) - set(inputs), []
+    needed, nodes = set(outputs) - set(inputs), []
     for node in reversed(graph.node):  # topologically sorted
         if needed.intersection(node.output):
-            kept.append(node)
+            nodes.append(node)
             needed.update(name for name in used_by(node) if name not in inputs)
-    kept.reverse()
-    used = {name for node in kept for name in used_by(node)}
-    _check_cut(model, kept, used, inputs, outputs)
+    nodes.reverse()
+    used = {name for node in nodes for name in used_by(node)}
+    _check_cut(model, nodes, used, inputs, outputs)
     try:
         inferred = shape_inference.infer_shapes(model).graph
         values = (*inferred.output, *inferred.value_info)
     except (ValueError, RuntimeError):  # 2 GiB and more; use the computed types
         values = ()
-    known = {value.name: value for value in values if value.type.tensor_type.elem_type}
+    typed = {value.name: value for value in values if value.type.tensor_type.elem_type}
 
     def port(name: str, shape: Sequence[Any]) -> ValueInfoProto:
         return helper.make_tensor_value_info(name, elem_type(kinds[name][0]), list(shape))
 
     stored = (used | set(outputs)) - set(inputs)
-    new_outputs = [known.get(name) or port(name, [None] * kinds[name][1]) for name in outputs]
-    replace_messages(graph.node, kept)
+    new_outputs = [typed.get(name) or port(name, [None] * kinds[name][1]) for name in outputs]
+    replace_messages(graph.node, nodes)
     replace_messages(graph.initializer, [t for t in graph.initializer if t.name in stored])
     replace_messages(graph.input, [port(name, shapes[name]) for name in inputs])
     replace_messages(graph.output, new_outputs)
@@ -175,8 +175,8 @@ def cut(
 
 def add_outputs(model: ModelProto, names: Sequence[str]) -> ModelProto:
     """Add outputs; ONNX Runtime infers their types."""
-    known = output_names(model)
-    model.graph.output.extend(ValueInfoProto(name=name) for name in names if name not in known)
+    present = output_names(model)
+    model.graph.output.extend(ValueInfoProto(name=name) for name in names if name not in present)
     return model
 
 
@@ -187,16 +187,16 @@ def _check_cut(
     inputs: Sequence[str],
     outputs: Sequence[str],
 ) -> None:
-    shown = ", ".join(outputs)
+    names = ", ".join(outputs)
     if not kept:
         raise StageError(
-            f"the cut leaves no node: {shown} is not computed from"
+            f"the cut leaves no node: {names} is not computed from"
             f" {', '.join(inputs) or 'any input'}",
             "name outputs downstream of the inputs",
         )
     if unused := [name for name in inputs if name not in used]:
         raise StageError(
-            f"{shown} does not depend on {unused[0]}", "list only needed tensors in cut.inputs"
+            f"{names} does not depend on {unused[0]}", "list only needed tensors in cut.inputs"
         )
     if needed := [name for name in input_names(model) if name in used and name not in inputs]:
         raise StageError(
@@ -210,18 +210,18 @@ def _check_cut(
 
 
 def input_names(model: ModelProto) -> list[str]:
-    """Return the inputs without initializers."""
+    """List the inputs without initializers."""
     stored = {tensor.name for tensor in model.graph.initializer}
     return [value.name for value in model.graph.input if value.name not in stored]
 
 
 def output_names(model: ModelProto) -> list[str]:
-    """Return the outputs."""
+    """List the outputs."""
     return [value.name for value in model.graph.output]
 
 
 def tensor_names(graph: GraphProto) -> list[str]:
-    """Return inputs, initializers and node outputs, without those of subgraphs."""
+    """List inputs, initializers and node outputs, without those of subgraphs."""
     names = [value.name for value in graph.input] + [tensor.name for tensor in graph.initializer]
     names += [name for node in graph.node for name in node.output if name]
     return [*dict.fromkeys(names)]
@@ -237,7 +237,7 @@ def require_known(name: str, known: Iterable[str], what: str) -> None:
 
 
 def used_by(node: NodeProto) -> list[str]:
-    """Return the tensors a node reads, also inside its subgraphs."""
+    """List the tensors a node reads, also inside its subgraphs."""
     names = [name for name in node.input if name]
     for body in subgraphs(node):
         own = {*tensor_names(body)}
@@ -317,9 +317,9 @@ def replace(model: ModelProto, step: Step, project: Path) -> ModelProto:
 
 
 def _load_function(reference: str, project: Path) -> FunctionProto:
-    found = load_callable(reference, project)
+    target = load_callable(reference, project)
     with reraise_as_stage_error(f"{reference} failed", project):
-        made = found.to_function_proto() if hasattr(found, "to_function_proto") else found()
+        made = target.to_function_proto() if hasattr(target, "to_function_proto") else target()
     if not isinstance(made, FunctionProto):
         kind = "nothing" if made is None else with_article(type(made).__name__)
         raise StageError(
@@ -330,7 +330,7 @@ def _load_function(reference: str, project: Path) -> FunctionProto:
 
 
 def call_hook(model: ModelProto, step: Mapping[str, Any], project: Path) -> ModelProto:
-    """Return the hook's graph; the hook may change ``model``.
+    """Call the hook, which may change ``model``.
 
     Raises: StageError: the function is missing, has other parameters, raises or returns no graph.
     """

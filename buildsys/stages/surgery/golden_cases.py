@@ -62,7 +62,7 @@ class StepCases:
 
 
 def declared_cases(state: GraphState, step: Step) -> StepCases:
-    """Return the cases without ports removed by a hook."""
+    """Select the cases without ports removed by a hook."""
 
     def select(tensors: Tensors, side: str) -> dict[str, Tensor]:
         names = step.get(side)
@@ -73,7 +73,7 @@ def declared_cases(state: GraphState, step: Step) -> StepCases:
 
 
 def renamed_cases(state: GraphState, step: Step) -> StepCases:
-    """Return the cases under the new names."""
+    """Rename the tensors of the cases."""
     names = step["rename"]
     return _relabelled(state, lambda found, _: {names.get(n, n): t for n, t in found.items()})
 
@@ -89,7 +89,7 @@ def _relabelled(
 
 
 def cast_cases(job: Job, state: GraphState, step: Step) -> StepCases:
-    """Return the cases with inputs of the new types.
+    """Convert the cases to inputs of the new types.
 
     If values change in the conversion, the outputs are computed again.
     """
@@ -126,12 +126,14 @@ def cast_cases(job: Job, state: GraphState, step: Step) -> StepCases:
 
 
 def cut_cases(job: Job, state: GraphState, step: Step) -> StepCases:
-    """Return the cases of a cut, if necessary from the old graph."""
+    """Compute the cases of a cut, if necessary from the old graph."""
     model = load_model(state.path)
     inputs, outputs = cut_tensors(model, step)
-    known = {name for case in state.golden.values() for name in (*case.inputs, *case.outputs)}
+    golden_names = {
+        name for case in state.golden.values() for name in (*case.inputs, *case.outputs)
+    }
     computed, basis = dict(state.computed), None
-    unknown = [name for name in (*inputs, *outputs) if name not in known]
+    unknown = [name for name in (*inputs, *outputs) if name not in golden_names]
     if unknown:
         basis = _require_golden(job, state)
         with TemporaryDirectory(dir=job.outputs["model"].parent) as folder:
@@ -141,10 +143,10 @@ def cut_cases(job: Job, state: GraphState, step: Step) -> StepCases:
             computed = dict(run_cases(job, probe, feeds))
     golden, expected = {}, {}
     for case, tensors in state.golden.items():
-        found = {**computed[case], **tensors.inputs}
-        given = {name: found[name] for name in inputs}
+        tensors_of_case = {**computed[case], **tensors.inputs}
+        cut_inputs = {name: tensors_of_case[name] for name in inputs}
         for name, declared in (step["cut"]["inputs"] or {}).items():
-            tensor, shape = given[name], declared["shape"]
+            tensor, shape = cut_inputs[name], declared["shape"]
             if declared["dtype"] not in (None, tensor.dtype):
                 raise StageError(
                     f"{name} is {tensor.dtype} in the graph, the step declares {declared['dtype']}",
@@ -152,16 +154,16 @@ def cut_cases(job: Job, state: GraphState, step: Step) -> StepCases:
                 )
             if shape is None or case in state.further:
                 continue
-            wanted = concrete_shape(shape, job.options["cases"][case]["dims"])
-            if wanted != tensor.shape:
+            expected_sizes = concrete_shape(shape, job.options["cases"][case]["dims"])
+            if expected_sizes != tensor.shape:
                 raise StageError(
                     f"{name} has the shape {list(tensor.shape)} in case {case}, the step declares"
-                    f" {shape} ({list(wanted)})",
+                    f" {shape} ({list(expected_sizes)})",
                     "correct the shape in the step",
                 )
-        expected[case] = {name: found[name] for name in outputs}
+        expected[case] = {name: tensors_of_case[name] for name in outputs}
         golden[case] = Case(
-            given, {name: tensors.outputs.get(name, found[name]) for name in outputs}
+            cut_inputs, {name: tensors.outputs.get(name, tensors_of_case[name]) for name in outputs}
         )
     return StepCases(golden, expected, basis=basis)
 
@@ -180,20 +182,22 @@ def _require_golden(job: Job, state: GraphState) -> float:
     feeds = {case: tensors.inputs for case, tensors in state.golden.items()}
     compared = compare_cases(state.computed, golden, _limits(job, state), feeds)
     for case, outputs in compared.items():
-        for name, found in outputs.items():
-            if found.problem:
+        for name, comparison in outputs.items():
+            if comparison.problem:
                 raise CheckFailed(
                     "the graph before this step cannot compute new golden outputs: its output"
-                    f" {name} differs in case {case}: {found.sentence('it', 'the network')}",
+                    f" {name} differs in case {case}: {comparison.sentence('it', 'the network')}",
                     "see the limits in validate",
                 )
-    return max(found.relative for outputs in compared.values() for found in outputs.values())
+    return max(
+        comparison.relative for outputs in compared.values() for comparison in outputs.values()
+    )
 
 
 def reference_cases(job: Job, state: GraphState, step: Step, outputs: Sequence[Port]) -> StepCases:
-    """Return the cases with the reference's outputs; ``outputs`` are the new graph's."""
+    """Compute the cases with the reference's outputs; ``outputs`` are the new graph's."""
     golden = {}
-    shown = step["reference"]["npz"] or step["reference"]["python"]
+    source = step["reference"]["npz"] or step["reference"]["python"]
     for case, before in state.golden.items():
         inputs = _inputs(job, before, step, case)
         names = {port["name"] for port in outputs}
@@ -202,7 +206,9 @@ def reference_cases(job: Job, state: GraphState, step: Step, outputs: Sequence[P
         for name, dtype in ((port["name"], port["dtype"]) for port in outputs):
             if name not in arrays:
                 hint = suggest(name, arrays, what="it has") or f"save an array named {case}.{name}"
-                raise StageError(f"the reference {shown} has no output {name} in case {case}", hint)
+                raise StageError(
+                    f"the reference {source} has no output {name} in case {case}", hint
+                )
             results[name] = tensor_of(arrays[name])
             if results[name].dtype != dtype and {results[name].dtype, dtype} <= _FLOATS:
                 results[name] = tensor_of(arrays[name], dtype)
@@ -218,17 +224,21 @@ def _inputs(job: Job, before: Case, step: Step, case: str) -> dict[str, Tensor]:
     declared = step.get("inputs")
     if declared is None:
         return inputs
-    found, seed = {}, job.options.get("seed", 0)
+    tensors, seed = {}, job.options.get("seed", 0)
     for name, port in declared.items():
         shape, dtype, data = concrete_shape(port["shape"], dims), port["dtype"], port["data"]
-        known = inputs.get(name)
-        if known is not None and data is None and (known.dtype, known.shape) == (dtype, shape):
-            found[name] = known
+        earlier = inputs.get(name)
+        if (
+            earlier is not None
+            and data is None
+            and (earlier.dtype, earlier.shape) == (dtype, shape)
+        ):
+            tensors[name] = earlier
         else:
-            found[name] = golden_input(
+            tensors[name] = golden_input(
                 name, shape, dtype, data, case=case, seed=seed, project=job.project
             )
-    return found
+    return tensors
 
 
 def _arrays(
@@ -239,14 +249,14 @@ def _arrays(
     case: str,
     outputs: Collection[str],
 ) -> Mapping[str, Array]:
-    """Return a case's arrays from code or a file.
+    """Read a case's arrays from code or a file.
 
     They are named ``CASE.NAME`` there, or ``NAME`` for a single case. Of a file's arrays only those
     in ``outputs`` are read, the others are empty.
     """
-    if (shown := reference["npz"]) is not None:
+    if (file := reference["npz"]) is not None:
         try:
-            arrays = NpzFile(job.project / shown)
+            arrays = NpzFile(job.project / file)
             prefix = f"{case}."
             own = {name.removeprefix(prefix): name for name in arrays if name.startswith(prefix)}
             if not own and len(job.options["cases"]) == 1:
@@ -255,7 +265,7 @@ def _arrays(
             return {o: arrays[name] if o in outputs else unread for o, name in own.items()}
         except (OSError, ValueError) as error:
             raise StageError(
-                f"the reference {shown} cannot be read as an .npz file: {error}",
+                f"the reference {file} cannot be read as an .npz file: {error}",
                 "save it with numpy.savez",
             ) from error
     name = reference["python"]
@@ -267,11 +277,11 @@ def _arrays(
     except (TypeError, ValueError):
         pass
     with reraise_as_stage_error(f"the reference {name} failed in case {case}", job.project):
-        found = call(*arguments)
-    if not isinstance(found, Mapping):
-        kind = "nothing" if found is None else with_article(type(found).__name__)
+        returned = call(*arguments)
+    if not isinstance(returned, Mapping):
+        kind = "nothing" if returned is None else with_article(type(returned).__name__)
         raise StageError(
             f"the reference {name} returned {kind}; expected a dict of output names to arrays",
             "return a dict of output names to arrays",
         )
-    return {str(key): np.asarray(value) for key, value in found.items()}
+    return {str(key): np.asarray(value) for key, value in returned.items()}

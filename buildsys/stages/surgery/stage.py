@@ -37,11 +37,11 @@ def run(job: Job) -> StageResult:
         }
         feeds = {case: tensors.inputs for case, tensors in golden.items()}
         computed = run_cases(job, source, feeds)
-        known = {f"case.{origin['golden']}" for origin in job.options["cases"].values()}
+        roles = {f"case.{origin['golden']}" for origin in job.options["cases"].values()}
         further = {
             role.removeprefix("case."): load_case(path)
             for role, path in job.inputs.items()
-            if role.startswith("case.") and role not in known
+            if role.startswith("case.") and role not in roles
         }
         state = GraphState(source, job.options["inputs"], golden, computed, further)
         before = file_facts(load_model(state.path, external_data=False), state.path)
@@ -76,8 +76,10 @@ def run(job: Job) -> StageResult:
         names = load_assembled(job.inputs["assembled"])
         for step in job.options["steps"]:
             names = [(step.get("rename") or {}).get(name, name) for name in names]
-        found = {*names, *assembled_outputs(model)} & {port["name"] for port in figures["outputs"]}
-        job.outputs["assembled"].write_text(json.dumps({"outputs": sorted(found)}))
+        names_kept = {*names, *assembled_outputs(model)} & {
+            port["name"] for port in figures["outputs"]
+        }
+        job.outputs["assembled"].write_text(json.dumps({"outputs": sorted(names_kept)}))
     return StageResult(figures=figures)
 
 

@@ -110,10 +110,10 @@ def apply_step(job: Job, step: Step, state: GraphState, path: Path) -> StepResul
     actual = run_cases(job, path, feeds)
     compared = compare_cases(actual, cases.expected, cases.limits or limits, feeds)
     differences = [
-        (case, name, found)
+        (case, name, comparison)
         for case, comparisons in compared.items()
-        for name, found in comparisons.items()
-        if found.problem
+        for name, comparison in comparisons.items()
+        if comparison.problem
     ]
     now, random = operator_counts(after), random_operators(counts)
     keeps_ports = step.get("inputs") is None and step.get("outputs") is None
@@ -159,11 +159,11 @@ def _step_cases(job: Job, step: Step, state: GraphState, after: ModelProto) -> S
 
 
 def _carried(job: Job, step: Step, state: GraphState, after: ModelProto) -> dict[str, Case]:
-    """Return the further cases after a step.
+    """Carry the further cases over a step.
 
     Those with unknown outputs are left out; ``validate`` compares them in the graph before surgery.
     """
-    found = {}
+    carried = {}
     for name, case in state.further.items():
         alone = replace(state, golden={name: case}, computed={name: case.outputs})
         with suppress(StageError):
@@ -174,8 +174,8 @@ def _carried(job: Job, step: Step, state: GraphState, after: ModelProto) -> dict
                 cases = golden_cases.cut_cases(job, alone, step)
             else:
                 cases = _step_cases(job, step, alone, after)
-            found[name] = replace(cases.golden[name], float_type=case.float_type)
-    return found
+            carried[name] = replace(cases.golden[name], float_type=case.float_type)
+    return carried
 
 
 def _check_interface(step: Step, before: dict[str, Any], after: dict[str, Any]) -> None:
@@ -192,7 +192,7 @@ def _check_interface(step: Step, before: dict[str, Any], after: dict[str, Any]) 
         port["name"]
         for side, declared in expected.items()
         for port in declared
-        if port["name"] not in {known["name"] for known in before[side]}
+        if port["name"] not in {old["name"] for old in before[side]}
     ]
     if new and step["changes"] == "nothing":
         raise StageError(
@@ -204,15 +204,15 @@ def _check_interface(step: Step, before: dict[str, Any], after: dict[str, Any]) 
 def _declared_ports(
     step: Step, side: str, before: dict[str, Any], after: dict[str, Any]
 ) -> list[dict[str, Any]]:
-    """Return the declared ports of one side, completed from the new graph."""
+    """Complete the declared ports of one side from the new graph."""
     declared = step.get(f"{side}s")
     if declared is None:
         unchanged: list[dict[str, Any]] = before[side]
         return unchanged
-    found = {port["name"]: port for port in after[side]}
+    ports_by_name = {port["name"]: port for port in after[side]}
     result = []
     for name, tensor in declared.items():
-        port, shape = found.get(name, {}), tensor["shape"]
+        port, shape = ports_by_name.get(name, {}), tensor["shape"]
         shape = port.get("shape") if shape is None else shape
         result.append({"name": name, "dtype": tensor["dtype"] or port.get("dtype"), "shape": shape})
     return result
@@ -245,10 +245,10 @@ def _write_checked(model: ModelProto, path: Path, before: Sequence[ValueInfoProt
     # the checker reports the reason of a failure
     with suppress(shape_inference.InferenceError, ValueError, RuntimeError):
         written = shape_inference.infer_shapes(written, data_prop=True)
-    known = {value.name: value.type for value in before}
+    old_types = {value.name: value.type for value in before}
     for value in written.graph.output:
-        if value.name in known and not value.type.tensor_type.HasField("shape"):
-            old = known[value.name]
+        if value.name in old_types and not value.type.tensor_type.HasField("shape"):
+            old = old_types[value.name]
             if value.type.tensor_type.elem_type in (0, old.tensor_type.elem_type):
                 value.type.CopyFrom(old)
     save_model(written, path)
@@ -276,8 +276,8 @@ def compare_other_sizes(
     Raises: CheckFailed: they differ at one.
     """
     spans: Spans = job.options.get("spans", {})
-    known = [case["dims"] for case in job.options["cases"].values()]
-    sizes = list(_sizes(inputs, spans, known, _new_constants(before, after)))
+    golden_sizes = [case["dims"] for case in job.options["cases"].values()]
+    sizes = list(_sizes(inputs, spans, golden_sizes, _new_constants(before, after)))
     if not sizes:
         return
     graphs = {path: open_graph(job, path) for path in (before, after)}
@@ -296,9 +296,9 @@ def compare_other_sizes(
                 f"its graph cannot run {where}: {error.problem}", error.hint
             ) from error
         compared = compare_outputs(actual, expected, limits, inputs=feeds)
-        for output, found in compared.items():
-            if not found.passed:
-                sentence = found.sentence("the graph after it", "the graph before")
+        for output, comparison in compared.items():
+            if not comparison.passed:
+                sentence = comparison.sentence("the graph after it", "the graph before")
                 raise CheckFailed(f"it changed {output} {where}: {sentence}")
 
 
@@ -321,17 +321,17 @@ def _sizes(
 
 
 def _near(constants: Iterable[int], allowed: range) -> list[int]:
-    """Return sizes at which a comparison with a constant, or a remainder, may change."""
+    """List sizes at which a comparison with a constant, or a remainder, may change."""
     numbers = sorted(constants)[:_MOST_CONSTANTS]
-    found = [size for n in numbers for size in (n, n + 1, n - 1)]
+    candidates = [size for n in numbers for size in (n, n + 1, n - 1)]
     for divisor in numbers:
         first = allowed[: min(divisor, _MOST_SMALL)]
-        found += [n for rest in (0, *numbers) for n in first if n % divisor == rest]
-    return [size for size in dict.fromkeys(found) if size in allowed]
+        candidates += [n for rest in (0, *numbers) for n in first if n % divisor == rest]
+    return [size for size in dict.fromkeys(candidates) if size in allowed]
 
 
 def _new_constants(before: Path, after: Path) -> set[int]:
-    """Return the integers above 1 that only the second graph contains."""
+    """List the integers above 1 that only the second graph contains."""
     models = (load_model(path, external_data=False) for path in (before, after))
     old, new = (set(_constants(model)) for model in models)
     return new - old

@@ -81,9 +81,9 @@ def run(job: Job) -> StageResult:
             for case in job.options["simplified_cases"]
         }
     further = _further_cases(job)
-    if any(found.graph == _UNMODIFIED for found in further.values()):
+    if any(group.graph == _UNMODIFIED for group in further.values()):
         golden = {_UNMODIFIED: {}, **golden}
-    dims = {**job.options["cases"], **{case: found.sizes for case, found in further.items()}}
+    dims = {**job.options["cases"], **{case: group.sizes for case, group in further.items()}}
     warnings, checks = [*_constant(job), *_limited(further)], {}
     for graph in golden:
         job.progress(f"running the {graph} graph in {len(golden[graph])} cases")
@@ -99,20 +99,20 @@ def run(job: Job) -> StageResult:
             if in_graph != graph:
                 continue
             job.progress(f"case {case}")
-            shown = format_case(case, sizes)
+            case_text = format_case(case, sizes)
             try:
-                found = check_outputs(job, graph, opened, {case: tensors}, noise, rules)
+                group = check_outputs(job, graph, opened, {case: tensors}, noise, rules)
             except StageError as error:
                 hint = _hint(job, case, sizes)
-                raise type(error)(f"case {shown}: {error.problem}", hint) from error
-            failed = [check for check in found if not check.comparison.passed]
+                raise type(error)(f"case {case_text}: {error.problem}", hint) from error
+            failed = [check for check in group if not check.comparison.passed]
             if failed and is_unstable(job, opened, noise, tensors, failed, rules):
-                warnings.append(f"case {shown} is not compared: {UNSTABLE}")
+                warnings.append(f"case {case_text} is not compared: {UNSTABLE}")
                 continue
             golden[graph] = {**golden[graph], case: tensors}
-            checks[graph] += found
+            checks[graph] += group
     summaries = {graph: summarize_checks(job, checks[graph], golden[graph]) for graph in golden}
-    failed = [check for found, _ in summaries.values() for check in found]
+    failed = [check for group, _ in summaries.values() for check in group]
     every = [check for graph in golden for check in checks[graph]]
     worst = max(every, key=lambda check: check.comparison.relative, default=None)
     figures: ValidateResult = {
@@ -153,14 +153,14 @@ def run(job: Job) -> StageResult:
 
 
 def _further_cases(job: Job) -> dict[str, _FurtherCase]:
-    """Return the further cases, each for its last possible graph.
+    """Load the further cases, each for its last possible graph.
 
     One graph is enough: ``simplify`` and ``surgery`` compare their graphs with those before.
     """
     places = [("simplified.", "simplified"), ("", "exported"), ("unmodified.", _UNMODIFIED)]
     if "simplified_cases" not in job.options:
         places = [("", "simplified"), ("unmodified.", _UNMODIFIED)]
-    further, found = job.options.get("further", {"cases": ()}), {}
+    further, cases = job.options.get("further", {"cases": ()}), {}
     if further["cases"]:
         job.progress("reading further cases")
     for name in further["cases"]:
@@ -175,12 +175,12 @@ def _further_cases(job: Job) -> dict[str, _FurtherCase]:
             inputs = (tensors if original == path else load_case(original)).inputs
             shapes = {tensor: t.shape for tensor, t in inputs.items()}
             sizes = dims_of_shapes(further["shapes"], shapes)
-            found[name] = _FurtherCase(graph, tensors, sizes)
-    return found
+            cases[name] = _FurtherCase(graph, tensors, sizes)
+    return cases
 
 
 def _constant(job: Job) -> list[str]:
-    """Return warnings for inputs that never change."""
+    """List warnings for inputs that never change."""
     return [
         f"input {name} is {value} in every case, so its effect is not compared; to compare it, give"
         f" inputs.{name}.data other values"
@@ -189,10 +189,10 @@ def _constant(job: Job) -> list[str]:
 
 
 def _limited(further: Mapping[str, _FurtherCase]) -> list[str]:
-    """Return warnings for cases of earlier graphs than the simplified one."""
+    """List warnings for cases of earlier graphs than the simplified one."""
     graphs: dict[str, list[str]] = {}
-    for case, found in further.items():
-        graphs.setdefault(found.graph, []).append(case)
+    for case, further_case in further.items():
+        graphs.setdefault(further_case.graph, []).append(case)
     return [
         f"golden outputs after surgery are unknown for {', '.join(cases)}:"
         f" compared in the {graph} graph only"

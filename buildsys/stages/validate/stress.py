@@ -43,12 +43,12 @@ def run(job: Job) -> StageResult:
             problem = not_finite(golden.outputs)
         except StageError as error:  # the original refuses what the manifest allows
             problem = error.problem
-        found: list[dict[str, Any]] = []
+        differences: list[dict[str, Any]] = []
         for name, (graph, noise) in graphs.items() if not problem else ():
             try:
                 checks = check_outputs(job, name, graph, {"": golden}, noise=noise)
             except StageError as error:
-                found.append({**run_, "graph": name, "output": "", "problem": error.problem})
+                differences.append({**run_, "graph": name, "output": "", "problem": error.problem})
                 continue
             if all(check.comparison.uninformative for check in checks):
                 problem = f"every output is uninformative: {checks[0].comparison.uninformative}"
@@ -57,7 +57,7 @@ def run(job: Job) -> StageResult:
             if failed and is_unstable(job, graph, noise, golden, failed):
                 problem = UNSTABLE
                 continue
-            found += [
+            differences += [
                 {
                     **run_,
                     "graph": name,
@@ -66,8 +66,8 @@ def run(job: Job) -> StageResult:
                 }
                 for check in failed
             ]
-        failures += found
-        if problem and not found:
+        failures += differences
+        if problem and not differences:
             skipped.append({**run_, "problem": problem})
         else:
             compared += 1
@@ -77,11 +77,11 @@ def run(job: Job) -> StageResult:
 
 def _sizes(job: Job, original: Original) -> Iterator[Dims]:
     """Yield suggested and drawn sizes in turns, forever."""
-    spans, known = job.options["spans"], list(job.options["cases"].values())
+    spans, tested = job.options["spans"], list(job.options["cases"].values())
     suggested: list[Dims] = []
     if spans and original.module is not None:
         from buildsys.stages.reference.size_conditions import size_conditions  # needs torch
 
-        suggested += suggested_sizes(spans, known, size_conditions(original.module, job.project))
+        suggested += suggested_sizes(spans, tested, size_conditions(original.module, job.project))
     drawn = draw_sizes(spans, suggested, job.options["seed"]) if spans else iter([{}])
     return cycle(chain(suggested, islice(drawn, job.options["count"])))

@@ -49,7 +49,7 @@ class CaseRun:
 def plan_runs(
     profiles: Sequence[Ranges], shapes: Mapping[str, Mapping[str, Shape]]
 ) -> list[CaseRun]:
-    """Return every case in every profile it fits, profile by profile.
+    """Plan every case in every profile it fits, profile by profile.
 
     ``shapes`` maps each case to its input shapes. An engine without profiles takes every case.
     """
@@ -70,7 +70,7 @@ def plan_runs(
 
 
 def format_ranges(ranges: Ranges) -> str:
-    """Return the ranges as in ``x [1, 3] to [8, 3]``."""
+    """Format the ranges as in ``x [1, 3] to [8, 3]``."""
     return ", ".join(
         f"{name} {list(span['min'])} to {list(span['max'])}" for name, span in ranges.items()
     )
@@ -203,24 +203,24 @@ def _run_further_cases(job: Job, session: Session, checks: _Checks) -> None:
     further = job.options.get("further", {"cases": ()})
     paths = {name: job.inputs.get(f"case.{name}") for name in further["cases"]}
     # others have no such size, or the network refuses it
-    found = {name: path for name, path in paths.items() if path is not None}
-    if found:
+    files = {name: path for name, path in paths.items() if path is not None}
+    if files:
         job.progress("reading further cases")
-    for name, path in found.items():
+    for name, path in files.items():
         golden = load_case(path)
         shapes = {input_: tensor.shape for input_, tensor in golden.inputs.items()}
         checks.cases[name] = dims_of_shapes(further["shapes"], shapes)
-        shown = checks.name(name)
+        case_text = checks.name(name)
         for run in plan_runs(checks.profiles, {name: shapes}):
-            job.progress(f"case {shown}")
+            job.progress(f"case {case_text}")
             try:
                 actual = _run_engine(session, golden, run.profile)
             except StageError as error:
-                raise type(error)(f"case {shown}: {error.problem}", error.hint) from error
+                raise type(error)(f"case {case_text}: {error.problem}", error.hint) from error
             done = _compared_run(job, checks, run, golden, actual)
             if _is_unstable(job, session, checks, done):
                 checks.warnings.append(
-                    f"case {shown} is not compared: its outputs depend on the last bits of the"
+                    f"case {case_text} is not compared: its outputs depend on the last bits of the"
                     " inputs"
                 )
             else:
@@ -292,7 +292,9 @@ def _keep(job: Job, checks: _Checks, done: _ComparedRun) -> None:
     """Keep the verdicts of a run, and the tensors of a failed one."""
     run = done.run
     checks.compared[run] = done.compared
-    failed = {output: found for output, found in done.compared.items() if not found.passed}
+    failed = {
+        output: comparison for output, comparison in done.compared.items() if not comparison.passed
+    }
     if not failed:
         return
     several = run.profile is not None and len(checks.profiles) > 1
@@ -313,7 +315,7 @@ def _keep(job: Job, checks: _Checks, done: _ComparedRun) -> None:
 
 
 def _figures(checks: _Checks) -> VerifyResult:
-    """Return the figures of every case and every profile.
+    """Collect the figures of every case and every profile.
 
     A case has those of its worst profile.
     """
@@ -322,14 +324,14 @@ def _figures(checks: _Checks) -> VerifyResult:
         return not comparison.passed, comparison.non_finite > 0, comparison.relative
 
     def figures_of(compared: Mapping[str, Comparison]) -> dict[str, OutputComparison]:
-        return {output: found.figures() for output, found in compared.items()}
+        return {output: comparison.figures() for output, comparison in compared.items()}
 
     cases: dict[str, dict[str, Comparison]] = {}
     for run, compared in checks.compared.items():
         for output, comparison in compared.items():
-            known = cases.setdefault(run.case, {})
-            if output not in known or badness(comparison) > badness(known[output]):
-                known[output] = comparison
+            worst = cases.setdefault(run.case, {})
+            if output not in worst or badness(comparison) > badness(worst[output]):
+                worst[output] = comparison
     ran = {case: cases[case] for case in checks.cases if case in cases}
     figures: VerifyResult = {
         "cases": {case: figures_of(compared) for case, compared in ran.items()},
@@ -367,7 +369,7 @@ def _figures(checks: _Checks) -> VerifyResult:
 
 
 def _reason(job: Job, checks: _Checks) -> str:
-    """Return the first failure and the number of wrong cases."""
+    """State the first failure and the number of wrong cases."""
     ran = {run.case for run in checks.compared}
     wrong = {
         run.case
@@ -407,7 +409,7 @@ def _hint(job: Job, checks: _Checks) -> str:
 
 
 def _precision_hint(job: Job) -> str:
-    """Return how to keep nodes in fp32, as far as the backend can."""
+    """Explain how to keep nodes in fp32, as far as the backend can."""
     options = job.options["engine"]
     description, precision = describe_backend(options["backend"]), options["precision"]
     if options.get("auto"):
