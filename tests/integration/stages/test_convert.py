@@ -361,8 +361,8 @@ def test_an_overflow_on_the_way_fails_and_names_the_node(tmp_path: Path) -> None
         " model 0.5 (4 of 8 elements are NaN or infinite)"
     )
     assert result.hint == (
-        "`buildsys localize m:ENGINE` finds the nodes that must stay in fp32, and precision: "
-        "auto-fp16 keeps them there; bf16 has the range of float32"
+        "`buildsys debug --fp32-nodes m:ENGINE` finds the nodes that must stay in fp32, and"
+        " precision: auto-fp16 keeps them there; bf16 has the range of float32"
     )
     figures = result.figures
     json.dumps(figures, allow_nan=False)
