@@ -14,7 +14,6 @@ import numpy as np
 import pytest
 from gpu_marks import DRIVER, ON_GPU
 
-from buildsys.backends.cuda.device import Device
 from buildsys.errors import StageError, Unavailable
 
 ROOT = Path(__file__).parents[3]
@@ -32,50 +31,6 @@ def test_the_driver_describes_its_gpus() -> None:
     assert tuple(map(int, gpu.compute_capability.split("."))) >= (5, 0)
     assert float(DRIVER.cuda_version) >= 11
     assert DRIVER.missing == ""
-
-
-@pytest.mark.parametrize("dtype", ["float32", "float16", "int64", "bool"])
-def test_uploads_round_trip(dtype: str) -> None:
-    values = np.random.default_rng(0).integers(0, 2, (3, 1000)).astype(dtype)
-    device = Device(0)
-    with device.current():
-        buffer = device.allocate(values.nbytes)
-        buffer.upload(values[:, ::-1])
-        found = np.empty_like(values)
-        buffer.download(found)
-        assert np.array_equal(found, values[:, ::-1])
-        device.free(buffer)
-    device.close()
-    device.close()
-
-
-def test_empty_tensors_and_too_large_ones() -> None:
-    device = Device(0)
-    with device.current():
-        buffer = device.allocate(0)
-        buffer.upload(np.empty(0, np.float32))
-        with pytest.raises(ValueError, match="8 bytes do not fit a device buffer of 0"):
-            buffer.upload(np.zeros(1))
-    device.close()
-
-
-def test_memory_is_given_back() -> None:
-    size = int(DRIVER.gpus[0].memory_bytes * 0.4)
-    for _ in range(4):  # more than fits at once
-        device = Device(0)
-        with device.current():
-            device.allocate(size)
-        device.close()
-
-
-def test_a_failing_call_names_itself() -> None:
-    device = Device(0)
-    with (
-        device.current(),
-        pytest.raises(StageError, match="the GPU is out of memory: 1024 TiB were requested, and "),
-    ):
-        device.allocate(1 << 50)
-    device.close()
 
 
 def build_engine(folder: Path, **fields: Any) -> tuple[Path, dict[str, Any], Any]:

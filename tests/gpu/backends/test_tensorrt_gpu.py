@@ -15,18 +15,16 @@ import pytest
 from engine_jobs import resolved, write_golden
 from gpu_marks import TENSORRT_ON_GPU
 from onnx import TensorProto, helper
-from small_graphs import make_model, one_node, weights, write
+from small_graphs import make_model, one_node, weights
 from tensorrt_jobs import (
     IMAGE,
     SOURCES,
     build,
-    convolutions,
     error_of,
     image,
     job_of,
     options,
     refusal,
-    request,
     run,
 )
 from toolchain import Refused, Toolchain
@@ -177,77 +175,9 @@ def test_an_engine_of_one_fused_layer_has_an_unknown_type(
     assert ("precision_unknown" in facts) != (facts["precision_of"] == "engine" and untold <= 0.5)
 
 
-@pytest.mark.parametrize(
-    ("fields", "versions"),
-    [
-        (
-            {
-                "strip_plan": True,
-                "weight_streaming": True,
-                "refit_identical": True,
-                "refit_individual": True,
-            },
-            "8.",
-        ),
-        (
-            {
-                "tiling_optimization_level": "fast",
-                "l2_limit_for_tiling": "1MiB",
-                "tactic_shared_memory": "64KiB",
-            },
-            "8.",
-        ),
-        (
-            {"flags": {"strict_nans": True}, "hardware_compatibility": "same_compute_capability"},
-            "8.",
-        ),
-        ({"precision": "bf16"}, "8."),
-        ({"typing": "strong"}, "8."),
-        ({"typing": "weak"}, "11."),
-        ({"tactic_sources": ["cublas"]}, "11."),
-    ],
-)
-def test_an_unsupported_field_names_the_versions_supporting_it(
-    toolchain: Toolchain, tmp_path: Path, fields: dict[str, Any], versions: str
-) -> None:
-    if not toolchain.version.startswith(versions):
-        pytest.skip(f"this is TensorRT {toolchain.version}")
-    said = refusal(toolchain, tmp_path, **fields)
-    assert said.startswith(
-        f"TensorRT {'.'.join(toolchain.version.split('.')[:3])} does not support "
-    )
-    assert all(name in said for name in fields)
-    assert "TensorRT 10" in said or "TensorRT 11" in said
-
-
 def test_a_missing_accelerator(toolchain: Toolchain, tmp_path: Path) -> None:
     said = refusal(toolchain, tmp_path, precision="fp16", dla_core=0, gpu_fallback=True)
     assert "dla_core: 0 needs a deep learning accelerator, and this machine has none" in said
-
-
-def test_a_network_hook_changes_the_engine(toolchain: Toolchain, tmp_path: Path) -> None:
-    (tmp_path / "hooks.py").write_text(
-        "def tweak(network, config):\n    network.get_output(0).name = 'renamed'\n"
-        "def fail(network, config):\n    return network.get_layer(0).no_such\n"
-        "def few(network):\n    pass\n"
-        "def gives(network, config):\n    return network\n"
-        "def cut(network, config):\n    network.unmark_output(network.get_output(0))\n"
-    )
-    facts = build(toolchain, tmp_path, network="hooks.py:tweak", project=tmp_path)
-    assert facts["outputs"][0]["name"] == "renamed"
-    for name, text in {
-        "fail": "hooks.py:fail failed: AttributeError: 'tensorrt.tensorrt.ILayer' object has no"
-        " attribute 'no_such'",
-        "few": "hooks.py:few takes the parameters (network); a network hook takes two, the"
-        " network and the config",
-        "gives": "hooks.py:gives returned an INetworkDefinition; a network hook changes the"
-        " network in place",
-        "absent": "hooks.py has no absent",
-    }.items():
-        said = refusal(toolchain, tmp_path, network=f"hooks.py:{name}", project=tmp_path)
-        assert text.replace("tensorrt.tensorrt.", "") in said.replace(
-            "tensorrt.tensorrt.", ""
-        ).replace("tensorrt_bindings.", "")
 
 
 def test_a_build_reports_its_progress(toolchain: Toolchain, tmp_path: Path) -> None:
@@ -298,27 +228,6 @@ def test_all_operators_unknown_to_the_parser_are_named(
     assert said.startswith("model m: TensorRT cannot take node 0 'one' (First): ")
     assert "node 2 'two' (DeformConv): " in said
     assert "fine" not in said
-
-
-def test_a_file_that_is_not_onnx_is_reported(toolchain: Toolchain, tmp_path: Path) -> None:
-    file = write(tmp_path, convolutions())
-    for text in (b"import this\n", b"hello", file.read_bytes()[:3000]):
-        file.write_bytes(text)
-        with pytest.raises(
-            Refused,
-            match=r"model\.onnx cannot be read as ONNX"  # by onnx, which reads it for older parsers
-            r"|model m: TensorRT (cannot read|finds no graph with outputs in) model\.onnx",
-        ):
-            toolchain.ask("build", request=request(file, options(toolchain)))
-
-
-def test_sizes_fixed_by_the_graph(toolchain: Toolchain, tmp_path: Path) -> None:
-    model = one_node("Relu", shape=(2, 16, 16, 16))
-    said = refusal(toolchain, tmp_path, model=model)
-    assert "profile 0: the graph fixes axis 0 of x at 2, not 1 to 8" in said
-    assert "profile 0: the graph has no input other, only x" in refusal(
-        toolchain, tmp_path, inputs={"other": IMAGE["x"]}
-    )
 
 
 def test_a_workspace_too_small_for_any_tactic(toolchain: Toolchain, tmp_path: Path) -> None:

@@ -154,11 +154,3 @@ def test_the_detector_of_the_page(project: ProjectFolder) -> None:
     project.edit("plugins/models/nms.py", "value, label, iou)", "value, label, iou + 0.3)")
     ran = run(project, "verify:nms:trt", code=1)
     assert "the engine trt of nms is wrong" in ran.out, ran.out
-
-
-def test_a_misspelled_plugin_is_one_sentence(project: ProjectFolder) -> None:
-    detector(project)
-    for file in ("plugins/models/nms.py", "configs/models/nms.yaml"):
-        project.edit(file, "trt::EfficientNMS_TRT", "trt::EficientNMS_TRT")
-    ran = run(project, "engine:nms:trt", code=2)
-    assert " has no plugin EficientNMS_TRT; nearest: EfficientNMS_TRT" in ran.out, ran.out

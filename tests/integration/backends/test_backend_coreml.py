@@ -8,7 +8,6 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-import zipfile
 from enum import IntEnum
 from pathlib import Path
 from typing import Any
@@ -24,7 +23,7 @@ from buildsys.backends.coreml.checks import check_interface, compare_weights
 from buildsys.backends.coreml.conversion import convert
 from buildsys.backends.coreml.package import WEIGHTS, constants, read_engine, write_engine
 from buildsys.backends.interface import BuildRequest, GraphRefusedError, load_backend
-from buildsys.errors import StageError, Unavailable
+from buildsys.errors import StageError
 from buildsys.manifest.schema.engine_base import engine_spec
 from buildsys.stages.program import stage as program
 
@@ -213,33 +212,11 @@ def test_a_target_of_another_version_is_refused(monkeypatch: pytest.MonkeyPatch)
         backend.prepare(options())
 
 
-@pytest.mark.skipif(sys.platform == "darwin", reason="it runs here")
-def test_elsewhere_an_engine_is_unavailable(built: Any) -> None:
-    with pytest.raises(Unavailable, match="Core ML runs engines on macOS only, and this is"):
-        backend.load(built[0], options())
-    assert "macOS only" in backend.device(options())["missing"]
-
-
-@pytest.mark.parametrize("cut", [10, 0.5, 0.99])
-def test_a_truncated_engine_is_one_sentence(built: Any, tmp_path: Path, cut: float) -> None:
-    content = built[0].read_bytes()
-    (tmp_path / "engine.zip").write_bytes(content[: int(cut if cut > 1 else cut * len(content))])
-    with pytest.raises(StageError, match=r"engine\.zip is damaged: .*; copy it again, or build it"):
-        backend.describe(tmp_path / "engine.zip", options())
-
-
 def test_a_flipped_bit_is_one_sentence(built: Any, tmp_path: Path) -> None:
     content = bytearray(built[0].read_bytes())
     content[len(content) // 2] ^= 1
     (tmp_path / "engine.zip").write_bytes(content)
     with pytest.raises(StageError, match=r"is damaged: the checksum of .* differs; copy it again"):
-        backend.describe(tmp_path / "engine.zip", options())
-
-
-def test_a_package_of_others_is_no_engine(built: Any, tmp_path: Path) -> None:
-    with zipfile.ZipFile(tmp_path / "engine.zip", "w") as archive:
-        archive.writestr("m.mlpackage/Manifest.json", "{}")
-    with pytest.raises(StageError, match=r"engine\.zip is damaged: "):
         backend.describe(tmp_path / "engine.zip", options())
 
 

@@ -15,7 +15,6 @@ from onnx import TensorProto, helper
 from small_graphs import (
     conv_bn,
     make_model,
-    one_node,
     splits_around_a_loop,
     typed_network,
     weights,
@@ -202,13 +201,6 @@ def test_int8_sums_do_not_overflow(
     assert np.array_equal(run(engine, inputs)["y"].array, expected["y"].array)
 
 
-def test_no_number_of_threads_is_one_per_core(tmp_path: Path) -> None:
-    engine, facts = build(tmp_path, one_node("Relu"))
-    assert facts["settings"]["intra_op_threads"] == usable_cores() >= 1
-    session = backend.load(engine, options())
-    assert session.session.get_session_options().intra_op_num_threads == usable_cores()
-
-
 def test_a_bound_call_runs_the_engine_again(tmp_path: Path) -> None:
     engine, _ = build(tmp_path, conv_bn())
     session = backend.load(engine, options())
@@ -331,10 +323,3 @@ def test_without_the_cuda_provider_the_engine_is_unavailable(tmp_path: Path) -> 
             what()
         assert caught.value.problem.endswith("has no cuda provider")
         assert "onnxruntime-gpu" in caught.value.hint
-
-
-def test_the_device_is_described() -> None:
-    facts = backend.device(options())
-    assert facts["kind"] == "cpu"
-    assert facts["name"]
-    assert facts["cores"] == usable_cores()

@@ -26,7 +26,6 @@ from buildsys.stages.convert.cast_graph import (
 )
 
 backend = load_backend("openvino")
-IMAGE = ["batch", 3, 8, 8]
 
 
 def options(**fields: Any) -> dict[str, Any]:

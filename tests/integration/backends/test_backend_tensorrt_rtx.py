@@ -119,13 +119,6 @@ def test_a_refused_setting_fails_instead_of_being_ignored(tmp_path: Path) -> Non
         build(tmp_path, one_node("Relu"), flags={"exclude_lean_runtime": True})
 
 
-def test_explicit_profiles_are_used(tmp_path: Path) -> None:
-    ranges = [
-        {"x": {"min": (n, 3, 8, 8), "opt": (n, 3, 8, 8), "max": (n, 3, 8, 8)}} for n in (1, 4)
-    ]
-    assert build(tmp_path, conv_bn(), profiles=tuple(ranges))["profiles"] == ranges
-
-
 def test_a_profile_refused_by_tensorrt_is_an_error() -> None:
     builder = trt.Builder(LOG.logger)
     wrong = {"x": {"min": (4, 3), "opt": (2, 3), "max": (8, 3)}}
@@ -217,16 +210,6 @@ def test_values_that_decide_shapes_need_a_range(tmp_path: Path) -> None:
         "opt_values": (6, 64),
     }
     assert facts["profiles"] == [{"x": sizes, "shape": {**shape, "max_values": (12, 64)}}]
-
-
-def test_a_profile_that_does_not_fit_the_graph(tmp_path: Path) -> None:
-    model = one_node("Relu", shape=(2, 3, 8, 8))
-    with pytest.raises(StageError) as caught:
-        tensorrt_rtx.build(request(write(tmp_path, model), tmp_path, options()))
-    assert str(caught.value) == (
-        "profile 0: the graph fixes axis 0 of x at 2, not 1 to 8;"
-        " use the graph's sizes in dims or the engine's profiles, or export it with other axes"
-    )
 
 
 HOOKS = """\
@@ -372,17 +355,6 @@ def test_a_closed_listener_cancels_the_build(tmp_path: Path) -> None:
     asked = request(write(tmp_path, conv_bn()), tmp_path, options(), progress=gone)
     with pytest.raises(StageError, match=r"(?i)cancel"):
         tensorrt_rtx.build(asked)
-
-
-@needs_no_gpu
-def test_without_a_gpu_an_engine_is_unavailable_with_a_remedy(tmp_path: Path) -> None:
-    build(tmp_path, one_node("Relu"))
-    with pytest.raises(Unavailable) as caught:
-        tensorrt_rtx.load(tmp_path / "engine.engine", options())
-    assert "no NVIDIA GPU can run the engine on this machine" in caught.value.problem
-    assert caught.value.hint == "run it on a GPU of compute capability 8.6, 8.9 or 12.0"
-    assert tensorrt_rtx.describe(tmp_path / "engine.engine", options()) == {}
-    assert tensorrt_rtx.device(options())["missing"]
 
 
 @needs_no_gpu

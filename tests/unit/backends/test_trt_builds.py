@@ -178,15 +178,6 @@ def test_batches_of_another_shape_are_an_error(
     assert problem in str(caught.value)
 
 
-def test_the_double_refuses_names_of_other_versions() -> None:
-    made = RecordingTensorRt(TRT_11)
-    config = made.module.Builder(None).create_builder_config()
-    with pytest.raises(AttributeError, match="IBuilderConfig has no int8_calibrator"):
-        config.int8_calibrator = None
-    with pytest.raises(AttributeError, match="has no set_calibration_profile"):
-        config.set_calibration_profile(None)
-
-
 def test_later_versions_report_their_steps(tmp_path: Path) -> None:
     made = RecordingTensorRt(TRT_10)
     said: list[str] = []
