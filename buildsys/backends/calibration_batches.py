@@ -9,8 +9,7 @@ from pathlib import Path
 import numpy as np
 
 from buildsys.errors import StageError
-from buildsys.onnx_graphs.npz_file import NpzFile
-from buildsys.onnx_graphs.tensors import Array
+from buildsys.onnx_graphs.tensors import Array, NpzFile
 
 _KEY = re.compile(r"(\d+)/(.+)")
 Batch = Mapping[str, Array]

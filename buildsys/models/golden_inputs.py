@@ -15,8 +15,7 @@ from buildsys.errors import StageError
 from buildsys.manifest.value_ranges import INTEGER_RANGES, default_high
 from buildsys.models.images import find_images, read_images
 from buildsys.models.user_code import load_callable, reraise_as_stage_error
-from buildsys.onnx_graphs.npz_file import NpzFile
-from buildsys.onnx_graphs.tensors import BIT_DTYPES, Array, Tensor, tensor_of
+from buildsys.onnx_graphs.tensors import BIT_DTYPES, Array, NpzFile, Tensor, tensor_of
 
 Data = Mapping[str, Any]  # the manifest's ``data`` of one input
 _DRAWN_BYTES = 8  # of a value while it is drawn

@@ -63,12 +63,12 @@ def match_detections(
         same = there.labels[:, None] == here.labels[None]
         fits = (_overlap(there.boxes, here.boxes, rtol) >= policy["iou"]) & close & same
         matched = match_rows([np.flatnonzero(row) for row in fits])
-        found = matched >= 0
-        pairs.append((here.rows[matched[found]], there.rows[found]))
+        is_matched = matched >= 0
+        pairs.append((here.rows[matched[is_matched]], there.rows[is_matched]))
         where = f" in image {index}" if len(ours) > 1 else ""
         extra = np.setdiff1d(np.arange(len(here.rows)), matched)
         for side, rows, other, whose in (
-            (there, np.flatnonzero(~found), here, "the reference"),
+            (there, np.flatnonzero(~is_matched), here, "the reference"),
             (here, extra, there, "the output"),
         ):
             if not rows.size:
@@ -76,7 +76,7 @@ def match_detections(
             lowest = float(other.scores.min()) if other.rows.size else 0.0
             cut_off = side.scores[rows] <= max(policy["min_score"], lowest) + limit
             few = len(rows) <= max(1, _MAX_CUT * len(side.rows))
-            if cut_off.all() and few and (found.any() or not other.rows.size):
+            if cut_off.all() and few and (is_matched.any() or not other.rows.size):
                 continue
             count = f"{len(rows)} of {len(side.rows)} detections of {whose} have no counterpart"
             first = rows[int(np.argmin(cut_off))]
@@ -100,14 +100,16 @@ def _read(name: str, policy: Mapping[str, Any], outputs: Mapping[str, Tensor]) -
     scores, labels = column("score"), column("label")
     images = []
     for image, at in enumerate(np.ndindex(*leading)):
-        kept = np.flatnonzero(scores[at] >= policy["min_score"])
-        start, end = values[at][kept, :2], values[at][kept, 2:4]
+        usable = np.flatnonzero(scores[at] >= policy["min_score"])
+        start, end = values[at][usable, :2], values[at][usable, 2:4]
         if policy["format"] == "cxcywh":
             start = start - end / 2
         if policy["format"] != "xyxy":
             end = start + end
         boxes = np.concatenate([start, end], axis=1)
-        images.append(_Detections(kept + image * count, boxes, scores[at][kept], labels[at][kept]))
+        images.append(
+            _Detections(usable + image * count, boxes, scores[at][usable], labels[at][usable])
+        )
     return images
 
 

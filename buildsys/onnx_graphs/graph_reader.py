@@ -1,15 +1,27 @@
-"""Reading of ONNX files to build engines, also in toolchains."""
+"""Reading of ONNX files to build engines, also in toolchains.
+
+The skeleton of a file is its graph without the contents of its initializers: networks with equal
+skeletons differ in their weights only.
+"""
 
 from __future__ import annotations
 
+import hashlib
 import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from buildsys.errors import Unavailable
+import numpy as np
+
+from buildsys.errors import StageError, Unavailable
+from buildsys.onnx_graphs.tensors import Array
 
 if TYPE_CHECKING:
-    from onnx import ModelProto
+    from onnx import ModelProto, TensorProto
+
+_DTYPES = {1: "float32", 10: "float16"}  # of TensorProto; those that a network computes with
 
 
 def require_onnx() -> None:
@@ -33,3 +45,62 @@ def read_graph(file: Path) -> ModelProto:
     from buildsys.onnx_graphs.onnx_file import load_model
 
     return load_model(file, external_data=False)
+
+
+@dataclass(frozen=True)
+class Weight:
+    """The contents of an initializer."""
+
+    dtype: str  # "" if it is neither float32 nor float16
+    content: Array  # of bytes
+
+    @property
+    def digest(self) -> str:
+        """The digest of the contents."""
+        return hashlib.sha256(self.content.data).hexdigest()[:32]
+
+    def array(self) -> Array:
+        """Return the contents as a flat array."""
+        return self.content.view(self.dtype or np.uint8)
+
+
+@dataclass(frozen=True)
+class WeightFile:
+    """The initializers of an ONNX file by name, and the digest of everything else."""
+
+    skeleton: str
+    weights: Mapping[str, Weight]
+
+
+def read_weights(onnx: Path) -> WeightFile:
+    """Read all initializers; those in external data stay in the file until they are used.
+
+    Contents in a typed field (``float_data``) are no weights: they belong to the skeleton.
+    Raises: StageError: the file is not ONNX, or its external data is missing.
+    """
+    model, weights = read_graph(onnx), {}
+    try:
+        for tensor in model.graph.initializer:
+            dtype = _DTYPES.get(tensor.data_type, "")
+            if tensor.HasField("raw_data"):
+                weights[tensor.name] = Weight(dtype, np.frombuffer(tensor.raw_data, np.uint8))
+                tensor.raw_data = b""
+            elif tensor.external_data:
+                weights[tensor.name] = Weight(dtype, _outside_content(tensor, onnx.parent))
+    except (OSError, ValueError, KeyError) as error:
+        text = f"the weights of {onnx.name} cannot be read: {error}"
+        raise StageError(text, "build the graph again") from error
+    skeleton = hashlib.sha256(model.SerializeToString(deterministic=True)).hexdigest()
+    return WeightFile(skeleton, weights)
+
+
+def _outside_content(tensor: TensorProto, folder: Path) -> Array:
+    place = {entry.key: entry.value for entry in tensor.external_data}
+    file, start = folder / place["location"], int(place.get("offset", 0))
+    size = file.stat().st_size
+    length = int(place.get("length", size - start))
+    if start + length > size:
+        raise ValueError(f"{file.name} is truncated")
+    if length == 0:
+        return np.empty(0, np.uint8)
+    return np.memmap(file, np.uint8, "r", start, (length,))

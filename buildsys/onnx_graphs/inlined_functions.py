@@ -46,7 +46,7 @@ def inline_all(model: onnx.ModelProto) -> onnx.ModelProto:
 
 def _hold_a_tensor(constant: onnx.NodeProto) -> None:
     """Replace the number or numbers of a Constant by a tensor."""
-    (given,) = constant.attribute
-    if given.name in _NUMBERS:
-        values = np.array(helper.get_attribute_value(given), _NUMBERS[given.name])
-        given.CopyFrom(helper.make_attribute("value", numpy_helper.from_array(values)))
+    (attribute,) = constant.attribute
+    if attribute.name in _NUMBERS:
+        values = np.array(helper.get_attribute_value(attribute), _NUMBERS[attribute.name])
+        attribute.CopyFrom(helper.make_attribute("value", numpy_helper.from_array(values)))

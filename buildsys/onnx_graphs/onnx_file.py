@@ -228,9 +228,9 @@ def interface_changes(before: dict[str, Any], after: dict[str, Any]) -> Iterator
     sizes = (size for port in before["input"] for size in port["shape"] or ())
     named = {size for size in sizes if isinstance(size, str)}
     for side in ("input", "output"):
-        names, found = [[port["name"] for port in ends[side]] for ends in (before, after)]
-        if names != found:
-            yield f"its {side}s {', '.join(names)} became {', '.join(found) or 'none'}"
+        names, new_names = [[port["name"] for port in ends[side]] for ends in (before, after)]
+        if names != new_names:
+            yield f"its {side}s {', '.join(names)} became {', '.join(new_names) or 'none'}"
             return
         for port, other in zip(before[side], after[side], strict=True):
             if port["dtype"] != other["dtype"]:

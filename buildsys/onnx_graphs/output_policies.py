@@ -87,11 +87,11 @@ def load_assembled(path: Path | None) -> list[str]:
 
 def uninformative_outputs(cases: Iterable[Mapping[str, Comparison]]) -> dict[str, str]:
     """Return output -> reason for outputs without an informative case."""
-    found: dict[str, list[str]] = {}
+    reasons: dict[str, list[str]] = {}
     for outputs in cases:
         for name, comparison in outputs.items():
-            found.setdefault(name, []).append(comparison.uninformative)
-    return {name: reasons[0] for name, reasons in found.items() if all(reasons)}
+            reasons.setdefault(name, []).append(comparison.uninformative)
+    return {name: reasons[0] for name, reasons in reasons.items() if all(reasons)}
 
 
 def uninformative_hint(output: str) -> str:
@@ -175,8 +175,8 @@ def _per_channel(x: Array, y: Array, policy: Policy, tolerance: Tolerance) -> _F
     tiny = np.finfo(np.float64).tiny
     worst = int(np.argmax(np.where(broken, errors / np.maximum(scales, tiny), -1.0)))
     place = _worst(np.take(distance, worst, axis))
-    found = f"{errors[worst]:.3g}; its largest value is {scales[worst]:.3g}, allowed are {rtol:g}"
-    problem = f"channel {worst} of axis {axis} is off by {found} of it"
+    error = f"{errors[worst]:.3g}; its largest value is {scales[worst]:.3g}, allowed are {rtol:g}"
+    problem = f"channel {worst} of axis {axis} is off by {error} of it"
     return _Failure(problem, (*place[:axis], worst, *place[axis:]))
 
 
@@ -274,7 +274,7 @@ def _compare_detections(
         if other_rows or shapes[0] != shapes[1] or ours.non_finite() or theirs.non_finite():
             return {m: compare(actual[m], expected[m], tolerance) for m in members}
     matches = match_detections(name, policy, actual, expected, _rtol({}, tolerance))
-    found = {}
+    comparisons = {}
     for member in members:
         ours, theirs = (
             Tensor(of[member].array.reshape(-1, *of[member].shape[depth:])[rows], of[member].dtype)
@@ -283,14 +283,14 @@ def _compare_detections(
         whole = compare(ours, theirs, tolerance)
         if member in (name, policy["labels"], policy["scores"]):  # matched within their own limits
             whole = whole.as_passed()
-        found[member] = replace(whole, policy="detections")
+        comparisons[member] = replace(whole, policy="detections")
     if matches.problems:
         problem = " and ".join(matches.problems)
-        found[name] = found[name].as_failed(ours.array, theirs.array, (problem,))
+        comparisons[name] = comparisons[name].as_failed(ours.array, theirs.array, (problem,))
         scores = policy["scores"]
         if scores is not None and _has_ties(expected[scores], tolerance):
-            found[name] = replace(found[name], note=_TIED)
-    return found
+            comparisons[name] = replace(comparisons[name], note=_TIED)
+    return comparisons
 
 
 def _reordered(
@@ -309,7 +309,7 @@ def _reordered(
         shape = expected[name].shape
         if shape and shape == actual[name].shape and shape[0] > 1:
             by_rows.setdefault(shape[0], []).append(name)
-    found: dict[str, Comparison] = {}
+    comparisons: dict[str, Comparison] = {}
     for rows, group in by_rows.items():
         # the order found by narrow rows is checked with the wide ones
         narrow = [
@@ -333,8 +333,8 @@ def _reordered(
             moved = Tensor(actual[name].array[order], actual[name].dtype)
             again[name] = replace(compare(moved, expected[name], tolerance), note=REORDERED)
         if all(comparison.passed for comparison in again.values()):
-            found |= again
-    return found
+            comparisons |= again
+    return comparisons
 
 
 def _falls(tensor: Tensor) -> bool:

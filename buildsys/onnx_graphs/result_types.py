@@ -6,6 +6,8 @@ so do stages that fail or are unavailable.
 
 from __future__ import annotations
 
+import math
+
 from buildsys.system.typed_dict import TypedDict
 
 Value = float | int | bool | str | None
@@ -103,3 +105,13 @@ class CheckFailure(TypedDict, total=False):
     actual: Value
     expected: Value
     problem: str
+
+
+def format_error(value: float) -> str:
+    """Format an error with two digits, rounded up: 5.1e-07."""
+    if value == 0:
+        return "0"
+    if not math.isfinite(value):
+        return "not finite"
+    exponent = math.floor(math.log10(abs(value)))
+    return f"{math.ceil(round(abs(value) / 10.0**exponent * 10, 6)) / 10 * 10.0**exponent:.1e}"

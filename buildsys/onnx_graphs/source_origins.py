@@ -28,13 +28,13 @@ class Origin(NamedTuple):
 def read_origins(file: Path | None) -> dict[str, Origin]:
     """Return tensor -> origin, {} for an unusable file."""
     try:
-        found = json.loads(file.read_text(encoding="utf-8")) if file else {}
-        if found.get("schema") != SCHEMA:
+        content = json.loads(file.read_text(encoding="utf-8")) if file else {}
+        if content.get("schema") != SCHEMA:
             return {}
-        lines, modules = found["lines"], found["modules"]
+        lines, modules = content["lines"], content["modules"]
         return {
             name: Origin(lines[line], modules[module])
-            for name, (line, module) in found["tensors"].items()
+            for name, (line, module) in content["tensors"].items()
         }
     except (OSError, ValueError, AttributeError, KeyError, IndexError, TypeError):
         return {}

@@ -12,8 +12,7 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from buildsys.onnx_graphs.error_text import format_error
-from buildsys.onnx_graphs.result_types import OutputComparison, Value, WorstElement
+from buildsys.onnx_graphs.result_types import OutputComparison, Value, WorstElement, format_error
 from buildsys.onnx_graphs.tensors import Array, Tensor, tensor_of
 
 Tolerance = Mapping[str, float | None]
@@ -91,14 +90,14 @@ class Comparison:
             str(value) if isinstance(value := side.item(index), complex) else value
             for side in (a, b)
         )
-        one, other = _show_apart(here, there)
+        ours, other = _show_apart(here, there)
         return replace(
             self,
             passed=False,
             worst_index=index,
             worst_actual=here,
             worst_expected=there,
-            problem=f"at {list(index)} it is {one} instead of {other} ({problem})",
+            problem=f"at {list(index)} it is {ours} instead of {other} ({problem})",
             broken=broken,
         )
 
@@ -119,8 +118,8 @@ class Comparison:
         """Return the problem as a clause with the names of both sides."""
         if self.worst_index is None:
             return self.problem
-        one, other = _show_apart(self.worst_actual, self.worst_expected)
-        where = f"at {list(self.worst_index)} {actual} has {one}"
+        ours, other = _show_apart(self.worst_actual, self.worst_expected)
+        where = f"at {list(self.worst_index)} {actual} has {ours}"
         return f"{where} and {expected} {other} ({', '.join(self.broken)})"
 
 
@@ -138,12 +137,12 @@ def compare(
     outputs consist of parts computed apart, such as boxes and scores.
     """
     ours, theirs = (v if isinstance(v, Tensor) else tensor_of(v) for v in (actual, expected))
-    for what, one, other in (
+    for what, our_fact, other in (
         ("type", ours.dtype, theirs.dtype),
         ("shape", list(ours.shape), list(theirs.shape)),
     ):
-        if one != other:
-            return Comparison(problem=f"has {what} {one} instead of {other}")
+        if our_fact != other:
+            return Comparison(problem=f"has {what} {our_fact} instead of {other}")
     if ours.array.size == 0:
         return Comparison(0.0, 0.0, 1.0, None, True, uninformative="it is empty")
     a, b = ours.values(), theirs.values()
@@ -222,7 +221,7 @@ def _hidden_error(x: Array, y: Array, rtol: float, assembled: bool) -> _HiddenEr
     """
     distance, sizes = np.abs(x - y), np.abs(y)
     largest = float(sizes.max())
-    found: list[tuple[bool, float, int, int]] = []  # not excused, share, axis, place
+    suspicions: list[tuple[bool, float, int, int]] = []  # not excused, share, axis, place
     for axis in range(y.ndim):
         if not 1 < y.shape[axis] < y.size:
             continue
@@ -238,10 +237,10 @@ def _hidden_error(x: Array, y: Array, rtol: float, assembled: bool) -> _HiddenEr
         for flagged, excused in ((wrong, False), (worth_noting, True)):
             if flagged.any():
                 place = int(np.argmax(np.where(flagged, shares, -1.0)))
-                found.append((not excused, float(shares[place]), axis, place))
-    if not found:
+                suspicions.append((not excused, float(shares[place]), axis, place))
+    if not suspicions:
         return None
-    is_wrong, share, axis, place = max(found)
+    is_wrong, share, axis, place = max(suspicions)
     within = np.take(distance, place, axis)
     inner = tuple(int(i) for i in np.unravel_index(int(np.argmax(within)), within.shape))
     error = f"is off by {within.max():.3g}, {share:.3g} of its own magnitude"
@@ -315,9 +314,11 @@ def _failed(
 
 def _show_apart(*values: Value) -> list[str]:
     """Return values with as many digits as they need to differ."""
-    shown: list[str] = []
+    texts: list[str] = []
     for digits in (6, 9, 17):
-        shown = [f"{one:.{digits}g}" if isinstance(one, float) else repr(one) for one in values]
-        if len(set(shown)) == len(shown):
+        texts = [
+            f"{value:.{digits}g}" if isinstance(value, float) else repr(value) for value in values
+        ]
+        if len(set(texts)) == len(texts):
             break
-    return shown
+    return texts

@@ -1,4 +1,4 @@
-"""Element types, captured tensors and unused names of a graph."""
+"""Element types, captured tensors, unused names and assembled outputs of a graph."""
 
 from __future__ import annotations
 
@@ -14,6 +14,16 @@ DTYPES = {"fp16": "float16", "bf16": "bfloat16"}  # precision -> type
 ELEM_TYPES = {"float16": TensorProto.FLOAT16, "bfloat16": TensorProto.BFLOAT16}
 NOT_A_TENSOR = -1  # a sequence, an optional, a map
 _STORED_IN_PLACE = 1024  # bytes; smaller values can be shapes that the inference needs
+_ASSEMBLING = ("Concat", "ScatterND", "ScatterElements")
+# the layers before these are one computation: what is joined there is not a part of the output
+_CONTRACTING = (
+    "Attention", "Conv", "ConvInteger", "ConvTranspose", "Einsum", "GRU", "Gemm", "LSTM", "MatMul",
+    "MatMulInteger", "QLinearConv", "QLinearMatMul", "RNN",
+)  # fmt: skip
+_FIRST_INPUT_ONLY = (  # the others are indices, shapes and sizes
+    "Expand", "Gather", "GatherElements", "GatherND", "Pad", "Reshape", "Resize", "Slice", "Split",
+    "Squeeze", "Tile", "TopK", "Unsqueeze",
+)  # fmt: skip
 
 
 def element_types(model: ModelProto) -> dict[str, int]:
@@ -63,8 +73,8 @@ def narrowest_float(model: ModelProto) -> str:
 
     Without floats it is float32.
     """
-    found = float_types(model)
-    return next((n for n in ("bfloat16", "float16", "float32", "float64") if n in found), "float32")
+    types = float_types(model)
+    return next((n for n in ("bfloat16", "float16", "float32", "float64") if n in types), "float32")
 
 
 def main_float_type(model: ModelProto) -> str:
@@ -95,14 +105,14 @@ def types_at(ports: Sequence[defs.OpSchema.FormalParameter], index: int) -> froz
 
 def outer_names(node: NodeProto) -> set[str]:
     """Return the tensors captured by an If, Loop or Scan."""
-    found: set[str] = set()
+    captured: set[str] = set()
     for body in subgraphs(node):
-        known = {"", *(value.name for value in (*body.input, *body.initializer))}
+        defined = {"", *(value.name for value in (*body.input, *body.initializer))}
         for inner in body.node:
-            found |= {*inner.input, *outer_names(inner)} - known
-            known.update(inner.output)
-        found.update(value.name for value in body.output if value.name not in known)
-    return found
+            captured |= {*inner.input, *outer_names(inner)} - defined
+            defined.update(inner.output)
+        captured.update(value.name for value in body.output if value.name not in defined)
+    return captured
 
 
 def rename_outer(node: NodeProto, names: Mapping[str, str]) -> None:
@@ -135,3 +145,24 @@ class FreshNames:
             name, number = f"{wanted}_{number}", number + 1
         self._taken.add(name)
         return name
+
+
+def assembled_outputs(model: ModelProto) -> list[str]:
+    """List the outputs made of parts of unlike meaning, such as boxes and scores.
+
+    They have a concatenation or scatter after their last contraction.
+    """
+    producers = {name: node for node in model.graph.node for name in node.output if name}
+    assembled = []
+    for output in model.graph.output:
+        pending, seen = [output.name], set()
+        while pending:
+            node = producers.get(name := pending.pop())
+            if node is None or name in seen or node.op_type in _CONTRACTING:
+                continue
+            seen.add(name)
+            if node.op_type in _ASSEMBLING and len(node.input) > 1:
+                assembled.append(output.name)
+                break
+            pending += node.input[:1] if node.op_type in _FIRST_INPUT_ONLY else node.input
+    return assembled

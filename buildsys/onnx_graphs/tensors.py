@@ -10,7 +10,9 @@ from __future__ import annotations
 import io
 import json
 import zipfile
-from collections.abc import Mapping
+import zlib
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
@@ -19,7 +21,6 @@ import numpy as np
 import numpy.typing as npt
 
 from buildsys.errors import StageError
-from buildsys.onnx_graphs.npz_file import NpzFile
 
 Array = npt.NDArray[Any]
 
@@ -47,6 +48,15 @@ _CHUNK = 1 << 18  # elements; temporaries fit the cache: ten times faster for la
 _DTYPES_KEY, _FLOAT_TYPE = "__dtypes__", "float_type"
 # earliest time of a zip entry, so that equal tensors give equal bytes
 _EPOCH = (1980, 1, 1, 0, 0, 0)
+# raised by numpy and zipfile for damaged files
+_DAMAGE = (
+    zipfile.BadZipFile, zlib.error, EOFError, RuntimeError, NotImplementedError, SyntaxError,
+    TypeError, AttributeError, MemoryError, OverflowError, RecursionError,
+)  # fmt: skip
+BITS = {
+    "float16": np.uint16, "bfloat16": np.uint16, "float32": np.uint32, "float64": np.uint64,
+}  # fmt: skip
+_EXACT = 256.0  # multiples of 1/256 are not rounded numbers but sizes, scales and thresholds
 
 
 @dataclass(frozen=True, eq=False)
@@ -238,5 +248,76 @@ def _ml_dtype(dtype: str) -> np.dtype[Any]:
     except ImportError as error:
         problem = f"{dtype} values need the package ml_dtypes"
         raise StageError(problem, "pip install ml_dtypes") from error
-    found: np.dtype[Any] = np.dtype(getattr(ml_dtypes, ML_DTYPES[dtype]))
-    return found
+    numpy_dtype: np.dtype[Any] = np.dtype(getattr(ml_dtypes, ML_DTYPES[dtype]))
+    return numpy_dtype
+
+
+class NpzFile(Mapping[str, Array]):
+    """The arrays of an .npz file by name, read on access.
+
+    Raises: OSError, ValueError: the file, or the array accessed, cannot be read.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        with _one_error(), zipfile.ZipFile(path) as archive:
+            self._members = {name.removesuffix(".npy"): name for name in archive.namelist()}
+
+    def __getitem__(self, name: str) -> Array:
+        """Return an array. Raises: KeyError: there is none of this name."""
+        member = self._members[name]
+        with (
+            _one_error(f"array {name}: "),
+            zipfile.ZipFile(self._path) as archive,
+            archive.open(member) as stream,
+        ):
+            return np.lib.format.read_array(stream, allow_pickle=False)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._members)
+
+    def __len__(self) -> int:
+        return len(self._members)
+
+
+def read_npy(path: Path) -> Array:
+    """Return the array of an .npy file.
+
+    Raises: OSError, ValueError: the file cannot be read.
+    """
+    with _one_error(), path.open("rb") as stream:
+        return np.lib.format.read_array(stream, allow_pickle=False)
+
+
+@contextmanager
+def _one_error(where: str = "") -> Iterator[None]:
+    try:
+        yield
+    except (ValueError, *_DAMAGE) as error:
+        first = (str(error).splitlines() or [type(error).__name__])[0]
+        problem = "it is not an array of numpy" if "magic string" in first else first
+        raise ValueError(f"{where}{problem}") from error
+
+
+def nudged_tensors(
+    tensors: Mapping[str, Tensor], draw: int | np.random.Generator
+) -> dict[str, Tensor]:
+    """Return the tensors with the last bits of floats changed."""
+    rng = np.random.default_rng(draw)
+    return {
+        name: Tensor(_nudged(tensor, rng), tensor.dtype) if tensor.dtype in BITS else tensor
+        for name, tensor in tensors.items()
+    }
+
+
+def _nudged(tensor: Tensor, rng: np.random.Generator) -> Array:
+    bits = tensor.array.view(BITS[tensor.dtype])
+    return nudge(bits, tensor.values().astype(np.float64), rng).view(tensor.array.dtype)
+
+
+def nudge(bits: Array, values: Array, rng: np.random.Generator) -> Array:
+    """Return the bits of the next larger or smaller magnitudes."""
+    is_rounded = np.isfinite(values) & (values * _EXACT != np.round(values * _EXACT))
+    step = rng.integers(0, 2, bits.shape, dtype=np.int8).astype(bool)
+    unit = bits.dtype.type(1)
+    return np.where(is_rounded, np.where(step, bits + unit, bits - unit), bits)

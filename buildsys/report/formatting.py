@@ -7,8 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 from unicodedata import east_asian_width
 
-from buildsys.onnx_graphs.error_text import format_error
-from buildsys.onnx_graphs.result_types import ComparedCases
+from buildsys.onnx_graphs.result_types import ComparedCases, format_error
 
 NOTHING = "—"
 TIMES = "\N{MULTIPLICATION SIGN}"

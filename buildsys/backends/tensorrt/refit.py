@@ -21,7 +21,7 @@ from buildsys.backends.tensorrt.build import build_engine
 from buildsys.backends.tensorrt.library import Library, is_strong
 from buildsys.backends.tensorrt.log import load_failure, log_of
 from buildsys.errors import StageError
-from buildsys.onnx_graphs.weight_files import WeightFile, read_weights
+from buildsys.onnx_graphs.graph_reader import WeightFile, read_weights
 from buildsys.system.files import sha256_of
 
 # facts of a build that depend on the graph's skeleton and the engine's fields only

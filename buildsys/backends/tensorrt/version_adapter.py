@@ -29,8 +29,8 @@ from buildsys.backends.tensorrt.library import (
 )
 from buildsys.backends.tensorrt.log import log_of
 from buildsys.errors import StageError
+from buildsys.onnx_graphs.graph_reader import Weight
 from buildsys.onnx_graphs.tensors import Array
-from buildsys.onnx_graphs.weight_files import Weight
 from buildsys.system.files import replace_file
 
 

@@ -102,18 +102,20 @@ def _stored(model: PlainModel) -> tuple[dict[str, Any], int]:
     """Return the sizes of all initializers and the number of weights."""
     stored = model.initializers
     dtypes: dict[str, dict[str, int]] = {}
-    for one in stored:
-        found = dtypes.setdefault(one.dtype, {"count": 0, "bytes": 0})
-        found["count"] += 1
-        found["bytes"] += one.bytes
-    largest = sorted(stored, key=lambda one: (-one.bytes, one.name))[:_LARGEST]
+    for tensor in stored:
+        size = dtypes.setdefault(tensor.dtype, {"count": 0, "bytes": 0})
+        size["count"] += 1
+        size["bytes"] += tensor.bytes
+    largest = sorted(stored, key=lambda tensor: (-tensor.bytes, tensor.name))[:_LARGEST]
     sizes = {
         "count": len(stored),
-        "bytes": sum(one.bytes for one in stored),
+        "bytes": sum(tensor.bytes for tensor in stored),
         "dtypes": dict(sorted(dtypes.items(), key=lambda item: (-item[1]["bytes"], item[0]))),
-        "largest": [one.as_json() for one in largest],
+        "largest": [tensor.as_json() for tensor in largest],
     }
-    return sizes, sum(math.prod(one.shape) for one in stored if one.dtype not in _NOT_WEIGHTS)
+    return sizes, sum(
+        math.prod(tensor.shape) for tensor in stored if tensor.dtype not in _NOT_WEIGHTS
+    )
 
 
 def _tensors(model: PlainModel, sized: PlainModel) -> dict[str, Any]:
@@ -126,14 +128,14 @@ def _tensors(model: PlainModel, sized: PlainModel) -> dict[str, Any]:
         for attribute, body in node.bodies.items():
             path = f"{inside}/{node.label}.{attribute}".lstrip("/")
             bodies.append((path, body, other.bodies[attribute]))
-    found: dict[str, Any] = {}
+    tensors: dict[str, Any] = {}
     for inside, body, at in bodies:
         names = (*body.inputs, *body.initializers, *body.producers, *body.outputs)
         for name in dict.fromkeys(names):
             stored, producer = body.initializers.get(name), body.producers.get(name)
             kind = "input" if name in body.inputs else "output" if name in body.outputs else "value"
             port = _port(body, name)
-            found[f"{inside}:{name}" if name in found else name] = {
+            tensors[f"{inside}:{name}" if name in tensors else name] = {
                 "kind": "initializer" if stored else kind,
                 "dtype": port["dtype"],
                 "shape": port["shape"],
@@ -143,7 +145,7 @@ def _tensors(model: PlainModel, sized: PlainModel) -> dict[str, Any]:
                 "consumers": [node.label for node in body.consumers.get(name, ())],
                 **({"inside": inside} if inside else {}),
             }
-    return found
+    return tensors
 
 
 def _port(body: Body, name: str) -> dict[str, Any]:
@@ -153,20 +155,20 @@ def _port(body: Body, name: str) -> dict[str, Any]:
 
 
 def _macs(proto: ModelProto, dims: Mapping[str, int]) -> dict[str, Any]:
-    found = _macs_at(proto, dims)
-    has_formula = input_dims(proto) and found.is_complete
+    counts = _macs_at(proto, dims)
+    has_formula = input_dims(proto) and counts.is_complete
     return {
-        "total": found.total,
-        "complete": found.is_complete,
+        "total": counts.total,
+        "complete": counts.is_complete,
         "dims": dict(dims),
         "formula": _mac_formulas(proto, dims)["formula"] if has_formula else None,
         "operators": {
-            name: {"macs": macs, "nodes": found.counted[name]}
-            for name, macs in found.by_operator.most_common()
+            name: {"macs": macs, "nodes": counts.counted[name]}
+            for name, macs in counts.by_operator.most_common()
         },
-        "unknown_shapes": dict(found.unknown),
-        "unknown_operators": dict(found.opaque),
-        "loops_counted_once": found.loops,
+        "unknown_shapes": dict(counts.unknown),
+        "unknown_operators": dict(counts.opaque),
+        "loops_counted_once": counts.loops,
         "counted": list(COUNTED),
     }
 

@@ -71,7 +71,7 @@ class _NodeGroup:
 def compare(first: PlainModel, second: PlainModel) -> dict[str, Any]:
     """Return all differences as JSON values; ``is_equal`` if there are none."""
     models = first, second
-    headers = [{"ir_version": one.ir_version, "producer": one.producer} for one in models]
+    headers = [{"ir_version": model.ir_version, "producer": model.producer} for model in models]
     functions = [
         {
             function.name: "; ".join(
@@ -91,7 +91,7 @@ def compare(first: PlainModel, second: PlainModel) -> dict[str, Any]:
         )
         changes = _mapping_changes(ours, theirs).items()
         interface[side] = [{"name": name, "from": was, "to": now} for name, (was, now) in changes]
-    found = {
+    differences = {
         "header": _mapping_changes(headers[0], headers[1]),
         "opsets": _mapping_changes(first.opsets, second.opsets),
         "functions": _mapping_changes(functions[0], functions[1]),
@@ -100,7 +100,7 @@ def compare(first: PlainModel, second: PlainModel) -> dict[str, Any]:
         **compare_bodies(first.body, second.body),
     }
     nodes = [sum(model.operators.values()) for model in models]
-    return {"nodes": nodes, "is_equal": not _is_filled(found), **found}
+    return {"nodes": nodes, "is_equal": not _is_filled(differences), **differences}
 
 
 def compare_bodies(first: Body, second: Body) -> dict[str, Any]:
@@ -122,7 +122,7 @@ def compare_bodies(first: Body, second: Body) -> dict[str, Any]:
     for name, other_name in matching.tensors.items():
         was, now = first.value(name), second.value(other_name)
         sizes = [value.shape if value else None for value in (was, now)]
-        if str(was) != str(now) and all(one is not None and None not in one for one in sizes):
+        if str(was) != str(now) and all(shape is not None and None not in shape for shape in sizes):
             change = {"tensor": other_name, "was_called": name, "from": str(was), "to": str(now)}
             shapes.append(change)
     return {
@@ -158,10 +158,10 @@ def _node_change(node: PlainNode, other: PlainNode, matching: Matching) -> dict[
             inputs.append(end)
     bodies = {}
     for name in (name for name in node.bodies if name in other.bodies):
-        found = compare_bodies(node.bodies[name], other.bodies[name])
-        if _is_filled(found):
-            bodies[name] = found
-    constants = [[tensor.digest for tensor in one.constants] for one in (node, other)]
+        inner = compare_bodies(node.bodies[name], other.bodies[name])
+        if _is_filled(inner):
+            bodies[name] = inner
+    constants = [[tensor.digest for tensor in side.constants] for side in (node, other)]
     if not (attributes or weights or inputs or bodies or constants[0] != constants[1]):
         return None
     dtypes = [value.dtype for end in weights if (value := theirs.value(str(end["to"])))]
@@ -239,12 +239,12 @@ def _connections(
 
 def _chain_text(nodes: Sequence[PlainNode]) -> str:
     """Return operators as ``Shape → Slice → Concat``, or as counts."""
-    shown = [node.operator for node in nodes if node.operator != CONSTANT] or [CONSTANT]
-    runs = [(operator, len(list(run))) for operator, run in groupby(shown)]
+    operators = [node.operator for node in nodes if node.operator != CONSTANT] or [CONSTANT]
+    runs = [(operator, len(list(run))) for operator, run in groupby(operators)]
     if len(runs) > _LONGEST_CHAIN:
-        runs = sorted(Counter(shown).items(), key=lambda item: (-item[1], item[0]))
+        runs = sorted(Counter(operators).items(), key=lambda item: (-item[1], item[0]))
         text = ", ".join(f"{operator} {TIMES}{count}" for operator, count in runs[:_LONGEST_CHAIN])
-        return f"{len(shown)} nodes ({text}{', …' if len(runs) > _LONGEST_CHAIN else ''})"
+        return f"{len(operators)} nodes ({text}{', …' if len(runs) > _LONGEST_CHAIN else ''})"
     return " → ".join(f"{name} {TIMES}{count}" if count > 1 else name for name, count in runs)
 
 
@@ -275,7 +275,7 @@ def _initializer_changes(
         "changed": changed,
         "renamed": renamed,
         "count": [len(first), len(second)],
-        "bytes": [sum(one.bytes for one in side.values()) for side in (first, second)],
+        "bytes": [sum(stored.bytes for stored in side.values()) for side in (first, second)],
     }
 
 

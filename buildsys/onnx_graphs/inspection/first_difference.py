@@ -76,7 +76,7 @@ def _values(first: TensorProto, second: TensorProto) -> str:
         return ""
     a, b = (numpy_helper.to_array(tensor).reshape(-1) for tensor in (first, second))
     # bit by bit: the files differ there, even if both values are NaN or zero
-    bits = (np.ascontiguousarray(one).view(np.uint8).reshape(a.size, -1) for one in (a, b))
+    bits = (np.ascontiguousarray(values).view(np.uint8).reshape(a.size, -1) for values in (a, b))
     unequal = np.not_equal(*bits).any(axis=1)
     index = int(unequal.argmax())
     count = f" (of {int(unequal.sum())} of {a.size})" if a.size > 1 else ""

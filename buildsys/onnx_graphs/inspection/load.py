@@ -155,17 +155,17 @@ def _digest(tensor: TensorProto, values: bytes | memoryview | None = None) -> st
             values = b"\0".join(tensor.string_data)
         else:
             values = tensor.raw_data or numpy_helper.to_array(tensor).tobytes()
-    found = blake3(f"{tensor.data_type}{list(tensor.dims)}".encode())
-    found.update(values)
-    return found.hexdigest()
+    digest = blake3(f"{tensor.data_type}{list(tensor.dims)}".encode())
+    digest.update(values)
+    return digest.hexdigest()
 
 
 def _body(graph: GraphProto) -> Body:
     stored = {tensor.name: _stored(tensor) for tensor in graph.initializer}
     for sparse in graph.sparse_initializer:
-        one = _stored(sparse.values)
-        kind, dims = f"sparse {one.dtype}", tuple(sparse.dims)
-        stored[one.name] = replace(one, dtype=kind, shape=dims)
+        tensor = _stored(sparse.values)
+        kind, dims = f"sparse {tensor.dtype}", tuple(sparse.dims)
+        stored[tensor.name] = replace(tensor, dtype=kind, shape=dims)
     values = {}
     for port in map(port_of, (*graph.value_info, *graph.input, *graph.output)):
         shape: Shape | None = None

@@ -41,24 +41,24 @@ class Macs:
 
 def count_macs(body: Body, outer: Sequence[Body] = ()) -> Macs:
     """Count a graph. An If counts as its larger branch, a loop once."""
-    found, scopes = Macs(), (body, *outer)
+    total, scopes = Macs(), (body, *outer)
     for node in body.nodes:
         if node.bodies:
             inner = [count_macs(part, scopes) for part in node.bodies.values()]
             largest = max(inner, key=lambda macs: macs.total)
             for name in ("by_operator", "counted", "unknown", "opaque"):
-                getattr(found, name).update(getattr(largest, name))
-            found.loops += largest.loops
-            found.loops += node.operator in ("Loop", "Scan") and largest.total > 0
+                getattr(total, name).update(getattr(largest, name))
+            total.loops += largest.loops
+            total.loops += node.operator in ("Loop", "Scan") and largest.total > 0
             continue
         macs = _node_macs(node, scopes)
         if macs:
-            found.by_operator[node.operator] += macs
-            found.counted[node.operator] += 1
+            total.by_operator[node.operator] += macs
+            total.counted[node.operator] += 1
         elif macs is None:
-            kind = found.unknown if _own_name(node.operator) in _COUNTS else found.opaque
+            kind = total.unknown if _own_name(node.operator) in _COUNTS else total.opaque
             kind[node.operator] += 1
-    return found
+    return total
 
 
 def macs_per_node(body: Body, outer: Sequence[Body] = ()) -> Iterator[int | None]:
@@ -87,7 +87,7 @@ def _sizes(scopes: Sequence[Body], name: str) -> tuple[int, ...]:
 
     Raises: LookupError: the shape is not completely known.
     """
-    value = next((found for body in scopes if (found := body.value(name))), None)
+    value = next(filter(None, (body.value(name) for body in scopes)), None)
     shape = value.shape if value else None
     sizes = tuple(size for size in shape or () if isinstance(size, int))
     if shape is None or len(sizes) < len(shape):
@@ -171,18 +171,18 @@ def formula(
     """
     if len(base) > 2:
         return None
-    found = _interpolated(macs_at, base, {})
-    if found is None or any(factor.denominator != 1 for factor in found.values()):
+    polynomial = _interpolated(macs_at, base, {})
+    if polynomial is None or any(factor.denominator != 1 for factor in polynomial.values()):
         return None
     terms = {}
-    for exponents, factor in sorted(found.items()):
-        shown = (
+    for exponents, factor in sorted(polynomial.items()):
+        factors = (
             name if power == 1 else f"{name}^{power}"
             for name, power in zip(base, exponents, strict=True)
             if power
         )
         if factor or not base:
-            terms["*".join(shown)] = int(factor)
+            terms["*".join(factors)] = int(factor)
     beyond = {name: size * 5 for name, size in base.items()}
     return terms if evaluate(terms, beyond) == macs_at(beyond) else None
 
@@ -203,15 +203,15 @@ def _interpolated(
         if part is None:
             return None
         counted.append(part)
-    found = {}
+    factors = {}
     for key in counted[0]:
-        one, two, three = (part[key] for part in counted)
-        square = (three - 2 * two + one) / 2
-        linear = two - one - 3 * square
-        for power, factor in enumerate((one - linear - square, linear, square)):
+        first, two, three = (part[key] for part in counted)
+        square = (three - 2 * two + first) / 2
+        linear = two - first - 3 * square
+        for power, factor in enumerate((first - linear - square, linear, square)):
             exponents = (power, *key)
-            found[exponents] = factor / size**power
-    return found
+            factors[exponents] = factor / size**power
+    return factors
 
 
 def evaluate(terms: Mapping[str, int], dims: Mapping[str, int]) -> int | None:

@@ -74,9 +74,9 @@ class Matching:
 
         def similarity(node: PlainNode, other: PlainNode) -> tuple[bool, bool]:
             contents = [
-                [*(body.stored.get(name, "") for name in one.inputs)]
-                + [tensor.digest for tensor in one.constants]
-                for one, body in ((node, self.first), (other, self.second))
+                [*(body.stored.get(name, "") for name in side.inputs)]
+                + [tensor.digest for tensor in side.constants]
+                for side, body in ((node, self.first), (other, self.second))
             ]
             return node.attributes == other.attributes, contents[0] == contents[1]
 
@@ -107,34 +107,34 @@ class Matching:
 
     def _maker(self, name: str, at: int) -> PlainNode | None:
         """Return the second graph's only producer for all consumers of a tensor."""
-        found = set()
+        makers = set()
         for taker in self.first.consumers.get(name, ()):
             other = self.nodes.get(taker)
             for port in (port for port, taken in enumerate(taker.inputs) if taken == name):
                 tensor = other.inputs[port] if other and port < len(other.inputs) else ""
                 maker = self.second.producers.get(tensor)
-                found.add(maker if maker and maker.outputs.index(tensor) == at else None)
-        return found.pop() if len(found) == 1 else None
+                makers.add(maker if maker and maker.outputs.index(tensor) == at else None)
+        return makers.pop() if len(makers) == 1 else None
 
 
 def regions(nodes: Iterable[PlainNode], body: Body) -> list[list[PlainNode]]:
     """Return connected groups of nodes, each in the order of the graph."""
-    wanted = dict.fromkeys(nodes)
-    found: dict[PlainNode, list[PlainNode]] = {}
-    for node in wanted:
-        if node in found:
+    members = dict.fromkeys(nodes)
+    groups_of: dict[PlainNode, list[PlainNode]] = {}
+    for node in members:
+        if node in groups_of:
             continue
         group: list[PlainNode] = []
         waiting = [node]
         while waiting:
             member = waiting.pop()
-            if member not in found:
-                found[member] = group
+            if member not in groups_of:
+                groups_of[member] = group
                 group.append(member)
                 near = [body.producers[name] for name in member.reads if name in body.producers]
                 for name in member.outputs:
                     near += body.consumers.get(name, ())
-                waiting += [other for other in near if other in wanted]
-    order = {node: at for at, node in enumerate(wanted)}
-    groups = {id(group): group for group in found.values()}
+                waiting += [other for other in near if other in members]
+    order = {node: at for at, node in enumerate(members)}
+    groups = {id(group): group for group in groups_of.values()}
     return [sorted(group, key=order.__getitem__) for group in groups.values()]

@@ -83,30 +83,30 @@ class Body:
     @cached_property
     def consumers(self) -> dict[str, list[PlainNode]]:
         """Tensor -> its consumers, in the order of the graph."""
-        found: dict[str, list[PlainNode]] = {}
+        consumers: dict[str, list[PlainNode]] = {}
         for node in self.nodes:
             for name in node.reads:
-                found.setdefault(name, []).append(node)
-        return found
+                consumers.setdefault(name, []).append(node)
+        return consumers
 
     @cached_property
     def captured(self) -> tuple[str, ...]:
         """Tensors from the enclosing graph."""
         own = {*self.inputs, *self.initializers, *self.producers}
-        wanted = (name for node in self.nodes for name in node.reads)
+        reads = (name for node in self.nodes for name in node.reads)
         return tuple(
-            dict.fromkeys(name for name in (*wanted, *self.outputs) if name and name not in own)
+            dict.fromkeys(name for name in (*reads, *self.outputs) if name and name not in own)
         )
 
     @cached_property
     def stored(self) -> dict[str, str]:
         """Initializer or output of a Constant -> its digest, "" if unknown."""
-        found = {}
+        digests = {}
         for node in self.nodes:
             if node.operator == CONSTANT:
                 digest = node.constants[0].digest if node.constants else ""
-                found.update(dict.fromkeys(filter(None, node.outputs), digest))
-        return found | {name: tensor.digest for name, tensor in self.initializers.items()}
+                digests.update(dict.fromkeys(filter(None, node.outputs), digest))
+        return digests | {name: tensor.digest for name, tensor in self.initializers.items()}
 
     def value(self, name: str) -> Value | None:
         """Return type and shape of a tensor, None if they are unknown."""
@@ -145,7 +145,7 @@ class PlainModel:
     def initializers(self) -> list[StoredTensor]:
         """All initializers, including those of bodies."""
         inner = (body for node, _ in self.body.walk() for body in node.bodies.values())
-        return [one for body in (self.body, *inner) for one in body.initializers.values()]
+        return [tensor for body in (self.body, *inner) for tensor in body.initializers.values()]
 
     @property
     def operators(self) -> dict[str, int]:

@@ -18,8 +18,7 @@ from buildsys.models.golden_inputs import (
     values_from_callable,
 )
 from buildsys.models.images import describe_images, find_images, read_images
-from buildsys.onnx_graphs.npz_file import NpzFile
-from buildsys.onnx_graphs.tensors import Array, Tensor, array_bytes, tensor_of
+from buildsys.onnx_graphs.tensors import Array, NpzFile, Tensor, array_bytes, tensor_of
 
 Batch = dict[str, Tensor]
 _KEY = re.compile(r"(\d+)/(.+)")

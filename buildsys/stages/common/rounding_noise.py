@@ -15,12 +15,11 @@ from pathlib import Path
 import numpy as np
 from onnx import ModelProto, TensorProto, numpy_helper
 
-from buildsys.onnx_graphs.error_text import format_error
-from buildsys.onnx_graphs.last_bits import BITS, nudge, nudged_tensors
 from buildsys.onnx_graphs.onnx_file import load_model
 from buildsys.onnx_graphs.output_policies import Policy, compare_outputs
+from buildsys.onnx_graphs.result_types import format_error
 from buildsys.onnx_graphs.tensor_comparison import Comparison
-from buildsys.onnx_graphs.tensors import Tensor
+from buildsys.onnx_graphs.tensors import BITS, Tensor, nudge, nudged_tensors
 from buildsys.stages.operators.open_graph import open_graph
 from buildsys.workers.job import Job
 

@@ -12,8 +12,15 @@ from buildsys.errors import StageError
 from buildsys.manifest.shape_cases import concrete_shape
 from buildsys.models.golden_inputs import require_dtype
 from buildsys.models.images import Size, describe_images, read_images, size_axes, size_of
-from buildsys.onnx_graphs.npz_file import NpzFile, read_npy
-from buildsys.onnx_graphs.tensors import Array, Tensor, load_tensors, save_tensors, tensor_of
+from buildsys.onnx_graphs.tensors import (
+    Array,
+    NpzFile,
+    Tensor,
+    load_tensors,
+    read_npy,
+    save_tensors,
+    tensor_of,
+)
 from buildsys.system.suggestions import nearest
 from buildsys.workers.job import Job, StageResult
 

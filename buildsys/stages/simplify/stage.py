@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 from buildsys.errors import CheckFailed, StageError
-from buildsys.onnx_graphs.assembled_outputs import assembled_outputs
 from buildsys.onnx_graphs.onnx_file import (
     check_file,
     copy_model,
@@ -19,6 +18,7 @@ from buildsys.onnx_graphs.onnx_file import (
     save_model,
 )
 from buildsys.onnx_graphs.result_types import GraphSummary
+from buildsys.onnx_graphs.tensor_types import assembled_outputs
 from buildsys.onnx_graphs.tensors import Tensor, load_case
 from buildsys.stages.common.equivalence import (
     compare_cases,

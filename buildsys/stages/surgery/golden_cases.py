@@ -24,10 +24,9 @@ from buildsys.manifest.surgery_interface import Inputs
 from buildsys.manifest.value_ranges import INTEGER_RANGES
 from buildsys.models.golden_inputs import golden_input
 from buildsys.models.user_code import load_callable, reraise_as_stage_error, with_article
-from buildsys.onnx_graphs.npz_file import NpzFile
 from buildsys.onnx_graphs.onnx_file import load_model, save_model
 from buildsys.onnx_graphs.tensor_types import main_float_type
-from buildsys.onnx_graphs.tensors import Array, Case, Tensor, tensor_of
+from buildsys.onnx_graphs.tensors import Array, Case, NpzFile, Tensor, tensor_of
 from buildsys.stages.common.equivalence import compare_cases, run_cases
 from buildsys.stages.surgery.edits import add_outputs, cut_tensors
 from buildsys.workers.job import Job

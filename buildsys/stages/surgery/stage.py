@@ -8,10 +8,10 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from buildsys.errors import StageError
-from buildsys.onnx_graphs.assembled_outputs import assembled_outputs
 from buildsys.onnx_graphs.onnx_file import check_file, copy_model, file_facts, load_model, ports
 from buildsys.onnx_graphs.output_policies import load_assembled
 from buildsys.onnx_graphs.result_types import GraphSummary
+from buildsys.onnx_graphs.tensor_types import assembled_outputs
 from buildsys.onnx_graphs.tensors import load_case, save_case
 from buildsys.stages.common.equivalence import run_cases
 from buildsys.stages.common.golden_check import OutputCheck, and_more, save_failed_tensors

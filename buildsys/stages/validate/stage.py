@@ -7,10 +7,10 @@ from typing import NamedTuple
 
 from buildsys.errors import StageError
 from buildsys.manifest.shape_cases import Dims, dims_of_shapes, format_case, format_dims
-from buildsys.onnx_graphs.assembled_outputs import assembled_outputs
 from buildsys.onnx_graphs.onnx_file import load_model
 from buildsys.onnx_graphs.output_policies import uninformative_hint, uninformative_outputs
 from buildsys.onnx_graphs.tensor_comparison import Comparison
+from buildsys.onnx_graphs.tensor_types import assembled_outputs
 from buildsys.onnx_graphs.tensors import Case, load_case
 from buildsys.stages.common.golden_check import (
     ORIGINAL,

@@ -15,7 +15,6 @@ from buildsys.errors import StageError, Unavailable
 from buildsys.manifest.default_limits import effective_limits
 from buildsys.manifest.shape_cases import dims_of_shapes, format_case
 from buildsys.onnx_graphs.agreement import Agreement, ComparedCase, output_agreements
-from buildsys.onnx_graphs.last_bits import nudged_tensors
 from buildsys.onnx_graphs.output_policies import (
     compare_outputs,
     load_assembled,
@@ -24,7 +23,14 @@ from buildsys.onnx_graphs.output_policies import (
 )
 from buildsys.onnx_graphs.result_types import CheckFailure, OutputComparison
 from buildsys.onnx_graphs.tensor_comparison import Comparison
-from buildsys.onnx_graphs.tensors import Case, Tensor, load_case, save_tensors, tensor_of
+from buildsys.onnx_graphs.tensors import (
+    Case,
+    Tensor,
+    load_case,
+    nudged_tensors,
+    save_tensors,
+    tensor_of,
+)
 from buildsys.stages.common.stability import DRAWS, Difference, are_explained
 from buildsys.stages.operators.implementation import implementation_of
 from buildsys.stages.verify.result import VerifyResult

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from buildsys.onnx_graphs.npz_file import NpzFile
+from buildsys.onnx_graphs.tensors import NpzFile
 
 
 @pytest.mark.parametrize("save", [np.savez, np.savez_compressed])
