@@ -32,12 +32,14 @@ _PARTS = {  # packages, in the order of the pipeline
     "onnx_graphs": "ONNX files",
     "stages": "Stages",
     "backends": "Engines",
-    "runtime": "Running engines",
+    "deploy": "Running engines",
+    "project": "Projects",
     "execution": "Builds",
     "workers": "Workers",
     "history": "History",
     "report": "Reports",
     "store": "Store and shared cache",
+    "remote": "Other machines",
     "system": "System",
 }
 # functions and classes with the message at another position than the first

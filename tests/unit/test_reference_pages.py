@@ -84,3 +84,16 @@ def test_every_section_of_the_schema_is_a_table() -> None:
         assert f"\n{heading}\n" in page
     assert "| `duration` | duration | `3s` | Least measured time per case and contender. |" in page
     assert "| `torchvision` | string | required |" in page
+
+
+def test_every_error_message_belongs_to_a_part_of_its_page() -> None:
+    page = load("errors").page()
+    for heading in ("## Manifests", "## Running engines", "## Other machines"):
+        assert f"\n{heading}\n" in page
+
+
+def test_every_page_is_in_the_navigation() -> None:
+    docs = REFERENCE.parent
+    navigation = (docs.parent / "mkdocs.yml").read_text(encoding="utf-8")
+    pages = [path.relative_to(docs).as_posix() for path in docs.rglob("*.md")]
+    assert [page for page in pages if f" {page}\n" not in navigation] == []
