@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any, Literal
 
-from buildsys.manifest.shape_cases import example_dims
+from buildsys.manifest.shape_cases import Dims
 from buildsys.plan.action import FileRef, needs_of
-from buildsys.plan.custom_operators import NO_OPERATORS, CustomOperators
+from buildsys.plan.custom_operators import NO_OPERATORS, CustomOperators, OperatorUse
 from buildsys.plan.engine_typing import (
     EngineSpec,
     VersionOf,
@@ -27,11 +28,10 @@ from buildsys.plan.graph_points import (
     graph_points,
     profile_values,
 )
+from buildsys.plan.network import Network
 from buildsys.stages.table import CONVERT, PROGRAM, SEARCH, SIMPLIFY, target_of
 from buildsys.system.backend_registry import describe_backend, find_package
-from buildsys.system.weight_names import HUB, INDEX_SUFFIX
 
-DataEntry = Mapping[str, Any]  # source of input values
 ONNXRUNTIME = "onnxruntime"
 FULL_PRECISION = "fp32"
 QUANTIZED = ("int8", "fp8")  # precisions that need calibration
@@ -40,16 +40,6 @@ _DYNAMIC = ("per_channel", "reduce_range", "exclude")
 TORCH_BASELINES = ("torch", "torch_cuda_graph", "torch_compile")
 _GPU_BASELINES = ("torch_cuda_graph",)
 _BASELINE_PRECISIONS = ("fp32", "fp16", "bf16")
-_SOURCE_LIBRARIES = {
-    "torchvision": ("torchvision",),
-    "timm": ("timm", "torchvision"),
-    "transformers": ("transformers",),
-    "exported_program": (),
-    "python": (),
-    "numpy": (),
-}
-# of a checkpoint of transformers; a missing one may appear
-_CHECKPOINT_FILES = ("config.json", "model.safetensors", f"model{INDEX_SUFFIX}")
 
 
 @dataclass(frozen=True)
@@ -89,103 +79,76 @@ class ModelPlan:
     """A model to plan. ``spec`` has the typing of its TensorRT engines decided."""
 
     def __init__(self, spec: Spec, version_of: VersionOf = unknown_version) -> None:
-        given = spec["source"] or {}
-        self.definition = given if "tensorrt" in given else None  # by hand
+        written = spec["source"] or {}
+        self.definition = written if "tensorrt" in written else None  # by hand
         if self.definition:
             spec = _of_definition(spec)
         self.spec = spec = with_typing(with_base_precision(_without_run_fields(spec)), version_of)
         self.name: str = spec["model"]
-        # of the golden outputs
-        source = self.definition["reference"] if self.definition else given
-        self.has_network = bool(source)  # else it has commands only
-        self.is_onnx = "onnx" in source
-        self.is_torch = self.has_network and "numpy" not in source and not self.is_onnx
-        self.on_gpu = source.get("device") == "cuda"  # the network, not its engines
-        self.environment: tuple[str, ...] = ("torch", *(("gpu",) if self.on_gpu else ()))
-        self.is_made = False
         self.case_values, self.exported, self.unsimplified, self.final = graph_points(spec)
+        source = self.definition["reference"] if self.definition else written
+        self.has_network = bool(source)  # else it has commands only
+        self.network = Network(spec, source, self.exported)
+        self.operators = CustomOperators(spec)
         self.further = further_cases(spec, self.exported)
         self.further_names = [*self.further.get("sizes", ()), *self.further.get("values", ())]
-        self.operators = CustomOperators(spec)
-        # outputs made of unlike parts, before and after the steps on the simplified graph
-        self.assembled = self.final_assembled = FileRef(f"{self.name}/simplify/assembled.json")
-        self.final_assembled_target = target_of(SIMPLIFY, self.name)
-        if changes_golden(self.final.steps):
-            self.final_assembled = FileRef(f"{self.final.graph.folder}/assembled.json")
-            self.final_assembled_target = self.final.graph.target
-        data = {name: tensor["data"] for name, tensor in spec["inputs"].items()}
-        # options to create and call the network; for PyTorch with the example
-        self.network_options: dict[str, Any] = {
-            "source": source,
-            "inputs": self.exported.inputs,
-            "data": data,
-        }
-        self.network_sources: tuple[str, ...] = ()
-        if self.is_onnx:
-            file, _, made_by = source["onnx"].rpartition(":")
-            self.is_made = file.endswith(".py") and bool(made_by)  # by a callable
-            self.network_sources = (file if self.is_made else source["onnx"],)
-        # without the user's imports
-        self.network_tools: tuple[str, ...] = ("python", "numpy") if self.is_made else ()
-        self.network_code: tuple[str, ...] = ()
-        weights = source.get("weights")
-        # state dict files with their required digests
-        self.weights = {weights["file"]: weights["sha256"]} if isinstance(weights, dict) else {}
-        if folder := source.get("checkpoint"):
-            files = (f"{folder.rstrip('/')}/{name}" for name in _CHECKPOINT_FILES)
-            self.weights = dict.fromkeys(files)
-        if "exported_program" in source:
-            self.weights[source["exported_program"]] = None
-        if isinstance(source.get("config"), str):
-            self.weights[source["config"]] = None
-        if self.has_network and not self.is_onnx:
-            fields = ("shape", "dtype", "keyword")
-            self.network_options = {
-                "source": source,
-                "example": example_dims(self.exported.dims),
-                "inputs": {n: {f: t[f] for f in fields} for n, t in spec["inputs"].items()},
-                "outputs": {
-                    n: {f: t[f] for f in ("shape", "dtype", "key")}
-                    for n, t in spec["outputs"].items()
-                },
-                "data": data,
-            }
-            if spec["call"]:
-                self.network_options["call"] = spec["call"]
-            if callable_name := source.get("python") or source.get("numpy"):
-                self.network_sources = (callable_name.rpartition(":")[0],)
-            self.network_sources += data_files(data.values())
-            kind = next(kind for kind in source if kind in _SOURCE_LIBRARIES)
-            self.network_code = (f"buildsys.models.sources.{kind}",)
-            libraries = [*_SOURCE_LIBRARIES[kind], *image_tools(data.values())]
-            if any(file.endswith((".safetensors", INDEX_SUFFIX)) for file in self.weights):
-                libraries.append("safetensors")
-            self.network_tools = ("python", "torch", "numpy", *dict.fromkeys(libraries))
-            if not self.is_torch:
-                self.environment, self.network_code = (), ("buildsys.models.numpy_function",)
-                self.network_tools = ("python", "numpy", *image_tools(data.values()))
-            # a commit of the Hub, in the options, identifies its files
-            self.weights = {f: digest for f, digest in self.weights.items() if f[:5] != HUB}
+        self.program = FileRef(f"{self.name}/program/program.pt2")
+        self.program_origins = FileRef(f"{self.name}/program/origins.json", optional=True)
+        # outputs made of unlike parts, before the steps on the simplified graph
+        self.assembled = FileRef(f"{self.name}/simplify/assembled.json")
+        self.engines = [EnginePlan(self, engine) for engine in spec["engines"]]
+
+    @property
+    def final_assembled(self) -> FileRef:
+        """Outputs made of unlike parts, after the steps on the simplified graph."""
+        is_changed = changes_golden(self.final.steps)
+        folder = self.final.graph.folder
+        return FileRef(f"{folder}/assembled.json") if is_changed else self.assembled
+
+    @property
+    def final_assembled_target(self) -> str:
+        """The target that writes ``final_assembled``."""
+        is_changed = changes_golden(self.final.steps)
+        return self.final.graph.target if is_changed else target_of(SIMPLIFY, self.name)
+
+    @cached_property
+    def small_float_tools(self) -> tuple[str, ...]:
+        """The library for 8-bit and 4-bit floats, if a tensor has them."""
+        spec = self.spec
         tensors = [*spec["inputs"].values(), *spec["outputs"].values()]
         tensors += [*self.unsimplified.inputs.values(), *self.final.inputs.values()]
         small = any((tensor["dtype"] or "").startswith(("float8", "float4")) for tensor in tensors)
-        self.small_float_tools = ("ml_dtypes",) if small else ()
-        # the source lines of exported nodes
-        origins = FileRef(f"{self.name}/export/origins.json", optional=True)
-        self.origins = {} if self.is_onnx or self.definition else {"origins": origins}
-        self.program = FileRef(f"{self.name}/program/program.pt2")
-        self.program_origins = FileRef(f"{self.name}/program/origins.json", optional=True)
-        # PyTorch does the same work as the engines, unless the graph is cut or takes other inputs
-        steps = [*self.unsimplified.steps, *self.final.steps]
+        return ("ml_dtypes",) if small else ()
+
+    @property
+    def origins(self) -> dict[str, FileRef]:
+        """The source lines of exported nodes."""
+        if self.network.is_onnx or self.definition:
+            return {}
+        return {"origins": FileRef(f"{self.name}/export/origins.json", optional=True)}
+
+    @property
+    def definition_weights(self) -> dict[str, FileRef]:
+        """The arrays that a network defined by hand gets from its reference."""
+        is_own = self.definition is None or self.definition["weights"] is not None
+        if is_own or not self.network.is_torch:
+            return {}
+        return {"weights": FileRef(f"{self.name}/reference/weights.npz")}
+
+    @property
+    def has_torch_baselines(self) -> bool:
+        """True if PyTorch does the same work as the engines.
+
+        It does not if the graph is cut or takes other inputs.
+        """
+        steps = (*self.unsimplified.steps, *self.final.steps)
         changed = any("cut" in step or step.get("inputs") is not None for step in steps)
-        self.has_torch_baselines = self.is_torch and not changed
-        # the arrays that a network defined by hand gets
-        self.definition_weights: dict[str, FileRef] = {}
-        if self.definition and self.definition["weights"] is None and self.is_torch:
-            file = FileRef(f"{self.name}/reference/weights.npz")
-            self.definition_weights = {"weights": file}
-        self.engines = [EnginePlan(self, engine) for engine in spec["engines"]]
-        self.needs_calibration = any(e.needs_ranges or e.calibrates for e in self.engines)
+        return self.network.is_torch and not changed
+
+    @property
+    def needs_calibration(self) -> bool:
+        """True if an engine needs ranges of tensors, or calibrates itself."""
+        return any(engine.needs_ranges or engine.calibrates for engine in self.engines)
 
     def fields(
         self, stage: str, variant: str = "", engine: EngineSpec | None = None
@@ -229,6 +192,7 @@ class EnginePlan:
     """An engine of a model to plan."""
 
     def __init__(self, model: ModelPlan, spec: EngineSpec) -> None:
+        self.model = model
         self.spec = spec
         self.name: str = spec["name"]
         self.backend: str = spec["backend"]
@@ -238,10 +202,10 @@ class EnginePlan:
         # the builder itself calibrates int8
         self.calibrates = is_implicit(spec) or description.quantizes(spec)
         self.on_gpu = description.runs_on_gpu(spec)
-        self.server: Literal["light", "torch"]
-        self.server = "torch" if "torch" in description.libraries else "light"
         self.devices = ("gpu",) if self.on_gpu else ("cpu",)
         self.environment = (*description.environment, *(("gpu",) if self.on_gpu else ()))
+        self.server: Literal["light", "torch"]
+        self.server = "torch" if "torch" in description.libraries else "light"
         self.toolchain = toolchain_of(model.spec, spec)
         cuda = ("cuda-bindings",) if self.on_gpu else ()
         self.toolchain_tools = ("python", "numpy", *cuda) if self.toolchain else ()
@@ -254,92 +218,132 @@ class EnginePlan:
         self.backend_packages = () if is_ours else (module,)
         unused = {"name", "tolerance", "required", "needs", "gates"}
         unused |= set() if self.toolchain else {"toolchain"}
+        self.options = {field: value for field, value in spec.items() if field not in unused}
         self.gates = spec.get("gates") or model.spec.get("gates")
         if self.gates and self.gates["engine"] == self.name:  # gates of the model
             self.gates = None
-        self.options = {field: value for field, value in spec.items() if field not in unused}
-        folder, engine_file = f"{model.name}/engine/{self.name}", description.engine_file
-        data_file = description.data_file or f"{engine_file}.data"
-        self.files = {
-            "engine": FileRef(f"{folder}/{engine_file}", optional=True),
-            "engine.data": FileRef(f"{folder}/{data_file}", optional=True),
-            **{
-                f"engine.{name}": FileRef(f"{folder}/{name}", optional=True)
-                for name in description.further_files(spec)
-            },
+        self.without_calibration = _without_calibration(model.spec, spec)
+        self.quantizes_weights = "quantize_weights" in self.without_calibration
+
+    @cached_property
+    def files(self) -> dict[str, FileRef]:
+        """The engine's files by role."""
+        folder = f"{self.model.name}/engine/{self.name}"
+        engine_file = self.description.engine_file
+        names = {
+            "engine": engine_file,
+            "engine.data": self.description.data_file or f"{engine_file}.data",
+            **{f"engine.{name}": name for name in self.description.further_files(self.spec)},
         }
-        takes_program = description.takes_program
-        self.loaded_operators = NO_OPERATORS if takes_program else model.operators.loaded_use(spec)
-        # the graph has the types of the engine's precision
-        typed = not is_weak(spec) or spec.get("quantization") == "explicit"
-        typed = typed and not (description.takes_float32 or takes_program or model.definition)
-        self.search: Conversion | None = None
-        if spec.get("auto"):
-            own = self.tolerance != model.spec["verify"][self.precision]
-            variant = f"auto-{self.precision}{f'-{self.name}' if own else ''}"
-            limits = self.tolerance
-            self.search = Conversion(model.name, variant, self.precision, limits, search=True)
-            # only the typed graph has quantizers, and exceptions from a precision of all layers
-            typed = typed or self.precision in QUANTIZED or description.takes_float32
-        self.conversion: Conversion | None = None  # that it is built from
-        without_calibration = _without_calibration(model.spec, spec)
-        self.quantizes_weights = "quantize_weights" in without_calibration
-        self.needs_ranges = self.precision in QUANTIZED and not (
-            self.quantizes_weights or model.definition
-        )
-        if without_calibration:
-            self.conversion = Conversion(
-                model.name,
-                _variant(spec),
+        return {role: FileRef(f"{folder}/{name}", optional=True) for role, name in names.items()}
+
+    @cached_property
+    def loaded_operators(self) -> OperatorUse:
+        """Custom operators for running the engine."""
+        takes_program = self.description.takes_program
+        return NO_OPERATORS if takes_program else self.model.operators.loaded_use(self.spec)
+
+    @property
+    def needs_ranges(self) -> bool:
+        """True if its graph has quantizers."""
+        has_own = self.quantizes_weights or self.model.definition
+        return self.precision in QUANTIZED and not has_own
+
+    @cached_property
+    def search(self) -> Conversion | None:
+        """The conversion that a search completes, if its precision is ``auto``."""
+        if not self.spec.get("auto"):
+            return None
+        is_own = self.tolerance != self.model.spec["verify"][self.precision]
+        variant = f"auto-{self.precision}{f'-{self.name}' if is_own else ''}"
+        limits = self.tolerance
+        return Conversion(self.model.name, variant, self.precision, limits, search=True)
+
+    @cached_property
+    def conversion(self) -> Conversion | None:
+        """The conversion whose graph it is built from, None for the fp32 graph."""
+        if self.without_calibration:
+            return Conversion(
+                self.model.name,
+                _variant(self.spec),
                 self.precision,
-                model.spec["verify"][self.precision],
-                without_calibration=without_calibration,
+                self.model.spec["verify"][self.precision],
+                without_calibration=self.without_calibration,
             )
-        elif typed and self.precision != FULL_PRECISION:
-            self.conversion = self.search or model.conversion(self.precision)
-        final = model.final
-        graph = self.conversion.graph if self.conversion else final.graph
-        # what it is built from, and the target that writes it
-        self.source, self.source_target = graph.files(), graph.target
-        if takes_program:
-            self.source = {"program": model.program}
-            self.source_target = target_of(PROGRAM, model.name)
-        if model.definition:
-            self.source = model.definition_weights
-            self.source_target = final.golden_target if self.source else ""
-        # of the check, including the engine's explicit profiles
-        own = list(profile_values(model.spec, [spec], final.inputs, final.dims).values())
-        wanted = model.spec["verify"]["cases"]
-        self.cases = final.cases([c for c, v in final.values.items() if c in wanted or v in own])
-        self.baselines = [  # without impossible or unfair ones
+        if not self._reads_types or self.precision == FULL_PRECISION:
+            return None
+        return self.search or self.model.conversion(self.precision)
+
+    @property
+    def _reads_types(self) -> bool:
+        """True if the graph has the types of the engine's precision."""
+        description, spec = self.description, self.spec
+        # only the typed graph has quantizers, and exceptions from a precision of all layers
+        if self.search and (self.precision in QUANTIZED or description.takes_float32):
+            return True
+        is_typed = not is_weak(spec) or spec.get("quantization") == "explicit"
+        reads_others = description.takes_float32 or description.takes_program
+        return is_typed and not (reads_others or self.model.definition)
+
+    @property
+    def source(self) -> dict[str, FileRef]:
+        """What it is built from."""
+        if self.model.definition:
+            return self.model.definition_weights
+        if self.description.takes_program:
+            return {"program": self.model.program}
+        return self._graph.files()
+
+    @property
+    def source_target(self) -> str:
+        """The target that writes what it is built from, "" if there is none."""
+        if self.model.definition:
+            return self.model.final.golden_target if self.source else ""
+        if self.description.takes_program:
+            return target_of(PROGRAM, self.model.name)
+        return self._graph.target
+
+    @property
+    def _graph(self) -> Graph:
+        return self.conversion.graph if self.conversion else self.model.final.graph
+
+    @cached_property
+    def cases(self) -> dict[str, Dims]:
+        """The cases of its check, including those of its explicit profiles."""
+        model, final = self.model, self.model.final
+        own = list(profile_values(model.spec, [self.spec], final.inputs, final.dims).values())
+        names = model.spec["verify"]["cases"]
+        return final.cases([c for c, v in final.values.items() if c in names or v in own])
+
+    @cached_property
+    def baselines(self) -> list[str]:
+        """The baselines of its benchmark, without impossible or unfair ones."""
+        torch = self.model.has_torch_baselines and (self.on_gpu or not self.model.network.on_gpu)
+        return [
             name
-            for name in model.spec["bench"]["baselines"]
+            for name in self.model.spec["bench"]["baselines"]
             if (self.on_gpu or name not in _GPU_BASELINES)
-            and (model.has_torch_baselines or name not in TORCH_BASELINES)
-            and not (model.definition and name == ONNXRUNTIME)
-            and (self.on_gpu or not model.on_gpu or name not in TORCH_BASELINES)
+            and (torch or name not in TORCH_BASELINES)
+            and not (self.model.definition and name == ONNXRUNTIME)
         ]
-        self.baseline_precision: str = model.spec["bench"]["baseline_precision"]
-        if self.baseline_precision == "auto":
-            own_precision = self.precision if self.precision in _BASELINE_PRECISIONS else "fp16"
-            self.baseline_precision = own_precision if self.on_gpu else FULL_PRECISION
-        full = self.baseline_precision == FULL_PRECISION
-        graph = final.graph if full else model.conversion(self.baseline_precision).graph
-        self.baseline_graph = graph if ONNXRUNTIME in self.baselines else None  # in ONNX Runtime
 
-    def further_cases(self, model: ModelPlan) -> dict[str, Any]:
-        """Return the further cases to verify with the shapes of the inputs, or {}.
+    @property
+    def baseline_precision(self) -> str:
+        """The precision of its baselines."""
+        precision: str = self.model.spec["bench"]["baseline_precision"]
+        if precision != "auto":
+            return precision
+        own = self.precision if self.precision in _BASELINE_PRECISIONS else "fp16"
+        return own if self.on_gpu else FULL_PRECISION
 
-        Extreme values exceed the range of narrow floats, and the ranges of a calibration are those
-        of its data: the limits of these engines are for ordinary values.
-        """
-        names = model.further_names if model.final.has_further else []
-        if self.precision != FULL_PRECISION:
-            names = [name for name in names if name.startswith(("drawn", "seed"))]
-        if not names or self.precision in QUANTIZED or self.calibrates:
-            return {}
-        inputs = model.final.inputs.items()
-        return {"cases": names, "shapes": {name: tensor["shape"] for name, tensor in inputs}}
+    @property
+    def baseline_graph(self) -> Graph | None:
+        """The graph of the ONNX Runtime baseline."""
+        if ONNXRUNTIME not in self.baselines:
+            return None
+        if self.baseline_precision == FULL_PRECISION:
+            return self.model.final.graph
+        return self.model.conversion(self.baseline_precision).graph
 
 
 def _without_calibration(spec: Spec, engine: EngineSpec) -> dict[str, Any]:
@@ -387,19 +391,3 @@ def _without_run_fields(spec: Spec) -> Spec:
             for section, of_run in (("inputs", "preprocess"), ("outputs", "labels"))
         },
     }
-
-
-def data_files(entries: Iterable[DataEntry | None]) -> tuple[str, ...]:
-    """Return the user's files in ``entries``, image folders with a slash."""
-    files = []
-    for entry in entries:
-        data = entry or {}
-        files += [data["npz"]] if data.get("npz") else []
-        files += [data["python"].rpartition(":")[0]] if data.get("python") else []
-        files += [f"{data['images'].rstrip('/')}/"] if data.get("images") else []
-    return tuple(dict.fromkeys(files))
-
-
-def image_tools(entries: Iterable[DataEntry | None]) -> tuple[str, ...]:
-    """Return the library for images, if any entry has images."""
-    return ("pillow",) if any("images" in (entry or ()) for entry in entries) else ()

@@ -37,8 +37,8 @@ def plan_bench(model: ModelPlan, engine: EnginePlan) -> Iterator[Action]:
     environment = [*engine.environment]
     torch = any(baseline in TORCH_BASELINES for baseline in engine.baselines)
     if torch:
-        options["network"] = {**model.network_options, "outputs": {}}  # outputs are not checked
-        tools += model.network_tools
+        options["network"] = {**model.network.options, "outputs": {}}  # outputs are not checked
+        tools += model.network.tools
         tools += ["triton"] if "torch_compile" in engine.baselines else []
         environment.append("torch")
         if final.golden_folder != model.exported.golden_folder:  # the network's inputs differ
@@ -56,14 +56,14 @@ def plan_bench(model: ModelPlan, engine: EnginePlan) -> Iterator[Action]:
         options=options,
         inputs={**inputs, **operators.inputs},
         outputs={"result": FileRef(f"{name}/bench/{engine.name}.json")},
-        sources=(*(model.network_sources if torch else ()), *operators.sources),
-        weights=model.weights if torch else {},
+        sources=(*(model.network.sources if torch else ()), *operators.sources),
+        weights=model.network.weights if torch else {},
         after=tuple(after),
         order=(f"verify:{name}:{engine.name}",),  # figures of a wrong engine are worthless
         code=(
             "buildsys.stages.bench.stage",
             *engine.backend_code,
-            *(model.network_code if torch else ()),
+            *(model.network.code if torch else ()),
         ),
         environment=tuple(dict.fromkeys((*environment, "speed"))),
         **timed_fields(engine, tools),

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from buildsys.plan.action import Action, FileRef
-from buildsys.plan.model_plan import ModelPlan, data_files, image_tools
+from buildsys.plan.model_plan import ModelPlan
+from buildsys.plan.network import data_files, image_tools
 
 
 def plan_calibrate(model: ModelPlan) -> Iterator[Action]:

@@ -26,9 +26,9 @@ def plan_export(model: ModelPlan) -> Iterator[Action]:
     code: tuple[str, ...] = ()
     registered: list[str] = []
     dynamo = False
-    if model.is_onnx:  # the file is copied: its seed, example and exporter decide nothing
+    if model.network.is_onnx:  # the file is copied: its seed, example and exporter decide nothing
         options = {
-            "source": spec["source"] if model.is_made else {"onnx": spec["source"]["onnx"]},
+            "source": spec["source"] if model.network.is_made else {"onnx": spec["source"]["onnx"]},
             "inputs": model.exported.inputs,
             "outputs": spec["outputs"],
             "export": {"external_data": spec["export"]["external_data"]},
@@ -37,7 +37,7 @@ def plan_export(model: ModelPlan) -> Iterator[Action]:
         code = ("buildsys.backends.onnxruntime.file_versions",)
     else:
         sections = {section: spec[section] for section in _REGISTRATIONS if spec[section]}
-        options = {**model.network_options, "export": spec["export"], **sections}
+        options = {**model.network.options, "export": spec["export"], **sections}
         for entry in (entry for entries in sections.values() for entry in entries):
             registered.append(entry.get("module") or entry["function"].rpartition(":")[0])
         if dynamo := spec["export"]["exporter"] == "dynamo":
@@ -52,14 +52,14 @@ def plan_export(model: ModelPlan) -> Iterator[Action]:
             **model.origins,
             "result": FileRef(f"{name}/export/export.json"),
         },
-        sources=(*model.network_sources, *dict.fromkeys(registered)),
-        weights=model.weights,
+        sources=(*model.network.sources, *dict.fromkeys(registered)),
+        weights=model.network.weights,
         after=(model.operators.target,) if functions else (),
-        code=("buildsys.stages.export.stage", *model.network_code, *code),
-        tools=("onnx", *model.network_tools, *libraries),
-        environment=() if model.is_onnx else model.environment,
-        alone_on_gpu=model.on_gpu,
-        server="torch" if model.is_torch else "light",
+        code=("buildsys.stages.export.stage", *model.network.code, *code),
+        tools=("onnx", *model.network.tools, *libraries),
+        environment=() if model.network.is_onnx else model.network.environment,
+        alone_on_gpu=model.network.on_gpu,
+        server="torch" if model.network.is_torch else "light",
         preload=DYNAMO_MODULES if dynamo else (),
         doc=f"export {name} to ONNX",
     )

@@ -16,19 +16,19 @@ def plan_program(model: ModelPlan) -> Iterator[Action]:
         return
     yield Action(
         **model.fields("program"),
-        options={**model.network_options, "ranges": size_ranges(model.spec, model.exported)},
+        options={**model.network.options, "ranges": size_ranges(model.spec, model.exported)},
         inputs={},
         outputs={
             "program": model.program,
             "origins": model.program_origins,
             "result": FileRef(f"{model.name}/program/program.json"),
         },
-        sources=model.network_sources,
-        weights=model.weights,
-        code=("buildsys.stages.program.stage", *model.network_code),
-        tools=(*model.network_tools, "sympy"),  # sympy evaluates the guards on sizes
-        environment=model.environment,
-        alone_on_gpu=model.on_gpu,
+        sources=model.network.sources,
+        weights=model.network.weights,
+        code=("buildsys.stages.program.stage", *model.network.code),
+        tools=(*model.network.tools, "sympy"),  # sympy evaluates the guards on sizes
+        environment=model.network.environment,
+        alone_on_gpu=model.network.on_gpu,
         server="torch",
         preload=DYNAMO_MODULES,
         doc=f"capture the program of {model.name} with torch.export",

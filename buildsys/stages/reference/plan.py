@@ -6,16 +6,17 @@ from collections.abc import Iterator
 
 from buildsys.plan.action import Action, FileRef
 from buildsys.plan.custom_operators import NO_OPERATORS, OperatorUse
-from buildsys.plan.model_plan import ModelPlan, data_files, image_tools
+from buildsys.plan.model_plan import ModelPlan
+from buildsys.plan.network import data_files, image_tools
 
 
 def plan_reference(model: ModelPlan) -> Iterator[Action]:
     """Plan the computation of golden inputs and outputs."""
     name = model.name
     cases = model.exported.cases(model.exported.values)
-    data = model.network_options["data"].values()
+    data = model.network.options["data"].values()
     operators = NO_OPERATORS
-    if model.is_onnx:
+    if model.network.is_onnx:
         operators = model.operators.use()
         if functions := model.operators.graph_functions:
             inputs = {"graph_functions": functions["functions"], **operators.inputs}
@@ -23,7 +24,7 @@ def plan_reference(model: ModelPlan) -> Iterator[Action]:
     yield Action(
         **model.fields("reference"),
         options={
-            **model.network_options,
+            **model.network.options,
             "cases": cases,
             **({"further": model.further} if model.further else {}),
             **operators.options,
@@ -35,19 +36,19 @@ def plan_reference(model: ModelPlan) -> Iterator[Action]:
             **model.definition_weights,
             "result": FileRef(f"{name}/reference/reference.json"),
         },
-        sources=tuple(dict.fromkeys((*model.network_sources, *data_files(data)))),
-        weights=model.weights,
+        sources=tuple(dict.fromkeys((*model.network.sources, *data_files(data)))),
+        weights=model.network.weights,
         after=operators.after,
-        code=("buildsys.stages.reference.stage", *model.network_code),
+        code=("buildsys.stages.reference.stage", *model.network.code),
         tools=(
             "numpy",
-            *model.network_tools,
-            *(("onnx", "onnxruntime") if model.is_onnx else ()),
+            *model.network.tools,
+            *(("onnx", "onnxruntime") if model.network.is_onnx else ()),
             *model.small_float_tools,
             *image_tools(data),
         ),
-        environment=("onnxruntime",) if model.is_onnx else model.environment,
-        alone_on_gpu=model.on_gpu,
-        server="torch" if model.is_torch else "light",
+        environment=("onnxruntime",) if model.network.is_onnx else model.network.environment,
+        alone_on_gpu=model.network.on_gpu,
+        server="torch" if model.network.is_torch else "light",
         doc=f"golden inputs and outputs of {name}",
     )

@@ -8,7 +8,8 @@ from typing import Any
 from buildsys.manifest.surgery_interface import AFTER_EXPORT, AFTER_SIMPLIFY
 from buildsys.plan.action import Action, FileRef
 from buildsys.plan.graph_points import changes_golden, size_ranges
-from buildsys.plan.model_plan import ModelPlan, data_files, image_tools
+from buildsys.plan.model_plan import ModelPlan
+from buildsys.plan.network import data_files, image_tools
 
 _TOLERANCE = ("rtol", "cosine", "atol", "top1")
 

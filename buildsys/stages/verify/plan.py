@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 from buildsys.plan.action import Action, FileRef
-from buildsys.plan.model_plan import EnginePlan, ModelPlan
+from buildsys.plan.model_plan import FULL_PRECISION, QUANTIZED, EnginePlan, ModelPlan
 
 
 def plan_verify(model: ModelPlan, engine: EnginePlan) -> Iterator[Action]:
     """Plan the check of ``engine``."""
     name, final, operators = model.name, model.final, engine.loaded_operators
-    further = engine.further_cases(model)
+    further = _further_cases(model, engine)
     plugins = ["python"] if operators.sources else []
     tools = ["numpy", *engine.run_tools, *plugins, *engine.toolchain_tools]
     # a graph shows how its outputs are made
@@ -48,3 +49,18 @@ def plan_verify(model: ModelPlan, engine: EnginePlan) -> Iterator[Action]:
         alone_on_gpu=engine.on_gpu,  # it would disturb whoever times there
         doc=f"check the engine {engine.name} of {name} against the golden outputs",
     )
+
+
+def _further_cases(model: ModelPlan, engine: EnginePlan) -> dict[str, Any]:
+    """List the further cases to verify with the shapes of the inputs, or {}.
+
+    Extreme values exceed the range of narrow floats, and the ranges of a calibration are those
+    of its data: the limits of these engines are for ordinary values.
+    """
+    names = model.further_names if model.final.has_further else []
+    if engine.precision != FULL_PRECISION:
+        names = [name for name in names if name.startswith(("drawn", "seed"))]
+    if not names or engine.precision in QUANTIZED or engine.calibrates:
+        return {}
+    shapes = {name: tensor["shape"] for name, tensor in model.final.inputs.items()}
+    return {"cases": names, "shapes": shapes}
