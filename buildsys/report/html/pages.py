@@ -146,12 +146,13 @@ def index_row(page: ModelPage) -> IndexRow:
 def render_index(rows: Sequence[IndexRow], generated: str) -> str:
     """Render the index of all models as HTML."""
     ordered = sorted(rows, key=lambda row: (_ORDER.get(row.status, 3), row.model))
-    return environment().get_template(INDEX).render(
+    template = environment().get_template(INDEX)
+    return template.render(
         rows=ordered,
         counts=Counter(row.status for row in ordered),
         tags=sorted({tag for row in rows for tag in row.tags}),
         generated=generated,
-    )  # fmt: skip
+    )
 
 
 def _trend(page: ModelPage, engine: str) -> tuple[float | None, ...]:
