@@ -17,7 +17,6 @@ from onnx.external_data_helper import ExternalDataInfo
 
 from buildsys.errors import StageError
 from buildsys.onnx_graphs.result_types import GraphSummary, TensorPort
-from buildsys.system.files import start_writeback
 
 DATA_SUFFIX = ".data"  # external data of model.onnx is model.onnx.data
 ONE_MESSAGE_LIMIT = 1_500_000_000  # bytes; protobuf's limit is 2 GiB, and libraries add to a graph
@@ -77,9 +76,7 @@ def save_model(
         apart = [tensor for tensor, size in sizes if size >= limit]
         if apart:
             _write_apart(apart, data_path(path), weights_of or path)
-            start_writeback(data_path(path))
     path.write_bytes(model.SerializeToString(deterministic=True))
-    start_writeback(path)
 
 
 def _write_apart(tensors: Iterable[TensorProto], data: Path, weights_of: Path) -> None:

@@ -6,7 +6,6 @@ import errno
 import hashlib
 import os
 import stat as stat_module
-import threading
 from collections.abc import Container
 from contextlib import suppress
 from pathlib import Path
@@ -18,7 +17,6 @@ IMAGE_SUFFIXES = (".bmp", ".jpeg", ".jpg", ".pgm", ".png", ".ppm", ".tif", ".tif
 LIBRARY_FOLDERS = ("site-packages", "dist-packages")  # of installed libraries
 MAX_RESULT_BYTES = 256 << 20  # of a stage's result: a million samples of a benchmark have 20 MB
 _BLOCK_BYTES = 1 << 20
-_WORTH_FLUSHING_BYTES = 16 << 20
 
 
 class Stamp(NamedTuple):
@@ -119,20 +117,6 @@ def replace_file(path: Path, content: bytes, *, durable: bool = False) -> None:
         with suppress(OSError):
             temporary.unlink(missing_ok=True)
         raise
-
-
-def start_writeback(path: Path) -> None:
-    """Flush a large new file in the background, ahead of its rename.
-
-    ext4 writes a file out when it replaces another one (0.1 s for 180 MB).
-    """
-    if path.stat().st_size >= _WORTH_FLUSHING_BYTES:
-
-        def flush() -> None:
-            with suppress(OSError):  # renamed meanwhile, or reported by the fsync after publishing
-                fsync(path)
-
-        threading.Thread(target=flush, daemon=True).start()
 
 
 def read_end(path: Path, most_bytes: int) -> str:

@@ -31,7 +31,7 @@ from buildsys.stages.remedies.refused_graph import explain_refusal
 from buildsys.store.timing_caches import SharedTimingCache
 from buildsys.system.backend_registry import describe_backend
 from buildsys.system.engine_environment import MissingLibraryError, built_with
-from buildsys.system.files import sha256_of, start_writeback
+from buildsys.system.files import sha256_of
 from buildsys.workers.job import Job, StageResult
 
 # settings for running on other machines
@@ -110,8 +110,6 @@ def _build(job: Job, backend: Backend) -> Figures:
             raise explain_refusal(refusal, request, job) from refusal
         finished = time.perf_counter()
         files = _output_files(job)
-        for file in files:
-            start_writeback(file)
         job.progress("reading the engine back")
         start = time.perf_counter()
         described = backend.describe(request.engine, options, request.operators)

@@ -40,10 +40,9 @@ def test_arrays_of_all_kinds_are_read_as_numpy_does(
         read["other"]
 
 
-def header(shape: str, descr: str = "'<f4'", version: int = 1) -> bytes:
+def header(shape: str, descr: str = "'<f4'") -> bytes:
     text = f"{{'descr': {descr}, 'fortran_order': False, 'shape': {shape}}}\n".encode()
-    length = struct.pack("<H" if version == 1 else "<I", len(text))
-    return b"\x93NUMPY" + bytes([version, 0]) + length + text
+    return b"\x93NUMPY\x01\x00" + struct.pack("<H", len(text)) + text
 
 
 def member(content: bytes, compression: int = zipfile.ZIP_STORED) -> bytes:
@@ -55,34 +54,21 @@ def member(content: bytes, compression: int = zipfile.ZIP_STORED) -> bytes:
 
 
 HONEST = member(header("(1,)") + bytes(4))
+DEFLATED = member(
+    header("(4000,)", "'|u1'") + np.random.default_rng(0).bytes(4000), zipfile.ZIP_DEFLATED
+)
 HOSTILE: dict[str, bytes] = {
     "a claimed shape": member(header("(1000000000000,)") + bytes(4)),
-    "a claimed shape beyond 64 bits": member(header("(1" + "0" * 30 + ",)") + bytes(4)),
     "a negative shape": member(header("(-1, -1)") + bytes(4)),
     "a nested header": member(header("(" * 4000 + ")" * 4000)),
-    "an expression as shape": member(header("__import__('os').getpid()")),
-    "another version": member(header("(1,)", version=9) + bytes(4)),
-    "no header": member(b""),
     "no array": member(b"PK" * 10),
     "a short array": member(header("(5,)") + bytes(4)),
     "Python objects": member(header("(1,)", "'|O'") + bytes(8)),
-    "a strange type": member(header("(1,)", "'<q99'") + bytes(8)),
-    "an unknown compression": HONEST.replace(
-        b"PK\x01\x02\x14\x03\x14\x00\x00\x00\x00\x00", b"PK\x01\x02\x14\x03\x14\x00\x00\x00\x63\x00"
-    ),
-    "encryption": HONEST.replace(
-        b"PK\x01\x02\x14\x03\x14\x00\x00\x00", b"PK\x01\x02\x14\x03\x14\x00\x01\x00"
-    ),
     "a damaged array": HONEST.replace(b"shape", b"shade", 1),
     "a truncated file": HONEST[:-30],
+    "a damaged stream": DEFLATED[:90] + b"\xff" * 20 + DEFLATED[110:],
     "an empty file": b"",
     "a single array": header("(1,)") + bytes(4),
-    "a pickle": b"\x80\x04N.",
-    "a damaged stream": (lambda packed: packed[:90] + b"\xff" * 20 + packed[110:])(
-        member(
-            header("(4000,)", "'|u1'") + np.random.default_rng(0).bytes(4000), zipfile.ZIP_DEFLATED
-        )
-    ),
 }
 
 

@@ -5,17 +5,13 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from texts import Texts
 
 from buildsys.execution.stale_reasons import part_reasons
 from buildsys.system import compilers
 from buildsys.system.programs import probe
 
 LONG = "".join(f"line {n}\n" for n in range(2000)).encode()
-
-
-class Texts(dict[str, str]):
-    def set(self, name: str, text: str) -> None:
-        self[name] = text
 
 
 def program(folder: Path, printed: bytes, code: int = 0) -> Path:

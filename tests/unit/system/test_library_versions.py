@@ -1,13 +1,15 @@
-"""Versions of installed libraries, and environment variables."""
+"""Versions and distributions of installed libraries, and environment variables."""
 
 from __future__ import annotations
 
+import importlib
 import importlib.metadata
 import platform
 import sys
 from pathlib import Path
 
 import pytest
+from texts import Texts
 
 from buildsys.system import versions
 
@@ -22,7 +24,7 @@ def fresh_caches() -> None:
         function.cache_clear()
 
 
-def install(folder: Path, name: str, version: str) -> None:
+def install_empty(folder: Path, name: str, version: str) -> None:
     (folder / f"{name}-{version}.dist-info").mkdir(parents=True)
 
 
@@ -44,8 +46,8 @@ def test_a_missing_distribution_is_absent() -> None:
 
 @pytest.mark.usefixtures("fresh_caches")
 def test_the_first_on_the_path_wins(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    install(tmp_path / "a", "some_tool", "1.2+local")
-    install(tmp_path / "b", "some_tool", "3")
+    install_empty(tmp_path / "a", "some_tool", "1.2+local")
+    install_empty(tmp_path / "b", "some_tool", "3")
     monkeypatch.setattr(
         sys, "path", [str(tmp_path / "missing"), str(tmp_path / "a"), str(tmp_path / "b")]
     )
@@ -56,7 +58,7 @@ def test_the_first_on_the_path_wins(tmp_path: Path, monkeypatch: pytest.MonkeyPa
 def test_onnxruntime_has_several_distributions(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    install(tmp_path, "onnxruntime_gpu", "1.22.0")
+    install_empty(tmp_path, "onnxruntime_gpu", "1.22.0")
     monkeypatch.setattr(sys, "path", [str(tmp_path)])
     assert versions.distribution_version("onnxruntime") == "1.22.0 (onnxruntime-gpu)"
 
@@ -73,6 +75,89 @@ def test_variables_for_paths_and_logging_do_not_count() -> None:
         "ONEDNN_DEFAULT_FPMATH_MODE": "BF16",
         "ORT_DISABLE_TELEMETRY": "1", "CUDA_VISIBLE_DEVICES": "0",
     }  # fmt: skip
-    found = versions.environment_facts(["torch", "onnxruntime", "gpu"], environment)
-    assert set(found) == {"ATEN_CPU_CAPABILITY", "ONEDNN_DEFAULT_FPMATH_MODE"}
+    facts = versions.environment_facts(["torch", "onnxruntime", "gpu"], environment)
+    assert set(facts) == {"ATEN_CPU_CAPABILITY", "ONEDNN_DEFAULT_FPMATH_MODE"}
     assert set(versions.environment_facts(["speed"], environment)) == {"OMP_NUM_THREADS"}
+
+
+@pytest.fixture
+def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    folder = tmp_path / "site-packages"
+    folder.mkdir()
+    monkeypatch.setattr(sys, "path", [str(folder), *sys.path])
+    importlib.invalidate_caches()
+    return folder
+
+
+def install(
+    site: Path, name: str, *, requires: tuple[str, ...] = (), files: tuple[str, ...] = ()
+) -> None:
+    folder = site / f"{name}-1.0.dist-info"
+    folder.mkdir()
+    lines = [
+        "Metadata-Version: 2.1",
+        f"Name: {name}",
+        "Version: 1.0",
+        *(f"Requires-Dist: {line}" for line in requires),
+    ]
+    (folder / "METADATA").write_text("\n".join(lines))
+    (folder / "RECORD").write_text("".join(f"{file},,\n" for file in files))
+    for file in (file.strip('"') for file in files):
+        (site / file).parent.mkdir(exist_ok=True)
+        (site / file).write_text("")
+
+
+def distributions(module: str, texts: Texts | None = None) -> list[str]:
+    return versions.distributions_of(
+        module, Texts() if texts is None else texts, known=("torch", "numpy")
+    )
+
+
+def test_a_module_is_found_with_what_its_distribution_requires(site: Path) -> None:
+    install(
+        site, "kept_one", requires=("kept.two>=1", "not-there", "kept-three; extra == 'x'", "torch")
+    )
+    install(site, "kept_two", requires=("kept-one",))
+    install(site, "kept_three")
+    assert distributions("kept_one") == ["kept-one", "kept-two", "torch"]
+
+
+@pytest.mark.parametrize("file", ["cv_like/__init__.py", "cv_like.py", '"cv_like/a,b.txt"'])
+def test_a_distribution_of_another_name_is_distributions(site: Path, file: str) -> None:
+    install(site, "opencv_like", files=(file,))
+    assert distributions("cv_like") == ["opencv-like"]
+
+
+def test_requirements_of_known_distributions_are_not_followed() -> None:
+    assert distributions("torch") == ["torch"]
+
+
+def test_an_unknown_module_is_looked_up_once(site: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    texts = Texts()
+    assert distributions("no_such_module", texts=texts) == []
+    monkeypatch.setattr("importlib.metadata.distributions", lambda: pytest.fail("asked again"))
+    assert distributions("no_such_module", texts=texts) == []
+
+
+def test_another_environment_is_looked_up_separately(site: Path) -> None:
+    texts = Texts()
+    assert distributions("kept_late", texts=texts) == []
+    install(site, "kept_late")
+    versions.installed_versions.cache_clear()
+    versions.distribution_folders.cache_clear()
+    assert distributions("kept_late", texts=texts) == ["kept-late"]
+
+
+def test_only_a_module_outside_of_library_folders_has_sources(
+    site: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    install(site, "kept_pack", files=("kept_pack/__init__.py",))
+    for name in ("loose_pack/__init__.py", "loose.py"):
+        (tmp_path / "lib" / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / "lib" / name).write_text("")
+    monkeypatch.syspath_prepend(tmp_path / "lib")
+    assert versions.source_root("kept_pack") is None
+    assert (
+        versions.source_root("loose_pack") == versions.source_root("loose") == str(tmp_path / "lib")
+    )
+    assert versions.source_root("no_such_module") is versions.source_root("sys") is None

@@ -9,16 +9,10 @@ import shutil
 from pathlib import Path
 
 import pytest
+from texts import Texts
 
 from buildsys.system import files, package_files, versions
 from buildsys.system.package_files import package_identities
-
-
-class Texts(dict[str, str]):
-    """A text cache in memory."""
-
-    def set(self, name: str, text: str) -> None:
-        self[name] = text
 
 
 def install(site: Path, modules: dict[str, str], *, script: str = "#!/one/python") -> None:

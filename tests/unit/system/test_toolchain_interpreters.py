@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 from python_environments import RELEASE, Environment, old_python, program
+from texts import Texts
 
 from buildsys.errors import StageError, Unavailable, UsageError
 from buildsys.system import versions
@@ -20,13 +21,6 @@ from buildsys.system.interpreters.interpreter import check_interpreter
 from buildsys.system.interpreters.probe import probe_limit_s
 from buildsys.system.interpreters.toolchain import Toolchain
 from buildsys.system.versions import module_path, tool_versions
-
-
-class Texts(dict[str, str]):
-    """A text cache in memory."""
-
-    def set(self, digest: str, imports: str) -> None:
-        self[digest] = imports
 
 
 @pytest.fixture(autouse=True)
