@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping, Sequence
+import traceback
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import torch
 
 from buildsys.backends.interface import BuildRequest, Port, UnsupportedNode, raise_refused
-from buildsys.errors import StageError
+from buildsys.errors import BuildsysError, StageError
 from buildsys.onnx_graphs.tensors import Tensor
 
 PORTS = "ports.json"  # in the archive
@@ -45,6 +48,28 @@ def unknown_operators(request: BuildRequest, library: str) -> list[UnsupportedNo
             reason = f"{library} has no implementation of an operator of your own"
             found.append(UnsupportedNode(index, name, f"{match[1]}::{match[2]}", reason))
     return found
+
+
+@contextmanager
+def one_sentence(
+    what: str, hint: str, explain: Callable[[str], StageError | None] = lambda _: None
+) -> Iterator[None]:
+    """Turn exceptions of a compiler, of any class, into one sentence about ``what`` failed.
+
+    ``explain`` may return another error for the compiler's text.
+    """
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # on the compiler's own code
+            yield
+    except BuildsysError:
+        raise
+    except Exception as error:
+        traceback.print_exception(error)  # to the log: the message has its first part only
+        text = " ".join(str(error).split())
+        known = explain(text)
+        problem = f"{what}: {type(error).__name__}: {text[:300]}"
+        raise known or StageError(problem, hint) from error
 
 
 def check_inputs(

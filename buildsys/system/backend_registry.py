@@ -76,7 +76,6 @@ class BackendDescription:
     # environment variables that change results: families of system.versions or patterns
     environment: tuple[str, ...] = ()
     operator_kinds: tuple[str, ...] = ("function",)  # of custom operators, preferred first
-    has_gpu_clock: bool = False  # its sessions are timed by the GPU
     needs_gpu_library: bool = False  # installing its library without a GPU is of no use
     builds_without_gpu: bool = False  # for engines that run on one
     keeps_timings: bool = False  # builds with a timing cache

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import logging
 import re
-import traceback
-import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -16,9 +14,10 @@ import coremltools as ct
 import numpy as np
 import torch
 
-from buildsys.backends.captured_program import load_captured
+from buildsys.backends.captured_program import load_captured, one_sentence
+from buildsys.backends.coreml.package import block_operations
 from buildsys.backends.interface import BuildRequest, UnsupportedNode, raise_refused
-from buildsys.errors import BuildsysError, StageError
+from buildsys.errors import StageError
 from buildsys.onnx_graphs.tensors import Array
 
 _NOT_IN_A_NAME = re.compile(r"\W", re.ASCII)
@@ -49,7 +48,8 @@ def convert(request: BuildRequest, folder: Path) -> Converted:
     """
     request.progress("reading the program")
     program, ports = load_captured(request, "Core ML")
-    with _refusals(request):
+    hint = "another minimum_deployment_target may support it; the log has the complete message"
+    with _quiet(), one_sentence(f"model {request.model}: Core ML cannot take the program", hint):
         program = program.run_decompositions({})
         _remove_assertions(program)
         if nodes := unsupported_nodes(program):
@@ -165,38 +165,20 @@ def _remove_assertions(program: torch.export.ExportedProgram) -> None:
 
 def _constants(model: Any) -> Iterator[tuple[str, Array]]:
     """Yield the numeric constants of the converter's own program."""
-
-    def walk(block: Any) -> Iterator[Any]:
-        for operation in block.operations:
-            yield operation
-            for inner in operation.blocks:
-                yield from walk(inner)
-
     for function in model._mil_program.functions.values():
-        for operation in walk(function):
+        for operation in block_operations(function):
             value = operation.outputs[0].val if operation.op_type == "const" else None
             if isinstance(value, np.ndarray | np.generic) and value.dtype.kind in "fiu":
                 yield operation.outputs[0].name, np.asarray(value)
 
 
 @contextmanager
-def _refusals(request: BuildRequest) -> Iterator[None]:
-    """Turn exceptions of the converter, of any class, into one sentence."""
+def _quiet() -> Iterator[None]:
+    """Keep the converter from logging about its own code."""
     logger = logging.getLogger("coremltools")
     level = logger.level
     logger.setLevel(logging.ERROR)
     try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # on the converter's own code
-            yield
-    except BuildsysError:
-        raise
-    except Exception as error:  # of any class
-        traceback.print_exception(error)  # to the log: the message has its first part only
-        cause = f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"
-        raise StageError(
-            f"model {request.model}: Core ML cannot take the program: {cause}",
-            "another minimum_deployment_target may support it; the log has the complete message",
-        ) from error
+        yield
     finally:
         logger.setLevel(level)

@@ -167,14 +167,15 @@ def operations(spec: Any) -> Iterator[Any]:
     """Yield the operations of a package's program, also those in blocks."""
     for function in spec.mlProgram.functions.values():
         for block in function.block_specializations.values():
-            yield from _operations(block)
+            yield from block_operations(block)
 
 
-def _operations(block: Any) -> Iterator[Any]:
+def block_operations(block: Any) -> Iterator[Any]:
+    """Yield the operations of a block and of the blocks in it."""
     for operation in block.operations:
         yield operation
         for inner in operation.blocks:
-            yield from _operations(inner)
+            yield from block_operations(inner)
 
 
 def constants(package: Package) -> Iterator[Constant]:

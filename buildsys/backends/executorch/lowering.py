@@ -5,21 +5,19 @@ from __future__ import annotations
 import inspect
 import json
 import re
-import warnings
 from collections import Counter
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
 import torch
 
 from buildsys.backends.calibration_batches import read_finite_batches
-from buildsys.backends.captured_program import load_captured
+from buildsys.backends.captured_program import load_captured, one_sentence
 from buildsys.backends.executorch.runtime import INTERFACE, load_library
 from buildsys.backends.interface import BuildRequest, UnsupportedNode, raise_refused
-from buildsys.errors import BuildsysError, StageError, Unavailable
+from buildsys.errors import StageError, Unavailable
 
 _REFUSED = re.compile(r"\b([a-z_]\w*)(?:::|\.)(_?[a-z]\w*)(?:\.(\w+))?")
 _REFUSALS = ("Missing out variant", "is not Aten Canonical", "not in Core ATen opset")
@@ -66,7 +64,9 @@ def lower(request: BuildRequest) -> Lowered:
         "dims": {n: {p: s[p] for p in ("min", "max")} for n, s in request.dims.items()},
     }
     request.progress("lowering the program")
-    with _refusals(request):
+    failed = f"model {request.model}: ExecuTorch cannot lower the program"
+    hint = "the log has the complete message"
+    with one_sentence(failed, hint, partial(_refusal, request)):
         edge = to_edge_transform_and_lower(
             program,
             partitioner=partitioners,
@@ -114,35 +114,22 @@ def _operator(node: torch.fx.Node) -> str:
     return "" if plain.startswith(_FREE) else plain
 
 
-@contextmanager
-def _refusals(request: BuildRequest) -> Iterator[None]:
-    """Turn exceptions of the compiler, of any class, into one sentence."""
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # on the compiler's own code
-            yield
-    except BuildsysError:
-        raise
-    except Exception as error:
-        text = " ".join(str(error).split())
-        if any(sign in text for sign in _REFUSALS):
-            operators = {
-                f"{match[1]}::{match[2]}"
-                for match in _REFUSED.finditer(text.replace("torch._ops.", ""))
-                if hasattr(getattr(torch.ops, match[1]), match[2])
-            }
-            reason = "it is not among the core operators that ExecuTorch has kernels for"
-            nodes = [UnsupportedNode(None, "", name, reason) for name in sorted(operators)]
-            if nodes:
-                raise_refused(request, "ExecuTorch", nodes)
-        hint = "the log has the complete message"
-        if "XNNPACK" in text:
-            hint = "use delegate: none, or fewer dynamic dimensions"
-        raise StageError(
-            f"model {request.model}: ExecuTorch cannot lower the program:"
-            f" {type(error).__name__}: {text[:300]}",
-            hint,
-        ) from error
+def _refusal(request: BuildRequest, text: str) -> StageError | None:
+    """Explain the compiler's text about operators that it refuses, or about XNNPACK."""
+    if any(sign in text for sign in _REFUSALS):
+        operators = {
+            f"{match[1]}::{match[2]}"
+            for match in _REFUSED.finditer(text.replace("torch._ops.", ""))
+            if hasattr(getattr(torch.ops, match[1]), match[2])
+        }
+        reason = "it is not among the core operators that ExecuTorch has kernels for"
+        nodes = [UnsupportedNode(None, "", name, reason) for name in sorted(operators)]
+        if nodes:
+            raise_refused(request, "ExecuTorch", nodes)
+    if "XNNPACK" in text:
+        problem = f"model {request.model}: ExecuTorch cannot lower the program: {text[:300]}"
+        return StageError(problem, "use delegate: none, or fewer dynamic dimensions")
+    return None
 
 
 def quantize(
@@ -184,23 +171,16 @@ def quantize(
         for port in ports["inputs"]
     ]
     request.progress(f"quantizing with {len(batches)} batches")
-    try:
-        with warnings.catch_warnings(), torch.no_grad():
-            warnings.simplefilter("ignore")  # on torchao's own code
-            prepared = prepare_pt2e(program.module(), quantizer)
-            for number, tensors in enumerate(batches):
-                request.count(number, len(batches), "batches")
-                prepared(*tensors)
-            quantized = convert_pt2e(prepared)
-            shapes_of = inspect.signature(quantized.forward).bind(*dims).arguments
-            example = tuple(map(_at_least_two, batches[0], dims))
-            return torch.export.export(
-                quantized, example, dynamic_shapes=dict(shapes_of), strict=False
-            )
-    except Exception as error:  # of any class
-        cause = " ".join(str(error).split())[:300]
-        text = f"model {request.model}: PyTorch cannot quantize it: {type(error).__name__}: {cause}"
-        raise StageError(text, "the log has the complete message") from error
+    failed = f"model {request.model}: PyTorch cannot quantize it"
+    with one_sentence(failed, "the log has the complete message"), torch.no_grad():
+        prepared = prepare_pt2e(program.module(), quantizer)
+        for number, tensors in enumerate(batches):
+            request.count(number, len(batches), "batches")
+            prepared(*tensors)
+        quantized = convert_pt2e(prepared)
+        shapes_of = inspect.signature(quantized.forward).bind(*dims).arguments
+        example = tuple(map(_at_least_two, batches[0], dims))
+        return torch.export.export(quantized, example, dynamic_shapes=dict(shapes_of), strict=False)
 
 
 def _at_least_two(tensor: torch.Tensor, axes: dict[int, Any]) -> torch.Tensor:

@@ -21,7 +21,6 @@ from buildsys.backends.interface import (
     Figures,
     OperatorUse,
     Options,
-    UnsupportedNode,
     profiled_runs,
     raise_refused,
 )
@@ -83,9 +82,10 @@ def build(request: BuildRequest) -> Figures:
     Unavailable: this interpreter has no onnx.
     """
     require_onnx()
-    from buildsys.backends.onnxruntime.engine_graph import check_kernels
+    from buildsys.backends.onnxruntime.engine_graph import check_kernels, source_nodes
+    from buildsys.backends.onnxruntime.kernels import refused_nodes
 
-    options, levels = request.options, _levels(request.options)
+    options, engine, levels = request.options, request.engine, _levels(request.options)
     refusals: list[StageError] = []
     with TemporaryDirectory(dir=request.engine.parent) as folder:
         source = _source(request, Path(folder))
@@ -99,7 +99,8 @@ def build(request: BuildRequest) -> Figures:
             except StageError as refusal:
                 refusals.append(refusal)
         else:
-            nodes, first = _refused_nodes(request, source), refusals[0]
+            nodes = refused_nodes(source, {use.op for use in request.operators})
+            first = refusals[0]
             if nodes:
                 is_explained = any(node.operator in first.problem for node in nodes)
                 others = () if is_explained else (first.problem,)
@@ -116,30 +117,25 @@ def build(request: BuildRequest) -> Figures:
     }
     placement: Figures = {}
     if not runs_on_cpu_only(options):
-        placement = read_placement(session, request.engine, options)
-    check_kernels(request.engine, options)
+        placement = read_placement(session, engine, options)
+    check_kernels(engine, options)
     messages = _messages(options, level, is_emulated=source != request.onnx)
     messages += check_placement(placement, options)
     if refusals:
         reason = f"ONNX Runtime cannot use the graph optimized up to {levels[0]}"
         messages.insert(0, f"{reason}, so it is optimized up to {level}: {refusals[0].problem}")
+    libraries = {}  # and plugins of the providers, with their versions
+    for name in DESCRIPTION.run_tools(options):
+        with suppress(metadata.PackageNotFoundError):
+            libraries[name] = metadata.version(name)
     return {
         "settings": settings,
         "profiles": [],
         "messages": messages,
         **({"placement": placement} if placement else {}),
-        **_provider_libraries(options),
-        **_source_nodes(request),
+        **({"provider_libraries": libraries} if libraries else {}),
+        "source_nodes": source_nodes(read_graph(request.onnx).graph, read_graph(engine).graph),
     }
-
-
-def _provider_libraries(options: Options) -> Figures:
-    """Return the versions of installed libraries and plugins of the providers."""
-    found = {}
-    for name in DESCRIPTION.run_tools(options):
-        with suppress(metadata.PackageNotFoundError):
-            found[name] = metadata.version(name)
-    return {"provider_libraries": found} if found else {}
 
 
 def _save_and_open(request: BuildRequest, source: Path, level: str) -> OrtGraph:
@@ -163,14 +159,6 @@ def _save_and_open(request: BuildRequest, source: Path, level: str) -> OrtGraph:
         if not options.get("ep_context"):
             raise
         raise unreadable_context(error) from error
-
-
-def _source_nodes(request: BuildRequest) -> Figures:
-    """Return the source nodes of optimized nodes."""
-    from buildsys.backends.onnxruntime.engine_graph import source_nodes  # needs onnx
-
-    source, engine = (read_graph(file).graph for file in (request.onnx, request.engine))
-    return {"source_nodes": source_nodes(source, engine)}
 
 
 def _save_optimized(request: BuildRequest, source: Path, level: str, data: Path) -> None:
@@ -290,12 +278,6 @@ def _is_emulated(request: BuildRequest) -> bool:
         return "bfloat16" in float_types(read_graph(request.onnx))
     except StageError:  # ONNX Runtime says more about a file that is not ONNX
         return False
-
-
-def _refused_nodes(request: BuildRequest, source: Path) -> list[UnsupportedNode]:
-    from buildsys.backends.onnxruntime.kernels import refused_nodes  # needs onnx
-
-    return refused_nodes(source, {use.op for use in request.operators})
 
 
 def _optimization(options: Options) -> str:

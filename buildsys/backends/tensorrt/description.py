@@ -73,7 +73,6 @@ DESCRIPTION = TensorRt(
     install="pip install 'buildsys[tensorrt]'",
     packages="tensorrt cuda-bindings onnx",
     operator_kinds=("function", "plugin"),
-    has_gpu_clock=True,
     needs_gpu_library=True,
     calibrators=("entropy", "minmax"),
     keeps_timings=True,

@@ -10,7 +10,6 @@ DESCRIPTION = TensorRt(
     install="pip install 'buildsys[rtx]'",
     packages="tensorrt-rtx cuda-bindings onnx",
     operator_kinds=("function", "plugin"),
-    has_gpu_clock=True,
     gpu_generations=("7.5", "8.0", "8.6", "8.9", "12.0", "12.1"),
     builds_without_gpu=True,
     build_seconds=5.0,  # keeps_timings: its timing cache is empty

@@ -179,7 +179,7 @@ def bench_problems(view: ManifestView) -> Problems:
     engines = list(_engines(view))
     if not engines or len(engines) < len(view.list("engines")):
         return  # an engine refused by the schema may support every option
-    if any(engine.backend.has_gpu_clock for engine in engines):
+    if any(engine.backend.needs_cuda for engine in engines):
         return
     on_gpu = [engine.backend.runs_on_gpu(engine.fields) for engine in engines]
     names = [

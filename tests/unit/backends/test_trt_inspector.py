@@ -83,17 +83,11 @@ def test_the_words_of_formats(formats: tuple[str, str], dtype: str | None) -> No
 
 
 @pytest.mark.parametrize(
-    "kind", ["Reformat", "NoOp", "Constant", "Shape", "Signal", "Wait", "ShapeHostToDevice"]
-)
-def test_layers_without_arithmetic_do_not_count(kind: str) -> None:
-    text = one_layer("Row major linear FP16", "Row major linear FP16", kind=kind)
-    assert layer_shares(read_layers(text, "fp16")) == {}
-
-
-def test_a_reformat_is_recognized_by_its_origin() -> None:
-    text = one_layer(
-        "Row major linear FP16", "Row major linear FP32", kind="kgen", Origin="REFORMAT"
-    )
+    "fields", [{"kind": kind} for kind in ("Reformat", "NoOp", "Constant", "ShapeHostToDevice")]
+    + [{"kind": "kgen", "Origin": "REFORMAT"}],
+)  # fmt: skip
+def test_layers_without_arithmetic_do_not_count(fields: dict[str, Any]) -> None:
+    text = one_layer("Row major linear FP16", "Row major linear FP16", **fields)
     assert layer_shares(read_layers(text, "fp16")) == {}
 
 
@@ -105,7 +99,11 @@ def test_shares_of_layers_and_of_time() -> None:
         "layers": {"float16": 1.0},
         "time": {"float16": 0.5556, "other": 0.4444},
     }
-    assert precision_facts(layers, {}, "fp16")["precision_shares"] == {"layers": found["layers"]}
+    facts = precision_facts(layers, {}, "fp16")
+    assert facts["precision_shares"] == {"layers": found["layers"]}
+    assert facts["precision_of"] == "engine"
+    assert "warnings" not in facts
+    assert precision_facts([], {}, "fp16") == {"engine_layers": {}}
 
 
 @pytest.mark.parametrize(
@@ -164,18 +162,6 @@ def test_an_engine_of_unknown_types_has_a_warning(precision: str, *, warns: bool
     assert facts["precision_unknown"].startswith("the whole engine is in parts of unknown types")
     assert ("warnings" in facts) is warns
     assert "precision_of" not in facts
-
-
-def test_an_engine_of_known_types_has_no_warning() -> None:
-    facts = precision_facts(read_layers(answer("fp16"), "fp16"), {}, "fp16")
-    assert facts.pop("layer_nodes")
-    assert facts == {
-        "engine_layers": {"CaskConvolution": 5, "Reformat": 2},
-        "precision_shares": {"layers": {"float16": 1.0}},
-        "precision_of": "engine",
-    }
-    assert precision_problem("fp16", facts["precision_shares"]["layers"], 0.1) == ""
-    assert precision_facts([], {}, "fp16") == {"engine_layers": {}}
 
 
 def test_the_slowest_layers_name_their_nodes_and_share() -> None:
