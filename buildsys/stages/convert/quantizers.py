@@ -9,7 +9,7 @@ int8 (betas of Gemm, types of tensors), and its scales of fp8 activations ignore
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -34,13 +34,21 @@ _CONVOLUTIONS = ("Conv", "ConvTranspose")
 
 @dataclass(frozen=True)
 class Grid:
-    """The ONNX type and largest value of a quantized tensor."""
+    """The ONNX type and largest value of a quantized tensor.
+
+    If it is shared, nodes that are not quantized read it too, as TensorRT expects of residual
+    additions in int8; otherwise they read the exact tensor.
+    """
 
     elem_type: int
     largest: float
+    is_shared: bool
 
 
-GRIDS = {"int8": Grid(TensorProto.INT8, 127.0), "fp8": Grid(TensorProto.FLOAT8E4M3FN, 448.0)}
+GRIDS = {
+    "int8": Grid(TensorProto.INT8, 127.0, is_shared=True),
+    "fp8": Grid(TensorProto.FLOAT8E4M3FN, 448.0, is_shared=False),
+}
 
 
 def insert_quantizers(
@@ -56,14 +64,26 @@ def insert_quantizers(
 
     ``limits`` maps each tensor to the magnitude of the largest value of ``grid``.
     """
-    writer = _Writer(model, limits, grid)
-    for node in list(model.graph.node):
+    writer, nodes = _Writer(model, limits, grid), list(model.graph.node)
+    shared: set[str] = set()
+    if grid.is_shared:
+        shared = {
+            node.input[place]
+            for node in nodes
+            if node.name in selection.chosen
+            for place in selection.chosen[node.name].activations
+        }
+    writer.share(value.name for value in model.graph.input if value.name in shared)
+    for node in nodes:
         chosen = selection.chosen.get(node.name)
         if chosen is not None:
             writer.quantize_inputs(node, chosen, per_channel=per_channel)
+        node.input[:] = [writer.shared.get(name, name) for name in node.input]
         writer.nodes.append(node)
+        results = list(node.output)
         if chosen is not None and outputs:
             writer.quantize_output(node)
+        writer.share(name for name in results if name in shared)
     del model.graph.node[:]
     model.graph.node.extend(writer.nodes)
 
@@ -103,6 +123,13 @@ class _Writer:
         self._weights = {tensor.name: tensor for tensor in model.graph.initializer}
         self._pairs: dict[tuple[str, int | None], str] = {}
         self.nodes: list[NodeProto] = []
+        self.shared: dict[str, str] = {}  # tensor -> its dequantized form
+
+    def share(self, names: Iterable[str]) -> None:
+        """Quantize activations for all nodes that follow."""
+        for name in names:
+            limit = np.float64(self._limits[name])
+            self.shared[name] = self._dequantized(name, limit, None)
 
     def quantize_inputs(self, node: NodeProto, chosen: Chosen, *, per_channel: bool) -> None:
         for place in chosen.activations:

@@ -284,6 +284,9 @@ def test_every_operator_that_can_be_named_is_quantized(tmp_path: Path, outputs: 
     named = {node.name for node in nodes if node.op_type in quantize["operators"]}
     assert named <= set(result.figures["quantized"])
     assert result.figures["kept_reasons"] == {}
+    graph = chain.quantized().graph
+    residual = next(node for node in graph.node if node.name == "/residual")
+    assert residual.input[1].startswith("b_dequantized")  # as TensorRT expects in int8
     parse_by_tensorrt_rtx(chain, "int8")
 
 
