@@ -250,14 +250,15 @@ def _torch_rows() -> dict[str, Any]:
     for name in sorted(names):
         if name.startswith(("onnx::", "onnx_symbolic::")):
             continue
-        found = [dynamo_translation(overload) for overload in overloads.get(name, [name])]
-        translations = [one for one in found if one is not None]
-        opsets = [one.opset for one in translations if one.opset is not None]
+        dynamo = list(filter(None, map(dynamo_translation, overloads.get(name, [name]))))
+        opsets = [translation.opset for translation in dynamo if translation.opset is not None]
         rows[name] = {
             "torchscript": torchscript_from(name),
             "dynamo": min(opsets, default=None),
-            "by_parts": any(one.by_parts for one in translations),
-            "writes": sorted({operator for one in translations for operator in one.operators}),
+            "by_parts": any(translation.by_parts for translation in dynamo),
+            "writes": sorted(
+                {operator for translation in dynamo for operator in translation.operators}
+            ),
             "schemas": schemas.get(name, []),
         }
     return rows

@@ -6,7 +6,6 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cache
 from typing import Any
 
-from buildsys.manifest.schema.engine_base import engine_spec
 from buildsys.report import formatting
 from buildsys.report.results.engine_lines import EngineLine, EngineProvenance, LayerLine
 from buildsys.report.results.reader import ABSENT, AnyResult, Result, of_type
@@ -203,6 +202,8 @@ def _built_with(engine: EngineResult) -> str:
 
 @cache
 def _defaults(backend: str) -> Mapping[str, Any]:
+    from buildsys.manifest.schema.engine_base import engine_spec  # not needed by other commands
+
     values = {
         name: field.get_default(call_default_factory=True)
         for name, field in engine_spec(backend).model_fields.items()
