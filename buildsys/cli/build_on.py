@@ -21,7 +21,7 @@ from buildsys.cli.model_filter import ModelFilter
 from buildsys.cli.project_root import shown_text
 from buildsys.cli.run_files import broken_manifests, write_files
 from buildsys.cli.session import Session
-from buildsys.manifest.project import load_project
+from buildsys.project.load import load_project
 from buildsys.report.formatting import duration, plural
 from buildsys.report.markdown.run_summary import outcome
 from buildsys.report.run_results import FAILED, NOT_RUN, RunResults

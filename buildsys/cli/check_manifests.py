@@ -14,7 +14,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from buildsys.errors import BuildsysError, UsageError
-from buildsys.manifest.project import check_manifests, empty_project
+from buildsys.project.load import check_manifests, empty_project
 from buildsys.system.printable import printable
 
 

@@ -10,8 +10,8 @@ from typing import NamedTuple
 
 from buildsys.errors import BuildsysError, UsageError
 from buildsys.execution.key_parts import LABELS
-from buildsys.manifest.project import empty_project
 from buildsys.manifest.units import number_or_text, parse_size
+from buildsys.project.load import empty_project
 from buildsys.system.suggestions import nearest
 
 PREFIX = "BUILDSYS_"

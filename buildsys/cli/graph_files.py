@@ -21,8 +21,8 @@ from buildsys.execution.freshness import FRESH, STALE
 from buildsys.execution.stale_reasons import summarize_reasons
 from buildsys.history.builds import Build
 from buildsys.history.database import History, history_file
-from buildsys.manifest.project import Project
 from buildsys.plan.action import Action
+from buildsys.project.load import Project
 from buildsys.stages.table import ENGINE, SIMPLIFY
 from buildsys.store.object_store import Store
 from buildsys.system.processes import run_python

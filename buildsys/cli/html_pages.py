@@ -54,7 +54,7 @@ from buildsys.system.file_locks import locked
 from buildsys.system.files import MAX_RESULT_BYTES, read_limited, replace_file
 
 if TYPE_CHECKING:
-    from buildsys.manifest.project import Project
+    from buildsys.project.load import Project
 
 CANNOT_WRITE = "the pages cannot be written"
 FOLDER = "report"  # in the build folder

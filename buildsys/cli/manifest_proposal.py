@@ -12,7 +12,7 @@ from typing import Any
 
 from buildsys.cli.worker_pool import run_job
 from buildsys.errors import StageError
-from buildsys.manifest.project import Project, check_manifests
+from buildsys.project.load import Project, check_manifests
 from buildsys.system.files import replace_file
 from buildsys.workers.job import Job
 from buildsys.workers.pool import WorkerPool

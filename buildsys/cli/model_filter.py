@@ -13,7 +13,7 @@ from buildsys.project.plan import model_of
 from buildsys.report.formatting import first_names
 
 if TYPE_CHECKING:
-    from buildsys.manifest.project import ResolvedModel
+    from buildsys.project.load import ResolvedModel
 
 _SHOWN = 12  # tags, owners or models
 

@@ -17,7 +17,7 @@ from buildsys.project.plan import ProjectPlan
 if TYPE_CHECKING:
     from buildsys.execution.executor import Executor
     from buildsys.history.recorder import Checkout, Recorder
-    from buildsys.manifest.project import Project
+    from buildsys.project.load import Project
     from buildsys.store.signatures import TrustPolicy
     from buildsys.workers.pool import WorkerPool
 

@@ -22,8 +22,8 @@ from buildsys.cli.console.rows import format_table
 from buildsys.cli.graph_files import ask_inspection
 from buildsys.cli.session import Session
 from buildsys.errors import StageError, UsageError
-from buildsys.manifest.project import STATE_FOLDER, Project, load_project
 from buildsys.plan.action import Action
+from buildsys.project.load import STATE_FOLDER, Project, load_project
 from buildsys.report.formatting import plural
 from buildsys.stages.table import ENGINE, STAGE_INFO, stage_info
 from buildsys.store.locks import machine_lock_folder

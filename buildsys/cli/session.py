@@ -17,14 +17,14 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from buildsys.cli.open_project import OpenProject
 from buildsys.cli.target_names import models_named_by
 from buildsys.errors import BuildsysError, ManifestErrors, UsageError, with_hint
-from buildsys.manifest.project import empty_project, load_project
+from buildsys.project.load import empty_project, load_project
 from buildsys.system.files import MAX_RESULT_BYTES, read_limited
 
 if TYPE_CHECKING:
     from buildsys.execution.freshness import Explanation, FreshnessChecker
     from buildsys.execution.run_records import Outcome
     from buildsys.execution.stale_reasons import Reason
-    from buildsys.manifest.project import Project
+    from buildsys.project.load import Project
 
 _CLOSE_LIMIT_S = 5.0  # for stages that were interrupted
 _UNAVAILABLE, _NOISY = "unavailable", "noisy"  # statuses of the ledger, which some runs do not load

@@ -21,7 +21,7 @@ from buildsys.system.printable import printable_line
 
 if TYPE_CHECKING:
     from buildsys.cli.git_revision import Reached
-    from buildsys.manifest.project import Project
+    from buildsys.project.load import Project
 
 _KEPT_SHARE = 0.9  # of the limit, so that not every run collects
 _SPARED_S = 24 * 3600.0  # other checkouts may share the store, and their manifests are unknown here

@@ -17,7 +17,7 @@ from buildsys.project.plan import ProjectPlan, model_of
 from buildsys.stages.table import ENGINE, STAGES, target_of
 
 if TYPE_CHECKING:
-    from buildsys.manifest.project import Project
+    from buildsys.project.load import Project
 
 _EVERY_MODEL = ModelFilter()
 _SHOWN_TARGETS = 8

@@ -27,7 +27,7 @@ from buildsys.cli.project_root import shown_path, shown_text
 from buildsys.cli.session import Session, no_garbage_collection
 from buildsys.cli.target_names import STAGE_DOCS
 from buildsys.errors import BuildsysError, CheckFailed, ManifestErrors, UsageError
-from buildsys.manifest.project import load_project
+from buildsys.project.load import load_project
 from buildsys.project.plan import model_of
 from buildsys.report.formatting import plural
 from buildsys.system.printable import printable

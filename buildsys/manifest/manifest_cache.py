@@ -24,6 +24,7 @@ _CODE = (  # that decides what a manifest means
     "errors.py",
     "manifest/**/*.py",
     "project/*.py",
+    "stages/table.py",
     "stages/*/fields.py",
     "stages/*/checks.py",
     "backends/*/description.py",

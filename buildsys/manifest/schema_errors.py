@@ -13,7 +13,6 @@ from pydantic_core import ErrorDetails
 from buildsys.errors import ManifestError
 from buildsys.manifest.problem import expected, show_value, suggest
 from buildsys.manifest.schema.base import PATTERN_WORDS, fields_of
-from buildsys.manifest.schema.model import ModelSpec
 from buildsys.manifest.value_tree import FieldPath, ValueNode, error_at
 
 _OTHER_NAMES = {  # names from torch and other tools -> ours
@@ -104,7 +103,8 @@ def field_names(root: Any, location: FieldPath) -> list[str]:
         root = _member(root, step)
     specs = [member for member in _members(root) if _is_spec(member)]
     names = [name for spec in specs for name in _fields(spec)]
-    return [*names, *_FILE_FIELDS] if ModelSpec in specs else names
+    is_model = any(spec.__name__ == "ModelSpec" for spec in specs)
+    return [*names, *_FILE_FIELDS] if is_model else names
 
 
 def _sentence(details: ErrorDetails) -> tuple[str, str]:

@@ -15,8 +15,8 @@ from buildsys.plan.engine_typing import VersionOf, unknown_version
 from buildsys.stages.table import STAGES, StageInfo
 
 if TYPE_CHECKING:
-    from buildsys.manifest.project import ResolvedModel
     from buildsys.plan.model_plan import ModelPlan
+    from buildsys.project.load import ResolvedModel
 
 # the first section in a resolved manifest that may decide a stage, after model, source, dims, …
 _FIRST_OF_STAGES, _NO_NETWORK = ',"reads":', '"source":null'

@@ -18,8 +18,8 @@ from buildsys.errors import StageError, UsageError
 from buildsys.execution.build_cache import store_folder
 from buildsys.execution.executor import Executor
 from buildsys.history.recorder import Checkout
-from buildsys.manifest.project import Project
 from buildsys.plan.action import RESULT, Action
+from buildsys.project.load import Project
 from buildsys.remote.depot import Depot
 from buildsys.remote.job import STORE
 from buildsys.remote.jobs import ENDED, QUEUED, Job, JobState, System, plan_jobs

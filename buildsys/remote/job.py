@@ -19,7 +19,7 @@ from pathlib import Path
 from buildsys.errors import BuildsysError, StageError
 from buildsys.execution.provenance import ProvenanceSigner
 from buildsys.history.recorder import CHECKOUT_FILE, Checkout
-from buildsys.manifest.project import Project, empty_project
+from buildsys.project.load import Project, empty_project
 from buildsys.remote.depot import Depot
 from buildsys.remote.pack import put_history, unpack_earlier_builds, unpack_project
 from buildsys.remote.summary import JobSummary, TargetSummary

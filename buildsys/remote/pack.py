@@ -13,7 +13,7 @@ from tempfile import TemporaryDirectory
 from buildsys.errors import StageError
 from buildsys.execution.build_cache import store_folder
 from buildsys.history.database import History, history_file
-from buildsys.manifest.project import Project
+from buildsys.project.load import Project
 from buildsys.remote.depot import Depot
 from buildsys.store.ledger import OutputFile
 from buildsys.store.object_store import Store

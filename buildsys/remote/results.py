@@ -12,8 +12,8 @@ from buildsys.errors import CheckFailed, StageError, with_hint
 from buildsys.execution.executor import Executor
 from buildsys.history.database import History, history_file
 from buildsys.history.merge import import_history
-from buildsys.manifest.project import Project
 from buildsys.plan.action import RESULT, Action
+from buildsys.project.load import Project
 from buildsys.remote.depot import Depot
 from buildsys.remote.jobs import Job
 from buildsys.remote.summary import JobSummary, TargetSummary

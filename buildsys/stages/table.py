@@ -33,6 +33,8 @@ class StageInfo:
     needs_graph: bool = True  # not planned for networks defined by hand
     is_required_check: bool = False  # an engine without a pass is not deployed
     in_own_interpreter: bool = False  # a toolchain is used through another process
+    has_fields: bool = False  # sections in manifests: `fields.py`
+    has_checks: bool = False  # of what a manifest says: `checks.py`
     compared: tuple[str, ...] = ()  # figures that `buildsys compare` compares
 
     @property
@@ -48,6 +50,8 @@ STAGES = (
         "OperatorsResult",
         usual_s=20,
         needs_graph=False,
+        has_fields=True,
+        has_checks=True,
     ),
     StageInfo(
         EXPORT,
@@ -56,6 +60,8 @@ STAGES = (
         usual_s=6,
         has_graph=True,
         compared=("bytes", "nodes"),
+        has_fields=True,
+        has_checks=True,
     ),
     StageInfo(PROGRAM, "capture the networks with torch.export", "ProgramResult", usual_s=5),
     StageInfo(
@@ -66,7 +72,13 @@ STAGES = (
         needs_graph=False,
     ),
     StageInfo(
-        SURGERY, "edit graphs as their manifests say", "SurgeryResult", usual_s=2, has_graph=True
+        SURGERY,
+        "edit graphs as their manifests say",
+        "SurgeryResult",
+        usual_s=2,
+        has_graph=True,
+        has_fields=True,
+        has_checks=True,
     ),
     StageInfo(
         SIMPLIFY,
@@ -75,10 +87,22 @@ STAGES = (
         usual_s=2,
         has_graph=True,
         compared=("bytes", "nodes"),
+        has_fields=True,
+        has_checks=True,
     ),
-    StageInfo(CALIBRATE, "measure the ranges for int8 and fp8", "CalibrateResult", usual_s=30),
     StageInfo(
-        SEARCH, "find the nodes to keep in fp32 (precision: auto)", "SearchResult", usual_s=60
+        CALIBRATE,
+        "measure the ranges for int8 and fp8",
+        "CalibrateResult",
+        usual_s=30,
+        has_fields=True,
+    ),
+    StageInfo(
+        SEARCH,
+        "find the nodes to keep in fp32 (precision: auto)",
+        "SearchResult",
+        usual_s=60,
+        has_fields=True,
     ),
     StageInfo(
         CONVERT,
@@ -87,6 +111,8 @@ STAGES = (
         usual_s=4,
         has_graph=True,
         compared=("bytes",),
+        has_fields=True,
+        has_checks=True,
     ),
     StageInfo(
         VALIDATE,
@@ -96,6 +122,7 @@ STAGES = (
         has_artifacts=False,
         is_required_check=True,
         compared=("relative",),
+        has_fields=True,
     ),
     StageInfo(
         ENGINE,
@@ -113,6 +140,7 @@ STAGES = (
         has_artifacts=False,
         is_required_check=True,
         compared=("relative",),
+        has_fields=True,
     ),
     StageInfo(
         BENCH,
@@ -121,6 +149,8 @@ STAGES = (
         planned_for="engines",
         has_artifacts=False,
         in_own_interpreter=True,
+        has_fields=True,
+        has_checks=True,
     ),
     StageInfo(
         GATE,
@@ -130,6 +160,8 @@ STAGES = (
         has_artifacts=False,
         is_required_check=True,
         in_own_interpreter=True,
+        has_fields=True,
+        has_checks=True,
     ),
     StageInfo(
         COMMAND,
@@ -137,8 +169,17 @@ STAGES = (
         "CommandResult",
         planned_for="actions",
         in_own_interpreter=True,
+        has_fields=True,
+        has_checks=True,
     ),
-    StageInfo(REPORT, "write the reports", planned_for="actions", usual_s=0.5, has_artifacts=False),
+    StageInfo(
+        REPORT,
+        "write the reports",
+        planned_for="actions",
+        usual_s=0.5,
+        has_artifacts=False,
+        has_fields=True,
+    ),
 )
 STAGE_INFO = {stage.name: stage for stage in STAGES}
 GRAPH_STAGES = tuple(stage.name for stage in STAGES if stage.has_graph)

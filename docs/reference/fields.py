@@ -9,11 +9,11 @@ from typing import Any
 
 from pydantic.fields import FieldInfo
 
-from buildsys.manifest.json_schema import schema_texts
 from buildsys.manifest.schema import base
 from buildsys.manifest.schema.base import Spec
-from buildsys.manifest.schema.model import ModelSpec
 from buildsys.manifest.schema.project import ProjectSpec
+from buildsys.project.json_schema import schema_texts
+from buildsys.project.model import ModelSpec
 
 Schema = Mapping[str, Any]
 _INTRODUCTION = """\

@@ -16,8 +16,8 @@ from _harness import ROOT, doit_command, log, timed
 
 from buildsys.cli.session import Session
 from buildsys.execution.action_key import ActionKey, KeyBuilder
-from buildsys.manifest.project import load_project
 from buildsys.plan.action import Action
+from buildsys.project.load import load_project
 from buildsys.store.file_digests import DigestCache, hash_file
 from buildsys.store.ledger import ActionRecord, Ledger, OutputFile
 from buildsys.store.state_db import StateDb

@@ -28,7 +28,7 @@ from _harness import (
     workspace,
 )
 
-from buildsys.manifest.project import load_project
+from buildsys.project.load import load_project
 from buildsys.project.plan import plan_model
 
 ENGINE = "rtx-fp32"

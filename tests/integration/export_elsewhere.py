@@ -20,7 +20,7 @@ import torch
 from stage_jobs import manifest, stage_job
 from torchlib_once import parse_torchlib_once
 
-from buildsys.manifest.project import load_project
+from buildsys.project.load import load_project
 from buildsys.stages.export import stage as export
 from buildsys.stages.program import stage as program
 from buildsys.stages.simplify import stage as simplify

@@ -20,7 +20,7 @@ from PIL import Image
 from python_environments import Environment
 
 from buildsys.cli.session import Session
-from buildsys.manifest.project import load_project
+from buildsys.project.load import load_project
 from buildsys.system import cpu, devices, versions
 from buildsys.workers.pool import WorkerPool
 

@@ -13,8 +13,8 @@ import numpy as np
 import onnx
 from onnx import TensorProto, helper
 
-from buildsys.manifest.schema.model import model_fields
 from buildsys.onnx_graphs.tensors import save_case, tensor_of
+from buildsys.project.model import model_fields
 from buildsys.project.plan import plan_model
 from buildsys.workers.job import Job, StageResult
 

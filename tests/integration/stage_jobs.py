@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from buildsys.manifest.schema.model import model_fields
+from buildsys.project.model import model_fields
 from buildsys.project.plan import plan_model
 from buildsys.workers.job import Job
 

@@ -14,11 +14,11 @@ from small_graphs import data_role, write
 
 from buildsys.backends.onnxruntime.session import OrtGraph
 from buildsys.errors import BuildsysError
-from buildsys.manifest.schema.model import ModelSpec
 from buildsys.manifest.shape_cases import concrete_shape
 from buildsys.models.golden_inputs import golden_input
 from buildsys.onnx_graphs.onnx_file import load_model
 from buildsys.onnx_graphs.tensors import Case, Tensor, load_case, save_case, tensor_of
+from buildsys.project.model import ModelSpec
 from buildsys.project.plan import plan_model
 from buildsys.stages.surgery import stage as surgery
 from buildsys.workers.job import Job, StageResult

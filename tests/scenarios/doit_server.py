@@ -171,7 +171,7 @@ def read_texts() -> Texts:
 def texts_of_keys(root: Path, known: Mapping[str, str]) -> dict[str, str]:
     """Return what doit stores when it makes the keys of a project, which follows our imports."""
     from buildsys.cli.session import Session
-    from buildsys.manifest.project import load_project
+    from buildsys.project.load import load_project
 
     session = Session(load_project(root))
     session.executor._db._texts.update(known)
@@ -213,7 +213,7 @@ def store_texts(root: Path) -> None:
 def make_classes() -> None:
     """Make what a run makes at its first use: classes of manifests and results, templates."""
     from buildsys.cli.html_pages import prepare
-    from buildsys.manifest.schema.model import model_fields
+    from buildsys.project.model import model_fields
     from buildsys.system.backend_registry import our_backends
 
     manifest = {

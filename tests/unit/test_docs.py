@@ -17,16 +17,16 @@ from buildsys.backends.tensorrt.options import TensorRtBase
 from buildsys.cli.commands import COMMANDS, DOIT_COMMANDS
 from buildsys.execution import stale_reasons
 from buildsys.manifest.default_limits import AGREEMENT_LIMITS, DEFAULT_LIMITS
-from buildsys.manifest.json_schema import schema_texts
-from buildsys.manifest.project import load_project
-from buildsys.manifest.schema import stages
+from buildsys.manifest.schema import base
 from buildsys.manifest.schema.base import Spec
 from buildsys.manifest.schema.engine_base import EngineBase
 from buildsys.manifest.schema.executors import ExecutorBase
 from buildsys.manifest.schema.gates import GateLimit
-from buildsys.manifest.schema.model import ModelSpec
 from buildsys.manifest.schema.project import ProjectSpec
 from buildsys.manifest.yaml_reader import read_yaml
+from buildsys.project.json_schema import schema_texts
+from buildsys.project.load import load_project
+from buildsys.project.model import ModelSpec
 from buildsys.project.plan import plan_model
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -56,7 +56,7 @@ def sections(base: type[Spec]) -> list[type[Spec]]:
 
 
 ABSTRACT = (
-    stages.Tolerance,
+    base.Tolerance,
     GateLimit,
     EngineBase,
     ExecutorBase,
@@ -222,7 +222,7 @@ def test_every_command_is_documented() -> None:
 
 
 def test_the_manifest_of_the_readme_loads(tmp_path: Path) -> None:
-    from buildsys.manifest.project import load_project
+    from buildsys.project.load import load_project
 
     blocks = re.findall(r"```(python|yaml)\n(.*?)```", README, flags=re.DOTALL)
     files = re.findall(r"^`((?:plugins|configs)/\S+)` ", README, flags=re.MULTILINE)

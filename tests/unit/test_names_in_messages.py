@@ -25,7 +25,7 @@ from buildsys.cli.commands import COMMANDS, DOIT_COMMANDS
 from buildsys.cli.environment_variables import VARIABLES
 from buildsys.cli.target_names import STAGE_DOCS
 from buildsys.errors import UsageError
-from buildsys.manifest.json_schema import schema_texts
+from buildsys.project.json_schema import schema_texts
 
 PACKAGE = Path(__file__).resolve().parents[2] / "buildsys"
 ANY = "…"

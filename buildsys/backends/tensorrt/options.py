@@ -7,8 +7,7 @@ from typing import Annotated, Any, Literal, get_args
 from pydantic import Field
 
 from buildsys.manifest.checks.engines import int8_layers, precision_of
-from buildsys.manifest.checks.surgery import shapes_after_surgery
-from buildsys.manifest.checks.view import ManifestView
+from buildsys.manifest.checks.view import ManifestView, shapes_after_surgery
 from buildsys.manifest.problem import Problems, suggest
 from buildsys.manifest.schema.base import (
     QUANTIZED,

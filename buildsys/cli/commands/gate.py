@@ -9,7 +9,7 @@ from buildsys.cli.command import add_names
 from buildsys.cli.commands.run.engine_choice import named_engines
 from buildsys.cli.session import Session
 from buildsys.errors import UsageError
-from buildsys.manifest.project import load_project
+from buildsys.project.load import load_project
 from buildsys.stages.table import GATE, target_of
 from buildsys.system.printable import printable
 

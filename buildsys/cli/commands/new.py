@@ -21,8 +21,8 @@ from buildsys.cli.manifest_proposal import (
 from buildsys.cli.project_root import typed_path
 from buildsys.cli.worker_pool import open_pool
 from buildsys.errors import StageError, UsageError
-from buildsys.manifest.project import empty_project
 from buildsys.manifest.yaml_reader import MAX_BYTES
+from buildsys.project.load import empty_project
 from buildsys.system.files import read_limited
 
 _LONGEST_STEM = 90  # characters of a name from a file, without a number

@@ -19,7 +19,7 @@ from buildsys.cli.console.rows import format_table
 from buildsys.cli.graph_files import require_graph
 from buildsys.cli.session import Session
 from buildsys.errors import ManifestErrors, StageError, UsageError
-from buildsys.manifest.project import STATE_FOLDER, Project, empty_project, load_project
+from buildsys.project.load import STATE_FOLDER, Project, empty_project, load_project
 from buildsys.report.results.reader import read_result
 from buildsys.stages.export.result import ExportResult
 from buildsys.stages.simplify.result import SimplifyResult

@@ -24,9 +24,9 @@ from buildsys.deploy.versions import (
 from buildsys.errors import BuildsysError, StageError, UsageError
 from buildsys.execution.freshness import FRESH
 from buildsys.history.database import History, history_file
-from buildsys.manifest.project import STATE_FOLDER
 from buildsys.manifest.schema.base import NAME_PATTERN
 from buildsys.plan.action import RESULT, Action
+from buildsys.project.load import STATE_FOLDER
 from buildsys.report.formatting import plural, size
 from buildsys.stages.table import BENCH, ENGINE, ENGINE_STAGES, REPORT, target_of
 from buildsys.store.ledger import ActionRecord

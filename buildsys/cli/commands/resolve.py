@@ -7,8 +7,8 @@ from argparse import ArgumentParser, Namespace
 
 from buildsys.cli.command import add_names
 from buildsys.cli.session import Session
-from buildsys.manifest.project import load_project
-from buildsys.manifest.resolved_yaml import resolved_text
+from buildsys.project.load import load_project
+from buildsys.project.resolved_yaml import resolved_text
 from buildsys.system.printable import printable
 
 

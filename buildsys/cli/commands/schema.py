@@ -17,7 +17,7 @@ def add_arguments(parser: ArgumentParser) -> None:
 def run(options: Namespace) -> int:
     """Write the schemas, even for wrong manifests."""
     # `buildsys help` imports every command; this takes 0.4 s
-    from buildsys.manifest.json_schema import write_schemas
+    from buildsys.project.json_schema import write_schemas
 
     folder = options.root / (os.environ.get("BUILDSYS_CONFIGS") or "configs") / "schema"
     print_lines(f"wrote {shown_path(path)}" for path in write_schemas(folder))

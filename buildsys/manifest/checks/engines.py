@@ -21,15 +21,8 @@ from buildsys.system.backend_registry import (
 )
 from buildsys.system.interpreters.toolchain import override_variable
 
-_TENSORRT_ONLY = {  # field of bench -> values with no effect
-    "cuda_graph": (False, [False]),
-    "transfers": ("none",),
-    "in_flight": (1,),
-    "wait": ("spin",),
-}
 
-
-class _Engine(NamedTuple):
+class UsableEngine(NamedTuple):
     """An engine of a backend that exists."""
 
     path: FieldPath
@@ -37,10 +30,11 @@ class _Engine(NamedTuple):
     backend: BackendDescription
 
 
-def _engines(view: ManifestView) -> Iterator[_Engine]:
+def usable_engines(view: ManifestView) -> Iterator[UsableEngine]:
+    """Yield the engines of backends that exist."""
     for path, fields in view.maps("engines", ...):
         if backend := _backend_of(fields):
-            yield _Engine(path, fields, backend)
+            yield UsableEngine(path, fields, backend)
 
 
 def _backend_of(fields: dict[str, Any]) -> BackendDescription | None:
@@ -77,7 +71,7 @@ def engine_problems(view: ManifestView) -> Problems:
             hint = "use backend: onnxruntime, or another precision"
             text = "int4 engines are built with ONNX Runtime only"
             yield view.problem((*path, "precision"), text, hint)
-    for path, fields, _ in _engines(view):
+    for path, fields, _ in usable_engines(view):
         with suppress(BrokenBackendError):  # its engines are unavailable
             options = import_backend(fields["backend"], "options")
             if check := getattr(options, "problems", None):
@@ -87,7 +81,7 @@ def engine_problems(view: ManifestView) -> Problems:
 def auto_problems(view: ManifestView) -> Problems:
     """Yield precisions that no search can complete, and choices that it makes itself."""
     sections = {}
-    for path, fields, backend in _engines(view):
+    for path, fields, backend in usable_engines(view):
         if not is_auto(fields):
             continue
         choices, precision = backend.auto_precisions(fields), base_precision(fields)
@@ -117,7 +111,7 @@ def auto_problems(view: ManifestView) -> Problems:
 
 def program_problems(view: ManifestView) -> Problems:
     """Yield what contradicts engines built from the captured program of PyTorch."""
-    engines = [engine for engine in _engines(view) if engine.backend.takes_program]
+    engines = [engine for engine in usable_engines(view) if engine.backend.takes_program]
     for path, _, backend in engines:
         built = f"{backend.title} builds from the program of PyTorch"
         if "onnx" in view.map("source"):
@@ -148,7 +142,7 @@ def definition_problems(view: ManifestView) -> Problems:
     if isinstance(file, str) and not file.endswith(".npz"):
         text = f"the weights of a network defined by hand are an .npz file, not {file}"
         yield view.problem(("source", "weights", "file"), text, "save them with numpy.savez")
-    for path, fields, backend in _engines(view):
+    for path, fields, backend in usable_engines(view):
         if not backend.takes_definition:
             if not backend.problem:
                 # an engine preset is named in this manifest, but has its backend elsewhere
@@ -166,35 +160,6 @@ def definition_problems(view: ManifestView) -> Problems:
             text = "the quantize layers of a network defined by hand decide what is int8"
             hint = "add them in the function of source.tensorrt, and remove quantization"
             yield view.problem((*path, "quantization"), text, hint)
-
-
-def bench_problems(view: ManifestView) -> Problems:
-    """Yield duplicate baselines and options unsupported by all engines.
-
-    One engine that supports an option is enough. Options from shared files are not checked, as
-    other models may have other engines.
-    """
-    baselines, captured = view.list("bench", "baselines"), "torch_cuda_graph"
-    yield from view.duplicates("bench", "baselines")
-    engines = list(_engines(view))
-    if not engines or len(engines) < len(view.list("engines")):
-        return  # an engine refused by the schema may support every option
-    if any(engine.backend.needs_cuda for engine in engines):
-        return
-    on_gpu = [engine.backend.runs_on_gpu(engine.fields) for engine in engines]
-    names = [
-        f"{engine.fields['backend']} on a {'GPU' if gpu else 'CPU'}"
-        for engine, gpu in zip(engines, on_gpu, strict=True)
-    ]
-    for field, without_effect in _TENSORRT_ONLY.items():
-        value = view.get("bench", field)
-        if value not in (None, REFUSED, *without_effect) and view.is_own("bench", field):
-            text = f"not supported by {' and '.join(dict.fromkeys(names))}, only by TensorRT"
-            hint = "remove it, or add a TensorRT engine"
-            yield view.problem(("bench", field), text, hint, of_key=True)
-    if captured in baselines and view.is_own("bench", "baselines") and not any(on_gpu):
-        text = f"{captured} needs a GPU, and no engine of this model runs on one"
-        yield view.problem(("bench", "baselines", baselines.index(captured)), text, "remove it")
 
 
 def toolchain_problems(toolchains: ValueNode) -> Problems:

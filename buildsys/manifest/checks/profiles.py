@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from buildsys.manifest.checks.surgery import shapes_after_surgery
-from buildsys.manifest.checks.view import ManifestView
+from buildsys.manifest.checks.view import ManifestView, shapes_after_surgery
 from buildsys.manifest.problem import Problems, suggest
 from buildsys.manifest.value_tree import FieldPath
 

@@ -14,6 +14,7 @@ from typing import Any, Final
 
 from buildsys.errors import ManifestError
 from buildsys.manifest.problem import Problems, suggest
+from buildsys.manifest.surgery_interface import WHENS, exported_interface, interface_after, steps_of
 from buildsys.manifest.value_tree import FieldPath, ValueNode, error_at, nearest, plain
 
 Step = str | int | EllipsisType
@@ -148,3 +149,13 @@ def contains_refused(value: Any) -> bool:
     if isinstance(value, (dict, list)):
         return any(map(contains_refused, value.values() if isinstance(value, dict) else value))
     return value is REFUSED
+
+
+def shapes_after_surgery(view: ManifestView) -> dict[str, list[Any]] | None:
+    """Return the shapes of engine inputs; None if a part is refused."""
+    if not all(view.is_known(section) for section in ("inputs", "outputs", "surgery")):
+        return None
+    interface = exported_interface(view.data)
+    for when in WHENS:
+        interface = interface_after(interface, steps_of(view.data, when))
+    return {name: tensor["shape"] for name, tensor in interface.inputs.items()}

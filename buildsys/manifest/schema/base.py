@@ -216,3 +216,36 @@ class OneOf:
 def fields_of(value: object) -> dict[str, Any]:
     """Return the fields of a parsed or unparsed section."""
     return value if isinstance(value, dict) else getattr(value, "__dict__", {})
+
+
+class Tolerance(Spec):
+    """Limits for equal outputs; all must hold."""
+
+    rtol: float | None = Field(None, ge=0, description="Limit on max |a - b| / max |b|.")
+    cosine: float | None = Field(None, ge=-1, le=1, description="Minimum cosine similarity.")
+    atol: float | None = Field(None, ge=0, description="Additional limit on max |a - b|.")
+    top1: float | None = Field(None, ge=0, le=1)
+    """Minimum share of equal arg-max along the last axis."""
+
+
+_OF_PRECISION = "Not set: that of the precision, none for fp32."
+
+
+class EngineTolerance(Tolerance):
+    """Limits of one engine; unset ones are those of `verify`."""
+
+    spread_error: float | None = Field(
+        None, ge=0, description=f"Largest error relative to the output's spread. {_OF_PRECISION}"
+    )
+    correlation: float | None = Field(
+        None, ge=-1, le=1, description=f"Minimum centered correlation. {_OF_PRECISION}"
+    )
+    slope: float | None = Field(
+        None, ge=0, description=f"Largest distance of the slope from 1. {_OF_PRECISION}"
+    )
+    channel_error: float | None = Field(
+        None, ge=0, description=f"As `spread_error`, of the worst channel. {_OF_PRECISION}"
+    )
+    class_agreement: float | None = Field(
+        None, ge=0, le=1, description=f"Minimum share of samples of equal class. {_OF_PRECISION}"
+    )

@@ -7,9 +7,8 @@ from typing import Any, Literal
 from pydantic import ConfigDict, Field, create_model
 
 from buildsys.errors import Unavailable
-from buildsys.manifest.schema.base import EnginePrecision, Name, NeedsSpec, Spec
+from buildsys.manifest.schema.base import EnginePrecision, EngineTolerance, Name, NeedsSpec, Spec
 from buildsys.manifest.schema.gates import GatesSpec
-from buildsys.manifest.schema.stages import EngineTolerance
 from buildsys.system.backend_registry import BrokenBackendError, describe_backend, import_backend
 
 

@@ -12,7 +12,7 @@ from torch.onnx._internal.torchscript_exporter import registration as torch_regi
 
 from buildsys.backends.operator_support import load_symbolics
 from buildsys.errors import StageError
-from buildsys.manifest.checks.operators import reaches
+from buildsys.stages.export.checks import reaches
 from buildsys.stages.export.registrations import (
     PluginFiles,
     Registration,

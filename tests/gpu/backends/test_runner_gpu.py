@@ -243,7 +243,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def bench_job(model: str, engine: Path, folder: Path, **bench: Any) -> Any:
     from engine_jobs import stage_job
 
-    from buildsys.manifest.schema.model import model_fields
+    from buildsys.project.model import model_fields
 
     spec = model_fields({
         "model": "m",

@@ -28,9 +28,9 @@ from test_keys_table import PARTS
 
 from buildsys.execution.executor import Executor
 from buildsys.execution.local_runs import Folders
-from buildsys.manifest.schema.model import model_fields
 from buildsys.plan import dependencies
 from buildsys.plan.action import Action
+from buildsys.project.model import model_fields
 from buildsys.project.plan import plan_model
 from buildsys.store.object_store import Store
 from buildsys.system import package_files

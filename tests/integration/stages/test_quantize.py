@@ -18,8 +18,8 @@ from small_graphs import make_model, weights
 
 from buildsys.backends.onnxruntime.session import OrtGraph
 from buildsys.errors import StageError
-from buildsys.manifest.schema.stages import QuantizedOperator
 from buildsys.stages.calibrate.ranges import load_ranges
+from buildsys.stages.convert.fields import QuantizedOperator
 from buildsys.stages.engine import stage as engine
 from buildsys.workers.job import Job
 

@@ -14,8 +14,8 @@ from small_graphs import conv_bn, make_model
 from stage_jobs import ROOT, manifest, stage_job
 
 from buildsys.errors import StageError
-from buildsys.manifest.project import load_project
 from buildsys.onnx_graphs.tensors import Case, load_case
+from buildsys.project.load import load_project
 from buildsys.stages.reference import stage as reference
 from buildsys.workers.job import StageResult
 

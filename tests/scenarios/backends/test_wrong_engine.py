@@ -7,7 +7,7 @@ from typing import Any
 
 from project_folder import ProjectFolder
 
-from buildsys.manifest.project import load_project
+from buildsys.project.load import load_project
 from buildsys.project.plan import plan_model
 from buildsys.stages.report import stage as report
 from buildsys.workers.job import Job

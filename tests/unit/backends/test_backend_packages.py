@@ -14,8 +14,8 @@ import buildsys
 from buildsys.backends.interface import load_backend
 from buildsys.errors import Unavailable
 from buildsys.manifest.schema.engine_base import engine_spec
-from buildsys.manifest.schema.model import ModelSpec
 from buildsys.manifest.schema_errors import field_names
+from buildsys.project.model import ModelSpec
 from buildsys.system import backend_registry
 from buildsys.system.backend_registry import (
     backend_names,

@@ -16,9 +16,9 @@ from trt_names import API
 
 from buildsys.backends.interface import BuildRequest
 from buildsys.backends.tensorrt.library import RTX, TRT_8, TRT_10, TRT_11, Library, library_of
-from buildsys.manifest.schema.model import model_fields
 from buildsys.onnx_graphs.graph_reader import read_weights
 from buildsys.plan.engine_typing import unknown_version, with_typing
+from buildsys.project.model import model_fields
 
 VERSIONS = {TRT_8: "8.6.0", TRT_10: "10.16.1", TRT_11: "11.4.0", RTX: "1.7.1"}
 _LEVELS = ("INTERNAL_ERROR", "ERROR", "WARNING", "INFO", "VERBOSE")

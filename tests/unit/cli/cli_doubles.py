@@ -21,9 +21,9 @@ from buildsys.execution.freshness import Explanation, Freshness, explain
 from buildsys.execution.run_records import Outcome
 from buildsys.execution.stale_reasons import ASKED_FOR, Reason
 from buildsys.execution.up_to_date_models import PlannedModel
-from buildsys.manifest.project import Signing
-from buildsys.manifest.schema.model import ModelSpec
 from buildsys.plan.action import Action
+from buildsys.project.load import Signing
+from buildsys.project.model import ModelSpec
 from buildsys.store.ledger import HistoryEntry
 
 MANIFEST: dict[str, Any] = {

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from buildsys.cli.check_manifests import main
-from buildsys.manifest.project import load_project
+from buildsys.project.load import load_project
 from buildsys.system.files import SETTLE_NS
 
 MANIFEST = "source: {torchvision: resnet18}\ninputs: {x: {shape: [1, 3, 32, 32]}}\n"

@@ -31,7 +31,7 @@ from buildsys.cli.commands.doctor.machine import (
 )
 from buildsys.cli.commands.doctor.next_step import next_step
 from buildsys.cli.session import Session
-from buildsys.manifest.project import Project, load_project
+from buildsys.project.load import Project, load_project
 from buildsys.system.backend_registry import Gpus, backend_names, describe_backend
 from buildsys.system.gpus.nvml import GpuDetails, GpuError
 from buildsys.system.interpreters.probe import Library, check_libraries

@@ -22,7 +22,7 @@ from buildsys.errors import UsageError
 from buildsys.history.builds import HOST, Build, Measurement
 from buildsys.history.database import History, digest_of
 from buildsys.history.recorder import machine_id
-from buildsys.manifest.schema.model import model_fields
+from buildsys.project.model import model_fields
 from buildsys.report.formatting import TIMES
 from buildsys.store.object_store import Store
 

@@ -11,8 +11,8 @@ import pytest
 from buildsys.cli.commands.init import command
 from buildsys.cli.main import run
 from buildsys.cli.project_root import is_project
-from buildsys.manifest.json_schema import schema_texts
-from buildsys.manifest.project import load_project
+from buildsys.project.json_schema import schema_texts
+from buildsys.project.load import load_project
 from buildsys.project.plan import ProjectPlan
 
 REPOSITORY = Path(__file__).parents[3]

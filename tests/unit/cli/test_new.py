@@ -12,7 +12,7 @@ from buildsys.cli import project_root
 from buildsys.cli.commands import new
 from buildsys.cli.main import run
 from buildsys.errors import StageError
-from buildsys.manifest.project import load_project
+from buildsys.project.load import load_project
 
 TRY_MODEL = new.try_model  # the project fixture replaces it
 COMMIT = "0123456789" * 4

@@ -12,8 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from buildsys.cli.reproducibility import Artifact, compare_builds, first_difference
-from buildsys.manifest.schema.model import model_fields
 from buildsys.plan.action import Action
+from buildsys.project.model import model_fields
 from buildsys.project.plan import plan_model
 
 MANIFEST = {

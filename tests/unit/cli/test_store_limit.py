@@ -16,7 +16,7 @@ from buildsys.cli.store_limit import enforce_limit
 from buildsys.errors import UsageError
 from buildsys.execution.build_cache import store_folder
 from buildsys.execution.reachable_builds import PlannedBuilds
-from buildsys.manifest.project import Project, empty_project
+from buildsys.project.load import Project, empty_project
 from buildsys.store.ledger import ActionRecord, OutputFile
 from buildsys.store.object_store import Store
 

@@ -11,8 +11,8 @@ from backend_package import PACKAGE, install, registered
 
 from buildsys.execution.action_key import KeyBuilder
 from buildsys.execution.up_to_date_models import action_in, environment_of
-from buildsys.manifest.schema.model import model_fields
 from buildsys.plan.action import Action
+from buildsys.project.model import model_fields
 from buildsys.project.plan import plan_model
 from buildsys.store.file_digests import DigestCache
 from buildsys.store.state_db import StateDb

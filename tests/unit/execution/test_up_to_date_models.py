@@ -23,8 +23,8 @@ from buildsys.execution.up_to_date_models import (
     action_in,
     environment_of,
 )
-from buildsys.manifest.project import load_project
 from buildsys.plan.action import Action
+from buildsys.project.load import load_project
 from buildsys.project.plan import plan_model
 from buildsys.store.object_store import Store
 from buildsys.system.files import SETTLE_NS

@@ -7,7 +7,7 @@ import pytest
 from manifest_files import ProjectFolder
 
 from buildsys.manifest.layers import Errors
-from buildsys.manifest.resolve import Resolution, Resolver
+from buildsys.project.resolve import Resolution, Resolver
 
 
 @pytest.fixture

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from buildsys.errors import ManifestErrors
-from buildsys.manifest.project import Project, load_project
+from buildsys.project.load import Project, load_project
 from buildsys.system.files import SETTLE_NS
 
 NET = """\

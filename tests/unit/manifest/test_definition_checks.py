@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from buildsys.errors import ManifestErrors
-from buildsys.manifest.resolved_yaml import resolved_text
 from buildsys.project.plan import ProjectPlan
+from buildsys.project.resolved_yaml import resolved_text
 
 NET = "configs/models/net.yaml"
 SOURCE = "{tensorrt: plugins/net.py:define, reference: {numpy: plugins/net.py:compute}}"

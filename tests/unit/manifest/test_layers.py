@@ -10,10 +10,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from manifest_files import NET
 
-from buildsys.manifest import resolve
 from buildsys.manifest.layers import merge
 from buildsys.manifest.value_tree import ValueNode, leaves, nearest, plain
 from buildsys.manifest.yaml_reader import read_nodes
+from buildsys.project import resolve
 
 
 def test_a_manifest_overrides_extends_and_those_override_defaults(project):

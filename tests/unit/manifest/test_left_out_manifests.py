@@ -7,7 +7,7 @@ from manifest_files import ProjectFolder
 
 from buildsys.cli.session import Session
 from buildsys.errors import ManifestErrors
-from buildsys.manifest.project import Project, load_project
+from buildsys.project.load import Project, load_project
 
 
 def load(project: ProjectFolder) -> Project:

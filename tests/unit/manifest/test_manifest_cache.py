@@ -16,7 +16,7 @@ from buildsys.system.files import Stamp
 LAZY = """
 import sys
 from pathlib import Path
-from buildsys.manifest.project import load_project
+from buildsys.project.load import load_project
 names = sorted(load_project(Path(sys.argv[1])).models)
 print(*names, *({"pydantic", "yaml"} & sys.modules.keys()))
 """

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from buildsys.errors import ManifestErrors
-from buildsys.manifest.project import load_project
+from buildsys.project.load import load_project
 
 PYTHON = "def make(): ..."
 WEIGHTS = {"file": "dodo.py", "sha256": hashlib.sha256(PYTHON.encode()).hexdigest()}

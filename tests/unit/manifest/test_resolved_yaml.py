@@ -9,10 +9,10 @@ from pathlib import Path
 import jsonschema
 import pytest
 
-from buildsys.manifest.json_schema import schema_texts, write_schemas
-from buildsys.manifest.project import load_project
-from buildsys.manifest.resolved_yaml import resolved_text
 from buildsys.manifest.yaml_reader import read_yaml
+from buildsys.project.json_schema import schema_texts, write_schemas
+from buildsys.project.load import load_project
+from buildsys.project.resolved_yaml import resolved_text
 
 ROOT = Path(__file__).parents[3]
 SCHEMAS = ("engines.schema.json", "model.schema.json", "project.schema.json")

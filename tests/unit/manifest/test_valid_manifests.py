@@ -6,8 +6,8 @@ import pytest
 from manifest_files import ProjectFolder
 
 from buildsys.manifest.backend_choices import base_precision, full_name, is_auto
-from buildsys.manifest.resolved_yaml import resolved_text
 from buildsys.project.plan import ProjectPlan
+from buildsys.project.resolved_yaml import resolved_text
 
 NET = "configs/models/net.yaml"
 DATA = "data: {x: {random: normal}}"

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from buildsys.manifest.schema.model import model_fields
 from buildsys.plan.action import Action
+from buildsys.project.model import model_fields
 from buildsys.project.plan import plan_model
 
 

@@ -8,8 +8,8 @@ import pytest
 
 from buildsys.errors import UsageError
 from buildsys.execution.up_to_date_models import action_in, environment_of
-from buildsys.manifest.schema.model import model_fields
 from buildsys.plan.action import Action, FileRef, Needs
+from buildsys.project.model import model_fields
 from buildsys.project.plan import plan_model
 
 BUILD = {

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from buildsys.manifest.schema.model import model_fields
 from buildsys.plan.action import Action, FileRef
+from buildsys.project.model import model_fields
 from buildsys.project.plan import plan_model
 
 SOURCE = {

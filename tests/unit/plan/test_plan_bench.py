@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 from planning import plan_of
 
-from buildsys.manifest.schema.model import model_fields
 from buildsys.plan.action import Action
+from buildsys.project.model import model_fields
 from buildsys.project.plan import plan_model
 
 ORT = {"backend": "onnxruntime", "name": "ort", "precision": "fp16"}

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from buildsys.manifest.schema.model import ModelSpec
 from buildsys.plan.action import Action, BaselineRef, FileRef
+from buildsys.project.model import ModelSpec
 from buildsys.project.plan import plan_model
 
 MANIFEST: dict[str, Any] = {

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from buildsys.manifest.schema.model import model_fields
 from buildsys.plan.action import Action
+from buildsys.project.model import model_fields
 from buildsys.project.plan import plan_model
 
 CALIBRATION = {"data": {"x": {"random": "normal"}}}

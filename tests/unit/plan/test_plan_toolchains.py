@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from buildsys.manifest.schema.model import model_fields
 from buildsys.plan.action import Action, ToolchainRef
 from buildsys.plan.engine_typing import VersionOf, unknown_version
+from buildsys.project.model import model_fields
 from buildsys.project.plan import plan_model
 
 TRT86 = ToolchainRef(

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from buildsys.manifest.project import load_project
-from buildsys.manifest.schema.model import model_fields
+from buildsys.project.load import load_project
+from buildsys.project.model import model_fields
 from buildsys.project.plan import ProjectPlan, model_of
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from buildsys.errors import StageError
-from buildsys.manifest.project import Project, empty_project
+from buildsys.project.load import Project, empty_project
 from buildsys.remote.depot import Depot
 from buildsys.remote.pack import pack_project, unpack_project
 from buildsys.store.ledger import OutputFile

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from yaml import safe_load
 
-from buildsys.manifest.schema.model import ModelSpec
+from buildsys.project.model import ModelSpec
 from buildsys.stages.remedies.remedies import (
     SHIPPED,
     OnnxOperator,

@@ -37,7 +37,7 @@ from buildsys.cli.console.rows import Row, print_rows
 from buildsys.cli.model_filter import ModelFilter, add_filter
 from buildsys.errors import ManifestErrors, UsageError
 from buildsys.execution.freshness import is_strict
-from buildsys.manifest.project import Project, empty_project, load_project
+from buildsys.project.load import Project, empty_project, load_project
 from buildsys.report.formatting import plural
 from buildsys.system.backend_registry import backend_names, describe_backend
 from buildsys.system.interpreters.probe import check_libraries, probe_limit_s

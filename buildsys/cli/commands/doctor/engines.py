@@ -22,8 +22,8 @@ from buildsys.deploy.can_run import check_signature
 from buildsys.errors import StageError, UsageError
 from buildsys.execution.freshness import FRESH
 from buildsys.execution.stale_reasons import FAILED, summarize_reasons
-from buildsys.manifest.project import empty_project
 from buildsys.plan.action import Action
+from buildsys.project.load import empty_project
 from buildsys.stages.table import ENGINE, ENGINE_STAGES, GATE, stage_info, target_of
 from buildsys.store.ledger import UNAVAILABLE
 from buildsys.store.signatures import ACCEPT, WARN, SigningKey

@@ -18,7 +18,7 @@ from typing import Any
 import buildsys
 from buildsys.errors import StageError
 from buildsys.execution.build_cache import store_folder
-from buildsys.manifest.project import Project
+from buildsys.project.load import Project
 from buildsys.report.formatting import plural, size
 from buildsys.store.signatures import SigningKey
 from buildsys.system.backend_registry import Ability, Gpus, backend_names, describe_backend

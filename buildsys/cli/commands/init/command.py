@@ -98,7 +98,7 @@ def _templates(names: Mapping[str, str]) -> dict[str, bytes]:
 
 def _editor_files(root: Path) -> dict[str, bytes]:
     """Generate the JSON Schemas, and settings that name them unless there are settings."""
-    from buildsys.manifest.json_schema import schema_texts
+    from buildsys.project.json_schema import schema_texts
 
     schemas = {f"configs/schema/{name}": text.encode() for name, text in schema_texts().items()}
     return (

@@ -26,7 +26,7 @@ from buildsys.cli.session import Session
 from buildsys.cli.target_names import STAGE_DOCS
 from buildsys.errors import BuildsysError, CheckFailed, StageError, UsageError
 from buildsys.execution.stale_reasons import REBUILD, Reason
-from buildsys.manifest.project import empty_project
+from buildsys.project.load import empty_project
 from buildsys.report.formatting import first_names, plural
 from buildsys.report.markdown.run_summary import outcome
 from buildsys.report.run_results import (

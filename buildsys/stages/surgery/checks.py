@@ -19,7 +19,6 @@ from buildsys.manifest.surgery_interface import (
     exported_interface,
     interface_after,
     names_in_shapes,
-    steps_of,
 )
 from buildsys.manifest.value_ranges import data_problem
 from buildsys.manifest.value_tree import FieldPath
@@ -27,7 +26,7 @@ from buildsys.manifest.value_tree import FieldPath
 StepProblem = tuple[FieldPath, str, str]  # path below the step, problem, hint
 
 
-def surgery_problems(view: ManifestView) -> Problems:
+def problems(view: ManifestView) -> Problems:
     """Yield the problems of steps, up to the first refused one."""
     if not (view.is_known("inputs") and view.is_known("outputs")):
         return
@@ -42,16 +41,6 @@ def surgery_problems(view: ManifestView) -> Problems:
                 for path, text, hint in check(view, interface, step):
                     yield view.problem(("surgery", number, *path), text, hint, of_key=True)
             interface = interface_after(interface, [step])
-
-
-def shapes_after_surgery(view: ManifestView) -> dict[str, list[Any]] | None:
-    """Return the shapes of engine inputs; None if a part is refused."""
-    if not all(view.is_known(section) for section in ("inputs", "outputs", "surgery")):
-        return None
-    interface = exported_interface(view.data)
-    for when in WHENS:
-        interface = interface_after(interface, steps_of(view.data, when))
-    return {name: tensor["shape"] for name, tensor in interface.inputs.items()}
 
 
 def dims_named_by_surgery(view: ManifestView) -> set[str]:

@@ -118,3 +118,9 @@ class OperatorSpec(Spec):
     library: OperatorLibrary | None = Field(None, description="ONNX Runtime custom-op library.")
     plugin: OperatorPlugin | None = Field(None, description="TensorRT plugin.")
     use: OperatorUse = section()
+
+
+class Sections(Spec):
+    """The section of the stage."""
+
+    ops: tuple[OperatorSpec, ...] = Field((), description="Custom operators, implemented here.")

@@ -3,48 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from importlib import import_module
 from typing import Any
 
-from buildsys.manifest.checks.commands import command_problems
 from buildsys.manifest.checks.engines import (
     auto_problems,
-    bench_problems,
     definition_problems,
     engine_problems,
     program_problems,
 )
-from buildsys.manifest.checks.gates import gate_problems
-from buildsys.manifest.checks.operators import (
-    operator_problems,
-    opset_problems,
-    registration_problems,
-)
 from buildsys.manifest.checks.profiles import profile_problems
-from buildsys.manifest.checks.quantization import quantization_problems
-from buildsys.manifest.checks.surgery import dims_named_by_surgery, surgery_problems
 from buildsys.manifest.checks.view import ManifestView, contains_refused
 from buildsys.manifest.problem import Problems, suggest
 from buildsys.manifest.value_ranges import IMAGE_DTYPES, data_problem
 from buildsys.manifest.value_tree import FieldPath
+from buildsys.stages.surgery.checks import dims_named_by_surgery
+from buildsys.stages.table import STAGES
 
-_IGNORED_BY = {  # exporter -> option -> what to do instead
-    "torchscript": {
-        "optimize": "use do_constant_folding",
-        "verify": "remove it (the validate stage compares with PyTorch)",
-        "report": "remove it, or use exporter: dynamo",
-        "profile": "remove it, or use exporter: dynamo",
-        "dump_exported_program": "remove it, or use exporter: dynamo",
-        "external_data": "remove it (the exporter decides by size)",
-    },
-    "dynamo": {
-        "training": "remove it (the model is exported in its current mode)",
-        "operator_export_type": "remove it, or use exporter: torchscript",
-        "do_constant_folding": "use optimize: false",
-        "custom_opsets": "remove it, or use exporter: torchscript",
-        "export_modules_as_functions": "remove it, or use exporter: torchscript",
-        "autograd_inlining": "remove it, or use exporter: torchscript",
-    },
-}
 _CHANNEL_AXES = {"nchw": -3, "nhwc": -1}  # from the end: the batch is optional
 _OUTSIDE_THE_KEY = {  # kind of source -> arguments that load other weights or code
     "timm": ("pretrained", "checkpoint_path", "pretrained_cfg", "pretrained_cfg_overlay"),
@@ -60,32 +35,14 @@ _OUTSIDE_THE_KEY = {  # kind of source -> arguments that load other weights or c
 
 def check_model(view: ManifestView) -> Problems:
     """Yield the problems between the fields of a merged model."""
-    checks = (
-        _source,
-        _export,
-        registration_problems,
-        _simplify,
-        _dims,
-        _tensors,
-        _call,
-        _comparisons,
-        bench_problems,
-        profile_problems,
-        engine_problems,
-        auto_problems,
-        program_problems,
-        definition_problems,
-        gate_problems,
-        surgery_problems,
-        operator_problems,
-        quantization_problems,
-        _preprocessing,
-        _labels,
-        command_problems,
-    )
+    checks = [_source, _dims, _tensors, _call, _comparisons, profile_problems, engine_problems]
+    checks += [auto_problems, program_problems, definition_problems, _preprocessing, _labels]
+    checks += [
+        import_module(f"{stage.package}.checks").problems for stage in STAGES if stage.has_checks
+    ]
     for check in checks:
         yield from check(view)
-    for section in ("validate", "verify", "bench"):
+    for section in view.data:
         yield from view.duplicates(section, "cases")
 
 
@@ -113,47 +70,6 @@ def unused_dims(view: ManifestView) -> list[str]:
     used = {size for _, size in view.find("inputs", ..., "shape", ...) if isinstance(size, str)}
     used |= dims_named_by_surgery(view)
     return [name for name in view.map("dims") if name not in used]
-
-
-def _export(view: ManifestView) -> Problems:
-    if view.is_defined:
-        return
-    if "onnx" in view.map("source"):
-        for option in view.map("export"):
-            if view.is_own("export", option):
-                text = "ignored for an ONNX source, which is not exported"
-                yield view.problem(("export", option), text, "remove it", of_key=True)
-        return
-    exporter = view.map("export").get("exporter", "torchscript")
-    if exporter not in ("torchscript", "dynamo"):
-        return
-    if "exported_program" in view.map("source") and exporter == "torchscript":
-        text = "the torchscript exporter would fix the dynamic sizes of a saved program"
-        hint = "write export: {exporter: dynamo, opset: 18}"
-        yield view.problem(("export", "exporter"), text, hint)
-        return
-    for option, hint in _IGNORED_BY[exporter].items():
-        if view.get("export", option) is not None:
-            text = f"ignored by exporter {exporter}"
-            yield view.problem(("export", option), text, hint, of_key=True)
-    yield from opset_problems(view, ("export", "opset"), exporter)
-    if view.get("export", "export_params") is False:
-        text = "a file without its weights cannot be validated or built"
-        yield view.problem(("export", "export_params"), text, "remove it", of_key=True)
-    if view.get("export", "training") == "train" and exporter == "torchscript":
-        text = "a graph in training mode cannot give the reference's outputs"
-        hint = "remove it (the network is exported in evaluation mode)"
-        yield view.problem(("export", "training"), text, hint)
-
-
-def _simplify(view: ManifestView) -> Problems:
-    if view.get("simplify", "tool") != "none":
-        return
-    for option, value in view.map("simplify").items():
-        on_by_default = option in ("constant_folding", "shape_inference", "fuse")
-        if value is False if on_by_default else option != "tool" and value is not None:
-            text, hint = "has no effect with tool: none", "remove it, or choose a tool"
-            yield view.problem(("simplify", option), text, hint, of_key=True)
 
 
 def _dims(view: ManifestView) -> Problems:

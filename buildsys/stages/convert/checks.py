@@ -6,18 +6,17 @@ from typing import Any
 
 from buildsys.manifest.backend_choices import is_auto
 from buildsys.manifest.checks.engines import int8_layers, precision_of
-from buildsys.manifest.checks.surgery import shapes_after_surgery
-from buildsys.manifest.checks.view import REFUSED, ManifestView
+from buildsys.manifest.checks.view import REFUSED, ManifestView, shapes_after_surgery
 from buildsys.manifest.problem import Problems, suggest
 from buildsys.manifest.schema.base import QUANTIZED
-from buildsys.manifest.schema.stages import DEFAULT_PERCENTILE
 from buildsys.manifest.value_ranges import data_problem
 from buildsys.manifest.value_tree import FieldPath
+from buildsys.stages.calibrate.fields import DEFAULT_PERCENTILE
 
 _TENSORRT_ALGORITHMS = ("entropy", "minmax")
 
 
-def quantization_problems(view: ManifestView) -> Problems:
+def problems(view: ManifestView) -> Problems:
     """Yield missing data and unsupported combinations of int8 and fp8 engines."""
     if view.get("convert", "tool") == "autocast" and view.get("convert", "exclude"):
         text = "ModelOpt AutoCast chooses the nodes itself"

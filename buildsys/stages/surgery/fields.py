@@ -152,3 +152,9 @@ SurgeryStep = Annotated[
         instead="write a hook, {function: FILE.py:CALLABLE}; docs/remedies/surgery.md has it",
     ),
 ]
+
+
+class Sections(Spec):
+    """The section of the stage."""
+
+    surgery: tuple[SurgeryStep, ...] = Field((), description="Changes to the graph, in order.")

@@ -5,9 +5,10 @@ while typing. Nothing here reads a file or imports a library used by a stage.
 """
 
 from collections.abc import Mapping
+from importlib import import_module
 from typing import Any
 
-from pydantic import Field
+from pydantic import Field, create_model
 
 from buildsys.manifest.backend_choices import base_precision
 from buildsys.manifest.schema.base import (
@@ -19,36 +20,16 @@ from buildsys.manifest.schema.base import (
     Stage,
     Stages,
     TensorName,
-    section,
 )
-from buildsys.manifest.schema.commands import CommandSpec
 from buildsys.manifest.schema.engines import Engine
-from buildsys.manifest.schema.gates import GatesSpec
 from buildsys.manifest.schema.network import CallSpec, DimSpec, InputSpec, OutputSpec
-from buildsys.manifest.schema.operators import OperatorSpec
 from buildsys.manifest.schema.source import Source
-from buildsys.manifest.schema.stages import (
-    BenchSpec,
-    CalibrationSpec,
-    ConvertSpec,
-    ExportSpec,
-    OptimizeSpec,
-    QuantizeSpec,
-    QuantizeWeightsSpec,
-    ReportSpec,
-    SearchSpec,
-    SimplifySpec,
-    SymbolicSpec,
-    TranslationSpec,
-    ValidateSpec,
-    VerifySpec,
-)
-from buildsys.manifest.schema.surgery import SurgeryStep
 from buildsys.manifest.value_ranges import default_high
+from buildsys.stages.table import STAGES
 
 
-class ModelSpec(Spec):
-    """One model, after extends, matrix, defaults and engine presets have been applied."""
+class _ModelFields(Spec):
+    """The fields of a model that belong to no stage."""
 
     model: Name = Field(description="Name of the model in targets and paths.")
     description: str = Field("", description="One sentence about the model, for the report.")
@@ -70,33 +51,20 @@ class ModelSpec(Spec):
     """Fail if the user's code reads anything undeclared."""
     needs: NeedsSpec | None = None
     """What a machine must have for all stages but the report."""
-    ops: tuple[OperatorSpec, ...] = Field((), description="Custom operators, implemented here.")
-    export: ExportSpec = section()
-    symbolics: tuple[SymbolicSpec, ...] = ()
-    """Operators registered with exporter: torchscript."""
-    translations: tuple[TranslationSpec, ...] = ()
-    """Operators registered with exporter: dynamo."""
-    surgery: tuple[SurgeryStep, ...] = Field((), description="Changes to the graph, in order.")
-    simplify: SimplifySpec = section()
-    convert: ConvertSpec = section()
-    calibration: CalibrationSpec | None = Field(None, description="Calibration of int8 and fp8.")
-    quantize: QuantizeSpec = section()
-    search: SearchSpec = section()
-    optimize: OptimizeSpec | None = None
-    """Fusions of engines with `optimized: true` (ONNX Runtime)."""
-    quantize_weights: QuantizeWeightsSpec = section()
-    validation: ValidateSpec = section(alias="validate")
     engines: tuple[Engine, ...] = Field((), description="Engines to build, verify and benchmark.")
-    verify: VerifySpec = section()
-    bench: BenchSpec = section()
-    gates: GatesSpec | None = None
-    """Limits on the figures of every engine, against earlier builds."""
-    commands: tuple[CommandSpec, ...] = ()
-    """Other programs to run: builders, checks and benchmarks, in order."""
-    report: ReportSpec = section()
     timeout: dict[Stage, Seconds] = Field({}, description="Limit by stage, e.g. {export: 10min}.")
     flaky: Stages = ()
     """Stages that a nightly run repeats once after a failure; true: all."""
+
+
+# those of the stages follow in their order
+_SECTIONS = [import_module(f"{s.package}.fields").Sections for s in STAGES if s.has_fields]
+ModelSpec = create_model(
+    "ModelSpec",
+    __base__=(*reversed(_SECTIONS), _ModelFields),
+    __module__=__name__,
+    __doc__="One model, after extends, matrix, defaults and engine presets have been applied.",
+)
 
 
 def model_fields(written: Mapping[str, Any]) -> dict[str, Any]:
@@ -104,7 +72,9 @@ def model_fields(written: Mapping[str, Any]) -> dict[str, Any]:
 
     Raises: ValidationError: all errors of the model.
     """
-    fields = ModelSpec.model_validate(written).model_dump(mode="json", by_alias=True)
+    fields: dict[str, Any] = ModelSpec.model_validate(written).model_dump(
+        mode="json", by_alias=True
+    )
     for tensor, declared in fields["inputs"].items():
         data = written["inputs"][tensor].get("data") or {}
         if data.get("random") == "integers" and data.get("high") is None:

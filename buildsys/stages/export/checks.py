@@ -1,16 +1,32 @@
-"""Checks of the sections ``symbolics``, ``translations`` and ``ops``."""
+"""Checks of the sections ``export``, ``symbolics`` and ``translations``."""
 
 from __future__ import annotations
 
 import re
 from typing import Any
 
-from buildsys.manifest.backend_choices import implementations
 from buildsys.manifest.checks.view import ManifestView
 from buildsys.manifest.problem import Problems, expected
 from buildsys.manifest.value_tree import FieldPath
-from buildsys.system.backend_registry import backend_names, describe_backend
 
+_IGNORED_BY = {  # exporter -> option -> what to do instead
+    "torchscript": {
+        "optimize": "use do_constant_folding",
+        "verify": "remove it (the validate stage compares with PyTorch)",
+        "report": "remove it, or use exporter: dynamo",
+        "profile": "remove it, or use exporter: dynamo",
+        "dump_exported_program": "remove it, or use exporter: dynamo",
+        "external_data": "remove it (the exporter decides by size)",
+    },
+    "dynamo": {
+        "training": "remove it (the model is exported in its current mode)",
+        "operator_export_type": "remove it, or use exporter: torchscript",
+        "do_constant_folding": "use optimize: false",
+        "custom_opsets": "remove it, or use exporter: torchscript",
+        "export_modules_as_functions": "remove it, or use exporter: torchscript",
+        "autograd_inlining": "remove it, or use exporter: torchscript",
+    },
+}
 _OPSETS = {
     "torchscript": range(6, 24),
     # below 18 dynamo converts down, which the export checks; 28 is the newest opset of onnx 1.23
@@ -19,18 +35,46 @@ _OPSETS = {
 _BASE_OPSET = 9  # below it, torch searches symbolics from the export's opset up to this one
 _OPERATOR = re.compile(r"\w+::\w+(\.\w+)?")
 _SECTIONS = {"symbolics": ("torchscript", "translations"), "translations": ("dynamo", "symbolics")}
-# of ONNX itself; ai.onnx.contrib and other extensions are third-party domains
-_ONNX_DOMAINS = (
-    "onnx",
-    "ai.onnx",
-    "ai.onnx.ml",
-    "ai.onnx.training",
-    "ai.onnx.preview",
-    "ai.onnx.preview.training",
-)
 
 
-def registration_problems(view: ManifestView) -> Problems:
+def problems(view: ManifestView) -> Problems:
+    """Yield options without an effect, and registrations that no exporter takes."""
+    yield from _options(view)
+    yield from _registrations(view)
+
+
+def _options(view: ManifestView) -> Problems:
+    if view.is_defined:
+        return
+    if "onnx" in view.map("source"):
+        for option in view.map("export"):
+            if view.is_own("export", option):
+                text = "ignored for an ONNX source, which is not exported"
+                yield view.problem(("export", option), text, "remove it", of_key=True)
+        return
+    exporter = view.map("export").get("exporter", "torchscript")
+    if exporter not in ("torchscript", "dynamo"):
+        return
+    if "exported_program" in view.map("source") and exporter == "torchscript":
+        text = "the torchscript exporter would fix the dynamic sizes of a saved program"
+        hint = "write export: {exporter: dynamo, opset: 18}"
+        yield view.problem(("export", "exporter"), text, hint)
+        return
+    for option, hint in _IGNORED_BY[exporter].items():
+        if view.get("export", option) is not None:
+            text = f"ignored by exporter {exporter}"
+            yield view.problem(("export", option), text, hint, of_key=True)
+    yield from _opset(view, ("export", "opset"), exporter)
+    if view.get("export", "export_params") is False:
+        text = "a file without its weights cannot be validated or built"
+        yield view.problem(("export", "export_params"), text, "remove it", of_key=True)
+    if view.get("export", "training") == "train" and exporter == "torchscript":
+        text = "a graph in training mode cannot give the reference's outputs"
+        hint = "remove it (the network is exported in evaluation mode)"
+        yield view.problem(("export", "training"), text, hint)
+
+
+def _registrations(view: ManifestView) -> Problems:
     """Yield the problems of ``symbolics`` and ``translations``."""
     exporter = view.get("export", "exporter") or "torchscript"
     for section, (used_by, other) in _SECTIONS.items():
@@ -60,7 +104,7 @@ def registration_problems(view: ManifestView) -> Problems:
             registered.append((name, opset))
 
 
-def opset_problems(view: ManifestView, path: FieldPath, exporter: str) -> Problems:
+def _opset(view: ManifestView, path: FieldPath, exporter: str) -> Problems:
     """Yield an opset not supported by its exporter."""
     opset, opsets = view.get(*path), _OPSETS[exporter]
     if isinstance(opset, int) and opset not in opsets:
@@ -92,7 +136,7 @@ def _symbolic_problems(view: ManifestView, path: FieldPath, entry: dict[str, Any
     if entry.get("module") is None and missing and not entry.keys() - {*fields, "module"}:
         text = f"required field is missing: {' and '.join(missing)}"
         yield view.problem(path, text, "write {op: …, function: …, opset: …} or {module: FILE.py}")
-    yield from opset_problems(view, (*path, "opset"), "torchscript")
+    yield from _opset(view, (*path, "opset"), "torchscript")
     opset: Any = entry.get("opset")
     exported: Any = view.map("export").get("opset", 17)
     are_valid = isinstance(exported, int) and isinstance(opset, int)
@@ -116,34 +160,3 @@ def _name_problems(view: ManifestView, path: FieldPath, op: str) -> Problems:
         text = "the torchscript exporter ignores overloads"
         hint = f"write {op.partition('.')[0]}; the function gets the inputs of every overload"
         yield view.problem(path, text, hint)
-
-
-def operator_problems(view: ManifestView) -> Problems:
-    """Yield duplicate, misplaced and unimplemented operators."""
-    first: dict[str, FieldPath] = {}
-    for path, entry in view.maps("ops", ...):
-        op = entry.get("op")
-        if not isinstance(op, str):
-            continue
-        if op in first:
-            text = f"operator {op} is already declared in ops.{first[op][-1]}"
-            hint = "put all implementations into one entry"
-            yield view.problem((*path, "op"), text, hint)
-        elif op.partition("::")[0] in _ONNX_DOMAINS:
-            text = f"{op} is in a domain of ONNX, which cannot be extended"
-            hint = "choose a domain of your own, such as custom_domain::"
-            yield view.problem((*path, "op"), text, hint)
-        first.setdefault(op, path)
-        names = backend_names()
-        kinds_given = {backend: [*implementations(entry, backend)] for backend in names}
-        kinds = {backend: describe_backend(backend).operator_kinds for backend in names}
-        if not any(kinds_given.values()):
-            hint = "add function, library (ONNX Runtime) or plugin (TensorRT)"
-            yield view.problem(path, f"operator {op} has no implementation", hint)
-            continue
-        for backend, kind in view.map(*path, "use").items():
-            if kind in kinds.get(backend, ()) and kind not in kinds_given[backend]:
-                given = ", ".join(kinds_given[backend])
-                hint = f"given: {given}" if given else f"add {kind}: …"
-                text = f"{backend} has no implementation of the kind {kind}"
-                yield view.problem((*path, "use", backend), text, hint)

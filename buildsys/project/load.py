@@ -18,8 +18,8 @@ from buildsys.system.files import Stamp
 from buildsys.system.suggestions import nearest
 
 if TYPE_CHECKING:
-    from buildsys.manifest.resolve import Resolver
     from buildsys.manifest.schema.executors import Executor
+    from buildsys.project.resolve import Resolver
 
 STATE_FOLDER = ".buildsys"
 _STORE_LIMIT = "50GiB"
@@ -275,8 +275,8 @@ class _Load:
     @cached_property
     def _resolver(self) -> Resolver:
         # importing pydantic and yaml takes longer than a load from the cache
-        from buildsys.manifest.resolve import Resolver
         from buildsys.manifest.workspace import Workspace
+        from buildsys.project.resolve import Resolver
 
         return Resolver(Workspace(self._project.root, self._project.configs, self._links_into))
 
@@ -327,9 +327,9 @@ class _Load:
 
 
 def _trace_origins(project: Project, file: str, name: str) -> dict[str, str]:
-    from buildsys.manifest.resolve import Resolver
     from buildsys.manifest.value_tree import leaves
     from buildsys.manifest.workspace import Workspace
+    from buildsys.project.resolve import Resolver
 
     workspace = Workspace(project.root, project.configs)
     models, errors = Resolver(workspace).resolve(project.root / file)

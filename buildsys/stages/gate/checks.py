@@ -10,7 +10,7 @@ from buildsys.manifest.schema.gates import METRICS
 from buildsys.manifest.value_tree import FieldPath
 
 
-def gate_problems(view: ManifestView) -> Problems:
+def problems(view: ManifestView) -> Problems:
     """Yield gates without limits, and impossible baselines."""
     engines = view.maps("engines", ...)
     for path, gates in (*view.maps("gates"), *view.maps("engines", ..., "gates")):

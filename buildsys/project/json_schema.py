@@ -14,8 +14,8 @@ from typing import Any
 from pydantic import TypeAdapter
 
 from buildsys.manifest.schema.engines import Engine
-from buildsys.manifest.schema.model import ModelSpec
 from buildsys.manifest.schema.project import ProjectSpec
+from buildsys.project.model import ModelSpec
 
 Schema = dict[str, Any]
 

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from buildsys.manifest.graph_sections import GRAPH_SECTIONS, NETWORK_SECTIONS
-from buildsys.manifest.project import ResolvedModel
+from buildsys.project.load import ResolvedModel
 
 # text without quotes; most reserved words are of YAML 1.1
 _PLAIN = re.compile(

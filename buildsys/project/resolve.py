@@ -14,7 +14,6 @@ from pydantic import TypeAdapter, ValidationError
 
 from buildsys.errors import ManifestError
 from buildsys.manifest.checks.engines import toolchain_problems, unknown_toolchain
-from buildsys.manifest.checks.model import check_model, unused_dims
 from buildsys.manifest.checks.referenced_files import file_problems
 from buildsys.manifest.checks.view import ManifestView
 from buildsys.manifest.expansion import expand_matrix, name_dynamic_axes
@@ -22,7 +21,6 @@ from buildsys.manifest.graph_sections import without_inherited, without_inherite
 from buildsys.manifest.layers import Errors, Layers, Presets, build_presets, merge, resolve_engines
 from buildsys.manifest.problem import expected
 from buildsys.manifest.schema.engines import Engine
-from buildsys.manifest.schema.model import ModelSpec, model_fields
 from buildsys.manifest.schema.project import ProjectSpec
 from buildsys.manifest.schema_errors import field_names, schema_errors
 from buildsys.manifest.value_tree import (
@@ -34,6 +32,8 @@ from buildsys.manifest.value_tree import (
     text_size,
 )
 from buildsys.manifest.workspace import Workspace
+from buildsys.project.checks import check_model, unused_dims
+from buildsys.project.model import ModelSpec, model_fields
 from buildsys.system.backend_registry import package_files
 
 Resolution = tuple[dict[str, Any], ValueNode]  # a model, and the origins of its values

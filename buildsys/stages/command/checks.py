@@ -23,7 +23,7 @@ _GRAPHS = ("exported", "simplified")
 _KINDS = ("commands.NAME.OUTPUT", "engines.NAME", "exported", "simplified", "golden.CASE")
 
 
-def command_problems(view: ManifestView) -> Problems:
+def problems(view: ManifestView) -> Problems:
     """Yield missing networks, and unusable references and paths."""
     yield from _network(view)
     commands: dict[str, dict[str, Any]] = {}

@@ -78,3 +78,10 @@ class CommandSpec(Spec):
     """Needs of this command, instead of those of the model."""
     required: bool = Field(False, description="Fail the build if it cannot run here.")
     timeout: Seconds | None = Field(None, gt=0, description="Limit, instead of timeout.command.")
+
+
+class Sections(Spec):
+    """The section of the stage."""
+
+    commands: tuple[CommandSpec, ...] = ()
+    """Other programs to run: builders, checks and benchmarks, in order."""

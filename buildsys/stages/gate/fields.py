@@ -1,0 +1,11 @@
+"""Fields of manifests about gates."""
+
+from buildsys.manifest.schema.base import Spec
+from buildsys.manifest.schema.gates import GatesSpec
+
+
+class Sections(Spec):
+    """The section of the stage."""
+
+    gates: GatesSpec | None = None
+    """Limits on the figures of every engine, against earlier builds."""
