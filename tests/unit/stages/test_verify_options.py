@@ -1,4 +1,4 @@
-"""Limits, policies and hints of the verify stage, from the manifest and from the golden files."""
+"""Limits, policies, profiles and hints of the verify stage."""
 
 from __future__ import annotations
 
@@ -17,6 +17,8 @@ from buildsys.manifest.default_limits import effective_limits
 from buildsys.onnx_graphs.output_policies import uninformative_hint
 from buildsys.onnx_graphs.tensors import Tensor, save_case, tensor_of
 from buildsys.stages.verify import stage as verify
+from buildsys.stages.verify.stage import CaseRun, format_ranges, plan_runs
+from buildsys.system.backend_registry import describe_backend
 from buildsys.workers.job import Job, StageResult
 
 CASES = {**BATCHES, "odd": 3}
@@ -122,3 +124,40 @@ def test_an_explicitly_quantized_engine_can_keep_nodes_in_fp32(job_of: Any) -> N
         result = outcome(job)
         assert result.status == "failed"
         assert ("`buildsys debug --fp32-nodes m:e` finds" in result.hint) == advised
+
+
+@pytest.mark.parametrize(
+    ("options", "advice"),
+    [
+        ({"backend": "tensorrt", "precision": "fp32", "tf32": True, "flags": {}}, "tf32: false"),
+        ({"backend": "tensorrt", "precision": "fp32", "tf32": False, "flags": {}}, ""),
+        ({"backend": "tensorrt", "precision": "fp16", "tf32": True, "flags": {}}, ""),
+        ({"backend": "tensorrt_rtx", "precision": "fp32", "flags": {}}, "flags: {tf32: false}"),
+        ({"backend": "tensorrt_rtx", "precision": "fp32", "flags": {"tf32": False}}, ""),
+        ({"backend": "onnxruntime", "precision": "fp32"}, ""),
+    ],
+)
+def test_the_tf32_remedy_is_for_engines_that_use_tf32(options: dict[str, Any], advice: str) -> None:
+    assert describe_backend(options["backend"]).exact_float32(options) == advice
+
+
+SMALL = {"x": {"min": (1, 3), "opt": (2, 3), "max": (4, 3)}}
+LARGE = {"x": {"min": (4, 3), "opt": (8, 3), "max": (16, 3)}}
+SHAPES = {str(batch): {"x": (batch, 3), "k": (7,)} for batch in (1, 4, 16)}
+
+
+def test_without_profiles_every_case_runs_once() -> None:
+    assert plan_runs([], SHAPES) == [CaseRun("1", None), CaseRun("4", None), CaseRun("16", None)]
+
+
+def test_a_case_runs_in_every_profile_it_fits() -> None:
+    runs = plan_runs([SMALL, LARGE], SHAPES)
+    assert runs == [CaseRun("1", 0), CaseRun("4", 0), CaseRun("4", 1), CaseRun("16", 1)]
+
+
+def test_a_profile_is_formatted_with_its_ranges() -> None:
+    assert format_ranges(LARGE) == "x [4, 3] to [16, 3]"
+
+
+def test_another_rank_does_not_fit() -> None:
+    assert plan_runs([SMALL], {"a": {"x": (1, 3, 1)}}) == []
