@@ -16,7 +16,7 @@ Batch = Mapping[str, Array]
 
 
 def read_finite_batches(file: Path, inputs: Mapping[str, Sequence[int]]) -> list[dict[str, Array]]:
-    """Return the batches of ``read_batches`` with the arrays of ``inputs`` only, in their order.
+    """Read the batches of ``read_batches`` with the arrays of ``inputs`` only, in their order.
 
     Raises: StageError: as ``read_batches``, or an array has NaN or infinity.
     """
@@ -32,7 +32,7 @@ def read_finite_batches(file: Path, inputs: Mapping[str, Sequence[int]]) -> list
 def read_batches(
     file: Path, inputs: Mapping[str, Sequence[int]], *, one_shape_for: str = ""
 ) -> list[Batch]:
-    """Return the batches of an .npz file of arrays ``INDEX/INPUT``.
+    """Read the batches of an .npz file of arrays ``INDEX/INPUT``.
 
     ``inputs`` has the shapes of the network's inputs, -1 for a dynamic dimension.
     Raises: StageError: there is no batch, an input is missing, or a shape does not fit the network,
@@ -51,8 +51,8 @@ def read_batches(
     if not batches:
         text = f"there is no batch to calibrate with in {file.name}"
         raise StageError(text, "give calibration data")
-    found: list[Batch] = [batches[index] for index in sorted(batches)]
-    for number, batch in enumerate(found):
+    ordered: list[Batch] = [batches[index] for index in sorted(batches)]
+    for number, batch in enumerate(ordered):
         for name, shape in inputs.items():
             what = f"batch {number} of the calibration data has"
             if name not in batch:
@@ -69,10 +69,10 @@ def read_batches(
                     f"{what} {name} of shape {list(sizes)}, not {expected_sizes}",
                     "declare the shapes of the calibration data in dims",
                 )
-            first = found[0][name].shape
+            first = ordered[0][name].shape
             if one_shape_for and sizes != first:
                 raise StageError(
                     f"{what} {name} of shape {list(sizes)}, and batch 0 has {list(first)}",
                     f"{one_shape_for} calibrates with batches of one shape",
                 )
-    return found
+    return ordered

@@ -24,7 +24,7 @@ _TARGET = re.compile(r"torch\.ops\.(\w+)\.(\w+)\.(\w+)")
 def load_captured(
     request: BuildRequest, library: str
 ) -> tuple[torch.export.ExportedProgram, dict[str, Any]]:
-    """Return the captured program and its inputs and outputs.
+    """Load the captured program and its inputs and outputs.
 
     Raises: GraphRefusedError: it calls operators that only the network's own code registers.
     """
@@ -36,18 +36,18 @@ def load_captured(
 
 
 def unknown_operators(request: BuildRequest, library: str) -> list[UnsupportedNode]:
-    """Return the calls of operators from outside PyTorch."""
+    """List the calls of operators from outside PyTorch."""
     reader = torch._C.PyTorchFileReader(str(request.program))
     nodes = json.loads(reader.get_record(_MODEL))["graph_module"]["graph"]["nodes"]
-    found = []
+    refused = []
     for index, node in enumerate(nodes):
         match = _TARGET.fullmatch(str(node.get("target", "")))
         if match and not hasattr(getattr(torch.ops, match[1]), match[2]):
-            outputs = [each.get("as_tensor") or {} for each in node.get("outputs", ())]
-            name = next((each["name"] for each in outputs if "name" in each), "")
+            outputs = [output.get("as_tensor") or {} for output in node.get("outputs", ())]
+            name = next((output["name"] for output in outputs if "name" in output), "")
             reason = f"{library} has no implementation of an operator of your own"
-            found.append(UnsupportedNode(index, name, f"{match[1]}::{match[2]}", reason))
-    return found
+            refused.append(UnsupportedNode(index, name, f"{match[1]}::{match[2]}", reason))
+    return refused
 
 
 @contextmanager
@@ -67,9 +67,9 @@ def one_sentence(
     except Exception as error:
         traceback.print_exception(error)  # to the log: the message has its first part only
         text = " ".join(str(error).split())
-        known = explain(text)
+        explanation = explain(text)
         problem = f"{what}: {type(error).__name__}: {text[:300]}"
-        raise known or StageError(problem, hint) from error
+        raise explanation or StageError(problem, hint) from error
 
 
 def check_inputs(
@@ -98,20 +98,20 @@ def _check_shape(
     dims: Mapping[str, Mapping[str, int]],
     sizes: dict[str, int],
 ) -> None:
-    shown = f"the input {port.name} has the shape {list(shape)}"
+    problem = f"the input {port.name} has the shape {list(shape)}"
     if len(shape) != len(port.shape):
-        raise StageError(f"{shown}, and the engine needs {len(port.shape)} dimensions")
-    for size, wanted in zip(shape, port.shape, strict=True):
-        if isinstance(wanted, str):
-            span, known = dims[wanted], sizes.setdefault(wanted, size)
+        raise StageError(f"{problem}, and the engine needs {len(port.shape)} dimensions")
+    for size, expected in zip(shape, port.shape, strict=True):
+        if isinstance(expected, str):
+            span, other = dims[expected], sizes.setdefault(expected, size)
             if not span["min"] <= size <= span["max"]:
                 raise StageError(
-                    f"{shown}, but the engine was built for {wanted} {span['min']} to"
+                    f"{problem}, but the engine was built for {expected} {span['min']} to"
                     f" {span['max']}",
-                    f"widen dims.{wanted} and build it again",
+                    f"widen dims.{expected} and build it again",
                 )
-            if size != known:
-                text = f"{shown}: {wanted} is {size} there, and {known} in another place"
+            if size != other:
+                text = f"{problem}: {expected} is {size} there, and {other} in another place"
                 raise StageError(text)
-        elif size != wanted:
-            raise StageError(f"{shown}, and the engine needs {list(port.shape)}")
+        elif size != expected:
+            raise StageError(f"{problem}, and the engine needs {list(port.shape)}")

@@ -150,8 +150,10 @@ def raise_refused(
     for node in nodes:
         by_operator.setdefault(node.operator, []).append(node)
     problems = [
-        str(found[0]) if len(found) == 1 else f"{len(found)} nodes {operator}, first {found[0]}"
-        for operator, found in by_operator.items()
+        str(refused[0])
+        if len(refused) == 1
+        else f"{len(refused)} nodes {operator}, first {refused[0]}"
+        for operator, refused in by_operator.items()
     ]
     raise GraphRefusedError(
         f"model {request.model}: {library} cannot take {'; '.join([*problems, *others])}",
@@ -187,17 +189,17 @@ class Session(Protocol):
 
     @property
     def inputs(self) -> tuple[Port, ...]:
-        """Return the inputs in the order of the graph."""
+        """The inputs in the order of the graph."""
         ...
 
     @property
     def outputs(self) -> tuple[Port, ...]:
-        """Return the outputs in the order of the graph."""
+        """The outputs in the order of the graph."""
         ...
 
     @property
     def profiles(self) -> Profiles:
-        """Return the ranges of shapes per optimization profile, {input: {min, opt, max}}.
+        """The ranges of shapes per optimization profile, {input: {min, opt, max}}.
 
         Empty if the backend has no profiles and accepts the same shapes as the graph.
         """
@@ -246,7 +248,7 @@ class DeviceSession(Protocol):
 
     @property
     def stream(self) -> int:
-        """Return the CUDA stream of calls without another one."""
+        """The CUDA stream of calls without another one."""
         ...
 
     def enqueue(
@@ -281,7 +283,7 @@ class Backend(Protocol):
 
     @property
     def RUN_OPTIONS(self) -> Options:  # noqa: N802 (a constant of the module)
-        """Return ``load``'s public options with their defaults."""
+        """``load``'s public options with their defaults."""
         ...
 
     def prepare(self, options: Options) -> None:
@@ -303,7 +305,7 @@ class Backend(Protocol):
     def describe(
         self, engine: Path, options: Options, operators: tuple[OperatorUse, ...] = ()
     ) -> Figures:
-        """Return the facts of an engine; {} if unreadable on this machine."""
+        """Read the facts of an engine; {} if unreadable on this machine."""
         ...
 
     def load(
@@ -316,7 +318,7 @@ class Backend(Protocol):
         ...
 
     def device(self, options: Options) -> Figures:
-        """Return the facts of the engine's device; never raises."""
+        """Describe the engine's device; never raise."""
         ...
 
 
@@ -345,22 +347,22 @@ def slowest(
         yield name, {"time_ms": round(times_ms[name], 6), "share": share}
 
 
-def precision_problem(precision: str, found: Mapping[str, float], least: float) -> str:
+def precision_problem(precision: str, shares_of: Mapping[str, float], least: float) -> str:
     """Return the problem of an engine's precision, "" without one.
 
     An fp32 engine has none: a graph may have layers of other types.
     """
-    wanted = DTYPE_OF_PRECISION[precision]
-    if wanted == "float32" or not found:
+    requested = DTYPE_OF_PRECISION[precision]
+    if requested == "float32" or not shares_of:
         return ""
-    share = found.get(wanted, 0.0)
+    share = shares_of.get(requested, 0.0)
     if share > 0 and share >= least:
         return ""
-    descending = sorted(found.items(), key=lambda item: -item[1])
+    descending = sorted(shares_of.items(), key=lambda item: -item[1])
     rest = ", ".join(f"{100 * other:.0f} % in {dtype}" for dtype, other in descending)
     actual = f"only {100 * share:.1f} % of its layers are" if share else "none of its layers is"
     limit = f" (the minimum is {100 * least:.0f} %)" if least else ""
-    return f"the engine was requested in {precision}, but {actual} in {wanted}{limit}: {rest}"
+    return f"the engine was requested in {precision}, but {actual} in {requested}{limit}: {rest}"
 
 
 def load_backend(

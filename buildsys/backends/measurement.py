@@ -142,7 +142,7 @@ def measure(
             if len(order) > 1:
                 run_block(name, pace.settle_s, pace.settle_runs)
             blocks[name].append(run_block(name, pace.block_s, pace.block_runs))
-        taken = min(sum(len(block.wall_ns) for block in found) for found in blocks.values())
+        taken = min(sum(len(block.wall_ns) for block in turns) for turns in blocks.values())
         count(taken, pace.min_samples if taken < pace.min_samples else 0, "samples")
         order.reverse()
     return blocks
@@ -165,12 +165,12 @@ class GpuTiming:
 
     @property
     def copies_in(self) -> bool:
-        """Return True if inputs are copied from the host."""
+        """Check whether inputs are copied from the host."""
         return self.transfers in ("in", "both")
 
     @property
     def copies_out(self) -> bool:
-        """Return True if outputs are copied to the host."""
+        """Check whether outputs are copied to the host."""
         return self.transfers in ("out", "both")
 
 

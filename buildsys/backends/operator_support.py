@@ -29,12 +29,12 @@ _OTHER_ONNX_DOMAINS = ("ai.onnx.training", "ai.onnx.preview.training", "ai.onnx.
 @lru_cache(maxsize=1)
 def operator_versions() -> Mapping[tuple[str, str], tuple[int, ...]]:
     """Return (domain, operator) -> opsets of its versions, negative if deprecated."""
-    found: dict[tuple[str, str], set[int]] = {}
+    versions: dict[tuple[str, str], set[int]] = {}
     for schema in onnx.defs.get_all_schemas_with_history():
         if schema.domain in _ONNX_DOMAINS:
             since = -schema.since_version if schema.deprecated else schema.since_version
-            found.setdefault((schema.domain, schema.name), set()).add(since)
-    return {key: tuple(sorted(opsets, key=abs)) for key, opsets in sorted(found.items())}
+            versions.setdefault((schema.domain, schema.name), set()).add(since)
+    return {key: tuple(sorted(opsets, key=abs)) for key, opsets in sorted(versions.items())}
 
 
 def ort_support(domain: str, operator: str, since: tuple[int, ...]) -> list[dict[str, Any]] | None:
@@ -90,8 +90,8 @@ def _rtx_parser() -> Any:
 
 def rtx_supports(operator: str) -> bool | None:
     """Check for an importer in TensorRT-RTX's parser; None without TensorRT-RTX."""
-    found = _rtx_parser()
-    return None if found is None else bool(found[0].supports_operator(operator))
+    parser = _rtx_parser()
+    return None if parser is None else bool(parser[0].supports_operator(operator))
 
 
 TORCHSCRIPT_OPSETS = range(7, 24)  # accepted by the exporter
@@ -208,8 +208,8 @@ def _newer_operators(function: Any, depth: int = 0) -> Iterator[tuple[str, int]]
 
 @lru_cache(maxsize=1)
 def _decomposed() -> frozenset[str]:
-    known = set(_decomp.get_onnx_implemented_overloads(_registry_for(DYNAMO_OPSETS[0])))
-    table = _decomp.create_onnx_friendly_decomposition_table(known)
+    translated = set(_decomp.get_onnx_implemented_overloads(_registry_for(DYNAMO_OPSETS[0])))
+    table = _decomp.create_onnx_friendly_decomposition_table(translated)
     overloads: list[Any] = [key for key in table if isinstance(key, torch._ops.OpOverload)]
     return frozenset(str(overload.name()) for overload in overloads)
 
@@ -265,7 +265,7 @@ def _torch_rows() -> dict[str, Any]:
 
 
 def make_table() -> dict[str, Any]:
-    """Return the table for the installed libraries, as JSON values.
+    """Make the table for the installed libraries, as JSON values.
 
     ``torch``: operator -> {torchscript: opset or None, dynamo: opset or None, by_parts, writes,
     schemas}.

@@ -24,9 +24,9 @@ def parse_torchlib() -> ONNXRegistry:
     """
     parsed = vars(TracedOnnxFunction).get("function_ir")
     if isinstance(parsed, property) and parsed.fget is not None:
-        kept = cached_property(parsed.fget)
-        kept.__set_name__(TracedOnnxFunction, "function_ir")
-        TracedOnnxFunction.function_ir = kept  # type: ignore[method-assign, assignment]
+        cached = cached_property(parsed.fget)
+        cached.__set_name__(TracedOnnxFunction, "function_ir")
+        TracedOnnxFunction.function_ir = cached  # type: ignore[method-assign, assignment]
     read_signature = getattr(_schemas, "op_signature_from_function", None)
     if isinstance(read_signature, FunctionType):
         _schemas.op_signature_from_function = cache(read_signature)

@@ -42,9 +42,9 @@ def prepare(options: Options) -> None:
     """
     target = options["minimum_deployment_target"]
     if not hasattr(ct.target, target):
-        known = ", ".join(name for name in ct.target.__members__ if name.startswith("iOS"))
+        targets = ", ".join(name for name in ct.target.__members__ if name.startswith("iOS"))
         raise StageError(
-            f"coremltools {ct.__version__} has no deployment target {target} (it has {known})",
+            f"coremltools {ct.__version__} has no deployment target {target} (it has {targets})",
             "pip install -U coremltools, or set another minimum_deployment_target",
         )
     try:
@@ -86,7 +86,7 @@ def build(request: BuildRequest) -> Figures:
 def describe(
     engine: Path, options: Options, operators: tuple[OperatorUse, ...] = ()  # noqa: ARG001
 ) -> Figures:  # fmt: skip
-    """Return a package's inputs, outputs, operators and systems.
+    """Describe a package's inputs, outputs, operators and systems.
 
     Raises: StageError: the file is damaged, or nothing in it has the requested precision.
     """
@@ -124,7 +124,7 @@ def load(
 
 
 def device(options: Options) -> Figures:
-    """Return the processor of this Mac, if it is one."""
+    """Describe the processor of this Mac, if it is one."""
     if problem := DESCRIPTION.system_problem():
         return {"kind": "xpu", "missing": problem.problem}
     return {"kind": "xpu", "name": cpu_model(), "compute_units": options["compute_units"]}

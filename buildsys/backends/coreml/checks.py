@@ -33,10 +33,10 @@ def check_interface(package: Package, interface: Mapping[str, Any]) -> None:
     """
     description = package.spec.description
     for role, features in (("inputs", description.input), ("outputs", description.output)):
-        found = [feature.name for feature in features]
-        wanted = [port["feature"] for port in interface[role]]
-        if found != wanted:
-            text = f"the package has the {role} {', '.join(found)} instead of {', '.join(wanted)}"
+        names = [feature.name for feature in features]
+        expected = [port["feature"] for port in interface[role]]
+        if names != expected:
+            text = f"the package has the {role} {', '.join(names)} instead of {', '.join(expected)}"
             raise StageError(text, _REPAIR)
         for port, feature in zip(interface[role], features, strict=True):
             array = feature.type.multiArrayType
@@ -56,7 +56,7 @@ def _wanted_shapes(shape: Sequence[int | str], interface: Mapping[str, Any]) -> 
     """Return the accepted shapes as text: ``[1..8, 3]``, or each one."""
     if "shapes" in interface and any(isinstance(size, str) for size in shape):
         every = {tuple(sized(shape, sizes)) for sizes in interface["shapes"]}
-        return " or ".join(str(list(one)) for one in sorted(every))
+        return " or ".join(str(list(sizes)) for sizes in sorted(every))
     dims = interface["dims"]
     spans = [
         (dims[size]["min"], dims[size]["max"]) if isinstance(size, str) else (size, size)
@@ -68,8 +68,8 @@ def _wanted_shapes(shape: Sequence[int | str], interface: Mapping[str, Any]) -> 
 def _shapes(array: Any) -> str:
     flexibility = array.WhichOneof("ShapeFlexibility")
     if flexibility == "enumeratedShapes":
-        every = {tuple(one.shape) for one in array.enumeratedShapes.shapes}
-        return " or ".join(str(list(one)) for one in sorted(every))
+        every = {tuple(shape.shape) for shape in array.enumeratedShapes.shapes}
+        return " or ".join(str(list(shape)) for shape in sorted(every))
     if flexibility == "shapeRange":
         return _format_spans((s.lowerBound, s.upperBound) for s in array.shapeRange.sizeRanges)
     return _format_spans((size, size) for size in array.shape)
@@ -80,7 +80,7 @@ def _format_spans(spans: Any) -> str:
 
 
 def operator_facts(package: Package) -> Figures:
-    """Return the operators of a package and the types of their results."""
+    """Collect the operators of a package and the types of their results."""
     from coremltools.proto import MIL_pb2
 
     kinds, types = Counter[str](), Counter[str]()
@@ -90,7 +90,8 @@ def operator_facts(package: Package) -> Figures:
         if kind == "const":
             continue
         kinds[kind] += 1
-        dtypes = {names.get(each.type.tensorType.dataType) for each in operation.outputs} - {None}
+        outputs = (output.type.tensorType.dataType for output in operation.outputs)
+        dtypes = {names[dtype] for dtype in outputs if dtype in names}
         if dtypes and kind not in _WITHOUT_NUMBERS:
             types["float32" if "float32" in dtypes else "float16"] += 1
     facts: Figures = {"engine_layers": dict(kinds.most_common())}
@@ -110,15 +111,18 @@ def compare_weights(package: Package, converted: Converted, precision: str) -> F
     parameters = dict(_parameters(converted.program))
     by_shape: dict[tuple[int, ...], list[Array]] = {}
     for array in (*parameters.values(), *_folded_convolutions(converted.program, parameters)):
-        for each in (array, array.T) if array.ndim == 2 else (array,):
-            by_shape.setdefault(each.shape, []).append(each)
+        for candidate in (array, array.T) if array.ndim == 2 else (array,):
+            by_shape.setdefault(candidate.shape, []).append(candidate)
     compared, computed, total, count = 0, list[str](), 0, 0
     for weight in constants(package):
         total, count = total + weight.array.nbytes, count + 1
         _check_written(weight, converted.constants)
         if weight.array.dtype.kind != "f" or weight.array.size == 1:
             continue
-        if any(_close(weight, each, precision) for each in by_shape.get(weight.array.shape, ())):
+        if any(
+            _close(weight, candidate, precision)
+            for candidate in by_shape.get(weight.array.shape, ())
+        ):
             compared += 1
             continue
         computed.append(weight.name)
@@ -155,18 +159,18 @@ def _check_written(weight: Constant, written: Mapping[str, Array]) -> None:
 def _close(weight: Constant, expected: Array, precision: str) -> bool:
     if not np.isclose(*_first(weight.array, expected), rtol=1e-2, atol=1e-3):
         return False  # without reading all values
-    found = np.asarray(weight.array, np.float32)
-    axes = tuple(range(1, found.ndim))
+    values = np.asarray(weight.array, np.float32)
+    axes = tuple(range(1, values.ndim))
     with np.errstate(invalid="ignore"):
         finite = np.where(np.isfinite(expected), np.abs(expected), 0.0)
-        largest = finite.max(axis=axes, keepdims=True, initial=0.0) if found.ndim else finite
-        error = np.abs(found - expected)
-    limit = _RELATIVE[precision] * np.broadcast_to(largest, found.shape) + _SUBNORMAL[precision]
-    return bool(((error <= limit) | (found == expected)).all())
+        largest = finite.max(axis=axes, keepdims=True, initial=0.0) if values.ndim else finite
+        error = np.abs(values - expected)
+    limit = _RELATIVE[precision] * np.broadcast_to(largest, values.shape) + _SUBNORMAL[precision]
+    return bool(((error <= limit) | (values == expected)).all())
 
 
-def _first(found: Array, expected: Array) -> tuple[float, float]:
-    return float(found.flat[0]), float(expected.flat[0])
+def _first(values: Array, expected: Array) -> tuple[float, float]:
+    return float(values.flat[0]), float(expected.flat[0])
 
 
 def _parameters(program: torch.export.ExportedProgram) -> Iterator[tuple[str, Array]]:
@@ -197,7 +201,7 @@ def _folded_convolutions(
         conv = norm.args[0]
         if str(conv.target) not in _CONVOLUTIONS:
             continue
-        scale, shift, mean, variance = (value(each) for each in norm.args[1:5])
+        scale, shift, mean, variance = (value(argument) for argument in norm.args[1:5])
         weight = value(conv.args[1])
         is_transposed = "convolution" in str(conv.target) and bool(conv.args[6])
         if weight is None or mean is None or variance is None or is_transposed:

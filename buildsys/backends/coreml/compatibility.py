@@ -16,7 +16,7 @@ _END_BYTES = 22  # without a comment
 
 
 def read_header(content: Content) -> Header | None:
-    """Return the facts in a zipped package, perhaps a truncated one."""
+    """Read the facts in a zipped package, perhaps a truncated one."""
     size = len(content)
     if content[:4] != _ENTRY or _NAME not in content[:300]:
         return None
@@ -27,11 +27,11 @@ def read_header(content: Content) -> Header | None:
 def reasons(record: Record, here: str) -> Iterator[Reason]:  # noqa: ARG001
     """Yield the reason of a macOS older than the package's target."""
     version = record.figures.get("specification")
-    found = version_numbers(platform.mac_ver()[0])
-    if isinstance(version, int) and found and version in SYSTEMS:
+    macos = version_numbers(platform.mac_ver()[0])
+    if isinstance(version, int) and macos and version in SYSTEMS:
         least = SYSTEMS[version][1]
-        if found[:1] < version_numbers(least.removeprefix("macOS")):
-            problem = f"it was built for {oldest_systems(version)}, but this is macOS {found[0]}"
+        if macos[:1] < version_numbers(least.removeprefix("macOS")):
+            problem = f"it was built for {oldest_systems(version)}, but this is macOS {macos[0]}"
             yield Reason("version", problem, "build it with a lower minimum_deployment_target")
 
 

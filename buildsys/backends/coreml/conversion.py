@@ -78,10 +78,10 @@ def convert(request: BuildRequest, folder: Path) -> Converted:
 
 
 def unsupported_nodes(program: torch.export.ExportedProgram) -> list[UnsupportedNode]:
-    """Return the nodes without an operator of Core ML."""
+    """List the nodes without an operator of Core ML."""
     from coremltools.converters.mil.frontend.torch.torch_op_registry import _TORCH_OPS_REGISTRY
 
-    found = []
+    nodes = []
     for index, node in enumerate(program.graph.nodes):
         if node.op != "call_function":
             continue
@@ -89,12 +89,12 @@ def unsupported_nodes(program: torch.export.ExportedProgram) -> list[Unsupported
         kind = target.name() if hasattr(target, "name") else target.__name__
         if _TORCH_OPS_REGISTRY.get_func(kind) is None:
             reason = f"coremltools {ct.__version__} has no conversion for this operator"
-            found.append(UnsupportedNode(index, node.name, kind, reason))
-    return found
+            nodes.append(UnsupportedNode(index, node.name, kind, reason))
+    return nodes
 
 
 def interface_of(ports: Mapping[str, Any], request: BuildRequest) -> dict[str, Any]:
-    """Return inputs and outputs: names in the package, ranges, shapes."""
+    """Describe inputs and outputs: names in the package, ranges, shapes."""
     taken: set[str] = set()
     interface: dict[str, Any] = {
         role: [{**port, "feature": _feature(port["name"], taken)} for port in ports[role]]
@@ -113,12 +113,12 @@ def _feature(name: str, taken: set[str]) -> str:
     """Return a port's name as a Swift identifier not yet ``taken``."""
     plain = _NOT_IN_A_NAME.sub("_", name)
     plain = f"_{plain}" if plain[:1].isdigit() or not plain else plain
-    found, number = plain, 1
-    while found in taken:
+    feature, number = plain, 1
+    while feature in taken:
         number += 1
-        found = f"{plain}_{number}"
-    taken.add(found)
-    return found
+        feature = f"{plain}_{number}"
+    taken.add(feature)
+    return feature
 
 
 def sized(shape: Sequence[int | str], sizes: Mapping[str, int]) -> list[int]:

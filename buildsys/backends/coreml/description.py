@@ -48,7 +48,7 @@ class _CoreMl(BackendDescription):
     """Core ML."""
 
     def build_tools(self, options: Mapping[str, Any]) -> tuple[str, ...]:  # noqa: ARG002
-        """Return the libraries for reading programs and writing packages."""
+        """List the libraries for reading programs and writing packages."""
         return ("torch", "protobuf")
 
     def accepts_all_sizes(self, options: Mapping[str, Any]) -> bool:

@@ -119,7 +119,7 @@ def unpack(engine: Path, folder: Path) -> Path:
 
 
 def read_engine(engine: Path) -> Package:
-    """Return the content of an engine, without unzipping its weights.
+    """Read the content of an engine, without unzipping its weights.
 
     Raises: StageError: the file is damaged or was not built here.
     """
@@ -264,7 +264,7 @@ class CoreMlSession:
 
     @property
     def profiles(self) -> list[dict[str, dict[str, tuple[int, ...]]]]:
-        """Return one profile for each enumerated shape."""
+        """One profile for each enumerated shape."""
         return [
             {
                 port.name: dict.fromkeys(("min", "opt", "max"), _sized(port.shape, sizes))
@@ -277,9 +277,9 @@ class CoreMlSession:
         self, inputs: Mapping[str, Tensor], profile: int | None = None  # noqa: ARG002
     ) -> dict[str, Tensor]:  # fmt: skip
         """Return the outputs by name."""
-        found = self._predict(self._feeds(inputs))
+        results = self._predict(self._feeds(inputs))
         return {
-            port["name"]: _tensor(np.asarray(found[port["feature"]]), port["dtype"])
+            port["name"]: _tensor(np.asarray(results[port["feature"]]), port["dtype"])
             for port in self._interface["outputs"]
         }
 
@@ -290,7 +290,7 @@ class CoreMlSession:
         return lambda: model.predict(feeds)
 
     def duplicate(self) -> CoreMlSession:
-        """Return a session with a separate model."""
+        """Make a session with a separate model."""
         return CoreMlSession(*self._loaded_from)
 
     def close(self) -> None:
@@ -300,11 +300,11 @@ class CoreMlSession:
 
     def _predict(self, feeds: Mapping[str, Array]) -> Mapping[str, Any]:
         try:
-            found: Mapping[str, Any] = self._model.predict(feeds)
+            results: Mapping[str, Any] = self._model.predict(feeds)
         except Exception as error:  # of any class
             text = f"Core ML cannot run the engine: {' '.join(str(error).split())[:300]}"
             raise StageError(text, "the log has the complete message") from error
-        return found
+        return results
 
     def _feeds(self, inputs: Mapping[str, Tensor]) -> dict[str, Array]:
         """Return the inputs by their names in the package.

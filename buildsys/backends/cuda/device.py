@@ -255,25 +255,25 @@ class Device:
         return Current(self._context)
 
     def allocate(self, size_bytes: int) -> Buffer:
-        """Return new device memory.
+        """Allocate new device memory.
 
         Raises: StageError: too little memory is left.
         """
         return self.hold(Buffer(size_bytes, self.main_stream))
 
     def allocate_locked(self, size_bytes: int) -> HostBuffer:
-        """Return new page-locked host memory."""
+        """Allocate new page-locked host memory."""
         return self.hold(HostBuffer(size_bytes))
 
     def capture(self, work: Callable[[], object]) -> CudaGraph:
-        """Return a graph of what ``work`` puts on the main stream.
+        """Capture what ``work`` puts on the main stream as a graph.
 
         Raises: StageError: it cannot be captured.
         """
         return self.hold(CudaGraph(self.main_stream, work))
 
     def new_event(self, *, blocking: bool = False) -> Event:
-        """Return a new event."""
+        """Make a new event."""
         return self.hold(Event(blocking=blocking))
 
     def hold(self, resource: AnyResource) -> AnyResource:

@@ -52,7 +52,7 @@ class Driver:
 
 @lru_cache(maxsize=1)
 def find_driver() -> Driver:
-    """Return the driver and its GPUs; their absence is not an error."""
+    """Find the driver and its GPUs; their absence is not an error."""
     try:
         from cuda.bindings import driver as cuda
     except ImportError as error:
@@ -106,20 +106,20 @@ def call(function: Callable[..., tuple[Any, ...]], *arguments: Any) -> Any:
     Raises: CudaError: the call failed; names the function and CUDA's error.
     """
     try:
-        found = function(*arguments)
+        answer = function(*arguments)
     except RuntimeError as error:  # the driver is older than the bindings and has no such function
         raise CudaError(
             f"the CUDA driver has no {function.__name__}: {error}",
             f"install cuda-bindings of the driver's version of CUDA: {INSTALL_BINDINGS}==VERSION",
         ) from error
-    if found[0]:
-        text = f"the CUDA driver's {function.__name__} failed: {describe_error(found[0])}"
-        raise CudaError(text, status=int(found[0]))
-    return found[1] if len(found) == 2 else found[1:]
+    if answer[0]:
+        text = f"the CUDA driver's {function.__name__} failed: {describe_error(answer[0])}"
+        raise CudaError(text, status=int(answer[0]))
+    return answer[1] if len(answer) == 2 else answer[1:]
 
 
 def describe_error(status: Any) -> str:
-    """Return CUDA's name, text and number of an error."""
+    """Describe an error by CUDA's name, text and number."""
     from cuda.bindings import driver as cuda
 
     failed, text = cuda.cuGetErrorString(status)

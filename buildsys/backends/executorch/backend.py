@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     _CONFORMS: Backend = _this_module
 
 RUN_OPTIONS: Options = {"threads": 0}
-_SHOWN_OPERATORS = 5
+_MOST_NAMED = 5
 
 
 def prepare(options: Options) -> None:
@@ -61,19 +61,19 @@ def build(request: BuildRequest) -> Figures:
     request.progress("loading the compiler")
     lowered = lower(request)
     messages, names = [], [f"{name} ({count})" for name, count in lowered.portable.most_common()]
-    shown = ", ".join(names[:_SHOWN_OPERATORS]) + (", …" if len(names) > _SHOWN_OPERATORS else "")
+    first_names = ", ".join([*names[:_MOST_NAMED], *(["…"] if len(names) > _MOST_NAMED else [])])
     if options["delegate"] == "xnnpack":
         if lowered.share < options["delegated_share"]:
             raise StageError(
                 f"XNNPACK runs only {100 * lowered.share:.0f} % of the operators (the minimum is"
-                f" {100 * options['delegated_share']:.0f} %); the others: {shown}",
+                f" {100 * options['delegated_share']:.0f} %); the others: {first_names}",
                 "lower delegated_share to accept this engine, or set delegate: none",
             )
         if lowered.portable:
             total = lowered.delegated.total() + lowered.portable.total()
             messages.append(
                 f"portable kernels run {lowered.portable.total()} of {total} operators, which"
-                f" XNNPACK does not: {shown}"
+                f" XNNPACK does not: {first_names}"
             )
     request.engine.write_bytes(lowered.content)
     settings = {name: options[name] for name in ("precision", "delegate", "per_channel")}
@@ -111,7 +111,7 @@ def build(request: BuildRequest) -> Figures:
 def describe(
     engine: Path, options: Options, operators: tuple[OperatorUse, ...] = ()  # noqa: ARG001
 ) -> Figures:  # fmt: skip
-    """Return inputs and outputs."""
+    """Describe inputs and outputs."""
     _, interface = open_program(engine)
     return {"inputs": interface["inputs"], "outputs": interface["outputs"]}
 
@@ -143,5 +143,5 @@ def slowest_layers(
 
 
 def device(options: Options) -> Figures:  # noqa: ARG001
-    """Return the CPU."""
+    """Describe the CPU."""
     return {"kind": "cpu", "name": cpu_model(), "cores": usable_cores()}

@@ -12,7 +12,7 @@ _FORMAT, _HEADER = b"ET", b"eh00"  # of the flatbuffer, and after it, of sizes
 
 
 def read_header(content: Content) -> Header | None:
-    """Return the facts in a program, with the size that the file should have."""
+    """Read the facts in a program, with the size that the file should have."""
     if content[4:6] != _FORMAT or content[8:12] != _HEADER:
         return None
     program, base, data = (int.from_bytes(content[at : at + 8], "little") for at in (16, 24, 32))

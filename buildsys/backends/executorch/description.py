@@ -12,11 +12,11 @@ class _ExecuTorch(BackendDescription):
     """ExecuTorch."""
 
     def build_tools(self, options: Mapping[str, Any]) -> tuple[str, ...]:
-        """Return the libraries that read the program and quantize."""
+        """List the libraries that read the program and quantize."""
         return ("torch", *(("torchao",) if self.quantizes(options) else ()))
 
     def quantizes(self, options: Mapping[str, Any]) -> bool:
-        """Return True for int8: the captured program is quantized."""
+        """Check for int8: the captured program is quantized."""
         return bool(options["precision"] == "int8")
 
 

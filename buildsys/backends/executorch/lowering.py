@@ -36,7 +36,7 @@ class Lowered:
 
     @property
     def share(self) -> float:
-        """Return the delegate's share of all calls."""
+        """The delegate's share of all calls."""
         total = self.delegated.total() + self.portable.total()
         return self.delegated.total() / total if total else 1.0
 
@@ -75,21 +75,23 @@ def lower(request: BuildRequest) -> Lowered:
         delegated, portable, quantized = count_operators(edge.exported_program().graph_module)
         lowered = edge.to_executorch()
     names = {
-        f"{each.name}.{each.overload}".removesuffix(".")
+        f"{operator.name}.{operator.overload}".removesuffix(".")
         for plan in lowered.executorch_program.execution_plan
-        for each in plan.operators
+        for operator in plan.operators
     }
     missing = sorted(names - set(load_library()._get_operator_names()))
     if missing:
         reason = "the runtime of the package executorch has no kernel for it"
         raise_refused(
-            request, "ExecuTorch", [UnsupportedNode(None, "", each, reason) for each in missing]
+            request,
+            "ExecuTorch",
+            [UnsupportedNode(None, "", operator, reason) for operator in missing],
         )
     return Lowered(lowered.buffer, delegated, portable, quantized)
 
 
 def count_operators(graph: torch.fx.GraphModule) -> tuple[Counter[str], Counter[str], int]:
-    """Return the calls by operator, of the delegate and outside it, and those on int8."""
+    """Count the calls by operator, of the delegate and outside it, and those on int8."""
     delegated, portable, quantized = Counter[str](), Counter[str](), 0
     for node in graph.graph.nodes:
         if node.op == "get_attr" and hasattr(getattr(graph, node.target, None), "original_module"):
@@ -101,7 +103,7 @@ def count_operators(graph: torch.fx.GraphModule) -> tuple[Counter[str], Counter[
             name = _operator(node)
             if name and not name.startswith(_QUANTIZERS):
                 portable[name] += 1
-                inputs = (each.target for each in node.all_input_nodes)
+                inputs = (source.target for source in node.all_input_nodes)
                 quantized += any("dequantize" in str(target) for target in inputs)
     return delegated, portable, quantized
 

@@ -64,10 +64,10 @@ class ExecuTorchSession:
         self, inputs: Mapping[str, Tensor], profile: int | None = None  # noqa: ARG002
     ) -> dict[str, Tensor]:  # fmt: skip
         """Return the outputs by name."""
-        found = self._call(self._feeds(inputs), clone=True)
+        values = self._call(self._feeds(inputs), clone=True)
         return {
             port.name: _from_torch(value, port.dtype)
-            for port, value in zip(self.outputs, found, strict=True)
+            for port, value in zip(self.outputs, values, strict=True)
         }
 
     def bind(self, inputs: Mapping[str, Tensor], profile: int | None = None) -> Run:  # noqa: ARG002
@@ -85,7 +85,7 @@ class ExecuTorchSession:
         del self._method, self._program
 
     def duplicate(self) -> ExecuTorchSession:
-        """Return a session with separate memory."""
+        """Make a session with separate memory."""
         return ExecuTorchSession(self._engine, self._threads, largest_first=self._largest_first)
 
     def _zeros(self, port: Port) -> torch.Tensor:
@@ -136,7 +136,7 @@ def open_program(engine: Path, *, traced: bool = False) -> tuple[Any, dict[str, 
 
 @cache
 def load_library() -> Any:
-    """Return the runtime without the compiler, whose import takes seconds.
+    """Load the runtime without the compiler, whose import takes seconds.
 
     Raises: Unavailable: the package has no runtime for this platform.
     """
@@ -172,7 +172,7 @@ _TYPE = re.compile(rf"\b({'|'.join(_TYPES)})\b")
 
 
 def layers_by_time(engine: Path, threads: int, inputs: Mapping[str, Tensor]) -> list[Figures]:
-    """Return the slowest operators of the delegate and the slowest kernels, by their medians."""
+    """Collect the slowest operators of the delegate and the slowest kernels, by their medians."""
     from executorch.devtools.etdump.serialize import deserialize_from_etdump_flatcc
 
     session = ExecuTorchSession(engine, threads, traced=True)
@@ -193,7 +193,7 @@ def layers_by_time(engine: Path, threads: int, inputs: Mapping[str, Tensor]) -> 
         {
             "name": name,
             "kind": re.split(r" [(#]", name)[0],
-            "precision": _TYPES[found[1]] if (found := _TYPE.search(name)) else None,
+            "precision": _TYPES[match[1]] if (match := _TYPE.search(name)) else None,
             **figures,
         }
         for name, figures in slowest(medians)
@@ -209,5 +209,5 @@ def _layers(events: list[Any]) -> Iterator[tuple[str, float]]:
             name = event.name.removeprefix(_KERNEL).partition(".")[0]
         if name:
             at = event.instruction_id
-            shown = name if seen.setdefault(name, at) == at else f"{name}, instruction {at}"
-            yield shown, (event.end_time - event.start_time) / 1e6
+            title = name if seen.setdefault(name, at) == at else f"{name}, instruction {at}"
+            yield title, (event.end_time - event.start_time) / 1e6

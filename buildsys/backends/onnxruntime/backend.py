@@ -179,7 +179,7 @@ def _save_optimized(request: BuildRequest, source: Path, level: str, data: Path)
 def describe(
     engine: Path, options: Options, operators: tuple[OperatorUse, ...] = ()  # noqa: ARG001
 ) -> Figures:  # fmt: skip
-    """Return operators, types and tensors of the optimized graph."""
+    """Describe operators, types and tensors of the optimized graph."""
     from buildsys.backends.onnxruntime.engine_graph import graph_facts  # needs onnx
 
     return graph_facts(engine)
@@ -237,7 +237,7 @@ def load_graph(
 
 
 def device(options: Options) -> Figures:
-    """Return the device of the first provider: a processor, an NVIDIA GPU or another one."""
+    """Describe the device of the first provider: a processor, an NVIDIA GPU or another one."""
     first = wanted_providers(options)[0]
     chosen = first.options.get("device_type", "CPU") if first.name == "openvino" else first.name
     if chosen.upper() == "CPU" or first.name == "xnnpack" or is_simulated(options):
@@ -255,7 +255,7 @@ def device(options: Options) -> Figures:
 
 
 def _source(request: BuildRequest, folder: Path) -> Path:
-    """Return the graph to optimize; emulated bfloat16 is float32 with rounding."""
+    """Prepare the graph to optimize; emulated bfloat16 is float32 with rounding."""
     if not _is_emulated(request):
         return request.onnx
     from buildsys.onnx_graphs.emulation import emulate  # these need onnx
@@ -291,12 +291,12 @@ def _optimization(options: Options) -> str:
 
 
 def _load_level(options: Options) -> str:
-    """Return the optimization of a built engine: none, unless its providers still compile it."""
+    """Choose the optimization of a built engine: none, unless its providers still compile it."""
     return _optimization(options) if compiles(options) else "disable"
 
 
 def _levels(options: Options) -> list[str]:
-    """Return the optimization levels to try, the highest first."""
+    """List the optimization levels to try, the highest first."""
     highest = _optimization(options)
     if compiles(options):
         return [highest]

@@ -33,20 +33,20 @@ class _OnnxRuntime(BackendDescription):
         return Ability(f"builds and runs on the CPU{on_gpu}")
 
     def runs_on_gpu(self, options: Mapping[str, Any]) -> bool:
-        """Return True for providers of NVIDIA GPUs."""
+        """Check for providers of NVIDIA GPUs."""
         return any(provider.needs_nvidia for provider in known_providers(options))
 
     def run_tools(self, options: Mapping[str, Any]) -> tuple[str, ...]:
-        """Return the libraries and plugins of the providers."""
-        found = [
+        """List the libraries and plugins of the providers."""
+        names = [
             library
             for provider in known_providers(options)
             for library in (provider.plugin, *provider.libraries)
         ]
-        return tuple(dict.fromkeys(filter(None, found)))
+        return tuple(dict.fromkeys(filter(None, names)))
 
     def one_of(self, options: Mapping[str, Any]) -> tuple[tuple[tuple[str, ...], str], ...]:
-        """Return the distributions that have each provider."""
+        """List the distributions that have each provider."""
         return tuple(
             (provider.distributions, provider.install)
             for provider in known_providers(options)
@@ -54,16 +54,16 @@ class _OnnxRuntime(BackendDescription):
         )
 
     def build_tools(self, options: Mapping[str, Any]) -> tuple[str, ...]:  # noqa: ARG002
-        """Return the library that reads the figures of an engine."""
+        """Name the library that reads the figures of an engine."""
         return ("onnx",)
 
     def auto_precisions(self, options: Mapping[str, Any]) -> tuple[str, ...]:
-        """Return int8 first on a CPU, which computes fp16 in float32."""
+        """List int8 first on a CPU: it computes fp16 in float32."""
         quantized, half = ("int8", "fp8"), ("fp16", "bf16")
         return (*half, *quantized) if self.runs_on_gpu(options) else (*quantized, *half)
 
     def counts_cores(self, options: Mapping[str, Any]) -> bool:
-        """Return True for 0 threads: as many as there are cores."""
+        """Check for 0 threads: as many as there are cores."""
         return bool(options.get("intra_op_threads") == 0)
 
     def not_reproducible(self, options: Mapping[str, Any]) -> str:

@@ -25,7 +25,7 @@ _CONDITIONAL_OPERATORS = ("Where", "If", "Loop")  # their type is not that of th
 
 
 def graph_facts(model_file: Path) -> Figures:
-    """Return a graph's tensors, operators, and shares of types."""
+    """Collect a graph's tensors, operators, and shares of types."""
     model = onnx.load(str(model_file), load_external_data=False)
     nodes = Counter(
         f"{node.domain}:{node.op_type}" if node.domain else node.op_type
@@ -57,9 +57,9 @@ def _node_types(graph: Any) -> Counter[str]:
         types.update({value.name: value.type.tensor_type.elem_type for value in values})
     counts: Counter[str] = Counter()
     for node in graph.node:
-        found = types.get(node.output[0]) or _output_type(node, types)
-        types.update({name: found for name in node.output if name not in types})
-        counts[_type_name(found)] += 1
+        dtype = types.get(node.output[0]) or _output_type(node, types)
+        types.update({name: dtype for name in node.output if name not in types})
+        counts[_type_name(dtype)] += 1
     return counts
 
 
@@ -105,14 +105,14 @@ def check_kernels(engine: Path, options: Options) -> None:
     Raises: CheckFailed: no node of the engine does.
     """
     is_dynamic = options.get("quantization") == "dynamic"
-    wanted = _KERNELS.get("dynamic" if is_dynamic else str(options["precision"]))
-    if wanted is None:
+    kernels = _KERNELS.get("dynamic" if is_dynamic else str(options["precision"]))
+    if kernels is None:
         return
     nodes = read_graph(engine).graph.node
-    if not any(node.op_type in wanted for node in nodes):
+    if not any(node.op_type in kernels for node in nodes):
         raise CheckFailed(
             f"the engine was requested in {options['precision']}, but none of its nodes is a"
-            f" {' or '.join(wanted)}",
+            f" {' or '.join(kernels)}",
             "lower its graph_optimization_level: ONNX Runtime has undone the quantization",
         )
 
@@ -172,5 +172,5 @@ def source_nodes(source: Any, engine: Any) -> dict[str, list[str]]:
         following = next((reading[name] for name in node.output if name in reading), None)
         if following is not None and not origins[place] and node.op_type not in _REORDERS:
             origins[place] = origins[following]
-    found = zip(engine.node, origins, strict=True)
-    return {node.name: own[:_MOST_NODES] for node, own in found if node.name and own != [node.name]}
+    pairs = zip(engine.node, origins, strict=True)
+    return {node.name: own[:_MOST_NODES] for node, own in pairs if node.name and own != [node.name]}

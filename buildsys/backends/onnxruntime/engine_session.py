@@ -50,7 +50,7 @@ def check_providers(options: Options) -> None:
 
 
 def engine_session_options(options: Options, optimization: str) -> ort.SessionOptions:
-    """Return the session options of an engine, with its providers.
+    """Make the session options of an engine, with its providers.
 
     Raises: StageError: a provider refuses its options. Unavailable: it has no device.
     """
@@ -90,9 +90,9 @@ def add_providers(session: ort.SessionOptions, options: Options) -> None:
             else:
                 session.add_provider(wanted.provider.title, values)
         except ort.capi.onnxruntime_pybind11_state.InvalidArgument as error:
-            shown = ", ".join(f"{name}: {value}" for name, value in values.items())
-            given = f" with {shown}" if shown else ""
-            text = f"ONNX Runtime {ort.__version__} cannot start its {wanted.name} provider{given}"
+            texts = ", ".join(f"{name}: {value}" for name, value in values.items())
+            having = f" with {texts}" if texts else ""
+            text = f"ONNX Runtime {ort.__version__} cannot start its {wanted.name} provider{having}"
             hint = "its device is missing here, or a value is wrong: the log says which"
             raise Unavailable(text, hint) from error
         except FAILURES as error:
@@ -166,7 +166,7 @@ def _has_plugin(title: str, distribution: str) -> bool:
 
 
 def is_plugin(provider: Provider) -> bool:
-    """Return True if the provider is not part of onnxruntime itself.
+    """Check whether the provider is a plugin, not part of onnxruntime.
 
     ONNX Runtime 1.31 counts a registered plugin with a device as available, 1.24 does not.
     """
@@ -177,20 +177,20 @@ def is_plugin(provider: Provider) -> bool:
 
 
 def _plugin_devices(wanted: WantedProvider) -> list[Any]:
-    """Return the devices of a plugin provider that its ``device_type`` names.
+    """Find the devices of a plugin provider that its ``device_type`` names.
 
     Raises: Unavailable: it supports no device of this machine.
     """
     provider = wanted.provider
-    found = [one for one in ort.get_ep_devices() if one.ep_name == provider.title]
+    devices = [device for device in ort.get_ep_devices() if device.ep_name == provider.title]
     kind = wanted.options.get("device_type", "")
-    chosen = [one for one in found if kind in ("", _device_type(one))]
-    if not found:
+    chosen = [device for device in devices if kind in ("", _device_type(device))]
+    if not devices:
         problem = f"{provider.plugin} supports no device of this machine"
         raise Unavailable(problem, provider.elsewhere)
     if not chosen:
-        known = ", ".join(map(_device_type, found))
-        problem = f"{provider.plugin} finds no {kind} here, only {known}"
+        kinds = ", ".join(map(_device_type, devices))
+        problem = f"{provider.plugin} finds no {kind} here, only {kinds}"
         raise Unavailable(problem, "choose one of these as device_type, or run it elsewhere")
     return chosen[:1]
 

@@ -293,8 +293,8 @@ def known_providers(options: Mapping[str, Any]) -> tuple[Provider, ...]:
     entries = options.get("providers")
     entries = entries if isinstance(entries, (list, tuple)) else ()
     names = [provider_entry(entry)[0] for entry in entries or [options.get("provider", CPU)]]
-    found = (PROVIDERS.get(name) or _BY_TITLE.get(name) for name in names)
-    return tuple(provider for provider in found if provider is not None)
+    providers = (PROVIDERS.get(name) or _BY_TITLE.get(name) for name in names)
+    return tuple(provider for provider in providers if provider is not None)
 
 
 def wanted_providers(options: Mapping[str, Any]) -> tuple[WantedProvider, ...]:
@@ -303,17 +303,17 @@ def wanted_providers(options: Mapping[str, Any]) -> tuple[WantedProvider, ...]:
     Names of ONNX Runtime are known too: ``engine.json`` has had them from the first version on.
     Raises: ValueError: one is unknown.
     """
-    found = []
+    providers = []
     for entry in options.get("providers") or [options.get("provider", CPU)]:
-        name, given = provider_entry(entry)
+        name, options_of = provider_entry(entry)
         provider = PROVIDERS.get(name) or _BY_TITLE.get(name)
         if provider is None:
             raise ValueError(f"unknown execution provider {name!r}")
-        others = given.get(OTHER_OPTIONS) or {}
-        known = {option: value for option, value in given.items() if option != OTHER_OPTIONS}
-        texts = {option: provider.value(value) for option, value in {**known, **others}.items()}
-        found.append(WantedProvider(provider, texts))
-    return tuple(found)
+        others = options_of.get(OTHER_OPTIONS) or {}
+        own = {option: value for option, value in options_of.items() if option != OTHER_OPTIONS}
+        texts = {option: provider.value(value) for option, value in {**own, **others}.items()}
+        providers.append(WantedProvider(provider, texts))
+    return tuple(providers)
 
 
 def provider_name(title: str) -> str:
@@ -338,22 +338,22 @@ def openvino_plugin_options(values: Mapping[str, str], device: str) -> dict[str,
 
 
 def runs_on_cpu_only(options: Mapping[str, Any]) -> bool:
-    """Return True if no provider but the CPU's is wanted."""
+    """Check whether the CPU's provider is the only one."""
     return all(wanted.name == CPU for wanted in wanted_providers(options))
 
 
 def allows_cpu(options: Mapping[str, Any]) -> bool:
-    """Return True if nodes may run on the CPU: it is listed, or there is no list."""
+    """Check whether nodes may run on the CPU: it is listed, or there is no list."""
     return not options.get("providers") or any(
         wanted.name == CPU for wanted in wanted_providers(options)
     )
 
 
 def is_simulated(options: Mapping[str, Any]) -> bool:
-    """Return True for QNN on x86 processors, where its libraries simulate Qualcomm's devices."""
+    """Check for QNN on x86 processors, where its libraries simulate Qualcomm's devices."""
     return wanted_providers(options)[0].name == "qnn" and machine() in ("x86_64", "AMD64")
 
 
 def compiles(options: Mapping[str, Any]) -> bool:
-    """Return True if a provider compiles nodes: the engine then is the graph before that."""
+    """Check whether a provider compiles nodes: the engine then is the graph before that."""
     return any(wanted.provider.compiles for wanted in wanted_providers(options))

@@ -32,7 +32,7 @@ def newest_opset() -> int:
     return next((v for v in versions if _is_read(newest_ir_version(), v)), _OPSET)
 
 
-def fit_versions(model: ModelProto, shown: str) -> tuple[ModelProto, list[str]]:
+def fit_versions(model: ModelProto, title: str) -> tuple[ModelProto, list[str]]:
     """Return a model readable by ONNX Runtime, and the changes.
 
     Raises: StageError: its opset cannot be lowered.
@@ -49,14 +49,14 @@ def fit_versions(model: ModelProto, shown: str) -> tuple[ModelProto, list[str]]:
             model = version_converter.convert_version(model, newest_opset())
         except (version_converter.ConvertError, RuntimeError, ValueError) as error:
             raise StageError(
-                f"{shown} has opset {opset}, the installed ONNX Runtime reads up to"
+                f"{title} has opset {opset}, the installed ONNX Runtime reads up to"
                 f" {newest_opset()}, and it cannot be converted: {first_line(error)}",
                 f"save it with opset {newest_opset()}, or pip install -U onnxruntime",
             ) from error
         model.ir_version = min(model.ir_version, newest_ir_version())
         changes.append(f"opset {opset} is lowered to {newest_opset()}")
     newest = "the newest that the installed ONNX Runtime reads"
-    return model, [f"{shown}: {change}, {newest}" for change in changes]
+    return model, [f"{title}: {change}, {newest}" for change in changes]
 
 
 def _is_read(ir_version: int, opset: int) -> bool:

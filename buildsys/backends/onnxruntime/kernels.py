@@ -43,7 +43,7 @@ class Kernel(NamedTuple):
     types: Mapping[str, frozenset[str]]
 
     def supports(self, since_version: int, types: Mapping[str, str]) -> bool:
-        """Return True if ONNX Runtime selects it for version and types.
+        """Check whether ONNX Runtime selects it for version and types.
 
         Unknown types count as supported.
         """
@@ -61,33 +61,33 @@ def kernels() -> Mapping[Operator, tuple[Kernel, ...]]:
     list_kernels = getattr(ort_state, "get_all_opkernel_def", None)
     if _CRASHES_LIST in ort_state.get_available_providers():
         list_kernels = None
-    found: dict[Operator, list[Kernel]] = {}
+    listed: dict[Operator, list[Kernel]] = {}
     for kernel in list_kernels() if list_kernels else ():
         if kernel.provider == "CPUExecutionProvider":
             types = {name: frozenset(allowed) for name, allowed in kernel.type_constraints.items()}
             first, last = kernel.version_range
             operator = Operator(_DOMAINS.get(kernel.domain, kernel.domain), kernel.op_name)
-            found.setdefault(operator, []).append(Kernel(first, last, types))
-    return {operator: tuple(several) for operator, several in found.items()}
+            listed.setdefault(operator, []).append(Kernel(first, last, types))
+    return {operator: tuple(several) for operator, several in listed.items()}
 
 
 @lru_cache(maxsize=1)
 def schema_versions() -> Mapping[Operator, tuple[int, ...]]:
     """Return the known opsets with a new version of each operator."""
-    found: dict[Operator, set[int]] = {}
+    opsets: dict[Operator, set[int]] = {}
     for schema in ort_state.get_all_operator_schema():
         operator = Operator(_DOMAINS.get(schema.domain, schema.domain), schema.name)
-        found.setdefault(operator, set()).add(int(schema.since_version))
-    return {operator: tuple(sorted(versions)) for operator, versions in found.items()}
+        opsets.setdefault(operator, set()).add(int(schema.since_version))
+    return {operator: tuple(sorted(versions)) for operator, versions in opsets.items()}
 
 
 def kernel_types(operator: Operator, since_version: int) -> tuple[str, ...]:
     """Return the implemented types of the first type parameter, e.g. float, double."""
-    found: set[str] = set()
+    types: set[str] = set()
     for kernel in kernels().get(operator, ()):
         if kernel.supports(since_version, {}):
-            found |= next(iter(kernel.types.values()), frozenset({"all"}))
-    return tuple(sorted(name.removeprefix("tensor(").removesuffix(")") for name in found))
+            types |= next(iter(kernel.types.values()), frozenset({"all"}))
+    return tuple(sorted(name.removeprefix("tensor(").removesuffix(")") for name in types))
 
 
 _DEFAULT_DOMAIN = ("", "ai.onnx")
@@ -96,7 +96,7 @@ _NO_KERNEL = "Could not find an implementation"
 
 
 def refused_nodes(model_file: Path, provided: Collection[str] = ()) -> list[UnsupportedNode]:
-    """Return all nodes with unknown operators or without a CPU kernel.
+    """List all nodes with unknown operators or without a CPU kernel.
 
     ``provided`` are operators of custom libraries, as DOMAIN::NAME. A file that is not a model has
     no nodes.
@@ -105,14 +105,18 @@ def refused_nodes(model_file: Path, provided: Collection[str] = ()) -> list[Unsu
         model = onnx.load(str(model_file), load_external_data=False)
     except (OSError, DecodeError):
         return []
-    known = {f"{function.domain}::{function.name}" for function in model.functions} | {*provided}
-    found = []
-    groups = [((), model.graph.node), *(((each.name,), each.node) for each in model.functions)]
+    implemented = {f"{function.domain}::{function.name}" for function in model.functions}
+    implemented |= {*provided}
+    refused = []
+    groups = [
+        ((), model.graph.node),
+        *(((function.name,), function.node) for function in model.functions),
+    ]
     for inside, nodes in groups:
         for index, node in _nodes(nodes):
             operator = Operator("" if node.domain in _DEFAULT_DOMAIN else node.domain, node.op_type)
             if (
-                f"{node.domain}::{node.op_type}" in known
+                f"{node.domain}::{node.op_type}" in implemented
                 or operator in schema_versions()
                 or operator in kernels()
             ):
@@ -123,10 +127,10 @@ def refused_nodes(model_file: Path, provided: Collection[str] = ()) -> list[Unsu
                 " the model"
             )
             output = next(iter(node.output), "")
-            found.append(
+            refused.append(
                 UnsupportedNode(index, node.name, node.op_type, reason, inside, output=output)
             )
-    return [*found, *_without_kernel(model)]
+    return [*refused, *_without_kernel(model)]
 
 
 def _without_kernel(model: onnx.ModelProto) -> list[UnsupportedNode]:
@@ -143,7 +147,7 @@ def _without_kernel(model: onnx.ModelProto) -> list[UnsupportedNode]:
     opset = max(opsets, default=0)
     types = dict(_tensor_types(model.graph))
     results: dict[bytes, UnsupportedNode | None] = {}
-    found = []
+    refused = []
     for index, node in _nodes(model.graph.node):
         if _has_own_kernel(node, opset, types):
             continue
@@ -154,8 +158,8 @@ def _without_kernel(model: onnx.ModelProto) -> list[UnsupportedNode]:
             results[key] = _tried(node, opset, types)
         if result := results[key]:
             output = next(iter(node.output), "")
-            found.append(replace(result, index=index, name=node.name, output=output))
-    return found
+            refused.append(replace(result, index=index, name=node.name, output=output))
+    return refused
 
 
 def _tensor_types(graph: Any) -> Iterator[tuple[str, int]]:
@@ -177,10 +181,10 @@ def _nodes(nodes: Any) -> Iterator[tuple[int, Any]]:
 
 
 def _has_own_kernel(node: Any, opset: int, tensors: Mapping[str, int]) -> bool:
-    """Return True if the node has a kernel or unknown types."""
-    known = all(tensors.get(name) for name in node.input if name)
+    """Check whether the node has a kernel or unknown types."""
+    has_types = all(tensors.get(name) for name in node.input if name)
     own = node.domain in _DEFAULT_DOMAIN and onnx.defs.has(node.op_type, opset, "")
-    if not known or not own or any(subgraphs(node)):
+    if not has_types or not own or any(subgraphs(node)):
         return True
     schema = onnx.defs.get_schema(node.op_type, opset, "")
     types: dict[str, str] = {}
@@ -206,9 +210,9 @@ def _tried(node: Any, opset: int, tensors: Mapping[str, int]) -> UnsupportedNode
     changed: set[int] = set()  # opsets with a new version or function body of the operator
     for schema in onnx.defs.get_all_schemas_with_history():
         if not schema.domain and schema.name == node.op_type:
-            known: Any = schema
-            changed |= {known.since_version, *known.function_opset_versions}
-            changed |= {*known.context_dependent_function_opset_versions}
+            version: Any = schema
+            changed |= {version.since_version, *version.function_opset_versions}
+            changed |= {*version.context_dependent_function_opset_versions}
     newest = min(newest, onnx.defs.onnx_opset_version())
     later = (at for at in sorted(changed) if opset < at <= newest)
     since = next((at for at in later if _loads(node, at, tensors, strictly=True)), None)
@@ -216,7 +220,7 @@ def _tried(node: Any, opset: int, tensors: Mapping[str, int]) -> UnsupportedNode
 
 
 def _loads(node: Any, opset: int, tensors: Mapping[str, int], *, strictly: bool = False) -> bool:
-    """Return True if a session loads the node alone.
+    """Check whether a session loads the node alone.
 
     Unless ``strictly``, failures for other reasons than a kernel count as loaded.
     """

@@ -123,8 +123,8 @@ def problems(view: ManifestView, path: FieldPath, engine: dict[str, Any]) -> Pro
             hint = "use fp32, int4, or int8 with quantization: dynamic"
             yield view.problem((*path, "optimized"), text, hint, of_key=True)
     if engine.get("ep_context") is True:
-        named = {each.name for each in known_providers(engine)}
-        able = [name for name, each in PROVIDERS.items() if each.context_library]
+        named = {provider.name for provider in known_providers(engine)}
+        able = [name for name, provider in PROVIDERS.items() if provider.context_library]
         if not named & {*able}:
             text = f"not supported by {', '.join(sorted(named)) or 'these providers'}"
             hint = f"remove it, or use one of {', '.join(able)}"
@@ -168,8 +168,8 @@ def _option_problems(
         if name == OTHER_OPTIONS:
             texts = isinstance(value, dict) and all(isinstance(v, str) for v in value.values())
             if not texts:
-                wanted = expected("a map of texts by option", value)
-                yield view.problem((*path, name), wanted, 'such as {new_option: "1"}')
+                text = expected("a map of texts by option", value)
+                yield view.problem((*path, name), text, 'such as {new_option: "1"}')
         elif name in provider.refused:
             text = f"{name} cannot be set here"
             yield view.problem((*path, name), text, provider.refused[name], of_key=True)

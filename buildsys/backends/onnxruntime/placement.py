@@ -48,7 +48,7 @@ def record_placement(session: ort.SessionOptions) -> None:
 
 
 def read_placement(graph: OrtGraph, model: Path, options: Options) -> Figures:
-    """Return {provider: {"nodes": …}} of a session; {} if ONNX Runtime does not report it.
+    """Read {provider: {"nodes": …}} of a session; {} if ONNX Runtime does not report it.
 
     The CPU has further figures: ``shapes``, its nodes that compute shapes, and ``names``, the first
     of the others.
@@ -65,11 +65,11 @@ def read_placement(graph: OrtGraph, model: Path, options: Options) -> Figures:
     by_title = {wanted.provider.title: wanted.name for wanted in wanted_providers(options)}
     nodes: dict[str, list[_Node]] = {name: [] for name in by_title.values() if name != CPU}
     for part in graph.session.get_provider_graph_assignment_info():
-        found = nodes.setdefault(by_title.get(part.ep_name, CPU), [])
+        placed = nodes.setdefault(by_title.get(part.ep_name, CPU), [])
         for node in part.get_nodes():
             domain = "" if node.domain in ("", "ai.onnx") else f"{node.domain}::"
-            found.append(_Node(f"{domain}{node.op_type}", node.name))
-    placement: Figures = {name: {"nodes": len(found)} for name, found in nodes.items()}
+            placed.append(_Node(f"{domain}{node.op_type}", node.name))
+    placement: Figures = {name: {"nodes": len(placed)} for name, placed in nodes.items()}
     if on_cpu := nodes.get(CPU):
         of_shapes = _shape_nodes(model)
         others = []
@@ -104,8 +104,8 @@ def check_placement(placement: Figures, options: Options) -> Iterator[str]:
     names = on_cpu["names"]
     more = f" and {count - _SHOWN} more" if count > _SHOWN else ""
     run = "runs" if count == 1 else "run"
-    shown = ", ".join(names[:_SHOWN])
-    text = f"{count} of {count + elsewhere} nodes {run} on the CPU: {shown}{more}"
+    first_names = ", ".join(names[:_SHOWN])
+    text = f"{count} of {count + elsewhere} nodes {run} on the CPU: {first_names}{more}"
     if not allows_cpu(options):
         raise CheckFailed(
             f"{text}; providers lists only {', '.join(others)}",
@@ -123,7 +123,7 @@ def _shape_nodes(model: Path) -> Counter[_Node]:
 
 
 def _count_shape_nodes(
-    graph: Any, constants: set[str], shapes: set[str], found: Counter[_Node]
+    graph: Any, constants: set[str], shapes: set[str], counts: Counter[_Node]
 ) -> None:
     from buildsys.onnx_graphs.onnx_file import operator_name, subgraphs  # need onnx
 
@@ -132,7 +132,7 @@ def _count_shape_nodes(
         bodies = list(subgraphs(node))
         for body in bodies:
             own = {tensor.name for tensor in body.initializer}
-            _count_shape_nodes(body, constants | own, shapes, found)
+            _count_shape_nodes(body, constants | own, shapes, counts)
         if bodies:
             continue
         if node.op_type in _SHAPES or (inputs & shapes and inputs <= shapes | constants):
@@ -141,7 +141,7 @@ def _count_shape_nodes(
             constants.update(node.output)
         else:
             continue
-        found[_Node(operator_name(node), node.name)] += 1
+        counts[_Node(operator_name(node), node.name)] += 1
 
 
 _SUFFIX = "_kernel_time"  # of events
@@ -155,7 +155,7 @@ _LARGEST_BYTES = 64 << 20  # of a profile
 
 
 def read_layers(profile: Path, *, with_providers: bool = False) -> list[Figures]:
-    """Return the slowest nodes with their median times, without the first run.
+    """Read the slowest nodes with their median times, without the first run.
 
     ``with_providers`` adds the provider of each, and its share of the time of all nodes.
     [] for a profile that is too large. Raises: OSError, ValueError: it cannot be read.
@@ -182,7 +182,7 @@ def read_layers(profile: Path, *, with_providers: bool = False) -> list[Figures]
                 nodes[name] = arguments
                 times_us[name][number] += event["dur"]
                 break
-    times_ms = {name: statistics.median(found) / 1000 for name, found in times_us.items()}
+    times_ms = {name: statistics.median(times) / 1000 for name, times in times_us.items()}
     layers = [
         {
             "name": name,
@@ -208,8 +208,8 @@ def read_layers(profile: Path, *, with_providers: bool = False) -> list[Figures]
 def _precision(arguments: Mapping[str, Any]) -> str | None:
     """Return the narrowest type of activations or weights among inputs and outputs."""
     outputs = list(_types(arguments.get("output_type_shape", ())))
-    found = {*outputs, *_types(arguments.get("input_type_shape", ()))}
-    return next((one for one in _NARROWEST_FIRST if one in found), next(iter(outputs), None))
+    dtypes = {*outputs, *_types(arguments.get("input_type_shape", ()))}
+    return next((dtype for dtype in _NARROWEST_FIRST if dtype in dtypes), next(iter(outputs), None))
 
 
 def _types(ports: Iterable[Mapping[str, Any]]) -> list[str]:

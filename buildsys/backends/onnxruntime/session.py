@@ -94,9 +94,9 @@ class OrtGraph:
         missing = self._input_names - inputs.keys()
         if missing:
             first = next(port.name for port in self.inputs if port.name in missing)
-            given = ", ".join(inputs) or "none"
+            names_of_inputs = ", ".join(inputs) or "none"
             raise StageError(
-                f"the graph needs the input {first}, and only {given} is given",
+                f"the graph needs the input {first}, and only {names_of_inputs} is given",
                 "declare it in the manifest's inputs",
             )
         names = self._names
@@ -104,12 +104,12 @@ class OrtGraph:
         what = f"cannot run {self._shown}"
         if not self._returns_bits:
             try:
-                found = self.session.run(names, feeds)
+                results = self.session.run(names, feeds)
             except FAILURES as error:
                 raise explain(what, error) from error
             return {
                 port.name: tensor_of(value) if port.dtype == "string" else Tensor(value, port.dtype)
-                for port, value in zip(self.outputs, found, strict=True)
+                for port, value in zip(self.outputs, results, strict=True)
             }
         # with OrtValues: ``run`` cannot return types unknown to numpy
         values = {}
@@ -122,10 +122,10 @@ class OrtGraph:
                     "cast one of them in the network",
                 )
             values[name] = ort.OrtValue.ortvalue_from_numpy(feed) if is_array else feed
-        found = _call(what, lambda: self.session.run_with_ort_values(names, values))
+        results = _call(what, lambda: self.session.run_with_ort_values(names, values))
         return {
             port.name: _read(value, port.dtype)
-            for port, value in zip(self.outputs, found, strict=True)
+            for port, value in zip(self.outputs, results, strict=True)
         }
 
     def bind(self, inputs: Mapping[str, Tensor], profile: int | None = None) -> Run:  # noqa: ARG002
@@ -167,7 +167,7 @@ def session_options(
     severity: int = 3,
     few_runs: bool = False,
 ) -> ort.SessionOptions:
-    """Return options for ``OrtGraph``; ``optimization`` is disable, basic, extended or all.
+    """Make options for ``OrtGraph``; ``optimization`` is disable, basic, extended or all.
 
     ``few_runs`` disables prepacking of weights: for vgg11 it takes half a second and a copy of all
     weights, too much for a handful of runs. ``severity`` 3 logs errors only. The log of ONNX
@@ -214,8 +214,8 @@ def explain(what: str, error: BaseException) -> StageError:
         problem = f"a provider refuses its options: {one_line(error)}"
         return StageError(problem, "correct them in providers")
     kernel, failed = _NO_KERNEL.search(text), _FAILED_NODE.search(text)
-    if found := kernel or failed:
-        node = f"node {found[2]}" if found[2] else "a node without a name"
+    if match := kernel or failed:
+        node = f"node {match[2]}" if match[2] else "a node without a name"
     if kernel:
         text = f"ONNX Runtime has no kernel for {kernel[1]} with these types ({node})"
     elif failed:

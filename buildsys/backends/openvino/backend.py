@@ -69,9 +69,9 @@ def prepare(options: Options) -> None:
     """
     core, device = _core(), options["device"]
     if not any(name.partition(".")[0] == device for name in core.available_devices):
-        found = ", ".join(core.available_devices) or "none"
+        listed = ", ".join(core.available_devices) or "none"
         raise Unavailable(
-            f"OpenVINO finds no {device} here (devices: {found})",
+            f"OpenVINO finds no {device} here (devices: {listed})",
             "install its driver, or run it on a machine with one",
         )
     needed = _CAPABILITIES.get(options["precision"])
@@ -79,17 +79,17 @@ def prepare(options: Options) -> None:
     if needed and needed not in capabilities:
         name = core.get_property(device, "FULL_DEVICE_NAME")
         precisions = ("FP32", *_CAPABILITIES.values())  # others are features, such as WINOGRAD
-        found = ", ".join(each for each in capabilities if each in precisions)
+        listed = ", ".join(capability for capability in capabilities if capability in precisions)
         raise Unavailable(
-            f"{name} cannot compute in {options['precision']} (it has {found})",
+            f"{name} cannot compute in {options['precision']} (it has {listed})",
             "use another precision, or run it on another machine",
         )
-    known = core.get_property(device, "SUPPORTED_PROPERTIES")
+    supported = core.get_property(device, "SUPPORTED_PROPERTIES")
     for name in properties(options):
-        if name not in known:
+        if name not in supported:
             from buildsys.system.suggestions import nearest
 
-            similar = nearest(name, list(known), count=1)
+            similar = nearest(name, list(supported), count=1)
             raise StageError(
                 f"OpenVINO {ov.__version__.partition('-')[0]} has no property {name} for {device}",
                 f"did you mean {similar[0]}?" if similar else "remove it from config",
@@ -142,14 +142,14 @@ def build(request: BuildRequest) -> Figures:
 def describe(
     engine: Path, options: Options, operators: tuple[OperatorUse, ...] = ()  # noqa: ARG001
 ) -> Figures:  # fmt: skip
-    """Return the executed layers and their types.
+    """Describe the executed layers and their types.
 
     Raises: StageError: too few of them have the requested precision.
     """
     facts = precision_facts(_compiled(engine, options))
     least = options["precision_share"]  # 0 accepts any precision
-    found = facts.get("precision_shares", {}).get("layers", {})
-    if least and (problem := precision_problem(options["precision"], found, least)):
+    shares = facts.get("precision_shares", {}).get("layers", {})
+    if least and (problem := precision_problem(options["precision"], shares, least)):
         hint = "lower precision_share to accept this engine (docs/manifest.md, engines)"
         raise StageError(problem, hint)
     return facts
@@ -185,7 +185,7 @@ def slowest_layers(
 
 
 def device(options: Options) -> Figures:
-    """Return the device and what it can compute in."""
+    """Describe the device and what it can compute in."""
     core, name = _core(), options["device"]
     facts: Figures = (
         {"kind": name.lower(), "name": cpu_model()} if name == "CPU" else {"kind": "xpu"}
@@ -212,7 +212,7 @@ def _core() -> ov.Core:
 
 
 def _source(request: BuildRequest, folder: Path) -> Path:
-    """Return the graph, with its local functions inlined: OpenVINO does not know them."""
+    """Prepare the graph, with its local functions inlined: OpenVINO does not know them."""
     try:
         if not read_graph(request.onnx).functions:
             return request.onnx
@@ -228,18 +228,18 @@ def _source(request: BuildRequest, folder: Path) -> Path:
 
 
 def _unknown_nodes(request: BuildRequest, error: RuntimeError) -> list[UnsupportedNode]:
-    """Return the nodes that an error names."""
-    found = _UNSUPPORTED.search(str(error))
-    if found is None:
+    """List the nodes that an error names."""
+    match = _UNSUPPORTED.search(str(error))
+    if match is None:
         return []
     reason = "OpenVINO does not support this operator"
-    operators = {_OPSET.sub("", name.strip()) for name in found[1].split(",")}
+    operators = {_OPSET.sub("", name.strip()) for name in match[1].split(",")}
     nodes = []
     for index, node in enumerate(read_graph(request.onnx).graph.node):
         name = f"{node.domain}.{node.op_type}" if node.domain else node.op_type
         if name in operators:
-            shown = f"{node.domain}::{node.op_type}" if node.domain else node.op_type
-            nodes.append(UnsupportedNode(index, node.name, shown, reason))
+            title = f"{node.domain}::{node.op_type}" if node.domain else node.op_type
+            nodes.append(UnsupportedNode(index, node.name, title, reason))
     return nodes or [UnsupportedNode(None, "", name, reason) for name in sorted(operators)]
 
 

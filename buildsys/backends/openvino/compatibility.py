@@ -19,7 +19,7 @@ _BEGIN, _END = b"<net ", b"</net>"
 
 
 def read_header(content: Content) -> Header | None:
-    """Return the facts in an IR; its end is missing if it is truncated."""
+    """Read the facts in an IR; its end is missing if it is truncated."""
     if _BEGIN not in content[:200]:
         return None
     size = len(content)

@@ -14,11 +14,11 @@ class _OpenVino(BackendDescription):
     """OpenVINO."""
 
     def build_tools(self, options: Mapping[str, Any]) -> tuple[str, ...]:
-        """Return the library that quantizes."""
+        """Name the library that quantizes."""
         return ("nncf",) if self.quantizes(options) else ()
 
     def further_files(self, options: Mapping[str, Any]) -> tuple[str, ...]:
-        """Return the compiled model, if it is kept."""
+        """List the compiled model, if it is kept."""
         return (BLOB,) if options.get("compiled") else ()
 
     def not_reproducible(self, options: Mapping[str, Any]) -> str:
@@ -26,15 +26,15 @@ class _OpenVino(BackendDescription):
         return "OpenVINO's compiled models have generated names" if options.get("compiled") else ""
 
     def quantizes(self, options: Mapping[str, Any]) -> bool:
-        """Return True for int8: NNCF quantizes the float32 graph, unless a search has done so."""
+        """Check for int8: NNCF quantizes the float32 graph, unless a search has done so."""
         return bool(options["precision"] == "int8" and not options.get("auto"))
 
     def auto_precisions(self, options: Mapping[str, Any]) -> tuple[str, ...]:  # noqa: ARG002
-        """Return bf16 first: it needs no calibration data."""
+        """List bf16 first: it needs no calibration data."""
         return ("bf16", "fp16", "int8")
 
     def counts_cores(self, options: Mapping[str, Any]) -> bool:
-        """Return True for 0 threads: as many as there are cores."""
+        """Check for 0 threads: as many as there are cores."""
         return options.get("threads") == 0
 
 

@@ -79,31 +79,31 @@ class OpenVinoSession:
     def timings(self) -> list[Any]:
         """Return OpenVINO's times of the layers in the last run, with PERF_COUNT."""
         status = ov.ProfilingInfo.Status.EXECUTED
-        return [each for each in self._request.get_profiling_info() if each.status == status]
+        return [layer for layer in self._request.get_profiling_info() if layer.status == status]
 
     def close(self) -> None:
         """Free request and model."""
         del self._request, self.compiled
 
     def duplicate(self) -> OpenVinoSession:
-        """Return a session with another request."""
+        """Make a session with another request."""
         return OpenVinoSession(self.compiled)
 
 
 def properties(options: Options) -> dict[str, str]:
-    """Return the properties of a device; the precision is always among them."""
+    """Collect the properties of a device; the precision is always among them."""
     # after a search, the graph has the types: OpenVINO 2026.4 keeps them with f32, and fuses away
     # its own marks of nodes in float32 (``precise``)
     precision = "fp32" if options.get("auto") else options["precision"]
-    found = {"INFERENCE_PRECISION_HINT": PRECISION_HINTS[precision]}
+    chosen = {"INFERENCE_PRECISION_HINT": PRECISION_HINTS[precision]}
     if options["performance_hint"]:
-        found["PERFORMANCE_HINT"] = str(options["performance_hint"]).upper()
+        chosen["PERFORMANCE_HINT"] = str(options["performance_hint"]).upper()
     if options["device"] == "CPU":
-        found["INFERENCE_NUM_THREADS"] = str(int(options["threads"]) or usable_cores())
-        found["ENABLE_CPU_PINNING"] = "YES" if options["pin_threads"] else "NO"
+        chosen["INFERENCE_NUM_THREADS"] = str(int(options["threads"]) or usable_cores())
+        chosen["ENABLE_CPU_PINNING"] = "YES" if options["pin_threads"] else "NO"
     if options["streams"] or not options["performance_hint"]:
-        found["NUM_STREAMS"] = str(options["streams"] or 1)
-    return {**found, **options["config"]}
+        chosen["NUM_STREAMS"] = str(options["streams"] or 1)
+    return {**chosen, **options["config"]}
 
 
 def compile_model(
@@ -195,7 +195,7 @@ _MOST_NODES = 50
 
 
 def precision_facts(compiled: ov.CompiledModel) -> Figures:
-    """Return the executed layers by kind, and the share of each type."""
+    """Collect the executed layers by kind, and the share of each type."""
     layers = list(executed_layers(compiled))
     kinds = Counter(kind for _, kind, _, _ in layers)
     types = Counter(dtype for _, kind, dtype, _ in layers if kind not in _COMPUTES_NOTHING)
@@ -209,16 +209,16 @@ def precision_facts(compiled: ov.CompiledModel) -> Figures:
 def layers_by_time(
     compiled: ov.CompiledModel, times_ms: Mapping[str, list[float]]
 ) -> list[Figures]:
-    """Return the slowest layers of a model compiled with PERF_COUNT, the slowest first."""
-    known = {name: (kind, dtype, nodes) for name, kind, dtype, nodes in executed_layers(compiled)}
-    medians = {name: statistics.median(found) for name, found in times_ms.items()}
-    found: list[Figures] = []
+    """Collect the slowest layers of a model compiled with PERF_COUNT, the slowest first."""
+    layers = {name: (kind, dtype, nodes) for name, kind, dtype, nodes in executed_layers(compiled)}
+    medians = {name: statistics.median(entries) for name, entries in times_ms.items()}
+    entries: list[Figures] = []
     for name, timed in slowest(medians):
-        kind, dtype, nodes = known.get(name, ("layer", None, []))
-        found.append({
+        kind, dtype, nodes = layers.get(name, ("layer", None, []))
+        entries.append({
             "name": name, "kind": kind, "precision": dtype, **timed, "nodes": nodes[:_MOST_NODES],
         })  # fmt: skip
-    return found
+    return entries
 
 
 def executed_layers(compiled: ov.CompiledModel) -> Iterator[tuple[str, str, str, list[str]]]:

@@ -114,7 +114,7 @@ def configure(
 
 
 def settings_in_force(library: Library, builder: Any, config: Any, options: Options) -> Figures:
-    """Return TensorRT's settings, including defaults."""
+    """Collect TensorRT's settings, including defaults."""
     quantization = quantization_of(options)
     sources = int(config.get_tactic_sources())
     capabilities = options.get("compute_capabilities")
@@ -314,7 +314,7 @@ def _read(library: Library, config: Any, file: Path) -> tuple[Any, str]:
 
 
 def _concerns_myelin_only(log: Messages) -> bool:
-    """Return True if only the cache's part for fused graphs is broken.
+    """Check whether only the cache's part for fused graphs is broken.
 
     Seen with TensorRT 8.6.0 on an H200 with a driver of CUDA 13: it loads all kernel timings of a
     cache that it has just written, and reports errors for the rest; with them a ResNet-50 takes 22

@@ -68,7 +68,7 @@ def check_builder(library: Library, options: Options) -> None:
 
 
 def computes_in(precision: str, compute_capability: str) -> bool:
-    """Return True if GPUs of a compute capability compute in a precision.
+    """Check whether GPUs of a compute capability compute in a precision.
 
     Source: TensorRT support matrix, "Hardware and Precision"; CUDA programming guide for 6.1, whose
     fp16 is slow.
@@ -159,7 +159,7 @@ class TensorRtBackend:
     def describe(
         self, engine: Path, options: Options, operators: tuple[OperatorUse, ...] = ()
     ) -> Figures:
-        """Return the facts of an engine; {} without a suitable GPU.
+        """Read the facts of an engine; {} without a suitable GPU.
 
         Raises: StageError: too few of its layers have the requested precision.
         """
@@ -198,7 +198,7 @@ class TensorRtBackend:
         return session
 
     def device(self, options: Options) -> Figures:  # noqa: ARG002 (the same for all options)
-        """Return the first GPU and the driver, or the reason for none."""
+        """Describe the first GPU and the driver, or the reason for none."""
         driver = find_driver()
         if not driver.gpus:
             return {"kind": "gpu", "missing": driver.missing}

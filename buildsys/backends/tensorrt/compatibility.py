@@ -37,7 +37,7 @@ _SIZE_AT, _VERSION_AT, _HEADER_BYTES = 16, 24, 28
 def read_header(
     content: Content, magic: tuple[bytes, ...] = _MAGIC, backend: str = "tensorrt"
 ) -> Header | None:
-    """Return the facts in an engine file that begins with one of ``magic``."""
+    """Read the facts in an engine file that begins with one of ``magic``."""
     head, size = content[:_HEADER_BYTES], len(content)
     if head[:4] not in magic:
         return None
@@ -134,7 +134,7 @@ def _check_gpu(record: Record) -> Iterator[Reason]:
 
 
 def find_gpu(record: Record, built_for: str) -> Generator[Reason, None, dict[str, str] | None]:
-    """Return the GPU here; yield the reasons of its absence or its driver."""
+    """Find the GPU here; yield the reasons of its absence or its driver."""
     gpus = visible_gpus()
     if not gpus:
         target = f"a GPU of compute capability {built_for}" if built_for else "an NVIDIA GPU"

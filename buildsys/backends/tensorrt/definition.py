@@ -163,12 +163,13 @@ def _differences(
             yield f"{where} has no shape that TensorRT can compute"
             continue
         fits = (
-            size == -1 or dims[wanted]["min"] == size == dims[wanted]["max"]
-            if isinstance(wanted, str) and wanted in dims
+            size == -1 or dims[declared_size]["min"] == size == dims[declared_size]["max"]
+            if isinstance(declared_size, str) and declared_size in dims
             # a size of an output may follow from values
-            else wanted is None or size == wanted or (size == -1 and kind == "output")
-            for size, wanted in zip(sizes, shape, strict=False)
+            else declared_size is None or size == declared_size or (size == -1 and kind == "output")
+            for size, declared_size in zip(sizes, shape, strict=False)
         )
         if len(sizes) != len(shape) or not all(fits):
-            wanted = ", ".join("null" if size is None else str(size) for size in shape)
-            yield f"{where} has the shape {sizes}, and [{wanted}] in the manifest (-1 is any size)"
+            sizes_text = ", ".join("null" if size is None else str(size) for size in shape)
+            text = f"{where} has the shape {sizes}, and [{sizes_text}] in the manifest"
+            yield f"{text} (-1 is any size)"

@@ -30,7 +30,7 @@ _LAYOUTS = {  # multiple of the channels, channels in blocks or last, dimensions
 
 
 def packed(array: Array, layout: str) -> Array:
-    """Return an array as a layout stores it."""
+    """Pack an array as a layout stores it."""
     if layout == LINEAR:
         return array
     shape, (axis, blocks, size) = array.shape, _blocks(array.shape, layout)
@@ -51,7 +51,7 @@ def packed_shape(shape: tuple[int, ...], layout: str) -> tuple[int, ...]:
 
 
 def unpacked(memory: Array, layout: str, shape: tuple[int, ...]) -> Array:
-    """Return the array of a shape from memory in a layout."""
+    """Unpack an array of a shape from memory in a layout."""
     if layout == LINEAR:
         return memory
     axis, blocks, size = _blocks(shape, layout)
@@ -170,11 +170,11 @@ class EngineTensors:
         return converted
 
     def packed(self, name: str, value: Tensor) -> Array:
-        """Return an input as the engine stores it."""
+        """Pack an input as the engine stores it."""
         return np.asarray(packed(value.array, self.layouts[name]), order="C")
 
     def unpacked(self, name: str, stored: Tensor, shape: tuple[int, ...]) -> Tensor:
-        """Return an output of a shape from memory of the engine."""
+        """Unpack an output of a shape from memory of the engine."""
         return Tensor(unpacked(stored.array, self.layouts[name], shape), stored.dtype)
 
 

@@ -65,7 +65,7 @@ class EngineLayer(NamedTuple):
 
 
 def read_layers(text: str, precision: str) -> list[EngineLayer]:
-    """Return the layers in an inspector's JSON; [] if it is invalid.
+    """Read the layers in an inspector's JSON; [] if it is invalid.
 
     ``precision`` is the requested one. With a profiling verbosity below detailed, a layer is just
     its name.
@@ -79,7 +79,7 @@ def read_layers(text: str, precision: str) -> list[EngineLayer]:
 
 
 def layer_shares(layers: list[EngineLayer]) -> dict[str, float]:
-    """Return the share of layers per type."""
+    """Collect the share of layers per type."""
     counts = Counter(engine_layer.dtype for engine_layer in layers if engine_layer.dtype)
     return {dtype: round(share, 4) for dtype, share in shares(counts).items()}
 
@@ -87,7 +87,7 @@ def layer_shares(layers: list[EngineLayer]) -> dict[str, float]:
 def precision_facts(
     layers: list[EngineLayer], times_ms: Mapping[str, float], precision: str
 ) -> dict[str, Any]:
-    """Return the layers by kind, and shares per type or a warning.
+    """Collect the layers by kind, and shares per type or a warning.
 
     Of the time, ``other`` has copies and shapes, ``unknown`` parts compiled as a whole without a
     known type.
@@ -139,15 +139,15 @@ def precision_facts(
 
 def _nodes_of(name: str, metadata: str) -> tuple[str, ...]:
     """Return the nodes of a layer from its metadata, else from a name such as ``A + B``."""
-    if found := _NODE.findall(metadata):
-        return tuple(dict.fromkeys(found))
+    if names := _NODE.findall(metadata):
+        return tuple(dict.fromkeys(names))
     if name.startswith("Reformatting CopyNode"):
         return ()
     parts = re.split(r" \+ |, ", _POINTWISE.sub("", name) if "PWN(" in name else name)
     return tuple(part for part in parts if part and not part.startswith(_NAMELESS))
 
 
-def _read_layer(entry: Any, wanted: str) -> EngineLayer:
+def _read_layer(entry: Any, requested: str) -> EngineLayer:
     if not isinstance(entry, dict):
         return EngineLayer(str(entry), "layer", None, nodes=_nodes_of(str(entry), ""))
     kind = str(entry.get("LayerType", "layer"))
@@ -163,6 +163,6 @@ def _read_layer(entry: Any, wanted: str) -> EngineLayer:
     words += [match[1]] if match else []
     dtype = min((_DTYPE_OF[word.lower()] for word in words), key=_RANK, default=None)
     is_fused = kind == "Myelin" or "ForeignNode[" in name
-    if is_fused and dtype and (dtype == "float32" or _RANK(dtype) > _RANK(wanted)):
+    if is_fused and dtype and (dtype == "float32" or _RANK(dtype) > _RANK(requested)):
         dtype = None  # the type at its ends says nothing about its inside
     return EngineLayer(name, kind, dtype, is_fused, nodes)

@@ -36,28 +36,28 @@ class Library:
 
     @property
     def generation(self) -> str:
-        """Return the API generation, one of ``GENERATIONS``."""
+        """The API generation, one of ``GENERATIONS``."""
         if self.trt.__name__ == "tensorrt_rtx":
             return RTX
         return TRT_8 if self.version < (10,) else TRT_10 if self.version < (11,) else TRT_11
 
     def has(self, feature: str) -> bool:
-        """Return True if this generation has one of ``FEATURES``."""
+        """Check whether this generation has one of ``FEATURES``."""
         return self.generation in FEATURES[feature]
 
     @property
     def newest_opset(self) -> int | None:
-        """Return the newest opset that its parser knows, None if it knows all."""
+        """The newest opset that its parser knows, None if it knows all."""
         return _NEWEST_OPSETS.get(self.generation)
 
     @property
     def title(self) -> str:
-        """Return the name for messages."""
+        """The name for messages."""
         return RTX if self.generation == RTX else "TensorRT"
 
     @property
     def release(self) -> str:
-        """Return name and version, e.g. ``TensorRT 8.6.0``."""
+        """Name and version, e.g. ``TensorRT 8.6.0``."""
         return f"{self.title} {'.'.join(map(str, self.version[:3]))}"
 
 
@@ -251,7 +251,7 @@ def check_fields(library: Library, options: Mapping[str, Any]) -> None:
 
 
 def is_strong(options: Mapping[str, Any]) -> bool:
-    """Return True if the graph's types decide the engine's."""
+    """Check whether the graph's types decide the engine's."""
     return bool(options.get("typing", "strong") == "strong")
 
 

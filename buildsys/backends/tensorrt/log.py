@@ -114,7 +114,7 @@ log_of = cache(Log)  # the log of a library
 
 
 def clean_message(message: str) -> str:
-    """Return a message without its wrapping and the places in TensorRT's source."""
+    """Strip a message of its wrapping and of the places in TensorRT's source."""
     for noise in _NOISE:
         message = noise.sub("", message)
     text = " ".join(message.split())
@@ -158,7 +158,7 @@ def build_failure(messages: Messages, options: Options, title: str) -> StageErro
 
 
 def load_failure(file: str, messages: Messages, release: str) -> StageError:
-    """Return the error for a failed load."""
+    """Explain a failed load."""
     reason = messages.error_text("it gives no reason")
     rebuild = "build it again on this machine"
     version = _OTHER_VERSION.search(reason)

@@ -165,7 +165,7 @@ def io_facts(
     io: Mapping[str, Mapping[str, Any]],
     declared: Mapping[str, Mapping[str, Any]],
 ) -> Figures:
-    """Return name, type, shape and layout of inputs and outputs.
+    """Collect name, type, shape and layout of inputs and outputs.
 
     A dynamic size has the parser's name, or that of the ``declared`` input: a name given to a
     network whose shapes have been read is an error in TensorRT 8.6.

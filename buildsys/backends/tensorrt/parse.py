@@ -52,7 +52,7 @@ class Parsed:
 
 
 def new_builder(library: Library) -> Any:
-    """Return a builder.
+    """Make a builder.
 
     Raises: StageError: CUDA cannot be used on this machine, or the GPU is out of memory.
     """
@@ -115,7 +115,7 @@ def check_parsed(
 
 
 def network_facts(library: Library, network: Any) -> Figures:
-    """Return layers and shares per type, before fusion."""
+    """Collect layers and shares per type, before fusion."""
     dtypes = DTYPES.words(library)
     layers = [network.get_layer(index) for index in range(network.num_layers)]
     kinds = Counter(str(layer.type.name).lower() for layer in layers)
@@ -174,13 +174,13 @@ def text_attributes(node: NodeProto) -> dict[str, str]:
 
 
 def plugin_wanted(node: NodeProto) -> tuple[str, str]:
-    """Return the version and the namespace that a node asks for, "" for any namespace."""
+    """Find the version and the namespace that a node asks for, "" for any namespace."""
     attributes = text_attributes(node)
     return attributes.get(PLUGIN_VERSION) or "1", attributes.get(PLUGIN_NAMESPACE, "")
 
 
 def plugin_creator(library: Library, node: NodeProto) -> Any:
-    """Return the plugin creator that the parser finds for a node, or None."""
+    """Find the parser's plugin creator for a node, or None."""
     version, namespace = plugin_wanted(node)
     for place in [namespace] if namespace else ["", node.domain]:
         creator = version_adapter.find_creator(library, node.op_type, version, place)

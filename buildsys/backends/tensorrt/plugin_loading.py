@@ -89,7 +89,7 @@ def load_plugins(library: Library, operators: Sequence[OperatorUse]) -> list[Fig
     return [_LOADED[library, use] for use, _ in plugins]
 
 
-def _load_library(file: Path, shown: str, operators: Sequence[str], library: Library) -> list[Any]:
+def _load_library(file: Path, title: str, operators: Sequence[str], library: Library) -> list[Any]:
     """Load a plugin library; return its creators of ``operators``, ``domain::Name``.
 
     The loader opens it before TensorRT, which explains little. The stage ``operators`` has checked
@@ -105,24 +105,28 @@ def _load_library(file: Path, shown: str, operators: Sequence[str], library: Lib
             hint = "it is linked with TensorRT, but this engine is built by another library"
         elif "undefined symbol" in reason:
             hint = "link it with the library that has the symbol"
-        raise StageError(f"{shown} cannot be loaded: {reason}", hint) from error
+        raise StageError(f"{title} cannot be loaded: {reason}", hint) from error
     if not any(hasattr(loaded, name) for name in _ENTRY_POINTS):
-        text = f"{shown} has neither {' nor '.join(_ENTRY_POINTS)}"
+        text = f"{title} has neither {' nor '.join(_ENTRY_POINTS)}"
         raise StageError(text, "a plugin library exports one of them")
     registry = library.trt.get_plugin_registry()
     before = set(version_adapter.creator_names(library))
     if registry.load_library(str(file)) is None:
-        text = f"{shown}: {library.title} takes no plugin from it"
+        text = f"{title}: {library.title} takes no plugin from it"
         raise StageError(text, "it has none, or one with a name that is taken")
     creators = []
     for operator in operators:
         creator = registered_creator(library, operator)
         if creator is None:
             domain, _, name = operator.rpartition("::")
-            found = [each for each in version_adapter.creator_names(library) if each not in before]
+            new = [
+                name_of
+                for name_of in version_adapter.creator_names(library)
+                if name_of not in before
+            ]
             raise StageError(
-                f"{shown} has no plugin creator for the operator {operator};"
-                f" it has {', '.join(found) or 'none'}",
+                f"{title} has no plugin creator for the operator {operator};"
+                f" it has {', '.join(new) or 'none'}",
                 f"the parser needs the name {name}, the version {VERSION} and the namespace '' or"
                 f" '{domain}'",
             )
@@ -192,7 +196,7 @@ def _check_name(library: Library, name: str) -> None:
 
 
 def _creator_of(library: Library, node: NodeProto) -> Any:
-    """Return the creator that the parser finds for a node.
+    """Find the parser's creator for a node.
 
     Raises: StageError: there is none of this version and namespace.
     """

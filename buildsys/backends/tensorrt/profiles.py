@@ -26,7 +26,7 @@ def resolve_profiles(
     dims: Mapping[str, Mapping[str, Any]],
     explicit: Sequence[Mapping[str, Mapping[str, Any]]] | None,
 ) -> list[Profile]:
-    """Return an engine's explicit profiles, or one from ``dims``.
+    """Make an engine's profiles: its explicit ones, or one from ``dims``.
 
     The manifest's checks have compared explicit ones with the inputs. Inputs without a dynamic
     dimension have no entry; a model without dynamic inputs has no profile.
@@ -110,7 +110,7 @@ def check_against_graph(
 
 
 def read_profiles(library: Library, engine: Any, inputs: Iterable[str]) -> list[Profile]:
-    """Return an engine's profiles; there is one if all shapes are fixed."""
+    """Read an engine's profiles; there is one if all shapes are fixed."""
     profiles = []
     for number in range(engine.num_optimization_profiles):
         profile: Profile = {}
@@ -130,7 +130,7 @@ def read_profiles(library: Library, engine: Any, inputs: Iterable[str]) -> list[
 def choose_profile(
     profiles: Sequence[Profile], inputs: Mapping[str, Tensor | DeviceTensor], chosen: int | None
 ) -> int:
-    """Return ``chosen``, or the first profile that holds the inputs.
+    """Choose the first profile that holds the inputs, or ``chosen``.
 
     Raises: StageError: there is none.
     """

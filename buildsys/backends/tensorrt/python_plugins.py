@@ -80,7 +80,7 @@ def register_file(path: str, operators: Sequence[str], guard: Guard) -> list[Any
 
 
 def registered_creator(library: Library, operator: str) -> Any:
-    """Return the parser's creator for ``domain::Name`` or None."""
+    """Find the parser's creator for ``domain::Name`` or None."""
     domain, _, name = operator.rpartition("::")
     for namespace in ("", domain):  # the parser's order
         creator = version_adapter.find_creator(library, name, VERSION, namespace)

@@ -35,7 +35,7 @@ from buildsys.system.files import replace_file
 
 
 def create_network(library: Library, builder: Any, *, strong: bool) -> Any:
-    """Return a new network with explicit batch; ``strong`` typing is optional."""
+    """Create a new network with explicit batch; ``strong`` typing is optional."""
     if library.generation == TRT_8:
         return builder.create_network(
             1 << int(library.trt.NetworkDefinitionCreationFlag.EXPLICIT_BATCH)
@@ -84,7 +84,7 @@ def runtime_cache(library: Library, engine: Any, file: Path | None) -> Iterator[
 
 
 def find_creator(library: Library, name: str, version: str, namespace: str) -> Any:
-    """Return a registered plugin creator or None."""
+    """Find a registered plugin creator or None."""
     registry = library.trt.get_plugin_registry()
     if library.generation == TRT_8:
         return registry.get_plugin_creator(name, version, namespace)
@@ -92,7 +92,7 @@ def find_creator(library: Library, name: str, version: str, namespace: str) -> A
 
 
 def creators(library: Library) -> list[Any]:
-    """Return all registered plugin creators."""
+    """List all registered plugin creators."""
     registry = library.trt.get_plugin_registry()
     if library.generation == TRT_8:
         return list(registry.plugin_creator_list)
@@ -100,7 +100,7 @@ def creators(library: Library) -> list[Any]:
 
 
 def creator_names(library: Library) -> list[str]:
-    """Return namespace, name and version of all registered plugin creators."""
+    """List namespace, name and version of all registered plugin creators."""
     return [
         f"{creator.plugin_namespace}::{creator.name} {creator.plugin_version}"
         for creator in creators(library)
@@ -209,7 +209,7 @@ def serialize_refitted(library: Library, engine: Any) -> Any:
 
 
 def refused_node(library: Library, error: Any) -> UnsupportedNode:
-    """Return the node of a parser's error, with the whole text."""
+    """Read the node of a parser's error, with the whole text."""
     index = error.node() if error.node() >= 0 else None
     if library.generation == TRT_8:
         return UnsupportedNode(index, "", "", error.desc())
@@ -245,7 +245,7 @@ def set_fields(library: Library, config: Any, options: Options) -> None:
 
 
 def settings_facts(library: Library, config: Any) -> dict[str, Any]:
-    """Return the tiling and the hardware compatibility in force."""
+    """Collect the tiling and the hardware compatibility in force."""
     facts: dict[str, Any] = {}
     if library.generation in SINCE_10:
         words = TILING.words(library)

@@ -11,7 +11,7 @@ from buildsys.system.protobuf import Content
 
 
 def read_header(content: Content) -> Header | None:
-    """Return the facts in an engine file."""
+    """Read the facts in an engine file."""
     return read_tensorrt_header(content, (b"vtrt",), "tensorrt_rtx")
 
 
