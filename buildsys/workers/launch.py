@@ -15,6 +15,7 @@ import resource
 import socket
 import subprocess
 import sys
+import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timezone
@@ -73,7 +74,7 @@ class _Launch:
     job_environment: Mapping[str, str]  # sent with each job
 
     def connect_or_start(self, address: Path, idle_s: float) -> ServerHandle:
-        """Connect to the server at ``address``, or start it there."""
+        """Connect to the server at ``address``, or start it there and record it."""
         with registry.locked(address.parent):
             record = registry.read_record(address)
             control = registry.connect(address) if record is not None else None
@@ -81,10 +82,7 @@ class _Launch:
                 return self._handle(control, record.process)
             registry.remove(address)  # left by a server that was killed
             registry.retire_others(address, self.log)
-            with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listener:
-                listener.bind(str(address))
-                listener.listen(_BACKLOG)
-                handle = self.start(listener, path=str(address), idle_s=idle_s)
+            handle = self.start(address, idle_s)
             process = Process.of(handle.server.pid)
             record = registry.ServerRecord(
                 process.pid, process.started, self.kind.name, self.python, str(self.log)
@@ -96,33 +94,30 @@ class _Launch:
                 raise
         return handle
 
-    def start(self, listener: socket.socket | None = None, **start: object) -> ServerHandle:
-        """Start a server. Without ``listener``, only this process knows it."""
-        control, remote = socket.socketpair()
+    def start(self, address: Path, idle_s: float) -> ServerHandle:
+        """Start a server that listens at ``address``, and connect to it."""
+        start = {"path": str(address), "idle_s": idle_s}
         start |= {"preload": self.kind.preload, "without": self.kind.without}
-        start["control"] = remote.fileno()
-        descriptors = [remote.fileno()]
-        if listener is not None:
-            start["listener"] = listener.fileno()
-            descriptors.append(listener.fileno())
         output = os.open(self.log, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_APPEND, 0o666)
         try:
-            process = subprocess.Popen(
-                [self.python, "-m", "buildsys.workers.server", json.dumps(start)],
-                stdin=subprocess.DEVNULL,
-                stdout=output,
-                stderr=output,
-                # `-m` imports from the current folder first; a project may contain an `onnx.py`
-                cwd=self.log.parent,
-                env=self.environment,
-                pass_fds=descriptors,
-                start_new_session=True,  # Ctrl-C must not reach a server that other runs use
-            )
-        except OSError:
-            control.close()
-            raise
+            with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listener:
+                listener.bind(str(address))
+                listener.listen(_BACKLOG)
+                start["listener"] = listener.fileno()
+                process = subprocess.Popen(
+                    [self.python, "-m", "buildsys.workers.server", json.dumps(start)],
+                    stdin=subprocess.DEVNULL,
+                    stdout=output,
+                    stderr=output,
+                    # `-m` imports from this folder first; a project may contain an `onnx.py`
+                    cwd=self.log.parent,
+                    env=self.environment,
+                    pass_fds=[listener.fileno()],
+                    start_new_session=True,  # Ctrl-C must not reach a server that others use
+                )
+                control = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+                control.connect(str(address))
         finally:
-            remote.close()
             os.close(output)
         return self._handle(control, process)
 
@@ -157,10 +152,11 @@ def start_server(
             interpreter=interpreter,
             texts=texts,
         )
-        # a full disk, or a lock that is never released: an unlisted server needs neither
-        with contextlib.suppress(OSError):
+        with contextlib.suppress(OSError):  # a full disk, or a lock that is never released
             return launch.connect_or_start(registry.address(servers, digest), idle_s)
-    return launch.start()
+    # nobody else can connect to this one, and it ends with this run
+    with tempfile.TemporaryDirectory(prefix="buildsys-", dir="/tmp") as private:
+        return launch.start(Path(private, "server.sock"), 0.0)
 
 
 def check_toolchain(job: Job, toolchain: Toolchain, log: Path | None) -> Unavailable | None:

@@ -64,12 +64,12 @@ class _Job:
 class Server:
     """A server with one forked child per job.
 
-    It serves the process that started it and, with ``start["listener"]``, all that connect there.
-    It ends ``idle_s`` after the last one disconnected.
+    It serves all that connect to ``start["listener"]``, and ends ``idle_s`` after the last one
+    disconnected.
     """
 
     def __init__(self, start: Message) -> None:
-        self._idle_s: float = start.get("idle_s", 0.0)
+        self._idle_s: float = start["idle_s"]
         self._end_at = 0.0  # unless there is a connection
         self._retiring = False  # accepts no new connections and ends after the last one
         self._problem = ""
@@ -86,14 +86,12 @@ class Server:
         signal.signal(signal.SIGCHLD, lambda *_: None)  # the wakeup socket ends the wait
         signal.signal(signal.SIGTERM, lambda *_: self._stop())
         signal.signal(signal.SIGHUP, lambda *_: self._stop())
-        self._add_control(socket.socket(fileno=start["control"]))
-        self._listener: socket.socket | None = None
-        if "listener" in start:
-            self._listener = socket.socket(fileno=start["listener"])
-            self._listener.setblocking(False)
-            self._address = Path(start["path"])
-            self._address_stamp = stamp(self._address)
-            self._selector.register(self._listener, selectors.EVENT_READ, self._accept)
+        listener = socket.socket(fileno=start["listener"])
+        listener.setblocking(False)
+        self._selector.register(listener, selectors.EVENT_READ, self._accept)
+        self._listener: socket.socket | None = listener  # None: it accepts no more connections
+        self._address = Path(start["path"])
+        self._address_stamp = stamp(self._address)
 
     def serve(self, problem: str) -> NoReturn:
         """Run jobs until nobody can send one. A ``problem`` refuses every job."""
@@ -162,7 +160,8 @@ class Server:
     def _start_job(self, job: _Job, message: Message) -> None:
         timeout_s = None if message["timeout_s"] is None else float(message["timeout_s"])
         target, job.log = message["job"]["target"], message["log"] and Path(message["log"])
-        self._idle_s = idle_limit_s(message["environment"])  # the limit of the latest run
+        if self._idle_s > 0:  # else it serves one run
+            self._idle_s = idle_limit_s(message["environment"])  # the limit of the latest run
         problem = self._problem
         if not problem:
             for name in message["preload"]:

@@ -65,7 +65,7 @@ def run(options: Namespace) -> int:
     name = options.names[0] if options.names else "show"
     if name == "keygen":
         return _generate_key(options.names[1:], options)
-    if name == "workers":
+    if options.names == ["workers"]:
         return _list_workers(options)
     if name not in commands or len(options.names) > 1:
         hint = "run `buildsys help cache` for their options"
