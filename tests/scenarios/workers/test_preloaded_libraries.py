@@ -11,7 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from buildsys.workers import server_handle, server_kinds
+from buildsys.stages.export.plan import DYNAMO_MODULES
+from buildsys.workers import server_kinds
 from buildsys.workers.job import Job
 from buildsys.workers.pool import WorkerPool
 from buildsys.workers.server_kinds import LIGHT, TORCH
@@ -31,11 +32,6 @@ def pool(project: Path) -> Iterator[WorkerPool]:
     with pytest.MonkeyPatch.context() as patch, WorkerPool(project / ".buildsys") as pool:
         patch.setenv("PYTHONPATH", str(ROOT))
         patch.setattr(
-            server_handle,
-            "late_preload",
-            lambda job: server_kinds._DYNAMO if job.options["do"] == "export" else (),
-        )
-        patch.setattr(
             server_kinds,
             "server_kind_of",
             lambda job: {"torch": TORCH, "light": LIGHT}[job.variant],
@@ -44,9 +40,9 @@ def pool(project: Path) -> Iterator[WorkerPool]:
 
 
 def _forked(pool: WorkerPool, project: Path, server: str, do: str) -> dict[str, str]:
-    job = Job(
-        f"x:{do}", STAGES, "m", server, {"do": do}, {}, {"result": project / f"{do}.json"}, project
-    )
+    outputs = {"result": project / f"{do}.json"}
+    preload = DYNAMO_MODULES if do == "export" else ()
+    job = Job(f"x:{do}", STAGES, "m", server, {"do": do}, {}, outputs, project, preload=preload)
     return pool.run(job, log=project / f"{do}.log", timeout_s=120).figures
 
 
