@@ -10,11 +10,16 @@ from pathlib import Path
 from typing import Any
 
 from doit.cmd_base import DodoTaskLoader
+from doit.cmd_clean import Clean
+from doit.cmd_forget import Forget
+from doit.cmd_ignore import Ignore
+from doit.cmd_info import Info
+from doit.cmd_list import List
+from doit.cmd_run import Run
 
 from buildsys.cli.commands import COMMANDS
-from buildsys.cli.doit_main import Main
-from buildsys.cli.doit_options import options_first
 from buildsys.cli.main import parse, parser_of
+from buildsys.cli.target_names import STAGE_DOCS
 from buildsys.errors import UsageError
 
 PROGRAMS = ("buildsys", "doit")
@@ -56,42 +61,35 @@ def check_command(line: str) -> int:
 
 def _parse(program: str, arguments: list[str]) -> None:
     name = arguments[0] if arguments else ""
-    if name in ("--version", "--help") or (program == "buildsys" and name == "help"):
+    if name in ("--version", "--help", "help"):
         return
-    if name in COMMANDS:
-        if program == "doit":
-            raise UsageError(f"doit has no command {name}", "it is one of buildsys")
+    if program == "buildsys":
+        if name not in COMMANDS:
+            raise UsageError(f"buildsys has no command {name!r}")
         parse(parser_of(name)[1], arguments[1:])
         return
-    commands = _commands(program)
+    commands = _doit_commands()
+    if name in COMMANDS.keys() - commands.keys() - STAGE_DOCS.keys():
+        raise UsageError(f"doit has no command {name}", "it is one of buildsys")
     if name not in commands:
-        if program == "buildsys":
-            raise UsageError(f"buildsys has no command {name}", "")
         arguments = ["run", *arguments]
-    command = commands[arguments[0]]
-    command.cmdparser.parse(options_first(command, arguments[1:]))
+    _, names = commands[arguments[0]].cmdparser.parse(arguments[1:])
+    if options := [name for name in names if name.startswith("-")]:
+        raise UsageError(f"doit takes options before names, found {options[0]}")
 
 
 @cache
 def options_of(name: str) -> frozenset[str]:
     """Return the long and short options of a command."""
-    if name in COMMANDS:
-        actions = parser_of(name)[1]._actions
-        return frozenset(text for action in actions for text in action.option_strings)
-    options = _commands("buildsys")[name].cmdparser.options
-    return frozenset(f"--{one.long}" for one in options if one.long)
+    actions = parser_of(name)[1]._actions
+    return frozenset(text for action in actions for text in action.option_strings)
 
 
 @cache
-def _commands(program: str) -> dict[str, Any]:
-    main = Main(config={}, program=program)
+def _doit_commands() -> dict[str, Any]:
+    """Make doit's own commands."""
+    options: dict[str, Any] = {"task_loader": DodoTaskLoader(), "config": {}, "opt_vals": {}}
     return {
-        name: kind(
-            task_loader=DodoTaskLoader(),
-            cmds=main.get_cmds(),
-            bin_name=program,
-            config={},
-            opt_vals={},
-        )
-        for name, kind in main.get_cmds().to_dict().items()
+        kind.get_name(): kind(cmds=[], bin_name="doit", **options)
+        for kind in (Run, List, Info, Clean, Forget, Ignore)
     }

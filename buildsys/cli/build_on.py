@@ -9,13 +9,11 @@ from argparse import Namespace
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
-from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, NoReturn
 
 from buildsys.cli.command import INTERRUPTED, TERMINATED
 from buildsys.cli.console.rows import Row, print_rows
-from buildsys.cli.environment_variables import check_variables
 from buildsys.cli.html_pages import update_pages
 from buildsys.cli.model_filter import ModelFilter
 from buildsys.cli.project_root import shown_text
@@ -33,17 +31,16 @@ if TYPE_CHECKING:
 _MOST_ROWS = 30
 
 
-def build_on(root: Path, names: Sequence[str], options: Namespace, files: Mapping[str, str]) -> int:
+def build_on(options: Namespace, files: Mapping[str, str]) -> int:
     """Run ``buildsys build --on``; return its exit code.
 
     Raises: BuildsysError: the manifests, names, settings or systems are wrong.
     """
-    check_variables(root)
-    session = Session(load_project(root))
+    session = Session(load_project(options.root))
     command = ["build", "--continue"]
-    command += [f"--{name}" for name in ("always", "remeasure") if getattr(options, name)]
-    command += ["-n", str(options.num_process)] if options.num_process else []
-    run = run_on(session, names, options, tuple(command))
+    command += [f"--{name}" for name in ("force", "remeasure") if getattr(options, name)]
+    command += ["-j", str(options.jobs)] if options.jobs else []
+    run = run_on(session, options.names, options, tuple(command))
     _print_end(run.results)
     return max(run.exit_code, write_files(files, run.results, "Build"))
 

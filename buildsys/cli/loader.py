@@ -1,43 +1,49 @@
-"""Loader of dodo files for plain ``buildsys build``, with our version and help.
-
-doit makes the loader before it does anything else. It has no other place to change the output of
-``buildsys --version`` and ``buildsys --help``: it calls its own functions for both.
-"""
+"""Loader of dodo files: plans only the models that are named on doit's command line."""
 
 from __future__ import annotations
 
-import sys
-from pathlib import Path
+from collections.abc import Mapping, Sequence
 from typing import Any
 
-from doit import doit_cmd
 from doit.cmd_base import DodoTaskLoader
-from doit.exceptions import InvalidDodoFile
+from doit.exceptions import InvalidCommand
 
-from buildsys.cli.doit_main import Main
-from buildsys.system.entry_points import entry_points
+from buildsys.cli.commands import COMMANDS
+from buildsys.cli.target_names import STAGE_DOCS
+from buildsys.cli.tasks import ProjectTasks
+from buildsys.errors import UsageError
+from buildsys.system.printable import printable
 
 
 class Loader(DodoTaskLoader):  # type: ignore[misc]  # doit has no type information
     """The loader of a dodo file."""
 
-    def __init__(self) -> None:
-        super().__init__()
-        doit_cmd.DoitMain.print_version = staticmethod(Main.print_version)
-        if sys.argv[1:2] == ["--help"]:
-            from buildsys.cli.commands.help import Help  # it loads what doit has loaded anyway
-
-            doit_cmd.Help = Help
-
-    def setup(self, opt_values: Any) -> None:
-        """Load the dodo file for a command of doit itself.
-
-        Raises: InvalidDodoFile: our commands are unknown to doit, as the package is not installed.
-        """
-        if not entry_points(group="doit.LOADER", name="buildsys"):
-            place = Path(__file__).resolve().parents[2]
-            raise InvalidDodoFile(
-                f"buildsys is imported from {place}, but not installed, so doit does not know its"
-                " commands; install it with pip, or use `python -m buildsys` instead of doit"
-            )
+    def setup(self, opt_values: Mapping[str, Any]) -> None:
+        """Import the dodo file, which loads the project."""
         super().setup(opt_values)
+        self._options = opt_values
+
+    def load_tasks(self, cmd: Any, pos_args: list[str]) -> Any:
+        """Make the tasks of the named models; ``pos_args`` become full names.
+
+        Raises: InvalidCommand: there is no such target.
+        """
+        try:
+            _check_words(pos_args)
+            for tasks in self.namespace.values():
+                if isinstance(tasks, ProjectTasks):
+                    tasks.choose(cmd.name, pos_args, self._options)
+        except UsageError as error:
+            raise InvalidCommand(printable(str(error))) from None
+        return super().load_tasks(cmd, pos_args)
+
+
+def _check_words(words: Sequence[str]) -> None:
+    """Explain what doit would take for a target.
+
+    Raises: UsageError: an option after a name, or a command of buildsys.
+    """
+    if options := [word for word in words if word.startswith("-")]:
+        raise UsageError(f"doit takes options before names, found {options[0]} after one")
+    if words and words[0] in COMMANDS.keys() - STAGE_DOCS.keys():
+        raise UsageError(f"doit has no command {words[0]}", f"type buildsys {words[0]}")

@@ -11,7 +11,7 @@ from typing import Any, NoReturn
 
 from buildsys import __version__
 from buildsys.cli.command import BROKEN_PIPE, INTERRUPTED, drop_unwritten
-from buildsys.cli.commands import COMMANDS, DOIT_COMMANDS, SECTIONS
+from buildsys.cli.commands import COMMANDS, SECTIONS
 from buildsys.cli.project_root import enter_project, shown_text
 from buildsys.errors import BuildsysError, UsageError
 from buildsys.system.printable import printable, use_plain_symbols
@@ -20,10 +20,13 @@ from buildsys.system.suggestions import nearest
 PROGRAM = "buildsys"
 
 
-_ANYWHERE = ("init",)  # commands without a project
-RENAMED = {
+_ANYWHERE = ("init", "completion")  # commands without a project
+RENAMED = {  # an old name and what to type now
     "diff": "buildsys compare",
+    "forget": "doit forget",
+    "ignore": "doit ignore",
     "infer": "buildsys run",
+    "info": "buildsys explain",
     "localize": "buildsys debug --fp32-nodes",
     "netron": "buildsys inspect --serve",
     "repro": "buildsys check --reproducible",
@@ -80,17 +83,17 @@ def run(words: Sequence[str]) -> int:
 
 
 def _dispatch(words: Sequence[str]) -> int:
-    name, *arguments = words or ["build"]
+    name, *arguments = words or ["help"]
     if name == "--version":
         return _print_versions()
     if name in ("help", "--help", "-h"):
         return _help(arguments)
     if name in RENAMED:
-        raise UsageError(f"`{PROGRAM} {name}` is now `{RENAMED[name]}`", "type that instead")
+        raise UsageError(f"`{PROGRAM} {name}` is now `{RENAMED[name]}`")
     if name not in COMMANDS:
-        from buildsys.cli.doit_main import run_doit
-
-        return run_doit([*words], program=PROGRAM)
+        near = nearest(name, [*COMMANDS, *RENAMED])
+        hint = f"nearest: {', '.join(near)}" if near else f"`{PROGRAM} help` lists them"
+        raise UsageError(f"there is no command {name!r}", hint)
     return run_command(name, arguments)
 
 
@@ -147,14 +150,9 @@ def parse(parser: ArgumentParser, arguments: Sequence[str]) -> Namespace:
 def _help(names: Sequence[str]) -> int:
     """Print the commands by section, or the options of one."""
     if names:
-        if names[0] not in COMMANDS:
-            from buildsys.cli.doit_main import run_doit
-
-            return run_doit(["help", *names], program=PROGRAM)
-        parser_of(names[0])[1].print_help()
-        return 0
+        return _dispatch([names[0], "--help"])
     lines = [f"buildsys {__version__}: verified inference engines from PyTorch models"]
-    for title, commands in {"doit": DOIT_COMMANDS, **SECTIONS}.items():
+    for title, commands in SECTIONS.items():
         lines += ["", title, *(f"  {name:<10}{purpose}" for name, purpose in commands.items())]
     sys.stdout.write("\n".join([*lines, "", _TARGETS_TEXT]))
     return 0

@@ -7,7 +7,7 @@ import contextlib
 import json
 from collections.abc import Callable, Mapping
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any
 
 from buildsys.cli.target_names import TargetNames
 from buildsys.errors import UsageError
@@ -25,13 +25,12 @@ if TYPE_CHECKING:
 class OpenProject(TargetNames):
     """The targets of a project and their executor."""
 
-    jobs: ClassVar[int] = 1  # ``buildsys build -n``, known before the project is loaded
-
     def __init__(self, project: Project) -> None:
         versions = builder_versions(project.root, project.state)
         super().__init__(project, ProjectPlan(project.models, versions))
         # (target, event) from any thread: progress, the stale reason, or waiting for a process
         self.on_event: Callable[[str, Mapping[str, Any]], None] = lambda *_: None
+        self.jobs = 1  # targets at a time
         self.on_warning: Callable[[str], None] | None = None  # None: print it on stderr
 
     def close(self) -> None:
@@ -45,7 +44,7 @@ class OpenProject(TargetNames):
     def _pool(self) -> WorkerPool:
         from buildsys.workers.pool import WorkerPool
 
-        atexit.register(self.close)  # another reporter (`buildsys build -r json`) does not close it
+        atexit.register(self.close)  # another reporter (`doit -r json`) does not
         return WorkerPool(self.project.state)
 
     @cached_property

@@ -6,21 +6,20 @@ import json
 import os
 import socket
 import sys
-from collections.abc import Collection, Iterable, Iterator, Mapping
+import time
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from doit.exceptions import InvalidCommand
-
 from buildsys.cli.project_root import typed_path
 from buildsys.cli.session import Session
-from buildsys.errors import BuildsysError, StageError, with_hint
+from buildsys.errors import BuildsysError, StageError, UsageError, with_hint
 from buildsys.execution.run_records import why_stopped
 from buildsys.execution.stale_reasons import decode_reasons, summarize_reasons
 from buildsys.report.junit import junit_xml
 from buildsys.report.key_figures import key_figure
-from buildsys.report.markdown.run_summary import run_summary
+from buildsys.report.markdown.run_summary import outcome, run_summary
 from buildsys.report.run_results import (
     FAILED,
     FINISHED,
@@ -32,6 +31,7 @@ from buildsys.report.run_results import (
     REFUSED,
     RESTORED,
     RUNNING,
+    STATUSES,
     UNAVAILABLE,
     UP_TO_DATE,
     BrokenManifest,
@@ -53,7 +53,7 @@ _SHOWN_REASONS = 2
 def check_files(files: Mapping[str, str]) -> dict[str, str]:
     """Return absolute paths of the files to write, by option.
 
-    Raises: InvalidCommand: a file cannot be written, which nobody wants to learn after the run.
+    Raises: UsageError: a file cannot be written, which nobody wants to learn after the run.
     """
     for option, name in files.items():
         path = typed_path(name).absolute()
@@ -62,7 +62,7 @@ def check_files(files: Mapping[str, str]) -> dict[str, str]:
         if not folder.is_dir() or not os.access(folder, os.W_OK):
             problem = f"cannot be written; {folder} is not a writable folder"
         if problem:
-            raise InvalidCommand(printable(f"--{option} {name} {problem}"))
+            raise UsageError(f"--{option} {name} {problem}")
     return {option: str(typed_path(name).absolute()) for option, name in files.items()}
 
 
@@ -95,30 +95,42 @@ def write_files(files: Mapping[str, str], run: RunResults, title: str, document:
     return code
 
 
-def collect_results(
-    session: Session,
-    targets: Iterable[str],
-    ignored: Collection[str],
-    *,
-    started: str,
-    seconds: float,
-    since: str = "",
-) -> RunResults:
-    """Return the results of the run begun at ``started``.
+def collect_results(session: Session, started: str, since: str = "") -> RunResults:
+    """Collect the results of the run begun at ``started``.
 
     ``since`` is the start of the first of several runs that count as one.
     """
-    results = _Results(session, ignored, since or started)
-    ordered = session.in_order(dict.fromkeys(targets))
+    results = _Results(session, session.ignored(), since or started)
+    ordered = session.in_order(session.requested)
     return RunResults(
         started=started,
-        seconds=seconds,
+        seconds=session.seconds or time.monotonic() - session.began,
         host=socket.gethostname(),
         status=INTERRUPTED if session.interrupted else FINISHED,
         error="interrupted; finished targets are kept" if session.interrupted else "",
         targets=tuple(results.of(target) for target in ordered),
         manifests=tuple(broken_manifests(session)),
     )
+
+
+def results_document(results: RunResults, exit_code: int | None) -> dict[str, Any]:
+    """Make the JSON of a run, without the schema."""
+    return {
+        "status": results.status,
+        "outcome": outcome(results),
+        "exit_code": exit_code,
+        "error": results.error,
+        "started": results.started,
+        "seconds": round(results.seconds, 3),
+        "host": results.host,
+        "counts": {status: results.count(status) for status in STATUSES},
+        "failed": [target.target for target in results.failed],
+        "regressed": [target.target for target in results.regressed],
+        "never_ran": [target.target for target in results.never_ran],
+        "flaky": [target.target for target in results.flaky],
+        "manifests": [asdict(manifest) for manifest in results.manifests],
+        "targets": [asdict(target) for target in results.targets],
+    }
 
 
 def broken_manifests(session: Session) -> Iterator[BrokenManifest]:

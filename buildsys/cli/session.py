@@ -12,8 +12,9 @@ import time
 import traceback
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any
 
+from buildsys.cli.doit_backend import FILE, read_marks
 from buildsys.cli.open_project import OpenProject
 from buildsys.cli.target_names import models_named_by
 from buildsys.errors import BuildsysError, ManifestErrors, UsageError, with_hint
@@ -46,30 +47,26 @@ class Session(OpenProject):
     """Targets of a project, and their executor.
 
     Models are planned when they are first needed. All methods may be called from the threads of
-    ``buildsys build -n``.
+    a run with several jobs.
     """
-
-    # options of the run, known before the project is loaded
-    always: ClassVar[bool] = False  # ``buildsys build -a``
-    began: ClassVar[float] = 0.0  # monotonic clock
 
     def __init__(self, project: Project) -> None:
         super().__init__(project)
+        self.began = time.monotonic()
+        self.always = False  # even targets that are up to date run
         self.finished: dict[str, Outcome] = {}  # in this process, failed targets as well
         self.exit_code = 0  # of the worst failure so far
         self.seconds: float | None = None  # of the run, as the console shows it
         self.interrupted = 0  # the exit code, once a signal has arrived
         self.is_run = False  # doit has checked a target: it is not forgetting or cleaning
-        self.cleaned: set[str] = (
-            set()
-        )  # `buildsys clean` names a target again for each of its groups
-        self.up_to_date_targets: Sequence[str] = ()  # requested in this run, but not tasks of doit
+        self.cleaned: set[str] = set()  # doit cleans a target again for each of its groups
+        self.requested: Collection[str] = ()  # targets of this run
+        self.up_to_date_targets: Sequence[str] = ()  # those of them that are not tasks of doit
         self.checked_stale_outputs = False  # after a failure
         self.has_updated_pages = False  # of the models of this run
         self.rebuilds: dict[str, Reason] = {}  # targets to run even if up to date, and why
         self.remeasures_noisy = False  # benchmarks and gates whose last measurement was noisy
         self.remeasures_all = False
-        self.requested: Collection[str] = ()  # targets of this run, empty if unknown
         self.repeats_flaky = False
         self.first_failures: dict[str, str] = {}  # of flaky targets, which were repeated
         self._fresh: dict[str, str] = {}  # recorded status by up-to-date target
@@ -200,7 +197,7 @@ class Session(OpenProject):
             return ""
 
     def build(self, target: str) -> None:
-        """Run one target, even if it is up to date (``buildsys build -a``).
+        """Run one target, even if it is up to date.
 
         Raises: BuildsysError: the target failed, as recorded in ``finished``.
         KeyboardInterrupt: the run was interrupted.
@@ -302,6 +299,21 @@ class Session(OpenProject):
     def _raise_if_interrupted(self) -> None:
         if self.interrupted:
             raise KeyboardInterrupt
+
+    def ignored(self) -> frozenset[str]:
+        """Read the targets that doit skips; a damaged list is reported by doit's backend."""
+        with contextlib.suppress(OSError, ValueError):
+            return read_marks(self.project.state / FILE)
+        return frozenset()
+
+    def forget(self, name: str) -> None:
+        """Drop the records of a target or group, of all targets without a name.
+
+        Accepted baselines of gates stay.
+        """
+        for target in self.members(name) if name else self.actions:
+            has_baseline = self.actions[target].baseline is not None
+            self.executor.ledger.forget(target, keep_records=has_baseline)
 
     def close(self) -> None:
         """Stop the workers, and wait a moment for interrupted threads."""

@@ -149,7 +149,7 @@ def shorten_benchmarks(project: Path) -> None:
 
 def doit_command(*arguments: str) -> list[str]:
     """Return the command line of doit, or of buildsys for a command of its own."""
-    is_ours = arguments[:1] and arguments[0] in COMMANDS
+    is_ours = {*arguments[:1]} & (COMMANDS.keys() - {"build", "list", "clean"})
     return [sys.executable, "-m", "buildsys" if is_ours else "doit", *arguments]
 
 

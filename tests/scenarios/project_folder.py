@@ -9,13 +9,14 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from doit_server import ForkedDoit, start_doit
 
 from buildsys.cli.commands import COMMANDS
+from buildsys.cli.target_names import STAGE_DOCS
 
 REPOSITORY = Path(__file__).parents[2]
 TIMEOUT_S = 300  # of whatever takes moments on an idle machine
@@ -56,6 +57,15 @@ def slow():
     print("sleeping", flush=True)
     time.sleep(600)
 '''
+
+
+# words that doit has as well: commands, and names of stages
+_OF_DOIT = {"run", "list", "clean", "help", *STAGE_DOCS}
+
+
+def program_of(arguments: Sequence[str]) -> str:
+    """Return the program that has a command."""
+    return "buildsys" if {*arguments[:1]} & (COMMANDS.keys() - _OF_DOIT) else "doit"
 
 
 @dataclass(frozen=True)
@@ -133,7 +143,7 @@ class ProjectFolder:
     def start_new(self, *arguments: str) -> subprocess.Popen[str]:
         """Start doit in a new interpreter, which has to import all that it uses."""
         return subprocess.Popen(
-            [sys.executable, "-m", "buildsys" if arguments[0] in COMMANDS else "doit", *arguments],
+            [sys.executable, "-m", program_of(arguments), *arguments],
             cwd=self.root,
             env=self.environment,
             stdout=subprocess.PIPE,
@@ -154,7 +164,7 @@ class ProjectFolder:
         Without ``with_ours`` only those of other packages.
         """
         folder = cwd or self.root
-        program = program or ("buildsys" if arguments[:1] and arguments[0] in COMMANDS else "doit")
+        program = program or program_of(arguments)
         return start_doit(arguments, folder, self.environment, program, with_ours=with_ours)
 
     def doit(self, *arguments: str, cwd: Path | None = None, program: str = "") -> Ran:

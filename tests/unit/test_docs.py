@@ -14,7 +14,7 @@ from test_reference_pages import load
 
 from buildsys import errors
 from buildsys.backends.tensorrt.options import TensorRtBase
-from buildsys.cli.commands import COMMANDS, DOIT_COMMANDS
+from buildsys.cli.commands import COMMANDS
 from buildsys.execution import stale_reasons
 from buildsys.manifest.default_limits import AGREEMENT_LIMITS, DEFAULT_LIMITS
 from buildsys.manifest.schema import base
@@ -218,7 +218,7 @@ def test_every_kind_of_reason_is_documented() -> None:
 def test_every_command_is_documented() -> None:
     page = (ROOT / "docs" / "commands.md").read_text(encoding="utf-8")
     shown = set(re.findall(r"^(?:\| )?`(?:doit|buildsys) ([\w-]+)", page, flags=re.MULTILINE))
-    assert {*COMMANDS, *DOIT_COMMANDS} <= shown
+    assert {*COMMANDS} <= shown
 
 
 def test_the_manifest_of_the_readme_loads(tmp_path: Path) -> None:

@@ -31,7 +31,8 @@ def test_every_command_and_option_of_a_page_exists() -> None:
 
 
 @pytest.mark.parametrize(
-    "line", ["doit plan", "buildsys plan --sinse main", "A=1 buildsys build m --tag", "doit x -q"]
+    "line",
+    ["doit plan", "buildsys plan --sinse main", "A=1 buildsys build m --tag", "doit x --quiet"],
 )
 def test_a_command_with_a_wrong_option_is_found(line: str) -> None:
     with pytest.raises((CmdParseError, InvalidCommand, UsageError)):

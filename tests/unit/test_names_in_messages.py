@@ -21,7 +21,7 @@ from documented_commands import check_command, options_of
 from doit.cmdparse import CmdParseError
 from doit.exceptions import InvalidCommand
 
-from buildsys.cli.commands import COMMANDS, DOIT_COMMANDS
+from buildsys.cli.commands import COMMANDS
 from buildsys.cli.environment_variables import VARIABLES
 from buildsys.cli.target_names import STAGE_DOCS
 from buildsys.errors import UsageError
@@ -30,6 +30,7 @@ from buildsys.project.json_schema import schema_texts
 PACKAGE = Path(__file__).resolve().parents[2] / "buildsys"
 ANY = "…"
 BUILDSYS, DOIT = "buildsys", "doit"
+_OF_DOIT = ("info", "forget", "ignore")
 _CODE = re.compile(r"\n *(import|from|def) |^import ")
 _QUOTED = re.compile(r"`([^`]+)`")
 _OPTION = re.compile(r"(?<![\w-])--[a-z][\w-]*")
@@ -92,7 +93,7 @@ def _strings(tree: ast.Module) -> Iterator[tuple[int, str]]:
 
 def wrong_commands(text: str) -> Iterator[str]:
     """Yield the quoted command lines that a program refuses."""
-    names = {*COMMANDS, *DOIT_COMMANDS}
+    names = {*COMMANDS, *_OF_DOIT}
     for quoted in _QUOTED.findall(text):
         program, _, rest = quoted.partition(" ")
         if program == ANY and rest.partition(" ")[0] in names:
@@ -118,7 +119,7 @@ def wrong_commands(text: str) -> Iterator[str]:
 
 @cache
 def options() -> frozenset[str]:
-    of_commands = map(options_of, (*COMMANDS, "build", "nightly"))
+    of_commands = map(options_of, COMMANDS)
     return frozenset({"--help", "--version"}.union(*of_commands))
 
 
@@ -251,7 +252,7 @@ def _value(text: str) -> str:
 
 def wrong_words(text: str) -> Iterator[str]:
     """Yield quoted words that are neither a field, a command nor a stage."""
-    known = {*fields().by_name, *COMMANDS, *DOIT_COMMANDS, *STAGE_DOCS}
+    known = {*fields().by_name, *COMMANDS, *_OF_DOIT, *STAGE_DOCS}
     for word in _QUOTED.findall(text):
         if re.fullmatch(r"[a-z_]+", word) and word not in known | _OTHER_WORDS:
             yield f"`{word}` is no field, command or stage"

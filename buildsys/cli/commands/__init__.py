@@ -3,12 +3,16 @@
 # by section of the help
 SECTIONS = {
     "Building and running": {
+        "build": "build models, engines and other targets; without a name everything",
+        "nightly": "build all that is stale, past failures, with JUnit XML and a summary",
         "run": "run a built engine on images or arrays",
         "check": "compare a model with the original at more inputs, or two builds byte by byte",
         "debug": "run one stage in the foreground, or find the nodes that must stay in fp32",
+        "clean": "remove the files of targets, and their records",
         "publish": "copy verified engines with their records to a URL, under a version",
     },
     "Targets": {
+        "list": "list models and stages, or all targets",
         "explain": "explain why targets are stale, or when and why they were built",
         "plan": "show what would run and how long it takes, or what differs from a git revision",
         "resolve": "print a model's manifest with all defaults, and where each value is set",
@@ -30,16 +34,7 @@ SECTIONS = {
 HIDDEN = {  # commands of scripts and of other commands' hints
     "ops": "show which operators the installed exporters, ONNX and runtimes support",
     "pages": "write the HTML pages of models and their index, without building anything",
+    "completion": "print a completion file for a shell",
     "schema": "write the JSON Schemas for editors into configs/schema",
 }
 COMMANDS = {name: text for part in (*SECTIONS.values(), HIDDEN) for name, text in part.items()}
-# still run by doit's classes
-DOIT_COMMANDS = {
-    "build": "build models, engines and other targets; without a name everything",
-    "nightly": "build all that is stale, past failures, with JUnit XML and a summary",
-    "list": "list models and stages, or all targets",
-    "info": "show the dependencies and the state of a target",
-    "clean": "remove the files of targets",
-    "forget": "drop the records of targets, to build them again",
-    "ignore": "skip targets and everything downstream until they are forgotten",
-}

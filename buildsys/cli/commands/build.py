@@ -1,228 +1,127 @@
-"""buildsys build and doit run, also typed without a command: build targets."""
+"""buildsys build: build targets."""
 
 from __future__ import annotations
 
 import sys
-import time
-from argparse import Namespace
-from collections.abc import Callable, Mapping, Sequence
-from functools import partial, wraps
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
+from argparse import SUPPRESS, ArgumentParser, Namespace
+from collections.abc import Sequence
 
-from doit import Globals
-from doit.cmd_run import Run as DoitRun
-from doit.dependency import SqliteDB
-from doit.exceptions import InvalidCommand, InvalidDodoFile
-from doit.runner import ERROR as TASK_ERROR
-
-from buildsys.cli.command import INTERRUPTED
-from buildsys.cli.commands.doit_commands import FilteredCommand
-from buildsys.cli.console.reporter import Reporter
-from buildsys.cli.doit_options import option
-from buildsys.cli.interruption import on_interruption
-from buildsys.cli.project_root import typed_path
-from buildsys.cli.session import Session
-from buildsys.errors import ManifestErrors, UsageError
-from buildsys.project.plan import model_of
+from buildsys.cli.command import add_json, add_names, positive_integer, print_json
+from buildsys.cli.model_filter import ModelFilter, add_filter
+from buildsys.cli.run_targets import run_targets
+from buildsys.cli.session import Session, no_garbage_collection
+from buildsys.errors import BuildsysError, UsageError
+from buildsys.project.load import load_project
 from buildsys.store.ledger import utc_now
-from buildsys.system.printable import printable
 
-if TYPE_CHECKING:
-    from buildsys.report.run_results import RunResults
-
-SINCE = option("since", "only what differs from a git revision")
-JUNIT = option("junit", "write the results as JUnit XML into a file")
-SUMMARY = option("summary", "write a summary in Markdown into a file")
-RESULTS = option("results", "write the results as JSON into a file")
-ON = option("on", "build on an executor of project.yaml")
-FETCH = option("fetch", "with --on: copy engines and reports into the build folder", flag=True)
-REMEASURE = option("remeasure", "measure benchmarks and gates again", flag=True)
-_WAITING_THREADS = 16  # besides those of -n
+SCHEMA = "buildsys/build/1"
+_EVERYTHING = "build"
 
 
-class Requested(NamedTuple):
-    """The names on the command line of a run."""
+def add_arguments(parser: ArgumentParser) -> None:
+    """Declare the options of ``buildsys build``."""
+    add_names(parser, "[TARGET ...]")
+    parser.epilog = "without a TARGET, everything of every model"
+    add_jobs(parser, "number of targets at a time")
+    parser.add_argument(
+        "--continue", dest="keep_going", action="store_true",
+        help="go on after a failure with what does not depend on it",
+    )  # fmt: skip
+    parser.add_argument("--force", action="store_true", help="build even what is up to date")
+    parser.add_argument("-a", "--always-execute", dest="force", action="store_true", help=SUPPRESS)
+    parser.add_argument(
+        "-s", "--single", action="store_true", help="only the named targets, not what they need"
+    )
+    parser.add_argument(
+        "--remeasure", action="store_true", help="measure benchmarks and gates again"
+    )
+    parser.add_argument("--since", default="", help="only what differs from a git revision")
+    parser.add_argument("--junit", default="", help="write the results as JUnit XML into a file")
+    parser.add_argument("--summary", default="", help="write a summary in Markdown into a file")
+    parser.add_argument("--results", default="", help="write the results as JSON into a file")
+    parser.add_argument("--on", default="", help="build on an executor of project.yaml")
+    parser.add_argument(
+        "--fetch", action="store_true", help="with --on: copy engines and reports into build/"
+    )
+    add_json(parser)
+    add_filter(parser)
+    parser.add_argument("--input", action="append", help=SUPPRESS)  # of buildsys run
 
-    names: Sequence[str]
-    every_task: bool  # targets that are up to date must become tasks as well
+
+def add_jobs(parser: ArgumentParser, text: str) -> None:
+    """Declare ``--jobs``, also under the name that doit has for it."""
+    parser.add_argument("-j", "--jobs", type=positive_integer, default=0, help=text)
+    parser.add_argument("-n", dest="jobs", type=positive_integer, default=0, help=SUPPRESS)
 
 
-class Run(FilteredCommand, DoitRun):  # type: ignore[misc]
-    """doit's run, with our exit codes and safe interruption."""
+def run(options: Namespace) -> int:
+    """Build, and write the files about the run."""
+    if options.input:
+        raise UsageError("build takes no --input", "`buildsys run` runs an engine")
+    files = {name: getattr(options, name) for name in ("junit", "summary", "results")}
+    files = {name: file for name, file in files.items() if file}
+    started = utc_now()
+    if files:
+        from buildsys.cli.run_files import check_files, write_unfinished
 
-    name = "run"
-    doc_purpose = "build targets"
-    # during a run; called once the project is loaded
-    requested: ClassVar[Callable[[Session], Requested] | None] = None
-    leaves_out: ClassVar[bool] = False  # broken manifests are left out of the project
-
-    @property
-    def cmd_options(self) -> tuple[dict[str, Any], ...]:
-        """Doit's options, and ours."""
-        return (*super().cmd_options, SINCE, JUNIT, SUMMARY, RESULTS, REMEASURE, ON, FETCH)
-
-    def __init__(self, **options: Any) -> None:
-        super().__init__(**options)
-        self.started = ""
-        self._files: Mapping[str, str] = {}  # option -> file about the run
-        self._ignored: set[str] = set()
-
-    def get_reporters(self) -> dict[str, Any]:
-        """Return doit's reporters, with our JSON reporter."""
-        from buildsys.cli.console.json_reporter import JsonReporter
-
-        reporters: dict[str, Any] = super().get_reporters()
-        return {**reporters, "json": JsonReporter}
-
-    def other_names(self) -> Sequence[str]:
-        """Return the commands: `buildsys build lst` arrives here as a target to run."""
-        names: Sequence[str] = self.loader.cmd_names
-        return names
-
-    def parse_execute(self, in_args: list[str]) -> Any:
-        """Refuse options of ``buildsys run``."""
-        if any(argument.partition("=")[0] == "--input" for argument in in_args):
-            problem = f"{self.name} builds, it takes no --input; type `buildsys run`"
-            raise InvalidCommand(problem)
-        return super().parse_execute(in_args)
-
-    def execute(self, params: Any, args: list[str]) -> Any:
-        """Let the tasks be selected by the command line."""
-        self.started, Session.began = self.started or utc_now(), time.monotonic()
-        names = ("junit", "summary", "results")
-        self._files = {name: params[name] for name in names if params[name]}
-        if isinstance(params["outfile"], str):
-            params["outfile"] = str(typed_path(params["outfile"]))
-        if self._files:
-            from buildsys.cli.run_files import check_files, write_unfinished
-
-            self._files = check_files(self._files)
-            # not those of an earlier run, whatever happens
-            if code := write_unfinished(self._files, self.started):
-                return code
-        if params["on"]:
-            return self._build_on(params, args)
-        Session.jobs, Session.always = max(1, params["num_process"]), params["always"]
-        if Session.jobs > 1:
-            from buildsys.system.devices import gpu_uuids
-
-            # a thread that waits for a GPU must not keep the processor idle
-            params["num_process"] += _WAITING_THREADS if gpu_uuids() else 0
-        Run.requested = partial(self.request, params, args)
-        try:
-            return super().execute(params, args)
-        except (InvalidCommand, InvalidDodoFile) as error:
-            if self._files:
-                write_unfinished(self._files, self.started, str(error))
-            raise
-        finally:
-            Run.requested = None
-
-    def _build_on(self, params: Any, names: Sequence[str]) -> int:
-        """Build on other machines."""
+        files = check_files(files)
+        # not those of an earlier run, whatever happens
+        if code := write_unfinished(files, started):
+            return code
+    if options.on:
         from buildsys.cli.build_on import build_on
 
-        try:
-            root, options = Path(params["dodoFile"]).resolve().parent, Namespace(**params)
-            return build_on(root, names, options, self._files)
-        except ManifestErrors as error:
-            raise InvalidDodoFile(printable(str(error))) from None
-        except UsageError as error:
-            raise InvalidCommand(printable(str(error))) from None
-
-    @wraps(DoitRun._execute)  # doit reads the options from its signature
-    def _execute(self, **options: Any) -> Any:
-        """Run the targets and write the files about the run."""
-        reporter = self.loader.load_doit_config().get("reporter")
-        session: Session | None = getattr(reporter, "session", None)
-        if session is None:
-            return super()._execute(**options)
-        if self.needs_results:
-            ignores = self.dep_manager.status_is_ignore
-            self._ignored = {task.name for task in self.task_list if ignores(task)}
-        code = self._run(session, options)
-        return self.finish(session, code) if self.needs_results else code
-
-    def _run(self, session: Session, options: dict[str, Any]) -> int:
-        """Return 1 for a failed check; doit counts targets downstream as errors."""
-        try:
-            with on_interruption(session.interrupt):
-                code: int = super()._execute(**options)
-        except KeyboardInterrupt:
-            session.interrupted = session.interrupted or INTERRUPTED
-            return session.interrupted
-        if code and not session.checked_stale_outputs:  # with another reporter
-            ends = session.finished.items()
-            failed = dict.fromkeys(model_of(name) for name, end in ends if end.status == "failed")
-            if failed:
-                from buildsys.cli.failure_report import report_failure
-
-                report_failure(session, failed)
-        if session.finished and not session.has_updated_pages:
-            from buildsys.cli.html_pages import CANNOT_WRITE, update_pages
-
-            models = dict.fromkeys(model_of(target) for target in session.finished)
-            line = update_pages(session, models)
-            if line.startswith(CANNOT_WRITE):  # stdout is the other reporter's
-                sys.stderr.write(printable(f"{line}\n"))
-        if session.finished:
-            from buildsys.cli.store_limit import enforce_limit
-
-            session.close()  # the last results are on their way into the store
-            enforce_limit(session.project)
-        return session.exit_code if code == TASK_ERROR and session.exit_code else code
-
-    @property
-    def needs_results(self) -> bool:
-        """True if files are written about the run."""
-        return bool(self._files)
-
-    def results(self, session: Session, since: str = "") -> RunResults:
-        """Return the results of all targets of this run."""
-        from buildsys.cli.run_files import collect_results
-
-        targets = dict.fromkeys(session.up_to_date_targets)
-        waiting = list(self.control.selected_tasks) if hasattr(self, "control") else []
-        while waiting:
-            name = waiting.pop()
-            if name not in targets:
-                targets[name] = None
-                waiting += self.control.tasks[name].task_dep
-        return collect_results(
+        return build_on(options, files)
+    try:
+        with no_garbage_collection():
+            session = Session(load_project(options.root))
+        session.remeasures_all = options.remeasure
+        names = chosen_names(session, options.names, ModelFilter.of(options), options.since)
+        code = run_targets(
             session,
-            [name for name in targets if name in session.actions],
-            self._ignored,
-            started=self.started,
-            seconds=session.seconds or time.monotonic() - session.began,
-            since=since,
+            names,
+            jobs=options.jobs,
+            keep_going=options.keep_going,
+            force=options.force,
+            single=options.single,
+            out=sys.stderr if options.json else sys.stdout,
         )
+    except BuildsysError as error:
+        if files:
+            write_unfinished(files, started, str(error))
+        raise
+    if files or options.json:
+        from buildsys.cli.run_files import collect_results, results_document, write_files
 
-    def finish(self, session: Session, code: int) -> int:
-        """Write the files about the run; return its exit code."""
-        from buildsys.cli.run_files import write_files
-
-        return max(code, write_files(self._files, self.results(session), "Build"))
-
-    def request(self, params: Any, names: Sequence[str], session: Session) -> Requested:
-        """Return the command line's request for a loaded project."""
-        session.remeasures_all = params["remeasure"]
-        reporter = params["reporter"]
-        kind = reporter if isinstance(reporter, type) else type(reporter)
-        forced = params["always"] or params["single"] or params["remeasure"]
-        every_task = forced or not issubclass(kind, Reporter)
-        database = Globals.dep_manager.backend
-        if not isinstance(database, SqliteDB):
-            every_task = True  # chosen with --backend; it has no fast query for ignored targets
-        elif not every_task:
-            marked = "SELECT 1 FROM doit WHERE task_data LIKE '%\"ignore:\"%' LIMIT 1"
-            every_task = database._conn.execute(marked).fetchone() is not None
-        return Requested(names or params["default_tasks"], every_task)
+        results = collect_results(session, started)
+        code = max(code, write_files(files, results, "Build"))
+        if options.json:
+            print_json({"schema": SCHEMA, **results_document(results, code)})
+    return code
 
 
-class Build(Run):
-    """The run of ``buildsys build``; doit has a target of this name."""
+def chosen_names(
+    session: Session, names: Sequence[str], only: ModelFilter, since: str = ""
+) -> list[str]:
+    """List the full names of the targets and groups to build.
 
-    name = "build"
-    doc_purpose = "build models, engines and other targets; without a name everything"
-    doc_usage = "[TARGET ...]"
+    Raises: UsageError: a name, tag or owner is unknown.
+    """
+    try:
+        full_names = session.full_names(names or [_EVERYTHING], only)
+        for name in full_names:
+            if session.full_name(name) is None:
+                session.select([name])  # raises
+        if since:
+            from buildsys.cli.commands.plan import changed_targets
+
+            members = {target for name in full_names for target in session.members(name)}
+            return [name for name in changed_targets(session, since) if name in members]
+        return full_names
+    except UsageError as error:
+        broken = [str(problem) for errors in session.project.broken.values() for problem in errors]
+        if not broken:
+            raise
+        # an unknown name or tag may be that of a manifest left out
+        more = f" and {len(broken) - 1} more" if len(broken) > 1 else ""
+        raise UsageError(f"{error}; left out as broken: {broken[0]}{more}") from None

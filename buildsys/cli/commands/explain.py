@@ -57,7 +57,7 @@ def run(options: Namespace) -> int:
         ]
         print_json({"schema": SCHEMA, "targets": targets})
         return 0
-    counts = Counter(map(_word, explained))
+    counts = Counter(map(state_word, explained))
     words = (STALE, MAY_RERUN, FRESH, UNAVAILABLE, NOISY)
     summary = ", ".join(f"{counts[word]} {word}" for word in words if counts[word])
     print_rows(_rows(session, explained, by_name=bool(options.names)), [summary or "no targets"])
@@ -110,7 +110,7 @@ def refit_note(session: Session, target: str) -> str:
     return f"; refitted from {origin}" if origin else ""
 
 
-def _word(explanation: Explanation) -> str:
+def state_word(explanation: Explanation) -> str:
     """Return the state of a target as printed."""
     if explanation.unavailable is not None:
         return UNAVAILABLE
@@ -123,7 +123,7 @@ def _rows(session: Session, explained: Iterable[Explanation], *, by_name: bool) 
         explained, key=lambda target: session.actions[target.target].model
     ):
         targets = list(members)
-        fresh = [target for target in targets if _word(target) == FRESH]
+        fresh = [target for target in targets if state_word(target) == FRESH]
         if fresh and not by_name:
             count = f"all {len(fresh)}" if fresh == targets else f"{len(fresh)} of {len(targets)}"
             latest = max((target.last.started for target in fresh if target.last), default="")

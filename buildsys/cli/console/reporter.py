@@ -12,12 +12,13 @@ import time
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from importlib import import_module
-from typing import TYPE_CHECKING, Any, ClassVar, TextIO
+from typing import TYPE_CHECKING, Any, TextIO
 
+from buildsys.cli.command import INTERRUPTED
 from buildsys.cli.console.progress import LiveDisplay, open_display
 from buildsys.cli.console.target_line import TargetLine, target_line
 from buildsys.cli.console.unavailable import causes, engine_of, lines_by_cause, target_names
-from buildsys.cli.interruption import NOTICE
+from buildsys.cli.interruption import NOTICE, Signals
 from buildsys.cli.project_root import shown_path, shown_text
 from buildsys.cli.session import Session
 from buildsys.cli.target_names import STAGE_DOCS
@@ -38,15 +39,12 @@ _LOADING_LIMIT_S = 2.0  # at the end of a run, for the thread that estimates it
 class Reporter:
     """Reports the targets of a run to the console.
 
-    doit makes one from a subclass that is bound to a session. ``execute_task`` and progress
-    messages come from the threads of ``buildsys build -n``, everything else from the main thread.
+    ``execute_task`` and progress messages come from doit's threads, everything else from the main
+    thread.
     """
 
-    desc = "live display on a terminal, plain lines elsewhere, one closing table per model"
-    session: ClassVar[Session]
-
-    def __init__(self, outstream: TextIO, options: Mapping[str, Any]) -> None:
-        del options  # how much captured output to show; nothing is captured here
+    def __init__(self, session: Session, outstream: TextIO) -> None:
+        self.session = session
         use_plain_symbols(outstream)
         self._out = outstream
         self._lock = threading.RLock()
@@ -56,9 +54,12 @@ class Reporter:
         self._unshown: list[TargetLine] = []  # failures; shown at the end, or before what follows
         self._problems: list[str] = []
         self._loading: threading.Thread | None = None
+        self._signals = Signals(session.interrupt)
 
     def initialize(self, tasks: Mapping[str, Any], selected_tasks: Sequence[str]) -> None:
         """List all targets of this run, in plan order."""
+        self._signals.catch()
+        self.session.is_run = True
         reached: set[str] = set()
         waiting = list(selected_tasks)
         while waiting:
@@ -67,7 +68,7 @@ class Reporter:
                 reached.add(name)
                 waiting.extend(tasks[name].task_dep)
         for name, task in tasks.items():
-            if name in reached and not task.has_subtask:
+            if name in reached and task.actions:
                 self._lines[name] = target_line(name)
         for name in self.session.up_to_date_targets:
             self._lines[name] = target_line(name)
@@ -164,9 +165,23 @@ class Reporter:
         """Do nothing: targets have no teardown."""
 
     def complete_run(self) -> None:
-        """End the run; after an interruption doit calls this during exception handling."""
+        """End the run; after an interruption doit calls this during exception handling.
+
+        Raises: SystemExit: a target failed or the run was interrupted; doit counts targets
+        downstream of a failed check as errors.
+        """
         error = sys.exc_info()[1]
-        interrupted = isinstance(error, KeyboardInterrupt)
+        if isinstance(error, KeyboardInterrupt) and not self.session.interrupted:
+            self.session.interrupted = INTERRUPTED
+        try:
+            self._complete(error)
+        finally:
+            self._signals.restore()
+        if code := self.session.interrupted or self.session.exit_code:
+            raise SystemExit(code)
+
+    def _complete(self, error: BaseException | None) -> None:
+        interrupted = bool(self.session.interrupted)
         try:
             if self._estimate and self._loading:
                 self._estimate.stop()
@@ -180,7 +195,11 @@ class Reporter:
                         line.status, line.reason = "not run", "interrupted"
             self._print_end(interrupted=interrupted, broken=error is not None)
         finally:
-            self.session.close()
+            self.session.close()  # the last results are on their way into the store
+        if self.session.finished:
+            from buildsys.cli.store_limit import enforce_limit
+
+            enforce_limit(self.session.project)
 
     def _print_end(self, *, interrupted: bool, broken: bool) -> None:
         """Print the outcome of the run."""
@@ -332,3 +351,16 @@ def _key_figure(session: Session, line: TargetLine) -> str:
     from buildsys.report.key_figures import key_figure  # not needed with nothing to do
 
     return key_figure(line.stage, session.result(line.target))
+
+
+def reporter_of(session: Session) -> type[Reporter]:
+    """Make the reporter of a session; doit wants a class."""
+
+    class SessionReporter(Reporter):
+        """A reporter with the arguments of doit."""
+
+        def __init__(self, outstream: TextIO, options: Mapping[str, Any]) -> None:
+            del options  # how much captured output to show; nothing is captured here
+            super().__init__(session, outstream)
+
+    return SessionReporter

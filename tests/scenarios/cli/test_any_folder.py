@@ -62,7 +62,7 @@ def run(folder: Path, program: str, *arguments: str) -> subprocess.CompletedProc
 def test_every_command_in_a_subfolder(project: Path) -> None:
     for program, arguments, printed in (
         ("buildsys", ("plan", "build:net"), "export:net"),
-        ("doit", ("list", "nett"), ""),
+        ("buildsys", ("list", "nett"), ""),
     ):
         ran = run(project / "configs/models", program, *arguments)
         assert ran.returncode == (0 if printed else 3), ran.stderr
@@ -72,10 +72,7 @@ def test_every_command_in_a_subfolder(project: Path) -> None:
 
 
 def test_doit_in_a_project_without_a_table_of_commands(project: Path) -> None:
-    for arguments, printed in (
-        (("--version",), "buildsys 0.1.0"),
-        (("-f", "dodo.py", "list"), "build:net"),
-    ):
+    for arguments, printed in ((("-f", "dodo.py", "list"), "build:net"),):
         ran = run(project, "doit", *arguments)
         assert (ran.returncode, ran.stderr) == (0, ""), ran.stderr
         assert printed in ran.stdout

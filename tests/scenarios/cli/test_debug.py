@@ -54,7 +54,7 @@ def test_debug_runs_up_to_date_stale_and_failed_targets_and_changes_nothing(
     [
         ((), "debug takes the name of one target"),
         (("a",), "'a' stands for 8 targets; name one of export:a, reference:a"),
-        (("validate:a",), "does not exist; run `doit "),
+        (("validate:a",), "does not exist; run `buildsys build "),
         (("export:a", "--keep", "configs"), "--keep: configs exists; name a new folder"),
     ],
 )

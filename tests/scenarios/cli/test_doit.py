@@ -9,9 +9,7 @@ import time
 from pathlib import Path
 
 import pytest
-from project_folder import ProjectFolder, Ran, finish
-
-from buildsys.cli.commands import COMMANDS
+from project_folder import ProjectFolder, Ran, finish, program_of
 
 TARGETS = {
     "export:lin",
@@ -30,8 +28,7 @@ NOT_FOR_NOTHING = HEAVY | {"pydantic", "yaml", "rich", "concurrent.futures", "as
 
 def imported(project: ProjectFolder, *arguments: str) -> set[str]:
     """Return the names of all modules that the doit process itself imports."""
-    program = "buildsys" if arguments[:1] and arguments[0] in COMMANDS else "doit"
-    command = [sys.executable, "-X", "importtime", "-m", program, *arguments]
+    command = [sys.executable, "-X", "importtime", "-m", program_of(arguments), *arguments]
     done = subprocess.run(
         command,
         cwd=project.root,

@@ -67,13 +67,6 @@ def test_ctrl_c_leaves_no_process(ready: ReadyProject, jobs: tuple[str, ...], to
     wait_until(lambda: not processes_of_session(process.pid), "all workers are gone")
 
 
-def test_ctrl_c_while_the_dodo_file_is_loaded_ends_with_130(ready: ReadyProject) -> None:
-    dodo = ready.root / "dodo.py"
-    dodo.write_text(f"import signal\n\nsignal.raise_signal(signal.SIGINT)\n{dodo.read_text()}")
-    assert ready.doit() == Ran(130, "", "")
-    assert not (ready.root / "build").exists()
-
-
 def test_a_stage_that_hangs_is_stopped_at_its_limit(ready: ReadyProject) -> None:
     manifest = ready.root / "configs/models/a.yaml"
     manifest.write_text(manifest.read_text() + "timeout: {reference: 1s}\n")

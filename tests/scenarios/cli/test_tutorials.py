@@ -22,7 +22,7 @@ NOT_RUN = {
     "buildsys build digits:trt-fp16": "needs a GPU",
     "BUILDSYS_STRICT=1 buildsys build digits": "needs a GPU",
     "buildsys nightly --rebuild engines": "needs a GPU",
-    "buildsys build -n 4": "needs GPUs",
+    "buildsys build -j 4": "needs GPUs",
     "python -m buildsys.doctor trt-fp16/": "needs a GPU",
 }
 SLOW = {  # run with BUILDSYS_LONG_TESTS=1

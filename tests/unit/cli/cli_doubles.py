@@ -11,12 +11,15 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from doit.cmd_base import ModuleTaskLoader
+from doit.doit_cmd import DoitMain
 
-from buildsys.cli.doit_main import Main
+from buildsys.cli import main
+from buildsys.cli.commands import COMMANDS, build, clean
+from buildsys.cli.commands.nightly import command as nightly
+from buildsys.cli.loader import Loader
 from buildsys.cli.main import parse, parser_of
 from buildsys.cli.session import Session
-from buildsys.cli.tasks import doit_config
+from buildsys.cli.tasks import ProjectTasks, doit_config
 from buildsys.execution.freshness import Explanation, Freshness, explain
 from buildsys.execution.run_records import Outcome
 from buildsys.execution.stale_reasons import ASKED_FOR, Reason
@@ -165,6 +168,20 @@ def write_result(session: Session, target: str, **fields: Any) -> None:
     session.log(target).write_text("what the stage printed")
 
 
+_OF_DOIT = {"run", "list", "clean"}  # commands that doit has as well
+
+
+class _NamespaceLoader(Loader):
+    """Our loader without a dodo file."""
+
+    def __init__(self, namespace: dict[str, Any]) -> None:
+        super().__init__()
+        self.namespace = namespace
+
+    def setup(self, opt_values: Mapping[str, Any]) -> None:
+        self._options = opt_values
+
+
 class Doit:
     """A project and doit's command line on it; every call is a new session."""
 
@@ -173,7 +190,6 @@ class Doit:
         self.executor: ScriptedExecutor
         self.session: Session
         self._capsys = capsys
-        self.program = "doit"
         self.fresh: set[str] = set()
         self.actions: dict[str, Callable[[], Any]] = {}
         self.reasons: dict[str, str] = {}
@@ -185,6 +201,10 @@ class Doit:
 
     def __call__(self, *arguments: str) -> tuple[int, str]:
         """Return the exit code and all that was printed."""
+        is_ours = arguments[:1] and arguments[0] in COMMANDS.keys() - _OF_DOIT
+        return self.run_buildsys(*arguments) if is_ours else self.run_doit(*arguments)
+
+    def _open(self) -> None:
         self.session, self.executor = make_session(self.root, *self.models)
         for model, tags in self.tags.items():
             self.session.project.models[model].data["tags"] = tags
@@ -199,15 +219,33 @@ class Doit:
             self.reasons,
         )
         self.session.project.state.mkdir(exist_ok=True)
-        config, create_tasks = doit_config(self.session)
+
+    def run_doit(self, *arguments: str) -> tuple[int, str]:
+        """Run doit's own command line."""
+        self._open()
         out = io.StringIO()  # doit's run keeps the stdout that it found when it was imported
-        namespace = {"DOIT_CONFIG": {**config, "outfile": out}, "task_targets": create_tasks}
+        config = {**doit_config(self.session), "outfile": out}
+        namespace = {"DOIT_CONFIG": config, "task_targets": ProjectTasks(self.session)}
+        backend = {"BACKEND": {"buildsys": "buildsys.cli.doit_backend:Backend"}}
         try:
-            code = Main(ModuleTaskLoader(namespace), program=self.program).run(list(arguments))
+            code = DoitMain(_NamespaceLoader(namespace), extra_config=backend).run([*arguments])
         except SystemExit as error:
             code = error.code
         printed = self._capsys.readouterr()
         return code or 0, out.getvalue() + printed.out + printed.err
+
+    def run_buildsys(self, *arguments: str) -> tuple[int, str]:
+        """Run ``buildsys``."""
+        self._open()
+        (self.root / "dodo.py").write_text("import buildsys")
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(Session, "read_only", lambda *_: self.session)
+            for module in (build, clean, nightly):
+                patch.setattr(module, "load_project", lambda *_, **__: self.session.project)
+                patch.setattr(module, "Session", lambda _: self.session)
+            code = main.run(arguments)
+        printed = self._capsys.readouterr()
+        return code, printed.out + printed.err
 
     def build_all(self) -> None:
         """Make every target fresh, with its files."""

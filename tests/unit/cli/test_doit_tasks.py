@@ -5,14 +5,13 @@ from __future__ import annotations
 import os
 import pty
 import threading
-from typing import Any
 
 import pytest
 from cli_doubles import Doit, fail, make_session, passed
 from doit.cmd_base import ModuleTaskLoader
 from doit.doit_cmd import DoitMain
 
-from buildsys.cli.tasks import doit_config
+from buildsys.cli.tasks import BACKENDS, ProjectTasks, doit_config
 from buildsys.errors import CheckFailed, StageError
 
 
@@ -117,31 +116,15 @@ def test_always_forces_what_is_fresh(doit: Doit) -> None:
     assert "requested" in out
 
 
-def test_a_damaged_database_of_doit_is_renamed_with_one_line(doit: Doit) -> None:
+def test_a_damaged_file_of_marks_is_renamed_with_one_line(doit: Doit) -> None:
     (doit.root / ".buildsys").mkdir()
-    (doit.root / ".buildsys/doit.db").write_text("no database")
+    (doit.root / ".buildsys/ignored.json").write_text("{")
     code, out = doit("export:net")
     assert code == 0
-    (line,) = [one for one in out.splitlines() if one.startswith("buildsys: warning: doit's data")]
-    assert "is not readable (file is not a database); renamed to doit.db.broken-" in line
+    (line,) = [line for line in out.splitlines() if line.startswith("buildsys: warning: ")]
+    assert "ignored.json is damaged; renamed to ignored.json.broken-" in line
+    assert line.endswith(": the marks of `doit ignore` are lost")
     assert "warning" not in doit("export:net")[1]
-
-
-def test_two_runs_do_not_lock_each_other_out_of_doits_database(doit: Doit) -> None:
-    """A failure in the first must not hold the sqlite file while the second runs."""
-    inner: list[int] = []
-    outer = doit
-
-    def second() -> Any:
-        session, _ = make_session(outer.root)
-        config, create_tasks = doit_config(session)
-        namespace = {"DOIT_CONFIG": {**config, "reporter": "zero"}, "task_targets": create_tasks}
-        inner.append(DoitMain(ModuleTaskLoader(namespace)).run(["export:net"]))
-        return passed()
-
-    doit.actions.update({"export:net": fail(StageError("no")), "reference:net": second})
-    assert doit("--continue", "export:net", "reference:net")[0] == 2
-    assert inner == [0]
 
 
 def test_on_a_terminal_finished_targets_stay_and_the_rest_is_redrawn(
@@ -154,14 +137,16 @@ def test_on_a_terminal_finished_targets_stay_and_the_rest_is_redrawn(
     session, executor = make_session(doit.root)
     session.project.state.mkdir()
     executor.actions["verify:net:ort"] = fail(CheckFailed("output y is off"))
-    config, create_tasks = doit_config(session)
+    config = doit_config(session)
     with os.fdopen(terminal, "w", encoding="utf-8") as out:
         reporter = config["reporter"](out, {})
-        namespace = {"DOIT_CONFIG": {**config, "reporter": reporter}, "task_targets": create_tasks}
+        config["reporter"] = reporter
+        namespace = {"DOIT_CONFIG": config, "task_targets": ProjectTasks(session)}
         read: list[bytes] = []
         reader = threading.Thread(target=_read_all, args=(controller, read))
         reader.start()
-        assert DoitMain(ModuleTaskLoader(namespace)).run([]) == 1
+        with pytest.raises(SystemExit, match="1"):
+            DoitMain(ModuleTaskLoader(namespace), extra_config={"BACKEND": BACKENDS}).run([])
     reader.join()
     os.close(controller)
     text = b"".join(read).decode()

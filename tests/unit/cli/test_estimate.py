@@ -8,7 +8,6 @@ from cli_doubles import make_session
 
 from buildsys.cli.console.estimate import Estimate, Remaining, default_s
 from buildsys.cli.console.target_line import TargetLine
-from buildsys.cli.session import Session
 from buildsys.execution.freshness import FRESH, STALE, Explanation
 
 
@@ -116,7 +115,7 @@ def test_a_new_model_takes_the_times_of_the_others(project: Project) -> None:
 
 
 def test_always_runs_what_is_up_to_date(project: Project, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Session, "always", True)
+    project.session.always = True
     project.usual = dict.fromkeys(project.lines, 10.0)
     project.fresh = set(project.lines)
     assert project.remaining().seconds >= 10 * len(project.lines)

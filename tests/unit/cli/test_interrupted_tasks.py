@@ -82,26 +82,6 @@ def test_ctrl_c_never_arrives_while_doit_holds_a_lock(
     assert out.endswith("interrupted; finished targets are kept, the rest will run next time\n")
 
 
-def test_ctrl_c_ends_a_run_with_another_reporter_with_130(doit: Doit) -> None:
-    def work() -> Any:
-        signal.raise_signal(signal.SIGINT)
-        while not doit.session.interrupted:
-            time.sleep(0.001)
-        raise WorkerDied("the worker was stopped")
-
-    doit.actions["export:net"] = work
-    assert doit("-r", "zero")[0] == 130
-
-
-def test_ctrl_c_while_the_tasks_are_loaded_ends_with_130(
-    doit: Doit, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("buildsys.cli.tasks.select", lambda *_: signal.raise_signal(signal.SIGINT))
-    code, out = doit()
-    assert code == 130
-    assert "Traceback" not in out
-
-
 def test_an_end_at_once_shows_the_cursor_again(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TERM", "xterm")
     controller, terminal = pty.openpty()

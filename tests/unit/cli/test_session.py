@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from cli_doubles import make_session, passed, write_result
 
-from buildsys.cli.tasks import remove_target_files
+from buildsys.cli.target_files import _remove_target_files
 from buildsys.errors import CheckFailed, StageError
 from buildsys.plan.action import Action
 from buildsys.project import plan as stage_table
@@ -133,16 +133,16 @@ def test_clean_removes_the_files_of_a_target_and_nothing_else(tmp_path: Path) ->
     (folder / "mine.txt").write_text("")
     executor.owned = lambda target: {"net/verify/ort.failed.npz"}  # type: ignore[method-assign]
     expected = {folder / "ort.json", folder / "ort.log", folder / "ort.failed.npz"}
-    assert set(remove_target_files(session, "verify:net:ort", dry_run=True)) == expected
+    assert set(_remove_target_files(session, "verify:net:ort", dry_run=True)) == expected
     assert all(path.exists() for path in expected)
-    assert set(remove_target_files(session, "verify:net:ort", dry_run=False)) == expected
+    assert set(_remove_target_files(session, "verify:net:ort", dry_run=False)) == expected
     assert {path.name for path in folder.iterdir()} == {"rtx.json", "rtx.log", "mine.txt"}
 
 
 def test_clean_removes_folders_that_it_empties_but_not_the_build_folder(tmp_path: Path) -> None:
     session, _ = make_session(tmp_path)
     write_result(session, "export:net", status="passed")
-    list(remove_target_files(session, "export:net", dry_run=False))
+    list(_remove_target_files(session, "export:net", dry_run=False))
     assert session.project.build.is_dir()
     assert not list(session.project.build.iterdir())
 

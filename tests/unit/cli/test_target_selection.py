@@ -5,12 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from pathlib import Path
 
-import pytest
-from cli_doubles import ScriptedExecutor, make_session
+from cli_doubles import Doit, ScriptedExecutor, make_session
 
-from buildsys.cli.commands.build import Requested
 from buildsys.cli.session import Session
-from buildsys.cli.tasks import Selection, one_model_after_another, select
+from buildsys.cli.tasks import ProjectTasks
 from buildsys.errors import StageError
 from buildsys.project.plan import model_of
 
@@ -28,25 +26,32 @@ def make(tmp_path: Path, *fresh: str) -> tuple[Session, ScriptedExecutor]:
     return session, executor
 
 
-def selected(session: Session, *names: str, every_task: bool = False) -> Selection:
-    found = select(session, Requested(names, every_task))
-    assert found is not None
-    return found
+def chosen(session: Session, *names: str, skip_fresh: bool = True) -> tuple[set[str], set[str]]:
+    """Choose names; return the tasks, and the targets that are no tasks as they are up to date."""
+    tasks = ProjectTasks(session)
+    tasks.choose_names(names, skip_fresh=skip_fresh)
+    made = {
+        task["basename"] if task.get("name") is None else f"{task['basename']}:{task['name']}"
+        for task in tasks.create_doit_tasks()
+    }
+    assert session.requested == {*session.up_to_date_targets, *made & session.actions.keys()}
+    return made, set(session.up_to_date_targets)
 
 
-def of(session: Session, *models: str) -> list[str]:
-    return [target for target in session.actions if model_of(target) in models]
+def of(session: Session, *models: str) -> set[str]:
+    return {target for target in session.actions if model_of(target) in models}
 
 
-def test_everything_is_selected_without_the_models_that_have_nothing_to_do(tmp_path: Path) -> None:
+def test_everything_is_chosen_without_the_models_that_have_nothing_to_do(tmp_path: Path) -> None:
     session, _ = make(tmp_path, "a")
-    assert selected(session, "build") == Selection(["build"], of(session, "b"), of(session, "a"))
+    groups = {"build", "build:a", "build:b"}
+    assert chosen(session, "build") == (groups | of(session, "b"), of(session, "a"))
 
 
-def test_a_model_with_one_stale_target_is_selected_whole(tmp_path: Path) -> None:
+def test_a_model_with_one_stale_target_is_chosen_whole(tmp_path: Path) -> None:
     session, executor = make(tmp_path, "a", "b")
     executor.fresh.discard("report:b")
-    assert selected(session, "build") == Selection(["build"], of(session, "b"), of(session, "a"))
+    assert chosen(session, "build:b") == ({"build:b"} | of(session, "b"), set())
 
 
 def test_a_target_that_is_named_is_a_task_even_if_it_is_fresh(tmp_path: Path) -> None:
@@ -54,26 +59,16 @@ def test_a_target_that_is_named_is_a_task_even_if_it_is_fresh(tmp_path: Path) ->
     statuses = {name: dict.fromkeys(of(session, name), "passed") for name in ("a", "b")}
     remembered = lambda models: {name: statuses[name] for name in models}  # noqa: E731
     executor.find = remembered  # type: ignore[method-assign]
-    found = selected(session, "verify:a:ort", "export")
-    assert found.groups == ["export"]
-    assert found.targets == ["verify:a:ort"]
-    assert set(found.up_to_date) == {
-        "export:a",
-        "reference:a",
-        "simplify:a",
-        "engine:a:ort",
-        "export:b",
-    }
+    assert chosen(session, "verify:a:ort", "export") == (
+        {"export", "verify:a:ort"},
+        {"export:a", "reference:a", "simplify:a", "engine:a:ort", "export:b"},
+    )
 
 
 def test_a_group_comes_with_all_that_it_needs(tmp_path: Path) -> None:
     session, _ = make(tmp_path)
-    found = selected(session, "engine:a")
-    assert found.groups == ["engine:a"]
-    assert set(found.targets) == {
-        "export:a", "reference:a", "simplify:a", "engine:a:ort", "engine:a:rtx",
-    }  # fmt: skip
-    assert found.up_to_date == []
+    needed = {"export:a", "reference:a", "simplify:a", "engine:a:ort", "engine:a:rtx"}
+    assert chosen(session, "engine:a") == ({"engine:a", *needed}, set())
 
 
 def test_only_named_models_are_planned_and_checked(tmp_path: Path) -> None:
@@ -85,25 +80,15 @@ def test_only_named_models_are_planned_and_checked(tmp_path: Path) -> None:
         return {}
 
     session.executor.find = remembered  # type: ignore[method-assign]
-    selected(session, "build:b", "export:b")
+    ProjectTasks(session).choose_names(("build:b", "export:b"), skip_fresh=True)
     assert asked == ["b"]
     assert list(session.actions._planned) == ["b"]
 
 
-def test_everything_is_a_task_where_doit_needs_it(tmp_path: Path) -> None:
+def test_everything_is_a_task_if_nothing_may_be_skipped(tmp_path: Path) -> None:
     session, _ = make(tmp_path, "a", "b")
-    assert selected(session, "build:a", every_task=True) == Selection(
-        ["build:a"], of(session, "a"), []
-    )
-
-
-@pytest.mark.parametrize(
-    "name",
-    ["build:c", "engine:*", "build/a/export/model.onnx", "lst", "export:", "build:", "", ":"],
-)
-def test_names_that_need_all_tasks_select_nothing(tmp_path: Path, name: str) -> None:
-    session, _ = make(tmp_path)
-    assert select(session, Requested(("build:a", name), every_task=False)) is None
+    tasks = {"build:a"} | of(session, "a")
+    assert chosen(session, "build:a", skip_fresh=False) == (tasks, set())
 
 
 def test_a_problem_during_the_check_leaves_everything_to_the_run(tmp_path: Path) -> None:
@@ -113,19 +98,13 @@ def test_a_problem_during_the_check_leaves_everything_to_the_run(tmp_path: Path)
         raise StageError("cannot use the build state")
 
     executor.find = broken  # type: ignore[method-assign]
-    assert selected(session, "build") == Selection(["build"], of(session, "a", "b"), [])
+    assert chosen(session, "build")[1] == set()
 
 
-def test_models_are_built_one_after_another(tmp_path: Path) -> None:
-    session, _ = make(tmp_path)
-    selection = selected(session, "build", "verify:a:ort")
-    names = one_model_after_another(["build", "verify:a:ort"], selection)
-    assert names == ["build:a", "build:b", "verify:a:ort"]
-    assert selection.groups == ["build", "build:a", "build:b"]
-
-
-def test_other_names_keep_their_order(tmp_path: Path) -> None:
-    session, _ = make(tmp_path, "a", "b")
-    assert one_model_after_another(["build"], selected(session, "build")) == ["build"]
-    names = ["build:b", "export"]
-    assert one_model_after_another(names, selected(session, *names)) == names
+def test_models_are_built_one_after_another(doit: Doit) -> None:
+    doit.models = ("a", "b", "c", "d", "e", "f")
+    for arguments in ((), ("-n", "2"), ("build", "-j", "2"), ("build",)):
+        run = doit.run_buildsys if arguments[:1] == ("build",) else doit.run_doit
+        assert run(*arguments)[0] == 0
+        targets = list(doit.session.finished)
+        assert targets.index("report:a") < targets.index("export:f")

@@ -5,35 +5,32 @@ from __future__ import annotations
 import json
 import os
 import sys
+from argparse import ArgumentParser, Namespace
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from doit.cmd_run import Run as DoitRun
-from doit.exceptions import InvalidCommand, InvalidDodoFile
-
 from buildsys import __version__
-from buildsys.cli.command import INTERRUPTED, TERMINATED
-from buildsys.cli.commands.build import Requested, Run
-from buildsys.cli.commands.doit_commands import DoitCommand
+from buildsys.cli.command import INTERRUPTED, add_names
+from buildsys.cli.commands.build import add_jobs, chosen_names
 from buildsys.cli.commands.nightly.lock import NightlyLock, NightlyRun, hold_lock
 from buildsys.cli.console.rows import Row, print_rows
-from buildsys.cli.doit_options import filter_options, option
+from buildsys.cli.model_filter import ModelFilter, add_filter
 from buildsys.cli.project_root import shown_path, shown_text
-from buildsys.cli.run_files import write_files
-from buildsys.cli.session import Session
+from buildsys.cli.run_files import collect_results, results_document, write_files
+from buildsys.cli.run_targets import run_targets
+from buildsys.cli.session import Session, no_garbage_collection
 from buildsys.cli.target_names import STAGE_DOCS
-from buildsys.errors import BuildsysError, CheckFailed, StageError, UsageError
+from buildsys.errors import BuildsysError, CheckFailed, UsageError
 from buildsys.execution.stale_reasons import REBUILD, Reason
-from buildsys.project.load import empty_project
+from buildsys.project.load import empty_project, load_project
 from buildsys.report.formatting import first_names, plural
 from buildsys.report.markdown.run_summary import outcome
 from buildsys.report.run_results import (
     FINISHED,
     REFUSED,
     RUNNING,
-    STATUSES,
     RunResults,
     TargetResult,
 )
@@ -49,84 +46,49 @@ _DONE = (PASSED, RESTORED, UNAVAILABLE, NOISY)
 _RECENT_RUNS = 20
 _MOST_LINES = 30  # of each kind, at the end of the console output
 _MOST_NAMES = 5  # on one line
-_OFFERED = ("num_process",)  # of the options of doit run
 
 
-class Nightly(Run):
-    """A run of everything stale, with a report in the build folder."""
+def add_arguments(parser: ArgumentParser) -> None:
+    """Declare the options of ``buildsys nightly``."""
+    add_names(parser, "[TARGET ...]")
+    add_jobs(parser, "number of targets at a time; by default one per GPU and one more")
+    parser.add_argument(
+        "--all", action="store_true", help="rebuild targets that are up to date as well"
+    )
+    parser.add_argument(
+        "--rebuild", default="", help="rebuild a stage and what depends on it, e.g. engines"
+    )
+    add_filter(parser)
 
-    name = "nightly"
-    doc_purpose = "build all that is stale, past failures, with JUnit XML and a summary"
-    doc_usage = "[TARGET ...]"
 
-    def __init__(self, **options: Any) -> None:
-        super().__init__(**options)
-        self._root = self._folder = Path()
-        self._lock: NightlyLock | None = None
-        self._selection: dict[str, Any] = {}
-        self._rebuild: list[str] = []  # stages, or everything
-        self._status = ""  # of the run, once its results are known
+def run(options: Namespace) -> int:
+    """Build under the lock of nightly runs, and always write the files."""
+    project = empty_project(options.root)
+    started = utc_now()
+    rebuild = _stages(options.rebuild) + ([_EVERYTHING] if options.all else [])
+    with hold_lock(project.state / "nightly.lock", started) as lock:
+        return _Night(options, project.build / FOLDER, lock, started, rebuild).run()
 
-    @property
-    def cmd_options(self) -> tuple[dict[str, Any], ...]:
-        """A few of doit's options for runs, and ours."""
-        hidden = {"short": "", "long": "", "inverse": ""}
-        doits = ({**one, **hidden} for one in DoitRun.cmd_options if one["name"] not in _OFFERED)
-        text = "number of targets at a time; by default one per GPU and one more"
-        jobs = [{**one, "help": text} for one in DoitRun.cmd_options if one["name"] in _OFFERED]
-        return (
-            *doits,
-            *jobs,
-            *filter_options(),
-            option("all", "rebuild targets that are up to date as well", flag=True),
-            option("rebuild", "rebuild a stage and what depends on it, e.g. engines"),
-        )
 
-    def parse_execute(self, in_args: list[str]) -> Any:
-        """Accept options after names as well."""
-        return DoitCommand.parse_execute(self, in_args)
+class _Night:
+    """One nightly run."""
 
-    def execute(self, params: Any, args: list[str]) -> Any:
-        """Build under the lock of nightly runs, and always write the files."""
-        if self._lock is not None:  # again, with a new database of doit
-            return super().execute(params, args)
-        name = params.get("dodoFile", "dodo.py")
-        dodo = Path(name).resolve()
-        if not dodo.is_file():
-            raise InvalidDodoFile(f"there is no {name} here; name it with -f")
-        project = empty_project(dodo.parent)
-        self._root, self._folder = project.root, project.build / FOLDER
-        self.started = utc_now()
-        defaults = {
-            "junit": "",
-            "summary": "",
-            "results": "",
-            "on": "",
-            "continue": True,
-            "remeasure": False,
-        }
-        for name, value in defaults.items():
-            params.set_default(name, value)
-        if not params["num_process"]:
-            from buildsys.system.devices import equal_gpus, gpu_uuids
+    def __init__(
+        self,
+        options: Namespace,
+        folder: Path,
+        lock: NightlyLock,
+        started: str,
+        rebuild: Sequence[str],
+    ) -> None:
+        self._options = options
+        self._folder = folder
+        self._lock = lock
+        self._started = started
+        self._rebuild = rebuild  # stages, or everything
 
-            # one target per GPU, and one on the processor; of unlike GPUs a target holds all
-            gpus = len(equal_gpus()) or len(gpu_uuids()[:1])
-            params["num_process"] = gpus + 1 if gpus else 0
-        try:
-            self._rebuild = _stages(params["rebuild"]) + ([_EVERYTHING] if params["all"] else [])
-            labels = {"tags": params["tag"], "owners": params["owner"]}
-            self._selection = {"names": [*args], **labels, "rebuild": self._rebuild}
-            with hold_lock(project.state / "nightly.lock", self.started) as self._lock:
-                return self._build(params, args)
-        except UsageError as error:
-            raise InvalidCommand(printable(str(error))) from None
-        except StageError as error:
-            sys.stderr.write(printable(f"ERROR: {error}\n"))
-            return error.exit_code
-
-    def _build(self, params: Any, args: list[str]) -> Any:
-        assert self._lock is not None
+    def run(self) -> int:
+        """Build and write the files; return the exit code."""
         previous = self._lock.previous
         if previous is not None and previous.running:
             text = f"the previous nightly run ({previous}) was killed; finished targets are kept"
@@ -137,61 +99,65 @@ class Nightly(Run):
         if code:  # nobody would learn how the run ended
             self._lock.end(finished=False)
             return code
-        Run.leaves_out = True
+        status = ""
         try:
-            code = super().execute(params, args)
-        except (InvalidCommand, InvalidDodoFile) as error:
-            self._write_unfinished(REFUSED, str(error), UsageError.exit_code)
+            with no_garbage_collection():
+                session = Session(load_project(self._options.root, leave_out=True))
+            names = self._choose(session)
+            code = run_targets(session, names, jobs=self._jobs(), keep_going=True)
+            status, code = self._finish(session, code)
+        except BuildsysError as error:
+            self._write_unfinished(REFUSED, str(error), error.exit_code)
+            raise
+        except KeyboardInterrupt:
+            problem = "interrupted before the first target"
+            self._write_unfinished(INTERRUPTED_RUN, problem, INTERRUPTED)
             raise
         finally:
-            Run.leaves_out = False
-            self._lock.end(finished=self._status == FINISHED)
-        if not self._status and code in (INTERRUPTED, TERMINATED):
-            self._write_unfinished(INTERRUPTED_RUN, "interrupted before the first target", code)
-        elif not self._status:
-            self._write_unfinished(REFUSED, f"the run ended with exit code {code}", code)
+            self._lock.end(finished=status == FINISHED)
         return code
 
-    @property
-    def needs_results(self) -> bool:
-        """True: every nightly run has files about it."""
-        return True
+    def _jobs(self) -> int:
+        """Choose one target per GPU and one on the processor; unlike GPUs go to one target."""
+        if self._options.jobs:
+            return int(self._options.jobs)
+        from buildsys.system.devices import equal_gpus, gpu_uuids
 
-    def request(self, params: Any, names: Sequence[str], session: Session) -> Requested:
-        """Return the requested tasks; mark the targets to rebuild and repeat."""
-        assert self._lock is not None
+        gpus = len(equal_gpus()) or len(gpu_uuids()[:1])
+        return gpus + 1 if gpus else 0
+
+    def _choose(self, session: Session) -> list[str]:
+        """List the names to build; mark the targets to rebuild and repeat."""
         session.repeats_flaky = session.remeasures_noisy = True
         if not session.project.models and not session.project.broken:
-            folder = os.path.relpath(session.project.configs / "models", self._root)
-            raise InvalidCommand(
-                f"there is nothing to build: {folder} has no manifest; put one YAML file per model"
-                " there"
+            folder = os.path.relpath(session.project.configs / "models", self._options.root)
+            raise UsageError(
+                f"there is nothing to build: {folder} has no manifest",
+                "put one YAML file per model there",
             )
-        requested = super().request(params, names, session)
-        members = {target for name in requested.names for target in session.members(name)}
-        wanted = dict(_rebuilds(session, members, self._rebuild, self.started))
+        names = chosen_names(session, self._options.names, ModelFilter.of(self._options))
+        members = {target for name in names for target in session.members(name)}
+        requested = dict(_rebuilds(session, members, self._rebuild, self._started))
         previous = self._lock.previous
         pending = _pending(session, previous.rebuilds if previous else {})
-        rebuilds = {**pending, **wanted}
+        rebuilds = {**pending, **requested}
         self._lock.set_rebuilds(rebuilds)
         session.rebuilds = {
             target: Reason(REBUILD, what)
             for target, (what, _) in rebuilds.items()
             if target in members
         }
-        return requested._replace(every_task=requested.every_task or bool(session.rebuilds))
+        return names
 
-    def finish(self, session: Session, code: int) -> int:
-        """Write the files, print the failures and return the exit code."""
-        assert self._lock is not None
-        results = self.results(session, since=self._lock.run.since)
+    def _finish(self, session: Session, code: int) -> tuple[str, int]:
+        """Write the files and print the failures; return status and exit code."""
+        results = collect_results(session, self._started, since=self._lock.run.since)
         if results.manifests:
             code = max(code, UsageError.exit_code)
         if not code and results.regressed:
             code = CheckFailed.exit_code
         if not code and results.never_ran:
             code = BuildsysError.exit_code
-        self._status = results.status
         self._lock.set_rebuilds(_pending(session, self._lock.run.rebuilds))
         if self._html() is None:  # the reporter updates the pages of models that have changed
             from buildsys.cli.html_pages import update_pages
@@ -200,43 +166,31 @@ class Nightly(Run):
             sys.stdout.write(printable(f"{line}\n") if line else "")
         code = max(code, self._write(results, code))
         _print_end(results, self._folder)
-        return code
+        return results.status, code
 
     def _write_unfinished(self, status: str, error: str, code: int) -> int:
-        assert self._lock is not None
         host = self._lock.run.host
-        return self._write(RunResults(self.started, 0.0, host, status=status, error=error), code)
+        return self._write(RunResults(self._started, 0.0, host, status=status, error=error), code)
 
     def _html(self) -> str | None:
         """Return the index of the HTML reports, relative to the project."""
         index = self._folder.parent / "report" / "index.html"
-        return os.path.relpath(index, self._root) if index.is_file() else None
+        return os.path.relpath(index, self._options.root) if index.is_file() else None
 
     def _write(self, results: RunResults, code: int) -> int:
         """Write the files; return exit code 2 on a failure."""
-        assert self._lock is not None
         previous = self._lock.previous
         document = {
             "schema": SCHEMA,
-            "status": results.status,
-            "outcome": outcome(results),
-            "exit_code": None if results.status == RUNNING else code,
-            "error": results.error,
-            "started": results.started,
-            "seconds": round(results.seconds, 3),
-            "host": results.host,
+            **results_document(results, None if results.status == RUNNING else code),
             "pid": os.getpid(),
             "buildsys": __version__,
-            **self._selection,
+            "names": self._options.names,
+            "tags": self._options.tag,
+            "owners": self._options.owner,
+            "rebuild": self._rebuild,
             "killed": _killed(previous),
-            "counts": {status: results.count(status) for status in STATUSES},
-            "failed": [one.target for one in results.failed],
-            "regressed": [one.target for one in results.regressed],
-            "never_ran": [one.target for one in results.never_ran],
-            "flaky": [one.target for one in results.flaky],
             "html": self._html(),
-            "manifests": [asdict(one) for one in results.manifests],
-            "targets": [asdict(one) for one in results.targets],
         }
         files = {"junit": "junit.xml", "summary": "summary.md", "json": "nightly.json"}
         paths = {kind: str(self._folder / name) for kind, name in files.items()}
