@@ -58,7 +58,7 @@ class _ModelFields(Spec):
 
 
 # those of the stages follow in their order
-_SECTIONS = [import_module(f"{s.package}.fields").Sections for s in STAGES if s.has_fields]
+_SECTIONS = [import_module(f"{s.package}.fields").Sections for s in STAGES if s.sections]
 ModelSpec = create_model(
     "ModelSpec",
     __base__=(*reversed(_SECTIONS), _ModelFields),

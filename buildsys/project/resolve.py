@@ -17,7 +17,6 @@ from buildsys.manifest.checks.engines import toolchain_problems, unknown_toolcha
 from buildsys.manifest.checks.referenced_files import file_problems
 from buildsys.manifest.checks.view import ManifestView
 from buildsys.manifest.expansion import expand_matrix, name_dynamic_axes
-from buildsys.manifest.graph_sections import without_inherited, without_inherited_engines
 from buildsys.manifest.layers import Errors, Layers, Presets, build_presets, merge, resolve_engines
 from buildsys.manifest.problem import expected
 from buildsys.manifest.schema.engines import Engine
@@ -34,7 +33,8 @@ from buildsys.manifest.value_tree import (
 from buildsys.manifest.workspace import Workspace
 from buildsys.project.checks import check_model, unused_dims
 from buildsys.project.model import ModelSpec, model_fields
-from buildsys.system.backend_registry import package_files
+from buildsys.stages.table import GRAPH_SECTIONS, NETWORK_SECTIONS
+from buildsys.system.backend_registry import describe_backend, find_package, package_files
 
 Resolution = tuple[dict[str, Any], ValueNode]  # a model, and the origins of its values
 MAX_CHARACTERS, MAX_MODEL_CHARACTERS = 64 << 20, 4 << 20  # of the models of one file, and of one
@@ -96,10 +96,10 @@ class Resolver:
         self, tree: ValueNode, file: Path, unset: Sequence[FieldPath]
     ) -> tuple[Resolution | None, Errors]:
         if ("source",) not in unset:
-            tree = without_inherited(tree, file)
+            tree = _without_inherited(tree, file)
         tree, errors = name_dynamic_axes(tree)
         tree, engine_errors = resolve_engines(tree, self._presets)
-        tree = without_inherited_engines(tree, file)
+        tree = _without_inherited_engines(tree, file)
         if text_size(tree, MAX_MODEL_CHARACTERS) > MAX_MODEL_CHARACTERS:
             text = f"the model has more than {MAX_MODEL_CHARACTERS >> 20} million characters with"
             text += " its engine presets"
@@ -203,3 +203,44 @@ def _without_shared_dims(tree: ValueNode, file: Path) -> ValueNode:
         return tree
     unused = shared.intersection(unused_dims(ManifestView(tree, file)))
     return tree.with_member("dims", dims.without(*unused)) if unused else tree
+
+
+def _without_inherited(tree: ValueNode, file: Path) -> ValueNode:
+    """Drop sections of shared files that are about another kind of model.
+
+    The checks refuse such sections in ``file``, the model's own manifest.
+    """
+    source = tree.get("source")
+    sections: tuple[str, ...] = ()
+    if source is None or source.value is None:
+        commands = tree.get("commands")
+        has_commands = commands is not None and isinstance(commands.value, list) and commands.value
+        sections = (*NETWORK_SECTIONS, "dynamic_axes") if has_commands else ()
+    elif source.get("tensorrt") is not None:
+        sections = GRAPH_SECTIONS
+    nodes = ((name, tree.get(name)) for name in sections)
+    return tree.without(*(name for name, node in nodes if node and node.origin.file != file))
+
+
+def _without_inherited_engines(tree: ValueNode, file: Path) -> ValueNode:
+    """Drop engines of shared files that cannot build a network defined by hand.
+
+    All of them stay if there is no other: the model would have no engine.
+    """
+    source, engines = tree.get("source"), tree.get("engines")
+    if source is None or source.get("tensorrt") is None or engines is None:
+        return tree
+    if engines.origin.file == file or not isinstance(engines.value, list):
+        return tree
+    usable = [engine for engine in engines.value if _takes_definition(engine)]
+    return tree.with_member("engines", ValueNode(usable or engines.value, engines.origin))
+
+
+def _takes_definition(engine: ValueNode) -> bool:
+    """Check an engine's backend; unknown ones are refused elsewhere."""
+    backend = engine.get("backend")
+    name = backend.value if backend else None
+    if not isinstance(name, str) or find_package(name) is None:
+        return True
+    description = describe_backend(name)
+    return description.takes_definition or bool(description.problem)

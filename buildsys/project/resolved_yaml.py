@@ -7,8 +7,8 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from buildsys.manifest.graph_sections import GRAPH_SECTIONS, NETWORK_SECTIONS
 from buildsys.project.load import ResolvedModel
+from buildsys.stages.table import GRAPH_SECTIONS, NETWORK_SECTIONS
 
 # text without quotes; most reserved words are of YAML 1.1
 _PLAIN = re.compile(

@@ -33,7 +33,7 @@ class StageInfo:
     needs_graph: bool = True  # not planned for networks defined by hand
     is_required_check: bool = False  # an engine without a pass is not deployed
     in_own_interpreter: bool = False  # a toolchain is used through another process
-    has_fields: bool = False  # sections in manifests: `fields.py`
+    sections: tuple[str, ...] = ()  # of manifests, declared in `fields.py`
     has_checks: bool = False  # of what a manifest says: `checks.py`
     compared: tuple[str, ...] = ()  # figures that `buildsys compare` compares
 
@@ -50,7 +50,7 @@ STAGES = (
         "OperatorsResult",
         usual_s=20,
         needs_graph=False,
-        has_fields=True,
+        sections=("ops",),
         has_checks=True,
     ),
     StageInfo(
@@ -60,7 +60,7 @@ STAGES = (
         usual_s=6,
         has_graph=True,
         compared=("bytes", "nodes"),
-        has_fields=True,
+        sections=("export", "symbolics", "translations"),
         has_checks=True,
     ),
     StageInfo(PROGRAM, "capture the networks with torch.export", "ProgramResult", usual_s=5),
@@ -77,7 +77,7 @@ STAGES = (
         "SurgeryResult",
         usual_s=2,
         has_graph=True,
-        has_fields=True,
+        sections=("surgery",),
         has_checks=True,
     ),
     StageInfo(
@@ -87,7 +87,7 @@ STAGES = (
         usual_s=2,
         has_graph=True,
         compared=("bytes", "nodes"),
-        has_fields=True,
+        sections=("simplify",),
         has_checks=True,
     ),
     StageInfo(
@@ -95,14 +95,14 @@ STAGES = (
         "measure the ranges for int8 and fp8",
         "CalibrateResult",
         usual_s=30,
-        has_fields=True,
+        sections=("calibration",),
     ),
     StageInfo(
         SEARCH,
         "find the nodes to keep in fp32 (precision: auto)",
         "SearchResult",
         usual_s=60,
-        has_fields=True,
+        sections=("search",),
     ),
     StageInfo(
         CONVERT,
@@ -111,7 +111,7 @@ STAGES = (
         usual_s=4,
         has_graph=True,
         compared=("bytes",),
-        has_fields=True,
+        sections=("convert", "quantize", "optimize", "quantize_weights"),
         has_checks=True,
     ),
     StageInfo(
@@ -122,7 +122,7 @@ STAGES = (
         has_artifacts=False,
         is_required_check=True,
         compared=("relative",),
-        has_fields=True,
+        sections=("validate",),
     ),
     StageInfo(
         ENGINE,
@@ -140,7 +140,7 @@ STAGES = (
         has_artifacts=False,
         is_required_check=True,
         compared=("relative",),
-        has_fields=True,
+        sections=("verify",),
     ),
     StageInfo(
         BENCH,
@@ -149,7 +149,7 @@ STAGES = (
         planned_for="engines",
         has_artifacts=False,
         in_own_interpreter=True,
-        has_fields=True,
+        sections=("bench",),
         has_checks=True,
     ),
     StageInfo(
@@ -160,7 +160,7 @@ STAGES = (
         has_artifacts=False,
         is_required_check=True,
         in_own_interpreter=True,
-        has_fields=True,
+        sections=("gates",),
         has_checks=True,
     ),
     StageInfo(
@@ -169,7 +169,7 @@ STAGES = (
         "CommandResult",
         planned_for="actions",
         in_own_interpreter=True,
-        has_fields=True,
+        sections=("commands",),
         has_checks=True,
     ),
     StageInfo(
@@ -178,11 +178,23 @@ STAGES = (
         planned_for="actions",
         usual_s=0.5,
         has_artifacts=False,
-        has_fields=True,
+        sections=("report",),
     ),
 )
 STAGE_INFO = {stage.name: stage for stage in STAGES}
 GRAPH_STAGES = tuple(stage.name for stage in STAGES if stage.has_graph)
+# sections about making and changing graphs, which a network defined by hand does not have
+GRAPH_SECTIONS = tuple(
+    section
+    for stage in STAGES
+    if stage.needs_graph and stage.planned_for == "network" and stage.has_artifacts
+    for section in stage.sections
+)
+# sections about the network, which a model of commands does not have
+NETWORK_SECTIONS = (
+    *("source", "inputs", "call", "outputs", "dims", "engines"),
+    *(name for stage in STAGES if stage.planned_for != "actions" for name in stage.sections),
+)
 ENGINE_STAGES = tuple(stage.name for stage in STAGES if stage.planned_for == "engines")
 
 

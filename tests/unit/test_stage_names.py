@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Iterator
+from importlib import import_module
 from pathlib import Path
 
+import pytest
+
 import buildsys
-from buildsys.stages.table import STAGE_INFO
+from buildsys.stages.table import STAGE_INFO, STAGES, StageInfo
 
 PACKAGE = Path(buildsys.__file__).parent
 MOST_MODULES = 4  # outside the folders
@@ -94,8 +97,13 @@ raise UsageError("verify: there is no engine")
     assert not list(literals_of_stages(code))
 
 
-def test_every_stage_has_its_folder() -> None:
-    for stage in STAGE_INFO:
-        files = {path.stem for path in (PACKAGE / "stages" / stage).glob("*.py")}
-        assert {"plan", "stage"} <= files, stage
-        assert ("report" in files) is ("result" in files) is bool(STAGE_INFO[stage].result)
+@pytest.mark.parametrize("stage", STAGES, ids=lambda stage: stage.name)
+def test_the_row_of_a_stage_agrees_with_its_folder(stage: StageInfo) -> None:
+    files = {path.stem for path in (PACKAGE / "stages" / stage.name).glob("*.py")}
+    assert {"plan", "stage"} <= files
+    assert ("report" in files) is ("result" in files) is bool(stage.result)
+    assert ("checks" in files) is stage.has_checks
+    assert ("fields" in files) is bool(stage.sections)
+    if stage.sections:
+        fields = import_module(f"{stage.package}.fields").Sections.model_fields.items()
+        assert tuple(info.alias or name for name, info in fields) == stage.sections

@@ -15,9 +15,9 @@ from buildsys.manifest.command_templates import (
     reference_of,
     references,
 )
-from buildsys.manifest.graph_sections import NETWORK_SECTIONS
 from buildsys.manifest.problem import Problems, show_value, suggest
 from buildsys.manifest.value_tree import FieldPath
+from buildsys.stages.table import NETWORK_SECTIONS
 
 _GRAPHS = ("exported", "simplified")
 _KINDS = ("commands.NAME.OUTPUT", "engines.NAME", "exported", "simplified", "golden.CASE")

@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from buildsys.manifest.graph_sections import GRAPH_SECTIONS, NETWORK_SECTIONS
 from buildsys.plan.action import NO_NEEDS, Action, FileRef
 from buildsys.plan.model_plan import ModelPlan
-from buildsys.stages.table import GRAPH_STAGES, stage_info
+from buildsys.stages.table import GRAPH_SECTIONS, GRAPH_STAGES, NETWORK_SECTIONS, stage_info
 
 _HIDDEN = ("timeout", "toolchains", "flaky", "needs")  # decide no result
 _RARE = (
