@@ -33,14 +33,12 @@ def golden_input(
     seed: int,
     project: Path,
     extreme: int = 0,
-    half: bool = False,
     special: Collection[float] = (),
 ) -> Tensor:
     """Make the golden values of one input in one case.
 
-    ``extreme`` 1 or -1 takes random values from both ends of their range, or in the other order;
-    with ``half`` only in the second half of the input. ``special`` values replace some of the
-    floats.
+    ``extreme`` 1 or -1 takes random values from both ends of their range, or in the other order.
+    ``special`` values replace some of the floats.
     Raises: StageError: the data does not fit the input's shape or dtype, or cannot be read.
     """
     if not data and _is_float(dtype):
@@ -76,14 +74,7 @@ def golden_input(
     stream = np.random.Generator(np.random.PCG64(np.random.SeedSequence([seed, key])))
     if data["random"] == "uniform":
         special = [value for value in special if data["low"] <= value <= data["high"]]
-    if not half:
-        return _with_special(_random(data, name, shape, dtype, stream, extreme), special)
-    size = prod(shape)
-    parts = [
-        _random(data, name, (count,), dtype, stream, ends).array
-        for count, ends in ((size // 2, 0), (size - size // 2, extreme))
-    ]
-    return _with_special(Tensor(np.concatenate(parts).reshape(shape), dtype), special)
+    return _with_special(_random(data, name, shape, dtype, stream, extreme), special)
 
 
 def _with_special(tensor: Tensor, special: Collection[float]) -> Tensor:

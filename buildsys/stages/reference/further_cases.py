@@ -10,7 +10,7 @@ import hashlib
 import re
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import islice
 from math import inf, nan, prod
 from pathlib import Path
@@ -39,18 +39,17 @@ class FurtherCase:
 
     name: str
     dims: Dims
-    values: Mapping[str, Any]  # of golden_input: case, seed, extreme, half, special
-    apart: tuple[FurtherCase, ...] = ()  # instead of this case if it cannot be compared
+    values: Mapping[str, Any]  # of golden_input: case, seed, extreme, special
+    fallback: FurtherCase | None = None  # if this case cannot be compared
     is_optional: bool = False  # the network need not return finite numbers
 
 
 def further_cases(job: Job, module: nn.Module | None) -> Iterator[FurtherCase]:
     """Yield the planned cases: drawn sizes, sizes suggested by ``module``, other values.
 
-    Large inputs have few: the smallest new size with extreme values in one half, so that one run
-    of the network shows both, and other drawn sizes only up to a quarter of the shape cases. The
-    ordinary half shows errors that saturated outputs hide. Networks that test for NaN or infinity
-    get such values as well.
+    Large inputs have few: the smallest new size with ordinary and with extreme values, and other
+    drawn sizes only up to a quarter of the shape cases. Networks that test for NaN or infinity get
+    such values as well.
     """
     options, seed = job.options.get("further"), job.options["source"]["seed"]
     if options is None:
@@ -90,12 +89,9 @@ def further_cases(job: Job, module: nn.Module | None) -> Iterator[FurtherCase]:
             values |= {"extreme": 1 if number == "1" else -1, "seed": seed}
         case = FurtherCase(name, options["dims"], values)
         if kind == "extremes":
-            case = replace(case, values={**values, "special": _ZERO}, apart=(case,))
+            dims = sizes[0] if is_large and sizes else options["dims"]
+            case = FurtherCase(name, dims, {**values, "special": _ZERO}, fallback=case)
         cases.append(case)
-    if is_large and sizes and "extreme" in cases[-1].values:
-        size, *others, extremes = cases
-        values = {**size.values, "extreme": 1, "half": True, "special": _ZERO}
-        cases = [replace(extremes, dims=size.dims, values=values, apart=(size, extremes)), *others]
     yield from cases
     special = [name for name in options["values"] if name in _NOT_FINITE]
     if special and module is not None and _handles_nan(module):

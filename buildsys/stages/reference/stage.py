@@ -76,8 +76,8 @@ def run(job: Job) -> StageResult:
             problem = not_finite(outputs)
         except StageError as error:  # the original refuses what the manifest allows
             problem = error.problem
-        if problem and further.apart:
-            pending.extend(further.apart)
+        if problem and further.fallback:
+            pending.append(further.fallback)
         elif problem and not further.is_optional:
             case_text = format_case(further.name, further.dims)
             warnings.append(f"case {case_text} is not compared: {problem}")
