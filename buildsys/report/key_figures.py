@@ -49,8 +49,8 @@ def read_results(inputs: Mapping[str, Path]) -> tuple[AnyResult, ...]:
     for target, path in inputs.items():
         stage, _, name = (*target.split(":", 2), "", "")[:3]
         if stage == COMMAND:  # of a model that may have no other results
-            own = [str(each) for each in path.parents if f"{each}/".endswith(f"/{stage}/{name}/")]
-            folder = str(Path(own[0]).parents[1]) if own else folder
+            own = [up for up in path.parents if f"{up}/".endswith(f"/{stage}/{name}/")]
+            folder = str(own[0].parents[1]) if own else folder
             break
     return tuple(
         read_result(
