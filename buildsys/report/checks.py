@@ -2,19 +2,46 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
-from buildsys.manifest.default_limits import AGREEMENT_LIMITS
 from buildsys.manifest.shape_cases import format_case, format_dims
 from buildsys.onnx_graphs.result_types import CheckFailure, ComparedCases
 from buildsys.report.formatting import case_order
 from buildsys.report.key_figures import stage_report
+from buildsys.report.results.engine_lines import ErrorMargin
 from buildsys.report.results.reader import FAILED, PASSED, AnyResult
 from buildsys.report.results.report import Check, ComparisonLine, FailureLine
 from buildsys.stages.table import SIMPLIFY
 
-_LIMITS = ("rtol", "cosine", "atol", "top1", *AGREEMENT_LIMITS["int8"])
+_ROUNDING = 1e-9  # of a cosine of equal values
+
+
+class Limit(NamedTuple):
+    """A limit of a comparison, and the figure that it limits."""
+
+    title: str
+    figure: str
+    best: float
+    text: str
+
+
+LIMITS = {
+    "rtol": Limit("relative error", "relative", 0.0, "relative error at most {}"),
+    "cosine": Limit("cosine", "cosine", 1.0, "cosine at least {}"),
+    "atol": Limit("absolute error", "max_abs", 0.0, "absolute error at most {}"),
+    "top1": Limit("top-1", "top1", 1.0, "top-1 agreement at least {}"),
+    "spread_error": Limit("spread error", "spread_error", 0.0, "error at most {} of the spread"),
+    "correlation": Limit("correlation", "correlation", 1.0, "correlation at least {}"),
+    "slope": Limit("slope error", "slope_error", 0.0, "slope within {} of 1"),
+    "channel_error": Limit(
+        "channel error", "channel_error", 0.0, "error of a channel at most {} of its spread"
+    ),
+    "class_agreement": Limit(
+        "class agreement", "class_agreement", 1.0, "class agreement at least {}"
+    ),
+}
 
 
 class Compared(NamedTuple):
@@ -50,6 +77,40 @@ def contradictions(checks: Iterable[Check]) -> Iterator[str]:
             yield f"{check.target} has passed without comparing anything in {profile}"
 
 
+def limits_text(check: Check) -> str:
+    """Describe the limits of a check, "" without any."""
+    limits = [(LIMITS.get(name), value) for name, value in check.limits.items()]
+    return ", ".join(limit.text.format(f"{value:g}") for limit, value in limits if limit)
+
+
+def error_margin(check: Check) -> ErrorMargin | None:
+    """Find the error of a check closest to its limit."""
+    places: list[tuple[str, dict[str, Any]]] = [
+        (f"case {line.case}, output {line.output}", vars(line)) for line in check.comparisons
+    ]
+    for output, agreement in check.agreement.items():
+        slope = agreement.get("slope")
+        error = None if slope is None else abs(slope - 1)
+        places.append((f"output {output}", {**agreement, "slope_error": error}))
+    margins = [
+        ErrorMargin(LIMITS[name].title, value, limit, _used(value, limit, LIMITS[name].best), place)
+        for place, figures in places
+        for name, limit in check.limits.items()
+        if name in LIMITS and (value := figures.get(LIMITS[name].figure)) is not None
+    ]
+    return max(margins, key=lambda margin: margin.used, default=None)
+
+
+def _used(value: float, limit: float, best: float) -> float:
+    """Compute the share of the way from the best value to the limit."""
+    room, distance = abs(limit - best), abs(value - best)
+    if best and distance < _ROUNDING:
+        distance = 0.0
+    if math.isfinite(value) and room:
+        return distance / room
+    return math.inf if distance else 0.0
+
+
 def _check_of(result: AnyResult, compared: Compared) -> Check:
     content = result.content
     tolerance = content.get("tolerance", {})
@@ -58,7 +119,7 @@ def _check_of(result: AnyResult, compared: Compared) -> Check:
         target=result.target,
         subject=compared.subject,
         status=result.status,
-        limits={name: tolerance[name] for name in _LIMITS if tolerance.get(name) is not None},
+        limits={name: tolerance[name] for name in LIMITS if tolerance.get(name) is not None},
         comparisons=tuple(lines) if result.status in (PASSED, FAILED) else (),
         agreement=content.get("agreement", {}),
         failures=tuple(_failure(result, entry) for entry in content.get("failures", [])),

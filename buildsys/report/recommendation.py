@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import math
-from typing import Any
 
 from buildsys.report import formatting as q
+from buildsys.report.checks import error_margin
 from buildsys.report.ranking import (
     contender_name,
     is_close,
@@ -23,7 +23,7 @@ from buildsys.report.results.engine_lines import (
     TimingLine,
 )
 from buildsys.report.results.reader import PASSED
-from buildsys.report.results.report import Check, Report
+from buildsys.report.results.report import Report
 from buildsys.stages.bench.result import ENGINE_CONTENDERS
 from buildsys.stages.table import VERIFY, target_of
 
@@ -33,19 +33,7 @@ _SUPERLATIVES = {
     SIZE: "the smallest",
     ERROR: "the one with the smallest error",
 }
-_MEASURES = {  # limit -> title, figure and its best value
-    "rtol": ("relative error", "relative", 0.0),
-    "atol": ("absolute error", "max_abs", 0.0),
-    "cosine": ("cosine", "cosine", 1.0),
-    "top1": ("top-1", "top1", 1.0),
-    "spread_error": ("spread error", "spread_error", 0.0),
-    "correlation": ("correlation", "correlation", 1.0),
-    "slope": ("slope error", "slope_error", 0.0),
-    "channel_error": ("channel error", "channel_error", 0.0),
-    "class_agreement": ("class agreement", "class_agreement", 1.0),
-}
 _MOST_NAMES = 4
-_ROUNDING = 1e-9  # of a cosine of equal values
 
 
 def recommend(report: Report, ranking: Ranking) -> Recommendation:
@@ -97,35 +85,6 @@ def headline(report: Report, shipped: Recommendation | None) -> str:
     if verdict == PASSED or (verdict == "partial" and shipped.timing is not None):
         return f"Ship {shipped.engine}"
     return "Do not ship yet"
-
-
-def error_margin(check: Check) -> ErrorMargin | None:
-    """Find the error of a check closest to its limit."""
-    places: list[tuple[str, dict[str, Any]]] = [
-        (f"case {line.case}, output {line.output}", vars(line)) for line in check.comparisons
-    ]
-    for output, agreement in check.agreement.items():
-        slope = agreement.get("slope")
-        error = None if slope is None else abs(slope - 1)
-        places.append((f"output {output}", {**agreement, "slope_error": error}))
-    margins = [
-        ErrorMargin(measure, value, limit, _used(value, limit, best), place)
-        for place, figures in places
-        for name, (measure, figure, best) in _MEASURES.items()
-        if (limit := check.limits.get(name)) is not None
-        and (value := figures.get(figure)) is not None
-    ]
-    return max(margins, key=lambda margin: margin.used, default=None)
-
-
-def _used(value: float, limit: float, best: float) -> float:
-    """Compute the share of the way from the best value to the limit."""
-    room, distance = abs(limit - best), abs(value - best)
-    if best and distance < _ROUNDING:
-        distance = 0.0
-    if math.isfinite(value) and room:
-        return distance / room
-    return math.inf if distance else 0.0
 
 
 def _why_none(report: Report, ranking: Ranking) -> str:

@@ -13,6 +13,7 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup, escape
 
 from buildsys.report import formatting as q
+from buildsys.report.checks import limits_text
 from buildsys.report.html import charts, figures, tables
 from buildsys.system.printable import printable
 
@@ -44,7 +45,7 @@ def environment() -> Environment:
         "failures": tables.failures,
         "interval": q.interval,
         "latency": q.latency,
-        "limits": tables.limits,
+        "limits": limits_text,
         "minute": lambda text: text[:16].replace("T", " "),
         "prose": _prose,
         "sentence": lambda text: _prose(f"{text.rstrip().rstrip('.')}." if text.strip() else ""),

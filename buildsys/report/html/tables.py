@@ -22,17 +22,6 @@ from buildsys.report.stage_lines import (
 MOST_COMPARISONS = 64
 _MOST_FAILURES = 20
 _MOST_NODES = 12
-_LIMIT_TEXT = {
-    "rtol": "relative error at most {}",
-    "cosine": "cosine at least {}",
-    "atol": "absolute error at most {}",
-    "top1": "top-1 agreement at least {}",
-    "spread_error": "error at most {} of the spread",
-    "correlation": "correlation at least {}",
-    "slope": "slope within {} of 1",
-    "channel_error": "error of a channel at most {} of its spread",
-    "class_agreement": "class agreement at least {}",
-}
 Rows = tuple[tuple[str, ...], ...]
 
 
@@ -53,15 +42,6 @@ def ranking(report: Report) -> Table:
         return Table((), ())
     rows = tuple(ranking_cells(ranking, engine) for engine in ranking.ranked)
     return Table(RANKING_COLUMNS, rows, notes=tuple(ranking_notes(ranking)))
-
-
-def limits(check: Check) -> str:
-    """Describe the limits of a check, "" without any."""
-    return ", ".join(
-        text.format(f"{check.limits[name]:g}")
-        for name, text in _LIMIT_TEXT.items()
-        if name in check.limits
-    )
 
 
 def comparisons(check: Check) -> Table:

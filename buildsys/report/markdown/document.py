@@ -9,6 +9,7 @@ from collections.abc import Iterator
 
 from buildsys.report import formatting as q
 from buildsys.report.benchmarks import has_slow_tail, tail_note
+from buildsys.report.checks import error_margin
 from buildsys.report.markdown.elements import (
     code,
     escape,
@@ -19,7 +20,6 @@ from buildsys.report.markdown.elements import (
     table,
 )
 from buildsys.report.ranking import rank_text, unique_names
-from buildsys.report.recommendation import error_margin
 from buildsys.report.results.engine_lines import LATENCY, ErrorMargin, Ranking
 from buildsys.report.results.report import Report, TargetLine
 from buildsys.report.stage_lines import (
@@ -29,7 +29,7 @@ from buildsys.report.stage_lines import (
     gate_cells,
     timed_engines,
 )
-from buildsys.stages.table import VERIFY, target_of
+from buildsys.stages.table import SEARCH, VERIFY, target_of
 from buildsys.system.printable import printable
 
 Lines = Iterator[str]
@@ -114,21 +114,13 @@ def _engines(report: Report) -> Lines:
 
 def _searches(report: Report) -> Lines:
     """Yield one sentence per search of mixed precision."""
+    outcomes = {(line.stage, line.variant): line.outcome for line in report.summary}
     for line in report.searches:
-        if line.status != "passed":
-            continue
-        text = f"no choice of nodes in {line.precision} is within the limits, so all are in fp32"
-        if not line.is_fp32:
-            text = f"{len(line.kept)} of {q.nodes(line.candidates)} in fp32, relative error "
-            text += f"{q.error(line.error_without)} → {q.error(line.error_with)}"
-            if line.macs_low is not None:
-                text += f", {q.percent(line.macs_low)} of the MACs in {line.precision}"
-        timed = [escape(text) for text in timed_engines(line)]
-        yield from (
-            "",
-            f"{code(line.variant)}: {text}.",
-            *([f"p50: {', '.join(timed)}."] if timed else []),
-        )
+        if line.status == "passed":
+            outcome = outcomes.get((SEARCH, line.variant), "")
+            yield from ("", f"{code(line.variant)}: {sentence(outcome)}")
+            if timed := timed_engines(line):
+                yield f"p50: {escape(', '.join(timed))}."
 
 
 def _latencies(report: Report) -> Lines:

@@ -5,11 +5,13 @@ import re
 import pytest
 from tiny_results import Results, bench
 
+from buildsys.manifest.default_limits import AGREEMENT_LIMITS
 from buildsys.report.assemble import assemble
+from buildsys.report.checks import LIMITS, error_margin
 from buildsys.report.formatting import TIMES
 from buildsys.report.html.pages import ModelPage, render_model
 from buildsys.report.markdown.document import render
-from buildsys.report.recommendation import error_margin, headline
+from buildsys.report.recommendation import headline
 from buildsys.report.results.engine_lines import Recommendation
 from buildsys.report.results.report import Check, ComparisonLine
 
@@ -82,6 +84,10 @@ def test_the_rounding_of_a_cosine_is_no_error() -> None:
     margin = error_margin(check)
     assert margin is not None
     assert (margin.measure, margin.used) == ("relative error", 0.0)
+
+
+def test_every_limit_of_a_check_has_a_title() -> None:
+    assert LIMITS.keys() == {"rtol", "cosine", "atol", "top1", *AGREEMENT_LIMITS["int8"]}
 
 
 def test_a_model_without_engines_has_no_recommendation(results: Results) -> None:
