@@ -16,7 +16,6 @@ from stage_jobs import manifest, stage_job
 
 from buildsys.backends import operator_support
 from buildsys.backends.onnxruntime import backend as ort_backend
-from buildsys.backends.onnxruntime import kernels
 from buildsys.errors import StageError
 from buildsys.stages.export import stage as export
 
@@ -126,15 +125,6 @@ def test_what_tensorrt_takes() -> None:
     pytest.importorskip("tensorrt_rtx")
     assert operator_support.rtx_supports("Conv") is True
     assert operator_support.rtx_supports("DeformConv") is False
-
-
-def test_kernels_of_an_open_end_are_for_their_version_alone() -> None:
-    kernel = kernels.Kernel(22, 2**31 - 1, {"T": frozenset({"tensor(float)"})})
-    assert kernel.supports(22, {})
-    assert not kernel.supports(23, {})
-    assert kernels.Kernel(9, 21, {}).supports(13, {})
-    assert kernel.supports(22, {"T": "tensor(float)"})
-    assert not kernel.supports(22, {"T": "tensor(double)"})
 
 
 def test_the_functions_of_torchlib_are_parsed_once() -> None:

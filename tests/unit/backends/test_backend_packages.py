@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -92,15 +91,6 @@ def test_a_name_of_two_distributions_is_refused(site: Path) -> None:
     assert problem.endswith(" both have a backend reference")
     assert "buildsys-reference 1.0" in problem
     assert "other-reference 1.0" in problem
-
-
-def test_a_missing_library_names_the_pip_command(
-    site: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setitem(sys.modules, "onnx", None)
-    with pytest.raises(Unavailable) as caught:
-        load_backend("reference")
-    assert str(caught.value) == "the library onnx is not installed; pip install onnx"
 
 
 def test_a_toolchain_gets_the_package_and_its_metadata(site: Path, tmp_path: Path) -> None:

@@ -15,9 +15,6 @@ import pytest
 from buildsys.backends.coreml import compatibility, package
 from buildsys.backends.coreml.description import (
     DESCRIPTION,
-    SYSTEMS,
-    oldest_systems,
-    specification_version,
 )
 from buildsys.backends.interface import load_backend
 from buildsys.errors import StageError, Unavailable
@@ -143,20 +140,3 @@ def test_an_older_macos_is_refused(monkeypatch: pytest.MonkeyPatch, here: str, r
     found = [str(reason) for reason in compatibility.reasons(Record("coreml", RECORD), "9.0")]
     assert (not found) is runs
     assert all("built for macOS 13 or iOS 16, but this is macOS 12; build it" in f for f in found)
-
-
-def test_a_missing_coremltools_names_the_pip_command(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "coremltools", None)
-    with pytest.raises(Unavailable) as caught:
-        load_backend("coreml")
-    assert str(caught.value) == (
-        "the library coremltools is not installed; pip install 'buildsys[coreml]'"
-    )
-
-
-def test_systems_are_named_by_the_version_of_the_specification() -> None:
-    assert specification_version("macOS14") == specification_version("iOS17") == 8
-    assert specification_version("iOS99") is None
-    assert oldest_systems(9) == "macOS 15 or iOS 18"
-    assert oldest_systems(1) == ""
-    assert list(SYSTEMS) == sorted(SYSTEMS)

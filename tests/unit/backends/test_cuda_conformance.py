@@ -117,13 +117,6 @@ def test_a_function_missing_from_an_old_driver_names_the_remedy() -> None:
         call(missing_function)
 
 
-def test_results_are_returned_without_the_status() -> None:
-    success = driver.CUresult.CUDA_SUCCESS
-    assert call(lambda: (success,)) == ()
-    assert call(lambda: (success, 7)) == 7
-    assert call(lambda: (success, 7, 8)) == (7, 8)
-
-
 @pytest.mark.skipif(bool(gpus.find_driver().gpus), reason="needs a machine without a GPU")
 def test_a_machine_without_a_driver_is_not_an_error() -> None:
     driver_found = gpus.find_driver()

@@ -15,7 +15,6 @@ from buildsys.backends.interface import Calibration
 from buildsys.backends.tensorrt import calibrator
 from buildsys.backends.tensorrt.build import build_engine
 from buildsys.backends.tensorrt.library import GENERATIONS, RTX, TRT_8, TRT_10, TRT_11
-from buildsys.backends.tensorrt.version_adapter import report_progress
 from buildsys.errors import StageError
 
 HALF = [{"layers": "l", "precision": "fp16"}]
@@ -176,30 +175,3 @@ def test_batches_of_another_shape_are_an_error(
     with pytest.raises(StageError) as caught:
         calibrator.read_batches(tmp_path / "batches.npz", {"x": (-1, 4)}, one_shape_for="TensorRT")
     assert problem in str(caught.value)
-
-
-def test_later_versions_report_their_steps(tmp_path: Path) -> None:
-    made = RecordingTensorRt(TRT_10)
-    said: list[str] = []
-    counted: list[tuple[int, int, str]] = []
-    more = {"progress": said.append, "count": lambda *found: counted.append(found)}
-    request = made.request(tmp_path, planned(TRT_10), **more)
-    config = SimpleNamespace()
-    monitor = report_progress(made.library, config, request)
-    assert config.progress_monitor is monitor
-    monitor.phase_start("Building Engine", None, 4)
-    assert monitor.step_complete("Building Engine", 1)
-    monitor.phase_finish("Building Engine")
-    assert said == ["Building Engine"]
-    assert counted == [(2, 4, "steps of Building Engine")]
-
-
-def test_a_closed_pipe_raises_nothing_into_the_builder(tmp_path: Path) -> None:
-    def gone(*_: object) -> None:
-        raise BrokenPipeError
-
-    made = RecordingTensorRt(TRT_10)
-    request = made.request(tmp_path, planned(TRT_10), progress=gone, count=gone)
-    monitor = report_progress(made.library, SimpleNamespace(), request)
-    monitor.phase_start("Building Engine", None, 4)
-    assert not monitor.step_complete("Building Engine", 1)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -13,7 +12,6 @@ from trt_double import RecordingTensorRt
 
 from buildsys.backends.tensorrt.library import GENERATIONS, TRT_8
 from buildsys.backends.tensorrt.parse import new_builder, parse
-from buildsys.errors import Unavailable
 
 
 def with_a_function(folder: Path, opset: int = 17) -> Path:
@@ -62,21 +60,6 @@ def test_functions_are_inlined_for_a_parser_without_them(tmp_path: Path, generat
     held = {each.name for node in model.graph.node if "Constant" in node.op_type
             for each in node.attribute}  # fmt: skip
     assert held <= {"value"}  # TensorRT 8.6 reads other integers as 0
-
-
-def test_a_function_of_another_opset_is_inlined(tmp_path: Path) -> None:
-    made = RecordingTensorRt(TRT_8)
-    assert parse(made.library, new_builder(made.library), with_a_function(tmp_path, 18)).accepted
-    model = onnx.load_from_string(made.parsed)
-    onnx.checker.check_model(model, full_check=True)
-    assert (len(model.graph.node), len(model.functions)) == (5, 0)
-
-
-def test_inlining_needs_onnx(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    made, file = RecordingTensorRt(TRT_8), with_a_function(tmp_path)
-    monkeypatch.setitem(sys.modules, "onnx", None)
-    with pytest.raises(Unavailable, match=r"onnx, which is not installed.* pip install onnx"):
-        parse(made.library, new_builder(made.library), file)
 
 
 def test_all_refused_nodes_of_a_parser_that_names_none(tmp_path: Path) -> None:

@@ -148,10 +148,14 @@ def test_another_graph_or_a_changed_engine_needs_a_build(folders: tuple[Path, Pa
     assert build(made, folders[1], (earlier,))["not_refitted"] == none
 
 
+CALIBRATION = Calibration(Path("batches.npz"), "entropy", Path("cache"))
+
+
 @pytest.mark.parametrize(
     ("fields", "reason"),
     [
         ({"network": "hook.py:change"}, "its network hook may use the weights"),
+        ({"calibration": CALIBRATION}, "its calibrated ranges depend on the weights"),
         ({"sparsity": True}, "its sparse kernels depend on the weights"),
         ({"strip_plan": True}, "strip_plan leaves the weights out of it"),
     ],
@@ -159,23 +163,16 @@ def test_another_graph_or_a_changed_engine_needs_a_build(folders: tuple[Path, Pa
 def test_fields_that_depend_on_weights_need_a_build(
     folders: tuple[Path, Path], fields: dict[str, Any], reason: str
 ) -> None:
-    made = RecordingTensorRt(TRT_10)
+    made = RecordingTensorRt(TRT_11)
     earlier = earlier_build(made, folders[0])
     (folders[1] / "hook.py").write_text("def change(network, config): pass\n")
     request = made.request(
-        folders[1], planned(TRT_10, refit=True, **fields), project=folders[1], earlier=(earlier,)
+        folders[1],
+        planned(TRT_11, refit=True, **{n: v for n, v in fields.items() if n != "calibration"}),
+        project=folders[1],
+        earlier=(earlier,),
+        calibration=fields.get("calibration"),
     )
-    assert build_or_refit(made.library, request)["not_refitted"] == reason
-
-
-def test_calibrated_ranges_need_a_build(folders: tuple[Path, Path]) -> None:
-    made = RecordingTensorRt(TRT_11)
-    earlier = earlier_build(made, folders[0])
-    calibration = Calibration(folders[1] / "batches.npz", "entropy", folders[1] / "cache")
-    request = made.request(
-        folders[1], planned(TRT_11, refit=True), earlier=(earlier,), calibration=calibration
-    )
-    reason = "its calibrated ranges depend on the weights"
     assert build_or_refit(made.library, request)["not_refitted"] == reason
 
 
