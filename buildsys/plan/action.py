@@ -46,13 +46,13 @@ NO_NEEDS = Needs()
 
 
 def needs_of(declared: Mapping[str, Any] | None) -> Needs:
-    """Return the needs in a manifest."""
+    """Read the needs of a manifest."""
     if declared is None:
         return NO_NEEDS
-    found = {name: value for name, value in declared.items() if value is not None}
-    has_gpu = "gpu" in found or "compute_capability" in found
-    found |= {"labels": tuple(found["labels"]), "time_s": found.pop("time", 0.0)}
-    return Needs(gpu_count=found.pop("count", int(has_gpu)), **found)
+    fields = {name: value for name, value in declared.items() if value is not None}
+    has_gpu = "gpu" in fields or "compute_capability" in fields
+    fields |= {"labels": tuple(fields["labels"]), "time_s": fields.pop("time", 0.0)}
+    return Needs(gpu_count=fields.pop("count", int(has_gpu)), **fields)
 
 
 class BaselineRef(NamedTuple):
@@ -114,7 +114,7 @@ class Action:
     doc: str = field(default="", compare=False)
 
     def owns(self, path: str) -> bool:
-        """Return True for an output, or a file in a folder of outputs."""
+        """Check if a file is an output, or in a folder of outputs."""
         return any(
             path == ref.path or (ref.folder and path.startswith(f"{ref.folder}/"))
             for ref in self.outputs.values()
@@ -127,7 +127,7 @@ class Action:
 
 
 def missing_outputs(action: Action, status: str, outputs: Mapping[str, object]) -> list[str]:
-    """Return the required outputs absent or None in ``outputs``.
+    """List the required outputs that are absent or None in ``outputs``.
 
     The result file is always required, and after a pass every output that is not optional.
     """

@@ -54,8 +54,8 @@ class CustomOperators:
         }
         shared: dict[str, str] = {}
         for entry in self._declared:
-            found = (own[entry["op"]] for own in chosen.values() if entry["op"] in own)
-            if function := next(found, None):
+            functions = (own[entry["op"]] for own in chosen.values() if entry["op"] in own)
+            if function := next(functions, None):
                 shared[entry["op"]] = function
         roles = {"functions": shared}
         for backend, own in chosen.items():
@@ -79,13 +79,13 @@ class CustomOperators:
                     self.libraries[name] = library
 
     def file(self, role: str) -> FileRef:
-        """Return a library or a file of functions of the operators stage."""
+        """Locate a library or a file of functions of the operators stage."""
         kind, _, name = role.partition(".")
         file = f"{name}.so" if kind == "library" else f"{role}.onnx"
         return FileRef(f"{self._model}/operators/{file}")
 
     def use(self, backend: str = MAIN) -> OperatorUse:
-        """Return the additions to an action reading the graph for ``backend``."""
+        """List the additions to an action that reads the graph for ``backend``."""
         entries = self._entries(backend)
         libraries = [f"library.{entry['library']}" for entry in entries if "library" in entry]
         inputs = {role: self.file(role) for role in libraries}
@@ -94,16 +94,19 @@ class CustomOperators:
         return _use(entries, inputs, (self.target,) if inputs else ())
 
     def loaded_use(self, engine: Mapping[str, Any]) -> OperatorUse:
-        """Return the additions for running an engine: copies of its libraries."""
-        found = self._entries(engine["backend"])
-        entries = [entry for entry in found if entry["kind"] in ("library", "plugin")]
+        """List the additions for running an engine: copies of its libraries."""
+        entries = [
+            entry
+            for entry in self._entries(engine["backend"])
+            if entry["kind"] in ("library", "plugin")
+        ]
         folder = f"{self._model}/engine/{engine['name']}"
         names = [entry["library"] for entry in entries if "library" in entry]
         copies = {f"library.{n}": FileRef(f"{folder}/{n}.so", optional=True) for n in names}
         return _use(entries, copies)
 
     def _entries(self, backend: str) -> list[Entry]:
-        """Return the implementation of each operator, except functions of the graph itself.
+        """List the implementation of each operator, except functions of the graph itself.
 
         ``kind`` is ``library``, ``plugin``, ``function`` (not the graph's) or None for no
         implementation.
@@ -113,7 +116,7 @@ class CustomOperators:
             op, kind = declared["op"], chosen_kind(declared, backend)
             library = _library(declared, backend)
             if library is not None:
-                name = next(name for name, known in self.libraries.items() if known == library)
+                name = next(name for name, other in self.libraries.items() if other == library)
                 entries.append({"op": op, "kind": kind, "library": name})
             elif kind == "plugin":
                 plugin = declared["plugin"]

@@ -25,12 +25,12 @@ _CALIBRATED = "int8"  # the only precision for which builders calibrate
 
 
 def unknown_version(toolchain: ToolchainRef | None) -> str:  # noqa: ARG001 (same for all)
-    """Return an unknown version, planned like TensorRT 10."""
+    """Know no version, which is planned like TensorRT 10."""
     return ""
 
 
 def toolchain_of(spec: Mapping[str, Any], engine: EngineSpec) -> ToolchainRef | None:
-    """Return the toolchain of an engine, None for our own interpreter."""
+    """Look up the toolchain of an engine, None for our own interpreter."""
     name = engine["toolchain"]
     if not name:
         return None
@@ -39,7 +39,7 @@ def toolchain_of(spec: Mapping[str, Any], engine: EngineSpec) -> ToolchainRef | 
 
 
 def with_base_precision(spec: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return ``spec`` with ``auto`` as a field, next to the precision that it completes.
+    """Split ``auto`` from the precision that it completes, as a field of its own.
 
     Its engines have quantizers in the graph, as a search cannot foresee a builder's own ranges.
     Few nodes in the precision are a result of the search, not a failure of the builder.
@@ -59,7 +59,7 @@ def with_base_precision(spec: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def with_typing(spec: Mapping[str, Any], version_of: VersionOf) -> Mapping[str, Any]:
-    """Return ``spec`` with the typing of each TensorRT engine decided.
+    """Decide the typing of each TensorRT engine.
 
     ``quantization`` stays only if it differs from the default of typing and precision, so that
     writing the default out changes no key.
@@ -85,11 +85,11 @@ def with_typing(spec: Mapping[str, Any], version_of: VersionOf) -> Mapping[str, 
 
 
 def is_weak(engine: EngineSpec) -> bool:
-    """Return True if the builder picks the types (typing decided)."""
+    """Check if the builder picks the types (typing decided)."""
     return engine.get("typing") == "weak"
 
 
 def is_implicit(engine: EngineSpec) -> bool:
-    """Return True if the builder itself calibrates int8 (typing decided)."""
+    """Check if the builder itself calibrates int8 (typing decided)."""
     default = "implicit" if engine["precision"] == _CALIBRATED else None
     return is_weak(engine) and engine.get("quantization", default) == "implicit"

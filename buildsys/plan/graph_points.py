@@ -46,7 +46,7 @@ class Graph(NamedTuple):
     target: str
 
     def files(self) -> dict[str, FileRef]:
-        """Return the graph's files by role."""
+        """Locate the graph's files by role."""
         return {
             "model": FileRef(f"{self.folder}/model.onnx"),
             "model.data": FileRef(f"{self.folder}/model.onnx.data", optional=True),
@@ -69,20 +69,20 @@ class GraphPoint:
     golden_target: str  # writes the golden tensors
     has_further: bool  # outputs of further cases follow from the network's
 
-    def cases(self, wanted: Iterable[str] = ALL_CASES) -> dict[str, Dims]:
-        """Return the ``wanted`` shape cases, each distinct shape once."""
-        chosen = {self.origins[case] for case in wanted}
+    def cases(self, names: Iterable[str] = ALL_CASES) -> dict[str, Dims]:
+        """List the shape cases of some names, each distinct shape once."""
+        chosen = {self.origins[case] for case in names}
         return {case: sizes for case, sizes in self.values.items() if case in chosen}
 
     @property
     def compare(self) -> dict[str, Any]:
-        """Return the option of comparing stages; empty without policies."""
+        """The option of comparing stages; empty without policies."""
         return {"compare": dict(self.policies)} if self.policies else {}
 
     def golden(
         self, cases: Iterable[str], prefix: str = "", *, optional: bool = False
     ) -> dict[str, FileRef]:
-        """Return the golden tensors of ``cases`` by role."""
+        """Locate the golden tensors of ``cases`` by role."""
         folder = self.golden_folder
         return {f"{prefix}case.{c}": FileRef(f"{folder}/{c}.npz", optional) for c in cases}
 
@@ -97,7 +97,7 @@ class GraphPoints(NamedTuple):
 
 
 def graph_points(spec: Spec) -> GraphPoints:
-    """Return the graphs of a model."""
+    """Derive the graphs of a model."""
     name, interface = spec["model"], exported_interface(spec)
     export, simplify = (Graph(f"{name}/{s}", f"{s}:{name}") for s in (EXPORT, SIMPLIFY))
     chain = [("", export), (AFTER_EXPORT, export), (AFTER_SIMPLIFY, simplify)]
@@ -107,18 +107,18 @@ def graph_points(spec: Spec) -> GraphPoints:
         inputs.append(interface.inputs)
     dims = [spec["dims"]] * 3
     if any(steps):
-        dims = [_only(spec["dims"], names_in_shapes(found)) for found in inputs]
+        dims = [_only(spec["dims"], names_in_shapes(tensors)) for tensors in inputs]
     fixed = {dim: dict.fromkeys(ALL_CASES, value) for dim, value in fixed_dims(spec).items()}
     values = case_values({**spec["dims"], **fixed})
-    known = [_only(case, dims[-1]) for case in values.values()]
+    usual = [_only(case, dims[-1]) for case in values.values()]
     for case, sizes in profile_values(spec, spec["engines"], inputs[-1], dims[-1]).items():
-        if sizes not in known:
+        if sizes not in usual:
             values[case] = {**values["opt"], **sizes}
     own, origins = values, representatives(values)
     points, golden, has_further = [], (f"{name}/{REFERENCE}", f"{REFERENCE}:{name}"), True
     declared = spec["outputs"].items()
     policies = {output: tensor["compare"] for output, tensor in declared if tensor.get("compare")}
-    for (when, source), taken, found, spans in zip(chain, steps, inputs, dims, strict=True):
+    for (when, source), taken, tensors, spans in zip(chain, steps, inputs, dims, strict=True):
         graph = Graph(f"{name}/{SURGERY}/{when}", f"{SURGERY}:{name}:{when}") if taken else source
         if changes_golden(taken):
             golden = graph
@@ -130,14 +130,14 @@ def graph_points(spec: Spec) -> GraphPoints:
             origins = representatives(own)
         points.append(
             GraphPoint(
-                taken, source, graph, found, spans, own, origins, policies, *golden, has_further
+                taken, source, graph, tensors, spans, own, origins, policies, *golden, has_further
             )
         )
     return GraphPoints(values, *points)
 
 
 def size_ranges(spec: Spec, exported: GraphPoint) -> dict[str, dict[str, int]]:
-    """Return ``min``, ``max`` and ``multiple_of`` of the exported dimensions.
+    """Collect ``min``, ``max`` and ``multiple_of`` of the exported dimensions.
 
     A dimension that surgery fixes has its value only.
     """
@@ -150,7 +150,7 @@ def size_ranges(spec: Spec, exported: GraphPoint) -> dict[str, dict[str, int]]:
 
 
 def further_cases(spec: Spec, exported: GraphPoint) -> dict[str, Any]:
-    """Return the further cases of ``validate``, or {}.
+    """Choose the further cases of ``validate``, or {}.
 
     Their sizes are chosen when the golden outputs are computed: some depend on the network's
     source. So their files are optional.
@@ -172,7 +172,7 @@ def further_cases(spec: Spec, exported: GraphPoint) -> dict[str, Any]:
 
 
 def changes_golden(steps: Iterable[Step]) -> bool:
-    """Return True if ``steps`` change golden tensors or their names."""
+    """Check if ``steps`` change golden tensors or their names."""
     return any(
         kind_of(step) in _NEW_INTERFACE
         or step.get("changes") == "numbers"
@@ -185,7 +185,7 @@ def changes_golden(steps: Iterable[Step]) -> bool:
 def profile_values(
     spec: Spec, engines: Iterable[Mapping[str, Any]], inputs: Inputs, dims: Mapping[str, Any]
 ) -> dict[str, Dims]:
-    """Return the cases of the engines' explicit profiles by name."""
+    """List the cases of the engines' explicit profiles by name."""
     profiles = [profile for engine in engines for profile in engine.get("profiles") or ()]
     if not profiles:
         return {}
@@ -200,7 +200,7 @@ def profile_values(
 def profile_cases(
     profile: Profile, inputs: Inputs, dims: Mapping[str, DimRange]
 ) -> dict[str, Dims]:
-    """Return the dimensions in the four cases of one profile.
+    """Choose the dimensions in the four cases of one profile.
 
     ``multiple_of`` and ``odd`` of ``dims`` apply here as well, as far as they fit the range.
     """
@@ -208,8 +208,8 @@ def profile_cases(
     for name, tensor in inputs.items():
         shapes = profile.get(name) or {}
         for axis, dim in enumerate(tensor["shape"]):
-            known = all(axis < len(shapes.get(point, ())) for point in ALL_CASES[:3])
-            if isinstance(dim, str) and dim not in spans and known:
+            is_complete = all(axis < len(shapes.get(point, ())) for point in ALL_CASES[:3])
+            if isinstance(dim, str) and dim not in spans and is_complete:
                 low, usual, high = (shapes[point][axis] for point in ALL_CASES[:3])
                 declared = dims.get(dim, {})
                 odd = declared.get("odd")
@@ -224,7 +224,7 @@ def profile_cases(
 
 
 def name_of(values: Mapping[str, int]) -> str:
-    """Return the name of a profile's case: its sizes, shared by engines."""
+    """Name a profile's case by its sizes; engines share it."""
     name = ",".join(f"{dim}={value}" for dim, value in sorted(values.items()))
     if len(name) <= _LONGEST_NAME:
         return name
@@ -232,7 +232,7 @@ def name_of(values: Mapping[str, int]) -> str:
 
 
 def _renamed(policies: Mapping[str, Any], names: Mapping[str, str]) -> dict[str, Any]:
-    """Return the policies after a step renamed outputs."""
+    """Rename the outputs in policies as a step does."""
 
     def new(value: Any) -> Any:
         if isinstance(value, (list, tuple)):
@@ -248,5 +248,5 @@ def _renamed(policies: Mapping[str, Any], names: Mapping[str, str]) -> dict[str,
     }
 
 
-def _only(found: Mapping[str, Any], names: Iterable[str]) -> dict[str, Any]:
-    return {name: value for name, value in found.items() if name in names}
+def _only(values: Mapping[str, Any], names: Iterable[str]) -> dict[str, Any]:
+    return {name: value for name, value in values.items() if name in names}

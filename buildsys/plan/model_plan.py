@@ -153,7 +153,7 @@ class ModelPlan:
     def fields(
         self, stage: str, variant: str = "", engine: EngineSpec | None = None
     ) -> dict[str, Any]:
-        """Return the name, needs and time limit of an action."""
+        """Name an action, with its needs and time limit."""
         return {
             "target": target_of(stage, self.name, variant),
             "stage": stage,
@@ -164,28 +164,28 @@ class ModelPlan:
         }
 
     def calibrated(self, *roles: str) -> dict[str, FileRef]:
-        """Return outputs of the calibration: ``batches`` and ``ranges``."""
+        """Locate outputs of the calibration: ``batches`` and ``ranges``."""
         names = {"batches": "batches.npz", "ranges": "ranges.json"}
         return {role: FileRef(f"{self.name}/calibrate/{names[role]}") for role in roles}
 
     def conversion(self, precision: str) -> Conversion:
-        """Return the conversion of all nodes to a precision other than fp32."""
+        """Describe the conversion of all nodes to a precision other than fp32."""
         return Conversion(self.name, precision, precision, self.spec["verify"][precision])
 
     @property
     def conversions(self) -> tuple[Conversion, ...]:
         """The conversions for engines and their baselines, each once."""
-        found = [engine.conversion for engine in self.engines if engine.conversion]
+        conversions = [engine.conversion for engine in self.engines if engine.conversion]
         for engine in self.engines:
             if engine.baseline_graph and engine.baseline_precision != FULL_PRECISION:
-                found.append(self.conversion(engine.baseline_precision))
-        return tuple({each.variant: each for each in found}.values())
+                conversions.append(self.conversion(engine.baseline_precision))
+        return tuple({graph.variant: graph for graph in conversions}.values())
 
     @property
     def searches(self) -> tuple[Conversion, ...]:
         """The conversions completed by a search, each once."""
-        found = [engine.search for engine in self.engines if engine.search]
-        return tuple({each.variant: each for each in found}.values())
+        searches = [engine.search for engine in self.engines if engine.search]
+        return tuple({search.variant: search for search in searches}.values())
 
 
 class EnginePlan:
@@ -347,20 +347,20 @@ class EnginePlan:
 
 
 def _without_calibration(spec: Spec, engine: EngineSpec) -> dict[str, Any]:
-    """Return the options of a graph that is fused or has quantized weights, or {}."""
-    found: dict[str, Any] = {}
+    """Choose the options of a graph that is fused or has quantized weights, or {}."""
+    options: dict[str, Any] = {}
     if engine.get("optimized"):
-        found["optimize"] = spec["optimize"]
+        options["optimize"] = spec["optimize"]
     fields: tuple[str, ...] = _INT4 if engine["precision"] == "int4" else ()
     fields = _DYNAMIC if engine.get("quantization") == "dynamic" else fields
     if fields:
         section = spec["quantize_weights"]
-        found["quantize_weights"] = {field: section[field] for field in fields}
-    return found
+        options["quantize_weights"] = {field: section[field] for field in fields}
+    return options
 
 
 def _variant(engine: EngineSpec) -> str:
-    """Return the name of such a graph, as in ``optimized-dynamic-int8``."""
+    """Name such a graph, as in ``optimized-dynamic-int8``."""
     parts = (
         "optimized" if engine.get("optimized") else "",
         "dynamic" if engine.get("quantization") == "dynamic" else "",
@@ -370,7 +370,7 @@ def _variant(engine: EngineSpec) -> str:
 
 
 def _of_definition(spec: Spec) -> Spec:
-    """Return the manifest of a network that itself has the quantizers of int8 and fp8 engines."""
+    """Let int8 and fp8 engines use the quantizers of a network defined by hand."""
     engines = []
     for engine in spec["engines"]:
         if engine["precision"] in QUANTIZED and "quantization" in engine:
@@ -380,7 +380,7 @@ def _of_definition(spec: Spec) -> Spec:
 
 
 def _without_run_fields(spec: Spec) -> Spec:
-    """Return the manifest without fields of `run`, for no key to contain them."""
+    """Drop fields of `run`, for no key to contain them."""
     return {
         **spec,
         **{

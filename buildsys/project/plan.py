@@ -35,7 +35,7 @@ class ProjectPlan(Mapping[str, Action]):
         self._planned: dict[str, dict[str, Action]] = {}
 
     def of(self, model: str) -> Mapping[str, Action]:
-        """Return the plan of one model, empty for an unknown one."""
+        """Plan one model; the plan of an unknown one is empty."""
         planned = self._planned.get(model)
         if planned is None:
             if model not in self._models:
@@ -46,11 +46,11 @@ class ProjectPlan(Mapping[str, Action]):
         return planned
 
     def targets(self, model: str) -> Sequence[str]:
-        """Return the targets of one model."""
+        """List the targets of one model."""
         return tuple(self.of(model))
 
     def stages(self) -> list[str]:
-        """Return the stages of all models in the order of their targets.
+        """List the stages of all models in the order of their targets.
 
         One model is planned for each combination of sections.
         """
@@ -75,7 +75,7 @@ class ProjectPlan(Mapping[str, Action]):
 
 
 def model_of(target: str) -> str:
-    """Return the model of a target."""
+    """Read the model in the name of a target."""
     return (*target.split(":", 2), "")[1]
 
 

@@ -199,7 +199,7 @@ ENGINE_STAGES = tuple(stage.name for stage in STAGES if stage.planned_for == "en
 
 
 def stage_info(name: str) -> StageInfo:
-    """Return the row of a stage; another package's stage has the defaults."""
+    """Look up the row of a stage; another package's stage has the defaults."""
     return STAGE_INFO.get(name) or StageInfo(name, f"{name} of every model")
 
 

@@ -74,7 +74,7 @@ def plan_bench(model: ModelPlan, engine: EnginePlan) -> Iterator[Action]:
 
 
 def timed_fields(engine: EnginePlan, tools: Iterable[str]) -> dict[str, Any]:
-    """Return the fields of an action that times an engine; ``tools`` are those of this process."""
+    """Collect the fields of an action that times an engine; ``tools`` run in this process."""
     runs_elsewhere = bool(engine.toolchain)
     return {
         "packages": engine.backend_packages,

@@ -37,15 +37,15 @@ def key_figure(result: BenchResult) -> str:
     text = f"{name}: {p50(own)}, {q.significant(own['throughput_per_s'])}/s"
     speedup = case.get("speedup")
     text += f", {q.speedup(speedup)} torch" if speedup is not None else ""
-    steady = {name: one for name, one in contenders.items() if not one.get("noisy")}
+    steady = {name: timed for name, timed in contenders.items() if not timed.get("noisy")}
     graph = steady.get(ENGINE_CUDA_GRAPH)
     text += "" if graph is None or graph is own else f"; CUDA graph {p50(graph)}"
-    fastest = min(steady, key=lambda one: steady[one].get("p50_ms", math.inf))
+    fastest = min(steady, key=lambda name: steady[name].get("p50_ms", math.inf))
     if steady[fastest]["p50_ms"] < _CLEARLY_FASTER * min(
-        steady[one]["p50_ms"] for one in (ENGINE, ENGINE_CUDA_GRAPH) if one in steady
+        steady[name]["p50_ms"] for name in (ENGINE, ENGINE_CUDA_GRAPH) if name in steady
     ):
         text += f"; {contender_title(fastest)} is faster: {p50(steady[fastest])}"
-    noisy = q.first_names([contender_title(one) for one in contenders if one not in steady], 3)
+    noisy = q.first_names([contender_title(name) for name in contenders if name not in steady], 3)
     return f"{text}; noisy: {noisy}" if noisy else text
 
 

@@ -126,7 +126,7 @@ def is_recorded_noisy(figures: Mapping[str, Any]) -> bool:
 
 
 def engine_contender(contenders: Container[str]) -> str:
-    """Return the engine's contender, without CUDA graph if possible."""
+    """Choose the engine's contender, without CUDA graph if possible."""
     only_graph = ENGINE not in contenders and ENGINE_CUDA_GRAPH in contenders
     return ENGINE_CUDA_GRAPH if only_graph else ENGINE
 

@@ -21,14 +21,14 @@ _ENGINE_FILES = ("engine", "engine.", "library.", "result")  # roles, or their b
 
 def plan_command(model: ModelPlan, others: Mapping[str, Action]) -> Iterator[Action]:
     """Plan a model's commands; they may read outputs of ``others``."""
-    known = dict(others)
+    actions = dict(others)
     for spec in model.spec["commands"]:
-        action = _action(model, spec, known)
-        known[action.target] = action
+        action = _action(model, spec, actions)
+        actions[action.target] = action
         yield action
 
 
-def _action(model: ModelPlan, spec: Mapping[str, Any], known: Mapping[str, Action]) -> Action:
+def _action(model: ModelPlan, spec: Mapping[str, Any], others: Mapping[str, Action]) -> Action:
     name, folder = spec["name"], f"{model.name}/command/{spec['name']}"
     files: dict[str, str] = {}  # of the project
     written: dict[str, str] = {}  # by other targets
@@ -41,10 +41,10 @@ def _action(model: ModelPlan, spec: Mapping[str, Any], known: Mapping[str, Actio
         if reference is None:
             files[label] = text
             continue
-        found, target = _referenced(model, reference, known)
+        outputs_read, target = _referenced(model, reference, others)
         written[label] = ".".join(filter(None, reference))
-        listed += [label] if found[""].folder else []
-        inputs |= {f"input.{label}{role}": ref for role, ref in found.items()}
+        listed += [label] if outputs_read[""].folder else []
+        inputs |= {f"input.{label}{role}": ref for role, ref in outputs_read.items()}
         after.append(target)
         if reference[0] == "engines":
             order.append(f"verify:{model.name}:{reference[1]}")
@@ -103,20 +103,20 @@ def _action(model: ModelPlan, spec: Mapping[str, Any], known: Mapping[str, Actio
 
 
 def _referenced(
-    model: ModelPlan, reference: tuple[str, str], known: Mapping[str, Action]
+    model: ModelPlan, reference: tuple[str, str], others: Mapping[str, Action]
 ) -> tuple[dict[str, FileRef], str]:
-    """Return another target's output files, the main one first."""
+    """Locate another target's output files, the main one first."""
     kind, of = reference
     if kind == "commands":
         command, _, output = of.rpartition(".")
         target = f"command:{model.name}:{command}"
-        ref = known[target].outputs[f"output.{output}"]
+        ref = others[target].outputs[f"output.{output}"]
         return {"": FileRef(ref.path, optional=True, folder=ref.folder)}, target
     if kind == "engines":
         target = f"engine:{model.name}:{of}"
         files = {
             role: FileRef(ref.path, optional=True)
-            for role, ref in known[target].outputs.items()
+            for role, ref in others[target].outputs.items()
             if role.startswith(_ENGINE_FILES)
         }
         main = files.pop("engine")
@@ -125,5 +125,5 @@ def _referenced(
         case = model.final.origins[of]
         return {"": model.final.golden([case])[f"case.{case}"]}, model.final.golden_target
     graph = model.exported.graph if kind == "exported" else model.final.graph
-    found = graph.files()
-    return {"": found["model"], ".data": found["model.data"]}, graph.target
+    graph_files = graph.files()
+    return {"": graph_files["model"], ".data": graph_files["model.data"]}, graph.target

@@ -11,15 +11,15 @@ _SHOWN = 3  # in one line
 
 
 def key_figure(result: CommandResult) -> str:
-    """Return a command's first figures, else its outputs' size."""
+    """List the first figures, else the size of the outputs."""
     figures = [*result.get("figures", {}).items()]
     if figures:
         texts = [_figure_text(name, figure) for name, figure in figures[:_SHOWN]]
         more = [f"and {len(figures) - _SHOWN} more"] if len(figures) > _SHOWN else []
         return ", ".join((*texts, *more))
     outputs = result.get("outputs", {}).values()
-    files = sum(each.get("files", 0) for each in outputs)
-    return f"{q.plural(files, 'file')}, {q.size(sum(each.get('bytes', 0) for each in outputs))}"
+    files = sum(output.get("files", 0) for output in outputs)
+    return f"{q.plural(files, 'file')}, {q.size(sum(output.get('bytes', 0) for output in outputs))}"
 
 
 def history_figures(result: CommandResult) -> dict[str, Any]:

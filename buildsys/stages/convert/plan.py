@@ -38,7 +38,7 @@ def plan_convert(model: ModelPlan) -> Iterator[Action]:
 
 
 def conversion_fields(model: ModelPlan, conversion: Conversion) -> dict[str, Any]:
-    """Return what a conversion and the search for its nodes depend on."""
+    """Collect what a conversion and the search for its nodes depend on."""
     spec, final, precision = model.spec, model.final, conversion.precision
     cases, operators = final.cases(spec["verify"]["cases"]), model.operators.use()
     options: dict[str, Any]

@@ -26,9 +26,9 @@ def plan_engine(model: ModelPlan, engine: EnginePlan) -> Iterator[Action]:
         cache = {"calibration": FileRef(f"{folder}/calibration.cache", optional=True)}
     tools = [engine.description.distribution]
     tools += engine.description.build_tools(engine.spec)
-    kept = {}
+    nodes = {}
     if engine.search and not engine.conversion:  # the builder rounds all other nodes
-        kept = {"nodes": engine.search.nodes}
+        nodes = {"nodes": engine.search.nodes}
         after = [*after, engine.search.search_target]
     if engine.description.takes_ranges:
         spans = {d: {p: span[p] for p in ("min", "opt", "max")} for d, span in final.dims.items()}
@@ -55,7 +55,7 @@ def plan_engine(model: ModelPlan, engine: EnginePlan) -> Iterator[Action]:
     yield Action(
         **model.fields("engine", engine.name, engine.spec),
         options={**options, **operators.options},
-        inputs={**engine.source, **kept, **batches, **operators.inputs},
+        inputs={**engine.source, **nodes, **batches, **operators.inputs},
         outputs={
             **engine.loaded_operators.inputs,
             **engine.files,
@@ -85,7 +85,7 @@ def plan_engine(model: ModelPlan, engine: EnginePlan) -> Iterator[Action]:
 
 
 def _ranges(graph: GraphPoint) -> dict[str, list[Any]]:
-    """Return the shape of each input, with [min, max] for a size that varies."""
+    """List the shape of each input, with [min, max] for a size that varies."""
     spans = {name: [span["min"], span["max"]] for name, span in graph.dims.items()}
     return {
         name: [spans.get(size, size) for size in port["shape"]]

@@ -21,7 +21,7 @@ def plan_operators(model: ModelPlan) -> Iterator[Action]:
     native = any(
         flag.endswith("=native") for library in compiled for flag in library.get("flags", ())
     )
-    sources = [f.rpartition(":")[0] for found in functions.values() for f in found.values()]
+    sources = [f.rpartition(":")[0] for named in functions.values() for f in named.values()]
     for library in libraries.values():
         sources += library["sources"] if "sources" in library else [library["file"]]
     options = {"functions": functions, "libraries": {n: dict(e) for n, e in libraries.items()}}

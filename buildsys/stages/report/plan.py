@@ -43,17 +43,17 @@ def plan_report(model: ModelPlan, actions: Mapping[str, Action]) -> Iterator[Act
     hidden |= set() if model.searches else {"search"}
     hidden |= set(GRAPH_SECTIONS) if model.definition else set()
     hidden |= set() if model.has_network else set(NETWORK_SECTIONS)
-    shown = {section: value for section, value in spec.items() if section not in hidden}
+    manifest = {section: value for section, value in spec.items() if section not in hidden}
     if model.has_network:
-        shown["engines"] = [_as_written(engine) for engine in spec["engines"]]
-    if "commands" in shown:
-        fields = [each.items() for each in spec["commands"]]
-        shown["commands"] = [{n: v for n, v in each if n not in _HIDDEN} for each in fields]
+        manifest["engines"] = [_as_written(engine) for engine in spec["engines"]]
+    if "commands" in manifest:
+        fields = [command.items() for command in spec["commands"]]
+        manifest["commands"] = [{n: v for n, v in f if n not in _HIDDEN} for f in fields]
     if spec.get("toolchains"):  # without the paths of their interpreters
-        shown["toolchains"] = {n: {"env": t["env"]} for n, t in spec["toolchains"].items()}
+        manifest["toolchains"] = {n: {"env": t["env"]} for n, t in spec["toolchains"].items()}
     yield Action(
         **{**model.fields("report"), "needs": NO_NEEDS},
-        options={"manifest": shown, "pictures": pictures},
+        options={"manifest": manifest, "pictures": pictures},
         inputs={
             **{action.target: action.outputs["result"] for action in results},
             **{f"graph:{action.target}": action.outputs["model"] for action in graphs},
@@ -68,15 +68,15 @@ def plan_report(model: ModelPlan, actions: Mapping[str, Action]) -> Iterator[Act
 
 
 def _as_written(engine: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return an engine with ``auto`` as a part of its precision, without its needs."""
+    """Write ``auto`` as a part of an engine's precision, and leave out its needs."""
     fields = {name: value for name, value in engine.items() if name not in ("auto", "needs")}
     is_auto = {"precision": f"auto-{engine['precision']}"} if engine.get("auto") else {}
     return fields | is_auto
 
 
 def _pictures(graphs: Sequence[Action]) -> dict[str, str]:
-    """Return the graphs to draw: title -> target."""
-    first = next((one.target for one in graphs if one.stage == "export"), None)
-    last = next((one.target for one in reversed(graphs) if one.stage != "convert"), None)
-    found = {"exported": first, "simplified": last if last != first else None}
-    return {title: target for title, target in found.items() if target is not None}
+    """Choose the graphs to draw: title -> target."""
+    first = next((graph.target for graph in graphs if graph.stage == "export"), None)
+    last = next((g.target for g in reversed(graphs) if g.stage != "convert"), None)
+    targets = {"exported": first, "simplified": last if last != first else None}
+    return {title: target for title, target in targets.items() if target is not None}

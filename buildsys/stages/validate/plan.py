@@ -67,6 +67,6 @@ def plan_validate(model: ModelPlan) -> Iterator[Action]:
 
 
 def _constant_inputs(model: ModelPlan) -> dict[str, Any]:
-    """Return input -> value of the inputs with one value in every case."""
+    """List the inputs with one value in every case: name -> value."""
     entries = {name: tensor["data"] or {} for name, tensor in model.spec["inputs"].items()}
     return {name: data["constant"] for name, data in entries.items() if "constant" in data}
