@@ -61,7 +61,7 @@ def run_on(
 
     began = time.monotonic()
     chosen = session.select(names, only=ModelFilter.of(options))
-    if options.since:
+    if getattr(options, "since", ""):
         from buildsys.cli.commands.plan import changed_targets
 
         chosen &= set(changed_targets(session, options.since))

@@ -63,7 +63,6 @@ class Session(OpenProject):
         self.requested: Collection[str] = ()  # targets of this run
         self.up_to_date_targets: Sequence[str] = ()  # those of them that are not tasks of doit
         self.checked_stale_outputs = False  # after a failure
-        self.has_updated_pages = False  # of the models of this run
         self.rebuilds: dict[str, Reason] = {}  # targets to run even if up to date, and why
         self.remeasures_noisy = False  # benchmarks and gates whose last measurement was noisy
         self.remeasures_all = False

@@ -39,13 +39,18 @@ def add_arguments(parser: ArgumentParser) -> None:
     parser.add_argument("--junit", default="", help="write the results as JUnit XML into a file")
     parser.add_argument("--summary", default="", help="write a summary in Markdown into a file")
     parser.add_argument("--results", default="", help="write the results as JSON into a file")
+    add_executor(parser)
+    add_json(parser)
+    add_filter(parser)
+    parser.add_argument("--input", action="append", help=SUPPRESS)  # of buildsys run
+
+
+def add_executor(parser: ArgumentParser) -> None:
+    """Declare ``--on`` and ``--fetch``."""
     parser.add_argument("--on", default="", help="build on an executor of project.yaml")
     parser.add_argument(
         "--fetch", action="store_true", help="with --on: copy engines and reports into build/"
     )
-    add_json(parser)
-    add_filter(parser)
-    parser.add_argument("--input", action="append", help=SUPPRESS)  # of buildsys run
 
 
 def add_jobs(parser: ArgumentParser, text: str) -> None:

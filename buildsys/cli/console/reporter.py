@@ -235,7 +235,6 @@ class Reporter:
         """Write the pages of changed models; return a line for the console."""
         from buildsys.cli.html_pages import update_pages
 
-        self.session.has_updated_pages = True
         known = self.session.project.models
         return update_pages(self.session, [model for model in known if model in models])
 

@@ -13,7 +13,7 @@ from typing import Any
 
 from buildsys import __version__
 from buildsys.cli.command import INTERRUPTED, add_names
-from buildsys.cli.commands.build import add_jobs, chosen_names
+from buildsys.cli.commands.build import add_executor, add_jobs, chosen_names
 from buildsys.cli.commands.nightly.lock import NightlyLock, NightlyRun, hold_lock
 from buildsys.cli.console.rows import Row, print_rows
 from buildsys.cli.model_filter import ModelFilter, add_filter
@@ -58,6 +58,7 @@ def add_arguments(parser: ArgumentParser) -> None:
     parser.add_argument(
         "--rebuild", default="", help="rebuild a stage and what depends on it, e.g. engines"
     )
+    add_executor(parser)
     add_filter(parser)
 
 
@@ -103,9 +104,13 @@ class _Night:
         try:
             with no_garbage_collection():
                 session = Session(load_project(self._options.root, leave_out=True))
-            names = self._choose(session)
-            code = run_targets(session, names, jobs=self._jobs(), keep_going=True)
-            status, code = self._finish(session, code)
+            if self._options.on:
+                results, code = self._build_elsewhere(session)
+            else:
+                names = self._choose(session)
+                code = run_targets(session, names, jobs=self._jobs(), keep_going=True)
+                results = collect_results(session, self._started, since=self._lock.run.since)
+            status, code = results.status, self._finish(session, results, code)
         except BuildsysError as error:
             self._write_unfinished(REFUSED, str(error), error.exit_code)
             raise
@@ -149,9 +154,19 @@ class _Night:
         }
         return names
 
-    def _finish(self, session: Session, code: int) -> tuple[str, int]:
-        """Write the files and print the failures; return status and exit code."""
-        results = collect_results(session, self._started, since=self._lock.run.since)
+    def _build_elsewhere(self, session: Session) -> tuple[RunResults, int]:
+        """Let other machines build everything stale; return results and exit code."""
+        from buildsys.cli.build_on import run_on
+
+        options = self._options
+        stages = [stage for stage in self._rebuild if stage != _EVERYTHING]
+        command = ["nightly", *(["--all"] if options.all else [])]
+        command += ["--rebuild", ",".join(stages)] if stages else []
+        run = run_on(session, options.names, options, tuple(command), self._lock.run.since)
+        return run.results, run.exit_code
+
+    def _finish(self, session: Session, results: RunResults, code: int) -> int:
+        """Write the files and print the failures; return the exit code."""
         if results.manifests:
             code = max(code, UsageError.exit_code)
         if not code and results.regressed:
@@ -166,7 +181,7 @@ class _Night:
             sys.stdout.write(printable(f"{line}\n") if line else "")
         code = max(code, self._write(results, code))
         _print_end(results, self._folder)
-        return results.status, code
+        return code
 
     def _write_unfinished(self, status: str, error: str, code: int) -> int:
         host = self._lock.run.host
