@@ -262,7 +262,7 @@ class Executor:
                 tree,
                 self._publisher.digest_outputs(tree, digests),
                 last=action.outputs[RESULT].path,
-                kept=record.files,
+                in_place=record.files,
                 optional=record.outputs,
                 restored=True,
             )

@@ -121,11 +121,11 @@ def format_reasons(reasons: Iterable[Reason]) -> list[str]:
     return list(map(_describe_group, _groups(reasons)))
 
 
-def summarize_reasons(reasons: Sequence[Reason], shown: int = 1) -> str:
+def summarize_reasons(reasons: Sequence[Reason], listed: int = 1) -> str:
     """Write the first reasons and the number of others on one line."""
     groups = _groups(reasons)
-    text = "; ".join(map(_describe_group, groups[:shown]))
-    hidden = [reason for group in groups[shown:] for reason in group]
+    text = "; ".join(map(_describe_group, groups[:listed]))
+    hidden = [reason for group in groups[listed:] for reason in group]
     if not hidden:
         return text
     if len(hidden) < _FROM_HIDDEN:

@@ -158,18 +158,18 @@ class Publisher:
         outputs: Mapping[str, FileDigest],
         *,
         last: str,
-        kept: Collection[str] = (),
+        in_place: Collection[str] = (),
         optional: Collection[str] = (),
         restored: bool = False,
     ) -> None:
-        """Make ``outputs`` and ``kept`` the published files of a target.
+        """Make ``outputs`` and ``in_place`` the published files of a target.
 
-        The outputs are renamed from ``tree``, the result file ``last``; ``kept`` files are in place
-        already. All other files of the target are removed, including ``optional`` ones. Files are
-        recorded first, in case of a kill midway. ``restored`` outputs are not flushed: the store
-        has them as well.
+        The outputs are renamed from ``tree``, the result file ``last``; ``in_place`` files are
+        there already. All other files of the target are removed, including ``optional`` ones.
+        Files are recorded first, in case of a kill midway. ``restored`` outputs are not flushed:
+        the store has them too.
         """
-        published_names = {*outputs, *kept}
+        published_names = {*outputs, *in_place}
         unwanted = (self._ledger.owned(target) | set(optional)) - published_names
         self._ledger.claim(target, published_names)
         self._make_way(published_names, unwanted)

@@ -285,7 +285,7 @@ def test_only_outputs_and_kept_files_remain(publisher: Publisher, build: Path, d
             tree,
             publisher.digest_outputs(tree),
             last=RESULT,
-            kept=["m/export/model.onnx"],
+            in_place=["m/export/model.onnx"],
             optional=["m/export/added.bin", "m/export/never.bin"],
         )
     left = {path.name: path.read_text() for path in (build / "m/export").iterdir()}
