@@ -1,4 +1,4 @@
-"""Worker servers killed, hanging or not starting, both own and shared."""
+"""Worker servers killed, hanging or not starting."""
 
 from __future__ import annotations
 
@@ -27,13 +27,11 @@ from buildsys.workers import server_handle, server_kinds
 from buildsys.workers.server_kinds import ServerKind
 
 
-@pytest.fixture(params=["own", "shared"])
+@pytest.fixture
 def project(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, shared_servers: Path
 ) -> Iterator[PoolProject]:
-    """A project with a run's own server, then with a shared one."""
-    if request.param == "shared":
-        request.getfixturevalue("shared_servers")
+    """A project with servers that would outlive its run."""
     import_from(monkeypatch)
     project = PoolProject(tmp_path)
     yield project
