@@ -31,9 +31,9 @@ def mode(path: Path, bits: int) -> Iterator[None]:
         path.chmod(before)
 
 
-def doit(project: ReadyProject, *arguments: str) -> str:
-    """Return what doit prints as a user without special rights."""
-    command = [sys.executable, "-m", "doit", *arguments]
+def run(project: ReadyProject, program: str, *arguments: str) -> str:
+    """Return what a program prints as a user without special rights."""
+    command = [sys.executable, "-m", program, *arguments]
     done = subprocess.run(
         [*(_AS_OTHERS if os.getuid() == 0 else ()), *command],
         cwd=project.root,
@@ -51,11 +51,11 @@ def doit(project: ReadyProject, *arguments: str) -> str:
 def test_a_build_folder_and_a_history(ready_built: ReadyProject) -> None:
     build = ready_built.root / "build"
     with mode(build, 0):
-        found = doit(ready_built, "export:a")
+        printed = run(ready_built, "doit", "export:a")
         place = f"cannot read {build}/a/export/model.onnx: Permission denied"
-        assert f"{place}; check its permissions and its disk" in found
-        assert "Errno" not in found
+        assert f"{place}; check its permissions and its disk" in printed
+        assert "Errno" not in printed
     with mode(ready_built.root / ".buildsys/history.db", 0):
-        found = doit(ready_built, "history")
-        assert "cannot be read (unable to open database file; check its permissions)" in found
+        printed = run(ready_built, "buildsys", "history")
+        assert "cannot be read (unable to open database file; check its permissions)" in printed
     assert ready_built.doit().code == 0
