@@ -59,7 +59,7 @@ class Engine:
         self.notes = notes
         self.inputs: tuple[Port, ...] = session.inputs
         self.outputs: tuple[Port, ...] = session.outputs
-        self.profiles = session.profiles
+        self.profiles = list(session.profiles)
         ranges = record.map("ranges")
         self._readers = {
             port.name: InputReader(name, port, ranges.get(port.name, ())) for port in self.inputs
