@@ -1,0 +1,102 @@
+"""Builds on a machine reached by ssh: a server of this test, with its own keys."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import signal
+import subprocess
+from pathlib import Path
+
+from project_folder import wait_until
+from remote_project import (
+    BUILDSYS,
+    RemoteProject,
+    builds,
+    explanation,
+    files,
+    places,
+    processes_of,
+    results,
+)
+
+
+def test_a_night_elsewhere_equals_one_here(over_ssh: RemoteProject, tmp_path: Path) -> None:
+    project = over_ssh
+    project.add_failing_model()
+    project.commit()
+    here = project.copy(tmp_path / "here")
+    local = project.run("nightly", root=here, BUILDSYS_REMOTE="")
+    remote = project.run("nightly", "--on", "there", "--fetch")
+    assert (local.code, remote.code) == (2, 2), remote.out
+    assert "17 passed, 1 failed, 6 not-run" in remote.out
+    assert results(project.root) == results(here)
+    assert builds(project.root) == builds(here)
+    assert files(project.root) == files(here)
+    assert explanation(project, project.root) == explanation(project, here)
+    assert "no such data" in (project.root / "build/c/reference/reference.log").read_text()
+    page = (project.root / "build/report/a.html").read_text()
+    assert page.count("<tr") == (here / "build/report/a.html").read_text().count("<tr")
+    # what failed has regressed only if it passed before
+    assert "regressed" not in remote.out
+
+
+def test_reports_and_history_come_without_fetching(over_ssh: RemoteProject) -> None:
+    ran = over_ssh.run("build", "--on", "there", "a", "--junit", "results.xml")
+    assert ran.code == 0, ran.out
+    assert "8 passed" in ran.out
+    names = files(over_ssh.root)
+    assert {"report/a.html", "a/engine/ort/engine.log"} <= names
+    assert "a/engine/ort/engine.onnx" not in names
+    assert len(builds(over_ssh.root)) == 8
+    assert (over_ssh.root / "results.xml").read_text().count("<testcase") == 8
+    again = over_ssh.run("build", "--on", "there", "a", "--fetch")
+    assert "2 passed, 6 restored" in again.out  # figures are measured where they are asked for
+    assert "a/engine/ort/engine.onnx" in files(over_ssh.root)
+    assert not [*(over_ssh.store / "runs").iterdir()]
+
+
+def test_an_interruption_ends_the_commands_there(over_ssh: RemoteProject) -> None:
+    (over_ssh.root / "hold").touch()  # travels: the stage waits for ever
+    process = subprocess.Popen(
+        [*BUILDSYS, "build", "--on", "there"], cwd=over_ssh.root, env=over_ssh.environment,
+        stdout=subprocess.PIPE, text=True,
+    )  # fmt: skip
+    wait_until(lambda: places(over_ssh, "held"), "a stage runs there")
+    process.send_signal(signal.SIGINT)
+    out, _ = process.communicate(timeout=60)
+    assert process.returncode == 130, out
+    assert "interrupted: the jobs are cancelled" in out
+    wait_until(lambda: not processes_of(over_ssh.mark), "no process is left there")
+    wait_until(lambda: not places(over_ssh, ""), "its folder is gone")
+
+
+def test_another_host_key_is_refused(over_ssh: RemoteProject, ssh_host: Path) -> None:
+    shutil.copy(ssh_host / "known_other", ssh_host / "known_hosts")
+    try:
+        ran = over_ssh.run("build", "--on", "there", "a")
+    finally:
+        shutil.copy(ssh_host / "known_host", ssh_host / "known_hosts")
+    assert ran.code == 2
+    assert "exit code 255: Host key verification failed." in ran.out
+    assert "the job all ended without results" in ran.out
+
+
+def test_only_trusted_machines_count(over_ssh: RemoteProject, tmp_path: Path) -> None:
+    project, keys = over_ssh, {}
+    for name in ("ours", "theirs"):
+        made = project.run("cache", "keygen", str(tmp_path / name))
+        keys[name] = made.out.partition("ed25519:")[2][:44]
+    settings = project.root / "configs/project.yaml"
+    text = settings.read_text()
+    trusted = f"mode: read-write, trusted_keys: ['ed25519:{keys['ours']}']"
+    for name, code in (("theirs", 2), ("ours", 0)):
+        shutil.rmtree(project.store)
+        key = f"env: {{BUILDSYS_SIGNING_KEY: '{tmp_path / name}', "
+        settings.write_text(text.replace("mode: read-write", trusted).replace("env: {", key))
+        ran = project.run("build", "--on", "there", "a", "--fetch", "--results", "r.json")
+        assert ran.code == code, ran.out
+        targets = json.loads((project.root / "r.json").read_bytes())["targets"]
+        assert {one["status"] for one in targets} == {"failed" if code else "passed"}
+        assert ("a/engine/ort/engine.onnx" in files(project.root)) == (code == 0)
+    assert "is signed by a key that is not trusted" not in ran.out
