@@ -79,15 +79,15 @@ def run_on(
         with _interruptible() as received:
             run = run_remotely(session.project, options.on, request)
         if received:
-            run.exit_code = TERMINATED if signal.SIGTERM in received else INTERRUPTED
+            run = run._replace(exit_code=TERMINATED if signal.SIGTERM in received else INTERRUPTED)
         models = dict.fromkeys(session.actions[target].model for target in targets)
         session.seconds = time.monotonic() - began
         if line := update_pages(session, models, run.reports):
             _show(line)
     finally:
         session.close()
-    run.results = replace(run.results, manifests=tuple(broken_manifests(session)))
-    return run
+    manifests = tuple(broken_manifests(session))
+    return run._replace(results=replace(run.results, manifests=manifests))
 
 
 @contextmanager

@@ -101,6 +101,14 @@ def import_history(history: History, file: Path, project: str = "") -> Imported:
     return Imported(added, total - damaged - added, tuple(notes))
 
 
+def copy_history(file: Path, folder: Path) -> Path:
+    """Copy a history with what is only in its write-ahead log; return the copy."""
+    copy = folder / file.name
+    with closing(sqlite3.connect(file)) as source, closing(sqlite3.connect(copy)) as target:
+        source.backup(target)
+    return copy
+
+
 def _check_history(file: Path) -> None:
     """Raise UsageError for a file that is not a whole history of this version."""
     other = ReadOnlyStateDb(file, schema=HISTORY)

@@ -7,10 +7,11 @@ import os
 import secrets
 import socket
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import NamedTuple
 
 from blake3 import blake3
 
@@ -20,16 +21,26 @@ from buildsys.execution.executor import Executor
 from buildsys.history.recorder import Checkout
 from buildsys.plan.action import RESULT, Action
 from buildsys.project.load import Project
-from buildsys.remote.depot import Depot
 from buildsys.remote.job import STORE
-from buildsys.remote.jobs import ENDED, QUEUED, Job, JobState, System, plan_jobs
+from buildsys.remote.jobs import (
+    ENDED,
+    QUEUED,
+    RUNNING,
+    Job,
+    JobState,
+    JobSummary,
+    System,
+    plan_jobs,
+    read_summary,
+)
 from buildsys.remote.kubernetes import Kubernetes
 from buildsys.remote.pack import pack_project, put_history
 from buildsys.remote.ray import Ray
 from buildsys.remote.results import (
     check_results,
     exit_code,
-    fetch_logs,
+    fetch_failure,
+    fetch_log,
     fetch_outputs,
     merge_histories,
     merge_targets,
@@ -37,10 +48,16 @@ from buildsys.remote.results import (
 )
 from buildsys.remote.slurm import Slurm
 from buildsys.remote.ssh import Ssh
-from buildsys.remote.summary import JobSummary, read_summary
 from buildsys.report.formatting import duration, plural
-from buildsys.report.results.reader import adapter
-from buildsys.report.run_results import FINISHED, INTERRUPTED, STATUSES, RunResults
+from buildsys.report.run_results import (
+    FAILED,
+    FINISHED,
+    INTERRUPTED,
+    STATUSES,
+    RunResults,
+    TargetResult,
+)
+from buildsys.store.depot import Depot
 from buildsys.store.ledger import utc_now
 from buildsys.store.object_store import Store
 from buildsys.store.signatures import NO_POLICY, TrustPolicy
@@ -65,22 +82,12 @@ class Request:
     show: Callable[[str], None] = print
 
 
-@dataclass
-class RemoteRun:
+class RemoteRun(NamedTuple):
     """A finished run on other machines."""
 
     results: RunResults
     exit_code: int
-    reports: dict[str, Path] = field(default_factory=dict)  # model -> its report, unless fetched
-
-
-@dataclass(frozen=True)
-class _Submitted:
-    """A run that its system has; in a file until it is merged."""
-
-    run: str
-    started: str
-    handles: Mapping[str, str]
+    reports: dict[str, Path]  # model -> its report, unless fetched
 
 
 def run_on(project: Project, name: str, request: Request) -> RemoteRun:
@@ -101,37 +108,44 @@ def run_on(project: Project, name: str, request: Request) -> RemoteRun:
     file = project.state / "remote" / f"{name}-{digest[:16]}.json"
     environment = {STORE: spec.store or cache["url"], **spec.env}
     environment |= {name: os.environ[name] for name in _VARIABLES if name in os.environ}
-    try:
-        submitted: _Submitted = adapter(_Submitted).validate_json(file.read_bytes())
-        request.show(f"the run {submitted.run} of {submitted.started} goes on")
+    try:  # a run that was submitted, and not merged
+        run, started, handles = json.loads(file.read_bytes())
+        request.show(f"the run {run} of {started} goes on")
     except (OSError, ValueError):
-        stamp = time.strftime("%Y%m%d-%H%M%S", time.gmtime())
-        submitted = _Submitted(f"{stamp}-{secrets.token_hex(3)}", utc_now(), {})
-        request.show(f"{plural(len(jobs), 'job')} for {name}: run {submitted.run}")
-    system: System = _SYSTEMS[spec.kind](
-        spec, submitted.run, environment, file.parent, dict(submitted.handles)
-    )
-    if not submitted.handles:
-        own = ("job", "--run", submitted.run, *options)
-        system.submit([
-            replace(job, command=(
-                *own, "--name", job.name, "--", *request.command, *job.targets
-            ))
-            for job in jobs
-        ])  # fmt: skip
-        submitted = replace(submitted, handles=system.handles)
-        replace_file(file, adapter(_Submitted).dump_json(submitted))
-    summaries, interrupted = _follow(depot, system, jobs, request.show)
-    run = _merge(project, depot, request, submitted, jobs, summaries)
-    run.results = replace(
-        run.results,
-        seconds=time.monotonic() - began,
-        status=INTERRUPTED if interrupted else FINISHED,
-        error="interrupted; finished targets are kept" if interrupted else "",
-    )
+        run = f"{time.strftime('%Y%m%d-%H%M%S', time.gmtime())}-{secrets.token_hex(3)}"
+        started, handles = utc_now(), {}
+        request.show(f"{plural(len(jobs), 'job')} for {name}: run {run}")
+    system: System = _SYSTEMS[spec.kind](spec, run, environment, file.parent, handles)
+    if not handles:
+        words = ("job", "--run", run, *options)
+        for number, job in enumerate(jobs):
+            command = (*words, "--name", job.name, "--", *request.command, *job.targets)
+            jobs[number] = replace(job, command=command)
+        system.submit(jobs)
+    if system.handles:  # else it ends with this process
+        replace_file(file, json.dumps([run, started, system.handles]).encode())
+    summaries: dict[str, JobSummary] = {}
+    error = ""
+    try:
+        _follow(depot, system, jobs, summaries, request.show)
+    except KeyboardInterrupt:
+        error = "interrupted; finished targets are kept"
+        request.show("interrupted: the jobs are cancelled")
+        with suppress(StageError):
+            system.cancel()
+    results, reports = _merge(project, depot, request, run, started, jobs, summaries)
     file.unlink(missing_ok=True)
-    depot.forget(submitted.run)
-    return run
+    depot.forget(run)
+    ended = RunResults(
+        started,
+        time.monotonic() - began,
+        socket.gethostname(),
+        INTERRUPTED if error else FINISHED,
+        error,
+        results,
+    )
+    code = exit_code(results, [summaries.get(job.name) for job in jobs])
+    return RemoteRun(ended, code, reports)
 
 
 def _pack(project: Project, depot: Depot, request: Request) -> list[str]:
@@ -154,29 +168,14 @@ def _pack(project: Project, depot: Depot, request: Request) -> list[str]:
 
 
 def _follow(
-    depot: Depot, system: System, jobs: Sequence[Job], show: Callable[[str], None]
-) -> tuple[dict[str, JobSummary], bool]:
-    """Show the progress of all jobs until each has ended; True after an interruption."""
-    summaries: dict[str, JobSummary] = {}
-    try:
-        for name, end in _ends(depot, system, jobs, show):
-            words = _outcome(end) if isinstance(end, JobSummary) else ", ".join(filter(None, end))
-            show(f"{name}: {words}")
-            if isinstance(end, JobSummary):
-                summaries[name] = end
-    except KeyboardInterrupt:
-        show("interrupted: the jobs are cancelled")
-        with suppress(StageError):
-            system.cancel()
-        return summaries, True
-    return summaries, False
-
-
-def _ends(
-    depot: Depot, system: System, jobs: Sequence[Job], show: Callable[[str], None]
-) -> Iterator[tuple[str, JobState | JobSummary]]:
-    """Yield changed states of jobs, and the summary of each that has ended."""
-    waiting = {job.name: JobState("") for job in jobs}  # with the last state shown
+    depot: Depot,
+    system: System,
+    jobs: Sequence[Job],
+    summaries: dict[str, JobSummary],
+    show: Callable[[str], None],
+) -> None:
+    """Show the progress of all jobs until each has ended; add their ``summaries``."""
+    waiting = {job.name: "" for job in jobs}  # with the last state shown
     ended_s: dict[str, float] = {}
     states: Mapping[str, JobState] | None = {}
     while waiting:
@@ -187,23 +186,27 @@ def _ends(
                 show(f"{error}; waiting for it")
             states = None
         for name, last in [*waiting.items()]:
-            state = JobState(ENDED) if states is None else states.get(name, JobState(ENDED))
-            machine = depot.read(system.run, f"{name}.started") or b""
-            if content := depot.read(system.run, f"{name}.json"):
-                del waiting[name]
-                yield name, read_summary(content, name)
-            elif state.phase == ENDED and states is not None:
+            state = JobState(RUNNING) if states is None else states.get(name, JobState(ENDED))
+            machine = words = ""
+            if state.phase != QUEUED and (content := depot.read(system.run, f"{name}.json")):
+                summaries[name] = read_summary(content, name)
+                words = _outcome(summaries[name])
+            elif state.phase == ENDED:
                 ended_s.setdefault(name, time.monotonic())
                 if time.monotonic() - ended_s[name] > _GRACE_S:
-                    del waiting[name]
-                    yield name, JobState("ended without results", state.detail)
-            elif states is not None:
+                    words = f"ended without results, {state.detail}"
+            else:
                 ended_s.pop(name, None)  # its system has started it again
-                if state.phase != QUEUED and machine:
-                    state = JobState(f"runs on {machine.decode(errors='replace')}")
-                if state != last and (state.phase == QUEUED or machine):
-                    waiting[name] = state
-                    yield name, state
+                if state.phase == RUNNING:
+                    machine = (depot.read(system.run, f"{name}.started") or b"").decode()
+                words = f"runs on {machine}" if machine else ", ".join(filter(None, state))
+                if words != last:
+                    waiting[name] = words
+                    show(f"{name}: {words}")
+                continue
+            if words:
+                del waiting[name]
+                show(f"{name}: {words}")
         if waiting:
             time.sleep(_POLL_S)
 
@@ -212,33 +215,31 @@ def _merge(
     project: Project,
     depot: Depot,
     request: Request,
-    submitted: _Submitted,
+    run: str,
+    since: str,
     jobs: Sequence[Job],
     summaries: Mapping[str, JobSummary],
-) -> RemoteRun:
-    """Merge summaries and histories; fetch what was asked for."""
-    actions, started = request.actions, submitted.started
+) -> tuple[tuple[TargetResult, ...], dict[str, Path]]:
+    """Merge summaries and histories; fetch outputs, or only the reports of models."""
+    actions, executor = request.actions, request.fetch_into
     targets = merge_targets(jobs, summaries, actions)
-    is_needed = request.fetch_into is not None or request.trust.is_active
+    is_needed = executor is not None or request.trust.is_active
     records, problems = read_records(depot, targets if is_needed else {}, request.trust)
-    ended = [summaries[job.name] for job in jobs if job.name in summaries]
-    merge_histories(depot, project, submitted.run, ended)
-    results = tuple(check_results(project, targets, problems, request.since or started))
+    merge_histories(depot, project, run, summaries.values())
+    results = tuple(check_results(project, targets, problems, request.since or since))
     reports: dict[str, Path] = {}
-    if request.fetch_into is not None:
-        store = Store(store_folder(project.state))
-        fetch_outputs(depot, request.fetch_into, store, actions, targets, records)
-    else:
-        for target, end in targets.items():
-            action = actions[target]
-            if action.stage == "report" and (file := end.files.get(action.outputs[RESULT].path)):
-                reports[action.model] = project.state / "remote/reports" / f"{action.model}.json"
-                depot.get(file, reports[action.model])
-    fetch_logs(depot, project.build, actions, targets)
-    merged = RunResults(started, 0.0, socket.gethostname(), targets=results)
-    return RemoteRun(
-        merged, exit_code(results, map(summaries.get, (j.name for j in jobs))), reports
-    )
+    store, folder = Store(store_folder(project.state)), project.state / "remote/reports"
+    for target, end in targets.items():
+        action = actions[target]
+        if executor is not None and target in records:
+            fetch_outputs(depot, executor, store, records[target], end)
+        elif executor is not None and end.run and end.result.status == FAILED:
+            fetch_failure(depot, executor, action, end)
+        elif action.stage == "report" and (file := end.files.get(action.outputs[RESULT].path)):
+            reports[action.model] = folder / f"{action.model}.json"
+            depot.get(file, reports[action.model])
+        fetch_log(depot, project.build, action, end)
+    return results, reports
 
 
 def _outcome(summary: JobSummary) -> str:

@@ -14,17 +14,18 @@ from argparse import ArgumentParser, Namespace
 from collections.abc import Callable, Sequence
 from contextlib import closing
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 from buildsys.errors import BuildsysError, StageError
 from buildsys.execution.provenance import ProvenanceSigner
 from buildsys.history.recorder import CHECKOUT_FILE, Checkout
 from buildsys.project.load import Project, empty_project
-from buildsys.remote.depot import Depot
+from buildsys.remote.jobs import JobSummary, TargetSummary
 from buildsys.remote.pack import put_history, unpack_earlier_builds, unpack_project
-from buildsys.remote.summary import JobSummary, TargetSummary
 from buildsys.report.results.reader import adapter
 from buildsys.report.run_results import FAILED, IGNORED, NOT_RUN, RunResults, TargetResult
+from buildsys.store.depot import Depot
 from buildsys.store.ledger import ActionRecord, Ledger, OutputFile
 from buildsys.store.locks import private_folder
 from buildsys.store.record_file import encode_record
@@ -33,8 +34,8 @@ from buildsys.store.state_db import StateDb, warn_on_stderr
 from buildsys.system.processes import die_with_parent
 
 STORE = "BUILDSYS_REMOTE"  # the variable with the address of the shared store
-_FINISHED = (0, 1, 2, 3)  # exit codes of a build that was not interrupted
 Sign = Callable[[ActionRecord], ActionRecord | None]
+_FINISHED = (0, 1, 2, 3)  # exit codes of a build that was not interrupted
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -62,7 +63,7 @@ def main(arguments: Sequence[str]) -> int:
             summary = _build(depot, options, Path(folder) / "project")
     except (BuildsysError, OSError) as error:
         sys.stderr.write(f"ERROR: {error}\n")
-        summary = JobSummary(machine, StageError.exit_code, 0.0, error=str(error))
+        summary = JobSummary(StageError.exit_code, error=str(error))
     summary = replace(summary, machine=machine, seconds=time.monotonic() - started)
     if summary.exit_code in _FINISHED:
         content = adapter(JobSummary).dump_json(summary)
@@ -84,16 +85,24 @@ def _build(depot: Depot, options: Namespace, root: Path) -> JobSummary:
     (project.state / CHECKOUT_FILE).write_text(text, encoding="utf-8")
     if options.earlier:
         unpack_earlier_builds(depot, _file(options.earlier), project)
-    words = options.build
-    results = project.build / "nightly/nightly.json"  # has more than results
+    results, words = project.build / "nightly/nightly.json", options.build
     if words[0] != "nightly":
         results = project.state / "results.json"
         words[1:1] = ["--results", str(results)]
     code = _run(words, root)
     if code not in _FINISHED:
-        return JobSummary("", code, 0.0)
-    targets, history = _collect(depot, project, results, _signer(project, checkout))
-    return JobSummary("", code, 0.0, targets=targets, history=history)
+        return JobSummary(code)
+    try:
+        run: RunResults = adapter(RunResults).validate_json(results.read_bytes())
+    except (OSError, ValueError) as error:
+        raise StageError("the build ended without results", "see the log of the job") from error
+    key, sign = project.signing().key, None
+    if key is not None:
+        sign = ProvenanceSigner(SigningKey(key), warn_on_stderr, lambda: checkout).sign_record
+    with closing(StateDb(project.state / "state.db")) as db:
+        collect = partial(_target, depot, project, Ledger(db), sign)
+        targets = tuple(map(collect, run.targets))
+    return JobSummary(code, targets=targets, history=put_history(depot, project))
 
 
 def _run(words: Sequence[str], folder: Path) -> int:
@@ -107,38 +116,15 @@ def _run(words: Sequence[str], folder: Path) -> int:
     return code if code >= 0 else 128 - code
 
 
-def _signer(project: Project, checkout: Checkout) -> Sign:
-    """Return what signs records with the key of this machine, if it has one."""
-    key = project.signing().key
-    if key is None:
-        return lambda record: record
-    return ProvenanceSigner(SigningKey(key), warn_on_stderr, lambda: checkout).sign_record
-
-
 def _file(text: str) -> OutputFile:
     digest, _, size = text.partition(":")
     return OutputFile(digest, int(size))
 
 
-def _collect(
-    depot: Depot, project: Project, results: Path, sign: Sign
-) -> tuple[tuple[TargetSummary, ...], OutputFile | None]:
-    """Store the files of a build's targets; return their summaries and the history.
-
-    Raises: StageError: the store cannot be used, or the build wrote no ``results``.
-    """
-    try:
-        run: RunResults = adapter(RunResults).validate_json(results.read_bytes())
-    except (OSError, ValueError) as error:
-        raise StageError("the build ended without results", "see the log of the job") from error
-    with closing(StateDb(project.state / "state.db")) as db:
-        targets = tuple(_target(depot, project, Ledger(db), end, sign) for end in run.targets)
-    return targets, put_history(depot, project)
-
-
 def _target(
-    depot: Depot, project: Project, ledger: Ledger, end: TargetResult, sign: Sign
+    depot: Depot, project: Project, ledger: Ledger, sign: Sign | None, end: TargetResult
 ) -> TargetSummary:
+    """Store the files and the signed record of a target."""
     runs = ledger.history(end.target, 1)
     if not runs or end.status in (NOT_RUN, IGNORED):
         return TargetSummary(end)
@@ -147,6 +133,7 @@ def _target(
     names |= {end.log.partition("/")[2]} if end.log else set()
     paths = {name: project.build / name for name in sorted(names)}
     files = {name: depot.put(path) for name, path in paths.items() if path.is_file()}
-    signed = sign(record) if record else None
-    stored = depot.put_bytes(encode_record(signed)) if signed else None
+    if record and sign:
+        record = sign(record)  # None with an unusable key
+    stored = depot.put_bytes(encode_record(record)) if record else None
     return TargetSummary(end, runs[0], stored, ledger.reads(end.target), files)

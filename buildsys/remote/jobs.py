@@ -1,9 +1,8 @@
-"""Jobs of a run: the targets of a model by what they need, and what runs them."""
+"""Jobs of a run: the targets of a model by what they need, what runs them, and how they ended."""
 
 from __future__ import annotations
 
 import re
-import subprocess
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -11,6 +10,9 @@ from typing import Any, NamedTuple
 
 from buildsys.errors import StageError
 from buildsys.plan.action import NO_NEEDS, Action, Needs
+from buildsys.report.results.reader import adapter
+from buildsys.report.run_results import TargetResult
+from buildsys.store.ledger import HistoryEntry, OutputFile
 
 QUEUED, RUNNING, ENDED = "queued", "running", "ended"
 
@@ -33,6 +35,39 @@ class JobState(NamedTuple):
     detail: str = ""  # why it waits, or how it ended
 
 
+@dataclass(frozen=True)
+class TargetSummary:
+    """The end of one target, with its files in the store."""
+
+    result: TargetResult
+    run: HistoryEntry | None = None  # in the ledger of the other machine
+    record: OutputFile | None = None  # the encoded record of a target that is up to date
+    reads: Mapping[str, str] = field(default_factory=dict)
+    files: Mapping[str, OutputFile] = field(default_factory=dict)  # path in the build folder
+
+
+@dataclass(frozen=True)
+class JobSummary:
+    """The end of one job."""
+
+    exit_code: int
+    machine: str = ""
+    seconds: float = 0.0
+    error: str = ""  # why it could not build
+    targets: tuple[TargetSummary, ...] = ()
+    history: OutputFile | None = None  # a SQLite file
+
+
+def read_summary(content: bytes, job: str) -> JobSummary:
+    """Read a summary. Raises: StageError: it is damaged, or of another version."""
+    try:
+        summary: JobSummary = adapter(JobSummary).validate_json(content)
+    except ValueError:
+        hint = "install the same version of buildsys on all machines"
+        raise StageError(f"the summary of the job {job} cannot be read", hint) from None
+    return summary
+
+
 @dataclass
 class System:
     """A system that runs the jobs of one run. All methods raise StageError."""
@@ -45,7 +80,6 @@ class System:
 
     def submit(self, jobs: Sequence[Job]) -> None:
         """Hand over the jobs, each after the one that it names."""
-        raise NotImplementedError
 
     def states(self, ended: set[str]) -> Mapping[str, JobState]:
         """Look up all jobs; start those after ``ended`` ones, unless the system does."""
@@ -53,7 +87,6 @@ class System:
 
     def cancel(self) -> None:
         """End all jobs."""
-        raise NotImplementedError
 
 
 def plan_jobs(actions: Sequence[Action], *, single: bool = False) -> list[Job]:
@@ -111,19 +144,3 @@ def _common_needs(actions: Sequence[Action]) -> Needs:
         exclusive=any(one.exclusive for one in needs),
         time_s=max(one.time_s for one in needs),
     )
-
-
-def call(
-    words: Sequence[str], hint: str, text: str = "", environment: Mapping[str, str] | None = None
-) -> str:
-    """Return what a program prints. Raises: StageError: it is missing or fails."""
-    try:
-        done = subprocess.run(
-            words, input=text, capture_output=True, text=True, check=False, env=environment
-        )
-    except OSError as error:
-        raise StageError(f"cannot start {words[0]}: {error.strerror}", hint) from error
-    if done.returncode:
-        problem = " ".join(done.stderr.split()) or f"exit code {done.returncode}"
-        raise StageError(f"{words[0]}: {problem}", hint)
-    return done.stdout

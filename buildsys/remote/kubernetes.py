@@ -8,11 +8,12 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from buildsys.manifest.schema.executors import KubernetesExecutorSpec
-from buildsys.remote.jobs import ENDED, QUEUED, RUNNING, Job, JobState, System, call
+from buildsys.remote.jobs import ENDED, QUEUED, RUNNING, Job, JobState, System
+from buildsys.system.programs import call_program
 
 _MANAGER = {"app.kubernetes.io/managed-by": "buildsys"}
 _RUN, _AFTER = "buildsys/run", "buildsys/after"
-_GPU = "nvidia.com/gpu"
+_GPU, _HOST = "nvidia.com/gpu", "kubernetes.io/hostname"
 _RETRIES = 3
 _REFUSED = [1, 2, 3]  # exit codes of a build that another attempt would not change
 _HINT = "check kubectl, the executor's settings, and your rights in its namespace"
@@ -46,7 +47,7 @@ class Kubernetes(System):
     def _kubectl(self, *arguments: str, text: str = "") -> str:
         place = {"context": self.spec.context, "namespace": self.spec.namespace}
         own = [f"--{name}={value}" for name, value in place.items() if value]
-        return call(["kubectl", *own, "--request-timeout=30s", *arguments], _HINT, text)
+        return call_program(["kubectl", *own, "--request-timeout=30s", *arguments], _HINT, text)
 
 
 def job_manifest(
@@ -79,9 +80,7 @@ def job_manifest(
         "activeDeadlineSeconds": round(job.needs.time_s),
     }
     if job.needs.exclusive:
-        others = {
-            "labelSelector": {"matchLabels": _MANAGER}, "topologyKey": "kubernetes.io/hostname",
-        }  # fmt: skip
+        others = {"labelSelector": {"matchLabels": _MANAGER}, "topologyKey": _HOST}
         apart = {"requiredDuringSchedulingIgnoredDuringExecution": [others]}
         pod["affinity"] = {"podAntiAffinity": apart}
     rules: list[Document] = [

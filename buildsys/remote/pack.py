@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import sqlite3
 from collections.abc import Iterable, Iterator
 from contextlib import closing, suppress
 from pathlib import Path
@@ -13,8 +12,9 @@ from tempfile import TemporaryDirectory
 from buildsys.errors import StageError
 from buildsys.execution.build_cache import store_folder
 from buildsys.history.database import History, history_file
+from buildsys.history.merge import copy_history
 from buildsys.project.load import Project
-from buildsys.remote.depot import Depot
+from buildsys.store.depot import Depot
 from buildsys.store.ledger import OutputFile
 from buildsys.store.object_store import Store
 from buildsys.store.record_file import check_name, output_file
@@ -72,10 +72,7 @@ def put_history(depot: Depot, project: Project) -> OutputFile | None:
     if not file.is_file():
         return None
     with TemporaryDirectory(dir=project.state) as folder:
-        copy = Path(folder) / file.name
-        with closing(sqlite3.connect(file)) as ours, closing(sqlite3.connect(copy)) as target:
-            ours.backup(target)  # also what is only in the write-ahead log
-        return depot.put(copy)
+        return depot.put(copy_history(file, Path(folder)))
 
 
 def unpack_earlier_builds(depot: Depot, pack: OutputFile, project: Project) -> None:

@@ -15,6 +15,8 @@ from buildsys.errors import StageError
 from buildsys.remote.jobs import ENDED, QUEUED, RUNNING, Job, JobState, System
 
 _JOBS = "JOBS_OF_RUN"  # variable with the tasks of the run
+_CHOSEN = "VARIABLES_OF_RUN"  # names that the executor sets
+_THREADS = "OMP_NUM_THREADS"
 _PORT = 8265  # of the dashboard, which serves the Jobs API
 _TIMEOUT_S = 30.0
 _PHASES = {"PENDING": QUEUED, "RUNNING": RUNNING}
@@ -32,10 +34,12 @@ class Ray(System):
             options |= {"num_gpus": job.needs.gpu_count, "memory": job.needs.memory}
             options |= {"max_retries": _RETRIES, "name": job.name}
             tasks.append([job.name, job.after, job.command, options])
+        variables = {**self.environment, _CHOSEN: " ".join(self.environment)}
+        variables[_JOBS] = json.dumps(tasks)
         content = {
             "submission_id": self._id,
             "entrypoint": "python -m buildsys.remote.ray",
-            "runtime_env": {"env_vars": {**self.environment, _JOBS: json.dumps(tasks)}},
+            "runtime_env": {"env_vars": variables},
         }
         self._call("POST", "/api/jobs/", content)
         self.handles = {job.name: self._id for job in jobs}
@@ -57,10 +61,9 @@ class Ray(System):
         return f"buildsys-{self.run}"
 
     def _call(self, method: str, path: str, content: Any = None) -> Any:
-        address = self.spec.address
-        if address == "auto":
-            address = os.environ.get("RAY_API_SERVER_ADDRESS", f"127.0.0.1:{_PORT}")
-        url = address if "://" in address else f"http://{address}"
+        url = f"http://{self.spec.address}"
+        if self.spec.address == "auto":
+            url = os.environ.get("RAY_API_SERVER_ADDRESS", f"http://127.0.0.1:{_PORT}")
         data = None if content is None else json.dumps(content).encode()
         headers = {"Content-Type": "application/json"}
         request = urllib.request.Request(f"{url}{path}", data, headers, method=method)  # noqa: S310

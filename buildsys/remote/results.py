@@ -14,9 +14,7 @@ from buildsys.history.database import History, history_file
 from buildsys.history.merge import import_history
 from buildsys.plan.action import RESULT, Action
 from buildsys.project.load import Project
-from buildsys.remote.depot import Depot
-from buildsys.remote.jobs import Job
-from buildsys.remote.summary import JobSummary, TargetSummary
+from buildsys.remote.jobs import Job, JobSummary, TargetSummary
 from buildsys.report.run_results import (
     FAILED,
     IGNORED,
@@ -29,6 +27,7 @@ from buildsys.report.run_results import (
     TargetResult,
     regression,
 )
+from buildsys.store.depot import Depot
 from buildsys.store.ledger import ActionRecord
 from buildsys.store.object_store import Store
 from buildsys.store.record_file import STATUSES, RecordError, check_name, decode_record
@@ -141,51 +140,42 @@ def merge_histories(
         history.drop_repeated(run)  # by the next job of the same model
 
 
-def fetch_logs(
-    depot: Depot, build: Path, actions: Mapping[str, Action], targets: Mapping[str, TargetSummary]
-) -> None:
-    """Copy the logs of finished targets into the build folder. Raises: StageError."""
-    for target, end in targets.items():
-        log = _log(actions[target])
-        if end.result.log and log in end.files:
-            depot.get(end.files[log], build / log)
+def fetch_log(depot: Depot, build: Path, action: Action, end: TargetSummary) -> None:
+    """Copy the log of a finished target into the build folder. Raises: StageError."""
+    if end.result.log and _log(action) in end.files:
+        depot.get(end.files[_log(action)], build / _log(action))
 
 
 def fetch_outputs(
-    depot: Depot,
-    executor: Executor,
-    store: Store,
-    actions: Mapping[str, Action],
-    targets: Mapping[str, TargetSummary],
-    records: Mapping[str, ActionRecord],
+    depot: Depot, executor: Executor, store: Store, record: ActionRecord, end: TargetSummary
 ) -> None:
-    """Publish the outputs of targets in the build folder, as if they were built here.
+    """Publish the outputs of a target in the build folder, as if they were built here.
 
     Raises: StageError: an object is missing or damaged, or a folder cannot be written.
     """
-    for target, end in targets.items():
-        record, run = records.get(target), end.run
-        if record is not None and run is not None:
-            with store.lock(shared=True):
-                for file in record.files.values():
-                    if not store.holds(file):
-                        store.add(file, depot.chunks(file))
-                if record.status != NOISY:
-                    store.write_action(record)
-            executor.adopt(record, run, end.reads)
-        elif end.result.status == FAILED and run is not None:
-            folders = {PurePosixPath(ref.path).parent for ref in actions[target].outputs.values()}
-            own = {
-                name for name in end.files if not folders.isdisjoint(PurePosixPath(name).parents)
-            }
-            files = {}
-            for name in own - {_log(actions[target])}:
-                check_name(name)
-                files[name] = b"".join(depot.chunks(end.files[name]))
-            if files:  # a failed check
-                executor.replace_by_failure(target, lambda end=(files, run.reason): end)  # type: ignore[misc]
-            else:
-                executor.ledger.add_run(run)
+    assert end.run is not None
+    with store.lock(shared=True):
+        for file in record.files.values():
+            if not store.holds(file):
+                store.add(file, depot.chunks(file))
+        if record.status != NOISY:
+            store.write_action(record)
+    executor.adopt(record, end.run, end.reads)
+
+
+def fetch_failure(depot: Depot, executor: Executor, action: Action, end: TargetSummary) -> None:
+    """Publish what a failed check has left, and record the failure. Raises: StageError."""
+    assert end.run is not None
+    folders = {PurePosixPath(ref.path).parent for ref in action.outputs.values()}
+    files, reason = {}, end.run.reason
+    for name, file in end.files.items():
+        check_name(name)
+        if name != _log(action) and not folders.isdisjoint(PurePosixPath(name).parents):
+            files[name] = b"".join(depot.chunks(file))
+    if files:
+        executor.replace_by_failure(action.target, lambda: (files, reason))
+    else:
+        executor.ledger.add_run(end.run)
 
 
 def _log(action: Action) -> str:

@@ -8,7 +8,8 @@ import re
 import shlex
 from collections.abc import Sequence
 
-from buildsys.remote.jobs import ENDED, QUEUED, RUNNING, Job, JobState, System, call
+from buildsys.remote.jobs import ENDED, QUEUED, RUNNING, Job, JobState, System
+from buildsys.system.programs import call_program
 
 # of the job or machine that the driver runs in
 _OWN = re.compile(r"SLURM_(?!CONF$|CLUSTERS$|JWT$).*|BUILDSYS_LABELS|CUDA_VISIBLE_DEVICES|TMPDIR")
@@ -72,4 +73,4 @@ class Slurm(System):
 
 def _slurm(program: str, *arguments: str, text: str = "") -> str:
     environment = {n: value for n, value in os.environ.items() if not _OWN.fullmatch(n)}
-    return call([program, *arguments], _HINT, text, environment)
+    return call_program([program, *arguments], _HINT, text, environment)

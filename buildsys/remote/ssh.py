@@ -61,14 +61,9 @@ class Ssh(System):
     def cancel(self) -> None:
         """Close the connections, which ends the commands there."""
         for process in self.running.values():
-            with suppress(OSError):
-                assert process.stdin is not None
-                process.stdin.close()
-        for process in self.running.values():
-            try:
-                process.wait(_CLOSE_LIMIT_S)
-            except subprocess.TimeoutExpired:
-                process.kill()
+            with suppress(subprocess.TimeoutExpired):
+                process.communicate(timeout=_CLOSE_LIMIT_S)  # closes its standard input
+            process.kill()
 
     def _log(self, job: str) -> Path:
         return self.logs / f"{self.run}-{job}.log"

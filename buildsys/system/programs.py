@@ -110,3 +110,19 @@ def probe(arguments: Sequence[str], toolchain: Toolchain | None, texts: TextCach
         text = failed + shortened_for_key(printed, done.stdout)
         texts.set(cached, text)
         return text
+
+
+def call_program(
+    words: Sequence[str], hint: str, text: str = "", environment: Mapping[str, str] | None = None
+) -> str:
+    """Return what a program prints. Raises: StageError: it is missing or fails."""
+    try:
+        done = subprocess.run(
+            words, input=text, capture_output=True, text=True, check=False, env=environment
+        )
+    except OSError as error:
+        raise StageError(f"cannot start {words[0]}: {error.strerror}", hint) from error
+    if done.returncode:
+        problem = " ".join(done.stderr.split()) or f"exit code {done.returncode}"
+        raise StageError(f"{words[0]}: {problem}", hint)
+    return done.stdout
