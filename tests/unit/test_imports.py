@@ -153,6 +153,35 @@ def test_imports_point_one_way() -> None:
     assert wrong == []
 
 
+# what the core must not know; lazy and type-only imports count
+OUTSIDE = ("buildsys.remote", "buildsys.deploy", "buildsys.history", "buildsys.report.html")
+CORE = ("system", "table", "manifest", "plan", "project", "store", "workers", "execution")
+OF_THE_HISTORY = {  # gates compare with earlier builds; the others name types, or record ends
+    "buildsys.execution.baselines",
+    "buildsys.execution.executor",
+    "buildsys.execution.provenance",
+    "buildsys.execution.run_records",
+}
+
+
+def test_the_core_knows_no_other_machine_no_pages_and_no_deployment() -> None:
+    found = {
+        (name, outside)
+        for name, path in modules().items()
+        for outside in OUTSIDE
+        if package_of(name) in CORE
+        and any(f"{one}.".startswith(f"{outside}.") for one in imported_names(path))
+    }
+    assert found <= {(name, "buildsys.history") for name in OF_THE_HISTORY}
+
+
+def test_the_remote_package_is_loaded_only_for_other_machines() -> None:
+    code = "import sys, buildsys.cli.build_on, buildsys.cli.commands.build, buildsys.cli.main\n"
+    code += "print([name for name in sys.modules if name.startswith('buildsys.remote')])"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT)
+    assert done.stdout.strip() == "[]"
+
+
 def test_no_modules_import_each_other_in_a_cycle() -> None:
     known = modules()
     imports = {
