@@ -24,9 +24,9 @@ class ExecutorBase(Spec):
     """A system that runs builds on other machines."""
 
     env: dict[Annotated[str, Field(pattern=VARIABLE_PATTERN)], str] = Field({})
-    """Additional environment variables of the jobs."""
+    """Additional environment variables of the jobs, such as BUILDSYS_LABELS."""
     store: str | None = Field(None, min_length=1)
-    """The shared cache as these machines name it."""
+    """The shared cache as these machines name it; default: as `cache.remote`."""
 
 
 class SshExecutorSpec(ExecutorBase):
@@ -55,7 +55,7 @@ class SlurmExecutorSpec(ExecutorBase):
     setup: tuple[str, ...] = ()
     """Lines of bash before the command, such as [module load cuda]."""
     logs: str | None = Field(None, min_length=1)
-    """Folder of logs that the nodes see under the same path."""
+    """Folder of logs that the nodes see under the same path; without it nothing is kept."""
 
 
 class KubernetesExecutorSpec(ExecutorBase):
@@ -88,10 +88,10 @@ class RayExecutorSpec(ExecutorBase):
 
     kind: Literal["ray"] = Field(description="A cluster of Ray.")
     address: str = Field("auto", pattern=ADDRESS_PATTERN)
-    """HOST:PORT of the cluster; auto: the one that this machine belongs to."""
-    cpus: float = Field(1.0, gt=0, le=10_000, description="CPUs that a model takes.")
+    """HOST:PORT of the dashboard; auto: RAY_API_SERVER_ADDRESS, or port 8265 of this machine."""
+    cpus: float = Field(1.0, gt=0, le=10_000, description="CPUs that a job takes.")
     resources: dict[Name, Annotated[float, Field(gt=0)]] = Field({})
-    """Custom resources that a model takes."""
+    """Custom resources that a job takes."""
 
 
 Executor = Annotated[

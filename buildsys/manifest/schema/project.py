@@ -61,4 +61,4 @@ class ProjectSpec(Spec):
     toolchains: dict[Name, ToolchainSpec] = Field({})
     """Additional interpreters by name, for engines."""
     executors: dict[Name, Executor] = Field({})
-    """Other machines for builds, by name; not used yet."""
+    """Other machines for `buildsys build --on NAME`, by name."""
