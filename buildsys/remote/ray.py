@@ -66,6 +66,8 @@ class Ray(System):
             url = os.environ.get("RAY_API_SERVER_ADDRESS", f"http://127.0.0.1:{_PORT}")
         data = None if content is None else json.dumps(content).encode()
         headers = {"Content-Type": "application/json"}
+        if token := os.environ.get("RAY_AUTH_TOKEN"):
+            headers["Authorization"] = f"Bearer {token}"
         request = urllib.request.Request(f"{url}{path}", data, headers, method=method)  # noqa: S310
         try:
             with urllib.request.urlopen(request, timeout=_TIMEOUT_S) as answer:  # noqa: S310

@@ -28,7 +28,7 @@ class RayCluster:
     """The processes of a cluster. ``ray start --block`` is the parent of each node's."""
 
     def __init__(self, environment: Mapping[str, str]) -> None:
-        self._environment = package_environment(environment)
+        self._environment = package_environment({**environment, "RAY_AUTH_MODE": "disabled"})
         self._folder = Path(tempfile.mkdtemp(prefix="ray-", dir="/tmp"))  # sockets need short names
         with socket.socket() as free:
             free.bind(("127.0.0.1", 0))
