@@ -15,8 +15,7 @@ from buildsys.errors import StageError
 from buildsys.remote.jobs import ENDED, QUEUED, RUNNING, Job, JobState, System
 
 _JOBS = "JOBS_OF_RUN"  # variable with the tasks of the run
-_CHOSEN = "VARIABLES_OF_RUN"  # names that the executor sets
-_THREADS = "OMP_NUM_THREADS"
+_THREADS = "OMP_NUM_THREADS"  # which Ray sets to the number of its CPUs
 _PORT = 8265  # of the dashboard, which serves the Jobs API
 _TIMEOUT_S = 30.0
 _PHASES = {"PENDING": QUEUED, "RUNNING": RUNNING}
@@ -33,9 +32,9 @@ class Ray(System):
             options = {"num_cpus": self.spec.cpus, "resources": self.spec.resources}
             options |= {"num_gpus": job.needs.gpu_count, "memory": job.needs.memory}
             options |= {"max_retries": _RETRIES, "name": job.name}
-            tasks.append([job.name, job.after, job.command, options])
-        variables = {**self.environment, _CHOSEN: " ".join(self.environment)}
-        variables[_JOBS] = json.dumps(tasks)
+            removed = [] if _THREADS in self.environment else [_THREADS]
+            tasks.append([job.name, job.after, job.command, options, removed])
+        variables = {**self.environment, _JOBS: json.dumps(tasks)}
         content = {
             "submission_id": self._id,
             "entrypoint": "python -m buildsys.remote.ray",
@@ -80,11 +79,12 @@ class Ray(System):
             raise StageError(f"Ray at {url} does not answer: {error}", hint) from error
 
 
-def run_job(words: list[str], *after: Any) -> int:
+def run_job(words: list[str], removed: list[str], *after: Any) -> int:
     """Run a job, as a process that ends with this worker; return its exit code."""
     del after  # results of the jobs before it
     command = [sys.executable, "-m", "buildsys", words[0], "--parent", str(os.getpid())]
-    return subprocess.run([*command, *words[1:]], check=False, stdin=subprocess.DEVNULL).returncode
+    environment = {name: v for name, v in os.environ.items() if name not in removed}
+    return subprocess.run([*command, *words[1:]], check=False, env=environment).returncode
 
 
 def main() -> None:
@@ -93,9 +93,9 @@ def main() -> None:
 
     ray.init()
     task, results = ray.remote(run_job), dict[str, Any]()
-    for name, after, words, options in json.loads(os.environ[_JOBS]):
+    for name, after, words, options, removed in json.loads(os.environ[_JOBS]):
         before = [results[after]] if after else []
-        results[name] = task.options(**options).remote(words, *before)
+        results[name] = task.options(**options).remote(words, removed, *before)
     for name, result in results.items():
         try:
             print(f"{name}: exit code {ray.get(result)}", flush=True)  # noqa: T201
