@@ -45,10 +45,10 @@ def test_a_search_runs_once_is_explained_and_runs_again_for_other_limits(
     names = [name for name, _ in found["targets"][0]["search"]["nodes"]]
     assert names == ["/Mul", "/Relu", "/Div"]
     report = (project.root / "build/net/report/report.md").read_text()
-    assert "`auto-fp16`: 3 of 5 nodes in fp32, relative error not finite → " in report
+    assert "`auto-fp16`: 3 of 5 nodes in fp32: relative error not finite → " in report
     page = (project.root / "build/report/net.html").read_text()
     assert "Mixed precision" in page
-    asked = project.buildsys("localize", "net:ort")
+    asked = project.buildsys("debug", "--fp32-nodes", "net:ort")
     assert asked.code == 3
     assert "`buildsys explain engine:net:ort` names them" in asked.err
 
