@@ -86,7 +86,7 @@ def schema_errors(
 
 
 def _unknown_field(root: Any, location: FieldPath) -> tuple[tuple[str, str], str]:
-    """Return problem and hint for an unknown field, and the field that was intended."""
+    """Describe an unknown field; find the field that was intended."""
     names, name = field_names(root, location[:-1]), str(location[-1])
     parents = [str(step) for step in location[:-1]]
     if removed := _REMOVED.get(("".join(parents[-1:]), name)):
@@ -108,7 +108,7 @@ def field_names(root: Any, location: FieldPath) -> list[str]:
 
 
 def _sentence(details: ErrorDetails) -> tuple[str, str]:
-    """Return problem and hint."""
+    """Describe an error: problem and hint."""
     kind, context, value = details["type"], details.get("ctx", {}), details["input"]
     if kind == "value_error":
         return str(context["error"]), ""
@@ -138,7 +138,7 @@ def _sentence(details: ErrorDetails) -> tuple[str, str]:
 
 
 def _unknown_kind(kinds: list[str], field: str, value: Any) -> tuple[str, str]:
-    """Return problem and hint for a union with no matching member."""
+    """Describe a value of a union with no matching member."""
     if not isinstance(value, dict):
         return expected("a map", value), ""
     if not field:
@@ -158,7 +158,7 @@ def _unknown_kind(kinds: list[str], field: str, value: Any) -> tuple[str, str]:
 
 
 def _member(annotation: Any, step: str | int) -> Any:
-    """Return the type of a member, or None."""
+    """Find the type of a member, or None."""
     for kind in _members(annotation):
         origin, arguments = get_origin(kind), get_args(kind)
         if origin is dict and isinstance(step, str):
@@ -174,7 +174,7 @@ def _member(annotation: Any, step: str | int) -> Any:
 
 
 def _members(annotation: Any) -> list[Any]:
-    """Return the types of a union without annotations, or the only type."""
+    """List the types of a union without annotations, or the only type."""
     for mark in getattr(annotation, "__metadata__", ()):
         if hasattr(mark, "load"):
             return _members(mark.load())

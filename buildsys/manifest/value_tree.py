@@ -133,7 +133,7 @@ def replace_at(node: ValueNode, path: FieldPath, new: ValueNode) -> ValueNode:
 
 
 def _member(node: ValueNode, step: str | int) -> ValueNode | None:
-    """Return the member of a map or list; digits are an index."""
+    """Find the member of a map or list; digits are an index."""
     if isinstance(node.value, list):
         index = int(step) if str(step).isdecimal() else len(node.value)
         return node.value[index] if index < len(node.value) else None

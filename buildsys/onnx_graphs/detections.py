@@ -86,7 +86,7 @@ def match_detections(
 
 
 def _read(name: str, policy: Mapping[str, Any], outputs: Mapping[str, Tensor]) -> list[_Detections]:
-    """Return the detections of every image with at least the least score."""
+    """Read the detections of every image with at least the least score."""
     values = outputs[name].values().astype(np.float64)
     *leading, count, _ = values.shape
 
@@ -114,7 +114,7 @@ def _read(name: str, policy: Mapping[str, Any], outputs: Mapping[str, Tensor]) -
 
 
 def _overlap(first: Array, second: Array, rtol: float = 0.0) -> Array:
-    """Return the intersection over union of all pairs. Equal boxes have 1."""
+    """Compute the intersection over union of all pairs. Equal boxes have 1."""
     low = np.maximum(first[:, None, :2], second[None, :, :2])
     high = np.minimum(first[:, None, 2:], second[None, :, 2:])
     both = np.clip(high - low, 0, None).prod(axis=2)

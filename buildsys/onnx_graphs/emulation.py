@@ -33,7 +33,7 @@ _EXACT = (
 
 
 def emulate(model: ModelProto, precision: str) -> ModelProto:
-    """Return a float32 graph with the numbers of 16-bit ``model``.
+    """Make a float32 graph with the numbers of 16-bit ``model``.
 
     Inputs and outputs keep their types, and all tensors their names. ``model`` has its weights in
     memory. Graphs without tensors of the type are returned unchanged.

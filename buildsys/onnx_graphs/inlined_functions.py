@@ -36,7 +36,7 @@ def inline_functions(source: Path, copy: Path) -> None:
 
 
 def inline_all(model: onnx.ModelProto) -> onnx.ModelProto:
-    """Return a model without local functions.
+    """Inline all local functions of a model.
 
     Those of another opset are converted to the model's.
     """

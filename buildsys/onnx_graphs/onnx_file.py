@@ -140,20 +140,20 @@ def check_file(path: Path, what: str) -> None:
 
 
 def file_facts(model: ModelProto, path: Path) -> GraphSummary:
-    """Return the size of a model and its file."""
+    """Measure a model and its file."""
     operators = operator_counts(model)
     return {"nodes": sum(operators.values()), "operators": operators, "bytes": file_bytes(path)}
 
 
 def operator_counts(model: ModelProto) -> dict[str, int]:
-    """Return operator -> count with subgraphs and local functions, by falling count."""
+    """Count operators with subgraphs and local functions, by falling count."""
     counts = Counter(map(operator_name, all_nodes(model.graph)))
     counts.update(operator_name(node) for function in model.functions for node in function.node)
     return dict(sorted(counts.items(), key=lambda item: (-item[1], item[0])))
 
 
 def operator_name(node: NodeProto) -> str:
-    """Return the operator as ``Conv``, or ``my.domain::Op`` for other domains."""
+    """Write the operator as ``Conv``, or ``my.domain::Op`` for other domains."""
     return node.op_type if node.domain in ("", "ai.onnx") else f"{node.domain}::{node.op_type}"
 
 
@@ -194,12 +194,12 @@ def _body_tensors(body: GraphProto | FunctionProto) -> Iterator[TensorProto]:
 
 
 def parameter_count(model: ModelProto) -> int:
-    """Return the number of elements in all initializers."""
+    """Count the elements of all initializers."""
     return sum(math.prod(tensor.dims) for tensor in model.graph.initializer)
 
 
 def ports(model: ModelProto) -> tuple[list[TensorPort], list[TensorPort]]:
-    """Return inputs (without initializers) and outputs."""
+    """List inputs (without initializers) and outputs."""
     stored = {tensor.name for tensor in model.graph.initializer}
     inputs = [port_of(value) for value in model.graph.input if value.name not in stored]
     return inputs, [port_of(value) for value in model.graph.output]
@@ -211,7 +211,7 @@ def opsets(model: ModelProto) -> dict[str, int]:
 
 
 def interface(model: ModelProto) -> dict[str, Any]:
-    """Return inputs, outputs and opsets, to compare with those of another graph."""
+    """Collect inputs, outputs and opsets, to compare with those of another graph."""
     inputs, outputs = ports(model)
     return {"input": inputs, "output": outputs, "opset": opsets(model)}
 
@@ -239,7 +239,7 @@ def interface_changes(before: dict[str, Any], after: dict[str, Any]) -> Iterator
 def _same_shape(
     before: list[Any] | None, after: list[Any] | None, *, fixed: bool, named: set[str]
 ) -> bool:
-    """Return True for equal shapes. Unknown sizes may become known.
+    """Check for equal shapes. Unknown sizes may become known.
 
     A dynamic size of an input, or of an output with the name of an input's dimension, must stay
     dynamic: with the example's batch size baked in, a graph works for that size alone.
@@ -271,26 +271,26 @@ def elem_type(dtype: str) -> int:
 
 
 def file_bytes(path: Path) -> int:
-    """Return the size of an ONNX file with its external data."""
+    """Measure an ONNX file with its external data."""
     data = data_path(path)
     return path.stat().st_size + (data.stat().st_size if data.exists() else 0)
 
 
 def outside_bytes(tensor: TensorProto) -> int:
-    """Return the size of a tensor outside the model, 0 if inline."""
+    """Measure a tensor outside the model, 0 if inline."""
     if tensor.data_location != TensorProto.EXTERNAL:
         return 0
     return ExternalDataInfo(tensor).length or 0
 
 
 def first_line(error: BaseException) -> str:
-    """Return an error as one short line, without its context for developers."""
+    """Shorten an error to one line, without its context for developers."""
     text = " ".join(str(error).split("==> Context")[0].split())
     return text if len(text) <= 400 else text[:400] + "…"
 
 
 def port_of(value: onnx.ValueInfoProto) -> TensorPort:
-    """Return name, dtype and shape of a tensor."""
+    """Read name, dtype and shape of a tensor."""
     if not value.type.HasField("tensor_type"):
         return {"name": value.name, "dtype": str(value.type.WhichOneof("value")), "shape": None}
     tensor = value.type.tensor_type

@@ -81,7 +81,7 @@ def compare_outputs(
 
 
 def load_assembled(path: Path | None) -> list[str]:
-    """Return the assembled outputs, as written by simplify; none without a file."""
+    """Read the assembled outputs, as written by simplify; none without a file."""
     return [] if path is None else list(json.loads(path.read_text())["outputs"])
 
 
@@ -95,7 +95,7 @@ def uninformative_outputs(cases: Iterable[Mapping[str, Comparison]]) -> dict[str
 
 
 def uninformative_hint(output: str) -> str:
-    """Return the remedies for an output without an informative case."""
+    """Suggest remedies for an output without an informative case."""
     return (
         "choose inputs.NAME.data, thresholds or weights for which it has values (randomize: true"
         " draws those of a python source, such as a last layer initialized with zeros), or accept"
@@ -234,7 +234,7 @@ _POLICIES: Mapping[str, Callable[[Array, Array, Policy, Tolerance], _Failure | N
 
 
 def _sizes(values: Array) -> Array:
-    """Return the magnitudes of finite values.
+    """Compute the magnitudes of finite values.
 
     An infinity would make any limit infinite.
     """
@@ -242,7 +242,7 @@ def _sizes(values: Array) -> Array:
 
 
 def _distances(x: Array, y: Array) -> Array:
-    """Return the absolute differences; 0 for equal infinities."""
+    """Compute the absolute differences; 0 for equal infinities."""
     return np.where(x == y, 0.0, np.abs(x - y))
 
 

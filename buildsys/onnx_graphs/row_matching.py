@@ -13,7 +13,7 @@ _BLOCK = 1 << 22  # elements of a temporary array
 
 
 def close_rows(x: Array, y: Array, limits: Array) -> list[Array]:
-    """Return the rows of ``x`` within ``limits`` of each row of ``y``."""
+    """Find the rows of ``x`` within ``limits`` of each row of ``y``."""
     step = max(1, _BLOCK // max(1, x.size))
     near: list[Array] = []
     for start in range(0, len(y), step):

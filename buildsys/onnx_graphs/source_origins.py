@@ -26,7 +26,7 @@ class Origin(NamedTuple):
 
 
 def read_origins(file: Path | None) -> dict[str, Origin]:
-    """Return tensor -> origin, {} for an unusable file."""
+    """Read tensor -> origin; {} for an unusable file."""
     try:
         content = json.loads(file.read_text(encoding="utf-8")) if file else {}
         if content.get("schema") != SCHEMA:
@@ -43,7 +43,7 @@ def read_origins(file: Path | None) -> dict[str, Origin]:
 def origin_of(
     node: Any, producers: Mapping[str, Any], origins: Mapping[str, Origin]
 ) -> Origin | None:
-    """Return the origin of a NodeProto or its nearest predecessor.
+    """Find the origin of a NodeProto or its nearest predecessor.
 
     Simplifiers and converters rename and insert nodes, so the name of a tensor may be unknown.
     ``producers`` maps the tensors of the graph to their nodes.

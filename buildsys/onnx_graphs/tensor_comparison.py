@@ -212,7 +212,7 @@ def _zero_reason(expected: Array) -> str:
 
 
 def _hidden_error(x: Array, y: Array, rtol: float, assembled: bool) -> _HiddenError | None:
-    """Return the slice with the largest relative error beyond ``rtol``, if any.
+    """Find the slice with the largest relative error beyond ``rtol``, if any.
 
     The limits apply to the largest magnitude of the whole output, which hides errors of small
     slices: of scores next to box coordinates. Rounding errors of large slices also reach small
@@ -257,7 +257,7 @@ class _HiddenError:
 
 
 def _part_scales(scales: Array) -> Array:
-    """Return for each slice the largest scale of its part.
+    """Find for each slice the largest scale of its part.
 
     A gap of a factor ``_LARGE`` between scales separates parts.
     """
@@ -270,7 +270,7 @@ def _part_scales(scales: Array) -> Array:
 
 
 def _errors(x: Array, y: Array) -> Comparison:
-    """Return a passed comparison of finite values."""
+    """Compare finite values, without limits."""
     scale = float(np.abs(y).max())
     if scale == 0.0:
         max_abs = float(np.abs(x).max())
@@ -313,7 +313,7 @@ def _failed(
 
 
 def _show_apart(*values: Value) -> list[str]:
-    """Return values with as many digits as they need to differ."""
+    """Write values with as many digits as they need to differ."""
     texts: list[str] = []
     for digits in (6, 9, 17):
         texts = [

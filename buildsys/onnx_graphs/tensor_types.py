@@ -27,7 +27,7 @@ _FIRST_INPUT_ONLY = (  # the others are indices, shapes and sizes
 
 
 def element_types(model: ModelProto) -> dict[str, int]:
-    """Return tensor -> known TensorProto data type for the main graph."""
+    """Infer tensor -> known TensorProto data type for the main graph."""
     copy = ModelProto(  # without the values of large initializers
         ir_version=model.ir_version, opset_import=model.opset_import, functions=model.functions
     )
@@ -54,7 +54,7 @@ def element_types(model: ModelProto) -> dict[str, int]:
 
 
 def float_types(model: ModelProto) -> set[str]:
-    """Return the float types of a graph's ports, constants and casts."""
+    """Collect the float types of a graph's ports, constants and casts."""
     types = {tensor.data_type for tensor in tensors_of(model)}
     bodies = [body for node in all_nodes(model.graph) for body in subgraphs(node)]
     for graph in (model.graph, *bodies):
@@ -69,7 +69,7 @@ def float_types(model: ModelProto) -> set[str]:
 
 
 def narrowest_float(model: ModelProto) -> str:
-    """Return the float type with the fewest digits.
+    """Find the float type with the fewest digits.
 
     Without floats it is float32.
     """
@@ -78,7 +78,7 @@ def narrowest_float(model: ModelProto) -> str:
 
 
 def main_float_type(model: ModelProto) -> str:
-    """Return the float type of most weights; empty without weights."""
+    """Find the float type of most weights; empty without weights."""
     names: dict[int, str] = {elem_type: name for name, elem_type in ELEM_TYPES.items()}
     names |= {TensorProto.FLOAT: "float32", TensorProto.DOUBLE: "float64"}
     counts: Counter[str] = Counter()
@@ -89,7 +89,7 @@ def main_float_type(model: ModelProto) -> str:
 
 
 def schema_of(node: NodeProto, opsets: dict[str, int]) -> defs.OpSchema | None:
-    """Return the ONNX schema of a node, None for custom operators."""
+    """Look up the ONNX schema of a node; None for custom operators."""
     if node.domain not in ("", "ai.onnx"):
         return None
     try:
@@ -104,7 +104,7 @@ def types_at(ports: Sequence[defs.OpSchema.FormalParameter], index: int) -> froz
 
 
 def outer_names(node: NodeProto) -> set[str]:
-    """Return the tensors captured by an If, Loop or Scan."""
+    """List the tensors captured by an If, Loop or Scan."""
     captured: set[str] = set()
     for body in subgraphs(node):
         defined = {"", *(value.name for value in (*body.input, *body.initializer))}
@@ -139,7 +139,7 @@ class FreshNames:
             self._taken.update((node.name, *node.input, *node.output))
 
     def new(self, wanted: str) -> str:
-        """Return ``wanted``, with a numeric suffix if it is taken."""
+        """Make ``wanted`` unused, with a numeric suffix if it is taken."""
         name, number = wanted, 1
         while name in self._taken:
             name, number = f"{wanted}_{number}", number + 1

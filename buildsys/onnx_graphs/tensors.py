@@ -98,7 +98,7 @@ class Tensor:
         return self.array.view(_ml_dtype(self.dtype)) if self.dtype in BIT_DTYPES else self.array
 
     def non_finite(self) -> int:
-        """Return the number of NaN and infinite elements."""
+        """Count NaN and infinite elements."""
         values = self.values()
         return int((~np.isfinite(values)).sum()) if values.dtype.kind in "fc" else 0
 
@@ -113,7 +113,7 @@ class Case:
 
 
 def tensor_of(array: npt.ArrayLike, dtype: str | None = None) -> Tensor:
-    """Return ``array`` as a tensor, rounded if ``dtype`` is narrower.
+    """Convert ``array`` to a tensor, rounded if ``dtype`` is narrower.
 
     ``dtype`` defaults to the type of the array, possibly one of ``ml_dtypes``. Unsigned arrays
     are values, not bits; build ``Tensor(bits, dtype)`` for bits.
@@ -183,7 +183,7 @@ def save_tensors(path: Path, tensors: Mapping[str, Tensor]) -> None:
 
 
 def array_bytes(name: str, array: Array) -> tuple[zipfile.ZipInfo, bytes]:
-    """Return the .npz member of one array, with a fixed time stamp."""
+    """Write the .npz member of one array, with a fixed time stamp."""
     stream = io.BytesIO()
     _write_array(stream, array)
     return zipfile.ZipInfo(f"{name}.npy", _EPOCH), stream.getvalue()
@@ -264,7 +264,7 @@ class NpzFile(Mapping[str, Array]):
             self._members = {name.removesuffix(".npy"): name for name in archive.namelist()}
 
     def __getitem__(self, name: str) -> Array:
-        """Return an array. Raises: KeyError: there is none of this name."""
+        """Read an array. Raises: KeyError: there is none of this name."""
         member = self._members[name]
         with (
             _one_error(f"array {name}: "),
@@ -281,7 +281,7 @@ class NpzFile(Mapping[str, Array]):
 
 
 def read_npy(path: Path) -> Array:
-    """Return the array of an .npy file.
+    """Read the array of an .npy file.
 
     Raises: OSError, ValueError: the file cannot be read.
     """
@@ -302,7 +302,7 @@ def _one_error(where: str = "") -> Iterator[None]:
 def nudged_tensors(
     tensors: Mapping[str, Tensor], draw: int | np.random.Generator
 ) -> dict[str, Tensor]:
-    """Return the tensors with the last bits of floats changed."""
+    """Change the last bits of floats."""
     rng = np.random.default_rng(draw)
     return {
         name: Tensor(_nudged(tensor, rng), tensor.dtype) if tensor.dtype in BITS else tensor
@@ -316,7 +316,7 @@ def _nudged(tensor: Tensor, rng: np.random.Generator) -> Array:
 
 
 def nudge(bits: Array, values: Array, rng: np.random.Generator) -> Array:
-    """Return the bits of the next larger or smaller magnitudes."""
+    """Step to the bits of the next larger or smaller magnitudes."""
     is_rounded = np.isfinite(values) & (values * _EXACT != np.round(values * _EXACT))
     step = rng.integers(0, 2, bits.shape, dtype=np.int8).astype(bool)
     unit = bits.dtype.type(1)

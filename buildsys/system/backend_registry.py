@@ -127,7 +127,7 @@ class BackendDescription:
         return Ability(self.able)
 
     def runs_on_gpu(self, options: Mapping[str, Any]) -> bool:  # noqa: ARG002
-        """Return True if an engine with these options runs on an NVIDIA GPU."""
+        """Check whether an engine with these options runs on an NVIDIA GPU."""
         return False
 
     def further_files(self, options: Mapping[str, Any]) -> tuple[str, ...]:  # noqa: ARG002
@@ -154,11 +154,11 @@ class BackendDescription:
         return () if self.takes_float32 else ("fp16", "bf16", "int8", "fp8")
 
     def counts_cores(self, options: Mapping[str, Any]) -> bool:  # noqa: ARG002
-        """Return True if a build depends on the number of cores."""
+        """Check whether a build depends on the number of cores."""
         return False
 
     def quantizes(self, options: Mapping[str, Any]) -> bool:  # noqa: ARG002
-        """Return True if the build itself calibrates and quantizes the float32 graph."""
+        """Check whether the build itself calibrates and quantizes the float32 graph."""
         return False
 
     def not_reproducible(self, options: Mapping[str, Any]) -> str:  # noqa: ARG002
@@ -298,7 +298,7 @@ def package_files(name: str) -> Iterator[Path]:
 
 
 def uses_tf32(options: Mapping[str, Any]) -> bool:
-    """Return True if an engine on a GPU multiplies float32 in TF32, the default there."""
+    """Check whether an engine on a GPU multiplies float32 in TF32, the default there."""
     chosen = options.get("tf32", (options.get("flags") or {}).get("tf32"))
     return True if chosen is None else bool(chosen)
 

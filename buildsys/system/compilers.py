@@ -30,7 +30,7 @@ _COMPILER_VARIABLES = (
 
 
 def compiler_command(language: str) -> list[str]:
-    """Return the compiler with its arguments from ``$CC`` or ``$CXX``. [] if none is installed."""
+    """Find the compiler with its arguments from ``$CC`` or ``$CXX``. [] if none is installed."""
     variable, programs = LANGUAGES[language]
     command = shlex.split(os.environ.get(variable, ""))
     if command:
@@ -39,7 +39,7 @@ def compiler_command(language: str) -> list[str]:
 
 
 def compiler_environment() -> dict[str, str]:
-    """Return the environment of a compiler: English messages, no options from outside."""
+    """Make the environment of a compiler: English messages, no options from outside."""
     variables = {
         name: value for name, value in os.environ.items() if name not in _COMPILER_VARIABLES
     }
@@ -48,7 +48,7 @@ def compiler_environment() -> dict[str, str]:
 
 @cache
 def compiler_identity(language: str) -> str:
-    """Return version, target machine and arguments of the compiler, or ``absent``."""
+    """Identify version, target machine and arguments of the compiler, or ``absent``."""
     command = compiler_command(language)
     if not command:
         return ABSENT
@@ -74,23 +74,23 @@ def compiler_identity(language: str) -> str:
 
 
 def language_of(source: str) -> str:
-    """Return the compiler for a source: ``cc`` or ``c++``."""
+    """Choose the compiler for a source: ``cc`` or ``c++``."""
     return "cc" if source.endswith(".c") else "c++"
 
 
 def linker_of(sources: Iterable[str]) -> str:
-    """Return the compiler to link the objects of ``sources``."""
+    """Choose the compiler to link the objects of ``sources``."""
     return "c++" if "c++" in map(language_of, sources) else "cc"
 
 
 def find_includes(code: bytes) -> list[str]:
-    """Return the paths in ``#include "…"``, relative to the file's folder."""
+    """List the paths in ``#include "…"``, relative to the file's folder."""
     joined = code.replace(b"\\\r\n", b"").replace(b"\\\n", b"")
     return sorted({os.fsdecode(name) for name in _INCLUDE.findall(joined)})
 
 
 def included_files(source: Path) -> set[Path]:
-    """Return a source and its direct and indirect relative includes."""
+    """Collect a source and its direct and indirect relative includes."""
     files: set[Path] = set()
     waiting = [Path(os.path.normpath(source))]
     while waiting:

@@ -27,7 +27,7 @@ _ENGINE_INSTRUCTIONS = (
 
 
 def read_cpuinfo() -> dict[str, str]:
-    """Return the first processor's fields in /proc/cpuinfo. {} without that file."""
+    """Read the first processor's fields in /proc/cpuinfo. {} without that file."""
     try:
         with Path("/proc/cpuinfo").open(errors="replace") as lines:
             # reading on would make the kernel describe every other processor
@@ -49,13 +49,13 @@ def cpu_flags() -> str:
 
 
 def engine_instructions() -> list[str]:
-    """Return the instruction sets relevant to ONNX Runtime engines."""
+    """List the instruction sets relevant to ONNX Runtime engines."""
     present = set(cpu_flags().split())
     return [name for name in _ENGINE_INSTRUCTIONS if name in present]
 
 
 def overflows_in_int8(instructions: Collection[str]) -> bool:
-    """Return True for x86 without VNNI: it adds products of uint8 and int8 in 16 bits."""
+    """Check for x86 without VNNI: it adds products of uint8 and int8 in 16 bits."""
     return "avx" in instructions and not {"avx512_vnni", "avx_vnni"} & set(instructions)
 
 
@@ -71,14 +71,14 @@ def cpu_facts() -> Mapping[str, str]:
 
 
 def usable_processors() -> list[int]:
-    """Return the logical processors available to this process."""
+    """List the logical processors available to this process."""
     if hasattr(os, "sched_getaffinity"):
         return sorted(os.sched_getaffinity(0))
     return list(range(os.cpu_count() or 1))
 
 
 def usable_cores() -> int:
-    """Return the number of usable physical cores."""
+    """Count the usable physical cores."""
     cores = set[str]()
     for processor in usable_processors():
         try:
@@ -89,7 +89,7 @@ def usable_cores() -> int:
 
 
 def load_average() -> list[float]:
-    """Return the load over 1, 5 and 15 minutes; [] if unknown."""
+    """Read the load over 1, 5 and 15 minutes; [] if unknown."""
     try:
         return [round(value, 2) for value in os.getloadavg()]
     except (OSError, AttributeError):
@@ -110,7 +110,7 @@ class OtherLoad:
         self._start = self._ticks()
 
     def share(self) -> float | None:
-        """Return the share of CPU time used by others. None if unknown."""
+        """Compute the share of CPU time used by others. None if unknown."""
         now = self._ticks()
         if now is None or self._start is None:
             return None
@@ -118,7 +118,7 @@ class OtherLoad:
         return min(1.0, max(0.0, others / total)) if total else 0.0
 
     def _ticks(self) -> tuple[float, float] | None:
-        """Return the ticks used by others and those of all processors."""
+        """Read the ticks used by others and those of all processors."""
         try:
             processors = _read_ticks(_STAT.read_text())
         except (OSError, ValueError, LookupError):
@@ -136,7 +136,7 @@ class OtherLoad:
 
 
 def _read_ticks(stat: str) -> list[list[int]]:
-    """Return the ticks of usable processors, of all if their numbers are others."""
+    """Read the ticks of usable processors, of all if their numbers are others."""
     rows = [line.split() for line in stat.splitlines() if line.startswith("cpu")]
     ticks = {row[0]: [int(field) for field in row[1:9]] for row in rows}
     usable = [ticks[name] for n in usable_processors() if (name := f"cpu{n}") in ticks]

@@ -21,7 +21,7 @@ _DRIVER_FILES = ("/proc/driver/nvidia/version", "/dev/nvidiactl", "/dev/dxg")  #
 
 
 def device_facts(devices: Iterable[str]) -> dict[str, str]:
-    """Return the facts about each of ``devices``: ``cpu``, ``cores``, ``gpu``."""
+    """Collect the facts about each of ``devices``: ``cpu``, ``cores``, ``gpu``."""
     facts: Mapping[str, Callable[[], Mapping[str, str]]] = {
         "cpu": cpu_facts,
         "cores": lambda: {"cpu.cores": str(len(usable_processors()))},
@@ -46,13 +46,13 @@ def gpu_facts() -> Mapping[str, str]:
 
 
 def visible_gpus() -> tuple[dict[str, str], ...]:
-    """Return uuid, name, compute_capability and drivers of the GPUs visible to CUDA."""
+    """List uuid, name, compute_capability and drivers of the GPUs visible to CUDA."""
     gpus, _ = _find_gpus(*map(os.environ.get, _SELECTION))
     return tuple(gpus)
 
 
 def equal_gpus(variables: Iterable[tuple[str, str]] = ()) -> tuple[str, ...]:
-    """Return UUIDs of equal visible GPUs: a job may run on any.
+    """List UUIDs of equal visible GPUs: a job may run on any.
 
     Empty for fewer than two, and if ``variables`` of a toolchain select its GPU.
     """
@@ -65,7 +65,7 @@ def equal_gpus(variables: Iterable[tuple[str, str]] = ()) -> tuple[str, ...]:
 
 
 def gpu_uuids(variables: Iterable[tuple[str, str]] = (), *, here: bool = True) -> tuple[str, ...]:
-    """Return UUIDs of CUDA's possible GPUs with ``variables``, and ``here`` without."""
+    """List UUIDs of CUDA's possible GPUs with ``variables``, and ``here`` without."""
     uuids: list[str] = []
     for environment in (*([os.environ] if here else []), {**os.environ, **dict(variables)}):
         gpus, unordered = _find_gpus(
@@ -77,7 +77,7 @@ def gpu_uuids(variables: Iterable[tuple[str, str]] = (), *, here: bool = True) -
 
 @cache
 def _find_gpus(visible: str | None, order: str | None) -> tuple[_Gpus, _Gpus]:
-    """Return the visible GPUs, and all GPUs if CUDA's choice is unknown."""
+    """List the visible GPUs, and all GPUs if CUDA's choice is unknown."""
     # without importing ctypes
     if not any(os.path.exists(path) for path in _DRIVER_FILES):  # noqa: PTH110
         return [], []

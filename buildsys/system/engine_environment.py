@@ -32,7 +32,7 @@ class MissingLibraryError(Exception):
 
 
 def built_with(backend: str, device: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the environment of an engine built now; loads the backend's library.
+    """Describe the environment of an engine built now; loads the backend's library.
 
     ``device`` is the one the backend uses: with several GPUs, CUDA's first may not be NVML's first.
     """
@@ -68,7 +68,7 @@ def library_version(module: str) -> str:
 
 
 def cuda_of_library(module: str) -> str:
-    """Return the CUDA major version in an installed library's name, or ""."""
+    """Read the CUDA major version in an installed library's name, or ""."""
     for folder in map(Path, sys.path):
         for entry in sorted(folder.glob(f"{module}_cu*.dist-info")):
             match = _CUDA_IN_NAME.search(entry.name.partition(".")[0].rpartition("-")[0])
@@ -78,7 +78,7 @@ def cuda_of_library(module: str) -> str:
 
 
 def visible_gpus() -> list[dict[str, str]]:
-    """Return the visible GPUs in the driver's order. [] without a working driver.
+    """List the visible GPUs in the driver's order. [] without a working driver.
 
     ``cuda`` is the latest version that the driver supports.
     """
@@ -90,7 +90,7 @@ def visible_gpus() -> list[dict[str, str]]:
 
 
 def why_no_gpu() -> str:
-    """Return the reason for the absence of a GPU, as a clause."""
+    """Explain the absence of a GPU, as a clause."""
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
     try:
         if read_gpus(None):
@@ -108,6 +108,6 @@ def platform_name() -> str:
 
 
 def version_numbers(version: str) -> tuple[int, ...]:
-    """Return the numbers in a version, e.g. (8, 6, 1, 6), or ()."""
+    """Parse the numbers in a version, e.g. (8, 6, 1, 6), or ()."""
     match = re.match(r"\d+(?:\.\d+)*", version)
     return tuple(int(part) for part in match[0].split(".")) if match else ()

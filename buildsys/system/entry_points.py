@@ -9,7 +9,7 @@ from importlib.metadata import entry_points as read_entry_points
 
 
 def entry_points(*, group: str, name: str | None = None) -> EntryPoints:
-    """Return the entry points of a group, or those with a name in it."""
+    """Select the entry points of a group, or those with a name in it."""
     points = _read(tuple(sys.path)).select(group=group)
     return points if name is None else points.select(name=name)
 

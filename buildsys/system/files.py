@@ -34,7 +34,7 @@ class Stamp(NamedTuple):
         return cls(status.st_mtime_ns, status.st_ctime_ns, status.st_size, inode)
 
     def is_settled(self, since_ns: int) -> bool:
-        """Return True if any write after ``since_ns`` would change the stamp."""
+        """Check whether any write after ``since_ns`` would change the stamp."""
         return self.ctime_ns + SETTLE_NS < since_ns
 
 
@@ -63,7 +63,7 @@ def open_regular(path: Path | str) -> BinaryIO:
 
 
 def read_limited(path: Path, limit: int) -> bytes:
-    """Return the content of a regular file of at most ``limit`` bytes.
+    """Read the content of a regular file of at most ``limit`` bytes.
 
     Raises: OSError: it cannot be read. ValueError: it is not a regular file, or larger.
     """
@@ -75,7 +75,7 @@ def read_limited(path: Path, limit: int) -> bytes:
 
 
 def listing_digest(folder: str, unlisted: Container[str] = ()) -> str | None:
-    """Return a digest of the names in a folder, None if inaccessible.
+    """Digest the names in a folder; None if inaccessible.
 
     Hidden files, bytecode and ``unlisted`` paths are left out.
     """
@@ -89,7 +89,7 @@ def listing_digest(folder: str, unlisted: Container[str] = ()) -> str | None:
 
 
 def sha256_of(*files: Path) -> str:
-    """Return the SHA-256 of one or several concatenated files."""
+    """Digest one or several concatenated files."""
     digest = hashlib.sha256()
     for file in files:
         with file.open("rb") as stream:
@@ -120,7 +120,7 @@ def replace_file(path: Path, content: bytes, *, durable: bool = False) -> None:
 
 
 def read_end(path: Path, most_bytes: int) -> str:
-    """Return the end of a text file, "" if it cannot be read."""
+    """Read the end of a text file, "" if it cannot be read."""
     try:
         with path.open("rb") as file:
             file.seek(max(0, file.seek(0, os.SEEK_END) - most_bytes))
@@ -142,7 +142,7 @@ def fsync(path: Path | str) -> None:
 
 
 def image_files(folder: str) -> list[str]:
-    """Return the images below a folder, sorted. [] without the folder."""
+    """List the images below a folder, sorted. [] without the folder."""
     return sorted(
         f"{path}/{name}"
         for path, _, names in os.walk(folder)
@@ -152,7 +152,7 @@ def image_files(folder: str) -> list[str]:
 
 
 def link_into(folder: Path, name: str, target: Path) -> Path:
-    """Return ``folder`` after making ``name`` in it a link to ``target``."""
+    """Make ``name`` in ``folder`` a link to ``target``."""
     folder.mkdir(parents=True, exist_ok=True)
     link = folder / name
     if not link.is_symlink() or link.readlink() != target:

@@ -39,7 +39,7 @@ _OPTION = re.compile(
 
 
 def _substitute(error: UnicodeError) -> tuple[str, int]:
-    """Return a replacement for characters that an encoding lacks."""
+    """Replace characters that an encoding lacks."""
     if not isinstance(error, UnicodeEncodeError):
         raise error
     missing = error.object[error.start : error.end]
@@ -57,7 +57,7 @@ def use_plain_symbols(*streams: TextIO) -> None:
 
 
 def printable(text: str) -> str:
-    """Return ``text`` without unsafe characters.
+    """Replace unsafe characters.
 
     Lines stay lines.
     """
@@ -67,12 +67,12 @@ def printable(text: str) -> str:
 
 
 def printable_line(text: str) -> str:
-    """Return ``text`` as one printable line."""
+    """Make one printable line."""
     return printable(text.replace("\n", " "))
 
 
 def mask_secrets(url: str) -> str:
-    """Return a URL, perhaps chained, without passwords and values of its query.
+    """Mask the passwords and query values of a URL, perhaps a chained one.
 
     A password may contain any character: everything from the first colon to the last ``@`` counts
     as one, where both exist before or after the first slash.
@@ -87,7 +87,7 @@ def mask_secrets(url: str) -> str:
 
 
 def mask_text(text: str) -> str:
-    """Return a message with masked URLs and options."""
+    """Mask the URLs and options in a message."""
     if "://" in text:
         text = _IN_TEXT.sub(lambda match: mask_secrets(match[0]), text)
     return _OPTION.sub(rf"\g<1>{_MASK}", text)

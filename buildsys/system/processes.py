@@ -46,7 +46,7 @@ class Process:
 
     @classmethod
     def of(cls, pid: int) -> Process:
-        """Return the current process with this pid."""
+        """Identify the current process with this pid."""
         return cls(pid, _start_ticks(pid))
 
     @property
@@ -110,7 +110,7 @@ def adopt_orphans() -> None:
 
 
 def children_of(pid: int) -> set[int]:
-    """Return the children of a process, zombies included.
+    """List the children of a process, zombies included.
 
     Empty where the kernel lists none.
     """
@@ -122,7 +122,7 @@ def children_of(pid: int) -> set[int]:
 
 
 def descendants_of(pid: int) -> set[int]:
-    """Return the children of a process, their children, and so on."""
+    """List the children of a process, their children, and so on."""
     descendants: set[int] = set()
     waiting = [pid]
     while waiting:
@@ -133,7 +133,7 @@ def descendants_of(pid: int) -> set[int]:
 
 
 def describe_exit(code: int | None) -> str:
-    """Return the predicate of a sentence like "the worker of export:m …".
+    """Write the predicate of a sentence like "the worker of export:m …".
 
     ``code`` is an exit code, a negative signal number, or None for a process that hung.
     """
@@ -167,7 +167,7 @@ class ChildResult:
         return lines[-1].strip() if lines else describe_exit(self.code)
 
     def json(self) -> Any:
-        """Return the JSON document on stdout.
+        """Parse the JSON document on stdout.
 
         Raises: ValueError: stdout is not JSON.
         """
@@ -202,7 +202,7 @@ def run_python(
 
 
 def package_environment(environment: Mapping[str, str] | None = None) -> dict[str, str]:
-    """Return an environment with this package on its module path."""
+    """Make an environment with this package on its module path."""
     base = dict(os.environ if environment is None else environment)
     root = str(Path(__file__).resolve().parents[2])
     path = os.pathsep.join(filter(None, (root, base.get("PYTHONPATH", ""))))
@@ -212,7 +212,7 @@ def package_environment(environment: Mapping[str, str] | None = None) -> dict[st
 def time_limit_s(
     environment: Mapping[str, str], variable: str, default_s: float, hint: str
 ) -> float:
-    """Return the duration in an environment variable, in seconds.
+    """Parse the duration in an environment variable, in seconds.
 
     Raises: UsageError: it is not a duration; ``hint`` gives examples.
     """

@@ -36,7 +36,7 @@ def interpreter_of(toolchain: Toolchain | None) -> Path:
 def program_environment(
     toolchain: Toolchain | None, base: Mapping[str, str], folder: Path
 ) -> dict[str, str]:
-    """Return a program's environment, with ``folder`` as home and temporary folder.
+    """Make a program's environment, with ``folder`` as home and temporary folder.
 
     The programs of the toolchain come first on PATH.
     """
@@ -50,7 +50,7 @@ def program_environment(
 def find_program(
     name: str, toolchain: Toolchain | None, environment: Mapping[str, str]
 ) -> str | None:
-    """Return the path of a program, None without one."""
+    """Find the path of a program; None without one."""
     if name in _PYTHON:
         return str(interpreter_of(toolchain))
     return name if "/" in name else shutil.which(name, path=environment.get("PATH"))
@@ -59,7 +59,7 @@ def find_program(
 def missing_requirement(
     toolchain: Toolchain | None, distributions: Sequence[str], device: str
 ) -> tuple[str, str] | None:
-    """Return a program's missing requirement and the remedy."""
+    """Find a program's missing requirement and the remedy."""
     python = interpreter_of(toolchain)
     if toolchain is not None and not python.exists():
         problem = f"there is no {python}, the interpreter of the toolchain {toolchain.name}"
@@ -76,7 +76,7 @@ def missing_requirement(
 
 
 def probe(arguments: Sequence[str], toolchain: Toolchain | None, texts: TextCache) -> str:
-    """Return what a command prints, such as ``trtexec --version``, or ``absent``.
+    """Record what a command prints, such as ``trtexec --version``, or ``absent``.
 
     It runs once per state of its program.
     Raises: StageError: it does not answer.

@@ -45,7 +45,7 @@ class TrustedKeys:
 
     @classmethod
     def of(cls, trusted: Iterable[str], revoked: Iterable[str] = ()) -> TrustedKeys:
-        """Return checked keys. Raises: ValueError: one is not a public key."""
+        """Check keys. Raises: ValueError: one is not a public key."""
         checked = []
         for keys in (trusted, revoked):
             if isinstance(keys, str):
@@ -59,7 +59,7 @@ class TrustedKeys:
     def verify(
         self, signatures: Iterable[tuple[str, str]], payload_type: str, payload: bytes
     ) -> str:
-        """Return the first trusted key with a valid signature.
+        """Find the first trusted key with a valid signature.
 
         Signatures of other keys do not matter. Raises: SignatureError: there is none.
         """
@@ -100,14 +100,14 @@ def encoded(payload_type: str, payload: bytes) -> bytes:
 
 
 def make_envelope(payload: bytes, signatures: Mapping[str, str]) -> dict[str, Any]:
-    """Return an envelope of a statement; ``signatures`` are base64 by public key."""
+    """Wrap a statement in an envelope; ``signatures`` are base64 by public key."""
     signed = [{"keyid": key, "sig": signature} for key, signature in signatures.items()]
     content = base64.b64encode(payload).decode("ascii")
     return {"payloadType": PAYLOAD_TYPE, "payload": content, "signatures": signed}
 
 
 def open_envelope(envelope: object, keys: TrustedKeys) -> tuple[dict[str, Any], str]:
-    """Return an envelope's provenance statement and its trusted signer.
+    """Verify an envelope; return its statement and its trusted signer.
 
     Raises: SignatureError: it is not signed by a trusted key, or no such statement.
     """
@@ -156,7 +156,7 @@ def byproduct_digest(statement: Mapping[str, Any], name: str) -> str:
 
 
 def _decode(text: object) -> bytes:
-    """Return the bytes of base64, also in its URL-safe form. Raises: ValueError."""
+    """Decode base64, also in its URL-safe form. Raises: ValueError."""
     if not isinstance(text, str):
         raise ValueError("not a text")
     return base64.b64decode(text.translate(_URL_SAFE), validate=True)

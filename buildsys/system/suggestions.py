@@ -8,7 +8,7 @@ _SHORTEST_PART = 3  # of a name that is suggested because it contains what was t
 
 
 def nearest(name: str, known: Iterable[str], count: int = 3, cutoff: float = 0.6) -> list[str]:
-    """Return the known names most similar to ``name``, best first.
+    """List the known names most similar to ``name``, best first.
 
     Names that differ only in case follow, then (if ``count`` > 1) those that contain ``name``.
     """

@@ -27,7 +27,7 @@ def short_digest(whole: bytes) -> str:
 
 
 def shortened_for_key(part: str, whole: bytes) -> str:
-    """Return ``shown``, with a digest of ``whole`` if that is not all of it.
+    """Complete ``part`` with a digest of ``whole`` if that is not all of it.
 
     Without it, a change of what is not shown would leave a stale result.
     """

@@ -80,7 +80,7 @@ _EXTRA = re.compile(r";.*\bextra\b")
 def tool_versions(
     names: Iterable[str], toolchain: Toolchain | None = None, texts: TextCache | None = None
 ) -> dict[str, str]:
-    """Return the installed version of each distribution, or ``absent``.
+    """Look up the installed version of each distribution, or ``absent``.
 
     ``python`` is the interpreter's major and minor version; ``cc`` and ``c++`` are compilers.
     With a ``toolchain`` they are those of its interpreter; ``texts`` caches what it reported.
@@ -116,7 +116,7 @@ def tool_versions(
 
 @cache
 def distribution_version(name: str) -> str:
-    """Return the version of a distribution in any spelling, or ``absent``."""
+    """Look up the version of a distribution in any spelling, or ``absent``."""
     listed = _listed_version(name, installed_versions(tuple(sys.path)))
     if listed:
         return listed
@@ -164,7 +164,7 @@ def python_version() -> str:
 
 
 def environment_facts(families: Iterable[str], environment: Mapping[str, str]) -> dict[str, str]:
-    """Return the variables relevant to ``families``, keys of ENVIRONMENT or patterns."""
+    """Select the variables relevant to ``families``, keys of ENVIRONMENT or patterns."""
     patterns = [ENVIRONMENT.get(family) or re.compile(family) for family in families]
     return {
         name: value
@@ -180,7 +180,7 @@ def in_a_family(variable: str) -> bool:
 
 @cache
 def installed_versions(search_path: tuple[str, ...]) -> Mapping[str, str]:
-    """Return normalized name -> version of the distributions on a module path."""
+    """List normalized name -> version of the distributions on a module path."""
     return {
         name: Path(folder).name.removesuffix(".dist-info").partition("-")[2]
         for name, folder in distribution_folders(search_path).items()
@@ -189,7 +189,7 @@ def installed_versions(search_path: tuple[str, ...]) -> Mapping[str, str]:
 
 @cache
 def distribution_folders(search_path: tuple[str, ...]) -> Mapping[str, str]:
-    """Return normalized name -> ``.dist-info`` folder of distributions."""
+    """List normalized name -> ``.dist-info`` folder of distributions."""
     # ten times as fast as importlib.metadata, which parses a page of metadata per distribution
     folders: dict[str, str] = {}
     for folder in search_path:
@@ -205,7 +205,7 @@ def distribution_folders(search_path: tuple[str, ...]) -> Mapping[str, str]:
 
 
 def normalized(name: str) -> str:
-    """Return the normalized spelling of a distribution's name (PEP 503)."""
+    """Normalize the spelling of a distribution's name (PEP 503)."""
     return re.sub(r"[-_.]+", "-", name).lower()
 
 
@@ -234,7 +234,7 @@ def _package_version(module: str, path: Sequence[str]) -> str:
 def distributions_of(
     module: str, texts: TextCache, *, known: Collection[str], path: tuple[str, ...] | None = None
 ) -> list[str]:
-    """Return the distributions of a top-level module and their requirements.
+    """Find the distributions of a top-level module and their requirements.
 
     Requirements of ``known`` distributions are not followed: stages name those they depend on.
     ``path`` is the module path of another interpreter.
@@ -272,7 +272,7 @@ def distributions_of(
 
 @cache
 def _providers(path: tuple[str, ...] | None, _state: str) -> dict[str, list[Distribution]]:
-    """Return the distributions of each top-level module, for a state of the installed versions.
+    """Find the distributions of each top-level module, for a state of the installed versions.
 
     metadata.packages_distributions misses many before Python 3.11.
     """
@@ -296,7 +296,7 @@ def _providers(path: tuple[str, ...] | None, _state: str) -> dict[str, list[Dist
 def source_root(
     module: str, path: tuple[str, ...] | None = None, *, in_libraries: bool = False
 ) -> str | None:
-    """Return the folder of a module outside all libraries, or None.
+    """Find the folder of a module outside all libraries, or None.
 
     ``in_libraries`` accepts modules copied into site-packages without a distribution.
     """

@@ -25,7 +25,7 @@ class HubName(NamedTuple):
 
 
 def parse_hub_name(name: str) -> HubName | None:
-    """Return the parts of a name, None if it is invalid.
+    """Parse a name; None if it is invalid.
 
     A branch may move: only commits count.
     """
@@ -36,7 +36,7 @@ def parse_hub_name(name: str) -> HubName | None:
 
 
 def read_index(path: Path) -> dict[str, set[str]]:
-    """Return the names of the shards with those of their tensors.
+    """Read the names of the shards with those of their tensors.
 
     Raises: OSError: the file cannot be read. ValueError: it is not an index.
     """
@@ -59,7 +59,7 @@ def read_index(path: Path) -> dict[str, set[str]]:
 
 
 def shards_of(path: Path) -> list[Path]:
-    """Return the shards of an index in order, none of other files."""
+    """List the shards of an index in order, none of other files."""
     if not path.name.endswith(INDEX_SUFFIX):
         return []
     try:

@@ -155,7 +155,7 @@ def _file_problems(
 
 
 def _missing_callable(name: str, file: Path, callable_name: str) -> tuple[str, str] | None:
-    """Return problem and hint for a name missing from a Python file."""
+    """Check for a name missing from a Python file."""
     names, problem = _names_in(name, file, stamp(file))
     if problem:
         return problem, ""

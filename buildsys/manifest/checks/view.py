@@ -82,7 +82,7 @@ class ManifestView:
         return ("source", "reference") if self.is_defined else ("source",)
 
     def find(self, *pattern: Step) -> Matches:
-        """Return path and value of each match; ``...`` matches every member."""
+        """Find path and value of each match; ``...`` matches every member."""
         if pattern[0] is not ... and pattern[0] not in self.data:
             return []  # most sections of most manifests
         matches: Matches = [((), self.data)]
@@ -100,15 +100,15 @@ class ManifestView:
         return matches
 
     def maps(self, *pattern: Step) -> Maps:
-        """Return path and value of each matching map."""
+        """Find path and value of each matching map."""
         return [match for match in self.find(*pattern) if isinstance(match[1], dict)]
 
     def is_known(self, *path: str | int) -> bool:
-        """Return true if no part of ``path`` is refused."""
+        """Check whether no part of ``path`` is refused."""
         return not self._is_refused or not contains_refused(self.get(*path))
 
     def is_own(self, *path: str | int) -> bool:
-        """Return true if the model's own manifest set the value."""
+        """Check whether the model's own manifest set the value."""
         node, missing = nearest(self._tree, path)
         return not missing and node.origin.file == self._file
 
@@ -121,7 +121,7 @@ class ManifestView:
         return None
 
     def undeclared(self, size: object) -> tuple[str, str] | None:
-        """Return problem and hint for a size missing from ``dims``."""
+        """Check for a size missing from ``dims``."""
         declared = self.map("dims")
         if not isinstance(size, str) or size in declared or self.get("dims") is REFUSED:
             return None
@@ -145,14 +145,14 @@ class ManifestView:
 
 
 def contains_refused(value: Any) -> bool:
-    """Return true if a value or a part of it is REFUSED."""
+    """Check whether a value or a part of it is REFUSED."""
     if isinstance(value, (dict, list)):
         return any(map(contains_refused, value.values() if isinstance(value, dict) else value))
     return value is REFUSED
 
 
 def shapes_after_surgery(view: ManifestView) -> dict[str, list[Any]] | None:
-    """Return the shapes of engine inputs; None if a part is refused."""
+    """Compute the shapes of engine inputs; None if a part is refused."""
     if not all(view.is_known(section) for section in ("inputs", "outputs", "surgery")):
         return None
     interface = exported_interface(view.data)

@@ -91,7 +91,7 @@ def form(words: str, accepts: Function[[Any], bool]) -> BeforeValidator:
 
 
 def _every_stage(value: object) -> object:
-    """Return the stages of ``true`` and ``false``."""
+    """List the stages of ``true`` and ``false``."""
     return (tuple(STAGE_INFO) if value else ()) if isinstance(value, bool) else value
 
 
@@ -187,7 +187,7 @@ class OneOf:
     def __get_pydantic_core_schema__(
         self, source: Any, handler: GetCoreSchemaHandler
     ) -> core_schema.CoreSchema:
-        """Return the schema of the tagged union."""
+        """Build the schema of the tagged union."""
         # a union of one type is that type
         members = dict(zip(self.kinds, get_args(source) or (source,), strict=True))
         tags = {kind: f"<{getattr(spec, '__name__', kind)}>" for kind, spec in members.items()}

@@ -28,7 +28,7 @@ _HINT = "if buildsys built it, `buildsys cache verify` and a rebuild replace it"
 
 
 def answer(request: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the answer to one request."""
+    """Answer one request."""
     try:
         match request["question"]:
             case "describe":
@@ -52,7 +52,7 @@ def answer(request: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def respond(request: Mapping[str, Any]) -> str:
-    """Return the answer as JSON; any exception is one sentence."""
+    """Answer as JSON; any exception is one sentence."""
     try:
         return json.dumps(answer(request))
     except Exception as error:  # onnx and protobuf raise anything on a damaged graph

@@ -29,7 +29,7 @@ _NOT_WEIGHTS = ("int64", "int32", "int16", "bool", "string", "undefined")
 
 
 def describe(proto: ModelProto, dims: Mapping[str, int]) -> dict[str, Any]:
-    """Return the description of a model without its large weights.
+    """Describe a model without its large weights.
 
     ``dims`` are sizes of dynamic dimensions; MACs and a second set of shapes are evaluated at them.
     """
@@ -83,7 +83,7 @@ def describe(proto: ModelProto, dims: Mapping[str, int]) -> dict[str, Any]:
 
 
 def report_facts(proto: ModelProto, dims: Mapping[str, int]) -> dict[str, Any]:
-    """Return the facts of a graph for the report.
+    """Collect the facts of a graph for the report.
 
     ``dims`` are valid sizes of the dynamic dimensions. The large weights leave ``proto``.
     """
@@ -99,7 +99,7 @@ def report_facts(proto: ModelProto, dims: Mapping[str, int]) -> dict[str, Any]:
 
 
 def _stored(model: PlainModel) -> tuple[dict[str, Any], int]:
-    """Return the sizes of all initializers and the number of weights."""
+    """Add up the sizes of all initializers; count the weights."""
     stored = model.initializers
     dtypes: dict[str, dict[str, int]] = {}
     for tensor in stored:
@@ -119,7 +119,7 @@ def _stored(model: PlainModel) -> tuple[dict[str, Any], int]:
 
 
 def _tensors(model: PlainModel, sized: PlainModel) -> dict[str, Any]:
-    """Return all tensors by name.
+    """Describe all tensors by name.
 
     Names of bodies get a prefix if they are taken.
     """
@@ -174,7 +174,7 @@ def _macs(proto: ModelProto, dims: Mapping[str, int]) -> dict[str, Any]:
 
 
 def _macs_at(model: ModelProto, dims: Mapping[str, int]) -> Macs:
-    """Return the counts of a model, with functions inlined if possible."""
+    """Count a model, with functions inlined if possible."""
     if model.functions:
         with suppress(RuntimeError, ValueError):  # no conversion to the model's opset
             model = inline_all(model)
@@ -182,7 +182,7 @@ def _macs_at(model: ModelProto, dims: Mapping[str, int]) -> Macs:
 
 
 def _mac_formulas(model: ModelProto, base: Mapping[str, int]) -> dict[str, Any]:
-    """Return formulas in the dynamic dimensions: ``formula`` in total, ``operators`` by operator.
+    """Fit formulas in the dynamic dimensions: ``formula`` in total, ``operators`` by operator.
 
     ``not_counted`` has operators with unknown counts. ``base`` are valid sizes; the formulas are
     fitted to multiples of them, and None if no polynomial fits or something is unknown.

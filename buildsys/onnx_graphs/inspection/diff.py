@@ -49,7 +49,7 @@ class _NodeGroup:
     by: Sequence[Sequence[PlainNode]] = ()
 
     def as_json(self) -> dict[str, Any]:
-        """Return it with nodes as their labels."""
+        """Write it with nodes as their labels."""
         entries, exits = (
             [
                 {"tensor": end.tensor, "node": end.node and end.node.label, "kind": end.kind}
@@ -69,7 +69,7 @@ class _NodeGroup:
 
 
 def compare(first: PlainModel, second: PlainModel) -> dict[str, Any]:
-    """Return all differences as JSON values; ``is_equal`` if there are none."""
+    """Compare two models; return all differences as JSON values."""
     models = first, second
     headers = [{"ir_version": model.ir_version, "producer": model.producer} for model in models]
     functions = [
@@ -104,7 +104,7 @@ def compare(first: PlainModel, second: PlainModel) -> dict[str, Any]:
 
 
 def compare_bodies(first: Body, second: Body) -> dict[str, Any]:
-    """Return the differences of nodes, shapes and initializers."""
+    """Compare nodes, shapes and initializers."""
     matching = Matching(first, second)
     changes = {
         node: change
@@ -140,7 +140,7 @@ def compare_bodies(first: Body, second: Body) -> dict[str, Any]:
 
 
 def _node_change(node: PlainNode, other: PlainNode, matching: Matching) -> dict[str, Any] | None:
-    """Return the differences of matched nodes, None if there are none."""
+    """Compare matched nodes; None without differences."""
     attributes = _mapping_changes(node.attributes, other.attributes)
     weights, inputs = [], []  # stored inputs with other contents, inputs from another matched node
     ours, theirs = matching.first, matching.second
@@ -180,7 +180,7 @@ def _node_change(node: PlainNode, other: PlainNode, matching: Matching) -> dict[
 def _removed_group(
     nodes: Sequence[PlainNode], matching: Matching, changes: Mapping[PlainNode, dict[str, Any]]
 ) -> _NodeGroup:
-    """Return a group of removed nodes with its counterpart."""
+    """Find the counterpart of a group of removed nodes."""
     entries, exits = _connections(nodes, matching.first)
     now = []  # the second graph's tensors at the exits
     for end in exits:
@@ -214,7 +214,7 @@ def _removed_group(
 def _connections(
     nodes: Sequence[PlainNode], body: Body
 ) -> tuple[list[_Connection], list[_Connection]]:
-    """Return the inputs (preferably not stored) and outputs of a group."""
+    """Find the inputs (preferably not stored) and outputs of a group."""
     members = set(nodes)
     entries: dict[str, _Connection] = {}
     exits = []
@@ -238,7 +238,7 @@ def _connections(
 
 
 def _chain_text(nodes: Sequence[PlainNode]) -> str:
-    """Return operators as ``Shape → Slice → Concat``, or as counts."""
+    """Write operators as ``Shape → Slice → Concat``, or as counts."""
     operators = [node.operator for node in nodes if node.operator != CONSTANT] or [CONSTANT]
     runs = [(operator, len(list(run))) for operator, run in groupby(operators)]
     if len(runs) > _LONGEST_CHAIN:
@@ -251,7 +251,7 @@ def _chain_text(nodes: Sequence[PlainNode]) -> str:
 def _initializer_changes(
     first: Mapping[str, StoredTensor], second: Mapping[str, StoredTensor]
 ) -> dict[str, Any]:
-    """Return removed, added, changed and renamed initializers."""
+    """Find removed, added, changed and renamed initializers."""
     removed = {name: stored for name, stored in first.items() if name not in second}
     added = {name: stored for name, stored in second.items() if name not in first}
     by_content: dict[str, list[str]] = {}
@@ -289,7 +289,7 @@ def _mapping_changes(
 
 
 def _is_filled(value: Any) -> bool:
-    """Return True for a part with differences. Counts and sizes are none."""
+    """Check for a part with differences. Counts and sizes are none."""
     if isinstance(value, Mapping):
         return any(
             _is_filled(entry) for name, entry in value.items() if name not in ("count", "bytes")

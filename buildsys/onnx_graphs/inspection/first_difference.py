@@ -104,7 +104,7 @@ def _of_members(name: str, first: Sequence[Any], second: Sequence[Any], where: s
 
 
 def _label(member: Message, index: int) -> str:
-    """Return the name of a member, else its first output or position."""
+    """Name a member, else by its first output or position."""
     fields = {field.name: value for field, value in member.ListFields()}
     name = next((str(fields[key]) for key in ("name", "key", "domain") if key in fields), "")
     return name or str(next(iter(fields.get("output", ())), "")) or f"[{index}]"

@@ -71,7 +71,7 @@ def drop_weights(
 
 
 def with_shapes(model: ModelProto) -> ModelProto:
-    """Return a model with inferred shapes, unchanged if inference fails.
+    """Infer the shapes of a model, which stays unchanged if inference fails.
 
     Inference fails on types of a later ONNX and on contradictory shapes. Large weights are removed.
     """
@@ -82,7 +82,7 @@ def with_shapes(model: ModelProto) -> ModelProto:
 
 
 def with_sizes(model: ModelProto, dims: Mapping[str, int]) -> ModelProto:
-    """Return a model with fixed dynamic dimensions and inferred shapes.
+    """Fix the dynamic dimensions of a model, and infer its shapes.
 
     Dimensions that ``dims`` does not name stay dynamic.
     """
@@ -106,13 +106,13 @@ def with_sizes(model: ModelProto, dims: Mapping[str, int]) -> ModelProto:
 
 
 def input_dims(model: ModelProto) -> list[str]:
-    """Return the names of the dynamic dimensions of the inputs."""
+    """List the dynamic dimensions of the inputs."""
     sizes = (size for port in ports(model)[0] for size in port["shape"] or ())
     return list(dict.fromkeys(size for size in sizes if isinstance(size, str)))
 
 
 def plain_model(model: ModelProto) -> PlainModel:
-    """Return a model as plain data.
+    """Convert a model to plain data.
 
     Call ``drop_weights`` first: all inline values are read.
     """
@@ -131,7 +131,7 @@ def plain_model(model: ModelProto) -> PlainModel:
 
 
 def stored_bytes(tensor: TensorProto) -> int:
-    """Return the size of inline or external values without reading them."""
+    """Compute the size of inline or external values without reading them."""
     if tensor.data_location == TensorProto.EXTERNAL:
         length = {e.key: e.value for e in tensor.external_data}.get("length", "")
         if length.isdecimal():
@@ -147,7 +147,7 @@ def stored_bytes(tensor: TensorProto) -> int:
 
 
 def _digest(tensor: TensorProto, values: bytes | memoryview | None = None) -> str:
-    """Return the digest of type, shape and (by default inline) values."""
+    """Digest type, shape and (by default inline) values."""
     if values is None:
         if not tensor.data_type:
             return ""

@@ -71,7 +71,7 @@ def macs_per_node(body: Body, outer: Sequence[Body] = ()) -> Iterator[int | None
 
 
 def _node_macs(node: PlainNode, scopes: Sequence[Body]) -> int | None:
-    """Return the count of one node, None if it is unknown."""
+    """Count one node; None if it is unknown."""
     count = _COUNTS.get(_own_name(node.operator))
     if count is None:
         is_onnx = "::" not in node.operator or node.operator.startswith("ai.onnx")
@@ -83,7 +83,7 @@ def _node_macs(node: PlainNode, scopes: Sequence[Body]) -> int | None:
 
 
 def _sizes(scopes: Sequence[Body], name: str) -> tuple[int, ...]:
-    """Return the numeric shape of a tensor in nested graphs.
+    """Look up the numeric shape of a tensor in nested graphs.
 
     Raises: LookupError: the shape is not completely known.
     """
@@ -107,7 +107,7 @@ def _matrix_product(node: PlainNode, of: SizesOf) -> int:
 
 
 def _einsum(node: PlainNode, of: SizesOf) -> int:
-    """Return the product of all index sizes, for two operands."""
+    """Multiply all index sizes, for two operands."""
     terms = node.attributes.get("equation", "").partition("->")[0].replace(" ", "").split(",")
     if len(terms) == 1:
         return 0
@@ -156,7 +156,7 @@ _WITHOUT_MACS = re.compile(
 
 
 def _own_name(operator: str) -> str:
-    """Return the operator without the domain of ONNX or ONNX Runtime."""
+    """Strip an operator of the domain of ONNX or ONNX Runtime."""
     domain, _, name = operator.rpartition("::")
     return name if domain in ("", "com.microsoft", "com.microsoft.nchwc") else operator
 
@@ -164,7 +164,7 @@ def _own_name(operator: str) -> str:
 def formula(
     macs_at: Callable[[Mapping[str, int]], int | None], base: Mapping[str, int]
 ) -> dict[str, int] | None:
-    """Return the count as a polynomial, e.g. ``{"": 5, "batch": 3, "batch*steps^2": 1}``.
+    """Fit the count as a polynomial, e.g. ``{"": 5, "batch": 3, "batch*steps^2": 1}``.
 
     ``macs_at`` counts at given sizes. The polynomial in at most two dimensions is fitted to counts
     at multiples of ``base`` and tested at another one; None if it does not fit.
@@ -192,7 +192,7 @@ def _interpolated(
     free: Mapping[str, int],
     fixed: Mapping[str, int],
 ) -> dict[tuple[int, ...], Fraction] | None:
-    """Return powers -> factor of the quadratic polynomial through multiples of ``free``."""
+    """Fit powers -> factor of the quadratic polynomial through multiples of ``free``."""
     if not free:
         count = macs_at(fixed)
         return None if count is None else {(): Fraction(count)}
@@ -215,7 +215,7 @@ def _interpolated(
 
 
 def evaluate(terms: Mapping[str, int], dims: Mapping[str, int]) -> int | None:
-    """Return the value of a formula, None if a size is missing."""
+    """Evaluate a formula; None if a size is missing."""
     total = 0
     for term, factor in terms.items():
         for part in filter(None, term.split("*")):

@@ -106,7 +106,7 @@ class Matching:
         return len(self.nodes) > before
 
     def _maker(self, name: str, at: int) -> PlainNode | None:
-        """Return the second graph's only producer for all consumers of a tensor."""
+        """Find the second graph's only producer for all consumers of a tensor."""
         makers = set()
         for taker in self.first.consumers.get(name, ()):
             other = self.nodes.get(taker)
@@ -118,7 +118,7 @@ class Matching:
 
 
 def regions(nodes: Iterable[PlainNode], body: Body) -> list[list[PlainNode]]:
-    """Return connected groups of nodes, each in the order of the graph."""
+    """Group connected nodes, each in the order of the graph."""
     members = dict.fromkeys(nodes)
     groups_of: dict[PlainNode, list[PlainNode]] = {}
     for node in members:

@@ -64,7 +64,7 @@ class Header:
 
 
 def read_header(engine: Path) -> Header:
-    """Return the facts in an engine file.
+    """Read the facts in an engine file.
 
     Raises: OSError: it cannot be read.
     """
@@ -79,7 +79,7 @@ def read_header(engine: Path) -> Header:
 
 
 def compatibility_of(backend: str) -> ModuleType | None:
-    """Return the module ``compatibility`` of a backend's package, if it has one."""
+    """Import the module ``compatibility`` of a backend's package, if it has one."""
     try:
         return import_backend(backend, "compatibility")
     except (ModuleNotFoundError, Unavailable) as error:
@@ -109,7 +109,7 @@ class Record:
 
 
 def read_record(engine: Path) -> Record | Reason:
-    """Return the record of an engine, or the reason for its absence."""
+    """Read the record of an engine, or the reason for its absence."""
     path = engine.with_name(RECORD_NAME)
     try:
         figures = json.loads(read_limited(path, _MAX_RECORD_BYTES))
@@ -182,7 +182,7 @@ def find_damage(engine: Path, record: Record, header: Header, *, digest: bool) -
 
 
 def content_digest(figures: Mapping[str, Any]) -> str:
-    """Return the SHA-256 of a record without its envelope."""
+    """Digest a record without its envelope."""
     content = {name: value for name, value in figures.items() if name != ENVELOPE}
     return hashlib.sha256(
         json.dumps(content, sort_keys=True, separators=(",", ":")).encode()
@@ -190,7 +190,7 @@ def content_digest(figures: Mapping[str, Any]) -> str:
 
 
 def signer_of(record: Record, keys: TrustedKeys) -> str | Reason:
-    """Return a record's trusted signer, or the reason against it.
+    """Verify a record; return its trusted signer, or the reason against it.
 
     The files themselves are compared with the record by `find_damage`.
     """
@@ -233,7 +233,7 @@ def _check_content(record: Record, statement: Mapping[str, Any]) -> None:
 
 
 def _signers(envelope: Any) -> str:
-    """Return the keys in an envelope, for people."""
+    """Name the keys in an envelope."""
     named = [str(signature.get("keyid", "")) for signature in envelope["signatures"]][:3]
     keys = [key_name(key) for key in named if key]
     return f", but by {', '.join(keys)}" if keys else ""

@@ -94,12 +94,12 @@ def engine_notes(record: Record) -> Iterator[str]:
 
 
 def needs_gpu(record: Record) -> bool:
-    """Return True if an engine runs on a GPU."""
+    """Check whether an engine runs on a GPU."""
     return describe_backend(record.backend).runs_on_gpu(record.map("settings"))
 
 
 def built_version(record: Record) -> str:
-    """Return the library version of an engine's build."""
+    """Look up the library version of an engine's build."""
     module = record.backend
     if find_package(module) is not None:
         module = describe_backend(module).module
@@ -153,7 +153,7 @@ def plugin_reasons(record: Record, engine: Path, project: Path | None) -> Iterat
 
 
 def _unregistered_plugins(record: Record) -> list[Mapping[str, Any]]:
-    """Return the plugins missing from the registry of the loaded library."""
+    """List the plugins missing from the registry of the loaded library."""
     recorded = record.figures.get("plugins")
     if not recorded or find_package(record.backend) is None:
         return []

@@ -65,7 +65,7 @@ def nvml_session(*, fallback: bool = False) -> Iterator[Any]:
 
 
 def read_gpus(visible: str | None) -> list[dict[str, str]]:
-    """Return uuid, name, compute_capability, driver and cuda_driver of visible GPUs.
+    """List uuid, name, compute_capability, driver and cuda_driver of visible GPUs.
 
     ``visible`` is CUDA_VISIBLE_DEVICES: None for all, else indices (in PCI order) or UUID
     prefixes, up to the first that does not exist.
@@ -80,7 +80,7 @@ def read_gpus(visible: str | None) -> list[dict[str, str]]:
 
 
 def read_details(visible: str | None) -> list[GpuDetails]:
-    """Return visible GPUs with memory and MIG mode, as ``read_gpus``.
+    """List visible GPUs with memory and MIG mode, as ``read_gpus``.
 
     Raises: GpuError: the driver is missing or does not answer.
     """

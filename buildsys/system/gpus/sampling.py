@@ -49,7 +49,7 @@ class Readings:
     missing: str = ""
 
     def figures(self) -> dict[str, Any]:
-        """Return min, median and max per quantity, and throttle shares."""
+        """Compute min, median and max per quantity, and throttle shares."""
         if not self.taken:
             return {"missing": self.missing or "nothing was read"}
         spans = {}
@@ -67,7 +67,7 @@ class Readings:
 
 
 def throttle_shares(bits: Iterable[int | None]) -> dict[str, float]:
-    """Return the share of readings per throttle reason.
+    """Compute the share of readings per throttle reason.
 
     Idle and clocks chosen by a user are no reasons.
     """

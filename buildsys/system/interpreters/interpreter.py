@@ -42,7 +42,7 @@ class Interpreter:
         return f"{self.implementation} {'.'.join(self.version.split('.')[:2])}"
 
     def finds(self, module: str) -> bool:
-        """Return True if a module is on its path; nothing is imported."""
+        """Check whether a module is on its path; nothing is imported."""
         return PathFinder.find_spec(module, list(self.path)) is not None
 
 

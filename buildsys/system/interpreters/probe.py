@@ -177,7 +177,7 @@ class Library:
 
     @property
     def is_usable(self) -> bool:
-        """Return True if the library can be imported."""
+        """Check whether the library can be imported."""
         return not self.missing and not self.problem
 
 
