@@ -92,29 +92,6 @@ def test_the_history_outlives_the_build_folder_and_never_fails_a_build(
         assert len(history.builds()) == len(ALL)
 
 
-def test_a_damaged_record_of_doit_costs_nothing(ready_built: ReadyProject) -> None:
-    for damage in (cut, fill_with_garbage):
-        damage(state(ready_built, "doit.db"))
-        ran = ready_built.doit()
-        assert (ran.code, ran.out) == (0, UP_TO_DATE.out), ran
-        (warning,) = ran.err.splitlines()
-        assert warning.startswith("buildsys: warning: doit's database ")
-        assert warning.endswith(": only the marks of `doit ignore` are lost")
-        assert ready_built.doit() == UP_TO_DATE
-
-
-def test_another_database_in_place_of_doits_is_set_aside_as_well(ready_built: ReadyProject) -> None:
-    path = state(ready_built, "doit.db")
-    path.unlink()
-    execute(path, "CREATE TABLE doit (something)")
-    ran = ready_built.doit()
-    assert (ran.code, ran.out) == (3, "")
-    warning, error = ran.err.splitlines()
-    assert warning.startswith("buildsys: warning: doit's database ")
-    assert error == "ERROR: doit's database was damaged; run again"
-    assert ready_built.doit() == UP_TO_DATE
-
-
 @pytest.mark.parametrize("what", ["state.db", "."])
 def test_the_state_is_deleted_during_a_run(ready: ReadyProject, what: str) -> None:
     ready.hold()
@@ -125,7 +102,6 @@ def test_the_state_is_deleted_during_a_run(ready: ReadyProject, what: str) -> No
         path.unlink()
     while path.exists():  # what has passed is being stored meanwhile
         shutil.rmtree(path, ignore_errors=True)
-    state(ready, "doit.db").unlink(missing_ok=True)
     ready.let_go()
     out, err = process.communicate(timeout=TIMEOUT_S)
     assert (process.returncode, "Traceback" in out + err) == (0, False), out + err
