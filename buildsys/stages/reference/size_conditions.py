@@ -24,6 +24,7 @@ from buildsys.system.files import in_library
 Assigned = Mapping[str, ast.expr]  # local variable -> its value
 _STANDARD_LIBRARY = f"{Path(inspect.__file__).parent}/"
 Condition = Callable[[int], bool]  # on a size
+_STAGE = "buildsys.stages.reference.stage"  # imported before any code of the user
 _SIZE = "size"  # the variable of a condition
 _MOST_CONDITIONS = 64
 _MOST_LAYERS = 16  # of one class, about
@@ -88,9 +89,9 @@ def _sources(
 def _modules_below(project: Path) -> list[str]:
     """List the loaded modules in files of a project."""
     root = f"{project.resolve()}/"
-    files = {
-        name: getattr(module, "__file__", None) or "" for name, module in [*sys.modules.items()]
-    }
+    names = list(sys.modules)
+    names = names[names.index(_STAGE) :]
+    files = {name: getattr(sys.modules[name], "__file__", None) or "" for name in names}
     return [
         name
         for name, file in files.items()
