@@ -15,7 +15,7 @@ class BuildsysError(Exception):
     """Base of every expected failure."""
 
     exit_code: ClassVar[int] = 2
-    seconds: float | None = None  # of the stage that failed, without waiting for locks
+    seconds: float | None = None  # without waiting for locks
 
 
 @dataclass(eq=False)

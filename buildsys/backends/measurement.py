@@ -47,7 +47,7 @@ class Samples:
     a lone inference would include the wait for the host to launch it.
     """
 
-    wall_ns: list[int] = field(default_factory=list)  # of each inference, by the host's clock
+    wall_ns: list[int] = field(default_factory=list)  # per inference, by the host's clock
     elapsed_ns: int = 0  # total time of the inferences in wall_ns
     gpu_ns: list[int] = field(default_factory=list)  # by the GPU's clock; empty on a CPU
     queued_ns: int = 0  # total time of the inferences in gpu_ns if they are not those in wall_ns

@@ -105,7 +105,7 @@ class Translation(NamedTuple):
     """Dynamo's translation of an operator."""
 
     opset: int | None  # the lowest with a translation and all its operators; None: only by parts
-    operators: tuple[str, ...] = ()  # of ONNX, newer than torchlib's own opset
+    operators: tuple[str, ...] = ()  # ONNX operators newer than torchlib's own opset
     by_parts: bool = False  # below that opset torch decomposes it and translates the parts
 
 

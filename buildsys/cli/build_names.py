@@ -104,7 +104,7 @@ class BuildNames:
         for model in models:
             try:
                 pairs.append((self._side(model, start), self._side(model, end)))
-            except UsageError as error:  # of a model that was built once
+            except UsageError as error:  # its model was built once
                 problem = error
         if not pairs:
             raise problem

@@ -16,7 +16,7 @@ from buildsys.system.suggestions import nearest
 
 PREFIX = "BUILDSYS_"
 _LABEL = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.+-]*")  # as the names of manifests
-_SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.:-]+:/")  # of a URL, also with a single slash
+_SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.:-]+:/")  # a URL's scheme, also with a single slash
 
 
 class Variable(NamedTuple):

@@ -29,7 +29,7 @@ from buildsys.system.processes import run_python
 
 DEFAULT_STAGE = SIMPLIFY
 STORED = "stored"  # the state of an earlier graph, besides fresh, stale and may rerun
-_ROLES = ("model", "engine")  # of outputs that are graphs
+_ROLES = ("model", "engine")  # outputs that are graphs
 _SHOWN_REASONS = 2
 
 

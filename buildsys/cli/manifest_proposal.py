@@ -25,7 +25,7 @@ _SOURCE_NOTES = {
     "python": "weights as the callable sets them",
     "config": f"random weights; add `weights: {{file: {_HUB_FILE}}}` for trained ones",
 }
-SOURCE_DEFAULTS: dict[str, dict[str, Any]] = {  # of a worker's source
+SOURCE_DEFAULTS: dict[str, dict[str, Any]] = {  # a worker takes all fields
     "torchvision": {"weights": None, "kwargs": {}},
     "timm": {"weights": None, "kwargs": {}},
     "transformers": {

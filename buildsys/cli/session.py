@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 _CLOSE_LIMIT_S = 5.0  # for stages that were interrupted
 _UNAVAILABLE, _NOISY = "unavailable", "noisy"  # statuses of the ledger, which some runs do not load
-_LONG_LIST = re.compile(rb"\[[-+.0-9eE, ]{1000,}\]")  # of numbers, on one line as we write them
+_LONG_LIST = re.compile(rb"\[[-+.0-9eE, ]{1000,}\]")  # numbers on one line, as results have them
 
 
 @contextlib.contextmanager
@@ -55,8 +55,8 @@ class Session(OpenProject):
         self.began = time.monotonic()
         self.always = False  # even targets that are up to date run
         self.finished: dict[str, Outcome] = {}  # in this process, failed targets as well
-        self.exit_code = 0  # of the worst failure so far
-        self.seconds: float | None = None  # of the run, as the console shows it
+        self.exit_code = 0  # the worst failure so far
+        self.seconds: float | None = None  # as the console shows it
         self.interrupted = 0  # the exit code, once a signal has arrived
         self.is_run = False  # doit has checked a target: it is not forgetting or cleaning
         self.cleaned: set[str] = set()  # doit cleans a target again for each of its groups
@@ -67,7 +67,7 @@ class Session(OpenProject):
         self.remeasures_noisy = False  # benchmarks and gates whose last measurement was noisy
         self.remeasures_all = False
         self.repeats_flaky = False
-        self.first_failures: dict[str, str] = {}  # of flaky targets, which were repeated
+        self.first_failures: dict[str, str] = {}  # why flaky targets were repeated
         self._fresh: dict[str, str] = {}  # recorded status by up-to-date target
         self._idle = threading.Condition()
         self._busy = 0

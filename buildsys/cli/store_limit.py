@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from buildsys.cli.git_revision import Reached
     from buildsys.project.load import Project
 
-_KEPT_SHARE = 0.9  # of the limit, so that not every run collects
+_KEPT_SHARE = 0.9  # share of the limit, so that not every run collects
 _SPARED_S = 24 * 3600.0  # other checkouts may share the store, and their manifests are unknown here
 _RETRY_S = 24 * 3600.0  # after a collection that could not meet the limit
 

@@ -89,7 +89,7 @@ class ProjectTasks:
         """Yield tasks as doit's dictionaries."""
         session, groups, targets = self.session, self._groups, self._targets
         if groups is None:
-            with no_garbage_collection():  # of the plans
+            with no_garbage_collection():  # the plans stay
                 targets = list(session.actions)
             groups = [BUILD, *(f"build:{model}" for model in session.project.models)]
         members: dict[str, list[str]] = {BUILD: list(targets)}

@@ -182,7 +182,7 @@ def read_memory(value: Any, stream: int) -> Memory:
             raise StageError(f"is on GPU {index}, and the engine on GPU 0", "copy it there")
         value.__dlpack__(stream=stream or _LEGACY_STREAM)  # lets the stream wait for the array
     torch = sys.modules.get(TORCH)
-    if torch is not None and isinstance(value, torch.Tensor):  # of types unknown to numpy as well
+    if torch is not None and isinstance(value, torch.Tensor):  # also types unknown to numpy
         name = str(value.dtype).removeprefix("torch.")
         dtype_name, address = _ONNX_NAMES.get(name, name), value.data_ptr()
         return Memory(address, tuple(value.shape), dtype_name, value.is_contiguous(), value)
@@ -192,7 +192,7 @@ def read_memory(value: Any, stream: int) -> Memory:
         raise StageError(problem, "pass an array of torch or cupy")
     dtype = np.dtype(facts["typestr"])
     strides = facts.get("strides")
-    if facts.get("stream"):  # of the work that fills it
+    if facts.get("stream"):  # the work that fills it must end
         from buildsys.backends.cuda.device import Stream
 
         with _shared_gpu().current():
@@ -284,7 +284,7 @@ def stream_handle(stream: Any) -> int:
         return stream
     if hasattr(stream, "__cuda_stream__"):
         return int(stream.__cuda_stream__()[1])
-    for attribute in ("cuda_stream", "ptr"):  # of torch, of cupy
+    for attribute in ("cuda_stream", "ptr"):  # torch's name, cupy's name
         if isinstance(getattr(stream, attribute, None), int):
             return int(getattr(stream, attribute))
     problem = f"{stream!r} is not a CUDA stream"

@@ -134,7 +134,7 @@ def _operators(
     }
     for op, use in record.map("operators").items():
         kind, _, name = str(use).partition(" ")
-        if kind == "plugin" and not name:  # of the backend's own library
+        if kind == "plugin" and not name:  # the backend's own library has it
             yield OperatorUse(op, kind, None, root)
             continue
         if not is_file_name(name):

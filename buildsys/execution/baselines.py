@@ -42,8 +42,8 @@ _LIBRARIES = ("tool:",)
 _ACCEPTED = (PASSED, UNAVAILABLE)  # a build without a baseline is one for the next
 _SHOWN_DIGITS = 12
 _SHOWN_DIFFERENCES = 3
-_KEPT_COMPARISONS = 3  # of each gate
-_MOST_RUNS = 500  # of a gate in the history
+_KEPT_COMPARISONS = 3  # per gate
+_MOST_RUNS = 500  # per gate in the history
 Parts = Mapping[str, str]
 
 

@@ -31,8 +31,8 @@ class Build:
     status: str  # passed | unavailable | failed | error | noisy
     started: str  # ISO 8601, UTC
     position: float  # order on a machine: seconds since 1970, even if the clock is set back
-    seconds: float  # of the stage, when it ran
-    reason: str = ""  # of a failure
+    seconds: float  # taken by the stage when it ran
+    reason: str = ""
     why: str = ""  # stale reasons, encoded by ``execution.stale_reasons``
     revision: str = ""  # commit; "" outside of git
     dirty: bool | None = None  # None: unknown
@@ -58,7 +58,7 @@ class Measurement:
     clock: str  # HOST | GPU
     count: int  # samples
     p50_ms: float
-    interval_ms: tuple[float, float] | None = None  # of the median
+    interval_ms: tuple[float, float] | None = None
     dims: Mapping[str, int] = field(default_factory=dict)
     batch: int | None = None
     figures: Mapping[str, float] = field(default_factory=dict)  # p99_ms, throughput_per_s, …

@@ -31,7 +31,7 @@ from buildsys.history.builds import (
 )
 from buildsys.store.state_db import ReadOnlyStateDb, Schema, StateDb, Statement, warn_on_stderr
 
-_MAX_TEXT_BYTES = 64 << 20  # of a resolved manifest
+_MAX_TEXT_BYTES = 64 << 20  # the longest resolved manifest
 
 HISTORY = Schema(
     1,  # bump when a table changes, and convert older files: they are set aside otherwise

@@ -37,7 +37,7 @@ class Change:
     high: float | None
     is_regression: bool
     is_undecided: bool = False  # the interval contains the tolerance, or is not known
-    confidence: float | None = None  # of the interval, two-sided
+    confidence: float | None = None  # two-sided
 
 
 def compare_rounds(

@@ -23,7 +23,7 @@ class Workspace:
         self.root = root
         self.configs = configs
         self.accessed: dict[str, Stamp | None] = {}  # since it was last replaced
-        self.digests: dict[str, tuple[Stamp, str]] = {}  # of weights, remembered by the cache
+        self.digests: dict[str, tuple[Stamp, str]] = {}  # remembered digests of weights
         self._folders = {os.path.realpath(folder) for folder in (root, configs, links_into or root)}
         self._stamps: dict[str, Stamp | None] = {}
         self._documents: dict[Path, ValueNode | ManifestError] = {}

@@ -47,7 +47,7 @@ def call_hint(module: torch.nn.Module, inputs: Tensors) -> str:
         if time.monotonic() > deadline:
             break
         positional, named = arranged(call, {name: t.clone() for name, t in inputs.items()})
-        with suppress(Exception), torch.no_grad():  # of the user's code
+        with suppress(Exception), torch.no_grad():  # the user's code may raise anything
             module(*positional, **named)
             text = json.dumps({key: value for key, value in call.items() if value})
             return f"forward takes {what}: call: {_QUOTED_WORD.sub(_unquoted, text)}"

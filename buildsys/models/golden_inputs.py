@@ -18,9 +18,9 @@ from buildsys.models.user_code import load_callable, reraise_as_stage_error
 from buildsys.onnx_graphs.tensors import BIT_DTYPES, Array, NpzFile, Tensor, tensor_of
 
 Data = Mapping[str, Any]  # the manifest's ``data`` of one input
-_DRAWN_BYTES = 8  # of a value while it is drawn
+_DRAWN_BYTES = 8  # float64, while it is drawn
 _WITH_NAN = ("float16", "bfloat16", "float32", "float64")
-_EXTREME_FACTOR, _LEAST_EXTREME = 4.0, 6.0  # of normal values, in standard deviations
+_EXTREME_FACTOR, _LEAST_EXTREME = 4.0, 6.0  # in standard deviations of normal values
 
 
 def golden_input(

@@ -74,7 +74,7 @@ def _fetch(repository: str, path: str, revision: str, shown: str) -> Path | None
     endpoint = os.environ.get("HF_ENDPOINT") or constants.ENDPOINT
     try:
         file = Path(hf_hub_download(repository, path, revision=revision, endpoint=endpoint))
-    except Exception as error:  # of the HTTP library too
+    except Exception as error:  # also the HTTP library's
         if isinstance(error, EntryNotFoundError) and not isinstance(error, LocalEntryNotFoundError):
             return None
         if isinstance(error, RepositoryNotFoundError | RevisionNotFoundError):

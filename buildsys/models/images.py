@@ -21,12 +21,12 @@ from buildsys.system.files import IMAGE_SUFFIXES, image_files
 if TYPE_CHECKING:
     from PIL import Image
 
-Fields = Mapping[str, Any]  # of ``data`` with images, or of ``preprocess``
+Fields = Mapping[str, Any]  # the fields of ``data`` with images, or of ``preprocess``
 Size = tuple[int, int]  # height, width
 _MAX_PIXELS = 178_956_970  # as Pillow limits files
 _FORMATS = ("BMP", "JPEG", "PNG", "PPM", "TIFF", "WEBP")  # others of Pillow start programs
 _MODES = {"rgb": "RGB", "bgr": "RGB", "gray": "L"}
-_AXES = {"nchw": (-3, -2, -1), "nhwc": (-1, -3, -2)}  # of channels, height, width
+_AXES = {"nchw": (-3, -2, -1), "nhwc": (-1, -3, -2)}  # channels, height, width
 _AGAIN = "name another file, or save it again"
 
 
@@ -126,7 +126,7 @@ def _pixels(file: Path, data: Fields, size: Size) -> Array:
         if wide < width or high < height:
             text = f"resized to {wide} x {high}, it is smaller than the crop of {width} x {height}"
             raise _unreadable(file, text)
-        if wide * high > _MAX_PIXELS:  # of an image that is long and thin
+        if wide * high > _MAX_PIXELS:  # a long and thin image
             raise _unreadable(file, f"resized to {wide} x {high}, it is larger than any image")
         left, top = round((wide - width) / 2), round((high - height) / 2)
         image = image.resize((wide, high), resampling)
@@ -161,7 +161,7 @@ def _decoded(file: Path, mode: str) -> Image.Image:
         raise StageError("images need the package Pillow", "pip install pillow") from error
     try:
         with warnings.catch_warnings(), Image.open(file, formats=_FORMATS) as opened:
-            warnings.simplefilter("ignore")  # of large images, below the limit for an error
+            warnings.simplefilter("ignore")  # large images are allowed below the limit
             if opened.mode.startswith(("I", "F")):
                 raise _unreadable(
                     file, "it has more than 8 bits per channel", "convert it to 8 bits"

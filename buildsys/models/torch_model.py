@@ -49,7 +49,7 @@ class Network:
     project: Path
     weights: str  # their origin, for the report
     call: Mapping[str, Any] | None = None  # the manifest's section
-    example_result: Any = None  # of forward, if the example had to run for the weights
+    example_result: Any = None  # forward's result, if the example had to run for the weights
     on_gpu: bool = False
 
     def arguments(self, inputs: Tensors) -> tuple[tuple[Any, ...], dict[str, Any]]:
@@ -324,7 +324,7 @@ class FlatCall(nn.Module):
     def __init__(self, network: Network) -> None:
         super().__init__()
         self.network = network.module
-        self.training = network.module.training  # of this module only; submodules keep their modes
+        self.training = network.module.training  # submodules keep their modes
         self._convention = network
 
     def forward(self, *tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:

@@ -25,9 +25,9 @@ Pair = tuple[Tensor, Tensor]
 _LIMITS = ("spread_error", "correlation", "slope", "channel_error", "class_agreement")
 _CENTERED_FROM = 4  # samples
 _JUDGED_FROM = 32  # values of a channel
-_LEAST_SPREAD = 1e-6  # of the magnitude: below it, rounding in float32 is all that varies
+_LEAST_SPREAD = 1e-6  # relative; below it only rounding in float32 varies
 _NARROW = 0.02  # spread of the magnitude: steps of low precision are no longer small
-_SMALL_CHANNEL = 0.5  # of the spread of the whole output: quantizers have one step for all
+_SMALL_CHANNEL = 0.5  # relative to the whole output: quantizers have one step for all
 _FLAT = (
     "it hardly varies over the golden inputs, which shows little of what the precision changes:"
     " give inputs.NAME.data other values, or dims more samples"

@@ -21,7 +21,7 @@ from buildsys.onnx_graphs.tensors import Array
 if TYPE_CHECKING:
     from onnx import ModelProto, TensorProto
 
-_DTYPES = {1: "float32", 10: "float16"}  # of TensorProto; those that a network computes with
+_DTYPES = {1: "float32", 10: "float16"}  # TensorProto's types that a network computes with
 
 
 def require_onnx() -> None:
@@ -52,7 +52,7 @@ class Weight:
     """The contents of an initializer."""
 
     dtype: str  # "" if it is neither float32 nor float16
-    content: Array  # of bytes
+    content: Array  # as bytes
 
     @property
     def digest(self) -> str:

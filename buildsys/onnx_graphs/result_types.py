@@ -37,7 +37,7 @@ class OutputComparison(TypedDict, total=False):
     cosine: float | None
     top1: float | None
     passed: bool | None  # None: uninformative
-    policy: str  # of the manifest's ``compare``; absent: auto
+    policy: str  # the manifest's ``compare``; absent: auto
     note: str  # a permitted difference, or errors that the limits cannot see
     uninformative: str  # why equality proves nothing
 

@@ -18,8 +18,8 @@ from buildsys.onnx_graphs.tensors import Array, Tensor, tensor_of
 Tolerance = Mapping[str, float | None]
 _LARGE = 8.0  # slices within this factor of the largest one show the rounding errors
 _NOISE = 8.0  # times their error: beyond it, an error is none of theirs
-_FLOOR = 32 * 2.0**-23  # of the largest value: rounding of float32 sums that cancel
-_WORTH_NOTING = 0.1  # of a slice's own magnitude
+_FLOOR = 32 * 2.0**-23  # relative to the largest value: float32 sums that cancel
+_WORTH_NOTING = 0.1  # relative to a slice's own magnitude
 
 
 @dataclass(frozen=True)
@@ -42,7 +42,7 @@ class Comparison:
     non_finite: int = 0  # elements that are NaN or infinite on one side only
     problem: str = ""
     broken: tuple[str, ...] = field(default=(), repr=False)  # exceeded limits with their values
-    policy: str = ""  # of the manifest
+    policy: str = ""  # as in the manifest
     note: str = ""  # a permitted difference, or errors that the limits cannot see
     uninformative: str = ""  # why equality proves nothing
 

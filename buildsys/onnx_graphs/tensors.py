@@ -109,7 +109,7 @@ class Case:
 
     inputs: Mapping[str, Tensor]
     outputs: Mapping[str, Tensor]
-    float_type: str = "float32"  # of most weights
+    float_type: str = "float32"  # the type of most weights
 
 
 def tensor_of(array: npt.ArrayLike, dtype: str | None = None) -> Tensor:
@@ -211,7 +211,7 @@ def load_arrays(path: Path) -> dict[str, Array]:
     Raises: OSError, ValueError, StageError: the file cannot be read.
     """
     arrays: Mapping[str, Array] = NpzFile(path)
-    if _DTYPES_KEY in arrays:  # of ``save_tensors``
+    if _DTYPES_KEY in arrays:  # written by ``save_tensors``
         arrays = {name: tensor.values() for name, tensor in load_tensors(path).items()}
     # not ascontiguousarray: it turns a scalar into a vector
     return {name: np.require(array, requirements="C") for name, array in arrays.items()}

@@ -35,7 +35,7 @@ class Needs(NamedTuple):
 
     gpu: str = ""  # words of its name
     compute_capability: str = ""
-    gpu_count: int = 0  # of such GPUs
+    gpu_count: int = 0
     memory: int = 0  # bytes
     exclusive: bool = False  # nothing else runs on the machine meanwhile
     time_s: float = 0.0  # limit for schedulers that ask for one

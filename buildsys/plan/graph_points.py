@@ -33,7 +33,7 @@ Spec = Mapping[str, Any]  # a resolved and checked manifest, as plain JSON value
 Profile = Mapping[str, Mapping[str, Sequence[int]]]
 ALL_CASES = ("min", "opt", "max", "odd")
 _LONGEST_NAME = 100  # the name of a case is a file name
-_OUTPUT_FIELDS = ("labels", "scores", "rows")  # of the policy ``detections``
+_OUTPUT_FIELDS = ("labels", "scores", "rows")  # outputs of the policy ``detections``
 _SUGGESTED_SIZES = 5  # at most, of conditions in the network's source
 _VALUE_CASES = ("seed-1", "seed-2", "extremes-1", "extremes-2", "nan-1", "inf-1")
 _NEW_INTERFACE = ("rename", "cut", "cast")  # kinds of steps
@@ -62,7 +62,7 @@ class GraphPoint:
     graph: Graph  # after the steps
     inputs: Inputs  # shapes and dtypes
     dims: Mapping[str, Any]  # ranges of the dynamic dimensions
-    values: Mapping[str, Dims]  # of every case, including cases with equal values
+    values: Mapping[str, Dims]  # every case, including cases with equal values
     origins: Mapping[str, str]  # case -> the case that stands for its values, also in later graphs
     policies: Mapping[str, Any]  # output -> policy of comparisons
     golden_folder: str
@@ -90,7 +90,7 @@ class GraphPoint:
 class GraphPoints(NamedTuple):
     """The graphs of one model."""
 
-    values: Mapping[str, Dims]  # of all dimensions in every case
+    values: Mapping[str, Dims]  # all dimensions in every case
     exported: GraphPoint
     unsimplified: GraphPoint  # input of simplify
     final: GraphPoint  # converted and built into engines

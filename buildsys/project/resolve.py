@@ -37,7 +37,7 @@ from buildsys.stages.table import GRAPH_SECTIONS, NETWORK_SECTIONS
 from buildsys.system.backend_registry import describe_backend, find_package, package_files
 
 Resolution = tuple[dict[str, Any], ValueNode]  # a model, and the origins of its values
-MAX_CHARACTERS, MAX_MODEL_CHARACTERS = 64 << 20, 4 << 20  # of the models of one file, and of one
+MAX_CHARACTERS, MAX_MODEL_CHARACTERS = 64 << 20, 4 << 20  # all models of one file, and one model
 _NOT_SHARED = ("model", "extends", "matrix")  # not allowed in project defaults
 
 

@@ -74,7 +74,7 @@ class Request:
     """What to build, and how."""
 
     actions: Mapping[str, Action]  # in build order
-    command: tuple[str, ...]  # of the jobs, before the targets: build --continue
+    command: tuple[str, ...]  # before the jobs' targets: build --continue
     fetch_into: Executor | None = None  # publishes the outputs here
     checkout: Checkout | None = None
     trust: TrustPolicy = NO_POLICY

@@ -72,9 +72,9 @@ def read_summary(content: bytes, job: str) -> JobSummary:
 class System:
     """A system that runs the jobs of one run. All methods raise StageError."""
 
-    spec: Any  # of the executor
+    spec: Any  # the executor's entry
     run: str
-    environment: Mapping[str, str]  # of the jobs
+    environment: Mapping[str, str]  # for the jobs
     logs: Path  # a folder of this machine
     handles: dict[str, str] = field(default_factory=dict)  # job -> its name in the system
 

@@ -20,7 +20,7 @@ from buildsys.store.object_store import Store
 from buildsys.store.record_file import check_name, output_file
 from buildsys.system.git import run_git
 
-_ENGINES = 3  # of each gate, newest first
+_ENGINES = 3  # per gate, newest first
 _ENVIRONMENT = "pyvenv.cfg"  # in the folder of a virtual environment
 _OTHER_FOLDERS = (".git", "__pycache__", ".mypy_cache", ".ruff_cache", ".pytest_cache")
 

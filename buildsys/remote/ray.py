@@ -16,10 +16,10 @@ from buildsys.remote.jobs import ENDED, QUEUED, RUNNING, Job, JobState, System
 
 _JOBS = "JOBS_OF_RUN"  # variable with the tasks of the run
 _THREADS = "OMP_NUM_THREADS"  # which Ray sets to the number of its CPUs
-_PORT = 8265  # of the dashboard, which serves the Jobs API
+_PORT = 8265  # the dashboard serves the Jobs API
 _TIMEOUT_S = 30.0
 _PHASES = {"PENDING": QUEUED, "RUNNING": RUNNING}
-_RETRIES = 3  # of a task whose node is lost
+_RETRIES = 3  # for a task whose node is lost
 
 
 class Ray(System):

@@ -15,7 +15,7 @@ from buildsys.report.results.reader import FAILED, PASSED, AnyResult
 from buildsys.report.results.report import Check, ComparisonLine, FailureLine
 from buildsys.stages.table import SIMPLIFY
 
-_ROUNDING = 1e-9  # of a cosine of equal values
+_ROUNDING = 1e-9  # cosines of equal values differ by this
 
 
 class Limit(NamedTuple):
@@ -49,7 +49,7 @@ class Compared(NamedTuple):
 
     subject: str
     cases: Sequence[tuple[str, ComparedCases]]  # graph, step, precision or profile
-    dims: Mapping[str, Mapping[str, int]] = {}  # of each case
+    dims: Mapping[str, Mapping[str, int]] = {}  # per case
     idle: tuple[str, ...] = ()  # optimization profiles without a comparison
 
 

@@ -22,7 +22,7 @@ from buildsys.stages.table import BENCH, VERIFY
 from buildsys.system.backend_registry import describe_backend, find_package, our_backends
 
 _SHOWN_DIGITS = 16
-_SHOWN_TYPES = 2  # of the layers of an engine
+_SHOWN_TYPES = 2  # types of layers
 # fields reported elsewhere, or without influence on the engine
 _NOT_SETTINGS = (
     "name", "backend", "precision", "required", "tolerance", "profiles", "toolchain", "needs",

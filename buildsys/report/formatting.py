@@ -26,7 +26,7 @@ def significant(value: float | None, digits: int = 3) -> str:
         return str(value)
     if value == 0:
         return "0"
-    exponent = int(f"{value:.{digits - 1}e}".partition("e")[2])  # of the rounded value
+    exponent = int(f"{value:.{digits - 1}e}".partition("e")[2])  # the rounded value's exponent
     decimals = digits - 1 - exponent
     return f"{value:,.{0 if decimals < 0 else decimals if decimals < 9 else 9}f}"
 

@@ -25,7 +25,7 @@ from buildsys.report.run_results import (
 )
 from buildsys.system.printable import printable, printable_line
 
-_MESSAGE_LENGTH = 500  # of the attribute; the text has all of it
+_MESSAGE_LENGTH = 500  # the attribute is cut, the text is complete
 
 
 def junit_xml(run: RunResults, *, strict: bool = False) -> bytes:

@@ -48,7 +48,7 @@ def read_results(inputs: Mapping[str, Path]) -> tuple[AnyResult, ...]:
     folder = os.path.commonpath(folders) if folders else ""
     for target, path in inputs.items():
         stage, _, name = (*target.split(":", 2), "", "")[:3]
-        if stage == COMMAND:  # of a model that may have no other results
+        if stage == COMMAND:  # its model may have no other results
             own = [up for up in path.parents if f"{up}/".endswith(f"/{stage}/{name}/")]
             folder = str(own[0].parents[1]) if own else folder
             break

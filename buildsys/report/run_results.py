@@ -27,9 +27,9 @@ class TargetResult:
     # failure with its hint, or why it is unavailable, noisy or was not run
     reason: str = ""
     error: str = ""  # type of the failure
-    log: str = ""  # of this run, relative to the project
+    log: str = ""  # this run's log, relative to the project
     owner: str = ""
-    first_failure: str = ""  # of a flaky target, which was repeated
+    first_failure: str = ""  # why a flaky target was repeated
     last_passed: str = ""  # start of the run that passed before this failure, ISO
     regressed: bool = False  # the run before this one passed, or a gate refused it
 

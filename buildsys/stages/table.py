@@ -23,18 +23,18 @@ class StageInfo:
     planned before.
     """
 
-    name: str  # of its folder, in targets and in manifests
+    name: str  # also its folder, and in targets and manifests
     doc: str  # what `buildsys list` says about all its targets
     result: str = ""  # type of its result file, in `result.py`; "": the common fields
     planned_for: Literal["network", "engines", "actions"] = "network"
-    usual_s: float = 10.0  # of an image classifier on two cores, unless its plan knows better
+    usual_s: float = 10.0  # for an image classifier on two cores, unless its plan knows better
     has_artifacts: bool = True  # else it writes numbers about artifacts
     has_graph: bool = False  # writes an ONNX graph
     needs_graph: bool = True  # not planned for networks defined by hand
     is_required_check: bool = False  # an engine without a pass is not deployed
     in_own_interpreter: bool = False  # a toolchain is used through another process
-    sections: tuple[str, ...] = ()  # of manifests, declared in `fields.py`
-    has_checks: bool = False  # of what a manifest says: `checks.py`
+    sections: tuple[str, ...] = ()  # sections of manifests, declared in `fields.py`
+    has_checks: bool = False  # whether it has `checks.py`
     compared: tuple[str, ...] = ()  # figures that `buildsys compare` compares
 
     @property

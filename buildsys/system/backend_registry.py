@@ -66,7 +66,7 @@ class BackendDescription:
     packages: str  # to install them with pip into a toolchain, the engine library first
     engine_file: str = "engine.engine"
     able: str = "builds and runs here"  # with its library; see ``ability``
-    data_file: str = ""  # of the weights, if they are not in the engine file
+    data_file: str = ""  # weights outside the engine file
     # builds every precision from the simplified graph, after a search from the converted one
     takes_float32: bool = False
     takes_program: bool = False  # builds every precision from the captured PyTorch program
@@ -75,15 +75,15 @@ class BackendDescription:
     takes_ranges: bool = True  # builds for ranges of shapes, from ``dims`` and ``inputs``
     # environment variables that change results: families of system.versions or patterns
     environment: tuple[str, ...] = ()
-    operator_kinds: tuple[str, ...] = ("function",)  # of custom operators, preferred first
+    operator_kinds: tuple[str, ...] = ("function",)  # ways to run custom operators, preferred first
     needs_gpu_library: bool = False  # installing its library without a GPU is of no use
     builds_without_gpu: bool = False  # for engines that run on one
     keeps_timings: bool = False  # builds with a timing cache
     runs_on: str = ""  # the only operating system that runs its engines: "macOS"
     same_platform: bool = False  # an engine runs on the operating system of its build only
     any_processor: bool = False  # an engine also runs on other families of processors
-    build_seconds: float = 10.0  # of an image classifier, for the first estimate
-    problem: str = field(default="", compare=False)  # of a broken package
+    build_seconds: float = 10.0  # for an image classifier, until one was built
+    problem: str = field(default="", compare=False)  # why a package is broken
 
     @property
     def module(self) -> str:

@@ -14,8 +14,8 @@ from typing import BinaryIO, NamedTuple
 # File times advance in steps of up to 10 ms: two writes within a step leave the same times.
 SETTLE_NS = 30_000_000
 IMAGE_SUFFIXES = (".bmp", ".jpeg", ".jpg", ".pgm", ".png", ".ppm", ".tif", ".tiff", ".webp")
-LIBRARY_FOLDERS = ("site-packages", "dist-packages")  # of installed libraries
-MAX_RESULT_BYTES = 256 << 20  # of a stage's result: a million samples of a benchmark have 20 MB
+LIBRARY_FOLDERS = ("site-packages", "dist-packages")  # installed libraries are there
+MAX_RESULT_BYTES = 256 << 20  # a million samples of a benchmark have 20 MB
 _BLOCK_BYTES = 1 << 20
 
 

@@ -80,7 +80,7 @@ def mask_secrets(url: str) -> str:
     parts: list[str] = []
     for part in url.split("::"):
         if parts and "://" in parts[-1] and not _SCHEME.match(part):
-            parts[-1] += f"::{part}"  # of a password with two colons
+            parts[-1] += f"::{part}"  # a password may have two colons
         else:
             parts.append(part)
     return "::".join(map(_mask_part, parts))

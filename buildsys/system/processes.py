@@ -115,7 +115,7 @@ def children_of(pid: int) -> set[int]:
     Empty where the kernel lists none.
     """
     children: set[int] = set()
-    for task in Path(f"/proc/{pid}/task").glob("*/children"):  # of each thread
+    for task in Path(f"/proc/{pid}/task").glob("*/children"):  # per thread
         with contextlib.suppress(OSError):
             children.update(map(int, task.read_text().split()))
     return children

@@ -18,7 +18,7 @@ from buildsys.system.interpreters.toolchain import Toolchain
 from buildsys.system.text_cache import TextCache, shortened_for_key
 from buildsys.system.versions import ABSENT, tool_versions
 
-_PYTHON = ("python", "python3")  # of the toolchain, whatever is first on PATH
+_PYTHON = ("python", "python3")  # the toolchain's, whatever is first on PATH
 # variables of a machine that let programs start; a result may only depend on declared ones
 _OF_THE_MACHINE = (
     "PATH", "USER", "LOGNAME", "LANG", "LC_ALL", "TZ", "LD_LIBRARY_PATH", "CUDA_VISIBLE_DEVICES",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-_SHORTEST_PART = 3  # of a name that is suggested because it contains what was typed
+_SHORTEST_PART = 3  # shorter parts suggest too many names
 
 
 def nearest(name: str, known: Iterable[str], count: int = 3, cutoff: float = 0.6) -> list[str]:

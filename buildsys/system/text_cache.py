@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 from typing import Protocol
 
-_DIGITS = 16  # of a digest, for a text that people read
+_DIGITS = 16  # enough for people
 
 
 class TextCache(Protocol):

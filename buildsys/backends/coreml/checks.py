@@ -16,7 +16,7 @@ from buildsys.backends.interface import Figures
 from buildsys.errors import StageError
 from buildsys.onnx_graphs.tensors import Array
 
-_RELATIVE = {"fp32": 1e-5, "fp16": 2.0**-10}  # of the largest weight of its channel
+_RELATIVE = {"fp32": 1e-5, "fp16": 2.0**-10}  # relative to the largest weight of its channel
 _SUBNORMAL = {"fp32": 1e-12, "fp16": 2.0**-24}
 _ROUNDED = "_to_fp16"  # what the converter appends to a parameter's name
 _CONVOLUTIONS = ("aten.convolution.default", "aten.conv1d.default", "aten.conv2d.default",

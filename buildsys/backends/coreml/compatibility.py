@@ -10,7 +10,7 @@ from buildsys.system.compatibility.engine_files import Header, Reason, Record
 from buildsys.system.engine_environment import version_numbers
 from buildsys.system.protobuf import Content
 
-_ENTRY, _END = b"PK\x03\x04", b"PK\x05\x06"  # of a zip file
+_ENTRY, _END = b"PK\x03\x04", b"PK\x05\x06"  # a zip file's magic
 _NAME = b".mlpackage/"
 _END_BYTES = 22  # without a comment
 

@@ -301,7 +301,7 @@ class CoreMlSession:
     def _predict(self, feeds: Mapping[str, Array]) -> Mapping[str, Any]:
         try:
             results: Mapping[str, Any] = self._model.predict(feeds)
-        except Exception as error:  # of any class
+        except Exception as error:  # any class
             text = f"Core ML cannot run the engine: {' '.join(str(error).split())[:300]}"
             raise StageError(text, "the log has the complete message") from error
         return results

@@ -8,7 +8,7 @@ from buildsys.system.compatibility.engine_files import Header, Reason, Record
 from buildsys.system.compatibility.rules import older_library
 from buildsys.system.protobuf import Content
 
-_FORMAT, _HEADER = b"ET", b"eh00"  # of the flatbuffer, and after it, of sizes
+_FORMAT, _HEADER = b"ET", b"eh00"  # the flatbuffer's, then the sizes' magic
 
 
 def read_header(content: Content) -> Header | None:

@@ -49,7 +49,7 @@ class ExecuTorchSession:
         )
         library = load_library()
         if library._threadpool_get_thread_count() != (threads or usable_cores()):
-            library._unsafe_reset_threadpool(threads or usable_cores())  # of the whole process
+            library._unsafe_reset_threadpool(threads or usable_cores())  # the whole process's
         try:
             self._method = self._program.load_method("forward")
         except RuntimeError as error:

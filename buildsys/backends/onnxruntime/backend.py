@@ -142,7 +142,7 @@ def _save_and_open(request: BuildRequest, source: Path, level: str) -> OrtGraph:
     """Write the engine file and load it as later stages do."""
     options, engine = request.options, request.engine
     data = engine.with_name(f"{engine.name}.data")
-    for file in (engine, data):  # of a higher level
+    for file in (engine, data):  # a higher level's
         file.unlink(missing_ok=True)
     if options.get("ep_context"):
         compile_graph(source, engine, options, level)

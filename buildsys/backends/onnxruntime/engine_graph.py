@@ -119,8 +119,8 @@ def check_kernels(engine: Path, options: Options) -> None:
 
 _CAST = "InsertedPrecisionFreeCast_"  # prefix of the fp32 copy of a tensor
 _BLOCKED = "_nchwc"  # suffix of a blocked convolution's name
-_REORDERS = ("ReorderInput", "ReorderOutput")  # of memory; they compute nothing
-_MOST_NODES = 50  # of one node
+_REORDERS = ("ReorderInput", "ReorderOutput")  # they reorder memory and compute nothing
+_MOST_NODES = 50  # per node
 
 
 def source_nodes(source: Any, engine: Any) -> dict[str, list[str]]:
@@ -140,7 +140,7 @@ def source_nodes(source: Any, engine: Any) -> dict[str, list[str]]:
             readers.setdefault(name, []).append(n)
     tensors = {name.removeprefix(_CAST) for node in engine.node for name in node.output}
     tensors |= {value.name for value in (*engine.input, *engine.initializer)}
-    owners = {  # of nodes with the same name: number in the source -> in the engine
+    owners = {  # nodes with the same name: number in the source -> in the engine
         n: place
         for place, node in enumerate(engine.node)
         if (n := numbers.get(node.name, -1)) >= 0 and nodes[n].op_type == node.op_type

@@ -13,7 +13,7 @@ from typing import Any
 
 OptionType = type | tuple[str, ...]  # int, bool, str, or the possible values
 CPU = "cpu"
-OTHER_OPTIONS = "config"  # of a provider: options that are not in this table, passed as they are
+OTHER_OPTIONS = "config"  # options of a provider that this table lacks, passed on
 _CUDA_LIBRARIES = ("nvidia-cudnn-cu12", "nvidia-cudnn-cu13", "nvidia-cublas-cu12", "nvidia-cublas")
 _ARENA = ("kNextPowerOfTwo", "kSameAsRequested")
 _TUNABLE: Mapping[str, OptionType] = {

@@ -140,7 +140,7 @@ def _without_kernel(model: onnx.ModelProto) -> list[UnsupportedNode]:
     Runtime may still run them with casts around float16 or with the function body that ONNX gives
     some operators.
     """
-    with suppress(Exception):  # of any class; nodes of unknown types are skipped
+    with suppress(Exception):  # any class; nodes of unknown types are skipped
         model = inline_all(model) if model.functions else model
         model = onnx.shape_inference.infer_shapes(model)
     opsets = [entry.version for entry in model.opset_import if entry.domain in _DEFAULT_DOMAIN]
@@ -244,7 +244,7 @@ def _loads(node: Any, opset: int, tensors: Mapping[str, int], *, strictly: bool 
             session_options(severity=4),
             providers=["CPUExecutionProvider"],
         )
-    except Exception as refusal:  # of many classes
+    except Exception as refusal:  # many classes
         return not strictly and _NO_KERNEL not in str(refusal)
     return True
 

@@ -144,14 +144,14 @@ def _count_shape_nodes(
         counts[_Node(operator_name(node), node.name)] += 1
 
 
-_SUFFIX = "_kernel_time"  # of events
+_SUFFIX = "_kernel_time"  # events end with it
 _CONTAINERS = ("If", "Loop", "Scan")  # the nodes of their bodies have times as well
 _NAMES = {"float": "float32", "double": "float64"}  # others have ONNX's names
 _NARROWEST_FIRST = (
     "int4", "uint4", "float8e4m3fn", "float8e5m2", "int8", "uint8", "bfloat16", "float16",
     "float32", "float64",
 )  # fmt: skip
-_LARGEST_BYTES = 64 << 20  # of a profile
+_LARGEST_BYTES = 64 << 20  # the longest profile
 
 
 def read_layers(profile: Path, *, with_providers: bool = False) -> list[Figures]:

@@ -169,7 +169,7 @@ def build_engine(library: Library, request: BuildRequest) -> Figures:
             check_parsed(library, request, parsed, messages)
         phases.append(("define" if request.definition else "parse", time.perf_counter()))
         network, config = parsed.network, builder.create_builder_config()
-        if request.fp32_nodes:  # of a weakly typed engine; the types of a graph tell the others
+        if request.fp32_nodes:  # weakly typed; strongly typed graphs say it by types
             layers = fp32_layers(computed_layers(library, network), request.fp32_nodes)
             options = {**options, "layer_precisions": layers}
         configure(library, builder, config, options, messages)

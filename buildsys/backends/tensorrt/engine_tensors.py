@@ -188,7 +188,7 @@ class Output:
 
     buffer: Buffer
     shape: tuple[int, ...] = ()
-    failure: StageError | None = None  # of a request for more memory
+    failure: StageError | None = None  # a request for more memory failed
     staged: Array | None = None  # page-locked memory for its copy
     _locked: HostBuffer | None = None  # which ``staged`` is in
 

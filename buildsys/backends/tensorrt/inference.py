@@ -32,14 +32,14 @@ _CALLS_BEFORE_GRAPH = 4  # on the same memory; doubled by each graph, as shapes 
 class Inference:
     """An engine with one execution context, its stream and its buffers."""
 
-    _prepared: _Shapes | None  # of the present inference
+    _prepared: _Shapes | None  # the present inference's
     _stream: Stream | None = None  # the last one of a caller
     # the last inference on a caller's stream
     _finished: Event | None = None
     _running_on: int | None = None
     # a graph saves the launches of all kernels, which take longer than many networks compute
     cuda_graphs = False
-    graph: CudaGraph | None = None  # of the present memory
+    graph: CudaGraph | None = None  # captured with the present memory
     _calls_before_graph = _CALLS_BEFORE_GRAPH
 
     def __init__(self, library: Library, gpu: Device, engine: Any, context: Any) -> None:
@@ -127,7 +127,7 @@ class Inference:
             for name, new in outputs.items():
                 self._set_address(name, new.address)
             self._start(queue, messages)
-            for name, output in self.results.items():  # of value-dependent shapes
+            for name, output in self.results.items():  # shapes may depend on values
                 queue.synchronize()  # its shape is known now
                 dtype, stored = self.tensors.types[name]
                 outputs[name] = allocate(name, dtype, output.shape)

@@ -38,10 +38,10 @@ _COMPUTES_NOTHING = re.compile(
     r"reformat|noop|no_?op|constant|shape|signal|wait|assert|copy|host|device", re.I
 )
 _MOST_OF_THE_TIME = 0.5
-_MOST_NODES = 50  # of a slow layer in the result file
+_MOST_NODES = 50  # shown of a slow layer
 _NODE = re.compile(r"\[ONNX Layer: ([^\x1e]*)\]")  # in a layer's metadata
 _POINTWISE = re.compile(r"PWN\(|\)(?=,|\)|$)")  # around fused element-wise nodes
-_NAMELESS = ("Reformatting CopyNode", "(Unnamed Layer", "{ForeignNode[")  # of no single node
+_NAMELESS = ("Reformatting CopyNode", "(Unnamed Layer", "{ForeignNode[")  # belong to no single node
 
 
 class EngineLayer(NamedTuple):
@@ -51,7 +51,7 @@ class EngineLayer(NamedTuple):
     kind: str
     dtype: str | None
     is_fused: bool = False  # a whole part of the network
-    nodes: tuple[str, ...] = ()  # of the ONNX graph
+    nodes: tuple[str, ...] = ()  # names in the ONNX graph
 
     def figures(self, timed: Mapping[str, float], most_nodes: int | None = None) -> dict[str, Any]:
         """Return the entry of a result file."""

@@ -82,7 +82,7 @@ class Log:
     """The logger of a library in this process, with recent messages."""
 
     def __init__(self, library: Library) -> None:
-        self.messages = Messages()  # of the block entered last, by any thread
+        self.messages = Messages()  # the block entered last, by any thread
         self._of_thread = threading.local()
         log, trt = self, library.trt
 

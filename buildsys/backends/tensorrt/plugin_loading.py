@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
 
 _ENTRY_POINTS = ("getCreators", "getPluginCreators")  # for the registry, the first for V3 plugins
-_PARSER_LIBRARY = "libtensorrt_rtx.so"  # of TensorRT-RTX, by the parser's name for it
+_PARSER_LIBRARY = "libtensorrt_rtx.so"  # TensorRT-RTX, by the parser's name for it
 # in this process: the registry accepts each name once
 _LOADED: dict[tuple[Library, OperatorUse], Figures] = {}
 

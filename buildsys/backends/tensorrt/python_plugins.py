@@ -192,7 +192,7 @@ class Guard:
         def call(plugin: Any, *arguments: Any, **named: Any) -> Any:
             try:
                 value = method(plugin, *arguments, **named)
-            except BaseException as error:  # of any kind: TensorRT would swallow it
+            except BaseException as error:  # any kind: TensorRT would swallow it
                 reason = describe_exception(error, self.project)
                 failure = StageError(f"{label}: {name}() raised {reason}")
                 failure.__cause__ = error

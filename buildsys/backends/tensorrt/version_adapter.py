@@ -76,7 +76,7 @@ def runtime_cache(library: Library, engine: Any, file: Path | None) -> Iterator[
         return
     runtime_config = engine.create_runtime_config()
     kernels = runtime_config.create_runtime_cache()
-    if file.is_file() and not kernels.deserialize(file.read_bytes()):  # of another version
+    if file.is_file() and not kernels.deserialize(file.read_bytes()):  # another version's
         kernels = runtime_config.create_runtime_cache()
     runtime_config.set_runtime_cache(kernels)
     yield runtime_config

@@ -42,7 +42,7 @@ def add_arguments(parser: ArgumentParser) -> None:
     add_executor(parser)
     add_json(parser)
     add_filter(parser)
-    parser.add_argument("--input", action="append", help=SUPPRESS)  # of buildsys run
+    parser.add_argument("--input", action="append", help=SUPPRESS)  # an option of buildsys run
 
 
 def add_executor(parser: ArgumentParser) -> None:

@@ -63,7 +63,7 @@ class Comparison:
     graphs: GraphComparison = field(default_factory=GraphComparison)
     figures: list[FigureChange] = field(default_factory=list)
     latencies: list[LatencyChange] = field(default_factory=list)
-    engines: dict[str, str] = field(default_factory=dict)  # of one side only -> first or second
+    engines: dict[str, str] = field(default_factory=dict)  # engines of one side -> first or second
 
     @property
     def changed_figures(self) -> list[FigureChange]:

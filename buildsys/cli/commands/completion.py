@@ -56,7 +56,7 @@ def _all_commands(targets: list[str]) -> ArgumentParser:
 def _targets() -> list[str]:
     root = find_project(Path.cwd())
     if root is not None:
-        with suppress(BuildsysError):  # of broken manifests
+        with suppress(BuildsysError):  # broken manifests have no names
             session = Session.of_history(root)
             return [*session.project.models, *session.actions]
     return []

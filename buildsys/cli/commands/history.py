@@ -111,7 +111,7 @@ class _Named(NamedTuple):
     model: str
     engines: tuple[str, ...]  # () for builds of targets
     builds: list[Build]
-    failures: Sequence[Build] = ()  # of targets that the engines share
+    failures: Sequence[Build] = ()  # failures of targets that the engines share
 
 
 def _named(session: Session, history: History, name: str) -> _Named:

@@ -352,7 +352,7 @@ def _end(name: str, tensors: Document, other: str) -> str:
     if not name:
         return "(omitted)"
     tensor = tensors.get(name)
-    if tensor is None:  # of the graph around a body
+    if tensor is None:  # a tensor of the graph around a body
         return name
     text = f"{name}: {_typed(tensor)}"
     if other == "producer":

@@ -30,7 +30,7 @@ from buildsys.system.suggestions import nearest
 from buildsys.system.versions import python_version, tool_versions
 
 SCHEMA = "buildsys/ops/1"
-TABLE_SCHEMA = "buildsys/operators/2"  # of what the reader finds
+TABLE_SCHEMA = "buildsys/operators/2"  # the reader's table
 _LIBRARIES = ("torch", "torchvision", "onnx", "onnxscript", "onnxruntime", "tensorrt_rtx")
 # libraries print to stdout, too
 _READER = (

@@ -122,7 +122,7 @@ def _usual_times(session: Session, steps: Sequence[Explanation], jobs: int) -> d
     executed = [step for step in steps if not step.restorable]
     usual = {step.target: step.expected_s or 0.0 for step in executed}
     total_s = sum(usual.values())
-    ends: dict[str, float] = {}  # of each step, after the steps that it waits for
+    ends: dict[str, float] = {}  # when each step ends, after those that it waits for
     for target, seconds in usual.items():
         action = session.actions[target]
         before = (ends.get(name, 0.0) for name in (*action.after, *action.order))

@@ -39,7 +39,7 @@ PUBLISHED, UNCHANGED, REFUSED, SKIPPED = "published", "unchanged", "refused", "s
 _REFUSED = 1
 _BUILD = "buildsys build "
 _PATTERN = frozenset("*?[]")
-_TIMEOUT_S = 30.0  # of SFTP connections
+_TIMEOUT_S = 30.0  # for SFTP connections
 
 
 def add_arguments(parser: ArgumentParser) -> None:
@@ -93,7 +93,7 @@ class _Engine(NamedTuple):
     state: str = ""  # until it is published
     reasons: Sequence[Mapping[str, str]] = ()  # problem and remedy
     files: Mapping[str, VersionFile] = {}
-    records: Mapping[str, ActionRecord] = {}  # of the engine, its checks and all upstream
+    records: Mapping[str, ActionRecord] = {}  # the engine, its checks and all upstream
 
     @property
     def name(self) -> str:

@@ -25,7 +25,7 @@ _RESTORED_S = 0.2
 _PER_TARGET_S = 0.2  # for the process, digests and publishing
 _MAGNITUDES = (1, 3, 10, 30, 60, 180, 600, 1800, 3600, 10800, 36000)
 _KNOWN = 0.8  # share of the time that must be from history to show a figure
-_LEAST_LEFT = 0.1  # of its usual time, for a target that takes longer
+_LEAST_LEFT = 0.1  # share of the usual time left to a target that exceeds it
 
 
 @dataclass(frozen=True)
@@ -58,7 +58,7 @@ class Estimate:
         self._session = session
         self._lines = lines
         self._jobs = jobs
-        self._usual: dict[str, _Usual] = {}  # of targets that will probably run
+        self._usual: dict[str, _Usual] = {}  # the targets that will probably run
         self._is_complete = False
         self._stopped = threading.Event()
 
@@ -115,7 +115,7 @@ class Estimate:
             return None
         now = time.monotonic()
         total, alone, unknown = 0.0, 0.0, 0.0
-        ends: dict[str, float] = {}  # of each target, after those that it waits for
+        ends: dict[str, float] = {}  # when each target ends, after those that it waits for
         for target, usual in self._usual.items():
             line = self._lines[target]
             if line.status not in ("running", "not run") or line.reason:

@@ -161,7 +161,7 @@ class LiveDisplay:
         self._estimate = estimate
         self._clock = clock
         self._began = clock()
-        self._share = 0.0  # of the work done; it never shrinks
+        self._share = 0.0  # the work done; never shrinks
         self._drawing = threading.RLock()
         self._later: threading.Timer | None = None
         self._is_closed = False

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from buildsys.cli.console.progress import PlainDisplay
     from buildsys.cli.failure_report import StaleOutputs
 
-_SHOWN_CAUSES = 12  # of unavailable and noisy targets, if there is nothing to do
+_SHOWN_CAUSES = 12  # causes of shortfalls, if there is nothing to do
 _MOST_ESTIMATED = 2_000  # targets: planning and checking each takes 10 ms of processor time
 _LOADING_LIMIT_S = 2.0  # at the end of a run, for the thread that estimates it
 

@@ -41,7 +41,7 @@ _MOST_OTHER_MODELS = 10  # with stale outputs but without a table
 _SHORT_REASONS = [TEXTS[kind].partition(":")[0] for kind in (FAILED, NOISY)]  # rest: shown anyway
 _WITH_REASONS = 110  # columns of a terminal with room for the reasons
 _WITH_COLUMNS = 72  # with room for key figures next to the targets
-_PLAIN_WIDTH = 120  # of tables in logs and pipes, unless COLUMNS is set
+_PLAIN_WIDTH = 120  # tables in logs and pipes, unless COLUMNS is set
 
 
 def print_summary(

@@ -11,7 +11,7 @@ from buildsys.system.printable import printable_line
 
 ENDED = ("passed", "restored", "unavailable", "noisy", "failed")
 OBVIOUS = ("never built", "requested")  # reasons in the executor's words, not repeated
-_TAIL_BYTES = 4096  # of a log
+_TAIL_BYTES = 4096  # bytes at the end of a log
 
 
 @dataclass(slots=True)

@@ -8,7 +8,7 @@ from buildsys.manifest.schema.base import Callable, Digest, OneOf, Spec, form
 
 _GRAPH_KINDS = ("torchvision", "timm", "transformers", "exported_program", "python", "onnx")
 SOURCE_KINDS = (*_GRAPH_KINDS, "tensorrt")
-REFERENCE_KINDS = (*_GRAPH_KINDS, "numpy")  # of a network defined by hand
+REFERENCE_KINDS = (*_GRAPH_KINDS, "numpy")  # a network defined by hand has a numpy reference
 
 
 class WeightsFile(Spec):

@@ -44,7 +44,7 @@ def make(source: Mapping[str, Any], project: Path) -> SourceModule:
             hint = f"name it as an ONNX model: source: {{onnx: {reference}}}"
             raise ReturnsOnnxModel(problem, hint)
         raise StageError(problem, "let it return the network")
-    if getattr(module.forward, "__name__", "") == "_forward_unimplemented":  # of nn.Module
+    if getattr(module.forward, "__name__", "") == "_forward_unimplemented":  # nn.Module's own
         raise StageError(f"{type(module).__name__} of {reference} has no forward", "define it")
     if source["weights"]:
         return load_file(module, source, project, reference)

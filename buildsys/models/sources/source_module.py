@@ -39,8 +39,8 @@ class SourceModule:
     needs_forward: bool = False  # one that measures layers, after drawing weights
     by_keyword: bool = False  # forward takes the inputs by their names
     program: Mapping[str, ProgramInput] | None = None  # inputs of a saved program in order
-    call: Mapping[str, Any] | None = None  # of a saved program with nested or constant arguments
-    spans: Mapping[str, tuple[int, int]] = field(default_factory=dict)  # of its symbols
+    call: Mapping[str, Any] | None = None  # for a saved program with nested or constant arguments
+    spans: Mapping[str, tuple[int, int]] = field(default_factory=dict)  # ranges of its symbols
 
 
 def make_module(source: Mapping[str, Any], project: Path) -> SourceModule:

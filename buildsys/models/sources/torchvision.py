@@ -28,7 +28,7 @@ def make(source: Mapping[str, Any], project: Path) -> SourceModule:
     """
     try:
         from torchvision import models
-    except Exception as error:  # of another build than torch: any class
+    except Exception as error:  # torchvision of another torch build raises any class
         raise StageError(
             f"torchvision cannot be imported with torch {torch.__version__}: {error}",
             "install both from one place: pip install --force-reinstall torch torchvision",

@@ -12,7 +12,7 @@ from buildsys.report.results.reader import NOISY, PASSED
 from buildsys.stages.bench.result import is_recorded_noisy
 from buildsys.stages.table import BENCH, ENGINE, VERIFY
 
-_SMALL = 0.02  # of a latency without interval; below, no difference is claimed
+_SMALL = 0.02  # a smaller change of a latency without interval is no difference
 
 
 @dataclass(frozen=True)

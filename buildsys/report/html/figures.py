@@ -48,7 +48,7 @@ class Contender:
     name: str
     strip: Markup  # its median, the interval and the 99th percentile
     is_fastest: bool
-    ratio: str  # of its median to the engine's of the same benchmark, if both are steady
+    ratio: str  # its median over the engine's in the same benchmark, if both are steady
 
 
 @dataclass(frozen=True)

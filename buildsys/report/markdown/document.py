@@ -34,7 +34,7 @@ from buildsys.system.printable import printable
 
 Lines = Iterator[str]
 _FAILED_TITLE = "build failed"
-_MOST_ROWS = 12  # of a table
+_MOST_ROWS = 12
 _MOST_PROBLEMS = 5
 _MOST_WARNINGS = 3
 

@@ -17,7 +17,7 @@ from buildsys.report.run_results import (
     TargetResult,
 )
 
-_MOST_ROWS = 25  # of one table
+_MOST_ROWS = 25
 _MOST_NAMES = 5
 
 

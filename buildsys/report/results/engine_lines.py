@@ -75,7 +75,7 @@ class GpuTimingLine:
     wall_p99_ms: float | None
     throughput_per_s: float | None
     queued_throughput_per_s: float | None
-    device_memory_bytes: int | None  # of an execution context, without weights
+    device_memory_bytes: int | None  # an execution context without weights
     memory_taken_bytes: int | None  # difference in free device memory
     noisy: bool = False
 
@@ -104,8 +104,8 @@ class LayerLine:
     precision: str  # "" if unknown
     time_ms: float | None
     share: float | None
-    nodes: tuple[str, ...]  # of the ONNX graph
-    provider: str = ""  # of ONNX Runtime, "" if it is the CPU's for all nodes
+    nodes: tuple[str, ...]  # names in the ONNX graph
+    provider: str = ""  # "" if all nodes run on the CPU
 
 
 @dataclass(frozen=True)
@@ -126,9 +126,9 @@ class Recommendation:
     engine: str  # "" if no engine can be shipped
     why: str  # sentences
     case: str = ""
-    timing: TimingLine | None = None  # of the engine
+    timing: TimingLine | None = None
     fastest: TimingLine | None = None  # an engine or a baseline
-    margin: ErrorMargin | None = None  # of the engine
+    margin: ErrorMargin | None = None
 
 
 @dataclass(frozen=True)
@@ -141,11 +141,11 @@ class GateLine:
     before: float | None
     after: float | None
     change: float | None  # relative; positive is worse
-    interval: tuple[float, ...] | None  # of the change
+    interval: tuple[float, ...] | None
     text: str
-    tolerance: float | None = None  # of the change
-    limit: float | None = None  # of ``after``
-    confidence: float | None = None  # of the interval
+    tolerance: float | None = None
+    limit: float | None = None  # the limit of ``after``
+    confidence: float | None = None
 
 
 @dataclass(frozen=True)
@@ -170,7 +170,7 @@ class UnrankedEngine:
     """An engine without a place, and the reason."""
 
     engine: str
-    status: str  # of the target that decides
+    status: str  # as the deciding target ended
     reason: str
 
 

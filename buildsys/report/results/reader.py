@@ -104,7 +104,7 @@ def read_content(path: Path, kind: type[Content]) -> Content:
 
 def of_type(results: Iterable[AnyResult], kind: type[Content]) -> list[Result[Content]]:
     """Select the results of one stage, given its result type."""
-    folder = kind.__module__.split(".")[-2]  # of the stage
+    folder = kind.__module__.split(".")[-2]  # the stage's folder
     return [result for result in results if result.stage == folder]
 
 

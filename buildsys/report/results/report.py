@@ -162,7 +162,7 @@ class ComparisonLine:
     top1: float | None
     passed: bool | None
     dims: str = ""  # sizes of the case
-    policy: str = ""  # of the manifest's ``compare``; empty: auto
+    policy: str = ""  # the manifest's ``compare``; empty: auto
     note: str = ""  # a permitted difference, or errors that the limits cannot see
     uninformative: str = ""  # why equality proves nothing
 
@@ -264,7 +264,7 @@ class Report:
     warnings: tuple[str, ...]
     provenance: Provenance
     notice: str = ""  # explains a report on a run that failed
-    layers: tuple[LayerLine, ...] = ()  # of each engine, the slowest first
+    layers: tuple[LayerLine, ...] = ()  # the slowest first
     recommendation: Recommendation | None = None
     gates: tuple[GateLine, ...] = ()
     ranking: Ranking | None = None

@@ -51,7 +51,7 @@ class LocalEngine:
         self._backend = load_backend(name, toolchain, options.get("unusable", ""), to_run=True)
         self._loaded_from = engine, options, uses
         self.device = self._backend.device(options)
-        self.versions: Mapping[str, str] = {}  # of the libraries in another process
+        self.versions: Mapping[str, str] = {}  # libraries in another process
         self.processes: tuple[int, ...] = ()  # IDs of other processes
         self._gpu: Device | None = None
         self._taken_bytes = 0  # by free GPU memory before and after

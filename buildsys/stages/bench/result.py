@@ -36,7 +36,7 @@ class ContenderResult(Latencies, total=False):
     """One contender by the host's clock; ``gpu`` by the GPU's clock."""
 
     gpu: Latencies
-    device_memory_bytes: int  # of an execution context, without weights
+    device_memory_bytes: int  # an execution context without weights
     memory_taken_bytes: int  # difference in free device memory
     noisy: str  # why the median is not steady: it is compared with nothing
 
@@ -70,7 +70,7 @@ class BenchCase(TypedDict, total=False):
     speedup: float | None  # over eager PyTorch; None if one of the medians is not steady
     gpu: GpuReadings
     attempts: int  # measurements until one was steady; the figures are of the steadiest
-    others_share: float | None  # of the processors, used by other processes
+    others_share: float | None  # the processors' time used by other processes
     noisy: list[str]  # reasons to doubt the figures
 
 
@@ -94,7 +94,7 @@ class BenchResult(ResultHeader, total=False):
     settings: dict[str, Any]
     left_out: dict[str, str]  # baseline -> reason
     engine_toolchain: dict[str, str]
-    slowest_layers: list[SlowLayer]  # of ONNX Runtime, measured after all contenders
+    slowest_layers: list[SlowLayer]  # only ONNX Runtime; measured after all contenders
 
 
 def median_doubt(

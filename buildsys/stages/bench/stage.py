@@ -30,7 +30,7 @@ from buildsys.system.gpus.sampling import sampled
 from buildsys.workers.job import Job, StageResult
 
 TimedEngine = LocalEngine | RemoteEngine
-_MAIN_CASE = "opt"  # of layers; without it, the first case
+_MAIN_CASE = "opt"  # the case whose layers are timed; without it, the first
 _MALLOC = ("MALLOC_", "GLIBC_TUNABLES")
 
 

@@ -31,7 +31,7 @@ from buildsys.workers.job import Job
 Values = Callable[[Batch], dict[str, Array]]
 _GROUP_BYTES = 1 << 30
 BINS = 4096  # at least half of them are below the largest value
-_LEVELS = 128  # of a magnitude in int8
+_LEVELS = 128  # int8 magnitudes
 # Below this number of values, squeezed features of a few images lost 80 % of their range
 # (mobilenet_v3).
 _MIN_VALUES = 4 * BINS

@@ -30,7 +30,7 @@ def plan_command(model: ModelPlan, others: Mapping[str, Action]) -> Iterator[Act
 
 def _action(model: ModelPlan, spec: Mapping[str, Any], others: Mapping[str, Action]) -> Action:
     name, folder = spec["name"], f"{model.name}/command/{spec['name']}"
-    files: dict[str, str] = {}  # of the project
+    files: dict[str, str] = {}  # files of the project
     written: dict[str, str] = {}  # by other targets
     listed: list[str] = []  # folders of other targets
     inputs: dict[str, FileRef] = {}

@@ -11,7 +11,7 @@ class CommandFigure(TypedDict, total=False):
 
     value: float
     unit: str
-    interval: list[float]  # of the value, as the command gives it
+    interval: list[float]  # as the command gives it
     min: float
     max: float
     passed: bool  # only with a limit

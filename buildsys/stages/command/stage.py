@@ -38,7 +38,7 @@ from buildsys.system.programs import find_program, missing_requirement, program_
 from buildsys.system.versions import tool_versions
 from buildsys.workers.job import Job, StageResult
 
-_LAST_LINES = 12  # of a failed program, in the error
+_LAST_LINES = 12  # shown of a failed program
 _LAST_CHARACTERS = 1 << 14
 _WAIT_FOR_OUTPUT_S = 1.0  # a process left in the background may keep the pipe open
 

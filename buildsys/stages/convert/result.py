@@ -38,7 +38,7 @@ class ConvertResult(CheckResult, total=False):
     """The converted graph and its comparison with the golden outputs."""
 
     precision: str
-    tool: str  # of quantized graphs
+    tool: str  # only for quantized graphs
     method: str
     opset: int
     initializers: dict[str, int]  # dtype -> count

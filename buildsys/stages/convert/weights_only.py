@@ -29,7 +29,7 @@ from buildsys.workers.job import Job
 _MICROSOFT = "com.microsoft"
 _OPERATORS = {"int4": ("MatMul", "Gemm"), "int8": ("MatMul", "Gemm", "Attention")}
 _OF_GEMM = "_MatMul"  # suffix of the product that both tools make of a Gemm
-_RESULTS = {  # of the tools, per kind of quantization
+_RESULTS = {  # what the tools write, per kind of quantization
     "int4": ("com.microsoft::MatMulNBits",),
     "int8": ("MatMulInteger", "ConvInteger", "com.microsoft::QAttention"),
 }
@@ -97,7 +97,7 @@ def _fuse(
                 fusions,
                 opt_level=0,  # its optimizations follow when the engine is built
             )
-        except Exception as error:  # of any class: it asserts and indexes what it finds
+        except Exception as error:  # any class: it asserts and indexes what it finds
             raise StageError(
                 f"the transformers optimizer fails for model_type {kind}: {first_line(error)}",
                 "set simplify: {tool: none}, as it expects graphs as they are exported, or choose"
@@ -141,12 +141,12 @@ def _quantize(
                 quantized = _weights_in_int4(model, section, exclude)
             else:
                 quantized = _dynamic_int8(model, section, exclude, Path(scratch))
-        except Exception as error:  # of any class
+        except Exception as error:  # any class
             reason = first_line(error)
             raise StageError(
                 f"onnxruntime.quantization fails: {reason}", "exclude nodes"
             ) from error
-    ONNXModel(quantized).clean_initializers()  # of Gemm nodes, replaced by transposed ones
+    ONNXModel(quantized).clean_initializers()  # Gemm's are replaced by transposed ones
     after = operator_counts(quantized)
     added = {op: after.get(op, 0) - before.get(op, 0) for op in _RESULTS[precision]}
     if not any(count > 0 for count in added.values()):

@@ -24,7 +24,7 @@ class BuildEnvironment(TypedDict, total=False):
     compute_capability: str
     driver: str
     cuda: str  # newest version of the driver
-    cuda_runtime: str  # of the library
+    cuda_runtime: str  # the library's
 
 
 class PrecisionShares(TypedDict, total=False):
@@ -63,10 +63,10 @@ class SlowLayer(TypedDict, total=False):
     kind: str
     precision: str | None
     time_ms: float
-    share: float  # of the engine's time
-    provider: str  # of ONNX Runtime, unless all nodes run on the CPU
-    provider_share: float  # of all nodes of this provider
-    nodes: list[str]  # of the ONNX graph
+    share: float  # share of the engine's time
+    provider: str  # absent if all nodes run on the CPU
+    provider_share: float  # share of all its nodes
+    nodes: list[str]  # names in the ONNX graph
 
 
 class RefittedFrom(TypedDict, total=False):
@@ -88,7 +88,7 @@ class ProviderNodes(TypedDict, total=False):
 class Delegated(TypedDict, total=False):
     """Operators that a delegate runs, and those left to portable kernels (ExecuTorch)."""
 
-    share: float  # of all operators
+    share: float  # share of all operators
     operators: dict[str, int]
     portable: dict[str, int]
 
@@ -129,8 +129,8 @@ class EngineResult(ResultHeader, total=False):
     layers: int | dict[str, int] | list[Any]  # older versions wrote a count or a list
     engine_layers: dict[str, int]
     precision_shares: PrecisionShares
-    slowest_layers: list[SlowLayer]  # of TensorRT; bench times those of ONNX Runtime
-    layer_nodes: list[SlowLayer]  # of TensorRT: all layers with all their nodes
+    slowest_layers: list[SlowLayer]  # only TensorRT; bench times those of ONNX Runtime
+    layer_nodes: list[SlowLayer]  # only TensorRT: all layers with all their nodes
     source_nodes: dict[str, list[str]]  # changed node of the engine -> nodes of the ONNX graph
     placement: dict[str, ProviderNodes]  # unless all nodes run on the CPU
     provider_libraries: dict[str, str]  # distribution -> version
@@ -139,7 +139,7 @@ class EngineResult(ResultHeader, total=False):
     device_memory_bytes: int
     delegated: Delegated
     weights: PackageWeights
-    specification: int  # of Core ML
+    specification: int  # Core ML's
     systems: str  # the oldest that run the engine
     ranges: dict[str, list[int | list[int]]]  # input -> size, or [min, max], of each axis
     operators: dict[str, str]  # custom operator -> kind and file

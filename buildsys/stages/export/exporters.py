@@ -242,7 +242,7 @@ def export_dynamo(request: ExportRequest) -> onnx.ModelProto:
                 input_names=list(request.input_names),
                 output_names=list(request.output_names),
                 dynamic_shapes=dynamic_shapes,
-                external_data=request.weight_bytes >= INLINE_LIMIT,  # of this temporary file only
+                external_data=request.weight_bytes >= INLINE_LIMIT,  # this file is temporary
                 verbose=bool(request.options["verbose"]),
                 artifacts_dir=str(folder),
                 custom_translation_table=dict(request.translations) or None,
@@ -262,7 +262,7 @@ def export_dynamo(request: ExportRequest) -> onnx.ModelProto:
 
 
 _LIMIT_S = 60.0
-_LARGEST_BYTES = 1 << 30  # of weights: a fork copies what the export changes
+_LARGEST_BYTES = 1 << 30  # larger weights: a fork copies what the export changes
 
 
 def try_export(request: ExportRequest, changes: Mapping[str, Any], project: Path) -> str | None:
@@ -360,7 +360,7 @@ def _is_right(graph: Any, request: ExportRequest, inputs: tuple[torch.Tensor, ..
     try:
         with torch.no_grad():
             expected = request.module(*(tensor.clone() for tensor in inputs))
-    except Exception:  # of the user's code
+    except Exception:  # the user's code may raise anything
         return True
     outputs = graph.run(tensors)
     return are_close([to_torch(outputs[name]) for name in request.output_names], flat(expected))

@@ -76,7 +76,7 @@ class UntranslatedOperator:
 
     overload: str  # aten::add.Tensor, as in dynamo's registry
     schema: str
-    line: str  # of the first call; "" if unknown
+    line: str  # the first call; "" if unknown
     count: int = 1
 
     @property

@@ -90,7 +90,7 @@ def check_guards(program: Any, guards: Sequence[Guard], request: ExportRequest) 
     tried = set()
     for guard in guards:
         if environment is not None and guard.environment is not environment:
-            continue  # of an attempt that failed
+            continue  # its attempt failed
         if guard.condition in tried:
             continue
         tried.add(guard.condition)
@@ -205,7 +205,7 @@ def _agrees(program: Any, request: ExportRequest, inputs: Tensors) -> bool:
             torch.manual_seed(seed)
             try:
                 runs.append(flat(request.module(*(tensor.clone() for tensor in inputs))))
-            except Exception:  # of the user's code
+            except Exception:  # the user's code may raise anything
                 return True
         if not are_close(*runs):
             return True

@@ -147,7 +147,7 @@ def collect_warnings(found: list[str], project: Path) -> Iterator[None]:
             logger.removeHandler(handler)
         for warning in caught:
             text = str(warning.message)
-            if warning.category.__name__ == "TracerWarning":  # of torch.jit
+            if warning.category.__name__ == "TracerWarning":  # torch.jit's
                 text = text.partition(". ")[0]
                 where = innermost_location([(warning.filename, warning.lineno)], project)
                 text += f" ({where})" if where else ""

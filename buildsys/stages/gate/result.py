@@ -20,7 +20,7 @@ class GateCheck(TypedDict, total=False):
     change: float | None  # relative; positive is worse
     low: float | None  # interval of the change
     high: float | None
-    confidence: float | None  # of the interval
+    confidence: float | None
     tolerance: float | None
     limit: float | None
     text: str
@@ -41,7 +41,7 @@ class GateResult(ResultHeader, total=False):
     engine: str  # digest; "" if it is compared with another engine
     baseline: GateBaseline
     checks: list[GateCheck]
-    figures: dict[str, float]  # of this build, for later ones
+    figures: dict[str, float]  # for comparisons with later builds
     engine_options: dict[str, Any]  # as this build ran
     rounds: dict[str, dict[str, list[float]]]  # side -> figure -> one value per round
     load: dict[str, Any]

@@ -103,7 +103,7 @@ def capture(request: ExportRequest) -> torch.export.ExportedProgram:
             )
     except BuildsysError:
         raise
-    except Exception as error:  # of any class
+    except Exception as error:  # any class
         traceback.print_exception(error)  # to the log: the message has its first line only
         what = describe_exception(error, request.project)
         raise StageError(f"torch.export cannot capture the network: {what}", _HINT) from error

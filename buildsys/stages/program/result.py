@@ -12,7 +12,7 @@ class ProgramResult(ResultHeader, total=False):
     parameters: int
     inputs: list[TensorPort]
     outputs: list[TensorPort]
-    operators: dict[str, int]  # of ATen -> calls
+    operators: dict[str, int]  # ATen operator -> calls
     bytes: int
     sha256: str
     warnings: list[str]

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 Condition = Callable[[int], bool]  # on a size
 _SCANNED = 1024  # values of a range that a condition is evaluated for
-_DRAWN_SHARE = 0.25  # of the shape cases' elements
+_DRAWN_SHARE = 0.25  # share of the shape cases' elements
 _LARGE = 4096  # elements of all inputs
 _NOT_FINITE = {"nan-1": (nan,), "inf-1": (inf, -inf)}
 _ZERO = (0.0,)  # random floats never are
@@ -39,7 +39,7 @@ class FurtherCase:
 
     name: str
     dims: Dims
-    values: Mapping[str, Any]  # of golden_input: case, seed, extreme, special
+    values: Mapping[str, Any]  # golden_input's arguments: case, seed, extreme, special
     fallback: FurtherCase | None = None  # if this case cannot be compared
     is_optional: bool = False  # the network need not return finite numbers
 

@@ -20,7 +20,7 @@ _LENGTH, _DECODER_LENGTH = "length", "decoder_length"
 _IMAGE_SIZES = (224, 32, 28, 64, 299, 512)
 _AUDIO_SAMPLES = 16_000
 _FEW = 10  # tokens: golden integers are smaller by default
-_TOKENS = 3  # of the first call with a cache
+_TOKENS = 3  # tokens in the first call with a cache
 _PAST = "past"
 _NAMED = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
 _INTERPOLATIONS = ("nearest", "bilinear", "bicubic", "lanczos")
@@ -31,7 +31,7 @@ class Candidate(NamedTuple):
     """Likely inputs of a model."""
 
     inputs: Inputs
-    call: Mapping[str, Any] | None = None  # of the manifest
+    call: Mapping[str, Any] | None = None  # as in the manifest
     least: Mapping[str, int] = MappingProxyType({})  # dimension -> smallest size to try
 
 
@@ -190,7 +190,7 @@ def _first_shapes(
 
     if image_size is not None:
         yield [BATCH, 3, image_size, image_size], "float32"
-    config = getattr(module, "pretrained_cfg", None)  # of timm
+    config = getattr(module, "pretrained_cfg", None)  # timm's
     if isinstance(config, Mapping) and config.get("input_size"):
         yield [BATCH, *config["input_size"]], "float32"
     for layer in module.modules():
@@ -220,8 +220,8 @@ class TrainedWeights(NamedTuple):
     """Facts about the training images of weights."""
 
     size: int  # height and width
-    preprocess: Mapping[str, Any]  # of the manifest
-    labels: Mapping[str, Any] | None  # of the manifest
+    preprocess: Mapping[str, Any]  # as in the manifest
+    labels: Mapping[str, Any] | None  # as in the manifest
     classes: int
 
     def add_to(self, interface: Mapping[str, Any]) -> dict[str, Any]:

@@ -30,7 +30,7 @@ from buildsys.workers.job import Job, StageResult
 
 _BATCH_SIZES = (2, 1)  # 1 could be a broadcast
 _OPT_BATCH, _LARGE_BATCH = 4, 8
-_OTHER_SIZES = (16, 64, 224, 2)  # of further dimensions
+_OTHER_SIZES = (16, 64, 224, 2)  # for further dimensions
 _AUTO_CLASS = "AutoModel"
 _HINT = (
     "describe its inputs, e.g. `buildsys new MODEL --from SOURCE --input image=batch,3,224,224"
@@ -86,7 +86,7 @@ def run(job: Job) -> StageResult:
             try:
                 first = _try(job, model, candidate, sizes)
             except StageError as error:
-                problem = problem or error  # of the likeliest inputs
+                problem = problem or error  # the likeliest inputs' error counts
                 continue
             figures = _figures(job, model, candidate, first, {})
             figures = model.trained.add_to(figures) if model.trained else figures
@@ -277,7 +277,7 @@ def _network(job: Job, source: Mapping[str, Any]) -> Model:
         )  # fmt: skip
         with torch.inference_mode():
             result = network.result({name: to_torch(tensor) for name, tensor in values.items()})
-            fields = getattr(result, "_asdict", None)  # of a named tuple, whose names are free
+            fields = getattr(result, "_asdict", None)  # a named tuple's names are free
             outputs = name_outputs(fields() if fields else result, {})
         tensors = {name: from_torch(tensor) for name, tensor in outputs.items()}
         return _named(tensors, candidate.inputs, has_keys=fields is None)

@@ -27,7 +27,7 @@ Condition = Callable[[int], bool]  # on a size
 _STAGE = "buildsys.stages.reference.stage"  # imported before any code of the user
 _SIZE = "size"  # the variable of a condition
 _MOST_CONDITIONS = 64
-_MOST_LAYERS = 16  # of one class, about
+_MOST_LAYERS = 16  # about
 _LARGEST = 1 << 31
 _ARITHMETIC = (
     ast.Expression, ast.Compare, ast.BinOp, ast.UnaryOp, ast.Name, ast.Tuple,

@@ -38,7 +38,7 @@ class Original(NamedTuple):
 
     call: Model
     weights: str  # their origin
-    float_type: str  # of most weights
+    float_type: str  # the type of most weights
     module: nn.Module | None = None  # None for an ONNX file
 
 

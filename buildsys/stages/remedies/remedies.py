@@ -303,7 +303,7 @@ def _file_name(operator: str) -> str:
 class ShippedPlugin(NamedTuple):
     """A ready solution for one operator, as YAML."""
 
-    operator: str  # of torch, or of the graph
+    operator: str  # torch's name or the graph's
     exporter: str
     text: str
     yaml: tuple[str, ...]  # one section per line

@@ -15,7 +15,7 @@ from buildsys.errors import StageError
 from buildsys.onnx_graphs.tensors import Array, Tensor, array_bytes, load_tensors, tensor_of
 from buildsys.workers.job import Job, StageResult
 
-_MAX_ROWS = 64  # of a labelled output, in the result
+_MAX_ROWS = 64  # rows of a labelled output in the result
 
 
 def run(job: Job) -> StageResult:

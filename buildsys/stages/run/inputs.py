@@ -46,7 +46,7 @@ class Inputs:
         self._sizes: dict[str, tuple[int, str]] = {}  # dimension -> size, the file that has it
         self.tensors: dict[str, Tensor] = {}
         self.origins: dict[str, list[str]] = {}  # files
-        self.steps: dict[str, str] = {}  # of images
+        self.steps: dict[str, str] = {}  # how images are prepared
 
     def add_array(self, name: str, tensor: Tensor, what: str, origin: str) -> None:
         """Take an array. Raises: StageError: it does not fit the input, or has NaN."""

@@ -19,6 +19,6 @@ class ValidateResult(CheckResult, total=False):
     """The exported and the simplified graph compared with the golden outputs."""
 
     graphs: dict[str, ComparedCases]
-    dims: dict[str, dict[str, int]]  # of each case
+    dims: dict[str, dict[str, int]]  # per case
     worst: WorstOutput | None
     warnings: list[str]  # further cases that are not compared

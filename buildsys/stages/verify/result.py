@@ -19,7 +19,7 @@ class VerifyResult(CheckResult, total=False):
 
     cases: ComparedCases
     agreement: dict[str, AgreementFigures]  # by output
-    dims: dict[str, dict[str, int]]  # of each case
+    dims: dict[str, dict[str, int]]  # per case
     profiles: list[VerifiedProfile]
     outside_profiles: list[str]  # cases that fit none of the explicit profiles
     warnings: list[str]

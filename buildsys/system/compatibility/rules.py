@@ -30,7 +30,7 @@ from buildsys.system.engine_environment import (
 )
 from buildsys.system.files import sha256_of
 
-_SHOWN_DIGITS = 16  # of a digest
+_SHOWN_DIGITS = 16  # digits of a digest
 
 
 def machine_reasons(record: Record) -> Iterator[Reason]:
@@ -124,7 +124,7 @@ def older_library(record: Record, here: str, risk: str) -> Iterator[Reason]:
 def plugin_reasons(record: Record, engine: Path, project: Path | None) -> Iterator[Reason]:
     """Yield a reason per plugin neither registered nor found."""
     for plugin in _unregistered_plugins(record):
-        if plugin.get("bundled"):  # of the library itself
+        if plugin.get("bundled"):  # the library has it
             continue
         file = Path(str(plugin.get("file")))
         if file.name in record.files:  # it was checked with the other files in the folder

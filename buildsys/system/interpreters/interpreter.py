@@ -69,7 +69,7 @@ class InterpreterCheck:
 
 class _Known(NamedTuple):
     check: InterpreterCheck
-    stamps: Mapping[str, list[int] | None]  # of the files that the check depends on
+    stamps: Mapping[str, list[int] | None]  # stamps of the files that the check depends on
 
 
 _known: dict[str, _Known] = {}

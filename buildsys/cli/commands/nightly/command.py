@@ -44,7 +44,7 @@ FOLDER = "nightly"  # in the build folder
 _EVERYTHING = "everything"
 _DONE = (PASSED, RESTORED, UNAVAILABLE, NOISY)
 _RECENT_RUNS = 20
-_MOST_LINES = 30  # of each kind, at the end of the console output
+_MOST_LINES = 30  # lines per kind at the end of the output
 _MOST_NAMES = 5  # on one line
 
 
