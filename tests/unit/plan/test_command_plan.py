@@ -5,12 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from planning import plan_of
 
 from buildsys.errors import UsageError
 from buildsys.execution.up_to_date_models import action_in, environment_of
 from buildsys.plan.action import Action, FileRef, Needs
-from buildsys.project.model import model_fields
-from buildsys.project.plan import plan_model
 
 BUILD = {
     "name": "build",
@@ -34,9 +33,7 @@ NETWORK = {
 
 def plan(*commands: dict[str, Any], **sections: Any) -> dict[str, Action]:
     manifest = {"model": "m", "commands": commands, **sections}
-    resolved = model_fields(manifest)
-    resolved["toolchains"] = {"other": {"python": "/opt/python", "env": {"A": "1"}}}
-    return {action.target: action for action in plan_model(resolved)}
+    return plan_of(manifest, toolchains={"other": {"python": "/opt/python", "env": {"A": "1"}}})
 
 
 def test_a_model_of_commands_has_no_other_targets() -> None:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
+from planning import plan_of
+
 from buildsys.plan.action import Action, FileRef
-from buildsys.project.model import model_fields
-from buildsys.project.plan import plan_model
 
 SOURCE = {
     "tensorrt": "plugins/net.py:define", "kwargs": {"width": 4},
@@ -26,11 +26,7 @@ def plan(source: dict[str, Any] | None = None, **sections: Any) -> dict[str, Act
         "bench": {"baselines": ("torch", "onnxruntime")},
         **sections,
     }
-    resolved = model_fields(manifest)
-    found = {action.target: action for action in plan_model(resolved)}
-    for action in found.values():
-        assert set(action.after) <= found.keys(), action.target
-    return found
+    return plan_of(manifest)  # every dependency is planned, or it is refused
 
 
 def test_there_are_no_targets_of_a_graph() -> None:

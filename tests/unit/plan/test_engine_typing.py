@@ -5,10 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from planning import plan_of
 
 from buildsys.plan.action import Action
-from buildsys.project.model import model_fields
-from buildsys.project.plan import plan_model
 
 
 def plan(
@@ -22,8 +21,7 @@ def plan(
         "engines": [{"name": "e", "backend": "tensorrt", "precision": "fp16", **fields}],
         "calibration": calibration,
     }
-    resolved = model_fields(spec)
-    return {action.target: action for action in plan_model(resolved, lambda _: version)}
+    return plan_of(spec, version_of=lambda _: version)
 
 
 @pytest.mark.parametrize(
@@ -144,8 +142,7 @@ def test_the_tensorrt_version_does_not_affect_other_engines() -> None:
         "inputs": {"x": {"shape": [1]}},
         "engines": [{"name": "o", "backend": "onnxruntime", "precision": "fp16"}],
     }
-    resolved = model_fields(spec)
-    assert plan_model(resolved, lambda _: "11.4.0") == plan_model(resolved)
+    assert plan_of(spec, version_of=lambda _: "11.4.0") == plan_of(spec)
 
 
 def test_a_network_hook_is_a_source_of_its_engine_only() -> None:

@@ -8,8 +8,6 @@ import pytest
 from planning import plan_of
 
 from buildsys.plan.action import Action
-from buildsys.project.model import model_fields
-from buildsys.project.plan import plan_model
 
 ORT = {"backend": "onnxruntime", "name": "ort", "precision": "fp16"}
 CUDA = {"backend": "onnxruntime", "name": "cuda", "provider": "cuda", "precision": "fp16"}
@@ -69,8 +67,7 @@ def test_a_graph_for_a_baseline_only_is_built() -> None:
     spec = {**MANIFEST, "engines": [TRT]}
 
     def targets(**bench: Any) -> set[str]:
-        manifest = model_fields({**spec, "bench": bench})
-        return {action.target for action in plan_model(manifest)}
+        return {*plan_of({**spec, "bench": bench})}
 
     assert targets(baselines=("onnxruntime",)) - targets() == {"convert:net:fp16"}
     assert targets(baselines=("onnxruntime",), baseline_precision="bf16") - targets() == {

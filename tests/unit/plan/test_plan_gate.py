@@ -5,10 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from planning import plan_of
 
 from buildsys.plan.action import Action, BaselineRef, FileRef
-from buildsys.project.model import ModelSpec
-from buildsys.project.plan import plan_model
 
 MANIFEST: dict[str, Any] = {
     "model": "net",
@@ -26,12 +25,7 @@ TIMED = {"latency": {"tolerance": "5%"}}
 
 
 def plan(toolchains: dict[str, Any] | None = None, **sections: Any) -> dict[str, Action]:
-    spec = ModelSpec.model_validate({**MANIFEST, **sections})
-    resolved = spec.model_dump(mode="json", by_alias=True)
-    return {
-        action.target: action
-        for action in plan_model({**resolved, **({"toolchains": toolchains} if toolchains else {})})
-    }
+    return plan_of({**MANIFEST, **sections}, toolchains=toolchains)
 
 
 def test_without_gates_there_is_no_target() -> None:

@@ -5,10 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from planning import plan_of
 
 from buildsys.plan.action import Action
-from buildsys.project.model import model_fields
-from buildsys.project.plan import plan_model
 
 CALIBRATION = {"data": {"x": {"random": "normal"}}}
 
@@ -24,8 +23,7 @@ def plan(*engines: dict[str, Any], version: str = "", **sections: Any) -> dict[s
             for i, engine in enumerate(engines)
         ),
     }
-    resolved = model_fields({**manifest, **sections})
-    return {action.target: action for action in plan_model(resolved, lambda _: version)}
+    return plan_of({**manifest, **sections}, version_of=lambda _: version)
 
 
 def targets(found: dict[str, Action], *stages: str) -> list[str]:

@@ -5,11 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from planning import plan_of
 
 from buildsys.plan.action import Action, ToolchainRef
 from buildsys.plan.engine_typing import VersionOf, unknown_version
-from buildsys.project.model import model_fields
-from buildsys.project.plan import plan_model
 
 TRT86 = ToolchainRef(
     "trt86", "/opt/trt86/bin/python", (("A", "1"), ("LD_LIBRARY_PATH", "/opt/lib"))
@@ -29,9 +28,8 @@ def plan(version_of: VersionOf = unknown_version, **engine: Any) -> dict[str, Ac
             {"backend": "tensorrt", "name": "trt", **engine},
         ],
     }
-    spec = model_fields(model)
-    shared = {"toolchains": WRITTEN} if engine.get("toolchain") else {}
-    return {action.target: action for action in plan_model({**spec, **shared}, version_of)}
+    toolchains = WRITTEN if engine.get("toolchain") else None
+    return plan_of(model, version_of=version_of, toolchains=toolchains)
 
 
 def test_engine_and_verify_run_in_the_toolchain_and_bench_uses_it_as_a_peer() -> None:
