@@ -9,7 +9,6 @@ from __future__ import annotations
 import json
 import os
 import sys
-import time
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, Protocol
@@ -60,26 +59,15 @@ class Backend:
     def __init__(self, name: str, codec: Any, *, module_name: str | None = None) -> None:
         del codec, module_name
         self.name = name
-        self._saved = self._read()
-        self._marks = set(self._saved)
-
-    def _read(self) -> frozenset[str]:
-        """Read the marks; set a damaged file aside."""
-        file = Path(self.name)
+        self._saved: frozenset[str] | None = None  # None: must be written
         try:
-            return read_marks(file)
+            self._saved = read_marks(Path(name))
         except OSError as error:
-            raise _unusable(file, error) from None
+            raise _unusable(Path(name), error) from None
         except ValueError:
-            pass
-        aside = file.with_name(f"{file.name}.broken-{time.strftime('%Y%m%dT%H%M%S')}-{os.getpid()}")
-        try:
-            file.rename(aside)
-        except OSError as error:
-            raise _unusable(file, error) from None
-        lost = f"is damaged; renamed to {aside.name}: the marks of `doit ignore` are lost"
-        sys.stderr.write(f"buildsys: warning: {file} {lost}\n")
-        return frozenset()
+            lost = "is damaged and will be replaced: the marks of `doit ignore` are lost"
+            sys.stderr.write(f"buildsys: warning: {name} {lost}\n")
+        self._marks = set(self._saved or ())
 
     def get(self, task_id: str, dependency: str) -> str | None:
         """Look up a mark."""
@@ -111,7 +99,7 @@ class Backend:
 
     def dump(self) -> None:
         """Write changed marks."""
-        if self._marks == self._saved:
+        if self._saved is not None and self._marks == {*self._saved}:
             return
         file = Path(self.name)
         new = file.with_name(f"{file.name}.{os.getpid()}")

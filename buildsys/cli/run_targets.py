@@ -5,7 +5,7 @@ from __future__ import annotations
 import configparser
 import sys
 from collections.abc import Sequence
-from typing import Any, TextIO
+from typing import TextIO
 
 from doit.api import run_tasks
 from doit.cmd_base import ModuleTaskLoader
@@ -69,8 +69,4 @@ def run_targets(
         code = end.code
     except (InvalidCommand, InvalidDodoFile, InvalidTask) as error:
         raise StageError(str(error)) from None
-    return _exit_code(code)
-
-
-def _exit_code(code: Any) -> int:
     return code if isinstance(code, int) else 0
