@@ -136,14 +136,8 @@ def run_on(project: Project, name: str, request: Request) -> RemoteRun:
     results, reports = _merge(project, depot, request, run, started, jobs, summaries)
     file.unlink(missing_ok=True)
     depot.forget(run)
-    ended = RunResults(
-        started,
-        time.monotonic() - began,
-        socket.gethostname(),
-        INTERRUPTED if error else FINISHED,
-        error,
-        results,
-    )
+    seconds, status = time.monotonic() - began, INTERRUPTED if error else FINISHED
+    ended = RunResults(started, seconds, socket.gethostname(), status, error, results)
     code = exit_code(results, [summaries.get(job.name) for job in jobs])
     return RemoteRun(ended, code, reports)
 

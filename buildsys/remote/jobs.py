@@ -59,12 +59,12 @@ class JobSummary:
 
 
 def read_summary(content: bytes, job: str) -> JobSummary:
-    """Read a summary. Raises: StageError: it is damaged, or of another version."""
+    """Read a summary. A damaged one, or of another version, is a job that could not build."""
     try:
         summary: JobSummary = adapter(JobSummary).validate_json(content)
     except ValueError:
-        hint = "install the same version of buildsys on all machines"
-        raise StageError(f"the summary of the job {job} cannot be read", hint) from None
+        problem = f"the summary of the job {job} cannot be read; use one version of buildsys"
+        summary = JobSummary(StageError.exit_code, error=problem)
     return summary
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -14,7 +13,6 @@ from buildsys.system.programs import call_program
 _MANAGER = {"app.kubernetes.io/managed-by": "buildsys"}
 _RUN, _AFTER = "buildsys/run", "buildsys/after"
 _GPU, _HOST = "nvidia.com/gpu", "kubernetes.io/hostname"
-_RETRIES = 3
 _REFUSED = [1, 2, 3]  # exit codes of a build that another attempt would not change
 _HINT = "check kubectl, the executor's settings, and your rights in its namespace"
 Document = dict[str, Any]
@@ -96,7 +94,7 @@ def job_manifest(
         "metadata": metadata,
         "spec": {
             "suspend": bool(job.after),
-            "backoffLimit": _RETRIES,
+            "backoffLimit": 3,
             "podFailurePolicy": {"rules": rules},
             "activeDeadlineSeconds": round(spec.deadline),
             "ttlSecondsAfterFinished": round(spec.keep),
@@ -120,7 +118,7 @@ def job_state(item: Document | None) -> JobState:
 
 def resource_name(run: str, job: str) -> str:
     """Return the name of a Job in the cluster, of at most 63 characters."""
-    return re.sub(r"[^a-z0-9-]", "-", f"bs-{run}-{job}")[:63].rstrip("-")
+    return f"bs-{run}-{job}"[:63].rstrip("-")
 
 
 def _filled(fields: Document) -> Document:

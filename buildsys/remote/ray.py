@@ -17,7 +17,6 @@ from buildsys.remote.jobs import ENDED, QUEUED, RUNNING, Job, JobState, System
 _JOBS = "JOBS_OF_RUN"  # variable with the tasks of the run
 _THREADS = "OMP_NUM_THREADS"  # which Ray sets to the number of its CPUs
 _PORT = 8265  # the dashboard serves the Jobs API
-_TIMEOUT_S = 30.0
 _PHASES = {"PENDING": QUEUED, "RUNNING": RUNNING}
 _RETRIES = 3  # for a task whose node is lost
 
@@ -64,12 +63,11 @@ class Ray(System):
         if self.spec.address == "auto":
             url = os.environ.get("RAY_API_SERVER_ADDRESS", f"http://127.0.0.1:{_PORT}")
         data = None if content is None else json.dumps(content).encode()
-        headers = {"Content-Type": "application/json"}
-        if token := os.environ.get("RAY_AUTH_TOKEN"):
-            headers["Authorization"] = f"Bearer {token}"
+        token = os.environ.get("RAY_AUTH_TOKEN", "")
+        headers = {"Content-Type": "application/json", "Authorization": f"Bearer {token}"}
         request = urllib.request.Request(f"{url}{path}", data, headers, method=method)  # noqa: S310
         try:
-            with urllib.request.urlopen(request, timeout=_TIMEOUT_S) as answer:  # noqa: S310
+            with urllib.request.urlopen(request, timeout=30) as answer:  # noqa: S310
                 return json.loads(answer.read())
         except urllib.error.HTTPError as error:
             words = error.read().decode(errors="replace").strip().splitlines() or [str(error)]

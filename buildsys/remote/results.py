@@ -110,7 +110,7 @@ def check_results(
                 builds = history.builds(target=target, limit=_RECENT_BUILDS)
                 runs = [(one.status, one.started) for one in builds if one.status != NOISY]
                 last_passed, regressed = regression(runs, since)
-                regressed = regressed or result.regressed  # a gate says so itself
+                regressed |= result.regressed  # a gate says so itself
                 result = replace(result, last_passed=last_passed, regressed=regressed)
             yield result
 

@@ -19,7 +19,6 @@ exec 3<&0; {command} 3<&- </dev/null & c=$!
 (cat <&3; kill $c) >/dev/null 2>&1 & k=$!
 wait $c; code=$?; kill $k 2>/dev/null; exit $code"""
 _OPTIONS = ("-T", "-o", "BatchMode=yes", "-o", "ServerAliveInterval=15")
-_CLOSE_LIMIT_S = 10.0
 
 
 @dataclass
@@ -62,7 +61,7 @@ class Ssh(System):
         """Close the connections, which ends the commands there."""
         for process in self.running.values():
             with suppress(subprocess.TimeoutExpired):
-                process.communicate(timeout=_CLOSE_LIMIT_S)  # closes its standard input
+                process.communicate(timeout=10)  # closes its standard input
             process.kill()
 
     def _log(self, job: str) -> Path:
