@@ -45,16 +45,23 @@ class ModelProject:
 
     root: Path
 
-    def doit(self, *arguments: str, timeout_s: float = 3600) -> subprocess.CompletedProcess[str]:
+    def doit(self, *arguments: str) -> subprocess.CompletedProcess[str]:
+        """Run doit, its output as one text."""
+        return self._run("doit", *arguments)
+
+    def buildsys(self, *arguments: str) -> subprocess.CompletedProcess[str]:
         """Run buildsys, its output as one text."""
+        return self._run("buildsys", *arguments)
+
+    def _run(self, *command: str) -> subprocess.CompletedProcess[str]:
         environment = {
             **os.environ,
             "PYTHONPATH": os.pathsep.join((str(ROOT), os.environ.get("PYTHONPATH", ""))),
         }
         return subprocess.run(
-            [sys.executable, "-m", "buildsys", *arguments], cwd=self.root, env=environment,
+            [sys.executable, "-m", *command], cwd=self.root, env=environment,
             stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=timeout_s,
+            stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=3600,
         )  # fmt: skip
 
     def result(self, stage: str, model: str, engine: str) -> dict[str, Any]:
@@ -73,7 +80,7 @@ def make_project(
     """Write a project with an engine ``trt-PRECISION`` per model and precision."""
     (root / "configs" / "models").mkdir(parents=True, exist_ok=True)
     shutil.copy(ROOT / "dodo.py", root)
-    (root / "pyproject.toml").touch()
+    shutil.copy(ROOT / "buildsys/cli/commands/init/templates/doit.cfg", root)
     python = os.environ.get("BUILDSYS_TEST_TOOLCHAIN", "")
     _write(
         root / "configs/project.yaml",

@@ -95,13 +95,14 @@ def detector(project: ProjectFolder) -> None:
 
 
 def run(project: ProjectFolder, *arguments: str, code: int = 0) -> Ran:
-    """Run doit; an unexpected end shows its output and the logs of the targets."""
-    ran = project.doit(*arguments)
+    """Build targets, or run a command; an unexpected end shows its output and all logs."""
+    is_target = ":" in arguments[0]
+    ran = project.doit(*arguments) if is_target else project.buildsys(*arguments)
     if ran.code != code:
         logs = sorted((project.root / "build").rglob("*.log"))
         texts = [f"== {log.name}\n{log.read_text(errors='replace')[-3000:]}" for log in logs]
         shown = "\n".join([ran.out, ran.err, *texts])
-        pytest.fail(f"doit {' '.join(arguments)}: exit code {ran.code}, not {code}\n{shown}")
+        pytest.fail(f"{' '.join(arguments)}: exit code {ran.code}, not {code}\n{shown}")
     return ran
 
 

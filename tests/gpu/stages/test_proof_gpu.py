@@ -136,6 +136,7 @@ def test_a_tf32_engine_names_the_remedy_for_full_float32(
 
 
 def test_timings_are_shared(project: ProjectFolder) -> None:
+    project.environment["CUDA_VISIBLE_DEVICES"] = "0"  # one GPU builds one engine at a time
     caches = project.root / ".buildsys/timing_caches"
     for name, channels in CHANNELS.items():
         model(project, name, {}, channels=channels)
