@@ -71,6 +71,8 @@ def fork_child(work: Callable[[], NoReturn]) -> int:
             adopt_orphans()  # the server gets them when this child ends, and kills them
             gc.enable()
             work()
+        except KeyboardInterrupt:  # before the stage has begun
+            os._exit(INTERRUPTED)
         except BaseException:
             traceback.print_exc()
         finally:

@@ -64,8 +64,9 @@ def test_a_crash_is_one_sentence(pool: WorkerPool) -> None:
 def test_ctrl_c_is_for_the_stage(tmp_path: Path) -> None:
     with orchestrator(tmp_path, "hang", "foreground") as process:
         assert process.stdout is not None
-        while not process.stdout.readline().strip().isdigit():  # until it has started
-            pass
+        for _ in ("started", "in hang"):
+            while not process.stdout.readline().strip().isdigit():
+                pass
         process.send_signal(signal.SIGINT)
         _, errors = process.communicate(timeout=60)
     assert process.returncode == -signal.SIGINT, errors
