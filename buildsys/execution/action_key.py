@@ -11,7 +11,7 @@ from functools import cached_property
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from buildsys.execution.baselines import Baselines
+from buildsys.execution.baselines import GateBaselines
 from buildsys.execution.key_parts import (
     FILES,
     TOOL,
@@ -92,7 +92,7 @@ class KeyBuilder:
         build: Path,
         digests: DigestCache,
         texts: TextCache,
-        baselines: Baselines | None = None,
+        baselines: GateBaselines | None = None,
     ) -> None:
         self._baselines = baselines
         self._project = str(project)

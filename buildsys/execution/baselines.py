@@ -58,7 +58,7 @@ def baseline_digests(ledger: Ledger, gates: Iterable[str]) -> set[str]:
     }
 
 
-class _EarlierBuild(NamedTuple):
+class _BaselineBuild(NamedTuple):
     """A build that its gate accepted."""
 
     engine: str  # digest
@@ -69,7 +69,7 @@ class _EarlierBuild(NamedTuple):
     figures: Mapping[str, float]
 
 
-class Baselines:
+class GateBaselines:
     """The baselines of a project's gates, from ledger and history."""
 
     def __init__(self, ledger: Ledger, state: Path) -> None:
@@ -163,13 +163,13 @@ class Baselines:
             if record.status != NOISY and not _differences(_ENVIRONMENT, record.parts, parts)
         ]
 
-    def _earlier(self, action: Action, parts: Parts, digest: str) -> _EarlierBuild | None:
+    def _earlier(self, action: Action, parts: Parts, digest: str) -> _BaselineBuild | None:
         """Find the last accepted build with an engine."""
         own = _build_of(action, parts)
         for record in self._comparable(action, parts):
             build = _build_of(action, record.parts)
             if build != own and build[0] == digest:
-                return _EarlierBuild(
+                return _BaselineBuild(
                     digest,
                     record.parts.get(f"input:{_data_path(action)}", _ABSENT),
                     record.started,
@@ -180,7 +180,7 @@ class Baselines:
         builds = self._past_builds(action, parts)
         return next((build for build in builds if build.engine == digest), None)
 
-    def _past_builds(self, action: Action, parts: Parts) -> Iterator[_EarlierBuild]:
+    def _past_builds(self, action: Action, parts: Parts) -> Iterator[_BaselineBuild]:
         """Yield other accepted builds of the history in this environment, newest first."""
         from buildsys.history.builds import RAN
         from buildsys.history.recorder import machine_id
@@ -206,7 +206,7 @@ class Baselines:
                 data = engines[engine].outputs.get("engine.data", _ABSENT)
                 figures = {k: v for k, v in run.figures.items() if isinstance(v, float)}
                 options = run.figures.get("engine_options")
-                yield _EarlierBuild(engine, data, run.started, then, options, figures)
+                yield _BaselineBuild(engine, data, run.started, then, options, figures)
 
     def _why_none(self, action: Action, parts: Parts, digest: str) -> dict[str, str]:
         """Find the reason for a missing baseline, and its remedy."""

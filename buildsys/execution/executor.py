@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from buildsys.errors import BuildsysError, CheckFailed, StageError, UsageError, joined
 from buildsys.execution.action_key import ActionKey, KeyBuilder
-from buildsys.execution.baselines import Baselines
+from buildsys.execution.baselines import GateBaselines
 from buildsys.execution.build_cache import BuildCache
 from buildsys.execution.freshness import (
     Explanation,
@@ -89,7 +89,7 @@ class Executor:
             build, store, self.ledger, remote, notify, signer=signer, trust=trust
         )
         self._signer, self._signers = signer, RestoredSigners(self._db)
-        self._baselines = Baselines(self.ledger, state)
+        self._baselines = GateBaselines(self.ledger, state)
         # more threads than cores spin against each other and make no progress
         threads = max(1, len(os.sched_getaffinity(0)) // jobs) if jobs > 1 else 0
         slots = threading.Semaphore(jobs) if jobs else nullcontext()

@@ -12,7 +12,7 @@ from typing import Any
 from buildsys.errors import StageError
 from buildsys.execution import stale_reasons as kinds
 from buildsys.execution.action_key import ActionKey, KeyBuilder
-from buildsys.execution.baselines import Baselines
+from buildsys.execution.baselines import GateBaselines
 from buildsys.execution.build_cache import is_restorable, store_folder
 from buildsys.execution.recorded_reads import TOO_MANY, describe
 from buildsys.execution.stale_reasons import Reason, part_reasons
@@ -300,7 +300,7 @@ def read_only_checker(
 
     db = ReadOnlyStateDb(state / "state.db")
     digests = DigestCache(db)
-    keys = KeyBuilder(project, build, digests, db, Baselines(Ledger(db), state))
+    keys = KeyBuilder(project, build, digests, db, GateBaselines(Ledger(db), state))
     return FreshnessChecker(build, keys, db, digests, Store(store_folder(state)), trust)
 
 

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from buildsys.errors import BuildsysError, CheckFailed, StageError, Unavailable
 from buildsys.execution.action_key import ActionKey
-from buildsys.execution.baselines import Baselines
+from buildsys.execution.baselines import GateBaselines
 from buildsys.execution.key_parts import lacking, obstacle
 from buildsys.plan.action import RESULT, Action, FileRef
 from buildsys.stages.table import ENGINE, stage_info
@@ -54,7 +54,7 @@ class LocalRuns:
     store: Store
     locks: Locks
     ledger: Ledger
-    baselines: Baselines
+    baselines: GateBaselines
     threads: int  # per worker; 0: no limit
     # stages at a time; those that wait for a GPU or for the machine do not count
     slots: threading.Semaphore | nullcontext[None]

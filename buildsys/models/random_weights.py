@@ -64,7 +64,7 @@ _FILLS = frozenset(
 Floats = npt.NDArray[np.float32]
 
 
-class Span(NamedTuple):
+class WeightSpan(NamedTuple):
     """The range of a uniform distribution."""
 
     low: float
@@ -123,8 +123,8 @@ def measuring_layers(module: nn.Module, seed: int) -> Iterator[None]:
         spread = 0.25 * math.sqrt(scale)
         buffers = dict(layer.named_buffers(recurse=False))
         stream = f"{seed}/{path}"
-        _fill(buffers["running_var"], Span(0.5 * scale, 1.5 * scale), f"{stream}.running_var")
-        _fill(buffers["running_mean"], Span(-spread, spread), f"{stream}.running_mean")
+        _fill(buffers["running_var"], WeightSpan(0.5 * scale, 1.5 * scale), f"{stream}.running_var")
+        _fill(buffers["running_mean"], WeightSpan(-spread, spread), f"{stream}.running_mean")
 
     def scale_down(
         path: str,
@@ -189,12 +189,12 @@ def _mean_square(values: torch.Tensor) -> float:
     return float(torch.linalg.vector_norm(values.float())) ** 2 / max(values.numel(), 1)
 
 
-def _span(layer: nn.Module, name: str, parameter: torch.Tensor) -> Span:
+def _span(layer: nn.Module, name: str, parameter: torch.Tensor) -> WeightSpan:
     is_bias = name.rpartition(".")[2].startswith("bias") or name.endswith(("bias", "beta"))
     if isinstance(layer, _NormBase):
-        return Span(-0.25, 0.25) if is_bias else Span(0.5, 1.5)
+        return WeightSpan(-0.25, 0.25) if is_bias else WeightSpan(0.5, 1.5)
     if isinstance(layer, nn.PReLU):
-        return Span(0.1, 0.4)
+        return WeightSpan(0.1, 0.4)
     variance = 0.0
     if isinstance(layer, nn.Embedding | nn.EmbeddingBag):
         variance = 1.0
@@ -208,11 +208,11 @@ def _span(layer: nn.Module, name: str, parameter: torch.Tensor) -> Span:
         variance = gain / fan_in
     if variance:
         bound = math.sqrt(3.0 * variance)
-        return Span(-bound, bound)
-    return Span(-0.1, 0.1) if is_bias else Span(0.9, 1.1)
+        return WeightSpan(-bound, bound)
+    return WeightSpan(-0.1, 0.1) if is_bias else WeightSpan(0.9, 1.1)
 
 
-def _fill(tensor: torch.Tensor, span: Span, name: str) -> None:
+def _fill(tensor: torch.Tensor, span: WeightSpan, name: str) -> None:
     """Draw all of ``tensor`` from the stream ``name``."""
     target = tensor.detach()
     is_float32 = target.dtype == torch.float32 and target.device.type == "cpu"

@@ -16,7 +16,7 @@ Entry = dict[str, Any]
 Library = Mapping[str, Any]  # ``sources`` and ``flags``, or ``file`` and ``symbol``
 
 
-class OperatorUse(NamedTuple):
+class PlannedOperator(NamedTuple):
     """Additions to an action for custom operators; empty without any."""
 
     options: Mapping[str, Any] = {}
@@ -33,7 +33,7 @@ class OperatorUse(NamedTuple):
         return (*(("onnx",) if self.options else ()), *(("python",) if self.sources else ()))
 
 
-NO_OPERATORS = OperatorUse()
+NO_OPERATORS = PlannedOperator()
 
 
 class CustomOperators:
@@ -84,7 +84,7 @@ class CustomOperators:
         file = f"{name}.so" if kind == "library" else f"{role}.onnx"
         return FileRef(f"{self._model}/operators/{file}")
 
-    def use(self, backend: str = MAIN) -> OperatorUse:
+    def use(self, backend: str = MAIN) -> PlannedOperator:
         """List the additions to an action that reads the graph for ``backend``."""
         entries = self._entries(backend)
         libraries = [f"library.{entry['library']}" for entry in entries if "library" in entry]
@@ -93,7 +93,7 @@ class CustomOperators:
             inputs["functions"] = self.file(f"functions.{backend}")
         return _use(entries, inputs, (self.target,) if inputs else ())
 
-    def loaded_use(self, engine: Mapping[str, Any]) -> OperatorUse:
+    def loaded_use(self, engine: Mapping[str, Any]) -> PlannedOperator:
         """List the additions for running an engine: copies of its libraries."""
         entries = [
             entry
@@ -139,6 +139,6 @@ def _library(entry: Mapping[str, Any], backend: str) -> Library | None:
 
 def _use(
     entries: list[Entry], inputs: Mapping[str, FileRef], after: tuple[str, ...] = ()
-) -> OperatorUse:
+) -> PlannedOperator:
     sources = tuple(dict.fromkeys(entry["python"] for entry in entries if "python" in entry))
-    return OperatorUse({"operators": entries} if entries else {}, inputs, sources, after)
+    return PlannedOperator({"operators": entries} if entries else {}, inputs, sources, after)

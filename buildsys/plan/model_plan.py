@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 from buildsys.manifest.shape_cases import Dims
 from buildsys.plan.action import FileRef, needs_of
-from buildsys.plan.custom_operators import NO_OPERATORS, CustomOperators, OperatorUse
+from buildsys.plan.custom_operators import NO_OPERATORS, CustomOperators, PlannedOperator
 from buildsys.plan.engine_typing import (
     EngineSpec,
     VersionOf,
@@ -28,7 +28,7 @@ from buildsys.plan.graph_points import (
     graph_points,
     profile_values,
 )
-from buildsys.plan.network import Network
+from buildsys.plan.network import PlannedNetwork
 from buildsys.stages.table import CONVERT, PROGRAM, SEARCH, SIMPLIFY, target_of
 from buildsys.system.backend_registry import describe_backend, find_package
 
@@ -43,7 +43,7 @@ _BASELINE_PRECISIONS = ("fp32", "fp16", "bf16")
 
 
 @dataclass(frozen=True)
-class Conversion:
+class PlannedConversion:
     """A graph in another precision than fp32."""
 
     model: str
@@ -88,7 +88,7 @@ class ModelPlan:
         self.case_values, self.exported, self.unsimplified, self.final = graph_points(spec)
         source = self.definition["reference"] if self.definition else written
         self.has_network = bool(source)  # else it has commands only
-        self.network = Network(spec, source, self.exported)
+        self.network = PlannedNetwork(spec, source, self.exported)
         self.operators = CustomOperators(spec)
         self.further = further_cases(spec, self.exported)
         self.further_names = [*self.further.get("sizes", ()), *self.further.get("values", ())]
@@ -168,12 +168,12 @@ class ModelPlan:
         names = {"batches": "batches.npz", "ranges": "ranges.json"}
         return {role: FileRef(f"{self.name}/calibrate/{names[role]}") for role in roles}
 
-    def conversion(self, precision: str) -> Conversion:
+    def conversion(self, precision: str) -> PlannedConversion:
         """Describe the conversion of all nodes to a precision other than fp32."""
-        return Conversion(self.name, precision, precision, self.spec["verify"][precision])
+        return PlannedConversion(self.name, precision, precision, self.spec["verify"][precision])
 
     @property
-    def conversions(self) -> tuple[Conversion, ...]:
+    def conversions(self) -> tuple[PlannedConversion, ...]:
         """The conversions for engines and their baselines, each once."""
         conversions = [engine.conversion for engine in self.engines if engine.conversion]
         for engine in self.engines:
@@ -182,7 +182,7 @@ class ModelPlan:
         return tuple({graph.variant: graph for graph in conversions}.values())
 
     @property
-    def searches(self) -> tuple[Conversion, ...]:
+    def searches(self) -> tuple[PlannedConversion, ...]:
         """The conversions completed by a search, each once."""
         searches = [engine.search for engine in self.engines if engine.search]
         return tuple({search.variant: search for search in searches}.values())
@@ -238,7 +238,7 @@ class EnginePlan:
         return {role: FileRef(f"{folder}/{name}", optional=True) for role, name in names.items()}
 
     @cached_property
-    def loaded_operators(self) -> OperatorUse:
+    def loaded_operators(self) -> PlannedOperator:
         """Custom operators for running the engine."""
         takes_program = self.description.takes_program
         return NO_OPERATORS if takes_program else self.model.operators.loaded_use(self.spec)
@@ -250,20 +250,20 @@ class EnginePlan:
         return self.precision in QUANTIZED and not has_own
 
     @cached_property
-    def search(self) -> Conversion | None:
+    def search(self) -> PlannedConversion | None:
         """The conversion that a search completes, if its precision is ``auto``."""
         if not self.spec.get("auto"):
             return None
         is_own = self.tolerance != self.model.spec["verify"][self.precision]
         variant = f"auto-{self.precision}{f'-{self.name}' if is_own else ''}"
         limits = self.tolerance
-        return Conversion(self.model.name, variant, self.precision, limits, search=True)
+        return PlannedConversion(self.model.name, variant, self.precision, limits, search=True)
 
     @cached_property
-    def conversion(self) -> Conversion | None:
+    def conversion(self) -> PlannedConversion | None:
         """The conversion whose graph it is built from, None for the fp32 graph."""
         if self.without_calibration:
-            return Conversion(
+            return PlannedConversion(
                 self.model.name,
                 _variant(self.spec),
                 self.precision,

@@ -23,7 +23,7 @@ _LIBRARIES = {
 _CHECKPOINT_FILES = ("config.json", "model.safetensors", f"model{INDEX_SUFFIX}")
 
 
-class Network:
+class PlannedNetwork:
     """The original network: its outputs are the golden outputs."""
 
     def __init__(self, spec: Spec, source: Mapping[str, Any], exported: GraphPoint) -> None:

@@ -179,7 +179,7 @@ def load_project(
     a file that all models share.
     """
     project = empty_project(root, configs=configs)
-    load = _Load(project, remember, links_into)
+    load = _ProjectReader(project, remember, links_into)
     models = load.models()
     if not load.errors:
         return replace(project, models=models)
@@ -196,7 +196,7 @@ def check_manifests(project: Project, files: Iterable[Path]) -> tuple[ManifestEr
     Manifests that the cache has are not read. A file that is no manifest itself, but may be part
     of others, checks all of them.
     """
-    load = _Load(project)
+    load = _ProjectReader(project)
     names = {load.relative(str(file)) for file in files}
     manifests = {load.relative(file) for file in load.files()}
     load.models(only=None if names - manifests else names)
@@ -221,7 +221,7 @@ def empty_project(root: Path, *, configs: Path | None = None) -> Project:
 
 
 @dataclass
-class _Load:
+class _ProjectReader:
     """One load of a project, from the cache or from manifests."""
 
     _project: Project

@@ -26,9 +26,9 @@ from buildsys.remote.jobs import (
     ENDED,
     QUEUED,
     RUNNING,
-    Job,
     JobState,
     JobSummary,
+    RemoteJob,
     System,
     plan_jobs,
     read_summary,
@@ -164,7 +164,7 @@ def _pack(project: Project, depot: Depot, request: Request) -> list[str]:
 def _follow(
     depot: Depot,
     system: System,
-    jobs: Sequence[Job],
+    jobs: Sequence[RemoteJob],
     summaries: dict[str, JobSummary],
     show: Callable[[str], None],
 ) -> None:
@@ -211,7 +211,7 @@ def _merge(
     request: Request,
     run: str,
     since: str,
-    jobs: Sequence[Job],
+    jobs: Sequence[RemoteJob],
     summaries: Mapping[str, JobSummary],
 ) -> tuple[tuple[TargetResult, ...], dict[str, Path]]:
     """Merge summaries and histories; fetch outputs, or only the reports of models."""

@@ -18,7 +18,7 @@ QUEUED, RUNNING, ENDED = "queued", "running", "ended"
 
 
 @dataclass(frozen=True)
-class Job:
+class RemoteJob:
     """One ordinary build on another machine."""
 
     name: str
@@ -78,7 +78,7 @@ class System:
     logs: Path  # a folder of this machine
     handles: dict[str, str] = field(default_factory=dict)  # job -> its name in the system
 
-    def submit(self, jobs: Sequence[Job]) -> None:
+    def submit(self, jobs: Sequence[RemoteJob]) -> None:
         """Hand over the jobs, each after the one that it names."""
 
     def states(self, ended: set[str]) -> Mapping[str, JobState]:
@@ -89,23 +89,25 @@ class System:
         """End all jobs."""
 
 
-def plan_jobs(actions: Sequence[Action], *, single: bool = False) -> list[Job]:
+def plan_jobs(actions: Sequence[Action], *, single: bool = False) -> list[RemoteJob]:
     """Plan the jobs for ``actions`` in build order: for each model, or a ``single`` one.
 
     Stages on the processor come first, then those that use a GPU or measure, and what reads
     their results: measurements are not shared between machines.
     """
     if single:
-        return [Job("all", tuple(action.target for action in actions))]
+        return [RemoteJob("all", tuple(action.target for action in actions))]
     models: dict[str, list[Action]] = {}
     for action in actions:
         models.setdefault(action.model, []).append(action)
-    jobs: list[Job] = []
+    jobs: list[RemoteJob] = []
     for number, (model, of_model) in enumerate(models.items(), 1):
         before, words = "", re.sub(r"[^a-z0-9]+", "-", model.lower())[:30].strip("-")
         for phase, own in enumerate(_phases(of_model), 1):
             name = f"{number:0{len(str(len(models)))}}-{words}-{phase}"
-            jobs.append(Job(name, tuple(one.target for one in own), _common_needs(own), before))
+            jobs.append(
+                RemoteJob(name, tuple(one.target for one in own), _common_needs(own), before)
+            )
             before = name
     return jobs
 

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from buildsys.manifest.schema.executors import KubernetesExecutorSpec
-from buildsys.remote.jobs import ENDED, QUEUED, RUNNING, Job, JobState, System
+from buildsys.remote.jobs import ENDED, QUEUED, RUNNING, JobState, RemoteJob, System
 from buildsys.system.programs import call_program
 
 _MANAGER = {"app.kubernetes.io/managed-by": "buildsys"}
@@ -21,7 +21,7 @@ Document = dict[str, Any]
 class Kubernetes(System):
     """kubectl, with the user's contexts and credentials."""
 
-    def submit(self, jobs: Sequence[Job]) -> None:
+    def submit(self, jobs: Sequence[RemoteJob]) -> None:
         """Create all Jobs; those after others are suspended. Raises: StageError."""
         items = [job_manifest(job, self.spec, self.run, self.environment) for job in jobs]
         text = json.dumps({"apiVersion": "v1", "kind": "List", "items": items})
@@ -49,7 +49,7 @@ class Kubernetes(System):
 
 
 def job_manifest(
-    job: Job, spec: KubernetesExecutorSpec, run: str, environment: Mapping[str, str]
+    job: RemoteJob, spec: KubernetesExecutorSpec, run: str, environment: Mapping[str, str]
 ) -> Document:
     """Return the manifest of a Job, suspended if it follows another one."""
     labels = {**spec.labels, **_MANAGER, _RUN: run}

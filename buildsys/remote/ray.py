@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from buildsys.errors import StageError
-from buildsys.remote.jobs import ENDED, QUEUED, RUNNING, Job, JobState, System
+from buildsys.remote.jobs import ENDED, QUEUED, RUNNING, JobState, RemoteJob, System
 
 _JOBS = "JOBS_OF_RUN"  # variable with the tasks of the run
 _THREADS = "OMP_NUM_THREADS"  # which Ray sets to the number of its CPUs
@@ -24,7 +24,7 @@ _RETRIES = 3  # for a task whose node is lost
 class Ray(System):
     """The Jobs API of Ray: this machine needs no Ray."""
 
-    def submit(self, jobs: Sequence[Job]) -> None:
+    def submit(self, jobs: Sequence[RemoteJob]) -> None:
         """Submit one Ray job with all tasks. Raises: StageError: Ray refuses it."""
         tasks = []
         for job in jobs:

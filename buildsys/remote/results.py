@@ -14,7 +14,7 @@ from buildsys.history.database import History, history_file
 from buildsys.history.merge import import_history
 from buildsys.plan.action import RESULT, Action
 from buildsys.project.load import Project
-from buildsys.remote.jobs import Job, JobSummary, TargetSummary
+from buildsys.remote.jobs import JobSummary, RemoteJob, TargetSummary
 from buildsys.report.run_results import (
     FAILED,
     IGNORED,
@@ -42,7 +42,7 @@ _RECENT_BUILDS = 20
 
 
 def merge_targets(
-    jobs: Sequence[Job], summaries: Mapping[str, JobSummary], order: Iterable[str]
+    jobs: Sequence[RemoteJob], summaries: Mapping[str, JobSummary], order: Iterable[str]
 ) -> dict[str, TargetSummary]:
     """Merge the targets of all jobs, in ``order``."""
 

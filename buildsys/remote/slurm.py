@@ -8,7 +8,7 @@ import re
 import shlex
 from collections.abc import Sequence
 
-from buildsys.remote.jobs import ENDED, QUEUED, RUNNING, Job, JobState, System
+from buildsys.remote.jobs import ENDED, QUEUED, RUNNING, JobState, RemoteJob, System
 from buildsys.system.programs import call_program
 
 # of the job or machine that the driver runs in
@@ -20,7 +20,7 @@ _HINT = "run buildsys where Slurm's commands work; check the executor's settings
 class Slurm(System):
     """sbatch, squeue and scancel."""
 
-    def submit(self, jobs: Sequence[Job]) -> None:
+    def submit(self, jobs: Sequence[RemoteJob]) -> None:
         """Submit jobs, each after the one that it names. Raises: StageError: one is refused."""
         exports = [f"export {name}={shlex.quote(v)}" for name, v in self.environment.items()]
         for job in jobs:
@@ -52,7 +52,7 @@ class Slurm(System):
     def _log(self, job: str) -> str:
         return f"{self.spec.logs}/{self.run}-{job}.log" if self.spec.logs else os.devnull
 
-    def _options(self, job: Job) -> list[str]:
+    def _options(self, job: RemoteJob) -> list[str]:
         """Return the options of sbatch for one job."""
         spec, needs = self.spec, job.needs
         options = ["--parsable", f"--job-name={job.name}", f"--output={self._log(job.name)}"]

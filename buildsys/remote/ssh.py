@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from buildsys.errors import StageError
-from buildsys.remote.jobs import ENDED, RUNNING, Job, JobState, System
+from buildsys.remote.jobs import ENDED, RUNNING, JobState, RemoteJob, System
 
 # The command ends with this connection, whose end closes its standard input there. In sh, commands
 # in the background have none, so a copy of it is kept as 3.
@@ -27,7 +27,7 @@ class Ssh(System):
 
     running: dict[str, subprocess.Popen[bytes]] = field(default_factory=dict)
 
-    def submit(self, jobs: Sequence[Job]) -> None:
+    def submit(self, jobs: Sequence[RemoteJob]) -> None:
         """Start the jobs. Raises: StageError: there is no ssh."""
         self.logs.mkdir(parents=True, exist_ok=True)
         for job in jobs:

@@ -48,7 +48,7 @@ _STOP_LIMIT_S = 0.5  # to kill the jobs and their processes
 
 
 @dataclass(eq=False)
-class _Job:
+class _RunningJob:
     """A job with its channel, and its child as soon as that runs; times are monotonic."""
 
     channel: socket.socket
@@ -75,7 +75,7 @@ class Server:
         self._problem = ""
         self._loaded_late: set[str] = set()  # or tried to
         self._controls: set[socket.socket] = set()
-        self._jobs: set[_Job] = set()
+        self._jobs: set[_RunningJob] = set()
         self._selector = selectors.DefaultSelector()
         self._wakeup, self._wakeup_writer = socket.socketpair()
         for end in (self._wakeup, self._wakeup_writer):
@@ -126,7 +126,7 @@ class Server:
             piece, descriptors, _, _ = socket.recv_fds(control, 1 << 10, 64)
         for descriptor in descriptors:
             os.set_inheritable(descriptor, False)
-            job = _Job(socket.socket(fileno=descriptor))
+            job = _RunningJob(socket.socket(fileno=descriptor))
             self._jobs.add(job)
             self._selector.register(job.channel, selectors.EVENT_READ, partial(self._receive, job))
         if RETIRE in piece:
@@ -137,7 +137,7 @@ class Server:
             control.close()
             self._end_at = time.monotonic() + self._idle_s
 
-    def _receive(self, job: _Job, channel: socket.socket) -> None:
+    def _receive(self, job: _RunningJob, channel: socket.socket) -> None:
         """Receive the request of a job, or the end of its channel: nobody wants its result."""
         piece, descriptors = b"", list[int]()
         with contextlib.suppress(ConnectionResetError):
@@ -157,7 +157,7 @@ class Server:
         else:
             self._close(job)
 
-    def _start_job(self, job: _Job, message: Message) -> None:
+    def _start_job(self, job: _RunningJob, message: Message) -> None:
         timeout_s = None if message["timeout_s"] is None else float(message["timeout_s"])
         target, job.log = message["job"]["target"], message["log"] and Path(message["log"])
         if self._idle_s > 0:  # else it serves one run
@@ -179,7 +179,7 @@ class Server:
         elif timeout_s is not None:
             job.stop_at = time.monotonic() + timeout_s
 
-    def _run_in_child(self, message: Message, job: _Job) -> NoReturn:
+    def _run_in_child(self, message: Message, job: _RunningJob) -> NoReturn:
         # close the server's descriptors: a copy would hide the end of the original
         self._selector.close()
         listeners = [] if self._listener is None else [self._listener]
@@ -197,7 +197,7 @@ class Server:
             debugger=message["debugger"],
         )
 
-    def _close(self, job: _Job, last: Message | None = None) -> None:
+    def _close(self, job: _RunningJob, last: Message | None = None) -> None:
         """Close the channel of a job, after a last message if anybody wants it."""
         self._jobs.discard(job)
         with contextlib.suppress(KeyError):  # nobody did

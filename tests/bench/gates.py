@@ -36,7 +36,7 @@ from buildsys.cli.session import Session
 from buildsys.history.gates import LOOKS, compare_rounds
 from buildsys.history.statistics import median
 from buildsys.stages.bench.remote_engine import RemoteEngine
-from buildsys.stages.gate.stage import OpenEngine, Pace, measure_process
+from buildsys.stages.gate.stage import OpenEngine, RoundPace, measure_process
 from buildsys.system.interpreters.toolchain import Toolchain
 
 TOLERANCE = 0.05
@@ -96,7 +96,7 @@ def collect(folder: Path, given: argparse.Namespace) -> Rounds:
         )
         timing = GpuTiming(**{**gpu, "cuda_graph": tuple(gpu["cuda_graph"])}) if gpu else None
         case = inputs[f"case.{options['case']}"]
-        pace = Pace(case, timing, options["warmup"], given.duration)
+        pace = RoundPace(case, timing, options["warmup"], given.duration)
     sides[SAME] = sides[BASE]
     found: Rounds = {SAME: [], BASE: [], SLOW: []}
     order, begun = list(found), time.monotonic()

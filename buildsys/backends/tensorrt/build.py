@@ -18,7 +18,7 @@ from buildsys.backends.tensorrt.library import (
     PRECISION_FLAGS,
     TACTIC_SOURCES,
     VERBOSITY,
-    Library,
+    TensorRTLibrary,
     is_strong,
     quantization_of,
 )
@@ -64,7 +64,7 @@ def precision_flags(options: Options) -> tuple[str, ...]:
 
 
 def configure(
-    library: Library, builder: Any, config: Any, options: Options, messages: Messages
+    library: TensorRTLibrary, builder: Any, config: Any, options: Options, messages: Messages
 ) -> None:
     """Set every field on the builder and its configuration.
 
@@ -113,7 +113,9 @@ def configure(
         )
 
 
-def settings_in_force(library: Library, builder: Any, config: Any, options: Options) -> Figures:
+def settings_in_force(
+    library: TensorRTLibrary, builder: Any, config: Any, options: Options
+) -> Figures:
     """Collect TensorRT's settings, including defaults."""
     quantization = quantization_of(options)
     sources = int(config.get_tactic_sources())
@@ -148,7 +150,7 @@ def settings_in_force(library: Library, builder: Any, config: Any, options: Opti
     }
 
 
-def build_engine(library: Library, request: BuildRequest) -> Figures:
+def build_engine(library: TensorRTLibrary, request: BuildRequest) -> Figures:
     """Write the engine; return its settings, profiles, tensors and layers.
 
     The layers and the share of each type are those of the parsed network, before TensorRT fuses it.
@@ -218,7 +220,9 @@ def build_engine(library: Library, request: BuildRequest) -> Figures:
     }
 
 
-def add_profiles(library: Library, builder: Any, config: Any, profiles: Sequence[Profile]) -> None:
+def add_profiles(
+    library: TensorRTLibrary, builder: Any, config: Any, profiles: Sequence[Profile]
+) -> None:
     """Add the optimization profiles.
 
     Raises: StageError: TensorRT refused one. It says so in two return values and nowhere else.
@@ -238,7 +242,7 @@ def add_profiles(library: Library, builder: Any, config: Any, profiles: Sequence
 
 
 def _run_builder(
-    library: Library, request: BuildRequest, parsed: Parsed, config: Any, messages: Messages
+    library: TensorRTLibrary, request: BuildRequest, parsed: Parsed, config: Any, messages: Messages
 ) -> Figures:
     """Run the builder; write the engine and its timing cache."""
     builder, network = parsed.builder, parsed.network
@@ -260,7 +264,9 @@ def _run_builder(
 _MYELIN = ("Myelin error", "The timing cache will not be used")
 
 
-def use_timing_cache(library: Library, config: Any, file: Path | None, messages: Messages) -> None:
+def use_timing_cache(
+    library: TensorRTLibrary, config: Any, file: Path | None, messages: Messages
+) -> None:
     """Let a builder use the timings in ``file``, if it exists."""
     if file is None or not library.has("timing caches"):
         return
@@ -279,7 +285,7 @@ def use_timing_cache(library: Library, config: Any, file: Path | None, messages:
         config.set_timing_cache(config.create_timing_cache(b""), False)
 
 
-def keep_timing_cache(library: Library, config: Any, file: Path | None) -> Figures:
+def keep_timing_cache(library: TensorRTLibrary, config: Any, file: Path | None) -> Figures:
     """Write a builder's timings to ``file``; return the cache's facts."""
     if file is None or not library.has("timing caches"):
         return {}
@@ -296,7 +302,7 @@ def keep_timing_cache(library: Library, config: Any, file: Path | None) -> Figur
     }
 
 
-def _read(library: Library, config: Any, file: Path) -> tuple[Any, str]:
+def _read(library: TensorRTLibrary, config: Any, file: Path) -> tuple[Any, str]:
     """Read a file's cache, or start an empty one; return it and the file's problem."""
     empty_cache = config.create_timing_cache(b"")
     if not file.is_file():

@@ -10,14 +10,14 @@ import numpy as np
 from buildsys.backends.calibration_batches import Batch, read_batches
 from buildsys.backends.cuda.device import Device
 from buildsys.backends.interface import Calibration
-from buildsys.backends.tensorrt.library import DTYPES, FEATURES, Library
+from buildsys.backends.tensorrt.library import DTYPES, FEATURES, TensorRTLibrary
 from buildsys.system.files import replace_file
 
 ONLY = FEATURES["calibrators"]
 
 
 def attach_calibrator(
-    library: Library, builder: Any, config: Any, network: Any, calibration: Calibration
+    library: TensorRTLibrary, builder: Any, config: Any, network: Any, calibration: Calibration
 ) -> Any:
     """Calibrate on the given batches; keep the result until the build ends.
 

@@ -15,7 +15,7 @@ from buildsys.backends.interface import (
 )
 from buildsys.backends.tensorrt.library import (
     CAPABILITIES,
-    Library,
+    TensorRTLibrary,
     check_fields,
     join_or,
     quantization_of,
@@ -31,7 +31,7 @@ _FIRST_WITH = {"fp16": (5, 3), "int8": (6, 1), "bf16": (8, 0), "fp8": (8, 9)}
 _KNOWN = [capability for capability in CAPABILITIES.members if capability != "current"]
 
 
-def check_builder(library: Library, options: Options) -> None:
+def check_builder(library: TensorRTLibrary, options: Options) -> None:
     """Check an engine's fields against this machine before a build.
 
     Raises: Unavailable: a GPU is needed and missing, or the library does not support it.
@@ -82,7 +82,7 @@ def computes_in(precision: str, compute_capability: str) -> bool:
     )
 
 
-def check_runner(library: Library, options: Options) -> None:
+def check_runner(library: TensorRTLibrary, options: Options) -> None:
     """Check an engine's options against this machine's GPU before a run.
 
     Raises: Unavailable: no GPU, or none that the engine is for.
@@ -146,7 +146,7 @@ def precision_hint(options: Options) -> str:
 class TensorRtBackend:
     """The functions of ``backends.interface.Backend`` as methods."""
 
-    library: Library
+    library: TensorRTLibrary
 
     def prepare(self, options: Options) -> None:
         """Check the engine's fields against the library and this machine.

@@ -14,7 +14,7 @@ from typing import Any
 
 from buildsys.backends.interface import BuildRequest, Definition
 from buildsys.backends.tensorrt import version_adapter
-from buildsys.backends.tensorrt.library import DTYPES, Library, is_strong
+from buildsys.backends.tensorrt.library import DTYPES, TensorRTLibrary, is_strong
 from buildsys.backends.tensorrt.log import Messages
 from buildsys.backends.tensorrt.network_edits import io_tensors
 from buildsys.backends.tensorrt.parse import Parsed
@@ -28,7 +28,7 @@ _SMALLER = {"int64": "int32"}  # for a library without the former; its parser do
 
 
 def define_network(
-    library: Library, builder: Any, request: BuildRequest, messages: Messages
+    library: TensorRTLibrary, builder: Any, request: BuildRequest, messages: Messages
 ) -> Parsed:
     """Call the user's function on a new network, and check the result.
 
@@ -72,7 +72,7 @@ def define_network(
 
 
 @contextmanager
-def _assigned_weights_kept(library: Library, keeper: list[Any]) -> Iterator[None]:
+def _assigned_weights_kept(library: TensorRTLibrary, keeper: list[Any]) -> Iterator[None]:
     """Keep weights that the block assigns to layers, as in ``layer.kernel = array``.
 
     A network keeps the arrays in calls such as ``add_constant``, but not these.
@@ -113,7 +113,7 @@ def _read_weights(file: Path | None, project: Path) -> dict[str, Array]:
         raise StageError(problem, "save it with numpy.savez") from error
 
 
-def _hint(cause: BaseException | None, library: Library) -> str:
+def _hint(cause: BaseException | None, library: TensorRTLibrary) -> str:
     """Return the remedy for an exception of a user's function, if there is a known one."""
     if isinstance(cause, ModuleNotFoundError):
         return (
@@ -135,7 +135,7 @@ def _hint(cause: BaseException | None, library: Library) -> str:
 
 
 def _differences(
-    library: Library,
+    library: TensorRTLibrary,
     kind: str,
     tensors: Sequence[Any],
     declared: Tensors,

@@ -15,7 +15,7 @@ import numpy as np
 
 from buildsys.backends.cuda.device import Buffer, Device, HostBuffer
 from buildsys.backends.interface import Port
-from buildsys.backends.tensorrt.library import DTYPES, FORMATS, Library
+from buildsys.backends.tensorrt.library import DTYPES, FORMATS, TensorRTLibrary
 from buildsys.errors import StageError
 from buildsys.onnx_graphs.tensors import BIT_DTYPES, Array, Tensor, tensor_of
 
@@ -112,7 +112,7 @@ class EngineTensors:
     on_host: frozenset[str]  # inputs whose values decide shapes
 
     @classmethod
-    def of(cls, library: Library, engine: Any) -> EngineTensors:
+    def of(cls, library: TensorRTLibrary, engine: Any) -> EngineTensors:
         """Read the facts of an engine."""
         names = [engine.get_tensor_name(index) for index in range(engine.num_io_tensors)]
         is_input = library.trt.TensorIOMode.INPUT
@@ -183,7 +183,7 @@ _STAGED_BYTES = 1 << 20
 
 
 @dataclass(eq=False)
-class Output:
+class EngineOutput:
     """An output's memory and shape."""
 
     buffer: Buffer
@@ -206,14 +206,14 @@ class Output:
             gpu.free(self._locked)
 
 
-class ValueShapedOutput(Output):
+class ValueShapedOutput(EngineOutput):
     """The memory and shape of an output of value-dependent shape.
 
     TensorRT requests its memory while it runs.
     Source: TensorRT developer guide, "Dynamically Shaped Output".
     """
 
-    def __init__(self, library: Library, device: Device, reserved_bytes: int) -> None:
+    def __init__(self, library: TensorRTLibrary, device: Device, reserved_bytes: int) -> None:
         """Reserve some memory; ``allocator`` must outlive the context."""
         super().__init__(device.allocate(reserved_bytes))
         self._device = device

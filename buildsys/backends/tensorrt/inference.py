@@ -14,12 +14,12 @@ import numpy as np
 from buildsys.backends.cuda.device import Buffer, CudaGraph, Device, Event, Stream
 from buildsys.backends.interface import Allocate, DeviceTensor, Port, Run
 from buildsys.backends.tensorrt.engine_tensors import (
+    EngineOutput,
     EngineTensors,
-    Output,
     ValueShapedOutput,
     packed_shape,
 )
-from buildsys.backends.tensorrt.library import Library
+from buildsys.backends.tensorrt.library import TensorRTLibrary
 from buildsys.backends.tensorrt.log import Log, Messages, log_of
 from buildsys.backends.tensorrt.profiles import Profile, Shape, choose_profile, read_profiles
 from buildsys.errors import StageError
@@ -42,7 +42,7 @@ class Inference:
     graph: CudaGraph | None = None  # captured with the present memory
     _calls_before_graph = _CALLS_BEFORE_GRAPH
 
-    def __init__(self, library: Library, gpu: Device, engine: Any, context: Any) -> None:
+    def __init__(self, library: TensorRTLibrary, gpu: Device, engine: Any, context: Any) -> None:
         """Take over an engine and a context of it."""
         self.log: Log = log_of(library)
         self.gpu = gpu
@@ -197,7 +197,7 @@ class Inference:
                 stored = packed_shape(shape, self.tensors.layouts[name])
                 dtype = self.tensors.types[name][1]
                 size_bytes = int(np.prod(stored, dtype=np.int64)) * dtype.itemsize
-                output = Output(self._new_buffer(name, size_bytes), shape)
+                output = EngineOutput(self._new_buffer(name, size_bytes), shape)
                 self.results[name] = output
                 self._set_address(name, output.buffer.address)
                 output.stage(self.gpu, stored, dtype)
@@ -329,4 +329,4 @@ class Inference:
         self._addresses: dict[str, int] = {}  # those that the context has
         self._output_shapes: dict[str, Shape] = {}  # without those of value-dependent shape
         self.input_buffers: dict[str, tuple[Buffer, Array]] = {}  # with their values
-        self.results: dict[str, Output] = {}
+        self.results: dict[str, EngineOutput] = {}

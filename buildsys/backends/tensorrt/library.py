@@ -28,7 +28,7 @@ _OLDEST = (8, 6)
 
 
 @dataclass(frozen=True)
-class Library:
+class TensorRTLibrary:
     """A loaded TensorRT."""
 
     trt: Any  # the module ``tensorrt`` or ``tensorrt_rtx``; its bindings have no types
@@ -61,13 +61,13 @@ class Library:
         return f"{self.title} {'.'.join(map(str, self.version[:3]))}"
 
 
-def library_of(module: ModuleType) -> Library:
+def library_of(module: ModuleType) -> TensorRTLibrary:
     """Return the library of a module.
 
     Raises: Unavailable: it is older than TensorRT 8.6.
     """
     version = tuple(int(part) for part in re.findall(r"\d+", str(module.__version__))[:4])
-    library = Library(module, version)
+    library = TensorRTLibrary(module, version)
     if library.generation != RTX and version < _OLDEST:
         raise Unavailable(f"{library.release} is too old", "install TensorRT 8.6, 10 or 11")
     return library
@@ -91,7 +91,7 @@ class EnumTable(NamedTuple):
     enumeration: str
     members: Mapping[str, Member]
 
-    def of(self, library: Library, word: str) -> Any:
+    def of(self, library: TensorRTLibrary, word: str) -> Any:
         """Return the value for a word.
 
         Raises: StageError: the library does not have it; names the generations with it.
@@ -103,7 +103,7 @@ class EnumTable(NamedTuple):
             raise StageError(text, f"{join_or(member.generations)} has")
         return value
 
-    def words(self, library: Library) -> dict[Any, str]:
+    def words(self, library: TensorRTLibrary) -> dict[Any, str]:
         """Return the words of all values of the library."""
         owner = getattr(library.trt, self.enumeration, None)
         values = {
@@ -212,7 +212,7 @@ _FIELDS: Mapping[str, tuple[str, ...]] = {
 _REQUESTS_NOTHING: tuple[object, ...] = (None, False, "none", (), [])
 
 
-def check_fields(library: Library, options: Mapping[str, Any]) -> None:
+def check_fields(library: TensorRTLibrary, options: Mapping[str, Any]) -> None:
     """Check an engine's fields against the library.
 
     Raises: StageError: all unsupported fields, with the versions that support them.

@@ -18,7 +18,7 @@ from typing import Any
 
 from buildsys.backends.cuda.gpus import format_size
 from buildsys.backends.interface import Options
-from buildsys.backends.tensorrt.library import Library
+from buildsys.backends.tensorrt.library import TensorRTLibrary
 from buildsys.errors import StageError
 
 _LOG = logging.getLogger(__name__)
@@ -81,7 +81,7 @@ class Messages:
 class Log:
     """The logger of a library in this process, with recent messages."""
 
-    def __init__(self, library: Library) -> None:
+    def __init__(self, library: TensorRTLibrary) -> None:
         self.messages = Messages()  # the block entered last, by any thread
         self._of_thread = threading.local()
         log, trt = self, library.trt

@@ -11,7 +11,7 @@ from typing import Any
 
 from buildsys.backends.interface import DTYPE_OF_PRECISION, Figures
 from buildsys.backends.tensorrt import version_adapter
-from buildsys.backends.tensorrt.library import DTYPES, FORMATS, Library
+from buildsys.backends.tensorrt.library import DTYPES, FORMATS, TensorRTLibrary
 from buildsys.backends.tensorrt.log import Messages
 from buildsys.errors import StageError
 from buildsys.models.user_code import (
@@ -29,7 +29,7 @@ _COMPUTED = ("float32", "float16", "bfloat16", "int8")
 
 
 def set_formats(
-    library: Library, network: Any, io: Mapping[str, Mapping[str, Any]], *, strong: bool
+    library: TensorRTLibrary, network: Any, io: Mapping[str, Mapping[str, Any]], *, strong: bool
 ) -> None:
     """Set the layout and the type of inputs and outputs.
 
@@ -63,7 +63,7 @@ def set_formats(
         tensor.dtype = value
 
 
-def computed_layers(library: Library, network: Any) -> list[Any]:
+def computed_layers(library: TensorRTLibrary, network: Any) -> list[Any]:
     """Return the layers with a choice of precision."""
     kinds, words = library.trt.LayerType, DTYPES.words(library)
     layers = [network.get_layer(index) for index in range(network.num_layers)]
@@ -80,7 +80,7 @@ def computed_layers(library: Library, network: Any) -> list[Any]:
 
 
 def set_layer_precisions(
-    library: Library, network: Any, entries: Sequence[Mapping[str, str]]
+    library: TensorRTLibrary, network: Any, entries: Sequence[Mapping[str, str]]
 ) -> None:
     """Give layers the precision of the last matching entry.
 
@@ -160,7 +160,7 @@ def call_hook(reference: str, project: Path, network: Any, config: Any, messages
 
 
 def io_facts(
-    library: Library,
+    library: TensorRTLibrary,
     network: Any,
     io: Mapping[str, Mapping[str, Any]],
     declared: Mapping[str, Mapping[str, Any]],

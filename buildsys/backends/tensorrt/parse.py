@@ -19,7 +19,7 @@ from buildsys.backends.interface import (
     shares,
 )
 from buildsys.backends.tensorrt import version_adapter
-from buildsys.backends.tensorrt.library import DTYPES, Library
+from buildsys.backends.tensorrt.library import DTYPES, TensorRTLibrary
 from buildsys.backends.tensorrt.log import Messages, log_of
 from buildsys.errors import StageError
 from buildsys.onnx_graphs.graph_reader import read_graph
@@ -51,7 +51,7 @@ class Parsed:
     accepted: bool
 
 
-def new_builder(library: Library) -> Any:
+def new_builder(library: TensorRTLibrary) -> Any:
     """Make a builder.
 
     Raises: StageError: CUDA cannot be used on this machine, or the GPU is out of memory.
@@ -68,7 +68,7 @@ def new_builder(library: Library) -> Any:
     return builder
 
 
-def parse(library: Library, builder: Any, onnx: Path, *, strong: bool = True) -> Parsed:
+def parse(library: TensorRTLibrary, builder: Any, onnx: Path, *, strong: bool = True) -> Parsed:
     """Parse a file; keep the network, as a temporary one crashes.
 
     Raises: StageError: it has local functions for a parser without them, and onnx is missing.
@@ -94,7 +94,7 @@ def parse(library: Library, builder: Any, onnx: Path, *, strong: bool = True) ->
 
 
 def check_parsed(
-    library: Library, request: BuildRequest, parsed: Parsed, messages: Messages
+    library: TensorRTLibrary, request: BuildRequest, parsed: Parsed, messages: Messages
 ) -> None:
     """Check a parsed graph for refused nodes.
 
@@ -114,7 +114,7 @@ def check_parsed(
         raise StageError(f"model {request.model}: {library.title} {problem}")
 
 
-def network_facts(library: Library, network: Any) -> Figures:
+def network_facts(library: TensorRTLibrary, network: Any) -> Figures:
     """Collect layers and shares per type, before fusion."""
     dtypes = DTYPES.words(library)
     layers = [network.get_layer(index) for index in range(network.num_layers)]
@@ -128,7 +128,7 @@ def network_facts(library: Library, network: Any) -> Figures:
 
 
 @contextmanager
-def _parsable(library: Library, onnx: Path) -> Iterator[Path]:
+def _parsable(library: TensorRTLibrary, onnx: Path) -> Iterator[Path]:
     """Yield a file, for parsers without local functions a copy with them inlined."""
     if library.has("local functions") or not read_graph(onnx).functions:
         yield onnx
@@ -145,7 +145,7 @@ def _parsable(library: Library, onnx: Path) -> Iterator[Path]:
 
 
 def _with_all_nodes(
-    library: Library, parser: Any, model: ModelProto, refused: Sequence[UnsupportedNode]
+    library: TensorRTLibrary, parser: Any, model: ModelProto, refused: Sequence[UnsupportedNode]
 ) -> list[UnsupportedNode]:
     """Add names of reported nodes, and unreported nodes of unknown operators."""
     onnx_nodes = model.graph.node
@@ -179,7 +179,7 @@ def plugin_wanted(node: NodeProto) -> tuple[str, str]:
     return attributes.get(PLUGIN_VERSION) or "1", attributes.get(PLUGIN_NAMESPACE, "")
 
 
-def plugin_creator(library: Library, node: NodeProto) -> Any:
+def plugin_creator(library: TensorRTLibrary, node: NodeProto) -> Any:
     """Find the parser's plugin creator for a node, or None."""
     version, namespace = plugin_wanted(node)
     for place in [namespace] if namespace else ["", node.domain]:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from buildsys.backends.interface import BuildRequest, Figures, OperatorUse
 from buildsys.backends.tensorrt import version_adapter
-from buildsys.backends.tensorrt.library import FEATURES, Library, join_or
+from buildsys.backends.tensorrt.library import FEATURES, TensorRTLibrary, join_or
 from buildsys.backends.tensorrt.parse import (
     PLUGIN_NAMESPACE,
     PLUGIN_VERSION,
@@ -21,7 +21,7 @@ from buildsys.backends.tensorrt.parse import (
 )
 from buildsys.backends.tensorrt.python_plugins import (
     VERSION,
-    Guard,
+    PluginGuard,
     register_file,
     registered_creator,
 )
@@ -37,10 +37,10 @@ if TYPE_CHECKING:
 _ENTRY_POINTS = ("getCreators", "getPluginCreators")  # for the registry, the first for V3 plugins
 _PARSER_LIBRARY = "libtensorrt_rtx.so"  # TensorRT-RTX, by the parser's name for it
 # in this process: the registry accepts each name once
-_LOADED: dict[tuple[Library, OperatorUse], Figures] = {}
+_LOADED: dict[tuple[TensorRTLibrary, OperatorUse], Figures] = {}
 
 
-def load_plugins(library: Library, operators: Sequence[OperatorUse]) -> list[Figures]:
+def load_plugins(library: TensorRTLibrary, operators: Sequence[OperatorUse]) -> list[Figures]:
     """Register all plugins of operators; return the facts of those in files.
 
     A failing callback ends the stage, see ``Guard``.
@@ -74,7 +74,7 @@ def load_plugins(library: Library, operators: Sequence[OperatorUse]) -> list[Fig
                     f"{name}: {library.release} takes no plugins written in Python ({having} can)",
                     "build the plugin as a shared library",
                 )
-            creators = register_file(name, names, Guard(library, first.project, first.fail))
+            creators = register_file(name, names, PluginGuard(library, first.project, first.fail))
         else:
             creators = _load_library(path, name, names, library)
         for use, creator in zip(uses, creators, strict=True):
@@ -89,7 +89,9 @@ def load_plugins(library: Library, operators: Sequence[OperatorUse]) -> list[Fig
     return [_LOADED[library, use] for use, _ in plugins]
 
 
-def _load_library(file: Path, title: str, operators: Sequence[str], library: Library) -> list[Any]:
+def _load_library(
+    file: Path, title: str, operators: Sequence[str], library: TensorRTLibrary
+) -> list[Any]:
     """Load a plugin library; return its creators of ``operators``, ``domain::Name``.
 
     The loader opens it before TensorRT, which explains little. The stage ``operators`` has checked
@@ -137,7 +139,9 @@ def _load_library(file: Path, title: str, operators: Sequence[str], library: Lib
 _FOR_PARSER = (PLUGIN_VERSION, PLUGIN_NAMESPACE)
 
 
-def bundled_plugins(library: Library, request: BuildRequest) -> tuple[list[Figures], list[str]]:
+def bundled_plugins(
+    library: TensorRTLibrary, request: BuildRequest
+) -> tuple[list[Figures], list[str]]:
     """Return the facts of the registered plugins that the parser will use, and warnings.
 
     A network defined by hand chooses versions itself, so only the names are checked.
@@ -187,7 +191,7 @@ def bundled_plugins(library: Library, request: BuildRequest) -> tuple[list[Figur
     return facts, warnings
 
 
-def _check_name(library: Library, name: str) -> None:
+def _check_name(library: TensorRTLibrary, name: str) -> None:
     names = [creator.name for creator in version_adapter.creators(library)]
     if name not in names:
         near = nearest(name, names)
@@ -195,7 +199,7 @@ def _check_name(library: Library, name: str) -> None:
         raise StageError(f"{library.release} has no plugin {name}", hint)
 
 
-def _creator_of(library: Library, node: NodeProto) -> Any:
+def _creator_of(library: TensorRTLibrary, node: NodeProto) -> Any:
     """Find the parser's creator for a node.
 
     Raises: StageError: there is none of this version and namespace.

@@ -10,7 +10,7 @@ import numpy as np
 
 from buildsys.backends.interface import DeviceTensor
 from buildsys.backends.tensorrt import version_adapter
-from buildsys.backends.tensorrt.library import Library
+from buildsys.backends.tensorrt.library import TensorRTLibrary
 from buildsys.errors import StageError
 from buildsys.onnx_graphs.tensors import Tensor
 
@@ -109,7 +109,7 @@ def check_against_graph(
         )
 
 
-def read_profiles(library: Library, engine: Any, inputs: Iterable[str]) -> list[Profile]:
+def read_profiles(library: TensorRTLibrary, engine: Any, inputs: Iterable[str]) -> list[Profile]:
     """Read an engine's profiles; there is one if all shapes are fixed."""
     profiles = []
     for number in range(engine.num_optimization_profiles):

@@ -23,7 +23,7 @@ from typing import Any
 
 from buildsys.backends.interface import Fail
 from buildsys.backends.tensorrt import version_adapter
-from buildsys.backends.tensorrt.library import SINCE_10, Library
+from buildsys.backends.tensorrt.library import SINCE_10, TensorRTLibrary
 from buildsys.errors import StageError
 from buildsys.models.user_code import (
     describe_exception,
@@ -51,7 +51,7 @@ _CORE_NAMES = ("plugin_name", "plugin_version", "plugin_namespace")
 _IS_GUARDED = "_buildsys_guarded"
 
 
-def register_file(path: str, operators: Sequence[str], guard: Guard) -> list[Any]:
+def register_file(path: str, operators: Sequence[str], guard: PluginGuard) -> list[Any]:
     """Register a project file's creators of operators, ``domain::Name``; return them.
 
     Raises: StageError: the file cannot be imported, has no such creator, or a name is taken.
@@ -79,7 +79,7 @@ def register_file(path: str, operators: Sequence[str], guard: Guard) -> list[Any
     return creators
 
 
-def registered_creator(library: Library, operator: str) -> Any:
+def registered_creator(library: TensorRTLibrary, operator: str) -> Any:
     """Find the parser's creator for ``domain::Name`` or None."""
     domain, _, name = operator.rpartition("::")
     for namespace in ("", domain):  # the parser's order
@@ -89,7 +89,7 @@ def registered_creator(library: Library, operator: str) -> Any:
     return None
 
 
-def _find_creator(module: ModuleType, path: str, operator: str, guard: Guard) -> Any:
+def _find_creator(module: ModuleType, path: str, operator: str, guard: PluginGuard) -> Any:
     domain, _, name = operator.rpartition("::")
     base = guard.library.trt.IPluginCreatorV3One
     derived = [
@@ -129,7 +129,7 @@ def _find_creator(module: ModuleType, path: str, operator: str, guard: Guard) ->
     raise StageError(f"{problem}, only {existing}", hint)
 
 
-def _make_creator(owner: type, path: str, guard: Guard) -> Any:
+def _make_creator(owner: type, path: str, guard: PluginGuard) -> Any:
     what = f"{path}: making the creator {owner.__name__} failed"
     with reraise_as_stage_error(what, guard.project):
         creator = owner()
@@ -143,10 +143,10 @@ def _make_creator(owner: type, path: str, guard: Guard) -> Any:
 
 
 @dataclass(frozen=True)
-class Guard:
+class PluginGuard:
     """Wrapper of the callbacks of creators and of all their plugins."""
 
-    library: Library  # the API that the plugin uses
+    library: TensorRTLibrary  # the API that the plugin uses
     project: Path
     fail: Fail  # reports an error and ends the process
 

@@ -18,7 +18,7 @@ from typing import Any
 from buildsys.backends.interface import BuildRequest, EarlierBuild, Figures
 from buildsys.backends.tensorrt import version_adapter
 from buildsys.backends.tensorrt.build import build_engine
-from buildsys.backends.tensorrt.library import Library, is_strong
+from buildsys.backends.tensorrt.library import TensorRTLibrary, is_strong
 from buildsys.backends.tensorrt.log import load_failure, log_of
 from buildsys.errors import StageError
 from buildsys.onnx_graphs.graph_reader import WeightFile, read_weights
@@ -31,7 +31,7 @@ _INHERITED = (
 _MOST_NAMED = 3  # names in a message
 
 
-def build_or_refit(library: Library, request: BuildRequest) -> Figures:
+def build_or_refit(library: TensorRTLibrary, request: BuildRequest) -> Figures:
     """Refit an earlier engine if there is a suitable one, else build one.
 
     Raises: GraphRefusedError, StageError: as ``build_engine``.
@@ -102,7 +102,7 @@ def _same_graph(
 
 
 def _refit(
-    library: Library,
+    library: TensorRTLibrary,
     request: BuildRequest,
     file: Path,
     graph: WeightFile,

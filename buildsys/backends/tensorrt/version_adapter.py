@@ -25,7 +25,7 @@ from buildsys.backends.tensorrt.library import (
     TRT_10,
     TRT_11,
     UNTIL_10,
-    Library,
+    TensorRTLibrary,
 )
 from buildsys.backends.tensorrt.log import log_of
 from buildsys.errors import StageError
@@ -34,7 +34,7 @@ from buildsys.onnx_graphs.tensors import Array
 from buildsys.system.files import replace_file
 
 
-def create_network(library: Library, builder: Any, *, strong: bool) -> Any:
+def create_network(library: TensorRTLibrary, builder: Any, *, strong: bool) -> Any:
     """Create a new network with explicit batch; ``strong`` typing is optional."""
     if library.generation == TRT_8:
         return builder.create_network(
@@ -47,7 +47,7 @@ def create_network(library: Library, builder: Any, *, strong: bool) -> Any:
     return builder.create_network(0)
 
 
-def set_layer_precision(library: Library, layer: Any, dtype: Any) -> None:
+def set_layer_precision(library: TensorRTLibrary, layer: Any, dtype: Any) -> None:
     """Let a layer compute and return its outputs in a type."""
     if library.generation in UNTIL_10:  # others refuse layer_precisions
         layer.precision = dtype
@@ -56,7 +56,7 @@ def set_layer_precision(library: Library, layer: Any, dtype: Any) -> None:
 
 
 def profile_values(
-    library: Library, engine: Any, name: str, profile: int
+    library: TensorRTLibrary, engine: Any, name: str, profile: int
 ) -> list[tuple[int, ...]] | None:
     """Return an input's values in a profile; None unless they decide shapes."""
     if not engine.is_shape_inference_io(name):
@@ -69,7 +69,7 @@ def profile_values(
 
 
 @contextmanager
-def runtime_cache(library: Library, engine: Any, file: Path | None) -> Iterator[Any]:
+def runtime_cache(library: TensorRTLibrary, engine: Any, file: Path | None) -> Iterator[Any]:
     """Yield context settings to keep compiled kernels in ``file``, or None."""
     if file is None or library.generation != RTX:
         yield None
@@ -83,7 +83,7 @@ def runtime_cache(library: Library, engine: Any, file: Path | None) -> Iterator[
     replace_file(file, bytes(kernels.serialize()))
 
 
-def find_creator(library: Library, name: str, version: str, namespace: str) -> Any:
+def find_creator(library: TensorRTLibrary, name: str, version: str, namespace: str) -> Any:
     """Find a registered plugin creator or None."""
     registry = library.trt.get_plugin_registry()
     if library.generation == TRT_8:
@@ -91,7 +91,7 @@ def find_creator(library: Library, name: str, version: str, namespace: str) -> A
     return registry.get_creator(name, version, namespace)
 
 
-def creators(library: Library) -> list[Any]:
+def creators(library: TensorRTLibrary) -> list[Any]:
     """List all registered plugin creators."""
     registry = library.trt.get_plugin_registry()
     if library.generation == TRT_8:
@@ -99,7 +99,7 @@ def creators(library: Library) -> list[Any]:
     return list(registry.all_creators)
 
 
-def creator_names(library: Library) -> list[str]:
+def creator_names(library: TensorRTLibrary) -> list[str]:
     """List namespace, name and version of all registered plugin creators."""
     return [
         f"{creator.plugin_namespace}::{creator.name} {creator.plugin_version}"
@@ -108,13 +108,13 @@ def creator_names(library: Library) -> list[str]:
 
 
 @cache
-def register_bundled_plugins(library: Library) -> None:
+def register_bundled_plugins(library: TensorRTLibrary) -> None:
     """Register TensorRT's own plugins for its parser and engines, once."""
     if library.has("bundled plugins"):
         library.trt.init_libnvinfer_plugins(log_of(library).logger, "")
 
 
-def report_progress(library: Library, config: Any, request: BuildRequest) -> Any:
+def report_progress(library: TensorRTLibrary, config: Any, request: BuildRequest) -> Any:
     """Let a builder report its progress; keep the result until the build ends.
 
     TensorRT 8.6 has no monitors.
@@ -152,7 +152,7 @@ def report_progress(library: Library, config: Any, request: BuildRequest) -> Any
     return monitor
 
 
-def check_refit(library: Library, options: Options) -> None:
+def check_refit(library: TensorRTLibrary, options: Options) -> None:
     """Refuse refittable engines of TensorRT 11.3.
 
     Source: TensorRT 11.3.0 release notes, "Known Issues": with the flag REFIT, the bias of a matrix
@@ -164,7 +164,7 @@ def check_refit(library: Library, options: Options) -> None:
 
 
 def set_weights(
-    library: Library,
+    library: TensorRTLibrary,
     refitter: Any,
     onnx: Path,
     weights: Mapping[str, Weight],
@@ -197,7 +197,7 @@ def set_weights(
     return arrays
 
 
-def serialize_refitted(library: Library, engine: Any) -> Any:
+def serialize_refitted(library: TensorRTLibrary, engine: Any) -> Any:
     """Return an engine as bytes that can be refitted again."""
     if library.generation in SINCE_10:
         serialization_config = engine.create_serialization_config()
@@ -208,7 +208,7 @@ def serialize_refitted(library: Library, engine: Any) -> Any:
     return engine.serialize()
 
 
-def refused_node(library: Library, error: Any) -> UnsupportedNode:
+def refused_node(library: TensorRTLibrary, error: Any) -> UnsupportedNode:
     """Read the node of a parser's error, with the whole text."""
     index = error.node() if error.node() >= 0 else None
     if library.generation == TRT_8:
@@ -218,14 +218,14 @@ def refused_node(library: Library, error: Any) -> UnsupportedNode:
     return UnsupportedNode(index, name, operator, error.desc(), functions)
 
 
-def device_memory_bytes(library: Library, engine: Any) -> int:
+def device_memory_bytes(library: TensorRTLibrary, engine: Any) -> int:
     """Return an execution context's memory in addition to the weights."""
     if library.generation in SINCE_10:
         return int(engine.device_memory_size_v2)
     return int(engine.device_memory_size)
 
 
-def set_fields(library: Library, config: Any, options: Options) -> None:
+def set_fields(library: TensorRTLibrary, config: Any, options: Options) -> None:
     """Set the fields of an engine unknown to some generations."""
     if library.generation == TRT_8:  # the default of later ones
         config.set_preview_feature(library.trt.PreviewFeature.PROFILE_SHARING_0806, True)
@@ -244,7 +244,7 @@ def set_fields(library: Library, config: Any, options: Options) -> None:
         config.hardware_compatibility_level = level
 
 
-def settings_facts(library: Library, config: Any) -> dict[str, Any]:
+def settings_facts(library: TensorRTLibrary, config: Any) -> dict[str, Any]:
     """Collect the tiling and the hardware compatibility in force."""
     facts: dict[str, Any] = {}
     if library.generation in SINCE_10:

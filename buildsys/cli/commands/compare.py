@@ -53,7 +53,7 @@ _section = partial(titled_lines, indent=_INDENT)
 
 
 @dataclass
-class Comparison:
+class BuildComparison:
     """The differences between two sides."""
 
     first: Side
@@ -134,8 +134,8 @@ def run(options: Namespace) -> int:
     return 0
 
 
-def _compare(session: Session, history: History, first: Side, second: Side) -> Comparison:
-    comparison = Comparison(first, second)
+def _compare(session: Session, history: History, first: Side, second: Side) -> BuildComparison:
+    comparison = BuildComparison(first, second)
     before, after = (_manifest(history, side) for side in (first, second))
     if before and after:
         comparison.manifest = part_reasons(before, after)
@@ -187,7 +187,7 @@ def _manifest(history: History, side: Side) -> dict[str, str]:
     return flatten_options(manifest, "config:")
 
 
-def _lines(comparison: Comparison) -> Iterator[str]:
+def _lines(comparison: BuildComparison) -> Iterator[str]:
     """Yield the comparison as text."""
     yield f"{comparison.first.title()}"
     yield f"→ {comparison.second.title()}"

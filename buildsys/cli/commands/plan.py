@@ -207,13 +207,13 @@ def changed_targets(now: Session, revision: str) -> list[str]:
     return [difference.target for difference in differences if difference.state != REMOVED]
 
 
-class _Difference(NamedTuple):
+class _TargetDifference(NamedTuple):
     target: str
     state: str
     reasons: tuple[Reason, ...] = ()
 
 
-def _differences(before: Session, now: Session) -> Iterator[_Difference]:
+def _differences(before: Session, now: Session) -> Iterator[_TargetDifference]:
     """Yield the targets with another declaration or other sources, and those downstream."""
     db = ReadOnlyStateDb(now.project.state / "state.db")
     ledger = Ledger(db)
@@ -225,7 +225,7 @@ def _differences(before: Session, now: Session) -> Iterator[_Difference]:
     for target, action in now.actions.items():
         if target not in before.actions:
             states[target] = ADDED
-            yield _Difference(target, ADDED)
+            yield _TargetDifference(target, ADDED)
             continue
         try:
             reads = ledger.reads(target)
@@ -241,10 +241,10 @@ def _differences(before: Session, now: Session) -> Iterator[_Difference]:
         ]
         if own or upstream:
             states[target] = CHANGED if own else DOWNSTREAM
-            yield _Difference(target, states[target], (*own, *upstream))
+            yield _TargetDifference(target, states[target], (*own, *upstream))
     for target in before.actions:
         if target not in now.actions:
-            yield _Difference(target, REMOVED)
+            yield _TargetDifference(target, REMOVED)
 
 
 def _parts(keys: KeyBuilder, action: Action, reads: Reads) -> Mapping[str, str]:

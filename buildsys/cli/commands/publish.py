@@ -85,7 +85,7 @@ def run(options: Namespace) -> int:
     return _REFUSED if any(engine.state == REFUSED for engine in engines) else 0
 
 
-class _Engine(NamedTuple):
+class _Publication(NamedTuple):
     """A selected engine and its publication."""
 
     session: Session
@@ -153,7 +153,7 @@ class _Place(NamedTuple):
         hint = remedy_of(self.url, error) or "check the URL, its credentials and its permissions"
         return StageError(f"{attempt} {self.shown}: {mask_text(message)}", hint)
 
-    def publish(self, engines: Sequence[_Engine], version: str) -> Iterator[_Engine]:
+    def publish(self, engines: Sequence[_Publication], version: str) -> Iterator[_Publication]:
         """Publish engines one by one; each is complete or absent.
 
         Raises: StageError: a version exists with other files, or the place cannot be written.
@@ -187,7 +187,7 @@ def _check_version(version: str) -> str:
     return version
 
 
-def _select(session: Session, names: Sequence[str], only: ModelFilter) -> Iterator[_Engine]:
+def _select(session: Session, names: Sequence[str], only: ModelFilter) -> Iterator[_Publication]:
     """Yield the engines of names, with the reasons against publishing them.
 
     Engines that cannot be built here are skipped, unless they are named.
@@ -212,15 +212,15 @@ def _select(session: Session, names: Sequence[str], only: ModelFilter) -> Iterat
         reason = unavailable[action.target]
         if reason is None:
             reasons = list(project_reasons(session, action))
-            yield _Engine(session, action, REFUSED if reasons else "", reasons)
+            yield _Publication(session, action, REFUSED if reasons else "", reasons)
         else:
             state = REFUSED if are_all or action.target in named else SKIPPED
             problem = f"{action.target} could not be built here: {reason}"
             remedy = f"buildsys explain {action.target}"
-            yield _Engine(session, action, state, [{"problem": problem, "remedy": remedy}])
+            yield _Publication(session, action, state, [{"problem": problem, "remedy": remedy}])
 
 
-def _with_files(engine: _Engine) -> _Engine:
+def _with_files(engine: _Publication) -> _Publication:
     """Add the files and records of an engine.
 
     Raises: StageError: it is not up to date any more.
@@ -264,7 +264,7 @@ def _records(session: Session, targets: Iterable[str]) -> dict[str, ActionRecord
     return {target: record for target, record in records if record is not None}
 
 
-def _provenance(engine: _Engine) -> dict[str, Any]:
+def _provenance(engine: _Publication) -> dict[str, Any]:
     """Describe the manifest, commit, keys and libraries of an engine."""
     session, action = engine.session, engine.action
     history = History.read_only(history_file(session.project.state))
@@ -294,7 +294,7 @@ def _target_json(record: ActionRecord) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def _print(engines: Sequence[_Engine], place: _Place, version: str) -> None:
+def _print(engines: Sequence[_Publication], place: _Place, version: str) -> None:
     rows = []
     for engine in engines:
         details = [reason["problem"] for reason in engine.reasons]

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from itertools import groupby
 from typing import NamedTuple
 
-from buildsys.cli.console.target_line import TargetLine
+from buildsys.cli.console.target_line import ConsoleLine
 from buildsys.cli.session import Session
 from buildsys.errors import BuildsysError
 from buildsys.execution.freshness import FRESH
@@ -54,7 +54,7 @@ class _Usual(NamedTuple):
 class Estimate:
     """The remaining time of one run, from its targets' known times."""
 
-    def __init__(self, session: Session, lines: Mapping[str, TargetLine], jobs: int) -> None:
+    def __init__(self, session: Session, lines: Mapping[str, ConsoleLine], jobs: int) -> None:
         self._session = session
         self._lines = lines
         self._jobs = jobs

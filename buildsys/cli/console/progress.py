@@ -10,7 +10,7 @@ from contextlib import suppress
 from functools import cached_property
 from typing import TYPE_CHECKING, TextIO
 
-from buildsys.cli.console.target_line import OBVIOUS, TargetLine
+from buildsys.cli.console.target_line import OBVIOUS, ConsoleLine
 from buildsys.report.formatting import duration
 from buildsys.system.printable import printable, printable_line
 
@@ -44,7 +44,7 @@ def no_estimate() -> Remaining | None:
 
 def open_display(
     out: TextIO,
-    lines: Mapping[str, TargetLine],
+    lines: Mapping[str, ConsoleLine],
     estimate: Callable[[], Remaining | None] = no_estimate,
 ) -> PlainDisplay | LiveDisplay:
     """Return a live display for a capable terminal, else plain lines.
@@ -58,7 +58,7 @@ def open_display(
     return PlainDisplay(out, lines, estimate)
 
 
-def state_of(lines: Mapping[str, TargetLine]) -> str:
+def state_of(lines: Mapping[str, ConsoleLine]) -> str:
     """Return the number of finished targets."""
     done = sum(line.status not in ("running", "not run") for line in lines.values())
     return f"{done} of {len(lines)} targets done"
@@ -73,7 +73,7 @@ class PlainDisplay:
     def __init__(
         self,
         out: TextIO,
-        lines: Mapping[str, TargetLine],
+        lines: Mapping[str, ConsoleLine],
         estimate: Callable[[], Remaining | None] = no_estimate,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -85,7 +85,7 @@ class PlainDisplay:
         self._heart: threading.Thread | None = None
         self._shown: dict[str, float] = {}  # when a running or waiting target had its last line
 
-    def started(self, line: TargetLine) -> None:
+    def started(self, line: ConsoleLine) -> None:
         """Print a running target and the reason."""
         self._print("run", line.target, f"… {line.why}" if line.why else "")
         self._watch(line)
@@ -93,12 +93,12 @@ class PlainDisplay:
     def works(self) -> None:
         """Do nothing: the line is there."""
 
-    def waits(self, line: TargetLine, holder: str) -> None:
+    def waits(self, line: ConsoleLine, holder: str) -> None:
         """Print the process blocking a target."""
         self._print("waits", line.target, f"for {holder}")
         self._watch(line)
 
-    def ended(self, line: TargetLine) -> None:
+    def ended(self, line: ConsoleLine) -> None:
         """Print a target's end, with its time and key figure or reason."""
         word = "done" if line.status == "passed" else line.status
         reason, *details = line.reason.splitlines() or [""]
@@ -108,7 +108,7 @@ class PlainDisplay:
         if line.status == "failed" and line.log:
             self._print("", f"log: {line.log}")
 
-    def _watch(self, line: TargetLine) -> None:
+    def _watch(self, line: ConsoleLine) -> None:
         self._shown[line.target] = self._clock()
         if self._heart is None:
             self._heart = threading.Thread(target=self._keep_beating, daemon=True)
@@ -152,7 +152,7 @@ class LiveDisplay:
     def __init__(
         self,
         out: TextIO,
-        lines: Mapping[str, TargetLine],
+        lines: Mapping[str, ConsoleLine],
         estimate: Callable[[], Remaining | None] = no_estimate,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -186,7 +186,7 @@ class LiveDisplay:
             redirect_stderr=False,
         )
 
-    def started(self, line: TargetLine) -> None:
+    def started(self, line: ConsoleLine) -> None:
         """Draw it soon: importing rich at once would delay the worker."""
         line.message = line.message or "starting"
         if self._later is None:
@@ -200,12 +200,12 @@ class LiveDisplay:
             if not self._is_closed:
                 self._live.start()
 
-    def waits(self, line: TargetLine, holder: str) -> None:
+    def waits(self, line: ConsoleLine, holder: str) -> None:
         """Start drawing: the target's last message names the holder."""
         del line, holder
         self.works()
 
-    def ended(self, line: TargetLine) -> None:
+    def ended(self, line: ConsoleLine) -> None:
         """Print the permanent line."""
         from rich.padding import Padding
         from rich.text import Text

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, TextIO
 
 from buildsys.cli.command import INTERRUPTED
 from buildsys.cli.console.progress import LiveDisplay, open_display
-from buildsys.cli.console.target_line import TargetLine, target_line
+from buildsys.cli.console.target_line import ConsoleLine, target_line
 from buildsys.cli.console.unavailable import causes, engine_of, lines_by_cause, target_names
 from buildsys.cli.interruption import NOTICE, Signals
 from buildsys.cli.project_root import shown_path, shown_text
@@ -48,10 +48,10 @@ class Reporter:
         use_plain_symbols(outstream)
         self._out = outstream
         self._lock = threading.RLock()
-        self._lines: dict[str, TargetLine] = {}
+        self._lines: dict[str, ConsoleLine] = {}
         self._display: PlainDisplay | LiveDisplay | None = None
         self._estimate: Estimate | None = None
-        self._unshown: list[TargetLine] = []  # failures; shown at the end, or before what follows
+        self._unshown: list[ConsoleLine] = []  # failures; shown at the end, or before what follows
         self._problems: list[str] = []
         self._loading: threading.Thread | None = None
         self._signals = Signals(session.interrupt)
@@ -112,7 +112,7 @@ class Reporter:
             self._open_display().ended(line)
             line.forget_activity()
 
-    def _is_without_engine(self, line: TargetLine) -> bool:
+    def _is_without_engine(self, line: ConsoleLine) -> bool:
         """Return True after the line of the target's own unavailable engine."""
         engine = self._lines.get(engine_of(line))
         return engine is not None and engine.status == "unavailable"
@@ -143,7 +143,7 @@ class Reporter:
         if task.name in self._lines:
             self._note_up_to_date(self._lines[task.name])
 
-    def _note_up_to_date(self, line: TargetLine) -> None:
+    def _note_up_to_date(self, line: ConsoleLine) -> None:
         line.status = "fresh"
         if shortfall := self.session.shortfall(line.target):
             line.status, line.recorded = shortfall, True
@@ -238,7 +238,7 @@ class Reporter:
         known = self.session.project.models
         return update_pages(self.session, [model for model in known if model in models])
 
-    def _print_nothing_to_do(self, lines: Sequence[TargetLine]) -> None:
+    def _print_nothing_to_do(self, lines: Sequence[ConsoleLine]) -> None:
         """Print the number of up-to-date targets, and the unavailable and noisy ones."""
         if not lines:
             why = "there is no manifest in the models folder yet"
@@ -257,7 +257,7 @@ class Reporter:
         self._print_noisy([line for line in lines if line.status == "noisy"])
         self._out.write(f"everything is up to date ({', '.join(parts)})\n")
 
-    def _print_unavailable(self, lines: Sequence[TargetLine]) -> None:
+    def _print_unavailable(self, lines: Sequence[ConsoleLine]) -> None:
         """Print one line per cause."""
         stages = list(STAGE_DOCS)  # remembered targets have no order
         ordered = sorted(lines, key=lambda one: (one.model, one.variant, stages.index(one.stage)))
@@ -271,7 +271,7 @@ class Reporter:
             count = plural(more, "more unavailable target")
             self._out.write(printable(f"and {count}; `buildsys explain` lists all\n"))
 
-    def _print_noisy(self, lines: Sequence[TargetLine]) -> None:
+    def _print_noisy(self, lines: Sequence[ConsoleLine]) -> None:
         for line in lines[:_SHOWN_CAUSES]:
             reason, *_ = self.session.recorded_reason(line.target).splitlines() or [""]
             self._out.write(printable(f"{'noisy':<11}  {line.target}  {reason}\n"))
@@ -346,7 +346,7 @@ class Reporter:
         return self._display
 
 
-def _key_figure(session: Session, line: TargetLine) -> str:
+def _key_figure(session: Session, line: ConsoleLine) -> str:
     from buildsys.report.key_figures import key_figure  # not needed with nothing to do
 
     return key_figure(line.stage, session.result(line.target))

@@ -13,7 +13,7 @@ from rich.table import Table
 from rich.text import Text
 
 from buildsys.cli.console.rows import text_console
-from buildsys.cli.console.target_line import ENDED, OBVIOUS, TargetLine
+from buildsys.cli.console.target_line import ENDED, OBVIOUS, ConsoleLine
 from buildsys.cli.console.unavailable import causes, row_title, table_rows, took_together
 from buildsys.cli.project_root import shown_path, shown_text
 from buildsys.cli.session import Session
@@ -47,7 +47,7 @@ _PLAIN_WIDTH = 120  # tables in logs and pipes, unless COLUMNS is set
 def print_summary(
     out: TextIO,
     session: Session,
-    lines: Sequence[TargetLine],
+    lines: Sequence[ConsoleLine],
     elapsed_s: float,
     stale: Sequence[StaleOutputs] = (),
     unshown: Collection[str] = (),
@@ -66,7 +66,7 @@ def print_summary(
         # unwrapped, so that paths can be copied from a narrow terminal
         console.print(Text(printable_line(text), style), soft_wrap=True)
 
-    models: dict[str, list[TargetLine]] = {}
+    models: dict[str, list[ConsoleLine]] = {}
     for line in lines:
         models.setdefault(line.model, []).append(line)
     ended = [model for model, rows in models.items() if any(row.has_ended for row in rows)]
@@ -115,7 +115,7 @@ def print_summary(
     console.print(Text(f"{totals} in {duration(elapsed_s)}"))
 
 
-def _print_failure(console: Console, session: Session, line: TargetLine, *, in_full: bool) -> None:
+def _print_failure(console: Console, session: Session, line: ConsoleLine, *, in_full: bool) -> None:
     """Print a failure, its log, and the command for this stage alone."""
     finished = session.finished.get(line.target)
     sentence = line.reason if in_full or finished is None else shown_text(finished.reason)
@@ -133,7 +133,7 @@ def _print_failure(console: Console, session: Session, line: TargetLine, *, in_f
         console.print(Text(f"  {text}".rstrip()), soft_wrap=True)
 
 
-def _cache_hits(session: Session, lines: Iterable[TargetLine]) -> str:
+def _cache_hits(session: Session, lines: Iterable[ConsoleLine]) -> str:
     """Describe the targets up to date or restored, "" without restored ones."""
     counts = Counter(line.status for line in lines)
     if not counts["restored"]:
@@ -145,12 +145,12 @@ def _cache_hits(session: Session, lines: Iterable[TargetLine]) -> str:
 
 
 def _print_table(
-    console: Console, session: Session, model: str, lines: Sequence[TargetLine]
+    console: Console, session: Session, model: str, lines: Sequence[ConsoleLine]
 ) -> None:
     width = console.width
     lacks_reasons = width < _WITH_REASONS
 
-    def reason_of(line: TargetLine) -> str:  # the hint was printed above
+    def reason_of(line: ConsoleLine) -> str:  # the hint was printed above
         return str(session.result(line.target).get("reason", "")) or line.reason
 
     cause = causes(lines, reason_of)
@@ -211,7 +211,7 @@ def _print_in_lines(console: Console, model: str, rows: Iterable[Sequence[Text]]
             console.print(Padding(figure, (0, 0, 0, 2)))
 
 
-def _warnings(session: Session, lines: Iterable[TargetLine]) -> Iterator[str]:
+def _warnings(session: Session, lines: Iterable[ConsoleLine]) -> Iterator[str]:
     """Yield the first warnings of built and restored targets."""
     found = []
     for line in lines:

@@ -15,7 +15,7 @@ _TAIL_BYTES = 4096  # bytes at the end of a log
 
 
 @dataclass(slots=True)
-class TargetLine:
+class ConsoleLine:
     """One target of a run."""
 
     target: str
@@ -59,10 +59,10 @@ class TargetLine:
         return " · ".join(printable_line(part) for part in parts if part)
 
 
-def target_line(target: str, status: str = "not run") -> TargetLine:
+def target_line(target: str, status: str = "not run") -> ConsoleLine:
     """Return the line of a target without a state."""
     stage, model, variant = (*target.split(":", 2), "")[:3]
-    return TargetLine(target, model, stage, variant, status)
+    return ConsoleLine(target, model, stage, variant, status)
 
 
 def last_line(log: Path) -> str:

@@ -63,7 +63,7 @@ class EngineHistory:
 
 
 @dataclass(frozen=True)
-class Change:
+class PageChange:
     """A figure of the last build against the one before."""
 
     what: str
@@ -71,7 +71,7 @@ class Change:
     trend: str  # better, worse, same, or "" for a note
 
 
-def changes(history: EngineHistory, stages: Collection[str]) -> Iterator[Change]:
+def changes(history: EngineHistory, stages: Collection[str]) -> Iterator[PageChange]:
     """Yield changes of latency, size and error by ``stages``, with the build's reason.
 
     Only builds that passed are compared.
@@ -98,12 +98,12 @@ def changes(history: EngineHistory, stages: Collection[str]) -> Iterator[Change]
             note = f"unchanged: {texts[1]}"
         ratio = f"{q.change(new / old - 1)}: " if old else ""
         trend = "same" if note else "worse" if new > old else "better"
-        yield Change(f"{what} of {history.engine}", note or f"{ratio}{text}", trend)
+        yield PageChange(f"{what} of {history.engine}", note or f"{ratio}{text}", trend)
     first = [own[0] for own in builds.values() if own]
     newest = max(first, key=lambda build: build.started, default=None)
     if newest is not None and any(len(own) > 1 for own in builds.values()):
         notes = (("built because", newest.why), ("environment", newest.mark))
-        yield from (Change(what, text, "") for what, text in notes if text)
+        yield from (PageChange(what, text, "") for what, text in notes if text)
 
 
 def _is_close(new: PastBuild, old: PastBuild) -> bool:

@@ -78,7 +78,7 @@ class Axis:
 
 
 @dataclass(frozen=True)
-class Mark:
+class ChartMark:
     """One value of a chart; without ``y`` it is at the bottom."""
 
     x: float
@@ -96,12 +96,12 @@ class Series:
     """Marks of one color, connected if ``is_line``."""
 
     kind: str  # the class that colors it
-    marks: Sequence[Mark]
+    marks: Sequence[ChartMark]
     is_line: bool = True
 
 
 @dataclass
-class _Labels:
+class _AxisLabels:
     """Labels of marks that do not touch on a phone."""
 
     parts: list[str] = field(default_factory=list)
@@ -148,7 +148,7 @@ def draw(
             return height / 2
         return height - 5 if value is None else height * (1 - y.at(value) / 100)
 
-    parts, labels = [], _Labels()
+    parts, labels = [], _AxisLabels()
     if y is not None:
         parts += [_level(down(tick), f"{tick_text(tick)} {units[1]}") for tick in y.ticks()]
         ticks = x.ticks() if x_ticks is None else x_ticks

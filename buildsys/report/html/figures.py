@@ -11,7 +11,7 @@ from markupsafe import Markup
 from buildsys.report import formatting as q
 from buildsys.report.formatting import case_order
 from buildsys.report.html.changes import PastBuild
-from buildsys.report.html.charts import Axis, Mark, Series, draw
+from buildsys.report.html.charts import Axis, ChartMark, Series, draw
 from buildsys.report.html.tables import Table
 from buildsys.report.ranking import unique_names
 from buildsys.report.results.engine_lines import Ranking, TimingLine
@@ -41,7 +41,7 @@ class Chart:
 
 
 @dataclass(frozen=True)
-class Contender:
+class PlottedContender:
     """An engine or a baseline in one case."""
 
     line: TimingLine
@@ -74,11 +74,11 @@ def pareto(ranking: Ranking | None) -> Chart | None:
     if ranking is None or len(points) < 2:
         return None
     largest = max(engine.size_bytes or 0 for engine, *_ in points) or 1
-    marks: dict[bool, list[Mark]] = {False: [], True: []}
+    marks: dict[bool, list[ChartMark]] = {False: [], True: []}
     for engine, p50_ms, error in sorted(points, key=lambda point: point[1:]):
         text = f"{q.significant(p50_ms)} ms, error {q.error(error)}, {q.size(engine.size_bytes)}"
         marks[engine.is_optimal].append(
-            Mark(
+            ChartMark(
                 p50_ms,
                 error,
                 f"{engine.engine}: {text}",
@@ -137,7 +137,7 @@ def _error_strip(
     lines = [(limit, "limit", f"limit {q.error(limit)}")] if limit else []
     text = f"{q.error(worst)}{f' ({case})' if len(cases) > 1 else ''}"
     marks = [
-        Mark(
+        ChartMark(
             value,
             None,
             f"{case}: {q.error(value)}",
@@ -150,7 +150,7 @@ def _error_strip(
     return ErrorStrip(name, text, strip, share)
 
 
-def contenders(report: Report) -> list[tuple[str, str, list[Contender]]]:
+def contenders(report: Report) -> list[tuple[str, str, list[PlottedContender]]]:
     """List every contender by case and sizes, the recommendation's case first."""
     first = report.recommendation.case if report.recommendation else ""
     names, colors = unique_names(report.bench), _colors(report)
@@ -165,7 +165,7 @@ def contenders(report: Report) -> list[tuple[str, str, list[Contender]]]:
         axis = Axis.around([end for ends in times for end in ends if end], is_log=True)
         own = {line.engine: line for line in reversed(lines)}  # the first one is the engine itself
         rows = [
-            Contender(
+            PlottedContender(
                 line,
                 names[line.engine, line.contender],
                 _latency_strip(line, colors[line.engine, line.contender], axis),
@@ -190,9 +190,9 @@ def _latency_strip(line: TimingLine, kind: str, axis: Axis) -> Markup:
     if not _is_positive(p50_ms):
         return Markup("")
     texts = [q.latency(value, noisy=line.noisy) for value in (p50_ms, p99_ms)]
-    marks = [Mark(p50_ms or 0.0, None, f"p50 {texts[0]} ms", x_interval=line.p50_interval_ms)]
+    marks = [ChartMark(p50_ms or 0.0, None, f"p50 {texts[0]} ms", x_interval=line.p50_interval_ms)]
     if _is_positive(p99_ms):
-        marks.append(Mark(p99_ms or 0.0, None, f"p99 {texts[1]} ms", radius=2))
+        marks.append(ChartMark(p99_ms or 0.0, None, f"p99 {texts[1]} ms", radius=2))
     label = f"p50 {texts[0]} ms, p99 {texts[1]} ms"
     return draw([Series(f"{kind} faint" if line.noisy else kind, marks)], axis, None, label)
 
@@ -209,12 +209,12 @@ def by_batch(report: Report) -> Iterator[tuple[str, Chart]]:
         sizes = sorted({batch for _, batch, _ in points})
         if len(sizes) < 2:
             return
-        marks: dict[tuple[str, str], list[Mark]] = {key: [] for key in names}
+        marks: dict[tuple[str, str], list[ChartMark]] = {key: [] for key in names}
         for line, batch, value in points:
             key = line.engine, line.contender
             text = f"{names[key]}, batch size {line.batch}: {q.significant(value)}"
             interval = line.p50_interval_ms if figure == "p50_ms" else None
-            marks[key].append(Mark(batch, value, text, y_interval=interval))
+            marks[key].append(ChartMark(batch, value, text, y_interval=interval))
         svg = draw(
             [Series(colors[key], own) for key, own in marks.items()],
             Axis.around(sizes, is_log=True, margin=0.04),
@@ -249,9 +249,11 @@ def trend(builds: Sequence[PastBuild]) -> Chart | None:
         if value:
             style = "faint" if build.is_noisy else ""
             title = f"{label}: {text} ms"
-            marks.append(Mark(number, value, title, y_interval=interval, style=style, radius=2.5))
+            marks.append(
+                ChartMark(number, value, title, y_interval=interval, style=style, radius=2.5)
+            )
         else:
-            marks.append(Mark(number, None, f"{label}: failed", style="over", radius=4.0))
+            marks.append(ChartMark(number, None, f"{label}: failed", style="over", radius=4.0))
     ends = [*values, *(end for mark in marks for end in mark.y_interval or () if end > 0)]
     svg = draw(
         [Series("k0", marks)],

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from buildsys.report.html import figures, tables
-from buildsys.report.html.changes import Change, EngineHistory, changes
+from buildsys.report.html.changes import EngineHistory, PageChange, changes
 from buildsys.report.html.charts import sparkline
 from buildsys.report.html.environment import INDEX, MODEL, environment
 from buildsys.report.ranking import contender_name
@@ -173,13 +173,13 @@ def _problems(
     return [(*key, rows) for key, rows in failures_first]
 
 
-def _changes(page: ModelPage, engine: str) -> list[Change]:
+def _changes(page: ModelPage, engine: str) -> list[PageChange]:
     """List changes by the last builds, the recommended engine first.
 
     Earlier builds of stale targets are left out.
     """
     lines = [row.line for row in page.pipeline if row.line.status not in (STALE, ABSENT)]
-    by_subject: dict[str, Change] = {}  # reasons are much the same for several engines
+    by_subject: dict[str, PageChange] = {}  # reasons are much the same for several engines
     for history in sorted(page.history, key=lambda history: history.engine != engine):
         stages = {line.stage for line in lines if line.variant == history.engine}
         for change in changes(history, stages):

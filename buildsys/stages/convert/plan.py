@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from buildsys.plan.action import Action, FileRef
-from buildsys.plan.model_plan import QUANTIZED, Conversion, ModelPlan
+from buildsys.plan.model_plan import QUANTIZED, ModelPlan, PlannedConversion
 
 
 def plan_convert(model: ModelPlan) -> Iterator[Action]:
@@ -37,7 +37,7 @@ def plan_convert(model: ModelPlan) -> Iterator[Action]:
         )
 
 
-def conversion_fields(model: ModelPlan, conversion: Conversion) -> dict[str, Any]:
+def conversion_fields(model: ModelPlan, conversion: PlannedConversion) -> dict[str, Any]:
     """Collect what a conversion and the search for its nodes depend on."""
     spec, final, precision = model.spec, model.final, conversion.precision
     cases, operators = final.cases(spec["verify"]["cases"]), model.operators.use()

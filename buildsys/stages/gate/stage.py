@@ -166,7 +166,7 @@ def _measure(job: Job, baseline: _Baseline, rounds: Rounds, count: int) -> Round
     uses = implementation_of(job, options["engine"]["backend"]).uses
     timing = GpuTiming(**{**gpu, "cuda_graph": tuple(gpu["cuda_graph"])}) if gpu else None
     case = job.inputs[f"case.{options['case']}"]
-    pace = Pace(case, timing, options["warmup"], options["duration"])
+    pace = RoundPace(case, timing, options["warmup"], options["duration"])
 
     def opens(engine: Path, settings: Mapping[str, Any]) -> OpenEngine:
         folder = job.outputs["result"].parent  # free of modules
@@ -282,7 +282,7 @@ _LEAST_RUNS = 10
 
 
 @dataclass(frozen=True)
-class Pace:
+class RoundPace:
     """What every process runs, and for how long."""
 
     case: Path
@@ -293,7 +293,7 @@ class Pace:
 
 def measure_rounds(
     sides: Mapping[str, OpenEngine],
-    pace: Pace,
+    pace: RoundPace,
     numbers: range,
     progress: Callable[[str], None] = lambda _: None,
 ) -> Rounds:
@@ -310,7 +310,7 @@ def measure_rounds(
     return rounds
 
 
-def measure_process(open_engine: OpenEngine, pace: Pace) -> dict[str, float]:
+def measure_process(open_engine: OpenEngine, pace: RoundPace) -> dict[str, float]:
     """Measure an engine in a fresh process: seconds, items per second and bytes."""
     with closing(open_engine()) as engine:
         contender = next(iter(engine.bind(pace.case, pace.timing).values()))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from buildsys.plan.action import Action, FileRef
-from buildsys.plan.custom_operators import NO_OPERATORS, OperatorUse
+from buildsys.plan.custom_operators import NO_OPERATORS, PlannedOperator
 from buildsys.plan.model_plan import ModelPlan
 from buildsys.plan.network import data_files, image_tools
 
@@ -20,7 +20,7 @@ def plan_reference(model: ModelPlan) -> Iterator[Action]:
         operators = model.operators.use()
         if functions := model.operators.graph_functions:
             inputs = {"graph_functions": functions["functions"], **operators.inputs}
-            operators = OperatorUse(operators.options, inputs, after=(model.operators.target,))
+            operators = PlannedOperator(operators.options, inputs, after=(model.operators.target,))
     yield Action(
         **model.fields("reference"),
         options={

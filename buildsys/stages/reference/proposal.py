@@ -38,14 +38,14 @@ _HINT = (
 )
 
 
-class Output(NamedTuple):
+class ProposedOutput(NamedTuple):
     """An output of a run."""
 
     tensor: Tensor
     key: str | None = None  # in the result of forward, if the name is another
 
 
-Run = Callable[[Candidate, Mapping[str, Tensor]], Mapping[str, Output]]
+Run = Callable[[Candidate, Mapping[str, Tensor]], Mapping[str, ProposedOutput]]
 
 
 @dataclass(frozen=True)
@@ -65,7 +65,7 @@ class Trial(NamedTuple):
     """A successful run."""
 
     sizes: Mapping[str, int]
-    outputs: Mapping[str, Output]
+    outputs: Mapping[str, ProposedOutput]
 
 
 def run(job: Job) -> StageResult:
@@ -242,9 +242,9 @@ def _onnx(job: Job, source: Mapping[str, Any]) -> Model:
     if not inputs:
         raise StageError(f"{name} has no inputs", "its outputs are constants; use another graph")
 
-    def run(candidate: Candidate, values: Mapping[str, Tensor]) -> Mapping[str, Output]:
+    def run(candidate: Candidate, values: Mapping[str, Tensor]) -> Mapping[str, ProposedOutput]:
         del candidate
-        return {name: Output(tensor) for name, tensor in original.call(values, {}).items()}
+        return {name: ProposedOutput(tensor) for name, tensor in original.call(values, {}).items()}
 
     return Model(run, [Candidate(inputs)], source=source)
 
@@ -262,7 +262,7 @@ def _network(job: Job, source: Mapping[str, Any]) -> Model:
         return _onnx(job, {**source, "onnx": source["python"]})
     trained = trained_weights(source, made.module)
 
-    def run(candidate: Candidate, values: Mapping[str, Tensor]) -> Mapping[str, Output]:
+    def run(candidate: Candidate, values: Mapping[str, Tensor]) -> Mapping[str, ProposedOutput]:
         keywords = {
             name: spec.get("keyword") or (name if made.by_keyword else None)
             for name, spec in candidate.inputs.items()
@@ -294,17 +294,19 @@ def _network(job: Job, source: Mapping[str, Any]) -> Model:
     )
 
 
-def _named(outputs: Mapping[str, Tensor], inputs: Inputs, *, has_keys: bool) -> dict[str, Output]:
+def _named(
+    outputs: Mapping[str, Tensor], inputs: Inputs, *, has_keys: bool
+) -> dict[str, ProposedOutput]:
     """Name the outputs of forward as a manifest allows."""
     has_keys &= [*outputs] != [f"output{index}" for index in range(len(outputs))]
-    named: dict[str, Output] = {}
+    named: dict[str, ProposedOutput] = {}
     for key, tensor in outputs.items():
         name = key
         if not re.fullmatch(TENSOR_PATTERN, name):
             name = re.sub(r"[^A-Za-z0-9_.:/+-]", "_", name).lstrip(".:/+-") or "output"
         while name in inputs or name in named or (name != key and name in outputs):
             name += "_out"
-        named[name] = Output(tensor, key if has_keys and name != key else None)
+        named[name] = ProposedOutput(tensor, key if has_keys and name != key else None)
     return named
 
 

@@ -13,7 +13,7 @@ from small_graphs import conv_bn
 from buildsys.errors import StageError
 from buildsys.stages.bench.remote_engine import RemoteEngine
 from buildsys.stages.engine import stage as engine
-from buildsys.stages.gate.stage import Pace, measure_rounds
+from buildsys.stages.gate.stage import RoundPace, measure_rounds
 from buildsys.system.interpreters.toolchain import Toolchain
 
 
@@ -29,7 +29,7 @@ def test_both_sides_are_measured_in_processes_of_their_own(tmp_path: Path) -> No
         place = {"project": tmp_path, "folder": tmp_path}
         return partial(RemoteEngine, here, "onnxruntime", file, job.options["engine"], (), **place)
 
-    pace, side = Pace(job.inputs["case.opt"], None, 0.0, 0.01), opens(job.inputs["engine"])
+    pace, side = RoundPace(job.inputs["case.opt"], None, 0.0, 0.01), opens(job.inputs["engine"])
     found = measure_rounds({"baseline": side, "this build": side}, pace, range(1))
     for figures in found.values():
         assert set(figures) == {"latency", "p99", "throughput", "memory"}

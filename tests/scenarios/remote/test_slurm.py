@@ -5,6 +5,7 @@ from __future__ import annotations
 import shutil
 import subprocess
 import tempfile
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -99,6 +100,7 @@ def test_a_preempted_job_starts_again(on_slurm: RemoteProject, cluster: Cluster)
     job = cluster.call("squeue", "--noheader", "--me", "--format=%i").split()[0]
     cluster.call("scontrol", "requeue", job)
     wait_until(lambda: not places(on_slurm, "held"), "it was ended")
+    time.sleep(3)  # a start while the node still cleans up would fail
 
     def let_go() -> bool:
         # else Slurm waits for two minutes

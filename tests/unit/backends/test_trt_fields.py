@@ -19,7 +19,7 @@ from buildsys.backends.tensorrt.library import (
     TRT_8,
     TRT_10,
     TRT_11,
-    Library,
+    TensorRTLibrary,
     check_fields,
     library_of,
     quantization_of,
@@ -30,7 +30,7 @@ from buildsys.errors import StageError, Unavailable
 ALL, LATER = {TRT_8, TRT_10, TRT_11}, {TRT_10, TRT_11}
 
 
-def library(generation: str) -> Library:
+def library(generation: str) -> TensorRTLibrary:
     """Return a library of a name and version without an API."""
     module = ModuleType("tensorrt_rtx" if generation == RTX else "tensorrt")
     module.__version__ = VERSIONS[generation]  # type: ignore[attr-defined]

@@ -15,7 +15,7 @@ from onnx import helper, numpy_helper
 from trt_double import RecordingTensorRt, options, planned
 
 from buildsys.backends.interface import Calibration, EarlierBuild
-from buildsys.backends.tensorrt.library import RTX, TRT_8, TRT_10, TRT_11, Library
+from buildsys.backends.tensorrt.library import RTX, TRT_8, TRT_10, TRT_11, TensorRTLibrary
 from buildsys.backends.tensorrt.refit import build_or_refit
 from buildsys.backends.tensorrt.version_adapter import check_refit
 from buildsys.errors import StageError
@@ -185,7 +185,7 @@ def test_the_defective_version_is_refused() -> None:
     made = RecordingTensorRt(TRT_11)
     fields = options(TRT_11, refit=True)
     check_refit(made.library, fields)
-    library = Library(made.module, (11, 3, 0))
+    library = TensorRTLibrary(made.module, (11, 3, 0))
     with pytest.raises(StageError, match=r"refit: TensorRT 11\.3\.0 may drop biases"):
         check_refit(library, fields)
     check_refit(library, options(TRT_11))

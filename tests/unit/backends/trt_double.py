@@ -15,7 +15,14 @@ from typing import Any
 from trt_names import API
 
 from buildsys.backends.interface import BuildRequest
-from buildsys.backends.tensorrt.library import RTX, TRT_8, TRT_10, TRT_11, Library, library_of
+from buildsys.backends.tensorrt.library import (
+    RTX,
+    TRT_8,
+    TRT_10,
+    TRT_11,
+    TensorRTLibrary,
+    library_of,
+)
 from buildsys.onnx_graphs.graph_reader import read_weights
 from buildsys.plan.engine_typing import unknown_version, with_typing
 from buildsys.project.model import model_fields
@@ -355,7 +362,7 @@ class RecordingTensorRt:
             self, name="x", shape=shape, dtype=trt.DataType.FLOAT, is_shape_tensor=False
         )
         self.layer = _Layer(self, name="l", type=trt.LayerType.ACTIVATION, num_outputs=1)
-        self.library: Library = library_of(trt)
+        self.library: TensorRTLibrary = library_of(trt)
 
     def _make_module(self) -> ModuleType:
         module: Any = ModuleType("tensorrt_rtx" if self.generation == RTX else "tensorrt")

@@ -13,7 +13,7 @@ from buildsys.cli.console import progress
 from buildsys.cli.console.estimate import Remaining
 from buildsys.cli.console.progress import LiveDisplay, PlainDisplay, open_display
 from buildsys.cli.console.run_summary import print_summary
-from buildsys.cli.console.target_line import TargetLine, last_line
+from buildsys.cli.console.target_line import ConsoleLine, last_line
 from buildsys.cli.session import Session
 from buildsys.execution.run_records import Outcome
 
@@ -23,9 +23,9 @@ class Terminal(io.StringIO):
         return True
 
 
-def line(status: str, **changes: object) -> TargetLine:
+def line(status: str, **changes: object) -> ConsoleLine:
     name = ("engine:net:ort", "net", "engine", "ort")
-    return TargetLine(*name, status, **changes)  # type: ignore[arg-type]
+    return ConsoleLine(*name, status, **changes)  # type: ignore[arg-type]
 
 
 @pytest.fixture(autouse=True)
@@ -71,7 +71,7 @@ def test_a_long_stage_has_a_line_every_half_minute_in_a_log(tmp_path: Path) -> N
     now = 100.0
     running = line("running", began=100.0, message="timing conv1", counter="4,711 tactics")
     running.log_file = log
-    lines = {running.target: running, "export:net": TargetLine("export:net", "net", "export", "")}
+    lines = {running.target: running, "export:net": ConsoleLine("export:net", "net", "export", "")}
     out = io.StringIO()
     display = PlainDisplay(out, lines, lambda: Remaining(200), clock=lambda: now)
     display.started(running)
@@ -116,7 +116,9 @@ def test_running_targets_and_progress_fit_on_one_line_each(
     lines = {f"export:{number}": line("passed") for number in range(134)}
     for number in range(30):  # more than the terminal has lines
         name = f"engine:mobilenet_v3_large_{number}:trt-fp16"
-        lines[name] = TargetLine(name, "m", "engine", "e", "running", 600.0, message="timing " * 30)
+        lines[name] = ConsoleLine(
+            name, "m", "engine", "e", "running", 600.0, message="timing " * 30
+        )
     display = LiveDisplay(
         Terminal(), lines, lambda: Remaining(1700, is_rough=True), clock=lambda: now
     )
@@ -184,7 +186,7 @@ def test_target_names_are_no_markup(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TERM", "xterm")
     names = ["bench:b:ort", "engine:car:[red]"]  # rich has emojis of these names
     out = Terminal()
-    lines = {name: TargetLine(name, "b", "bench", "ort", "running") for name in names}
+    lines = {name: ConsoleLine(name, "b", "bench", "ort", "running") for name in names}
     display = LiveDisplay(out, lines)
     display.works()
     display.close()
@@ -222,7 +224,7 @@ def test_warnings_of_targets_that_ran_follow_the_table(
         session, "report:net", status="passed", warnings=["export:net: symbolics[0] was not used"]
     )
     lines = [
-        TargetLine(target, action.model, action.stage, action.variant)
+        ConsoleLine(target, action.model, action.stage, action.variant)
         for target, action in session.actions.items()
     ]
     for entry in lines:
@@ -251,7 +253,7 @@ def test_the_closing_table_fits_its_terminal(
     write_result(session, "export:net", status="passed", opset=17, nodes=122, bytes=1000)
     write_result(session, "report:net", status="passed")
     lines = [
-        TargetLine(target, action.model, action.stage, action.variant)
+        ConsoleLine(target, action.model, action.stage, action.variant)
         for target, action in session.actions.items()
     ]
     for entry in lines:
@@ -334,10 +336,10 @@ def test_cache_hits_and_failures_follow_the_tables(
     ]
 
 
-def line_of(session: Session) -> Callable[[str], TargetLine]:
-    def line(target: str) -> TargetLine:
+def line_of(session: Session) -> Callable[[str], ConsoleLine]:
+    def line(target: str) -> ConsoleLine:
         action = session.actions[target]
-        return TargetLine(target, action.model, action.stage, action.variant)
+        return ConsoleLine(target, action.model, action.stage, action.variant)
 
     return line
 
@@ -345,7 +347,7 @@ def line_of(session: Session) -> Callable[[str], TargetLine]:
 def test_models_in_which_nothing_ran_get_no_table(tmp_path: Path) -> None:
     session, _ = make_session(tmp_path, "a", "b")
     lines = [
-        TargetLine(target, action.model, action.stage, action.variant)
+        ConsoleLine(target, action.model, action.stage, action.variant)
         for target, action in session.actions.items()
     ]
     for entry in lines:

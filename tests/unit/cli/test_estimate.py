@@ -7,7 +7,7 @@ import pytest
 from cli_doubles import make_session
 
 from buildsys.cli.console.estimate import Estimate, Remaining, default_s
-from buildsys.cli.console.target_line import TargetLine
+from buildsys.cli.console.target_line import ConsoleLine
 from buildsys.execution.freshness import FRESH, STALE, Explanation
 
 
@@ -17,7 +17,7 @@ class Project:
     def __init__(self, root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         self.session, executor = make_session(root, "a", "b")
         self.lines = {
-            target: TargetLine(target, action.model, action.stage, action.variant)
+            target: ConsoleLine(target, action.model, action.stage, action.variant)
             for target, action in self.session.actions.items()
         }
         self.usual: dict[str, float] = {}

@@ -15,7 +15,7 @@ from buildsys.cli.command import print_lines
 from buildsys.cli.console.progress import LiveDisplay, PlainDisplay
 from buildsys.cli.console.rows import Row, print_rows
 from buildsys.cli.console.run_summary import print_summary
-from buildsys.cli.console.target_line import TargetLine
+from buildsys.cli.console.target_line import ConsoleLine
 from buildsys.errors import ManifestError
 
 HOSTILE = "name\x1b]0;title\x07\x1b[2J\u202etxt.exe\r\x9b31m"
@@ -51,7 +51,7 @@ def test_rows_and_lines(out: io.StringIO, monkeypatch: pytest.MonkeyPatch) -> No
 
 def test_displays_of_targets(out: io.StringIO) -> None:
     ended = {
-        status: TargetLine(
+        status: ConsoleLine(
             f"engine:{status}", "net", "engine", "", status, why=HOSTILE, reason=HOSTILE,
             log=HOSTILE, message=HOSTILE,
         )
@@ -74,7 +74,7 @@ def test_a_summary_with_warnings(out: io.StringIO, tmp_path: Path) -> None:
     target = next(name for name in session.actions if name.startswith("export:"))
     write_result(session, target, status="unavailable", reason=HOSTILE, warnings=[HOSTILE])
     model = session.actions[target].model
-    lines = [TargetLine(target, model, "export", "", "unavailable", seconds=1.0, reason=HOSTILE)]
+    lines = [ConsoleLine(target, model, "export", "", "unavailable", seconds=1.0, reason=HOSTILE)]
     print_summary(out, session, lines, 1.0)
     shown(out)
 

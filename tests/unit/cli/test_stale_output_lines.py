@@ -11,7 +11,7 @@ import pytest
 from cli_doubles import make_session, write_result
 
 from buildsys.cli.console.run_summary import print_summary
-from buildsys.cli.console.target_line import TargetLine
+from buildsys.cli.console.target_line import ConsoleLine
 from buildsys.cli.failure_report import StaleOutputs, report_failure
 from buildsys.execution.run_records import Outcome
 
@@ -91,7 +91,7 @@ def test_the_summary_prints_the_line_unwrapped(
     monkeypatch.chdir(tmp_path)
     session, _ = make_session(tmp_path, "net", "other", *(f"m{number}" for number in range(11)))
     lines = [
-        TargetLine(name, action.model, action.stage, action.variant)
+        ConsoleLine(name, action.model, action.stage, action.variant)
         for name, action in session.actions.items()
     ]
     lines[0].status = "failed"

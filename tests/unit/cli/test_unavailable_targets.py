@@ -7,7 +7,7 @@ import json
 import pytest
 from cli_doubles import Doit, passed
 
-from buildsys.cli.console.target_line import TargetLine
+from buildsys.cli.console.target_line import ConsoleLine
 from buildsys.cli.console.unavailable import (
     causes,
     lines_by_cause,
@@ -69,9 +69,9 @@ def test_a_check_that_cannot_run_says_why_itself(doit: Doit) -> None:
 
 
 def test_engines_with_one_cause_share_a_row() -> None:
-    def lines(model: str, *targets: str) -> list[TargetLine]:
+    def lines(model: str, *targets: str) -> list[ConsoleLine]:
         return [
-            TargetLine(f"{stage}:{model}:{engine}", model, stage, engine, status)
+            ConsoleLine(f"{stage}:{model}:{engine}", model, stage, engine, status)
             for stage, engine, status in (target.split() for target in targets)
         ]
 

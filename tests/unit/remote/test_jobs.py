@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from buildsys.plan.action import NO_NEEDS, Action, FileRef, Needs
-from buildsys.remote.jobs import Job, plan_jobs
+from buildsys.remote.jobs import RemoteJob, plan_jobs
 
 H100, L4 = Needs(gpu="H100", gpu_count=1), Needs(gpu="L4", gpu_count=1)
 
@@ -28,7 +28,7 @@ def model(name: str, *engines: tuple[str, Needs, tuple[str, ...]]) -> list[Actio
     return [*actions, action(f"report:{name}", *measured_targets)]
 
 
-def stages(job: Job) -> list[str]:
+def stages(job: RemoteJob) -> list[str]:
     return [":".join(target.split(":")[::2]) for target in job.targets]
 
 

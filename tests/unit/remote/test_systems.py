@@ -11,7 +11,7 @@ import pytest
 from buildsys.errors import StageError
 from buildsys.manifest.schema.executors import KubernetesExecutorSpec, SlurmExecutorSpec
 from buildsys.plan.action import Needs
-from buildsys.remote.jobs import Job, JobState
+from buildsys.remote.jobs import JobState, RemoteJob
 from buildsys.remote.kubernetes import Kubernetes, job_manifest, job_state
 from buildsys.remote.ray import Ray
 from buildsys.remote.slurm import Slurm
@@ -47,7 +47,7 @@ def slurm(**fields: Any) -> Slurm:
 def test_slurm_gets_needs_dependencies_and_the_command(program: Any) -> None:
     record = program("sbatch", "77;cluster")
     system = slurm(partition="gpu", logs="/shared", setup=("module load cuda",))
-    system.submit([Job("1-a-1", ()), Job("1-a-2", (), GPU, "1-a-1", COMMAND)])
+    system.submit([RemoteJob("1-a-1", ()), RemoteJob("1-a-2", (), GPU, "1-a-1", COMMAND)])
     words = record.read_text().splitlines()
     assert system.handles == {"1-a-1": "77", "1-a-2": "77"}
     for word in (
@@ -62,7 +62,7 @@ def test_slurm_gets_needs_dependencies_and_the_command(program: Any) -> None:
 
 def test_the_options_of_an_executor_come_last(program: Any) -> None:
     record = program("sbatch", "1")
-    slurm(gres="gpu:a100:1", options=("--mem=1G",)).submit([Job("j", (), GPU)])
+    slurm(gres="gpu:a100:1", options=("--mem=1G",)).submit([RemoteJob("j", (), GPU)])
     words = record.read_text().splitlines()
     assert "--gres=gpu:a100:1" in words
     assert words.index("--mem=1G") > words.index("--mem=3072M")
@@ -85,7 +85,7 @@ def test_a_system_that_refuses_or_is_missing_is_one_sentence(
 ) -> None:
     program("sbatch", code=1)
     with pytest.raises(StageError, match=r"^sbatch: sbatch: error: no way; run buildsys where"):
-        slurm().submit([Job("j", ())])
+        slurm().submit([RemoteJob("j", ())])
     monkeypatch.setenv("PATH", "/nonexistent")
     with pytest.raises(StageError, match=r"^cannot start squeue: No such file"):
         slurm().states(set())
@@ -107,8 +107,12 @@ FULL = kubernetes(
 
 
 @pytest.mark.parametrize("spec", [kubernetes(), FULL])
-@pytest.mark.parametrize("job", [Job("1-a-1", ()), Job("1-a-2", (), GPU, "1-a-1", COMMAND)])
-def test_manifests_follow_the_published_schema(spec: KubernetesExecutorSpec, job: Job) -> None:
+@pytest.mark.parametrize(
+    "job", [RemoteJob("1-a-1", ()), RemoteJob("1-a-2", (), GPU, "1-a-1", COMMAND)]
+)
+def test_manifests_follow_the_published_schema(
+    spec: KubernetesExecutorSpec, job: RemoteJob
+) -> None:
     validator = pytest.importorskip("kubernetes_validate")
     manifest = job_manifest(job, spec, RUN, {"BUILDSYS_REMOTE": "s3://bucket"})
     validator.validate(manifest, "1.31", strict=True)
@@ -118,7 +122,7 @@ def test_manifests_follow_the_published_schema(spec: KubernetesExecutorSpec, job
 
 
 def test_a_job_of_kubernetes_has_needs_and_waits_for_the_one_before() -> None:
-    job = Job("1-a-2", (), GPU, "1-a-1", COMMAND)
+    job = RemoteJob("1-a-2", (), GPU, "1-a-1", COMMAND)
     manifest = job_manifest(job, FULL, RUN, {"BUILDSYS_REMOTE": "s3://bucket"})
     spec, pod = manifest["spec"], manifest["spec"]["template"]["spec"]
     assert (spec["suspend"], spec["backoffLimit"]) == (True, 3)
@@ -130,15 +134,15 @@ def test_a_job_of_kubernetes_has_needs_and_waits_for_the_one_before() -> None:
     assert container["resources"]["requests"]["memory"] == str(3 << 30)
     assert container["args"] == list(COMMAND)
     assert container["env"] == [{"name": "BUILDSYS_REMOTE", "value": "s3://bucket"}]
-    assert not job_manifest(Job("1-a-1", ()), FULL, RUN, {})["spec"]["suspend"]
+    assert not job_manifest(RemoteJob("1-a-1", ()), FULL, RUN, {})["spec"]["suspend"]
 
 
 def test_kubectl_resumes_what_follows_an_ended_job(program: Any) -> None:
-    job = Job("1-a-2", (), GPU, "1-a-1")
+    job = RemoteJob("1-a-2", (), GPU, "1-a-1")
     item = job_manifest(job, kubernetes(), RUN, {})
     record = program("kubectl", json.dumps({"items": [item]}))
     system = Kubernetes(kubernetes(context="c", namespace="n"), RUN, {}, Path("/logs"))
-    system.submit([Job("1-a-1", ()), job])
+    system.submit([RemoteJob("1-a-1", ()), job])
     assert system.states(set())["1-a-2"] == JobState("queued", "suspended")
     assert "patch" not in record.read_text()
     system.states({"1-a-1"})

@@ -11,7 +11,7 @@ from markupsafe import Markup
 
 from buildsys.report.html import figures
 from buildsys.report.html.changes import PastBuild
-from buildsys.report.html.charts import Axis, Mark, Series, bar, draw, sparkline, tick_text
+from buildsys.report.html.charts import Axis, ChartMark, Series, bar, draw, sparkline, tick_text
 from buildsys.report.results.engine_lines import RankedEngine, Ranking
 from buildsys.report.results.report import Check, ComparisonLine
 
@@ -67,9 +67,9 @@ def test_ticks_say_what_they_are(value: float, text: str) -> None:
 
 def test_a_chart_has_marks_with_whiskers_lines_and_labels() -> None:
     marks = [
-        Mark(1.0, 2.0, "first", y_interval=(1.5, 2.5), label="a"),
-        Mark(2.0, None, "failed", style="over"),
-        Mark(3.0, 4.0, "last", x_interval=(2.5, 3.5), label="b"),
+        ChartMark(1.0, 2.0, "first", y_interval=(1.5, 2.5), label="a"),
+        ChartMark(2.0, None, "failed", style="over"),
+        ChartMark(3.0, 4.0, "last", x_interval=(2.5, 3.5), label="b"),
     ]
     axes = Axis.around([1.0, 3.5]), Axis.around([1.5, 4.0])
     svg = draw([Series("k0", marks)], *axes, "label", height=100, units=("ms", "s"))
@@ -85,7 +85,7 @@ def test_a_chart_has_marks_with_whiskers_lines_and_labels() -> None:
 
 
 def test_labels_of_equal_places_do_not_overlap() -> None:
-    marks = [Mark(1.0, 1.0, f"engine {n}", label=f"engine {n}") for n in range(5)]
+    marks = [ChartMark(1.0, 1.0, f"engine {n}", label=f"engine {n}") for n in range(5)]
     axes = Axis.around([1.0]), Axis.around([1.0])
     root = parsed(draw([Series("k0", marks)], *axes, "label", height=100))
     places = [text.attrib["y"] for text in root.iter("text") if text.get("class") == "over-lines"]
@@ -187,7 +187,7 @@ def test_a_bar_stays_in_its_cell(share: float | None) -> None:
 
 
 def test_text_in_charts_is_escaped() -> None:
-    marks = [Mark(1.0, 1.0, HOSTILE, label=HOSTILE), Mark(2.0, 2.0, HOSTILE)]
+    marks = [ChartMark(1.0, 1.0, HOSTILE, label=HOSTILE), ChartMark(2.0, 2.0, HOSTILE)]
     axis = Axis.around([1.0, 2.0])
     lines = [(1.0, "mark", HOSTILE)]
     svg = draw([Series("k0", marks)], axis, axis, HOSTILE, height=99, lines=lines)

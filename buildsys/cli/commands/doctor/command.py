@@ -21,8 +21,8 @@ from buildsys.cli.commands.doctor.machine import (
     MISSING,
     OK,
     UNKNOWN,
-    Check,
     Environment,
+    Finding,
     check_backends,
     check_environment,
     check_extras,
@@ -115,7 +115,7 @@ def check_machine(root: Path, *, as_json: bool) -> int:
 
 
 @dataclass(frozen=True)
-class _Engine:
+class _EngineNeed:
     name: str  # resnet50:trt-fp16
     backend: str
     toolchain: str | None
@@ -124,12 +124,12 @@ class _Engine:
 
 
 @dataclass(frozen=True)
-class _Needs:
+class _ProjectNeeds:
     """The project with its engines and toolchains, if readable."""
 
     project: Project
-    check: Check
-    engines: tuple[_Engine, ...] = ()
+    check: Finding
+    engines: tuple[_EngineNeed, ...] = ()
     toolchains: tuple[Toolchain, ...] = ()
     exit_code: int = 0
 
@@ -142,7 +142,7 @@ class _Needs:
         return engines
 
 
-def _read_needs(root: Path) -> _Needs:
+def _read_needs(root: Path) -> _ProjectNeeds:
     """Read the project's needs; wrong manifests don't prevent other checks."""
     try:
         project = load_project(root, remember=False)
@@ -150,10 +150,10 @@ def _read_needs(root: Path) -> _Needs:
         text = f"{plural(len(error.errors), 'error')} in the manifests, first {error.errors[0]}"
         first = error.errors[0]
         place = ":".join(str(part) for part in (first.file, first.line) if part is not None)
-        check = Check("project", "manifests", BROKEN, text, f"correct {place}")
-        return _Needs(empty_project(root), check, exit_code=error.exit_code)
+        check = Finding("project", "manifests", BROKEN, text, f"correct {place}")
+        return _ProjectNeeds(empty_project(root), check, exit_code=error.exit_code)
     engines = tuple(
-        _Engine(
+        _EngineNeed(
             name=f"{name}:{engine['name']}",
             backend=engine["backend"],
             toolchain=engine["toolchain"],
@@ -170,10 +170,10 @@ def _read_needs(root: Path) -> _Needs:
     )
     models = plural(len(project.models), "model")
     text = f"{models}, {plural(len(engines), 'engine')} in {project.root}"
-    return _Needs(project, Check("project", "manifests", OK, text), engines, toolchains)
+    return _ProjectNeeds(project, Finding("project", "manifests", OK, text), engines, toolchains)
 
 
-def _checks(needs: _Needs) -> Iterator[Check]:
+def _checks(needs: _ProjectNeeds) -> Iterator[Finding]:
     limit_s = probe_limit_s(os.environ)
     with ThreadPoolExecutor(2) as threads:  # toolchains are probed while our libraries are
         probed = threads.map(partial(check_environment, limit_s=limit_s), needs.toolchains)
@@ -198,7 +198,7 @@ def _checks(needs: _Needs) -> Iterator[Check]:
         "version": version, "executable": sys.executable, "buildsys": buildsys.__version__,
         "folder": str(folder),
     }  # fmt: skip
-    yield Check("python", "python", OK, text, facts=facts)
+    yield Finding("python", "python", OK, text, facts=facts)
     yield needs.check
     yield from check_libraries_here(libraries)
     yield from check_backends(own, gpus, needs.users(None))
@@ -216,4 +216,4 @@ def _checks(needs: _Needs) -> Iterator[Check]:
                 state, text = BROKEN, f"required, but cannot be built here: {ability.problem}"
                 if ability.unknown:
                     state, text = UNKNOWN, f"required; {ability.problem}"
-                yield Check("engine", engine.name, state, text, ability.remedy)
+                yield Finding("engine", engine.name, state, text, ability.remedy)

@@ -72,7 +72,7 @@ def check_engines(
     return 0 if usable else _NOT_USABLE
 
 
-class _Engine(NamedTuple):
+class _NamedEngine(NamedTuple):
     shown: str  # as typed, or its target
     path: Path
     toolchain: Toolchain | None = None
@@ -127,7 +127,7 @@ class _EngineChecker:
             )
         return targets
 
-    def find(self, name: str) -> list[_Engine]:
+    def find(self, name: str) -> list[_NamedEngine]:
         """Find the engines of a name."""
         typed = typed_path(name)
         if not typed.exists() and os.sep not in name and (":" in name or "." not in name):
@@ -156,16 +156,16 @@ class _EngineChecker:
                     engine = self._of_action(action)
                     if path in (engine.path.resolve(), engine.path.parent.resolve()):
                         return [engine._replace(shown=name)]
-        return [_Engine(name, typed)]
+        return [_NamedEngine(name, typed)]
 
-    def _of_action(self, action: Action) -> _Engine:
+    def _of_action(self, action: Action) -> _NamedEngine:
         project, toolchain = self._session.project, None
         if action.toolchain:
             toolchain = locate_toolchain(*action.toolchain, project.root, os.environ)
         path = project.build / action.outputs["engine"].path
-        return _Engine(action.target, path, toolchain, action)
+        return _NamedEngine(action.target, path, toolchain, action)
 
-    def _signature(self, engine: _Engine) -> tuple[str, tuple[Damage, ...], str]:
+    def _signature(self, engine: _NamedEngine) -> tuple[str, tuple[Damage, ...], str]:
         """Return the signer of an engine, the reasons against it, and a note.
 
         Without ``--trusted-key``, engines that this project built need no signature, and
@@ -185,7 +185,7 @@ class _EngineChecker:
             problems = tuple(replace(problem, remedy=again) for problem in problems)
         return signer, problems, ""
 
-    def check(self, engine: _Engine) -> dict[str, Any]:
+    def check(self, engine: _NamedEngine) -> dict[str, Any]:
         """Check whether an engine can run here, and is current."""
         signer, problems, note = self._signature(engine)
         if problems:  # nothing may load its library
@@ -250,7 +250,7 @@ def project_reasons(
             yield reason(CHECK, f"{name} has not run on the current files: {why}", name)
 
 
-def _check_in_process(engine: _Engine, root: Path) -> dict[str, Any]:
+def _check_in_process(engine: _NamedEngine, root: Path) -> dict[str, Any]:
     """Check an engine in its own interpreter."""
     if engine.action is not None and not engine.path.parent.is_dir():
         return _refused(
@@ -283,11 +283,13 @@ def _check_in_process(engine: _Engine, root: Path) -> dict[str, Any]:
     return {**answer, "engine": engine.shown}
 
 
-def _refused(engine: _Engine, problem: str, remedy: str, kind: str = "library") -> dict[str, Any]:
+def _refused(
+    engine: _NamedEngine, problem: str, remedy: str, kind: str = "library"
+) -> dict[str, Any]:
     return _refusal(engine, [{"kind": kind, "problem": problem, "remedy": remedy}])
 
 
-def _refusal(engine: _Engine, reasons: Sequence[Reason]) -> dict[str, Any]:
+def _refusal(engine: _NamedEngine, reasons: Sequence[Reason]) -> dict[str, Any]:
     facts = {"schema": SCHEMA, "engine": engine.shown, "built": "", "runs": False}
     return {**facts, "reasons": list(reasons), "notes": []}
 

@@ -51,7 +51,7 @@ _AGAIN = f"run it again when this machine is idle; {LIMIT_VARIABLE}=2min allows 
 
 
 @dataclass(frozen=True)
-class Check:
+class Finding:
     """State of one part of the installation, with a remedy."""
 
     kind: str  # python, project, library, toolchain, engine, packages, cpu …
@@ -77,7 +77,7 @@ class Check:
         return {**fields, "facts": dict(self.facts)} if self.facts else fields
 
 
-def check_libraries_here(libraries: Mapping[str, Library]) -> Iterator[Check]:
+def check_libraries_here(libraries: Mapping[str, Library]) -> Iterator[Finding]:
     """Yield the state of the libraries needed by every project."""
     requirements = {
         normalized(match[1]): line.strip()
@@ -87,10 +87,10 @@ def check_libraries_here(libraries: Mapping[str, Library]) -> Iterator[Check]:
     for name in LIBRARIES:
         library = libraries[name]
         if library.is_usable:
-            yield Check("library", name, OK, library.version, facts=dict(library.facts or {}))
+            yield Finding("library", name, OK, library.version, facts=dict(library.facts or {}))
             continue
         if library.timed_out:
-            yield Check("library", name, UNKNOWN, library.problem, _AGAIN)
+            yield Finding("library", name, UNKNOWN, library.problem, _AGAIN)
             continue
         text = "is not installed" if library.missing else f"cannot be imported: {library.problem}"
         requirement = quote(requirements.get(normalized(name), name))
@@ -98,10 +98,10 @@ def check_libraries_here(libraries: Mapping[str, Library]) -> Iterator[Check]:
         both = f"torch {requirement}" if again and name == "torchvision" else requirement
         remedy = f"{sys.executable} -m pip install {again}{both}"  # builds of one place
         facts = {"requirement": requirement} if library.missing else {}
-        yield Check("library", name, BROKEN, text, remedy, facts)
+        yield Finding("library", name, BROKEN, text, remedy, facts)
 
 
-def check_extras(gpus: Gpus) -> Iterator[Check]:
+def check_extras(gpus: Gpus) -> Iterator[Finding]:
     """Yield the optional extras with their missing packages."""
     backends = [describe_backend(name) for name in backend_names()]
     only_with_gpu = {backend.install for backend in backends if backend.needs_gpu_library}
@@ -120,10 +120,10 @@ def check_extras(gpus: Gpus) -> Iterator[Check]:
             remedy = f"pip install 'buildsys[{extra}]'"
             if remedy in only_with_gpu and not gpus.capabilities:
                 remedy = f"{_ON_A_GPU}: {remedy}"
-            yield Check("extra", extra, MISSING, text, remedy, facts)
+            yield Finding("extra", extra, MISSING, text, remedy, facts)
         else:
             text = ", ".join(f"{name} {version}" for name, version in versions.items())
-            yield Check("extra", extra, OK, text, facts=facts)
+            yield Finding("extra", extra, OK, text, facts=facts)
 
 
 def declared_requirements() -> dict[str, list[str]]:
@@ -147,7 +147,7 @@ def declared_requirements() -> dict[str, list[str]]:
     return declared
 
 
-def check_gpus() -> tuple[Gpus, list[Check]]:
+def check_gpus() -> tuple[Gpus, list[Finding]]:
     """Return the GPUs of this machine and their checks."""
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
     try:
@@ -164,7 +164,7 @@ def check_gpus() -> tuple[Gpus, list[Check]]:
             problem = "this machine has no NVIDIA driver"
             remedy = "if there is a GPU, install its driver: sudo ubuntu-drivers install"
     if not details:
-        return Gpus(problem=problem), [Check("gpu", "none", MISSING, problem, remedy)]
+        return Gpus(problem=problem), [Finding("gpu", "none", MISSING, problem, remedy)]
     checks = []
     for gpu in details:
         mig = {"on": ", MIG on", "off": ", MIG off"}.get(gpu.mig, "")
@@ -173,7 +173,7 @@ def check_gpus() -> tuple[Gpus, list[Check]]:
             memory = f"{size(gpu.memory_bytes)} ({size(gpu.free_bytes)} free)"
         driver = f"driver {gpu.driver}, CUDA {gpu.cuda_driver}{mig}"
         text = f"compute capability {gpu.compute_capability}, {memory}, {driver}"
-        checks.append(Check("gpu", gpu.name, OK, text, facts=asdict(gpu)))
+        checks.append(Finding("gpu", gpu.name, OK, text, facts=asdict(gpu)))
     return Gpus(tuple(gpu.compute_capability for gpu in details)), checks
 
 
@@ -249,7 +249,7 @@ def check_environment(toolchain: Toolchain, limit_s: float) -> Environment:
 
 def check_backends(
     own: Environment, gpus: Gpus, users: Mapping[str, Sequence[str]]
-) -> Iterator[Check]:
+) -> Iterator[Finding]:
     """Yield the abilities of each backend in our interpreter."""
     for backend in backend_names():
         ability = own.ability(backend, gpus)
@@ -262,14 +262,14 @@ def check_backends(
                 f"{ability.problem}; {needed if engines else 'no engine of this project uses it'}"
             )
             state, remedy = _state(ability), ability.remedy
-            yield Check("backend", backend, state, text, remedy, facts, ability.elsewhere)
+            yield Finding("backend", backend, state, text, remedy, facts, ability.elsewhere)
         else:
-            yield Check("backend", backend, OK, f"{library.version}: {ability.text}", facts=facts)
+            yield Finding("backend", backend, OK, f"{library.version}: {ability.text}", facts=facts)
 
 
 def check_toolchain(
     environment: Environment, gpus: Gpus, users: Mapping[str, Sequence[str]]
-) -> Check:
+) -> Finding:
     """Return the libraries of a toolchain and the abilities of its backends."""
     assert environment.toolchain is not None
     name, libraries = environment.toolchain.name, environment.libraries
@@ -278,7 +278,7 @@ def check_toolchain(
     facts = {"python": str(environment.toolchain.python), "versions": versions, "engines": engines}
     if environment.problem:
         state = UNKNOWN if environment.unknown else MISSING
-        return Check("toolchain", name, state, environment.problem, environment.remedy, facts)
+        return Finding("toolchain", name, state, environment.problem, environment.remedy, facts)
     backends = list(users) or [
         name for name in backend_names() if libraries[describe_backend(name).module].is_usable
     ]
@@ -297,10 +297,10 @@ def check_toolchain(
     states = {_state(ability) for ability in failed}
     state = next((item for item in (MISSING, UNKNOWN) if item in states), OK)
     text = "; ".join(parts)
-    return Check("toolchain", name, state, text, solved.remedy, facts, solved.elsewhere)
+    return Finding("toolchain", name, state, text, solved.remedy, facts, solved.elsewhere)
 
 
-def check_recorded_environment(toolchains: Iterable[Toolchain]) -> Iterator[Check]:
+def check_recorded_environment(toolchains: Iterable[Toolchain]) -> Iterator[Finding]:
     """Yield what else decides results here: packages, environment variables, processor."""
     packages = {"": dict(sorted(installed_versions(tuple(sys.path)).items()))}
     for toolchain in toolchains:
@@ -308,16 +308,16 @@ def check_recorded_environment(toolchains: Iterable[Toolchain]) -> Iterator[Chec
     for name, versions in packages.items():
         place = f"the toolchain {name}" if name else sys.executable
         text = f"{plural(len(versions), 'package')} in {place}"
-        yield Check("packages", name or "packages", OK, text, facts=versions)
+        yield Finding("packages", name or "packages", OK, text, facts=versions)
     variables = environment_facts(ENVIRONMENT, os.environ)
     text = ", ".join(f"{name}={value}" for name, value in sorted(variables.items()))
-    yield Check("variables", "variables", OK, text or "none that change results", facts=variables)
+    yield Finding("variables", "variables", OK, text or "none that change results", facts=variables)
     cpu = device_facts(("cpu", "cores"))
     text = f"{cpu.get('cpu.model', 'unknown')}, {cpu['cpu.cores']} processors"
-    yield Check("cpu", "cpu", OK, text, facts=cpu)
+    yield Finding("cpu", "cpu", OK, text, facts=cpu)
 
 
-def check_folders(project: Project) -> Iterator[Check]:
+def check_folders(project: Project) -> Iterator[Finding]:
     """Yield the folders written by a build, and the shared cache."""
     store = store_folder(project.state)
     for name, folder in (("build", project.build), ("state", project.state), ("store", store)):
@@ -333,30 +333,30 @@ def check_folders(project: Project) -> Iterator[Check]:
         except OSError as error:
             text = f"{folder} is not writable: {(error.strerror or str(error)).lower()}"
             remedy = f"sudo chown -R $USER {existing}"
-            yield Check("folder", name, BROKEN, text, remedy, {**facts, "writable": False})
+            yield Finding("folder", name, BROKEN, text, remedy, {**facts, "writable": False})
             continue
         facts |= {"writable": True, "free_bytes": free}
         used = f", {size(_bytes_in(folder))} in use" if name == "store" and folder.exists() else ""
         text = f"{folder}, {size(free)} free{used}"
         if free < _LOW_SPACE_BYTES:
             remedy = "buildsys cache gc --max-size 10GiB"
-            yield Check("folder", name, MISSING, f"{text}: disk space is low", remedy, facts)
+            yield Finding("folder", name, MISSING, f"{text}: disk space is low", remedy, facts)
         else:
-            yield Check("folder", name, OK, text, facts=facts)
+            yield Finding("folder", name, OK, text, facts=facts)
     remote, keys = project.shared_cache(), project.signing()
     if keys.key is not None:
         try:
             text = f"results are signed with {key_name(SigningKey(keys.key).public_key)}"
-            yield Check("signing", "key", OK, text)
+            yield Finding("signing", "key", OK, text)
         except StageError as error:
-            yield Check("signing", "key", MISSING, error.problem, error.hint)
+            yield Finding("signing", "key", MISSING, error.problem, error.hint)
     if remote is not None:
         remote["url"] = mask_secrets(remote["url"])
         signed = ""
         if keys.trusted:
             signed = f", {plural(len(keys.trusted), 'trusted key')}, unsigned: {keys.unsigned}"
         text = f"{remote['url']}, {remote['mode']}{signed}"
-        yield Check("folder", "shared cache", OK, text, facts=remote)
+        yield Finding("folder", "shared cache", OK, text, facts=remote)
 
 
 def _bytes_in(folder: Path) -> int:

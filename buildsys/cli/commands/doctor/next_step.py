@@ -6,7 +6,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from buildsys.cli.commands.doctor.machine import BROKEN, MISSING, Check
+from buildsys.cli.commands.doctor.machine import BROKEN, MISSING, Finding
 from buildsys.cli.session import Session
 from buildsys.errors import BuildsysError
 from buildsys.execution.freshness import FRESH
@@ -14,7 +14,7 @@ from buildsys.execution.stale_reasons import FAILED
 from buildsys.project.plan import model_of
 
 
-def next_step(root: Path, checks: Sequence[Check]) -> str:
+def next_step(root: Path, checks: Sequence[Finding]) -> str:
     """Describe what to do first: a repair, a build, an installation, or nothing."""
     broken = [check for check in checks if check.state == BROKEN]
     missing = [finding.facts["requirement"] for finding in broken if "requirement" in finding.facts]

@@ -79,7 +79,7 @@ def run(options: Namespace) -> int:
         hint = f"to build, type `buildsys build {options.names[0]}`"
         raise UsageError(problem, hint)
     engine, why = choose_engine(session, candidates)
-    network = Network.of(session, model)
+    network = ModelInterface.of(session, model)
     files = [network.file(text) for text in options.input]
     with TemporaryDirectory(prefix="buildsys-run-") as folder:
         call = _Call(session, engine, network, Path(folder))
@@ -99,7 +99,7 @@ def run(options: Namespace) -> int:
 
 
 @dataclass(frozen=True)
-class Network:
+class ModelInterface:
     """Inputs of a model's engines, with their fields in the manifest."""
 
     model: str
@@ -109,7 +109,7 @@ class Network:
     has_random_weights: bool
 
     @classmethod
-    def of(cls, session: Session, model: str) -> Network:
+    def of(cls, session: Session, model: str) -> ModelInterface:
         """Return the network of a model, with names after surgery."""
         spec = session.project.models[model].data
 
@@ -173,7 +173,9 @@ class Network:
 class _Call:
     """One call of an engine in workers."""
 
-    def __init__(self, session: Session, engine: Action, network: Network, folder: Path) -> None:
+    def __init__(
+        self, session: Session, engine: Action, network: ModelInterface, folder: Path
+    ) -> None:
         self._session = session
         self._engine = engine
         self._network = network

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from buildsys.project.load import ResolvedModel, empty_project
-from buildsys.remote.jobs import Job, JobSummary, TargetSummary, read_summary
+from buildsys.remote.jobs import JobSummary, RemoteJob, TargetSummary, read_summary
 from buildsys.remote.results import check_results, exit_code, merge_targets, read_records
 from buildsys.report.results.reader import adapter
 from buildsys.report.run_results import TargetResult
@@ -20,7 +20,7 @@ from buildsys.store.signatures import TrustPolicy
 TARGET, KEY = "engine:m:e", "ab" * 32
 RECORD = ActionRecord(TARGET, KEY, {"x": "1"}, {}, "passed", "2026-01-02T03:04:05Z", 1.0)
 RUN = HistoryEntry(TARGET, KEY, "passed", RECORD.started, 1.0, "")
-JOBS = [Job("first", (TARGET,)), Job("second", (TARGET,), after="first")]
+JOBS = [RemoteJob("first", (TARGET,)), RemoteJob("second", (TARGET,), after="first")]
 
 
 def end(status: str, **fields: str) -> TargetSummary:
