@@ -49,7 +49,7 @@ _TRACED = (
 )
 
 
-class _ComparedCase(NamedTuple):
+class _CheckedCase(NamedTuple):
     """A case with its graph."""
 
     graph: str
@@ -152,7 +152,7 @@ def run(job: Job) -> StageResult:
     return StageResult(figures=figures)
 
 
-def _further_cases(job: Job) -> dict[str, _ComparedCase]:
+def _further_cases(job: Job) -> dict[str, _CheckedCase]:
     """Load the further cases, each for its last possible graph.
 
     One graph is enough: ``simplify`` and ``surgery`` compare their graphs with those before.
@@ -175,7 +175,7 @@ def _further_cases(job: Job) -> dict[str, _ComparedCase]:
             inputs = (tensors if original == path else load_case(original)).inputs
             shapes = {tensor: t.shape for tensor, t in inputs.items()}
             sizes = dims_of_shapes(further["shapes"], shapes)
-            cases[name] = _ComparedCase(graph, tensors, sizes)
+            cases[name] = _CheckedCase(graph, tensors, sizes)
     return cases
 
 
@@ -188,7 +188,7 @@ def _constant(job: Job) -> list[str]:
     ]
 
 
-def _limited(further: Mapping[str, _ComparedCase]) -> list[str]:
+def _limited(further: Mapping[str, _CheckedCase]) -> list[str]:
     """List warnings for cases of earlier graphs than the simplified one."""
     graphs: dict[str, list[str]] = {}
     for case, further_case in further.items():
