@@ -71,7 +71,8 @@ def fork_child(work: Callable[[], NoReturn]) -> int:
             adopt_orphans()  # the server gets them when this child ends, and kills them
             gc.enable()
             work()
-        except KeyboardInterrupt:  # before the stage has begun
+        except KeyboardInterrupt:  # Ctrl-C in the foreground
+            flush()
             os._exit(INTERRUPTED)
         except BaseException:
             traceback.print_exc()
@@ -250,8 +251,7 @@ def _show_error(error: BaseException, *, debugger: bool) -> None:
             origin = cause
         pdb.post_mortem(origin.__traceback__)
     if isinstance(error, KeyboardInterrupt):
-        flush()
-        os._exit(INTERRUPTED)
+        raise error
 
 
 def _as_expected(error: BaseException, job: Job, log_file: Path | None) -> BuildsysError:

@@ -18,7 +18,6 @@ from pathlib import Path
 
 import doit_server
 import pytest
-from forked_machine import ForkedMachine
 from project_folder import ProjectFolder, Ran
 from ready_project import ReadyProject, TorchProject
 
@@ -150,20 +149,6 @@ def ready_kept(ready_place: ReadyProject, tmp_path_factory: pytest.TempPathFacto
             doit_server.store_texts(ready_place.root)
             shutil.copytree(ready_place.root, folder)
     return folder
-
-
-@pytest.fixture(scope="module")
-def elsewhere(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The temporary folder of all jobs, as it keeps their worker servers."""
-    return tmp_path_factory.mktemp("elsewhere")
-
-
-@pytest.fixture(scope="module")
-def machine() -> Iterator[ForkedMachine]:
-    """A machine of executors whose commands are forked."""
-    started = ForkedMachine()
-    yield started
-    started.close()
 
 
 @pytest.fixture(scope="session")

@@ -1,4 +1,4 @@
-"""A machine of an executor whose commands are forked: starting Python takes longer than most.
+"""A machine whose commands are forked: starting Python takes longer than most.
 
 ``command`` starts a client with little to import. A server in this process forks buildsys with the
 client's arguments and environment, and ends it with the client.
@@ -59,8 +59,6 @@ class ForkedMachine:
     def _run(self, client: socket.socket) -> None:
         with contextlib.suppress(OSError), client, client.makefile("rw") as stream:
             arguments, cwd, environment = json.loads(stream.readline())
-            if "--attached" in arguments:  # the connection closes instead of standard input
-                arguments.remove("--attached")
             run = start_doit(arguments, Path(cwd), environment, self._program)
             threading.Thread(target=_end_with, args=[client, run], daemon=True).start()
             out, err = run.communicate()

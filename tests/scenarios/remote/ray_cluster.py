@@ -15,7 +15,6 @@ import sys
 import tempfile
 import time
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from pathlib import Path
 
 from buildsys.system.processes import Process, descendants_of, package_environment
@@ -103,13 +102,6 @@ class RayCluster:
 
     def log(self, name: str) -> str:
         return (self._folder / f"{name}.out").read_text(errors="replace")
-
-    def kill_node(self, name: str) -> None:
-        """Kill the raylet of a node, as a machine that is switched off."""
-        for process in descendants_of(self._nodes[name].pid):
-            with suppress(OSError):
-                if b"raylet/raylet" in Path(f"/proc/{process}/cmdline").read_bytes():
-                    os.kill(process, signal.SIGKILL)
 
     def stop_node(self, name: str) -> None:
         """Kill all processes of a node."""

@@ -114,6 +114,21 @@ def explanation(project: RemoteProject, root: Path) -> dict[str, Any]:
     }
 
 
+def compare_nights(project: RemoteProject, here: Path) -> Run:
+    """Run a night with a failing model on the executor and in a copy; both must leave the same."""
+    project.add_failing_model()
+    project.commit()
+    project.copy(here)
+    local = project.run("nightly", root=here, BUILDSYS_REMOTE="")
+    remote = project.run("nightly", "--on", "there", "--fetch")
+    assert (local.code, remote.code) == (2, 2), remote.out
+    assert results(project.root) == results(here)
+    assert builds(project.root) == builds(here)
+    assert files(project.root) == files(here)
+    assert explanation(project, project.root) == explanation(project, here)
+    return remote
+
+
 def places(project: RemoteProject, name: str) -> list[Path]:
     """List the files of a name in the folders of running jobs."""
     return [*Path(project.environment["TMPDIR"]).glob(f"buildsys-job-*/project/{name}")]
