@@ -261,10 +261,6 @@ class Device:
         """
         return self.hold(Buffer(size_bytes, self.main_stream))
 
-    def allocate_locked(self, size_bytes: int) -> HostBuffer:
-        """Allocate new page-locked host memory."""
-        return self.hold(HostBuffer(size_bytes))
-
     def capture(self, work: Callable[[], object]) -> CudaGraph:
         """Capture what ``work`` puts on the main stream as a graph.
 

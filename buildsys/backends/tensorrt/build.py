@@ -160,8 +160,7 @@ def build_engine(library: TensorRTLibrary, request: BuildRequest) -> Figures:
     profiles = resolve_profiles(request.inputs, request.dims, options["profiles"])
     with log_of(library).collected() as messages:
         plugins = load_plugins(library, request.operators)
-        bundled, warnings = bundled_plugins(library, request)
-        plugins += bundled
+        plugins += bundled_plugins(library, request)
         builder = new_builder(library)
         phases.append(("start", time.perf_counter()))  # mostly TensorRT loading its kernels
         if request.definition:
@@ -216,7 +215,7 @@ def build_engine(library: TensorRTLibrary, request: BuildRequest) -> Figures:
         **({"plugins": plugins} if plugins else {}),
         **cache_facts,
         "phases": {phase: round(end - begin, 3) for (_, begin), (phase, end) in pairwise(phases)},
-        "messages": list(dict.fromkeys([*warnings, *messages.warnings])),
+        "messages": list(dict.fromkeys(messages.warnings)),
     }
 
 

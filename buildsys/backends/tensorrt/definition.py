@@ -115,10 +115,6 @@ def _read_weights(file: Path | None, project: Path) -> dict[str, Array]:
 
 def _hint(cause: BaseException | None, library: TensorRTLibrary) -> str:
     """Return the remedy for an exception of a user's function, if there is a known one."""
-    if isinstance(cause, ModuleNotFoundError):
-        return (
-            "the interpreter of the engine runs this file: keep the reference's imports out of it"
-        )
     if isinstance(cause, TypeError) and "incompatible function arguments" in str(cause):
         return "weights are contiguous arrays of a type of TensorRT: numpy.ascontiguousarray"
     if isinstance(cause, TypeError) and "argument" in str(cause):

@@ -7,13 +7,12 @@ last (HWC8: [N, H, W, C up to a multiple of 8]), padded with zeros.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
-from buildsys.backends.cuda.device import Buffer, Device, HostBuffer
+from buildsys.backends.cuda.device import Buffer, Device
 from buildsys.backends.interface import Port
 from buildsys.backends.tensorrt.library import DTYPES, FORMATS, TensorRTLibrary
 from buildsys.errors import StageError
@@ -82,21 +81,12 @@ def _blocks(shape: tuple[int, ...], name: str) -> tuple[int, int, int]:
 _PACKED = ("int4", "float4e2m1")  # two elements share a byte on the device
 
 
-class _Types(dict[str, tuple[str, np.dtype[np.generic]]]):
-    """The type of each tensor and of its storage; inferences look them up often."""
-
-    def __init__(self, dtypes: Mapping[str, str]) -> None:
-        self._packed = {name: dtype for name, dtype in dtypes.items() if dtype in _PACKED}
-        super().__init__(
-            (name, (dtype, np.dtype(BIT_DTYPES.get(dtype, dtype))))
-            for name, dtype in dtypes.items()
-            if dtype not in _PACKED
-        )
-
-    def __missing__(self, name: str) -> tuple[str, np.dtype[np.generic]]:
-        dtype = self._packed[name]
-        text = f"{name} is a tensor of {dtype}, which cannot be an input or output here"
-        raise StageError(text, "cast it in the network")
+def _stored_types(dtypes: Mapping[str, str]) -> dict[str, tuple[str, np.dtype[np.generic]]]:
+    for name, dtype in dtypes.items():
+        if dtype in _PACKED:
+            text = f"{name} is a tensor of {dtype}, which cannot be an input or output here"
+            raise StageError(text, "cast it in the network")
+    return {name: (dtype, np.dtype(BIT_DTYPES.get(dtype, dtype))) for name, dtype in dtypes.items()}
 
 
 @dataclass(frozen=True)
@@ -106,14 +96,17 @@ class EngineTensors:
     inputs: tuple[str, ...]
     outputs: tuple[str, ...]
     input_names: frozenset[str]
-    types: Mapping[str, tuple[str, np.dtype[np.generic]]]  # Raises: StageError: of 4 bits
+    types: Mapping[str, tuple[str, np.dtype[np.generic]]]  # and of its storage
     shapes: Mapping[str, tuple[int, ...]]  # -1 for a dynamic size
     layouts: Mapping[str, str]
     on_host: frozenset[str]  # inputs whose values decide shapes
 
     @classmethod
     def of(cls, library: TensorRTLibrary, engine: Any) -> EngineTensors:
-        """Read the facts of an engine."""
+        """Read the facts of an engine.
+
+        Raises: StageError: a tensor has elements of 4 bits.
+        """
         names = [engine.get_tensor_name(index) for index in range(engine.num_io_tensors)]
         is_input = library.trt.TensorIOMode.INPUT
         inputs = tuple(name for name in names if engine.get_tensor_mode(name) == is_input)
@@ -124,7 +117,7 @@ class EngineTensors:
             inputs=inputs,
             outputs=tuple(name for name in names if name not in inputs),
             input_names=frozenset(inputs),
-            types=_Types({name: dtypes[engine.get_tensor_dtype(name)] for name in names}),
+            types=_stored_types({name: dtypes[engine.get_tensor_dtype(name)] for name in names}),
             shapes={name: tuple(engine.get_tensor_shape(name)) for name in names},
             layouts=layouts,
             on_host=frozenset(n for n in inputs if engine.get_tensor_location(n) == on_host),
@@ -178,10 +171,6 @@ class EngineTensors:
         return Tensor(unpacked(stored.array, self.layouts[name], shape), stored.dtype)
 
 
-# smaller outputs pass through page-locked memory: copies to other memory wait one by one
-_STAGED_BYTES = 1 << 20
-
-
 @dataclass(eq=False)
 class EngineOutput:
     """An output's memory and shape."""
@@ -189,21 +178,6 @@ class EngineOutput:
     buffer: Buffer
     shape: tuple[int, ...] = ()
     failure: StageError | None = None  # a request for more memory failed
-    staged: Array | None = None  # page-locked memory for its copy
-    _locked: HostBuffer | None = None  # which ``staged`` is in
-
-    def stage(self, gpu: Device, stored: tuple[int, ...], dtype: np.dtype[np.generic]) -> None:
-        """Reserve page-locked memory for a small output, stored as an array of this shape."""
-        if 0 < self.buffer.size_bytes <= _STAGED_BYTES:
-            with suppress(StageError):  # too little of it
-                self._locked = gpu.allocate_locked(self.buffer.size_bytes)
-                self.staged = self._locked.array.view(dtype).reshape(stored)
-
-    def free(self, gpu: Device) -> None:
-        """Free all memory."""
-        gpu.free(self.buffer)
-        if self._locked is not None:
-            gpu.free(self._locked)
 
 
 class ValueShapedOutput(EngineOutput):

@@ -70,7 +70,7 @@ class Inference:
 
     def run(self, inputs: Mapping[str, Tensor], profile: int | None = None) -> dict[str, Tensor]:
         """Compute the outputs by name; the default is the first fitting profile."""
-        stream, results, staged = self.gpu.main_stream, {}, []
+        stream, results = self.gpu.main_stream, {}
         with self.gpu.current(), self.log.collected() as messages:
             self._prepare(inputs, profile, messages)
             self._start_again(messages)
@@ -78,17 +78,10 @@ class Inference:
                 output, (dtype, stored) = self.results[name], self.tensors.types[name]
                 if isinstance(output, ValueShapedOutput):
                     stream.synchronize()  # its shape is known now
-                target = output.staged
-                if target is None:
-                    layout = self.tensors.layouts[name]
-                    target = np.empty(packed_shape(output.shape, layout), stored)
-                else:
-                    staged.append(name)
+                target = np.empty(packed_shape(output.shape, self.tensors.layouts[name]), stored)
                 output.buffer.copy_to(target, target.nbytes, stream)
                 results[name] = Tensor(target, dtype)
             stream.synchronize()
-        for name in staged:
-            results[name] = Tensor(results[name].array.copy(), results[name].dtype)
         return {
             name: self.tensors.unpacked(name, stored, self.results[name].shape)
             for name, stored in results.items()
@@ -200,7 +193,6 @@ class Inference:
                 output = EngineOutput(self._new_buffer(name, size_bytes), shape)
                 self.results[name] = output
                 self._set_address(name, output.buffer.address)
-                output.stage(self.gpu, stored, dtype)
             self._prepared = shapes
         for name, (buffer, _) in self.input_buffers.items():
             self.input_buffers[name] = buffer, arrays[name]  # alive until it is uploaded
@@ -317,7 +309,7 @@ class Inference:
         for buffer, _ in self.input_buffers.values():
             self.gpu.free(buffer)
         for output in self.results.values():
-            output.free(self.gpu)
+            self.gpu.free(output.buffer)
         self._forget_graph()
         self._reset_buffers()
 

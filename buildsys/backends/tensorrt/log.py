@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 import re
 import threading
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cache
@@ -36,33 +36,19 @@ _WRAPPED = re.compile(
 _NO_TACTIC = re.compile(
     r"[Cc]ould not find any implementation for node (?P<node>.+?)(?: due to .*|\.?\)?\.?)$"
 )
-_TOO_LITTLE = re.compile(r"insufficient memory on requested size of (?P<size>\d+)")
 _OUT_OF_MEMORY = re.compile(
     r"out ?of ?memory|could not be allocated|cudaErrorMemoryAllocation"
     r"|insufficient memory on requested size",
     re.I,
 )
-_REQUESTED = re.compile(
-    r"(?:requested (?:amount of GPU memory \(|size of |size was )|failed to allocate )"
-    r"(?P<size>\d+)",
-    re.I,
-)
 _OTHER_VERSION = re.compile(
-    r"not compatible with this version of TensorRT"
-    r"(?:.*?expecting library version (?P<here>[\d.]+) got (?P<there>[\d.]+))?"
-    r"|version tag does not match|Version tag does not match.*"
+    r"not compatible with this version of TensorRT|version tag does not match"
     r"|stdVersionRead == kSERIALIZATION_VERSION"
     r"|(?:Stream|plan).*version.*(?:mismatch|not supported)",
     re.I | re.S,
 )
 _OTHER_GPU = re.compile(
-    r"incompatible device(?:.*?expecting compute (?P<here>[\d.]+) got compute (?P<there>[\d.]+))?"
-    r"|compiled for.*?SM.*?not supported|different (?:GPU|device)",
-    re.I | re.S,
-)
-_CRASH = re.compile(r"\bMyelinCheckException\b|\bCHECK\((?:0|false)\)|Assertion .*failed in Myelin")
-_DAMAGED = re.compile(
-    r"magicTag|magic tag|Serialization assertion|deserializ|corrupt|header|not found in plan", re.I
+    r"incompatible device|compiled for.*?SM.*?not supported|different (?:GPU|device)", re.I | re.S
 )
 
 
@@ -123,36 +109,18 @@ def clean_message(message: str) -> str:
 
 
 def build_failure(messages: Messages, options: Options, title: str) -> StageError:
-    """Return the error for a failed build."""
+    """Explain a failed build."""
     reason = messages.error_text(f"{title} built no engine")
-    no_tactic = next(
-        (match for text in messages.errors if (match := _NO_TACTIC.search(text))), None
-    )
+    no_tactic = next(filter(None, map(_NO_TACTIC.search, messages.errors)), None)
     if no_tactic and options["workspace"] is not None:
         limit = f"workspace: {format_size(options['workspace'])}"
-        needs = [
-            int(match["size"]) for text in messages.warnings if (match := _TOO_LITTLE.search(text))
-        ]
-        if needs:
-            return StageError(
-                f"{limit} is too small for any tactic of {no_tactic['node']},"
-                f" which needs {format_size(min(needs))} or more",
-                "increase the engine's workspace",
-            )
         text = f"no tactic of {no_tactic['node']} works within {limit}: {reason}"
         return StageError(text, "increase the engine's workspace, or remove the field")
-    if any(_OUT_OF_MEMORY.search(text) for text in messages.errors):
-        memory = _memory_problem([*messages.errors, *messages.warnings])
+    if any(map(_OUT_OF_MEMORY.search, messages.errors)):
         return StageError(
-            f"{memory}: {reason}",
+            f"the GPU is out of memory: {reason}",
             "stop other programs on the GPU, limit the engine's workspace, or build smaller"
             " profiles",
-        )
-    if _CRASH.search(reason):
-        return StageError(
-            f"{title} failed in its own compiler Myelin, on a graph that it accepts: {reason}",
-            f"a fault of {title}, not of the graph: use another version (toolchain), another"
-            " precision, or surgery on the nodes named above",
         )
     return StageError(reason)
 
@@ -160,31 +128,12 @@ def build_failure(messages: Messages, options: Options, title: str) -> StageErro
 def load_failure(file: str, messages: Messages, release: str) -> StageError:
     """Explain a failed load."""
     reason = messages.error_text("it gives no reason")
-    rebuild = "build it again on this machine"
-    version = _OTHER_VERSION.search(reason)
-    if version:
-        built_by = f" {version['there']}" if version["there"] else ""
-        text = f"{file} was built by another version of TensorRT{built_by}, and this is {release}"
-        return StageError(text, rebuild)
-    gpu = _OTHER_GPU.search(reason)
-    if gpu:
-        other = f" of compute capability {gpu['there']}" if gpu["there"] else ""
-        here = f" has {gpu['here']}" if gpu["here"] else " is another one"
-        return StageError(f"{file} was built for a GPU{other}, and this one{here}", rebuild)
-    memory = _memory_problem(messages.errors)
-    if memory:
-        text = f"{file} cannot be loaded: {memory}: {reason}"
+    if any(map(_OUT_OF_MEMORY.search, messages.errors)):
+        text = f"{file} cannot be loaded: the GPU is out of memory: {reason}"
         return StageError(text, "stop other programs on the GPU")
-    if _DAMAGED.search(reason):
-        text = f"{file} is not an engine of {release}, or it is damaged: {reason}"
-        return StageError(text, rebuild)
-    return StageError(f"{file}: {release} cannot load the engine: {reason}", rebuild)
-
-
-def _memory_problem(texts: Iterable[str]) -> str:
-    messages = [text for text in texts if _OUT_OF_MEMORY.search(text)]
-    if not messages:
-        return ""
-    sizes = [int(match["size"]) for text in messages if (match := _REQUESTED.search(text))]
-    requested = f", {format_size(max(sizes))} were requested" if sizes else ""
-    return f"the GPU is out of memory{requested}"
+    problem = f"cannot be loaded by {release}, or is damaged"
+    if _OTHER_VERSION.search(reason):
+        problem = f"was built by another version of TensorRT, and this is {release}"
+    elif _OTHER_GPU.search(reason):
+        problem = "was built for another kind of GPU"
+    return StageError(f"{file} {problem}: {reason}", "build it again on this machine")

@@ -37,7 +37,6 @@ _ASSERTIONS = (  # the text after the parser's condition is the part for users
     re.compile(r'.*&& "(?P<text>.+)"', re.DOTALL),
     re.compile(r"Assertion failed: .+?: (?P<text>[A-Z].+)", re.DOTALL),
 )
-PLUGIN_VERSION, PLUGIN_NAMESPACE = "plugin_version", "plugin_namespace"  # attributes of nodes
 
 
 @dataclass
@@ -168,15 +167,10 @@ def _with_all_nodes(
     return nodes
 
 
-def text_attributes(node: NodeProto) -> dict[str, str]:
-    """Return the attributes of a node, "" for those that are not texts."""
-    return {attribute.name: attribute.s.decode(errors="replace") for attribute in node.attribute}
-
-
 def plugin_wanted(node: NodeProto) -> tuple[str, str]:
     """Find the version and the namespace that a node asks for, "" for any namespace."""
-    attributes = text_attributes(node)
-    return attributes.get(PLUGIN_VERSION) or "1", attributes.get(PLUGIN_NAMESPACE, "")
+    texts = {entry.name: entry.s.decode(errors="replace") for entry in node.attribute}
+    return texts.get("plugin_version") or "1", texts.get("plugin_namespace", "")
 
 
 def plugin_creator(library: TensorRTLibrary, node: NodeProto) -> Any:

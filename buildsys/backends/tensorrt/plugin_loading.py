@@ -12,16 +12,10 @@ from typing import TYPE_CHECKING, Any
 from buildsys.backends.interface import BuildRequest, Figures, OperatorUse
 from buildsys.backends.tensorrt import version_adapter
 from buildsys.backends.tensorrt.library import FEATURES, TensorRTLibrary, join_or
-from buildsys.backends.tensorrt.parse import (
-    PLUGIN_NAMESPACE,
-    PLUGIN_VERSION,
-    plugin_creator,
-    plugin_wanted,
-    text_attributes,
-)
+from buildsys.backends.tensorrt.parse import plugin_creator, plugin_wanted
 from buildsys.backends.tensorrt.python_plugins import (
-    VERSION,
     PluginGuard,
+    missing_creator,
     register_file,
     registered_creator,
 )
@@ -32,7 +26,6 @@ from buildsys.system.suggestions import nearest
 
 if TYPE_CHECKING:
     from onnx import NodeProto
-
 
 _ENTRY_POINTS = ("getCreators", "getPluginCreators")  # for the registry, the first for V3 plugins
 _PARSER_LIBRARY = "libtensorrt_rtx.so"  # TensorRT-RTX, by the parser's name for it
@@ -64,9 +57,9 @@ def load_plugins(library: TensorRTLibrary, operators: Sequence[OperatorUse]) -> 
         faulthandler.enable(sys.__stderr__ or sys.stderr)
     for path in dict.fromkeys(path for _, path in new):
         uses = [use for use, its_path in new if its_path == path]
-        names, first = [use.op for use in uses], uses[0]
-        is_own = path.is_relative_to(first.project)
-        name = str(path.relative_to(first.project)) if is_own else path.name
+        operators_of, project = [use.op for use in uses], uses[0].project
+        is_own = path.is_relative_to(project)
+        name = str(path.relative_to(project)) if is_own else path.name
         if path.suffix == ".py":
             if not library.has("plugins in Python"):
                 having = join_or(FEATURES["plugins in Python"])
@@ -74,9 +67,11 @@ def load_plugins(library: TensorRTLibrary, operators: Sequence[OperatorUse]) -> 
                     f"{name}: {library.release} takes no plugins written in Python ({having} can)",
                     "build the plugin as a shared library",
                 )
-            creators = register_file(name, names, PluginGuard(library, first.project, first.fail))
+            creators = register_file(
+                name, operators_of, PluginGuard(library, project, uses[0].fail)
+            )
         else:
-            creators = _load_library(path, name, names, library)
+            creators = _load_library(path, name, operators_of, library)
         for use, creator in zip(uses, creators, strict=True):
             _LOADED[library, use] = {
                 "operator": use.op,
@@ -100,13 +95,9 @@ def _load_library(
     """
     try:
         loaded = ctypes.CDLL(str(file))
-    except OSError as error:  # the loader names the missing symbol or library
+    except OSError as error:
         reason = " ".join(str(error).replace(f"{file}:", "").split())
-        hint = ""
-        if "libnvinfer" in reason:
-            hint = "it is linked with TensorRT, but this engine is built by another library"
-        elif "undefined symbol" in reason:
-            hint = "link it with the library that has the symbol"
+        hint = "link it with the library that has the missing symbol, and with this TensorRT"
         raise StageError(f"{title} cannot be loaded: {reason}", hint) from error
     if not any(hasattr(loaded, name) for name in _ENTRY_POINTS):
         text = f"{title} has neither {' nor '.join(_ENTRY_POINTS)}"
@@ -116,33 +107,18 @@ def _load_library(
     if registry.load_library(str(file)) is None:
         text = f"{title}: {library.title} takes no plugin from it"
         raise StageError(text, "it has none, or one with a name that is taken")
+    new = [name for name in version_adapter.creator_names(library) if name not in before]
     creators = []
     for operator in operators:
         creator = registered_creator(library, operator)
         if creator is None:
-            domain, _, name = operator.rpartition("::")
-            new = [
-                name_of
-                for name_of in version_adapter.creator_names(library)
-                if name_of not in before
-            ]
-            raise StageError(
-                f"{title} has no plugin creator for the operator {operator};"
-                f" it has {', '.join(new) or 'none'}",
-                f"the parser needs the name {name}, the version {VERSION} and the namespace '' or"
-                f" '{domain}'",
-            )
+            raise missing_creator(title, operator, new)
         creators.append(creator)
     return creators
 
 
-_FOR_PARSER = (PLUGIN_VERSION, PLUGIN_NAMESPACE)
-
-
-def bundled_plugins(
-    library: TensorRTLibrary, request: BuildRequest
-) -> tuple[list[Figures], list[str]]:
-    """Return the facts of the registered plugins that the parser will use, and warnings.
+def bundled_plugins(library: TensorRTLibrary, request: BuildRequest) -> list[Figures]:
+    """List the registered plugins that the parser will use.
 
     A network defined by hand chooses versions itself, so only the names are checked.
     Raises: StageError: the library has no such plugin.
@@ -161,19 +137,20 @@ def bundled_plugins(
 
         bodies = (model.graph, *model.functions)
         nodes = [node for body in bodies for node in all_nodes(body)]
+    names = [creator.name for creator in version_adapter.creators(library)]
     facts: list[Figures] = []
-    warnings: list[str] = []
     for operator in operators:
         domain, _, name = operator.rpartition("::")
-        _check_name(library, name)
-        used: dict[str, Any] = {}  # by version
-        ignored: dict[str, None] = {}
-        for node in nodes:
-            if (node.domain, node.op_type) == (domain, name):
-                creator = _creator_of(library, node)
-                used[creator.plugin_version] = creator
-                read = {*_FOR_PARSER, *(field.name for field in creator.field_names or ())}
-                ignored |= dict.fromkeys(name for name in text_attributes(node) if name not in read)
+        if name not in names:
+            near = nearest(name, names)
+            hint = f"nearest: {', '.join(near)}" if near else "name the operator like its plugin"
+            raise StageError(f"{library.release} has no plugin {name}", hint)
+        creators = [
+            _creator_of(library, node)
+            for node in nodes
+            if (node.domain, node.op_type) == (domain, name)
+        ]
+        by_version = {creator.plugin_version: creator for creator in creators}
         facts += [
             {
                 "operator": operator,
@@ -182,21 +159,9 @@ def bundled_plugins(
                 "namespace": creator.plugin_namespace,
                 "bundled": library.release,
             }
-            for version, creator in used.items()
+            for version, creator in by_version.items()
         ]
-        if ignored:
-            names = ", ".join(ignored)
-            text = f"{library.release} ignores attributes of {operator}: {names}"
-            warnings.append(f"{text} (no fields of its plugin)")
-    return facts, warnings
-
-
-def _check_name(library: TensorRTLibrary, name: str) -> None:
-    names = [creator.name for creator in version_adapter.creators(library)]
-    if name not in names:
-        near = nearest(name, names)
-        hint = f"nearest: {', '.join(near)}" if near else "name the operator like its plugin"
-        raise StageError(f"{library.release} has no plugin {name}", hint)
+    return facts
 
 
 def _creator_of(library: TensorRTLibrary, node: NodeProto) -> Any:
@@ -209,13 +174,13 @@ def _creator_of(library: TensorRTLibrary, node: NodeProto) -> Any:
         return creator
     version, namespace = plugin_wanted(node)
     where = f" in the namespace {namespace}" if namespace else ""
-    versions = {
+    versions = sorted(
         creator.plugin_version
         for creator in version_adapter.creators(library)
         if creator.name == node.op_type
-    }
+    )
     raise StageError(
         f"{library.release} has no plugin {node.op_type} of version {version}{where}, only of"
-        f" version {', '.join(sorted(versions))}",
-        f"correct {' or '.join(_FOR_PARSER)} of the node {node.name or node.output[0]}",
+        f" version {', '.join(versions)}",
+        f"correct plugin_version or plugin_namespace of the node {node.name or node.output[0]}",
     )

@@ -1,8 +1,8 @@
 """Plugins in Python files of a project.
 
 A file defines a class derived from ``IPluginCreatorV3One`` with a constructor without arguments
-and the operator's name as ``name``. It may have several, for several operators. A file that
-registers its creators itself, as the tutorials do, is accepted as well.
+and the operator's name as ``name``. It may have several, for several operators, and may register
+them itself, as the tutorials do.
 
 TensorRT's bindings print the exception of a callback and go on with a status that the caller may
 ignore. Seen with TensorRT-RTX 1.7: an exception in ``clone`` is a segmentation fault, one in
@@ -31,7 +31,6 @@ from buildsys.models.user_code import (
     reraise_as_stage_error,
     with_article,
 )
-from buildsys.system.suggestions import nearest
 
 ONLY = SINCE_10
 _CREATOR_FIELDS = ("name", "plugin_version", "plugin_namespace")
@@ -101,32 +100,14 @@ def _find_creator(module: ModuleType, path: str, operator: str, guard: PluginGua
         for owner in classes
         if not any(issubclass(other, owner) and other is not owner for other in classes)
     ]
-    problem = f"{path} has no plugin creator for the operator {operator}"
     if not creators:
         hint = f"define a class derived from {guard.library.trt.__name__}.IPluginCreatorV3One"
-        raise StageError(problem, hint)
+        raise StageError(f"{path} has no plugin creator for the operator {operator}", hint)
     for creator in creators:
-        if creator.name != name:
-            continue
-        who = f"{path}: {type(creator).__name__}"
-        if creator.plugin_version != VERSION:
-            raise StageError(
-                f"{who} has plugin_version '{creator.plugin_version}',"
-                f" but the parser needs '{VERSION}'",
-                f"set plugin_version = '{VERSION}'",
-            )
-        if creator.plugin_namespace not in ("", domain):
-            raise StageError(
-                f"{who} has plugin_namespace '{creator.plugin_namespace}',"
-                f" but the operator's domain is '{domain}'",
-                f"set plugin_namespace = '' or '{domain}'",
-            )
-        return creator
-    existing = ", ".join(f"{type(creator).__name__} ({creator.name})" for creator in creators)
-    near = nearest(name, [creator.name for creator in creators], count=1)
-    hint = f"did you mean {name} instead of {near[0]}?" if near else ""
-    hint = hint or f"set name = '{name}' in the creator's __init__"
-    raise StageError(f"{problem}, only {existing}", hint)
+        identity = (creator.name, creator.plugin_version)
+        if identity == (name, VERSION) and creator.plugin_namespace in ("", domain):
+            return creator
+    raise missing_creator(path, operator, map(version_adapter.creator_name, creators))
 
 
 def _make_creator(owner: type, path: str, guard: PluginGuard) -> Any:
@@ -243,3 +224,14 @@ def _describe(value: Any) -> str:
         kinds = dict.fromkeys(type(item).__name__ for item in value)
         return f"a {type(value).__name__} of {', '.join(kinds) or 'nothing'}"
     return with_article(type(value).__name__)
+
+
+def missing_creator(title: str, operator: str, creators: Iterable[str]) -> StageError:
+    """Return the error of a file without the plugin creator of an operator."""
+    domain, _, name = operator.rpartition("::")
+    return StageError(
+        f"{title} has no plugin creator for the operator {operator};"
+        f" it has {', '.join(creators) or 'none'}",
+        f"the parser needs the name {name}, the version {VERSION} and the namespace '' or"
+        f" '{domain}'",
+    )

@@ -99,12 +99,14 @@ def creators(library: TensorRTLibrary) -> list[Any]:
     return list(registry.all_creators)
 
 
+def creator_name(creator: Any) -> str:
+    """Return namespace, name and version of a plugin creator."""
+    return f"{creator.plugin_namespace}::{creator.name} {creator.plugin_version}"
+
+
 def creator_names(library: TensorRTLibrary) -> list[str]:
-    """List namespace, name and version of all registered plugin creators."""
-    return [
-        f"{creator.plugin_namespace}::{creator.name} {creator.plugin_version}"
-        for creator in creators(library)
-    ]
+    """List all registered plugin creators."""
+    return list(map(creator_name, creators(library)))
 
 
 @cache

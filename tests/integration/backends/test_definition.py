@@ -129,7 +129,7 @@ def test_a_defined_network_is_built(tmp_path: Path) -> None:
         ("of_another_version", "has no attribute 'int65' (net.py:43); the name is of another"),
         ("of_no_plugin", "or TensorRT returned None: it refuses a layer, or a plugin is not"),
         ("transposed", "weights are contiguous arrays of a type of TensorRT: numpy.asconti"),
-        ("importing", "No module named 'not_installed_here' (net.py:49); the interpreter of"),
+        ("importing", "No module named 'not_installed_here' (net.py:49)"),
         ("other_names", "the network has no input x, only image; the manifest declares no input"
                         " image; the network has no output y, only z"),
         ("other_shapes", "input x is float16, and float32 in the manifest; input x has the shape"

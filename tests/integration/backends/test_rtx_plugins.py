@@ -212,19 +212,18 @@ def test_a_crashing_plugin_leaves_its_line_in_the_log(project: Project) -> None:
         (
             "class Other(ScaledClipCreator):\n    def __init__(self):\n"
             "        super().__init__()\n        self.name = 'ScaledClap'\n",
-            f"has no plugin creator for the operator {OP}, only Other (ScaledClap); did you mean"
-            f" ScaledClip",
+            f"has no plugin creator for the operator {OP}; it has ::ScaledClap 1; the parser needs"
+            " the name ScaledClip, the version 1 and the namespace '' or 'mydomain'",
         ),
         (
             "class Other(ScaledClipCreator):\n    def __init__(self):\n"
             "        super().__init__()\n        self.plugin_namespace = 'other'\n",
-            "Other has plugin_namespace 'other', but the operator's domain is 'mydomain'; set"
-            " plugin_namespace",
+            f"has no plugin creator for the operator {OP}; it has other::ScaledClip 1; the parser",
         ),
         (
             "class Other(ScaledClipCreator):\n    def __init__(self):\n"
             "        super().__init__()\n        self.plugin_version = '2'\n",
-            "Other has plugin_version '2', but the parser needs '1'; set plugin_version = '1'",
+            f"has no plugin creator for the operator {OP}; it has ::ScaledClip 2; the parser needs",
         ),
         (
             "class Other(ScaledClipCreator):\n    def __init__(self, gain):\n       "
@@ -335,7 +334,7 @@ def test_a_library_with_a_missing_symbol_is_reported(project: Project) -> None:
     project.compile("-DMISSING")
     assert project.error(SAME) == (
         "libsame.so cannot be loaded: undefined symbol: function_of_another_library;"
-        " link it with the library that has the symbol"
+        " link it with the library that has the missing symbol, and with this TensorRT"
     )
 
 

@@ -72,14 +72,6 @@ class EmulatedBuffer:
         self.memory[:] = 255
 
 
-class EmulatedHostBuffer:
-    def __init__(self, size_bytes: int) -> None:
-        self.array = np.zeros(size_bytes, np.uint8)
-
-    def release(self) -> None:
-        self.array[:] = 255
-
-
 class EmulatedGraph:
     """Inferences with the addresses that they were captured with."""
 
@@ -115,7 +107,6 @@ class EmulatedDevice:
         self.main_stream = EmulatedStream()
         self.allocated: list[EmulatedBuffer] = []
         self.allocations = 0
-        self.locked: list[EmulatedHostBuffer] = []
         self.closed = False
 
     def current(self) -> EmulatedDevice:
@@ -132,10 +123,6 @@ class EmulatedDevice:
         self.allocations += 1
         return self.allocated[-1]
 
-    def allocate_locked(self, size_bytes: int) -> EmulatedHostBuffer:
-        self.locked.append(EmulatedHostBuffer(size_bytes))
-        return self.locked[-1]
-
     def capture(self, work: Callable[[], object]) -> EmulatedGraph:
         graph = EmulatedGraph()
         EmulatedContext.captured = graph.work
@@ -147,8 +134,7 @@ class EmulatedDevice:
 
     def free(self, buffer: Any) -> None:
         if not isinstance(buffer, EmulatedGraph):
-            is_locked = isinstance(buffer, EmulatedHostBuffer)
-            (self.locked if is_locked else self.allocated).remove(buffer)
+            self.allocated.remove(buffer)
         buffer.release()
 
     def new_event(self) -> EmulatedEvent:

@@ -25,11 +25,8 @@ def tensorrt(generation: str) -> RecordingTensorRt:
     """Return a TensorRT with two plugins, one of them in two versions."""
     made = RecordingTensorRt(generation)
     for name, version in (("EfficientNMS_TRT", "1"), ("Norm", "1"), ("Norm", "2")):
-        fields = [SimpleNamespace(name="limit")]
         made.creators.append(
-            SimpleNamespace(
-                name=name, plugin_version=version, plugin_namespace="", field_names=fields
-            )
+            SimpleNamespace(name=name, plugin_version=version, plugin_namespace="")
         )
     return made
 
@@ -73,17 +70,8 @@ def test_an_engine_names_its_bundled_plugins(tmp_path: Path, generation: str) ->
 def test_each_version_named_by_a_node_is_listed(tmp_path: Path) -> None:
     made = tensorrt(TRT_8)
     nodes = ({"plugin_version": "2"}, {}, {"plugin_version": "2", "plugin_namespace": ""})
-    plugins, _ = bundled_plugins(made.library, request(made, tmp_path, *nodes, op="trt::Norm"))
+    plugins = bundled_plugins(made.library, request(made, tmp_path, *nodes, op="trt::Norm"))
     assert [plugin["version"] for plugin in plugins] == ["2", "1"]
-
-
-def test_attributes_that_are_no_fields_are_a_warning(tmp_path: Path) -> None:
-    made = tensorrt(TRT_8)
-    nodes = ({"limit": 0.5, "class_agnostic": 1}, {"class_agnostic": 1, "plugin_version": "1"})
-    facts = build_engine(made.library, request(made, tmp_path, *nodes))
-    assert facts["messages"] == [
-        f"TensorRT 8.6.0 ignores attributes of {NMS}: class_agnostic (no fields of its plugin)"
-    ]
 
 
 @pytest.mark.parametrize(
@@ -129,7 +117,7 @@ def test_tensorrt_rtx_ships_none(tmp_path: Path) -> None:
 def test_other_engines_need_no_plugin(tmp_path: Path, generation: str) -> None:
     made = RecordingTensorRt(generation)
     plain = replace(request(made, tmp_path, {}), operators=())
-    assert bundled_plugins(made.library, plain) == ([], [])
+    assert bundled_plugins(made.library, plain) == []
 
 
 def test_a_network_defined_by_hand_needs_the_name_only(tmp_path: Path) -> None:
@@ -137,7 +125,7 @@ def test_a_network_defined_by_hand_needs_the_name_only(tmp_path: Path) -> None:
     defined = replace(
         request(made, tmp_path, {"plugin_version": "3"}), definition=Definition("n.py:define")
     )
-    assert bundled_plugins(made.library, defined) == ([], [])
+    assert bundled_plugins(made.library, defined) == []
     made.creators.clear()
     with pytest.raises(StageError, match="has no plugin EfficientNMS_TRT"):
         bundled_plugins(made.library, defined)
