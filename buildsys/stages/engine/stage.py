@@ -213,12 +213,12 @@ class TimingCacheCopy:
     """A private timing cache for one build; ``path`` is None if unused."""
 
     path: Path | None = None
-    merge_back: Callable[[list[str]], Figures] = field(default=lambda _messages: {})
+    merge_back: Callable[[], Figures] = field(default=dict)
     warnings: list[str] = field(default_factory=list)
 
     def figures(self, messages: list[str]) -> Figures:
         """Merge the copy back; return its figures and all messages."""
-        merged = self.merge_back(messages)  # may add warnings
+        merged = self.merge_back()  # may add warnings
         return {
             **({"timing_cache": merged} if merged else {}),
             "messages": [*messages, *self.warnings],
@@ -237,9 +237,7 @@ def checkout_timing_cache(job: Job, backend: Backend, scratch: Path) -> TimingCa
         return TimingCacheCopy()
     shared = SharedTimingCache(folder, conditions)
     original = shared.checkout(private)
-    return TimingCacheCopy(
-        private, lambda messages: shared.merge_back(private, original, messages), shared.warnings
-    )
+    return TimingCacheCopy(private, lambda: shared.merge_back(private, original), shared.warnings)
 
 
 def _conditions(options: Mapping[str, Any], backend: Backend) -> dict[str, str] | None:

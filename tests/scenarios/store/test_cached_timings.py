@@ -13,7 +13,6 @@ from test_bad_disks import read_only, small_disk
 
 from buildsys.store.timing_caches import (
     SharedTimingCache,
-    TimingCacheData,
     damaged,
     list_files,
     read_shared,
@@ -34,7 +33,7 @@ def digest(data: bytes) -> str:
 
 def fill(folder: Path) -> None:
     """Fill a folder with a cache and one that was set aside."""
-    write_shared(folder / "some.timing_cache", TimingCacheData(b"a" * 1000), CONDITIONS)
+    write_shared(folder / "some.timing_cache", b"a" * 1000, CONDITIONS)
     (folder / "other.timing_cache.broken-20260101T000000").write_bytes(b"x")
 
 
@@ -61,7 +60,7 @@ def test_show_verify_and_collect(project: ProjectFolder) -> None:
     path.write_bytes(path.read_bytes()[:-1])
     verified = project.buildsys("cache", "verify")
     assert verified.code == 1
-    assert f"{path} is unusable: it is truncated" in verified.out
+    assert f"{path} is unusable: its content is damaged" in verified.out
 
 
 def test_a_folder_that_clones_share(project: ProjectFolder, tmp_path: Path) -> None:
