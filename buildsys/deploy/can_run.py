@@ -15,26 +15,26 @@ from typing import Any
 
 from buildsys.errors import EngineError
 from buildsys.system.backend_registry import (
+    Header,
+    Reason,
+    Record,
     describe_backend,
     find_package,
     other_backends,
     our_backends,
 )
-from buildsys.system.compatibility.engine_files import (
-    RECORD_NAME,
-    Header,
-    Reason,
-    Record,
-    find_damage,
-    read_header,
-    read_record,
-    signer_of,
-)
-from buildsys.system.compatibility.rules import (
+from buildsys.system.compatibility import (
     built_version,
     engine_notes,
     machine_reasons,
     plugin_reasons,
+)
+from buildsys.system.engine_files import (
+    RECORD_NAME,
+    find_damage,
+    read_header,
+    read_record,
+    signer_of,
 )
 from buildsys.system.signatures import TrustedKeys, key_name
 

@@ -24,7 +24,7 @@ from buildsys.deploy.device_arrays import (
 )
 from buildsys.deploy.session_pool import SessionPool
 from buildsys.errors import EngineError, StageError
-from buildsys.system.compatibility.engine_files import Record
+from buildsys.system.backend_registry import Record
 from buildsys.system.suggestions import nearest
 
 AnyArray = TypeVar("AnyArray")

@@ -11,14 +11,8 @@ from buildsys.backends.interface import OperatorUse, Options, load_backend
 from buildsys.deploy.can_run import can_run, engine_file
 from buildsys.deploy.engine import Engine
 from buildsys.errors import EngineError, StageError
-from buildsys.system.compatibility.engine_files import (
-    RECORD_NAME,
-    REPLACE,
-    Reason,
-    Record,
-    is_file_name,
-    read_record,
-)
+from buildsys.system.backend_registry import Reason, Record
+from buildsys.system.engine_files import RECORD_NAME, REPLACE, is_file_name, read_record
 from buildsys.system.suggestions import nearest
 
 _MAX_THREADS = 1 << 16

@@ -28,7 +28,7 @@ from buildsys.stages.table import ENGINE
 from buildsys.store.ledger import ActionRecord, utc_now
 from buildsys.store.record_file import signed_bytes
 from buildsys.store.signatures import RECORD
-from buildsys.system.compatibility.engine_files import ENVELOPE, RECORD_NAME, content_digest
+from buildsys.system.engine_files import ENVELOPE, RECORD_NAME, content_digest
 from buildsys.system.signatures import (
     PREFIX,
     PROVENANCE_TYPE,

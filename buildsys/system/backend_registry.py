@@ -6,7 +6,6 @@ A backend is a package with these modules. Each is imported only where it is nee
 - ``options``: ``ENGINE``, the fields of its engines in a manifest, and optionally ``problems``,
   checks across them.
 - ``backend``: the functions of ``buildsys.backends.interface.Backend``, called in workers.
-- ``compatibility``, optional: further rules of ``can_run``; standard library only.
 
 Ours are the folders of ``buildsys/backends``. The packages of others are entry points of the group
 ``buildsys.backends``. They are read only for names that are not ours, or to list all names: reading
@@ -25,10 +24,13 @@ from importlib import import_module
 from importlib.machinery import PathFinder
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from buildsys.errors import Unavailable
 from buildsys.system.files import link_into
+
+if TYPE_CHECKING:
+    from buildsys.system.protobuf import Content
 
 GROUP = "buildsys.backends"
 _FOLDER = f"{Path(__file__).resolve().parents[1]}/backends"
@@ -53,6 +55,48 @@ class Ability:
     remedy: str = ""
     unknown: bool = False  # the problem is a time-out
     elsewhere: bool = False  # the remedy is for another machine
+
+
+@dataclass(frozen=True)
+class Reason:
+    """A reason against running an engine here."""
+
+    kind: str  # for programs: "gpu", "library", "version", "digest", …
+    problem: str
+    remedy: str
+
+    def __str__(self) -> str:
+        """Return problem and remedy on one line."""
+        return f"{self.problem}; {self.remedy}" if self.remedy else self.problem
+
+
+@dataclass(frozen=True)
+class Header:
+    """The facts in an engine file. ``backend`` is "" for an unknown kind."""
+
+    backend: str
+    version: str = ""
+    whole_bytes: int | None = None  # the size the file should have, if stated
+    truncated: bool = False
+
+
+@dataclass(frozen=True)
+class Record:
+    """The content of an ``engine.json``; missing fields are empty."""
+
+    backend: str
+    figures: Mapping[str, Any] = field(repr=False)
+
+    def map(self, name: str) -> Mapping[str, Any]:
+        """Return a mapping field."""
+        value = self.figures.get(name)
+        return value if isinstance(value, Mapping) else {}
+
+    @property
+    def files(self) -> dict[str, Mapping[str, Any]]:
+        """Return the facts about the files in its folder, engine first."""
+        files = self.map("files").items()
+        return {str(name): facts for name, facts in files if isinstance(facts, Mapping)}
 
 
 @dataclass(frozen=True)
@@ -125,6 +169,21 @@ class BackendDescription:
         ``facts`` are those that the probe of the library reports.
         """
         return Ability(self.able)
+
+    def read_header(self, content: Content) -> Header | None:  # noqa: ARG002
+        """Read the facts in a file, None unless it is an engine of this backend."""
+        return None
+
+    def reasons(self, record: Record, here: str) -> Iterator[Reason]:  # noqa: ARG002
+        """Yield reasons against running an engine with the library's version ``here``.
+
+        ``here`` is "" if the library is not installed.
+        """
+        return iter(())
+
+    def notes(self, record: Record) -> Iterator[str]:  # noqa: ARG002
+        """Yield facts worth knowing before an engine runs here."""
+        return iter(())
 
     def runs_on_gpu(self, options: Mapping[str, Any]) -> bool:  # noqa: ARG002
         """Check whether an engine with these options runs on an NVIDIA GPU."""

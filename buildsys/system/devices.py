@@ -81,7 +81,7 @@ def _find_gpus(visible: str | None, order: str | None) -> tuple[_Gpus, _Gpus]:
     # without importing ctypes
     if not any(os.path.exists(path) for path in _DRIVER_FILES):  # noqa: PTH110
         return [], []
-    from buildsys.system.gpus.nvml import GpuError, read_gpus
+    from buildsys.system.nvml import GpuError, read_gpus
 
     try:
         gpus, every = read_gpus(visible), read_gpus(None)

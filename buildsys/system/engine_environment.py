@@ -17,7 +17,7 @@ from typing import Any
 
 from buildsys.system.backend_registry import describe_backend
 from buildsys.system.cpu import cpu_model, engine_instructions
-from buildsys.system.gpus.nvml import GpuError, read_gpus
+from buildsys.system.nvml import GpuError, read_gpus
 
 # tensorrt_cu12, tensorrt_rtx_cu13_libs
 _CUDA_IN_NAME = re.compile(r"(?:^|[-_])cu(\d{2})(?:[-_]|$)")

@@ -5,10 +5,14 @@ Source: coremltools 9, ``coremltools.target`` and FeatureTypes.proto.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any, Literal
+import platform
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING, Any, Literal
 
-from buildsys.system.backend_registry import BackendDescription
+from buildsys.system.backend_registry import BackendDescription, Header, Reason, Record
+
+if TYPE_CHECKING:
+    from buildsys.system.protobuf import Content
 
 Target = Literal[
     "iOS15", "iOS16", "iOS17", "iOS18", "iOS26",
@@ -25,6 +29,7 @@ SYSTEMS = {
 # of inputs -> of the package; it has no 64-bit integers
 DTYPES = {"float32": "FLOAT32", "float16": "FLOAT16", "int32": "INT32", "int64": "INT32"}
 MOST_DIMENSIONS = 5
+_ZIP_END_BYTES = 22  # without a comment
 COMPUTE_UNITS = {
     "all": "ALL",
     "cpu_and_gpu": "CPU_AND_GPU",
@@ -54,6 +59,30 @@ class _CoreMl(BackendDescription):
     def accepts_all_sizes(self, options: Mapping[str, Any]) -> bool:
         """Return False for a package of single shapes."""
         return bool(options["shapes"] != "enumerated")
+
+    def read_header(self, content: Content) -> Header | None:
+        """Read the facts in a zipped package, perhaps a truncated one."""
+        size = len(content)
+        if content[:4] != b"PK\x03\x04" or b".mlpackage/" not in content[:300]:
+            return None
+        end = content[max(0, size - _ZIP_END_BYTES) : size]
+        return Header("coreml", truncated=end[:4] != b"PK\x05\x06")
+
+    def reasons(self, record: Record, here: str) -> Iterator[Reason]:  # noqa: ARG002
+        """Yield the reason of a macOS older than the package's target."""
+        version = record.figures.get("specification")
+        macos = platform.mac_ver()[0].partition(".")[0]
+        if not macos or not isinstance(version, int) or version not in SYSTEMS:
+            return
+        if int(macos) < int(SYSTEMS[version][1].removeprefix("macOS")):
+            problem = f"it was built for {oldest_systems(version)}, but this is macOS {macos}"
+            yield Reason("version", problem, "build it with a lower minimum_deployment_target")
+
+    def notes(self, record: Record) -> Iterator[str]:
+        """Yield what the package needs."""
+        version = record.figures.get("specification")
+        if isinstance(version, int) and (names := oldest_systems(version)):
+            yield f"it needs {names} or newer, and coremltools to run in Python"
 
 
 DESCRIPTION = _CoreMl(

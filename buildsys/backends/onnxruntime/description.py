@@ -2,11 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Iterator, Mapping
+from importlib import import_module, metadata
+from importlib.util import find_spec
+from typing import TYPE_CHECKING, Any
 
-from buildsys.backends.onnxruntime.execution_providers import compiles, known_providers
-from buildsys.system.backend_registry import Ability, BackendDescription, Gpus
+from buildsys.backends.onnxruntime.execution_providers import CPU, compiles, known_providers
+from buildsys.system.backend_registry import (
+    Ability,
+    BackendDescription,
+    Gpus,
+    Header,
+    Reason,
+    Record,
+)
+
+if TYPE_CHECKING:
+    from buildsys.system.protobuf import Content
+
+_LAYOUTS = ("avx", "avx2", "avx512f")  # weights are blocked in channels by their width
+_IR_VERSION = 0x08  # tags of ModelProto's fields: number << 3 | wire type
+_NEXT = (5 << 3, *(number << 3 | 2 for number in (2, 3, 4, 6, 7, 8)))
 
 
 class _OnnxRuntime(BackendDescription):
@@ -76,6 +92,83 @@ class _OnnxRuntime(BackendDescription):
             return "what the providers compile is not reproducible"
         reordered = options["graph_optimization_level"] == "all" and not compiles(options)
         return "ONNX Runtime's layout pass orders nodes by address" if reordered else ""
+
+    def read_header(self, content: Content) -> Header | None:
+        """Recognize an ONNX file by its first fields: an IR version, and one that follows it."""
+        start = content[:3]
+        is_onnx = len(start) == 3 and start[0] == _IR_VERSION and start[1] < 128
+        return Header("onnxruntime") if is_onnx and start[2] in _NEXT else None
+
+    def reasons(self, record: Record, here: str) -> Iterator[Reason]:
+        """Yield reasons by version, provider and processor."""
+        from buildsys.system.compatibility import older_library  # slow
+        from buildsys.system.engine_environment import visible_gpus, why_no_gpu
+
+        yield from older_library(
+            record, here, "an older version may not support operators that the newer one added"
+        )
+        if self.runs_on_gpu(record.map("settings")) and not visible_gpus():
+            problem = f"it needs an NVIDIA GPU, but {why_no_gpu()}"
+            yield Reason("gpu", problem, "run it on an NVIDIA GPU")
+        available = import_module(self.module).get_available_providers() if here else ()
+        for provider in known_providers(record.map("settings")):
+            plugin = provider.plugin.replace("-", "_")
+            has_plugin = plugin and find_spec(plugin) is not None
+            if here and provider.title not in available and not has_plugin:
+                problem = f"the installed onnxruntime does not have its {provider.name} provider"
+                yield Reason("library", problem, provider.install)
+        if record.map("settings").get("ep_context"):
+            yield from _context_reasons(record)
+        if all(provider.name == CPU for provider in known_providers(record.map("settings"))):
+            yield from _check_processor(record)
+
+
+def _context_reasons(record: Record) -> Iterator[Reason]:
+    """Yield providers of another version than that whose compiled nodes the engine contains."""
+    from buildsys.system.engine_environment import version_numbers
+
+    for provider in known_providers(record.map("settings")):
+        library = provider.context_library
+        built = str(record.map("provider_libraries").get(library) or "")
+        try:
+            here = metadata.version(library) if built else ""
+        except metadata.PackageNotFoundError:  # it may be the system's
+            continue
+        is_newer = version_numbers(here) > version_numbers(built)
+        if here != built and not (provider.reads_older_contexts and is_newer):
+            problem = f"its nodes were compiled by {library} {built}, but {here} is installed"
+            newer = " or newer" if provider.reads_older_contexts else ", or build it here"
+            yield Reason("version", problem, f"pip install '{library}=={built}'{newer}")
+
+
+def _check_processor(record: Record) -> Iterator[Reason]:
+    from buildsys.system.cpu import engine_instructions, overflows_in_int8
+
+    here, recorded = engine_instructions(), record.map("built_with").get("instructions")
+    names = [str(name) for name in recorded] if isinstance(recorded, list) else []
+    shares = record.map("precision_shares").get("weights")
+    if (
+        names
+        and overflows_in_int8(here)
+        and not overflows_in_int8(names)
+        and isinstance(shares, Mapping)
+        and "int8" in shares
+    ):
+        problem = (
+            "it computes in int8 and was built on a processor with VNNI instructions; on this one,"
+            " which has none, its products would overflow"
+        )
+        yield Reason("processor", problem, "build it here")
+    if record.map("settings").get("graph_optimization_level", "all") != "all":
+        return
+    missing = [name for name in names if name in _LAYOUTS and name not in here]
+    if missing:
+        problem = (
+            f"its weights are laid out for {', '.join(missing)},"
+            " which this processor does not support"
+        )
+        remedy = "build it here, or with graph_optimization_level: extended"
+        yield Reason("processor", problem, remedy)
 
 
 DESCRIPTION = _OnnxRuntime(

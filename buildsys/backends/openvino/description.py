@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING, Any
 
-from buildsys.system.backend_registry import BackendDescription
+from buildsys.system.backend_registry import BackendDescription, Header, Reason, Record
+
+if TYPE_CHECKING:
+    from buildsys.system.protobuf import Content
 
 BLOB = "engine.blob"
 
@@ -36,6 +39,38 @@ class _OpenVino(BackendDescription):
     def counts_cores(self, options: Mapping[str, Any]) -> bool:
         """Check for 0 threads: as many as there are cores."""
         return options.get("threads") == 0
+
+    def read_header(self, content: Content) -> Header | None:
+        """Read the facts in an IR; its end is missing if it is truncated."""
+        if b"<net " not in content[:200]:
+            return None
+        size = len(content)
+        return Header("openvino", truncated=b"</net>" not in content[max(0, size - 100) : size])
+
+    def reasons(self, record: Record, here: str) -> Iterator[Reason]:
+        """Yield reasons by version, and for a compiled model by processor."""
+        from buildsys.system import compatibility as rules  # slow
+        from buildsys.system.cpu import engine_instructions
+
+        settings = record.map("settings")
+        if not settings.get("compiled"):
+            risk = "an older version may not support operators that the newer one added"
+            yield from rules.older_library(record, here, risk)
+            return
+        built = rules.built_version(record)
+        if here and built and built != here:
+            problem = (
+                f"it was built with {self.title} {built}, but {here} is installed: a compiled"
+                " model only runs with its own version"
+            )
+            remedy = f"{rules.install_command(record)}, or set compiled: false"
+            yield Reason("version", problem, remedy)
+        recorded = record.map("built_with").get("instructions")
+        others = {*recorded} ^ {*engine_instructions()} if isinstance(recorded, list) else set()
+        if settings.get("device") == "CPU" and others:
+            names = ", ".join(sorted(others))
+            problem = f"its compiled model is for another kind of processor (it differs in {names})"
+            yield Reason("processor", problem, "build it here, or set compiled: false")
 
 
 DESCRIPTION = _OpenVino(

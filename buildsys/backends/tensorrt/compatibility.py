@@ -12,40 +12,39 @@ from __future__ import annotations
 import struct
 from collections.abc import Generator, Iterator, Mapping
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from buildsys.system.backend_registry import describe_backend
-from buildsys.system.compatibility.engine_files import Header, Reason, Record
-from buildsys.system.compatibility.rules import built_version, install_command
+from buildsys.system.backend_registry import Header, Reason, Record, describe_backend
+from buildsys.system.compatibility import built_version, install_command
 from buildsys.system.engine_environment import (
     cuda_of_library,
     version_numbers,
     visible_gpus,
     why_no_gpu,
 )
-from buildsys.system.protobuf import Content
+
+if TYPE_CHECKING:
+    from buildsys.system.protobuf import Content
 
 # major versions of a build and of the only later runtimes that take its version-compatible engines
 _LATER_MAJORS = {(8, 10), (10, 11)}
 _DRIVERS = {11: "450.80", 12: "525.60", 13: "580.65"}  # the oldest for each CUDA, on Linux
 _AMPERE = (8, 0)
 _RELEASE = 3  # numbers of a version that identify an engine format
-_MAGIC = (b"ftrt", b"ptrt")
+_MAGIC = {"tensorrt": (b"ftrt", b"ptrt"), "tensorrt_rtx": (b"vtrt",)}
 _SIZE_AT, _VERSION_AT, _HEADER_BYTES = 16, 24, 28
 
 
-def read_header(
-    content: Content, magic: tuple[bytes, ...] = _MAGIC, backend: str = "tensorrt"
-) -> Header | None:
-    """Read the facts in an engine file that begins with one of ``magic``."""
+def read_header(content: Content, backend: str) -> Header | None:
+    """Read the facts in an engine file of a backend."""
     head, size = content[:_HEADER_BYTES], len(content)
-    if head[:4] not in magic:
+    if head[:4] not in _MAGIC[backend]:
         return None
     if len(head) < _HEADER_BYTES:
         return Header(backend, truncated=True)
     whole = struct.unpack_from("<Q", head, _SIZE_AT)[0]
     version = ".".join(map(str, head[_VERSION_AT:_HEADER_BYTES]))
-    if magic != _MAGIC:
+    if backend == "tensorrt_rtx":
         return Header(backend, version, whole, truncated=size < whole)
     return Header(backend, version, whole) if whole == size else Header(backend)
 
@@ -75,7 +74,7 @@ def notes(record: Record) -> Iterator[str]:
         yield f"it does not contain its lean runtime: load that of {library} first"
 
 
-def other_version(record: Record, here: str) -> Reason | None:
+def _version_reason(record: Record, here: str) -> Reason | None:
     """Return the reason against another version; None for the same one, or if unknown."""
     built, installed = version_numbers(built_version(record)), version_numbers(here)
     shared = max(_RELEASE, min(len(built), len(installed)))
@@ -85,10 +84,35 @@ def other_version(record: Record, here: str) -> Reason | None:
     return Reason("version", problem, _rebuild(record))
 
 
+def rtx_reasons(record: Record, here: str) -> Iterator[Reason]:
+    """Yield the reasons of TensorRT-RTX."""
+    if reason := _version_reason(record, here):
+        yield reason
+    supported = _capabilities(record)
+    *others, last = supported or [""]
+    built_for = f"{', '.join(others)} or {last}" if others else last
+    gpu = yield from _find_gpu(record, built_for)
+    if gpu is not None and gpu["compute_capability"] not in supported:
+        here = gpu["compute_capability"]
+        problem = f"it was built for compute capability {built_for}"
+        problem = f"{problem}, but {gpu['gpu']} here has {here}"
+        remedy = f"add '{here}' to its compute_capabilities and build it again"
+        yield Reason("compute capability", problem, remedy)
+
+
+def _capabilities(record: Record) -> list[str]:
+    own = str(record.map("built_with").get("compute_capability") or "")
+    for recorded in (record.map("portability"), record.map("settings")):
+        names = recorded.get("compute_capabilities")
+        if isinstance(names, list) and names:
+            return [own if name == "current" else str(name) for name in names]
+    return []
+
+
 def _check_version(record: Record, here: str) -> Iterator[Reason]:
     built, installed = version_numbers(built_version(record)), version_numbers(here)
     if not record.map("portability").get("version_compatible"):
-        if reason := other_version(record, here):
+        if reason := _version_reason(record, here):
             remedy = f"{reason.remedy}, or set version_compatible: true for later versions"
             yield replace(reason, remedy=remedy)
     elif built and installed:
@@ -117,7 +141,7 @@ def _check_gpu(record: Record) -> Iterator[Reason]:
     built = str(built_with.get("compute_capability") or "")
     later_too = record.map("portability").get("hardware_compatibility") == "ampere_plus"
     built_for = "8.0 or later" if later_too else built
-    gpu = yield from find_gpu(record, built_for)
+    gpu = yield from _find_gpu(record, built_for)
     if gpu is None:
         return
     here = gpu["compute_capability"]
@@ -133,7 +157,7 @@ def _check_gpu(record: Record) -> Iterator[Reason]:
         yield Reason("compute capability", problem, remedy)
 
 
-def find_gpu(record: Record, built_for: str) -> Generator[Reason, None, dict[str, str] | None]:
+def _find_gpu(record: Record, built_for: str) -> Generator[Reason, None, dict[str, str] | None]:
     """Find the GPU here; yield the reasons of its absence or its driver."""
     gpus = visible_gpus()
     if not gpus:

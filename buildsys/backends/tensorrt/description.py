@@ -2,11 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from buildsys.system.backend_registry import Ability, BackendDescription, Gpus, uses_tf32
+from buildsys.system.backend_registry import (
+    Ability,
+    BackendDescription,
+    Gpus,
+    Header,
+    Reason,
+    Record,
+    uses_tf32,
+)
+
+if TYPE_CHECKING:
+    from buildsys.system.protobuf import Content
 
 CUDA = {"cuda.bindings.driver": "cuda-bindings"}
 
@@ -65,6 +76,26 @@ class TensorRt(BackendDescription):
         if options["precision"] != "fp32" or not uses_tf32(options):
             return ""
         return "tf32: false" if "tf32" in options else "flags: {tf32: false}"
+
+    def read_header(self, content: Content) -> Header | None:
+        """Read the facts in an engine file."""
+        from buildsys.backends.tensorrt.compatibility import read_header
+
+        return read_header(content, self.module)
+
+    def reasons(self, record: Record, here: str) -> Iterator[Reason]:
+        """Yield reasons by version, GPU and driver."""
+        from buildsys.backends.tensorrt import compatibility  # slow
+
+        if self.builds_without_gpu:
+            return compatibility.rtx_reasons(record, here)
+        return compatibility.reasons(record, here)
+
+    def notes(self, record: Record) -> Iterator[str]:
+        """Yield facts worth knowing before an engine runs here."""
+        from buildsys.backends.tensorrt import compatibility  # slow
+
+        return iter(()) if self.builds_without_gpu else compatibility.notes(record)
 
 
 DESCRIPTION = TensorRt(

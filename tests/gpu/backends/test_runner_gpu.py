@@ -29,9 +29,9 @@ from buildsys.backends.cuda.gpus import pci_bus_id
 from buildsys.backends.measurement import GpuContender, Slot
 from buildsys.errors import StageError
 from buildsys.onnx_graphs.tensors import Tensor, save_case
-from buildsys.system.gpus.nvml import read_gpus
-from buildsys.system.gpus.sampling import sampled
+from buildsys.system.gpu_readings import sampled
 from buildsys.system.interpreters.toolchain import Toolchain
+from buildsys.system.nvml import read_gpus
 
 ROOT = Path(__file__).parents[3]
 TENSORRT = os.environ.get("BUILDSYS_TEST_TOOLCHAIN") or (

@@ -16,7 +16,7 @@ from stage_jobs import manifest, stage_job
 
 pytest.importorskip("executorch", reason="pip install 'buildsys[executorch]'")
 
-from buildsys.backends.executorch.compatibility import read_header
+from buildsys.backends.executorch.description import DESCRIPTION
 from buildsys.backends.interface import BuildRequest, Calibration, GraphRefusedError, load_backend
 from buildsys.errors import StageError
 from buildsys.manifest.schema.engine_base import engine_spec
@@ -212,13 +212,13 @@ def test_a_truncated_file_is_one_sentence(built: Any, tmp_path: Path, cut: float
     (tmp_path / "engine.pte").write_bytes(content[:size])
     with pytest.raises(StageError, match=r"ExecuTorch cannot load engine\.pte"):
         backend.load(tmp_path / "engine.pte", options())
-    header = read_header(content[:size])
+    header = DESCRIPTION.read_header(content[:size])
     assert header is None or header.truncated
 
 
 def test_the_header_has_the_size_of_the_file(built: Any) -> None:
     content = built[0].engine.read_bytes()
-    header = read_header(content)
+    header = DESCRIPTION.read_header(content)
     assert header is not None
     assert not header.truncated
     assert header.whole_bytes is not None

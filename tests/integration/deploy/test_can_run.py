@@ -161,7 +161,7 @@ def test_versions_of_tensorrt(
     here: str,
     runs: bool,
 ) -> None:
-    monkeypatch.setattr("buildsys.system.compatibility.rules.library_version", lambda module: here)
+    monkeypatch.setattr("buildsys.system.compatibility.library_version", lambda module: here)
     with_gpu(monkeypatch, {**H200, "name": "NVIDIA A100-SXM4-80GB", "compute_capability": "8.0"})
     result = can_run(tensorrt_engine(tmp_path, tensorrt=built, portability=portability))
     assert kinds(result) == ([] if runs else ["version"]), str(result)
@@ -182,7 +182,7 @@ def test_gpus_of_tensorrt(
     runs: bool,
 ) -> None:
     monkeypatch.setattr(
-        "buildsys.system.compatibility.rules.library_version", lambda module: "10.16.1.11"
+        "buildsys.system.compatibility.library_version", lambda module: "10.16.1.11"
     )
     with_gpu(monkeypatch, {**H200, "name": "Some GPU", "compute_capability": capability})
     asked = {"hardware_compatibility": hardware} if hardware else {}
@@ -251,9 +251,7 @@ def test_a_processor_without_the_instructions(
     edit(
         file, lambda figures: figures["built_with"].update(instructions=["avx", "avx2", "avx512f"])
     )
-    monkeypatch.setattr(
-        "buildsys.backends.onnxruntime.compatibility.engine_instructions", lambda: ["avx", "avx2"]
-    )
+    monkeypatch.setattr("buildsys.system.cpu.engine_instructions", lambda: ["avx", "avx2"])
     (reason,) = can_run(file).reasons
     assert (
         reason.problem
@@ -272,7 +270,7 @@ def test_int8_products_that_overflow_on_this_processor(
         figures["precision_shares"]["weights"] = shares
 
     def instructions(*names: str) -> None:
-        module = "buildsys.backends.onnxruntime.compatibility"
+        module = "buildsys.system.cpu"
         monkeypatch.setattr(f"{module}.engine_instructions", lambda: list(names))
 
     file = copied(ort_built, tmp_path)
@@ -312,7 +310,7 @@ def test_compiled_nodes_of_another_version_of_their_provider(
         figures["provider_libraries"] = {library: "2.7.0"}
 
     monkeypatch.setattr(
-        "buildsys.backends.onnxruntime.compatibility.metadata.version", {library: here}.__getitem__
+        "buildsys.backends.onnxruntime.description.metadata.version", {library: here}.__getitem__
     )
     file = copied(ort_built, tmp_path)
     edit(file, lambda figures: compiled(figures, ep_context=True))

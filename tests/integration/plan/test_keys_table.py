@@ -208,7 +208,7 @@ def another_gpu(bench: Bench, patch: Patch) -> None:
         "cuda_driver": "13.0",
     }
     patch.setattr("buildsys.system.devices._DRIVER_FILES", ("/",))
-    patch.setattr("buildsys.system.gpus.nvml.read_gpus", lambda visible: [gpu])
+    patch.setattr("buildsys.system.nvml.read_gpus", lambda visible: [gpu])
 
 
 def other_variables(bench: Bench, patch: Patch) -> None:

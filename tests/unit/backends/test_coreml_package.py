@@ -12,14 +12,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from buildsys.backends.coreml import compatibility, package
+from buildsys.backends.coreml import description, package
 from buildsys.backends.coreml.description import (
     DESCRIPTION,
 )
 from buildsys.backends.interface import load_backend
 from buildsys.errors import StageError, Unavailable
-from buildsys.system.compatibility.engine_files import Record
-from buildsys.system.compatibility.rules import engine_notes, machine_reasons
+from buildsys.system.backend_registry import Record
+from buildsys.system.compatibility import engine_notes, machine_reasons
 
 RECORD = {"backend": "coreml", "specification": 7, "settings": {"precision": "fp16"}}
 
@@ -81,18 +81,18 @@ def test_a_truncated_zip_is_one_sentence(tmp_path: Path, cut: float) -> None:
     engine.write_bytes(content[: int(cut if cut >= 1 else cut * len(content))])
     with pytest.raises(StageError, match=r"engine\.mlpackage\.zip is damaged: .*; copy it again"):
         package.unpack(engine, tmp_path / "unpacked")
-    header = compatibility.read_header(engine.read_bytes())
+    header = description.DESCRIPTION.read_header(engine.read_bytes())
     assert header is None or header.truncated
 
 
 def test_a_whole_file_has_a_header(tmp_path: Path) -> None:
     engine = engine_of(write_package(tmp_path, ("B", "A")))
-    header = compatibility.read_header(engine.read_bytes())
+    header = description.DESCRIPTION.read_header(engine.read_bytes())
     assert header is not None
     assert (header.backend, header.truncated) == ("coreml", False)
     with zipfile.ZipFile(tmp_path / "other.zip", "w") as archive:
         archive.writestr("text", "text")
-    assert compatibility.read_header((tmp_path / "other.zip").read_bytes()) is None
+    assert description.DESCRIPTION.read_header((tmp_path / "other.zip").read_bytes()) is None
 
 
 @pytest.mark.parametrize(
@@ -136,7 +136,9 @@ def test_elsewhere_an_engine_names_the_system_that_it_needs(
 
 @pytest.mark.parametrize(("here", "runs"), [("12.7", False), ("13.0", True), ("26.1", True)])
 def test_an_older_macos_is_refused(monkeypatch: pytest.MonkeyPatch, here: str, runs: bool) -> None:
-    monkeypatch.setattr(compatibility.platform, "mac_ver", lambda: (here, ("", "", ""), ""))
-    found = [str(reason) for reason in compatibility.reasons(Record("coreml", RECORD), "9.0")]
+    monkeypatch.setattr(description.platform, "mac_ver", lambda: (here, ("", "", ""), ""))
+    found = [
+        str(reason) for reason in description.DESCRIPTION.reasons(Record("coreml", RECORD), "9.0")
+    ]
     assert (not found) is runs
     assert all("built for macOS 13 or iOS 16, but this is macOS 12; build it" in f for f in found)

@@ -13,11 +13,11 @@ from cuda.bindings import driver
 import buildsys
 from buildsys.backends.cuda import gpus
 from buildsys.backends.cuda.gpus import CudaError, call
-from buildsys.system.gpus import nvml_fallback
+from buildsys.system import nvml_fallback
 
 PACKAGE = Path(buildsys.__file__).parent
 CUDA_SOURCES = sorted((PACKAGE / "backends/cuda").glob("*.py"))
-NVML_SOURCES = sorted((PACKAGE / "system/gpus").glob("*.py"))
+NVML_SOURCES = [PACKAGE / f"system/{name}.py" for name in ("gpu_readings", "nvml", "nvml_fallback")]
 
 
 def attributes(sources: list[Path], owner: str) -> Iterator[tuple[str, str]]:
@@ -82,7 +82,7 @@ def test_the_nvml_fallback_has_the_signatures_of_pynvml() -> None:
 
 
 def test_the_nvml_fallback_has_what_read_gpus_needs() -> None:
-    tree = ast.parse((PACKAGE / "system/gpus/nvml.py").read_text())
+    tree = ast.parse((PACKAGE / "system/nvml.py").read_text())
     needed = {
         ast.unparse(node).removeprefix("nvml.")
         for function in ast.walk(tree)

@@ -33,9 +33,9 @@ from buildsys.cli.commands.doctor.next_step import next_step
 from buildsys.cli.session import Session
 from buildsys.project.load import Project, load_project
 from buildsys.system.backend_registry import Gpus, backend_names, describe_backend
-from buildsys.system.gpus.nvml import GpuDetails, GpuError
 from buildsys.system.interpreters.probe import Library, check_libraries
 from buildsys.system.interpreters.toolchain import Toolchain
+from buildsys.system.nvml import GpuDetails, GpuError
 
 NO_GPU = Gpus(problem="this machine has no NVIDIA driver")
 H200 = Gpus(("9.0",))

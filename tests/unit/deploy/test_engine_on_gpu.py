@@ -19,7 +19,7 @@ from buildsys.deploy import device_arrays
 from buildsys.deploy.device_arrays import DeviceArray, stream_handle
 from buildsys.deploy.engine import Engine
 from buildsys.errors import EngineError, StageError
-from buildsys.system.compatibility.engine_files import Record
+from buildsys.system.backend_registry import Record
 
 
 @pytest.fixture(autouse=True)

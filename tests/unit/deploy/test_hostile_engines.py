@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 
 from buildsys.deploy.can_run import can_run
-from buildsys.system.compatibility.engine_files import Header, read_header
+from buildsys.system.backend_registry import Header
+from buildsys.system.engine_files import read_header
 
 
 def test_endless_fields_are_not_walked(tmp_path: Path) -> None:

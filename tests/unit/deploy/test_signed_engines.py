@@ -16,7 +16,7 @@ import pytest
 from buildsys import EngineError, can_run, doctor, load_engine
 from buildsys.deploy.can_run import check_signature
 from buildsys.store.signatures import SigningKey, generate_key
-from buildsys.system.compatibility.engine_files import content_digest
+from buildsys.system.engine_files import content_digest
 from buildsys.system.signatures import TrustedKeys, make_envelope
 
 OTHER = "ed25519:" + "A" * 43 + "="

@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
-from buildsys.system.gpus import nvml
-from buildsys.system.gpus.nvml import GpuError, read_details, read_gpus
+from buildsys.system import nvml
+from buildsys.system.nvml import GpuError, read_details, read_gpus
 
 GPUS = {"GPU-aa11": "A", "GPU-bb22": "B", "MIG-cc33": "B MIG 1g.10gb"}
 
@@ -102,7 +102,7 @@ def test_unsupported_queries_are_unknown() -> None:
 def test_nvidia_ml_py_is_not_imported_without_a_driver() -> None:
     code = (
         "import sys\n"
-        "from buildsys.system.gpus import nvml\n"
+        "from buildsys.system import nvml\n"
         "nvml._LIBRARY = 'libno-such-driver.so.1'\n"
         "try: nvml.read_gpus(None)\n"
         "except nvml.GpuError as error: print(error, 'pynvml' in sys.modules)\n"

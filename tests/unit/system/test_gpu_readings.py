@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from buildsys.system.gpus.sampling import (
+from buildsys.system.gpu_readings import (
     Reading,
     Readings,
     sampled,

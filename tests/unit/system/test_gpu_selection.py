@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from buildsys.system import devices
-from buildsys.system.gpus.nvml import GpuError, read_gpus
+from buildsys.system.nvml import GpuError, read_gpus
 
 
 @pytest.fixture
@@ -32,7 +32,7 @@ def test_no_driver_means_no_gpu_and_no_ctypes(monkeypatch: pytest.MonkeyPatch) -
 @pytest.mark.usefixtures("fresh_caches")
 def test_a_broken_driver_means_no_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(devices, "_DRIVER_FILES", ("/",))
-    monkeypatch.setattr("buildsys.system.gpus.nvml._LIBRARY", "libno-such-driver.so.1")
+    monkeypatch.setattr("buildsys.system.nvml._LIBRARY", "libno-such-driver.so.1")
     with pytest.raises(GpuError):
         read_gpus(None)
     assert set(devices.gpu_facts().values()) == {"none"}
@@ -69,7 +69,7 @@ def test_the_locked_gpu_is_the_one_cuda_selects(
         )
 
     monkeypatch.setattr(devices, "_DRIVER_FILES", ("/",))
-    monkeypatch.setattr("buildsys.system.gpus.nvml.read_gpus", read)
+    monkeypatch.setattr("buildsys.system.nvml.read_gpus", read)
     for name, value in {"CUDA_VISIBLE_DEVICES": visible, "CUDA_DEVICE_ORDER": order}.items():
         if value is None:
             monkeypatch.delenv(name, raising=False)
@@ -91,7 +91,7 @@ def test_several_kinds_of_gpu_are_all_named(monkeypatch: pytest.MonkeyPatch) -> 
     ]
     monkeypatch.setattr(devices, "_DRIVER_FILES", ("/",))
     monkeypatch.setattr(
-        "buildsys.system.gpus.nvml.read_gpus",
+        "buildsys.system.nvml.read_gpus",
         lambda visible: gpus if visible is None else gpus[:2],
     )
     everything = {

@@ -27,7 +27,7 @@ from buildsys.project.load import empty_project
 from buildsys.stages.table import ENGINE, ENGINE_STAGES, GATE, stage_info, target_of
 from buildsys.store.ledger import UNAVAILABLE
 from buildsys.store.signatures import ACCEPT, WARN, SigningKey
-from buildsys.system.compatibility.engine_files import Reason as Damage
+from buildsys.system.backend_registry import Reason as Damage
 from buildsys.system.interpreters.toolchain import Toolchain, locate_toolchain
 from buildsys.system.processes import describe_exit, run_python
 from buildsys.system.signatures import UNSIGNED, UNTRUSTED, TrustedKeys, key_name

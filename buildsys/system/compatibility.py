@@ -1,6 +1,6 @@
 """Rules for running any engine: library, GPU, platform, plugins.
 
-Rules of single backends are in their ``compatibility`` modules.
+Rules of single backends are in their descriptions.
 """
 
 from __future__ import annotations
@@ -8,18 +8,15 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Iterator, Mapping
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from buildsys.errors import Unavailable
-from buildsys.system.backend_registry import backend_names, describe_backend, find_package
-from buildsys.system.compatibility.engine_files import (
-    RECORD_NAME,
+from buildsys.system.backend_registry import (
     Reason,
     Record,
-    compatibility_of,
-    is_file_name,
+    backend_names,
+    describe_backend,
+    find_package,
 )
 from buildsys.system.engine_environment import (
     MissingLibraryError,
@@ -28,6 +25,7 @@ from buildsys.system.engine_environment import (
     version_numbers,
     visible_gpus,
 )
+from buildsys.system.engine_files import RECORD_NAME, is_file_name
 from buildsys.system.files import sha256_of
 
 _SHOWN_DIGITS = 16  # digits of a digest
@@ -60,12 +58,7 @@ def machine_reasons(record: Record) -> Iterator[Reason]:
     except MissingLibraryError as error:
         cause = f"cannot be used here: {error}" if str(error) else "is not installed here"
         yield Reason("library", f"{description.title} {cause}", install_command(record))
-    try:
-        rules = compatibility_of(record.backend)
-    except Unavailable as error:
-        yield Reason("library", error.problem, error.hint)
-        return
-    yield from rules.reasons(record, version) if rules else ()
+    yield from description.reasons(record, version)
 
 
 def engine_notes(record: Record) -> Iterator[str]:
@@ -73,9 +66,7 @@ def engine_notes(record: Record) -> Iterator[str]:
     if find_package(record.backend) is None:
         return
     models = list(dict.fromkeys(visible["gpu"] for visible in visible_gpus()))
-    with suppress(Unavailable):  # a reason
-        notes = getattr(compatibility_of(record.backend), "notes", None)
-        yield from notes(record) if notes else ()
+    yield from describe_backend(record.backend).notes(record)
     pci_order = os.environ.get("CUDA_DEVICE_ORDER") == "PCI_BUS_ID"
     if needs_gpu(record) and len(models) > 1 and not pci_order:
         yield (

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from statistics import median
 from typing import Any
 
-from buildsys.system.gpus.nvml import GpuError, nvml_session, reported
+from buildsys.system.nvml import GpuError, nvml_session, reported
 
 THROTTLE_REASONS = {  # bit -> reason for reduced clocks
     0x1: "idle",

@@ -11,13 +11,16 @@ import hashlib
 import json
 import os
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
-from buildsys.errors import Unavailable
-from buildsys.system.backend_registry import import_backend, our_backends
+from buildsys.system.backend_registry import (
+    Header,
+    Reason,
+    Record,
+    describe_backend,
+    our_backends,
+)
 from buildsys.system.files import read_limited, sha256_of
 from buildsys.system.protobuf import opened
 from buildsys.system.signatures import (
@@ -40,29 +43,6 @@ _MAX_NAME_BYTES = 255
 _MAX_RECORD_BYTES = 64 << 20  # with an entry for every layer
 
 
-@dataclass(frozen=True)
-class Reason:
-    """A reason against running an engine here."""
-
-    kind: str  # for programs: "gpu", "library", "version", "digest", …
-    problem: str
-    remedy: str
-
-    def __str__(self) -> str:
-        """Return problem and remedy on one line."""
-        return f"{self.problem}; {self.remedy}" if self.remedy else self.problem
-
-
-@dataclass(frozen=True)
-class Header:
-    """The facts in an engine file. ``backend`` is "" for an unknown kind."""
-
-    backend: str
-    version: str = ""
-    whole_bytes: int | None = None  # the size the file should have, if stated
-    truncated: bool = False
-
-
 def read_header(engine: Path) -> Header:
     """Read the facts in an engine file.
 
@@ -70,42 +50,9 @@ def read_header(engine: Path) -> Header:
     """
     with opened(engine) as content:
         for name in our_backends():
-            rules = compatibility_of(name)
-            if read := getattr(rules, "read_header", None):
-                header: Header | None = read(content)
-                if header is not None:
-                    return header
+            if header := describe_backend(name).read_header(content):
+                return header
     return Header("")
-
-
-def compatibility_of(backend: str) -> ModuleType | None:
-    """Import the module ``compatibility`` of a backend's package, if it has one."""
-    try:
-        return import_backend(backend, "compatibility")
-    except (ModuleNotFoundError, Unavailable) as error:
-        cause = error if isinstance(error, ModuleNotFoundError) else error.__cause__
-        if isinstance(cause, ModuleNotFoundError) and str(cause.name).endswith(".compatibility"):
-            return None
-        raise
-
-
-@dataclass(frozen=True)
-class Record:
-    """The content of an ``engine.json``; missing fields are empty."""
-
-    backend: str
-    figures: Mapping[str, Any] = field(repr=False)
-
-    def map(self, name: str) -> Mapping[str, Any]:
-        """Return a mapping field."""
-        value = self.figures.get(name)
-        return value if isinstance(value, Mapping) else {}
-
-    @property
-    def files(self) -> dict[str, Mapping[str, Any]]:
-        """Return the facts about the files in its folder, engine first."""
-        files = self.map("files").items()
-        return {str(name): facts for name, facts in files if isinstance(facts, Mapping)}
 
 
 def read_record(engine: Path) -> Record | Reason:

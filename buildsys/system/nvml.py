@@ -53,7 +53,7 @@ def nvml_session(*, fallback: bool = False) -> Iterator[Any]:
     except ModuleNotFoundError as error:
         if not fallback:
             raise GpuError("nvidia-ml-py is missing: pip install 'buildsys[gpu]'") from error
-        nvml = import_module("buildsys.system.gpus.nvml_fallback")
+        nvml = import_module("buildsys.system.nvml_fallback")
     try:
         nvml.nvmlInit()
         try:

@@ -1,1 +1,0 @@
-"""Compatibility of built engines with this machine."""

@@ -1,1 +1,0 @@
-"""NVIDIA GPUs as described by NVML, without a CUDA context."""
