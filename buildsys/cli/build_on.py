@@ -19,7 +19,6 @@ from buildsys.cli.model_filter import ModelFilter
 from buildsys.cli.project_root import shown_text
 from buildsys.cli.run_files import broken_manifests, write_files
 from buildsys.cli.session import Session
-from buildsys.project.load import load_project
 from buildsys.report.formatting import duration, plural
 from buildsys.report.markdown.run_summary import outcome
 from buildsys.report.run_results import FAILED, NOT_RUN, RunResults
@@ -36,7 +35,7 @@ def build_on(options: Namespace, files: Mapping[str, str]) -> int:
 
     Raises: BuildsysError: the manifests, names, settings or systems are wrong.
     """
-    session = Session(load_project(options.root))
+    session = Session.load(options.root)
     command = ["build", "--continue"]
     command += [f"--{name}" for name in ("force", "remeasure") if getattr(options, name)]
     command += ["-j", str(options.jobs)] if options.jobs else []

@@ -29,7 +29,7 @@ class Signals:
         self._stop = stop
         self._received: SimpleQueue[int] = SimpleQueue()  # its put may be called by handlers
         self._exit_code = 0
-        self._handlers: dict[int, Any] = {}  # those before the run
+        self._earlier_handlers: dict[int, Any] = {}
         self._ended = threading.Event()
 
     def catch(self) -> None:
@@ -37,7 +37,7 @@ class Signals:
         if threading.current_thread() is threading.main_thread():
             threading.Thread(target=self._wait, daemon=True).start()
             for number in (signal.SIGINT, signal.SIGTERM):
-                self._handlers[number] = signal.signal(number, self._receive)
+                self._earlier_handlers[number] = signal.signal(number, self._receive)
 
     def _receive(self, number: int, frame: FrameType | None) -> None:
         del frame
@@ -54,8 +54,8 @@ class Signals:
 
     def restore(self) -> None:
         """Restore the handlers of before the run."""
-        while self._handlers:
-            signal.signal(*self._handlers.popitem())
+        while self._earlier_handlers:
+            signal.signal(*self._earlier_handlers.popitem())
         self._ended.set()
         self._received.put(0)
 

@@ -23,7 +23,7 @@ from buildsys.cli.graph_files import ask_inspection
 from buildsys.cli.session import Session
 from buildsys.errors import StageError, UsageError
 from buildsys.plan.action import Action
-from buildsys.project.load import STATE_FOLDER, Project, load_project
+from buildsys.project.load import STATE_FOLDER, Project
 from buildsys.report.formatting import plural
 from buildsys.stages.table import ENGINE, STAGE_INFO, stage_info
 from buildsys.store.locks import machine_lock_folder
@@ -51,7 +51,7 @@ def compare_two_builds(options: Namespace) -> int:
     ``options`` has ``names`` (the model and stages), ``keep`` and ``json``. Return 1 for an
     unexpected difference, 2 for a failed build.
     """
-    session = Session(load_project(options.root))
+    session = Session.load(options.root)
     model = session.one_model("check", options.names[:1])
     actions = select_actions(list(session.actions.of(model).values()), model, options.names[1:])
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(TERMINATED))

@@ -1,7 +1,8 @@
-"""One project in one doit process: targets, state and results."""
+"""One project in one process: its targets, executor, state and results."""
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import gc
 import json
@@ -10,49 +11,50 @@ import re
 import threading
 import time
 import traceback
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from buildsys.cli.doit_backend import FILE, read_marks
-from buildsys.cli.open_project import OpenProject
-from buildsys.cli.target_names import models_named_by
+from buildsys.cli.target_names import TargetNames, models_named_by
 from buildsys.errors import BuildsysError, ManifestErrors, UsageError, with_hint
+from buildsys.execution.key_parts import builder_versions
 from buildsys.project.load import empty_project, load_project
+from buildsys.project.plan import ProjectPlan
 from buildsys.system.files import MAX_RESULT_BYTES, read_limited
 
 if TYPE_CHECKING:
+    from buildsys.execution.executor import Executor
     from buildsys.execution.freshness import Explanation, FreshnessChecker
     from buildsys.execution.run_records import Outcome
     from buildsys.execution.stale_reasons import Reason
+    from buildsys.history.recorder import Checkout, Recorder
     from buildsys.project.load import Project
+    from buildsys.store.signatures import TrustPolicy
+    from buildsys.workers.pool import WorkerPool
 
 _CLOSE_LIMIT_S = 5.0  # for stages that were interrupted
 _UNAVAILABLE, _NOISY = "unavailable", "noisy"  # statuses of the ledger, which some runs do not load
 _LONG_LIST = re.compile(rb"\[[-+.0-9eE, ]{1000,}\]")  # numbers on one line, as results have them
+_OBJECTS = 100_000  # between garbage collections: modules, manifests and plans stay anyway
 
 
-@contextlib.contextmanager
-def no_garbage_collection() -> Iterator[None]:
-    """Exclude modules, manifests and plans from garbage collection, to save 60 ms."""
-    gc.disable()
-    try:
-        yield
-    finally:
-        gc.freeze()
-        gc.enable()
-
-
-class Session(OpenProject):
-    """Targets of a project, and their executor.
+class Session(TargetNames):
+    """The targets of a project, and their executor.
 
     Models are planned when they are first needed. All methods may be called from the threads of
     a run with several jobs.
     """
 
     def __init__(self, project: Project) -> None:
-        super().__init__(project)
+        versions = builder_versions(project.root, project.state)
+        super().__init__(project, ProjectPlan(project.models, versions))
+        # (target, event) from any thread: progress, the stale reason, or waiting for a process
+        self.on_event: Callable[[str, Mapping[str, Any]], None] = lambda *_: None
+        self.on_warning: Callable[[str], None] | None = None  # None: print it on stderr
         self.began = time.monotonic()
+        self.jobs = 1  # targets at a time
         self.always = False  # even targets that are up to date run
         self.finished: dict[str, Outcome] = {}  # in this process, failed targets as well
         self.exit_code = 0  # the worst failure so far
@@ -73,19 +75,27 @@ class Session(OpenProject):
         self._busy = 0
 
     @classmethod
+    def load(cls, root: Path, *, leave_out: bool = False, remember: bool = True) -> Session:
+        """Open the project at ``root``, with ``leave_out`` without broken manifests.
+
+        Raises: ManifestErrors: the manifests are wrong.
+        """
+        gc.set_threshold(_OBJECTS)
+        return cls(load_project(root, leave_out=leave_out, remember=remember))
+
+    @classmethod
     def read_only(cls, root: Path, names: Sequence[str] = ()) -> Session:
         """Open the project at ``root`` without writing anything, not even a cache.
 
         If ``names`` are targets of single models, other manifests may be broken.
         Raises: ManifestErrors: the manifests are wrong.
         """
-        with no_garbage_collection():
-            if models_named_by(names):
-                session = cls(load_project(root, remember=False, leave_out=True))
-                with contextlib.suppress(UsageError):
-                    if all(map(session.targets_of, names)):
-                        return session
-            return cls(load_project(root, remember=False))
+        if models_named_by(names):
+            session = cls.load(root, leave_out=True, remember=False)
+            with contextlib.suppress(UsageError):
+                if all(map(session.targets_of, names)):
+                    return session
+        return cls.load(root, remember=False)
 
     @classmethod
     def of_history(cls, root: Path) -> Session:
@@ -95,22 +105,93 @@ class Session(OpenProject):
         """
         from buildsys.store.state_db import warn_on_stderr
 
-        with no_garbage_collection():
-            try:
-                project = load_project(root, remember=False, leave_out=True)
-                left_out = ", ".join(project.broken)
-            except ManifestErrors as error:  # in a file that all models share
-                project = empty_project(root)
-                left_out = f"all manifests, as they share {error.errors[0].file}"
-            if left_out:
-                warn_on_stderr(f"broken and left out: {left_out}; `buildsys list` shows the errors")
-            return cls(project)
+        try:
+            session = cls.load(root, leave_out=True, remember=False)
+            left_out = ", ".join(session.project.broken)
+        except ManifestErrors as error:  # in a file that all models share
+            session = cls(empty_project(root))
+            left_out = f"all manifests, as they share {error.errors[0].file}"
+        if left_out:
+            warn_on_stderr(f"broken and left out: {left_out}; `buildsys list` shows the errors")
+        return session
+
+    @cached_property
+    def _pool(self) -> WorkerPool:
+        from buildsys.workers.pool import WorkerPool
+
+        atexit.register(self.close)  # another reporter (`doit -r json`) does not
+        return WorkerPool(self.project.state)
+
+    @cached_property
+    def executor(self) -> Executor:
+        """The executor of this project; it starts nothing before a stage runs."""
+        from buildsys.execution.build_cache import store_folder
+        from buildsys.execution.executor import Executor
+        from buildsys.execution.local_runs import Folders
+        from buildsys.store.object_store import Store
+        from buildsys.store.state_db import warn_on_stderr
+
+        def notify(warning: str) -> None:
+            (self.on_warning or warn_on_stderr)(warning)
+
+        project, remote, signer = self.project, None, None
+        if key := project.signing().key:
+            from buildsys.execution.provenance import ProvenanceSigner
+            from buildsys.store.signatures import SigningKey
+
+            signer = ProvenanceSigner(SigningKey(key), notify, lambda: self.checkout)
+        if settings := project.shared_cache():
+            from buildsys.store.shared_cache import SharedCache
+
+            known_hosts = project.state / "known_hosts"
+            remote = SharedCache(notify=notify, known_hosts=known_hosts, **settings)
+        return Executor(
+            Folders(project.root, project.build, project.state, project.timing_caches()),
+            self.actions,
+            pool=self._pool,
+            store=Store(store_folder(project.state)),
+            remote=remote,
+            signer=signer,
+            trust=self.trust,
+            jobs=self.jobs if self.jobs > 1 else 0,
+            on_event=lambda target, event: self.on_event(target, event),
+            notify=notify,
+            make_recorder=self._make_recorder,
+        )
+
+    @cached_property
+    def trust(self) -> TrustPolicy:
+        """The project's trusted keys."""
+        from buildsys.store.signatures import TrustPolicy
+
+        signing = self.project.signing()
+        return TrustPolicy(signing.trusted, signing.unsigned, signing.revoked)
+
+    @cached_property
+    def checkout(self) -> Checkout | None:
+        """The state of the project's git checkout, if it has one."""
+        from buildsys.cli.git_revision import read_checkout
+        from buildsys.history.recorder import CHECKOUT_FILE, Checkout
+
+        packed = self.project.state / CHECKOUT_FILE
+        if packed.is_file():
+            return Checkout(**json.loads(packed.read_text(encoding="utf-8")))
+        with contextlib.suppress(UsageError, OSError):  # without git, or outside of a repository
+            return read_checkout(self.project.root, (self.project.build, self.project.state))
+        return None
+
+    def _make_recorder(self) -> Recorder:
+        from buildsys.history.database import History, history_file
+        from buildsys.history.recorder import Checkout, Recorder
+
+        return Recorder(
+            History(history_file(self.project.state)),
+            lambda: self.checkout or Checkout(),
+            lambda model: self.project.models[model].text,
+        )
 
     def is_fresh(self, target: str) -> bool:
-        """Return True if a target is up to date.
-
-        A problem found here makes the target run, which fails with it.
-        """
+        """Check a target; a problem makes it run, and fail with it."""
         self._raise_if_interrupted()
         self.is_run = True
         if target in self.rebuilds:
@@ -140,7 +221,7 @@ class Session(OpenProject):
         return target in self._fresh
 
     def are_up_to_date(self, targets: Iterable[str]) -> bool:
-        """Return True if all targets are up to date, checking each once."""
+        """Check targets, each once."""
         return all(
             target in self._fresh or target in self.finished or self.is_fresh(target)
             for target in targets
@@ -149,7 +230,7 @@ class Session(OpenProject):
     def up_to_date_models(
         self, models: Iterable[str], check: Collection[str]
     ) -> dict[str, dict[str, str]]:
-        """Return the targets of entirely up-to-date models, with their status.
+        """List the targets of entirely up-to-date models, with their status.
 
         Models in ``check`` are checked in full if no earlier run has found them up to date.
         """
@@ -159,19 +240,19 @@ class Session(OpenProject):
         texts = {model: self.project.models[model].text for model in models}
         self.is_run = True
         try:
-            found = self.executor.models.find(texts)
-            unknown = [model for model in check if model not in found]
+            fresh = self.executor.models.find(texts)
+            unknown = [model for model in check if model not in fresh]
             planned = ((model, list(self.actions.of(model).values())) for model in unknown)
-            found |= self.executor.models.check(
+            fresh |= self.executor.models.check(
                 {name: PlannedModel(texts[name], actions) for name, actions in planned}
             )
         except (BuildsysError, OSError, ValueError):  # the targets run, and fail with it
             return {}
         if self.remeasures_noisy:
-            found = {name: ends for name, ends in found.items() if _NOISY not in ends.values()}
-        for targets in found.values():
+            fresh = {name: ends for name, ends in fresh.items() if _NOISY not in ends.values()}
+        for targets in fresh.values():
             self._fresh.update(targets)
-        return found
+        return fresh
 
     def shortfall(self, target: str) -> str:
         """Return "unavailable" or "noisy" for a target that ended so, now or earlier, else ""."""
@@ -180,12 +261,12 @@ class Session(OpenProject):
         return status if status in (_UNAVAILABLE, _NOISY) else ""
 
     def recorded_reason(self, target: str) -> str:
-        """Return the recorded reason of an unavailable or noisy target."""
+        """Read the recorded reason of an unavailable or noisy target."""
         result = self.result(target)
         return with_hint(str(result.get("reason") or ""), str(result.get("hint") or ""))
 
     def stale_reason(self, target: str) -> str:
-        """Return the reason for running a target, in a few words."""
+        """Summarize why a target runs."""
         from buildsys.execution.stale_reasons import ASKED_FOR, summarize_reasons
 
         if target in self._fresh:
@@ -196,23 +277,32 @@ class Session(OpenProject):
             return ""
 
     def build(self, target: str) -> None:
-        """Run one target, even if it is up to date.
+        """Run one target, even if it is up to date; repeat a flaky one of a nightly run once.
 
         Raises: BuildsysError: the target failed, as recorded in ``finished``.
         KeyboardInterrupt: the run was interrupted.
         """
         self._raise_if_interrupted()
         started = time.monotonic()
+        options: dict[str, Any] = {"force": target in self._fresh}
+        if target in self.rebuilds:
+            options = {"force": True, "request": self.rebuilds[target]}
         with self._idle:
             self._busy += 1
         try:
-            self.finished[target] = self._run(target)
+            try:
+                self.finished[target] = self.executor.run(target, **options)
+            except BuildsysError as error:
+                if self.interrupted or not self.repeats_flaky or not self._is_flaky(target):
+                    raise
+                self.first_failures[target] = str(error)
+                self.finished[target] = self.executor.run(target, **options)
         except Exception as error:
             from buildsys.execution.run_records import Outcome
 
             self._raise_if_interrupted()
-            taken = getattr(error, "seconds", None)  # by the stage, as reports have it
-            seconds = time.monotonic() - started if taken is None else taken
+            seconds = getattr(error, "seconds", None)  # by the stage, as reports have it
+            seconds = time.monotonic() - started if seconds is None else seconds
             problem, hint = getattr(error, "problem", str(error)), getattr(error, "hint", "")
             kind = type(error).__name__
             self.finished[target] = Outcome(target, "failed", seconds, problem, hint, error=kind)
@@ -224,51 +314,38 @@ class Session(OpenProject):
                 self._busy -= 1
                 self._idle.notify_all()
 
-    def _run(self, target: str) -> Outcome:
-        """Run a target; repeat a flaky one of a nightly run once."""
-        options: dict[str, Any] = {"force": target in self._fresh}
-        if target in self.rebuilds:
-            options = {"force": True, "request": self.rebuilds[target]}
-        try:
-            return self.executor.run(target, **options)
-        except BuildsysError as error:
-            action = self.actions[target]
-            flaky = self.project.models[action.model].data["flaky"]
-            if self.interrupted or not self.repeats_flaky or action.stage not in flaky:
-                raise
-            self.first_failures[target] = str(error)
-            return self.executor.run(target, **options)
+    def _is_flaky(self, target: str) -> bool:
+        action = self.actions[target]
+        return action.stage in self.project.models[action.model].data["flaky"]
 
     def explain(self, targets: Iterable[str]) -> dict[str, Explanation]:
-        """Return the state of targets and dependencies, in build order."""
+        """Explain the state of targets and dependencies, in build order."""
         from buildsys.execution.freshness import explain
 
         checker = self.read_only_checker()
-        with no_garbage_collection():
-            needed = self.in_order(self.needed(targets))
-            after = {target: self.actions[target].after for target in needed}
-            return explain((checker.examine(self.actions[target]) for target in needed), after)
+        needed = self.in_order(self.needed(targets))
+        after = {target: self.actions[target].after for target in needed}
+        return explain((checker.examine(self.actions[target]) for target in needed), after)
 
     def read_only_checker(self) -> FreshnessChecker:
-        """Return a checker of the project, without writing anything."""
+        """Make a checker of the project, which writes nothing."""
         from buildsys.execution.freshness import read_only_checker
 
         project = self.project
-        folders = project.root, project.build, project.state
-        return read_only_checker(*folders, self.trust)
+        return read_only_checker(project.root, project.build, project.state, self.trust)
 
     def result(self, target: str) -> dict[str, Any]:
-        """Return the result file of a target, {} if unreadable.
+        """Read the result file of a target, {} if unreadable.
 
         Raw samples are left out: a million of them would be most of this process's memory.
         """
         path = self.project.build / self.actions[target].outputs["result"].path
         try:
             content = read_limited(path, MAX_RESULT_BYTES)
-            found = json.loads(_LONG_LIST.sub(b"[]", content))
+            result = json.loads(_LONG_LIST.sub(b"[]", content))
         except (OSError, ValueError, RecursionError):
             return {}
-        return found if isinstance(found, dict) else {}
+        return result if isinstance(result, dict) else {}
 
     def log(self, target: str) -> Path:
         """Return the path of a target's full log."""
@@ -277,15 +354,14 @@ class Session(OpenProject):
 
     def keep_traceback(self, target: str, error: BaseException) -> Path:
         """Write a traceback to a file and return its path."""
-        folder = self.project.state / "logs"
-        folder.mkdir(parents=True, exist_ok=True)
         name = f"{time.strftime('%Y%m%d-%H%M%S')}-{target.replace(':', '-')}-{os.getpid()}.log"
-        path = folder / name
+        path = self.project.state / "logs" / name
+        path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text("".join(traceback.format_exception(error)), encoding="utf-8")
         return path
 
     def interrupt(self, exit_code: int) -> None:
-        """Stop all workers and all waiting; whoever builds then gets a KeyboardInterrupt.
+        """Stop all workers and all waiting; builds then raise KeyboardInterrupt.
 
         Called from a separate thread (see ``interruption``).
         """
@@ -315,7 +391,10 @@ class Session(OpenProject):
             self.executor.ledger.forget(target, keep_records=has_baseline)
 
     def close(self) -> None:
-        """Stop the workers, and wait a moment for interrupted threads."""
-        super().close()
+        """Stop the workers and the executor, and wait a moment for interrupted threads."""
+        if "_pool" in vars(self):
+            self._pool.close()
+        if "executor" in vars(self):
+            self.executor.close()
         with self._idle:
             self._idle.wait_for(lambda: not self._busy, timeout=_CLOSE_LIMIT_S)

@@ -1,4 +1,4 @@
-"""The tasks of a project for doit: targets and groups of them.
+"""The tasks of a project for doit, and runs of them.
 
 doit provides its command line and the scheduler; our executor alone decides which targets are up
 to date. Tasks therefore have no ``file_dep`` and one ``uptodate`` callable.
@@ -7,31 +7,34 @@ to date. Tasks therefore have no ``file_dep`` and one ``uptodate`` callable.
 from __future__ import annotations
 
 import atexit
+import configparser
 import inspect
 import os
 import sys
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, TextIO
 
-from doit.exceptions import InvalidDodoFile, TaskError, TaskFailed
+from doit.api import run_tasks
+from doit.cmd_base import ModuleTaskLoader
+from doit.exceptions import InvalidCommand, InvalidDodoFile, InvalidTask, TaskError, TaskFailed
 
 from buildsys.cli import doit_backend
-from buildsys.cli.console.reporter import reporter_of
+from buildsys.cli.commands.clean import remove_files
+from buildsys.cli.console.reporter import Reporter
 from buildsys.cli.environment_variables import check_variables
 from buildsys.cli.project_root import shown_path, shown_text
-from buildsys.cli.session import Session, no_garbage_collection
-from buildsys.cli.target_files import remove_files
+from buildsys.cli.session import Session
 from buildsys.cli.target_names import STAGE_DOCS
-from buildsys.errors import BuildsysError, CheckFailed, ManifestErrors
-from buildsys.project.load import load_project
+from buildsys.errors import BuildsysError, CheckFailed, ManifestErrors, StageError, UsageError
 from buildsys.project.plan import model_of
 from buildsys.report.formatting import plural
 from buildsys.system.printable import printable
 
 BACKENDS = {"buildsys": "buildsys.cli.doit_backend:Backend"}  # if the package is not installed
 BUILD = "build"  # the group of everything; build:MODEL is everything of a model
+_WAITING_THREADS = 16  # besides those of -j
 
 
 def load(root: Path) -> tuple[dict[str, Any], ProjectTasks]:
@@ -42,8 +45,7 @@ def load(root: Path) -> tuple[dict[str, Any], ProjectTasks]:
     """
     try:
         check_variables(root)
-        with no_garbage_collection():
-            session = Session(load_project(root))
+        session = Session.load(root)
         return doit_config(session), ProjectTasks(session)
     except ManifestErrors as error:
         summary = f"{plural(len(error.errors), 'error')} in the manifests"
@@ -63,8 +65,59 @@ def doit_config(session: Session) -> dict[str, Any]:
         "par_type": "thread",  # with processes doit hangs forever if one of them dies
         "backend": "buildsys",
         "dep_file": str(session.project.state / doit_backend.FILE),
-        "reporter": reporter_of(session),
+        "reporter": type("SessionReporter", (Reporter,), {"session": session}),
     }
+
+
+def run_targets(
+    session: Session,
+    names: Sequence[str],
+    *,
+    jobs: int = 0,
+    keep_going: bool = False,
+    force: bool = False,
+    single: bool = False,
+    out: TextIO | None = None,
+) -> int:
+    """Run targets and groups with all that they need; return the exit code.
+
+    ``single``: only the named ones. ``jobs`` of 0: one at a time, in this thread.
+    """
+    session.jobs, session.always = max(1, jobs), force
+    tasks = ProjectTasks(session)
+    if single:
+        names = [target for name in names for target in session.members(name)]
+    needs_tasks = force or single or session.remeasures_all or bool(session.rebuilds)
+    tasks.choose_names(names, skip_fresh=not needs_tasks)
+    if single:
+        session.requested = names
+    if BUILD in names:  # one model after another: doit goes breadth first through one group
+        names = [*(f"build:{model}" for model in session.project.models), *names]
+    if jobs > 1:
+        from buildsys.system.devices import gpu_uuids
+
+        # a thread that waits for a GPU must not keep the processor idle
+        jobs += _WAITING_THREADS if gpu_uuids() else 0
+    config = {
+        **doit_config(session),
+        "default_tasks": list(names),
+        "num_process": jobs,
+        "continue": keep_going,
+        "always": force,
+        "single": single,
+        "outfile": out or sys.stdout,
+    }
+    loader = ModuleTaskLoader({"DOIT_CONFIG": config, "task_targets": tasks})
+    try:
+        code = run_tasks(loader, {}, extra_config={"BACKEND": BACKENDS})
+    except SystemExit as end:  # the reporter knows the code better than doit
+        code = end.code
+    except (InvalidCommand, InvalidDodoFile, InvalidTask) as error:
+        raise StageError(str(error)) from None
+    except (ValueError, configparser.Error) as error:
+        problem = f"cannot read pyproject.toml or doit.cfg: {error}".splitlines()[0]
+        raise UsageError(problem, "correct it, doit reads both") from None
+    return code if isinstance(code, int) else 0
 
 
 def _report_failures(session: Session) -> None:
@@ -89,8 +142,7 @@ class ProjectTasks:
         """Yield tasks as doit's dictionaries."""
         session, groups, targets = self.session, self._groups, self._targets
         if groups is None:
-            with no_garbage_collection():  # the plans stay
-                targets = list(session.actions)
+            targets = list(session.actions)
             groups = [BUILD, *(f"build:{model}" for model in session.project.models)]
         members: dict[str, list[str]] = {BUILD: list(targets)}
         for target in targets:
@@ -100,13 +152,13 @@ class ProjectTasks:
                 members.setdefault(name, []).append(target)
         if self._groups is None:
             groups = dict.fromkeys((*groups, *members))
+        models = [group for group in groups if group.startswith("build:")]
         for name in sorted(groups, key=lambda name: name.count(":")):  # a stage before its parts
-            models = [group for group in groups if group.startswith("build:")]
             after = models if name == BUILD else members.get(name, [])
             yield _group_task(session, name, members.get(name, []), after)
-        tasks = set(targets)
+        chosen = set(targets)
         for target in targets:
-            yield _target_task(session, target, tasks)
+            yield _target_task(session, target, chosen)
 
     def choose(self, command: str, names: list[str], options: Mapping[str, Any]) -> None:
         """Choose what a command of doit needs; ``names`` become full names.
@@ -143,20 +195,19 @@ class ProjectTasks:
                 whole |= dict.fromkeys([model] if model else session.project.models)
             else:
                 single += session.members(name)
-        with no_garbage_collection():
-            needed = list(session.needed(single))
-            models = dict.fromkeys((*whole, *map(model_of, needed)))
-            fresh = session.up_to_date_models(models, check=whole) if skip_fresh else {}
-            marks = session.ignored()  # targets that doit skips, and shows
-            fresh = {m: ends for m, ends in fresh.items() if marks.isdisjoint(ends)}
-            targets = {name for name in names if name in session.actions}
-            targets |= {target for target in needed if model_of(target) not in fresh}
-            for model in whole.keys() - fresh.keys():
-                targets |= {*session.actions.targets(model)}
-            self._targets = session.in_order(targets)
+        needed = list(session.needed(single))
+        models = dict.fromkeys((*whole, *map(model_of, needed)))
+        fresh = session.up_to_date_models(models, check=whole) if skip_fresh else {}
+        marks = session.ignored()  # targets that doit skips, and shows
+        fresh = {m: ends for m, ends in fresh.items() if marks.isdisjoint(ends)}
+        targets = {name for name in names if name in session.actions}
+        targets |= {target for target in needed if model_of(target) not in fresh}
+        for model in whole.keys() - fresh.keys():
+            targets |= {*session.actions.targets(model)}
+        self._targets = session.in_order(targets)
         done = [target for model in whole for target in fresh.get(model, ())]
         done += [target for target in needed if model_of(target) in fresh]
-        session.up_to_date_targets = [one for one in dict.fromkeys(done) if one not in targets]
+        session.up_to_date_targets = [t for t in dict.fromkeys(done) if t not in targets]
         session.requested = {*session.up_to_date_targets, *targets}
         groups = dict.fromkeys(name for name in names if name not in targets)
         self._groups = groups | dict.fromkeys(f"build:{model}" for model in whole)
@@ -246,4 +297,4 @@ def clean(session: Session, name: str, dryrun: bool) -> None:
     """Remove the files of the targets of a name, each target once."""
     targets = [target for target in session.members(name) if target not in session.cleaned]
     session.cleaned.update(targets)
-    remove_files(session, targets, sys.stdout, dry_run=dryrun)
+    remove_files(session, targets, dry_run=dryrun)

@@ -8,10 +8,9 @@ from collections.abc import Sequence
 
 from buildsys.cli.command import add_json, add_names, positive_integer, print_json
 from buildsys.cli.model_filter import ModelFilter, add_filter
-from buildsys.cli.run_targets import run_targets
-from buildsys.cli.session import Session, no_garbage_collection
+from buildsys.cli.session import Session
+from buildsys.cli.tasks import run_targets
 from buildsys.errors import BuildsysError, UsageError
-from buildsys.project.load import load_project
 from buildsys.store.ledger import utc_now
 
 SCHEMA = "buildsys/build/1"
@@ -78,8 +77,7 @@ def run(options: Namespace) -> int:
 
         return build_on(options, files)
     try:
-        with no_garbage_collection():
-            session = Session(load_project(options.root))
+        session = Session.load(options.root)
         session.remeasures_all = options.remeasure
         names = chosen_names(session, options.names, ModelFilter.of(options), options.since)
         code = run_targets(

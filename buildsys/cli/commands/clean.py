@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import sys
 from argparse import ArgumentParser, Namespace
+from collections.abc import Iterator, Sequence
+from pathlib import Path
 
 from buildsys.cli.command import add_names
 from buildsys.cli.model_filter import ModelFilter, add_filter
+from buildsys.cli.project_root import shown_path
 from buildsys.cli.session import Session
-from buildsys.cli.target_files import remove_files
-from buildsys.project.load import load_project
+from buildsys.project.plan import model_of
+from buildsys.stages.table import REPORT
+from buildsys.system.printable import printable
 
 
 def add_arguments(parser: ArgumentParser) -> None:
@@ -25,12 +29,49 @@ def add_arguments(parser: ArgumentParser) -> None:
 
 def run(options: Namespace) -> int:
     """Print what is removed."""
-    session = Session(load_project(options.root))
+    session = Session.load(options.root)
     try:
         targets = session.in_order(session.select(options.names, only=ModelFilter.of(options)))
-        remove_files(session, targets, sys.stdout, dry_run=options.dry_run)
+        remove_files(session, targets, dry_run=options.dry_run)
         for target in targets if options.forget and not options.dry_run else ():
             session.forget(target)
     finally:
         session.close()
     return 0
+
+
+def remove_files(session: Session, targets: Sequence[str], *, dry_run: bool) -> None:
+    """Remove the files of targets, and the pages of removed reports."""
+    for target in targets:
+        for path in _remove_target_files(session, target, dry_run=dry_run):
+            sys.stdout.write(printable(f"{target} - removing {shown_path(path)}\n"))
+    actions = session.actions
+    models = {model_of(target) for target in targets if actions[target].stage == REPORT}
+    if models:
+        from buildsys.cli.html_pages import remove_pages
+
+        for path in remove_pages(session, models, dry_run=dry_run):
+            sys.stdout.write(printable(f"removing {shown_path(path)}\n"))
+
+
+def _remove_target_files(session: Session, target: str, *, dry_run: bool) -> Iterator[Path]:
+    """Remove the recorded and declared files of a target, and its log; yield them."""
+    build = session.project.build
+    declared = {output.path for output in session.actions[target].outputs.values()}
+    paths = {build / path for path in declared | session.executor.ledger.owned(target)}
+    for path in sorted({*paths, session.log(target)}):
+        if not path.is_file() and not path.is_symlink():
+            continue
+        yield path
+        if not dry_run:
+            path.unlink(missing_ok=True)
+            _remove_empty_folders(path.parent, build)
+
+
+def _remove_empty_folders(folder: Path, build: Path) -> None:
+    while folder != build and build in folder.parents:
+        try:
+            folder.rmdir()
+        except OSError:  # not empty
+            return
+        folder = folder.parent

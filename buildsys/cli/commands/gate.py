@@ -9,7 +9,6 @@ from buildsys.cli.command import add_names
 from buildsys.cli.commands.run.engine_choice import named_engines
 from buildsys.cli.session import Session
 from buildsys.errors import UsageError
-from buildsys.project.load import load_project
 from buildsys.stages.table import GATE, target_of
 from buildsys.system.printable import printable
 
@@ -33,7 +32,7 @@ def run(options: Namespace) -> int:
     reason = " ".join(options.reason.split())
     if not reason:
         raise UsageError("gate accept needs a reason", 'add --reason "TEXT"')
-    session = Session(load_project(options.root))
+    session = Session.load(options.root)
     try:
         target = _gate_of(session, options.names[1])
         session.executor.accept(target, reason)

@@ -21,8 +21,7 @@ from buildsys.cli.command import (
     print_lines,
     unknown_name,
 )
-from buildsys.cli.console.plot import plot_lines
-from buildsys.cli.console.rows import format_table, time_ago
+from buildsys.cli.console.rows import format_table, plot_lines, time_ago
 from buildsys.cli.model_filter import ModelFilter, add_filter
 from buildsys.cli.project_root import typed_path
 from buildsys.cli.session import Session

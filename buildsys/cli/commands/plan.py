@@ -14,9 +14,8 @@ from typing import Any, NamedTuple
 
 from buildsys.cli.command import add_json, add_names, positive_integer, print_json
 from buildsys.cli.commands.explain import explanation_json, reasons_json
+from buildsys.cli.console.lines import engine_of, group_name, lines_by_cause, target_line
 from buildsys.cli.console.rows import Row, print_rows
-from buildsys.cli.console.target_line import target_line
-from buildsys.cli.console.unavailable import engine_of, lines_by_cause, target_names
 from buildsys.cli.model_filter import ModelFilter, add_filter
 from buildsys.cli.session import Session
 from buildsys.errors import StageError
@@ -98,7 +97,7 @@ def print_plan(
     lines = [target_line(target, "unavailable") for target in obstacles]
     for group in lines_by_cause(lines, obstacles)[:_SHOWN_OBSTACLES]:
         why = obstacles[group[0].target]
-        closing.append(f"cannot run on this machine: {target_names(group)}: {why}")
+        closing.append(f"cannot run on this machine: {group_name(group)}: {why}")
     print_rows(rows, closing)
 
 

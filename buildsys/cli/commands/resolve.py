@@ -7,7 +7,6 @@ from argparse import ArgumentParser, Namespace
 
 from buildsys.cli.command import add_names
 from buildsys.cli.session import Session
-from buildsys.project.load import load_project
 from buildsys.project.resolved_yaml import resolved_text
 from buildsys.system.printable import printable
 
@@ -19,7 +18,7 @@ def add_arguments(parser: ArgumentParser) -> None:
 
 def run(options: Namespace) -> int:
     """Print the manifest as YAML."""
-    session = Session(load_project(options.root))
+    session = Session.load(options.root)
     model = session.one_model("resolve", options.names)
     sys.stdout.write(printable(resolved_text(session.project.models[model])))
     return 0

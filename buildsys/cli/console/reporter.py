@@ -11,50 +11,55 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
-from importlib import import_module
 from typing import TYPE_CHECKING, Any, TextIO
 
 from buildsys.cli.command import INTERRUPTED
-from buildsys.cli.console.progress import LiveDisplay, open_display
-from buildsys.cli.console.target_line import ConsoleLine, target_line
-from buildsys.cli.console.unavailable import causes, engine_of, lines_by_cause, target_names
+from buildsys.cli.console.lines import (
+    ConsoleLine,
+    causes,
+    engine_of,
+    group_name,
+    lines_by_cause,
+    target_line,
+)
+from buildsys.cli.console.progress import open_display
 from buildsys.cli.interruption import NOTICE, Signals
 from buildsys.cli.project_root import shown_path, shown_text
 from buildsys.cli.session import Session
-from buildsys.cli.target_names import STAGE_DOCS
 from buildsys.errors import with_hint
 from buildsys.report.formatting import plural
 from buildsys.system.printable import printable, use_plain_symbols
 
 if TYPE_CHECKING:
-    from buildsys.cli.console.estimate import Estimate, Remaining
-    from buildsys.cli.console.progress import PlainDisplay
+    from buildsys.cli.console.estimate import Estimate
+    from buildsys.cli.console.progress import LiveDisplay, PlainDisplay
     from buildsys.cli.failure_report import StaleOutputs
 
-_SHOWN_CAUSES = 12  # causes of shortfalls, if there is nothing to do
+_MOST_CAUSES = 12  # causes of shortfalls, if there is nothing to do
 _MOST_ESTIMATED = 2_000  # targets: planning and checking each takes 10 ms of processor time
 _LOADING_LIMIT_S = 2.0  # at the end of a run, for the thread that estimates it
 
 
 class Reporter:
-    """Reports the targets of a run to the console.
+    """Reports the targets of a run to the console; a subclass has the session.
 
     ``execute_task`` and progress messages come from doit's threads, everything else from the main
     thread.
     """
 
-    def __init__(self, session: Session, outstream: TextIO) -> None:
-        self.session = session
+    session: Session
+
+    def __init__(self, outstream: TextIO, options: Mapping[str, Any]) -> None:
+        del options  # how much captured output to show; nothing is captured here
         use_plain_symbols(outstream)
         self._out = outstream
         self._lock = threading.RLock()
         self._lines: dict[str, ConsoleLine] = {}
         self._display: PlainDisplay | LiveDisplay | None = None
         self._estimate: Estimate | None = None
-        self._unshown: list[ConsoleLine] = []  # failures; shown at the end, or before what follows
         self._problems: list[str] = []
         self._loading: threading.Thread | None = None
-        self._signals = Signals(session.interrupt)
+        self._signals = Signals(self.session.interrupt)
 
     def initialize(self, tasks: Mapping[str, Any], selected_tasks: Sequence[str]) -> None:
         """List all targets of this run, in plan order."""
@@ -81,10 +86,7 @@ class Reporter:
 
     def execute_task(self, task: Any) -> None:
         """Note a running target; its stale reason will show it."""
-        line = self._lines.get(task.name)
-        if line is None:
-            return
-        with self._lock:
+        if line := self._lines.get(task.name):
             line.status, line.began = "running", time.monotonic()
 
     def add_success(self, task: Any) -> None:
@@ -95,22 +97,20 @@ class Reporter:
         with self._lock:
             line.status, line.log_file = finished.status, None
             line.reason = shown_text(with_hint(finished.reason, finished.hint))
-            line.seconds = finished.seconds
-            if finished.waited or finished.restored:
-                line.seconds = None
+            is_earlier = finished.waited or finished.restored
+            line.seconds = None if is_earlier else finished.seconds
             if line.status in ("unavailable", "noisy"):
                 line.recorded = finished.waited
                 if self._is_without_engine(line):
                     return
             elif finished.waited:
-                line.status = "fresh"
-                line.reason = "built by another run meanwhile"
+                line.status, line.reason = "fresh", "built by another run meanwhile"
             else:
-                if finished.restored:
-                    line.status = "restored"
-                line.figure = _key_figure(self.session, line)
+                from buildsys.report.key_figures import key_figure
+
+                line.status = "restored" if finished.restored else line.status
+                line.figure = key_figure(line.stage, self.session.result(line.target))
             self._open_display().ended(line)
-            line.forget_activity()
 
     def _is_without_engine(self, line: ConsoleLine) -> bool:
         """Return True after the line of the target's own unavailable engine."""
@@ -125,18 +125,19 @@ class Reporter:
         with self._lock:
             if fail.get_name() == "UnmetDependency":
                 unmet = fail.message.split()
-                known = [one for one in unmet if one in self._lines]
-                failed = [one for one in known if self._lines[one].status == "failed"]
+                failed = [t for t in unmet if t in self._lines and self._has_failed(t)]
                 line.reason = f"needs {', '.join(failed or unmet[:1])}"
                 return
             finished = self.session.finished.get(task.name)
             line.status, line.reason = "failed", shown_text(fail.message.strip())
-            line.log_file = None
-            line.seconds = finished.seconds if finished else 0.0
+            line.log_file, line.seconds = None, finished.seconds if finished else 0.0
             log = self.session.log(task.name)
             has_log = os.path.exists(log)  # noqa: PTH110 - no error in an unreadable folder
             line.log = shown_path(log) if has_log and log.name not in line.reason else ""
-            self._unshown.append(line)
+            self._open_display().ended(line)
+
+    def _has_failed(self, target: str) -> bool:
+        return self._lines[target].status == "failed"
 
     def skip_uptodate(self, task: Any) -> None:
         """Note an up-to-date target."""
@@ -174,41 +175,39 @@ class Reporter:
         if isinstance(error, KeyboardInterrupt) and not self.session.interrupted:
             self.session.interrupted = INTERRUPTED
         try:
-            self._complete(error)
-        finally:
-            self._signals.restore()
-        if code := self.session.interrupted or self.session.exit_code:
-            raise SystemExit(code)
-
-    def _complete(self, error: BaseException | None) -> None:
-        interrupted = bool(self.session.interrupted)
-        try:
-            if self._estimate and self._loading:
-                self._estimate.stop()
-                self._loading.join(_LOADING_LIMIT_S)
-            if self._display:
-                self._display.close()
-            if interrupted:
-                self.session.close()
-                for line in self._lines.values():
-                    if line.status == "running":
-                        line.status, line.reason = "not run", "interrupted"
-            self._print_end(interrupted=interrupted, broken=error is not None)
+            self._end_display()
+            self._print_end(is_broken=error is not None)
         finally:
             self.session.close()  # the last results are on their way into the store
+            self._signals.restore()
         if self.session.finished:
             from buildsys.cli.store_limit import enforce_limit
 
             enforce_limit(self.session.project)
+        if code := self.session.interrupted or self.session.exit_code:
+            raise SystemExit(code)
 
-    def _print_end(self, *, interrupted: bool, broken: bool) -> None:
+    def _end_display(self) -> None:
+        if self._loading:
+            if self._estimate:
+                self._estimate.stop()
+            self._loading.join(_LOADING_LIMIT_S)
+        if self._display:
+            self._display.close()
+        if self.session.interrupted:
+            self.session.close()
+            for line in self._lines.values():
+                if line.status == "running":
+                    line.status, line.reason = "not run", "interrupted"
+
+    def _print_end(self, *, is_broken: bool) -> None:
         """Print the outcome of the run."""
         lines = list(self._lines.values())
         stale: Sequence[StaleOutputs] = ()
         # with `-s` dependencies don't run, without any failure
-        if broken or any(line.status == "failed" for line in lines):
+        if is_broken or any(line.status == "failed" for line in lines):
             models = [line.model for line in lines if line.status in ("failed", "not run")]
-            if interrupted:  # only models that this run has reached
+            if self.session.interrupted:  # only models that this run has reached
                 reached = {line.model for line in lines if line.has_ended or line.reason}
                 models = [model for model in models if model in reached]
             if models:
@@ -218,97 +217,78 @@ class Reporter:
         if stale or any(line.has_ended for line in lines):
             from buildsys.cli.console.run_summary import print_summary
 
-            unshown = {line.target for line in self._unshown}
-            changed = {one.model for one in lines if one.has_ended} | {one.model for one in stale}
-            pages = self._write_pages(changed)
-            self.session.seconds = elapsed_s = time.monotonic() - self.session.began
-            print_summary(self._out, self.session, lines, elapsed_s, stale, unshown, pages)
-        elif not broken and not self._problems:
+            changed = {line.model for line in lines if line.has_ended}
+            pages = self._write_pages(changed | {outputs.model for outputs in stale})
+            self.session.seconds = time.monotonic() - self.session.began
+            print_summary(self._out, self.session, lines, stale, pages)
+        elif not is_broken and not self._problems:
             self._print_nothing_to_do(lines)
         for problem in self._problems:
             self._out.write(printable(f"{problem.strip()}\n"))
-        if interrupted:
+        if self.session.interrupted:
             self._out.write(NOTICE)
         self._out.flush()
 
-    def _write_pages(self, models: Collection[str]) -> str:
+    def _write_pages(self, changed: Collection[str]) -> str:
         """Write the pages of changed models; return a line for the console."""
         from buildsys.cli.html_pages import update_pages
 
-        known = self.session.project.models
-        return update_pages(self.session, [model for model in known if model in models])
+        models = [model for model in self.session.project.models if model in changed]
+        return update_pages(self.session, models)
 
     def _print_nothing_to_do(self, lines: Sequence[ConsoleLine]) -> None:
         """Print the number of up-to-date targets, and the unavailable and noisy ones."""
+        project = self.session.project
         if not lines:
             why = "there is no manifest in the models folder yet"
-            if self.session.project.broken:
-                why = "all manifests are broken"
-            elif self.session.project.models:
-                why = "nothing is selected"
+            why = "nothing is selected" if project.models else why
+            why = "all manifests are broken" if project.broken else why
             self._out.write(f"no targets: {why}\n")
             return
+        groups = {}
+        cause = causes(lines, lambda line: self.session.recorded_reason(line.target))
+        groups["unavailable"] = lines_by_cause(lines, cause)
+        groups["noisy"] = [[line] for line in lines if line.status == "noisy"]
+        for status, rows in groups.items():
+            for group in rows[:_MOST_CAUSES]:
+                target = group[0].target
+                reason = cause.get(target) or self.session.recorded_reason(target)
+                text = f"{status:<11}  {group_name(group)}  {reason.partition(chr(10))[0]}"
+                self._out.write(printable(f"{text.rstrip()}\n"))
+            if more := sum(map(len, rows[_MOST_CAUSES:])):
+                count = plural(more, f"more {status} target")
+                self._out.write(f"and {count}; `buildsys explain` lists all\n")
         counts = Counter(line.status for line in lines)
         parts = [plural(counts["fresh"], "target")]
-        shown = ("unavailable", "noisy", "ignored")
-        parts += [f"{counts[status]} {status}" for status in shown if counts[status]]
-        if counts["unavailable"]:
-            self._print_unavailable(lines)
-        self._print_noisy([line for line in lines if line.status == "noisy"])
+        others = ("unavailable", "noisy", "ignored")
+        parts += [f"{counts[status]} {status}" for status in others if counts[status]]
         self._out.write(f"everything is up to date ({', '.join(parts)})\n")
-
-    def _print_unavailable(self, lines: Sequence[ConsoleLine]) -> None:
-        """Print one line per cause."""
-        stages = list(STAGE_DOCS)  # remembered targets have no order
-        ordered = sorted(lines, key=lambda one: (one.model, one.variant, stages.index(one.stage)))
-        cause = causes(ordered, lambda one: self.session.recorded_reason(one.target))
-        groups = lines_by_cause(ordered, cause)
-        for group in groups[:_SHOWN_CAUSES]:
-            reason, *_ = cause[group[0].target].splitlines() or [""]
-            text = f"{'unavailable':<11}  {target_names(group)}  {reason}".rstrip()
-            self._out.write(printable(f"{text}\n"))
-        if more := sum(map(len, groups[_SHOWN_CAUSES:])):
-            count = plural(more, "more unavailable target")
-            self._out.write(printable(f"and {count}; `buildsys explain` lists all\n"))
-
-    def _print_noisy(self, lines: Sequence[ConsoleLine]) -> None:
-        for line in lines[:_SHOWN_CAUSES]:
-            reason, *_ = self.session.recorded_reason(line.target).splitlines() or [""]
-            self._out.write(printable(f"{'noisy':<11}  {line.target}  {reason}\n"))
-        if (more := len(lines) - _SHOWN_CAUSES) > 0:
-            self._out.write(
-                f"and {plural(more, 'more noisy target')}; `buildsys explain` lists all\n"
-            )
 
     def _take_event(self, target: str, event: Mapping[str, Any]) -> None:
         """Show an event of the executor."""
         line, kind = self._lines.get(target), event["event"]
-        if kind in ("started", "waiting"):
-            with self._lock:
-                if self._loading is None:  # while the first worker works, which delays nothing
-                    self._loading = threading.Thread(target=self._load, daemon=True)
-                    self._loading.start()
-        if line is None:
-            return
-        if kind == "started":  # the worker; until then it may have waited
-            line.began, line.message, line.counter = time.monotonic(), "", ""
-            line.log_file = self.session.log(target)
-            with self._lock:
-                self._open_display().works()
-        elif kind == "progress":
-            line.message = event["message"]
-        elif kind == "count":
-            done, total = event["done"], event["total"]
-            line.counter = f"{done:,}{f' of {total:,}' if total else ''} {event['unit']}"
-        elif kind == "stale":
-            with self._lock:
+        with self._lock:
+            if kind in ("started", "waiting") and self._loading is None:
+                # while the first worker works, which delays nothing
+                self._loading = threading.Thread(target=self._load, daemon=True)
+                self._loading.start()
+            if line is None:
+                return
+            if kind == "started":  # the worker; until then it may have waited
+                line.began, line.message, line.counter = time.monotonic(), "", ""
+                line.log_file = self.session.log(target)
+            elif kind == "progress":
+                line.message = event["message"]
+            elif kind == "count":
+                done, total = event["done"], event["total"]
+                line.counter = f"{done:,}{f' of {total:,}' if total else ''} {event['unit']}"
+            elif kind == "stale":
                 line.why = event["reason"]
                 if not self._is_without_engine(line):
                     self._open_display().started(line)
-        elif kind == "waiting":
-            line.message = f"waiting for {event['holder']}"
-            if event["elsewhere"]:
-                with self._lock:
+            elif kind == "waiting":
+                line.message = f"waiting for {event['holder']}"
+                if event["elsewhere"]:
                     self._open_display().waits(line, event["holder"])
 
     def _warn(self, warning: str) -> None:
@@ -316,50 +296,19 @@ class Reporter:
         from buildsys.store.state_db import warn_on_stderr
 
         with self._lock:
-            if isinstance(self._display, LiveDisplay) and sys.stderr.isatty():
-                self._display.warn(warning)
-            else:
-                warn_on_stderr(warning)
+            (self._display.warn if self._display else warn_on_stderr)(warning)
 
     def _load(self) -> None:
-        """Load modules for the end of the run and the usual times."""
-        import_module("buildsys.cli.console.run_summary")
+        """Estimate the run, and load modules for its end."""
         from buildsys.cli.console.estimate import Estimate
-
-        if len(self._lines) <= _MOST_ESTIMATED:
-            estimate = Estimate(self.session, self._lines, self.session.jobs)
-            self._estimate = estimate
-            estimate.learn()
         from buildsys.cli.html_pages import prepare
 
+        if len(self._lines) <= _MOST_ESTIMATED:
+            self._estimate = Estimate(self.session, self._lines)
+            self._estimate.learn()
         prepare()
 
-    def _remaining(self) -> Remaining | None:
-        return self._estimate.remaining() if self._estimate else None
-
     def _open_display(self) -> PlainDisplay | LiveDisplay:
-        """Return the display, with all earlier failures shown."""
         if self._display is None:
-            self._display = open_display(self._out, self._lines, self._remaining)
-        while self._unshown:
-            self._display.ended(self._unshown.pop(0))
+            self._display = open_display(self._out, self._lines, lambda: str(self._estimate or ""))
         return self._display
-
-
-def _key_figure(session: Session, line: ConsoleLine) -> str:
-    from buildsys.report.key_figures import key_figure  # not needed with nothing to do
-
-    return key_figure(line.stage, session.result(line.target))
-
-
-def reporter_of(session: Session) -> type[Reporter]:
-    """Make the reporter of a session; doit wants a class."""
-
-    class SessionReporter(Reporter):
-        """A reporter with the arguments of doit."""
-
-        def __init__(self, outstream: TextIO, options: Mapping[str, Any]) -> None:
-            del options  # how much captured output to show; nothing is captured here
-            super().__init__(session, outstream)
-
-    return SessionReporter

@@ -1,7 +1,8 @@
-"""Text output of commands: coloured rows, titled lines and tables."""
+"""Text output of commands: coloured rows, titled lines, tables and plots."""
 
 from __future__ import annotations
 
+import math
 import os
 import sys
 import time
@@ -23,6 +24,9 @@ _STYLES = {
     "unavailable": "yellow",
 }  # fmt: skip
 _UNITS = ((86400, "day"), (3600, "h"), (60, "min"))
+_PLOT_WIDTH, _PLOT_STEPS = 60, 7  # columns, with labels less than 80; lines above the lowest
+_POINT, _BAR, _AXIS = "●", "│", "┤"
+_ASCII = str.maketrans({_POINT: "*", _BAR: "|", _AXIS: "|"})
 
 
 @dataclass(frozen=True)
@@ -39,24 +43,24 @@ def print_rows(rows: Iterable[Row], closing: Sequence[str]) -> None:
     """Print rows and closing lines, with colours on a terminal."""
     out = sys.stdout
     use_plain_symbols(out)
-    shown = printable_line
-    listed = [
-        Row(row.word, shown(row.text), [*map(shown, row.details)], shown(row.note)) for row in rows
+    line = printable_line
+    rows = [
+        Row(row.word, line(row.text), [*map(line, row.details)], line(row.note)) for row in rows
     ]
-    closing = [*map(shown, closing)]
-    width = max((len(row.word) for row in listed), default=0) + 2
+    closing = [*map(line, closing)]
+    width = max((len(row.word) for row in rows), default=0) + 2
     if out.isatty() and os.environ.get("TERM") != "dumb":
-        _print_with_rich(listed, closing, width)
+        _print_with_rich(rows, closing, width)
         return
-    for row in listed:
+    for row in rows:
         note = f"  {row.note}" if row.note else ""
         out.write(f"{row.word:<{width}}{row.text}{note}\n")
-        out.writelines(f"{' ' * (width + 2)}{line}\n" for line in row.details)
-    out.writelines(f"{line}\n" for line in closing)
+        out.writelines(f"{' ' * (width + 2)}{detail}\n" for detail in row.details)
+    out.writelines(f"{text}\n" for text in closing)
 
 
 def text_console(out: TextIO, width: int | None = None) -> Console:
-    """Return a console that prints texts as they are.
+    """Open a console that prints texts as they are.
 
     A target may read as markup: ``bench:b:ort`` has an emoji.
     """
@@ -90,29 +94,59 @@ def _print_with_rich(rows: Iterable[Row], closing: Iterable[str], width: int) ->
 
 
 def titled_lines(title: str, lines: Iterable[str], indent: int) -> list[str]:
-    """Return lines with a title in front of the first."""
+    """Format lines with a title in front of the first."""
     return [f"  {'' if at else title:<{indent}}{line}" for at, line in enumerate(lines)]
 
 
 def format_table(titles: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
-    """Return the lines of a table; ``>`` ends titles of right-aligned columns."""
+    """Format a table; ``>`` ends titles of right-aligned columns."""
     names = [title.removesuffix(">") for title in titles]
     cells = align([names, *rows], [title.endswith(">") for title in titles])
     return ["  ".join(line).rstrip() for line in cells]
 
 
 def time_ago(started: str) -> str:
-    """Return a past time as ``3 min ago (2026-11-20 20:15 UTC)``."""
+    """Format a past time as ``3 min ago (2026-11-20 20:15 UTC)``."""
     try:
         began = timegm(time.strptime(started, "%Y-%m-%dT%H:%M:%SZ"))
     except ValueError:
         return started
-    shown = time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime(began))
-    past = time.time() - began
-    if past < 0:  # the clock was set back
-        return shown
+    moment = time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime(began))
+    past = max(0, int(time.time() - began))
     for seconds, unit in _UNITS:
         if past >= seconds:
-            count = int(past // seconds)
-            return f"{count} {unit}{'s' * (unit == 'day' and count > 1)} ago ({shown})"
-    return f"{int(past)} s ago ({shown})"
+            count = past // seconds
+            return f"{count} {unit}{'s' * (unit == 'day' and count > 1)} ago ({moment})"
+    return f"{past} s ago ({moment})"
+
+
+def plot_lines(
+    points: Sequence[tuple[float, tuple[float, float] | None]], *, ascii_only: bool = False
+) -> list[str]:
+    """Plot values and their intervals from left to right; each line is a round level.
+
+    Of more points than columns, the last are drawn.
+    """
+    from buildsys.report.html.charts import round_step
+
+    drawn = [(value, span or (value, value)) for value, span in points[-_PLOT_WIDTH:]]
+    drawn = [(value, span) for value, span in drawn if all(map(math.isfinite, (value, *span)))]
+    if not drawn:
+        return []
+    bottom, top = min(low for _, (low, _) in drawn), max(high for _, (_, high) in drawn)
+    margin = max(0.0, (0.02 * abs(top) or 1.0) - (top - bottom)) / 2  # a flat line stays flat
+    level = round_step(top - bottom + 2 * margin, _PLOT_STEPS)
+    first, last = round((bottom - margin) / level), round((top + margin) / level)
+    step = max(1, min(4, _PLOT_WIDTH // len(drawn)))
+    grid = {number: [" "] * (step * len(drawn)) for number in range(last, first - 1, -1)}
+    for at, (value, (low, high)) in enumerate(drawn):
+        for number in range(round(low / level), round(high / level) + 1):
+            grid[number][at * step] = _BAR
+        grid[round(value / level)][at * step] = _POINT
+    decimals = max(0, -math.floor(math.log10(level)))
+    labels = align([[f"{number * level:,.{decimals}f}"] for number in grid], [True])
+    lines = [
+        f"{label[0]} {_AXIS} {''.join(cells)}".rstrip()
+        for label, cells in zip(labels, grid.values(), strict=True)
+    ]
+    return [line.translate(_ASCII) for line in lines] if ascii_only else lines

@@ -14,8 +14,7 @@ import pytest
 from doit.doit_cmd import DoitMain
 
 from buildsys.cli import main
-from buildsys.cli.commands import COMMANDS, build, clean
-from buildsys.cli.commands.nightly import command as nightly
+from buildsys.cli.commands import COMMANDS
 from buildsys.cli.loader import Loader
 from buildsys.cli.main import parse, parser_of
 from buildsys.cli.session import Session
@@ -240,9 +239,7 @@ class Doit:
         (self.root / "dodo.py").write_text("import buildsys")
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(Session, "read_only", lambda *_: self.session)
-            for module in (build, clean, nightly):
-                patch.setattr(module, "load_project", lambda *_, **__: self.session.project)
-                patch.setattr(module, "Session", lambda _: self.session)
+            patch.setattr(Session, "load", lambda *_, **__: self.session)
             code = main.run(arguments)
         printed = self._capsys.readouterr()
         return code, printed.out + printed.err

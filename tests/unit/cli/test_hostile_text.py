@@ -12,10 +12,10 @@ import pytest
 from cli_doubles import make_session, write_result
 
 from buildsys.cli.command import print_lines
+from buildsys.cli.console.lines import ConsoleLine
 from buildsys.cli.console.progress import LiveDisplay, PlainDisplay
 from buildsys.cli.console.rows import Row, print_rows
 from buildsys.cli.console.run_summary import print_summary
-from buildsys.cli.console.target_line import ConsoleLine
 from buildsys.errors import ManifestError
 
 HOSTILE = "name\x1b]0;title\x07\x1b[2J\u202etxt.exe\r\x9b31m"
@@ -51,17 +51,16 @@ def test_rows_and_lines(out: io.StringIO, monkeypatch: pytest.MonkeyPatch) -> No
 
 def test_displays_of_targets(out: io.StringIO) -> None:
     ended = {
-        status: ConsoleLine(
+        f"engine:{status}": ConsoleLine(
             f"engine:{status}", "net", "engine", "", status, why=HOSTILE, reason=HOSTILE,
             log=HOSTILE, message=HOSTILE,
         )
         for status in ("running", "passed", "failed", "unavailable")
     }  # fmt: skip
     kind = LiveDisplay if out.isatty() else PlainDisplay
-    display = kind(out, ended)
+    display = kind(out, ended, str)
     for line in ended.values():
         display.started(line)
-        display.works()
         display.waits(line, HOSTILE)
         if line.status != "running":
             display.ended(line)
@@ -75,7 +74,7 @@ def test_a_summary_with_warnings(out: io.StringIO, tmp_path: Path) -> None:
     write_result(session, target, status="unavailable", reason=HOSTILE, warnings=[HOSTILE])
     model = session.actions[target].model
     lines = [ConsoleLine(target, model, "export", "", "unavailable", seconds=1.0, reason=HOSTILE)]
-    print_summary(out, session, lines, 1.0)
+    print_summary(out, session, lines)
     shown(out)
 
 

@@ -1,13 +1,21 @@
 from __future__ import annotations
 
 import io
+import math
 import re
 import sys
 import time
 
 import pytest
 
-from buildsys.cli.console.rows import Row, format_table, print_rows, text_console, time_ago
+from buildsys.cli.console.rows import (
+    Row,
+    format_table,
+    plot_lines,
+    print_rows,
+    text_console,
+    time_ago,
+)
 
 
 def utc(seconds_ago: float) -> str:
@@ -29,7 +37,7 @@ def test_a_past_time_is_shown_with_its_age(seconds: float, expected: str) -> Non
 
 
 def test_a_clock_set_back_and_a_broken_record_do_not_fail() -> None:
-    assert re.fullmatch(r"\d{4}-\d\d-\d\d \d\d:\d\d UTC", time_ago(utc(-5000)))
+    assert time_ago(utc(-5000)).startswith("0 s ago (")
     assert time_ago("yesterday") == "yesterday"
 
 
@@ -79,3 +87,49 @@ class ClosedPipe(io.StringIO):
 def test_a_closed_pipe_does_not_end_the_process() -> None:
     with pytest.raises(BrokenPipeError):
         text_console(ClosedPipe()).print("a row")
+
+
+def test_values_and_intervals_are_drawn_from_left_to_right() -> None:
+    lines = plot_lines([(1.0, None), (2.0, (1.5, 2.5)), (4.0, None)])
+    assert lines == [
+        "4.0 ┤         ●",
+        "3.5 ┤",
+        "3.0 ┤",
+        "2.5 ┤     │",
+        "2.0 ┤     ●",
+        "1.5 ┤     │",
+        "1.0 ┤ ●",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("values", "levels"),
+    [
+        ([0.03683, 0.0391, 0.0362], ["0.0390", "0.0385", "0.0380", "0.0375", "0.0370", "0.0365",
+                                     "0.0360"]),
+        ([0.1, 0.3], ["0.30", "0.25", "0.20", "0.15", "0.10"]),
+        ([1034.0, 9871.0], ["10,000", "8,000", "6,000", "4,000", "2,000"]),
+        ([23.1, 24.9], ["25.0", "24.5", "24.0", "23.5", "23.0"]),
+    ],
+)  # fmt: skip
+def test_levels_are_round(values: list[float], levels: list[str]) -> None:
+    lines = plot_lines([(value, None) for value in values])
+    assert [line.split()[0] for line in lines] == levels
+    assert len({line.index("┤") for line in lines}) == 1
+
+
+def test_a_flat_line_stays_flat() -> None:
+    lines = plot_lines([(1.0, None), (1.0001, None)], ascii_only=True)
+    assert [line.count("*") for line in lines] == [0, 0, 2, 0, 0]
+    assert "\n".join(lines).isascii()
+
+
+def test_the_last_values_are_shown_in_80_columns() -> None:
+    lines = plot_lines([(float(n), None) for n in range(1000)])
+    assert max(map(len, lines)) <= 78
+    assert lines[-1].startswith("  940")
+
+
+def test_what_is_not_finite_is_left_out() -> None:
+    assert plot_lines([(math.nan, None)]) == []
+    assert plot_lines([(1.0, (math.nan, 2.0)), (1.0, None)]) == plot_lines([(1.0, None)])

@@ -7,12 +7,11 @@ from typing import Any
 import pytest
 from cli_doubles import make_session, passed, write_result
 
-from buildsys.cli.target_files import _remove_target_files
+from buildsys.cli.commands.clean import _remove_target_files
 from buildsys.errors import CheckFailed, StageError
 from buildsys.plan.action import Action
 from buildsys.project import plan as stage_table
 from buildsys.project.plan import plan_model
-from buildsys.workers.result_file import format_figures
 
 
 @pytest.mark.parametrize(
@@ -108,20 +107,6 @@ def test_a_result_that_cannot_be_read_counts_as_none(tmp_path: Path) -> None:
     for content in (b'{"status": "pas', b"[1]", b"\xff"):
         path.write_bytes(content)
         assert session.result("export:net") == {}
-
-
-def test_raw_samples_are_not_read_into_this_process(tmp_path: Path) -> None:
-    session, _ = make_session(tmp_path)
-    path = session.project.build / "net/export/export.json"
-    path.parent.mkdir(parents=True)
-    figures = {
-        "samples_ms": [0.5, -1e-3] * 5000,
-        "shape": [1, 3],
-        "words": ["a b"] * 500,
-        "count": 10_000,
-    }
-    path.write_text(format_figures(figures))
-    assert session.result("export:net") == {**figures, "samples_ms": []}
 
 
 def test_clean_removes_the_files_of_a_target_and_nothing_else(tmp_path: Path) -> None:

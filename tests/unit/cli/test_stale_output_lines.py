@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 from cli_doubles import make_session, write_result
 
+from buildsys.cli.console.lines import ConsoleLine
 from buildsys.cli.console.run_summary import print_summary
-from buildsys.cli.console.target_line import ConsoleLine
 from buildsys.cli.failure_report import StaleOutputs, report_failure
 from buildsys.execution.run_records import Outcome
 
@@ -101,7 +101,7 @@ def test_the_summary_prints_the_line_unwrapped(
         for model in session.project.models
     ]
     out = stream()
-    print_summary(out, session, lines, 1.0, left)
+    print_summary(out, session, lines, left)
     text = re.sub(r"\x1b\[[0-9;]*m", "", out.getvalue())
     expected = "1 output is stale (from the successful run of 2026-11-20 14:03 UTC): engine ort\n"
     assert f"report on this failure: build/r.md\nbuild/net: {expected}" in text
@@ -109,5 +109,5 @@ def test_the_summary_prints_the_line_unwrapped(
     assert f"\nbuild/other: {expected}" in text
     assert "\nand 2 more models\n" in text
     plain = stream()
-    print_summary(plain, session, lines, 1.0)
+    print_summary(plain, session, lines)
     assert "is stale" not in plain.getvalue()

@@ -7,13 +7,13 @@ import json
 import pytest
 from cli_doubles import Doit, passed
 
-from buildsys.cli.console.target_line import ConsoleLine
-from buildsys.cli.console.unavailable import (
+from buildsys.cli.console.lines import (
+    ConsoleLine,
     causes,
+    group_name,
     lines_by_cause,
     row_title,
     table_rows,
-    target_names,
 )
 
 GONE = passed(status="unavailable", reason="no GPU", hint="run it on one")
@@ -85,12 +85,12 @@ def test_engines_with_one_cause_share_a_row() -> None:
     assert [row_title(group) for group in table_rows(listed, cause)] == [
         "engine, verify a, b", "engine, verify c", "engine d", "verify d"
     ]  # fmt: skip
-    assert [target_names(group) for group in lines_by_cause(listed, cause)] == [
+    assert [group_name(group) for group in lines_by_cause(listed, cause)] == [
         "engine:m:a, verify:m:a, engine:m:b and 2 more", "{engine,verify}:m:c"
     ]  # fmt: skip
     listed += lines("n", "verify a unavailable")
     cause = causes(listed, lambda one: reasons[one.variant])
-    assert target_names(lines_by_cause(listed, cause)[0]) == "6 targets of 2 models"
+    assert group_name(lines_by_cause(listed, cause)[0]) == "6 targets of 2 models"
 
 
 def unavailable_since_an_earlier_run(doit: Doit) -> None:

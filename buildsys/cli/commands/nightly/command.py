@@ -19,12 +19,12 @@ from buildsys.cli.console.rows import Row, print_rows
 from buildsys.cli.model_filter import ModelFilter, add_filter
 from buildsys.cli.project_root import shown_path, shown_text
 from buildsys.cli.run_files import collect_results, results_document, write_files
-from buildsys.cli.run_targets import run_targets
-from buildsys.cli.session import Session, no_garbage_collection
+from buildsys.cli.session import Session
 from buildsys.cli.target_names import STAGE_DOCS
+from buildsys.cli.tasks import run_targets
 from buildsys.errors import BuildsysError, CheckFailed, UsageError
 from buildsys.execution.stale_reasons import REBUILD, Reason
-from buildsys.project.load import empty_project, load_project
+from buildsys.project.load import empty_project
 from buildsys.report.formatting import first_names, plural
 from buildsys.report.markdown.run_summary import outcome
 from buildsys.report.run_results import (
@@ -102,8 +102,7 @@ class _Night:
             return code
         status = ""
         try:
-            with no_garbage_collection():
-                session = Session(load_project(self._options.root, leave_out=True))
+            session = Session.load(self._options.root, leave_out=True)
             if self._options.on:
                 results, code = self._build_elsewhere(session)
             else:

@@ -1,0 +1,128 @@
+"""The targets of a run as the console shows them, alone and grouped by what they lack."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from buildsys.report.formatting import duration, first_names, plural
+from buildsys.stages.table import ENGINE, ENGINE_STAGES, target_of
+from buildsys.system.files import read_end
+from buildsys.system.printable import printable_line
+
+ENDED = ("passed", "restored", "unavailable", "noisy", "failed")
+OBVIOUS = ("never built", "requested")  # reasons in the executor's words, not repeated
+_TAIL_BYTES = 4096  # bytes at the end of a log
+_MOST_NAMES = 3
+
+
+@dataclass(slots=True)
+class ConsoleLine:
+    """One target of a run."""
+
+    target: str
+    model: str
+    stage: str
+    variant: str
+    status: str = "not run"  # or running, fresh, ignored, or one of ENDED
+    began: float = 0.0  # monotonic clock
+    seconds: float | None = None
+    why: str = ""  # why it runs
+    message: str = ""  # its last progress message
+    counter: str = ""  # samples, tactics or cases so far
+    log_file: Path | None = None  # while it runs
+    figure: str = ""  # its key figure
+    reason: str = ""  # why it failed, is unavailable or noisy, or did not run
+    log: str = ""  # path of its log, if not already in the reason
+    recorded: bool = False  # unavailable or noisy in an earlier run, and not run in this one
+
+    @property
+    def has_ended(self) -> bool:
+        """True if this run has built, restored or failed it."""
+        return self.status in ENDED and not self.recorded
+
+    @property
+    def took(self) -> str:
+        """Its time, "" if there is none."""
+        return "" if self.seconds is None else duration(self.seconds)
+
+    @property
+    def activity(self) -> str:
+        """The present activity: counter, progress message and last log line."""
+        why = "" if self.why in OBVIOUS else self.why
+        logged = last_line(self.log_file) if self.log_file else ""
+        # the counter first: a narrow terminal cuts the rest
+        parts = (self.counter, self.message or why, "" if logged == self.message else logged)
+        return " · ".join(printable_line(part) for part in parts if part)
+
+
+def target_line(target: str, status: str = "not run") -> ConsoleLine:
+    """Make the line of a target."""
+    stage, model, variant = (*target.split(":", 2), "")[:3]
+    return ConsoleLine(target, model, stage, variant, status)
+
+
+def last_line(log: Path) -> str:
+    """Read the last line of a log, "" without one; a progress bar's last state counts."""
+    lines = read_end(log, _TAIL_BYTES).replace("\r", "\n").split("\n")
+    last = next((line.strip() for line in reversed(lines) if line.strip()), "")
+    return "" if last.startswith("# ") else last  # our header
+
+
+def engine_of(line: ConsoleLine) -> str:
+    """Name the engine target needed by a target, "" for none."""
+    is_of_engine = line.stage in ENGINE_STAGES and line.stage != ENGINE
+    return target_of(ENGINE, line.model, line.variant) if is_of_engine else ""
+
+
+def causes(lines: Iterable[ConsoleLine], reason: Callable[[ConsoleLine], str]) -> dict[str, str]:
+    """List the causes of unavailable targets, for a missing engine the engine's."""
+    lacking = {line.target: line for line in lines if line.status == "unavailable"}
+    return {target: reason(lacking.get(engine_of(line), line)) for target, line in lacking.items()}
+
+
+def lines_by_cause(
+    lines: Iterable[ConsoleLine], cause: Mapping[str, str]
+) -> list[list[ConsoleLine]]:
+    """Group the unavailable lines, one group for each cause."""
+    groups: dict[str, list[ConsoleLine]] = {}
+    for line in lines:
+        if line.target in cause:
+            groups.setdefault(cause[line.target], []).append(line)
+    return [*groups.values()]
+
+
+def table_rows(lines: Sequence[ConsoleLine], cause: Mapping[str, str]) -> list[list[ConsoleLine]]:
+    """Group the lines of a model: engines whose same stages have one cause share a row."""
+    stages: dict[tuple[str, str], tuple[str, ...]] = {}
+    for line in lines:
+        if why := cause.get(line.target):
+            stages[line.variant, why] = (*stages.get((line.variant, why), ()), line.stage)
+    groups: dict[tuple[str, ...], list[ConsoleLine]] = {}
+    for line in lines:
+        why = cause.get(line.target, line.target)
+        groups.setdefault((why, *stages.get((line.variant, why), ())), []).append(line)
+    return [*groups.values()]
+
+
+def row_title(group: Sequence[ConsoleLine]) -> str:
+    """Write the stages and engines of a group: ``verify, bench trt-fp32, trt-fp16``."""
+    stages, variants = (_distinct(group, part) for part in ("stage", "variant"))
+    return f"{', '.join(stages)} {', '.join(variants)}".rstrip()
+
+
+def group_name(group: Sequence[ConsoleLine]) -> str:
+    """Write the names of a group, with the braces of a shell if regular."""
+    stages, models, variants = (_distinct(group, part) for part in ("stage", "model", "variant"))
+    if len(models) > 1:
+        return f"{plural(len(group), 'target')} of {plural(len(models), 'model')}"
+    if len(group) != len(stages) * len(variants):
+        return first_names([line.target for line in group], _MOST_NAMES)
+    parts = (stages, models, variants)
+    braced = [names[0] if len(names) == 1 else f"{{{','.join(names)}}}" for names in parts]
+    return ":".join(braced).rstrip(":")
+
+
+def _distinct(group: Iterable[ConsoleLine], part: str) -> list[str]:
+    return list(dict.fromkeys(getattr(line, part) for line in group))
