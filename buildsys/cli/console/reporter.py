@@ -26,6 +26,7 @@ from buildsys.cli.console.progress import open_display
 from buildsys.cli.interruption import NOTICE, Signals
 from buildsys.cli.project_root import shown_path, shown_text
 from buildsys.cli.session import Session
+from buildsys.cli.target_names import STAGE_DOCS
 from buildsys.errors import with_hint
 from buildsys.report.formatting import plural
 from buildsys.system.printable import printable, use_plain_symbols
@@ -245,6 +246,8 @@ class Reporter:
             why = "all manifests are broken" if project.broken else why
             self._out.write(f"no targets: {why}\n")
             return
+        order = list(STAGE_DOCS)  # remembered targets have none
+        lines = sorted(lines, key=lambda line: (line.model, line.variant, order.index(line.stage)))
         groups = {}
         cause = causes(lines, lambda line: self.session.recorded_reason(line.target))
         groups["unavailable"] = lines_by_cause(lines, cause)
