@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from cli_doubles import ScriptedExecutor, make_session, run_in
 
-from buildsys.cli.commands import gate
+from buildsys.cli.session import Session
 from buildsys.errors import UsageError
 
 GATES = {"latency": {"tolerance": "5%"}}
@@ -29,8 +29,7 @@ def run(
         ACCEPTED.append((target, why))
 
     monkeypatch.setattr(ScriptedExecutor, "accept", accept, raising=False)
-    monkeypatch.setattr(gate, "load_project", lambda _: session.project)
-    monkeypatch.setattr(gate, "Session", lambda _: session)
+    monkeypatch.setattr(Session, "load", lambda _: session)
     return run_in(tmp_path, "gate", *names, reason=reason)
 
 
