@@ -1,39 +1,49 @@
-"""Differences between two graphs of a model: two stages, or two builds."""
+"""Differences between graphs: of two stages of a model, or of all stages of two builds."""
 
 from __future__ import annotations
 
 from argparse import Namespace
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import asdict, dataclass
 from functools import partial
 from typing import Any
 
+from buildsys.cli.build_names import Side
 from buildsys.cli.command import print_answer
 from buildsys.cli.console.rows import titled_lines
-from buildsys.cli.graph_files import ask_inspection, find_graph, split_graph_name, target_of
+from buildsys.cli.graph_files import (
+    ask_inspection,
+    find_graph,
+    graph_request,
+    require_onnx_graph,
+    split_graph_name,
+    stored_graph,
+    target_of,
+)
 from buildsys.cli.session import Session
-from buildsys.errors import UsageError
+from buildsys.errors import StageError, UsageError
+from buildsys.history.builds import Build
+from buildsys.plan.action import Action
+from buildsys.project.plan import plan_model
 from buildsys.report.formatting import TIMES, count, first_names, size
-from buildsys.report.formatting import nodes as node_count
+from buildsys.stages.table import ENGINE
+from buildsys.store.object_store import Store
 
 SCHEMA = "buildsys/diff/1"
+EQUAL, DIFFERENT, UNKNOWN = "equal", "different", "unknown"
+ONLY_FIRST, ONLY_SECOND = "only in the first", "only in the second"
 _INDENT = 14
-_WIDTH = 100
 _SHOWN = 12  # kinds of a change
 _SHOWN_NAMES = 4
-_TITLES = {
-    "folded": "folded", "constant": "now constant", "left out": "bypassed", "shared": "now shared",
-    "replaced": "replaced", "unused": "unused", "new": "new",
-}  # fmt: skip
-Group = Mapping[str, Any]
 _section = partial(titled_lines, indent=_INDENT)
 
 
-def compare_graphs(options: Namespace, first: str, second: str) -> int:
+def compare_graphs(session: Session, options: Namespace, first: str, second: str) -> int:
     """Print the differences of two graphs of one model; the exit code is 0 with or without any.
 
     Raises: UsageError: a name is wrong, or the graphs belong to different models.
     """
-    session = Session.read_only(options.root)
     names = [split_graph_name(session, "compare", target_of(name)) for name in (first, second)]
     models = list(dict.fromkeys(model for model, _ in names))
     if len(models) > 1:
@@ -43,11 +53,7 @@ def compare_graphs(options: Namespace, first: str, second: str) -> int:
         )
     graphs = [find_graph(session, "compare", name) for name in (first, second)]
     for graph in graphs:
-        if not graph.is_onnx:
-            raise UsageError(
-                f"{graph.target} is an engine without a graph to compare",
-                "name the graph from which it was built, such as simplify",
-            )
+        require_onnx_graph(graph)
     request = {"first": graphs[0].request(), "second": graphs[1].request()}
     document = {
         "schema": SCHEMA,
@@ -70,110 +76,65 @@ def difference_lines(document: Mapping[str, Any]) -> Iterator[str]:
     """Yield the differences of two graphs by section."""
     for name, values in document["header"].items():
         yield from _section(name.replace("_", " "), [_arrow(values)])
-    opsets = [f"{name} {_arrow(pair)}" for name, pair in document["opsets"].items()]
-    yield from _section("opsets", opsets)
+    for title in ("opsets", "operators"):
+        changes = [f"{name} {_arrow(pair)}" for name, pair in document[title].items()]
+        yield from _section(title, [", ".join(changes)] if changes else [])
     functions = [
         f"{name} is {'new' if was is None else 'gone' if now is None else 'different'}"
         for name, (was, now) in document["functions"].items()
     ]
     yield from _section("functions", functions)
-    for side, changes in document["interface"].items():
-        lines = [
-            f"{change['name']}: {_arrow((change['from'], change['to']))}" for change in changes
-        ]
+    for side, ports in document["interface"].items():
+        lines = [f"{port['name']}: {_arrow((port['from'], port['to']))}" for port in ports]
         yield from _section(side, lines)
-    operators = (f"{name} {was} → {now}" for name, (was, now) in document["operators"].items())
-    yield from _section("operators", _wrapped(operators))
-    yield from _node_sections(document)
-    shapes = []
-    for change in document["shapes"]:
-        renamed = (
-            f" (was {change['was_called']})" if change["was_called"] != change["tensor"] else ""
-        )
-        shapes.append(f"{change['tensor']}{renamed}: {change['from']} → {change['to']}")
-    yield from _kinds("shapes", shapes[:_SHOWN], len(shapes))
+    yield from _kinds("removed", document["gone"], _describe_group)
+    yield from _kinds("added", document["come"], _describe_group)
+    yield from _kinds("changed", document["changed"], _describe_change)
+    for title in ("renamed", "shapes"):
+        renamed = [
+            f"{change.get('tensor', '')} {_arrow((change['from'], change['to']))}".lstrip()
+            for change in document[title]
+        ]
+        yield from _section(title, [first_names(renamed, _SHOWN_NAMES)] if renamed else [])
     yield from _section("initializers", list(_initializers(document["initializers"])))
 
 
-def _node_sections(document: Mapping[str, Any]) -> Iterator[str]:
-    """Yield the changes of nodes: equal ones together, the most frequent first."""
-    come = document["come"]
-    groups = (*document["gone"], *(group for group in come if group["fate"] == "new"))
-    chains = {tuple(node["label"] for node in group["nodes"]): group["chain"] for group in come}
-    describe = partial(_describe_group, chains=chains)
-    for fate, title in _TITLES.items():
-        equal = _grouped([group for group in groups if group["fate"] == fate], describe)
-        lines = []
-        for text, members in equal[:_SHOWN]:
-            lines.append(text)
-            first = members[0]
-            if first["chain"] != "Constant" or first["fate"] != "constant":
-                nodes = [node["label"] for node in first["nodes"]]
-                names = nodes[0] if len(nodes) == 1 else f"{nodes[0]} … {nodes[-1]}"
-                place = f"{_end(first['from'], 'input')} ⇢ {_end(first['to'], 'output')}"
-                lines.append(f"  {'first ' * (len(members) > 1)}{names}: {place}")
-        yield from _kinds(title, lines, len(equal))
-    changed = _grouped(document["changed"], _describe_change)
+def _kinds(
+    title: str,
+    members: Sequence[Mapping[str, Any]],
+    describe: Callable[[Mapping[str, Any]], Sequence[tuple[str, str]]],
+) -> Iterator[str]:
+    """Yield a section with equal changes together, the most frequent first."""
+    by_text: dict[str, list[str]] = {}
+    for text, name in (pair for member in members for pair in describe(member)):
+        by_text.setdefault(text, []).append(name)
+    kinds = sorted(by_text.items(), key=lambda item: -len(item[1]))
     lines = [
-        f"{text}: {first_names([str(node['label']) for node in members], _SHOWN_NAMES)}"
-        for text, members in changed[:_SHOWN]
+        f"{count(len(names))} {TIMES} {text}: {first_names(names, _SHOWN_NAMES)}"
+        for text, names in kinds[:_SHOWN]
     ]
-    yield from _kinds("changed", lines, len(changed))
-    renamed = document["renamed"]
-    if renamed:
-        example = f"first {renamed[0]['from']} → {renamed[0]['to']}"
-        yield from _section("renamed", [f"{node_count(len(renamed))}, {example}"])
+    more = [f"{len(kinds) - _SHOWN} more kinds (--json lists all)"] if len(kinds) > _SHOWN else []
+    yield from _section(title, [*lines, *more])
 
 
-def _grouped(
-    groups: Iterable[Group], describe: Callable[[Group], Sequence[str]]
-) -> list[tuple[str, list[Group]]]:
-    """Group equal descriptions, ``(count and description, groups)``, the most frequent first."""
-    by_text: dict[str, list[Group]] = {}
-    for group in groups:
-        for text in describe(group):
-            by_text.setdefault(text, []).append(group)
-    ordered = sorted(by_text.items(), key=lambda item: -len(item[1]))
-    return [(f"{count(len(members))} {TIMES} {text}", members) for text, members in ordered]
-
-
-def _describe_group(group: Group, chains: Mapping[tuple[str, ...], str]) -> Sequence[str]:
-    fate, chain = group["fate"], group["chain"]
+def _describe_group(group: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """Describe connected nodes by their operators and neighbours, with their names."""
     before, after = (
         ", ".join(dict.fromkeys(end["kind"] for end in group[side])) or "nothing"
         for side in ("from", "to")
     )
-    between = f"{chain}, between {before} and {after}"
-    if fate == "folded":
-        return [f"{chain} folded into {', '.join(group['into'])}"]
-    if fate == "constant" and chain == "Constant":
-        return ["Constant became an initializer"]
-    if fate == "constant":
-        return [f"{between}: the input of {after} is now stored"]
-    if fate == "replaced":
-        by = dict.fromkeys(chains.get(tuple(labels), "others") for labels in group["by"])
-        return [f"{chain} by {' and '.join(by)}, between {before} and {after}"]
-    if fate == "shared":
-        return [f"{between}: {', '.join(group['into']) or 'an input'} computes the same"]
-    return [between]
+    labels = [node["label"] for node in group["nodes"]]
+    names = labels[0] if len(labels) == 1 else f"{labels[0]} … {labels[-1]}"
+    return [(f"{group['chain']}, between {before} and {after}", names)]
 
 
-def _end(ends: Sequence[Mapping[str, Any]], border: str) -> str:
-    return (
-        first_names([f"{end['node'] or border} ({end['tensor']})" for end in ends], 1) or "nothing"
-    )
-
-
-def _describe_change(change: Group) -> list[str]:
+def _describe_change(change: Mapping[str, Any]) -> list[tuple[str, str]]:
     operator = change["operator"]
     texts = [f"{operator}: {name} {_arrow(pair)}" for name, pair in change["attributes"].items()]
-    if change["weights"]:
-        texts.append(f"{operator} with other {'weights' if change['numbers'] else 'constants'}")
-    texts += [
-        f"{operator} reads another tensor at input {port['port']}" for port in change["inputs"]
-    ]
+    texts += [f"{operator} with other weights"] if change["weights"] else []
+    texts += [f"{operator} reads another tensor at input {p['port']}" for p in change["inputs"]]
     texts += [f"{operator} with another {name}" for name in change["bodies"]]
-    return texts or [f"{operator} with another value"]
+    return [(text, change["label"]) for text in texts or [f"{operator} with another value"]]
 
 
 def _initializers(changes: Mapping[str, Any]) -> Iterator[str]:
@@ -182,40 +143,148 @@ def _initializers(changes: Mapping[str, Any]) -> Iterator[str]:
     summary = [
         f"{count(len(changes[kind]))} {title}" for kind, title in titles.items() if changes[kind]
     ]
-    if not summary:
-        return
-    totals = f"{count(counts[0])} → {count(counts[1])}, {size(sizes[0])} → {size(sizes[1])}"
-    yield f"{totals}: {', '.join(summary)}"
-    for kind in ("gone", "come"):
-        largest = sorted(changes[kind], key=lambda tensor: -tensor["bytes"])
-        described = [f"{tensor['name']} {tensor['dtype']} {tensor['shape']}" for tensor in largest]
-        if described:
-            yield f"{titles[kind]}: {first_names(described, _SHOWN_NAMES)}"
-    for tensor in changes["changed"][:_SHOWN_NAMES]:
-        before = " (values)" if tensor["from"] == tensor["to"] else f", was {tensor['from']}"
-        yield f"changed: {tensor['name']} {tensor['to']}{before}"
-    for tensor in changes["renamed"][:_SHOWN_NAMES]:
-        yield f"renamed: {tensor['from']} → {tensor['to']}"
-
-
-def _kinds(title: str, lines: Sequence[str], kinds: int) -> Iterator[str]:
-    """Yield a section, and the number of kinds left out."""
-    yield from _section(title, lines)
-    if kinds > _SHOWN:
-        yield f"  {'':<{_INDENT}}{kinds - _SHOWN} more kinds (--json lists all)"
-
-
-def _wrapped(parts: Iterable[str]) -> list[str]:
-    """Join parts by commas, on lines of limited width."""
-    lines: list[str] = []
-    for part in parts:
-        if lines and len(lines[-1]) + len(part) < _WIDTH:
-            lines[-1] += f", {part}"
-        else:
-            lines.append(part)
-    return lines
+    if summary:
+        totals = f"{count(counts[0])} → {count(counts[1])}, {size(sizes[0])} → {size(sizes[1])}"
+        yield f"{totals}: {', '.join(summary)}"
+    for kind, title in titles.items():
+        names = [
+            change.get("name") or _arrow((change["from"], change["to"])) for change in changes[kind]
+        ]
+        if names:
+            yield f"{title}: {first_names(names, _SHOWN_NAMES)}"
 
 
 def _arrow(pair: Sequence[Any]) -> str:
     was, now = ("none" if value is None else str(value) for value in pair)
     return f"{was} → {now}"
+
+
+@dataclass(frozen=True)
+class StageGraphs:
+    """The graphs of a stage in two builds."""
+
+    stage: str  # "export", "convert:fp16", "engine:ort"
+    state: str  # EQUAL, DIFFERENT, UNKNOWN, ONLY_FIRST or ONLY_SECOND
+    note: str = ""  # why they are unknown
+
+
+@dataclass(frozen=True)
+class GraphComparison:
+    """The graphs of all stages in two builds.
+
+    The first stage with a difference is the cause of differences in later stages, so only its
+    graphs are compared in detail.
+    """
+
+    stages: tuple[StageGraphs, ...] = ()
+    compared: str = ""  # the first stage with different graphs
+    difference: Mapping[str, Any] | None = None  # as `buildsys compare --json` prints it for graphs
+
+    @property
+    def changed(self) -> list[StageGraphs]:
+        """The stages with graphs not known to be equal."""
+        return [graphs for graphs in self.stages if graphs.state != EQUAL]
+
+    def as_json(self) -> dict[str, Any]:
+        """Convert the comparison for ``--json``."""
+        return {
+            "graph": self.difference,
+            "graph_stage": self.compared,
+            "graphs": [asdict(graphs) for graphs in self.stages],
+        }
+
+    def lines(self) -> Iterator[str]:
+        """Yield the stages with other graphs, and the first difference in full."""
+        later = [
+            graphs.stage
+            for graphs in self.changed
+            if graphs.state == DIFFERENT and graphs.stage != self.compared
+        ]
+        lines = []
+        for graphs in self.changed:
+            text = graphs.note or graphs.state
+            if graphs.stage == self.compared and self.difference is not None:
+                before, after = self.difference["nodes"]
+                text = f"{count(before)} → {count(after)} nodes"
+            is_first = graphs == self.changed[0] and graphs.state != UNKNOWN
+            if graphs.stage not in later:
+                lines.append(f"{'first differs in ' if is_first else ''}{graphs.stage}: {text}")
+        lines += [f"then differs in {', '.join(later)}"] if later else []
+        yield from _section("graph", lines)
+        if self.difference is not None:
+            yield from difference_lines(self.difference)
+
+
+def compare_recorded_graphs(
+    store: Store, sides: tuple[Side, Side], manifests: tuple[Mapping[str, Any], Mapping[str, Any]]
+) -> GraphComparison:
+    """Compare the graphs of two builds, in the order of stages."""
+    first, second = map(_recorded_graphs, sides, manifests)
+    stages: list[StageGraphs] = []
+    compared, difference = "", None
+    for stage in _merge_in_order(list(first), list(second)):
+        if stage not in first or stage not in second:
+            stages.append(StageGraphs(stage, ONLY_SECOND if stage in second else ONLY_FIRST))
+            continue
+        build, role = first[stage]
+        builds = build, second[stage][0]
+        digests = [[b.outputs.get(name) for name in (role, f"{role}.data")] for b in builds]
+        state, note = EQUAL if digests[0] == digests[1] else DIFFERENT, ""
+        if state == DIFFERENT and not compared:
+            try:
+                requests = [graph_request(*stored_graph(store, b, role)) for b in builds]
+                answer = ask_inspection("compare", {"first": requests[0], "second": requests[1]})
+            except StageError as error:
+                state, note = UNKNOWN, error.problem
+            else:
+                if answer["is_equal"]:
+                    state = EQUAL
+                else:
+                    compared, difference = stage, answer
+        stages.append(StageGraphs(stage, state, note))
+    return GraphComparison(tuple(stages), compared, difference)
+
+
+def _recorded_graphs(side: Side, manifest: Mapping[str, Any]) -> dict[str, tuple[Build, str]]:
+    """List the build and the output with the graph by stage, in the order of the stages."""
+    planned = _planned(side, manifest)
+    targets = list(planned) or sorted(side.builds, key=lambda target: side.builds[target].position)
+    graphs = {}
+    for build in (side.builds[target] for target in targets if target in side.builds):
+        role, stage = "model", ":".join(filter(None, (build.stage, build.variant)))
+        if build.stage == ENGINE and build.target in planned:
+            path = planned[build.target].outputs[ENGINE].path
+            role = ENGINE if path.endswith(".onnx") else ""
+            stage = ENGINE if side.engine else stage
+        if role in build.outputs:
+            graphs[stage] = build, role
+    return graphs
+
+
+def _planned(side: Side, manifest: Mapping[str, Any]) -> dict[str, Action]:
+    """Plan the targets of a recorded manifest in build order.
+
+    For one engine, only those it is built from. {}: another version recorded the manifest.
+    """
+    planned: dict[str, Action] = {}
+    with suppress(LookupError, TypeError, ValueError, AttributeError, UsageError):
+        planned = {action.target: action for action in plan_model(dict(manifest))}
+    waiting = [f"{ENGINE}:{side.model}:{side.engine}"]
+    if waiting[0] not in planned:
+        return planned
+    needed = set[str]()
+    while waiting:
+        target = waiting.pop()
+        waiting += (name for name in planned[target].after if name not in needed)
+        needed.add(target)
+    return {target: action for target, action in planned.items() if target in needed}
+
+
+def _merge_in_order(first: list[str], second: list[str]) -> list[str]:
+    """Merge the stages of both builds, each in its order."""
+    merged = list(first)
+    for number, stage in enumerate(second):
+        if stage not in merged:
+            before = [merged.index(other) for other in second[:number]]
+            merged.insert(max(before, default=-1) + 1, stage)
+    return merged

@@ -92,17 +92,28 @@ def find_graph(session: Session, command: str, name: str) -> GraphFile:
     typed, at, when = name.partition("@")
     model, stage = split_graph_name(session, command, typed)
     action = _action(session, model, stage or DEFAULT_STAGE)
-    title = f"{stage or DEFAULT_STAGE}{at}{when}"
+    title, path = f"{stage or DEFAULT_STAGE}{at}{when}", _graph_ref(action)
     if not at:
         state, note, file = _current(session, action)
-        external = file.with_name(f"{file.name}.data")
-        data = external if external.is_file() else None
+        data: Path | None = file.with_name(f"{file.name}.data")
+        data = data if data is not None and data.is_file() else None
     else:
-        build, note = _recorded(session, action, when)
+        history = History.readable(history_file(session.project.state))
+        names = BuildNames(session, history)
+        build, note = names.of_target(action.target, _role(action), when)
         state, note = STORED, note or f"{title} was built {time_ago(build.started)}"
         file, data = stored_graph(Store(store_folder(session.project.state)), build, _role(action))
-    is_onnx = _graph_ref(action).endswith(".onnx")
-    return GraphFile(title, model, action.target, state, note, file, data, is_onnx)
+    return GraphFile(title, model, action.target, state, note, file, data, path.endswith(".onnx"))
+
+
+def require_onnx_graph(graph: GraphFile) -> None:
+    """Refuse an engine that is not an ONNX file.
+
+    Raises: UsageError: it is one.
+    """
+    if not graph.is_onnx:
+        hint = "name the graph from which it was built, such as simplify"
+        raise UsageError(f"{graph.target} is an engine without a readable graph", hint)
 
 
 def names_graph(session: Session, name: str) -> bool:
@@ -178,22 +189,20 @@ def _action(session: Session, model: str, stage: str) -> Action:
 
     Raises: UsageError: there is none.
     """
-    actions = list(session.actions.of(model).values())
-    graphs: dict[str, Action] = {}
-    for action in filter(_graph_ref, actions):
-        graphs[_full_name(action)] = action
-        if sum(other.stage == action.stage for other in actions) == 1:
-            graphs[action.stage] = action
-    if stage in graphs:
-        return graphs[stage]
+    graphs: dict[str, list[Action]] = {}
+    for action in session.actions.of(model).values():
+        for name in dict.fromkeys((action.stage, _full_name(action))):
+            graphs.setdefault(name, []).extend([action] if _role(action) else [])
+    if len(graphs.get(stage, ())) == 1:
+        return graphs[stage][0]
     if not stage.startswith(ENGINE):
         require_graph(session.project, model)
-    listed = f"graphs of {model}: {', '.join(dict.fromkeys(map(_full_name, graphs.values())))}"
-    if any(stage in (action.stage, _full_name(action)) for action in actions):
-        several = any(action.stage == stage for action in graphs.values())
-        problem = "has several graphs" if several else "writes no graph"
+    names = [_full_name(action) for group in graphs.values() for action in group]
+    listed = f"graphs of {model}: {', '.join(dict.fromkeys(names))}"
+    if stage in graphs:
+        problem = "has several graphs" if graphs[stage] else "writes no graph"
         raise UsageError(f"{stage} of {model} {problem}", listed)
-    raise unknown_name("stage", stage, graphs, listed)
+    raise unknown_name("stage", stage, [name for name in graphs if graphs[name]], listed)
 
 
 def _current(session: Session, action: Action) -> tuple[str, str, Path]:
@@ -216,11 +225,6 @@ def _current(session: Session, action: Action) -> tuple[str, str, Path]:
     why = summarize_reasons(explained.reasons, _SHOWN_REASONS)
     note = f"{target} {problem} ({why}); shown is the graph {built}"
     return explained.state, f"{note}; `buildsys build {target}` rebuilds it", file
-
-
-def _recorded(session: Session, action: Action, when: str) -> tuple[Build, str]:
-    history = History.readable(history_file(session.project.state))
-    return BuildNames(session, history).of_target(action.target, _role(action), when)
 
 
 def _role(action: Action) -> str:

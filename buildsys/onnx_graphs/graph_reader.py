@@ -22,6 +22,10 @@ if TYPE_CHECKING:
     from onnx import ModelProto, TensorProto
 
 _DTYPES = {1: "float32", 10: "float16"}  # TensorProto's types that a network computes with
+_NUMBERS = {  # attributes of a Constant
+    "value_int": np.int64, "value_ints": np.int64, "value_float": np.float32,
+    "value_floats": np.float32,
+}  # fmt: skip
 
 
 def require_onnx() -> None:
@@ -104,3 +108,38 @@ def _outside_content(tensor: TensorProto, folder: Path) -> Array:
     if length == 0:
         return np.empty(0, np.uint8)
     return np.memmap(file, np.uint8, "r", start, (length,))
+
+
+def inline_all(model: ModelProto) -> ModelProto:
+    """Inline all local functions of a model, converted to its opset."""
+    from onnx.inliner import inline_local_functions
+
+    inlined: ModelProto = inline_local_functions(model, convert_version=True)
+    return inlined
+
+
+def inline_functions(source: Path, copy: Path) -> None:
+    """Write ``source`` with its functions inlined to ``copy``; external weights stay outside.
+
+    Functions for any type often have CastLike, which parsers without functions do not know either,
+    and numbers as constants, of which TensorRT 8.6 reads integers as 0.
+    """
+    import onnx
+    from onnx import helper, numpy_helper
+
+    model = inline_all(onnx.load(str(source), load_external_data=False))
+    graph = onnx.shape_inference.infer_shapes(model).graph
+    types = {tensor.name: tensor.data_type for tensor in graph.initializer}
+    for value in (*graph.input, *graph.value_info, *graph.output):
+        types[value.name] = value.type.tensor_type.elem_type
+    for node in model.graph.node:
+        if node.op_type == "CastLike" and not node.domain and types.get(node.input[1]):
+            node.op_type = "Cast"
+            node.attribute.append(helper.make_attribute("to", types[node.input.pop()]))
+        elif node.op_type == "Constant" and not node.domain:
+            (attribute,) = node.attribute
+            if dtype := _NUMBERS.get(attribute.name):
+                values = np.array(helper.get_attribute_value(attribute), dtype)
+                tensor = numpy_helper.from_array(values)
+                attribute.CopyFrom(helper.make_attribute("value", tensor))
+    onnx.save(model, str(copy))

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
-from buildsys.onnx_graphs.inspection.macs import evaluate
 from buildsys.report.results.reader import Result
 from buildsys.report.results.report import (
     ConversionLine,
@@ -45,7 +44,7 @@ def graph_history(
     """Collect the graph's sizes and counts at every stage.
 
     ``graphs`` are the facts of the written graphs by target, ``dims`` the sizes for which
-    multiply-accumulates are evaluated. After surgery, missing nodes were not all simplified away.
+    multiply-accumulates are counted. After surgery, missing nodes were not all simplified away.
     """
     before = simplify.get("before")
     exported = export if "operators" in export else before
@@ -72,7 +71,7 @@ def graph_history(
         operators=tuple(counts),
         modules=modules,
         folded=tuple(_folded(modules, has_surgery=has_surgery)),
-        stages=tuple(_stage(target, facts, dims) for target, facts in graphs.items()),
+        stages=tuple(_stage(target, facts) for target, facts in graphs.items()),
         macs_at=dims,
     )
 
@@ -112,23 +111,19 @@ def conversion_line(result: Result[ConvertResult]) -> ConversionLine:
     )
 
 
-def _stage(target: str, facts: Mapping[str, Any], dims: Counts) -> GraphStage:
+def _stage(target: str, facts: Mapping[str, Any]) -> GraphStage:
     stage, _, rest = target.partition(":")
     variant = rest.partition(":")[2]
     stored, macs = facts["initializers"], facts["macs"]
-    formula = macs["formula"]
     return GraphStage(
         stage=f"{stage}:{variant}" if variant else stage,
         opsets=facts["opsets"],
         weights=facts["weights"],
         initializers=stored["count"],
         initializer_bytes=stored["bytes"],
-        macs=None if formula is None else evaluate(formula, dims),
-        formula=formula or {},
-        operator_macs={
-            name: None if terms is None else evaluate(terms, dims)
-            for name, terms in macs["operators"].items()
-        },
+        macs=macs["total"],
+        formula=macs["formula"] or {},
+        operator_macs=macs["operators"],
         not_counted=macs["not_counted"],
     )
 

@@ -19,7 +19,7 @@ from onnxruntime.capi import onnxruntime_pybind11_state as ort_state
 
 from buildsys.backends.interface import UnsupportedNode
 from buildsys.backends.onnxruntime.session import session_options
-from buildsys.onnx_graphs.inlined_functions import inline_all
+from buildsys.onnx_graphs.graph_reader import inline_all
 from buildsys.onnx_graphs.onnx_file import subgraphs
 
 _DOMAINS = {"ai.onnx": ""}

@@ -220,7 +220,7 @@ def _source(request: BuildRequest, folder: Path) -> Path:
         return request.onnx
     import onnx
 
-    from buildsys.onnx_graphs.inlined_functions import inline_all
+    from buildsys.onnx_graphs.graph_reader import inline_all
 
     inlined = folder / "model.onnx"
     onnx.save(inline_all(onnx.load(str(request.onnx))), str(inlined))

@@ -132,7 +132,7 @@ def _parsable(library: TensorRTLibrary, onnx: Path) -> Iterator[Path]:
     if library.has("local functions") or not read_graph(onnx).functions:
         yield onnx
         return
-    from buildsys.onnx_graphs.inlined_functions import inline_functions
+    from buildsys.onnx_graphs.graph_reader import inline_functions
 
     with TemporaryDirectory() as folder:
         copy = Path(folder) / onnx.name

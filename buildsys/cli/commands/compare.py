@@ -12,15 +12,13 @@ from buildsys.cli.build_names import BuildNames, Side
 from buildsys.cli.command import add_json, add_names, print_json, print_lines
 from buildsys.cli.commands.explain import reasons_json
 from buildsys.cli.console.rows import titled_lines
-from buildsys.cli.graph_differences import compare_graphs, difference_lines
-from buildsys.cli.graph_files import names_graph, target_of
-from buildsys.cli.model_filter import ModelFilter, add_filter
-from buildsys.cli.recorded_graphs import (
-    DIFFERENT,
-    UNKNOWN,
+from buildsys.cli.graph_differences import (
     GraphComparison,
+    compare_graphs,
     compare_recorded_graphs,
 )
+from buildsys.cli.graph_files import names_graph, target_of
+from buildsys.cli.model_filter import ModelFilter, add_filter
 from buildsys.cli.session import Session
 from buildsys.errors import UsageError
 from buildsys.execution.build_cache import store_folder
@@ -115,7 +113,7 @@ def run(options: Namespace) -> int:
         second = others[0] if others else target_of(first)
         if first == second:
             first = f"{first}@previous"
-        return compare_graphs(options, first, second)
+        return compare_graphs(session, options, first, second)
     history = History.readable(history_file(session.project.state))
     pairs = BuildNames(session, history).pairs(options.names, ModelFilter.of(options))
     compared = [_compare(session, history, *pair) for pair in pairs]
@@ -199,7 +197,7 @@ def _lines(comparison: BuildComparison) -> Iterator[str]:
         return
     yield from _section("manifest", _shown(comparison.manifest))
     yield from _section("environment", _shown(comparison.environment))
-    yield from _graph_lines(comparison.graphs)
+    yield from comparison.graphs.lines()
     only = [f"{name}: only in the {side}" for name, side in comparison.engines.items()]
     yield from _section("engines", only)
     accuracy = [change for change in comparison.figures if change.figure == "relative"]
@@ -215,26 +213,6 @@ def _lines(comparison: BuildComparison) -> Iterator[str]:
     times = [_figure(change) for change in others if "seconds" in change.figure]
     yield from _section("build time", times)
     yield from _section("latency", [_latency(change) for change in comparison.latencies])
-
-
-def _graph_lines(graphs: GraphComparison) -> Iterator[str]:
-    """Yield the stages with other graphs, and the first difference in full."""
-    changed, lines = graphs.changed, []
-    differing = [entry.stage for entry in changed if entry.state == DIFFERENT]
-    later = [stage for stage in differing if stage != graphs.compared]
-    for entry in changed:
-        if entry.stage in later:
-            continue
-        text = f"{entry.stage}: {entry.note or entry.state}"
-        if entry.stage == graphs.compared and graphs.difference is not None:
-            before, after = graphs.difference["nodes"]
-            text = f"{entry.stage}: {count(before)} → {count(after)} nodes"
-        is_first = entry == changed[0] and entry.state != UNKNOWN
-        lines.append(f"{'first differs in ' if is_first else ''}{text}")
-    lines += [f"then differs in {', '.join(later)}"] if later else []
-    yield from _section("graph", lines)
-    if graphs.difference is not None:
-        yield from difference_lines(graphs.difference)
 
 
 def _shown(reasons: Sequence[Reason]) -> list[str]:

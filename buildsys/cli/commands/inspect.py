@@ -2,21 +2,43 @@
 
 from __future__ import annotations
 
+import logging
 import shutil
+import signal
+import sys
+import threading
 from argparse import ArgumentParser, Namespace
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import redirect_stdout, suppress
 from functools import partial
+from importlib import import_module
+from importlib.util import find_spec
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
-from buildsys.cli.command import add_json, add_names, positive_integer, print_answer, unknown_name
+from buildsys.cli.command import (
+    add_json,
+    add_names,
+    positive_integer,
+    print_answer,
+    print_lines,
+    unknown_name,
+)
 from buildsys.cli.console.rows import format_table, titled_lines
 from buildsys.cli.engine_layers import layer_lines, node_lines, nodes_with_layers
-from buildsys.cli.graph_files import STORED, GraphFile, ask_inspection, find_graph, target_of
-from buildsys.cli.netron import serve_graph
+from buildsys.cli.graph_files import (
+    STORED,
+    GraphFile,
+    ask_inspection,
+    find_graph,
+    graph_request,
+    require_onnx_graph,
+    target_of,
+)
 from buildsys.cli.project_root import shown_path, typed_path
 from buildsys.cli.session import Session
-from buildsys.errors import Unavailable, UsageError
+from buildsys.errors import BuildsysError, Unavailable, UsageError
 from buildsys.manifest.shape_cases import case_values
 from buildsys.report.engines import placement_text
 from buildsys.report.formatting import TIMES, count, first_names, large, plain, size
@@ -24,9 +46,9 @@ from buildsys.stages.table import ENGINE
 from buildsys.system.graphviz import require_dot
 
 SCHEMA, DRAWING_SCHEMA = "buildsys/inspect/1", "buildsys/picture/1"
-PREFIX = "inspect:"
+PREFIX, _HOST = "inspect:", "127.0.0.1"
 _INDENT = 12
-_SHOWN_OPERATORS = 12
+_SHOWN_OPERATORS, _SHOWN_ROWS = 12, 20
 _SHOWN_CONSUMERS = 6
 _ENGINE_HEADER = ("schema", "target", "stage", "model", "variant", "toolchain")
 Document = Mapping[str, Any]
@@ -69,12 +91,12 @@ def run(options: Namespace) -> int:
     name = options.names[0].removeprefix(PREFIX)
     session = Session.read_only(options.root, [target_of(name)])
     graph = find_graph(session, "inspect", name)
+    if options.svg or options.serve:
+        require_onnx_graph(graph)
     if options.serve:
-        return serve_graph(graph, options.port)
+        return _serve(graph, options.port)
     head = {"schema": SCHEMA, "model": graph.model, "graph": graph.as_json()}
-    missing: Unavailable | None = None
-    if options.svg and graph.is_onnx:
-        missing = _missing_graphviz(name)
+    missing = _missing_graphviz(name) if options.svg else None
     if options.svg and missing is None:
         document, lines = _draw(graph, head, options)
     elif graph.is_onnx:
@@ -94,11 +116,10 @@ def _describe(
     dims = case_values(session.project.models[head["model"]].data["dims"])["opt"]
     request = {"graph": graph.request(), "dims": dims}
     document = {**head, **ask_inspection("describe", request)}
-    tensors = document["tensors"]
     if options.node:
         return _describe_nodes(head, document, options.node)
     if options.tensor:
-        name = options.tensor
+        name, tensors = options.tensor, document["tensors"]
         if name not in tensors:
             raise _unknown("tensor", name, tensors)
         tensor = tensors[name]
@@ -107,7 +128,7 @@ def _describe(
             f"{tensor['kind']} {name}: {_typed(tensor)}",
             *_entry("shape", [sized] if tensor["sized"] != tensor["shape"] else []),
             *_entry("size", [size(tensor["bytes"])] if tensor["bytes"] is not None else []),
-            *_entry("producer", [tensor["producer"]] if tensor["producer"] else []),
+            *_entry("producer", filter(None, [tensor["producer"]])),
             *_entry("consumers", tensor["consumers"] or ["none"]),
         ]
     if options.nodes:
@@ -132,16 +153,11 @@ def _describe_nodes(
         tensors = {port: _tensor(node, port, document["tensors"]) for port in ports}
         nodes.append({**node, "tensors": tensors})
         where = f" in {node['inside']}" if node["inside"] else ""
-        attributes = (f"{name} = {value}" for name, value in node["attributes"].items())
         lines += [
             f"{node['operator']} {node['label']}{where}",
-            *_entry("attributes", attributes),
-            *_entry(
-                "inputs", (_end(port_name, tensors, "producer") for port_name in node["inputs"])
-            ),
-            *_entry(
-                "outputs", (_end(port_name, tensors, "consumers") for port_name in node["outputs"])
-            ),
+            *_entry("attributes", (f"{key} = {text}" for key, text in node["attributes"].items())),
+            *_entry("inputs", (_end(port, tensors, "producer") for port in node["inputs"])),
+            *_entry("outputs", (_end(port, tensors, "consumers") for port in node["outputs"])),
             *_entry("MACs", [count(node["macs"])] if node["macs"] else []),
         ]
     return {**head, "nodes": nodes}, lines
@@ -152,8 +168,7 @@ def _describe_engine(
 ) -> tuple[Document, Sequence[str]]:
     """Return the record of an engine, or the layers of the ONNX nodes."""
     if options.tensor:
-        hint = "inspect the graph of an earlier stage"
-        raise UsageError(f"{graph.target} is an engine without readable tensors", hint)
+        require_onnx_graph(graph)
     result = {} if graph.state == STORED else dict(session.result(graph.target))
     layers = result.get("layer_nodes", [])
     if options.node or options.nodes:
@@ -163,26 +178,23 @@ def _describe_engine(
         nodes = nodes_with_layers(_built_from(session, graph, layers), layers)
         if options.node:
             nodes = [node for node in nodes if node["name"] == options.node]
-            if not nodes:
-                names = [name for layer in layers for name in layer["nodes"]]
-                raise _unknown("node", options.node, names)
+        if not nodes:
+            names = [name for layer in layers for name in layer["nodes"]]
+            raise _unknown("node", options.node, names)
         return {**head, "nodes": nodes}, node_lines(nodes)
-    of_all_files = result.get("engine_bytes", graph.bytes)
-    lines = [
-        f"{graph.target}: {shown_path(graph.file)}, {size(of_all_files)}",
-        "the engine has no readable graph; from engine.json:",
-    ]
-    for name, value in result.items():
-        if name not in (*_ENGINE_HEADER, "layer_nodes", "refit_basis") and value not in (
-            None,
-            "",
-            [],
-            {},
-        ):
-            lines.append(f"  {name:<18}{plain(value)}")
+    hidden = (*_ENGINE_HEADER, "layer_nodes", "refit_basis")
     of_graph = "model" in session.actions[graph.target].inputs
-    table = ["", *layer_lines(layers, of_graph=of_graph)] if layers else []
-    return {**head, "engine": result}, [*lines, *table]
+    all_bytes = size(result.get("engine_bytes", graph.bytes))
+    return {**head, "engine": result}, [
+        f"{graph.target}: {shown_path(graph.file)}, {all_bytes}",
+        "the engine has no readable graph; from engine.json:",
+        *(
+            f"  {name:<18}{plain(value)}"
+            for name, value in result.items()
+            if name not in hidden and value not in (None, "", [], {})
+        ),
+        *(["", *layer_lines(layers, of_graph=of_graph)] if layers else []),
+    ]
 
 
 def _built_from(
@@ -192,14 +204,13 @@ def _built_from(
 
     Without a graph, those are the layers of the network that layers of the engine name.
     """
-    action = session.actions[graph.target]
-    if "model" not in action.inputs:
+    inputs = session.actions[graph.target].inputs
+    if "model" not in inputs:
         names = dict.fromkeys(name for layer in layers for name in layer["nodes"])
         return [{"name": n, "operator": "layer", "inside": "", "outputs": []} for n in names]
-    refs = {role: ref for role, ref in action.inputs.items() if role in ("model", "model.data")}
-    files = {role: str(session.project.build / ref.path) for role, ref in refs.items()}
-    data = files.get("model.data", "")
-    request = {"file": files["model"], "data": data if Path(data).is_file() else ""}
+    file = session.project.build / inputs["model"].path
+    data = file.with_name(f"{file.name}.data")
+    request = graph_request(file, data if data.is_file() else None)
     nodes: Sequence[Document] = ask_inspection("describe", {"graph": request, "dims": {}})["nodes"]
     return nodes
 
@@ -216,16 +227,7 @@ def _missing_graphviz(name: str) -> Unavailable | None:
 
 def _draw(graph: GraphFile, head: Document, options: Namespace) -> tuple[Document, Sequence[str]]:
     """Write the drawing; return its figures as JSON and as text."""
-    if not graph.is_onnx:
-        raise UsageError(
-            f"{graph.target} is an engine without a graph to draw",
-            "inspect the graph from which it was built, such as simplify",
-        )
-    part = {
-        "from": options.begin,
-        "to": options.end,
-        "depth": options.depth,
-    }
+    part = {"from": options.begin, "to": options.end, "depth": options.depth}
     title = f"{head['model']}: {graph.name}"
     answer = ask_inspection("draw", {"graph": graph.request(), "title": title, **part})
     path = typed_path(options.svg)
@@ -234,6 +236,39 @@ def _draw(graph: GraphFile, head: Document, options: Namespace) -> tuple[Documen
     if answer["boxes"] < answer["nodes"]:
         text += "; draw parts of it with --from, --to and --depth"
     return {**head, "schema": DRAWING_SCHEMA, "svg": str(path), **answer}, [text]
+
+
+def _serve(graph: GraphFile, port: int) -> int:
+    """Serve a graph by netron until Ctrl-C or SIGTERM; port 0 is a free one.
+
+    Raises: Unavailable: netron is not installed. BuildsysError: the port is in use.
+    """
+    if find_spec("netron") is None:
+        hint = "`pip install 'buildsys[netron]'` or `pip install netron` installs it"
+        raise Unavailable("netron is not installed", hint)
+    print_lines([graph.note] if graph.note else [])
+    netron: Any = import_module("netron")
+    logging.getLogger("netron").setLevel(logging.CRITICAL)  # it announces the address as well
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    out = sys.stdout
+    with TemporaryDirectory(prefix="buildsys-netron-") as folder, redirect_stdout(None):
+        file = graph.file
+        if graph.state == STORED:  # its name has no suffix
+            file = Path(folder) / "model.onnx"
+            shutil.copyfile(graph.file, file)
+            if graph.data is not None:
+                file.with_name("model.onnx.data").symlink_to(graph.data)
+        try:
+            host, bound = netron.start(str(file), (_HOST, port), browse=False)
+        except (OSError, OverflowError) as error:
+            problem = f"port {port} cannot be used: {error}"
+            raise BuildsysError(f"{problem}; without --port a free one is chosen") from None
+        out.write(f"serving at http://{host}:{bound}; stop with Ctrl-C\n")
+        out.flush()
+        with suppress(KeyboardInterrupt):
+            threading.Event().wait()
+        netron.stop()
+    return 0
 
 
 def _unknown(kind: str, name: str, names: Iterable[str]) -> UsageError:
@@ -256,79 +291,64 @@ def _graph_lines(document: Document) -> list[str]:
         f"{count(stored['count'])} initializers{': ' if by_type else ''}{by_type}"
     )
     largest = [
-        f"{entry['name']}: {entry['dtype']} {_shape(entry['shape'])}, {size(entry['bytes'])}"
-        for entry in stored["largest"]
+        f"{port['name']}: {_typed(port)}, {size(port['bytes'])}" for port in stored["largest"]
     ]
-    functions = [
-        f"{entry['name']}({', '.join(entry['inputs'])}) → {', '.join(entry['outputs'])}: "
-        f"{_counts(entry['operators'])}"
-        for entry in document["functions"]
-    ]
+    functions = {entry["name"]: entry["operators"] for entry in document["functions"]}
     producer = f"{document['producer'] or 'unknown'}, IR version {document['ir_version']}"
     return [
         f"{graph['target']}: {shown_path(Path(graph['file']))}, {size(graph['bytes'])}",
         *_entry("producer", [producer]),
         *_entry("opsets", [opsets]),
-        *_entry("inputs", [f"{entry['name']}: {_typed(entry)}" for entry in document["inputs"]]),
-        *_entry("outputs", [f"{entry['name']}: {_typed(entry)}" for entry in document["outputs"]]),
+        *_entry("inputs", [f"{port['name']}: {_typed(port)}" for port in document["inputs"]]),
+        *_entry("outputs", [f"{port['name']}: {_typed(port)}" for port in document["outputs"]]),
         *_entry("weights", [weights]),
         *_entry("largest", largest),
         *_entry("MACs", _macs(document["macs"])),
         *_entry("providers", filter(None, [placement_text(document.get("placement", {}))])),
         *_entry("domains", [f"{name}: {_counts(counts)}" for name, counts in domains.items()]),
-        *_entry("functions", functions),
+        *_entry("functions", [f"{name}: {_counts(counts)}" for name, counts in functions.items()]),
         "",
         *_operator_table(document),
     ]
 
 
 def _macs(macs: Document) -> Iterator[str]:
-    unknown = macs["unknown_shapes"] or macs["unknown_operators"]
-    total = large(macs["total"])
-    if unknown and not macs["complete"]:
-        total = f"at least {total}" if macs["total"] else "unknown"
+    """Yield the multiply-accumulates in total, by operator, and what is not counted."""
     sizes = ", ".join(f"{name} = {value}" for name, value in macs["dims"].items())
-    terms, formula = macs["formula"] or {}, ""  # per dynamic dimension
-    if len(terms) == 1 and not {"*", "^"} & set(name := next(iter(terms))):
-        formula = f"; {large(terms[name])} per {name}" if name else ""
-    elif terms:
-        parts = (f"{large(n)} {TIMES} {term}" if term else large(n) for term, n in terms.items())
-        formula = f"; {' + '.join(parts)}"
-    yield f"{total}{f' at {sizes}' if sizes else ''}{formula}"
+    terms = [
+        f"{large(factor)} per {name}" if name else large(factor)
+        for name, factor in (macs["formula"] or {}).items()
+    ]
+    yield "".join((
+        "" if macs["complete"] else "at least ",
+        large(macs["total"]),
+        f" at {sizes}" if sizes else "",
+        f"; {' + '.join(terms)}" if terms else "",
+    ))  # fmt: skip
     shares = ", ".join(
         f"{name} {large(share['macs'])} in {share['nodes']}"
         for name, share in list(macs["operators"].items())[:_SHOWN_OPERATORS]
     )
-    if shares:
-        yield shares
-        yield "element-wise operators, norms and poolings are not counted"
-    elif macs["complete"]:
-        yield "no convolution, matrix product or recurrent layer"
-    if macs["unknown_shapes"]:
-        yield f"not counted (unknown shape): {_counts(macs['unknown_shapes'])}"
-    if macs["unknown_operators"]:
-        yield f"not counted (unknown operator): {_counts(macs['unknown_operators'])}"
+    yield shares or "no convolution, matrix product or recurrent layer was counted"
+    for reason, key in (("shape", "unknown_shapes"), ("operator", "unknown_operators")):
+        if macs[key]:
+            yield f"not counted (unknown {reason}): {_counts(macs[key])}"
     if macs["loops_counted_once"]:
         yield "loop bodies are counted once, as the number of iterations is unknown"
 
 
 def _operator_table(document: Document) -> list[str]:
-    operators, macs = document["operators"], document["macs"]["operators"]
-    total = document["macs"]["total"]
+    operators, macs = document["operators"], document["macs"]
     rows = []
-    for name, number in operators.items():
-        own = macs.get(name, {}).get("macs")
-        share = f"{100 * own / total:.1f} %" if own else ""
+    for name, number in list(operators.items())[:_SHOWN_ROWS]:
+        own = macs["operators"].get(name, {}).get("macs")
+        share = f"{100 * own / macs['total']:.1f} %" if own else ""
         rows.append((name, count(number), large(own) if own else "", share))
-    room = max(_SHOWN_OPERATORS, shutil.get_terminal_size((80, 40)).lines - 24)
-    printed = rows if len(rows) <= room + 1 else rows[:room]
-    titles = (f"{count(sum(operators.values()))} nodes", "count>", "MACs>", "share>")
-    lines = format_table(titles, printed)
-    if len(rows) > len(printed):
-        nodes = sum(list(operators.values())[len(printed) :])
-        more = f"{len(rows) - len(printed)} more operators, {nodes} nodes"
-        lines.append(f"{more} (--json lists all)")
-    return lines
+    lines = format_table(
+        (f"{count(sum(operators.values()))} nodes", "count>", "MACs>", "share>"), rows
+    )
+    more = len(operators) - len(rows)
+    return [*lines, f"{more} more operators (--json lists all)"] if more else lines
 
 
 def _node_table(document: Document) -> list[str]:
@@ -348,12 +368,10 @@ def _node_table(document: Document) -> list[str]:
 
 
 def _end(name: str, tensors: Document, other: str) -> str:
-    """Return an input with its producer, or an output with its consumers."""
-    if not name:
-        return "(omitted)"
+    """Format an input with its producer, or an output with its consumers."""
     tensor = tensors.get(name)
     if tensor is None:  # a tensor of the graph around a body
-        return name
+        return name or "(omitted)"
     text = f"{name}: {_typed(tensor)}"
     if other == "producer":
         return f"{text} from {tensor['producer'] or tensor['kind']}"

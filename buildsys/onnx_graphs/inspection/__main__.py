@@ -17,9 +17,9 @@ from onnx import ModelProto
 from buildsys.errors import StageError, UsageError
 from buildsys.onnx_graphs.inspection.describe import describe
 from buildsys.onnx_graphs.inspection.diff import compare
-from buildsys.onnx_graphs.inspection.drawing.dot import draw
+from buildsys.onnx_graphs.inspection.drawing import draw
 from buildsys.onnx_graphs.inspection.first_difference import first_difference
-from buildsys.onnx_graphs.inspection.load import drop_weights, plain_model, with_shapes
+from buildsys.onnx_graphs.inspection.graph import drop_weights, plain_model, with_shapes
 from buildsys.onnx_graphs.onnx_file import load_model
 from buildsys.system.graphviz import render_svg
 

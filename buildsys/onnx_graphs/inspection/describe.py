@@ -3,24 +3,30 @@
 from __future__ import annotations
 
 import math
-from collections import Counter
 from collections.abc import Mapping
 from contextlib import suppress
-from functools import cache, partial
 from typing import Any
 
 from onnx import ModelProto
 
-from buildsys.onnx_graphs.inlined_functions import inline_all
-from buildsys.onnx_graphs.inspection.load import (
+from buildsys.onnx_graphs.graph_reader import inline_all
+from buildsys.onnx_graphs.inspection.graph import (
+    Body,
+    PlainModel,
+    StoredTensor,
     drop_weights,
-    input_dims,
     plain_model,
     with_shapes,
     with_sizes,
 )
-from buildsys.onnx_graphs.inspection.macs import COUNTED, Macs, count_macs, formula, macs_per_node
-from buildsys.onnx_graphs.inspection.plain_graph import Body, PlainModel
+from buildsys.onnx_graphs.inspection.macs import (
+    COUNTED,
+    Macs,
+    count_macs,
+    linear_macs,
+    macs_per_node,
+)
+from buildsys.onnx_graphs.onnx_file import ports
 
 _FALLBACK = 2  # size of dimensions without one; 1 would broadcast
 _LARGEST = 5
@@ -35,33 +41,45 @@ def describe(proto: ModelProto, dims: Mapping[str, int]) -> dict[str, Any]:
     """
     model = plain_model(with_shapes(proto))
     sized = plain_model(with_sizes(proto, dims))
-    histogram = model.operators
-    initializers, parameters = _stored(model)
+    operators = model.operators
     custom_domains: dict[str, dict[str, int]] = {}  # domain -> operator -> nodes
-    for operator, count in histogram.items():
+    for operator, count in operators.items():
         domain, _, name = operator.rpartition("::")
         if domain and not domain.startswith("ai.onnx"):
             custom_domains.setdefault(domain, {})[name] = count
+    counts = _count(proto, dims)
     return {
         "ir_version": model.ir_version,
         "producer": model.producer,
         "opsets": dict(model.opsets),
         "inputs": [_port(model.body, name) for name in model.body.inputs],
         "outputs": [_port(model.body, name) for name in model.body.outputs],
-        "operators": histogram,
-        "initializers": initializers,
-        "parameters": parameters,
-        "macs": _macs(proto, dims),
+        "operators": operators,
+        "initializers": _stored(model.initializers),
+        "parameters": _weights(model.initializers),
+        "macs": {
+            "total": counts.total,
+            "complete": counts.is_complete,
+            "dims": dict(dims),
+            "formula": _formula(proto, dims),
+            "operators": {
+                name: {"macs": macs, "nodes": counts.counted[name]}
+                for name, macs in counts.by_operator.most_common()
+            },
+            "unknown_shapes": dict(counts.unknown),
+            "unknown_operators": dict(counts.opaque),
+            "loops_counted_once": counts.loops,
+            "counted": list(COUNTED),
+        },
         "custom_domains": custom_domains,
         "functions": [
             {
-                "name": function.name,
-                "inputs": list(function.inputs),
-                "outputs": list(function.outputs),
-                "operators": dict(Counter(node.operator for node in function.nodes)),
-                "opsets": dict(function.opsets),
+                "name": name,
+                "inputs": list(body.inputs),
+                "outputs": list(body.outputs),
+                "operators": dict(body.operators),
             }
-            for function in model.functions
+            for name, body in model.functions.items()
         ],
         "nodes": [
             {
@@ -85,51 +103,52 @@ def describe(proto: ModelProto, dims: Mapping[str, int]) -> dict[str, Any]:
 def report_facts(proto: ModelProto, dims: Mapping[str, int]) -> dict[str, Any]:
     """Collect the facts of a graph for the report.
 
-    ``dims`` are valid sizes of the dynamic dimensions. The large weights leave ``proto``.
+    ``dims`` are the sizes of the dynamic dimensions. The large weights leave ``proto``.
     """
     drop_weights(proto)
-    model = plain_model(proto)
-    initializers, parameters = _stored(model)
+    model, counts = plain_model(proto), _count(proto, dims)
     return {
         "opsets": dict(model.opsets),
-        "initializers": initializers,
-        "weights": parameters,
-        "macs": _mac_formulas(proto, dims),
+        "initializers": _stored(model.initializers),
+        "weights": _weights(model.initializers),
+        "macs": {
+            "total": counts.total if counts.is_complete else None,  # a part would look complete
+            "formula": _formula(proto, dims),
+            "operators": dict(counts.by_operator) if counts.is_complete else {},
+            "not_counted": dict(sorted((counts.unknown + counts.opaque).items())),
+        },
     }
 
 
-def _stored(model: PlainModel) -> tuple[dict[str, Any], int]:
-    """Add up the sizes of all initializers; count the weights."""
-    stored = model.initializers
+def _stored(tensors: list[StoredTensor]) -> dict[str, Any]:
+    """Add up the sizes of all initializers."""
     dtypes: dict[str, dict[str, int]] = {}
-    for tensor in stored:
+    for tensor in tensors:
         size = dtypes.setdefault(tensor.dtype, {"count": 0, "bytes": 0})
         size["count"] += 1
         size["bytes"] += tensor.bytes
-    largest = sorted(stored, key=lambda tensor: (-tensor.bytes, tensor.name))[:_LARGEST]
-    sizes = {
-        "count": len(stored),
-        "bytes": sum(tensor.bytes for tensor in stored),
+    largest = sorted(tensors, key=lambda tensor: (-tensor.bytes, tensor.name))[:_LARGEST]
+    return {
+        "count": len(tensors),
+        "bytes": sum(tensor.bytes for tensor in tensors),
         "dtypes": dict(sorted(dtypes.items(), key=lambda item: (-item[1]["bytes"], item[0]))),
         "largest": [tensor.as_json() for tensor in largest],
     }
-    return sizes, sum(
-        math.prod(tensor.shape) for tensor in stored if tensor.dtype not in _NOT_WEIGHTS
-    )
+
+
+def _weights(tensors: list[StoredTensor]) -> int:
+    return sum(math.prod(tensor.shape) for tensor in tensors if tensor.dtype not in _NOT_WEIGHTS)
 
 
 def _tensors(model: PlainModel, sized: PlainModel) -> dict[str, Any]:
-    """Describe all tensors by name.
-
-    Names of bodies get a prefix if they are taken.
-    """
+    """Describe all tensors by name; names of bodies get a prefix if they are taken."""
     bodies = [("", model.body, sized.body)]
     for (node, inside), (other, _) in zip(model.body.walk(), sized.body.walk(), strict=True):
         for attribute, body in node.bodies.items():
             path = f"{inside}/{node.label}.{attribute}".lstrip("/")
             bodies.append((path, body, other.bodies[attribute]))
     tensors: dict[str, Any] = {}
-    for inside, body, at in bodies:
+    for inside, body, sized_body in bodies:
         names = (*body.inputs, *body.initializers, *body.producers, *body.outputs)
         for name in dict.fromkeys(names):
             stored, producer = body.initializers.get(name), body.producers.get(name)
@@ -139,7 +158,7 @@ def _tensors(model: PlainModel, sized: PlainModel) -> dict[str, Any]:
                 "kind": "initializer" if stored else kind,
                 "dtype": port["dtype"],
                 "shape": port["shape"],
-                "sized": _port(at, name)["shape"],
+                "sized": _port(sized_body, name)["shape"],
                 "bytes": stored.bytes if stored else None,
                 "producer": producer.label if producer else None,
                 "consumers": [node.label for node in body.consumers.get(name, ())],
@@ -154,26 +173,7 @@ def _port(body: Body, name: str) -> dict[str, Any]:
     return {"name": name, "dtype": value.dtype if value else None, "shape": shape}
 
 
-def _macs(proto: ModelProto, dims: Mapping[str, int]) -> dict[str, Any]:
-    counts = _macs_at(proto, dims)
-    has_formula = input_dims(proto) and counts.is_complete
-    return {
-        "total": counts.total,
-        "complete": counts.is_complete,
-        "dims": dict(dims),
-        "formula": _mac_formulas(proto, dims)["formula"] if has_formula else None,
-        "operators": {
-            name: {"macs": macs, "nodes": counts.counted[name]}
-            for name, macs in counts.by_operator.most_common()
-        },
-        "unknown_shapes": dict(counts.unknown),
-        "unknown_operators": dict(counts.opaque),
-        "loops_counted_once": counts.loops,
-        "counted": list(COUNTED),
-    }
-
-
-def _macs_at(model: ModelProto, dims: Mapping[str, int]) -> Macs:
+def _count(model: ModelProto, dims: Mapping[str, int]) -> Macs:
     """Count a model, with functions inlined if possible."""
     if model.functions:
         with suppress(RuntimeError, ValueError):  # no conversion to the model's opset
@@ -181,23 +181,17 @@ def _macs_at(model: ModelProto, dims: Mapping[str, int]) -> Macs:
     return count_macs(plain_model(with_sizes(model, dims)).body)
 
 
-def _mac_formulas(model: ModelProto, base: Mapping[str, int]) -> dict[str, Any]:
-    """Fit formulas in the dynamic dimensions: ``formula`` in total, ``operators`` by operator.
+def _formula(model: ModelProto, dims: Mapping[str, int]) -> dict[str, int] | None:
+    """Fit the total as ``{dimension: factor, "": rest}``; None unless one dimension is dynamic."""
+    sizes = (size for port in ports(model)[0] for size in port["shape"] or ())
+    dynamic = {size for size in sizes if isinstance(size, str)}
+    if len(dynamic) != 1:
+        return None
+    (name,) = dynamic
 
-    ``not_counted`` has operators with unknown counts. ``base`` are valid sizes; the formulas are
-    fitted to multiples of them, and None if no polynomial fits or something is unknown.
-    """
-    sizes = {name: base.get(name, _FALLBACK) for name in input_dims(model)}
-    at = cache(lambda *values: _macs_at(model, dict(zip(sizes, values, strict=True))))
-    first = at(*sizes.values())
-    missing = dict(sorted((first.unknown + first.opaque).items()))
-    if not first.is_complete:  # a partial total would look complete
-        return {"formula": None, "operators": {}, "not_counted": missing}
-    return {
-        "formula": formula(lambda dims: at(*dims.values()).total, sizes),
-        "operators": {
-            name: formula(partial(lambda n, dims: at(*dims.values()).by_operator[n], name), sizes)
-            for name in sorted(first.by_operator)
-        },
-        "not_counted": missing,
-    }
+    def count(size: int) -> int | None:
+        counts = _count(model, {name: size})
+        return counts.total if counts.is_complete else None
+
+    fixed, factor = linear_macs(count, dims.get(name, _FALLBACK)) or (0, 0)
+    return {name: factor, **({"": fixed} if fixed else {})} if fixed or factor else None

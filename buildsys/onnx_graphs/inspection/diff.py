@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from functools import partial
 from itertools import groupby, zip_longest
+from operator import attrgetter
 from typing import Any
 
-from buildsys.onnx_graphs.inspection.node_matching import Matching, regions
-from buildsys.onnx_graphs.inspection.plain_graph import (
+from buildsys.onnx_graphs.inspection.graph import (
     CONSTANT,
     TIMES,
     Body,
@@ -19,53 +19,6 @@ from buildsys.onnx_graphs.inspection.plain_graph import (
 )
 
 _LONGEST_CHAIN = 8
-_NOT_WEIGHTS = ("int32", "bool", "string")  # indices, flags
-
-
-@dataclass(frozen=True)
-class _Connection:
-    """A connection of a group to the rest of its graph."""
-
-    tensor: str
-    node: PlainNode | None
-    kind: str  # the operator of the node, or input, output, initializer
-    port: int = 0
-
-
-@dataclass(frozen=True)
-class _NodeGroup:
-    """Connected nodes of one graph without match, and their counterpart.
-
-    ``outcome`` of removed nodes: folded (into the weights of ``into``), left out, constant (their
-    result is stored), shared (another node computes it), replaced (by the groups ``by``), unused.
-    ``outcome`` of added nodes: new, or replaces.
-    """
-
-    nodes: Sequence[PlainNode]
-    entries: Sequence[_Connection]
-    exits: Sequence[_Connection]
-    outcome: str
-    into: Sequence[PlainNode | None] = ()
-    by: Sequence[Sequence[PlainNode]] = ()
-
-    def as_json(self) -> dict[str, Any]:
-        """Write it with nodes as their labels."""
-        entries, exits = (
-            [
-                {"tensor": end.tensor, "node": end.node and end.node.label, "kind": end.kind}
-                for end in ends
-            ]
-            for ends in (self.entries, self.exits)
-        )
-        return {
-            "nodes": [{"label": node.label, "operator": node.operator} for node in self.nodes],
-            "chain": _chain_text(self.nodes),
-            "from": entries,
-            "to": exits,
-            "fate": self.outcome,
-            "into": list(dict.fromkeys(node.operator for node in self.into if node is not None)),
-            "by": [[node.label for node in nodes] for nodes in self.by],
-        }
 
 
 def compare(first: PlainModel, second: PlainModel) -> dict[str, Any]:
@@ -73,14 +26,7 @@ def compare(first: PlainModel, second: PlainModel) -> dict[str, Any]:
     models = first, second
     headers = [{"ir_version": model.ir_version, "producer": model.producer} for model in models]
     functions = [
-        {
-            function.name: "; ".join(
-                f"{node.operator}({', '.join(node.inputs)})→{', '.join(node.outputs)}"
-                f"{dict(node.attributes)}"
-                for node in function.nodes
-            )
-            for function in model.functions
-        }
+        {name: "; ".join(map(_node_text, body.nodes)) for name, body in model.functions.items()}
         for model in models
     ]
     interface = {}
@@ -106,37 +52,183 @@ def compare(first: PlainModel, second: PlainModel) -> dict[str, Any]:
 def compare_bodies(first: Body, second: Body) -> dict[str, Any]:
     """Compare nodes, shapes and initializers."""
     matching = Matching(first, second)
-    changes = {
-        node: change
-        for node, other in matching.nodes.items()
-        if (change := _node_change(node, other, matching))
-    }
-    gone = regions(matching.removed, first)
-    removed = [_removed_group(nodes, matching, changes) for nodes in gone]
-    added = []
-    for nodes in regions(matching.added, second):
-        replaced = [group.nodes for group in removed if nodes in group.by]
-        outcome = "replaces" if replaced else "new"
-        added.append(_NodeGroup(nodes, *_connections(nodes, second), outcome, by=replaced))
     shapes = []
     for name, other_name in matching.tensors.items():
         was, now = first.value(name), second.value(other_name)
         sizes = [value.shape if value else None for value in (was, now)]
         if str(was) != str(now) and all(shape is not None and None not in shape for shape in sizes):
-            change = {"tensor": other_name, "was_called": name, "from": str(was), "to": str(now)}
-            shapes.append(change)
+            names = {"tensor": other_name, "was_called": name}
+            shapes.append({**names, "from": str(was), "to": str(now)})
+    pairs = matching.nodes.items()
     return {
-        "gone": [group.as_json() for group in removed],
-        "come": [group.as_json() for group in added],
-        "changed": list(changes.values()),
+        "gone": [_describe_group(nodes, first) for nodes in _groups(matching.removed, first)],
+        "come": [_describe_group(nodes, second) for nodes in _groups(matching.added, second)],
+        "changed": [change for pair in pairs if (change := _node_change(*pair, matching))],
         "renamed": [
             {"from": node.label, "to": other.label, "operator": node.operator}
-            for node, other in matching.nodes.items()
+            for node, other in pairs
             if node.label != other.label
         ],
         "shapes": shapes,
         "initializers": _initializer_changes(first.initializers, second.initializers),
     }
+
+
+class Matching:
+    """Pairs of equivalent nodes and tensors of two graphs.
+
+    Nodes with the same operator match, in this order, by their first output, by their own name, by
+    their inputs, and by the consumers of their outputs.
+    """
+
+    def __init__(self, first: Body, second: Body) -> None:
+        self.first, self.second = first, second
+        self.nodes: dict[PlainNode, PlainNode] = {}
+        self.back: dict[PlainNode, PlainNode] = {}
+        self.tensors = {name: name for name in first.inputs if name in second.inputs}
+        renamed = [
+            [name for name in body.inputs if name not in self.tensors] for body in (first, second)
+        ]
+        if len(renamed[0]) == len(renamed[1]):
+            self.tensors.update(zip(*renamed, strict=True))
+        for key in (_first_output, attrgetter("name")):
+            self._pair_by(key, key)
+        by_inputs = partial(_inputs, first, self.tensors.get), partial(_inputs, second, str)
+        by_consumers = (
+            partial(_consumers, first, self.nodes.get),
+            partial(_consumers, second, lambda node: node),
+        )
+        while self._pair_by(*by_inputs) or self._pair_by(*by_consumers, step=-1):
+            pass
+
+    @property
+    def removed(self) -> list[PlainNode]:
+        """Nodes of the first graph alone."""
+        return [node for node in self.first.nodes if node not in self.nodes]
+
+    @property
+    def added(self) -> list[PlainNode]:
+        """Nodes of the second graph alone."""
+        return [node for node in self.second.nodes if node not in self.back]
+
+    def _pair_by(
+        self,
+        key: Callable[[PlainNode], Hashable],
+        other_key: Callable[[PlainNode], Hashable],
+        step: int = 1,
+    ) -> bool:
+        """Pair nodes with equal operators and keys, the most similar first; none is empty."""
+        waiting: dict[Hashable, list[PlainNode]] = {}
+        for other in self.added:
+            kind = other.operator, len(other.outputs), other_key(other)
+            waiting.setdefault(kind, []).append(other)
+        before = len(self.nodes)
+        for node in self.removed[::step]:
+            own_key = key(node)
+            candidates = waiting.get((node.operator, len(node.outputs), own_key))
+            if not own_key or not candidates:
+                continue
+            other = max(candidates, key=partial(self._similarity, node))
+            candidates.remove(other)
+            self.nodes[node], self.back[other] = other, node
+            outputs = zip(node.outputs, other.outputs, strict=True)
+            self.tensors.update((ours, theirs) for ours, theirs in outputs if ours)
+        return len(self.nodes) > before
+
+    def _similarity(self, node: PlainNode, other: PlainNode) -> tuple[bool, bool]:
+        contents = _contents(node, self.first) == _contents(other, self.second)
+        return node.attributes == other.attributes, contents
+
+
+def _first_output(node: PlainNode) -> str:
+    return next(filter(None, node.outputs), "")
+
+
+def _inputs(body: Body, renamed: Callable[[str], str | None], node: PlainNode) -> Hashable:
+    """Name the inputs that are not stored; without any, the attributes and contents."""
+    names = [renamed(name) for name in node.reads if name not in body.stored]
+    if not names:
+        return (str(node.attributes), *_contents(node, body))
+    return None if None in names else tuple(names)
+
+
+def _consumers(
+    body: Body, paired: Callable[[PlainNode], PlainNode | None], node: PlainNode
+) -> Hashable:
+    """List the nodes that read the outputs, with their ports."""
+    uses = {
+        (place, paired(taker), port)
+        for place, name in enumerate(node.outputs)
+        for taker in body.consumers.get(name, ())
+        for port, read in enumerate(taker.inputs)
+        if read == name
+    }
+    return frozenset(uses) if uses and all(use[1] for use in uses) else None
+
+
+def _contents(node: PlainNode, body: Body) -> list[str]:
+    stored = [body.stored.get(name, "") for name in node.inputs]
+    return stored + [tensor.digest for tensor in node.constants]
+
+
+def _groups(nodes: Iterable[PlainNode], body: Body) -> list[list[PlainNode]]:
+    """Group connected nodes, each in the order of the graph."""
+    members = dict.fromkeys(nodes)
+    groups: list[list[PlainNode]] = []
+    grouped: set[PlainNode] = set()
+    for node in members:
+        waiting, group = [node], set[PlainNode]()
+        while waiting:
+            member = waiting.pop()
+            if member in members and member not in grouped:
+                grouped.add(member)
+                group.add(member)
+                waiting += [body.producers[name] for name in member.reads if name in body.producers]
+                waiting += (t for name in member.outputs for t in body.consumers.get(name, ()))
+        if group:
+            groups.append([member for member in members if member in group])
+    return groups
+
+
+def _describe_group(nodes: Sequence[PlainNode], body: Body) -> dict[str, Any]:
+    """Describe connected nodes and their connections to the rest of the graph."""
+    entries: list[tuple[str, PlainNode | None, str]] = []
+    exits: list[tuple[str, PlainNode | None, str]] = []
+    for node in nodes:
+        for name in node.reads:
+            maker = body.producers.get(name)
+            if maker not in nodes and name not in body.stored:
+                entries.append((name, maker, "input"))
+        for name in filter(None, node.outputs):
+            takers = body.consumers.get(name, ())
+            exits += [(name, taker, "output") for taker in takers if taker not in nodes]
+            exits += [(name, None, "output")] if name in body.outputs else []
+    return {
+        "nodes": [{"label": node.label, "operator": node.operator} for node in nodes],
+        "chain": _chain_text(nodes),
+        **{
+            side: [
+                {
+                    "tensor": tensor,
+                    "node": node and node.label,
+                    "kind": node.operator if node else border,
+                }
+                for tensor, node, border in dict.fromkeys(ends)
+            ]
+            for side, ends in (("from", entries), ("to", exits))
+        },
+    }
+
+
+def _chain_text(nodes: Sequence[PlainNode]) -> str:
+    """Write operators as ``Shape → Slice → Concat``, or as counts."""
+    operators = [node.operator for node in nodes if node.operator != CONSTANT] or [CONSTANT]
+    runs = [(operator, len(list(run))) for operator, run in groupby(operators)]
+    if len(runs) > _LONGEST_CHAIN:
+        counts = Counter(operators).most_common(_LONGEST_CHAIN)
+        text = ", ".join(f"{operator} {TIMES}{count}" for operator, count in counts)
+        return f"{len(operators)} nodes ({text})"
+    return " → ".join(f"{name} {TIMES}{count}" if count > 1 else name for name, count in runs)
 
 
 def _node_change(node: PlainNode, other: PlainNode, matching: Matching) -> dict[str, Any] | None:
@@ -157,95 +249,27 @@ def _node_change(node: PlainNode, other: PlainNode, matching: Matching) -> dict[
         if not is_in_group and matching.tensors.get(was, was) != now:
             inputs.append(end)
     bodies = {}
-    for name in (name for name in node.bodies if name in other.bodies):
+    for name in node.bodies.keys() & other.bodies.keys():
         inner = compare_bodies(node.bodies[name], other.bodies[name])
         if _is_filled(inner):
             bodies[name] = inner
     constants = [[tensor.digest for tensor in side.constants] for side in (node, other)]
     if not (attributes or weights or inputs or bodies or constants[0] != constants[1]):
         return None
-    dtypes = [value.dtype for end in weights if (value := theirs.value(str(end["to"])))]
     return {
         "label": other.label,
         "operator": other.operator,
         "was": node.label,
         "attributes": attributes,
         "weights": weights,
-        "numbers": any("int64" not in d and d not in _NOT_WEIGHTS for d in dtypes),
         "inputs": inputs,
         "bodies": bodies,
     }
 
 
-def _removed_group(
-    nodes: Sequence[PlainNode], matching: Matching, changes: Mapping[PlainNode, dict[str, Any]]
-) -> _NodeGroup:
-    """Find the counterpart of a group of removed nodes."""
-    entries, exits = _connections(nodes, matching.first)
-    now = []  # the second graph's tensors at the exits
-    for end in exits:
-        other = matching.nodes.get(end.node) if end.node else None
-        ports = other.inputs if other else () if end.node else matching.second.outputs
-        if end.node is None and end.tensor in ports:
-            now.append(end.tensor)
-        elif 0 <= end.port < len(ports) and ports[end.port]:
-            now.append(ports[end.port])
-    group = _NodeGroup(nodes, entries, exits, "unused")
-    if not now:
-        return group
-    if all(tensor in matching.second.stored for tensor in now):
-        return replace(group, outcome="constant")
-    makers = [matching.second.producers.get(tensor) for tensor in now]
-    new = {maker for maker in makers if maker is not None and maker not in matching.back}
-    if new:
-        added = regions(matching.added, matching.second)
-        by = [region for region in added if new & set(region)]
-        return replace(group, outcome="replaced", by=by)
-    before = {matching.tensors.get(end.tensor) for end in entries}
-    if not set(now) <= before:
-        return replace(group, outcome="shared", into=makers)
-    for ends in (entries, exits):  # folded into the nodes before the group, or else after it
-        near = [end.node for end in ends if end.node is not None]
-        if near and all(node in changes and changes[node]["numbers"] for node in near):
-            return replace(group, outcome="folded", into=near)
-    return replace(group, outcome="left out")
-
-
-def _connections(
-    nodes: Sequence[PlainNode], body: Body
-) -> tuple[list[_Connection], list[_Connection]]:
-    """Find the inputs (preferably not stored) and outputs of a group."""
-    members = set(nodes)
-    entries: dict[str, _Connection] = {}
-    exits = []
-    for node in nodes:
-        for name in node.reads:
-            maker = body.producers.get(name)
-            if maker not in members:
-                outer = "initializer" if name in body.initializers else "input"
-                entries[name] = _Connection(name, maker, maker.operator if maker else outer)
-        for name in filter(None, node.outputs):
-            for taker in body.consumers.get(name, ()):
-                if taker not in members:
-                    ports = [port for port, taken in enumerate(taker.inputs) if taken == name]
-                    # -1: read only by a body of the taker
-                    for port in ports or [-1]:
-                        exits.append(_Connection(name, taker, taker.operator, port))
-            ports = [port for port, taken in enumerate(body.outputs) if taken == name]
-            exits += [_Connection(name, None, "output", port) for port in ports]
-    activations = [end for end in entries.values() if end.kind not in ("initializer", CONSTANT)]
-    return activations or list(entries.values()), exits
-
-
-def _chain_text(nodes: Sequence[PlainNode]) -> str:
-    """Write operators as ``Shape → Slice → Concat``, or as counts."""
-    operators = [node.operator for node in nodes if node.operator != CONSTANT] or [CONSTANT]
-    runs = [(operator, len(list(run))) for operator, run in groupby(operators)]
-    if len(runs) > _LONGEST_CHAIN:
-        runs = sorted(Counter(operators).items(), key=lambda item: (-item[1], item[0]))
-        text = ", ".join(f"{operator} {TIMES}{count}" for operator, count in runs[:_LONGEST_CHAIN])
-        return f"{len(operators)} nodes ({text}{', …' if len(runs) > _LONGEST_CHAIN else ''})"
-    return " → ".join(f"{name} {TIMES}{count}" if count > 1 else name for name, count in runs)
+def _node_text(node: PlainNode) -> str:
+    inputs, outputs = ", ".join(node.inputs), ", ".join(node.outputs)
+    return f"{node.operator}({inputs})→{outputs}{dict(node.attributes)}"
 
 
 def _initializer_changes(
@@ -254,16 +278,12 @@ def _initializer_changes(
     """Find removed, added, changed and renamed initializers."""
     removed = {name: stored for name, stored in first.items() if name not in second}
     added = {name: stored for name, stored in second.items() if name not in first}
-    by_content: dict[str, list[str]] = {}
-    for name, stored in added.items():
-        by_content.setdefault(stored.digest, []).append(name)
+    by_content = {stored.digest: name for name, stored in added.items() if stored.digest}
     renamed = []
     for name, stored in list(removed.items()):
-        if stored.digest and by_content.get(stored.digest):
-            other = by_content[stored.digest].pop(0)
+        if other := by_content.pop(stored.digest, ""):
             renamed.append({"from": name, "to": other})
             del removed[name], added[other]
-
     changed = [
         {"name": name, "from": str(stored), "to": str(second[name])}
         for name, stored in first.items()

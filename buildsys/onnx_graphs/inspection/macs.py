@@ -10,10 +10,9 @@ import re
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from fractions import Fraction
 from functools import partial
 
-from buildsys.onnx_graphs.inspection.plain_graph import Body, PlainNode
+from buildsys.onnx_graphs.inspection.graph import Body, PlainNode
 
 SizesOf = Callable[[str], tuple[int, ...]]
 
@@ -161,67 +160,10 @@ def _own_name(operator: str) -> str:
     return name if domain in ("", "com.microsoft", "com.microsoft.nchwc") else operator
 
 
-def formula(
-    macs_at: Callable[[Mapping[str, int]], int | None], base: Mapping[str, int]
-) -> dict[str, int] | None:
-    """Fit the count as a polynomial, e.g. ``{"": 5, "batch": 3, "batch*steps^2": 1}``.
-
-    ``macs_at`` counts at given sizes. The polynomial in at most two dimensions is fitted to counts
-    at multiples of ``base`` and tested at another one; None if it does not fit.
-    """
-    if len(base) > 2:
+def linear_macs(macs_at: Callable[[int], int | None], size: int) -> tuple[int, int] | None:
+    """Fit a rest and a slope to counts at multiples of a size; None if they are not linear."""
+    first, second, fifth = (macs_at(size * factor) for factor in (1, 2, 5))
+    if first is None or second is None or fifth is None or (second - first) % size:
         return None
-    polynomial = _interpolated(macs_at, base, {})
-    if polynomial is None or any(factor.denominator != 1 for factor in polynomial.values()):
-        return None
-    terms = {}
-    for exponents, factor in sorted(polynomial.items()):
-        factors = (
-            name if power == 1 else f"{name}^{power}"
-            for name, power in zip(base, exponents, strict=True)
-            if power
-        )
-        if factor or not base:
-            terms["*".join(factors)] = int(factor)
-    beyond = {name: size * 5 for name, size in base.items()}
-    return terms if evaluate(terms, beyond) == macs_at(beyond) else None
-
-
-def _interpolated(
-    macs_at: Callable[[Mapping[str, int]], int | None],
-    free: Mapping[str, int],
-    fixed: Mapping[str, int],
-) -> dict[tuple[int, ...], Fraction] | None:
-    """Fit powers -> factor of the quadratic polynomial through multiples of ``free``."""
-    if not free:
-        count = macs_at(fixed)
-        return None if count is None else {(): Fraction(count)}
-    (name, size), *others = free.items()
-    counted = []
-    for scale in (1, 2, 3):
-        part = _interpolated(macs_at, dict(others), {**fixed, name: size * scale})
-        if part is None:
-            return None
-        counted.append(part)
-    factors = {}
-    for key in counted[0]:
-        first, two, three = (part[key] for part in counted)
-        square = (three - 2 * two + first) / 2
-        linear = two - first - 3 * square
-        for power, factor in enumerate((first - linear - square, linear, square)):
-            exponents = (power, *key)
-            factors[exponents] = factor / size**power
-    return factors
-
-
-def evaluate(terms: Mapping[str, int], dims: Mapping[str, int]) -> int | None:
-    """Evaluate a formula; None if a size is missing."""
-    total = 0
-    for term, factor in terms.items():
-        for part in filter(None, term.split("*")):
-            name, _, power = part.partition("^")
-            if name not in dims:
-                return None
-            factor *= dims[name] ** int(power or 1)
-        total += factor
-    return total
+    slope = (second - first) // size
+    return (first - slope * size, slope) if fifth == first + 4 * size * slope else None

@@ -98,8 +98,8 @@ class GraphStage:
     initializers: int | None
     initializer_bytes: int | None
     macs: int | None  # at the opt sizes
-    formula: Mapping[str, int]  # product of dynamic dimensions -> factor
-    operator_macs: Mapping[str, int | None]
+    formula: Mapping[str, int]  # the dynamic dimension -> factor, and "" -> rest
+    operator_macs: Mapping[str, int]
     not_counted: Mapping[str, int]  # operator -> nodes
 
 

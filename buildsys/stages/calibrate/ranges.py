@@ -145,11 +145,6 @@ class Magnitudes:
         """The largest magnitude."""
         return max(abs(self.low), abs(self.high)) if self.low <= self.high else 0.0
 
-    @property
-    def is_sparse(self) -> bool:
-        """Return True if there are too few values for the entropy method."""
-        return int(self.counts.sum()) < _MIN_VALUES
-
     def add(self, values: Array, *, counted: bool) -> None:
         """Add the values of one batch; without ``counted`` only their extremes."""
         if values.size == 0:
@@ -184,7 +179,7 @@ class Magnitudes:
         """Choose the clipping magnitude with the least information loss in int8."""
         used = int(np.ceil(self.largest / self.span * BINS)) if self.span else 0
         counts = self.counts[:used].astype(np.float64)
-        if used <= _LEVELS or self.is_sparse:
+        if used <= _LEVELS or self.counts.sum() < _MIN_VALUES:
             return self.largest
         counts[0] = counts[1]  # zeros are exact at every scale
         tried = [*range(_LEVELS, used, _STRIDE), used]

@@ -27,8 +27,4 @@ class CalibrateResult(ResultHeader, total=False):
     dims: dict[str, int]
     data: dict[str, CalibrationData]
     tensors: int
-    always_zero: list[str]
-    uncut: list[str]  # tensors with too few values for the algorithm to cut them
-    ranges_sha256: str
-    batches_bytes: int
     warnings: list[str]

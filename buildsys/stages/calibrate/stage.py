@@ -24,7 +24,6 @@ from buildsys.stages.calibrate.ranges import (
 )
 from buildsys.stages.common.node_patterns import matching_pattern, named_nodes, tensor_origin
 from buildsys.stages.convert.quantizers import HEAVY
-from buildsys.system.files import sha256_of
 from buildsys.workers.job import Job, StageResult
 
 
@@ -45,10 +44,9 @@ def run(job: Job) -> StageResult:
     job.progress(f"drawing {plan.batches} calibration batches")
     for _ in save_batches(job.outputs["batches"], draw_batches(plan)):
         pass
-    ranges, sparse = _measure(job, plan)
+    ranges = _measure(job, plan)
     about = {field: options[field] for field in ("algorithm", "percentile") if field in options}
     save_ranges(job.outputs["ranges"], ranges, about)
-    zero = [name for name, span in ranges.items() if span.limit == 0.0]
     drawn = [name for name, data in plan.data.items() if not data or "random" in data]
     return StageResult(
         figures={
@@ -57,10 +55,6 @@ def run(job: Job) -> StageResult:
             "dims": dict(plan.dims),
             "data": {name: describe_data(plan, name) for name in plan.inputs},
             "tensors": len(ranges),
-            "always_zero": zero,
-            "uncut": sparse,
-            "ranges_sha256": sha256_of(job.outputs["ranges"]),
-            "batches_bytes": job.outputs["batches"].stat().st_size,
             "warnings": [
                 f"the ranges come from random values of the input {name}: calibrate on real data"
                 for name in drawn
@@ -69,8 +63,8 @@ def run(job: Job) -> StageResult:
     )
 
 
-def _measure(job: Job, plan: BatchPlan) -> tuple[dict[str, Range], list[str]]:
-    """Measure the ranges; also list the tensors too sparse to clip."""
+def _measure(job: Job, plan: BatchPlan) -> dict[str, Range]:
+    """Measure the range of every tensor."""
     options = job.options["calibration"]
     model = load_model(job.inputs["model"])
     named_nodes(model)
@@ -91,21 +85,16 @@ def _measure(job: Job, plan: BatchPlan) -> tuple[dict[str, Range], list[str]]:
         for name, magnitudes in measured.items()
     }
     _require_ranges(tensors, ranges, job.options["exclude"])
-    sparse = [name for name, magnitudes in measured.items() if magnitudes.is_sparse]
-    return ranges, sparse if options["algorithm"] == "entropy" else []
+    return ranges
 
 
 def _require_ranges(tensors: IntermediateTensors, ranges: Ranges, exclude: list[str]) -> None:
     """Raise StageError if an input of an expensive node is always zero."""
     for node in tensors.nodes:
-        if node.op_type not in HEAVY or matching_pattern(node.name, exclude):
-            continue
-        zero = next(
-            (name for name in node.input if name in ranges and ranges[name].largest == 0.0), None
-        )
-        if zero is not None:
+        zeros = [name for name in node.input if name in ranges and ranges[name].largest == 0.0]
+        if zeros and node.op_type in HEAVY and not matching_pattern(node.name, exclude):
             raise StageError(
-                f"{tensor_origin(zero, tensors.nodes)} is zero in all calibration batches, so"
+                f"{tensor_origin(zeros[0], tensors.nodes)} is zero in all calibration batches, so"
                 f" {node.op_type} (node {node.name}) has no scale for it",
                 "use data that reaches it, or exclude the node:"
                 f" quantize: {{exclude: [{node.name}]}}",

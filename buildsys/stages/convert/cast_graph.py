@@ -50,13 +50,10 @@ HEAVY = frozenset(
 class Conversion:
     """Summary of a converted graph."""
 
-    converted: int = 0  # nodes
     casts: int = 0  # inserted
     clamped: list[str] = field(default_factory=list)  # masks limited to the 16-bit range
     kept: dict[str, str] = field(default_factory=dict)  # node -> reason for float32
-    problems: dict[str, str] = field(default_factory=dict)  # initializer -> reason for float32
-    flushed: int = 0  # non-zero values that became zero
-    values: int = 0  # non-zero values of all converted initializers
+    problems: list[str] = field(default_factory=list)  # of initializers that stay in float32
 
 
 def convert_precision(model: ModelProto, precision: str, exclude: Sequence[str] = ()) -> Conversion:
@@ -70,10 +67,10 @@ def convert_precision(model: ModelProto, precision: str, exclude: Sequence[str] 
     _hoist_constants(model.graph)
     rules = PrecisionRules(model, dtype)
     heavy = [node for node in model.graph.node if node.op_type in HEAVY]
-    own = {rules.types.get(name) for node in heavy for name in node.output}
-    if own == {ELEM_TYPES[dtype]}:
+    heavy_types = {rules.types.get(name) for node in heavy for name in node.output}
+    if heavy_types == {ELEM_TYPES[dtype]}:
         return Conversion()
-    if own and own <= set(ELEM_TYPES.values()):
+    if heavy_types and heavy_types <= set(ELEM_TYPES.values()):
         raise StageError(
             f"the network computes in another 16-bit type than {dtype}",
             "precision: fp32 keeps the types of the network",
@@ -82,31 +79,22 @@ def convert_precision(model: ModelProto, precision: str, exclude: Sequence[str] 
     decisions = [rules.decide(node) for node in model.graph.node]
     for index, node in enumerate(model.graph.node):
         pattern = matching_pattern(node_name(node), exclude)
-        if pattern and decisions[index].inputs | decisions[index].outputs:
+        if pattern and decisions[index].is_low:
             decisions[index] = NodePrecision(reason=f"excluded by {pattern}")
-    pairs = list(zip(model.graph.node, decisions, strict=True))
-    taken = {node.input[i] for node, decision in pairs for i in decision.inputs}
-    lost = [rules.flushed[name] for name in taken & rules.flushed.keys()]
-    conversion = Conversion(
-        converted=sum(bool(decision.inputs | decision.outputs) for decision in decisions),
-        kept={_name(node): decision.reason for node, decision in pairs if decision.reason},
-        problems=rules.problems,
-        flushed=sum(zeros for zeros, _ in lost),
-        values=sum(values for _, values in lost),
-    )
-    if not conversion.converted or (
-        heavy and all(_name(node) in conversion.kept for node in heavy)
-    ):
-        reason = conversion.kept.get(_name(heavy[0]), "") if heavy else ""
+    pairs = zip(model.graph.node, decisions, strict=True)
+    kept = {_name(node): decision.reason for node, decision in pairs if decision.reason}
+    are_kept = bool(heavy) and all(_name(node) in kept for node in heavy)
+    if are_kept or not any(decision.is_low for decision in decisions):
+        reason = kept.get(_name(heavy[0]), "") if heavy else ""
         raise StageError(
             f"no expensive operator can compute in {dtype}"
             + (f": {_name(heavy[0])} stays in float32, because {reason}" if reason else ""),
             "export with a higher opset" if reason.endswith("opset") else "",
         )
     rewriter = _Rewriter(model.graph, rules, decisions, opsets(model).get("ai.onnx", 1))
-    conversion.casts = rewriter.rewrite()
-    conversion.clamped = rewriter.clamped
-    return conversion
+    rewriter.rewrite()
+    problems = list(rules.problems.values())
+    return Conversion(rewriter.casts, rewriter.clamped, kept, problems)
 
 
 class _Rewriter:
@@ -116,21 +104,18 @@ class _Rewriter:
         self, graph: GraphProto, rules: PrecisionRules, decisions: list[NodePrecision], opset: int
     ) -> None:
         self.clamped: list[str] = []
+        self.casts = 0
         self._graph, self._rules, self._decisions = graph, rules, decisions
         self._opset = opset
         self._low_type = ELEM_TYPES[rules.dtype]
         self._outputs = {value.name for value in graph.output}
         self._low_tensors: set[str] = set()
         self._nodes: list[NodeProto] = []
-        self._casts = 0
         self._fresh = FreshNames(graph)
-        self._names: dict[tuple[str, bool], str] = {
-            (value.name, False): value.name for value in graph.input
-        }
-        self._names |= {(name, False): name for name in rules.stored}
+        names = (*(value.name for value in graph.input), *rules.stored)
+        self._names: dict[tuple[str, bool], str] = {(name, False): name for name in names}
 
-    def rewrite(self) -> int:
-        """Rewrite the graph and return the number of inserted casts."""
+    def rewrite(self) -> None:
         self._store_initializers()
         for node, decision in zip(list(self._graph.node), self._decisions, strict=True):
             self._rewire_inputs(node, decision)
@@ -141,30 +126,25 @@ class _Rewriter:
         for value in self._graph.value_info:
             if value.name in self._low_tensors:
                 value.type.tensor_type.elem_type = self._low_type
-        return self._casts
 
     def _rewire_inputs(self, node: NodeProto, decision: NodePrecision) -> None:
         for index, name in enumerate(node.input):
-            if self._rules.types.get(name) == TensorProto.FLOAT:
+            if self._rules.is_float(name):
                 node.input[index] = self._name_of(name, low=index in decision.inputs)
-        names = sorted(
-            name for name in outer_names(node) if self._rules.types.get(name) == TensorProto.FLOAT
-        )
-        rename_outer(node, {name: self._name_of(name, low=False) for name in names})
+        captured = sorted(name for name in outer_names(node) if self._rules.is_float(name))
+        rename_outer(node, {name: self._name_of(name, low=False) for name in captured})
 
     def _rewire_outputs(self, node: NodeProto, decision: NodePrecision) -> None:
         for index, name in enumerate(node.output):
-            if index not in decision.outputs:
-                self._names[name, False] = name
-            elif name in self._outputs:
-                self._names[name, True] = node.output[index] = self._fresh.new(
-                    f"{name}_{self._rules.dtype}"
-                )
+            is_low = index in decision.outputs
+            if is_low and name in self._outputs:
+                node.output[index] = self._fresh.new(f"{name}_{self._rules.dtype}")
+                self._names[name, True] = node.output[index]
                 self._names[name, False] = name
                 self._add_cast(node.output[index], name, TensorProto.FLOAT)
             else:
-                self._names[name, True] = name
-                self._low_tensors.add(name)
+                self._names[name, is_low] = name
+                self._low_tensors |= {name} if is_low else set()
         if 0 in decision.outputs:
             _set_result_type(node, self._rules.dtype)
 
@@ -201,40 +181,31 @@ class _Rewriter:
         return result
 
     def _add_cast(self, source: str, target: str, elem_type: int) -> None:
-        self._nodes.append(
-            helper.make_node(
-                "Cast", [source], [target], self._fresh.new(f"{target}_cast"), to=elem_type
-            )
-        )
-        self._casts += 1
+        name = self._fresh.new(f"{target}_cast")
+        self._nodes.append(helper.make_node("Cast", [source], [target], name, to=elem_type))
+        self.casts += 1
 
     def _store_initializers(self) -> None:
         """Store each initializer in the precisions its nodes use."""
         low: set[str] = set()
-        full = self._outputs & self._rules.stored.keys()
+        full = set(self._outputs)
         for node, decision in zip(self._graph.node, self._decisions, strict=True):
             for index, name in enumerate(node.input):
-                if name in self._rules.stored:
-                    (low if index in decision.inputs else full).add(name)
-            full |= outer_names(node) & self._rules.stored.keys()
-        unchanged = [
-            tensor
-            for tensor in self._graph.initializer
-            if tensor.name not in low or tensor.name in full
-        ]
-        made = []
-        for tensor in self._graph.initializer:
-            if tensor.name in low:
-                both = tensor.name in full
-                name = (
-                    self._fresh.new(f"{tensor.name}_{self._rules.dtype}") if both else tensor.name
-                )
-                self._names[tensor.name, True] = name
-                made.append(_tensor_proto(name, self._rules.low_values.pop(tensor.name)))
-                if not both:
-                    self._low_tensors.add(name)
+                (low if index in decision.inputs else full).add(name)
+            full |= outer_names(node)
+        tensors, made = list(self._graph.initializer), []
         del self._graph.initializer[:]
-        self._graph.initializer.extend([*unchanged, *made])
+        for tensor in tensors:
+            name = tensor.name
+            is_low = name in low and name in self._rules.stored
+            if name in full or not is_low:
+                self._graph.initializer.append(tensor)
+            if is_low:
+                low_name = self._fresh.new(f"{name}_{self._rules.dtype}") if name in full else name
+                self._names[name, True] = low_name
+                made.append(_tensor_proto(low_name, self._rules.low_values.pop(name)))
+                self._low_tensors.add(low_name)
+        self._graph.initializer.extend(made)
 
 
 def _set_result_type(node: NodeProto, dtype: str) -> None:

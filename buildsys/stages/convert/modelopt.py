@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from importlib import import_module
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import numpy as np
@@ -16,10 +16,7 @@ from buildsys.onnx_graphs.onnx_file import first_line, load_model
 from buildsys.stages.calibrate.batches import Batch
 
 INSTALL = "pip install 'buildsys[quantize]'"
-_METHODS = {
-    "int8": {"entropy": "entropy", "minmax": "max"},
-    "fp8": {"entropy": "max", "minmax": "max"},
-}
+_METHODS = {"entropy": "entropy", "minmax": "max"}  # of int8; fp8 always has "max"
 
 
 def quantize_by_modelopt(
@@ -33,66 +30,48 @@ def quantize_by_modelopt(
 
     ``options`` are the manifest's section ``quantize`` plus the calibration's ``algorithm``.
     ModelOpt measures the ranges itself.
-    Raises: StageError: it is not installed, does not have the algorithm, or fails.
+    Raises: StageError: it is not installed, or fails.
     """
-    method = _METHODS[precision].get(options["algorithm"])
-    if method is None:
-        raise StageError(
-            f"ModelOpt has no calibration algorithm {options['algorithm']}", "use entropy or minmax"
-        )
-    library = _library("modelopt.onnx.quantization")
     every = list(batches)
     data = {name: np.concatenate([batch[name].values() for batch in every]) for name in every[0]}
-    shapes = ",".join(
-        f"{name}:{'x'.join(map(str, tensor.shape))}" for name, tensor in every[0].items()
-    )
+    shapes = (f"{name}:{'x'.join(map(str, tensor.shape))}" for name, tensor in every[0].items())
     target = source.with_name("quantized.onnx")
-    try:
-        library.quantize(
+    with _one_error("quantize"):
+        import_module("modelopt.onnx.quantization").quantize(
             str(source),
             quantize_mode=precision,
             calibration_data=data,
-            calibration_method=method,
-            calibration_shapes=shapes,
+            calibration_method="max" if precision == "fp8" else _METHODS[options["algorithm"]],
+            calibration_shapes=",".join(shapes),
             calibration_eps=["cpu"],
             op_types_to_quantize=list(options["operators"]),
             nodes_to_exclude=list(exclude) or None,
             high_precision_dtype="fp32",
             output_path=str(target),
         )
-    except Exception as error:  # any error of it or its libraries
-        raise StageError(
-            f"ModelOpt cannot quantize the graph: {first_line(error)}", "use another tool"
-        ) from error
     return load_model(target)
 
 
 def autocast(source: Path, precision: str) -> ModelProto:
-    """Convert the graph of ``source`` to ``fp16`` or ``bf16`` by AutoCast.
+    """Convert the graph of ``source`` to ``fp16`` or ``bf16``; inputs and outputs keep their types.
 
-    Inputs and outputs keep their types.
-
-    Raises: StageError: it is not installed, or fails.
+    Raises: StageError: ModelOpt is not installed, or fails.
     """
-    library = _library("modelopt.onnx.autocast")
-    try:
-        model: ModelProto = library.convert_to_mixed_precision(
+    with _one_error("convert"):
+        model: ModelProto = import_module("modelopt.onnx.autocast").convert_to_mixed_precision(
             str(source), low_precision_type=precision, keep_io_types=True
         )
-    except Exception as error:  # any error of it or its libraries
-        raise StageError(
-            f"ModelOpt cannot convert the graph: {first_line(error)}", "use tool: builtin"
-        ) from error
     return model
 
 
-def _library(module: str) -> ModuleType:
+@contextmanager
+def _one_error(action: str) -> Iterator[None]:
     try:
-        return import_module(module)
-    except ImportError as error:
-        missing = (
-            isinstance(error, ModuleNotFoundError)
-            and (error.name or "").partition(".")[0] == "modelopt"
-        )
-        why = "is not installed" if missing else f"cannot be loaded: {first_line(error)}"
-        raise StageError(f"ModelOpt {why}", INSTALL) from error
+        yield
+    except ModuleNotFoundError as error:
+        if (error.name or "").partition(".")[0] != "modelopt":
+            raise StageError(f"ModelOpt cannot be loaded: {first_line(error)}", INSTALL) from error
+        raise StageError("ModelOpt is not installed", INSTALL) from error
+    except Exception as error:  # any error of it or its libraries
+        problem = f"ModelOpt cannot {action} the graph: {first_line(error)}"
+        raise StageError(problem, "use tool: builtin") from error

@@ -52,6 +52,11 @@ class NodePrecision:
     outputs: frozenset[int] = frozenset()
     reason: str = ""  # also empty for nodes without float32
 
+    @property
+    def is_low(self) -> bool:
+        """True if the node becomes 16-bit."""
+        return bool(self.inputs or self.outputs)
+
 
 @dataclass
 class PrecisionRules:
@@ -64,8 +69,6 @@ class PrecisionRules:
     stored: dict[str, TensorProto] = field(init=False)
     low_values: dict[str, Tensor] = field(default_factory=dict)
     problems: dict[str, str] = field(default_factory=dict)  # unconvertible initializer -> reason
-    # initializer -> (values flushed to zero, non-zero values)
-    flushed: dict[str, tuple[int, int]] = field(default_factory=dict)
     # float32 tensors with constants beyond the 16-bit range, such as attention masks
     masks: set[str] = field(default_factory=set)
 
@@ -73,7 +76,6 @@ class PrecisionRules:
         """Infer the types of all tensors."""
         self.types = element_types(self.model)
         self._index_tensors: set[str] = set()
-        self._without_data: set[str] = set()
         self._opsets = opsets(self.model)
         inputs = {value.name for value in self.model.graph.input}
         self.stored = {
@@ -81,15 +83,16 @@ class PrecisionRules:
             for tensor in self.model.graph.initializer
             if tensor.data_type == TensorProto.FLOAT and tensor.name not in inputs
         }
+        self._constant = set(self.stored)  # also what is computed from integers alone
 
     def decide(self, node: NodeProto) -> NodePrecision:
         """Decide the precision of ``node``; its predecessors must be decided."""
         decision = self._decide(node)
-        outputs = [name for name in node.output if self._is_float(name)]
+        outputs = {name for name in node.output if self.is_float(name)}
         if not decision.outputs and self._is_mask(node):
-            self.masks.update(outputs)
-        if all(map(self._is_without_data, filter(self._is_float, node.input))):
-            self._without_data.update(outputs)
+            self.masks |= outputs
+        if self._constant.issuperset(name for name in node.input if self.is_float(name)):
+            self._constant |= outputs
         return decision
 
     def _is_mask(self, node: NodeProto) -> bool:
@@ -98,27 +101,21 @@ class PrecisionRules:
             return self._rounding(fill_value(node))[1]
         if any(subgraphs(node)):
             return any(map(self._is_beyond, _constants(node)))
-        floats = [name for name in node.input if self._is_float(name)]
-        if node.op_type in _ARITHMETIC:
-            if not all(map(self._is_without_data, floats)):
-                return False
-        elif node.op_type not in _SELECTIONS:
+        floats = [name for name in node.input if self.is_float(name)]
+        is_arithmetic = node.op_type in _ARITHMETIC and self._constant.issuperset(floats)
+        if not is_arithmetic and node.op_type not in _SELECTIONS:
             return False
         for name in floats:
             if name in self.stored and self._problem(name) and self._is_beyond(self.stored[name]):
                 self.masks.add(name)
         return any(name in self.masks for name in floats)
 
-    def _is_without_data(self, name: str) -> bool:
-        """Check for a tensor computed from constants, integers and booleans only."""
-        return name in self.stored or name in self._without_data
-
     def _is_beyond(self, tensor: TensorProto) -> bool:
         is_float = tensor.data_type == TensorProto.FLOAT
         return is_float and self._rounding(numpy_helper.to_array(tensor))[1]
 
     def _decide(self, node: NodeProto) -> NodePrecision:
-        floats = {name for name in (*node.input, *node.output) if self._is_float(name)}
+        floats = {name for name in (*node.input, *node.output) if self.is_float(name)}
         is_index = self._is_index_arithmetic(node)
         if is_index:
             self._index_tensors.update(node.output)
@@ -143,37 +140,29 @@ class PrecisionRules:
             return "an attribute sets the type of its result"
         if node.op_type == "ConstantOfShape" and self._rounding(fill_value(node))[1]:
             return "its value is out of range"
-        unknown = [
-            name
-            for name in (*node.input, *node.output)
-            if name and self.types.get(name, NOT_A_TENSOR) <= 0
-        ]
-        return f"the type of {unknown[0]} is not known or not a tensor" if unknown else ""
+        for name in filter(None, (*node.input, *node.output)):
+            if self.types.get(name, NOT_A_TENSOR) <= 0:
+                return f"the type of {name} is not known or not a tensor"
+        return ""
 
     def _slots(self, node: NodeProto, schema: defs.OpSchema) -> NodePrecision:
-        low_type = f"tensor({self.dtype})"
-        inputs = {
-            i
-            for i, name in enumerate(node.input)
-            if self._is_float(name) and low_type in types_at(schema.inputs, i)
-        }
-        outputs = {
-            i
-            for i, name in enumerate(node.output)
-            if self._is_float(name) and low_type in types_at(schema.outputs, i)
-        }
-        if node.op_type in _STATISTICS:
-            outputs &= {0}
-        fixed = [
-            name for i, name in enumerate(node.output) if self._is_float(name) and i not in outputs
-        ]
-        if not inputs | outputs or (fixed and node.op_type not in _STATISTICS):
+        inputs, outputs = (
+            {
+                place
+                for place, name in enumerate(names)
+                if self.is_float(name) and f"tensor({self.dtype})" in types_at(ports, place)
+            }
+            for names, ports in ((node.input, schema.inputs), (node.output, schema.outputs))
+        )
+        has_statistics = node.op_type in _STATISTICS
+        outputs &= {0} if has_statistics else outputs
+        fixed = any(self.is_float(n) and i not in outputs for i, n in enumerate(node.output))
+        if not inputs | outputs or (fixed and not has_statistics):
             return NodePrecision(
                 reason=f"{node.op_type} does not support {self.dtype} in this opset"
             )
-        problems = [self._problem(node.input[i]) for i in sorted(inputs)]
-        reason = next((problem for problem in problems if problem), "")
-        if reason:
+        problems = [self._problem(node.input[place]) for place in sorted(inputs)]
+        if reason := next(filter(None, problems), ""):
             return NodePrecision(reason=reason)
         return NodePrecision(frozenset(inputs), frozenset(outputs))
 
@@ -190,7 +179,7 @@ class PrecisionRules:
             elif lost > _FLUSHED_LIMIT * nonzero:
                 self.problems[name] = f"{lost} of {nonzero} values of {name} would become zero"
             else:
-                self.low_values[name], self.flushed[name] = low, (lost, nonzero)
+                self.low_values[name] = low
         return self.problems.get(name, "")
 
     def _rounding(self, values: Array) -> tuple[Tensor, bool]:
@@ -204,10 +193,11 @@ class PrecisionRules:
             return False
         if node.op_type == "Cast" and self.types.get(node.input[0]) in _INTEGERS:
             return True
-        inputs = [name for name in node.input if self._is_float(name) and name not in self.stored]
+        inputs = [name for name in node.input if self.is_float(name) and name not in self.stored]
         return bool(inputs) and all(name in self._index_tensors for name in inputs)
 
-    def _is_float(self, name: str) -> bool:
+    def is_float(self, name: str) -> bool:
+        """Check for a float32 tensor."""
         return bool(name) and self.types.get(name) == TensorProto.FLOAT
 
 

@@ -20,23 +20,23 @@ from onnx import ModelProto
 from buildsys.errors import StageError
 from buildsys.onnx_graphs.onnx_file import dtype_name, load_model, opsets, save_model
 from buildsys.onnx_graphs.tensors import Array, Case
-from buildsys.report.formatting import error, percent
+from buildsys.report.formatting import percent
 from buildsys.stages.calibrate.batches import load_batches
 from buildsys.stages.calibrate.ranges import IntermediateTensors, load_ranges
-from buildsys.stages.common.golden_check import OutputCheck, check_outputs, judge_agreement
-from buildsys.stages.common.kept_nodes import REASON, kept_nodes
+from buildsys.stages.common.golden_check import OutputCheck
+from buildsys.stages.common.kept_nodes import REASON
 from buildsys.stages.common.node_patterns import named_nodes
 from buildsys.stages.convert.cast_graph import raise_opset
 from buildsys.stages.convert.quantizers import (
     GRIDS,
     HEAVY,
     Selection,
+    are_clipped,
     insert_quantizers,
     limits_of,
     select_nodes,
     set_kernel_shapes,
 )
-from buildsys.stages.operators.open_graph import open_graph
 from buildsys.workers.job import Job
 
 Figures = dict[str, Any]
@@ -44,7 +44,6 @@ Golden = Mapping[str, Case]
 # the first opsets with scales per channel and with float8, and their IR versions
 _OPSETS = {"int8": (13, 8), "fp8": (19, 9)}
 _SHOWN_LOSSES = 3
-_KEPT_LOSSES = 20
 _BEYOND = 1.5  # times the calibrated range
 
 
@@ -54,7 +53,7 @@ def convert(job: Job, kept: Sequence[str], golden: Golden) -> tuple[ModelProto, 
     Raises: StageError: no node can be quantized, or the tool fails.
     """
     precision, options = job.options["precision"], job.options["quantize"]
-    original = _named_model(job.inputs["model"])
+    original = load_named_model(job.inputs["model"])
     heavy = [node.name for node in original.graph.node if node.op_type in HEAVY]
     model, selection = insert(job, original, [*options["exclude"], *kept])
     quantized = quantized_nodes(model)
@@ -88,30 +87,17 @@ def convert(job: Job, kept: Sequence[str], golden: Golden) -> tuple[ModelProto, 
 def explain(
     job: Job, failed: Sequence[OutputCheck], golden: Golden, figures: Figures
 ) -> tuple[str, list[str]]:
-    """List remedies, with the layers of largest error; add both to the figures."""
+    """List remedies, with the layers of largest error."""
     options, precision = job.options["quantize"], job.options["precision"]
-    # the smallest failed case, as all its tensors are compared
-    worst = min(
-        failed, key=lambda check: sum(t.array.nbytes for t in golden[check.case].inputs.values())
-    )
     remedies = list(_uncovered_inputs(job, golden))
-    figures["with_minmax"] = None
-    if options["tool"] != "modelopt" and (
-        options["algorithm"] == "percentile"
-        or (options["algorithm"] == "entropy" and precision == "int8")
-    ):
-        whole = _without_clipping(job, worst, golden).comparison
-        figures["with_minmax"] = whole.figures()
-        if whole.cosine is not None and whole.relative < worst.comparison.relative:
-            result = "passes" if whole.passed else "is closer"
-            remedies.append(
-                f"calibration.algorithm: minmax, which clips nothing, {result} (relative error"
-                f" {error(whole.relative)}, cosine {whole.cosine:.6g} in case {worst.case})"
-            )
     if not options["per_channel"]:
         remedies.append("set quantize.per_channel: true")
-    losses = _losses(job, golden[worst.case], figures["quantized"])
-    figures["largest_losses"] = [loss.figures() for loss in losses[:_KEPT_LOSSES]]
+    # the smallest failed case, as all its tensors are compared
+    cases = [golden[check.case] for check in failed]
+    case = min(cases, key=lambda case: sum(t.array.nbytes for t in case.inputs.values()))
+    job.progress("comparing the tensors of both graphs")
+    exact, other = (load_named_model(paths["model"]) for paths in (job.inputs, job.outputs))
+    losses = largest_losses(job, exact, other, figures["quantized"], case)
     if added := [loss for loss in losses if loss.added > 0][:_SHOWN_LOSSES]:
         layers = ", ".join(
             f"{loss.node} ({loss.operator}, {percent(loss.before)} → {percent(loss.error)} error)"
@@ -119,12 +105,12 @@ def explain(
         )
         names = ", ".join(loss.node for loss in added)
         remedies.append(f"the largest errors arise at {layers}: quantize: {{exclude: [{names}]}}")
+    if are_clipped(precision, options["algorithm"]):
+        remedies.append("calibration.algorithm: minmax clips nothing")
     return "", [*remedies, f"precision: auto-{precision} keeps the fewest nodes in fp32"]
 
 
-def insert(
-    job: Job, original: ModelProto, exclude: Sequence[str], algorithm: str | None = None
-) -> tuple[ModelProto, Selection]:
+def insert(job: Job, original: ModelProto, exclude: Sequence[str]) -> tuple[ModelProto, Selection]:
     """Insert quantizers, except at nodes that match ``exclude``; ``original`` may change.
 
     Raises: StageError: there is nothing to quantize, or the tool fails.
@@ -143,7 +129,7 @@ def insert(
     set_kernel_shapes(model)
     if options["tool"] == "modelopt":
         return _insert_by_modelopt(job, model, selection), selection
-    limits = limits_of(ranges, precision, algorithm or options["algorithm"])
+    limits = limits_of(ranges, precision, options["algorithm"])
     places = {"per_channel": options["per_channel"], "outputs": options["outputs"]}
     insert_quantizers(model, selection, limits, GRIDS[precision], **places)
     return model, selection
@@ -151,15 +137,21 @@ def insert(
 
 def quantized_nodes(model: ModelProto) -> list[str]:
     """List the main graph's nodes with a dequantized input, in order."""
-    pairs = ("QuantizeLinear", "DequantizeLinear")
-    dequantized = {
-        name
-        for node in model.graph.node
-        if node.op_type == "DequantizeLinear"
-        for name in node.output
-    }
-    nodes = (node for node in model.graph.node if node.op_type not in pairs)
-    return [node.name for node in nodes if dequantized.intersection(node.input)]
+    nodes = model.graph.node
+    dequantized = {node.output[0] for node in nodes if node.op_type == "DequantizeLinear"}
+    return [
+        node.name
+        for node in nodes
+        if dequantized.intersection(node.input)
+        and node.op_type not in ("QuantizeLinear", "DequantizeLinear")
+    ]
+
+
+def load_named_model(file: Path) -> ModelProto:
+    """Read a graph and give every node a unique name."""
+    model = load_model(file)
+    named_nodes(model)
+    return model
 
 
 def _insert_by_modelopt(job: Job, model: ModelProto, selection: Selection) -> ModelProto:
@@ -177,29 +169,6 @@ def _insert_by_modelopt(job: Job, model: ModelProto, selection: Selection) -> Mo
         return quantize_by_modelopt(
             source, job.options["precision"], batches, options, list(selection.skipped)
         )
-
-
-def _named_model(file: Path) -> ModelProto:
-    model = load_model(file)
-    named_nodes(model)
-    return model
-
-
-def _without_clipping(job: Job, worst: OutputCheck, golden: Golden) -> OutputCheck:
-    """Check the same output of a graph with unclipped ranges."""
-    job.progress("trying whole ranges")
-    exclude = [*job.options["quantize"]["exclude"], *kept_nodes(job).names]
-    model, _ = insert(job, _named_model(job.inputs["model"]), exclude, "minmax")
-    checks = check_outputs(job, job.options["precision"], open_graph(job, model), golden)
-    checks, _ = judge_agreement(job, checks, golden)
-    same = [check for check in checks if (check.case, check.output) == (worst.case, worst.output)]
-    return max(same, key=lambda check: not check.comparison.passed)
-
-
-def _losses(job: Job, case: Case, quantized: Sequence[str]) -> list[Loss]:
-    job.progress("comparing the tensors of both graphs")
-    exact, other = (_named_model(paths["model"]) for paths in (job.inputs, job.outputs))
-    return largest_losses(job, exact, other, quantized, case)
 
 
 def _uncovered_inputs(job: Job, golden: Golden) -> Iterator[str]:
@@ -233,11 +202,6 @@ class Loss:
     def added(self) -> float:
         """The error added by this node; infinite where an overflow begins."""
         return self.error - self.before if math.isfinite(self.before) else 0.0
-
-    def figures(self) -> dict[str, Any]:
-        """Return the entry of a result file."""
-        errors = {"error": self.error, "error_before": self.before}
-        return {"node": self.node, "operator": self.operator, **errors}
 
 
 def largest_losses(

@@ -28,6 +28,7 @@ HEAVY = ("Conv", "ConvTranspose", "Gemm", "MatMul")  # nearly all of a network's
 _WEIGHTED = {"Conv": 1, "ConvTranspose": 1}
 # Operators with one activation input.
 _SINGLE = ("Conv", "ConvTranspose", "AveragePool", "GlobalAveragePool", "MaxPool")
+_SHOWN = 6
 _SMALLEST = 1e-30  # magnitude with a sufficiently exact float32 scale
 _CONVOLUTIONS = ("Conv", "ConvTranspose")
 
@@ -65,14 +66,12 @@ def insert_quantizers(
     ``limits`` maps each tensor to the magnitude of the largest value of ``grid``.
     """
     writer, nodes = _Writer(model, limits, grid), list(model.graph.node)
-    shared: set[str] = set()
-    if grid.is_shared:
-        shared = {
-            node.input[place]
-            for node in nodes
-            if node.name in selection.chosen
-            for place in selection.chosen[node.name].activations
-        }
+    shared = {
+        node.input[place]
+        for node in nodes
+        for place in selection.activations_of(node)
+        if grid.is_shared
+    }
     writer.share(value.name for value in model.graph.input if value.name in shared)
     for node in nodes:
         chosen = selection.chosen.get(node.name)
@@ -104,14 +103,19 @@ def set_kernel_shapes(model: ModelProto) -> None:
             )
 
 
-def limits_of(ranges: Ranges, precision: str, algorithm: str) -> dict[str, float]:
-    """Choose the clipping magnitude of each tensor.
+def are_clipped(precision: str, algorithm: str) -> bool:
+    """Check for an algorithm that cuts outliers.
 
     The entropy method assumes the even levels of int8. The steps of fp8 grow with the value, so it
     loses nothing by covering the largest one.
     """
-    whole = algorithm == "minmax" or (precision == "fp8" and algorithm == "entropy")
-    return {name: span.largest if whole else span.limit for name, span in ranges.items()}
+    return algorithm != "minmax" and (precision, algorithm) != ("fp8", "entropy")
+
+
+def limits_of(ranges: Ranges, precision: str, algorithm: str) -> dict[str, float]:
+    """Choose the clipping magnitude of each tensor."""
+    clipped = are_clipped(precision, algorithm)
+    return {name: span.limit if clipped else span.largest for name, span in ranges.items()}
 
 
 class _Writer:
@@ -165,24 +169,16 @@ class _Writer:
         scale_name, zero_name, quantized = (
             self._fresh.new(f"{target}_{part}") for part in ("scale", "zero_point", "quantized")
         )
-        self._graph.initializer.append(
-            numpy_helper.from_array(np.asarray(scale, np.float32), scale_name)
-        )
         zeros = b"\0" * int(scale.size)
-        self._graph.initializer.append(
-            helper.make_tensor(zero_name, self._grid.elem_type, scale.shape, zeros, raw=True)
-        )
+        self._graph.initializer.extend((
+            numpy_helper.from_array(np.asarray(scale, np.float32), scale_name),
+            helper.make_tensor(zero_name, self._grid.elem_type, scale.shape, zeros, raw=True),
+        ))  # fmt: skip
         attributes: dict[str, Any] = {} if axis is None else {"axis": axis}
-        for operator, (taken, made) in (
-            ("QuantizeLinear", (source, quantized)),
-            ("DequantizeLinear", (quantized, target)),
-        ):
-            name = self._fresh.new(f"{made}_{operator}")
-            self.nodes.append(
-                helper.make_node(
-                    operator, [taken, scale_name, zero_name], [made], name, **attributes
-                )
-            )
+        ends = {"QuantizeLinear": (source, quantized), "DequantizeLinear": (quantized, target)}
+        for operator, (read, result) in ends.items():
+            inputs, name = [read, scale_name, zero_name], self._fresh.new(f"{result}_{operator}")
+            self.nodes.append(helper.make_node(operator, inputs, [result], name, **attributes))
 
 
 def channel_axis(node: NodeProto, place: int, dimensions: int) -> int | None:
@@ -215,6 +211,10 @@ class Selection:
     chosen: dict[str, Chosen] = field(default_factory=dict)  # by the node's name
     skipped: dict[str, str] = field(default_factory=dict)  # node -> reason
 
+    def activations_of(self, node: NodeProto) -> tuple[int, ...]:
+        """List the activation inputs to quantize."""
+        return self.chosen[node.name].activations if node.name in self.chosen else ()
+
 
 def select_nodes(model: ModelProto, ranges: Ranges, options: Mapping[str, Any]) -> Selection:
     """Select the nodes to quantize for the manifest's section ``quantize``.
@@ -243,19 +243,12 @@ def select_nodes(model: ModelProto, ranges: Ranges, options: Mapping[str, Any]) 
             name = node.name or node.output[0]
             selection.skipped[name] = "it is in a subgraph or a local function"
     if not selection.chosen:
-        if selection.skipped:
-            name, reason = next(iter(selection.skipped.items()))
-            others = len(selection.skipped) - 1
-            more = f" (and {others} more)" if others else ""
-            raise StageError(
-                f"no node of the graph can be quantized: {name}: {reason}{more}",
-                "correct the selection of nodes, or remove the quantized engines",
-            )
-        operators = ", ".join(options["operators"])
-        present = ", ".join(list(operator_counts(model))[:6])
+        reasons = [f"{name}: {reason}" for name, reason in selection.skipped.items()]
+        operators = ", ".join(list(operator_counts(model))[:_SHOWN])
+        why = "; ".join(reasons[:_SHOWN]) or f"its operators are {operators}"
         raise StageError(
-            f"there is nothing to quantize: the graph has no {operators}, only {present}",
-            "set quantize.operators, or use another precision",
+            f"no node of the graph can be quantized: {why}",
+            "correct the section quantize, or use another precision",
         )
     return selection
 

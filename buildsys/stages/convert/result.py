@@ -6,16 +6,8 @@ from buildsys.onnx_graphs.result_types import (
     AgreementFigures,
     CheckResult,
     ComparedCases,
-    OutputComparison,
 )
 from buildsys.system.typed_dict import TypedDict
-
-
-class FlushedWeights(TypedDict):
-    """Weights flushed to zero."""
-
-    values: int
-    of: int
 
 
 class Overflow(TypedDict):
@@ -23,15 +15,6 @@ class Overflow(TypedDict):
 
     node: str
     tensor: str
-
-
-class LayerLoss(TypedDict):
-    """The relative error of a quantized node's output, and of its input."""
-
-    node: str
-    operator: str
-    error: float
-    error_before: float
 
 
 class ConvertResult(CheckResult, total=False):
@@ -51,16 +34,12 @@ class ConvertResult(CheckResult, total=False):
     agreement: dict[str, AgreementFigures]  # by output
     warnings: list[str]
     # typed graphs
-    converted: int
-    flushed_to_zero: FlushedWeights
     overflow: Overflow | None
     # quantized graphs
     algorithm: str
     quantized: list[str]
     quantizers: int
     dequantizers: int
-    largest_losses: list[LayerLoss]
-    with_minmax: OutputComparison | None
     # graphs of ONNX Runtime only
     fused: dict[str, int]  # operator -> count
     kernels: dict[str, int]  # operator that computes with quantized weights -> count

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence, Set
+from collections.abc import Mapping, Sequence
 from importlib import import_module
 from typing import Any
 
@@ -12,7 +12,7 @@ from onnx import ModelProto, NodeProto, TensorProto, numpy_helper
 from buildsys.errors import StageError
 from buildsys.onnx_graphs.emulation import emulate
 from buildsys.onnx_graphs.onnx_file import load_model, opsets
-from buildsys.onnx_graphs.tensor_types import DTYPES, ELEM_TYPES, element_types
+from buildsys.onnx_graphs.tensor_types import DTYPES, element_types
 from buildsys.onnx_graphs.tensors import Case
 from buildsys.stages.calibrate.ranges import IntermediateTensors
 from buildsys.stages.common.golden_check import OutputCheck
@@ -29,7 +29,6 @@ from buildsys.workers.job import Job
 
 Figures = dict[str, Any]
 Golden = Mapping[str, Case]
-_FLUSHED_WARNING = 0.01  # share of all weights
 
 
 def convert(job: Job, kept: Sequence[str], golden: Golden) -> tuple[ModelProto, Figures]:  # noqa: ARG001
@@ -51,11 +50,10 @@ def explain(
         command = f"`buildsys debug --fp32-nodes {job.model}:ENGINE`"
         text = f"{command} finds the nodes that must stay in fp32"
         remedies.append(f"{text}, and precision: auto-{precision} keeps them there")
-    figures["overflow"] = None
     origin = _overflow_origin(job, golden[failed[0].case])
+    figures["overflow"] = origin and {"node": origin.node, "tensor": origin.tensor}
     if origin is None:
         return "", remedies
-    figures["overflow"] = {"node": origin.node, "tensor": origin.tensor}
     if precision == "fp16":
         remedies.append("bf16 has the range of float32")
     cause = f"the {precision} graph overflows: {origin} is not finite in {precision}, and "
@@ -69,33 +67,28 @@ def _by_schemas(job: Job, searched: Sequence[str]) -> tuple[ModelProto, Figures]
     if precision == "bf16":
         version, original = opsets(model).get("ai.onnx", 1), model
         model, problem = raise_opset(model, BF16_OPSET, BF16_IR_VERSION)
-        if model is not original:
-            raised = f"opset {version} was raised to {BF16_OPSET}"
-            warnings.append(f"{raised}, the first with bfloat16 convolutions")
-        elif problem:
+        if problem:
             text = f"opset {version} is kept, without bfloat16 for some operators"
             warnings.append(f"{text}: {problem}")
+        elif model is not original:
+            raised = f"opset {version} was raised to {BF16_OPSET}"
+            warnings.append(f"{raised}, the first with bfloat16 convolutions")
     job.progress(f"converting {len(model.graph.node)} nodes to {DTYPES[precision]}")
     exclude = [*job.options.get("exclude", ()), *searched]
     if exclude:
         named_nodes(model)  # for patterns of nodes without a unique name
     conversion = convert_precision(model, precision, exclude)
-    problems, clamped = conversion.problems.values(), conversion.clamped
-    warnings += [f"{problem}; its nodes stay in float32" for problem in problems]
-    if clamped:
+    warnings += [f"{problem}; its nodes stay in float32" for problem in conversion.problems]
+    if clamped := conversion.clamped:
         more = f" and {len(clamped) - 1} more" if len(clamped) > 1 else ""
         limited = f"constants of masks are limited to the range of {DTYPES[precision]}"
         warnings.append(f"{limited}: {clamped[0]}{more}")
-    if conversion.flushed > _FLUSHED_WARNING * conversion.values:
-        warnings.append(f"{conversion.flushed} of {conversion.values} non-zero weights became zero")
     return model, {
         "method": "by the ONNX schemas of the opset, node by node; inputs and outputs keep their"
         " types",
-        "converted": conversion.converted,
         "casts": conversion.casts,
         "kept_fp32": list(conversion.kept),
         "kept_reasons": {**conversion.kept, **dict.fromkeys(searched, REASON)},
-        "flushed_to_zero": {"values": conversion.flushed, "of": conversion.values},
         "warnings": warnings,
     }
 
@@ -103,28 +96,17 @@ def _by_schemas(job: Job, searched: Sequence[str]) -> tuple[ModelProto, Figures]
 def _by_autocast(job: Job) -> tuple[ModelProto, Figures]:
     modelopt = import_module("buildsys.stages.convert.modelopt")  # only in keys of its targets
     precision = job.options["precision"]
-    dtype = DTYPES[precision]
-    job.progress(f"converting to {dtype} with ModelOpt AutoCast")
+    job.progress(f"converting to {DTYPES[precision]} with ModelOpt AutoCast")
     model: ModelProto = modelopt.autocast(job.inputs["model"], precision)
-    nodes, types = list(model.graph.node), element_types(model)
-    casts = [node for node in nodes if node.op_type == "Cast"]
-    low = [
-        node
-        for node in nodes
-        if node.op_type != "Cast"
-        and any(types.get(name) == ELEM_TYPES[dtype] for name in node.output)
-    ]
-    if not low:
+    types = element_types(model)
+    heavy = [node for node in model.graph.node if node.op_type in HEAVY]
+    full = [node for node in heavy if types.get(node.output[0]) == TensorProto.FLOAT]
+    casts = sum(node.op_type == "Cast" for node in model.graph.node)
+    if not casts:
         raise StageError("ModelOpt AutoCast kept all nodes in float32", "use tool: builtin")
-    full = [
-        node
-        for node in nodes
-        if node.op_type in HEAVY and types.get(node.output[0]) == TensorProto.FLOAT
-    ]
     return model, {
         "method": "by NVIDIA ModelOpt AutoCast; inputs and outputs keep their types",
-        "converted": len(low),
-        "casts": len(casts),
+        "casts": casts,
         "kept_fp32": [node.name or node.output[0] for node in full],
         "warnings": [],
     }
@@ -144,22 +126,18 @@ def _overflow_origin(job: Job, golden: Case) -> TensorOrigin | None:
     for group in IntermediateTensors.of_job(job, emulated).groups(inputs):
         for name, array in group(inputs).items():
             is_finite[name] = bool(np.isfinite(array).all())
-    finite = {name for name in is_finite if is_finite[name]}
-    return find_origin(nodes, finite, is_finite.keys() - finite)
+    return find_origin(nodes, is_finite)
 
 
-def find_origin(
-    nodes: Sequence[NodeProto], finite: Set[str], infinite: Set[str]
-) -> TensorOrigin | None:
-    """Find the origin of the ``infinite`` tensors; None if unknown.
+def find_origin(nodes: Sequence[NodeProto], is_finite: Mapping[str, bool]) -> TensorOrigin | None:
+    """Find the first tensor that is infinite although its node's inputs are not.
 
     A node without numeric inputs, such as a mask constant, is no origin. If a cast overflows, the
     origin is its input.
     """
     for node in nodes:
-        inputs = [name for name in node.input if name in finite or name in infinite]
-        result = next((name for name in node.output if name in infinite), None)
-        if result is not None and inputs and infinite.isdisjoint(inputs):
-            tensor = node.input[0] if node.op_type == "Cast" else result
-            return tensor_origin(tensor, nodes)
+        inputs = [is_finite[name] for name in node.input if name in is_finite]
+        result = next((name for name in node.output if not is_finite.get(name, True)), None)
+        if result is not None and inputs and all(inputs):
+            return tensor_origin(node.input[0] if node.op_type == "Cast" else result, nodes)
     return None

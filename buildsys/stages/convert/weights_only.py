@@ -80,45 +80,29 @@ def _fuse(
     from onnxruntime.transformers.fusion_options import FusionOptions
     from onnxruntime.transformers.optimizer import optimize_model
 
-    kind = options["model_type"]
+    kind, before = options["model_type"], operator_counts(model)
     fusions = FusionOptions(kind)
     for name in options["disable"]:
         setattr(fusions, f"enable_{name}", False)
-    before = operator_counts(model)
-    with _quiet_tool(), TemporaryDirectory(dir=folder) as scratch:
+    hint = (
+        "choose the model_type of the network, or set simplify: {tool: none}, as the optimizer"
+        " expects graphs as they are exported"
+    )
+    with TemporaryDirectory(dir=folder) as scratch:
         path = Path(scratch) / "model.onnx"
         save_model(model, path)
-        try:
-            optimized = optimize_model(
-                str(path),
-                kind,
-                options["num_heads"],
-                options["hidden_size"],
-                fusions,
-                opt_level=0,  # its optimizations follow when the engine is built
-            )
-        except Exception as error:  # any class: it asserts and indexes what it finds
-            raise StageError(
-                f"the transformers optimizer fails for model_type {kind}: {first_line(error)}",
-                "set simplify: {tool: none}, as it expects graphs as they are exported, or choose"
-                " the model_type of the network",
-            ) from error
-        fused: ModelProto = optimized.model
+        sizes = options["num_heads"], options["hidden_size"]
+        with _one_error(f"the transformers optimizer fails for model_type {kind}", hint):
+            # its opt_level comes when the engine is built
+            fused: ModelProto = optimize_model(str(path), kind, *sizes, fusions, opt_level=0).model
     if _MICROSOFT not in opsets(fused):
         fused.opset_import.append(helper.make_opsetid(_MICROSOFT, 1))
-    after = operator_counts(fused)
-    added = {
-        op: count - before.get(op, 0) for op, count in after.items() if count > before.get(op, 0)
-    }
+    added = _added_operators(before, operator_counts(fused))
     # constants and casts are only moved
     if not any(op.startswith(_MICROSOFT) or op.endswith("Normalization") for op in added):
         operators = ", ".join(list(before)[:6])
-        raise StageError(
-            f"the transformers optimizer fused no node of this graph as model_type {kind}: its"
-            f" operators are {operators}",
-            "choose the model_type of the network, set simplify: {tool: none}, or remove optimized:"
-            " true",
-        )
+        problem = f"the transformers optimizer fused no node of this graph as model_type {kind}"
+        raise StageError(f"{problem}: its operators are {operators}", hint)
     return fused, added
 
 
@@ -135,21 +119,18 @@ def _quantize(
     excluded = [name for name in products if matching_pattern(name, section["exclude"])]
     exclude = [*excluded, *(f"{name}{_OF_GEMM}" for name in excluded)]
     before = operator_counts(model)
-    with _quiet_tool(), TemporaryDirectory(dir=folder) as scratch:
-        try:
-            if precision == "int4":
-                quantized = _weights_in_int4(model, section, exclude)
-            else:
-                quantized = _dynamic_int8(model, section, exclude, Path(scratch))
-        except Exception as error:  # any class
-            reason = first_line(error)
-            raise StageError(
-                f"onnxruntime.quantization fails: {reason}", "exclude nodes"
-            ) from error
-    ONNXModel(quantized).clean_initializers()  # Gemm's are replaced by transposed ones
-    after = operator_counts(quantized)
-    added = {op: after.get(op, 0) - before.get(op, 0) for op in _RESULTS[precision]}
-    if not any(count > 0 for count in added.values()):
+    with (
+        TemporaryDirectory(dir=folder) as scratch,
+        _one_error("onnxruntime.quantization fails", "exclude nodes"),
+    ):
+        if precision == "int4":
+            quantized = _weights_in_int4(model, section, exclude)
+        else:
+            quantized = _dynamic_int8(model, section, exclude, Path(scratch))
+        ONNXModel(quantized).clean_initializers()  # Gemm's are replaced by transposed ones
+    added = _added_operators(before, operator_counts(quantized))
+    kernels = {op: added[op] for op in _RESULTS[precision] if op in added}
+    if not kernels:
         operators = ", ".join(list(before)[:6])
         raise StageError(
             f"no weight of the graph can be quantized to {precision}: it has no matrix product"
@@ -166,7 +147,7 @@ def _quantize(
             name: "excluded" if name in excluded else "its second input is not a constant matrix"
             for name in unquantized
         },
-        "kernels": {op: count for op, count in added.items() if count > 0},
+        "kernels": kernels,
     }
 
 
@@ -209,11 +190,17 @@ def _dynamic_int8(
     return load_model(target)
 
 
+def _added_operators(before: Mapping[str, int], after: Mapping[str, int]) -> dict[str, int]:
+    return {op: n - before.get(op, 0) for op, n in after.items() if n > before.get(op, 0)}
+
+
 @contextmanager
-def _quiet_tool() -> Iterator[None]:
-    """Turn off the log of the tools, which they set up themselves."""
+def _one_error(problem: str, hint: str) -> Iterator[None]:
+    """Run a tool without its log, with one error for all that it raises."""
     logging.disable(logging.WARNING)
     try:
         yield
+    except Exception as error:  # any class: the tools assert and index what they find
+        raise StageError(f"{problem}: {first_line(error)}", hint) from error
     finally:
         logging.disable(logging.NOTSET)

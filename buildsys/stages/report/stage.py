@@ -5,8 +5,8 @@ from __future__ import annotations
 from onnx import ModelProto
 
 from buildsys.onnx_graphs.inspection.describe import report_facts
-from buildsys.onnx_graphs.inspection.drawing.dot import draw
-from buildsys.onnx_graphs.inspection.load import plain_model, with_shapes
+from buildsys.onnx_graphs.inspection.drawing import draw
+from buildsys.onnx_graphs.inspection.graph import plain_model, with_shapes
 from buildsys.onnx_graphs.onnx_file import load_model
 from buildsys.report.assemble import assemble, opt_sizes
 from buildsys.report.markdown.document import render

@@ -29,5 +29,4 @@ class SearchResult(_Graphs, ResultHeader, total=False):
     trials: int
     exclude: list[str]
     macs_low: float | None  # share of the multiply-accumulates in the precision
-    macs_low_without: float | None
     limits: dict[str, float | None]

@@ -20,7 +20,7 @@ from onnx import ModelProto, NodeProto
 from buildsys.errors import StageError
 from buildsys.manifest.default_limits import effective_limits
 from buildsys.onnx_graphs.emulation import emulate
-from buildsys.onnx_graphs.inspection.load import drop_weights, plain_model, with_sizes
+from buildsys.onnx_graphs.inspection.graph import drop_weights, plain_model, with_sizes
 from buildsys.onnx_graphs.inspection.macs import macs_per_node
 from buildsys.onnx_graphs.onnx_file import load_model
 from buildsys.onnx_graphs.tensor_types import DTYPES
@@ -55,14 +55,13 @@ def run(job: Job) -> StageResult:
         job = replace(job, options={**job.options, "tolerance": _narrowed(job, golden)})
     kind = QuantizedTrials if "quantize" in job.options else TypedTrials
     trials: Trials = kind(job, golden, bounds["trials"] if bounds else 0)
+
+    def may_go_on() -> bool:
+        return bool(trials.count < bounds["trials"] if bounds else time.monotonic() < ends)
+
     without = trials.check_all(())
     exclusion = Exclusion((), is_smallest=True)
     if not without["passed"]:
-
-        def may_go_on() -> bool:
-            is_within = trials.count < bounds["trials"] if bounds else time.monotonic() < ends
-            return bool(is_within)
-
         exclusion = find_exclusion(trials.certain(), trials.ranked, trials.passes, may_go_on)
     names, operators = exclusion.nodes, trials.operators
     figures: dict[str, Any] = {
@@ -75,7 +74,7 @@ def run(job: Job) -> StageResult:
         "exclude": trials.exclude,
     }
     if bounds:
-        figures |= _written(job, trials, names)
+        figures |= _write_nodes(job, trials, names)
     return StageResult(figures=figures)
 
 
@@ -95,43 +94,35 @@ def _narrowed(job: Job, golden: Mapping[str, Case]) -> dict[str, float | None]:
     }
 
 
-def _written(job: Job, trials: Trials, names: Sequence[str] | None) -> dict[str, Any]:
+def _write_nodes(job: Job, trials: Trials, names: Sequence[str] | None) -> dict[str, Any]:
     """Write the list for later stages; return further figures.
 
     Without a list that passes, all nodes stay in fp32: the engine is right, and the report says
     that nothing was gained.
     """
-    candidates = list(trials.candidates)
+    candidates = trials.candidates
     is_fp32 = names is None or set(candidates) <= set(names)
-    in_fp32 = candidates if is_fp32 else list(names or ())
-    nodes = trials.nodes(in_fp32)
-    content = {
-        "precision": job.options["precision"],
-        "all": is_fp32,
-        "nodes": _entries(nodes),
-        "by_rule": _entries(trials.nodes(trials.by_rule)),
-    }
+    in_fp32 = candidates if names is None else list(names)
+    nodes, by_rule = trials.nodes(in_fp32), trials.nodes(trials.by_rule)
+    entries = [
+        [{"name": n.name, "operator": n.op_type, "outputs": list(n.output)} for n in group]
+        for group in (nodes, by_rule)
+    ]
+    content = {"precision": job.options["precision"], "all": is_fp32}
+    content |= {"nodes": entries[0], "by_rule": entries[1]}
     job.outputs["nodes"].write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
     macs = _macs(trials.original, job.options["cases"])
-    total = sum(macs.values())
-    low = sum(macs.get(name, 0) for name in candidates)
-    still = low - sum(macs.get(name, 0) for name in in_fp32)
+    total, low = (
+        sum(macs.get(name, 0) for name in some) for some in (macs, set(candidates) - set(in_fp32))
+    )
     return {
         "is_fp32": is_fp32,
-        "with": trials.check_all(None) if is_fp32 else trials.check_all(in_fp32),
+        "with": trials.check_all(None if is_fp32 else in_fp32),
         "nodes": [[node.name, node.op_type] for node in nodes],
         "candidates": len(candidates),
-        "macs_low": still / total if total else None,
-        "macs_low_without": low / total if total else None,
+        "macs_low": low / total if total else None,
         "limits": dict(job.options["tolerance"]),
     }
-
-
-def _entries(nodes: Sequence[NodeProto]) -> list[dict[str, Any]]:
-    return [
-        {"name": node.name, "operator": node.op_type, "outputs": list(node.output)}
-        for node in nodes
-    ]
 
 
 def _macs(model: ModelProto, cases: Mapping[str, Mapping[str, int]]) -> dict[str, int]:
@@ -141,8 +132,8 @@ def _macs(model: ModelProto, cases: Mapping[str, Mapping[str, int]]) -> dict[str
     drop_weights(light)
     dims = cases["opt"] if "opt" in cases else next(iter(cases.values()), {})
     body = plain_model(with_sizes(light, dims)).body
-    names = [node.name for node, _ in body.walk()]
-    return {name: macs or 0 for name, macs in zip(names, macs_per_node(body), strict=True)}
+    counts = zip(body.walk(), macs_per_node(body), strict=True)
+    return {node.name: macs or 0 for (node, _), macs in counts}
 
 
 @dataclass(frozen=True)

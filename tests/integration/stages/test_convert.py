@@ -105,7 +105,7 @@ def test_fp16_computes_in_half_and_keeps_its_interface(tmp_path: Path) -> None:
     assert result.status == "passed"
     figures = result.figures
     assert figures["initializers"] == {"float16": 6}
-    assert (figures["casts"], figures["converted"], figures["kept_fp32"]) == (2, 8, [])
+    assert (figures["casts"], figures["kept_fp32"]) == (2, [])
     assert figures["bytes_after"] < figures["bytes_before"]
     json.dumps(figures, allow_nan=False)
     model = onnx.load(path)
@@ -154,20 +154,6 @@ def test_weights_beyond_float16_keep_their_nodes_in_float32(tmp_path: Path) -> N
     assert result.figures["initializers"] == {"float16": 1, "float32": 2}
     assert_close(model, onnx.load(path), {"x": weights(2, 4)}, rtol=2e-3)
     assert result.status == "passed", result.reason
-
-
-def test_lost_weights_are_counted(tmp_path: Path) -> None:
-    w = np.full((10, 10), 0.5, np.float32)
-    w[0, :5] = 1e-9
-    model = make_model(
-        [node("MatMul", ["x", "w"], ["y"])],
-        {"x": (FLOAT, ["n", 10])},
-        {"y": (FLOAT, ["n", 10])},
-        {"w": w},
-    )
-    result, _ = convert_file(tmp_path, model, "fp16")
-    assert result.figures["flushed_to_zero"] == {"values": 5, "of": 100}
-    assert "5 of 100 non-zero weights became zero" in result.figures["warnings"]
 
 
 def test_sizes_and_positions_stay_in_float32() -> None:
@@ -462,7 +448,7 @@ def test_a_network_in_the_requested_precision_is_unchanged(tmp_path: Path) -> No
         model = typed_network(elem_type)
         low = onnx.ModelProto()
         low.CopyFrom(model)
-        assert convert_precision(low, precision).converted == 0
+        assert convert_precision(low, precision).casts == 0
         assert low.graph == model.graph
 
 

@@ -127,19 +127,17 @@ def test_an_algorithm_that_cuts_outliers_gives_a_smaller_range(tmp_path: Path) -
     values = np.random.default_rng(5).standard_normal((96, 3, 8, 8)).astype(np.float32)
     values[0, 0, 0, 0] = 100.0
     np.savez(tmp_path / "calib.npz", x=values)
-    limits, uncut = {}, {}
+    limits = {}
     for algorithm in ("minmax", "entropy", "percentile"):
         sizes = {"batches": 12, "batch_size": 8, "algorithm": algorithm}
         data = {"data": {"x": {"npz": "calib.npz"}}, **sizes}
         chain = Chain(tmp_path / algorithm, calibration=data)
         chain.project = tmp_path
-        uncut[algorithm] = chain.run("calibrate:m").figures["uncut"]
+        chain.run("calibrate:m")
         limits[algorithm] = load_ranges(chain.build / "m/calibrate/ranges.json")["x"].limit
     assert limits["minmax"] == 100.0
     assert 2.0 < limits["percentile"] < 5.0
     assert 2.0 < limits["entropy"] < 10.0
-    # 480 values of 96 images
-    assert uncut == {"minmax": [], "entropy": ["p", "f", "y"], "percentile": []}
 
 
 def test_excluded_nodes_stay_and_are_reported(tmp_path: Path) -> None:
@@ -160,7 +158,6 @@ def test_a_wrong_quantization_fails_with_the_layer_that_loses_most(tmp_path: Pat
         "set quantize.per_channel: true; the largest errors arise at /second (Conv, "
     )
     assert "quantize: {exclude: [/second" in result.hint
-    assert result.figures["largest_losses"][0]["node"] == "/second"
     assert (chain.build / "m/convert/int8/failed/int8-min.npz").is_file()
 
 
@@ -171,10 +168,7 @@ def test_a_range_clipped_too_far_is_reported(tmp_path: Path) -> None:
     chain = Chain(tmp_path, calibration={"data": {"x": {"npz": "calib.npz"}}, **sizes})
     result = chain.quantize()
     assert result.status == "failed"
-    assert (
-        "calibration.algorithm: minmax, which clips nothing, passes (relative error " in result.hint
-    )
-    assert result.figures["with_minmax"]["passed"]
+    assert "calibration.algorithm: minmax clips nothing" in result.hint
 
 
 def sigmoid_net(offset: float) -> onnx.ModelProto:
@@ -469,7 +463,7 @@ def test_a_graph_without_quantizable_nodes_is_an_error(tmp_path: Path) -> None:
     chain.run("calibrate:m")
     with pytest.raises(
         StageError,
-        match="there is nothing to quantize: the graph has no Conv, ConvTranspose, Gemm, M",
+        match="no node of the graph can be quantized: its operators are ",
     ):
         chain.run("convert:m:int8")
 

@@ -16,8 +16,7 @@ from typing import Any
 import pytest
 from cli_doubles import run_in
 
-from buildsys.cli import main, recorded_graphs
-from buildsys.cli.commands import compare
+from buildsys.cli import graph_differences, main
 from buildsys.errors import UsageError
 from buildsys.history.builds import HOST, Build, Measurement
 from buildsys.history.database import History, digest_of
@@ -403,7 +402,8 @@ EQUAL_GRAPHS = {"is_equal": True, "nodes": [2, 2]}
 OTHER_GRAPHS = {
     "is_equal": False, "nodes": [2, 3], "header": {}, "opsets": {}, "functions": {},
     "interface": {}, "operators": {"Relu": (0, 1)}, "gone": [], "come": [], "changed": [],
-    "shapes": [], "initializers": {"counts": {}, "changed": []},
+    "shapes": [], "renamed": [],
+    "initializers": dict.fromkeys(("count", "bytes", "gone", "come", "changed", "renamed"), ()),
 }  # fmt: skip
 STAGES = ("export", "surgery:after_export", "simplify", "surgery:after_simplify", "convert:fp16")
 
@@ -414,10 +414,7 @@ class Graphs:
     def __init__(self, recorded: Recorded, monkeypatch: pytest.MonkeyPatch) -> None:
         self._recorded, self._number = recorded, 0
         self._folder = recorded.root / ".buildsys/store"
-        monkeypatch.setattr(recorded_graphs, "ask_inspection", self._ask)
-        monkeypatch.setattr(
-            compare, "difference_lines", lambda _: iter(["  operators     Relu 0 → 1"])
-        )
+        monkeypatch.setattr(graph_differences, "ask_inspection", self._ask)
         self.asked = 0
 
     def _ask(self, question: str, request: Any) -> dict[str, Any]:

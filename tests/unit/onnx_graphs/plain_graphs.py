@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from buildsys.onnx_graphs.inspection.plain_graph import Body, PlainNode, StoredTensor, Value
+from buildsys.onnx_graphs.inspection.graph import Body, PlainNode, StoredTensor, Value
 
 
 def node(operator: str, inputs: str, outputs: str, name: str = "", **attributes: str) -> PlainNode:

@@ -9,10 +9,8 @@ import pytest
 from plain_graphs import body, chain, node, residual_blocks
 
 from buildsys.errors import StageError, Unavailable, UsageError
-from buildsys.onnx_graphs.inspection.drawing.dot import Drawing, draw
-from buildsys.onnx_graphs.inspection.drawing.repeats import Block, Folding
-from buildsys.onnx_graphs.inspection.drawing.selection import choose
-from buildsys.onnx_graphs.inspection.plain_graph import TIMES, Body, PlainNode
+from buildsys.onnx_graphs.inspection.drawing import Block, Drawing, Folding, choose, draw
+from buildsys.onnx_graphs.inspection.graph import TIMES, Body, PlainNode
 from buildsys.system.graphviz import render_svg
 
 HOSTILE = "]]><script>alert(1)</script><img onerror='x'>\"\\N\\G\\\x1b[2J\x07\u202e\n\x00&lt;}];"

@@ -1,12 +1,12 @@
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 import pytest
 from plain_graphs import body, node
 
-from buildsys.onnx_graphs.inspection.macs import count_macs, evaluate, formula
-from buildsys.onnx_graphs.inspection.plain_graph import Body, PlainNode
+from buildsys.onnx_graphs.inspection.graph import Body, PlainNode
+from buildsys.onnx_graphs.inspection.macs import count_macs, linear_macs
 
 CASES = [
     (
@@ -38,25 +38,25 @@ CASES = [
 
 
 @pytest.mark.parametrize(
-    ("one", "shapes", "expected"), CASES, ids=lambda value: getattr(value, "operator", None)
+    ("product", "shapes", "expected"), CASES, ids=lambda value: getattr(value, "operator", None)
 )
 def test_products_are_counted(
-    one: PlainNode, shapes: Mapping[str, list[int]], expected: int
+    product: PlainNode, shapes: Mapping[str, list[int]], expected: int
 ) -> None:
-    found = count_macs(body([one], values=shapes))
-    assert found.total == expected
-    assert found.is_complete
+    macs = count_macs(body([product], values=shapes))
+    assert macs.total == expected
+    assert macs.is_complete
 
 
 def test_unknown_operators_and_shapes_are_reported() -> None:
     nodes = [node("MatMul", "x w", "a"), node("my.domain::Op", "a", "y")]
-    found = count_macs(body(nodes, values={"x": [2, "n"], "a": [2, 4]}))
-    assert (found.total, dict(found.unknown), dict(found.opaque)) == (
+    macs = count_macs(body(nodes, values={"x": [2, "n"], "a": [2, 4]}))
+    assert (macs.total, dict(macs.unknown), dict(macs.opaque)) == (
         0,
         {"MatMul": 1},
         {"my.domain::Op": 1},
     )
-    assert not found.is_complete
+    assert not macs.is_complete
 
 
 def test_an_if_counts_its_more_expensive_branch_and_a_loop_one_iteration() -> None:
@@ -72,25 +72,15 @@ def test_an_if_counts_its_more_expensive_branch_and_a_loop_one_iteration() -> No
     ]
     assert count_macs(body(nodes, "c x", values={"x": [2, 3]})).total == 2 * 3 * 9
     loop = PlainNode("loop", "Loop", ("n",), ("y",), {}, {"body": branch(4)})
-    found = count_macs(body([loop], "n x", values={"x": [2, 3]}))
-    assert (found.total, found.loops, found.is_complete) == (24, 1, False)
+    macs = count_macs(body([loop], "n x", values={"x": [2, 3]}))
+    assert (macs.total, macs.loops, macs.is_complete) == (24, 1, False)
 
 
-def test_a_formula_is_found_in_one_and_two_dimensions() -> None:
-    assert formula(lambda dims: 7 * dims["batch"], {"batch": 4}) == {"batch": 7}
-    assert formula(lambda dims: 5, {}) == {"": 5}
-    attention = formula(
-        lambda dims: 3 * dims["b"] * dims["s"] ** 2 + 8 * dims["b"] + 1, {"b": 2, "s": 16}
-    )
-    assert attention == {"": 1, "b": 8, "b*s^2": 3}
-    assert evaluate(attention, {"b": 3, "s": 10}) == 925
-    assert evaluate(attention, {"b": 3}) is None
+def test_counts_that_grow_linearly_have_a_rest_and_a_slope() -> None:
+    assert linear_macs(lambda size: 7 * size, 4) == (0, 7)
+    assert linear_macs(lambda size: 5 + 3 * size, 2) == (5, 3)
 
 
-@pytest.mark.parametrize(
-    "count", [lambda dims: dims["n"] ** 3, lambda dims: dims["n"] // 3, lambda dims: None]
-)
-def test_without_a_fitting_polynomial_there_is_no_formula(count: object) -> None:
-    assert callable(count)
-    assert formula(count, {"n": 4}) is None
-    assert formula(lambda dims: 1, {"a": 2, "b": 2, "c": 2}) is None
+@pytest.mark.parametrize("count", [lambda n: n**2, lambda n: n // 3, lambda n: None])
+def test_other_counts_have_no_slope(count: Callable[[int], int | None]) -> None:
+    assert linear_macs(count, 4) is None

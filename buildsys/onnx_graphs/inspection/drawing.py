@@ -2,52 +2,41 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from html import escape
 from itertools import pairwise
 
-from buildsys.onnx_graphs.inspection.drawing.repeats import Block, Folding
-from buildsys.onnx_graphs.inspection.drawing.selection import choose
-from buildsys.onnx_graphs.inspection.plain_graph import TIMES, Body, PlainNode, shape_text
+from buildsys.errors import UsageError
+from buildsys.onnx_graphs.inspection.graph import CONSTANT, TIMES, Body, PlainNode, shape_text
 from buildsys.system.printable import printable
+from buildsys.system.suggestions import nearest
 
 _BACKSLASH = "\N{REVERSE SOLIDUS OPERATOR}"
 _LONGEST = 44  # characters of a line
 _LONGEST_CHAIN = 8  # nodes of one box
 _MANY = 60  # nodes; larger drawings have a box for each chain of nodes
-_COLORS = {  # fill and line of operators
-    ("#e3edf7", "#5b84b1"): """
-        Conv ConvTranspose Gemm MatMul Einsum LSTM GRU RNN Attention ConvInteger QLinearConv
-        MatMulInteger QLinearMatMul DeformConv FusedConv FusedGemm FusedMatMul""",
-    ("#e6f0e2", "#6f9a5e"): """
-        BatchNormalization LayerNormalization InstanceNormalization GroupNormalization
-        LpNormalization RMSNormalization LRN MeanVarianceNormalization""",
-    ("#faf3dc", "#b79b45"): """
-        Relu LeakyRelu PRelu Elu Celu Selu Sigmoid HardSigmoid HardSwish Swish Tanh Gelu Softmax
-        Clip Mish LogSoftmax Softplus Softsign Erf ThresholdedRelu""",
-    ("#e0f0ee", "#549a92"): """
-        MaxPool AveragePool GlobalMaxPool GlobalAveragePool LpPool Resize Upsample GridSample
-        RoiAlign ReduceMean ReduceMax ReduceSum ReduceMin TopK""",
-    ("#f2f2f0", "#9a9a94"): """
-        Reshape Transpose Flatten Squeeze Unsqueeze Slice Split Concat Gather GatherND
-        GatherElements Shape Size Expand Tile Pad Cast Identity ConstantOfShape Range ScatterND
-        ScatterElements DepthToSpace SpaceToDepth""",
-    ("#efe8f5", "#8a6bab"): "If Loop Scan SequenceMap",
+_LONGEST_BLOCK = 400  # nodes
+_FEWEST_SAVED = 4  # nodes; a shorter repetition is drawn as it is
+_COLORS = {  # operators -> fill and line
+    r"\w*(Conv|Gemm|MatMul)\w*|Einsum|LSTM|GRU|RNN|Attention": ("#e3edf7", "#5b84b1"),
+    r"\w*Normalization|LRN": ("#e6f0e2", "#6f9a5e"),
+    r"\w*(Relu|[ECS]elu|Elu|Sigmoid|Swish|Tanh|Gelu|Soft\w+)|Clip|Mish|Erf": ("#faf3dc", "#b79b45"),
+    r"\w*Pool|Reduce\w+|Resize|Upsample|GridSample|RoiAlign|TopK": ("#e0f0ee", "#549a92"),
+    r"\w*Reshape|Transpose|Flatten|\w*Squeeze|Slice|Split|Concat|Gather\w*|Shape|Size|Expand|Tile"
+    r"|Pad|Cast|Identity|ConstantOfShape|Range|Scatter\w*|\w+ToSpace|\w+ToDepth": (
+        "#f2f2f0",
+        "#9a9a94",
+    ),
+    "If|Loop|Scan|SequenceMap": ("#efe8f5", "#8a6bab"),
 }
-_COLOR_OF = {name: color for color, names in _COLORS.items() for name in names.split()}
 _PLAIN, _CUSTOM = ("#ffffff", "#8a8a8a"), ("#fae6dd", "#c07a55")
-_USUAL_STRIDES = ("[1, 1]", "[1]", "[1, 1, 1]")
-_ATTRIBUTES = {  # title, and values that are not worth a line
-    "kernel_shape": ("kernel", ()),
-    "strides": ("stride", _USUAL_STRIDES),
-    "group": ("groups", ("1",)),
-    "perm": ("perm", ()),
-    "axis": ("axis", ()),
-    "axes": ("axes", ()),
-    "to": ("to", ()),
-}
+_ATTRIBUTES = ("kernel_shape", "strides", "group", "perm", "axis", "axes", "to")
+Sources = Sequence[tuple[int | str, ...]]  # per node: numbers of producers, names of other inputs
+
+
 _HEADER = """\
 digraph {
 bgcolor="white"; fontname="DejaVu Sans"; fontsize=12; fontcolor="#444444"; ranksep=0.3; nodesep=0.2
@@ -224,12 +213,9 @@ def _node_lines(node: PlainNode, body: Body) -> Iterator[str]:
     """Yield what equal nodes have in common: operator, attributes, weights and output shapes."""
     yield node.operator
     attributes = [
-        f"{_ATTRIBUTES[name][0]} {text}"
-        for name, text in node.attributes.items()
-        if name in _ATTRIBUTES and text not in _ATTRIBUTES[name][1]
+        f"{name} {node.attributes[name]}" for name in _ATTRIBUTES if name in node.attributes
     ]
-    if attributes:
-        yield ", ".join(attributes)
+    yield from filter(None, [", ".join(attributes)])
     stored = [body.initializers[name] for name in node.inputs if name in body.initializers]
     yield from [f"{TIMES} {shape_text(s.shape)}" for s in stored if len(s.shape) > 1][:2]
     yield from _output_shapes(node, body)
@@ -242,7 +228,8 @@ def _output_shapes(node: PlainNode, body: Body) -> list[str]:
 
 def _color(operator: str) -> tuple[str, str]:
     domain, _, name = operator.rpartition("::")
-    return _COLOR_OF.get(name, _CUSTOM if domain else _PLAIN)
+    colors = (color for pattern, color in _COLORS.items() if re.fullmatch(pattern, name))
+    return next(colors, _CUSTOM if domain else _PLAIN)
 
 
 def _shortened(text: str) -> str:
@@ -261,3 +248,128 @@ def _quoted(*lines: str) -> str:
     """Quote text outside of labels, where graphviz reads entities as well."""
     text = "&#10;".join(map(_escaped, lines))
     return f'"{text}"'
+
+
+def choose(body: Body, begin: str = "", end: str = "", depth: int | None = None) -> list[PlainNode]:
+    """List the nodes on all paths from ``begin`` to ``end``, without Constants.
+
+    Both are names of nodes or tensors; "" stands for the border of the graph. ``depth`` limits the
+    nodes of a path, counted from ``begin``, or else from ``end``, or else from the inputs.
+
+    Raises: UsageError: unknown node or tensor, or no path between them.
+    """
+    nodes = [node for node in body.nodes if node.operator != CONSTANT]
+    chosen = set(nodes)
+    if begin or (depth is not None and not end):
+        names = [begin] if begin else body.inputs
+        starts = {node for name in names for node in _nodes(body, name, forwards=True)}
+        chosen &= _reached(body, starts, depth, forwards=True)
+    if end:
+        ends = set(_nodes(body, end, forwards=False))
+        chosen &= _reached(body, ends, None if begin else depth, forwards=False)
+    if not chosen:
+        within = f" within {depth} nodes" if depth is not None else ""
+        path = f"from {begin or 'the inputs'} to {end or 'the outputs'}{within}"
+        raise UsageError(f"no path leads {path}")
+    return [node for node in nodes if node in chosen]
+
+
+def _nodes(body: Body, name: str, *, forwards: bool) -> list[PlainNode]:
+    """Find the node with a name, or the nodes next to a tensor.
+
+    Raises: UsageError: unknown name.
+    """
+    named = next((node for node in body.nodes if node.name == name), None)
+    if named:
+        return [named]
+    consumers = body.consumers.get(name, [])
+    producer = [body.producers[name]] if name in body.producers else []
+    nodes = consumers or producer if forwards else producer or consumers[:1]
+    if nodes or name in body.inputs:
+        return nodes
+    names = [*(node.label for node in body.nodes), *body.producers, *body.inputs]
+    near = nearest(name, names)
+    hint = f"nearest: {', '.join(near)}" if near else "`--nodes` lists all nodes and their tensors"
+    raise UsageError(f"the graph has no node or tensor {name!r}", hint)
+
+
+def _reached(
+    body: Body, starts: set[PlainNode], depth: int | None, *, forwards: bool
+) -> set[PlainNode]:
+    reached: set[PlainNode] = set()
+    level, distance = starts, 1
+    while level and (depth is None or distance <= depth):
+        reached |= level
+        if forwards:
+            names = (name for node in level for name in node.outputs)
+            near = {reader for name in names for reader in body.consumers.get(name, ())}
+        else:
+            names = (name for node in level for name in node.reads)
+            near = {body.producers[name] for name in names if name in body.producers}
+        level, distance = near - reached, distance + 1
+    return reached
+
+
+@dataclass(frozen=True)
+class Block:
+    """``count`` equal runs of consecutive nodes; ``items`` are the first of them."""
+
+    items: tuple[int | Block, ...]
+    count: int
+
+
+class Folding:
+    """Nodes with repeated blocks drawn once."""
+
+    def __init__(self, labels: Sequence[str], sources: Sources) -> None:
+        self._labels, self._sources = labels, sources
+        self._last_reader = list(range(len(labels)))
+        for reader, producers in enumerate(sources):
+            for producer in producers:
+                if isinstance(producer, int):
+                    self._last_reader[producer] = reader
+        self.drawn = list(range(len(labels)))  # the drawn node that stands for each node
+        self.items = self._fold(0, len(labels))
+
+    def _fold(self, begin: int, end: int) -> list[int | Block]:
+        items: list[int | Block] = []
+        while begin < end:
+            length, count = self._repeats_at(begin, end)
+            if count == 1:
+                items.append(begin)
+                begin += 1
+                continue
+            items.append(Block(tuple(self._fold(begin, begin + length)), count))
+            stop = begin + length * count
+            for node in range(begin + length, stop):
+                self.drawn[node] = self.drawn[node - length]
+            begin = stop
+        return items
+
+    def _repeats_at(self, begin: int, end: int) -> tuple[int, int]:
+        """Find the repetition that saves most nodes: its length and count."""
+        best, most_saved = (1, 1), _FEWEST_SAVED - 1
+        for length in range(1, min((end - begin) // 2, _LONGEST_BLOCK) + 1):
+            stop = begin
+            while stop < end - length and self._is_equal(stop, length):
+                stop += 1
+            count = (stop - begin) // length + 1
+            saved = (count - 1) * length
+            is_later_better = (stop - begin) % length and not self._is_closed(begin, length)
+            if saved > most_saved and not is_later_better:
+                best, most_saved = (length, count), saved
+        return best
+
+    def _is_equal(self, node: int, length: int) -> bool:
+        if self._labels[node] != self._labels[node + length]:
+            return False
+        first, second = self._sources[node], self._sources[node + length]
+        return len(first) == len(second) and all(
+            a == b or (isinstance(a, int) and isinstance(b, int) and b - a == length)
+            for a, b in zip(first, second, strict=True)
+        )
+
+    def _is_closed(self, begin: int, length: int) -> bool:
+        """Check that only the last node of a block is read outside."""
+        last = begin + length - 1
+        return all(self._last_reader[node] <= last for node in range(begin, last))
