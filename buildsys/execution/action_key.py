@@ -24,7 +24,7 @@ from buildsys.execution.key_parts import (
 )
 from buildsys.execution.recorded_reads import Reads, ReadValues, reads_outside, undeclared
 from buildsys.plan.action import NO_NEEDS, Action, FileRef
-from buildsys.plan.dependencies import FolderListings, Import, SourceTree
+from buildsys.plan.dependencies import Import, SourceTree
 from buildsys.store.file_digests import DigestCache, FileDigest
 from buildsys.system.files import MAX_RESULT_BYTES, read_limited, sha256_of
 from buildsys.system.text_cache import TextCache, short_digest
@@ -99,7 +99,6 @@ class KeyBuilder:
         self._build = str(build)
         self._digests = digests
         self._texts = texts
-        self._listings = FolderListings()
         self._values = ReadValues(str(project), digests, {str(build)})
         self._environment = EnvironmentParts(str(project), texts)
         self._code: dict[tuple[str, ...], dict[str, str]] = {}
@@ -285,7 +284,7 @@ class KeyBuilder:
             files[f"source:{path[prefix:]}"] = digest = self._digests.digest(path)
             return _digest(digest)
 
-        return SourceTree(root, look, self._texts, package=package, listings=self._listings)
+        return SourceTree(root, look, self._texts, package=package)
 
     def _code_parts(self, modules: tuple[str, ...]) -> Mapping[str, str]:
         """Digest our ``modules`` and their imports; all keys share their texts."""

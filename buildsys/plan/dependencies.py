@@ -4,40 +4,28 @@ from __future__ import annotations
 
 import ast
 import json
+import mmap
 import os
-import stat
+import re
 import sys
 import threading
-import time
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import suppress
 from importlib.machinery import EXTENSION_SUFFIXES
 from pathlib import Path
 from typing import NamedTuple
 
 from buildsys.system import compilers
-from buildsys.system.files import IMAGE_SUFFIXES, SETTLE_NS, image_files
-from buildsys.system.protobuf import byte_fields, opened
+from buildsys.system.files import IMAGE_SUFFIXES, image_files
 from buildsys.system.text_cache import TextCache
 
 # Paths are strings here, as a Path costs several times as much and this runs for every target.
 Digest = Callable[[str], "str | None"]  # absolute path -> content digest, None if missing
-# folder -> mtime, inode and names; one stat per folder replaces one per possible file
-FolderListings = dict[str, tuple[int, int, frozenset[str]]]
 _MODULE_SUFFIXES = (".py", *EXTENSION_SUFFIXES)
+_WITHOUT_REFERENCES = (".npz", ".pt", ".pt2", ".pth", ".safetensors", *EXTENSION_SUFFIXES)
 _warnings_lock = threading.Lock()  # catch_warnings changes the state of the whole process
-# field numbers in onnx.proto3 of the messages through which a tensor can be reached
-_FIELDS = {
-    "model": {7: "graph", 25: "function"},
-    "graph": {1: "node", 5: "tensor", 15: "sparse"},
-    "function": {7: "node"},
-    "node": {5: "attribute"},
-    "attribute": {5: "tensor", 6: "graph", 10: "tensor", 11: "graph", 22: "sparse", 23: "sparse"},
-    "sparse": {1: "tensor", 2: "tensor"},
-    "tensor": {13: "entry"},
-}
-_KEY, _VALUE, _LOCATION = 1, 2, b"location"
+# StringStringEntryProto of onnx.proto3: key "location", then length and bytes of the value
+_LOCATION = re.compile(rb"\x0a\x08location\x12([\x80-\xff]?[\x01-\x7f])", re.DOTALL)
 
 
 class Import(NamedTuple):
@@ -73,29 +61,20 @@ class SourceTree:
 
     If Python could import any of several files, all of them count: an unneeded rebuild costs time,
     a missed one gives a stale result. Modules with computed names and files opened by the code are
-    not found. With ``package``, only modules of that package count, and each is examined once.
+    not seen. With ``package``, only modules of that package count, and each is examined once.
     Folders are listed once per instance, so create a new one to see later changes.
     """
 
-    def __init__(
-        self,
-        root: str,
-        digest: Digest,
-        texts: TextCache,
-        *,
-        package: str = "",
-        listings: FolderListings | None = None,
-    ) -> None:
+    def __init__(self, root: str, digest: Digest, texts: TextCache, *, package: str = "") -> None:
         self._root = os.path.normpath(root)
         self._digest = digest
         self._texts = texts
         self._package = package
-        self._listings = {} if listings is None else listings
         self._names: dict[str, frozenset[str]] = {}
         self._examined: dict[str, _FileDependencies] = {}
 
     def dependencies(self, sources: Iterable[str], modules: Iterable[Import] = ()) -> Dependencies:
-        """Return ``sources`` (relative paths) and ``modules`` with all their dependencies.
+        """Collect ``sources`` (relative paths) and ``modules`` with all their dependencies.
 
         A source ending in a slash is a folder and stands for all images in it.
         """
@@ -114,13 +93,13 @@ class SourceTree:
                 path = waiting.pop()
                 if path in digests:
                     continue
-                found = self._examined.get(path) or self._examine(path, folder)
+                direct = self._examined.get(path) or self._examine(path, folder)
                 if self._package:  # the folder is the same for all entries
-                    self._examined[path] = found
-                digests[path] = found.digest
-                waiting += found.files
-                outside.update((i.level, i.module, tuple(i.names)) for i in found.outside)
-                variables.update(found.variables)
+                    self._examined[path] = direct
+                digests[path] = direct.digest
+                waiting += direct.files
+                outside.update((i.level, i.module, tuple(i.names)) for i in direct.outside)
+                variables.update(direct.variables)
         prefix = len(self._root) + 1
         return Dependencies(
             {path[prefix:]: digest for path, digest in digests.items()},
@@ -130,18 +109,18 @@ class SourceTree:
 
     def _examine(self, path: str, entry_folder: str) -> _FileDependencies:
         digest = self._digest(path)
-        data = (".npz", *EXTENSION_SUFFIXES)
-        if digest is None or path.endswith(data) or path.lower().endswith(IMAGE_SUFFIXES):
+        is_leaf = path.endswith(_WITHOUT_REFERENCES) or path.lower().endswith(IMAGE_SUFFIXES)
+        if digest is None or is_leaf:
             return _FileDependencies(digest)
-        if path.endswith(compilers.C_SUFFIXES):
-            names = self._cached(
-                f"include/1:{digest}", lambda: compilers.find_includes(Path(path).read_bytes())
-            )
-            included = list(filter(os.path.isfile, self._inside_root(path, names)))
-            return _FileDependencies(digest, included)
-        if not path.endswith(".py"):  # perhaps an ONNX file; onnx rejects data outside its folder
-            external = self._cached(f"onnx/1:{digest}", lambda: external_files(path))
-            return _FileDependencies(digest, list(self._inside_root(path, external)))
+        if not path.endswith(".py"):
+            if path.endswith(compilers.C_SUFFIXES):
+                names = self._cached(
+                    f"include/1:{digest}", lambda: compilers.find_includes(Path(path).read_bytes())
+                )
+                files = filter(os.path.isfile, self._inside_root(path, names))  # of this folder
+                return _FileDependencies(digest, list(files))
+            names = self._cached(f"onnx/1:{digest}", lambda: external_files(path))  # perhaps ONNX
+            return _FileDependencies(digest, list(self._inside_root(path, names)))
         imports, variables = self._cached(
             f"python/2:{digest}", lambda: parse_python(Path(path).read_bytes())
         )
@@ -159,8 +138,8 @@ class SourceTree:
         text = self._texts.get(name)
         if text is None:
             self._texts.set(name, text := json.dumps(read()))
-        found: list[object] = json.loads(text)
-        return found
+        values: list[object] = json.loads(text)
+        return values
 
     def _inside_root(self, path: str, names: Iterable[str]) -> Iterator[str]:
         for name in names:
@@ -204,22 +183,13 @@ class SourceTree:
             yield from filter(os.path.isfile, paths)
 
     def _listed(self, folder: str) -> frozenset[str]:
-        """Return the names in ``folder``, none if it does not exist."""
-        if folder in self._names:
-            return self._names[folder]
-        names: frozenset[str] = frozenset()
-        with suppress(OSError):
-            found = os.stat(folder)  # noqa: PTH116
-            known = self._listings.get(folder)
-            if known is not None and known[:2] == (found.st_mtime_ns, found.st_ino):
-                names = known[2]
-            elif stat.S_ISDIR(found.st_mode):
-                begun_ns = time.time_ns()
-                names = frozenset(os.listdir(folder))  # noqa: PTH208
-                if found.st_mtime_ns + SETTLE_NS < begun_ns:  # else a later change may go unnoticed
-                    self._listings[folder] = found.st_mtime_ns, found.st_ino, names
-        self._names[folder] = names
-        return names
+        """List the names in ``folder``, none if it does not exist."""
+        if folder not in self._names:
+            try:
+                self._names[folder] = frozenset(os.listdir(folder))  # noqa: PTH208
+            except OSError:
+                self._names[folder] = frozenset()
+        return self._names[folder]
 
 
 class PythonFile(NamedTuple):
@@ -229,13 +199,8 @@ class PythonFile(NamedTuple):
     variables: list[str]  # environment variables with literal names
 
 
-_NODES_OF_INTEREST = (ast.Import, ast.ImportFrom, ast.Call, ast.Subscript, ast.Compare)
-_WORDS_OF_EXPRESSIONS = (b"environ", b"getenv", b"import_module", b"__import__", b"coding")
-_BLOCKS = ("body", "handlers", "orelse", "finalbody", "cases")  # fields with statements
-
-
 def parse_python(code: bytes) -> PythonFile:
-    """Return the dependencies of a module without executing it.
+    """Read the dependencies of a module without executing it.
 
     Functions are searched as well, and literal names passed to ``import_module``, but not imports
     under TYPE_CHECKING. A file with a syntax error has no dependencies: its own digest is in the
@@ -249,47 +214,41 @@ def parse_python(code: bytes) -> PythonFile:
         return PythonFile([], [])
     imports: list[Import] = []
     variables: set[str] = set()
-    # most files have no expression of interest, and expressions are nine tenths of their nodes
-    is_plain = code.isascii() and not any(word in code for word in _WORDS_OF_EXPRESSIONS)
     waiting: list[ast.AST] = [tree]
     while waiting:
         node = waiting.pop()
-        if isinstance(node, _NODES_OF_INTEREST):
-            imports += _imports_of(node)
-            variables.update(_variables_of(node))
+        imports += _imports_of(node)
+        variables.update(_variables_of(node))
         if isinstance(node, ast.If) and _last_name(node.test) == "TYPE_CHECKING":
             waiting += node.orelse
-        elif is_plain:
-            for field in _BLOCKS:
-                waiting += getattr(node, field, ())
         else:
             waiting += ast.iter_child_nodes(node)
     return PythonFile(imports, sorted(variables))
 
 
-def _imports_of(node: ast.AST) -> Iterator[Import]:
+def _imports_of(node: ast.AST) -> list[Import]:
     if isinstance(node, ast.Import):
-        for alias in node.names:
-            yield Import(0, alias.name, [])
-    elif isinstance(node, ast.ImportFrom):
-        yield Import(node.level, node.module or "", [alias.name for alias in node.names])
-    elif isinstance(node, ast.Call) and _last_name(node.func) in ("import_module", "__import__"):
-        for name in _literals(node.args[:1]):
-            module = name.lstrip(".")
-            yield Import(len(name) - len(module), module, [])
+        return [Import(0, alias.name, []) for alias in node.names]
+    if isinstance(node, ast.ImportFrom):
+        return [Import(node.level, node.module or "", [alias.name for alias in node.names])]
+    if isinstance(node, ast.Call) and _last_name(node.func) in ("import_module", "__import__"):
+        modules = [(name, name.lstrip(".")) for name in _literals(node.args[:1])]
+        return [Import(len(name) - len(module), module, []) for name, module in modules]
+    return []
 
 
-def _variables_of(node: ast.AST) -> Iterator[str]:
-    """Yield X of ``environ["X"]``, ``environ.get("X")``, ``getenv("X")``, ``"X" in environ``."""
+def _variables_of(node: ast.AST) -> list[str]:
+    """List X of ``environ["X"]``, ``environ.get("X")``, ``getenv("X")``, ``"X" in environ``."""
     if isinstance(node, ast.Subscript) and _last_name(node.value) == "environ":
-        yield from _literals([node.slice])
-    elif isinstance(node, ast.Compare) and _last_name(node.comparators[0]) == "environ":
-        yield from _literals([node.left])
-    elif isinstance(node, ast.Call):
+        return _literals([node.slice])
+    if isinstance(node, ast.Compare) and _last_name(node.comparators[0]) == "environ":
+        return _literals([node.left])
+    if isinstance(node, ast.Call):
         function = node.func
         owner = _last_name(function.value) if isinstance(function, ast.Attribute) else ""
         if owner == "environ" or _last_name(function) == "getenv":
-            yield from _literals(node.args[:1])
+            return _literals(node.args[:1])
+    return []
 
 
 def _last_name(expression: ast.expr) -> str:
@@ -299,33 +258,25 @@ def _last_name(expression: ast.expr) -> str:
     return expression.id if isinstance(expression, ast.Name) else ""
 
 
-def _literals(expressions: list[ast.expr]) -> Iterator[str]:
-    for expression in expressions:
-        if isinstance(expression, ast.Constant) and isinstance(expression.value, str):
-            yield expression.value
+def _literals(expressions: list[ast.expr]) -> list[str]:
+    constants = [node.value for node in expressions if isinstance(node, ast.Constant)]
+    return [value for value in constants if isinstance(value, str)]
 
 
 def external_files(path: str) -> list[str]:
-    """Return the external data files, relative to the folder of ``path``.
+    """List the external data files of an ONNX graph, relative to its folder.
 
-    An invalid file has none: its own digest is in the key, and the stage will report the error.
+    Other files have none, and bytes that only look like an entry are harmless.
     Raises: OSError: the file cannot be read.
     """
     locations = set()
-    with opened(path) as content:
-        waiting = [("model", 0, len(content))]
-        try:
-            while waiting:
-                message, begin, end = waiting.pop()
-                inner = _FIELDS[message]
-                for number, start, stop in byte_fields(content, begin, end):
-                    if inner.get(number) == "entry":
-                        fields = byte_fields(content, start, stop)
-                        entry = {field: content[first:last] for field, first, last in fields}
-                        if entry.get(_KEY) == _LOCATION:
-                            locations.add(entry.get(_VALUE, b"").decode())
-                    elif number in inner:
-                        waiting.append((inner[number], start, stop))
-        except (IndexError, ValueError):  # truncated, or not protobuf
+    with open(path, "rb") as file:  # noqa: PTH123
+        if not os.fstat(file.fileno()).st_size:
             return []
-    return sorted(locations)
+        with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content:
+            for match in _LOCATION.finditer(content):
+                *low, high = match[1]
+                size = high << 7 | low[0] & 0x7F if low else high
+                location = content[match.end() : match.end() + size]
+                locations.add(location.decode(errors="ignore"))
+    return sorted(location for location in locations if location and "\0" not in location)

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from buildsys.plan.dependencies import FolderListings, Import, SourceTree, parse_python
+from buildsys.plan.dependencies import Import, SourceTree, parse_python
 
 
 class Texts(dict[str, str]):
@@ -112,11 +112,6 @@ def test_nothing_outside_the_project_is_followed(project: Path) -> None:
     assert closure(project, "net.py") == {"net.py"}
 
 
-def test_a_sibling_folder_with_a_similar_name_is_outside(project: Path) -> None:
-    write(project.parent, project2__x="", project__net="from ..project2 import x")
-    assert closure(project, "net.py") == {"net.py"}
-
-
 def test_imports_for_type_checkers_do_not_count(project: Path) -> None:
     write(
         project,
@@ -151,14 +146,6 @@ def test_a_missing_source_is_absent(project: Path) -> None:
     assert SourceTree(str(project), digest, Texts()).dependencies(["no.py"]).files == {
         "no.py": None
     }
-
-
-def test_a_change_in_an_imported_file_changes_its_digest_only(project: Path) -> None:
-    write(project, net="import blocks", blocks="x = 1")
-    before = SourceTree(str(project), digest, Texts()).dependencies(["net.py"]).files
-    write(project, blocks="x = 2")
-    after = SourceTree(str(project), digest, Texts()).dependencies(["net.py"]).files
-    assert {name for name in before if before[name] != after[name]} == {"blocks.py"}
 
 
 def test_a_file_is_parsed_once_per_content(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -234,25 +221,6 @@ def test_a_compiled_module_counts(project: Path) -> None:
     assert closure(project, "net.py") == {"net.py", f"kernels{EXTENSION_SUFFIXES[0]}"}
 
 
-def test_a_new_module_is_found_with_reused_folder_listings(project: Path) -> None:
-    write(project, net="import blocks", deep__a="")
-    listings = FolderListings()
-    for folder in (project, project / "deep"):
-        os.utime(folder, ns=(10**18, 10**18))  # long ago
-    assert SourceTree(str(project), digest, Texts(), listings=listings).dependencies(
-        ["net.py"]
-    ).files.keys() == {"net.py"}
-    write(project, blocks="import deep.b", deep__b="")
-    found = (
-        SourceTree(str(project), digest, Texts(), listings=listings).dependencies(["net.py"]).files
-    )
-    assert found.keys() == {"net.py", "blocks.py", "deep/b.py"}
-    (project / "blocks.py").unlink()
-    assert SourceTree(str(project), digest, Texts(), listings=listings).dependencies(
-        ["net.py"]
-    ).files.keys() == {"net.py"}
-
-
 def test_an_onnx_file_depends_on_its_external_data(project: Path) -> None:
     # ModelProto.graph.initializer.external_data: one entry {key: "location", value: PLACE}
     def field(number: int, content: bytes) -> bytes:
@@ -284,50 +252,6 @@ def test_import_statements_are_read_exactly() -> None:
         Import(0, "c", []),
         Import(2, "d.e", ["f", "h"]),
     ]
-
-
-_EVERYWHERE = """
-import m0
-if one:
-    import m1
-elif two:
-    import m2
-else:
-    import m3
-for x in y:
-    import m4
-else:
-    import m5
-while one:
-    import m6
-try:
-    import m7
-except A:
-    import m8
-else:
-    import m9
-finally:
-    import m10
-with one:
-    import m11
-match one:
-    case 1:
-        import m12
-class C:
-    import m13
-    async def f(self):
-        async for x in y:
-            import m14
-        async with one:
-            import m15
-"""
-
-
-@pytest.mark.parametrize("more", ["", "import os; os.environ\n", "é = 1\n"])
-def test_imports_are_found_in_every_statement(more: str) -> None:
-    """Also in files without words that make expressions interesting."""
-    found = {item.module for item in parse_python((_EVERYWHERE + more).encode()).imports}
-    assert found - {"os"} == {f"m{number}" for number in range(16)}
 
 
 def test_names_in_the_characters_of_another_alphabet_are_read() -> None:
