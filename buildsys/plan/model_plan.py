@@ -8,7 +8,7 @@ from functools import cached_property
 from typing import Any, Literal
 
 from buildsys.manifest.shape_cases import Dims
-from buildsys.plan.action import FileRef, needs_of
+from buildsys.plan.action import RESULT, Action, FileRef, needs_of
 from buildsys.plan.custom_operators import NO_OPERATORS, CustomOperators, PlannedOperator
 from buildsys.plan.engine_typing import (
     EngineSpec,
@@ -29,7 +29,7 @@ from buildsys.plan.graph_points import (
     profile_values,
 )
 from buildsys.plan.network import PlannedNetwork
-from buildsys.stages.table import CONVERT, PROGRAM, SEARCH, SIMPLIFY, target_of
+from buildsys.stages.table import CONVERT, PROGRAM, SEARCH, SIMPLIFY, stage_info, target_of
 from buildsys.system.backend_registry import describe_backend, find_package
 
 ONNXRUNTIME = "onnxruntime"
@@ -150,18 +150,43 @@ class ModelPlan:
         """True if an engine needs ranges of tensors, or calibrates itself."""
         return any(engine.needs_ranges or engine.calibrates for engine in self.engines)
 
-    def fields(
-        self, stage: str, variant: str = "", engine: EngineSpec | None = None
-    ) -> dict[str, Any]:
-        """Name an action, with its needs and time limit."""
-        return {
-            "target": target_of(stage, self.name, variant),
-            "stage": stage,
-            "model": self.name,
-            "variant": variant,
-            "needs": needs_of((engine or {}).get("needs") or self.spec.get("needs")),
-            "timeout_s": self.spec["timeout"].get(stage),
-        }
+    def action(
+        self,
+        stage: str,
+        result: str,
+        variant: str = "",
+        *,
+        owner: Mapping[str, Any] | None = None,
+        operators: PlannedOperator = NO_OPERATORS,
+        options: Mapping[str, Any],
+        inputs: Mapping[str, FileRef] | None = None,
+        outputs: Mapping[str, FileRef] | None = None,
+        **fields: Any,
+    ) -> Action:
+        """Make the action of a stage, with its name, needs and time limit.
+
+        ``result`` is its result file below the model's folder, ``owner`` the engine or command
+        with needs of its own. ``operators`` are added to what the action reads.
+        """
+        lists = {name: fields.pop(name, ()) for name in ("sources", "after", "code", "tools")}
+        lists["sources"] = (*lists["sources"], *operators.sources)
+        lists["after"] = (*filter(None, lists["after"]), *operators.after)
+        lists["code"] = (f"{stage_info(stage).package}.stage", *lists["code"])
+        return Action(
+            target=target_of(stage, self.name, variant),
+            stage=stage,
+            model=self.name,
+            variant=variant,
+            options={**options, **operators.options},
+            inputs={**(inputs or {}), **operators.inputs},
+            outputs={**(outputs or {}), RESULT: FileRef(f"{self.name}/{result}")},
+            **{
+                "needs": needs_of((owner or {}).get("needs") or self.spec.get("needs")),
+                "timeout_s": self.spec["timeout"].get(stage),
+                **fields,
+                **{name: tuple(dict.fromkeys(entries)) for name, entries in lists.items()},
+            },
+        )
 
     def calibrated(self, *roles: str) -> dict[str, FileRef]:
         """Locate outputs of the calibration: ``batches`` and ``ranges``."""

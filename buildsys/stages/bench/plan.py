@@ -22,14 +22,14 @@ GPU_CLOCK = ("cuda_graph", "transfers", "in_flight", "wait")  # only for the GPU
 def plan_bench(model: ModelPlan, engine: EnginePlan) -> Iterator[Action]:
     """Plan the benchmark of ``engine``."""
     name, final, section = model.name, model.final, model.spec["bench"]
-    cases, operators = final.cases(section["cases"]), engine.loaded_operators
+    cases = final.cases(section["cases"])
     bench: dict[str, Any] = {field: section[field] for field in _PACE}
     bench["baselines"] = engine.baselines
     if engine.baselines and (engine.on_gpu or engine.baseline_precision != FULL_PRECISION):
         bench["precision"] = engine.baseline_precision
     if engine.on_gpu and engine.description.needs_cuda:
         bench["gpu"] = {field: section[field] for field in GPU_CLOCK}
-    options = {"engine": engine.options, "bench": bench, "cases": cases, **operators.options}
+    options = {"engine": engine.options, "bench": bench, "cases": cases}
     inputs = {**engine.files, **final.golden(cases)}
     turns_s = bench["duration"] + bench["warmup"]
     after = [f"engine:{name}:{engine.name}", final.golden_target]
@@ -51,20 +51,19 @@ def plan_bench(model: ModelPlan, engine: EnginePlan) -> Iterator[Action]:
         after.append(graph.target)
         tools.append(ONNXRUNTIME)
         environment.append("onnxruntime")
-    yield Action(
-        **model.fields("bench", engine.name, engine.spec),
+    yield model.action(
+        "bench",
+        f"bench/{engine.name}.json",
+        engine.name,
+        owner=engine.spec,
+        operators=engine.loaded_operators,
         options=options,
-        inputs={**inputs, **operators.inputs},
-        outputs={"result": FileRef(f"{name}/bench/{engine.name}.json")},
-        sources=(*(model.network.sources if torch else ()), *operators.sources),
+        inputs=inputs,
+        sources=model.network.sources if torch else (),
         weights=model.network.weights if torch else {},
-        after=tuple(after),
+        after=after,
         order=(f"verify:{name}:{engine.name}",),  # figures of a wrong engine are worthless
-        code=(
-            "buildsys.stages.bench.stage",
-            *engine.backend_code,
-            *(model.network.code if torch else ()),
-        ),
+        code=(*engine.backend_code, *(model.network.code if torch else ())),
         environment=tuple(dict.fromkeys((*environment, "speed"))),
         **timed_fields(engine, tools),
         server="torch" if torch else "light",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from buildsys.plan.action import Action, FileRef
+from buildsys.plan.action import Action
 from buildsys.plan.model_plan import ModelPlan
 from buildsys.plan.network import data_files, image_tools
 
@@ -13,7 +13,7 @@ def plan_calibrate(model: ModelPlan) -> Iterator[Action]:
     """Plan the calibration, if an engine needs it."""
     if not model.needs_calibration:
         return
-    spec, name, final, section = model.spec, model.name, model.final, model.spec["calibration"]
+    spec, final, section = model.spec, model.final, model.spec["calibration"]
     fields = ["algorithm", "batches", "seed"]
     fields += ["percentile"] if section["algorithm"] == "percentile" else []
     data = {
@@ -27,24 +27,20 @@ def plan_calibrate(model: ModelPlan) -> Iterator[Action]:
         first = [tensor["shape"][0] for tensor in final.inputs.values() if tensor["shape"]]
         dims |= {dim: section["batch_size"] for dim in first if isinstance(dim, str)}
     runs_python = any("python" in (entry or ()) for entry in data.values())
-    operators = model.operators.use()
-    yield Action(
-        **model.fields("calibrate"),
+    yield model.action(
+        "calibrate",
+        "calibrate/calibrate.json",
+        operators=model.operators.use(),
         options={
             "calibration": {**{field: section[field] for field in fields}, "data": data},
             "inputs": final.inputs,
             "dims": dims,
             "exclude": spec["quantize"]["exclude"],
-            **operators.options,
         },
-        inputs={**final.graph.files(), **operators.inputs},
-        outputs={
-            **model.calibrated("batches", "ranges"),
-            "result": FileRef(f"{name}/calibrate/calibrate.json"),
-        },
+        inputs=final.graph.files(),
+        outputs=model.calibrated("batches", "ranges"),
         sources=data_files(data.values()),
-        after=(final.graph.target, *operators.after),
-        code=("buildsys.stages.calibrate.stage",),
+        after=(final.graph.target,),
         tools=(
             "onnx",
             "onnxruntime",
@@ -53,5 +49,5 @@ def plan_calibrate(model: ModelPlan) -> Iterator[Action]:
             *(("python",) if runs_python else ()),
         ),
         environment=("onnxruntime",),
-        doc=f"measure the ranges of the tensors of {name}",
+        doc=f"measure the ranges of the tensors of {model.name}",
     )

@@ -71,21 +71,23 @@ def _action(model: ModelPlan, spec: Mapping[str, Any], others: Mapping[str, Acti
     }
     if spec["limits"]:
         options["limits"] = spec["limits"]
-    fields = model.fields("command", name, spec)
-    return Action(
-        **{**fields, "timeout_s": spec["timeout"] or fields["timeout_s"]},
+    return model.action(
+        "command",
+        f"command/{name}/{RESULT_FILE}",
+        name,
+        owner=spec,
+        timeout_s=spec["timeout"] or model.spec["timeout"].get("command"),
         options=options,
         inputs=inputs,
-        outputs={**outputs, "result": FileRef(f"{folder}/{RESULT_FILE}")},
-        sources=tuple(dict.fromkeys(scripts)),
+        outputs=outputs,
+        sources=scripts,
         reads=(
             *dict.fromkeys(path for path in files.values() if path not in scripts),
             *(f"${variable}" for variable in passed),
         ),
-        after=tuple(dict.fromkeys(after)),
+        after=after,
         order=tuple(dict.fromkeys(order)),
-        code=("buildsys.stages.command.stage",),
-        tools=tuple(dict.fromkeys(("python", *spec["versions"]))),
+        tools=("python", *spec["versions"]),
         probes=tuple(map(tuple, spec["probes"])),
         toolchain=toolchain_of(model.spec, spec),
         devices=(

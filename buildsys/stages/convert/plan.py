@@ -12,7 +12,7 @@ from buildsys.plan.model_plan import QUANTIZED, ModelPlan, PlannedConversion
 def plan_convert(model: ModelPlan) -> Iterator[Action]:
     """Plan the conversions for engines and ONNX Runtime baselines."""
     for conversion in model.conversions:
-        fields, graph = conversion_fields(model, conversion), conversion.graph
+        fields = conversion_fields(model, conversion)
         tool = fields["options"].get("quantize", fields["options"]).get("tool")
         modelopt = tool in ("autocast", "modelopt")
         code = ["buildsys.stages.convert.typed"]
@@ -27,11 +27,13 @@ def plan_convert(model: ModelPlan) -> Iterator[Action]:
             fields["after"] = (*fields["after"], conversion.search_target)
         if modelopt:
             fields["tools"] = (*fields["tools"], "nvidia-modelopt")
-        yield Action(
-            **model.fields("convert", conversion.variant),
+        yield model.action(
+            "convert",
+            f"convert/{conversion.variant}/convert.json",
+            conversion.variant,
             **fields,
-            outputs={**graph.files(), "result": FileRef(f"{graph.folder}/convert.json")},
-            code=("buildsys.stages.convert.stage", *code),
+            outputs=conversion.graph.files(),
+            code=code,
             server="torch" if modelopt else "light",  # ModelOpt imports torch
             doc=f"convert {model.name} to {conversion.variant} and check its numbers",
         )
@@ -40,7 +42,7 @@ def plan_convert(model: ModelPlan) -> Iterator[Action]:
 def conversion_fields(model: ModelPlan, conversion: PlannedConversion) -> dict[str, Any]:
     """Collect what a conversion and the search for its nodes depend on."""
     spec, final, precision = model.spec, model.final, conversion.precision
-    cases, operators = final.cases(spec["verify"]["cases"]), model.operators.use()
+    cases = final.cases(spec["verify"]["cases"])
     options: dict[str, Any]
     calibrated: dict[str, FileRef] = {}
     after: list[str] = []
@@ -56,7 +58,6 @@ def conversion_fields(model: ModelPlan, conversion: PlannedConversion) -> dict[s
         modelopt = spec["convert"]["tool"] == "autocast"
         exclude = {"exclude": spec["convert"]["exclude"]}
         options = {"tool": "autocast"} if modelopt else exclude
-    upstream = (final.graph.target, *after, final.golden_target)
     return {
         "options": {
             "precision": precision,
@@ -64,16 +65,20 @@ def conversion_fields(model: ModelPlan, conversion: PlannedConversion) -> dict[s
             "tolerance": conversion.tolerance,
             "cases": cases,
             **final.compare,
-            **operators.options,
         },
+        "operators": model.operators.use(),
         "inputs": {
             **final.graph.files(),
             "assembled": model.final_assembled,
             **calibrated,
             **final.golden(cases),
-            **operators.inputs,
         },
-        "after": tuple(dict.fromkeys((*upstream, *operators.after, model.final_assembled_target))),
+        "after": (
+            final.graph.target,
+            *after,
+            final.golden_target,
+            model.final_assembled_target,
+        ),
         "tools": ("onnx", "onnxruntime", "numpy"),
         "environment": ("onnxruntime",),
     }

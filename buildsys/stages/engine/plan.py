@@ -51,23 +51,21 @@ def plan_engine(model: ModelPlan, engine: EnginePlan) -> Iterator[Action]:
             options["definition"]["weights"] = file["file"]
             weights = {file["file"]: file["sha256"]}
     tools += [*(["python"] if called else []), *operators.tools, *engine.toolchain_tools]
-    sources = [*operators.sources, *(function.rpartition(":")[0] for function in called)]
-    yield Action(
-        **model.fields("engine", engine.name, engine.spec),
-        options={**options, **operators.options},
-        inputs={**engine.source, **nodes, **batches, **operators.inputs},
-        outputs={
-            **engine.loaded_operators.inputs,
-            **engine.files,
-            **cache,
-            "result": FileRef(f"{folder}/engine.json"),
-        },
-        sources=tuple(dict.fromkeys(sources)),
+    yield model.action(
+        "engine",
+        f"engine/{engine.name}/engine.json",
+        engine.name,
+        owner=engine.spec,
+        operators=operators,
+        options=options,
+        inputs={**engine.source, **nodes, **batches},
+        outputs={**engine.loaded_operators.inputs, **engine.files, **cache},
+        sources=[function.rpartition(":")[0] for function in called],
         weights=weights,
-        after=(*filter(None, (engine.source_target,)), *after, *operators.after),
-        code=("buildsys.stages.engine.stage", *engine.backend_code),
+        after=(engine.source_target, *after),
+        code=engine.backend_code,
         packages=engine.backend_packages,
-        tools=tuple(dict.fromkeys(tools)),
+        tools=tools,
         toolchain=engine.toolchain,
         devices=(
             *engine.devices,

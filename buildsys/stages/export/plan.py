@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from buildsys.plan.action import Action, FileRef
+from buildsys.plan.action import Action
 from buildsys.plan.graph_points import size_ranges
 from buildsys.plan.model_plan import ModelPlan
 
@@ -43,19 +43,16 @@ def plan_export(model: ModelPlan) -> Iterator[Action]:
         if dynamo := spec["export"]["exporter"] == "dynamo":
             libraries = ("onnxscript", "onnx-ir", "sympy")  # sympy names computed sizes
             options["ranges"] = size_ranges(spec, model.exported)  # for guards on sizes
-    yield Action(
-        **model.fields("export"),
+    yield model.action(
+        "export",
+        "export/export.json",
         options=options,
         inputs=functions,
-        outputs={
-            **model.exported.graph.files(),
-            **model.origins,
-            "result": FileRef(f"{name}/export/export.json"),
-        },
-        sources=(*model.network.sources, *dict.fromkeys(registered)),
+        outputs={**model.exported.graph.files(), **model.origins},
+        sources=(*model.network.sources, *registered),
         weights=model.network.weights,
         after=(model.operators.target,) if functions else (),
-        code=("buildsys.stages.export.stage", *model.network.code, *code),
+        code=(*model.network.code, *code),
         tools=("onnx", *model.network.tools, *libraries),
         environment=() if model.network.is_onnx else model.network.environment,
         alone_on_gpu=model.network.on_gpu,

@@ -17,10 +17,10 @@ def plan_gate(model: ModelPlan, engine: EnginePlan) -> Iterator[Action]:
     """Plan the gates of ``engine``, if it has any."""
     if not engine.gates:
         return
-    name, final, section, operators = model.name, model.final, engine.gates, engine.loaded_operators
+    name, final, section = model.name, model.final, engine.gates
     gates = {metric: section[metric] for metric in _METRICS if section[metric]}
-    options: dict[str, Any] = {"gates": gates, "engine": engine.options, **operators.options}
-    inputs = {**engine.files, **operators.inputs}
+    options: dict[str, Any] = {"gates": gates, "engine": engine.options}
+    inputs = {**engine.files}
     after = [f"engine:{name}:{engine.name}"]
     if any(metric in gates for metric in _TIMED):
         bench = model.spec["bench"]
@@ -52,15 +52,17 @@ def plan_gate(model: ModelPlan, engine: EnginePlan) -> Iterator[Action]:
         path = engine.files["engine"].path
         baseline = BaselineRef(path, f"engine:{name}:{engine.name}")
     verify = f"verify:{name}:{engine.name}"
-    yield Action(
-        **model.fields("gate", engine.name, engine.spec),
+    yield model.action(
+        "gate",
+        f"gate/{engine.name}.json",
+        engine.name,
+        owner=engine.spec,
+        operators=engine.loaded_operators,
         options=options,
         inputs=inputs,
-        outputs={"result": FileRef(f"{name}/gate/{engine.name}.json")},
-        sources=operators.sources,
-        after=(*after, verify) if "error" in gates else tuple(after),
+        after=(*after, verify) if "error" in gates else after,
         order=() if "error" in gates else (verify,),
-        code=("buildsys.stages.gate.stage", *engine.backend_code),
+        code=engine.backend_code,
         environment=tuple(dict.fromkeys((*engine.environment, "speed"))),
         required=section["required"],
         baseline=baseline,

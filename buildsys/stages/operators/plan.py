@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from buildsys.plan.action import Action, FileRef
+from buildsys.plan.action import Action
 from buildsys.plan.model_plan import ModelPlan
 from buildsys.system.compilers import language_of, linker_of
 
@@ -13,7 +13,7 @@ def plan_operators(model: ModelPlan) -> Iterator[Action]:
     """Plan the functions and libraries of a model with ``ops``."""
     if not model.spec["ops"]:
         return
-    operators, name = model.operators, model.name
+    operators = model.operators
     functions, libraries = operators.functions, operators.libraries
     compiled = [library for library in libraries.values() if "sources" in library]
     compilers = {linker_of(library["sources"]) for library in compiled}
@@ -26,17 +26,13 @@ def plan_operators(model: ModelPlan) -> Iterator[Action]:
         sources += library["sources"] if "sources" in library else [library["file"]]
     options = {"functions": functions, "libraries": {n: dict(e) for n, e in libraries.items()}}
     roles = [*functions, *(f"library.{library}" for library in libraries)]
-    yield Action(
-        **model.fields("operators"),
+    yield model.action(
+        "operators",
+        "operators/operators.json",
         options={section: value for section, value in options.items() if value},
-        inputs={},
-        outputs={
-            **{role: operators.file(role) for role in roles},
-            "result": FileRef(f"{name}/operators/operators.json"),
-        },
-        sources=tuple(dict.fromkeys(sources)),
-        code=("buildsys.stages.operators.stage",),
+        outputs={role: operators.file(role) for role in roles},
+        sources=sources,
         tools=(*(("python", "onnx") if "functions" in functions else ()), *sorted(compilers)),
         devices=("cpu",) if native else (),
-        doc=f"functions and libraries of the custom operators of {name}",
+        doc=f"functions and libraries of the custom operators of {model.name}",
     )

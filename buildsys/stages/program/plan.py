@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from buildsys.plan.action import Action, FileRef
+from buildsys.plan.action import Action
 from buildsys.plan.graph_points import size_ranges
 from buildsys.plan.model_plan import ModelPlan
 from buildsys.stages.export.plan import DYNAMO_MODULES
@@ -14,18 +14,14 @@ def plan_program(model: ModelPlan) -> Iterator[Action]:
     """Plan the capture of the network, if an engine is built from its program."""
     if not any(engine.description.takes_program for engine in model.engines):
         return
-    yield Action(
-        **model.fields("program"),
+    yield model.action(
+        "program",
+        "program/program.json",
         options={**model.network.options, "ranges": size_ranges(model.spec, model.exported)},
-        inputs={},
-        outputs={
-            "program": model.program,
-            "origins": model.program_origins,
-            "result": FileRef(f"{model.name}/program/program.json"),
-        },
+        outputs={"program": model.program, "origins": model.program_origins},
         sources=model.network.sources,
         weights=model.network.weights,
-        code=("buildsys.stages.program.stage", *model.network.code),
+        code=model.network.code,
         tools=(*model.network.tools, "sympy"),  # sympy evaluates the guards on sizes
         environment=model.network.environment,
         alone_on_gpu=model.network.on_gpu,

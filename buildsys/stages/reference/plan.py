@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from buildsys.plan.action import Action, FileRef
+from buildsys.plan.action import Action
 from buildsys.plan.custom_operators import NO_OPERATORS, PlannedOperator
 from buildsys.plan.model_plan import ModelPlan
 from buildsys.plan.network import data_files, image_tools
@@ -12,7 +12,6 @@ from buildsys.plan.network import data_files, image_tools
 
 def plan_reference(model: ModelPlan) -> Iterator[Action]:
     """Plan the computation of golden inputs and outputs."""
-    name = model.name
     cases = model.exported.cases(model.exported.values)
     data = model.network.options["data"].values()
     operators = NO_OPERATORS
@@ -21,25 +20,23 @@ def plan_reference(model: ModelPlan) -> Iterator[Action]:
         if functions := model.operators.graph_functions:
             inputs = {"graph_functions": functions["functions"], **operators.inputs}
             operators = PlannedOperator(operators.options, inputs, after=(model.operators.target,))
-    yield Action(
-        **model.fields("reference"),
+    yield model.action(
+        "reference",
+        "reference/reference.json",
+        operators=operators,
         options={
             **model.network.options,
             "cases": cases,
             **({"further": model.further} if model.further else {}),
-            **operators.options,
         },
-        inputs=operators.inputs,
         outputs={
             **model.exported.golden(cases),
             **model.exported.golden(model.further_names, optional=True),
             **model.definition_weights,
-            "result": FileRef(f"{name}/reference/reference.json"),
         },
-        sources=tuple(dict.fromkeys((*model.network.sources, *data_files(data)))),
+        sources=(*model.network.sources, *data_files(data)),
         weights=model.network.weights,
-        after=operators.after,
-        code=("buildsys.stages.reference.stage", *model.network.code),
+        code=model.network.code,
         tools=(
             "numpy",
             *model.network.tools,
@@ -50,5 +47,5 @@ def plan_reference(model: ModelPlan) -> Iterator[Action]:
         environment=("onnxruntime",) if model.network.is_onnx else model.network.environment,
         alone_on_gpu=model.network.on_gpu,
         server="torch" if model.network.is_torch else "light",
-        doc=f"golden inputs and outputs of {name}",
+        doc=f"golden inputs and outputs of {model.name}",
     )

@@ -30,7 +30,7 @@ def plan_report(model: ModelPlan, actions: Mapping[str, Action]) -> Iterator[Act
     graphs = [action for action in results if action.stage in GRAPH_STAGES]
     stages = dict.fromkeys(action.stage for action in results)
     rooms = (f"{stage_info(stage).package}.report" for stage in stages)  # describe the results
-    outputs = {"result": FileRef(f"{name}/report/report.json")}
+    outputs = {}
     if "markdown" in spec["report"]["formats"]:
         outputs["markdown"] = FileRef(f"{name}/report/report.md")
     pictures = _pictures(graphs) if "html" in spec["report"]["formats"] else {}
@@ -51,16 +51,18 @@ def plan_report(model: ModelPlan, actions: Mapping[str, Action]) -> Iterator[Act
         manifest["commands"] = [{n: v for n, v in f if n not in _HIDDEN} for f in fields]
     if spec.get("toolchains"):  # without the paths of their interpreters
         manifest["toolchains"] = {n: {"env": t["env"]} for n, t in spec["toolchains"].items()}
-    yield Action(
-        **{**model.fields("report"), "needs": NO_NEEDS},
+    yield model.action(
+        "report",
+        "report/report.json",
+        needs=NO_NEEDS,
         options={"manifest": manifest, "pictures": pictures},
         inputs={
             **{action.target: action.outputs["result"] for action in results},
             **{f"graph:{action.target}": action.outputs["model"] for action in graphs},
         },
         outputs=outputs,
-        after=tuple(action.target for action in results),
-        code=("buildsys.stages.report.stage", *rooms),
+        after=[action.target for action in results],
+        code=rooms,
         tools=("onnx",),
         probes=(("dot", "-V"),) if pictures else (),
         doc=f"report on {name}",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from buildsys.plan.action import Action, FileRef
+from buildsys.plan.action import Action
 from buildsys.plan.model_plan import ModelPlan
 from buildsys.stages.convert.plan import conversion_fields
 
@@ -18,11 +18,11 @@ def plan_search(model: ModelPlan) -> Iterator[Action]:
     for conversion in model.searches:
         fields = conversion_fields(model, conversion)
         fields["options"] = {**fields["options"], "search": model.spec["search"]}
-        folder = f"{model.name}/search/{conversion.variant}"
-        yield Action(
-            **model.fields("search", conversion.variant),
+        yield model.action(
+            "search",
+            f"search/{conversion.variant}/search.json",
+            conversion.variant,
             **fields,
-            outputs={"nodes": conversion.nodes, "result": FileRef(f"{folder}/search.json")},
-            code=("buildsys.stages.search.stage",),
+            outputs={"nodes": conversion.nodes},
             doc=f"find the nodes of {model.name} to keep in fp32 for {conversion.precision}",
         )

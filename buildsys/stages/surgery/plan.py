@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from buildsys.manifest.surgery_interface import AFTER_EXPORT, AFTER_SIMPLIFY
-from buildsys.plan.action import Action, FileRef
+from buildsys.plan.action import Action
 from buildsys.plan.graph_points import changes_golden, size_ranges
 from buildsys.plan.model_plan import ModelPlan
 from buildsys.plan.network import data_files, image_tools
@@ -24,7 +24,7 @@ def _plan_steps(model: ModelPlan, when: str) -> Iterator[Action]:
     after_export = when == AFTER_EXPORT
     before = model.exported if after_export else model.unsimplified
     point = model.unsimplified if after_export else model.final
-    spec, name, steps = model.spec, model.name, point.steps
+    spec, steps = model.spec, point.steps
     if not steps:
         return
     origins, golden_changes = before.origins, changes_golden(steps)
@@ -53,7 +53,6 @@ def _plan_steps(model: ModelPlan, when: str) -> Iterator[Action]:
         files += data_files((reference, *declared))
         data += declared
     graphsurgeon = any(step.get("graph") == "graphsurgeon" for step in steps)
-    operators, folder = model.operators.use(), point.graph.folder
     read = before.golden(dict.fromkeys(case["golden"] for case in cases.values()))
     written = point.golden(cases) if golden_changes else {}
     if golden_changes and point.has_further:
@@ -61,14 +60,16 @@ def _plan_steps(model: ModelPlan, when: str) -> Iterator[Action]:
         written |= point.golden(model.further_names, optional=True)
     if golden_changes and not after_export:
         read["assembled"], written["assembled"] = model.assembled, model.final_assembled
-    yield Action(
-        **model.fields("surgery", when),
-        options={**options, **operators.options},
-        inputs={**point.source.files(), **read, **operators.inputs},
-        outputs={**point.graph.files(), **written, "result": FileRef(f"{folder}/surgery.json")},
-        sources=tuple(dict.fromkeys(files)),
-        after=(point.source.target, before.golden_target, *operators.after),
-        code=("buildsys.stages.surgery.stage",),
+    yield model.action(
+        "surgery",
+        f"surgery/{when}/surgery.json",
+        when,
+        operators=model.operators.use(),
+        options=options,
+        inputs={**point.source.files(), **read},
+        outputs={**point.graph.files(), **written},
+        sources=files,
+        after=(point.source.target, before.golden_target),
         tools=(
             *(("python",) if files else ()),
             "onnx",
@@ -79,5 +80,5 @@ def _plan_steps(model: ModelPlan, when: str) -> Iterator[Action]:
             *model.small_float_tools,
         ),
         environment=("onnxruntime",),
-        doc=f"change the graph of {name} {when.replace('_', ' ')}",
+        doc=f"change the graph of {model.name} {when.replace('_', ' ')}",
     )

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from buildsys.plan.action import Action, FileRef
+from buildsys.plan.action import Action
 from buildsys.plan.model_plan import ModelPlan
 
 _TOLERANCE = ("rtol", "cosine", "atol", "top1")
@@ -47,19 +47,18 @@ def plan_validate(model: ModelPlan) -> Iterator[Action]:
     if constant := _constant_inputs(model):
         options["constant"] = constant
     operators = model.operators.use()
-    yield Action(
-        **model.fields("validate"),
-        options={**options, **operators.options},
+    yield model.action(
+        "validate",
+        "validate/result.json",
+        operators=operators,
+        options=options,
         inputs={
             **{f"exported.{role}": file for role, file in first.graph.files().items()},
             **{f"simplified.{role}": file for role, file in final.graph.files().items()},
             "assembled": model.assembled,
             **golden,
-            **operators.inputs,
         },
-        outputs={"result": FileRef(f"{name}/validate/result.json")},
-        after=(*dict.fromkeys((*after, final.graph.target)), *operators.after),
-        code=("buildsys.stages.validate.stage",),
+        after=(*after, final.graph.target),
         tools=("onnxruntime", "numpy", *model.small_float_tools, *operators.tools),
         environment=("onnxruntime",),
         doc=f"check {name} in ONNX Runtime against the original model",

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from buildsys.plan.action import Action, FileRef
+from buildsys.plan.action import Action
 from buildsys.plan.model_plan import FULL_PRECISION, QUANTIZED, EnginePlan, ModelPlan
 
 
@@ -19,29 +19,29 @@ def plan_verify(model: ModelPlan, engine: EnginePlan) -> Iterator[Action]:
     assembled = {} if model.definition else {"assembled": model.final_assembled}
     upstream = [f"engine:{name}:{engine.name}", final.golden_target]
     upstream += [model.final_assembled_target] if assembled else []
-    yield Action(
-        **model.fields("verify", engine.name, engine.spec),
+    yield model.action(
+        "verify",
+        f"verify/{engine.name}.json",
+        engine.name,
+        owner=engine.spec,
+        operators=operators,
         options={
             "engine": engine.options,
             "tolerance": engine.tolerance,
             "cases": engine.cases,
             **({"further": further} if further else {}),
             **final.compare,
-            **operators.options,
         },
         inputs={
             **engine.files,
             **assembled,
             **final.golden(engine.cases),
             **final.golden(further.get("cases", ()), optional=True),
-            **operators.inputs,
         },
-        outputs={"result": FileRef(f"{name}/verify/{engine.name}.json")},
-        sources=operators.sources,
-        after=tuple(dict.fromkeys(upstream)),
-        code=("buildsys.stages.verify.stage", *engine.backend_code),
+        after=upstream,
+        code=engine.backend_code,
         packages=engine.backend_packages,
-        tools=tuple(dict.fromkeys(tools)),
+        tools=tools,
         toolchain=engine.toolchain,
         devices=engine.devices,
         environment=engine.environment,
