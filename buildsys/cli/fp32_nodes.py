@@ -10,8 +10,8 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 from buildsys.cli.command import print_answer
-from buildsys.cli.commands.run.engine_choice import named_engines
 from buildsys.cli.console.rows import format_table
+from buildsys.cli.engine_checks import one_engine
 from buildsys.cli.graph_files import require_graph
 from buildsys.cli.session import Session
 from buildsys.cli.worker_pool import open_pool, run_job
@@ -37,11 +37,8 @@ def find_fp32_nodes(options: Namespace) -> int:
         problem = "debug --fp32-nodes takes one MODEL:ENGINE"
         raise UsageError(problem, "`buildsys list engine` lists all")
     session = Session.read_only(options.root)
-    engines = named_engines(session, options.names[0])
-    if len(engines) > 1:
-        listed = ", ".join(action.variant for action in engines)
-        raise UsageError(f"{options.names[0]} has several engines", f"name one of {listed}")
-    model, engine = engines[0].model, engines[0].variant
+    named = one_engine(session, options.names[0])
+    model, engine = named.model, named.variant
     convert = _conversion(session, model, engine)
     verify = session.actions[target_of(VERIFY, model, engine)]
     answer = _search(session, convert, verify, options.limit)

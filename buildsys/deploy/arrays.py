@@ -1,33 +1,31 @@
-"""Arrays of numpy and other libraries as inputs and outputs.
+"""Arrays of numpy, torch, cupy and other libraries as inputs and outputs.
 
-Arrays in host memory are taken through DLPack, without a copy. Results are arrays of the inputs'
-library. No library but numpy is imported: a caller with an array of another one has imported it.
+Arrays are taken through DLPack or the CUDA array interface, without a copy. Results are arrays of
+the inputs' library. No library but numpy is imported: a caller with an array of another one has
+imported it.
 """
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from typing import Any, NamedTuple
 
 import numpy as np
 
-from buildsys.backends.interface import DeviceTensor, Port
-from buildsys.deploy.device_arrays import (
-    CPU,
-    CUDA_HOST,
-    TORCH,
-    DeviceArray,
-    is_on_gpu,
-    library_of,
-    read_memory,
-)
+from buildsys.backends.interface import Allocate, DeviceTensor, Port
+from buildsys.deploy.device_arrays import DeviceArray, wait_for_stream
 from buildsys.errors import StageError
 from buildsys.onnx_graphs.tensors import BIT_DTYPES, ML_DTYPES, Tensor, tensor_of
 
-NUMPY = "numpy"
-_TORCH_BITS = {f"torch.{name}": dtype for dtype, name in ML_DTYPES.items() if "int" not in dtype}
+NUMPY, TORCH, CUPY = "numpy", "torch", "cupy"
+_INTERFACE = "__cuda_array_interface__"
+_GPU_DEVICES = (2, 13)  # of DLPack: CUDA, CUDA managed
+_LEGACY_STREAM = 1  # DLPack's number of the default stream
+_ONNX_NAMES = {name: dtype for dtype, name in ML_DTYPES.items()}
 _SIGNED = {"uint8": "uint8", "uint16": "int16"}  # torch's numpy bridge has no uint16 before 2.3
+_UNREADABLE = (BufferError, RuntimeError, TypeError, ValueError)  # raised by DLPack
 
 
 class InputReader:
@@ -39,11 +37,9 @@ class InputReader:
         ``ranges`` has the verified sizes of each axis: one, or the smallest and the largest.
         """
         self.port = port
-        self._shown = f"the input {port.name} of {engine}"
+        self._title = f"the input {port.name} of {engine}"
         is_native = port.dtype not in BIT_DTYPES and port.dtype != "string"
         self._dtype = np.dtype(port.dtype) if is_native else None
-        self._rank = len(port.shape)
-        self._last_shape: tuple[int, ...] | None = None  # a shape that fits
         self._fixed = [
             (axis, size)
             for axis, size in enumerate(port.shape)
@@ -51,7 +47,7 @@ class InputReader:
         ]
         self._ranges = [
             (axis, int(span[0]), int(span[1]))
-            for axis, span in enumerate(ranges[: self._rank])
+            for axis, span in enumerate(ranges[: len(port.shape)])
             if isinstance(span, list)
         ]
 
@@ -65,7 +61,7 @@ class InputReader:
         if dtype is not None and type(value) is np.ndarray and value.dtype == dtype:
             tensor = Tensor(value, self.port.dtype)
         else:
-            tensor = self._fitting(self._host_tensor(value), library_of(type(value)))
+            tensor = self._fitting(self._host_tensor(value))
         self._check_shape(tensor.array.shape)
         return tensor
 
@@ -75,89 +71,73 @@ class InputReader:
         Work on ``stream`` finds it complete.
         Raises: StageError: it does not fit, or is not contiguous, or on another GPU.
         """
-        if (
-            type(value) is DeviceArray
-            and value.dtype == self.port.dtype
-            and value.shape == self._last_shape
-        ):
-            return DeviceTensor(value.location, value.shape, value.dtype, value)
         if not is_on_gpu(value):
             return self.read(value)
         try:
             memory = read_memory(value, stream)
         except StageError as error:
-            raise StageError(f"{self._shown} {error.problem}", error.hint) from error
-        except (BufferError, RuntimeError, TypeError, ValueError) as error:
+            raise StageError(f"{self._title} {error.problem}", error.hint) from error
+        except _UNREADABLE as error:
             raise self._unreadable(error) from error
         if memory.dtype != self.port.dtype:
-            problem = f"{self._shown} is {memory.dtype}, and the engine takes {self.port.dtype}"
-            raise StageError(problem, "convert it on the GPU")
+            raise self._wrong_type(memory.dtype, "convert it on the GPU")
         self._check_shape(memory.shape)
         if not memory.is_contiguous:
-            problem = f"{self._shown} is not contiguous in GPU memory"
+            problem = f"{self._title} is not contiguous in GPU memory"
             raise StageError(problem, "make it contiguous, e.g. with torch's .contiguous()")
-        return DeviceTensor(memory.address, memory.shape, memory.dtype, memory.owner)
+        return DeviceTensor(memory.address, memory.shape, memory.dtype, value)
 
     def _check_shape(self, shape: tuple[int, ...]) -> None:
-        if shape == self._last_shape:
-            return
-        if len(shape) != self._rank or any(shape[axis] != size for axis, size in self._fixed):
-            problem = f"{self._shown} has the shape {list(shape)}"
-            raise StageError(
-                f"{problem}, and the engine takes {format_shape(self.port)}",
-                "convert the array first",
-            )
+        if len(shape) != len(self.port.shape) or any(shape[at] != size for at, size in self._fixed):
+            sizes = ("?" if size in (None, -1) else str(size) for size in self.port.shape)
+            expected = f"and the engine takes [{', '.join(sizes)}]"
+            problem = f"{self._title} has the shape {list(shape)}, {expected}"
+            raise StageError(problem, "convert the array first")
         for axis, low, high in self._ranges:
             if not low <= shape[axis] <= high:
                 name = self.port.shape[axis]
-                named = f"dims.{name}" if isinstance(name, str) else "dims of the manifest"
+                dims = f"dims.{name}" if isinstance(name, str) else "dims of the manifest"
                 raise StageError(
-                    f"{self._shown} has the shape {list(shape)}, and the engine was verified for"
+                    f"{self._title} has the shape {list(shape)}, and the engine was verified for"
                     f" sizes of axis {axis} from {low} to {high}",
-                    f"widen {named} and build it again",
+                    f"widen {dims} and build it again",
                 )
-        self._last_shape = shape
 
-    def _unreadable(self, error: Exception) -> StageError:
-        problem = f"{self._shown} cannot be read: {' '.join(str(error).split())}"
+    def _unreadable(self, error: object) -> StageError:
+        problem = f"{self._title} cannot be read: {' '.join(str(error).split())}"
         return StageError(problem, "pass a contiguous array of numpy, torch or cupy")
 
+    def _wrong_type(self, dtype: str, hint: str) -> StageError:
+        problem = f"{self._title} is {dtype}, and the engine takes {self.port.dtype}"
+        return StageError(problem, hint)
+
     def _host_tensor(self, value: Any) -> Tensor:
-        if isinstance(value, np.ma.MaskedArray):
-            raise StageError(f"{self._shown} is a masked array", "pass it with .filled(value)")
         if isinstance(value, np.ndarray | np.generic):
-            if value.dtype.kind == "O" and not all(isinstance(x, str | bytes) for x in value.flat):
-                problem = f"{self._shown} is an array of Python objects"
-                raise StageError(problem, "convert it to numbers or strings")
-            if not value.dtype.isnative:
-                problem = f"{self._shown} has the byte order of another machine ({value.dtype.str})"
-                hint = f"convert it, e.g. {self.port.name}.astype({self.port.dtype!r})"
-                raise StageError(problem, hint)
+            is_masked = isinstance(value, np.ma.MaskedArray)
+            objects = value.flat if value.dtype.kind == "O" else ()
+            if is_masked or not value.dtype.isnative:
+                kind = "a mask" if is_masked else "the byte order of another machine"
+                hint = f"pass plain numbers, e.g. {self.port.name}.astype({self.port.dtype!r})"
+                raise StageError(f"{self._title} has {kind}", hint)
+            if not all(isinstance(item, str | bytes) for item in objects):
+                raise self._unreadable("it is an array of Python objects")
             return tensor_of(value)
         if is_on_gpu(value):
-            problem = f"{self._shown} is in GPU memory, and this engine takes arrays in host memory"
+            problem = f"{self._title} is in GPU memory, and this engine takes arrays in host memory"
             raise StageError(problem, "copy it to the host first")
         if not hasattr(value, "__dlpack_device__"):
-            problem = (
-                f"{self._shown} is a value of type {type(value).__name__}, which is not an array"
-            )
-            raise StageError(problem, "pass an array of numpy, torch or cupy")
-        if getattr(value, "requires_grad", False):
-            raise StageError(f"{self._shown} requires gradients", "pass it with .detach()")
+            raise self._unreadable(f"it is a value of type {type(value).__name__}")
         try:
-            if value.__dlpack_device__()[0] not in (CPU, CUDA_HOST):
-                problem = f"{self._shown} is on a device that this engine does not run on"
-                raise StageError(problem, "copy it to host memory first")
-            dtype = _TORCH_BITS.get(str(getattr(value, "dtype", "")))
+            dtype = _ONNX_NAMES.get(str(getattr(value, "dtype", "")).removeprefix("torch."))
             if dtype is None:
                 return tensor_of(np.from_dlpack(value))
             stored = BIT_DTYPES[dtype]
             signed = value.view(getattr(sys.modules[TORCH], _SIGNED[stored]))
             return Tensor(np.from_dlpack(signed).view(stored), dtype)
-        except (BufferError, RuntimeError, TypeError, ValueError) as error:
+        except _UNREADABLE as error:
             raise self._unreadable(error) from error
 
-    def _fitting(self, tensor: Tensor, library: str) -> Tensor:
+    def _fitting(self, tensor: Tensor) -> Tensor:
         """Convert integers to the engine's type; refuse other types."""
         dtype = self.port.dtype
         if tensor.dtype == dtype:
@@ -167,17 +147,11 @@ class InputReader:
             values = tensor.array.astype(np.int32)
             if np.array_equal(values, tensor.array):
                 return Tensor(values, dtype)
-            raise StageError(
-                f"{self._shown} has values beyond int32, the engine's type", "pass int32 values"
-            )
-        method = f"to(torch.{dtype})" if library == TORCH else f"astype({dtype!r})"
-        hint = f"convert it, e.g. {self.port.name}.{method}"
-        if dtype in BIT_DTYPES:
-            hint = f"pass it as ml_dtypes.{ML_DTYPES[dtype]}"
-            hint += f" or torch.{ML_DTYPES[dtype]}" if "int" not in dtype else ""
-        elif dtype == "string":
-            hint = "pass an array of strings"
-        raise StageError(f"{self._shown} is {tensor.dtype}, and the engine takes {dtype}", hint)
+            problem = f"{self._title} has values beyond int32, the engine's type"
+            raise StageError(problem, "pass int32 values")
+        name = ML_DTYPES.get(dtype, dtype)
+        hint = f"convert it to {'ml_dtypes or torch.' if dtype in BIT_DTYPES else ''}{name}"
+        raise self._wrong_type(tensor.dtype, hint)
 
 
 def as_array(tensor: Tensor, library: str) -> Any:
@@ -185,17 +159,120 @@ def as_array(tensor: Tensor, library: str) -> Any:
 
     Raises: StageError: numpy has no such type, and ``ml_dtypes`` is not installed.
     """
-    if library != TORCH or tensor.dtype == "string":
+    has_bits = tensor.dtype in BIT_DTYPES
+    if library != TORCH or tensor.dtype == "string" or (has_bits and "int" in tensor.dtype):
         return tensor.typed()
     torch = sys.modules[TORCH]
-    if tensor.dtype not in BIT_DTYPES:
+    if not has_bits:
         return torch.from_numpy(tensor.array)
-    if "int" in tensor.dtype:
-        return tensor.typed()
     signed = torch.from_numpy(tensor.array.view(_SIGNED[BIT_DTYPES[tensor.dtype]]))
     return signed.view(getattr(torch, ML_DTYPES[tensor.dtype]))
 
 
-def format_shape(port: Port) -> str:
-    """Format the shape of a port, ``[batch, 3, ?, ?]``."""
-    return f"[{', '.join('?' if size in (None, -1) else str(size) for size in port.shape)}]"
+def is_on_gpu(value: object) -> bool:
+    """Check for an array in GPU memory."""
+    if isinstance(value, np.ndarray | DeviceArray):
+        return isinstance(value, DeviceArray)
+    with suppress(Exception):  # libraries raise their own errors for unusual devices
+        if hasattr(value, "__dlpack_device__"):
+            return value.__dlpack_device__()[0] in _GPU_DEVICES
+    return hasattr(value, _INTERFACE)
+
+
+class Memory(NamedTuple):
+    """The memory of an array in another library."""
+
+    address: int
+    shape: tuple[int, ...]
+    dtype: str  # with ONNX's name
+    is_contiguous: bool = True
+
+
+def read_memory(value: Any, stream: int) -> Memory:
+    """Describe the GPU memory of an array, complete for work on ``stream``.
+
+    Raises: StageError: the array is on another GPU or cannot be shared.
+    """
+    if isinstance(value, DeviceArray):
+        return Memory(value.location, value.shape, value.dtype)
+    if hasattr(value, "__dlpack__"):
+        if index := value.__dlpack_device__()[1]:
+            raise StageError(f"is on GPU {index}, and the engine on GPU 0", "copy it there")
+        value.__dlpack__(stream=stream or _LEGACY_STREAM)  # lets the stream wait for the array
+    torch = sys.modules.get(TORCH)
+    if torch is not None and isinstance(value, torch.Tensor):  # also types unknown to numpy
+        name = str(value.dtype).removeprefix("torch.")
+        dtype, address = _ONNX_NAMES.get(name, name), value.data_ptr()
+        return Memory(address, tuple(value.shape), dtype, value.is_contiguous())
+    facts = getattr(value, _INTERFACE, None)
+    if facts is None:
+        problem = f"is an array of {library_of(type(value))} without the CUDA array interface"
+        raise StageError(problem, "pass an array of torch or cupy")
+    if facts.get("stream"):  # the work that fills it must end
+        wait_for_stream(facts["stream"])
+    dtype, shape, strides = np.dtype(facts["typestr"]), tuple(facts["shape"]), facts.get("strides")
+    layout = np.lib.stride_tricks.as_strided(np.empty(0, dtype), shape, strides or None)
+    return Memory(facts["data"][0], shape, dtype.name, not strides or layout.flags.c_contiguous)
+
+
+def library_of(kind: type) -> str:
+    """Name the library of a type of arrays."""
+    return kind.__module__.partition(".")[0]
+
+
+def allocator_of(kind: type) -> Allocate:
+    """Choose how new outputs are made: by a type's library, else as ``DeviceArray``."""
+    library = library_of(kind)
+
+    def allocate(name: str, dtype: str, shape: tuple[int, ...]) -> DeviceTensor:
+        del name
+        if library == TORCH:
+            torch = sys.modules[TORCH]
+            kind = getattr(torch, ML_DTYPES.get(dtype, dtype))
+            tensor = torch.empty(shape, dtype=kind, device="cuda:0")
+            return DeviceTensor(tensor.data_ptr(), shape, dtype, tensor)
+        if library == CUPY and dtype not in BIT_DTYPES:
+            cupy = sys.modules[CUPY]
+            with cupy.cuda.Device(0):
+                array = cupy.empty(shape, dtype)
+            return DeviceTensor(array.data.ptr, shape, dtype, array)
+        own = DeviceArray(dtype, shape)
+        return DeviceTensor(own.location, shape, dtype, own)
+
+    return allocate
+
+
+def allocator_from(arrays: Mapping[str, Any], stream: int) -> Allocate:
+    """Use a caller's arrays in place of new ones."""
+
+    def allocate(name: str, dtype: str, shape: tuple[int, ...]) -> DeviceTensor:
+        array = arrays[name]
+        if not is_on_gpu(array):
+            problem = f"out has an array in host memory for {name}"
+            raise StageError(problem, "pass arrays in GPU memory, or leave out `out`")
+        memory = read_memory(array, stream)
+        if memory != Memory(memory.address, shape, dtype):
+            dense = "" if memory.is_contiguous else " that is not contiguous"
+            description = f"an array of {memory.dtype}{list(memory.shape)}{dense}"
+            problem = f"out has {description} for {name}, which is {dtype}{list(shape)}"
+            raise StageError(problem, "pass an array of the output's shape and dtype")
+        return DeviceTensor(memory.address, shape, dtype, array)
+
+    return allocate
+
+
+def stream_handle(stream: Any) -> int:
+    """Get the number of a CUDA stream.
+
+    ``stream`` is a number, or an object of torch, cupy or cuda-python.
+    Raises: StageError: it is none of these.
+    """
+    if isinstance(stream, int) and not isinstance(stream, bool):
+        return stream
+    if hasattr(stream, "__cuda_stream__"):
+        return int(stream.__cuda_stream__()[1])
+    for attribute in ("cuda_stream", "ptr"):  # torch's name, cupy's name
+        if isinstance(getattr(stream, attribute, None), int):
+            return int(getattr(stream, attribute))
+    problem = f"{stream!r} is not a CUDA stream"
+    raise StageError(problem, "pass a stream of torch or cupy, or its number")

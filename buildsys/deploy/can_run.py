@@ -7,9 +7,8 @@ run; its text gives the reasons and remedies. Standard library only.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from dataclasses import asdict, dataclass
-from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -78,14 +77,11 @@ def engine_file(engine: str | os.PathLike[str]) -> Path:
     path = Path(engine)
     if not path.is_dir():
         return path
-    names = chain((_ENGINE,), (describe_backend(name).engine_file for name in _backends()))
-    existing = (path / name for name in names if (path / name).is_file())
-    return next(existing, path / _ENGINE)
-
-
-def _backends() -> Iterator[str]:
-    yield from our_backends()
-    yield from other_backends()  # takes longer
+    for backends in (our_backends, other_backends):  # the others take longer
+        for name in (_ENGINE, *(describe_backend(backend).engine_file for backend in backends())):
+            if (path / name).is_file():
+                return path / name
+    return path / _ENGINE
 
 
 def can_run(
@@ -120,10 +116,8 @@ def can_run(
             return CompatibilityResult(name, "", (reason,))
         header, record = read_header(path), read_record(path)
         if isinstance(record, Reason):
-            unknown = f"no known engine ({path.stat().st_size} bytes)"
-            built = f"{_title(header.backend)} {header.version}" if header.backend else unknown
-            facts = tuple(_check_without_record(path, header, record))
-            return CompatibilityResult(name, built.rstrip(), facts)
+            built = f"{_title(header.backend)} {header.version}" if header.backend else ""
+            return CompatibilityResult(name, built.rstrip(), (record,))
         signer = ""
         if keys is not None:
             signer, problems = _signature(path, header, record, keys)
@@ -179,26 +173,6 @@ def _keys(trusted: Iterable[str] | None, revoked: Iterable[str]) -> TrustedKeys 
     if trusted is None and keys.revoked:
         raise EngineError("revoked_keys has no effect without trusted_keys", "pass trusted_keys")
     return None if trusted is None else keys
-
-
-def _check_without_record(path: Path, header: Header, why: Reason) -> Iterator[Reason]:
-    """Yield the facts in the file alone.
-
-    They never suffice to say that it runs.
-    """
-    size = path.stat().st_size
-    evidence = f"the file ({size} bytes) does not begin like an engine"
-    if header.backend:
-        engine = f"{_title(header.backend)} {header.version}".rstrip()
-        evidence = f"the file only shows that it is an engine of {engine} ({size} bytes)"
-    yield Reason(why.kind, f"{why.problem}; {evidence}", why.remedy)
-    if header.truncated:
-        whole = f": it has {size} of {header.whole_bytes} bytes" if header.whole_bytes else ""
-        yield Reason("truncated", f"{path.name} is truncated{whole}", "copy it again, or build it")
-    if header.backend:
-        toolchain = {"toolchain": {header.backend: header.version}} if header.version else {}
-        reasons = machine_reasons(Record(header.backend, toolchain))
-        yield from (reason for reason in reasons if reason.kind in ("library", "version", "gpu"))
 
 
 def _describe(record: Record) -> str:

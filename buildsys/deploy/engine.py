@@ -6,23 +6,25 @@ import os
 from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
+from threading import Condition
 from types import TracebackType
-from typing import Any, Generic, NoReturn, TypeVar
+from typing import Any, Generic, TypeVar
 from weakref import WeakSet
 
 import numpy as np
 
 from buildsys.backends.interface import DeviceSession, Port, Session
-from buildsys.deploy.arrays import NUMPY, InputReader, as_array
-from buildsys.deploy.device_arrays import (
+from buildsys.deploy.arrays import (
+    NUMPY,
+    InputReader,
     allocator_from,
     allocator_of,
+    as_array,
     is_on_gpu,
-    keep_from_reuse,
     library_of,
     stream_handle,
 )
-from buildsys.deploy.session_pool import SessionPool
+from buildsys.deploy.device_arrays import DeviceArray
 from buildsys.errors import EngineError, StageError
 from buildsys.system.backend_registry import Record
 from buildsys.system.suggestions import nearest
@@ -64,7 +66,6 @@ class Engine:
         self._readers = {
             port.name: InputReader(name, port, ranges.get(port.name, ())) for port in self.inputs
         }
-        self._outputs_by_name = {port.name: port for port in self.outputs}
         self._pool = SessionPool(name, session, concurrency)
         self._takes_gpu_memory = isinstance(session, DeviceSession)
         self._bound: WeakSet[BoundCall[Any]] = WeakSet()
@@ -114,7 +115,7 @@ class Engine:
         if os.getpid() != self._process:
             problem = f"{self.name} was loaded in process {self._process}, and this is a fork of it"
             raise EngineError(problem, "load the engine in the process that runs it")
-        if type(inputs) is not dict and not isinstance(inputs, Mapping):
+        if not isinstance(inputs, Mapping):
             problem = f"the inputs of {self.name} are a value of type {type(inputs).__name__}"
             raise EngineError(problem, "pass them by name, engine(NAME=array), or as a mapping")
         if inputs.keys() != self._readers.keys():
@@ -127,11 +128,11 @@ class Engine:
                 for value in inputs.values():
                     if type(value) is not np.ndarray and is_on_gpu(value):
                         return self._run_on_gpu(inputs, type(value), profile, stream, out)
-            tensors = {name: self._readers[name].read(value) for name, value in inputs.items()}
             if stream is not None or out is not None:
                 name = "out" if stream is None else "stream"
                 problem = f"no input of {self.name} is in GPU memory, so it cannot use `{name}`"
                 raise EngineError(problem, "leave it out")
+            tensors = {name: self._readers[name].read(value) for name, value in inputs.items()}
             session = self._pool.acquire()
             try:
                 results = session.run(tensors, profile)
@@ -153,9 +154,9 @@ class Engine:
         stream: Any,
         out: Mapping[str, AnyArray] | None,
     ) -> dict[str, AnyArray]:
-        if out is not None and out.keys() != self._outputs_by_name.keys():
-            names = ", ".join(self._outputs_by_name)
-            problem = f"out has {', '.join(out) or 'nothing'}, and {self.name} {names}"
+        names = [port.name for port in self.outputs]
+        if out is not None and out.keys() != {*names}:
+            problem = f"out has {', '.join(out) or 'nothing'}, and {self.name} {', '.join(names)}"
             raise EngineError(problem, "give an array for each output")
         chosen = None if stream is None else stream_handle(stream)
         session: Any = self._pool.acquire()
@@ -167,12 +168,14 @@ class Engine:
             }
             allocate = allocator_of(kind) if out is None else allocator_from(out, handle)
             results = session.enqueue(tensors, allocate, chosen, profile)
-            if chosen is not None:
-                keep_from_reuse(inputs.values())
-                keep_from_reuse(result.array for result in results.values())
         finally:
             self._pool.release(session)
-        return {name: result.array for name, result in results.items()}
+        outputs = {name: result.array for name, result in results.items()}
+        if chosen is not None:  # the inference may outlive the arrays
+            for array in (*inputs.values(), *outputs.values()):
+                if isinstance(array, DeviceArray):
+                    array.is_shared = True
+        return outputs
 
     def bind(
         self,
@@ -194,14 +197,13 @@ class Engine:
             problem = f"not all inputs of {self.name} are in GPU memory"
             raise EngineError(problem, "call the engine instead of binding it")
         outputs = self.run(inputs, profile=profile, out=out)
-        arrays = {**inputs}
         session: Any = self._pool.acquire()
-        call = BoundCall(self, session, outputs, arrays)
+        call = BoundCall(self, session, outputs, {**inputs})
         self._bound.add(call)
         try:
             tensors = {
                 name: self._readers[name].read_on_gpu(value, session.stream)
-                for name, value in arrays.items()
+                for name, value in inputs.items()
             }
             session.enqueue(tensors, allocator_from(outputs, session.stream), None, profile)
             call()
@@ -242,31 +244,25 @@ class Engine:
             with suppress(StageError):
                 self._pool.close(wait=False)
 
-    def __reduce__(self) -> NoReturn:
-        """Refuse to be copied or sent to another process."""
-        raise EngineError(f"{self.name} cannot be copied or pickled", "load it where it runs")
-
     def __repr__(self) -> str:
         """Show the name, the backend and the inputs and outputs."""
-
-        def shown(ports: tuple[Port, ...]) -> str:
-            return ", ".join(f"{port.name}: {port.dtype}{list(port.shape)}" for port in ports)
-
-        ports = f"{shown(self.inputs)} -> {shown(self.outputs)}"
-        return f"<Engine {self.name}, {self.backend}, {ports}>"
+        inputs, outputs = (
+            ", ".join(f"{port.name}: {port.dtype}{list(port.shape)}" for port in ports)
+            for ports in (self.inputs, self.outputs)
+        )
+        return f"<Engine {self.name}, {self.backend}, {inputs} -> {outputs}>"
 
     def _wrong_names(self, inputs: Mapping[str, object]) -> EngineError:
         names = list(self._readers)
         unknown = [name for name in inputs if name not in names]
         missing = [name for name in names if name not in inputs]
-        if unknown:
-            similar = nearest(str(unknown[0]), missing or names, count=1)
-            hint = f"did you mean {similar[0]}?" if similar else ""
-            problem = f"{self.name} has no input {unknown[0]!r}, it has {', '.join(names)}"
-            return EngineError(problem, hint)
-        passed = ", ".join(inputs) or "none"
-        problem = f"{self.name} needs the input {', '.join(missing)}, and {passed} is given"
-        return EngineError(problem, "pass all inputs by name")
+        if not unknown:
+            problem = f"{self.name} needs the input {', '.join(missing)}"
+            return EngineError(problem, "pass all inputs by name")
+        similar = nearest(str(unknown[0]), missing or names, count=1)
+        hint = f"did you mean {similar[0]}?" if similar else ""
+        problem = f"{self.name} has no input {unknown[0]!r}, it has {', '.join(names)}"
+        return EngineError(problem, hint)
 
 
 class BoundCall(Generic[AnyArray]):
@@ -296,8 +292,8 @@ class BoundCall(Generic[AnyArray]):
         computation failed.
         """
         if self._session is None or os.getpid() != self._process:
-            state = "closed" if self._session is None else f"of process {self._process}"
-            raise EngineError(f"this bound call of {self._engine.name} is {state}", "bind it again")
+            problem = f"this bound call of {self._engine.name} is closed, or of another process"
+            raise EngineError(problem, "bind it again")
         try:
             self._session.repeat()
         except StageError as error:
@@ -321,3 +317,58 @@ class BoundCall(Generic[AnyArray]):
     def __del__(self) -> None:
         """Close the call."""
         self.close()
+
+
+class SessionPool:
+    """Sessions for concurrent calls, made on demand."""
+
+    def __init__(self, engine: str, session: Session, limit: int | None = None) -> None:
+        """Take over a session; further ones are its duplicates, ``limit`` in all."""
+        self._engine = engine
+        self._first = session
+        self._limit = limit
+        self._idle = [session]  # the most recently used last: its memory is in the caches
+        self._all = [session]
+        self._is_closed = False
+        self._changed = Condition()
+
+    def acquire(self) -> Session:
+        """Take an idle session, make another one, or wait.
+
+        Raises: EngineError: the pool is closed.
+        """
+        with self._changed:
+            while not self._is_closed:
+                if self._idle:
+                    return self._idle.pop()
+                if self._limit is None or len(self._all) < self._limit:
+                    try:
+                        self._all.append(self._first.duplicate())
+                        return self._all[-1]
+                    except StageError:  # e.g. no memory for another execution context
+                        self._limit = len(self._all)
+                else:
+                    self._changed.wait()
+        problem = f"{self._engine} is closed"
+        raise EngineError(problem, "load it again, or close it after its last call")
+
+    def release(self, session: Session) -> None:
+        """Take a session back."""
+        with self._changed:
+            self._idle.append(session)
+            self._changed.notify_all()
+
+    def close(self, *, wait: bool = True) -> None:
+        """Free all sessions, the first one last; wait for running calls before."""
+        with self._changed:
+            if self._is_closed:
+                return
+            self._is_closed = True
+            self._changed.notify_all()
+            while wait and len(self._idle) < len(self._all):
+                self._changed.wait()
+            for session in self._all[1:]:
+                if session is not self._first:
+                    session.close()
+            self._first.close()
+            self._idle.clear()

@@ -53,14 +53,13 @@ def load_engine(
         trusted_keys=trusted_keys,
         revoked_keys=revoked_keys,
     )
-    if not result:
-        first, *others = result.reasons
-        more = f" (and {len(others)} more, which can_run lists)" if others else ""
-        raise EngineError(f"{engine} cannot run here: {first.problem}{more}", first.remedy)
     file = engine_file(engine)
     record = read_record(file)
-    if isinstance(record, Reason):  # removed since the check
-        raise EngineError(f"{engine} cannot run here: {record.problem}", record.remedy)
+    reasons = result.reasons or ((record,) if isinstance(record, Reason) else ())
+    if reasons or isinstance(record, Reason):
+        first, *others = reasons
+        more = f" (and {len(others)} more, which can_run lists)" if others else ""
+        raise EngineError(f"{engine} cannot run here: {first.problem}{more}", first.remedy)
     names = [str(record.figures.get(name) or "") for name in ("model", "variant")]
     title = ":".join(filter(None, names)) or file.name
     try:
@@ -92,14 +91,8 @@ def _options(record: Record, changeable: Options, replaced: Mapping[str, Any]) -
             problem = f"{record.backend} has no option {name!r} for running, it has {names}"
             raise StageError(problem, hint)
         if not _fits(value, type(changeable[name])):
-            words = {
-                int: "a number from 0 on",
-                bool: "True or False",
-                dict: "a dict of strings",
-                str: "a string",
-            }
-            expected = words[type(changeable[name])]
-            raise StageError(f"the option {name} is {value!r:.100}", f"pass {expected}")
+            hint = f"pass a value such as {changeable[name]!r}"
+            raise StageError(f"the option {name} is {value!r:.100}", hint)
     recorded = {**record.map("portability"), **record.map("settings")}
     for name, value in recorded.items():
         if name in changeable and not _fits(value, type(changeable[name])):
@@ -131,15 +124,11 @@ def _operators(
         if kind == "plugin" and not name:  # the backend's own library has it
             yield OperatorUse(op, kind, None, root)
             continue
-        if not is_file_name(name):
-            raise StageError(
-                f"engine.json refers to {name!r} for {op}, but the folder has no such file",
-                "copy the engine's whole folder again",
-            )
-        path = engine.with_name(name)
-        if not path.is_file():  # can_run has found it in the project
+        path = engine.with_name(name) if is_file_name(name) else None
+        if path is not None and not path.is_file():  # can_run has found it in the project
             file = Path(files.get(op, name))
-            if file.is_absolute() or ".." in file.parts:
-                raise StageError(f"{RECORD_NAME} refers to {str(file)!r:.100} for {op}", REPLACE)
-            path = root / file
+            path = None if file.is_absolute() or ".." in file.parts else root / file
+        if path is None:
+            problem = f"{RECORD_NAME} refers to {files.get(op, name)!r:.100} for {op}"
+            raise StageError(f"{problem}, which is not in the engine's folder", REPLACE)
         yield OperatorUse(op, kind, path, root)

@@ -15,13 +15,13 @@ from __future__ import annotations
 
 import hashlib
 import json
-import time
 import uuid
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
-from datetime import datetime
 from pathlib import Path
 from typing import Any, NamedTuple
+
+from pydantic import BaseModel, Field
 
 from buildsys.errors import StageError
 from buildsys.store.ledger import OutputFile, utc_now
@@ -31,8 +31,6 @@ SCHEMA = "buildsys/engine-version/1"
 DOCUMENT, CHECKSUMS, PROVENANCE = "version.json", "SHA256SUMS", "provenance.json"
 _CHUNK_BYTES = 4 << 20
 _MAX_DOCUMENT_BYTES = 8 << 20
-_MAX_FILE_BYTES = 1 << 62
-_ABANDONED_S = 24 * 3600.0  # a hidden folder of a process that was killed
 
 
 class VersionFile(NamedTuple):
@@ -61,13 +59,38 @@ def publish_version(folder: RemoteFolder, engine: EngineVersion) -> bool:
     """Copy an engine to its place; return False if already there.
 
     Raises: StageError: the version has other files, or a file has changed since it was built.
-    Exception: a problem of the place; each protocol has its own. Nothing remains then.
+    Exception: a problem of the place; each protocol has its own.
     """
     if _is_published(folder, engine):
         return False
-    if folder.renames:
-        return _publish_by_rename(folder, engine)
-    return _publish_by_file(folder, engine)
+    if not folder.renames:
+        provenance, path = _to_json(engine.provenance), f"{engine.place}/{PROVENANCE}"
+        try:
+            folder.create(path, provenance)
+        except FileExistsError:  # an unfinished publication, perhaps of the same files
+            with folder.open_to_read(path) as reader:
+                is_same = reader.read(len(provenance) + 1) == provenance
+            if not is_same:
+                problem = f"{engine.place} has files of another, unfinished publication"
+                hint = f"choose another --version, or remove {engine.place}"
+                raise StageError(problem, hint) from None
+        _write(folder, engine.place, engine)
+        return True
+    part = f"{engine.model}/{engine.engine}/.{engine.version}.{uuid.uuid4().hex}.part"
+    try:
+        _write(folder, part, engine)
+        folder.rename_folder(part, engine.place)
+    except OSError:
+        if _is_published(folder, engine):  # by another process since the first look
+            return False
+        if folder.system.exists(f"{folder.root}/{engine.place}"):
+            problem = f"{engine.place} exists, but is not a published version"
+            raise StageError(problem, "choose another --version, or remove it") from None
+        raise
+    finally:
+        with suppress(Exception):  # the first problem counts
+            folder.remove(part)
+    return True
 
 
 def list_versions(folder: RemoteFolder) -> Iterator[dict[str, Any]]:
@@ -108,77 +131,29 @@ def _is_published(folder: RemoteFolder, engine: EngineVersion) -> bool:
     return True
 
 
-def _publish_by_file(folder: RemoteFolder, engine: EngineVersion) -> bool:
-    provenance, is_first = _to_json(engine.provenance), True
-    try:
-        folder.create(f"{engine.place}/{PROVENANCE}", provenance)
-    except FileExistsError:
-        _check_unfinished(folder, engine, provenance)
-        is_first = False
-    try:
-        names = _write(folder, engine.place, engine)
-    except BaseException:
-        with suppress(Exception):  # the first problem counts
-            if is_first and _read_document(folder, engine.place) is None:  # no other has finished
-                folder.remove(engine.place)
-        raise
-    # the first one may have failed and removed files of the others
-    missing = [
-        name for name, size in names.items() if not folder.has(f"{engine.place}/{name}", size)
-    ]
-    if missing:
-        folder.remove(f"{engine.place}/{DOCUMENT}")
-        path = f"{engine.place}/{missing[0]}"
-        problem = f"{path} was removed by another process, whose publication failed"
-        raise StageError(problem, "publish it again")
-    return True
-
-
-def _publish_by_rename(folder: RemoteFolder, engine: EngineVersion) -> bool:
-    parent = f"{engine.model}/{engine.engine}"
-    _remove_abandoned(folder, parent)
-    part = f"{parent}/.{engine.version}.{uuid.uuid4().hex}.part"
-    try:
-        _write(folder, part, engine)
-        try:
-            folder.rename_folder(part, engine.place)
-        except OSError:
-            if _is_published(folder, engine):  # by another process, meanwhile
-                return False
-            if folder.system.exists(f"{folder.root}/{engine.place}"):
-                problem = f"{engine.place} exists, but is not a published version"
-                raise StageError(problem, "choose another --version, or remove it") from None
-            raise
-        return True
-    finally:
-        with suppress(Exception):  # the first problem counts
-            folder.remove(part)
-
-
-def _write(folder: RemoteFolder, place: str, engine: EngineVersion) -> dict[str, int]:
-    """Write the files of a version, last its document; return their sizes."""
+def _write(folder: RemoteFolder, place: str, engine: EngineVersion) -> None:
+    """Write the files of a version, last its document."""
     files: dict[str, dict[str, Any]] = {}
     for name, file in engine.files.items():
         sha256 = hashlib.sha256()
         folder.write(f"{place}/{name}", _checked_chunks(file, sha256), durable=True)
         size, blake3 = file.recorded.size, file.recorded.digest
         files[name] = {"bytes": size, "sha256": sha256.hexdigest(), "blake3": blake3}
-    provenance = _to_json(engine.provenance)
-    files[PROVENANCE] = _generated(folder, place, PROVENANCE, provenance)
-    sums = "".join(f"{file['sha256']}  {name}\n" for name, file in sorted(files.items()))
-    files[CHECKSUMS] = _generated(folder, place, CHECKSUMS, sums.encode())
-    for name, found in files.items():
-        if not folder.has(f"{place}/{name}", found["bytes"]):
+
+    def write(name: str, content: bytes) -> None:
+        folder.write(f"{place}/{name}", [content], durable=True)
+        digest = hashlib.sha256(content).hexdigest()
+        files[name] = {"bytes": len(content), "sha256": digest}
+
+    write(PROVENANCE, _to_json(engine.provenance))
+    sums = (f"{file['sha256']}  {name}\n" for name, file in sorted(files.items()))
+    write(CHECKSUMS, "".join(sums).encode())
+    for name, figures in files.items():
+        if not folder.has(f"{place}/{name}", figures["bytes"]):
             raise StageError(f"{place}/{name} was not written completely", "publish it again")
     names = {"model": engine.model, "engine": engine.engine, "version": engine.version}
     document = {"schema": SCHEMA, **names, "published": utc_now(), "files": files}
     folder.write(f"{place}/{DOCUMENT}", [_to_json(document)], durable=True)
-    return {name: int(file["bytes"]) for name, file in files.items()}
-
-
-def _generated(folder: RemoteFolder, place: str, name: str, content: bytes) -> dict[str, Any]:
-    folder.write(f"{place}/{name}", [content], durable=True)
-    return {"bytes": len(content), "sha256": hashlib.sha256(content).hexdigest()}
 
 
 def _checked_chunks(file: VersionFile, sha256: Any) -> Iterator[bytes]:
@@ -200,16 +175,6 @@ def _checked_chunks(file: VersionFile, sha256: Any) -> Iterator[bytes]:
         raise StageError(problem, "wait for other builds to end, and publish again")
 
 
-def _check_unfinished(folder: RemoteFolder, engine: EngineVersion, provenance: bytes) -> None:
-    """Raise StageError unless an unfinished publication is of the same files."""
-    path = f"{engine.place}/{PROVENANCE}"
-    with folder.open_to_read(path) as reader:
-        is_same = reader.read(len(provenance) + 1) == provenance
-    if not is_same:
-        problem = f"{engine.place} has files of another engine, whose publication has not finished"
-        raise StageError(problem, f"choose another --version, or remove {engine.place}")
-
-
 def _read_document(folder: RemoteFolder, place: str) -> dict[str, Any] | None:
     """Read the document of a version, None without one.
 
@@ -222,49 +187,36 @@ def _read_document(folder: RemoteFolder, place: str) -> dict[str, Any] | None:
     except FileNotFoundError:
         return None
     try:
-        found = json.loads(content)
-        document = {name: str(found.get(name, "")) for name in ("schema", "published")}
-        files = {
-            name: {
-                "bytes": file["bytes"],
-                **{digest: str(file[digest]) for digest in ("sha256", "blake3") if digest in file},
-            }
-            for name, file in found["files"].items()
-        }
-        sizes = [file["bytes"] for file in files.values()]
-        if all(type(size) is int and 0 <= size <= _MAX_FILE_BYTES for size in sizes):
-            return {**document, "files": files}
-    except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
-        pass
-    raise StageError(f"{path} is damaged or of a newer buildsys", "choose another --version")
+        document = _Document.model_validate_json(content)
+    except ValueError:
+        hint = "choose another --version"
+        raise StageError(f"{path} is damaged or of a newer buildsys", hint) from None
+    return document.model_dump(exclude_none=True, by_alias=True)
 
 
-def _remove_abandoned(folder: RemoteFolder, parent: str) -> None:
-    """Remove the hidden folders of killed processes."""
-    for entry in _entries(folder, parent):
-        name, changed = _name(entry), entry.get("mtime")
-        if isinstance(changed, datetime):
-            changed = changed.timestamp()
-        is_hidden = name.startswith(".") and name.endswith(".part")
-        if is_hidden and isinstance(changed, float) and time.time() - changed > _ABANDONED_S:
-            folder.remove(f"{parent}/{name}")
+class _File(BaseModel):
+    size: int = Field(alias="bytes", ge=0, strict=True)
+    sha256: str | None = None
+    blake3: str | None = None
+
+
+class _Document(BaseModel):
+    """What is read of version.json."""
+
+    schema_name: str = Field("", alias="schema")
+    published: str = ""
+    files: dict[str, _File]
 
 
 def _folders(folder: RemoteFolder, path: str) -> list[str]:
     """List the visible folders; a pattern would read brackets in a URL."""
-    entries = (entry for entry in _entries(folder, path) if entry.get("type") == "directory")
-    return sorted(name for name in map(_name, entries) if not name.startswith("."))
-
-
-def _entries(folder: RemoteFolder, path: str) -> list[dict[str, Any]]:
     try:
-        return list(folder.system.ls(f"{folder.root}/{path}".rstrip("/"), detail=True))
+        entries = folder.system.ls(f"{folder.root}/{path}".rstrip("/"), detail=True)
     except (FileNotFoundError, NotADirectoryError):
         return []
-
-
-def _name(entry: Mapping[str, Any]) -> str:
-    return str(entry["name"]).rstrip("/").rpartition("/")[2]
+    folders = (str(entry["name"]) for entry in entries if entry.get("type") == "directory")
+    names = (name.rstrip("/").rpartition("/")[2] for name in folders)
+    return sorted(name for name in names if not name.startswith("."))
 
 
 def _to_json(document: Mapping[str, Any]) -> bytes:

@@ -6,7 +6,7 @@ import sys
 from argparse import ArgumentParser, Namespace
 
 from buildsys.cli.command import add_names
-from buildsys.cli.commands.run.engine_choice import named_engines
+from buildsys.cli.engine_checks import one_engine
 from buildsys.cli.session import Session
 from buildsys.errors import UsageError
 from buildsys.stages.table import GATE, target_of
@@ -45,11 +45,8 @@ def run(options: Namespace) -> int:
 
 def _gate_of(session: Session, name: str) -> str:
     """Return the gate of an engine that compares it with earlier builds."""
-    engines = named_engines(session, name)
-    if len(engines) > 1:
-        listed = ", ".join(engine.variant for engine in engines)
-        raise UsageError(f"{name} has several engines", f"name one of {listed}")
-    target = target_of(GATE, engines[0].model, engines[0].variant)
+    engine = one_engine(session, name)
+    target = target_of(GATE, engine.model, engine.variant)
     action = session.actions.get(target)
     if action is None:
         raise UsageError(f"{name} has no gates", "add `gates` to its manifest")

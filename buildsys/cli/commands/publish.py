@@ -3,15 +3,21 @@
 from __future__ import annotations
 
 import os
+import re
 from argparse import ArgumentParser, Namespace
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path, PurePosixPath
 from typing import Any, NamedTuple
 
 from buildsys import __version__
 from buildsys.cli.command import add_json, add_names, print_answer, print_json
-from buildsys.cli.commands.doctor.engines import project_reasons, required_checks
 from buildsys.cli.console.rows import Row, format_table, print_rows
+from buildsys.cli.engine_checks import (
+    EngineReason,
+    engines_of,
+    project_reasons,
+    required_checks,
+)
 from buildsys.cli.model_filter import ModelFilter, add_filter
 from buildsys.cli.project_root import typed_path
 from buildsys.cli.session import Session
@@ -28,7 +34,7 @@ from buildsys.manifest.schema.base import NAME_PATTERN
 from buildsys.plan.action import RESULT, Action
 from buildsys.project.load import STATE_FOLDER
 from buildsys.report.formatting import plural, size
-from buildsys.stages.table import BENCH, ENGINE, ENGINE_STAGES, REPORT, target_of
+from buildsys.stages.table import BENCH, REPORT, target_of
 from buildsys.store.ledger import ActionRecord
 from buildsys.store.remote_folder import RemoteFolder, connect, remedy_of
 from buildsys.system.printable import mask_secrets, mask_text
@@ -37,7 +43,7 @@ SCHEMA, LIST_SCHEMA = "buildsys/publish/1", "buildsys/publish-list/1"
 PROVENANCE_SCHEMA = "buildsys/provenance/1"
 PUBLISHED, UNCHANGED, REFUSED, SKIPPED = "published", "unchanged", "refused", "skipped"
 _REFUSED = 1
-_BUILD = "buildsys build "
+_LONGEST_VERSION = 100
 _PATTERN = frozenset("*?[]")
 _TIMEOUT_S = 30.0  # for SFTP connections
 
@@ -58,42 +64,48 @@ def add_arguments(parser: ArgumentParser) -> None:
 
 def run(options: Namespace) -> int:
     """Publish engines, or list the published ones."""
-    only, as_json = ModelFilter.of(options), options.json
+    only = ModelFilter.of(options)
     if options.list:
         if len(options.names) != 1 or only or options.version:
-            raise UsageError(
-                "publish --list takes a URL and nothing else", "write `buildsys publish --list URL`"
-            )
+            hint = "write `buildsys publish --list URL`"
+            raise UsageError("publish --list takes a URL and nothing else", hint)
         return _list(_Place.at(options.root, options.names[0]), options)
-    *options.names, url = options.names or [""]
+    *names, url = options.names or [""]
     place = _Place.at(options.root, url)
-    if not (options.names or only):
+    if not (names or only):
         hint = f"name a model or MODEL:ENGINE before {url}, or `engine` for all of them"
         raise UsageError("publish takes the engines to publish", hint)
-    version = _check_version(options.version)
-    engines = list(_select(Session.read_only(options.root), options.names, only))
-    if any(engine.state == REFUSED for engine in engines):
+    version = options.version
+    if not re.fullmatch(NAME_PATTERN, version) or len(version) > _LONGEST_VERSION:
+        hint = "add --version 1.0.0: letters, digits and _ . + -, beginning with a letter or digit"
+        raise UsageError(f"publish takes a version, and {version!r} is none", hint)
+    session = Session.read_only(options.root)
+    engines = list(_select(session, names, only))
+    is_refused = any(engine.state == REFUSED for engine in engines)
+    if is_refused:
         engines = [engine if engine.state else engine._replace(state=SKIPPED) for engine in engines]
     else:
-        engines = list(place.publish(engines, version))
-    if as_json:
+        folder = place.connect()
+        engines = [
+            engine if engine.state else place.publish(folder, session, engine, version)
+            for engine in engines
+        ]
+    if options.json:
         published = [engine.as_json() for engine in engines]
         fields = {"url": place.shown, "version": version}
         print_json({"schema": SCHEMA, **fields, "engines": published})
     else:
         _print(engines, place, version)
-    return _REFUSED if any(engine.state == REFUSED for engine in engines) else 0
+    return _REFUSED if is_refused else 0
 
 
 class _Publication(NamedTuple):
     """A selected engine and its publication."""
 
-    session: Session
     action: Action
     state: str = ""  # until it is published
-    reasons: Sequence[Mapping[str, str]] = ()  # problem and remedy
+    reasons: Sequence[EngineReason] = ()
     files: Mapping[str, VersionFile] = {}
-    records: Mapping[str, ActionRecord] = {}  # the engine, its checks and all upstream
 
     @property
     def name(self) -> str:
@@ -103,7 +115,7 @@ class _Publication(NamedTuple):
     def as_json(self) -> dict[str, Any]:
         """Convert the engine for ``--json``."""
         files = {name: file.recorded.size for name, file in self.files.items()}
-        reasons = list(self.reasons)
+        reasons = [reason._asdict() for reason in self.reasons]
         return {"engine": self.name, "state": self.state, "reasons": reasons, "files": files}
 
 
@@ -122,9 +134,6 @@ class _Place(NamedTuple):
         if "/" not in typed:
             hint = f"write ./{typed} for a folder" if typed else "s3://bucket/engines, ./releases"
             raise UsageError("publish takes a URL or a folder as its last argument", hint)
-        if typed.startswith("memory:"):
-            hint = "name a folder or a URL that lasts, such as ./releases or s3://bucket/engines"
-            raise UsageError("memory:// is gone when the command ends", hint)
         path = typed.partition("://")[2].partition("/")[2]  # a host may be [::1]
         if not _PATTERN.isdisjoint(path):
             raise UsageError("the URL has one of *?[]", "fsspec reads them as a pattern")
@@ -148,43 +157,28 @@ class _Place(NamedTuple):
         message = " ".join(f"{type(error).__name__}: {error}".split())
         if isinstance(error, OSError) and error.strerror:
             message = ": ".join(filter(None, (error.filename, error.strerror)))
-        if isinstance(error, NotImplementedError):
-            message = "this protocol is read-only"
         hint = remedy_of(self.url, error) or "check the URL, its credentials and its permissions"
         return StageError(f"{attempt} {self.shown}: {mask_text(message)}", hint)
 
-    def publish(self, engines: Sequence[_Publication], version: str) -> Iterator[_Publication]:
-        """Publish engines one by one; each is complete or absent.
+    def publish(
+        self, folder: RemoteFolder, session: Session, engine: _Publication, version: str
+    ) -> _Publication:
+        """Publish an engine, which is then complete or absent.
 
-        Raises: StageError: a version exists with other files, or the place cannot be written.
+        Raises: StageError: the version exists with other files, or the place cannot be written.
         """
-        folder = self.connect()
-        for engine in engines:
-            if engine.state:
-                yield engine
-                continue
-            engine = _with_files(engine)
-            model, variant = engine.action.model, engine.action.variant
-            made = EngineVersion(model, variant, version, engine.files, _provenance(engine))
-            try:
-                is_new = publish_version(folder, made)
-            except BuildsysError:
-                raise
-            except Exception as error:  # each protocol has its own
-                raise self.problem(f"{engine.name} was not published to", error) from error
-            yield engine._replace(state=PUBLISHED if is_new else UNCHANGED)
-
-
-def _check_version(version: str) -> str:
-    """Return the version. Raises: UsageError: it cannot be the name of a folder."""
-    import re
-
-    if not version:
-        raise UsageError("publish takes a version", "add --version, for example --version 1.0.0")
-    if not re.fullmatch(NAME_PATTERN, version) or len(version) > 100:
-        hint = "use letters, digits and _ . + -, beginning with a letter or digit"
-        raise UsageError(f"{version!r} is no version", hint)
-    return version
+        action = engine.action
+        records = _records(session, action)
+        files = _files(session, action, records)
+        provenance = _provenance(session, action, records)
+        made = EngineVersion(action.model, action.variant, version, files, provenance)
+        try:
+            is_new = publish_version(folder, made)
+        except BuildsysError:
+            raise
+        except Exception as error:  # each protocol has its own
+            raise self.problem(f"{engine.name} was not published to", error) from error
+        return engine._replace(state=PUBLISHED if is_new else UNCHANGED, files=files)
 
 
 def _select(session: Session, names: Sequence[str], only: ModelFilter) -> Iterator[_Publication]:
@@ -193,88 +187,77 @@ def _select(session: Session, names: Sequence[str], only: ModelFilter) -> Iterat
     Engines that cannot be built here are skipped, unless they are named.
     Raises: UsageError: there are none.
     """
-    chosen = (session.actions[candidate] for candidate in session.select(names, only=only))
-    targets = {
-        target_of(ENGINE, candidate.model, candidate.variant)
-        for candidate in chosen
-        if candidate.stage in ENGINE_STAGES
-    }
-    engines = [session.actions[target] for target in session.in_order(targets)]
-    explained = session.explain(action.target for action in engines)
-    unavailable = {action.target: explained[action.target].unavailable for action in engines}
-    named = {session.full_name(name) for name in names}
-    are_all = all(reason is not None for reason in unavailable.values())
+    engines = engines_of(session, session.select(names, only=only))
     if not engines:
-        raise UsageError(
-            f"there is no engine of {' '.join(names)}", "`buildsys list engine` lists all"
-        )
+        hint = "`buildsys list engine` lists all"
+        raise UsageError(f"there is no engine of {' '.join(names)}", hint)
+    explained = session.explain(action.target for action in engines)
+    named = {session.full_name(name) for name in names}
+    are_all = all(explained[action.target].unavailable is not None for action in engines)
     for action in engines:
-        reason = unavailable[action.target]
-        if reason is None:
+        unavailable = explained[action.target].unavailable
+        if unavailable is None:
             reasons = list(project_reasons(session, action))
-            yield _Publication(session, action, REFUSED if reasons else "", reasons)
+            yield _Publication(action, REFUSED if reasons else "", reasons)
         else:
             state = REFUSED if are_all or action.target in named else SKIPPED
-            problem = f"{action.target} could not be built here: {reason}"
+            problem = f"{action.target} could not be built here: {unavailable}"
             remedy = f"buildsys explain {action.target}"
-            yield _Publication(session, action, state, [{"problem": problem, "remedy": remedy}])
+            yield _Publication(action, state, [EngineReason("unavailable", problem, remedy)])
 
 
-def _with_files(engine: _Publication) -> _Publication:
-    """Add the files and records of an engine.
+def _records(session: Session, action: Action) -> dict[str, ActionRecord]:
+    """Read the records of an engine, its checks, benchmark and report, and of all upstream.
 
     Raises: StageError: it is not up to date any more.
     """
-    session, action = engine.session, engine.action
-    folder = PurePosixPath(action.outputs[RESULT].path).parent
     required = [action.target, *required_checks(session, action)]
     others = [target_of(BENCH, action.model, action.variant), target_of(REPORT, action.model)]
     explained = session.explain([*required, *others])
-    current = (
-        name
-        for name, explanation in explained.items()
-        if explanation.state == FRESH and explanation.noise is None
-    )
-    records = _records(session, current)
-    for target in required:
-        if target not in records:  # another process builds
+    checker, records = session.read_only_checker(), {}
+    for target, explanation in explained.items():
+        record = checker.up_to_date_record(session.actions[target])
+        if record is not None and explanation.state == FRESH and explanation.noise is None:
+            records[target] = record
+        elif target in required:  # another process builds
             raise StageError(f"{target} has just become stale", f"buildsys build {target}")
-    build = session.project.build
+    return records
+
+
+def _files(
+    session: Session, action: Action, records: Mapping[str, ActionRecord]
+) -> dict[str, VersionFile]:
+    """List the files of a version by their names in it."""
+    build, folder = session.project.build, PurePosixPath(action.outputs[RESULT].path).parent
     files = {
         str(PurePosixPath(path).relative_to(folder)): VersionFile(build / path, file)
         for path, file in records[action.target].files.items()
         if PurePosixPath(path).is_relative_to(folder)
     }
-    for target in filter(records.__contains__, (*required[1:], *others)):
+    others = [target_of(BENCH, action.model, action.variant), target_of(REPORT, action.model)]
+    for target in filter(records.__contains__, (*required_checks(session, action), *others)):
         recorded = records[target].files
         for role, ref in session.actions[target].outputs.items():
             if ref.path in recorded:
                 stage = session.actions[target].stage
                 name = f"{stage}.json" if role == RESULT else PurePosixPath(ref.path).name
                 files[f"reports/{name}"] = VersionFile(build / ref.path, recorded[ref.path])
-    needed = session.in_order(session.needed(required))
-    made = {target: records[target] for target in needed if target in records}
-    return engine._replace(files=files, records=made)
+    return files
 
 
-def _records(session: Session, targets: Iterable[str]) -> dict[str, ActionRecord]:
-    """List the records of those targets that are up to date."""
-    checker = session.read_only_checker()
-    records = ((target, checker.up_to_date_record(session.actions[target])) for target in targets)
-    return {target: record for target, record in records if record is not None}
-
-
-def _provenance(engine: _Publication) -> dict[str, Any]:
+def _provenance(
+    session: Session, action: Action, records: Mapping[str, ActionRecord]
+) -> dict[str, Any]:
     """Describe the manifest, commit, keys and libraries of an engine."""
-    session, action = engine.session, engine.action
     history = History.read_only(history_file(session.project.state))
-    key = engine.records[action.target].key
+    key = records[action.target].key
     builds = [build for build in history.builds(target=action.target) if build.key == key]
     built = builds[-1] if builds else None  # the first build of this key
     manifest = session.project.models[action.model].data
+    needed = session.needed([action.target, *required_checks(session, action)])
     return {
         "schema": PROVENANCE_SCHEMA,
-        "engine": engine.name,
+        "engine": f"{action.model}:{action.variant}",
         "buildsys": __version__,
         "source": built and {
             "repository": built.project, "commit": built.revision, "dirty": built.dirty,
@@ -282,7 +265,9 @@ def _provenance(engine: _Publication) -> dict[str, Any]:
         },
         # without the paths of interpreters
         "manifest": {name: value for name, value in manifest.items() if name != "toolchains"},
-        "targets": {target: _target_json(record) for target, record in engine.records.items()},
+        "targets": {
+            target: _target_json(record) for target, record in records.items() if target in needed
+        },
     }  # fmt: skip
 
 
@@ -297,11 +282,7 @@ def _target_json(record: ActionRecord) -> dict[str, Any]:
 def _print(engines: Sequence[_Publication], place: _Place, version: str) -> None:
     rows = []
     for engine in engines:
-        details = [reason["problem"] for reason in engine.reasons]
-        remedies = dict.fromkeys(reason["remedy"] for reason in engine.reasons)
-        targets = [text.removeprefix(_BUILD) for text in remedies if text.startswith(_BUILD)]
-        details += [f"run `{_BUILD}{' '.join(targets)}`"] if targets else []
-        details += [f"run `{text}`" for text in remedies if text and not text.startswith(_BUILD)]
+        details = [f"{reason.problem}; run `{reason.remedy}`" for reason in engine.reasons]
         note = "" if engine.reasons or engine.state != SKIPPED else "as another engine is refused"
         if engine.files:
             total = sum(file.recorded.size for file in engine.files.values())

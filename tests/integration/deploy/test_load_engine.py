@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import pickle
 import re
 import subprocess
 import sys
@@ -103,37 +102,34 @@ def test_torch_tensors_give_torch_tensors(engine: Engine) -> None:
     assert isinstance(found, torch.Tensor)
     np.testing.assert_array_equal(found.numpy(), engine(x=x.numpy())["y"])
     weights = torch.nn.Parameter(x)
-    with pytest.raises(EngineError, match=r"x of m:e requires gradients; pass it with \.detach"):
+    with pytest.raises(EngineError, match=r"x of m:e cannot be read: .* use tensor\.detach"):
         engine(x=weights)
-    with pytest.raises(
-        EngineError, match=r"x of m:e is bfloat16, .*; convert it, e\.g\. x\.to\(tor"
-    ):
+    with pytest.raises(EngineError, match=r"x of m:e is bfloat16, .*; convert it to float32"):
         engine(x=x.bfloat16())
-    with pytest.raises(EngineError, match="x of m:e cannot be read: Unknown device type meta"):
+    with pytest.raises(EngineError, match="x of m:e cannot be read: Cannot pack tensors"):
         engine(x=x.to("meta"))
 
 
 WRONG = {
-    "no input": ({}, "m:e needs the input x, and none is given; pass all inputs by name"),
+    "no input": ({}, "m:e needs the input x; pass all inputs by name"),
     "another name": ({"X": x_of()}, "m:e has no input 'X', it has x; did you mean x?"),
     "one too many": ({"x": x_of(), "mask": x_of()}, "m:e has no input 'mask', it has x"),
     "float64": (
         {"x": x_of().astype(np.float64)},
-        "the input x of m:e is float64, and the engine takes float32; convert it, e.g."
-        " x.astype('float32')",
+        "the input x of m:e is float64, and the engine takes float32; convert it to float32",
     ),
     "strings": ({"x": np.array(["a"])}, "the input x of m:e is string, and the engine takes"),
     "bytes of another machine": (
         {"x": x_of().astype(">f4")},
-        "the input x of m:e has the byte order of another machine (>f4); convert it",
+        "the input x of m:e has the byte order of another machine; pass plain",
     ),
     "objects": (
         {"x": x_of().astype(object)},
-        "the input x of m:e is an array of Python objects; convert it to numbers or strings",
+        "the input x of m:e cannot be read: it is an array of Python objects",
     ),
     "a list": (
         {"x": [1.0, 2.0]},
-        "the input x of m:e is a value of type list, which is not an array; pass an array of numpy",
+        "the input x of m:e cannot be read: it is a value of type list; pass a contiguous array",
     ),
     "rank": (
         {"x": x_of()[0]},
@@ -163,8 +159,6 @@ def test_calls_of_another_kind_are_refused(engine: Engine) -> None:
             engine(inputs)  # type: ignore[arg-type]
     with pytest.raises(EngineError, match="m:e has no optimization profiles; leave out `profile`"):
         engine.run({"x": x_of()}, profile=0)
-    with pytest.raises(EngineError, match="m:e cannot be copied or pickled; load it where it runs"):
-        pickle.dumps(engine)
 
 
 def test_an_engine_is_closed_with_its_last_reference(ort_built: Path) -> None:
@@ -236,9 +230,9 @@ def test_options_for_running_are_checked(ort_built: Path) -> None:
         assert engine(x=x_of())["y"].shape == (2, 5)
     for options, sentence in (
         ({"intra_op_thread": 1}, "has no option 'intra_op_thread' for running, it has intra_op_"),
-        ({"intra_op_threads": "4"}, "the option intra_op_threads is '4'; pass a number from 0 on"),
-        ({"spinning": 1}, "the option spinning is 1; pass True or False"),
-        ({"session_config": {"a": 1}}, "session_config is {'a': 1}; pass a dict of strings"),
+        ({"intra_op_threads": "4"}, "the option intra_op_threads is '4'; pass a value such as 0"),
+        ({"spinning": 1}, "the option spinning is 1; pass a value such as True"),
+        ({"session_config": {"a": 1}}, "session_config is {'a': 1}; pass a value such as"),
         (["spinning"], r"options is \['spinning'\]; pass a mapping of options by name"),
         ({"provider": "cuda"}, "onnxruntime has no option 'provider' for running"),
     ):

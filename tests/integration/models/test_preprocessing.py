@@ -13,7 +13,7 @@ from torch import nn
 from buildsys.errors import StageError
 from buildsys.models.images import read_images
 from buildsys.stages.reference.likely_inputs import trained_weights
-from buildsys.stages.run.labels import categories
+from buildsys.stages.run.inputs import categories
 
 FIELDS: dict[str, Any] = {
     "resize": 256, "pad": None, "interpolation": "bilinear", "color": "rgb", "layout": "nchw",

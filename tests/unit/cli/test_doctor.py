@@ -13,10 +13,11 @@ import pytest
 from python_environments import Environment as PythonFolder
 from python_environments import program
 
-from buildsys.cli.commands.doctor import command, machine
-from buildsys.cli.commands.doctor.command import check_machine
-from buildsys.cli.commands.doctor.engines import project_reasons
-from buildsys.cli.commands.doctor.machine import (
+from buildsys.cli import machine_checks
+from buildsys.cli.commands import doctor
+from buildsys.cli.commands.doctor import check_machine
+from buildsys.cli.engine_checks import project_reasons
+from buildsys.cli.machine_checks import (
     BROKEN,
     MISSING,
     OK,
@@ -24,14 +25,12 @@ from buildsys.cli.commands.doctor.machine import (
     Environment,
     check_backends,
     check_environment,
-    check_extras,
     check_folders,
     check_gpus,
     check_toolchain,
 )
-from buildsys.cli.commands.doctor.next_step import next_step
 from buildsys.cli.session import Session
-from buildsys.project.load import Project, load_project
+from buildsys.project.load import Project
 from buildsys.system.backend_registry import Gpus, backend_names, describe_backend
 from buildsys.system.interpreters.probe import Library, check_libraries
 from buildsys.system.interpreters.toolchain import Toolchain
@@ -221,7 +220,7 @@ def test_gpus_are_listed_with_memory_and_mig(monkeypatch: pytest.MonkeyPatch) ->
     h200 = GpuDetails(
         "NVIDIA H200", "9.0", "580.95", "13.0", 150_000_000_000, 149_000_000_000, "off"
     )
-    monkeypatch.setattr(machine, "read_details", lambda visible: [h200])
+    monkeypatch.setattr(machine_checks, "read_details", lambda visible: [h200])
     gpus, (finding,) = check_gpus()
     assert gpus.capabilities == ("9.0",)
     assert finding.name == "NVIDIA H200"
@@ -233,12 +232,12 @@ def test_why_there_is_no_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     def none(visible: str | None) -> list[GpuDetails]:
         raise GpuError("NVML answers with error 9")
 
-    monkeypatch.setattr(machine, "read_details", none)
-    monkeypatch.setattr(machine, "_DRIVER_FILES", ("/",))
+    monkeypatch.setattr(machine_checks, "read_details", none)
+    monkeypatch.setattr(machine_checks, "_DRIVER_FILES", ("/",))
     assert (
         check_gpus()[0].problem == "the NVIDIA driver does not answer (NVML answers with error 9)"
     )
-    monkeypatch.setattr(machine, "read_details", lambda visible: [])
+    monkeypatch.setattr(machine_checks, "read_details", lambda visible: [])
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
     gpus, (finding,) = check_gpus()
     assert gpus.problem == "CUDA_VISIBLE_DEVICES= hides all GPUs"
@@ -255,84 +254,11 @@ def test_folders_are_checked_by_writing(tmp_path: Path, monkeypatch: pytest.Monk
     (tmp_path / "build").write_text("a file")
     findings = {f.name: f for f in check_folders(_project(tmp_path))}
     assert findings["build"].state == BROKEN
-    assert "is not writable: is not a folder" in findings["build"].text
+    assert "is not writable: not a directory" in findings["build"].text
     assert findings["state"].state == OK
     assert findings["store"].facts["path"] == str(tmp_path / ".b/store")
     assert findings["shared cache"].text == "sftp://host/cache, read-only"
     assert not (tmp_path / ".b").exists()
-
-
-def test_a_store_shows_its_size_and_a_full_disk_the_remedy(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.delenv("BUILDSYS_STORE", raising=False)
-    (tmp_path / ".b/store").mkdir(parents=True)
-    (tmp_path / ".b/store/object").write_bytes(bytes(5000))
-    store = {f.name: f for f in check_folders(_project(tmp_path))}["store"]
-    assert (store.state, store.text.endswith("5.00 kB in use")) == (OK, True)
-    usage = machine.shutil.disk_usage(tmp_path)._replace(free=1 << 20)
-    monkeypatch.setattr(machine.shutil, "disk_usage", lambda path: usage)
-    store = {f.name: f for f in check_folders(_project(tmp_path))}["store"]
-    assert "disk space is low" in store.text
-    assert store.remedy == "buildsys cache gc --max-size 10GiB"
-
-
-def test_a_shared_cache_shows_how_many_keys_it_trusts(
-    project: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.delenv("BUILDSYS_REMOTE", raising=False)
-    key = f"ed25519:{'A' * 43}="
-    (project / "configs/project.yaml").write_text(
-        f"cache: {{remote: sftp://host/cache, trusted_keys: ['{key}']}}\n"
-    )
-    findings = {f.name: f for f in check_folders(load_project(project))}
-    text = "sftp://host/cache, read-only, 1 trusted key, unsigned: refuse"
-    assert findings["shared cache"].text == text
-
-
-def test_extras_are_those_of_the_project_file(monkeypatch: pytest.MonkeyPatch) -> None:
-    declared = {finding.name for finding in check_extras(Gpus())}
-    assert {"rtx", "tensorrt", "slim", "remote"} <= declared
-    assert declared.isdisjoint({"", "breadth", "dev", "docs", "mutation", "test"})  # of developers
-    monkeypatch.setattr(
-        machine,
-        "declared_requirements",
-        lambda: {"": ["doit"], "tensorrt": ["none-such>=1.4"], "odd": ["none-such", "numpy"]},
-    )
-    install = "pip install 'buildsys[tensorrt]'"
-    for gpus, remedy in (
-        (Gpus(("9.0",)), install),
-        (Gpus(problem="no driver"), f"on a machine with an NVIDIA GPU: {install}"),
-    ):
-        findings = {finding.name: finding for finding in check_extras(gpus)}
-        assert findings["tensorrt"].remedy == remedy
-    assert findings["odd"].state == MISSING
-    assert findings["odd"].text == "none-such is not installed"
-    assert findings["odd"].remedy == "pip install 'buildsys[odd]'"
-
-
-def test_missing_libraries_are_installed_in_one_command_with_their_versions(
-    tmp_path: Path,
-) -> None:
-    found = {name: Library(name, missing=True) for name in machine.LIBRARIES}
-    found["numpy"] = Library("numpy", "2.0")
-    checks = list(machine.check_libraries_here(found))
-    torch = next(check for check in checks if check.name == "torch")
-    assert torch.remedy.startswith(f"{sys.executable} -m pip install 'torch")
-    assert "<" in torch.remedy
-    step = next_step(tmp_path, checks)
-    assert step.startswith(f"{sys.executable} -m pip install 'torch")
-    assert step.endswith("'onnxsim>=0.6' 'ml_dtypes>=0.5'")
-    assert "numpy" not in step
-
-
-def test_a_broken_torchvision_is_installed_again_with_torch() -> None:
-    found = {name: Library(name, "1.0") for name in machine.LIBRARIES}
-    found["torchvision"] = Library("torchvision", problem="operator torchvision::nms does not")
-    broken = [each for each in machine.check_libraries_here(found) if each.name == "torchvision"]
-    assert " -m pip install --force-reinstall torch torchvision" in broken[0].remedy.replace(
-        "'", ""
-    )
 
 
 def test_our_libraries_are_imported_in_separate_processes() -> None:
@@ -352,7 +278,7 @@ def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         "engines: [{backend: tensorrt, name: trt}]\n"
     )
     monkeypatch.setattr(
-        command,
+        doctor,
         "check_libraries",
         lambda python, names, environment, limit_s: {name: Library(name, "1.0") for name in names},
     )
@@ -410,8 +336,8 @@ def test_a_library_that_does_not_answer_is_unknown(
         found[silent] = Library(silent, problem="did not answer within 30 s", timed_out=True)
         return found
 
-    monkeypatch.setattr(command, "check_libraries", check)
-    monkeypatch.setattr(command, "check_gpus", lambda: (NO_GPU, []))
+    monkeypatch.setattr(doctor, "check_libraries", check)
+    monkeypatch.setattr(doctor, "check_gpus", lambda: (NO_GPU, []))
     if silent == "tensorrt":
         monkeypatch.setenv("BUILDSYS_STRICT", "1")  # its engine is required
     assert check_machine(project, as_json=False) == 0
@@ -423,7 +349,7 @@ def test_a_library_that_does_not_answer_is_unknown(
 
 
 def test_engines_whose_library_does_not_answer_are_unknown_not_missing() -> None:
-    libraries = {name: Library(name) for one in backend_names() if (name := _module(one))}
+    libraries = {name: Library(name) for one in backend_names() if (name := module_of(one))}
     libraries["tensorrt"] = Library("tensorrt", problem="did not answer", timed_out=True)
     users = {"tensorrt": ["m:trt"]}
     own = Environment(None, python="CPython 3.11", libraries=libraries)
@@ -431,10 +357,6 @@ def test_engines_whose_library_does_not_answer_are_unknown_not_missing() -> None
     assert states["tensorrt"] == UNKNOWN
     toolchain = Environment(Toolchain("t", Path("/t"), {}), libraries=libraries)
     assert check_toolchain(toolchain, Gpus(("8.6",)), users).state == UNKNOWN
-
-
-def _module(backend: str) -> str:
-    return describe_backend(backend).module
 
 
 def test_a_probe_over_its_limit_is_no_verdict(tmp_path: Path) -> None:
@@ -450,7 +372,7 @@ def test_with_strict_every_engine_is_required(
     project: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("BUILDSYS_STRICT", "1")
-    monkeypatch.setattr(command, "check_gpus", lambda: (NO_GPU, []))
+    monkeypatch.setattr(doctor, "check_gpus", lambda: (NO_GPU, []))
     assert check_machine(project, as_json=False) == 1
     text = capsys.readouterr().out
     text = " ".join(text.split())
@@ -488,7 +410,7 @@ def test_an_engine_without_a_graph_needs_no_validate(tmp_path: Path) -> None:
     (tmp_path / "net.py").write_text("def define(): ...\ndef compute(x): ...\n")
     session = Session.read_only(tmp_path)
     reasons = list(project_reasons(session, session.actions["engine:m:trt"]))
-    assert [reason["remedy"] for reason in reasons] == [
+    assert [reason.remedy for reason in reasons] == [
         "buildsys build engine:m:trt",
         "buildsys build verify:m:trt",
     ]

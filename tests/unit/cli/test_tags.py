@@ -9,7 +9,7 @@ from cli_doubles import Doit, make_session, run_in
 from documented_commands import options_of
 
 from buildsys.cli import html_pages
-from buildsys.cli.commands.doctor.engines import _EngineChecker
+from buildsys.cli.engine_doctor import EngineChecker
 from buildsys.cli.model_filter import ModelFilter
 from buildsys.cli.session import Session
 from buildsys.errors import UsageError
@@ -161,11 +161,15 @@ def test_doctor_checks_the_engines_of_a_tag(
     session: Session, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(Session, "read_only", lambda *_: session)
-    checker = _EngineChecker(session.project.root)
-    assert checker.matching([], only("vision")) == ["engine:a:ort", "engine:a:rtx"]
-    assert checker.matching(["verify:*:ort"], only("nightly")) == ["engine:a:ort", "engine:b:ort"]
+    checker = EngineChecker(session.project.root)
+
+    def matching(name: str, tag: str) -> list[str]:
+        return [engine.name for (engine,) in checker.matching([name], only(tag))]
+
+    assert matching("build", "vision") == ["engine:a:ort", "engine:a:rtx"]
+    assert matching("verify:*:ort", "nightly") == ["engine:a:ort", "engine:b:ort"]
     with pytest.raises(UsageError, match="no engine of export:a has the tag vision"):
-        checker.matching(["export:a"], only("vision"))
+        matching("export:a", "vision")
 
 
 def test_pages_are_written_for_the_models_of_an_owner(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -16,7 +15,8 @@ from emulated_gpu import EmulatedBuffer, EmulatedDevice, EmulatedSession, Emulat
 
 from buildsys.backends.tensorrt import inference
 from buildsys.deploy import device_arrays
-from buildsys.deploy.device_arrays import DeviceArray, stream_handle
+from buildsys.deploy.arrays import stream_handle
+from buildsys.deploy.device_arrays import DeviceArray
 from buildsys.deploy.engine import Engine
 from buildsys.errors import EngineError, StageError
 from buildsys.system.backend_registry import Record
@@ -72,19 +72,6 @@ class OnlyDlpack(Shared):
         del self.__cuda_array_interface__
 
 
-class FakeTensor(Shared):
-    """What is used of a torch tensor on a GPU."""
-
-    dtype = "torch.bfloat16"
-    shape = (2, 3)
-
-    def data_ptr(self) -> int:
-        return self.array.address
-
-    def is_contiguous(self) -> bool:
-        return True
-
-
 def test_host_arrays_give_host_arrays_and_device_arrays_give_device_arrays() -> None:
     engine, _ = engine_of(emulated()[0])
     x = x_of(2)
@@ -126,7 +113,7 @@ def test_a_bound_call_reads_and_writes_the_same_arrays() -> None:
     np.testing.assert_array_equal(new()["y"].numpy(), 2 * x_of(2, 3))
     with call:
         pass
-    with pytest.raises(EngineError, match="this bound call of m:trt is closed; bind it again"):
+    with pytest.raises(EngineError, match=r"this bound call of m:trt is closed, .*; bind it again"):
         call()
     engine.close()  # and the other bound call, which would hold its context
     with pytest.raises(EngineError, match="this bound call of m:trt is closed"):
@@ -179,16 +166,6 @@ def test_a_producer_learns_the_stream_of_the_engine() -> None:
     assert stream_handle(SimpleNamespace(__cuda_stream__=lambda: (0, 9))) == 9
 
 
-def test_tensors_of_torch_are_read_with_types_unknown_to_numpy(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setitem(sys.modules, "torch", SimpleNamespace(Tensor=FakeTensor))
-    tensor = FakeTensor(DeviceArray("uint16", (2, 3)))
-    memory = device_arrays.read_memory(tensor, 5)
-    assert memory == (tensor.data_ptr(), (2, 3), "bfloat16", True, tensor)
-    assert tensor.streams == [5]
-
-
 def test_memory_of_an_array_lives_as_long_as_its_last_user() -> None:
     array = DeviceArray.from_host(x_of(2))
     buffer: Any = array._buffer
@@ -198,34 +175,6 @@ def test_memory_of_an_array_lives_as_long_as_its_last_user() -> None:
     assert interface.array.shape == (2, 3)
     del interface
     assert buffer.released
-
-
-def test_memory_of_freed_arrays_is_used_again_unless_it_was_shared(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(DeviceArray, "_spare", device_arrays.SpareMemory())
-    monkeypatch.setattr(device_arrays, "_SPARE_BYTES", 100)
-    engine, _ = engine_of(emulated()[0])
-    x = DeviceArray.from_host(x_of(2))
-
-    def memory_of_output(**options: Any) -> Any:
-        return engine.run({"x": x}, **options)["y"]._buffer
-
-    first, *later = (memory_of_output() for _ in range(3))
-    assert all(memory is first for memory in later)
-    assert memory_of_output(stream=5) is first
-    assert first.released, "the inference may still run"
-    given = DeviceArray("float32", (2, 3))
-    engine.run({"x": given}, stream=5)
-    buffer = given._buffer
-    del given
-    assert buffer.released
-    shared = engine(x=x)["y"]
-    buffer, _ = shared._buffer, shared.__cuda_array_interface__
-    del shared
-    assert buffer.released
-    large = DeviceArray("uint8", (101,))._buffer
-    assert large.released, "above the limit"
 
 
 def test_device_arrays_that_do_not_fit_are_refused() -> None:

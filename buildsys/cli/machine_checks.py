@@ -10,12 +10,11 @@ import sys
 import tempfile
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
-from importlib import import_module
+from importlib import metadata
 from pathlib import Path
 from shlex import quote
 from typing import Any
 
-import buildsys
 from buildsys.errors import StageError
 from buildsys.execution.build_cache import store_folder
 from buildsys.project.load import Project
@@ -65,8 +64,8 @@ class Finding:
     @property
     def is_next_step(self) -> bool:
         """True for a remedy of a folder or of an engine's library, on this machine."""
-        needed = self.kind == "folder" or bool(self.facts.get("engines"))
-        return needed and bool(self.remedy) and not self.elsewhere
+        is_needed = self.kind == "folder" or bool(self.facts.get("engines"))
+        return is_needed and bool(self.remedy) and not self.elsewhere
 
     def as_json(self) -> dict[str, Any]:
         """Convert the check to the field names of the JSON output."""
@@ -79,26 +78,23 @@ class Finding:
 
 def check_libraries_here(libraries: Mapping[str, Library]) -> Iterator[Finding]:
     """Yield the state of the libraries needed by every project."""
-    requirements = {
-        normalized(match[1]): line.strip()
-        for line in declared_requirements().get("", ())
-        if (match := _REQUIREMENT.match(line))
-    }
+    requirements = _requirements_by_name(declared_requirements().get("", ()))
     for name in LIBRARIES:
         library = libraries[name]
         if library.is_usable:
             yield Finding("library", name, OK, library.version, facts=dict(library.facts or {}))
-            continue
-        if library.timed_out:
+        elif library.timed_out:
             yield Finding("library", name, UNKNOWN, library.problem, _AGAIN)
-            continue
-        text = "is not installed" if library.missing else f"cannot be imported: {library.problem}"
-        requirement = quote(requirements.get(normalized(name), name))
-        again = "" if library.missing else "--force-reinstall "
-        both = f"torch {requirement}" if again and name == "torchvision" else requirement
-        remedy = f"{sys.executable} -m pip install {again}{both}"  # builds of one place
-        facts = {"requirement": requirement} if library.missing else {}
-        yield Finding("library", name, BROKEN, text, remedy, facts)
+        else:
+            text = "is not installed"
+            again = ""
+            if not library.missing:
+                text, again = f"cannot be imported: {library.problem}", "--force-reinstall "
+            packages = quote(requirements.get(normalized(name), name))
+            if again and name == "torchvision":  # builds of one place
+                packages = f"torch {packages}"
+            remedy = f"{sys.executable} -m pip install {again}{packages}"
+            yield Finding("library", name, BROKEN, text, remedy)
 
 
 def check_extras(gpus: Gpus) -> Iterator[Finding]:
@@ -109,42 +105,34 @@ def check_extras(gpus: Gpus) -> Iterator[Finding]:
     for extra, requirements in declared_requirements().items():
         if extra in ("", *_DEVELOPMENT_EXTRAS):
             continue
-        matches = (_REQUIREMENT.match(line) for line in requirements)
-        names = [normalized(match[1]) for match in matches if match]
+        names = [*_requirements_by_name(requirements)]
         versions = {name: installed[name] for name in names if name in installed}
         missing = [name for name in names if name not in installed]
         facts = {"installed": versions, "missing": missing}
-        if missing:
-            verb = "is" if len(missing) == 1 else "are"
-            text = f"{', '.join(missing)} {verb} not installed"
-            remedy = f"pip install 'buildsys[{extra}]'"
-            if remedy in only_with_gpu and not gpus.capabilities:
-                remedy = f"{_ON_A_GPU}: {remedy}"
-            yield Finding("extra", extra, MISSING, text, remedy, facts)
-        else:
-            text = ", ".join(f"{name} {version}" for name, version in versions.items())
+        text = ", ".join(f"{name} {version}" for name, version in versions.items())
+        if not missing:
             yield Finding("extra", extra, OK, text, facts=facts)
+            continue
+        remedy = f"pip install 'buildsys[{extra}]'"
+        if remedy in only_with_gpu and not gpus.capabilities:
+            remedy = f"{_ON_A_GPU}: {remedy}"
+        text = f"not installed: {', '.join(missing)}"
+        yield Finding("extra", extra, MISSING, text, remedy, facts)
 
 
 def declared_requirements() -> dict[str, list[str]]:
-    """List extra -> requirements of the package or of a clone; those of all users under ""."""
-    from importlib import metadata
-
+    """List extra -> requirements of the package; those of all users under ""."""
     declared: dict[str, list[str]] = {}
-    try:
-        lines = metadata.requires("buildsys") or []
-    except metadata.PackageNotFoundError:
-        file = Path(buildsys.__file__).resolve().parent.parent / "pyproject.toml"
-        with contextlib.suppress(ImportError, OSError, ValueError, KeyError):
-            reader = import_module("tomllib" if sys.version_info >= (3, 11) else "tomli")
-            project = reader.loads(file.read_text(encoding="utf-8"))["project"]
-            declared = {"": project["dependencies"], **project["optional-dependencies"]}
-    else:
-        for line in lines:
+    with contextlib.suppress(metadata.PackageNotFoundError):
+        for line in metadata.requires("buildsys") or ():
             extra = _EXTRA.search(line)
-            name = extra[1] if extra else ""
-            declared.setdefault(name, []).append(line.partition(";")[0])
+            declared.setdefault(extra[1] if extra else "", []).append(line.partition(";")[0])
     return declared
+
+
+def _requirements_by_name(lines: Iterable[str]) -> dict[str, str]:
+    matches = ((line.strip(), _REQUIREMENT.match(line)) for line in lines)
+    return {normalized(match[1]): line for line, match in matches if match}
 
 
 def check_gpus() -> tuple[Gpus, list[Finding]]:
@@ -158,21 +146,19 @@ def check_gpus() -> tuple[Gpus, list[Finding]]:
             remedy = "unset CUDA_VISIBLE_DEVICES"
     except GpuError as error:
         details = []
-        if any(Path(path).exists() for path in _DRIVER_FILES):
-            problem, remedy = f"the NVIDIA driver does not answer ({error})", "nvidia-smi"
-        else:
+        problem, remedy = f"the NVIDIA driver does not answer ({error})", "nvidia-smi"
+        if not any(Path(path).exists() for path in _DRIVER_FILES):
             problem = "this machine has no NVIDIA driver"
             remedy = "if there is a GPU, install its driver: sudo ubuntu-drivers install"
     if not details:
         return Gpus(problem=problem), [Finding("gpu", "none", MISSING, problem, remedy)]
     checks = []
     for gpu in details:
-        mig = {"on": ", MIG on", "off": ", MIG off"}.get(gpu.mig, "")
-        memory = "memory unknown"
+        text = f"compute capability {gpu.compute_capability}"
         if gpu.memory_bytes:
-            memory = f"{size(gpu.memory_bytes)} ({size(gpu.free_bytes)} free)"
-        driver = f"driver {gpu.driver}, CUDA {gpu.cuda_driver}{mig}"
-        text = f"compute capability {gpu.compute_capability}, {memory}, {driver}"
+            text += f", {size(gpu.memory_bytes)} ({size(gpu.free_bytes)} free)"
+        text += f", driver {gpu.driver}, CUDA {gpu.cuda_driver}"
+        text += f", MIG {gpu.mig}" if gpu.mig in ("on", "off") else ""
         checks.append(Finding("gpu", gpu.name, OK, text, facts=asdict(gpu)))
     return Gpus(tuple(gpu.compute_capability for gpu in details)), checks
 
@@ -201,27 +187,24 @@ class Environment:
         if description.problem:
             return Ability(problem=description.problem, remedy=description.install)
         library = self.libraries[description.module]
+        pip = self.toolchain.pip if self.toolchain else ""
         if library.timed_out:
             return Ability(problem=f"{backend} {library.problem}", remedy=_AGAIN, unknown=True)
         if library.is_usable and not self.has_cuda and description.needs_cuda:
-            remedy = "pip install 'buildsys[gpu]'"
-            if self.toolchain:
-                remedy = f"{self.toolchain.pip} cuda-bindings"
+            remedy = f"{pip} cuda-bindings" if pip else "pip install 'buildsys[gpu]'"
             return Ability(problem=f"{backend} needs cuda-bindings", remedy=remedy)
         if library.is_usable:
             return description.ability(library.version, library.facts or {}, gpus, cuda=cuda)
-        problem = "is not installed"
-        install, packages = description.install, description.packages
-        again = ""
+        problem, again = f"{backend} is not installed", ""
         if not library.missing:
-            problem, again = f"cannot be imported: {library.problem}", "--force-reinstall "
-        remedy = install.replace("install ", f"install {again}")
-        if self.toolchain is not None:
-            remedy = f"{self.toolchain.pip} {again}{packages}"
+            problem = f"{backend} cannot be imported: {library.problem}"
+            again = "--force-reinstall "
+        remedy = description.install.replace("install ", f"install {again}")
+        remedy = f"{pip} {again}{description.packages}" if pip else remedy
         if description.needs_gpu_library and library.missing and not gpus.capabilities:
-            problem = f"{backend} {problem}, and {gpus.problem}"
+            problem = f"{problem}, and {gpus.problem}"
             return Ability(problem=problem, remedy=f"{_ON_A_GPU}: {remedy}", elsewhere=True)
-        return Ability(problem=f"{backend} {problem}", remedy=remedy)
+        return Ability(problem=problem, remedy=remedy)
 
 
 def check_environment(toolchain: Toolchain, limit_s: float) -> Environment:
@@ -229,22 +212,17 @@ def check_environment(toolchain: Toolchain, limit_s: float) -> Environment:
     probed = check_interpreter(toolchain)
     if probed.interpreter is None or probed.problem:
         return Environment(toolchain, probed.problem, probed.hint, unknown=probed.timed_out)
-    environment = toolchain.environment(os.environ)
     names = ("numpy", *(describe_backend(name).module for name in backend_names()))
-    libraries = check_libraries(toolchain.python, names, environment, limit_s)
+    variables = toolchain.environment(os.environ)
+    libraries = check_libraries(toolchain.python, names, variables, limit_s)
+    numpy, problem, remedy = libraries["numpy"], "", ""
+    if not numpy.is_usable:
+        why = "has no numpy" if numpy.missing else f"has an unusable numpy: {numpy.problem}"
+        problem = f"the toolchain {toolchain.name} {why}"
+        remedy = _AGAIN if numpy.timed_out else f"{toolchain.pip} numpy"
     python = f"{probed.interpreter.implementation} {probed.interpreter.version}, {toolchain.python}"
-    numpy = libraries["numpy"]
-    if numpy.is_usable:
-        has_cuda = probed.interpreter.finds("cuda")
-        return Environment(toolchain, python=python, libraries=libraries, has_cuda=has_cuda)
-    if numpy.timed_out:
-        problem = f"numpy in the toolchain {toolchain.name} {numpy.problem}"
-        return Environment(toolchain, problem, _AGAIN, python, libraries, unknown=True)
-    why = (
-        "has no numpy" if numpy.missing else f"has a numpy that cannot be imported: {numpy.problem}"
-    )
-    problem, remedy = f"the toolchain {toolchain.name} {why}", f"{toolchain.pip} numpy"
-    return Environment(toolchain, problem, remedy, python, libraries)
+    has_cuda = probed.interpreter.finds("cuda")
+    return Environment(toolchain, problem, remedy, python, libraries, has_cuda, numpy.timed_out)
 
 
 def check_backends(
@@ -256,15 +234,13 @@ def check_backends(
         library = own.libraries[describe_backend(backend).module]
         engines = list(users.get(backend, ()))
         facts = {"version": library.version, **(library.facts or {}), "engines": engines}
+        text = f"{library.version}: {ability.text}"
         if ability.problem:
             needed = f"needed by {plural(len(engines), 'engine')} of this project"
-            text = (
-                f"{ability.problem}; {needed if engines else 'no engine of this project uses it'}"
-            )
-            state, remedy = _state(ability), ability.remedy
-            yield Finding("backend", backend, state, text, remedy, facts, ability.elsewhere)
-        else:
-            yield Finding("backend", backend, OK, f"{library.version}: {ability.text}", facts=facts)
+            unused = "no engine of this project uses it"
+            text = f"{ability.problem}; {needed if engines else unused}"
+        state, remedy = _state(ability), ability.remedy if ability.problem else ""
+        yield Finding("backend", backend, state, text, remedy, facts, ability.elsewhere)
 
 
 def check_toolchain(
@@ -280,35 +256,33 @@ def check_toolchain(
         state = UNKNOWN if environment.unknown else MISSING
         return Finding("toolchain", name, state, environment.problem, environment.remedy, facts)
     backends = list(users) or [
-        name for name in backend_names() if libraries[describe_backend(name).module].is_usable
+        backend for backend in backend_names() if describe_backend(backend).module in versions
     ]
     abilities = [(backend, environment.ability(backend, gpus)) for backend in backends]
-    failed = [ability for _, ability in abilities if ability.problem]
     if not backends:
-        problem, remedy = "no backend library is installed", f"{environment.toolchain.pip} tensorrt"
-        failed = [Ability(problem=problem, remedy=remedy)]
-    parts = [
-        f"{environment.python}: "
-        + ", ".join(f"{item} {version}" for item, version in versions.items())
-    ]
-    parts += [f"{backend} {ability.text}" for backend, ability in abilities if ability.text]
-    parts += [ability.problem for ability in failed]
-    solved = next((ability for ability in failed if ability.remedy), Ability())
-    states = {_state(ability) for ability in failed}
-    state = next((item for item in (MISSING, UNKNOWN) if item in states), OK)
+        remedy = f"{environment.toolchain.pip} tensorrt"
+        abilities = [("", Ability(problem="no backend library is installed", remedy=remedy))]
+    listed = ", ".join(f"{item} {version}" for item, version in versions.items())
+    parts = [f"{environment.python}: {listed}"]
+    parts += [ability.problem or f"{backend} {ability.text}" for backend, ability in abilities]
+    problems = [ability for _, ability in abilities if ability.problem]
+    worst = min(problems, key=lambda ability: (ability.unknown, not ability.remedy), default=None)
+    worst = worst or Ability()
     text = "; ".join(parts)
-    return Finding("toolchain", name, state, text, solved.remedy, facts, solved.elsewhere)
+    return Finding(
+        "toolchain", name, _state(worst), text, worst.remedy, facts, elsewhere=worst.elsewhere
+    )
 
 
 def check_recorded_environment(toolchains: Iterable[Toolchain]) -> Iterator[Finding]:
     """Yield what else decides results here: packages, environment variables, processor."""
-    packages = {"": dict(sorted(installed_versions(tuple(sys.path)).items()))}
-    for toolchain in toolchains:
-        packages[toolchain.name] = dict(sorted(installed_versions(module_path(toolchain)).items()))
+    packages = {"": installed_versions(tuple(sys.path))}
+    packages |= {chain.name: installed_versions(module_path(chain)) for chain in toolchains}
     for name, versions in packages.items():
         place = f"the toolchain {name}" if name else sys.executable
         text = f"{plural(len(versions), 'package')} in {place}"
-        yield Finding("packages", name or "packages", OK, text, facts=versions)
+        facts = dict(sorted(versions.items()))
+        yield Finding("packages", name or "packages", OK, text, facts=facts)
     variables = environment_facts(ENVIRONMENT, os.environ)
     text = ", ".join(f"{name}={value}" for name, value in sorted(variables.items()))
     yield Finding("variables", "variables", OK, text or "none that change results", facts=variables)
@@ -318,14 +292,12 @@ def check_recorded_environment(toolchains: Iterable[Toolchain]) -> Iterator[Find
 
 
 def check_folders(project: Project) -> Iterator[Finding]:
-    """Yield the folders written by a build, and the shared cache."""
+    """Yield the folders written by a build, the signing key and the shared cache."""
     store = store_folder(project.state)
     for name, folder in (("build", project.build), ("state", project.state), ("store", store)):
         existing = next(path for path in (folder, *folder.parents) if path.exists())
         facts: dict[str, Any] = {"path": str(folder), "exists": folder.exists()}
         try:
-            if not existing.is_dir():
-                raise NotADirectoryError(20, "is not a folder", str(existing))
             with tempfile.TemporaryFile(dir=existing) as file:
                 file.write(b"x")
                 file.flush()
@@ -336,13 +308,10 @@ def check_folders(project: Project) -> Iterator[Finding]:
             yield Finding("folder", name, BROKEN, text, remedy, {**facts, "writable": False})
             continue
         facts |= {"writable": True, "free_bytes": free}
-        used = f", {size(_bytes_in(folder))} in use" if name == "store" and folder.exists() else ""
-        text = f"{folder}, {size(free)} free{used}"
-        if free < _LOW_SPACE_BYTES:
-            remedy = "buildsys cache gc --max-size 10GiB"
-            yield Finding("folder", name, MISSING, f"{text}: disk space is low", remedy, facts)
-        else:
-            yield Finding("folder", name, OK, text, facts=facts)
+        text, is_low = f"{folder}, {size(free)} free", free < _LOW_SPACE_BYTES
+        text += ": disk space is low" if is_low else ""
+        remedy = "buildsys cache gc --max-size 10GiB" if is_low else ""
+        yield Finding("folder", name, MISSING if is_low else OK, text, remedy, facts)
     remote, keys = project.shared_cache(), project.signing()
     if keys.key is not None:
         try:
@@ -352,17 +321,7 @@ def check_folders(project: Project) -> Iterator[Finding]:
             yield Finding("signing", "key", MISSING, error.problem, error.hint)
     if remote is not None:
         remote["url"] = mask_secrets(remote["url"])
-        signed = ""
+        text = f"{remote['url']}, {remote['mode']}"
         if keys.trusted:
-            signed = f", {plural(len(keys.trusted), 'trusted key')}, unsigned: {keys.unsigned}"
-        text = f"{remote['url']}, {remote['mode']}{signed}"
+            text += f", {plural(len(keys.trusted), 'trusted key')}, unsigned: {keys.unsigned}"
         yield Finding("folder", "shared cache", OK, text, facts=remote)
-
-
-def _bytes_in(folder: Path) -> int:
-    total = 0
-    for where, _, names in os.walk(folder):
-        for name in names:
-            with contextlib.suppress(OSError):
-                total += os.lstat(f"{where}/{name}").st_size
-    return total

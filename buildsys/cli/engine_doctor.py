@@ -1,0 +1,235 @@
+"""buildsys doctor ENGINE: checks of built engines.
+
+A process of the interpreter that would load an engine checks the former, as a library may crash.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import asdict, replace
+from functools import cached_property
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from buildsys.cli.command import print_json, print_lines, unknown_name
+from buildsys.cli.engine_checks import CHECK, STALE, engine_names, engines_of, project_reasons
+from buildsys.cli.model_filter import ModelFilter
+from buildsys.cli.project_root import typed_path
+from buildsys.cli.session import Session
+from buildsys.deploy.can_run import check_signature
+from buildsys.errors import StageError, UsageError
+from buildsys.plan.action import Action
+from buildsys.project.load import empty_project
+from buildsys.report.formatting import first_names
+from buildsys.stages.table import ENGINE
+from buildsys.store.signatures import ACCEPT, WARN, SigningKey
+from buildsys.system.backend_registry import Reason
+from buildsys.system.interpreters.toolchain import Toolchain, locate_toolchain
+from buildsys.system.processes import describe_exit, run_python
+from buildsys.system.signatures import UNSIGNED, UNTRUSTED, TrustedKeys, key_name
+
+SCHEMA = "buildsys/doctor/1"
+_NOT_USABLE = 1
+_LIMIT_S = 120
+_MOST_ENGINES = 12
+
+
+def check_engines(
+    root: Path,
+    names: Sequence[str],
+    only: ModelFilter,
+    trusted: Sequence[str] = (),
+    revoked: Sequence[str] = (),
+    *,
+    as_json: bool,
+) -> int:
+    """Print the state of engines; return 0 if all are usable.
+
+    A name is a file, a folder, or a target name: the engines of its targets are checked. A file or
+    folder that an engine of this project is built into stands for its target. With ``trusted``
+    keys, one of them must have signed each engine; ``revoked`` ones never count.
+
+    Raises: UsageError: a name is none of these, or a key no public key. ManifestErrors: the
+    manifests are wrong. StageError: an interpreter does not answer.
+    """
+    checker = EngineChecker(root, trusted, revoked)
+    engines = checker.matching(names, only) if only else map(checker.find, names)
+    answers = [checker.check(engine) for of_name in engines for engine in of_name]
+    if as_json:
+        print_json({"schema": SCHEMA, "engines": answers})
+    else:
+        for at, answer in enumerate(answers):
+            print_lines([*([""] if at else []), *_lines(answer)])
+    usable = all(answer["runs"] and answer["current"] is not False for answer in answers)
+    return 0 if usable else _NOT_USABLE
+
+
+class NamedEngine(NamedTuple):
+    """An engine to check."""
+
+    name: str  # as typed, or its target
+    path: Path
+    toolchain: Toolchain | None = None
+    action: Action | None = None  # if it belongs to this project
+
+    @property
+    def is_built(self) -> bool:
+        """True if its folder exists."""
+        return self.path.parent.is_dir()
+
+
+class EngineChecker:
+    """Checks of engines, loading the project only for its own engines."""
+
+    def __init__(
+        self, root: Path, trusted: Sequence[str] = (), revoked: Sequence[str] = ()
+    ) -> None:
+        self._root = root
+        self._must_be_signed = bool(trusted)
+        self._policy = empty_project(root).signing()
+        revoked = [*self._policy.revoked, *revoked]
+        try:
+            self._keys = TrustedKeys.of(trusted or self._policy.trusted, revoked)
+        except ValueError as error:
+            hint = "`buildsys cache keygen FILE` prints public keys, ed25519: and 44 characters"
+            raise UsageError(str(error), hint) from None
+        if revoked and not self._keys.trusted:
+            problem = "revoked keys have no effect without trusted ones"
+            raise UsageError(problem, "add --trusted-key")
+        if not trusted and self._policy.key is not None:  # own results need no other key
+            with suppress(StageError):
+                own = SigningKey(self._policy.key).public_key
+                self._keys = replace(self._keys, trusted=self._keys.trusted | {own})
+
+    @cached_property
+    def _session(self) -> Session:
+        return Session.read_only(self._root)
+
+    def matching(self, names: Sequence[str], only: ModelFilter) -> Iterator[list[NamedEngine]]:
+        """Find the engines of names and of matching models. Raises: UsageError: there are none."""
+        engines = engines_of(self._session, self._session.select(names or [ENGINE], only=only))
+        if not engines:
+            hint = "choose another --tag or --owner, or leave it out"
+            raise UsageError(f"no engine of {' '.join(names)} has {only}", hint)
+        return ([self._of_action(engine)] for engine in engines)
+
+    def find(self, name: str) -> list[NamedEngine]:
+        """Find the engines of a name."""
+        typed = typed_path(name)
+        if not typed.exists() and os.sep not in name and (":" in name or "." not in name):
+            engines = engines_of(self._session, self._session.targets_of(name))
+            if not engines:
+                names = engine_names(self._session)
+                listed = f"engines: {first_names(names, _MOST_ENGINES) or 'none yet'}"
+                short = name.removeprefix(f"{ENGINE}:")
+                raise unknown_name("engine file and no engine", short, names, listed)
+            return [self._of_action(engine) for engine in engines]
+        path = typed.resolve()
+        if path.is_relative_to(empty_project(self._root).build.resolve()):
+            own = (a for a in self._session.actions.values() if a.stage == ENGINE)
+            for engine in map(self._of_action, own):
+                if path in (engine.path.resolve(), engine.path.parent.resolve()):
+                    return [engine._replace(name=name)]
+        return [NamedEngine(name, typed)]
+
+    def _of_action(self, action: Action) -> NamedEngine:
+        project, toolchain = self._session.project, None
+        if action.toolchain:
+            toolchain = locate_toolchain(*action.toolchain, project.root, os.environ)
+        path = project.build / action.outputs["engine"].path
+        return NamedEngine(action.target, path, toolchain, action)
+
+    def check(self, engine: NamedEngine) -> dict[str, Any]:
+        """Check whether an engine can run here, and is current."""
+        signer, problems, note = self._signature(engine)
+        if problems:  # nothing may load its library
+            answer = _refusal(engine, problems)
+        else:
+            answer = _check_in_process(engine, self._root)
+            answer |= {"signed_by": signer} if signer else {}
+            answer["notes"] = [*answer["notes"], *([note] if note else [])]
+        reasons: list[dict[str, str]] = []
+        if engine.action is not None and engine.is_built:
+            own = project_reasons(self._session, engine.action)
+            reasons = [reason._asdict() for reason in own]
+        current = None if engine.action is None else not reasons and engine.path.is_file()
+        return {**answer, "current": current, "reasons": [*answer["reasons"], *reasons]}
+
+    def _signature(self, engine: NamedEngine) -> tuple[str, tuple[Reason, ...], str]:
+        """Return the signer of an engine, the reasons against it, and a note.
+
+        Without ``--trusted-key``, engines that this project built need no signature, and
+        ``unsigned`` of the project says how others are treated.
+        """
+        configured = bool(self._policy.trusted) and self._policy.unsigned != ACCEPT
+        if not (self._must_be_signed or configured) or not engine.is_built:
+            return "", (), ""
+        signer, problems = check_signature(engine.path, self._keys)
+        kind = problems[0].kind if problems else ""
+        tolerated = {UNSIGNED, UNTRUSTED} if self._policy.unsigned == WARN else set()
+        tolerated |= {UNSIGNED} if engine.action is not None else set()
+        if kind in tolerated and not self._must_be_signed:
+            return "", (), problems[0].problem
+        if engine.action is not None:  # an engine is signed when it is built
+            again = f"buildsys build -a -s {engine.action.target}"
+            problems = tuple(replace(problem, remedy=again) for problem in problems)
+        return signer, problems, ""
+
+
+def _check_in_process(engine: NamedEngine, root: Path) -> dict[str, Any]:
+    """Check an engine in its own interpreter."""
+    if engine.action is not None and not engine.is_built:
+        problem = f"{engine.name} has not been built"
+        return _refusal(engine, [Reason("file", problem, f"buildsys build {engine.name}")])
+    python = str(engine.toolchain.python) if engine.toolchain else sys.executable
+    path = str(engine.path.absolute())
+    try:
+        done = run_python(
+            ("-m", "buildsys.doctor", path, "--json", f"--project={root}"),
+            python=python,
+            environment=engine.toolchain.environment(os.environ) if engine.toolchain else None,
+            limit_s=_LIMIT_S,
+        )
+    except OSError as error:
+        problem = f"cannot start {python}, the interpreter of its toolchain: {error.strerror}"
+        remedy = "correct toolchains in configs/project.yaml"
+        return _refusal(engine, [Reason("library", problem, remedy)])
+    if done.code is None:
+        problem = f"{python} has not answered for {_LIMIT_S} s about {engine.name}"
+        raise StageError(problem, "run it again when this machine is idle")
+    try:
+        answer: dict[str, Any] = done.json()
+    except ValueError:
+        last = done.stderr.strip().rpartition("\n")[2]
+        problem = f"{python} {describe_exit(done.code)} while it loaded the library: {last}"
+        return _refusal(engine, [Reason("library", problem, "reinstall that library")])
+    if engine.toolchain:
+        for reason in answer["reasons"]:
+            reason["remedy"] = reason["remedy"].replace("pip install", engine.toolchain.pip)
+    return {**answer, "engine": engine.name}
+
+
+def _refusal(engine: NamedEngine, reasons: Iterable[Reason]) -> dict[str, Any]:
+    facts = {"schema": SCHEMA, "engine": engine.name, "built": "", "runs": False}
+    return {**facts, "reasons": [asdict(reason) for reason in reasons], "notes": []}
+
+
+def _lines(answer: Mapping[str, Any]) -> list[str]:
+    ours = [reason for reason in answer["reasons"] if reason["kind"] in (STALE, CHECK)]
+    others = [reason for reason in answer["reasons"] if reason["kind"] not in (STALE, CHECK)]
+    lines = [f"{answer['engine']}: {answer['built']}".removesuffix(": ")]
+    signed = f", and is signed by {key_name(answer['signed_by'])}" if "signed_by" in answer else ""
+    lines += [f"it can run here{signed}" if answer["runs"] else "it cannot run here:"]
+    lines += _reason_lines(others)
+    if answer["current"]:
+        lines.append("it matches its manifest and has passed its checks")
+    if ours:
+        lines.append("it does not match its manifest, or has not passed its checks:")
+    return [*lines, *_reason_lines(ours), *(f"  note: {note}" for note in answer["notes"])]
+
+
+def _reason_lines(reasons: Iterable[Mapping[str, str]]) -> list[str]:
+    return [f"  - {reason['problem']}; {reason['remedy']}".rstrip("; ") for reason in reasons]
