@@ -73,7 +73,7 @@ def build(request: BuildRequest) -> Figures:
         request.progress("checking the package")
         package = read_engine(request.engine)
         check_interface(package, converted.interface)
-        weights = compare_weights(package, converted, options["precision"])
+        weights = compare_weights(converted, options["precision"])
     names = ("precision", "compute_units", "minimum_deployment_target", "shapes")
     return {
         "settings": {name: options[name] for name in names},

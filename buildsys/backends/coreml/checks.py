@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import numpy as np
 import torch
 
-from buildsys.backends.coreml.conversion import Converted, sized
+from buildsys.backends.coreml.conversion import Converted
 from buildsys.backends.coreml.description import DTYPES
-from buildsys.backends.coreml.package import Constant, Package, constants, operations
+from buildsys.backends.coreml.package import Package, operations
 from buildsys.backends.interface import Figures
 from buildsys.errors import StageError
 from buildsys.onnx_graphs.tensors import Array
@@ -27,56 +27,27 @@ _REPAIR = "build it again; if that fails, install another version of coremltools
 
 
 def check_interface(package: Package, interface: Mapping[str, Any]) -> None:
-    """Compare inputs and outputs of a package with those of the manifest.
+    """Compare names and types of a package's inputs and outputs with those of the manifest.
 
-    Raises: StageError: names, types, shapes or ranges differ.
+    Raises: StageError: they differ.
     """
     description = package.spec.description
     for role, features in (("inputs", description.input), ("outputs", description.output)):
-        names = [feature.name for feature in features]
-        expected = [port["feature"] for port in interface[role]]
-        if names != expected:
-            text = f"the package has the {role} {', '.join(names)} instead of {', '.join(expected)}"
+        arrays = [feature.type.multiArrayType for feature in features]
+        types = [
+            type(array).DESCRIPTOR.enum_types_by_name["ArrayDataType"].values_by_number[
+                array.dataType
+            ].name
+            for array in arrays
+        ]  # fmt: skip
+        ports = dict(zip((feature.name for feature in features), types, strict=True))
+        expected = {
+            port["feature"]: DTYPES["int32" if port["dtype"] == "bool" else port["dtype"]]
+            for port in interface[role]
+        }
+        if ports != expected:
+            text = f"the package has the {role} {ports} instead of {expected}"
             raise StageError(text, _REPAIR)
-        for port, feature in zip(interface[role], features, strict=True):
-            array = feature.type.multiArrayType
-            dtype = type(array).DESCRIPTOR.enum_types_by_name["ArrayDataType"]
-            name = dtype.values_by_number[array.dataType].name
-            if name != DTYPES.get("int32" if port["dtype"] == "bool" else port["dtype"]):
-                text = f"{feature.name} of the package is {name}, and the program's {port['dtype']}"
-                raise StageError(text, _REPAIR)
-            if role == "inputs":
-                ours, theirs = _wanted_shapes(port["shape"], interface), _shapes(array)
-                if ours != theirs:
-                    text = f"the input {feature.name} of the package accepts {theirs}, not {ours}"
-                    raise StageError(text, _REPAIR)
-
-
-def _wanted_shapes(shape: Sequence[int | str], interface: Mapping[str, Any]) -> str:
-    """Return the accepted shapes as text: ``[1..8, 3]``, or each one."""
-    if "shapes" in interface and any(isinstance(size, str) for size in shape):
-        every = {tuple(sized(shape, sizes)) for sizes in interface["shapes"]}
-        return " or ".join(str(list(sizes)) for sizes in sorted(every))
-    dims = interface["dims"]
-    spans = [
-        (dims[size]["min"], dims[size]["max"]) if isinstance(size, str) else (size, size)
-        for size in shape
-    ]
-    return _format_spans(spans)
-
-
-def _shapes(array: Any) -> str:
-    flexibility = array.WhichOneof("ShapeFlexibility")
-    if flexibility == "enumeratedShapes":
-        every = {tuple(shape.shape) for shape in array.enumeratedShapes.shapes}
-        return " or ".join(str(list(shape)) for shape in sorted(every))
-    if flexibility == "shapeRange":
-        return _format_spans((s.lowerBound, s.upperBound) for s in array.shapeRange.sizeRanges)
-    return _format_spans((size, size) for size in array.shape)
-
-
-def _format_spans(spans: Any) -> str:
-    return f"[{', '.join(f'{a}..{b}' if a != b else str(a) for a, b in spans)}]"
 
 
 def operator_facts(package: Package) -> Figures:
@@ -101,65 +72,50 @@ def operator_facts(package: Package) -> Figures:
     return facts
 
 
-def compare_weights(package: Package, converted: Converted, precision: str) -> Figures:
-    """Compare a package's weights with the converter's and the program's.
+def compare_weights(converted: Converted, precision: str) -> Figures:
+    """Compare the converter's weights with those of the program.
 
     Parameters may have been folded into others: a batch norm into its convolution is computed
     here as well, anything else is named in the result.
-    Raises: StageError: a weight differs, is not finite or is missing from the weight file.
+    Raises: StageError: a weight differs or is not finite.
     """
     parameters = dict(_parameters(converted.program))
     by_shape: dict[tuple[int, ...], list[Array]] = {}
     for array in (*parameters.values(), *_folded_convolutions(converted.program, parameters)):
         for candidate in (array, array.T) if array.ndim == 2 else (array,):
             by_shape.setdefault(candidate.shape, []).append(candidate)
-    compared, computed, total, count = 0, list[str](), 0, 0
-    for weight in constants(package):
-        total, count = total + weight.array.nbytes, count + 1
-        _check_written(weight, converted.constants)
-        if weight.array.dtype.kind != "f" or weight.array.size == 1:
+    compared, computed = 0, list[str]()
+    for name, weight in converted.constants.items():
+        if weight.dtype.kind != "f" or weight.size == 1:
             continue
+        if np.isnan(weight).any():
+            raise StageError(f"the weight {name} of the package has NaN", _REPAIR)
         if any(
-            _close(weight, candidate, precision)
-            for candidate in by_shape.get(weight.array.shape, ())
+            _close(weight, candidate, precision) for candidate in by_shape.get(weight.shape, ())
         ):
             compared += 1
             continue
-        computed.append(weight.name)
-        parameter = parameters.get(weight.name.removesuffix(_ROUNDED))
-        if parameter is not None and parameter.shape == weight.array.shape:
-            worst = float(np.abs(weight.array.astype(np.float32) - parameter).max())
+        computed.append(name)
+        parameter = parameters.get(name.removesuffix(_ROUNDED))
+        if parameter is not None and parameter.shape == weight.shape:
+            worst = float(np.abs(weight.astype(np.float32) - parameter).max())
             raise StageError(
-                f"the weight {weight.name} of the package is not that of the program: they differ"
-                f" by up to {worst:.3g}",
+                f"the weight {name} of the package is not that of the program: they differ by up to"
+                f" {worst:.3g}",
                 "use precision: fp32" if precision == "fp16" else _REPAIR,
             )
     return {
-        "count": count,
-        "bytes": total,
+        "count": len(converted.constants),
+        "bytes": sum(weight.nbytes for weight in converted.constants.values()),
         "compared": compared,
         **({"computed": computed[:100]} if computed else {}),
     }
 
 
-def _check_written(weight: Constant, written: Mapping[str, Array]) -> None:
-    intended = written.get(weight.name)
-    values = weight.array
-    if intended is not None:
-        same = intended.size == values.size and intended.astype(values.dtype).tobytes() == (
-            values.tobytes()
-        )
-        if not same:
-            text = f"the weight {weight.name} in the package is not the one that was written"
-            raise StageError(text, "build it again")
-    if values.dtype.kind == "f" and np.isnan(values).any():
-        raise StageError(f"the weight {weight.name} of the package has NaN", _REPAIR)
-
-
-def _close(weight: Constant, expected: Array, precision: str) -> bool:
-    if not np.isclose(*_first(weight.array, expected), rtol=1e-2, atol=1e-3):
+def _close(weight: Array, expected: Array, precision: str) -> bool:
+    if not np.isclose(*_first(weight, expected), rtol=1e-2, atol=1e-3):
         return False  # without reading all values
-    values = np.asarray(weight.array, np.float32)
+    values = np.asarray(weight, np.float32)
     axes = tuple(range(1, values.ndim))
     with np.errstate(invalid="ignore"):
         finite = np.where(np.isfinite(expected), np.abs(expected), 0.0)

@@ -9,7 +9,6 @@ from __future__ import annotations
 import hashlib
 import json
 import shutil
-import struct
 import uuid
 import zipfile
 from collections.abc import Iterator, Mapping
@@ -26,17 +25,12 @@ from buildsys.backends.interface import Port, Run
 from buildsys.errors import StageError
 from buildsys.onnx_graphs.tensors import Array, Tensor, tensor_of
 
-MODEL, WEIGHTS = "Data/com.apple.CoreML/model.mlmodel", "Data/com.apple.CoreML/weights/weight.bin"
+MODEL = "Data/com.apple.CoreML/model.mlmodel"
 MANIFEST = "Manifest.json"
 INTERFACE = "buildsys.interface"  # metadata: names, types and ranges as in the manifest
 _DATE = "com.github.apple.coremltools.conversion_date"
 _EPOCH = (1980, 1, 1, 0, 0, 0)
 _MODE = 0o644 << 16
-_BLOB, _SENTINEL = struct.Struct("<IIQQ"), 0xDEADBEEF  # sentinel, type, bytes, offset of the data
-_DTYPES = {
-    "FLOAT16": "<f2", "FLOAT32": "<f4", "INT32": "<i4", "INT8": "i1", "UINT8": "u1",
-    "INT16": "<i2", "UINT16": "<u2", "UINT32": "<u4",
-}  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -44,16 +38,7 @@ class Package:
     """A package read from an engine file."""
 
     spec: Any  # coremltools.proto.Model_pb2.Model
-    weights: Array  # bytes of the weight file
     interface: dict[str, Any]
-
-
-@dataclass(frozen=True)
-class Constant:
-    """A constant of the program in a package."""
-
-    name: str
-    array: Array
 
 
 def write_engine(folder: Path, engine: Path, interface: dict[str, Any]) -> None:
@@ -135,13 +120,10 @@ def read_engine(engine: Path) -> Package:
             if damaged := archive.testzip():
                 raise zipfile.BadZipFile(f"the checksum of {damaged} differs")
             spec.ParseFromString(archive.read(f"{root}/{MODEL}"))
-            weights = np.zeros(0, np.uint8)
-            if f"{root}/{WEIGHTS}" in archive.namelist():
-                weights = np.frombuffer(archive.read(f"{root}/{WEIGHTS}"), np.uint8)
         interface = json.loads(spec.description.metadata.userDefined[INTERFACE])
     except (zipfile.BadZipFile, OSError, EOFError, KeyError, ValueError, DecodeError) as error:
         _raise_damaged(engine, error)
-    return Package(spec, weights, interface)
+    return Package(spec, interface)
 
 
 def _root(engine: Path, archive: zipfile.ZipFile) -> str:
@@ -176,60 +158,6 @@ def block_operations(block: Any) -> Iterator[Any]:
         yield operation
         for inner in operation.blocks:
             yield from block_operations(inner)
-
-
-def constants(package: Package) -> Iterator[Constant]:
-    """Yield a package's numeric constants, in and outside its weight file.
-
-    Raises: StageError: the weight file is truncated or damaged.
-    """
-    from coremltools.proto import MIL_pb2
-
-    for operation in operations(package.spec):
-        if operation.type != "const":
-            continue
-        value = operation.attributes["val"]
-        tensor = value.type.tensorType
-        dtype = _DTYPES.get(MIL_pb2.DataType.Name(tensor.dataType))
-        shape = [size.constant.size for size in tensor.dimensions]
-        name = operation.outputs[0].name
-        if value.WhichOneof("value") == "blobFileValue":
-            if dtype is None:
-                text = f"the weight {name} has a type that the package's weight file cannot have"
-                raise StageError(text, "build it again")
-            content = _blob(package.weights, int(value.blobFileValue.offset), name)
-            if content.nbytes != int(np.prod(shape)) * np.dtype(dtype).itemsize:
-                text = f"the weight {name} has {content.nbytes} bytes and the shape {shape}"
-                raise StageError(f"the weight file is damaged: {text}", "build it again")
-            yield Constant(name, content.view(dtype).reshape(shape))
-        elif dtype in ("<f2", "<f4"):
-            immediate = value.immediateValue.tensor
-            numbers = (
-                np.frombuffer(immediate.bytes.values, dtype)
-                if immediate.WhichOneof("value") == "bytes"
-                else np.array(immediate.floats.values, dtype)
-            )
-            yield Constant(name, numbers.reshape(shape))
-
-
-def _blob(weights: Array, offset: int, name: str) -> Array:
-    """Return the bytes of one weight.
-
-    Raises: StageError: they are outside of the file.
-    """
-    size = weights.size
-    sentinel, _, count, start = (
-        _BLOB.unpack(weights[offset : offset + _BLOB.size].tobytes())
-        if offset + _BLOB.size <= size
-        else (_SENTINEL, 0, 0, size + 1)
-    )
-    if start + count > size:
-        text = f"the weight file is truncated: it has {size} bytes, and {name} is behind its end"
-        raise StageError(text, "build it again")
-    if sentinel != _SENTINEL:
-        text = f"the weight file is damaged: there is no weight {name} at its offset {offset}"
-        raise StageError(text, "build it again")
-    return weights[start : start + count]
 
 
 def oldest_version(spec: Any) -> int:

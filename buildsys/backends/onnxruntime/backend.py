@@ -36,9 +36,9 @@ from buildsys.backends.onnxruntime.engine_session import (
 )
 from buildsys.backends.onnxruntime.execution_providers import (
     compiles,
+    engine_providers,
     is_simulated,
     runs_on_cpu_only,
-    wanted_providers,
 )
 from buildsys.backends.onnxruntime.placement import (
     check_placement,
@@ -204,7 +204,7 @@ def slowest_layers(
     """Return the slowest nodes, [] on a GPU: its profiler sees launches."""
     from buildsys.backends.onnxruntime.placement import read_layers
 
-    if any(wanted.provider.needs_nvidia for wanted in wanted_providers(options)):
+    if any(wanted.provider.needs_nvidia for wanted in engine_providers(options)):
         return []
     with TemporaryDirectory() as folder:
         session = engine_session_options(options, _load_level(options))
@@ -238,7 +238,7 @@ def load_graph(
 
 def device(options: Options) -> Figures:
     """Describe the device of the first provider: a processor, an NVIDIA GPU or another one."""
-    first = wanted_providers(options)[0]
+    first = engine_providers(options)[0]
     chosen = first.options.get("device_type", "CPU") if first.name == "openvino" else first.name
     if chosen.upper() == "CPU" or first.name == "xnnpack" or is_simulated(options):
         return {"kind": "cpu", "name": cpu_model(), "cores": usable_cores()}

@@ -16,11 +16,11 @@ from buildsys.backends.cuda.gpus import find_driver
 from buildsys.backends.interface import OperatorUse, Options
 from buildsys.backends.onnxruntime.execution_providers import (
     CPU,
+    EngineProvider,
     Provider,
-    WantedProvider,
+    engine_providers,
     openvino_plugin_options,
     runs_on_cpu_only,
-    wanted_providers,
 )
 from buildsys.backends.onnxruntime.session import FAILURES, OrtGraph, explain, session_options
 from buildsys.errors import StageError, Unavailable
@@ -36,7 +36,7 @@ def check_providers(options: Options) -> None:
     Raises: Unavailable: this onnxruntime lacks one, or the machine has no device for it.
     StageError: it refuses an option.
     """
-    for wanted in wanted_providers(options):
+    for wanted in engine_providers(options):
         provider = wanted.provider
         built_in = provider.title in ort.get_available_providers()
         plugin = provider.plugin
@@ -75,7 +75,7 @@ def add_providers(session: ort.SessionOptions, options: Options) -> None:
 
     Raises: StageError: a provider refuses its options. Unavailable: it has no device.
     """
-    for wanted in wanted_providers(options):
+    for wanted in engine_providers(options):
         if wanted.name == CPU:
             continue
         values = {**_own_options(wanted, options), **wanted.options}
@@ -115,7 +115,7 @@ def load_cuda_libraries() -> None:
             preload()
 
 
-def _own_options(wanted: WantedProvider, options: Options) -> dict[str, str]:
+def _own_options(wanted: EngineProvider, options: Options) -> dict[str, str]:
     """Return the provider options that an engine's settings imply."""
     if wanted.name == "qnn" and "backend_path" not in wanted.options:
         return {"backend_type": "htp"}  # QNN has no default for the processor as its device
@@ -138,7 +138,7 @@ def open_engine(
     graph = OrtGraph(model, session, titles, [use.path for use in operators if use.path])
     # it falls back to the CPU with no more than a log line
     started = graph.session.get_providers()
-    for wanted in wanted_providers(options):
+    for wanted in engine_providers(options):
         if wanted.provider.title not in started:
             raise Unavailable(
                 f"ONNX Runtime could not start its {wanted.name} provider; its log says why",
@@ -176,7 +176,7 @@ def is_plugin(provider: Provider) -> bool:
     return any(device.ep_name == provider.title for device in devices)
 
 
-def _plugin_devices(wanted: WantedProvider) -> list[Any]:
+def _plugin_devices(wanted: EngineProvider) -> list[Any]:
     """Find the devices of a plugin provider that its ``device_type`` names.
 
     Raises: Unavailable: it supports no device of this machine.

@@ -11,20 +11,14 @@ from dataclasses import dataclass, field
 from platform import machine
 from typing import Any
 
-OptionType = type | tuple[str, ...]  # int, bool, str, or the possible values
 CPU = "cpu"
 OTHER_OPTIONS = "config"  # options of a provider that this table lacks, passed on
 _CUDA_LIBRARIES = ("nvidia-cudnn-cu12", "nvidia-cudnn-cu13", "nvidia-cublas-cu12", "nvidia-cublas")
-_ARENA = ("kNextPowerOfTwo", "kSameAsRequested")
-_TUNABLE: Mapping[str, OptionType] = {
-    "tunable_op_enable": bool,
-    "tunable_op_tuning_enable": bool,
-    "tunable_op_max_tuning_duration_ms": int,
-}
-_HTP_MODES = (
-    "burst", "balanced", "default", "high_performance", "high_power_saver", "low_balanced",
-    "low_power_saver", "power_saver", "extreme_power_saver", "sustained_high_performance",
-)  # fmt: skip
+_CACHES = "remove it: files of a cache are not in the key; ep_context: true keeps the result"
+_STREAM = "remove it: engines run on ONNX Runtime's stream"
+_STREAMS = {"has_user_compute_stream": _STREAM, "user_compute_stream": _STREAM}
+_ONNXRUNTIME_GPU = "pip uninstall onnxruntime; pip install onnxruntime-gpu"
+_TUNABLE = "tunable_op_enable tunable_op_tuning_enable tunable_op_max_tuning_duration_ms"
 
 
 @dataclass(frozen=True)
@@ -34,7 +28,8 @@ class Provider:
     name: str  # in manifests
     title: str  # in ONNX Runtime
     install: str  # the command that installs it, or the place that has it
-    options: Mapping[str, OptionType] = field(default_factory=dict)
+    options_text: str = ""  # names of its options, separated by spaces
+    choices: Mapping[str, tuple[str, ...]] = field(default_factory=dict)  # option -> its values
     refused: Mapping[str, str] = field(default_factory=dict)  # option -> what to use instead
     distributions: tuple[str, ...] = ()  # those that have it; () if that is unknown
     plugin: str = ""  # the one of them that adds it to any onnxruntime
@@ -48,13 +43,18 @@ class Provider:
     reads_older_contexts: bool = False  # also those of an older version
     booleans: tuple[str, str] = ("0", "1")  # texts of false and true
 
+    @property
+    def options(self) -> tuple[str, ...]:
+        """The names of its options."""
+        return (*self.options_text.split(), *self.choices)
+
     def value(self, value: object) -> str:
         """Return the text of an option's value."""
         return self.booleans[value] if isinstance(value, bool) else str(value)
 
 
 @dataclass(frozen=True)
-class WantedProvider:
+class EngineProvider:
     """A provider of an engine with its options as ONNX Runtime takes them."""
 
     provider: Provider
@@ -66,46 +66,24 @@ class WantedProvider:
         return self.provider.name
 
 
-_CACHES = "remove it: files of a cache are not in the key; ep_context: true keeps the result"
-_STREAM = "remove it: engines run on ONNX Runtime's stream"
-_ONNXRUNTIME_GPU = "pip uninstall onnxruntime; pip install onnxruntime-gpu"
 _PROVIDERS = (
     Provider(
         "tensorrt",
         "TensorrtExecutionProvider",
         f"{_ONNXRUNTIME_GPU} tensorrt, on a machine with an NVIDIA GPU",
-        {
-            "device_id": int,
-            "trt_max_workspace_size": int,
-            "trt_min_subgraph_size": int,
-            "trt_max_partition_iterations": int,
-            "trt_fp16_enable": bool,
-            "trt_bf16_enable": bool,
-            "trt_int8_enable": bool,
-            "trt_dla_enable": bool,
-            "trt_dla_core": int,
-            "trt_layer_norm_fp32_fallback": bool,
-            "trt_build_heuristics_enable": bool,
-            "trt_builder_optimization_level": int,
-            "trt_sparsity_enable": bool,
-            "trt_auxiliary_streams": int,
-            "trt_tactic_sources": str,
-            "trt_profile_min_shapes": str,
-            "trt_profile_opt_shapes": str,
-            "trt_profile_max_shapes": str,
-            "trt_force_sequential_engine_build": bool,
-            "trt_context_memory_sharing_enable": bool,
-            "trt_engine_hw_compatible": bool,
-            "trt_detailed_build_log": bool,
-        },
-        {
+        "device_id trt_max_workspace_size trt_min_subgraph_size trt_max_partition_iterations"
+        " trt_fp16_enable trt_bf16_enable trt_int8_enable trt_dla_enable trt_dla_core"
+        " trt_layer_norm_fp32_fallback trt_build_heuristics_enable trt_builder_optimization_level"
+        " trt_sparsity_enable trt_auxiliary_streams trt_tactic_sources trt_profile_min_shapes"
+        " trt_profile_opt_shapes trt_profile_max_shapes trt_force_sequential_engine_build"
+        " trt_context_memory_sharing_enable trt_engine_hw_compatible trt_detailed_build_log",
+        refused={
             "trt_engine_cache_enable": _CACHES,
             "trt_engine_cache_path": _CACHES,
             "trt_timing_cache_enable": _CACHES,
             "trt_timing_cache_path": _CACHES,
             "trt_dump_ep_context_model": "use the engine's field ep_context",
-            "has_user_compute_stream": _STREAM,
-            "user_compute_stream": _STREAM,
+            **_STREAMS,
         },
         distributions=("onnxruntime-gpu",),
         libraries=("tensorrt", *_CUDA_LIBRARIES),
@@ -116,27 +94,11 @@ _PROVIDERS = (
         "cuda",
         "CUDAExecutionProvider",
         f"{_ONNXRUNTIME_GPU}, on a machine with an NVIDIA GPU",
-        {
-            "device_id": int,
-            "gpu_mem_limit": int,
-            "arena_extend_strategy": _ARENA,
-            "cudnn_conv_algo_search": ("EXHAUSTIVE", "HEURISTIC", "DEFAULT"),
-            "cudnn_conv_use_max_workspace": bool,
-            "cudnn_conv1d_pad_to_nc1d": bool,
-            "do_copy_in_default_stream": bool,
-            "use_ep_level_unified_stream": bool,
-            "enable_skip_layer_norm_strict_mode": bool,
-            "use_tf32": bool,
-            "prefer_nhwc": bool,
-            "fuse_conv_bias": bool,
-            "sdpa_kernel": int,
-            **_TUNABLE,
-        },
-        {
-            "enable_cuda_graph": "remove it: it needs arrays at fixed addresses",
-            "has_user_compute_stream": _STREAM,
-            "user_compute_stream": _STREAM,
-        },
+        "device_id gpu_mem_limit arena_extend_strategy cudnn_conv_algo_search"
+        " cudnn_conv_use_max_workspace cudnn_conv1d_pad_to_nc1d do_copy_in_default_stream"
+        " use_ep_level_unified_stream enable_skip_layer_norm_strict_mode use_tf32 prefer_nhwc"
+        f" fuse_conv_bias sdpa_kernel {_TUNABLE}",
+        refused={"enable_cuda_graph": "remove it: it needs arrays at fixed addresses", **_STREAMS},
         distributions=("onnxruntime-gpu",),
         libraries=_CUDA_LIBRARIES,
         needs_nvidia=True,
@@ -147,19 +109,13 @@ _PROVIDERS = (
         "OpenVINOExecutionProvider",
         "pip install onnxruntime-ep-openvino; on processors that are not Intel's, a toolchain with"
         " onnxruntime-openvino",
-        {
-            "device_type": str,
+        "device_type num_of_threads num_streams disable_dynamic_shapes enable_qdq_optimizer"
+        " enable_opencl_throttling reshape_input layout",
+        choices={
             "precision": ("FP32", "FP16", "ACCURACY"),
-            "num_of_threads": int,
-            "num_streams": int,
-            "disable_dynamic_shapes": bool,
-            "enable_qdq_optimizer": bool,
-            "enable_opencl_throttling": bool,
             "model_priority": ("LOW", "MEDIUM", "HIGH", "DEFAULT"),
-            "reshape_input": str,
-            "layout": str,
         },
-        {
+        refused={
             "cache_dir": _CACHES,
             "load_config": "remove it: the file that it names is not in the key",
         },
@@ -174,27 +130,15 @@ _PROVIDERS = (
         "coreml",
         "CoreMLExecutionProvider",
         "use the onnxruntime of a Mac: pip install onnxruntime",
-        {
-            "ModelFormat": ("MLProgram", "NeuralNetwork"),
-            "MLComputeUnits": ("ALL", "CPUOnly", "CPUAndGPU", "CPUAndNeuralEngine"),
-            "RequireStaticInputShapes": bool,
-            "EnableOnSubgraphs": bool,
-            "SpecializationStrategy": ("Default", "FastPrediction"),
-            "ProfileComputePlan": bool,
-            "AllowLowPrecisionAccumulationOnGPU": bool,
-        },
-        {"ModelCacheDirectory": _CACHES.partition(";")[0]},
+        "ModelFormat MLComputeUnits RequireStaticInputShapes EnableOnSubgraphs"
+        " SpecializationStrategy ProfileComputePlan AllowLowPrecisionAccumulationOnGPU",
+        refused={"ModelCacheDirectory": _CACHES.partition(";")[0]},
     ),
     Provider(
         "directml",
         "DmlExecutionProvider",
         "pip uninstall onnxruntime; pip install onnxruntime-directml, on Windows",
-        {
-            "device_id": int,
-            "device_filter": ("gpu", "npu", "any"),
-            "performance_preference": ("default", "high_performance", "minimum_power"),
-            "disable_metacommands": bool,
-        },
+        "device_id device_filter performance_preference disable_metacommands",
         distributions=("onnxruntime-directml",),
         booleans=("false", "true"),
     ),
@@ -202,23 +146,12 @@ _PROVIDERS = (
         "qnn",
         "QNNExecutionProvider",
         "pip install onnxruntime-qnn",
-        {
-            # not saver and ir, which compute nothing and write files into the project
-            "backend_type": ("htp", "gpu", "cpu"),
-            "backend_path": str,
-            "device_id": int,
-            "htp_performance_mode": _HTP_MODES,
-            "htp_graph_finalization_optimization_mode": int,
-            "htp_arch": int,
-            "soc_model": int,
-            "vtcm_mb": int,
-            "rpc_control_latency": int,
-            "qnn_context_priority": ("low", "normal", "normal_high", "high"),
-            "enable_htp_fp16_precision": bool,
-            "enable_htp_weight_sharing": bool,
-            "enable_htp_spill_fill_buffer": bool,
-            "offload_graph_io_quantization": bool,
-        },
+        "backend_path device_id htp_performance_mode htp_graph_finalization_optimization_mode"
+        " htp_arch soc_model vtcm_mb rpc_control_latency qnn_context_priority"
+        " enable_htp_fp16_precision enable_htp_weight_sharing enable_htp_spill_fill_buffer"
+        " offload_graph_io_quantization",
+        # not saver and ir, which compute nothing and write files into the project
+        choices={"backend_type": ("htp", "gpu", "cpu")},
         distributions=("onnxruntime-qnn",),
         plugin="onnxruntime-qnn",
         context_library="onnxruntime-qnn",
@@ -228,38 +161,24 @@ _PROVIDERS = (
         "migraphx",
         "MIGraphXExecutionProvider",
         "pip uninstall onnxruntime; pip install onnxruntime-migraphx, on a machine with an AMD GPU",
-        {
-            "device_id": int,
-            "migraphx_fp16_enable": bool,
-            "migraphx_bf16_enable": bool,
-            "migraphx_fp8_enable": bool,
-            "migraphx_int8_enable": bool,
-            "migraphx_exhaustive_tune": bool,
-            "migraphx_mem_limit": int,
-            "migraphx_arena_extend_strategy": _ARENA,
-        },
+        "device_id migraphx_fp16_enable migraphx_bf16_enable migraphx_fp8_enable"
+        " migraphx_int8_enable migraphx_exhaustive_tune migraphx_mem_limit"
+        " migraphx_arena_extend_strategy",
     ),
     Provider(
         "rocm",
         "ROCMExecutionProvider",
         "pip uninstall onnxruntime; pip install onnxruntime-rocm, on a machine with an AMD GPU",
-        {
-            "device_id": int,
-            "gpu_mem_limit": int,
-            "arena_extend_strategy": _ARENA,
-            "miopen_conv_exhaustive_search": bool,
-            "miopen_conv_use_max_workspace": bool,
-            "do_copy_in_default_stream": bool,
-            **_TUNABLE,
-        },
-        {"has_user_compute_stream": _STREAM, "user_compute_stream": _STREAM},
+        "device_id gpu_mem_limit arena_extend_strategy miopen_conv_exhaustive_search"
+        f" miopen_conv_use_max_workspace do_copy_in_default_stream {_TUNABLE}",
+        refused=_STREAMS,
         compiles=False,
     ),
     Provider(
         "xnnpack",
         "XnnpackExecutionProvider",
         "build onnxruntime with --use_xnnpack: no package of PyPI has it",
-        {"intra_op_num_threads": int},
+        "intra_op_num_threads",
     ),
     Provider(CPU, "CPUExecutionProvider", "pip install onnxruntime", compiles=False),
 )
@@ -297,7 +216,7 @@ def known_providers(options: Mapping[str, Any]) -> tuple[Provider, ...]:
     return tuple(provider for provider in providers if provider is not None)
 
 
-def wanted_providers(options: Mapping[str, Any]) -> tuple[WantedProvider, ...]:
+def engine_providers(options: Mapping[str, Any]) -> tuple[EngineProvider, ...]:
     """Return an engine's providers, preferred first.
 
     Names of ONNX Runtime are known too: ``engine.json`` has had them from the first version on.
@@ -312,7 +231,7 @@ def wanted_providers(options: Mapping[str, Any]) -> tuple[WantedProvider, ...]:
         others = options_of.get(OTHER_OPTIONS) or {}
         own = {option: value for option, value in options_of.items() if option != OTHER_OPTIONS}
         texts = {option: provider.value(value) for option, value in {**own, **others}.items()}
-        providers.append(WantedProvider(provider, texts))
+        providers.append(EngineProvider(provider, texts))
     return tuple(providers)
 
 
@@ -339,21 +258,21 @@ def openvino_plugin_options(values: Mapping[str, str], device: str) -> dict[str,
 
 def runs_on_cpu_only(options: Mapping[str, Any]) -> bool:
     """Check whether the CPU's provider is the only one."""
-    return all(wanted.name == CPU for wanted in wanted_providers(options))
+    return all(wanted.name == CPU for wanted in engine_providers(options))
 
 
 def allows_cpu(options: Mapping[str, Any]) -> bool:
     """Check whether nodes may run on the CPU: it is listed, or there is no list."""
     return not options.get("providers") or any(
-        wanted.name == CPU for wanted in wanted_providers(options)
+        wanted.name == CPU for wanted in engine_providers(options)
     )
 
 
 def is_simulated(options: Mapping[str, Any]) -> bool:
     """Check for QNN on x86 processors, where its libraries simulate Qualcomm's devices."""
-    return wanted_providers(options)[0].name == "qnn" and machine() in ("x86_64", "AMD64")
+    return engine_providers(options)[0].name == "qnn" and machine() in ("x86_64", "AMD64")
 
 
 def compiles(options: Mapping[str, Any]) -> bool:
     """Check whether a provider compiles nodes: the engine then is the graph before that."""
-    return any(wanted.provider.compiles for wanted in wanted_providers(options))
+    return any(wanted.provider.compiles for wanted in engine_providers(options))

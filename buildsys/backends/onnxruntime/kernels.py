@@ -34,41 +34,18 @@ class Operator(NamedTuple):
     name: str
 
 
-class Kernel(NamedTuple):
-    """An implementation of some schema versions of an operator for some types."""
-
-    first: int
-    last: int
-    # type parameter, input or output -> e.g. tensor(float); none for all types
-    types: Mapping[str, frozenset[str]]
-
-    def supports(self, since_version: int, types: Mapping[str, str]) -> bool:
-        """Check whether ONNX Runtime selects it for version and types.
-
-        Unknown types count as supported.
-        """
-        is_selected = self.first == since_version or (
-            self.last != _OPEN and self.first <= since_version <= self.last
-        )
-        return is_selected and all(
-            name not in types or types[name] in allowed for name, allowed in self.types.items()
-        )
-
-
 @lru_cache(maxsize=1)
-def kernels() -> Mapping[Operator, tuple[Kernel, ...]]:
-    """Return the CPU provider's kernels; none if they are not listed."""
+def _kernel_definitions() -> Mapping[Operator, list[Any]]:
+    """Collect the CPU provider's kernels by operator; none if they are not listed."""
     list_kernels = getattr(ort_state, "get_all_opkernel_def", None)
-    if _CRASHES_LIST in ort_state.get_available_providers():
-        list_kernels = None
-    listed: dict[Operator, list[Kernel]] = {}
-    for kernel in list_kernels() if list_kernels else ():
+    if list_kernels is None or _CRASHES_LIST in ort_state.get_available_providers():
+        return {}
+    definitions: dict[Operator, list[Any]] = {}
+    for kernel in list_kernels():
         if kernel.provider == "CPUExecutionProvider":
-            types = {name: frozenset(allowed) for name, allowed in kernel.type_constraints.items()}
-            first, last = kernel.version_range
             operator = Operator(_DOMAINS.get(kernel.domain, kernel.domain), kernel.op_name)
-            listed.setdefault(operator, []).append(Kernel(first, last, types))
-    return {operator: tuple(several) for operator, several in listed.items()}
+            definitions.setdefault(operator, []).append(kernel)
+    return definitions
 
 
 @lru_cache(maxsize=1)
@@ -82,11 +59,15 @@ def schema_versions() -> Mapping[Operator, tuple[int, ...]]:
 
 
 def kernel_types(operator: Operator, since_version: int) -> tuple[str, ...]:
-    """Return the implemented types of the first type parameter, e.g. float, double."""
+    """List the implemented types of the first type parameter, e.g. float, double.
+
+    A kernel for an open range of versions is for the version that it begins with.
+    """
     types: set[str] = set()
-    for kernel in kernels().get(operator, ()):
-        if kernel.supports(since_version, {}):
-            types |= next(iter(kernel.types.values()), frozenset({"all"}))
+    for kernel in _kernel_definitions().get(operator, ()):
+        first, last = kernel.version_range
+        if first == since_version or (last != _OPEN and first <= since_version <= last):
+            types.update(next(iter(kernel.type_constraints.values()), ("all",)))
     return tuple(sorted(name.removeprefix("tensor(").removesuffix(")") for name in types))
 
 
@@ -115,11 +96,7 @@ def refused_nodes(model_file: Path, provided: Collection[str] = ()) -> list[Unsu
     for inside, nodes in groups:
         for index, node in _nodes(nodes):
             operator = Operator("" if node.domain in _DEFAULT_DOMAIN else node.domain, node.op_type)
-            if (
-                f"{node.domain}::{node.op_type}" in implemented
-                or operator in schema_versions()
-                or operator in kernels()
-            ):
+            if f"{node.domain}::{node.op_type}" in implemented or operator in schema_versions():
                 continue
             domain = operator.domain or "ai.onnx"
             reason = (
@@ -134,11 +111,10 @@ def refused_nodes(model_file: Path, provided: Collection[str] = ()) -> list[Unsu
 
 
 def _without_kernel(model: onnx.ModelProto) -> list[UnsupportedNode]:
-    """Return the nodes of ONNX's operators without a kernel.
+    """List the nodes of ONNX's operators without a kernel.
 
-    Nodes that its table of kernels does not contain are tried in separate sessions, as ONNX
-    Runtime may still run them with casts around float16 or with the function body that ONNX gives
-    some operators.
+    Each is tried in a session of its own: ONNX Runtime may run it with casts around float16 or
+    with the function body that ONNX gives some operators.
     """
     with suppress(Exception):  # any class; nodes of unknown types are skipped
         model = inline_all(model) if model.functions else model
@@ -149,7 +125,7 @@ def _without_kernel(model: onnx.ModelProto) -> list[UnsupportedNode]:
     results: dict[bytes, UnsupportedNode | None] = {}
     refused = []
     for index, node in _nodes(model.graph.node):
-        if _has_own_kernel(node, opset, types):
+        if not _can_try(node, opset, types):
             continue
         kind = onnx.NodeProto(op_type=node.op_type, attribute=node.attribute)
         kind.input.extend(str(types.get(name, "")) for name in node.input)
@@ -180,23 +156,11 @@ def _nodes(nodes: Any) -> Iterator[tuple[int, Any]]:
             yield from ((index, inner) for _, inner in _nodes(body.node))
 
 
-def _has_own_kernel(node: Any, opset: int, tensors: Mapping[str, int]) -> bool:
-    """Check whether the node has a kernel or unknown types."""
+def _can_try(node: Any, opset: int, tensors: Mapping[str, int]) -> bool:
+    """Check for an operator of ONNX without bodies and with known types."""
     has_types = all(tensors.get(name) for name in node.input if name)
-    own = node.domain in _DEFAULT_DOMAIN and onnx.defs.has(node.op_type, opset, "")
-    if not has_types or not own or any(subgraphs(node)):
-        return True
-    schema = onnx.defs.get_schema(node.op_type, opset, "")
-    types: dict[str, str] = {}
-    for formals, names in ((schema.inputs, node.input), (schema.outputs, node.output)):
-        for formal, name in zip(formals, names, strict=False):  # a variadic one covers the rest
-            if tensors.get(name):
-                types.setdefault(formal.type_str, f"tensor({_type_name(tensors[name])})")
-                types.setdefault(formal.name, f"tensor({_type_name(tensors[name])})")
-    return any(
-        kernel.supports(int(schema.since_version), types)
-        for kernel in kernels().get(Operator("", node.op_type), ())
-    )
+    is_onnx = node.domain in _DEFAULT_DOMAIN and onnx.defs.has(node.op_type, opset, "")
+    return has_types and is_onnx and not any(subgraphs(node))
 
 
 def _tried(node: Any, opset: int, tensors: Mapping[str, int]) -> UnsupportedNode | None:

@@ -11,7 +11,6 @@ from buildsys.backends.onnxruntime.execution_providers import (
     CPU,
     OTHER_OPTIONS,
     PROVIDERS,
-    OptionType,
     Provider,
     known_providers,
     provider_entry,
@@ -21,10 +20,6 @@ from buildsys.manifest.problem import Problems, expected, show_value, suggest
 from buildsys.manifest.schema.base import form
 from buildsys.manifest.schema.engine_base import EngineBase
 from buildsys.manifest.value_tree import FieldPath
-
-_TYPES: Mapping[OptionType, tuple[str, str]] = {  # for editors and for messages
-    int: ("integer", "an integer"), bool: ("boolean", "true or false"), str: ("string", "a text"),
-}  # fmt: skip
 
 
 def _is_provider(entry: object) -> bool:
@@ -36,23 +31,20 @@ def _is_provider(entry: object) -> bool:
     return options is None or isinstance(options, dict)
 
 
-def _option_schema(kind: OptionType) -> dict[str, Any]:
-    return {"enum": [*kind]} if isinstance(kind, tuple) else {"type": _TYPES[kind][0]}
-
-
 def _provider_schema(provider: Provider) -> dict[str, Any]:
-    options = {name: _option_schema(kind) for name, kind in provider.options.items()}
+    value = {"type": ["string", "integer", "boolean"]}
+    values = {name: {"enum": [*choices]} for name, choices in provider.choices.items()}
     others = {"type": "object", "additionalProperties": {"type": "string"}}
     return {
         "type": ["object", "null"],
-        "properties": {**options, OTHER_OPTIONS: others},
+        "properties": {**dict.fromkeys(provider.options, value), **values, OTHER_OPTIONS: others},
         "additionalProperties": False,
     }
 
 
 _WITH_OPTIONS = {
     "type": "object",
-    "properties": {name: _provider_schema(one) for name, one in PROVIDERS.items() if one.options},
+    "properties": {n: _provider_schema(provider) for n, provider in PROVIDERS.items()},
     "additionalProperties": False,
     "minProperties": 1,
     "maxProperties": 1,
@@ -164,7 +156,6 @@ def _option_problems(
     view: ManifestView, path: FieldPath, provider: Provider, options: Mapping[str, Any]
 ) -> Problems:
     for name, value in options.items():
-        kind = provider.options.get(name)
         if name == OTHER_OPTIONS:
             texts = isinstance(value, dict) and all(isinstance(v, str) for v in value.values())
             if not texts:
@@ -173,15 +164,14 @@ def _option_problems(
         elif name in provider.refused:
             text = f"{name} cannot be set here"
             yield view.problem((*path, name), text, provider.refused[name], of_key=True)
-        elif kind is None:
+        elif name not in provider.options:
             hint = suggest(name, provider.options, what="options") or "remove it"
             hint += f"; an option of another version goes into {OTHER_OPTIONS}: {{{name}: …}}"
             text = f"{provider.name} has no option {show_value(name)}"
             yield view.problem((*path, name), text, hint, of_key=True)
-        elif isinstance(kind, tuple):
-            if value not in kind:
-                hint = suggest(str(value), kind, what="values")
-                text = expected(f"one of {', '.join(kind)}", value)
-                yield view.problem((*path, name), text, hint)
-        elif type(value) is not kind:
-            yield view.problem((*path, name), expected(_TYPES[kind][1], value))
+        elif value not in (choices := provider.choices.get(name, (value,))):
+            text = expected(f"one of {', '.join(choices)}", value)
+            yield view.problem((*path, name), text, suggest(str(value), choices, what="values"))
+        elif not isinstance(value, str | int | bool):
+            text = expected("a text, an integer, true or false", value)
+            yield view.problem((*path, name), text)

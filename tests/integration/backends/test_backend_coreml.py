@@ -12,7 +12,6 @@ from enum import IntEnum
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from stage_jobs import ROOT, manifest, stage_job
@@ -21,7 +20,7 @@ pytest.importorskip("coremltools", reason="pip install 'buildsys[coreml]'")
 
 from buildsys.backends.coreml.checks import check_interface, compare_weights
 from buildsys.backends.coreml.conversion import convert
-from buildsys.backends.coreml.package import WEIGHTS, constants, read_engine, write_engine
+from buildsys.backends.coreml.package import read_engine
 from buildsys.backends.interface import BuildRequest, GraphRefusedError, load_backend
 from buildsys.errors import StageError
 from buildsys.manifest.schema.engine_base import engine_spec
@@ -106,8 +105,6 @@ def test_an_fp16_engine_computes_in_fp16_and_keeps_its_inputs(tmp_path: Path, so
     assert facts["precision_shares"]["layers"]["float16"] > 0.9
     assert figures["weights"]["compared"] == 4
     assert {port["dtype"] for port in (*facts["inputs"], *facts["outputs"])} == {"float32"}
-    sizes = {weight.array.dtype.itemsize for weight in constants(read_engine(engine))}
-    assert sizes == {2}
 
 
 def test_enumerated_shapes_are_the_points_of_dims(tmp_path: Path, source: Path) -> None:
@@ -143,48 +140,23 @@ def test_names_become_identifiers_and_types_stay_those_of_the_manifest(tmp_path:
     assert names == {"sum": "sum", "heads.0": "heads_0", "heads.1.0": "heads_1_0"}
 
 
-def damaged(tmp_path: Path, source: Path, change: Any) -> tuple[Any, Any]:
-    """Return a package whose weight file was changed, and what it was made from."""
-    asked = request(tmp_path, source)
-    converted = convert(asked, tmp_path)
-    file = converted.package / WEIGHTS
-    content = bytearray(file.read_bytes())
-    file.write_bytes(change(content))
-    write_engine(converted.package, asked.engine, converted.interface)
-    return read_engine(asked.engine), converted
-
-
-def test_wrong_and_truncated_weight_files_are_found(tmp_path: Path, source: Path) -> None:
-    def flip(content: bytearray) -> bytearray:
-        content[-70] ^= 0x40
-        return content
-
-    with pytest.raises(StageError, match=r"the weight \w+ in the package is not the one that was"):
-        compare_weights(*damaged(tmp_path, source, flip), "fp32")
-    with pytest.raises(StageError, match=r"the weight file is truncated: it has \d+ bytes, and"):
-        compare_weights(*damaged(tmp_path, source, lambda content: content[:-300]), "fp32")
-
-
 def test_weights_of_another_network_are_found(tmp_path: Path, source: Path) -> None:
     inputs = {"x": {"shape": ["batch", 4]}}
     asked = request(tmp_path, captured(tmp_path, "Affine", inputs, kwargs={"features": 8}), inputs)
     converted = convert(asked, tmp_path)
-    write_engine(converted.package, asked.engine, converted.interface)
-    package = read_engine(asked.engine)
-    assert compare_weights(package, converted, "fp32")["compared"] == 2
+    assert compare_weights(converted, "fp32")["compared"] == 2
     other = torch.nn.Parameter(converted.program.state_dict["linear.weight"] + 0.01)
     converted.program.state_dict["linear.weight"] = other
     with pytest.raises(
         StageError, match=r"of the package is not that of the program: they differ by up"
     ):
-        compare_weights(package, converted, "fp32")
+        compare_weights(converted, "fp32")
 
 
-def test_another_range_is_found(tmp_path: Path, built: Any) -> None:
+def test_other_inputs_are_found(built: Any) -> None:
     package = read_engine(built[0])
-    (feature,) = package.spec.description.input
-    feature.type.multiArrayType.shapeRange.sizeRanges[0].lowerBound = 2
-    with pytest.raises(StageError, match=r"accepts \[2\.\.8, 3, 8, 8\], not \[1\.\.8, 3, 8, 8\]"):
+    package.interface["inputs"][0]["dtype"] = "int32"
+    with pytest.raises(StageError, match=r"the package has the inputs .*'FLOAT32'.* instead of"):
         check_interface(package, package.interface)
 
 
@@ -223,4 +195,3 @@ def test_a_flipped_bit_is_one_sentence(built: Any, tmp_path: Path) -> None:
 def test_the_recorded_options_can_be_replaced(built: Any) -> None:
     for name, default in backend.RUN_OPTIONS.items():  # load_engine compares the types
         assert type(built[1]["settings"][name]) is type(default), name
-    assert np.all([np.isfinite(each.array).all() for each in constants(read_engine(built[0]))])

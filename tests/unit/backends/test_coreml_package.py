@@ -4,23 +4,20 @@ from __future__ import annotations
 
 import json
 import os
-import struct
 import sys
 import zipfile
 from pathlib import Path
 
-import numpy as np
 import pytest
 
 from buildsys.backends.coreml import description, package
-from buildsys.backends.coreml.description import (
-    DESCRIPTION,
-)
+from buildsys.backends.coreml.description import DESCRIPTION
 from buildsys.backends.interface import load_backend
 from buildsys.errors import StageError, Unavailable
 from buildsys.system.backend_registry import Record
 from buildsys.system.compatibility import engine_notes, machine_reasons
 
+WEIGHTS = "Data/com.apple.CoreML/weights/weight.bin"
 RECORD = {"backend": "coreml", "specification": 7, "settings": {"precision": "fp16"}}
 
 
@@ -28,7 +25,7 @@ def write_package(
     folder: Path, identifiers: tuple[str, str], *, content: bytes = b"w" * 99
 ) -> Path:
     root = folder / "m.mlpackage"
-    for name, text in ((package.MODEL, b"spec"), (package.WEIGHTS, content)):
+    for name, text in ((package.MODEL, b"spec"), (WEIGHTS, content)):
         (root / name).parent.mkdir(parents=True, exist_ok=True)
         (root / name).write_bytes(text)
     model, weights = identifiers
@@ -71,7 +68,7 @@ def test_a_zip_holds_one_package_with_fixed_dates(tmp_path: Path) -> None:
         assert {entry.date_time for entry in archive.infolist()} == {(1980, 1, 1, 0, 0, 0)}
         assert {entry.compress_type for entry in archive.infolist()} == {zipfile.ZIP_STORED}
     root = package.unpack(engine, tmp_path / "unpacked")
-    assert (root / package.WEIGHTS).read_bytes() == b"w" * 99
+    assert (root / WEIGHTS).read_bytes() == b"w" * 99
 
 
 @pytest.mark.parametrize("cut", [0, 10, 0.5, 0.99])
@@ -81,18 +78,18 @@ def test_a_truncated_zip_is_one_sentence(tmp_path: Path, cut: float) -> None:
     engine.write_bytes(content[: int(cut if cut >= 1 else cut * len(content))])
     with pytest.raises(StageError, match=r"engine\.mlpackage\.zip is damaged: .*; copy it again"):
         package.unpack(engine, tmp_path / "unpacked")
-    header = description.DESCRIPTION.read_header(engine.read_bytes())
+    header = DESCRIPTION.read_header(engine.read_bytes())
     assert header is None or header.truncated
 
 
 def test_a_whole_file_has_a_header(tmp_path: Path) -> None:
     engine = engine_of(write_package(tmp_path, ("B", "A")))
-    header = description.DESCRIPTION.read_header(engine.read_bytes())
+    header = DESCRIPTION.read_header(engine.read_bytes())
     assert header is not None
     assert (header.backend, header.truncated) == ("coreml", False)
     with zipfile.ZipFile(tmp_path / "other.zip", "w") as archive:
         archive.writestr("text", "text")
-    assert description.DESCRIPTION.read_header((tmp_path / "other.zip").read_bytes()) is None
+    assert DESCRIPTION.read_header((tmp_path / "other.zip").read_bytes()) is None
 
 
 @pytest.mark.parametrize(
@@ -104,17 +101,6 @@ def test_a_zip_of_something_else_is_refused(tmp_path: Path, names: tuple[str, ..
             archive.writestr(name, "x")
     with pytest.raises(StageError, match=r"engine\.zip is no Core ML package"):
         package.unpack(tmp_path / "engine.zip", tmp_path / "unpacked")
-
-
-def test_a_weight_outside_of_the_weight_file_is_one_sentence() -> None:
-    head = struct.pack("<IIQQ", 0xDEADBEEF, 1, 8, 64)
-    weights = np.frombuffer(head.ljust(64, b"\0") + b"12345678", np.uint8)
-    assert package._blob(weights, 0, "w").tobytes() == b"12345678"
-    for size in (10, 70):
-        with pytest.raises(StageError, match=f"truncated: it has {size} bytes, and w is behind"):
-            package._blob(weights[:size], 0, "w")
-    with pytest.raises(StageError, match="no weight w at its offset 8; build it again"):
-        package._blob(weights, 8, "w")
 
 
 def test_elsewhere_an_engine_names_the_system_that_it_needs(
@@ -137,8 +123,6 @@ def test_elsewhere_an_engine_names_the_system_that_it_needs(
 @pytest.mark.parametrize(("here", "runs"), [("12.7", False), ("13.0", True), ("26.1", True)])
 def test_an_older_macos_is_refused(monkeypatch: pytest.MonkeyPatch, here: str, runs: bool) -> None:
     monkeypatch.setattr(description.platform, "mac_ver", lambda: (here, ("", "", ""), ""))
-    found = [
-        str(reason) for reason in description.DESCRIPTION.reasons(Record("coreml", RECORD), "9.0")
-    ]
+    found = [str(reason) for reason in DESCRIPTION.reasons(Record("coreml", RECORD), "9.0")]
     assert (not found) is runs
     assert all("built for macOS 13 or iOS 16, but this is macOS 12; build it" in f for f in found)

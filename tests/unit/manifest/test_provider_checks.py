@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from itertools import cycle
+
 import pytest
 
-from buildsys.backends.onnxruntime.execution_providers import PROVIDERS, wanted_providers
+from buildsys.backends.onnxruntime.execution_providers import PROVIDERS, engine_providers
 from buildsys.system.backend_registry import describe_backend
 
 NET = "configs/models/net.yaml"
@@ -24,15 +26,15 @@ def write(project, providers, more=""):
 
 @pytest.mark.parametrize("name", PROVIDERS)
 def test_every_provider_and_option_is_accepted(project, name):
-    values = {int: "1", bool: "true", str: "text"}
+    choices = PROVIDERS[name].choices
     options = ", ".join(
-        f"{option}: {kind[0] if isinstance(kind, tuple) else values[kind]}"
-        for option, kind in PROVIDERS[name].options.items()
+        f"{option}: {choices[option][0] if option in choices else value}"
+        for option, value in zip(PROVIDERS[name].options, cycle(("1", "true", "text")))
     )
     write(project, f"[{{{name}: {{{options}}}}}]")
     (model,) = project.load().models.values()
     (engine,) = model.data["engines"]
-    (wanted,) = wanted_providers(engine)
+    (wanted,) = engine_providers(engine)
     assert wanted.name == name
     assert set(wanted.options) == set(PROVIDERS[name].options)
     assert all(isinstance(value, str) for value in wanted.options.values())
@@ -40,7 +42,7 @@ def test_every_provider_and_option_is_accepted(project, name):
 
 def test_names_of_engine_json_are_known():
     titles = {"provider": "cpu", "providers": ["CUDAExecutionProvider", "CPUExecutionProvider"]}
-    assert [wanted.name for wanted in wanted_providers(titles)] == ["cuda", "cpu"]
+    assert [wanted.name for wanted in engine_providers(titles)] == ["cuda", "cpu"]
     assert ORT.runs_on_gpu(titles)
     assert not ORT.runs_on_gpu({"provider": "cpu", "providers": ["CPUExecutionProvider"]})
 
