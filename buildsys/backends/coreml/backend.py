@@ -63,8 +63,7 @@ def build(request: BuildRequest) -> Figures:
     Raises: GraphRefusedError: Core ML has no operator for a node. StageError: the program is
     refused otherwise, or the package differs from it.
     """
-    from buildsys.backends.coreml.checks import check_interface, compare_weights
-    from buildsys.backends.coreml.conversion import convert
+    from buildsys.backends.coreml.conversion import check_interface, compare_weights, convert
 
     options = request.options
     with TemporaryDirectory(dir=request.engine.parent) as folder:
@@ -90,7 +89,7 @@ def describe(
 
     Raises: StageError: the file is damaged, or nothing in it has the requested precision.
     """
-    from buildsys.backends.coreml.checks import operator_facts
+    from buildsys.backends.coreml.conversion import operator_facts
 
     package = read_engine(engine)
     version = oldest_version(package.spec)

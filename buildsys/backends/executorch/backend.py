@@ -6,13 +6,26 @@ operators; the others run in portable kernels, which are made for correctness.
 
 from __future__ import annotations
 
+import inspect
+import json
+import re
+from collections import Counter
 from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+import numpy as np
+import torch
+
+from buildsys.backends.calibration_batches import read_finite_batches
+from buildsys.backends.captured_program import load_captured, one_sentence
 from buildsys.backends.executorch.runtime import (
     DELEGATES,
+    INTERFACE,
     ExecuTorchSession,
+    layers_by_time,
     load_library,
     open_program,
 )
@@ -21,6 +34,8 @@ from buildsys.backends.interface import (
     Figures,
     OperatorUse,
     Options,
+    UnsupportedNode,
+    raise_refused,
 )
 from buildsys.errors import StageError, Unavailable
 from buildsys.onnx_graphs.tensors import Tensor
@@ -34,6 +49,10 @@ if TYPE_CHECKING:
 
 RUN_OPTIONS: Options = {"threads": 0}
 _MOST_NAMED = 5
+_REFUSED = re.compile(r"\b([a-z_]\w*)(?:::|\.)(_?[a-z]\w*)(?:\.(\w+))?")
+_REFUSALS = ("Missing out variant", "is not Aten Canonical", "not in Core ATen opset")
+_FREE = ("getitem", "executorch_call_delegate", "sym_", "view_copy", "_assert")  # compute nothing
+_QUANTIZERS = ("quantize_per", "dequantize_per", "choose_q")
 
 
 def prepare(options: Options) -> None:
@@ -55,8 +74,6 @@ def build(request: BuildRequest) -> Figures:
     Raises: GraphRefusedError: it has no kernel for an operator. StageError: too few operators run
     in the delegate, or the program is refused otherwise.
     """
-    from buildsys.backends.executorch.lowering import lower
-
     options = request.options
     request.progress("loading the compiler")
     lowered = lower(request)
@@ -137,11 +154,175 @@ def slowest_layers(
     inputs: Mapping[str, Tensor],
 ) -> list[Figures]:
     """Return the slowest layers, from ExecuTorch's event tracer."""
-    from buildsys.backends.executorch.runtime import layers_by_time
-
     return layers_by_time(engine, int(options["threads"]), inputs)
 
 
 def device(options: Options) -> Figures:  # noqa: ARG001
     """Describe the CPU."""
     return {"kind": "cpu", "name": cpu_model(), "cores": usable_cores()}
+
+
+@dataclass(frozen=True)
+class Lowered:
+    """A program of ExecuTorch, and where its operators run."""
+
+    content: bytes
+    delegated: Counter[str]  # operator -> calls that the delegate runs
+    portable: Counter[str]  # operator -> calls that portable kernels run
+    quantized: int = 0  # calls of the delegate on int8
+
+    @property
+    def share(self) -> float:
+        """The delegate's share of all calls."""
+        total = self.delegated.total() + self.portable.total()
+        return self.delegated.total() / total if total else 1.0
+
+
+def lower(request: BuildRequest) -> Lowered:
+    """Return the program of ExecuTorch for the captured one.
+
+    Raises: GraphRefusedError: it has no kernel for an operator. StageError: it is refused
+    otherwise, or the calibration data does not fit.
+    """
+    from executorch.exir import to_edge_transform_and_lower
+
+    program, ports = load_captured(request, "ExecuTorch")
+    if request.options["precision"] == "int8":
+        program = quantize(program, ports, request)
+    partitioners = []
+    if request.options["delegate"] == "xnnpack":
+        from executorch.backends.xnnpack.partition.xnnpack_partitioner import XnnpackPartitioner
+
+        partitioners.append(XnnpackPartitioner())
+    interface = {
+        **ports,
+        "dims": {n: {p: s[p] for p in ("min", "max")} for n, s in request.dims.items()},
+    }
+    request.progress("lowering the program")
+    failed = f"model {request.model}: ExecuTorch cannot lower the program"
+    hint = "the log has the complete message"
+    with one_sentence(failed, hint, partial(_refusal, request)):
+        edge = to_edge_transform_and_lower(
+            program,
+            partitioner=partitioners,
+            constant_methods={INTERFACE: json.dumps(interface, sort_keys=True)},
+        )
+        delegated, portable, quantized = count_operators(edge.exported_program().graph_module)
+        lowered = edge.to_executorch()
+    names = {
+        f"{operator.name}.{operator.overload}".removesuffix(".")
+        for plan in lowered.executorch_program.execution_plan
+        for operator in plan.operators
+    }
+    missing = sorted(names - set(load_library()._get_operator_names()))
+    if missing:
+        reason = "the runtime of the package executorch has no kernel for it"
+        raise_refused(
+            request,
+            "ExecuTorch",
+            [UnsupportedNode(None, "", operator, reason) for operator in missing],
+        )
+    return Lowered(lowered.buffer, delegated, portable, quantized)
+
+
+def count_operators(graph: torch.fx.GraphModule) -> tuple[Counter[str], Counter[str], int]:
+    """Count the calls by operator, of the delegate and outside it, and those on int8."""
+    delegated, portable, quantized = Counter[str](), Counter[str](), 0
+    for node in graph.graph.nodes:
+        if node.op == "get_attr" and hasattr(getattr(graph, node.target, None), "original_module"):
+            inner = getattr(graph, node.target).original_module.graph_module
+            _, inside, on_int8 = count_operators(inner)
+            delegated += inside
+            quantized += on_int8
+        elif node.op == "call_function":
+            name = _operator(node)
+            if name and not name.startswith(_QUANTIZERS):
+                portable[name] += 1
+                inputs = (source.target for source in node.all_input_nodes)
+                quantized += any("dequantize" in str(target) for target in inputs)
+    return delegated, portable, quantized
+
+
+def _operator(node: torch.fx.Node) -> str:
+    """Return an operator's name without overload, "" for a node that computes nothing."""
+    name = getattr(node.target, "__name__", str(node.target))
+    parts = name.split(".")
+    plain = parts[1] if parts[0] in ("aten", "quantized_decomposed", "dim_order_ops") else parts[0]
+    return "" if plain.startswith(_FREE) else plain
+
+
+def _refusal(request: BuildRequest, text: str) -> StageError | None:
+    """Explain the compiler's text about operators that it refuses, or about XNNPACK."""
+    if any(sign in text for sign in _REFUSALS):
+        operators = {
+            f"{match[1]}::{match[2]}"
+            for match in _REFUSED.finditer(text.replace("torch._ops.", ""))
+            if hasattr(getattr(torch.ops, match[1]), match[2])
+        }
+        reason = "it is not among the core operators that ExecuTorch has kernels for"
+        nodes = [UnsupportedNode(None, "", name, reason) for name in sorted(operators)]
+        if nodes:
+            raise_refused(request, "ExecuTorch", nodes)
+    if "XNNPACK" in text:
+        problem = f"model {request.model}: ExecuTorch cannot lower the program: {text[:300]}"
+        return StageError(problem, "use delegate: none, or fewer dynamic dimensions")
+    return None
+
+
+def quantize(
+    program: torch.export.ExportedProgram, ports: dict[str, Any], request: BuildRequest
+) -> torch.export.ExportedProgram:
+    """Return ``program`` with int8 quantizers, from the calibration data of the manifest.
+
+    Raises: Unavailable: torchao is not installed. StageError: the data or the program do not fit.
+    """
+    assert request.calibration is not None
+    try:
+        from executorch.backends.xnnpack.quantizer.xnnpack_quantizer import (
+            XNNPACKQuantizer,
+            get_symmetric_quantization_config,
+        )
+        from torchao.quantization.pt2e.quantize_pt2e import convert_pt2e, prepare_pt2e
+    except ImportError as error:
+        raise Unavailable(
+            f"int8 engines of ExecuTorch need torchao: {error}",
+            "pip install 'buildsys[executorch]'",
+        ) from error
+    shapes = {
+        port["name"]: [-1 if isinstance(size, str) else size for size in port["shape"]]
+        for port in ports["inputs"]
+    }
+    batches = [
+        tuple(torch.from_numpy(np.array(array)) for array in batch.values())
+        for batch in read_finite_batches(request.calibration.batches, shapes)
+    ]
+    config = get_symmetric_quantization_config(is_per_channel=request.options["per_channel"])
+    quantizer: Any = XNNPACKQuantizer().set_global(config)
+    dims = [
+        {
+            axis: torch.export.Dim.DYNAMIC(min=span["min"], max=span["max"])
+            for axis, size in enumerate(port["shape"])
+            if isinstance(size, str)
+            for span in (request.dims[size],)
+        }
+        for port in ports["inputs"]
+    ]
+    request.progress(f"quantizing with {len(batches)} batches")
+    failed = f"model {request.model}: PyTorch cannot quantize it"
+    with one_sentence(failed, "the log has the complete message"), torch.no_grad():
+        prepared = prepare_pt2e(program.module(), quantizer)
+        for number, tensors in enumerate(batches):
+            request.count(number, len(batches), "batches")
+            prepared(*tensors)
+        quantized = convert_pt2e(prepared)
+        shapes_of = inspect.signature(quantized.forward).bind(*dims).arguments
+        example = tuple(map(_at_least_two, batches[0], dims))
+        return torch.export.export(quantized, example, dynamic_shapes=dict(shapes_of), strict=False)
+
+
+def _at_least_two(tensor: torch.Tensor, axes: dict[int, Any]) -> torch.Tensor:
+    """Return an example whose dynamic sizes are not 1: torch.export fixes those."""
+    for axis in axes:
+        if tensor.shape[axis] == 1:
+            tensor = tensor.repeat_interleave(2, dim=axis)
+    return tensor

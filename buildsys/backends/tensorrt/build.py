@@ -11,7 +11,6 @@ from typing import Any
 from buildsys.backends.interface import BuildRequest, Figures, Options, precision_problem
 from buildsys.backends.tensorrt import version_adapter
 from buildsys.backends.tensorrt.calibrator import attach_calibrator
-from buildsys.backends.tensorrt.definition import define_network
 from buildsys.backends.tensorrt.library import (
     FLAGS,
     POOLS,
@@ -23,16 +22,23 @@ from buildsys.backends.tensorrt.library import (
     quantization_of,
 )
 from buildsys.backends.tensorrt.log import Messages, build_failure, log_of
+from buildsys.backends.tensorrt.network import (
+    Parsed,
+    check_parsed,
+    define_network,
+    io_tensors,
+    network_facts,
+    new_builder,
+    parse,
+)
 from buildsys.backends.tensorrt.network_edits import (
     call_hook,
     computed_layers,
     fp32_layers,
     io_facts,
-    io_tensors,
     set_formats,
     set_layer_precisions,
 )
-from buildsys.backends.tensorrt.parse import Parsed, check_parsed, network_facts, new_builder, parse
 from buildsys.backends.tensorrt.plugin_loading import bundled_plugins, load_plugins
 from buildsys.backends.tensorrt.profiles import Profile, check_against_graph, resolve_profiles
 from buildsys.errors import StageError

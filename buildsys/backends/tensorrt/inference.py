@@ -25,7 +25,7 @@ from buildsys.backends.tensorrt.profiles import Profile, Shape, choose_profile, 
 from buildsys.errors import StageError
 from buildsys.onnx_graphs.tensors import Array, Tensor
 
-_Shapes = tuple[str, int | None, dict[str, Shape]]  # kind of memory, profile, shapes of inputs
+_Shapes = tuple[int | None, dict[str, Shape]]  # profile, shapes of inputs
 _CALLS_BEFORE_GRAPH = 4  # on the same memory; doubled by each graph, as shapes may ever change
 
 
@@ -72,7 +72,8 @@ class Inference:
         """Compute the outputs by name; the default is the first fitting profile."""
         stream, results = self.gpu.main_stream, {}
         with self.gpu.current(), self.log.collected() as messages:
-            self._prepare(inputs, profile, messages)
+            self._prepare(inputs, profile, stream, messages)
+            self._place_outputs()
             self._start_again(messages)
             for name in self.tensors.outputs:
                 output, (dtype, stored) = self.results[name], self.tensors.types[name]
@@ -90,7 +91,8 @@ class Inference:
     def bind(self, inputs: Mapping[str, Tensor], profile: int | None = None) -> Run:
         """Upload the inputs; return a call to compute without copies."""
         with self.gpu.current(), self.log.collected() as messages:
-            self._prepare(inputs, profile, messages)
+            self._prepare(inputs, profile, self.gpu.main_stream, messages)
+            self._place_outputs()
             self.gpu.main_stream.synchronize()
         return self._execute
 
@@ -111,8 +113,9 @@ class Inference:
             if self._stream is None or self._stream.number != stream:
                 self._stream = Stream(stream)
             queue = self._stream
+        self.tensors.check_linear()
         with self.gpu.current(), self.log.collected() as messages:
-            self._prepare_on_device(inputs, profile, queue, messages)
+            self._prepare(inputs, profile, queue, messages)
             outputs = {
                 name: allocate(name, self.tensors.types[name][0], shape)
                 for name, shape in self._output_shapes.items()
@@ -120,7 +123,7 @@ class Inference:
             for name, new in outputs.items():
                 self._set_address(name, new.address)
             self._start(queue, messages)
-            for name, output in self.results.items():  # shapes may depend on values
+            for name, output in self._value_shaped().items():
                 queue.synchronize()  # its shape is known now
                 dtype, stored = self.tensors.types[name]
                 outputs[name] = allocate(name, dtype, output.shape)
@@ -136,8 +139,8 @@ class Inference:
 
     def repeat(self) -> None:
         """Run the last ``enqueue`` again, on the same memory, and wait for it."""
-        if self.results:
-            problem = f"the shape of the output {', '.join(self.results)} depends on values"
+        if names := ", ".join(self._value_shaped()):
+            problem = f"the shape of the output {names} depends on values"
             raise StageError(problem, "call the engine instead of binding it")
         self._execute()
 
@@ -149,7 +152,7 @@ class Inference:
     def _start_again(self, messages: Messages) -> None:
         """Start on the prepared memory, after some calls with a CUDA graph."""
         start = partial(self._start, self.gpu.main_stream, messages)
-        if self.graph is None and self.cuda_graphs and not self._is_value_shaped:
+        if self.graph is None and self.cuda_graphs and not self._value_shaped():
             self._calls += 1
             if self._calls >= self._calls_before_graph:
                 try:
@@ -171,65 +174,51 @@ class Inference:
             raise StageError(f"the engine did not run: {reason}")
 
     def _prepare(
-        self, inputs: Mapping[str, Tensor], profile: int | None, messages: Messages
-    ) -> None:
-        """Set what differs from the last call, and upload the inputs."""
-        stream = self.gpu.main_stream
-        self._follow(stream)
-        names = self.tensors.require(inputs)
-        values = {name: self.tensors.converted(name, inputs[name]) for name in names}
-        arrays = {name: self.tensors.packed(name, value) for name, value in values.items()}
-        shapes = self._set_shapes("buffers", values, profile, messages)
-        if shapes is not None:
-            for name in self.tensors.inputs:
-                if name not in self.tensors.on_host:
-                    buffer = self._new_buffer(name, arrays[name].nbytes)
-                    self.input_buffers[name] = buffer, arrays[name]
-                    self._set_address(name, buffer.address)
-            for name, shape in self._output_shapes.items():
-                stored = packed_shape(shape, self.tensors.layouts[name])
-                dtype = self.tensors.types[name][1]
-                size_bytes = int(np.prod(stored, dtype=np.int64)) * dtype.itemsize
-                output = EngineOutput(self._new_buffer(name, size_bytes), shape)
-                self.results[name] = output
-                self._set_address(name, output.buffer.address)
-            self._prepared = shapes
-        for name, (buffer, _) in self.input_buffers.items():
-            self.input_buffers[name] = buffer, arrays[name]  # alive until it is uploaded
-            buffer.copy_from(arrays[name], arrays[name].nbytes, stream)
-
-    def _prepare_on_device(
         self,
         inputs: Mapping[str, Tensor | DeviceTensor],
         profile: int | None,
         stream: Stream,
         messages: Messages,
     ) -> None:
-        """Set what differs from the last call, and the addresses of inputs."""
+        """Set what differs from the last call; upload inputs in host memory."""
         self._follow(stream)
-        values = {}
-        for name in self.tensors.require(inputs):
-            value = inputs[name]
-            if isinstance(value, Tensor):
-                value = self.tensors.converted(name, value)
-            elif name in self.tensors.on_host:
-                problem = f"the values of the input {name} decide shapes"
-                raise StageError(problem, "pass it as an array in host memory")
-            values[name] = value
-        self.tensors.check_linear()
-        shapes = self._set_shapes("addresses", values, profile, messages)
-        self._prepared = shapes or self._prepared
+        values = {name: self._checked(name, inputs[name]) for name in self.tensors.require(inputs)}
+        self._set_shapes(values, profile, messages)
         for name, value in values.items():
             if isinstance(value, DeviceTensor):
                 self._set_address(name, value.address)
             elif name not in self.tensors.on_host:
-                array = np.asarray(value.array, order="C")
+                array = self.tensors.packed(name, value)
                 if name not in self.input_buffers:
                     self.input_buffers[name] = self._new_buffer(name, array.nbytes), array
                 buffer = self.input_buffers[name][0]
-                self.input_buffers[name] = buffer, array
+                self.input_buffers[name] = buffer, array  # alive until it is uploaded
                 buffer.copy_from(array, array.nbytes, stream)
                 self._set_address(name, buffer.address)
+
+    def _checked(self, name: str, value: Tensor | DeviceTensor) -> Tensor | DeviceTensor:
+        """Convert an input to the engine's type; refuse one in the wrong memory."""
+        if isinstance(value, Tensor):
+            return self.tensors.converted(name, value)
+        if name in self.tensors.on_host:
+            problem = f"the values of the input {name} decide shapes"
+            raise StageError(problem, "pass it as an array in host memory")
+        return value
+
+    def _place_outputs(self) -> None:
+        """Give the outputs memory of this inference."""
+        for name, shape in self._output_shapes.items():
+            if name not in self.results:
+                stored = packed_shape(shape, self.tensors.layouts[name])
+                itemsize = self.tensors.types[name][1].itemsize
+                size_bytes = int(np.prod(stored, dtype=np.int64)) * itemsize
+                self.results[name] = EngineOutput(self._new_buffer(name, size_bytes), shape)
+            self._set_address(name, self.results[name].buffer.address)
+
+    def _value_shaped(self) -> dict[str, EngineOutput]:
+        """Collect the outputs whose shapes depend on values."""
+        outputs = self.results.items()
+        return {name: output for name, output in outputs if isinstance(output, ValueShapedOutput)}
 
     def _follow(self, stream: Stream) -> None:
         """Let a stream wait for an inference still running on another one."""
@@ -239,18 +228,14 @@ class Inference:
 
     def _set_shapes(
         self,
-        memory: str,
         inputs: Mapping[str, Tensor | DeviceTensor],
         profile: int | None,
         messages: Messages,
-    ) -> _Shapes | None:
-        """Set profile, shapes and host inputs; find the output shapes.
-
-        Returns what was set, for ``_prepared``; None if the context has it.
-        """
-        shapes = (memory, profile, {name: value.shape for name, value in inputs.items()})
+    ) -> None:
+        """Set profile, shapes and host inputs, unless the context has them."""
+        shapes = (profile, {name: value.shape for name, value in inputs.items()})
         if shapes == self._prepared and not self.tensors.on_host:
-            return None
+            return
         self._free_buffers()
         chosen = choose_profile(self.profiles, inputs, profile)
         if chosen != self._context.active_optimization_profile:
@@ -277,10 +262,9 @@ class Inference:
             itemsize = self.tensors.types[name][1].itemsize
             output = ValueShapedOutput(self._library, self.gpu, itemsize)
             self.results[name] = output
-            self._is_value_shaped = True
             if not self._context.set_output_allocator(name, output.allocator):
                 raise StageError(f"the engine does not take memory for {name} while it runs")
-        return shapes
+        self._prepared = shapes
 
     def _set_address(self, name: str, address: int) -> None:
         if self._addresses.get(name) == address:
@@ -316,7 +300,6 @@ class Inference:
     def _reset_buffers(self) -> None:
         self._prepared = None
         self._calls = 0
-        self._is_value_shaped = False  # an output
         self._host: dict[str, Array] = {}  # keeps inputs in host memory alive
         self._addresses: dict[str, int] = {}  # those that the context has
         self._output_shapes: dict[str, Shape] = {}  # without those of value-dependent shape

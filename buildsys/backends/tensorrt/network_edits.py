@@ -13,6 +13,7 @@ from buildsys.backends.interface import DTYPE_OF_PRECISION, Figures
 from buildsys.backends.tensorrt import version_adapter
 from buildsys.backends.tensorrt.library import DTYPES, FORMATS, TensorRTLibrary
 from buildsys.backends.tensorrt.log import Messages
+from buildsys.backends.tensorrt.network import io_tensors
 from buildsys.errors import StageError
 from buildsys.models.user_code import (
     check_parameters,
@@ -184,9 +185,3 @@ def io_facts(
 
     inputs, outputs = io_tensors(network)
     return {"inputs": list(map(facts, inputs)), "outputs": list(map(facts, outputs))}
-
-
-def io_tensors(network: Any) -> tuple[list[Any], list[Any]]:
-    """Return the inputs and the outputs."""
-    inputs = [network.get_input(index) for index in range(network.num_inputs)]
-    return inputs, [network.get_output(index) for index in range(network.num_outputs)]

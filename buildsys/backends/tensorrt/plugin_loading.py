@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from buildsys.backends.interface import BuildRequest, Figures, OperatorUse
 from buildsys.backends.tensorrt import version_adapter
 from buildsys.backends.tensorrt.library import FEATURES, TensorRTLibrary, join_or
-from buildsys.backends.tensorrt.parse import plugin_creator, plugin_wanted
+from buildsys.backends.tensorrt.network import plugin_creator, plugin_wanted
 from buildsys.backends.tensorrt.python_plugins import (
     PluginGuard,
     missing_creator,

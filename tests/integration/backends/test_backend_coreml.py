@@ -18,8 +18,7 @@ from stage_jobs import ROOT, manifest, stage_job
 
 pytest.importorskip("coremltools", reason="pip install 'buildsys[coreml]'")
 
-from buildsys.backends.coreml.checks import check_interface, compare_weights
-from buildsys.backends.coreml.conversion import convert
+from buildsys.backends.coreml.conversion import check_interface, compare_weights, convert
 from buildsys.backends.coreml.package import read_engine
 from buildsys.backends.interface import BuildRequest, GraphRefusedError, load_backend
 from buildsys.errors import StageError

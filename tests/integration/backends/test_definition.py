@@ -12,9 +12,9 @@ from engine_jobs import engine_options, request
 
 from buildsys.backends.interface import BuildRequest, Definition
 from buildsys.backends.tensorrt import build as building
-from buildsys.backends.tensorrt import definition, library
+from buildsys.backends.tensorrt import library, network
 from buildsys.backends.tensorrt.log import log_of
-from buildsys.backends.tensorrt.parse import new_builder
+from buildsys.backends.tensorrt.network import new_builder
 from buildsys.backends.tensorrt.refit import build_or_refit
 from buildsys.errors import StageError
 from buildsys.onnx_graphs.tensors import save_tensors, tensor_of
@@ -156,7 +156,7 @@ def test_a_file_of_weights_that_is_none_is_one_sentence(tmp_path: Path) -> None:
 def test_weights_of_the_reference_are_plain_arrays(tmp_path: Path) -> None:
     file = tmp_path / "weights.npz"
     save_tensors(file, {"a": tensor_of([1.5], "bfloat16"), "b": tensor_of(np.float32(2))})
-    found = definition._read_weights(file, tmp_path)
+    found = network._read_weights(file, tmp_path)
     assert {name: (array.dtype, array.tolist()) for name, array in found.items()} == {
         "a": (np.float32, [1.5]), "b": (np.float32, 2.0),
     }  # fmt: skip
@@ -164,7 +164,7 @@ def test_weights_of_the_reference_are_plain_arrays(tmp_path: Path) -> None:
 
 def defined(asked: BuildRequest) -> Any:
     with log_of(LIBRARY).collected() as messages:
-        return definition.define_network(LIBRARY, new_builder(LIBRARY), asked, messages)
+        return network.define_network(LIBRARY, new_builder(LIBRARY), asked, messages)
 
 
 def test_arrays_assigned_to_a_layer_stay_alive(tmp_path: Path) -> None:

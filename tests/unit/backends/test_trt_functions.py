@@ -11,7 +11,7 @@ from onnx import TensorProto, helper
 from trt_double import RecordingTensorRt
 
 from buildsys.backends.tensorrt.library import GENERATIONS, TRT_8
-from buildsys.backends.tensorrt.parse import new_builder, parse
+from buildsys.backends.tensorrt.network import new_builder, parse
 
 
 def with_a_function(folder: Path, opset: int = 17) -> Path:

@@ -1,0 +1,344 @@
+"""Networks of TensorRT: parsed from an ONNX file, or defined by a user with TensorRT's API.
+
+TensorRT reads weights when it builds, from arrays that it does not own. Those that a user's
+function gets or gives to layers, and whatever it returns, are kept until then.
+"""
+
+from __future__ import annotations
+
+import inspect
+import re
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import TYPE_CHECKING, Any
+
+from buildsys.backends.interface import (
+    BuildRequest,
+    Definition,
+    Figures,
+    UnsupportedNode,
+    raise_refused,
+    shares,
+)
+from buildsys.backends.tensorrt import version_adapter
+from buildsys.backends.tensorrt.library import DTYPES, TensorRTLibrary, is_strong
+from buildsys.backends.tensorrt.log import Messages, log_of
+from buildsys.errors import StageError
+from buildsys.models.user_code import load_callable, reraise_as_stage_error
+from buildsys.onnx_graphs.graph_reader import read_graph
+from buildsys.onnx_graphs.tensors import Array, load_arrays
+
+if TYPE_CHECKING:
+    from onnx import ModelProto, NodeProto
+
+Tensors = Mapping[str, Mapping[str, Any]]  # name -> shape and dtype as in the manifest
+_WEIGHTS = ("kernel", "bias", "shift", "scale", "power", "weights")  # attributes of layers
+_SMALLER = {"int64": "int32"}  # for a library without the former; its parser does the same
+# general remedies: a toolchain need not have onnx, so the graph cannot be examined here
+_REMEDIES = (
+    "export with another opset, give the operator a decomposition (ops: function) or a plugin"
+    " (ops: plugin), or replace it by surgery; buildsys ops --model MODEL lists the support of each"
+    " operator"
+)
+_ASSERTIONS = (  # the text after the parser's condition is the part for users
+    re.compile(r'.*&& "(?P<text>.+)"', re.DOTALL),
+    re.compile(r"Assertion failed: .+?: (?P<text>[A-Z].+)", re.DOTALL),
+)
+
+
+@dataclass
+class Parsed:
+    """A network and the objects to keep alive with it."""
+
+    builder: Any
+    network: Any
+    keeper: Any  # owns the memory of the network's weights
+    refused: list[UnsupportedNode]
+    accepted: bool
+
+
+def new_builder(library: TensorRTLibrary) -> Any:
+    """Make a builder.
+
+    Raises: StageError: CUDA cannot be used on this machine, or the GPU is out of memory.
+    """
+    log = log_of(library)
+    with log.collected() as messages:
+        try:
+            builder = library.trt.Builder(log.logger)
+        except TypeError as error:  # the bindings' translation of a null pointer
+            reasons = dict.fromkeys([*messages.errors, *messages.warnings])
+            reason = "; ".join(reasons) or "it gives no reason"
+            hint = "check nvidia-smi: the driver may be too old, or the GPU full"
+            raise StageError(f"{library.title} cannot start on this GPU: {reason}", hint) from error
+    return builder
+
+
+def parse(library: TensorRTLibrary, builder: Any, onnx: Path, *, strong: bool = True) -> Parsed:
+    """Parse a file; keep the network, as a temporary one crashes.
+
+    Raises: StageError: it has local functions for a parser without them, and onnx is missing.
+    """
+    network = version_adapter.create_network(library, builder, strong=strong)
+    parser = library.trt.OnnxParser(network, log_of(library).logger)
+    with _parsable(library, onnx) as file:
+        accepted = bool(parser.parse_from_file(str(file)))
+        names_all = accepted or library.has("names of all refused nodes")
+        graph = None if names_all else read_graph(file)
+    refused = []
+    for number in range(parser.num_errors):
+        node = version_adapter.refused_node(library, parser.get_error(number))
+        matches = (match for pattern in _ASSERTIONS if (match := pattern.fullmatch(node.reason)))
+        match = next(matches, None)
+        text = match["text"] if match else node.reason
+        refused.append(replace(node, reason=" ".join(text.split())))
+    if graph is not None:
+        refused = _with_all_nodes(library, parser, graph, refused)
+        refused.sort(key=lambda problem: -1 if problem.index is None else problem.index)
+    refused = [replace(node, until=library.newest_opset) for node in refused]
+    return Parsed(builder, network, parser, refused, accepted)
+
+
+def check_parsed(
+    library: TensorRTLibrary, request: BuildRequest, parsed: Parsed, messages: Messages
+) -> None:
+    """Check a parsed graph for refused nodes.
+
+    Raises: GraphRefusedError: all nodes that it refused. StageError: it could not read the file.
+    """
+    nodes = [node for node in parsed.refused if node.operator]
+    others = [node.reason for node in parsed.refused if not node.operator]
+    if nodes:
+        raise_refused(request, library.title, nodes, others, _REMEDIES)
+    problem = ""
+    if others or not parsed.accepted:
+        reason = "; ".join(others) or messages.error_text("no reason is given")
+        problem = f"cannot read {request.onnx.name}: {reason}"
+    elif parsed.network.num_outputs == 0:  # the parser accepts some files that are not ONNX
+        problem = f"finds no graph with outputs in {request.onnx.name}"
+    if problem:
+        raise StageError(f"model {request.model}: {library.title} {problem}")
+
+
+def network_facts(library: TensorRTLibrary, network: Any) -> Figures:
+    """Collect layers and shares per type, before fusion."""
+    dtypes = DTYPES.words(library)
+    layers = [network.get_layer(index) for index in range(network.num_layers)]
+    kinds = Counter(str(layer.type.name).lower() for layer in layers)
+    types = Counter(dtypes[layer.get_output_type(0)] for layer in layers if layer.num_outputs)
+    return {
+        "layers": dict(sorted(kinds.items())),
+        "precision_shares": {"layers": shares(types)},
+        "precision_of": "network",
+    }
+
+
+@contextmanager
+def _parsable(library: TensorRTLibrary, onnx: Path) -> Iterator[Path]:
+    """Yield a file, for parsers without local functions a copy with them inlined."""
+    if library.has("local functions") or not read_graph(onnx).functions:
+        yield onnx
+        return
+    from buildsys.onnx_graphs.graph_reader import inline_functions
+
+    with TemporaryDirectory() as folder:
+        copy = Path(folder) / onnx.name
+        inline_functions(onnx, copy)
+        data = onnx.with_name(f"{onnx.name}.data")
+        if data.exists():
+            copy.with_name(data.name).symlink_to(data.resolve())
+        yield copy
+
+
+def _with_all_nodes(
+    library: TensorRTLibrary, parser: Any, model: ModelProto, refused: Sequence[UnsupportedNode]
+) -> list[UnsupportedNode]:
+    """Add names of reported nodes, and unreported nodes of unknown operators."""
+    onnx_nodes = model.graph.node
+    nodes = []
+    for refusal in refused:
+        if refusal.index is not None and refusal.index < len(onnx_nodes):
+            node = onnx_nodes[refusal.index]
+            output = next(iter(node.output), "")
+            refusal = replace(refusal, name=node.name, operator=node.op_type, output=output)
+        nodes.append(refusal)
+    reported = {refusal.index for refusal in refused}
+    functions = {(function.domain, function.name) for function in model.functions}
+    for index, node in enumerate(onnx_nodes):
+        if index in reported or parser.supports_operator(node.op_type):
+            continue
+        if (node.domain, node.op_type) not in functions and plugin_creator(library, node) is None:
+            reason = "the parser does not know this operator, and there is no plugin for it"
+            output = next(iter(node.output), "")
+            nodes.append(UnsupportedNode(index, node.name, node.op_type, reason, output=output))
+    return nodes
+
+
+def plugin_wanted(node: NodeProto) -> tuple[str, str]:
+    """Find the version and the namespace that a node asks for, "" for any namespace."""
+    texts = {entry.name: entry.s.decode(errors="replace") for entry in node.attribute}
+    return texts.get("plugin_version") or "1", texts.get("plugin_namespace", "")
+
+
+def plugin_creator(library: TensorRTLibrary, node: NodeProto) -> Any:
+    """Find the parser's plugin creator for a node, or None."""
+    version, namespace = plugin_wanted(node)
+    for place in [namespace] if namespace else ["", node.domain]:
+        creator = version_adapter.find_creator(library, node.op_type, version, place)
+        if creator is not None:
+            return creator
+    return None
+
+
+def io_tensors(network: Any) -> tuple[list[Any], list[Any]]:
+    """Return the inputs and the outputs."""
+    inputs = [network.get_input(index) for index in range(network.num_inputs)]
+    return inputs, [network.get_output(index) for index in range(network.num_outputs)]
+
+
+def define_network(
+    library: TensorRTLibrary, builder: Any, request: BuildRequest, messages: Messages
+) -> Parsed:
+    """Call the user's function on a new network, and check the result.
+
+    Raises: StageError: the function is missing, takes other parameters or raises, TensorRT refuses
+    a layer, or inputs and outputs are not those of the manifest.
+    """
+    definition, options = request.definition or Definition(""), request.options
+    name = definition.function
+    function = load_callable(name, request.project)
+    network = version_adapter.create_network(library, builder, strong=is_strong(options))
+    weights = _read_weights(definition.weights, request.project)
+    names = inspect.signature(function).parameters
+    offered = {"weights": weights, "precision": options["precision"]}
+    offered = {word: value for word, value in offered.items() if word in names}
+    keeper: list[Any] = [weights]
+    try:
+        with (
+            _assigned_weights_kept(library, keeper),
+            reraise_as_stage_error(f"{name} failed", request.project),
+        ):
+            arguments = {**offered, **definition.kwargs}
+            keeper.append(function(network, library.trt, **arguments))
+    except StageError as failure:
+        words = f"; {library.title} says: {messages.error_text('')}" if messages.errors else ""
+        hint = _hint(failure.__cause__, library) or failure.hint
+        raise StageError(failure.problem + words, hint) from failure
+    if network.num_outputs == 0 and not messages.errors:
+        text = f"{name} marks no output of the network"
+        raise StageError(text, "mark each one: network.mark_output(layer.get_output(0))")
+    inputs, outputs = io_tensors(network)
+    problems = [*_differences(library, "input", inputs, request.inputs, request.dims)]
+    if definition.outputs:
+        problems += _differences(library, "output", outputs, definition.outputs, request.dims)
+    if messages.errors:  # some of layers appear when shapes are read
+        text = f"{name} did what {library.title} refuses: {messages.error_text('')}"
+        raise StageError(text, "correct the function")
+    if problems:
+        hint = "correct the function, or inputs, outputs and dims in the manifest"
+        raise StageError(f"{name}: {'; '.join(problems)}", hint)
+    return Parsed(builder, network, keeper, [], accepted=True)
+
+
+@contextmanager
+def _assigned_weights_kept(library: TensorRTLibrary, keeper: list[Any]) -> Iterator[None]:
+    """Keep weights that the block assigns to layers, as in ``layer.kernel = array``.
+
+    A network keeps the arrays in calls such as ``add_constant``, but not these.
+    """
+    changed = []
+    names = (name for name in dir(library.trt) if name.endswith("Layer"))
+    for layer_class in (getattr(library.trt, name) for name in names):
+        for attribute in _WEIGHTS:
+            own = vars(layer_class).get(attribute)
+            if isinstance(own, property) and own.fset is not None:
+                changed.append((layer_class, attribute, own))
+                setattr(layer_class, attribute, _keeping(own, keeper))
+    try:
+        yield
+    finally:
+        for layer_class, attribute, own in changed:
+            setattr(layer_class, attribute, own)
+
+
+def _keeping(own: property, keeper: list[Any]) -> property:
+    def assign(layer: Any, value: Any) -> None:
+        keeper.append(value)
+        own.__set__(layer, value)
+
+    return property(own.fget, assign)
+
+
+def _read_weights(file: Path | None, project: Path) -> dict[str, Array]:
+    """Read the arrays of a file by name, {} without one.
+
+    Raises: StageError: it cannot be read.
+    """
+    try:
+        return load_arrays(file) if file is not None else {}
+    except (OSError, ValueError) as error:
+        path = file.relative_to(project) if file and file.is_relative_to(project) else file
+        problem = f"{path} cannot be read as an .npz file: {error}"
+        raise StageError(problem, "save it with numpy.savez") from error
+
+
+def _hint(cause: BaseException | None, library: TensorRTLibrary) -> str:
+    """Return the remedy for an exception of a user's function, if there is a known one."""
+    if isinstance(cause, TypeError) and "incompatible function arguments" in str(cause):
+        return "weights are contiguous arrays of a type of TensorRT: numpy.ascontiguousarray"
+    if isinstance(cause, TypeError) and "argument" in str(cause):
+        return (
+            "write def define(network, trt): …, with the parameters weights and precision if it"
+            " needs them, and set source.kwargs for further ones"
+        )
+    if isinstance(cause, AttributeError):
+        return (
+            f"the name is of another version than {library.release}, or TensorRT returned None: it"
+            " refuses a layer, or a plugin is not registered (name its library in ops)"
+        )
+    return ""
+
+
+def _differences(
+    library: TensorRTLibrary,
+    kind: str,
+    tensors: Sequence[Any],
+    declared: Tensors,
+    dims: Mapping[str, Mapping[str, Any]],
+) -> Iterator[str]:
+    """Yield differences between a network's ports and the manifest's."""
+    words = DTYPES.words(library)
+    names = [tensor.name for tensor in tensors]
+    if missing := [name for name in declared if name not in names]:
+        yield f"the network has no {kind} {', '.join(missing)}, only {', '.join(names) or 'none'}"
+    if unknown := [name for name in names if name not in declared]:
+        yield f"the manifest declares no {kind} {', '.join(unknown)}"
+    for tensor in (tensor for tensor in tensors if tensor.name in declared):
+        expected, where = declared[tensor.name], f"{kind} {tensor.name}"
+        dtype, shape = expected["dtype"], expected["shape"]
+        if dtype not in words.values():
+            dtype = _SMALLER.get(dtype, dtype)
+        if dtype and words[tensor.dtype] != dtype:
+            yield f"{where} is {words[tensor.dtype]}, and {expected['dtype']} in the manifest"
+        if shape is None:
+            continue
+        try:
+            sizes = list(tensor.shape)
+        except (RuntimeError, ValueError):  # the shapes of its layers contradict each other
+            yield f"{where} has no shape that TensorRT can compute"
+            continue
+        fits = (
+            size == -1 or dims[declared_size]["min"] == size == dims[declared_size]["max"]
+            if isinstance(declared_size, str) and declared_size in dims
+            # a size of an output may follow from values
+            else declared_size is None or size == declared_size or (size == -1 and kind == "output")
+            for size, declared_size in zip(sizes, shape, strict=False)
+        )
+        if len(sizes) != len(shape) or not all(fits):
+            sizes_text = ", ".join("null" if size is None else str(size) for size in shape)
+            text = f"{where} has the shape {sizes}, and [{sizes_text}] in the manifest"
+            yield f"{text} (-1 is any size)"
