@@ -65,7 +65,6 @@ from buildsys.system.files import replace_file
 
 _SYSTEMS = {"kubernetes": Kubernetes, "ray": Ray, "slurm": Slurm, "ssh": Ssh}
 _POLL_S = 1.0
-_GRACE_S = 20.0  # for the summary of a job that has ended
 _VARIABLES = ("BUILDSYS_CONFIGS", "BUILDSYS_STRICT")  # also decide there what is built
 
 
@@ -187,7 +186,7 @@ def _follow(
                 words = _outcome(summaries[name])
             elif state.phase == ENDED:
                 ended_s.setdefault(name, time.monotonic())
-                if time.monotonic() - ended_s[name] > _GRACE_S:
+                if time.monotonic() - ended_s[name] > system.grace_s:
                     words = f"ended without results, {state.detail}"
             else:
                 ended_s.pop(name, None)  # its system has started it again

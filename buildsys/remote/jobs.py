@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 from buildsys.errors import StageError
 from buildsys.plan.action import NO_NEEDS, Action, Needs
@@ -77,6 +77,7 @@ class System:
     environment: Mapping[str, str]  # for the jobs
     logs: Path  # a folder of this machine
     handles: dict[str, str] = field(default_factory=dict)  # job -> its name in the system
+    grace_s: ClassVar[float] = 20.0  # for the summary of a job that has ended
 
     def submit(self, jobs: Sequence[RemoteJob]) -> None:
         """Hand over the jobs, each after the one that it names."""

@@ -25,6 +25,7 @@ _OPTIONS = ("-T", "-o", "BatchMode=yes", "-o", "ServerAliveInterval=15")
 class Ssh(System):
     """The ssh program, with the user's configuration, keys and known hosts."""
 
+    grace_s = 3.0  # a command ends after its summary is stored
     running: dict[str, subprocess.Popen[bytes]] = field(default_factory=dict)
 
     def submit(self, jobs: Sequence[RemoteJob]) -> None:
