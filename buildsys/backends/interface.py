@@ -18,7 +18,7 @@ from buildsys.errors import StageError, Unavailable
 from buildsys.onnx_graphs.tensors import Tensor
 from buildsys.system.backend_registry import describe_backend, import_backend
 from buildsys.system.engine_environment import visible_gpus, why_no_gpu
-from buildsys.system.interpreters.toolchain import Toolchain
+from buildsys.system.toolchains import Toolchain
 
 Options = Mapping[str, Any]  # the engine's fields as in the manifest, without its name
 Figures = dict[str, Any]  # JSON values for the engine's result file

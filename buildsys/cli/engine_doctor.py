@@ -27,9 +27,9 @@ from buildsys.report.formatting import first_names
 from buildsys.stages.table import ENGINE
 from buildsys.store.signatures import ACCEPT, WARN, SigningKey
 from buildsys.system.backend_registry import Reason
-from buildsys.system.interpreters.toolchain import Toolchain, locate_toolchain
 from buildsys.system.processes import describe_exit, run_python
 from buildsys.system.signatures import UNSIGNED, UNTRUSTED, TrustedKeys, key_name
+from buildsys.system.toolchains import Toolchain, locate_toolchain
 
 SCHEMA = "buildsys/doctor/1"
 _NOT_USABLE = 1

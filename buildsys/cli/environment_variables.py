@@ -10,9 +10,9 @@ from typing import NamedTuple
 
 from buildsys.errors import BuildsysError, UsageError
 from buildsys.execution.key_parts import LABELS
-from buildsys.manifest.units import number_or_text, parse_size
 from buildsys.project.load import empty_project
 from buildsys.system.suggestions import nearest
+from buildsys.system.units import number_or_text, parse_size
 
 PREFIX = "BUILDSYS_"
 _LABEL = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.+-]*")  # as the names of manifests
@@ -76,7 +76,7 @@ def _check_size(_: Path, environment: Mapping[str, str], name: str) -> None:
 
 def _check_probe_limit(_: Path, environment: Mapping[str, str], name: str) -> None:
     del name
-    from buildsys.system.interpreters.probe import probe_limit_s  # rarely needed
+    from buildsys.system.interpreter_probe import probe_limit_s  # rarely needed
 
     probe_limit_s(environment)
 
@@ -183,7 +183,7 @@ def check_variables(root: Path, environment: Mapping[str, str] = os.environ) -> 
             if environment[name].strip():
                 known[name].check(root, environment, name)
             continue
-        from buildsys.system.interpreters.toolchain import override_variable  # rarely needed
+        from buildsys.system.toolchains import override_variable  # rarely needed
 
         overrides = [override_variable(toolchain) for toolchain in _toolchains(root)]
         if name not in overrides:

@@ -50,8 +50,7 @@ from buildsys.report.results.report import Report
 from buildsys.stages.table import BENCH, ENGINE, REPORT, VERIFY, target_of
 from buildsys.store.ledger import PASSED, RESTORED, Ledger, utc_now
 from buildsys.store.state_db import ReadOnlyStateDb, warn_on_stderr
-from buildsys.system.file_locks import locked
-from buildsys.system.files import MAX_RESULT_BYTES, read_limited, replace_file
+from buildsys.system.files import MAX_RESULT_BYTES, locked, read_limited, replace_file
 
 if TYPE_CHECKING:
     from buildsys.project.load import Project

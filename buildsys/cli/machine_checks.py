@@ -22,12 +22,11 @@ from buildsys.report.formatting import plural, size
 from buildsys.store.signatures import SigningKey
 from buildsys.system.backend_registry import Ability, Gpus, backend_names, describe_backend
 from buildsys.system.devices import device_facts
-from buildsys.system.interpreters.interpreter import check_interpreter
-from buildsys.system.interpreters.probe import LIMIT_VARIABLE, Library, check_libraries
-from buildsys.system.interpreters.toolchain import Toolchain
+from buildsys.system.interpreter_probe import LIMIT_VARIABLE, Library, check_libraries
 from buildsys.system.nvml import GpuError, read_details
 from buildsys.system.printable import mask_secrets
 from buildsys.system.signatures import key_name
+from buildsys.system.toolchains import Toolchain, check_interpreter
 from buildsys.system.versions import (
     ENVIRONMENT,
     environment_facts,

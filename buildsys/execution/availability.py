@@ -18,8 +18,7 @@ from buildsys.plan.action import Action, ToolchainRef
 from buildsys.stages.table import COMMAND, ENGINE
 from buildsys.system.backend_registry import describe_backend
 from buildsys.system.devices import NONE, gpu_facts
-from buildsys.system.interpreters.interpreter import check_interpreter
-from buildsys.system.interpreters.toolchain import Toolchain, locate_toolchain
+from buildsys.system.toolchains import Toolchain, check_interpreter, locate_toolchain
 from buildsys.system.versions import ABSENT, tool_versions
 
 

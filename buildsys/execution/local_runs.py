@@ -26,7 +26,7 @@ from buildsys.store.locks import CPU, Locks, OnWait
 from buildsys.store.object_store import Store
 from buildsys.store.publish import make_folders
 from buildsys.system.devices import VISIBLE_DEVICES, equal_gpus, gpu_uuids
-from buildsys.system.interpreters.toolchain import locate_toolchain
+from buildsys.system.toolchains import locate_toolchain
 from buildsys.workers.job import Job
 
 if TYPE_CHECKING:

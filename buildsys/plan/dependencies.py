@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ast
 import json
-import mmap
 import os
 import re
 import sys
@@ -16,7 +15,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from buildsys.system import compilers
-from buildsys.system.files import IMAGE_SUFFIXES, image_files
+from buildsys.system.files import IMAGE_SUFFIXES, image_files, mapped
 from buildsys.system.text_cache import TextCache
 
 # Paths are strings here, as a Path costs several times as much and this runs for every target.
@@ -270,13 +269,10 @@ def external_files(path: str) -> list[str]:
     Raises: OSError: the file cannot be read.
     """
     locations = set()
-    with open(path, "rb") as file:  # noqa: PTH123
-        if not os.fstat(file.fileno()).st_size:
-            return []
-        with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content:
-            for match in _LOCATION.finditer(content):
-                *low, high = match[1]
-                size = high << 7 | low[0] & 0x7F if low else high
-                location = content[match.end() : match.end() + size]
-                locations.add(location.decode(errors="ignore"))
+    with mapped(path) as content:
+        for match in _LOCATION.finditer(content):
+            *low, high = match[1]
+            size = high << 7 | low[0] & 0x7F if low else high
+            location = content[match.end() : match.end() + size]
+            locations.add(location.decode(errors="ignore"))
     return sorted(location for location in locations if location and "\0" not in location)

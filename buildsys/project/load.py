@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from buildsys.errors import ManifestError, ManifestErrors, UsageError
 from buildsys.manifest.manifest_cache import Cache, Entry, read_cache, write_cache
-from buildsys.manifest.units import number_or_text, parse_duration, parse_size
 from buildsys.system.files import Stamp
 from buildsys.system.suggestions import nearest
+from buildsys.system.units import number_or_text, parse_duration, parse_size
 
 if TYPE_CHECKING:
     from buildsys.manifest.schema.executors import Executor

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from buildsys.errors import StageError
-from buildsys.system.file_locks import open_lock, try_lock
+from buildsys.system.files import open_lock, try_lock
 
 CPU = "cpu"  # the device of benchmarks on the processor
 _POLL_S = (0.002, 0.005, 0.01, 0.02, 0.05)  # then 0.05 for as long as it takes

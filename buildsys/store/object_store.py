@@ -25,7 +25,7 @@ from buildsys.errors import StageError
 from buildsys.store.file_digests import hash_file
 from buildsys.store.ledger import ActionRecord, OutputFile
 from buildsys.store.record_file import RecordError, decode_record, encode_record, read_record
-from buildsys.system.file_locks import locked
+from buildsys.system.files import locked
 
 _FICLONE = 0x40049409  # linux/fs.h: share the blocks of another file until either is written
 _CHUNK_BYTES = 4 << 20

@@ -29,8 +29,7 @@ from buildsys.store.file_digests import (
 )
 from buildsys.store.ledger import Ledger, OutputFile
 from buildsys.store.state_db import warn_on_stderr
-from buildsys.system.file_locks import open_lock, try_lock
-from buildsys.system.files import SETTLE_NS, Stamp, fsync
+from buildsys.system.files import SETTLE_NS, Stamp, fsync, open_lock, try_lock
 
 if TYPE_CHECKING:
     from concurrent.futures import ThreadPoolExecutor

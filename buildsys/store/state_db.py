@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
 from buildsys.errors import StageError
-from buildsys.system.file_locks import locked
+from buildsys.system.files import locked
 from buildsys.system.printable import printable_line
 
 VERSION = 4  # bump when a table changes: an older file is set aside, not converted

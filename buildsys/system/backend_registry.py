@@ -30,7 +30,7 @@ from buildsys.errors import Unavailable
 from buildsys.system.files import link_into
 
 if TYPE_CHECKING:
-    from buildsys.system.protobuf import Content
+    from buildsys.system.files import Content
 
 GROUP = "buildsys.backends"
 _FOLDER = f"{Path(__file__).resolve().parents[1]}/backends"
@@ -262,7 +262,8 @@ def our_backends() -> tuple[str, ...]:
 @cache
 def other_backends() -> Mapping[str, BackendPackage]:
     """Return the backends of other distributions by name."""
-    from buildsys.system.entry_points import entry_points  # slow
+    from importlib.metadata import entry_points  # slow
+
     from buildsys.system.versions import normalized  # slow
 
     packages: dict[str, BackendPackage] = {}

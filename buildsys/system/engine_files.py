@@ -21,8 +21,7 @@ from buildsys.system.backend_registry import (
     describe_backend,
     our_backends,
 )
-from buildsys.system.files import read_limited, sha256_of
-from buildsys.system.protobuf import opened
+from buildsys.system.files import mapped, read_limited, sha256_of
 from buildsys.system.signatures import (
     BROKEN,
     UNSIGNED,
@@ -48,7 +47,7 @@ def read_header(engine: Path) -> Header:
 
     Raises: OSError: it cannot be read.
     """
-    with opened(engine) as content:
+    with mapped(engine) as content:
         for name in our_backends():
             if header := describe_backend(name).read_header(content):
                 return header

@@ -1,13 +1,16 @@
-"""Files: digests, stamps, atomic replacement, images in a folder."""
+"""Files: digests, stamps, locks, atomic replacement, images in a folder."""
 
 from __future__ import annotations
 
 import errno
+import fcntl
 import hashlib
+import mmap
 import os
 import stat as stat_module
-from collections.abc import Container
-from contextlib import suppress
+import time
+from collections.abc import Container, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import BinaryIO, NamedTuple
 
@@ -17,6 +20,8 @@ IMAGE_SUFFIXES = (".bmp", ".jpeg", ".jpg", ".pgm", ".png", ".ppm", ".tif", ".tif
 LIBRARY_FOLDERS = ("site-packages", "dist-packages")  # installed libraries are there
 MAX_RESULT_BYTES = 256 << 20  # a million samples of a benchmark have 20 MB
 _BLOCK_BYTES = 1 << 20
+_POLL_S = 0.005
+Content = mmap.mmap | bytes
 
 
 class Stamp(NamedTuple):
@@ -72,6 +77,17 @@ def read_limited(path: Path, limit: int) -> bytes:
         if size > limit:
             raise ValueError(f"it has {size >> 20} MiB, more than {limit >> 20} MiB")
         return file.read(limit)
+
+
+@contextmanager
+def mapped(path: str | Path) -> Iterator[Content]:
+    """Map a file into memory; an empty one gives b"". Raises: OSError."""
+    with open(path, "rb") as file:  # noqa: PTH123 - often a string here
+        if not os.fstat(file.fileno()).st_size:
+            yield b""
+            return
+        with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content:
+            yield content
 
 
 def listing_digest(folder: str, unlisted: Container[str] = ()) -> str | None:
@@ -166,3 +182,44 @@ def link_into(folder: Path, name: str, target: Path) -> Path:
 def in_library(file: str) -> bool:
     """Check for a path below a folder of installed libraries."""
     return "/site-packages/" in file or "/dist-packages/" in file
+
+
+def open_lock(path: Path, mode: int = 0o666) -> int:
+    """Open a lock file, created if missing. Raises: OSError."""
+    return os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, mode)
+
+
+def try_lock(handle: int, *, shared: bool = False) -> bool:
+    """Lock an open file if no other process holds it.
+
+    Raises: OSError: flock is not supported.
+    """
+    try:
+        fcntl.flock(handle, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
+
+
+@contextmanager
+def locked(
+    path: Path, *, shared: bool = False, timeout_s: float | None = None, mode: int = 0o666
+) -> Iterator[None]:
+    """Hold the lock of a file, created if missing.
+
+    Raises: BlockingIOError: another process held it for all of ``timeout_s``. OSError.
+    """
+    handle = open_lock(path, mode)
+    try:
+        if timeout_s is None:
+            fcntl.flock(handle, fcntl.LOCK_SH if shared else fcntl.LOCK_EX)
+        else:
+            deadline = time.monotonic() + timeout_s
+            while not try_lock(handle, shared=shared):
+                if time.monotonic() >= deadline:
+                    problem = f"another process has held {path.name} for {timeout_s:g} s"
+                    raise BlockingIOError(errno.EWOULDBLOCK, problem)
+                time.sleep(_POLL_S)
+        yield
+    finally:
+        os.close(handle)

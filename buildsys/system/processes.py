@@ -5,9 +5,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import json
-import math
 import os
-import re
 import signal
 import subprocess
 import sys
@@ -19,11 +17,10 @@ from pathlib import Path
 from typing import Any
 
 from buildsys.errors import UsageError
+from buildsys.system.units import number_or_text, parse_duration
 
 _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
-_UNITS_S = {"": 1.0, "s": 1.0, "min": 60.0, "h": 3600.0}
-_MAX_LIMIT_S = 1e9  # Python cannot wait longer than 292 years
 _CRASHES = {
     signal.SIGSEGV: "crashed with a segmentation fault (SIGSEGV)",
     signal.SIGBUS: "crashed with a bus error (SIGBUS)",
@@ -219,8 +216,7 @@ def time_limit_s(
     text = environment.get(variable, "").strip()
     if not text:
         return default_s
-    match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*(s|min|h|)", text)
-    seconds = float(match[1]) * _UNITS_S[match[2]] if match else math.inf
-    if seconds > _MAX_LIMIT_S:
-        raise UsageError(f"{variable}={text:.60} is not a duration", hint)
-    return seconds
+    try:
+        return parse_duration(number_or_text(text))
+    except ValueError:
+        raise UsageError(f"{variable}={text:.60} is not a duration", hint) from None

@@ -14,8 +14,8 @@ from pathlib import Path
 
 from buildsys.errors import StageError
 from buildsys.system.devices import NONE, gpu_facts
-from buildsys.system.interpreters.toolchain import Toolchain
 from buildsys.system.text_cache import TextCache, shortened_for_key
+from buildsys.system.toolchains import Toolchain
 from buildsys.system.versions import ABSENT, tool_versions
 
 _PYTHON = ("python", "python3")  # the toolchain's, whatever is first on PATH

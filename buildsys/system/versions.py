@@ -27,8 +27,8 @@ from buildsys.system.files import in_library
 if TYPE_CHECKING:
     from importlib.metadata import Distribution
 
-    from buildsys.system.interpreters.toolchain import Toolchain
     from buildsys.system.text_cache import TextCache
+    from buildsys.system.toolchains import Toolchain
 
 ABSENT = "absent"
 UNUSABLE = "unusable"
@@ -95,7 +95,7 @@ def tool_versions(
                     python_version() if name == "python" else distribution_version(name)
                 )
         return versions
-    from buildsys.system.interpreters.interpreter import check_interpreter
+    from buildsys.system.toolchains import check_interpreter
 
     interpreter = check_interpreter(toolchain, texts).interpreter
     if interpreter is None:
@@ -152,7 +152,7 @@ def builds_of(name: str) -> tuple[str, ...]:
 
 def module_path(toolchain: Toolchain, texts: TextCache | None = None) -> tuple[str, ...]:
     """Return the module path of a toolchain's interpreter. () if it is unusable."""
-    from buildsys.system.interpreters.interpreter import check_interpreter
+    from buildsys.system.toolchains import check_interpreter
 
     interpreter = check_interpreter(toolchain, texts).interpreter
     return () if interpreter is None else interpreter.path

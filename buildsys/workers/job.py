@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, Literal, NoReturn
 
 from buildsys.errors import BuildsysError
-from buildsys.system.interpreters.toolchain import Toolchain
+from buildsys.system.toolchains import Toolchain
 
 RESULT_SCHEMA = "buildsys/result/1"
 MAX_READS = 50_000  # recorded per run, in and outside the key; more cannot be followed

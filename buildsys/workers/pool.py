@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any
 from buildsys.errors import StageError, WorkerDied
 
 if TYPE_CHECKING:
-    from buildsys.system.interpreters.toolchain import Toolchain
     from buildsys.system.text_cache import TextCache
+    from buildsys.system.toolchains import Toolchain
     from buildsys.workers.job import Job
     from buildsys.workers.server_handle import ServerHandle
     from buildsys.workers.server_kinds import ServerKind

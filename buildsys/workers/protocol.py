@@ -26,7 +26,7 @@ from pathlib import Path
 from typing import Any
 
 from buildsys.errors import BuildsysError, CheckFailed, StageError, Unavailable, WorkerDied
-from buildsys.system.interpreters.toolchain import Toolchain
+from buildsys.system.toolchains import Toolchain
 from buildsys.workers.job import Job
 
 Message = dict[str, Any]

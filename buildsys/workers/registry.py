@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from buildsys.errors import StageError
-from buildsys.system import file_locks
+from buildsys.system import files
 from buildsys.system.files import MAX_RESULT_BYTES, read_limited, replace_file
 from buildsys.system.processes import Process, children_of, time_limit_s
 from buildsys.workers.protocol import RETIRE
@@ -103,7 +103,7 @@ def address(folder: Path, fingerprint: str) -> Path:
 @contextlib.contextmanager
 def locked(folder: Path) -> Iterator[None]:
     """Hold the lock of ``folder``. Raises: BlockingIOError: another process does not release it."""
-    with file_locks.locked(folder / "lock", timeout_s=_LOCK_LIMIT_S, mode=0o600):
+    with files.locked(folder / "lock", timeout_s=_LOCK_LIMIT_S, mode=0o600):
         yield
 
 

@@ -37,7 +37,7 @@ from buildsys.history.gates import LOOKS, compare_rounds
 from buildsys.history.statistics import median
 from buildsys.stages.bench.remote_engine import RemoteEngine
 from buildsys.stages.gate.stage import OpenEngine, RoundPace, measure_process
-from buildsys.system.interpreters.toolchain import Toolchain
+from buildsys.system.toolchains import Toolchain
 
 TOLERANCE = 0.05
 SLOWDOWNS = (0.0, 0.02, 0.03, 0.04, 0.05, 0.06, 0.07, 0.08, 0.1)

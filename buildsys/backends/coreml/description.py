@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from buildsys.system.backend_registry import BackendDescription, Header, Reason, Record
 
 if TYPE_CHECKING:
-    from buildsys.system.protobuf import Content
+    from buildsys.system.files import Content
 
 Target = Literal[
     "iOS15", "iOS16", "iOS17", "iOS18", "iOS26",

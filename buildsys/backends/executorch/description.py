@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from buildsys.system.backend_registry import BackendDescription, Header, Reason, Record
 
 if TYPE_CHECKING:
-    from buildsys.system.protobuf import Content
+    from buildsys.system.files import Content
 
 _FORMAT, _HEADER = b"ET", b"eh00"  # the flatbuffer's, then the sizes' magic
 

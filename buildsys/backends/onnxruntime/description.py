@@ -18,7 +18,7 @@ from buildsys.system.backend_registry import (
 )
 
 if TYPE_CHECKING:
-    from buildsys.system.protobuf import Content
+    from buildsys.system.files import Content
 
 _LAYOUTS = ("avx", "avx2", "avx512f")  # weights are blocked in channels by their width
 _IR_VERSION = 0x08  # tags of ModelProto's fields: number << 3 | wire type

@@ -24,7 +24,7 @@ from buildsys.system.engine_environment import (
 )
 
 if TYPE_CHECKING:
-    from buildsys.system.protobuf import Content
+    from buildsys.system.files import Content
 
 # major versions of a build and of the only later runtimes that take its version-compatible engines
 _LATER_MAJORS = {(8, 10), (10, 11)}

@@ -17,7 +17,7 @@ from buildsys.system.backend_registry import (
 )
 
 if TYPE_CHECKING:
-    from buildsys.system.protobuf import Content
+    from buildsys.system.files import Content
 
 CUDA = {"cuda.bindings.driver": "cuda-bindings"}
 

@@ -18,13 +18,13 @@ from buildsys.cli.project_root import typed_path
 from buildsys.cli.store_limit import reached_names
 from buildsys.errors import UsageError
 from buildsys.execution.build_cache import store_folder
-from buildsys.manifest.units import number_or_text, parse_duration, parse_size
 from buildsys.project.load import STATE_FOLDER, Project, empty_project
 from buildsys.report.formatting import count, size
 from buildsys.store import garbage_collection
 from buildsys.store.object_store import Store
 from buildsys.store.signatures import generate_key
 from buildsys.store.timing_caches import damaged, set_aside
+from buildsys.system.units import number_or_text, parse_duration, parse_size
 from buildsys.workers import registry
 
 SCHEMA = "buildsys/cache/1"

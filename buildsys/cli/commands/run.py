@@ -22,7 +22,7 @@ from buildsys.plan.action import Action
 from buildsys.plan.graph_points import GraphPoint, graph_points
 from buildsys.report.formatting import first_names, plural, significant
 from buildsys.system.files import IMAGE_SUFFIXES, read_limited, replace_file
-from buildsys.system.interpreters.toolchain import locate_toolchain
+from buildsys.system.toolchains import locate_toolchain
 from buildsys.workers.job import Job
 
 SCHEMA = "buildsys/run/1"

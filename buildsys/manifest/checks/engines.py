@@ -19,7 +19,7 @@ from buildsys.system.backend_registry import (
     find_package,
     import_backend,
 )
-from buildsys.system.interpreters.toolchain import override_variable
+from buildsys.system.toolchains import override_variable
 
 
 class UsableEngine(NamedTuple):

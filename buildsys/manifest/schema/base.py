@@ -16,8 +16,8 @@ from pydantic import (
 )
 from pydantic_core import PydanticCustomError, core_schema
 
-from buildsys.manifest.units import parse_duration, parse_size
 from buildsys.stages.table import STAGE_INFO
+from buildsys.system.units import parse_duration, parse_size
 
 DType = Literal[
     "float16", "bfloat16", "float32", "float64", "int8", "int16", "int32", "int64", "uint8",

@@ -6,7 +6,7 @@ from typing import Annotated
 from pydantic import BeforeValidator, Field
 
 from buildsys.manifest.schema.base import Name, Seconds, Spec
-from buildsys.manifest.units import parse_duration, parse_percentage, parse_size
+from buildsys.system.units import parse_duration, parse_percentage, parse_size
 
 METRICS = ("latency", "throughput", "size", "memory", "error", "build_time")
 Percentage = Annotated[

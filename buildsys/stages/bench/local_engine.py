@@ -25,8 +25,8 @@ from buildsys.backends.measurement import ENGINE, Contender, GpuSession, GpuTimi
 from buildsys.errors import StageError, Unavailable
 from buildsys.onnx_graphs.tensors import load_case
 from buildsys.system.backend_registry import describe_backend
-from buildsys.system.interpreters.toolchain import Toolchain
 from buildsys.system.processes import die_with_parent
+from buildsys.system.toolchains import Toolchain
 from buildsys.workers.result_file import loaded_versions
 
 if TYPE_CHECKING:

@@ -18,8 +18,8 @@ from buildsys.backends.measurement import Contender, GpuTiming, Samples
 from buildsys.errors import StageError, Unavailable
 from buildsys.stages.bench import local_engine  # imported so that its code is in the key
 from buildsys.system.backend_registry import link_packages
-from buildsys.system.interpreters.toolchain import Toolchain
 from buildsys.system.processes import describe_exit
+from buildsys.system.toolchains import Toolchain
 
 # Our packages come last on the path, so that they hide none of the interpreter's.
 _PROGRAM = (

@@ -31,7 +31,7 @@ from buildsys.stages.gate.result import INCOMPARABLE, GateCheck
 from buildsys.stages.operators.implementation import implementation_of
 from buildsys.stages.verify.result import VerifyResult
 from buildsys.system.cpu import OtherLoad, load_average
-from buildsys.system.interpreters.toolchain import Toolchain
+from buildsys.system.toolchains import Toolchain
 from buildsys.workers.job import Job, StageResult
 
 _TIMED = ("latency", "throughput", "memory")

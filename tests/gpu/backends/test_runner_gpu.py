@@ -30,8 +30,8 @@ from buildsys.backends.measurement import GpuContender, Slot
 from buildsys.errors import StageError
 from buildsys.onnx_graphs.tensors import Tensor, save_case
 from buildsys.system.gpu_readings import sampled
-from buildsys.system.interpreters.toolchain import Toolchain
 from buildsys.system.nvml import read_gpus
+from buildsys.system.toolchains import Toolchain
 
 ROOT = Path(__file__).parents[3]
 TENSORRT = os.environ.get("BUILDSYS_TEST_TOOLCHAIN") or (

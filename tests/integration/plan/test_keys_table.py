@@ -32,7 +32,7 @@ from buildsys.execution import action_key
 from buildsys.plan.action import Action
 from buildsys.stages.table import STAGE_INFO
 from buildsys.system import versions
-from buildsys.system.interpreters.interpreter import Interpreter
+from buildsys.system.toolchains import Interpreter
 
 PAGE = (Path(__file__).parent / "keys_table.md").read_text(encoding="utf-8")
 NET = "configs/models/net.yaml"

@@ -30,7 +30,7 @@ from buildsys.stages.bench import stage as bench
 from buildsys.stages.bench.local_engine import LocalEngine
 from buildsys.stages.bench.remote_engine import RemoteEngine
 from buildsys.stages.engine import stage as engine
-from buildsys.system.interpreters.toolchain import Toolchain
+from buildsys.system.toolchains import Toolchain
 from buildsys.workers.job import Job
 
 HERE = Toolchain("here", Path(sys.executable), {})
@@ -214,7 +214,7 @@ def test_a_peer_ends_with_its_stage_even_when_that_is_killed(built: Job, tmp_pat
     stage = textwrap.dedent("""
         import json, sys, time
         from pathlib import Path
-        from buildsys.system.interpreters.toolchain import Toolchain
+        from buildsys.system.toolchains import Toolchain
         from buildsys.stages.bench.remote_engine import RemoteEngine
         asked = json.loads(sys.argv[1])
         here = Toolchain("here", Path(sys.executable), {})

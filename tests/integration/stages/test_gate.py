@@ -14,7 +14,7 @@ from buildsys.errors import StageError
 from buildsys.stages.bench.remote_engine import RemoteEngine
 from buildsys.stages.engine import stage as engine
 from buildsys.stages.gate.stage import RoundPace, measure_rounds
-from buildsys.system.interpreters.toolchain import Toolchain
+from buildsys.system.toolchains import Toolchain
 
 
 def test_both_sides_are_measured_in_processes_of_their_own(tmp_path: Path) -> None:

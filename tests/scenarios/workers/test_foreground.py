@@ -11,7 +11,7 @@ import pytest
 from pool_project import STAGES, import_from, orchestrator
 
 from buildsys.errors import CheckFailed, StageError, WorkerDied
-from buildsys.system.interpreters.toolchain import Toolchain
+from buildsys.system.toolchains import Toolchain
 from buildsys.workers.job import Job
 from buildsys.workers.pool import JobReply, WorkerPool
 

@@ -9,7 +9,7 @@ import pytest
 
 from buildsys.backends import interface
 from buildsys.errors import Unavailable
-from buildsys.system.interpreters.toolchain import Toolchain
+from buildsys.system.toolchains import Toolchain
 
 NO_GPU = "no NVIDIA driver is installed"
 TOOLCHAIN = Toolchain("old", Path("/opt/old/bin/python"), {})

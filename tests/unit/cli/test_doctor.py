@@ -32,9 +32,9 @@ from buildsys.cli.machine_checks import (
 from buildsys.cli.session import Session
 from buildsys.project.load import Project
 from buildsys.system.backend_registry import Gpus, backend_names, describe_backend
-from buildsys.system.interpreters.probe import Library, check_libraries
-from buildsys.system.interpreters.toolchain import Toolchain
+from buildsys.system.interpreter_probe import Library, check_libraries
 from buildsys.system.nvml import GpuDetails, GpuError
+from buildsys.system.toolchains import Toolchain
 
 NO_GPU = Gpus(problem="this machine has no NVIDIA driver")
 H200 = Gpus(("9.0",))
@@ -173,7 +173,8 @@ def test_a_library_that_hangs_or_is_broken_harms_no_other(tmp_path: Path) -> Non
     environment.write("lacking.py", "import none_such\n")
     environment.write("loud.py", "__version__ = '1.2'\nprint('{}' * 9999)\n")
     hanging = check_libraries(environment.python, ["hanging"], HERE, 0.4)["hanging"]
-    assert hanging.problem == "did not answer within 0.4 s"
+    assert "did not respond within 0.4 s" in hanging.problem
+    assert hanging.timed_out
     found = check_libraries(environment.python, ["lacking", "loud", "absent", "numpy"], HERE, 60)
     assert found["lacking"].problem == "ModuleNotFoundError: No module named 'none_such'"
     assert found["absent"].missing
@@ -186,26 +187,6 @@ def test_a_library_without_a_version_has_that_of_its_distribution(tmp_path: Path
     environment.write("plain.py", "")
     environment.write("plain-1.2.dist-info/METADATA", "Name: plain\nVersion: 1.2\n")
     assert check_libraries(environment.python, ["plain"], HERE, 60)["plain"].version == "1.2"
-
-
-def test_an_imported_library_is_described_with_the_one_that_imports_it(tmp_path: Path) -> None:
-    environment = PythonFolder(tmp_path / "env")
-    names, log = ("torch", "torchvision"), tmp_path / "imports"
-    torch = f"open({str(log)!r}, 'a').write('torch ')\n__version__ = '1.0'\n"
-    torch += "class version: cuda = '12.0'\n"
-    environment.write("torch.py", torch)
-    environment.write("torchvision.py", "import torch\n__version__ = '2.0'\n")
-    found = check_libraries(environment.python, names, HERE, 60)
-    assert [(one.name, one.version) for one in found.values()] == [
-        ("torch", "1.0"), ("torchvision", "2.0"),
-    ]  # fmt: skip
-    assert (found["torch"].facts or {})["cuda"] == "12.0"
-    assert "others" not in (found["torchvision"].facts or {})
-    assert log.read_text() == "torch "
-    environment.write("torchvision.py", "import os, torch\nos.abort()\n")
-    found = check_libraries(environment.python, names, HERE, 60)
-    assert found["torch"].is_usable
-    assert "SIGABRT" in found["torchvision"].problem
 
 
 def test_a_program_that_is_not_python_is_reported(tmp_path: Path) -> None:
@@ -365,7 +346,7 @@ def test_a_probe_over_its_limit_is_no_verdict(tmp_path: Path) -> None:
     found = check_libraries(Path(sys.executable), ("sleeping_library",), environment, 0.5)
     library = found["sleeping_library"]
     assert library.timed_out
-    assert library.problem == "did not answer within 0.5 s"
+    assert "did not respond within 0.5 s" in library.problem
 
 
 def test_with_strict_every_engine_is_required(

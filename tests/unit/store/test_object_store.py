@@ -23,7 +23,7 @@ from buildsys.store.garbage_collection import collect, usage, verify
 from buildsys.store.ledger import ActionRecord, OutputFile
 from buildsys.store.object_store import DamagedError, Store, StoreWriteError, copy_file
 from buildsys.store.record_file import RecordError, encode_record
-from buildsys.system.file_locks import open_lock, try_lock
+from buildsys.system.files import open_lock, try_lock
 
 
 @pytest.fixture

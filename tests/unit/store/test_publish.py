@@ -20,7 +20,7 @@ from buildsys.store.file_digests import DigestCache
 from buildsys.store.ledger import Ledger, OutputFile
 from buildsys.store.publish import Background, Publisher, make_folders
 from buildsys.store.state_db import StateDb
-from buildsys.system.file_locks import try_lock
+from buildsys.system.files import try_lock
 
 RESULT = "m/export/export.json"
 

@@ -11,8 +11,7 @@ from pathlib import Path
 import pytest
 
 from buildsys.system import files
-from buildsys.system.file_locks import locked, open_lock, try_lock
-from buildsys.system.files import read_limited, replace_file, stamp
+from buildsys.system.files import locked, open_lock, read_limited, replace_file, stamp, try_lock
 
 
 def test_a_stamp_changes_with_the_file(tmp_path: Path) -> None:
@@ -109,7 +108,7 @@ def test_a_waiting_process_gets_the_lock(tmp_path: Path) -> None:
 
 def test_a_killed_process_releases_its_lock(tmp_path: Path) -> None:
     code = (
-        "import os, sys; from pathlib import Path; from buildsys.system.file_locks import locked\n"
+        "import os, sys; from pathlib import Path; from buildsys.system.files import locked\n"
         "with locked(Path(sys.argv[1])):\n    os.kill(os.getpid(), 9)\n"
     )
     subprocess.run([sys.executable, "-c", code, tmp_path / "lock"], check=False)

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 from python_environments import program
 
-from buildsys.system.interpreters.toolchain import locate_toolchain, override_variable
+from buildsys.system.toolchains import locate_toolchain, override_variable
 
 
 @pytest.mark.parametrize(

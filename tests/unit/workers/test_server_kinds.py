@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from buildsys.system.interpreters.toolchain import Toolchain
+from buildsys.system.toolchains import Toolchain
 from buildsys.workers.job import Job
 from buildsys.workers.server_kinds import LIGHT, TORCH, late_preload, server_kind_of
 

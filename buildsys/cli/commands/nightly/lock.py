@@ -16,7 +16,7 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 
 from buildsys.errors import StageError
-from buildsys.system.file_locks import open_lock, try_lock
+from buildsys.system.files import open_lock, try_lock
 
 _READ_LIMIT_S = 1.0  # for another process that has just taken the lock
 _MOST_BYTES = 1 << 24

@@ -12,8 +12,7 @@ import subprocess
 import tempfile
 from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, replace
-from itertools import chain
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +23,6 @@ LIMIT_VARIABLE = "BUILDSYS_INTERPRETER_LIMIT"
 _DEFAULT_LIMIT_S = 30.0
 _KEPT_OUTPUT = 4000  # characters
 _CONCURRENT_IMPORTS = 4
-_IMPORTS = {"torchvision": "torch"}  # which takes seconds
 
 # Any Python since 2.7 must be able to parse these scripts.
 INTERPRETER_SCRIPT = """
@@ -42,11 +40,8 @@ with open(sys.argv[1], "w") as file:
     file.write(json.dumps(answer))
 """
 
-# argv[2] is the module, argv[3:] are others to describe with it
 LIBRARY_SCRIPT = """
 import gc, json, os, sys
-
-gc.disable()  # collections take a fifth of importing torch
 
 def installed(name):
     try:
@@ -79,15 +74,13 @@ def describe(name):
         answer["cuda"] = module.version.cuda
     return answer
 
+gc.disable()  # collections take a fifth of importing torch
 if sys.argv[2] == "onnxsim":
     # onnxsim imports them for seconds without needing them here
     sys.modules["torch"] = sys.modules["sympy"] = None
 sys.path[:] = [entry for entry in sys.path if entry]
-answer = describe(sys.argv[2])
-if sys.argv[3:]:
-    answer["others"] = dict((name, describe(name)) for name in sys.argv[3:])
 with open(sys.argv[1], "w") as file:
-    file.write(json.dumps(answer))
+    file.write(json.dumps(describe(sys.argv[2])))
 os._exit(0)
 """
 
@@ -105,14 +98,14 @@ class ProbeResult:
 
     @property
     def last_line(self) -> str:
-        """Return the last printed line, shortened and without control characters."""
+        """The last printed line, shortened and without control characters."""
         lines = [line.strip() for line in self.output.splitlines() if line.strip()]
         text = "".join(c if c.isprintable() else "�" for c in (lines or [""])[-1])
         return text if len(text) <= 160 else f"{text[:157]}…"
 
 
 def probe_limit_s(environment: Mapping[str, str]) -> float:
-    """Return the time limit of a probe.
+    """Parse the time limit of a probe.
 
     Raises: UsageError: BUILDSYS_INTERPRETER_LIMIT is not a duration.
     """
@@ -155,7 +148,7 @@ def run_probe(
         output.seek(0)
         printed = output.read()[-_KEPT_OUTPUT:].decode(errors="replace")
         if code is None:
-            ending = f"did not respond within {limit_s:g} s"
+            ending = f"did not respond within {limit_s:g} s ({LIMIT_VARIABLE} allows more)"
             return ProbeResult(None, ending, printed, timed_out=True)
         with contextlib.suppress(OSError, ValueError):
             fields = json.loads(answer.read_bytes())
@@ -166,7 +159,7 @@ def run_probe(
 
 @dataclass(frozen=True)
 class Library:
-    """A library in an interpreter, as found by importing it there."""
+    """A library in an interpreter, as seen by importing it there."""
 
     name: str
     version: str = ""
@@ -184,46 +177,23 @@ class Library:
 def check_libraries(
     python: Path, names: Iterable[str], environment: Mapping[str, str], limit_s: float
 ) -> dict[str, Library]:
-    """Import each library in a separate process: some crash or hang.
+    """Import each library in a separate process: some crash or hang."""
 
-    What a usable one has imported is described by the same process.
-    """
-
-    def check(name: str, *others: str) -> Library:
+    def check(name: str) -> Library:
         try:
-            result = run_probe(python, LIBRARY_SCRIPT, (name, *others), environment, limit_s)
+            result = run_probe(python, LIBRARY_SCRIPT, (name,), environment, limit_s)
         except OSError as error:
             return Library(name, problem=f"{python} cannot be started: {error.strerror}")
-        if result.timed_out:
-            problem = f"did not answer within {limit_s:g} s"
-            return Library(name, problem=problem, timed_out=True)
         if result.fields is None:
-            abrupt = result.crashed or not result.last_line
+            abrupt = result.crashed or result.timed_out or not result.last_line
             printed = "" if abrupt else f": {result.last_line}"
-            return Library(name, problem=f"the interpreter {result.ending} on import{printed}")
-        return _described(name, result.fields)
-
-    def check_all(name: str) -> list[Library]:
-        if name not in together:
-            return [check(name)]
-        library, other = check(name, together[name]), together[name]
-        facts = dict(library.facts or {})
-        fields = facts.pop("others", {}).get(other)
-        described = library.is_usable and fields and "problem" not in fields
-        second = _described(other, fields) if described else check(other)
-        return [replace(library, facts=facts), second]
+            problem = f"the interpreter {result.ending} on import{printed}"
+            return Library(name, problem=problem, timed_out=result.timed_out)
+        facts = dict(result.fields)
+        version, missing = str(facts.pop("version", "")), bool(facts.pop("missing", False))
+        problem = str(facts.pop("problem", ""))
+        return Library(name, version, missing, "" if missing else problem, facts)
 
     distinct = list(dict.fromkeys(names))
-    together = {name: other for name, other in _IMPORTS.items() if {name, other} <= {*distinct}}
-    asked = [name for name in distinct if name not in together.values()]
     with ThreadPoolExecutor(_CONCURRENT_IMPORTS) as threads:
-        answers = chain.from_iterable(threads.map(check_all, asked))
-        libraries = {library.name: library for library in answers}
-    return {name: libraries[name] for name in distinct}
-
-
-def _described(name: str, fields: Mapping[str, Any]) -> Library:
-    facts = dict(fields)
-    version, missing = str(facts.pop("version", "")), bool(facts.pop("missing", False))
-    problem = str(facts.pop("problem", ""))
-    return Library(name, version, missing, "" if missing else problem, facts)
+        return dict(zip(distinct, threads.map(check, distinct), strict=True))

@@ -1,7 +1,7 @@
-"""Python interpreters of toolchains: version, module path, problems.
+"""Toolchains: Python interpreters with their own libraries, their versions and problems.
 
-It is started once: the result is cached by the stat of the interpreter, ``pyvenv.cfg``, the folders
-on its module path and their ``.pth`` files.
+An interpreter is started once: the result is cached by the stat of the interpreter, ``pyvenv.cfg``,
+the folders on its module path and their ``.pth`` files.
 """
 
 from __future__ import annotations
@@ -9,20 +9,79 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import re
 import threading
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from importlib.machinery import PathFinder
+from pathlib import Path
 from typing import NamedTuple
 
 from buildsys.errors import StageError, Unavailable
 from buildsys.system.files import stamp
-from buildsys.system.interpreters.toolchain import Toolchain, override_variable
 from buildsys.system.text_cache import TextCache
 
+OVERRIDE_PREFIX = "BUILDSYS_TOOLCHAIN_"
 OLDEST = (3, 10)
 _SCHEMA = "interpreter/1"
+# variables of our interpreter that would change the modules another one finds
+_INTERPRETER_VARIABLES = (
+    "PYTHONEXECUTABLE", "PYTHONHOME", "PYTHONPATH", "PYTHONPLATLIBDIR", "PYTHONSTARTUP",
+    "VIRTUAL_ENV", "VIRTUAL_ENV_PROMPT", "__PYVENV_LAUNCHER__",
+)  # fmt: skip
+_PREFIX = "{prefix}"  # in a variable's value: the root folder of the interpreter's environment
+
+
+@dataclass(frozen=True)
+class Toolchain:
+    """A Python interpreter for building and running engines."""
+
+    name: str
+    python: Path  # absolute, unless no such program was found on PATH
+    env: Mapping[str, str]  # added to the environment of its processes
+
+    @property
+    def pip(self) -> str:
+        """The command to install a package, without the package's name."""
+        return f"{self.python} -m pip install"
+
+    def environment(self, base: Mapping[str, str]) -> dict[str, str]:
+        """Make ``base`` an environment for this interpreter, without the variables of ours."""
+        variables = {
+            name: value for name, value in base.items() if name not in _INTERPRETER_VARIABLES
+        }
+        return {**variables, **self.env}
+
+
+def override_variable(name: str) -> str:
+    """Name the environment variable that overrides a toolchain's interpreter."""
+    return OVERRIDE_PREFIX + re.sub(r"[^A-Za-z0-9]", "_", name).upper()
+
+
+def locate_toolchain(
+    name: str,
+    python: str,
+    env: Iterable[tuple[str, str]],
+    project: Path,
+    environment: Mapping[str, str],
+) -> Toolchain:
+    """Locate a toolchain on this machine from its entry in project.yaml.
+
+    With a slash ``python`` is absolute or relative to the project, otherwise a program on PATH;
+    ``~`` is expanded.
+    """
+    entry = environment.get(override_variable(name)) or python
+    path = Path(os.path.expanduser(entry))  # noqa: PTH111 - Path's raises for an unknown user
+    if "/" in entry:
+        # unresolved: a link may lead into another environment
+        path = Path(os.path.abspath(project / path))  # noqa: PTH100
+    else:
+        import shutil  # slow to import, rarely needed
+
+        path = Path(shutil.which(entry, path=environment.get("PATH")) or entry)
+    prefix = str(path.parent.parent)
+    return Toolchain(name, path, {key: value.replace(_PREFIX, prefix) for key, value in env})
 
 
 @dataclass(frozen=True)
@@ -38,7 +97,7 @@ class Interpreter:
 
     @property
     def release(self) -> str:
-        """Return implementation, major and minor version: language and bytecode depend on these."""
+        """Implementation, major and minor version: language and bytecode depend on these."""
         return f"{self.implementation} {'.'.join(self.version.split('.')[:2])}"
 
     def finds(self, module: str) -> bool:
@@ -84,10 +143,8 @@ def check_interpreter(toolchain: Toolchain, texts: TextCache | None = None) -> I
     python = toolchain.python
     if not python.is_absolute():
         return _unusable(toolchain, f"there is no program {python} on PATH")
-    if not python.exists():
+    if not python.is_file():
         return _unusable(toolchain, f"there is no {python}")
-    if python.is_dir():
-        return _unusable(toolchain, f"{python} is a folder, not a Python interpreter")
     if not os.access(python, os.X_OK):
         return _unusable(toolchain, f"{python} is not executable", f"chmod +x {python}")
     environment = toolchain.environment(os.environ)
@@ -96,9 +153,7 @@ def check_interpreter(toolchain: Toolchain, texts: TextCache | None = None) -> I
         remembered, text = _known.get(name), texts.get(name) if texts is not None else None
         if remembered is None and text is not None:
             fields, stamps = json.loads(text)
-            remembered = _Known(
-                InterpreterCheck(Interpreter(**{**fields, "path": tuple(fields["path"])})), stamps
-            )
+            remembered = _Known(InterpreterCheck(_interpreter(fields)), stamps)
         if remembered is None or remembered.stamps != _stamps(remembered.stamps):
             remembered = _probe(toolchain, environment)
         _known[name] = remembered
@@ -116,12 +171,7 @@ def check_interpreter(toolchain: Toolchain, texts: TextCache | None = None) -> I
 
 def _probe(toolchain: Toolchain, environment: Mapping[str, str]) -> _Known:
     # slow to import; a run with nothing to do finds the result in the cache
-    from buildsys.system.interpreters.probe import (
-        INTERPRETER_SCRIPT,
-        LIMIT_VARIABLE,
-        probe_limit_s,
-        run_probe,
-    )
+    from buildsys.system.interpreter_probe import INTERPRETER_SCRIPT, probe_limit_s, run_probe
 
     python, limit_s = toolchain.python, probe_limit_s(os.environ)
     try:
@@ -130,16 +180,16 @@ def _probe(toolchain: Toolchain, environment: Mapping[str, str]) -> _Known:
         reason = (error.strerror or str(error)).lower()
         return _Known(_unusable(toolchain, f"{python} cannot be started: {reason}"), {})
     if result.fields is None:
-        if not result.timed_out and not result.crashed:
-            printed = f" and printed {result.last_line!r}" if result.last_line else ""
-            problem = f"{python} is not a working Python: it {result.ending}{printed}"
-            return _Known(replace(_unusable(toolchain, problem), output=result.output), {})
-        hint = f"try `{python} -c 'import sys'`"
-        if result.timed_out:
-            hint += f"; {LIMIT_VARIABLE}=2min allows more time"
-        check = _unusable(toolchain, f"{python} {result.ending} at startup", hint)
-        timed_out = result.timed_out
-        check = replace(check, permanent=False, output=result.output, timed_out=timed_out)
+        is_passing = result.timed_out or result.crashed
+        printed = f" and printed {result.last_line!r}" if result.last_line else ""
+        problem = f"{python} is not a working Python: it {result.ending}{printed}"
+        hint = f"try `{python} -c 'import sys'`" if is_passing else ""
+        check = replace(
+            _unusable(toolchain, problem, hint),
+            permanent=not is_passing,
+            output=result.output,
+            timed_out=result.timed_out,
+        )
         return _Known(check, {})
     fields = dict(result.fields)
     if fields.pop("pid", result.pid) != result.pid:
@@ -147,7 +197,7 @@ def _probe(toolchain: Toolchain, environment: Mapping[str, str]) -> _Known:
         hint = f'write `exec` before the interpreter in {python}: exec …/python "$@"'
         problem = f"{python} starts Python as a second process"
         return _Known(_unusable(toolchain, problem, hint), {})
-    interpreter = Interpreter(**{**fields, "path": tuple(fields["path"])})
+    interpreter = _interpreter(fields)
     files = []
     for entry in interpreter.path:
         files.append(entry)
@@ -155,6 +205,10 @@ def _probe(toolchain: Toolchain, environment: Mapping[str, str]) -> _Known:
             names = os.listdir(entry)  # noqa: PTH208 - no path is needed
             files += sorted(f"{entry}/{name}" for name in names if name.endswith(".pth"))
     return _Known(InterpreterCheck(interpreter), _stamps(files))
+
+
+def _interpreter(fields: Mapping[str, object]) -> Interpreter:
+    return Interpreter(**{**fields, "path": tuple(fields["path"])})  # type: ignore[arg-type]
 
 
 def _unusable(toolchain: Toolchain, problem: str, hint: str = "") -> InterpreterCheck:
@@ -167,7 +221,7 @@ def _unusable(toolchain: Toolchain, problem: str, hint: str = "") -> Interpreter
 
 
 def _cache_name(toolchain: Toolchain, environment: Mapping[str, str]) -> str:
-    """Return a cache name from everything relevant to starting the interpreter."""
+    """Name everything that decides how the interpreter starts."""
     python = toolchain.python
     configs = (python.parent / "pyvenv.cfg", python.parent.parent / "pyvenv.cfg")
     files = _stamps(map(str, (python, python.resolve(), *configs)))

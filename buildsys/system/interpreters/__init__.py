@@ -1,1 +1,0 @@
-"""Python interpreters of toolchains: location, identity, libraries."""
