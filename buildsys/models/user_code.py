@@ -227,7 +227,7 @@ def innermost_location(frames: list[tuple[str, int]], project: Path) -> str:
         in_project = path.is_relative_to(project) or path.is_relative_to(project.resolve())
         if in_project and not in_library(filename):
             return f"{_relative(filename, project)}:{line}"
-        if not library_line and "/torch/" not in filename and filename[:1] != "<":
+        if not library_line and "/torch/" not in filename and in_library(filename):
             library_line = f"{_relative(filename, project)}:{line}"
     return library_line
 

@@ -42,7 +42,6 @@ ALLOWED: dict[str, set[str]] = {
         "models",
         "onnx_graphs",
         "report",
-        "stages.checks",
         "stages.result",
         "store",
         "system",

@@ -25,9 +25,9 @@ from buildsys.backends.interface import (
 )
 from buildsys.errors import StageError, Unavailable
 from buildsys.stages.common.kept_nodes import kept_nodes
+from buildsys.stages.common.remedies import explain_refusal
 from buildsys.stages.engine.result import BuilderCalibration
 from buildsys.stages.operators.implementation import implementation_of
-from buildsys.stages.remedies.refused_graph import explain_refusal
 from buildsys.store.timing_caches import SharedTimingCache
 from buildsys.system.backend_registry import describe_backend
 from buildsys.system.engine_environment import MissingLibraryError, built_with

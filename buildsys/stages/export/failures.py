@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 import traceback
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
@@ -20,54 +20,37 @@ from buildsys.backends.operator_support import (
     dynamo_translation,
     operator_schemas,
     operator_versions,
-    ort_support,
-    rtx_supports,
     torchscript_from,
 )
 from buildsys.errors import StageError
 from buildsys.models.user_code import describe_exception, install_hint
-from buildsys.stages.export.origins import source_line
-from buildsys.stages.remedies.remedies import (
+from buildsys.stages.common.remedies import (
     NEWEST_TORCHSCRIPT_OPSET,
     OLDEST_DYNAMO_OPSET,
+    Attempt,
     Remedy,
-    TorchOperator,
+    export_remedy,
     format_remedies,
     function_remedies,
     opset_remedies,
-    raised_opset_remedies,
-    shipped_files,
-    translation_remedies,
+    registration_remedies,
     tried_remedies,
 )
+from buildsys.stages.export.origins import source_line
 
 _UNSUPPORTED = re.compile(
     r"operator '(?P<op>[^']+)' to ONNX opset version \d+ is not supported"
     r"|unrecognized namespace (?P<foreign>\w+::\w+)"
     r"|No ONNX function found for <OpOverload\(op='(?P<captured>[^']+)'"
 )
-_TRY_OPSET = re.compile(r"[Pp]lease try opset version (\d+)")  # torch's own remedy
 _PYTHON_FUNCTION = re.compile(r"Couldn't export Python operator (\w+)|prim::PythonOp")
 _DECIDES_BY_VALUE = re.compile(
     r"[Dd]ata-dependent|[Dd]ynamic control flow|GuardOnDataDependentSymNode"
 )
-_GUARDS = (
-    "Constraints violated", "Suggested fixes", "your code specialized",
-    "Found the following conflicts",
-)  # fmt: skip
-_FIXED_SIZE = "inferred a static shape"
-_CONFLICT = re.compile(r"^\s*(-\s+\S|\w+ = \S)")  # a violated guard, or a suggested dimension
+_FIXED_SIZE = re.compile(r"inferred a static shape|Constraints violated|your code specialized")
 _NOT_IN_OPSET = re.compile(
     r"No Op registered for (?P<op>\w+) with domain_version of (?P<opset>\d+)"
 )
-
-
-_KEEP_SIZE = (
-    "forward fixes that size, such as by a Python loop over it or int(): make it a number in"
-    " inputs, or change the code"
-)
-# tries an export with changed options: its problem, "" if it works, None if unknown
-Attempt = Callable[[Mapping[str, Any]], str | None]
 
 
 @dataclass(frozen=True)
@@ -86,10 +69,11 @@ class UntranslatedOperator:
 
     @property
     def where(self) -> str:
-        """E.g. ``3 nodes, the first at plugins/models/net.py:12``."""
-        if self.count == 1:
-            return self.line
-        return f"{self.count} nodes" + (f", the first at {self.line}" if self.line else "")
+        """E.g. `` (3 nodes, the first at plugins/models/net.py:12)``."""
+        places = [self.line] if self.line else []
+        if self.count > 1:
+            places = [f"{self.count} nodes", *(f"the first at {line}" for line in places)]
+        return f" ({', '.join(places)})" if places else ""
 
 
 def export_failure(
@@ -97,15 +81,13 @@ def export_failure(
     exporter: str,
     opset: int,
     project: Path,
-    declared: Collection[str] = (),
     *,
     inlines: bool = True,
     attempt: Attempt = lambda _: None,
 ) -> StageError:
     """Turn an exception of torch.onnx.export into a readable error.
 
-    ``declared`` are the manifest's sections for custom operators; ``inlines`` is false with
-    ``autograd_inlining: false``. ``attempt`` tries export options (see ``tried_remedies``).
+    ``inlines`` is false with ``autograd_inlining: false``.
     """
     cause: BaseException = error
     while True:  # from the outermost exception inwards
@@ -120,9 +102,8 @@ def export_failure(
             if not operators:
                 name = next(filter(None, match.groups()))
                 name = name.replace(".", "::", 1) if "::" not in name else name
-                schema = next(iter(operator_schemas(name)), "")
-                operators = [UntranslatedOperator(schema.partition("(")[0] or name, schema, "")]
-            return _untranslated_failure(operators, exporter, opset, project, declared, attempt)
+                operators = [UntranslatedOperator(name, "", "")]
+            return _untranslated_failure(operators, exporter, opset, project, attempt)
         if isinstance(cause, ModuleNotFoundError) and cause.name:
             return StageError(
                 f"the {exporter} exporter needs the package {cause.name}", install_hint(cause)
@@ -130,59 +111,46 @@ def export_failure(
         if cause.__cause__ is None:
             break
         cause = cause.__cause__
-    what = describe_exception(cause, project)
-    problem = f"the {exporter} exporter failed at opset {opset}: {what}"
-    line = failing_line(error, project)
+    problem = f"the {exporter} exporter failed at opset {opset}: "
+    problem += describe_exception(cause, project)
+    node = _failing_node(_frames(error))
+    line = "" if node is None else _call(node, project)[2]
     problem += f", on a node of {line}" if line and line not in problem else ""
-    texts = [str(exception) for exception in _causes(error)]
-    lines = texts[-1].splitlines() if any(sign in texts[-1] for sign in _GUARDS) else []
-    conflicts = [line.strip() for line in lines if _CONFLICT.match(line) and line not in problem]
-    if asked_opset := next(
-        (int(match[1]) for text in texts if (match := _TRY_OPSET.search(text))), 0
-    ):
-        remedies = tried_remedies(raised_opset_remedies(exporter, asked_opset), attempt)
-        return StageError(problem, format_remedies([("", remedies)]))
     hint = "the log has the complete message"
-    if any(map(_DECIDES_BY_VALUE.search, texts)):
+    if _DECIDES_BY_VALUE.search(f"{error}\n{cause}"):
         hint = (
             "forward decides by the values of a tensor: use torch.where or torch.cond; tracing with"
             " torchscript would keep only the branch of the example"
         )
+    elif _FIXED_SIZE.search(str(cause)):  # tracing would fix it without a word
+        lines = [line.strip() for line in str(cause).splitlines()]
+        conflicts = [line for line in lines if line.startswith("- ") and line not in problem]
+        hint = (
+            "forward fixes that size, such as by a Python loop over it or int(): make it a number"
+            f" in inputs, or change the code; {hint}"
+        )
+        hint = "\n".join((*dict.fromkeys(conflicts), hint))
     else:
-        if _FIXED_SIZE in texts[-1]:
-            hint = f"{_KEEP_SIZE}; {hint}"
-        hint += _other_exporter(exporter, opset, attempt)
-    return StageError(problem, "\n".join((*dict.fromkeys(conflicts), hint)))
+        other = _other_exporter(exporter, opset)
+        answer = attempt(other.changes)
+        verb = {None: "may take the network", "": "takes the network"}.get(answer, "fails as well")
+        hint += f"; the other exporter {verb} ({answer or other.yaml[0]})"
+    return StageError(problem, hint)
 
 
-def _other_exporter(exporter: str, opset: int, attempt: Attempt) -> str:
-    """Write the end of a hint: the other exporter, unless it fails."""
-    other, needed_opset = "torchscript", min(opset, NEWEST_TORCHSCRIPT_OPSET)
+def _other_exporter(exporter: str, opset: int) -> Remedy:
+    other, fitting_opset = "torchscript", min(opset, NEWEST_TORCHSCRIPT_OPSET)
     if exporter == "torchscript":
-        other, needed_opset = "dynamo", max(opset, OLDEST_DYNAMO_OPSET)
-    problem = attempt({"exporter": other, "opset": needed_opset})
-    yaml = f"export: {{exporter: {other}, opset: {needed_opset}}}"
-    if problem is None:
-        return f"; the {other} exporter may support the network ({yaml})"
-    if problem:
-        return f"; the {other} exporter fails as well ({problem})"
-    return f"; the {other} exporter takes the network: {yaml}"
-
-
-def _causes(error: BaseException) -> list[BaseException]:
-    """List an exception and its causes, the outermost first."""
-    causes = [error]
-    while causes[-1].__cause__ is not None:
-        causes.append(causes[-1].__cause__)
-    return causes
+        other, fitting_opset = "dynamo", max(opset, OLDEST_DYNAMO_OPSET)
+    text = f"{other} translates the network"
+    return export_remedy("exporter", text, exporter=other, opset=fitting_opset)
 
 
 def checker_failure(error: Exception, exporter: str) -> StageError:
     """Turn a rejection by onnx.checker into a readable error."""
     match = _NOT_IN_OPSET.search(str(error))
     if not match:
-        lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-        what = lines[0] if lines else type(error).__name__
+        what = next(filter(None, map(str.strip, str(error).splitlines())), type(error).__name__)
         problem = f"onnx.checker rejects the file ({exporter}): {what}"
         return StageError(problem, "try the other exporter: export: {exporter: …}")
     operator, opset = match["op"], int(match["opset"])
@@ -201,58 +169,33 @@ def _untranslated_failure(
     exporter: str,
     opset: int,
     project: Path,
-    declared: Collection[str],
     attempt: Attempt,
 ) -> StageError:
-    listed = [
-        operator.name + (f" ({operator.where})" if operator.where else "") for operator in operators
+    listed = [f"{operator.name}{operator.where}" for operator in operators]
+    what = f"{len(operators)} operators to opset {opset}: {', '.join(listed)}"
+    if len(operators) == 1:
+        what = f"the operator {operators[0].name} to opset {opset}{operators[0].where}"
+    needed = opset
+    choices = []
+    if exporter == "torchscript":
+        translations = [dynamo_translation(operator.overload) for operator in operators]
+        needed = max([opset, *(t.opset or 0 for t in translations if t)])
+        lowest = [torchscript_from(operator.name) or 0 for operator in operators]
+        if min(lowest) > opset:
+            text = f"torchscript translates it from opset {max(lowest)} on"
+            choices.append(export_remedy("opset", text, opset=max(lowest)))
+    choices.append(_other_exporter(exporter, needed))
+    registrations = [
+        (operator.schema, registration_remedies(operator.name, exporter, opset, project))
+        for operator in operators
     ]
     if len(operators) == 1:
-        where = listed[0].removeprefix(operators[0].name)
-        what = f"the operator {operators[0].name} to opset {opset}{where}"
-    else:
-        what = f"{len(operators)} operators to opset {opset}: {', '.join(listed)}"
-    files = shipped_files(project)
-    groups = []
-    for operator in operators:
-        translation = dynamo_translation(operator.overload) if operator.schema else None
-        facts = TorchOperator(
-            operator.name,
-            torchscript_from=torchscript_from(operator.name),
-            dynamo_from=translation.opset if translation else None,
-            # tried below, as a part may have no translation
-            dynamo_by_parts=len(operators) == 1 and translation is not None,
-            dynamo_note="; ".join(map(_backend_note, translation.operators)) if translation else "",
-        )
-        remedies = translation_remedies(facts, exporter, opset, files=files, declared=declared)
-        if len(operators) == 1:  # a remedy for one of several leaves the others
-            remedies = tried_remedies(remedies, attempt)
-        groups.append((operator.schema, remedies))
-    if len(operators) > 1 and exporter == "torchscript":
-        needed_opset = max(opset, OLDEST_DYNAMO_OPSET)
-        if attempt({"exporter": "dynamo", "opset": needed_opset}) == "":
-            yaml = f"export: {{exporter: dynamo, opset: {needed_opset}}}"
-            groups.insert(0, ("", [Remedy("exporter", "dynamo takes the network", (yaml,))]))
+        schema, remedies = registrations[0]
+        groups = [(schema, tried_remedies([*choices, *remedies], attempt))]
+    else:  # a function for one of them leaves the others
+        groups = [("", tried_remedies(choices, attempt)), *registrations]
     problem = f"the {exporter} exporter cannot translate {what}"
     return StageError(problem, format_remedies(groups))
-
-
-def _backend_note(operator: str) -> str:
-    """Describe the installed backends' support for an ONNX operator."""
-    notes = []
-    since = operator_versions().get(("", operator), ())
-    kernels = ort_support("", operator, since)
-    if kernels is not None:
-        first = next((row["opset"] for row in kernels if row["types"] or row["body"]), None)
-        notes.append(
-            f"ONNX Runtime supports it from opset {first}"
-            if first
-            else "ONNX Runtime does not support it"
-        )
-    in_rtx = rtx_supports(operator)
-    if in_rtx is not None:
-        notes.append(f"TensorRT-RTX {'supports it' if in_rtx else 'does not'}")
-    return f"as {operator}: {', '.join(notes)}" if notes else f"as {operator}"
 
 
 def untranslated_operators(error: BaseException, project: Path) -> list[UntranslatedOperator]:
@@ -262,18 +205,12 @@ def untranslated_operators(error: BaseException, project: Path) -> list[Untransl
     failing = _failing_node(frames)
     if failing is not None:
         call = _call(failing, project)
-        if call[0] not in {listed[0] for listed in calls}:
+        if call[0] not in {overload for overload, _, _ in calls}:
             calls.insert(0, call)
     by_overload: dict[str, list[tuple[str, str, str]]] = {}
     for call in calls:
         by_overload.setdefault(call[0], []).append(call)
     return [UntranslatedOperator(*same[0], count=len(same)) for same in by_overload.values()]
-
-
-def failing_line(error: BaseException, project: Path) -> str:
-    """Find the user's line of the failing node, or ""."""
-    node = _failing_node(_frames(error))
-    return "" if node is None else _call(node, project)[2]
 
 
 def _frames(error: BaseException) -> list[FrameType]:

@@ -10,14 +10,14 @@ from __future__ import annotations
 import ast
 import json
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator, MutableSequence
 from pathlib import Path
 from typing import Any
 
 import onnx
 
 from buildsys.models.user_code import innermost_location
-from buildsys.onnx_graphs.onnx_file import all_nodes, subgraphs, tensors_of
+from buildsys.onnx_graphs.onnx_file import all_nodes
 from buildsys.onnx_graphs.source_origins import SCHEMA, Origin
 
 # torch.export: outermost frame first; TorchScript's doc strings: innermost first
@@ -100,36 +100,28 @@ def strip_traces(model: onnx.ModelProto) -> list[str]:
     Node and tensor names stay, as do metadata and doc string of the model itself, set by people.
     """
     stripped: set[str] = set()
-    for message in _annotated(model):
-        traces = {e.key for e in message.metadata_props if e.key.startswith(_TRACES)}
-        if traces:
-            stripped |= traces
-            entries = [entry for entry in message.metadata_props if entry.key not in traces]
-            del message.metadata_props[:]
-            message.metadata_props.extend(entries)
-        if message.doc_string:
-            stripped.add("doc_string")
-            message.ClearField("doc_string")
+    for part in (model.graph, *model.functions):
+        for message in _messages(part):
+            traces = {e.key for e in message.metadata_props if e.key.startswith(_TRACES)}
+            if traces:
+                stripped |= traces
+                entries = [entry for entry in message.metadata_props if entry.key not in traces]
+                del message.metadata_props[:]
+                message.metadata_props.extend(entries)
+            if message.doc_string:
+                stripped.add("doc_string")
+                message.ClearField("doc_string")
     if model.producer_version:  # a new version (2.14.1, 2.14.1+cu130) need not change any node
         stripped.add("producer_version")
         model.ClearField("producer_version")
     return sorted(stripped)
 
 
-def _annotated(model: onnx.ModelProto) -> Iterator[Any]:
-    """Yield all messages with metadata or a doc string."""
-    graphs = [model.graph, *_bodies(all_nodes(model.graph))]
-    for function in model.functions:
-        yield function
-        yield from (*function.value_info, *function.node)
-        for body in _bodies(function.node):
-            graphs += [body, *_bodies(all_nodes(body))]
-    for graph in graphs:
-        yield graph
-        yield from (*graph.input, *graph.output, *graph.value_info, *graph.node)
-    yield from tensors_of(model)
-
-
-def _bodies(nodes: Iterable[onnx.NodeProto]) -> Iterator[onnx.GraphProto]:
-    for node in nodes:
-        yield from subgraphs(node)
+def _messages(message: Any) -> Iterator[Any]:
+    """Yield all messages with metadata, also of subgraphs."""
+    if hasattr(message, "metadata_props"):
+        yield message
+    for field, value in message.ListFields():
+        if field.message_type:
+            for member in value if isinstance(value, MutableSequence) else [value]:
+                yield from _messages(member)

@@ -1,4 +1,4 @@
-"""Functions of user files for an exporter: checked, registered and monitored.
+"""Functions of user files for an exporter: symbolics and translations.
 
 Both exporters keep registrations in global registries and cannot forget them reliably, so they may
 be made only in a process that exports once.
@@ -7,7 +7,8 @@ be made only in a process that exports once.
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
@@ -15,18 +16,15 @@ from typing import Any
 
 import torch
 from onnxscript import OnnxFunction
+from torch.onnx._internal.torchscript_exporter import registration as torch_registration
 
+from buildsys.backends.operator_support import load_symbolics
 from buildsys.errors import BuildsysError, StageError
-from buildsys.models.user_code import (
-    describe_exception,
-    find_callable,
-    load_module,
-    module_name,
-    with_article,
-)
+from buildsys.models.user_code import describe_exception, find_callable, load_module, module_name
 from buildsys.system.suggestions import nearest
 
-_SHOWN_SCHEMAS = 3
+_NEW = "torch.onnx._internal.torchscript_exporter"
+Table = dict[Any, Callable[..., Any]]  # overload -> function: torch's custom_translation_table
 
 
 @dataclass(eq=False)
@@ -38,7 +36,6 @@ class Registration:
     function: Callable[..., Any]
     opset: int | None = None
     calls: int = 0
-    why_unused: str = ""  # if known before the export
 
     @property
     def described(self) -> str:
@@ -49,7 +46,7 @@ class Registration:
 class PluginFiles:
     """User files with registrations, each executed once."""
 
-    def __init__(self, project: Path, source: dict[str, Any]) -> None:
+    def __init__(self, project: Path, source: Mapping[str, Any]) -> None:
         """Reuse the module of the network's file, already executed for ``source``."""
         self._project = project
         self._modules: dict[str, ModuleType] = {}
@@ -58,25 +55,19 @@ class PluginFiles:
         if loaded is not None:  # a second execution would define its operators twice
             self._modules[network] = loaded
 
-    def module(self, shown: str) -> ModuleType:
+    def module(self, file: str) -> ModuleType:
         """Load the module of a file."""
-        if shown not in self._modules:
-            self._modules[shown] = load_module(shown, self._project)
-        return self._modules[shown]
+        if file not in self._modules:
+            self._modules[file] = load_module(file, self._project)
+        return self._modules[file]
 
     def function(self, reference: str) -> Callable[..., Any]:
         """Load the callable ``FILE.py:CALLABLE``."""
         return find_callable(self.module(reference.rpartition(":")[0]), reference)
 
 
-def monitored(
-    registration: Registration, check: Callable[[Any, Any], str], project: Path, schema: str
-) -> Callable[..., Any]:
-    """Wrap the function with a call counter and readable errors.
-
-    ``check`` receives the first argument and the result, and returns the problem or "". ``schema``
-    describes the operator.
-    """
+def _monitored(registration: Registration, project: Path, schema: str) -> Callable[..., Any]:
+    """Wrap the function with a call counter and readable errors."""
 
     def call(*arguments: Any, **attributes: Any) -> Any:
         registration.calls += 1
@@ -85,51 +76,22 @@ def monitored(
         except BuildsysError:
             raise
         except Exception as error:
-            hint = schema
-            text = f"{error} {error.__cause__ or ''}"
-            if "No schema registered" in text or "OpSchema not found" in text:
-                hint = (
-                    "give it one: onnxscript.values.Op(domain, name, onnx.defs.OpSchema(…)), or"
-                    " call it in an @script function"
-                )
             raise StageError(
-                f"{registration.described} raised {describe_exception(error, project)}", hint
+                f"{registration.described} raised {describe_exception(error, project)}",
+                f"its schema: {schema}" if schema else "",
             ) from error
-        problem = check(arguments[0] if arguments else None, result)
-        if problem:
-            raise StageError(f"{registration.described} {problem}", schema)
+        if result is None:
+            raise StageError(f"{registration.described} returned None", "return its results")
         return result
 
+    call.__name__ = registration.origin.rpartition(":")[2]  # for messages of the exporter
     return call
 
 
-def describe_result(result: Any) -> str:
-    """Return e.g. ``None`` or ``an int``."""
-    return "None" if result is None else with_article(type(result).__name__)
-
-
-def unknown_operator(op: str, known: Sequence[str]) -> StageError:
-    """Explain that torch has no such operator, with similar names."""
-    namespace, _, name = op.partition("::")
-    near = nearest(op, known, cutoff=0.7)
-    near = near or [other for other in known if other.endswith(f"::{name}")][:3]
-    same = sorted(other for other in known if other.startswith(f"{namespace}::"))[:3]
-    if near:
-        hint = f"did you mean {' or '.join(near)}?"
-    elif same:
-        hint = f"{namespace} has {', '.join(same)}"
-    else:
-        hint = "import the file that defines it"
+def _unknown_operator(op: str, names: Sequence[str]) -> StageError:
+    near = nearest(op, names, cutoff=0.7)
+    hint = f"did you mean {' or '.join(near)}?" if near else "import the file that defines it"
     return StageError(f"torch has no operator {op}", hint)
-
-
-def format_schemas(schemas: Sequence[Any]) -> str:
-    """Format the signatures of an operator in torch's notation."""
-    more = f" and {len(schemas) - _SHOWN_SCHEMAS} more" if len(schemas) > _SHOWN_SCHEMAS else ""
-    return "; ".join(str(schema) for schema in schemas[:_SHOWN_SCHEMAS]) + more
-
-
-Table = dict[Any, Callable[..., Any]]  # overload -> function: torch's custom_translation_table
 
 
 def make_translations(
@@ -145,14 +107,17 @@ def make_translations(
     registrations = []
     for entry in options["translations"]:
         reference = entry["function"]
-        registration = Registration(entry["op"], reference, files.function(reference))
-        overload = _overload(entry["op"])
-        if overload in table:
+        function, overload = files.function(reference), _overload(entry["op"])
+        registration = Registration(entry["op"], reference, function)
+        if isinstance(function, OnnxFunction) and not (
+            function.op_signature and function.op_signature.outputs
+        ):
             raise StageError(
-                f"{registration.described} is registered already", "keep one of the two"
+                f"{registration.described} is an onnxscript function without an annotated result;"
+                " the exporter takes it for one without outputs",
+                "annotate it: -> FLOAT[...], or a tuple of several",
             )
-        _check(registration, overload)
-        table[overload] = _monitored_translation(registration, overload, project)
+        table[overload] = _monitored(registration, project, str(overload._schema))
         registrations.append(registration)
     return table, registrations
 
@@ -166,57 +131,84 @@ def _overload(op: str) -> Any:
         overloads: list[str] = packet.overloads()
     except AttributeError:
         names = {candidate.partition(".")[0] for candidate in torch._C._dispatch_get_all_op_names()}
-        raise unknown_operator(name, sorted(names)) from None
-    if overload in overloads:
-        return getattr(packet, overload)
-    # operators on numbers are evaluated during the capture
-    schemas = {candidate: getattr(packet, candidate)._schema for candidate in overloads}
-    captured = [
-        candidate
-        for candidate, schema in schemas.items()
-        if any("Tensor" in str(argument.type) for argument in schema.arguments)
-        and not schema.is_mutable
-    ]
-    if not overload and "default" in (captured or overloads):
-        return packet.default
-    missing = f"overload {overload}" if overload else "default overload for tensors"
-    choices = ", ".join(f"{name}.{candidate}" for candidate in captured or overloads)
-    raise StageError(f"{name} has no {missing}", f"name one of {choices}")
+        raise _unknown_operator(name, sorted(names)) from None
+    if (overload or "default") in overloads:
+        return getattr(packet, overload or "default")
+    choices = ", ".join(f"{name}.{candidate}" for candidate in overloads)
+    raise StageError(f"{name} has no overload {overload or 'default'}", f"name one of {choices}")
 
 
-def _check(registration: Registration, overload: Any) -> None:
-    """Refuse an onnxscript function without an annotated result."""
-    function, schema = registration.function, overload._schema
-    is_annotated = not isinstance(function, OnnxFunction) or (
-        function.op_signature and function.op_signature.outputs
-    )
-    if not is_annotated:
-        returns = len(schema.returns)
-        several = f"tuple[{', '.join(['FLOAT[...]'] * returns)}]"
-        raise StageError(
-            f"{registration.described} is an onnxscript function without an annotated result;"
-            " the exporter takes it for one without outputs",
-            f"annotate it: -> {'FLOAT[...]' if returns == 1 else several}",
+def register_symbolics(
+    options: Mapping[str, Any], project: Path, of_network: Sequence[Registration] = ()
+) -> list[Registration]:
+    """Register the symbolics of an export.
+
+    The network must be built already, as its file may define operators. ``of_network`` are those
+    that it registered itself.
+    Raises: StageError: a file fails, or an operator is unknown or registered twice.
+    """
+    load_symbolics()  # the checks below use torch's own
+    files = PluginFiles(project, options["source"])
+    registrations: dict[tuple[str, int | None], Registration] = {}
+    for registration in _load_symbolics(options, files, of_network):
+        key = registration.op, registration.opset
+        if key in registrations:
+            raise StageError(
+                f"{registration.described} is already registered by {registrations[key].origin}",
+                "keep one of the two",
+            )
+        registrations[key] = registration
+        schemas = torch._C._jit_get_schemas_for_operator(registration.op)
+        if not schemas and registration.op not in torch_registration.registry.all_functions():
+            names = {schema.name for schema in torch._C._jit_get_all_schemas()}
+            raise _unknown_operator(registration.op, sorted(names))
+        function = _monitored(registration, project, str(schemas[0]) if schemas else "")
+        assert registration.opset is not None
+        torch_registration.registry.register(
+            registration.op, registration.opset, function, custom=True
         )
+    return list(registrations.values())
 
 
-def _monitored_translation(
-    registration: Registration, overload: Any, project: Path
-) -> Callable[..., Any]:
-    returns = len(overload._schema.returns)
+def _load_symbolics(
+    options: Mapping[str, Any], files: PluginFiles, of_network: Sequence[Registration]
+) -> Iterator[Registration]:
+    """Yield the entries' functions and their files' own registrations."""
+    for entry in options["symbolics"]:
+        file = entry["module"] or entry["function"].rpartition(":")[0]
+        own: list[Registration] = []
+        with collected_registrations(own, file):
+            files.module(file)
+        if entry["module"]:  # executed when the network was built
+            own += [registration for registration in of_network if registration.origin == file]
+        yield from own
+        if entry["function"]:
+            opset = entry["opset"] or options["export"]["opset"]
+            function = files.function(entry["function"])
+            yield Registration(entry["op"], entry["function"], function, opset)
+        elif not own:
+            raise StageError(
+                f"{file} registers no symbolic when it is imported",
+                f'decorate one with {_NEW}.registration.onnx_symbolic("aten::…", opset=…),'
+                " or name op and function",
+            )
 
-    def problem(_: Any, result: Any) -> str:
-        values = result if isinstance(result, tuple | list) else (result,)
-        for value in values:
-            if not hasattr(value, "dtype") or isinstance(value, torch.Tensor):
-                return (
-                    f"returned {describe_result(value)};"
-                    " a translation returns the results of onnxscript operators"
-                )
-        if len(values) != returns:
-            return f"returned {len(values)} outputs, but the operator has {returns}"
-        return ""
 
-    call = monitored(registration, problem, project, f"its schema: {overload._schema}")
-    call.__name__ = registration.origin.rpartition(":")[2]  # for messages of the exporter
-    return call
+@contextmanager
+def collected_registrations(
+    registrations: list[Registration], origin: str, *, pass_on: bool = False
+) -> Iterator[None]:
+    """Collect registrations, with ``pass_on`` in addition to torch's registry."""
+    original = torch_registration.registry.register
+
+    def record(name: str, opset: int, func: Callable[..., Any], **options: Any) -> None:
+        if pass_on:
+            original(name, opset, func, **options)
+        registrations.append(Registration(name, origin, func, opset))
+
+    methods = vars(torch_registration.registry)
+    methods["register"] = record
+    try:
+        yield
+    finally:
+        del methods["register"]

@@ -1,20 +1,31 @@
-"""The request to either exporter, and its warnings."""
+"""The request to an exporter, its warnings, and the sizes that a captured program assumes.
+
+torch.export follows one side of a branch such as ``if length % 7 == 0`` and notes the condition.
+Within ``Dim.DYNAMIC`` it drops it without a word. A condition alone does not make a graph wrong:
+many branches only choose between equal ways. So the program runs in PyTorch at a size outside the
+condition, and fails if it differs from the network there.
+"""
 
 from __future__ import annotations
 
+import inspect
+import itertools
 import logging
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import sympy  # type: ignore[import-untyped]
 import torch
 from torch import nn
+from torch.fx.experimental.symbolic_shapes import ShapeEnv
+from torch.utils._sympy.printers import PythonPrinter
 
-from buildsys.errors import StageError
-from buildsys.manifest.shape_cases import DimRange, Dims
+from buildsys.errors import CheckFailed, StageError
+from buildsys.manifest.shape_cases import DimRange, Dims, format_dims
 from buildsys.models.torch_model import FlatCall, Network, check_outputs, example_inputs
 from buildsys.models.user_code import innermost_location
 
@@ -26,8 +37,12 @@ _EXPECTED = (
     "# The axis name:",  # inputs with a common dimension, as in the manifest
 )
 _MAX_LENGTH = 300
+_TRIED_SIZES = 1600  # combinations per condition, about
+_MOST_RUNS = 16
+_LIMIT, _STEPS = 1e-3, 8  # relative, and in steps of a narrow type; both sides run in PyTorch
 
 DynamicAxes = Mapping[str, Mapping[int, str]]
+Frames = list[tuple[str, int]]
 
 
 @dataclass(frozen=True, eq=False)
@@ -43,7 +58,7 @@ class ExportRequest:
     options: Mapping[str, Any]  # the manifest's export section
     path: Path
     example: Dims = field(default_factory=dict)  # the traced sizes
-    ranges: Mapping[str, DimRange] = field(default_factory=dict)  # for dynamo
+    ranges: Mapping[str, DimRange] = field(default_factory=dict)  # for torch.export
     # inputs of other sizes than ``arguments``
     inputs_at: Callable[[Dims], tuple[torch.Tensor, ...]] = lambda _: ()
     project: Path = Path()
@@ -56,9 +71,13 @@ class ExportRequest:
         tensors = (*self.module.parameters(), *self.module.buffers())
         return sum(tensor.numel() * tensor.element_size() for tensor in tensors)
 
-    def given(self, *names: str) -> dict[str, Any]:
+    def set_options(self, *names: str) -> dict[str, Any]:
         """Return the named options set in the manifest."""
         return {name: self.options[name] for name in names if self.options[name] is not None}
+
+    def by_parameter(self, values: Sequence[Any]) -> dict[str, Any]:
+        """Map the parameters of forward to one value per input, as torch.export expects."""
+        return dict(inspect.signature(self.module.forward).bind(*values).arguments)
 
 
 def export_request(
@@ -94,8 +113,8 @@ def export_request(
         arguments=tuple(inputs.values()),
         input_names=tuple(inputs),
         output_names=tuple(outputs),
-        dynamic_inputs=named_axes(options["inputs"]),
-        dynamic_outputs=named_axes(options["outputs"]),
+        dynamic_inputs=_named_axes(options["inputs"]),
+        dynamic_outputs=_named_axes(options["outputs"]),
         options=options.get("export", {}),
         path=path,
         example=options["example"],
@@ -105,7 +124,7 @@ def export_request(
     )
 
 
-def named_axes(tensors: Mapping[str, Mapping[str, Any]]) -> dict[str, dict[int, str]]:
+def _named_axes(tensors: Mapping[str, Mapping[str, Any]]) -> dict[str, dict[int, str]]:
     """Map tensors and axes to the names of dimensions."""
     axes = {
         name: {
@@ -117,8 +136,8 @@ def named_axes(tensors: Mapping[str, Mapping[str, Any]]) -> dict[str, dict[int, 
 
 
 @contextmanager
-def collect_warnings(found: list[str], project: Path) -> Iterator[None]:
-    """Append distinct warnings and log messages to ``found``, first lines only.
+def collect_warnings(messages: list[str], project: Path) -> Iterator[None]:
+    """Append distinct warnings and log messages to ``messages``, first lines only.
 
     Warnings of the tracer are about the user's code, so they name its line.
     """
@@ -126,8 +145,8 @@ def collect_warnings(found: list[str], project: Path) -> Iterator[None]:
     def note(message: str) -> None:
         lines = [line.strip() for line in message.splitlines() if line.strip()]
         text = lines[0][:_MAX_LENGTH] if lines else ""
-        if text and text not in found and not text.startswith(_EXPECTED):
-            found.append(text)
+        if text and text not in messages and not text.startswith(_EXPECTED):
+            messages.append(text)
 
     class Collector(logging.Handler):
         def emit(self, record: logging.LogRecord) -> None:
@@ -152,3 +171,135 @@ def collect_warnings(found: list[str], project: Path) -> Iterator[None]:
                 where = innermost_location([(warning.filename, warning.lineno)], project)
                 text += f" ({where})" if where else ""
             note(text)
+
+
+@contextmanager
+def recorded_guards() -> Iterator[dict[Any, Frames]]:
+    """Collect the conditions that torch.export assumes, with their frames, innermost first.
+
+    A torch without this internal function records none.
+    """
+    guards: dict[Any, Frames] = {}  # by sympy expression
+    original: Any = getattr(ShapeEnv, "_log_guard", None)
+    if original is None:
+        yield guards
+        return
+
+    def log_guard(self: ShapeEnv, prefix: str, guard: Any, *more: Any, **named: Any) -> Any:
+        if "suppressed" not in prefix and guard not in guards:
+            frames, frame = [], inspect.currentframe()
+            while frame is not None:
+                frames.append((frame.f_code.co_filename, frame.f_lineno))
+                frame = frame.f_back
+            guards[guard] = frames
+        return original(self, prefix, guard, *more, **named)
+
+    ShapeEnv._log_guard = log_guard  # type: ignore[method-assign, assignment]
+    try:
+        yield guards
+    finally:
+        ShapeEnv._log_guard = original  # type: ignore[method-assign]
+
+
+def check_guards(program: Any, guards: Mapping[Any, Frames], request: ExportRequest) -> None:
+    """Run a captured program at sizes within ``dims`` that its guards exclude.
+
+    Raises: CheckFailed: the program differs from the network there.
+    """
+    symbols = _symbols(program, request)
+    excluded: dict[tuple[int, ...], tuple[Dims, Any]] = {}
+    for condition in guards:
+        names = {symbol: symbols.get(str(symbol), "") for symbol in condition.free_symbols}
+        if names and all(name in request.ranges for name in names.values()):
+            dims = _excluded_sizes(condition, names, request.ranges)
+            if dims is not None:
+                sizes = {**request.example, **dims}
+                excluded.setdefault(tuple(sizes.values()), (sizes, condition))
+    if not excluded or not _agrees(program, request, request.arguments):
+        return  # not a program that PyTorch can run as it is: validate compares the graph
+    for sizes, condition in itertools.islice(excluded.values(), _MOST_RUNS):
+        try:
+            inputs = request.inputs_at(sizes)
+        except StageError:  # the manifest's data has no such size
+            continue
+        if not _agrees(program, request, inputs):
+            named = {s: sympy.Symbol(symbols[str(s)], integer=True) for s in condition.free_symbols}
+            line = innermost_location(guards[condition], request.project)
+            ranges = " and ".join(sorted(f"dims.{symbol}" for symbol in named.values()))
+            raise CheckFailed(
+                f"the exported program is right only for"
+                f" {PythonPrinter().doprint(condition.xreplace(named))}"
+                f"{f' ({line})' if line else ''}, but dims allow {format_dims(sizes)}, where it"
+                " differs from the network",
+                f"narrow {ranges}, set multiple_of, or replace the branch in the code by one that"
+                " does not depend on the size (torch.where, torch.cond)",
+            )
+
+
+def _symbols(program: Any, request: ExportRequest) -> dict[str, str]:
+    """Map torch's symbols to the manifest's dimensions."""
+    values = {node.name: node.meta.get("val") for node in program.graph.nodes}
+    symbols = {}
+    for name, node in zip(request.input_names, program.graph_signature.user_inputs, strict=True):
+        for axis, dim in request.dynamic_inputs.get(name, {}).items():
+            symbols[str(values[str(node)].shape[axis])] = dim
+    return symbols
+
+
+def _excluded_sizes(
+    condition: Any, names: Mapping[Any, str], ranges: Mapping[str, DimRange]
+) -> Dims | None:
+    """Find the smallest sizes within ``ranges`` for which a condition does not hold.
+
+    torch takes sizes of 0 and 1 for special; the case min compares those.
+    """
+    dims = sorted(set(names.values()))
+    most = max(round(_TRIED_SIZES ** (1 / len(dims))), 2)
+    constants = [int(number) for number in condition.atoms(sympy.Integer)]
+    near = [size for c in constants for size in (c - 1, c, c + 1, 2 * c)]
+    values = []
+    for dim in dims:
+        low, high, step = (int(ranges[dim][key] or 0) for key in ("min", "max", "multiple_of"))
+        allowed = range(low, high + 1, step or 1)
+        spread = (*allowed[: most // 2], *allowed[:: len(allowed) // (most // 2) or 1], allowed[-1])
+        values.append(sorted({size for size in (*near, *spread) if size in allowed and size >= 2}))
+    for sizes in sorted(itertools.product(*values), key=sum):
+        chosen = dict(zip(dims, sizes, strict=True))
+        numbers = {symbol: sympy.Integer(chosen[name]) for symbol, name in names.items()}
+        if condition.xreplace(numbers) == sympy.false:
+            return chosen
+    return None
+
+
+def _agrees(program: Any, request: ExportRequest, inputs: tuple[torch.Tensor, ...]) -> bool:
+    """Compare the program with the network; true if the network refuses the inputs."""
+    with torch.no_grad():
+        torch.manual_seed(0)
+        try:
+            expected = request.module(*(tensor.clone() for tensor in inputs))
+        except Exception:  # the user's code may raise anything
+            return True
+        torch.manual_seed(0)
+        try:
+            actual = program.module(check_guards=False)(*(tensor.clone() for tensor in inputs))
+        except Exception:  # such as a view of a fixed size
+            return False
+    return _are_close(_flat(actual), _flat(expected))
+
+
+def _flat(result: Any) -> list[torch.Tensor]:
+    return list(result) if isinstance(result, tuple | list) else [result]
+
+
+def _are_close(actual: Sequence[torch.Tensor], expected: Sequence[torch.Tensor]) -> bool:
+    """Compare tensors with a limit for two runs of one network."""
+    for tensor, golden in zip(actual, expected, strict=True):
+        if tensor.shape != golden.shape or tensor.dtype != golden.dtype:
+            return False
+        limit = 0.0
+        if golden.is_floating_point() and golden.numel():
+            limit = max(_LIMIT, _STEPS * torch.finfo(golden.dtype).eps)
+            limit *= float(golden.abs().nan_to_num(posinf=0.0).max())
+        if not torch.allclose(tensor, golden, rtol=0, atol=limit, equal_nan=True):
+            return False
+    return True

@@ -10,6 +10,7 @@ from __future__ import annotations
 import traceback
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
@@ -29,10 +30,10 @@ from buildsys.onnx_graphs.onnx_file import (
     ports,
     save_model,
 )
+from buildsys.stages.common.remedies import format_remedies, higher_opset_remedies
 from buildsys.stages.export.origins import node_origins, strip_traces, write_origins
 from buildsys.stages.export.result import ExportResult
 from buildsys.stages.operators.local_functions import add_functions
-from buildsys.stages.remedies.remedies import format_remedies, higher_opset_remedies
 from buildsys.system.files import sha256_of
 from buildsys.workers.job import Job, StageResult
 
@@ -40,7 +41,6 @@ Declared = Mapping[str, Mapping[str, Any]]  # name -> {shape, dtype} of the mani
 Port = Mapping[str, Any]  # name, dtype and shape in the file
 # imported by name, so its code is only in the keys of ONNX sources
 _FILE_VERSIONS = "buildsys.backends.onnxruntime.file_versions"
-_OPERATOR_SECTIONS = ("symbolics", "translations", "ops")
 _UNUSED = (
     "remove it from inputs; if forward requires an argument, call gives it a constant:"
     " call: {args: [NAME, null]}"
@@ -107,7 +107,10 @@ def _export_network(job: Job, warnings: list[str]) -> tuple[onnx.ModelProto, Exp
     job.progress("building the network")
     registrations: list[Registration] = []
     if "symbolics" in options:
-        from buildsys.stages.export.symbolics import collected_registrations, register_symbolics
+        from buildsys.stages.export.registrations import (
+            collected_registrations,
+            register_symbolics,
+        )
 
         of_network: list[Registration] = []
         file = options["source"].get("python", "").rpartition(":")[0]
@@ -125,9 +128,9 @@ def _export_network(job: Job, warnings: list[str]) -> tuple[onnx.ModelProto, Exp
     job.progress(f"exporting with {exporter}")
     with collect_warnings(warnings, job.project):
         model = _export(request, job)
-    absent = "the exporter found no such operator in the network"
+    reason = "the network has no such operator, or torch's own function takes precedence"
     warnings += [
-        f"{registration.described} was never used: {registration.why_unused or absent}"
+        f"{registration.described} was never used: {reason}"
         for registration in registrations
         if not registration.calls
     ]
@@ -150,74 +153,56 @@ def _export_network(job: Job, warnings: list[str]) -> tuple[onnx.ModelProto, Exp
 
 
 def _export(request: ExportRequest, job: Job) -> onnx.ModelProto:
+    from buildsys.stages.export.exporters import export_dynamo, export_torchscript, try_export
+
     exporter, opset = request.options["exporter"], request.options["opset"]
     try:
-        if exporter == "dynamo":
-            from buildsys.stages.export.exporters import export_dynamo
-
-            return export_dynamo(request)
-        from buildsys.stages.export.exporters import export_torchscript
-
-        return export_torchscript(request)
-    except BuildsysError:
-        raise
+        return export_dynamo(request) if exporter == "dynamo" else export_torchscript(request)
     except Exception as error:  # exporters raise any class
         cause: BaseException | None = error
         while cause is not None:  # an error of a registered function, wrapped by the exporter
             if isinstance(cause, BuildsysError):
-                raise cause from error
+                raise cause from cause.__cause__
             cause = cause.__cause__
-        from buildsys.stages.export.exporters import try_export
         from buildsys.stages.export.failures import export_failure
 
         def attempt(changes: Mapping[str, Any]) -> str | None:
             job.progress("trying a remedy: " + ", ".join(f"{n} {v}" for n, v in changes.items()))
-            return try_export(request, changes, job.project)
+            return try_export(request, changes)
 
         traceback.print_exception(error)  # to the log: the message has its last line only
-        declared = [section for section in _OPERATOR_SECTIONS if job.options.get(section)]
         inlines = request.options["autograd_inlining"] is not False
         raise export_failure(
-            error, exporter, opset, job.project, declared, inlines=inlines, attempt=attempt
+            error, exporter, opset, job.project, inlines=inlines, attempt=attempt
         ) from error
 
 
 def _complete_shapes(
-    model: onnx.ModelProto, inputs: Declared, outputs: Declared, shown: str
+    model: onnx.ModelProto, inputs: Declared, outputs: Declared, file: str
 ) -> None:
     """Give inputs and outputs without a shape the declared one; the checker requires one.
 
     Raises: StageError: an output has none in the manifest either, and none can be inferred.
     """
-    inferred: dict[str, onnx.ValueInfoProto] | None = None
     for port in (*model.graph.input, *model.graph.output):
         if not port.type.HasField("tensor_type") or port.type.tensor_type.HasField("shape"):
             continue
         shape = ({**inputs, **outputs}.get(port.name) or {}).get("shape")
+        complete = None
         if shape is not None:
-            port.CopyFrom(
-                onnx.helper.make_tensor_value_info(
-                    port.name, port.type.tensor_type.elem_type, list(shape)
-                )
-            )
-            continue
-        if inferred is None:
-            inferred = _inferred_outputs(model)
-        if port.name not in inferred:
+            kind = port.type.tensor_type.elem_type
+            complete = onnx.helper.make_tensor_value_info(port.name, kind, list(shape))
+        else:
+            with suppress(onnx.shape_inference.InferenceError, ValueError, RuntimeError):
+                graph = onnx.shape_inference.infer_shapes(model).graph  # not if it is too large
+                complete = next(output for output in graph.output if output.name == port.name)
+        if complete is None or not complete.type.tensor_type.HasField("shape"):
             raise StageError(
-                f"the file {shown} has no shape for {port.name}, and none can be inferred",
+                f"the file {file} has no shape for {port.name}, and none can be inferred",
                 f"declare it, with null for unknown sizes: outputs: {{{port.name}: {{shape:"
                 " [batch, null]}}",
             )
-        port.CopyFrom(inferred[port.name])
-
-
-def _inferred_outputs(model: onnx.ModelProto) -> dict[str, onnx.ValueInfoProto]:
-    try:
-        graph = onnx.shape_inference.infer_shapes(model).graph
-    except (onnx.shape_inference.InferenceError, ValueError, RuntimeError):  # invalid, or too large
-        return {}
-    return {port.name: port for port in graph.output if port.type.tensor_type.HasField("shape")}
+        port.CopyFrom(complete)
 
 
 def _check_signature(
@@ -232,31 +217,31 @@ def _check_signature(
     dynamic in the file; a fixed one may be unknown there, but not different.
     Raises: StageError: lists all differences.
     """
-    found_inputs, found_outputs = ports(model)
+    file_inputs, file_outputs = ports(model)
     problems = [
-        *_differences("input", found_inputs, inputs, list(inputs)),
-        *_differences("output", found_outputs, outputs, list(outputs) or output_names),
+        *_differences("input", file_inputs, inputs, list(inputs)),
+        *_differences("output", file_outputs, outputs, list(outputs) or output_names),
     ]
     if problems:
-        hint = _UNUSED if any("forward does not use" in problem for problem in problems) else ""
+        hint = (
+            _UNUSED if any("which forward does not use" in problem for problem in problems) else ""
+        )
         raise StageError("the ONNX file differs from the manifest: " + "; ".join(problems), hint)
 
 
 def _differences(
-    kind: str, found_ports: Sequence[Port], declared: Declared, expected: Sequence[str] | None
+    kind: str, file_ports: Sequence[Port], declared: Declared, expected: Sequence[str] | None
 ) -> Iterator[str]:
-    written = [port["name"] for port in found_ports]
+    written = [port["name"] for port in file_ports]
     missing = [name for name in expected or () if name not in written]
     if kind == "input" and missing and set(written) < set(expected or ()):
-        names = f"input{'s' * (len(missing) > 1)} {', '.join(missing)}"
-        verb, pronoun = ("are", "them") if len(missing) > 1 else ("is", "it")
-        yield f"{names} {verb} not in the file: forward does not use {pronoun}"
+        yield f"the file lacks {', '.join(missing)}, which forward does not use"
     elif expected is not None and written != list(expected):
         yield (
             f"its {kind}s are {', '.join(written) or 'none'},"
             f" the manifest declares {', '.join(expected)}"
         )
-    for port in found_ports:
+    for port in file_ports:
         if port["name"] not in declared:
             continue
         what, tensor = f"{kind} {port['name']}", declared[port["name"]]

@@ -13,9 +13,9 @@ from buildsys.errors import StageError
 from buildsys.onnx_graphs.emulation import emulate
 from buildsys.onnx_graphs.onnx_file import load_model, opsets, save_model
 from buildsys.onnx_graphs.tensor_types import float_types
+from buildsys.stages.common.remedies import OnnxOperator, format_remedies, refusal_remedies
 from buildsys.stages.operators.implementation import Implementation, implementation_of
 from buildsys.stages.operators.local_functions import nodes_of, operator_of, split_operator
-from buildsys.stages.remedies.remedies import OnnxOperator, format_remedies, refusal_remedies
 from buildsys.workers.job import Job
 
 
@@ -66,9 +66,8 @@ def _refuse_unimplemented(model: ModelProto, implementation: Implementation) -> 
     count = sum(operator_of(node) == op for node in missing)
     others = len({operator_of(node) for node in missing}) - 1
     more = f" and {others} more operator{'s' * (others > 1)}" if others else ""
-    declared = {"ops"} if implementation.is_declared else set()
     operator, opset = OnnxOperator(*split_operator(op)), opsets(model).get("ai.onnx", 0)
-    remedies = refusal_remedies(operator, "onnxruntime", opset, declared=declared)
+    remedies = refusal_remedies(operator, "onnxruntime", opset)
     raise StageError(
         f"nothing implements {op}{more} for ONNX Runtime ({count} node{'s' * (count > 1)},"
         f" the first is {missing[0].name or missing[0].output[0]})",

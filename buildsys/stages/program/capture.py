@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 import json
 import traceback
 from collections import Counter
@@ -17,9 +16,14 @@ from buildsys.models.torch_model import dtype_name, make_network
 from buildsys.models.user_code import describe_exception
 from buildsys.onnx_graphs.result_types import TensorPort
 from buildsys.onnx_graphs.source_origins import Origin
-from buildsys.stages.export.guards import check_guards, recorded_guards
 from buildsys.stages.export.origins import source_line, write_origins
-from buildsys.stages.export.request import ExportRequest, collect_warnings, export_request
+from buildsys.stages.export.request import (
+    ExportRequest,
+    check_guards,
+    collect_warnings,
+    export_request,
+    recorded_guards,
+)
 from buildsys.stages.program.result import ProgramResult
 from buildsys.system.files import sha256_of
 from buildsys.workers.job import Job
@@ -93,9 +97,7 @@ def capture(request: ExportRequest) -> torch.export.ExportedProgram:
         {axis: hints[dim] for axis, dim in request.dynamic_inputs.get(name, {}).items()}
         for name in request.input_names
     ]
-    shapes: dict[str, Any] | None = None
-    if any(axes):  # by parameter of forward
-        shapes = dict(inspect.signature(request.module.forward).bind(*axes).arguments)
+    shapes = request.by_parameter(axes) if any(axes) else None
     try:
         with torch.no_grad():
             return torch.export.export(

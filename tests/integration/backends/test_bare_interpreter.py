@@ -19,7 +19,7 @@ MODULES = (
     "buildsys.stages.engine.stage",
     "buildsys.stages.verify.stage",
     "buildsys.backends.interface",
-    "buildsys.stages.remedies.refused_graph",
+    "buildsys.stages.common.remedies",
     "buildsys.stages.operators.implementation",
     "buildsys.stages.bench.local_engine",
 )

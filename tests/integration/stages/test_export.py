@@ -201,7 +201,7 @@ def test_modules_as_functions_keep_the_output_names(tmp_path: Path) -> None:
     assert figures["operators"]["torch.nn.modules.activation::ReLU"] == 2
     assert figures["outputs"][0]["name"] == "y"
     wrong = {"export_modules_as_functions": ("torch.nn.RELU",)}
-    assert "there is no class torch.nn.RELU" in failure(
+    assert "torch.nn.RELU is not a subclass of torch.nn.Module" in failure(
         tmp_path, "Small", inputs=IMAGE, export=wrong
     )
 
@@ -274,15 +274,11 @@ def test_dynamo_must_write_the_requested_opset(tmp_path: Path) -> None:
         ("Asinh", {},
          "the torchscript exporter cannot translate the operator aten::asinh to opset 17 "
          f"({line_of('torch.asinh(x)')})\naten::asinh(Tensor self) -> Tensor\n"
-         "1. exporter: dynamo translates it from opset 18 on\n     export: {exporter: dynamo,"
+         "1. exporter: dynamo translates the network\n     export: {exporter: dynamo,"
          " opset: 18}\n"
-         "2. shipped: a symbolic function that writes ONNX's own Asinh\n"
+         "2. registration: register the function in plugins/symbolics/asinh.py\n"
          '     symbolics: [{op: "aten::asinh", function: "plugins/symbolics/asinh.py:asinh",'
-         ' opset: 9}]'),
-        ("Differences", {},
-         "aten::diff(Tensor self, int n=1, int dim=-1, Tensor? prepend=None, Tensor? append=None)"
-         " -> Tensor\n1. exporter: dynamo translates its parts from opset 18 on\n"
-         "     export: {exporter: dynamo, opset: 18}\n2. registration:"),
+         ' opset: 17}]'),
         ("Untranslatable", dynamo(),
          "the dynamo exporter cannot translate the operator aten::_linalg_eigh to opset 18 "
          f'({line_of("eigvalsh")})\naten::_linalg_eigh(Tensor A, str UPLO="L", bool'
@@ -308,10 +304,9 @@ def test_an_operator_outside_the_opset_names_the_first_opset_with_it(tmp_path: P
     )
 
 
-def test_the_opset_that_torch_asks_for_is_a_remedy(tmp_path: Path) -> None:
+def test_the_message_names_the_opset_that_torch_asks_for(tmp_path: Path) -> None:
     message = failure(tmp_path, "Cumulated", export={"opset": 10})
     assert "lease try opset version 11" in message
-    assert message.endswith("1. opset: export to opset 11, as torch asks\n     export: {opset: 11}")
     assert run(tmp_path, "Cumulated", export={"opset": 11}).figures["opset"] == 11
 
 
@@ -343,15 +338,14 @@ def test_a_remedy_that_does_not_help_is_not_recommended(
     assert "1. exporter: dynamo" in failure(tmp_path, "Asinh")
     monkeypatch.setattr(exporters, "export_dynamo", broken)
     message = failure(tmp_path, "Asinh")
-    assert "1. shipped: " in message
+    assert "1. registration: " in message
     assert "     # export: {exporter: dynamo, opset: 18} (TypeError: not at this op" in message
 
 
 def test_the_other_exporter_is_tried(tmp_path: Path) -> None:
     message = failure(tmp_path, "ForTorchscript", export=dynamo())
-    assert message.endswith(
-        "the torchscript exporter takes the network: export: {exporter: torchscript, opset: 18}"
-    )
+    yaml = "export: {exporter: torchscript, opset: 18}"
+    assert message.endswith(f"the other exporter takes the network ({yaml})")
 
 
 def test_all_violated_guards_of_torch_are_listed() -> None:
@@ -361,13 +355,12 @@ def test_all_violated_guards_of_torch_are_listed() -> None:
     found = export_failure(violation.value, "dynamo", 18, ROOT)
     conflicts = [line for line in found.hint.splitlines() if line.startswith("- ")]
     assert len(conflicts) == 2, found.hint
-    assert {"n = 3", "m = 5"} <= set(found.hint.splitlines())
 
 
 def test_an_input_that_forward_does_not_use(tmp_path: Path) -> None:
     inputs = {"x": {"shape": ["batch", 4]}, "y": {"shape": ["batch", 4]}}
     message = failure(tmp_path, "IgnoresOne", inputs=inputs)
-    assert "input y is not in the file: forward does not use it; remove it" in message
+    assert "the file lacks y, which forward does not use; remove it" in message
     del inputs["y"]
     assert run(tmp_path, "IgnoresOne", inputs=inputs, call={"args": ["x", None]}).status == "passed"
 
@@ -387,15 +380,14 @@ def test_a_size_that_forward_fixes_is_named(tmp_path: Path) -> None:
     assert "but tracing inferred a static shape of" in message
     assert "for dimension inputs['x'].shape[0]" in message
     assert "forward fixes that size" in message
-    found = "its graph is right only for the traced sizes, batch 2"
-    assert message.endswith(f"the torchscript exporter fails as well ({found})")
+    assert "other exporter" not in message
 
 
 def test_several_operators_that_the_other_exporter_translates(tmp_path: Path) -> None:
     message = failure(tmp_path, "Spectrum")
     assert "cannot translate 2 operators to opset 17: aten::fft_rfft (" in message
     yaml = "export: {exporter: dynamo, opset: 18}"
-    assert f"\n1. exporter: dynamo takes the network\n     {yaml}\naten::fft_rfft(" in message
+    assert f"\n1. exporter: dynamo translates the network\n     {yaml}\naten::fft_rfft(" in message
     assert run(tmp_path, "Spectrum", export=dynamo(18)).status == "passed"
 
 

@@ -179,9 +179,8 @@ def test_a_function_of_an_older_opset_than_torchs_own_is_not_used(project: Proje
     ]
     assert "Gelu" in project.operators()
     assert warnings == [
-        "aten::gelu (p.py:f, opset 9) was never used: at opset 20, torch's own symbolic of opset"
-        " 20 takes "
-        "precedence; omit opset to replace it"
+        "aten::gelu (p.py:f, opset 9) was never used: the network has no such operator, or torch's"
+        " own function takes precedence"
     ]
 
 
@@ -189,19 +188,12 @@ def test_a_registration_that_the_network_does_not_need_is_a_warning(project: Pro
     project.write("p.py", GOOD)
     warnings = project.export(named(), named(op="aten::acosh", opset=9)).figures["warnings"]
     assert warnings == [
-        "aten::acosh (p.py:f, opset 9) was never used: the exporter found no such operator in the"
-        " network"
+        "aten::acosh (p.py:f, opset 9) was never used: the network has no such operator, or"
+        " torch's own function takes precedence"
     ]
 
 
 # --- what is wrong ---
-
-
-def test_an_operator_that_nobody_taught(project: Project) -> None:
-    assert (
-        "the torchscript exporter cannot translate the operator aten::asinh to opset 17"
-        in project.failure()
-    )
 
 
 @pytest.mark.parametrize(
@@ -215,11 +207,10 @@ def test_an_operator_that_nobody_taught(project: Project) -> None:
         ),
         ("def f(g):\n    ...\n", {}, "raised TypeError: f() takes 1 positional argument but 2"),
         ("def f(g, x):\n    ...\n", {},
-         "aten::asinh (p.py:f, opset 9) returned None; a symbolic returns the result of g.op(…)"),
-        ("def f(g, x):\n    return 3\n", {}, "returned an int; a symbolic returns"),
-        ("def f(g, x):\n    return ['y']\n", {}, "returned a str; a symbolic returns"),
-        ("def f(g, x):\n    return [None]\n", {}, "returned None; a symbolic returns"),
-        ("def f(g, x):\n    return ()\n", {}, "returned nothing; a symbolic returns"),
+         "aten::asinh (p.py:f, opset 9) returned None; return its results"),
+        ("def f(g, x):\n    return 3\n", {}, "Error casting results of symbolic for asinh"),
+        ("def f(g, x):\n    return x, x\n", {},
+         "symbolic for asinh produced an incorrect number of outputs"),
         ("def f(g, x):\n    raise KeyError('no')\n", {},
          "(p.py:f, opset 9) raised KeyError: 'no' (p.py:2)"),
         ("1 / 0\n", {}, "importing p.py failed: ZeroDivisionError: division by zero (p.py:1)"),
@@ -229,14 +220,10 @@ def test_an_operator_that_nobody_taught(project: Project) -> None:
         ("def other(g, x): ...\n", {}, "p.py has no f"),
         ("f = 3\n", {}, "p.py:f is an int, not a callable"),
         (GOOD, {"op": "aten::asnih"}, "torch has no operator aten::asnih; did you mean aten::a"),
-        (GOOD, {"op": "aten::arcsinh_"},
-         "would never be used: symbolics are looked up without the last underscore"),
         (GOOD, {"op": "torchvison::roi_align"},
          "torch has no operator torchvison::roi_align; did you mean torchv"),
         (GOOD, {"op": "nobody::knows"},
          "torch has no operator nobody::knows; import the file that defines it"),
-        (GOOD, {"opset": 18},
-         "aten::asinh (p.py:f, opset 18) is not used in an export to opset 17"),
     ],
 )  # fmt: skip
 def test_an_invalid_symbolic(
@@ -254,15 +241,6 @@ def test_a_fall_through_export_does_not_hide_what_a_symbolic_raises(project: Pro
     assert "raised RuntimeError: broken (p.py:2)" in message
 
 
-def test_more_outputs_than_the_operator_has(project: Project) -> None:
-    project.write("p.py", "def f(g, x):\n    return x, x\n")
-    expected = (
-        "aten::asinh (p.py:f, opset 17) returned 2 outputs, but the operator has 1; its schema:"
-        " aten::asinh(Ten"
-    )
-    assert expected in project.failure(named())
-
-
 @pytest.mark.parametrize(
     ("plugin", "expected"),
     [
@@ -272,16 +250,8 @@ def test_more_outputs_than_the_operator_has(project: Project) -> None:
             " torch.onnx._internal.torchs",
         ),
         (
-            DECORATED.format(imports=NEW_PATH, opset=18),
-            "aten::asinh (p.py, opset 18) is not used in an export to opset 17",
-        ),
-        (
-            DECORATED.format(imports=NEW_PATH, opset=9).replace("aten::", ""),
-            "p.py registers asinh, which is not an oper",
-        ),
-        (
             DECORATED.format(imports=NEW_PATH, opset=9).replace("aten::", "onnx::"),
-            "p.py registers onnx::asinh, which",
+            "torch has no operator onnx::asinh",
         ),
         (DECORATED.format(imports=NEW_PATH, opset="[9, 9]"), "is already registered by p.py"),
     ],
@@ -304,19 +274,3 @@ def test_a_network_that_registers_a_symbolic_needs_no_entry(project: Project) ->
     project.write("nets.py", DECORATED.format(imports=NEW_PATH, opset=9) + NET)
     assert project.export().figures["warnings"] == []
     assert project.operators() == ["Asinh"]
-
-
-def test_the_symbolics_of_a_network_file_are_checked(project: Project) -> None:
-    wrong = DECORATED.format(imports=NEW_PATH, opset=9).replace("(g, x)", "(g)")
-    project.write("nets.py", wrong + NET)
-    assert "takes 1 positional argument but 2" in project.failure({"module": "nets.py"})
-
-
-def test_two_files_that_register_the_same(project: Project) -> None:
-    project.write("p.py", GOOD)
-    project.write("q.py", DECORATED.format(imports=NEW_PATH, opset=9))
-    message = project.failure(named(opset=9), {"module": "q.py"})
-    assert (
-        "aten::asinh (q.py, opset 9) is already registered by p.py:f; keep one of the two"
-        in message
-    )

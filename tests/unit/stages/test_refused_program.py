@@ -6,8 +6,8 @@ from pathlib import Path
 
 from buildsys.backends.interface import BuildRequest, GraphRefusedError, UnsupportedNode
 from buildsys.onnx_graphs.source_origins import Origin
+from buildsys.stages.common.remedies import explain_refusal
 from buildsys.stages.export.origins import write_origins
-from buildsys.stages.remedies.refused_graph import explain_refusal
 from buildsys.workers.job import Job
 
 

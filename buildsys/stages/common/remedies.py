@@ -1,0 +1,260 @@
+"""Remedies for operators without a translation or an implementation.
+
+Callers pass in facts from the registries, schemas and parsers of this installation. An opset or an
+exporter is named only if the facts or a trial say that it helps; code that the user can write
+always does.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from buildsys.backends.interface import BuildRequest, GraphRefusedError, UnsupportedNode
+from buildsys.errors import StageError
+from buildsys.onnx_graphs.source_origins import Origin, origin_of, read_origins
+from buildsys.system.backend_registry import describe_backend
+from buildsys.workers.job import Job
+
+NEWEST_TORCHSCRIPT_OPSET = 23  # the exporter raises from 24 on
+OLDEST_DYNAMO_OPSET = 18  # it writes no lower one, and converts only some graphs down
+_ONNX_DOMAINS = ("", "ai.onnx", "ai.onnx.ml")
+# tries an export with changed options: its problem, "" if it works, None if unknown
+Attempt = Callable[[Mapping[str, Any]], str | None]
+
+
+@dataclass(frozen=True)
+class Remedy:
+    """One thing to try, with the YAML to add to the manifest."""
+
+    name: str  # such as opset, exporter, registration, local function or plugin
+    text: str
+    yaml: tuple[str, ...] = ()
+    changes: Mapping[str, Any] = field(default_factory=dict)  # of the export, if that is all
+
+
+class OnnxOperator(NamedTuple):
+    """Facts on an operator rejected by a backend."""
+
+    domain: str
+    name: str
+    supported_from: int | None = None  # a later opset with support in the backend, if known
+    supported_until: int | None = None  # the newest opset that the backend knows, if not all
+
+    @property
+    def is_custom(self) -> bool:
+        """Check for a domain outside ONNX."""
+        return self.domain not in _ONNX_DOMAINS
+
+    @property
+    def qualified(self) -> str:
+        """The name used in manifests: ``Gelu``, ``custom_domain::customOp2``."""
+        return f"{self.domain}::{self.name}" if self.is_custom else self.name
+
+
+def export_remedy(name: str, text: str, **options: Any) -> Remedy:
+    """Make a remedy that only changes options of the export."""
+    words = (f"{option}: {str(value).lower()}" for option, value in options.items())
+    return Remedy(name, text, (f"export: {{{', '.join(words)}}}",), options)
+
+
+def registration_remedies(
+    operator: str, exporter: str, opset: int, project: Path = Path()
+) -> list[Remedy]:
+    """List remedies in code for a torch operator without a translation."""
+    remedies = []
+    if operator.startswith("quantized::"):
+        text = "return the network before its quantization; engines of precision int8 quantize it"
+        remedies.append(Remedy("float network", text))
+    name = _file_name(operator)
+    file = f"plugins/symbolics/{name}.py"
+    entry = f'op: "{operator}", function: "{file}:{name}"'
+    if exporter == "torchscript":
+        yaml = f"symbolics: [{{{entry}, opset: {opset}}}]"
+        text = f"write a symbolic function for opset {opset} and later and register it"
+    else:
+        yaml = f"translations: [{{{entry}}}]"
+        text = "write an onnxscript function and register it"
+    if (project / file).is_file():
+        text = f"register the function in {file}"
+    return [*remedies, Remedy("registration", text, (yaml,))]
+
+
+def refusal_remedies(operator: OnnxOperator, backend: str, opset: int) -> list[Remedy]:
+    """List remedies for an operator of the graph rejected by ``backend``."""
+    remedies = []
+    if operator.supported_from and operator.supported_from > opset:
+        text = f"export to opset {operator.supported_from}; the backend supports it from there on"
+        remedies.append(export_remedy("opset", text, opset=operator.supported_from))
+    newest = operator.supported_until
+    if newest and newest < opset and not operator.is_custom:
+        text = f"export to opset {newest}, the newest that the backend knows"
+        remedies.append(export_remedy("opset", text, exporter="torchscript", opset=newest))
+    return [*remedies, *_implementations(operator, backend)]
+
+
+def opset_remedies(
+    operator: str, exporter: str, opset: int, versions: Sequence[int]
+) -> list[Remedy]:
+    """List remedies for an ONNX operator outside the file's opset."""
+    first = min((version for version in versions if version > opset), default=None)
+    if first is None:
+        return []
+    needs_dynamo = exporter == "torchscript" and first > NEWEST_TORCHSCRIPT_OPSET
+    options = {"exporter": "dynamo"} if needs_dynamo else {}
+    text = f"export to opset {first}, the first with {operator}"
+    return [export_remedy("opset", text, **options, opset=first)]
+
+
+def function_remedies(name: str, opset: int, *, inlines: bool) -> list[Remedy]:
+    """List remedies for an autograd function without a symbolic.
+
+    ``inlines``: the exporter already tries the operators of its forward.
+    """
+    node = f'return g.op("custom_domain::{name}", x).setType(x.type())'
+    lines = ("@staticmethod", "def symbolic(g, x):", f"    {node}")
+    text, newer = "dynamo exports the operators of its forward", max(opset, OLDEST_DYNAMO_OPSET)
+    remedies = [
+        Remedy("symbolic", f"give {name} a static method that writes ONNX nodes", lines),
+        export_remedy("exporter", text, exporter="dynamo", opset=newer),
+    ]
+    if not inlines:
+        text = "let torchscript export the operators of its forward"
+        remedies.insert(0, export_remedy("inlining", text, autograd_inlining=True))
+    return remedies
+
+
+def higher_opset_remedies(written: int, requested: int) -> list[Remedy]:
+    """List remedies if dynamo wrote a higher opset."""
+    text = f"request opset {written}, the one dynamo wrote"
+    remedies = [export_remedy("opset", text, opset=written)]
+    if requested <= NEWEST_TORCHSCRIPT_OPSET:
+        text = f"use torchscript, which writes opset {requested} directly"
+        remedies.append(export_remedy("exporter", text, exporter="torchscript", opset=requested))
+    return remedies
+
+
+def tried_remedies(remedies: Sequence[Remedy], attempt: Attempt) -> list[Remedy]:
+    """Leave out the export options that do not help when tried; the last remedy names them."""
+    helpful, useless = [], []
+    for remedy in remedies:
+        if problem := attempt(remedy.changes) if remedy.changes else None:
+            useless.append(f"# {remedy.yaml[0]} ({problem})")
+        else:
+            helpful.append(remedy)
+    if useless:
+        helpful.append(Remedy("tried", "these changes do not help", tuple(useless)))
+    return helpful
+
+
+def format_remedies(groups: Iterable[tuple[str, Sequence[Remedy]]]) -> str:
+    """Format a hint: numbered remedies below an optional heading per operator."""
+    lines: list[str] = []
+    for heading, remedies in groups:
+        lines += [heading] if heading else []
+        for number, remedy in enumerate(remedies, 1):
+            lines.append(f"{number}. {remedy.name}: {remedy.text}")
+            lines += [f"     {line}" for line in remedy.yaml]
+    return "\n".join(lines)
+
+
+def _implementations(operator: OnnxOperator, backend: str) -> Iterator[Remedy]:
+    """Yield implementations in user code."""
+    name, op = _file_name(operator.name), operator.qualified
+    function = f'function: "plugins/ops/{name}.py:{name}"'
+    if not operator.is_custom:
+        text = "replace it by a local function of supported operators"
+        yaml = f"surgery: [{{replace: {{op: {op}, {function}}}, when: after_export}}]"
+        yield Remedy("surgery", text, (yaml,))
+        return
+    choices = [("local function", "define it with supported operators", function)]
+    kinds = describe_backend(backend).operator_kinds
+    if "library" in kinds:
+        library = f'library: {{sources: ["plugins/ops/{name}.c"]}}'
+        choices.append(("library", "implement it in C or C++ for ONNX Runtime", library))
+    if "plugin" in kinds:
+        plugin = f'plugin: {{python: "plugins/ops/{name}_plugin.py"}}'
+        choices.append(("plugin", "implement it for TensorRT", plugin))
+    if backend == "onnxruntime":
+        text = "leave it to a plugin that TensorRT ships, and compare only the engines"
+        choices.append(("bundled plugin", text, "plugin: {bundled: true}"))
+    for kind, text, fields in choices:
+        yield Remedy(kind, text, (f'ops: [{{op: "{op}", {fields}}}]',))
+
+
+def _file_name(operator: str) -> str:
+    """Return a Python name for an operator: ``custom_op2`` for customOp2."""
+    word = re.sub(r"\W", "_", operator.rpartition("::")[2].strip("_"))
+    return re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", word).lower() or "operator"
+
+
+def explain_refusal(refusal: GraphRefusedError, request: BuildRequest, job: Job) -> StageError:
+    """Explain the refusal with the source line and remedies of each operator.
+
+    Reads the graph again, at no cost to a successful build. Without onnx the refusal is unchanged.
+    """
+    origins = read_origins(job.advisory.get("origins"))
+    if "program" in job.inputs:
+        lines = {n.operator: origins[n.name] for n in refusal.nodes if n.name in origins}
+        places = [f"{operator} is called at {line}" for operator, line in lines.items()]
+        remedy = "call other operators in forward, or build this engine with another backend"
+        return StageError(refusal.problem, "; ".join([*places, remedy]))
+    try:
+        graph = _RefusedGraph(request.onnx, origins)
+    except (ImportError, StageError):
+        return StageError(refusal.problem, refusal.hint)
+    by_operator: dict[str, list[UnsupportedNode]] = {}
+    for node in refusal.nodes:
+        by_operator.setdefault(node.operator, []).append(node)
+    groups = []
+    for nodes in by_operator.values():
+        operator, origin = graph.operator(nodes[0]), graph.origin(nodes[0])
+        heading = f"{operator.qualified}: {len(nodes)} node{'s' * (len(nodes) > 1)}"
+        if origin:
+            heading += f",{' the first' * (len(nodes) > 1)} from {origin}"
+        remedies = refusal_remedies(operator, request.options["backend"], graph.opset)
+        groups.append((heading, remedies))
+    return StageError(refusal.problem, format_remedies(groups))
+
+
+class _RefusedGraph:
+    """The nodes of a refused graph with their origins."""
+
+    def __init__(self, file: Path, origins: Mapping[str, Origin]) -> None:
+        # an interpreter that builds engines need not have onnx
+        from buildsys.onnx_graphs.onnx_file import all_nodes, load_model, opsets
+
+        model = load_model(file, external_data=False)
+        self.opset = opsets(model).get("ai.onnx", 0)
+        self._nodes = list(all_nodes(model.graph))
+        self._outer = list(model.graph.node)
+        self._functions = [node for function in model.functions for node in function.node]
+        self._producers = {name: node for node in self._nodes for name in node.output if name}
+        self._origins = origins
+
+    def operator(self, refused: UnsupportedNode) -> OnnxOperator:
+        """Find the operator of a refused node with its domain."""
+        node = next(self._candidates(refused), None)
+        domain = "" if node is None or node.domain in ("", "ai.onnx") else str(node.domain)
+        return OnnxOperator(domain, refused.operator, refused.since, refused.until)
+
+    def origin(self, refused: UnsupportedNode) -> Origin | None:
+        """Find the origin of a refused node or its function."""
+        nodes = self._candidates(refused)
+        if refused.functions:
+            nodes = (node for node in self._nodes if node.op_type == refused.functions[0])
+        node = next(nodes, None)
+        return None if node is None else origin_of(node, self._producers, self._origins)
+
+    def _candidates(self, refused: UnsupportedNode) -> Iterator[Any]:
+        """Yield possible nodes for a refused one, the most certain first."""
+        nodes = (*self._nodes, *self._functions)
+        same = [node for node in nodes if node.op_type == refused.operator]
+        yield from (node for node in same if refused.output and refused.output in node.output)
+        yield from (node for node in same if refused.name and refused.name == node.name)
+        if refused.index is not None and refused.index < len(self._outer):
+            yield from (node for node in same if node is self._outer[refused.index])
+        yield from same

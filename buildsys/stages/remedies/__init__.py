@@ -1,1 +1,0 @@
-"""Remedies for operators without a translation or an implementation; see docs/remedies."""
