@@ -2,29 +2,27 @@
 
 from __future__ import annotations
 
-import os
 import shutil
 import signal
 import subprocess
 import sys
 import tempfile
-import time
-import zipfile
 from argparse import Namespace
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
-from xml.etree import ElementTree
 
 from buildsys.cli.command import TERMINATED, print_answer, unknown_name
 from buildsys.cli.console.rows import format_table
 from buildsys.cli.graph_files import ask_inspection
 from buildsys.cli.session import Session
 from buildsys.errors import StageError, UsageError
-from buildsys.plan.action import Action
-from buildsys.project.load import STATE_FOLDER, Project
+from buildsys.plan.action import RESULT, Action
+from buildsys.project.load import STATE_FOLDER, Project, load_project
 from buildsys.report.formatting import plural
+from buildsys.report.results.reader import adapter
+from buildsys.report.run_results import FAILED, FINISHED, NOT_RUN, UNAVAILABLE, RunResults
 from buildsys.stages.table import ENGINE, STAGE_INFO, stage_info
 from buildsys.store.locks import machine_lock_folder
 from buildsys.system.backend_registry import describe_backend
@@ -37,12 +35,7 @@ _NOT_REPRODUCIBLE, _NOT_BUILT = 1, 2
 _FOLDERS = {"1": "a/project", "4242": "the-second-of-two/deeper/checkout"}  # by hash seed
 _COPIED_BYTES = 1 << 20  # larger files (weights, data) are linked: their place does not matter
 _PIECE_BYTES = 1 << 16
-_LONGEST = 300
-BUILD_PROGRAM = (
-    "import os, signal, sys; from buildsys.system.processes import die_with_parent; "
-    "die_with_parent(int(sys.argv.pop(1)), signal.SIGTERM); "
-    "from buildsys.cli.main import main; main()"
-)
+BUILD_PROGRAM = "from buildsys.cli.main import main; main()"
 
 
 def compare_two_builds(options: Namespace) -> int:
@@ -51,7 +44,7 @@ def compare_two_builds(options: Namespace) -> int:
     ``options`` has ``names`` (the model and stages), ``keep`` and ``json``. Return 1 for an
     unexpected difference, 2 for a failed build.
     """
-    session = Session.load(options.root)
+    session = Session(load_project(options.root))
     model = session.one_model("check", options.names[:1])
     actions = select_actions(list(session.actions.of(model).values()), model, options.names[1:])
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(TERMINATED))
@@ -68,16 +61,14 @@ def select_actions(plan: Sequence[Action], model: str, stages: Sequence[str]) ->
 
     Raises: UsageError: an unknown stage, or one without artifacts.
     """
-    stages_with_artifacts = list(
-        dict.fromkeys(a.stage for a in plan if stage_info(a.stage).has_artifacts)
-    )
-    listed = f"stages of {model}: {', '.join(stages_with_artifacts)}"
+    with_artifacts = {action.stage: 0 for action in plan if stage_info(action.stage).has_artifacts}
+    listed = f"stages of {model}: {', '.join(with_artifacts)}"
     for stage in stages:
         if stage in STAGE_INFO and not stage_info(stage).has_artifacts:
             raise UsageError(f"{stage} writes measurements, not artifacts to compare", listed)
-        if stage not in stages_with_artifacts:
-            raise unknown_name("stage", stage, stages_with_artifacts, listed)
-    chosen = {action.target for action in plan if action.stage in (stages or stages_with_artifacts)}
+        if stage not in with_artifacts:
+            raise unknown_name("stage", stage, with_artifacts, listed)
+    chosen = {action.target for action in plan if action.stage in (stages or with_artifacts)}
     for action in reversed(plan):  # each comes after its dependencies
         if action.target in chosen:
             chosen.update(action.after)
@@ -87,14 +78,20 @@ def select_actions(plan: Sequence[Action], model: str, stages: Sequence[str]) ->
 def _build_twice(
     project: Project, model: str, actions: Sequence[Action], folder: Path, options: Namespace
 ) -> int:
-    builds: list[Built] = []
-    for seed, place in _FOLDERS.items():
-        builds.append(build_copy(project, actions, folder / place, seed))
-        if builds[0].failed:
+    builds: list[RunResults] = []
+    roots = [folder / place for place in _FOLDERS.values()]
+    for seed, root in zip(_FOLDERS, roots, strict=True):
+        builds.append(build_copy(project, actions, root, seed))
+        if any(target.status == FAILED for target in builds[0].targets):
             break  # the second build would fail in the same way
-    failed = {target: reason for built in builds for target, reason in built.failed.items()}
-    roots = [built.root / "build" for built in builds]
-    artifacts = [] if failed else compare_builds(roots[0], roots[1], actions)
+    ends = [target for build in builds for target in build.targets]
+    failed = {target.target: target.reason for target in ends if target.status == FAILED}
+    not_built = {
+        target.target: target.reason for target in ends if target.status in (UNAVAILABLE, NOT_RUN)
+    }
+    artifacts = []
+    if not failed:
+        artifacts = compare_builds(roots[0] / "build", roots[1] / "build", actions)
     broken = [artifact for artifact in artifacts if artifact.state == DIFFERENT]
     expected = sum(not artifact.exemption for artifact in artifacts)
     conclusion = f"reproducible: all {expected} artifacts are byte-equal"
@@ -103,53 +100,39 @@ def _build_twice(
     elif broken:
         count = f"{len(broken)} of {expected} artifacts differ"
         conclusion = f"not reproducible: {count}, first {broken[0].target} {broken[0].file}"
+    kept = roots if options.keep else []
     lines = [f"  {target} could not be built: {reason}" for target, reason in failed.items()]
     lines += format_table(("",) * 4, [artifact.row() for artifact in artifacts])[1:]
-    lines += [f"  {name} was not built: {why}" for name, why in builds[0].skipped.items()]
-    lines += [f"kept: {built.root}" for built in builds if options.keep]
+    lines += [f"  {name} was not built: {why}" for name, why in not_built.items() if not failed]
+    lines += [f"kept: {root}" for root in kept]
     document = {
         "schema": SCHEMA,
         "model": model,
         "status": "failed" if failed else "different" if broken else "reproducible",
         "artifacts": [artifact.as_json() for artifact in artifacts],
-        "folders": [str(built.root) for built in builds if options.keep],
-        "seconds": [round(built.seconds, 3) for built in builds],
+        "folders": [str(root) for root in kept],
+        "seconds": [round(build.seconds, 3) for build in builds],
         "failed": failed,
-        "not_built": builds[0].skipped,
+        "not_built": not_built,
     }
     print_answer(options, document, [*lines, conclusion])
     return _NOT_BUILT if failed else _NOT_REPRODUCIBLE if broken else 0
 
 
-@dataclass(frozen=True)
-class Built:
-    """A build of the copy at ``root``; targets without artifacts and the reasons."""
-
-    root: Path
-    seconds: float
-    failed: dict[str, str]
-    skipped: dict[str, str]
-
-
-def build_copy(project: Project, actions: Sequence[Action], root: Path, seed: str) -> Built:
+def build_copy(project: Project, actions: Sequence[Action], root: Path, seed: str) -> RunResults:
     """Copy the project to ``root`` and build there without any cache; stdout goes to stderr.
 
-    Raises: StageError: the project cannot be copied, or the build ended in the middle.
+    Raises: StageError: the build ended in the middle. OSError: the project cannot be copied.
     """
-    try:
-        without = (project.build, project.state, *root.parents)
-        copy_project(project.root, root, root=project.root, without=without)
-        (root.parent / "tmp").mkdir()
-    except OSError as error:
-        raise StageError(
-            f"cannot copy the project: {error.strerror}: {error.filename2 or error.filename}",
-            "check the file, or the free space of the temporary folder",
-        ) from error
-    configs, inside = project.configs, project.configs.is_relative_to(project.root)
+    copy_project(project.root, root, {project.build, project.state, *root.parents})
+    (root.parent / "tmp").mkdir()
+    configs = project.configs
+    if configs.is_relative_to(project.root):
+        configs = configs.relative_to(project.root)
     environment = {
         **package_environment(),
         "BUILDSYS_BUILD": "build",
-        "BUILDSYS_CONFIGS": str(configs.relative_to(project.root) if inside else configs),
+        "BUILDSYS_CONFIGS": str(configs),
         "BUILDSYS_MACHINE_LOCK": str(machine_lock_folder()),
         "BUILDSYS_HISTORY": str(root / STATE_FOLDER / "history.db"),
         "BUILDSYS_STORE": str(root / STATE_FOLDER / "store"),
@@ -158,48 +141,37 @@ def build_copy(project: Project, actions: Sequence[Action], root: Path, seed: st
         "PYTHONHASHSEED": seed,
         "TMPDIR": str(root.parent / "tmp"),
     }
-    results = root.parent / "junit.xml"
-    command = [sys.executable, "-c", BUILD_PROGRAM, str(os.getpid()), "build", "--continue"]
-    command += ["--junit", str(results), *(action.target for action in actions)]
-    began = time.monotonic()
+    results = root.parent / "results.json"
+    command = [sys.executable, "-c", BUILD_PROGRAM, "build", "--continue"]
+    command += ["--results", str(results), *(action.target for action in actions)]
     with subprocess.Popen(command, env=environment, cwd=root, stdout=sys.stderr) as process:
         try:
             process.wait()
         finally:
             process.terminate()  # after an interruption; it ends its workers
             process.wait()
-    if not results.is_file():
-        problem = f"the build in {root} ended with exit code {process.returncode}"
+    run: RunResults = adapter(RunResults).validate_json(results.read_bytes())
+    if run.status != FINISHED:
+        problem = f"the build in {root} ended with exit code {process.returncode}: {run.error}"
         raise StageError(problem, "run `buildsys build` for its error")
-    cases = ElementTree.parse(results).getroot().iter("testcase")  # noqa: S314 - written above
-    ends = [(case.get("name", ""), case.find("failure"), case.find("skipped")) for case in cases]
-    return Built(
-        root,
-        time.monotonic() - began,
-        {name: str(failure.text or "") for name, failure, _ in ends if failure is not None},
-        {name: skip.get("message", "") for name, _, skip in ends if skip is not None},
-    )
+    return run
 
 
-def copy_project(folder: Path, target: Path, *, root: Path, without: Collection[Path]) -> None:
+def copy_project(folder: Path, target: Path, without: Collection[Path]) -> None:
     """Copy a folder of a project to the new folder ``target``, except ``without``.
 
-    Large files, hidden folders and virtual environments become links; special files are left out.
-    Raises: OSError: something cannot be read or written.
+    Large files, hidden folders, virtual environments and links become links; special files are
+    left out. Raises: OSError: something cannot be read or written.
     """
     target.mkdir(parents=True)
-    for path in sorted(folder.iterdir()):
-        copy = target / path.name
-        if path in without or path.name in ("__pycache__", "node_modules"):
+    for path in folder.iterdir():
+        copy, is_folder = target / path.name, path.is_dir()
+        if path in without or path.name == "__pycache__":
             continue
-        if path.is_symlink():
-            link = path.readlink()
-            place = Path(os.path.normpath(folder / link))
-            inside = place.is_relative_to(root) and not link.is_absolute()
-            copy.symlink_to(link if inside else place)
-        elif path.is_dir() and not path.name.startswith(".") and not (path / "pyvenv.cfg").exists():
-            copy_project(path, copy, root=root, without=without)
-        elif path.is_dir() or (path.is_file() and path.stat().st_size > _COPIED_BYTES):
+        is_apart = path.is_symlink() or path.name.startswith(".") or (path / "pyvenv.cfg").exists()
+        if is_folder and not is_apart:
+            copy_project(path, copy, without)
+        elif is_folder or path.is_symlink() or path.stat().st_size > _COPIED_BYTES:
             copy.symlink_to(path)
         elif path.is_file():
             shutil.copy(path, copy)
@@ -228,8 +200,7 @@ class Artifact:
         sizes = ["none" if size is None else f"{size} bytes" for size in self.sizes]
         text = " / ".join(dict.fromkeys(sizes))
         text += f", first differing byte {self.first_byte}" if self.first_byte is not None else ""
-        cut = "…" if len(self.difference) > _LONGEST else ""
-        text += f": {self.difference[:_LONGEST]}{cut}" if self.difference else ""
+        text += f": {self.difference}" if self.difference else ""
         text += f" ({self.exemption})" if self.state == NOT_EXPECTED else ""
         state = self.state.upper() if self.state == DIFFERENT else self.state
         return f"  {state}", self.target, self.file, text
@@ -247,17 +218,18 @@ def compare_builds(first: Path, second: Path, actions: Sequence[Action]) -> list
     """Compare the artifacts in two build folders; records have times and are left out."""
     artifacts = []
     for action in actions:
+        exemption = ""
+        if action.stage == ENGINE:
+            engine = action.options["engine"]
+            exemption = describe_backend(engine["backend"]).not_reproducible(engine)
         for role, ref in action.outputs.items():
             pair = first / ref.path, second / ref.path
-            if role == "result" or not any(path.is_file() for path in pair):
+            if role == RESULT or not any(path.is_file() for path in pair):
                 continue
-            file, exemption = ref.path.removeprefix(f"{action.model}/"), ""
-            if action.stage == ENGINE:
-                engine = action.options["engine"]
-                exemption = describe_backend(engine["backend"]).not_reproducible(engine)
             sizes = tuple(path.stat().st_size if path.is_file() else None for path in pair)
             position = None if None in sizes else first_difference(*pair)
             text = "" if position is None else _describe(*pair, position)
+            file = ref.path.removeprefix(f"{action.model}/")
             artifacts.append(Artifact(action.target, file, exemption, sizes, position, text))
     return artifacts
 
@@ -278,16 +250,11 @@ def first_difference(first: Path, second: Path) -> int | None:
 
 
 def _describe(first: Path, second: Path, position: int) -> str:
-    """Name the first different field of a graph or array of an archive, "" if unknown."""
+    """Name the first different field of a graph, "" if unknown."""
+    if not first.name.endswith((".onnx", ".onnx.data")):
+        return ""
+    pair = {"first": str(first), "second": str(second), "first_byte": position}
     try:
-        if first.suffix == ".npz":
-            with zipfile.ZipFile(first) as left, zipfile.ZipFile(second) as other:
-                checksums = {entry.filename: entry.CRC for entry in other.infolist()}
-                changed = (e for e in left.infolist() if checksums.get(e.filename) != e.CRC)
-                return "".join(f"array {e.filename.removesuffix('.npy')}" for e in [*changed][:1])
-        if not first.name.endswith((".onnx", ".onnx.data")):
-            return ""
-        pair = {"first": str(first), "second": str(second), "first_byte": position}
         return str(ask_inspection("first_difference", pair)["sentence"])
-    except (StageError, OSError, ValueError, NotImplementedError, zipfile.BadZipFile):
+    except StageError:
         return ""  # the position must do

@@ -80,7 +80,7 @@ def make_project(
     """Write a project with an engine ``trt-PRECISION`` per model and precision."""
     (root / "configs" / "models").mkdir(parents=True, exist_ok=True)
     shutil.copy(ROOT / "dodo.py", root)
-    shutil.copy(ROOT / "buildsys/cli/commands/init/templates/doit.cfg", root)
+    shutil.copy(ROOT / "buildsys/cli/templates/doit.cfg", root)
     python = os.environ.get("BUILDSYS_TEST_TOOLCHAIN", "")
     _write(
         root / "configs/project.yaml",

@@ -2,31 +2,38 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 import sys
 import time
 from argparse import ArgumentParser, Namespace
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import TYPE_CHECKING
+from typing import Any
 
-from buildsys.cli.command import add_json, add_names, positive_integer, print_lines
-from buildsys.cli.fp32_nodes import find_fp32_nodes
+from buildsys.cli.command import add_json, add_names, positive_integer, print_answer, print_lines
+from buildsys.cli.console.rows import format_table
+from buildsys.cli.engine_checks import one_engine
+from buildsys.cli.graph_files import require_graph
 from buildsys.cli.project_root import shown_path, typed_path
 from buildsys.cli.session import Session
-from buildsys.cli.worker_pool import open_pool
+from buildsys.cli.worker_pool import open_pool, run_job
 from buildsys.errors import CheckFailed, StageError, Unavailable, UsageError, with_hint
 from buildsys.execution.freshness import FRESH, is_required
 from buildsys.execution.local_runs import hold_devices, stage_job
+from buildsys.manifest.backend_choices import base_precision, is_auto
 from buildsys.plan.action import Action
-from buildsys.report.formatting import duration
-from buildsys.stages.table import ENGINE
+from buildsys.plan.model_plan import FULL_PRECISION, QUANTIZED
+from buildsys.report.formatting import duration, error, plural
+from buildsys.stages.table import CONVERT, ENGINE, VERIFY, target_of
 from buildsys.store.locks import LockHolder, Locks
+from buildsys.workers.job import Job
 from buildsys.workers.pool import JobReply
 
-if TYPE_CHECKING:
-    from buildsys.workers.job import Job
+SCHEMA = "buildsys/localize/1"
+_SEARCH = "buildsys.stages.search.stage"
 
 
 def add_arguments(parser: ArgumentParser) -> None:
@@ -85,15 +92,10 @@ def run(options: Namespace) -> int:
 def _check_inputs(session: Session, action: Action) -> None:
     """Warn about stale inputs. Raises: UsageError: one does not exist."""
     for ref in action.inputs.values():
-        if not ref.optional and not (session.project.build / ref.path).exists():
-            path = shown_path(session.project.build / ref.path)
-            makers = [
-                name
-                for name in action.after
-                if ref.path in {output.path for output in session.actions[name].outputs.values()}
-            ]
-            hint = f"run `buildsys build {makers[0]}` first" if makers else ""
-            raise UsageError(f"{action.target} needs {path}, which does not exist", hint)
+        path = session.project.build / ref.path
+        if not ref.optional and not path.exists():
+            problem = f"{action.target} needs {shown_path(path)}, which does not exist"
+            raise UsageError(problem, f"run `buildsys build {' '.join(action.after)}` first")
     states = session.explain(action.after) if action.after else {}
     stale = [name for name in action.after if states[name].state != FRESH]
     if stale:
@@ -125,10 +127,10 @@ def _run(session: Session, action: Action, job: Job, *, debugger: bool) -> JobRe
         started = time.monotonic()
         try:
             return pool.run(job, log=None, debugger=debugger)
-        except StageError as error:
+        except StageError as failure:
             kinds = {CheckFailed: "failed", Unavailable: "unavailable"}
-            status, seconds = kinds.get(type(error), "error"), time.monotonic() - started
-            return JobReply(status, error.problem, error.hint, {}, seconds)
+            status, seconds = kinds.get(type(failure), "error"), time.monotonic() - started
+            return JobReply(status, failure.problem, failure.hint, {}, seconds)
 
 
 def _report_wait(holder: LockHolder | None) -> None:
@@ -140,3 +142,122 @@ def _exit_code(action: Action, status: str) -> int:
         return CheckFailed.exit_code
     is_error = status == "error" or (status == "unavailable" and is_required(action))
     return StageError.exit_code if is_error else 0
+
+
+def find_fp32_nodes(options: Namespace) -> int:
+    """Print a list of nodes for the manifest; return 1 if none was found.
+
+    ``options`` has ``names`` (one MODEL:ENGINE), ``limit`` (seconds) and ``json``.
+    """
+    if len(options.names) != 1:
+        problem = "debug --fp32-nodes takes one MODEL:ENGINE"
+        raise UsageError(problem, "`buildsys list engine` lists all")
+    session = Session.read_only(options.root)
+    engine = one_engine(session, options.names[0])
+    convert = _conversion(session, engine)
+    answer = _search(session, convert, engine, options.limit)
+    document = {
+        "schema": SCHEMA,
+        "model": engine.model,
+        "engine": engine.variant,
+        "precision": convert.variant,
+        **answer,
+        "yaml": None if not answer["nodes"] else "\n".join(_yaml(convert, answer)),
+    }
+    print_answer(options, document, _lines(convert, document))
+    return 1 if answer["nodes"] is None else 0
+
+
+def _conversion(session: Session, engine: Action) -> Action:
+    """Return the conversion whose graph the engine is built from.
+
+    Raises: UsageError: it has none whose nodes can be searched, or its inputs are not up to date.
+    """
+    model, name = engine.model, f"{engine.model}:{engine.variant}"
+    engines = session.project.models[model].data["engines"]
+    spec = next(entry for entry in engines if entry["name"] == engine.variant)
+    precision = base_precision(spec)
+    if precision == FULL_PRECISION:
+        problem = f"{name} is an fp32 engine, so no node is rounded"
+        raise UsageError(problem, f"`buildsys debug {VERIFY}:{name}` repeats its check")
+    require_graph(session.project, model)
+    target = target_of(CONVERT, model, precision)
+    if is_auto(spec) or target not in engine.after:
+        kind = "quantization: explicit" if precision in QUANTIZED else "typing: strong"
+        problem = f"the builder of {name} chooses the precision of each layer itself"
+        raise UsageError(problem, f"set {kind}, or see `buildsys explain {engine.target}`")
+    convert = session.actions[target]
+    tools = convert.options.get("tool"), convert.options.get("quantize", {}).get("tool")
+    has_own_nodes = "autocast" in tools or "modelopt" in tools or spec.get("optimized")
+    if has_own_nodes or spec.get("quantization") == "dynamic" or precision == "int4":
+        problem = f"another tool chooses or fuses the nodes of {name}, which cannot be searched"
+        raise UsageError(problem, "set {tool: builtin}, or compare engines with other `exclude`")
+    states = session.explain(convert.after)
+    if stale := [upstream for upstream in convert.after if states[upstream].state != FRESH]:
+        raise UsageError(f"{stale[0]} is not up to date", f"run `buildsys build {target}` first")
+    return convert
+
+
+def _search(session: Session, convert: Action, engine: Action, limit: int) -> dict[str, Any]:
+    """Search in a worker, outside the build folder."""
+    project = session.project
+    verify = session.actions[target_of(VERIFY, engine.model, engine.variant)]
+    inputs = {role: project.build / ref.path for role, ref in convert.inputs.items()}
+    with TemporaryDirectory(prefix="buildsys-localize-") as folder:
+        job = Job(
+            target=f"localize:{verify.model}:{verify.variant}",
+            stage=_SEARCH,
+            model=convert.model,
+            variant=convert.variant,
+            options={
+                **convert.options,
+                "tolerance": verify.options["tolerance"],
+                "limit_s": limit,
+            },
+            inputs={role: path for role, path in inputs.items() if path.exists()},
+            outputs={"result": Path(folder) / "localize.json"},
+            project=project.root,
+        )
+        with open_pool(project.state) as pool:
+            result = run_job(pool, job)
+    fields = ("without", "with", "nodes", "is_smallest", "trials", "exclude", "seconds")
+    return {name: result[name] for name in fields}
+
+
+def _lines(convert: Action, answer: Mapping[str, Any]) -> Iterator[str]:
+    name, precision = f"{answer['model']}:{answer['engine']}", answer["precision"]
+    without, nodes = answer["without"], answer["nodes"]
+    if without["passed"]:
+        yield (
+            f"{name}: the {precision} graph is within the limits (relative error"
+            f" {error(without['relative'])}), so no node has to stay in fp32"
+        )
+        yield "if verify fails, the error arises in the engine: its kernels or fusions"
+        return
+    yield f"{name}: {without['reason']}"
+    effort = f"{plural(answer['trials'], 'trial')} in {answer['seconds']:.0f} s"
+    if nodes is None:
+        yield f"no list of nodes was found within the limits ({effort})"
+        yield "raise --limit, choose another precision, or raise the limits of verify"
+        return
+    smallest = (
+        "none of which can be left out" if answer["is_smallest"] else "perhaps not the fewest"
+    )
+    yield ""
+    yield (
+        f"with {plural(len(nodes), 'node')} in fp32, {smallest}, the relative error is"
+        f" {error(answer['with']['relative'])} ({effort}):"
+    )
+    yield from format_table(("node", "operator"), nodes)
+    yield ""
+    yield "for the manifest:"
+    yield ""
+    yield from _yaml(convert, answer)
+
+
+def _yaml(convert: Action, answer: Mapping[str, Any]) -> Iterator[str]:
+    """Yield the section with the present patterns and the new nodes."""
+    yield "quantize:" if "quantize" in convert.options else "convert:"
+    yield "  exclude:"
+    for pattern in (*answer["exclude"], *(name for name, _ in answer["nodes"])):
+        yield f"    - {json.dumps(pattern, ensure_ascii=False)}"  # JSON strings are YAML

@@ -4,34 +4,51 @@ from __future__ import annotations
 
 import os
 import re
+import sys
 from argparse import ArgumentParser, Namespace
 from collections import Counter
-from collections.abc import Collection, Mapping, Sequence
-from itertools import count
+from collections.abc import Iterator, Mapping
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any, get_args
 
 from buildsys.cli.command import add_names, print_lines, unknown_name
-from buildsys.cli.manifest_proposal import (
-    SOURCE_DEFAULTS,
-    shown_file,
-    try_model,
-    write_manifest,
-)
 from buildsys.cli.project_root import typed_path
-from buildsys.cli.worker_pool import open_pool
+from buildsys.cli.worker_pool import open_pool, run_job
 from buildsys.errors import StageError, UsageError
-from buildsys.manifest.yaml_reader import MAX_BYTES
-from buildsys.project.load import empty_project
-from buildsys.system.files import read_limited
+from buildsys.project.load import Project, check_manifests, empty_project
+from buildsys.system.files import replace_file
+from buildsys.workers.job import Job
+from buildsys.workers.pool import WorkerPool
 
-_LONGEST_STEM = 90  # characters of a name from a file, without a number
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.+-]{0,99}")
 _INPUT = re.compile(r"(?P<name>[^=]+)=(?P<shape>[^:]*)(:(?P<dtype>\w+))?")
 _SOURCES = (
     "torchvision:NAME, timm:NAME, hf:FOLDER, hf:OWNER/NAME, FILE.py:CALLABLE, FILE.onnx or FILE.pt2"
 )
 _HUB_PLACE = re.compile(r"(hf://)?[\w.-]+/[\w.-]+(@[\w./-]+?)?(/config\.json)?")
+_HUB_FILE = "hf://OWNER/NAME@COMMIT/model.safetensors"
+_STAGE = "buildsys.stages.reference.proposal"
+_SOURCE_NOTES = {
+    "torchvision": "random weights; add `weights: DEFAULT` for the trained ones",
+    "timm": f"random weights; add `weights: {{file: {_HUB_FILE}}}` for trained ones",
+    "python": "weights as the callable sets them",
+    "config": f"random weights; add `weights: {{file: {_HUB_FILE}}}` for trained ones",
+}
+_SOURCE_DEFAULTS: dict[str, dict[str, Any]] = {  # a worker takes all fields
+    "torchvision": {"weights": None, "kwargs": {}},
+    "timm": {"weights": None, "kwargs": {}},
+    "transformers": {
+        "checkpoint": None, "sha256": None, "config": None, "weights": None, "cache": False,
+        "kwargs": {},
+    },
+    "exported_program": {"trusted": False},
+    "python": {"weights": None, "randomize": False, "kwargs": {}},
+    "onnx": {},
+}  # fmt: skip
+_PLAIN = re.compile(r"[\w./@-]+(:[\w./@-]+)?")  # a place that needs no quotes in YAML
+_DYNAMO = "export: {exporter: dynamo, opset: 18}  # tracing would fix the sizes of a saved program"
+_ENGINES = ("[ort-cpu]", "[{backend: onnxruntime, name: ort-cpu}]")  # without such a preset
 
 
 def add_arguments(parser: ArgumentParser) -> None:
@@ -71,8 +88,9 @@ def add_arguments(parser: ArgumentParser) -> None:
 
 def run(options: Namespace) -> int:
     """Write the manifest, unless there is one of this name."""
+    project = empty_project(options.root)
     if len(options.names) == 1 and not options.source and typed_path(options.names[0]).is_dir():
-        return _describe_folder(options.root, options.names[0])
+        return _describe_folder(project, options.names[0])
     if len(options.names) != 1 or not options.source:
         hint = f"SOURCE is {_SOURCES}"
         raise UsageError("new takes one name and --from SOURCE, or a folder", hint)
@@ -80,18 +98,21 @@ def run(options: Namespace) -> int:
     if not _NAME.fullmatch(model):
         hint = "use letters, digits and _ . + -, beginning with a letter or digit"
         raise UsageError(f"{model!r} is not the name of a model", hint)
-    project = empty_project(options.root)
-    file = project.configs / "models" / f"{model}.yaml"
-    if os.path.lexists(file):
-        raise UsageError(f"{shown_file(file)} exists already", "choose another name, or remove it")
+    file = _manifest_file(project, model)
+    if file.exists():
+        problem = f"{os.path.relpath(file)} exists already"
+        raise UsageError(problem, "choose another name, or remove it")
     source = _source(options.root, options.source)
     source = {**source, **_settings(source, options)}
     inputs = dict(map(_input, options.input))
     with open_pool(project.state) as pool:
-        proposal = try_model(pool, project, model, source, inputs)
-    write_manifest(project, file, model, proposal)
-    print_lines([f"wrote {shown_file(file)}", f"next: buildsys build {model}"])
+        write_manifest(project, model, try_model(pool, project, model, source, inputs))
+    print_lines([f"next: buildsys build {model}"])
     return 0
+
+
+def _manifest_file(project: Project, model: str) -> Path:
+    return project.configs / "models" / f"{model}.yaml"
 
 
 def _settings(source: Mapping[str, Any], options: Namespace) -> dict[str, Any]:
@@ -101,7 +122,7 @@ def _settings(source: Mapping[str, Any], options: Namespace) -> dict[str, Any]:
     """
     import yaml  # only here
 
-    defaults = next(fields for kind, fields in SOURCE_DEFAULTS.items() if kind in source)
+    defaults = next(fields for kind, fields in _SOURCE_DEFAULTS.items() if kind in source)
     settings: dict[str, Any] = {
         name: True for name in ("cache", "trusted") if getattr(options, name)
     }
@@ -113,9 +134,7 @@ def _settings(source: Mapping[str, Any], options: Namespace) -> dict[str, Any]:
         if not isinstance(settings["kwargs"], dict):
             raise UsageError(f"--kwargs {text} is not a map", "write for example '{width: 64}'")
     if unknown := [field for field in settings if field not in defaults]:
-        which = {"cache": "models of transformers", "trusted": ".pt2 files"}
-        users = which.get(unknown[0], "models in Python")
-        raise UsageError(f"--{unknown[0]} is for {users} only", "remove it")
+        raise UsageError(f"--{unknown[0]} is not for models of this kind", "remove it")
     if "exported_program" in source and not options.trusted:
         problem = f"torch can run code of {source['exported_program']} when it loads the file"
         raise UsageError(problem, "if you trust its author, add --trusted")
@@ -138,9 +157,7 @@ def _source(root: Path, text: str) -> dict[str, str]:
         raise UsageError(f"--from {text} is no source", f"write {_SOURCES}")
     full = inside_project(root, path)
     if not full.is_file():
-        raise UsageError(
-            f"there is no file {path}", "check the path; it is relative to the current folder"
-        )
+        raise UsageError(f"there is no file {path}", "the path is relative to your folder")
     inside = full.relative_to(root).as_posix()
     if attribute:
         return {"python": f"{inside}:{attribute}"}
@@ -152,8 +169,9 @@ def _transformers_source(root: Path, text: str) -> dict[str, str]:
 
     Raises: UsageError: the place is neither of the project nor of the Hub.
     """
-    match = re.fullmatch(r"(?:([\w-]+):(?!//))?(.+)", text)
-    name, place = (match[1] or "", match[2]) if match else ("", text)
+    name, colon, place = text.partition(":")
+    if not colon or place.startswith("//"):
+        name, place = "", text
     field = "config" if place.endswith(".json") else "checkpoint"
     if typed_path(place).exists():
         inside = inside_project(root, place).relative_to(root).as_posix()
@@ -170,15 +188,13 @@ def _transformers_source(root: Path, text: str) -> dict[str, str]:
 def inside_project(root: Path, name: str) -> Path:
     """Return the path of a typed name.
 
-    Raises: UsageError: it is outside of the project, or its name cannot be in a manifest.
+    Raises: UsageError: it is outside of the project.
     """
     path = Path(os.path.abspath(typed_path(name)))  # noqa: PTH100 - links stay
     if not path.is_relative_to(root):
         raise UsageError(f"{name} is outside of the project {root}", "copy it into the project")
     if path.exists() and not path.resolve().is_relative_to(root.resolve()):
         raise UsageError(f"{name} is a link out of the project {root}", "copy the file into it")
-    if not str(path.relative_to(root)).isprintable():
-        raise UsageError(f"{name!r} has characters that a manifest cannot name", "rename it")
     return path
 
 
@@ -203,61 +219,130 @@ def _input(text: str) -> tuple[str, dict[str, Any]]:
     return match["name"], {"shape": shape, "dtype": dtype}
 
 
-def _describe_folder(root: Path, name: str) -> int:
+def _describe_folder(project: Project, name: str) -> int:
     """Write a manifest for each ONNX file of a folder; return 2 if one fails."""
-    folder, project = inside_project(root, name), empty_project(root)
-    networks = _networks(folder, (project.build, project.state))
+    folder, code = inside_project(project.root, name), 0
+    left_out = {project.build, project.state}
+    networks = [
+        file
+        for file in sorted(folder.rglob("*.onnx"))
+        if file.is_file()
+        and left_out.isdisjoint(file.parents)
+        and not any(part.startswith(".") for part in file.relative_to(folder).parts)
+    ]
     if not networks:
         raise UsageError(f"there are no ONNX files in {name}", "name a folder with ONNX files")
-    code = 0
+    stems = Counter(network.stem for network in networks)
     with open_pool(project.state) as pool:
-        for network, model in zip(networks, _model_names(networks, folder), strict=True):
-            file = project.configs / "models" / f"{model}.yaml"
-            source = {"onnx": network.relative_to(root).as_posix()}
-            if os.path.lexists(file):
-                print_lines([f"kept {shown_file(file)}{_other_source(file, source['onnx'])}"])
+        for network in networks:
+            path = network.relative_to(folder).with_suffix("")
+            part = path.stem if stems[network.stem] == 1 else str(path)
+            model = re.sub(r"[^A-Za-z0-9_.+-]+", "-", part).lstrip("_.+-")[:100] or "model"
+            source = {"onnx": network.relative_to(project.root).as_posix()}
+            if (file := _manifest_file(project, model)).exists():
+                print_lines([f"kept {os.path.relpath(file)}"])
                 continue
             try:
-                if not inside_project(root, str(network)).is_file():
-                    raise StageError("it is not a file", "remove it")
-                write_manifest(project, file, model, try_model(pool, project, model, source, {}))
-                print_lines([f"wrote {shown_file(file)}"])
-            except (StageError, UsageError) as error:
-                code = StageError.exit_code
+                write_manifest(project, model, try_model(pool, project, model, source, {}))
+            except StageError as error:
+                code = error.exit_code
                 print_lines([f"failed {source['onnx']}: {error}"])
     return code
 
 
-def _networks(folder: Path, left_out: Collection[Path]) -> list[Path]:
-    """Return a folder's ONNX files, without builds and hidden folders."""
-    files = []
-    for place, folders, names in os.walk(folder):
-        folders[:] = [
-            name for name in folders if name[0] != "." and Path(place, name) not in left_out
-        ]
-        files += [Path(place, name) for name in names if name.endswith(".onnx")]
-    return sorted(files)
+def try_model(
+    pool: WorkerPool,
+    project: Project,
+    model: str,
+    source: Mapping[str, Any],
+    inputs: Mapping[str, Any],
+) -> dict[str, Any]:
+    """Run the model in a worker.
+
+    Raises: StageError: it cannot be loaded or run.
+    """
+    defaults = next(fields for kind, fields in _SOURCE_DEFAULTS.items() if kind in source)
+    with TemporaryDirectory(prefix="buildsys-new-") as folder:
+        job = Job(
+            target=f"new:{model}",
+            stage=_STAGE,
+            model=model,
+            variant="",
+            options={"source": {**defaults, **source, "seed": 0}, "inputs": inputs, "outputs": {}},
+            inputs={},
+            outputs={"result": Path(folder) / "new.json"},
+            project=project.root,
+        )
+        try:
+            figures = run_job(pool, job)
+        except StageError as error:
+            if "kwargs" in defaults:
+                error.hint = error.hint or "correct the model, or pass --kwargs '{NAME: VALUE}'"
+            raise
+    completed = figures["source"]
+    fields = ("onnx" if field == "python" and "onnx" in completed else field for field in source)
+    return {**figures, "source": {field: completed[field] for field in fields}}
 
 
-def _model_names(networks: Sequence[Path], folder: Path) -> list[str]:
-    """List unique names: of the file, or of folder and file."""
-    stems = Counter(network.stem for network in networks)
-    taken: list[str] = []
-    for network in networks:
-        part = network.stem
-        if stems[part] > 1:
-            part = str(network.relative_to(folder).with_suffix(""))
-        name = re.sub(r"[^A-Za-z0-9_.+-]+", "-", part, flags=re.ASCII).lstrip("_.+-") or "model"
-        name = name[:_LONGEST_STEM]
-        number = next(n for n in count(1) if (name if n == 1 else f"{name}-{n}") not in taken)
-        taken.append(name if number == 1 else f"{name}-{number}")
-    return taken
+def write_manifest(project: Project, model: str, proposal: Mapping[str, Any]) -> None:
+    """Write the manifest; remove it again unless it is valid.
+
+    Raises: StageError: no valid manifest describes the model.
+    """
+    file = _manifest_file(project, model)
+    for engines in _ENGINES:
+        replace_file(file, "\n".join(_lines(model, proposal, engines)).encode())
+        errors = check_manifests(project, [file])
+        if not (of_file := [error for error in errors if error.file.name == file.name]):
+            print_lines([f"wrote {os.path.relpath(file)}"])
+            return
+        file.unlink()
+    hint = "write one by hand, with `call` or a callable that returns a simpler network"
+    problem = f"{'.'.join(map(str, of_file[0].key))}: {of_file[0].problem}"
+    raise StageError(f"no manifest describes {model}: {problem}", of_file[0].hint or hint)
 
 
-def _other_source(file: Path, network: str) -> str:
-    """Return a note if a manifest does not name an ONNX file."""
-    try:
-        is_named = network in read_limited(file, MAX_BYTES).decode("utf-8", "replace")
-    except (OSError, ValueError):
-        is_named = False
-    return "" if is_named else f", which does not name {network}"
+def _lines(model: str, proposal: Mapping[str, Any], engines: str) -> Iterator[str]:
+    """Yield the lines of a manifest."""
+    source = proposal["source"]
+    yield "# yaml-language-server: $schema=../schema/model.schema.json"
+    yield "# Proposed from trial runs. Names of outputs and dimensions are free; check the ranges."
+    yield f"model: {_flow(model)}"
+    texts = {
+        field: value if isinstance(value, str) and _PLAIN.fullmatch(value) else _flow(value)
+        for field, value in source.items()
+    }
+    notes = [f"  # {note}" for field, note in _SOURCE_NOTES.items() if field in source]
+    fields = ", ".join(f"{field}: {text}" for field, text in texts.items())
+    yield f"source: {{{fields}}}{''.join(notes)}"
+    if "exported_program" in source:
+        yield _DYNAMO
+    yield "inputs:" + ("  # guessed, and accepted by the network" if proposal["guessed"] else "")
+    for name, tensor in proposal["inputs"].items():
+        yield f"  {_flow(name)}: {_flow(tensor)}"
+    if proposal["call"]:
+        yield f"call: {_flow({key: value for key, value in proposal['call'].items() if value})}"
+    yield "outputs:"
+    for name, tensor in proposal["outputs"].items():
+        is_unknown = None in (tensor["shape"] or ())
+        note = "  # null: a size that follows no dimension" if is_unknown else ""
+        yield f"  {_flow(name)}: {_flow(tensor)}{note}"
+    if proposal["dims"]:
+        yield "dims:  # dynamic axes"
+        for name, span in proposal["dims"].items():
+            ran = ", ".join(map(str, proposal["ran"][name]))
+            yield f"  {_flow(name)}: {_flow(span)}  # it ran with {ran}"
+    for name, size in proposal["fixed"].items():
+        yield f"# {name} is fixed to {size}: no other size ran"
+    yield f"engines: {engines}"
+    yield ""
+
+
+def _flow(value: Any) -> str:
+    """Format a value as YAML on one line, a mapping without absent fields."""
+    import yaml  # only here
+
+    if isinstance(value, Mapping):
+        value = {field: entry for field, entry in value.items() if entry is not None}
+    text: str = yaml.safe_dump(value, default_flow_style=True, sort_keys=False, width=sys.maxsize)
+    return text.removesuffix("\n").removesuffix("\n...")

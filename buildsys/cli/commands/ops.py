@@ -18,8 +18,8 @@ from buildsys.cli.command import add_json, add_names, print_answer
 from buildsys.cli.console.rows import format_table
 from buildsys.cli.graph_files import require_graph
 from buildsys.cli.session import Session
-from buildsys.errors import ManifestErrors, StageError, UsageError
-from buildsys.project.load import STATE_FOLDER, Project, empty_project, load_project
+from buildsys.errors import StageError, UsageError
+from buildsys.project.load import STATE_FOLDER, Project, load_project
 from buildsys.report.results.reader import read_result
 from buildsys.stages.export.result import ExportResult
 from buildsys.stages.simplify.result import SimplifyResult
@@ -39,10 +39,9 @@ _READER = (
 )
 _REGISTERING = ("symbolics", "translations", "ops")
 _TORCH_TITLES = ("PyTorch operator", "TorchScript", "dynamo", "registered here")
-_ONNX_TITLES = (
-    "ONNX operator", "opsets", "ONNX Runtime (CPU)", "TensorRT-RTX", "implemented here",
-)  # fmt: skip
-_MODEL_TITLES = ("operator", "nodes>", "since", *_ONNX_TITLES[2:])
+_SUPPORT_TITLES = ("ONNX Runtime (CPU)", "TensorRT-RTX", "implemented here")
+_ONNX_TITLES = ("ONNX operator", "opsets", *_SUPPORT_TITLES)
+_MODEL_TITLES = ("operator", "nodes>", "since", *_SUPPORT_TITLES)
 _NO, _UNKNOWN = "no", "not installed"
 Row = Mapping[str, Any]
 Rows = Mapping[str, Row]
@@ -58,32 +57,36 @@ def add_arguments(parser: ArgumentParser) -> None:
 
 def run(options: Namespace) -> int:
     """Print the named operators, those of a model, or all."""
-    model, state = options.model, options.root / STATE_FOLDER
+    model = options.model
     if sum(map(bool, (options.names, model, options.all))) != 1:
         hint = "for example `buildsys ops asinh DeformConv`"
         raise UsageError("ops takes names of operators, --model MODEL or --all", hint)
-    try:
-        project = load_project(options.root, remember=False)
-    except ManifestErrors:  # operators need no manifest
-        if model:
-            raise
-        project = empty_project(options.root)
+    project = load_project(options.root, remember=False, leave_out=True)
     users = _registrations(project)
+    places = {name: ", ".join(models) for name, models in users.items()}
     fields: dict[str, Any] = {"schema": SCHEMA, "versions": library_versions()}
     if model:
         model = Session(project).one_model("ops --model", [model])
         opset, counts = _operators_of(project, model)
-        operators = operator_table(state)["onnx"]
+        operators = operator_table(project.root / STATE_FOLDER)["onnx"]
         onnx: Mapping[str, Any] = {name: operators.get(name) for name in counts}
         fields |= {"model": model, "opset": opset, "operators": counts}
-        title = f"{model}: simplified graph, opset {opset}"
-        lines = [title, *_table(_MODEL_TITLES, _model_rows(onnx, counts, opset, users))]
+        cells = (
+            (name, str(counts[name]), *_at_opset(row, opset), places.get(name, ""))
+            for name, row in onnx.items()
+        )
+        lines = [f"{model}: simplified graph, opset {opset}", *_table(_MODEL_TITLES, cells)]
     else:
-        table = operator_table(state)
-        torch, onnx = chosen_rows(table, options.names, users)
+        table = operator_table(project.root / STATE_FOLDER)
+        torch, onnx = chosen_rows(table, options.names)
         fields["torch"] = torch
-        lines = [*_table(_TORCH_TITLES, _torch_rows(torch, users)), ""] if torch else []
-        lines += _table(_ONNX_TITLES, _onnx_rows(onnx, users)) if onnx else []
+        exported = ((name, *_exported(row), places.get(name, "")) for name, row in torch.items())
+        lines = [*_table(_TORCH_TITLES, exported), ""] if torch else []
+        supported = (
+            (name, _opsets(row), _runs(row["onnxruntime"]), _parsed(row), places.get(name, ""))
+            for name, row in onnx.items()
+        )
+        lines += _table(_ONNX_TITLES, supported) if onnx else []
     print_answer(options, {**fields, "onnx": onnx, "registered": users}, lines)
     return 0
 
@@ -112,73 +115,50 @@ def operator_table(state: Path) -> dict[str, Any]:
         hint = "`buildsys ops` needs torch and onnx"
         raise StageError(f"cannot read the registries: {done.problem}", hint)
     table: dict[str, Any] = done.json()
-    try:
+    with suppress(OSError):  # it is read again the next time
         replace_file(file, json.dumps(table).encode())
-    except OSError as error:
-        sys.stderr.write(f"the table cannot be cached: {file}: {error.strerror}\n")
     return table
 
 
 def _registrations(project: Project) -> dict[str, list[str]]:
     """Map an operator to ``MODEL (section)`` of its registrations and implementations."""
-    users: dict[str, dict[str, None]] = {}
+    users: dict[str, list[str]] = {}
     for name, model in project.models.items():
         for section in _REGISTERING:
-            for entry in model.data.get(section) or ():
-                if isinstance(entry, dict) and entry.get("op"):
-                    users.setdefault(str(entry["op"]), {})[f"{name} ({section})"] = None
-    return {op: list(places) for op, places in sorted(users.items())}
+            for op in dict.fromkeys(entry.get("op") for entry in model.data.get(section) or ()):
+                if op:
+                    users.setdefault(op, []).append(f"{name} ({section})")
+    return dict(sorted(users.items()))
 
 
-def chosen_rows(
-    table: Mapping[str, Any], names: Sequence[str], own: Iterable[str]
-) -> tuple[Rows, Rows]:
-    """Return the PyTorch and the ONNX rows of named operators or all.
+def chosen_rows(table: Mapping[str, Rows], names: Sequence[str]) -> tuple[Rows, Rows]:
+    """Return the PyTorch and the ONNX rows of named operators, or all.
 
-    ``own`` are those registered here.
-
+    Names match in any case, and without their namespace.
     Raises: UsageError: there is no such operator.
     """
-    unsupported: Row = {
-        "torchscript": None, "dynamo": None, "by_parts": False, "writes": [], "schemas": [],
-    }  # fmt: skip
-    tables: tuple[Rows, Rows] = table["torch"], table["onnx"]
-    tables = ({**dict.fromkeys(set(own) - tables[1].keys(), unsupported), **tables[0]}, tables[1])
     if not names:
         return table["torch"], table["onnx"]
-    chosen: list[dict[str, Row]] = [{}, {}]
+    chosen: tuple[dict[str, Row], dict[str, Row]] = {}, {}
     for name in names:
-        rows = [{name: part[name]} if name in part else {} for part in tables]
-        if not any(rows):
-            rows = [_matching(name, part) for part in tables]
-        if not any(rows):
-            plain = {
-                operator.rpartition("::")[2].lower(): operator
-                for part in tables
-                for operator in part
+        lowered = name.removesuffix("_").lower().replace(".", "::")
+        matching = [
+            {
+                operator: row
+                for operator, row in table[library].items()
+                if lowered in (operator.lower(), operator.lower().rpartition("::")[2])
             }
-            near = [plain[word] for word in nearest(name.rpartition("::")[2].lower(), plain)]
-            hint = (
-                f"nearest: {', '.join(near)}"
-                if near
-                else "`buildsys ops --all` lists all operators"
-            )
+            for library in ("torch", "onnx")
+        ]
+        for rows, more in zip(chosen, matching, strict=True):
+            rows.update(more)
+        if not any(matching):
+            plain = {op.rpartition("::")[2].lower(): op for part in table.values() for op in part}
+            near = [plain[word] for word in nearest(lowered.rpartition("::")[2], plain)]
+            listed = "`buildsys ops --all` lists all operators"
             problem = f"there is no operator {name!r} in torch, ONNX or ONNX Runtime here"
-            raise UsageError(problem, hint)
-        for part, more in zip(chosen, rows, strict=True):
-            part |= more
-    return chosen[0], chosen[1]
-
-
-def _matching(name: str, rows: Rows) -> dict[str, Row]:
-    """List the rows of a name, ignoring case and a missing namespace."""
-    lowered = name.removesuffix("_").lower().replace(".", "::")
-    return {
-        operator: row
-        for operator, row in rows.items()
-        if operator.lower() == lowered
-        or ("::" not in lowered and operator.lower().rpartition("::")[2] == lowered)
-    }
+            raise UsageError(problem, f"nearest: {', '.join(near)}" if near else listed)
+    return chosen
 
 
 def _operators_of(project: Project, model: str) -> tuple[int, dict[str, int]]:
@@ -192,46 +172,22 @@ def _operators_of(project: Project, model: str) -> tuple[int, dict[str, int]]:
     )
     if not exported:
         require_graph(project, model)
-        raise UsageError(
-            f"{model} has no graph yet", f"`buildsys build simplify:{model}` builds it"
-        )
+        hint = f"`buildsys build simplify:{model}` builds it"
+        raise UsageError(f"{model} has no graph yet", hint)
     counts = (simplified.get("after") or exported).get("operators") or {}
     return exported.get("opset", 0), counts
 
 
-Users = Mapping[str, Sequence[str]]
-Cells = Iterator[tuple[str, ...]]
-
-
-def _torch_rows(torch: Rows, users: Users) -> Cells:
-    for name, row in torch.items():
-        traced = f"from opset {row['torchscript']}" if row["torchscript"] else _NO
-        yield name, traced, _captured(row), ", ".join(users.get(name, ()))
-
-
-def _onnx_rows(onnx: Rows, users: Users) -> Cells:
-    for name, row in onnx.items():
-        support = _runs(row["onnxruntime"]), _parsed(row["tensorrt_rtx"])
-        yield name, _opsets(row), *support, ", ".join(users.get(name, ()))
-
-
-def _model_rows(
-    onnx: Mapping[str, Row | None], counts: Mapping[str, int], opset: int, users: Users
-) -> Cells:
-    """Yield the support of operators at the graph's opset."""
-    for name, row in onnx.items():
-        since, runs, parsed = "", _NO, _NO
-        if row is not None:
-            first = max(
-                (version for version in row["opsets"] if 0 < version <= opset), default=None
-            )
-            kernels, since = row["onnxruntime"], str(first or "")
-            now = [
-                version for version in kernels or () if first is None or version["opset"] == first
-            ]
-            runs = _UNKNOWN if kernels is None else _runs(now)
-            parsed = _parsed(row["tensorrt_rtx"])
-        yield name, str(counts[name]), since, runs, parsed, ", ".join(users.get(name, ()))
+def _at_opset(row: Row | None, opset: int) -> Iterator[str]:
+    """Yield an operator's version at an opset, and its support."""
+    if row is None:
+        yield from ("", _NO, _NO)
+        return
+    first = max((version for version in row["opsets"] if 0 < version <= opset), default=None)
+    kernels = row["onnxruntime"]
+    if kernels is not None and first is not None:
+        kernels = [kernel for kernel in kernels if kernel["opset"] == first]
+    yield from (str(first or ""), _runs(kernels), _parsed(row))
 
 
 def _table(titles: Sequence[str], cells: Iterable[Sequence[str]]) -> list[str]:
@@ -242,22 +198,24 @@ def _table(titles: Sequence[str], cells: Iterable[Sequence[str]]) -> list[str]:
     return format_table(titles, rows)
 
 
-def _captured(row: Row) -> str:
+def _exported(row: Row) -> tuple[str, str]:
+    """Describe the support of both exporters."""
+    traced = f"from opset {row['torchscript']}" if row["torchscript"] else _NO
     parts = "decomposed" if row["by_parts"] else ""
     if not row["dynamo"]:
-        return parts or _NO
+        return traced, parts or _NO
     writes = f" ({', '.join(row['writes'])})" if row["writes"] else ""
-    return f"from opset {row['dynamo']}{writes}" + (f", else {parts}" if parts else "")
+    return traced, f"from opset {row['dynamo']}{writes}" + (f", else {parts}" if parts else "")
 
 
 def _opsets(row: Row) -> str:
     """Return for example ``from 9, changed in 22, removed in 25``."""
-    since = [opset for opset in row["opsets"] if opset > 0]
-    removed = next((-opset for opset in row["opsets"] if opset < 0), None)
+    since = [str(opset) for opset in row["opsets"] if opset > 0]
+    removed = [str(-opset) for opset in row["opsets"] if opset < 0]
     if not since:
         return "not in ONNX"
-    changed = f", changed in {', '.join(map(str, since[1:]))}" if len(since) > 1 else ""
-    return f"from {since[0]}{changed}" + (f", removed in {removed}" if removed else "")
+    changed = f", changed in {', '.join(since[1:])}" if len(since) > 1 else ""
+    return f"from {since[0]}{changed}" + (f", removed in {removed[0]}" if removed else "")
 
 
 def _runs(support: Sequence[Row] | None) -> str:
@@ -274,5 +232,6 @@ def _runs(support: Sequence[Row] | None) -> str:
     return "; ".join(f"{opset}: {types}" for opset, types in by_opset.items()) or _NO
 
 
-def _parsed(supported: bool | None) -> str:
+def _parsed(row: Row) -> str:
+    supported = row["tensorrt_rtx"]
     return _UNKNOWN if supported is None else "yes" if supported else _NO

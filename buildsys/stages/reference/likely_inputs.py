@@ -74,18 +74,6 @@ def likely_inputs(
             yield Candidate(inputs, call)
 
 
-def optional_inputs(made: SourceModule, inputs: Inputs) -> list[str]:
-    """List further parameters of forward that may be inputs."""
-    if made.program is not None or made.by_keyword:
-        return []
-    parameters = inspect.signature(made.module.forward).parameters.values()
-    return [
-        parameter.name
-        for parameter in parameters
-        if parameter.default is None and parameter.kind in _NAMED and parameter.name not in inputs
-    ]
-
-
 def _with_keywords(given: Inputs, parameters: Sequence[inspect.Parameter]) -> Inputs:
     """Return described inputs; those with the names of parameters reach them in any order."""
     names = {

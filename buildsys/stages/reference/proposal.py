@@ -6,7 +6,6 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
-from functools import partial
 from typing import Any, NamedTuple
 
 from buildsys.errors import StageError
@@ -20,7 +19,6 @@ from buildsys.stages.reference.likely_inputs import (
     Spans,
     TrainedWeights,
     likely_inputs,
-    optional_inputs,
     program_inputs,
     trained_weights,
 )
@@ -56,7 +54,6 @@ class Model:
     candidates: Iterable[Candidate]  # the likeliest first
     spans: Spans = field(default_factory=dict)  # required ranges
     guessed: bool = False  # the candidates
-    optional: Callable[[Inputs], list[str]] = lambda _: []  # further parameters of forward
     trained: TrainedWeights | None = None
     source: Mapping[str, Any] | None = None  # if it is another than the given one
 
@@ -90,12 +87,7 @@ def run(job: Job) -> StageResult:
                 continue
             figures = _figures(job, model, candidate, first, {})
             figures = model.trained.add_to(figures) if model.trained else figures
-            facts: dict[str, Any] = {
-                "call": candidate.call, "optional": model.optional(inputs),
-                "source": model.source or source,
-            }  # fmt: skip
-            if folder := source.get("checkpoint"):
-                facts["sha256"] = _pinned_digest(folder, job)
+            facts: dict[str, Any] = {"call": candidate.call, "source": model.source or source}
             return StageResult(figures={**figures, **facts, "guessed": model.guessed})
     if problem is None:
         raise StageError("nothing is known about the inputs of the network", _HINT)
@@ -115,9 +107,8 @@ def _first_sizes(inputs: Inputs, spans: Spans) -> Iterator[dict[str, int]]:
 def _batches(inputs: Inputs) -> set[Any]:
     """Find the dimensions of first axes only; ``width`` of [width, 5] and [n, width] is none."""
     shapes = [spec["shape"] for spec in inputs.values()]
-    return {size for shape in shapes for size in shape[:1]} - {
-        size for shape in shapes for size in shape[1:]
-    }
+    inner = {size for shape in shapes for size in shape[1:]}
+    return {size for shape in shapes for size in shape[:1]} - inner
 
 
 def _clamped(size: int, span: tuple[int, int] | None) -> int:
@@ -289,7 +280,6 @@ def _network(job: Job, source: Mapping[str, Any]) -> Model:
         likely_inputs(made, described, trained.size if trained else None),
         spans,
         guessed=not described and made.program is None,
-        optional=partial(optional_inputs, made),
         trained=trained,
     )
 
@@ -316,26 +306,22 @@ def _completed(source: Mapping[str, Any], job: Job) -> dict[str, Any]:
     from buildsys.models.sources.transformers import read_config
 
     completed = dict(source)
-    for place in ("checkpoint", "config"):
-        name = completed[place]
-        if name and name.startswith(HUB) and parse_hub_name(name) is None:
-            job.progress(f"looking for {name}")
-            hub_name = name.removeprefix(HUB).removesuffix("/config.json")
+    for field_name in ("checkpoint", "config"):
+        place = completed[field_name] or ""
+        if place.startswith(HUB) and parse_hub_name(place) is None:
+            job.progress(f"looking for {place}")
+            hub_name = place.removeprefix(HUB).removesuffix("/config.json")
             repository, _, revision = hub_name.partition("@")
             file = pinned(repository, revision or "main", "config.json")
-            completed[place] = file if place == "config" else file.removesuffix("/config.json")
+            is_folder = field_name == "checkpoint"
+            completed[field_name] = file.removesuffix("/config.json") if is_folder else file
     if not completed["transformers"]:
-        saved_by = read_config(completed, job.project)[0].get("architectures")
-        is_known = isinstance(saved_by, list) and len(saved_by) == 1
-        completed["transformers"] = str(*saved_by) if saved_by and is_known else _AUTO_CLASS
+        match read_config(completed, job.project)[0].get("architectures"):
+            case [saved_by]:
+                completed["transformers"] = str(saved_by)
+            case _:
+                completed["transformers"] = _AUTO_CLASS
     return completed
-
-
-def _pinned_digest(folder: str, job: Job) -> str:
-    """Return the digest of a checkpoint of the project; a commit pins one of the Hub."""
-    from buildsys.models.sources.transformers import checkpoint_digest
-
-    return "" if folder.startswith(HUB) else checkpoint_digest(folder, job.project)
 
 
 def _word(text: str) -> str:

@@ -259,12 +259,12 @@ def shaped(**shapes: list[Any]) -> dict[str, Any]:
 @pytest.mark.parametrize(
     ("name", "inputs", "found"),
     [
-        ("Keywords", {}, {"keyword": {"image": "image"}, "call": None, "optional": ["mask"]}),
+        ("Keywords", {}, {"keyword": {"image": "image"}, "call": None}),
         ("AnyKeywords", shaped(b=["n"], a=["n"]), {"keyword": {"a": "a", "b": "b"}, "call": None}),
         ("Sum", shaped(b=[4, 3], a=["n", 4]), {"keyword": {"a": "a", "b": "b"}, "call": None}),
         ("Sum", shaped(a=["n", 4], b=[4, 3]), {"keyword": {}, "call": None}),
         ("Sum", shaped(left=["n", 4], right=[4, 3]), {"keyword": {}, "call": None}),
-        ("Images", {}, {"call": {"args": [["images"]], "kwargs": {}}, "optional": []}),
+        ("Images", {}, {"call": {"args": [["images"]], "kwargs": {}}}),
         ("Parts", shaped(p=["n", 5], q=["n", 4]), {"call": {"args": [["p", "q"]], "kwargs": {}}}),
         ("State", shaped(x=["n", 4], h=["n", 3], c=["n", 3]),
          {"call": {"args": ["x", {"tuple": ["h", "c"]}], "kwargs": {}}}),

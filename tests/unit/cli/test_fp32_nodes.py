@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from cli_doubles import run_in
 
-from buildsys.cli import fp32_nodes
+from buildsys.cli.commands import debug
 from buildsys.errors import UsageError
 
 MANIFEST = """\
@@ -72,10 +72,10 @@ def test_the_list_continues_the_one_of_the_manifest(
         "nodes": [["/a: b", "Conv"]], "is_smallest": False, "trials": 3, "exclude": ["*/head"],
         "seconds": 2.0,
     }  # fmt: skip
-    model = fp32_nodes.Session.read_only(root)
+    model = debug.Session.read_only(root)
     convert = model.actions["convert:m:int8"]
-    monkeypatch.setattr(fp32_nodes, "_conversion", lambda *_: convert)
-    monkeypatch.setattr(fp32_nodes, "_search", lambda *_: found)
+    monkeypatch.setattr(debug, "_conversion", lambda *_: convert)
+    monkeypatch.setattr(debug, "_search", lambda *_: found)
     assert run(root, "m:small") == 0
     assert capsys.readouterr().out.splitlines()[-4:] == [
         "quantize:", "  exclude:", '    - "*/head"', '    - "/a: b"',

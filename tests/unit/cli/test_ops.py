@@ -5,12 +5,13 @@ from __future__ import annotations
 import json
 import os
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from buildsys.cli.commands import ops
-from buildsys.cli.commands.ops import _captured, _matching, _opsets, _runs
-from buildsys.errors import StageError
+from buildsys.cli.commands.ops import _exported, _opsets, _runs
+from buildsys.errors import StageError, UsageError
 from buildsys.system.processes import ChildResult
 
 
@@ -59,15 +60,6 @@ def test_a_damaged_table_is_made_again(
     assert len(made) == (3 if attack == "folder" else 2)  # a folder stays in the way
 
 
-def test_a_table_that_cannot_be_cached_is_used_all_the_same(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    counting(monkeypatch)
-    (tmp_path / "operators").write_text("a file in the way")
-    assert ops.operator_table(tmp_path)["onnx"] == {"number": 1}
-    assert "the table cannot be cached" in capsys.readouterr().err
-
-
 def test_registries_that_cannot_be_read_are_one_sentence(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -80,26 +72,25 @@ def test_registries_that_cannot_be_read_are_one_sentence(
 
 def test_cells() -> None:
     row = {"torchscript": None, "dynamo": 23, "by_parts": True, "writes": ["RMSNormalization"]}
-    assert _captured(row) == "from opset 23 (RMSNormalization), else decomposed"
-    assert _captured({**row, "dynamo": None, "writes": []}) == "decomposed"
-    assert _captured({**row, "dynamo": None, "writes": [], "by_parts": False}) == "no"
+    assert _exported(row) == ("no", "from opset 23 (RMSNormalization), else decomposed")
+    assert _exported({**row, "dynamo": None, "writes": []}) == ("no", "decomposed")
     assert _opsets({"opsets": [1, 7, 9, -10]}) == "from 1, changed in 7, 9, removed in 10"
     assert _opsets({"opsets": []}) == "not in ONNX"
-    kernels = [
-        {"opset": 9, "types": ["float"], "body": False},
-        {"opset": 22, "types": ["float"], "body": False},
-    ]
+    kernels = [{"opset": opset, "types": ["float"], "body": False} for opset in (9, 22)]
+    function = {"opset": 23, "types": [], "body": True}
     assert _runs(kernels) == "float"
-    assert (
-        _runs([*kernels, {"opset": 23, "types": [], "body": True}]) == "9: float; 23: as a function"
-    )
-    assert _runs([]) == "no"
-    assert _runs(None) == "not installed"
+    assert _runs([*kernels, function]) == "9: float; 23: as a function"
+    assert (_runs([]), _runs(None)) == ("no", "not installed")
 
 
 def test_names_without_their_namespace() -> None:
-    rows = {"aten::asinh": {}, "prims::asinh": {}, "Asinh": {}, "aten::asinh_backward": {}}
-    assert list(_matching("ASINH", rows)) == ["aten::asinh", "prims::asinh", "Asinh"]
-    assert list(_matching("aten::asinh_", rows)) == ["aten::asinh"]
-    assert list(_matching("aten.asinh", rows)) == ["aten::asinh"]
-    assert json.dumps(_matching("other::asinh", rows)) == "{}"
+    table: dict[str, dict[str, dict[str, Any]]] = {
+        "torch": {"aten::asinh": {}, "prims::asinh": {}, "aten::asinh_backward": {}},
+        "onnx": {"Asinh": {}},
+    }
+    torch, onnx = ops.chosen_rows(table, ["ASINH"])
+    assert ([*torch], [*onnx]) == (["aten::asinh", "prims::asinh"], ["Asinh"])
+    assert [*ops.chosen_rows(table, ["aten::asinh_"])[0]] == ["aten::asinh"]
+    assert [*ops.chosen_rows(table, ["aten.asinh"])[0]] == ["aten::asinh"]
+    with pytest.raises(UsageError, match="there is no operator 'other::asinh' in torch"):
+        ops.chosen_rows(table, ["other::asinh"])

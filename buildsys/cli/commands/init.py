@@ -8,8 +8,6 @@ from collections.abc import Iterator, Mapping
 from importlib.resources import files
 from pathlib import Path
 
-from doit.doit_cmd import DoitConfig
-
 from buildsys.cli.command import print_lines, unknown_name
 from buildsys.cli.project_root import DODO, find_project, is_project
 from buildsys.errors import UsageError
@@ -17,7 +15,7 @@ from buildsys.report.formatting import first_names
 from buildsys.system.files import replace_file
 
 _MODEL = "resnet18"
-_GITIGNORE, _PYPROJECT, _SETTINGS = ".gitignore", "pyproject.toml", ".vscode/settings.json"
+_GITIGNORE, _SETTINGS = ".gitignore", ".vscode/settings.json"
 _IGNORED = (b"/build/", b"/.buildsys/", b"__pycache__/")
 _OWN_FOLDERS = ("configs", "plugins", "build", ".buildsys")
 _TEMPLATES = {
@@ -34,7 +32,7 @@ _WORKFLOWS = {
     },
     "gitlab": {".gitlab-ci.yml": "gitlab-ci.yml"},
 }
-_SHOWN_FILES = 3
+_MOST_FILES = 3
 
 
 def add_arguments(parser: ArgumentParser) -> None:
@@ -72,16 +70,14 @@ def run(options: Namespace) -> int:
         problem = f"cannot write {error.filename or root}: {(error.strerror or '').lower()}"
         raise UsageError(problem, "run `buildsys init` again, it writes the rest") from None
     print_lines(f"wrote {name}" for name in changed)
-    print_lines(_notes(root, system))
-    print_lines([f"next: {next_step}"])
+    print_lines([*_notes(root, system), f"next: {next_step}"])
     return 0
 
 
 def _notes(root: Path, system: str) -> Iterator[str]:
     """Yield a sentence about a recipe below the root of the repository."""
-    repository = next(
-        (folder for folder in (root, *root.parents) if (folder / ".git").exists()), root
-    )
+    repositories = (folder for folder in (root, *root.parents) if (folder / ".git").exists())
+    repository = next(repositories, root)
     if system and repository != root:
         recipe = next(iter(_WORKFLOWS[system])).partition("/")[0]
         yield (
@@ -92,7 +88,7 @@ def _notes(root: Path, system: str) -> Iterator[str]:
 
 def _templates(names: Mapping[str, str]) -> dict[str, bytes]:
     """Read packaged files, by path."""
-    folder = files(__package__).joinpath("templates")
+    folder = files("buildsys.cli").joinpath("templates")
     return {path: folder.joinpath(name).read_bytes() for path, name in names.items()}
 
 
@@ -101,34 +97,8 @@ def _editor_files(root: Path) -> dict[str, bytes]:
     from buildsys.project.json_schema import schema_texts
 
     schemas = {f"configs/schema/{name}": text.encode() for name, text in schema_texts().items()}
-    return (
-        schemas
-        if (root / _SETTINGS).exists()
-        else {**schemas, **_templates({_SETTINGS: "settings.json"})}
-    )
-
-
-def _check_folder(root: Path) -> None:
-    """Check a folder for its use as a project.
-
-    Raises: UsageError: it is one, belongs to one, or uses doit for something else.
-    """
-    project = find_project(root)
-    if project == root:
-        raise UsageError(f"{root} is a project already", "`buildsys doctor` shows the next step")
-    if project and root.relative_to(project).parts[0] in _OWN_FOLDERS:
-        raise UsageError(f"{root} belongs to the project {project}", "change to another folder")
-    elsewhere = "run `buildsys init` in another folder, which may be below this one"
-    if (root / DODO).exists():
-        problem = f"{root / DODO} is not a dodo file of buildsys, and nothing is overwritten"
-        raise UsageError(problem, elsewhere)
-    try:
-        settings = DoitConfig().load_config_toml(_PYPROJECT, "tool.doit").get("GLOBAL", {})
-    except (OSError, ValueError) as error:
-        hint = "doit reads it as well; repair it first"
-        raise UsageError(f"{root / _PYPROJECT} cannot be read: {error}", hint) from None
-    if settings.get("loader", "buildsys") != "buildsys" or "dodoFile" in settings:
-        raise UsageError(f"{root / _PYPROJECT} configures doit for other tasks", elsewhere)
+    settings = {} if (root / _SETTINGS).exists() else _templates({_SETTINGS: "settings.json"})
+    return {**schemas, **settings}
 
 
 def _with_outputs(ignored: bytes) -> bytes:
@@ -138,31 +108,35 @@ def _with_outputs(ignored: bytes) -> bytes:
     return ignored + begin + b"".join(line + b"\n" for line in lines)
 
 
+def _check_folder(root: Path) -> None:
+    """Raise UsageError for a folder that is a project, or has tasks of doit."""
+    project = find_project(root)
+    if project == root:
+        raise UsageError(f"{root} is a project already", "`buildsys doctor` shows the next step")
+    if project and root.relative_to(project).parts[0] in _OWN_FOLDERS:
+        raise UsageError(f"{root} belongs to the project {project}", "change to another folder")
+
+
 def _check_files(root: Path, contents: Mapping[str, bytes]) -> None:
     """Raise UsageError if a file would be overwritten, or another manifest would be taken up.
 
     Files with the same content are those of an interrupted init.
     """
-    present = [name for name, text in contents.items() if _is_in_the_way(root, name, text)]
+    present = [
+        name
+        for name, content in contents.items()
+        if os.path.lexists(root / name) and _read(root / name) != content
+        if name != _GITIGNORE or not (root / name).is_file()  # which gets further lines
+    ]
+    present += [name for name in contents if any(p.is_file() for p in (root / name).parents)]
     if DODO in contents:
         manifests = sorted((root / "configs/models").rglob("*.y*ml"))
         names = (path.relative_to(root).as_posix() for path in manifests)
         present += [name for name in names if name not in contents]
     if present:
-        exist = "exists" if len(present) == 1 else "exist"
-        hint = "move it away, or run `buildsys init` in an empty folder and copy what is missing"
-        listed = first_names(present, _SHOWN_FILES)
-        raise UsageError(f"{listed} {exist} already, so nothing was written", hint)
-
-
-def _is_in_the_way(root: Path, name: str, content: bytes) -> bool:
-    path = root / name
-    inside = path.parents[: len(Path(name).parts) - 1]
-    if any(os.path.lexists(folder) and not folder.is_dir() for folder in inside):
-        return True
-    if name == _GITIGNORE and path.is_file():  # lines are added
-        return False
-    return os.path.lexists(path) and _read(path) != content
+        hint = "move it away, or run `buildsys init` in another folder and copy what is missing"
+        listed = first_names(present, _MOST_FILES)
+        raise UsageError(f"nothing was written, as these files exist: {listed}", hint)
 
 
 def _read(path: Path) -> bytes | None:

@@ -1,17 +1,20 @@
-"""Which files of two builds are equal, which should be, and where they differ."""
+"""Copies of a project, and the files of two builds that differ."""
 
 from __future__ import annotations
 
-import io
 import os
-import zipfile
 from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from buildsys.cli.reproducibility import Artifact, compare_builds, first_difference
+from buildsys.cli.reproducibility import (
+    Artifact,
+    compare_builds,
+    copy_project,
+    first_difference,
+)
 from buildsys.plan.action import Action
 from buildsys.project.model import model_fields
 from buildsys.project.plan import plan_model
@@ -60,14 +63,6 @@ def test_the_first_differing_byte_is_found(
     assert first_difference(folder / "a", folder / "b") == expected
 
 
-def test_a_difference_far_into_a_large_file(tmp_path: Path) -> None:
-    content = bytearray(3 << 20)
-    (tmp_path / "a").write_bytes(content)
-    content[(2 << 20) + 77] = 1
-    (tmp_path / "b").write_bytes(content)
-    assert first_difference(tmp_path / "a", tmp_path / "b") == (2 << 20) + 77
-
-
 STATES = {
     "export/model.onnx": "different",
     "export/model.onnx.data": "different",
@@ -103,31 +98,6 @@ def test_records_and_undeclared_files_are_no_artifacts(tmp_path: Path) -> None:
     assert compared(tmp_path, first, second) == {}
 
 
-def test_hostile_outputs_are_compared_by_their_bytes(tmp_path: Path) -> None:
-    """What a file contains is described only where it can be read."""
-    archive = io.BytesIO()
-    with zipfile.ZipFile(archive, "w") as file:
-        for number in range(1000):
-            file.writestr(f"\x1b[2J{number}", b"")
-    hostile = {
-        "reference/opt.npz": archive.getvalue()[:-30],
-        "export/model.onnx": b"\xff" * 1000,
-        "export/model.onnx.data": b"",
-    }
-    found = compared(tmp_path, hostile, {name: content + b"x" for name, content in hostile.items()})
-    assert found.keys() == hostile.keys()
-    assert {one.first_byte for name, one in found.items()} == {len(one) for one in hostile.values()}
-    assert "".join(one.difference for one in found.values()) == ""
-
-
-def test_a_long_difference_is_cut_where_it_is_shown() -> None:
-    artifact = Artifact("export:net", "model.onnx", "", (9, 9), 0, f"node {'n' * 10_000}: bias")
-    text = artifact.row()[-1]
-    assert text.endswith("nnn…")
-    assert len(text) < 400
-    assert artifact.as_json()["difference"].endswith("n: bias")
-
-
 def test_a_pipe_is_no_artifact(tmp_path: Path) -> None:
     """Opening one would block."""
     (tmp_path / "a/build/net/export").mkdir(parents=True)
@@ -141,3 +111,54 @@ def test_only_the_report_reads_records() -> None:
     records = {action.outputs["result"] for action in plan()}
     readers = {action.stage for action in plan() if records & set(action.inputs.values())}
     assert readers == {"report"}
+
+
+def project(root: Path) -> Path:
+    for name in ("dodo.py", "plugins/net.py", "build/old.onnx", ".git/HEAD",
+                 "plugins/__pycache__/net.pyc", "venv/pyvenv.cfg", "data/small.txt",
+                 "elsewhere/deep/dodo.py"):  # fmt: skip
+        (root / name).parent.mkdir(parents=True, exist_ok=True)
+        (root / name).write_text(name)
+    (root / "data/weights.pth").write_bytes(bytes(2 << 20))
+    return root
+
+
+def test_files_are_copied_linked_or_left_out(tmp_path: Path) -> None:
+    root, copy = project(tmp_path / "p"), tmp_path / "c"
+    copy_project(root, copy, (root / "build",))
+    found = {str(path.relative_to(copy)) for path in copy.rglob("*") if path.is_file()}
+    assert found == {
+        "dodo.py",
+        "plugins/net.py",
+        "data/small.txt",
+        "data/weights.pth",
+        "elsewhere/deep/dodo.py",
+    }
+    assert (copy / ".git").readlink() == root / ".git"
+    assert (copy / "venv").readlink() == root / "venv"
+    assert (copy / "data/weights.pth").readlink() == root / "data/weights.pth"
+    (copy / "plugins/net.py").write_text("changed")
+    assert (root / "plugins/net.py").read_text() == "plugins/net.py"
+
+
+def test_links_lead_where_they_led(tmp_path: Path) -> None:
+    root, copy = project(tmp_path / "p"), tmp_path / "deeper/c"
+    (tmp_path / "shared").mkdir()
+    (tmp_path / "shared/a.yaml").write_text("a")
+    (root / "configs").symlink_to("../shared")
+    (root / "loop").symlink_to(".")
+    (root / "dangling").symlink_to("nowhere")
+    copy_project(root, copy, ())
+    assert (copy / "configs/a.yaml").read_text() == "a"
+    assert (copy / "loop").resolve() == root
+    assert (copy / "dangling").is_symlink()
+
+
+def test_special_files_are_left_out(tmp_path: Path) -> None:
+    root, copy = project(tmp_path / "p"), tmp_path / "c"
+    os.mkfifo(root / "data/pipe")
+    (root / "data/huge.bin").touch()
+    os.truncate(root / "data/huge.bin", 1 << 40)
+    copy_project(root, copy, ())
+    assert not (copy / "data/pipe").exists()
+    assert (copy / "data/huge.bin").readlink() == root / "data/huge.bin"
