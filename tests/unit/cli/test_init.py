@@ -124,7 +124,7 @@ def test_a_recipe_is_written_on_request_or_added_later(init: Init, tmp_path: Pat
     (tmp_path / ".github/workflows/nightly.yml").write_text("name: mine")
     code, out = init("--ci", "github")
     assert code == 3
-    assert ".github/workflows/nightly.yml exists already, so nothing was written" in out
+    assert "these files exist: .github/workflows/nightly.yml" in out
 
 
 def test_an_interrupted_init_is_completed(init: Init, tmp_path: Path) -> None:
