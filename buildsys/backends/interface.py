@@ -2,7 +2,8 @@
 
 A backend is a module ``backends/NAME/backend.py`` that satisfies ``Backend``. It needs the
 standard library, numpy and its own libraries only, so that another Python with other versions of
-them can run it.
+them can run it. Everywhere in it, ``StageError`` is for what can never work, ``Unavailable`` for
+what works on another machine; the functions of our backends do not repeat it.
 """
 
 from __future__ import annotations
@@ -390,21 +391,13 @@ def load_backend(
     for module, library in description.libraries.items():
         try:
             import_module(module)
-        except ModuleNotFoundError as error:
-            if error.name and f"{module}.".startswith(f"{error.name}."):
+        except (ImportError, OSError, RuntimeError) as error:
+            text = f"the library {library}{where} cannot be loaded: {error}"
+            missing = error.name if isinstance(error, ModuleNotFoundError) else None
+            if missing and f"{module}.".startswith(f"{missing}."):
                 text = f"the library {library} is not installed{where}"
                 if description.needs_gpu_library and not visible_gpus():
                     text = f"{text}, and {why_no_gpu()}"
                     install = f"on a machine with an NVIDIA GPU: {install}"
-            else:
-                missing = f"the module {error.name}, which is not installed"
-                text = f"the library {library}{where} needs {missing}"
-            raise Unavailable(text, install) from error
-        except (
-            ImportError,
-            OSError,
-            RuntimeError,
-        ) as error:  # a shared library is missing or does not fit
-            text = f"the library {library}{where} cannot be loaded: {error}"
             raise Unavailable(text, install) from error
     return cast(Backend, import_backend(name, "backend"))

@@ -35,11 +35,7 @@ RUN_OPTIONS: Options = {"compute_units": "all"}
 
 
 def prepare(options: Options) -> None:
-    """Check the options against the installed coremltools.
-
-    Raises: Unavailable: it cannot write packages on this platform. StageError: it does not know
-    the deployment target.
-    """
+    """Check the options against the installed coremltools."""
     target = options["minimum_deployment_target"]
     if not hasattr(ct.target, target):
         targets = ", ".join(name for name in ct.target.__members__ if name.startswith("iOS"))
@@ -58,11 +54,7 @@ def prepare(options: Options) -> None:
 
 
 def build(request: BuildRequest) -> Figures:
-    """Write the package as one file, and check what it contains.
-
-    Raises: GraphRefusedError: Core ML has no operator for a node. StageError: the program is
-    refused otherwise, or the package differs from it.
-    """
+    """Write the package as one file, and check what it contains."""
     from buildsys.backends.coreml.conversion import check_interface, compare_weights, convert
 
     options = request.options
@@ -85,10 +77,7 @@ def build(request: BuildRequest) -> Figures:
 def describe(
     engine: Path, options: Options, operators: tuple[OperatorUse, ...] = ()  # noqa: ARG001
 ) -> Figures:  # fmt: skip
-    """Describe a package's inputs, outputs, operators and systems.
-
-    Raises: StageError: the file is damaged, or nothing in it has the requested precision.
-    """
+    """Describe a package's inputs, outputs, operators and systems."""
     from buildsys.backends.coreml.conversion import operator_facts
 
     package = read_engine(engine)
@@ -108,10 +97,7 @@ def describe(
 def load(
     engine: Path, options: Options, operators: tuple[OperatorUse, ...] = ()  # noqa: ARG001
 ) -> CoreMlSession:  # fmt: skip
-    """Compile a built engine with the system's framework.
-
-    Raises: Unavailable: this is not macOS. StageError: the file is damaged.
-    """
+    """Compile a built engine with the system's framework."""
     if problem := DESCRIPTION.system_problem():
         raise problem
     if (units := options["compute_units"]) not in COMPUTE_UNITS:

@@ -43,11 +43,7 @@ class Converted:
 
 
 def convert(request: BuildRequest, folder: Path) -> Converted:
-    """Return the Core ML package of the captured program, in ``folder``.
-
-    Raises: GraphRefusedError: it has no operator for a node. StageError: the program is refused
-    otherwise, or has NaN among its weights.
-    """
+    """Return the Core ML package of the captured program, in ``folder``."""
     request.progress("reading the program")
     program, ports = load_captured(request, "Core ML")
     hint = "another minimum_deployment_target may support it; the log has the complete message"
@@ -197,10 +193,7 @@ _REPAIR = "build it again; if that fails, install another version of coremltools
 
 
 def check_interface(package: Package, interface: Mapping[str, Any]) -> None:
-    """Compare names and types of a package's inputs and outputs with those of the manifest.
-
-    Raises: StageError: they differ.
-    """
+    """Compare names and types of a package's inputs and outputs with those of the manifest."""
     description = package.spec.description
     for role, features in (("inputs", description.input), ("outputs", description.output)):
         arrays = [feature.type.multiArrayType for feature in features]
@@ -247,7 +240,6 @@ def compare_weights(converted: Converted, precision: str) -> Figures:
 
     Parameters may have been folded into others: a batch norm into its convolution is computed
     here as well, anything else is named in the result.
-    Raises: StageError: a weight differs or is not finite.
     """
     parameters = dict(_parameters(converted.program))
     by_shape: dict[tuple[int, ...], list[Array]] = {}

@@ -90,10 +90,7 @@ def _identifier(item: Path, name: str) -> str:
 
 
 def unpack(engine: Path, folder: Path) -> Path:
-    """Unzip an engine into ``folder``; return the package.
-
-    Raises: StageError: the file is damaged or is no package.
-    """
+    """Unzip an engine into ``folder``; return the package."""
     try:
         with zipfile.ZipFile(engine) as archive:
             root = _root(engine, archive)
@@ -104,10 +101,7 @@ def unpack(engine: Path, folder: Path) -> Path:
 
 
 def read_engine(engine: Path) -> Package:
-    """Read the content of an engine, without unzipping its weights.
-
-    Raises: StageError: the file is damaged or was not built here.
-    """
+    """Read the content of an engine, without unzipping its weights."""
     from coremltools.proto import Model_pb2
     from google.protobuf.message import DecodeError
 
@@ -127,10 +121,7 @@ def read_engine(engine: Path) -> Package:
 
 
 def _root(engine: Path, archive: zipfile.ZipFile) -> str:
-    """Return the folder of the package.
-
-    Raises: StageError: there is none, or a path leaves it.
-    """
+    """Return the folder of the package."""
     names = archive.namelist()
     roots = {name.partition("/")[0] for name in names}
     root = next(iter(roots), "")
@@ -161,7 +152,7 @@ def block_operations(block: Any) -> Iterator[Any]:
 
 
 def oldest_version(spec: Any) -> int:
-    """Return the version of a package's specification. Raises: StageError: it is unknown."""
+    """Return the version of a package's specification."""
     version = int(spec.specificationVersion)
     if version not in SYSTEMS or spec.WhichOneof("Type") != "mlProgram":
         text = f"the package is no ML program of a known version (specification {version})"
@@ -235,10 +226,7 @@ class CoreMlSession:
         return results
 
     def _feeds(self, inputs: Mapping[str, Tensor]) -> dict[str, Array]:
-        """Return the inputs by their names in the package.
-
-        Raises: StageError: one is unfit.
-        """
+        """Return the inputs by their names in the package."""
         check_inputs(self.inputs, self._interface["dims"], inputs)
         feeds: dict[str, Array] = {}
         for port in self._interface["inputs"]:

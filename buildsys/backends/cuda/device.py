@@ -64,10 +64,7 @@ class Stream(Resource):
         call(cuda.cuStreamWaitEvent, self.handle, event.handle, 0)
 
     def synchronize(self) -> None:
-        """Wait for all work on the stream.
-
-        Raises: StageError: the work failed.
-        """
+        """Wait for all work on the stream."""
         if cuda.cuStreamSynchronize(self.handle)[0]:
             call(cuda.cuStreamSynchronize, self.handle)  # explains the failure
 
@@ -85,10 +82,7 @@ class Event(Resource):
         call(cuda.cuEventRecord, self.handle, stream.handle)
 
     def wait(self) -> None:
-        """Wait until the GPU has passed it.
-
-        Raises: StageError: work before it failed.
-        """
+        """Wait until the GPU has passed it."""
         call(cuda.cuEventSynchronize, self.handle)
 
     def elapsed_ns(self, begin: Event) -> int:
@@ -182,11 +176,7 @@ class CudaGraph(Resource):
     """Captured work, launched by one call; release it after it has finished."""
 
     def __init__(self, stream: Stream, work: Callable[[], object]) -> None:
-        """Capture the calls of ``work`` on ``stream``; nothing runs yet.
-
-        Raises: StageError: the work waits for the GPU or allocates, so it cannot be captured, or
-        there is none.
-        """
+        """Capture the calls of ``work`` on ``stream``; nothing runs yet."""
         call(cuda.cuStreamBeginCapture, stream.handle, _CAPTURE_MODE)
         try:
             work()
@@ -255,17 +245,11 @@ class Device:
         return Current(self._context)
 
     def allocate(self, size_bytes: int) -> Buffer:
-        """Allocate new device memory.
-
-        Raises: StageError: too little memory is left.
-        """
+        """Allocate new device memory."""
         return self.hold(Buffer(size_bytes, self.main_stream))
 
     def capture(self, work: Callable[[], object]) -> CudaGraph:
-        """Capture what ``work`` puts on the main stream as a graph.
-
-        Raises: StageError: it cannot be captured.
-        """
+        """Capture what ``work`` puts on the main stream as a graph."""
         return self.hold(CudaGraph(self.main_stream, work))
 
     def new_event(self, *, blocking: bool = False) -> Event:

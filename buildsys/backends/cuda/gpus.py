@@ -101,10 +101,7 @@ def pci_bus_id(index: int) -> str:
 
 
 def call(function: Callable[..., tuple[Any, ...]], *arguments: Any) -> Any:
-    """Call a function of ``cuda.bindings.driver``; return its result without the status.
-
-    Raises: CudaError: the call failed; names the function and CUDA's error.
-    """
+    """Call a function of ``cuda.bindings.driver``; return its result without the status."""
     try:
         answer = function(*arguments)
     except RuntimeError as error:  # the driver is older than the bindings and has no such function

@@ -10,7 +10,6 @@ import inspect
 import json
 import re
 from collections import Counter
-from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -19,13 +18,12 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
-from buildsys.backends.calibration_batches import read_finite_batches
+from buildsys.backends.calibration_batches import read_batches
 from buildsys.backends.captured_program import load_captured, one_sentence
 from buildsys.backends.executorch.runtime import (
     DELEGATES,
     INTERFACE,
     ExecuTorchSession,
-    layers_by_time,
     load_library,
     open_program,
 )
@@ -38,7 +36,6 @@ from buildsys.backends.interface import (
     raise_refused,
 )
 from buildsys.errors import StageError, Unavailable
-from buildsys.onnx_graphs.tensors import Tensor
 from buildsys.system.cpu import cpu_model, usable_cores
 
 if TYPE_CHECKING:
@@ -56,10 +53,7 @@ _QUANTIZERS = ("quantize_per", "dequantize_per", "choose_q")
 
 
 def prepare(options: Options) -> None:
-    """Check that the runtime has the delegate.
-
-    Raises: Unavailable: it does not.
-    """
+    """Check that the runtime has the delegate."""
     needed = DELEGATES.get(options["delegate"])
     if needed and not load_library()._is_available(needed):
         raise Unavailable(
@@ -69,11 +63,7 @@ def prepare(options: Options) -> None:
 
 
 def build(request: BuildRequest) -> Figures:
-    """Write the program; return the settings, and where its operators run.
-
-    Raises: GraphRefusedError: it has no kernel for an operator. StageError: too few operators run
-    in the delegate, or the program is refused otherwise.
-    """
+    """Write the program; return the settings, and where its operators run."""
     options = request.options
     request.progress("loading the compiler")
     lowered = lower(request)
@@ -136,25 +126,11 @@ def describe(
 def load(
     engine: Path, options: Options, operators: tuple[OperatorUse, ...] = ()  # noqa: ARG001
 ) -> ExecuTorchSession:  # fmt: skip
-    """Load a built engine.
-
-    Raises: Unavailable: the runtime has no such delegate. StageError: the file is damaged, or of
-    another version.
-    """
+    """Load a built engine."""
     prepare(options)
     # XNNPACK in ExecuTorch 1.5.1 computes int8 means wrongly once sizes exceed the first run's
     is_int8 = options["precision"] == "int8"
     return ExecuTorchSession(engine, int(options["threads"]), largest_first=is_int8)
-
-
-def slowest_layers(
-    engine: Path,
-    options: Options,
-    operators: tuple[OperatorUse, ...],  # noqa: ARG001
-    inputs: Mapping[str, Tensor],
-) -> list[Figures]:
-    """Return the slowest layers, from ExecuTorch's event tracer."""
-    return layers_by_time(engine, int(options["threads"]), inputs)
 
 
 def device(options: Options) -> Figures:  # noqa: ARG001
@@ -179,11 +155,7 @@ class Lowered:
 
 
 def lower(request: BuildRequest) -> Lowered:
-    """Return the program of ExecuTorch for the captured one.
-
-    Raises: GraphRefusedError: it has no kernel for an operator. StageError: it is refused
-    otherwise, or the calibration data does not fit.
-    """
+    """Return the program of ExecuTorch for the captured one."""
     from executorch.exir import to_edge_transform_and_lower
 
     program, ports = load_captured(request, "ExecuTorch")
@@ -272,10 +244,7 @@ def _refusal(request: BuildRequest, text: str) -> StageError | None:
 def quantize(
     program: torch.export.ExportedProgram, ports: dict[str, Any], request: BuildRequest
 ) -> torch.export.ExportedProgram:
-    """Return ``program`` with int8 quantizers, from the calibration data of the manifest.
-
-    Raises: Unavailable: torchao is not installed. StageError: the data or the program do not fit.
-    """
+    """Return ``program`` with int8 quantizers, from the calibration data of the manifest."""
     assert request.calibration is not None
     try:
         from executorch.backends.xnnpack.quantizer.xnnpack_quantizer import (
@@ -294,7 +263,7 @@ def quantize(
     }
     batches = [
         tuple(torch.from_numpy(np.array(array)) for array in batch.values())
-        for batch in read_finite_batches(request.calibration.batches, shapes)
+        for batch in read_batches(request.calibration.batches, shapes)
     ]
     config = get_symmetric_quantization_config(is_per_channel=request.options["per_channel"])
     quantizer: Any = XNNPACKQuantizer().set_global(config)

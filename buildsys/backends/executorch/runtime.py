@@ -4,19 +4,16 @@ from __future__ import annotations
 
 import contextlib
 import json
-import re
-import statistics
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
 import torch
 
 from buildsys.backends.captured_program import check_inputs
-from buildsys.backends.interface import Figures, Port, Profiles, Run, profiled_runs, slowest
+from buildsys.backends.interface import Port, Profiles, Run
 from buildsys.errors import StageError, Unavailable
 from buildsys.onnx_graphs.tensors import BIT_DTYPES, Tensor, tensor_of
 from buildsys.system.cpu import usable_cores
@@ -31,15 +28,13 @@ class ExecuTorchSession:
 
     profiles: Profiles = ()
 
-    def __init__(
-        self, engine: Path, threads: int, *, largest_first: bool = False, traced: bool = False
-    ) -> None:
+    def __init__(self, engine: Path, threads: int, *, largest_first: bool = False) -> None:
         """Load the program; raise StageError for a damaged file or one of another version.
 
         largest_first: run once with the largest sizes.
         """
         self._engine, self._threads, self._largest_first = engine, threads, largest_first
-        self._program, interface = open_program(engine, traced=traced)
+        self._program, interface = open_program(engine)
         self._dims: Mapping[str, Mapping[str, int]] = interface["dims"]
         self.inputs, self.outputs = (
             tuple(
@@ -76,10 +71,6 @@ class ExecuTorchSession:
         self._call(feeds, clone=False)  # reports wrong inputs
         return lambda: method(feeds, False)
 
-    def write_trace(self, file: Path) -> None:
-        """Write the events of all calls of a traced program."""
-        self._program.write_etdump_result_to_file(str(file))
-
     def close(self) -> None:
         """Free method and program."""
         del self._method, self._program
@@ -106,16 +97,13 @@ class ExecuTorchSession:
             ) from error
 
     def _feeds(self, inputs: Mapping[str, Tensor]) -> list[torch.Tensor]:
-        """Return the inputs in order. Raises: StageError: one does not fit."""
+        """Return the inputs in order."""
         check_inputs(self.inputs, self._dims, inputs)  # the runtime checks upper bounds only
         return [_to_torch(inputs[port.name]) for port in self.inputs]
 
 
-def open_program(engine: Path, *, traced: bool = False) -> tuple[Any, dict[str, Any]]:
-    """Return the program of a file and its interface.
-
-    Raises: StageError: the file is damaged, of another version, or was not built here.
-    """
+def open_program(engine: Path) -> tuple[Any, dict[str, Any]]:
+    """Return the program of a file and its interface."""
     library = load_library()
     if not engine.is_file():
         raise StageError(f"{engine.name} does not exist", "build it")
@@ -123,7 +111,6 @@ def open_program(engine: Path, *, traced: bool = False) -> tuple[Any, dict[str, 
     with contextlib.suppress(RuntimeError, ValueError):
         program = library._load_program(
             str(engine),
-            enable_etdump=traced,
             program_verification=library.Verification.InternalConsistency,
         )
         names = [program.get_method_name(index) for index in range(program.num_methods())]
@@ -136,10 +123,7 @@ def open_program(engine: Path, *, traced: bool = False) -> tuple[Any, dict[str, 
 
 @cache
 def load_library() -> Any:
-    """Load the runtime without the compiler, whose import takes seconds.
-
-    Raises: Unavailable: the package has no runtime for this platform.
-    """
+    """Load the runtime without the compiler, whose import takes seconds."""
     try:
         from executorch.extension.pybindings import _C
     except ImportError as error:
@@ -161,53 +145,3 @@ def _from_torch(value: torch.Tensor, dtype: str) -> Tensor:
     if dtype in BIT_DTYPES:
         return Tensor(value.view(getattr(torch, BIT_DTYPES[dtype])).numpy(), dtype)
     return tensor_of(value.numpy(), dtype)
-
-
-_KERNEL = "native_call_"
-_RUN = "Execute"
-_TYPES = {  # in XNNPACK's names of operators: Convolution (NHWC, QS8, QC8W) IGEMM #1
-    "QS8": "int8", "QU8": "uint8", "QD8": "int8", "F16": "float16", "F32": "float32",
-}  # fmt: skip
-_TYPE = re.compile(rf"\b({'|'.join(_TYPES)})\b")
-
-
-def layers_by_time(engine: Path, threads: int, inputs: Mapping[str, Tensor]) -> list[Figures]:
-    """Collect the slowest operators of the delegate and the slowest kernels, by their medians."""
-    from executorch.devtools.etdump.serialize import deserialize_from_etdump_flatcc
-
-    session = ExecuTorchSession(engine, threads, traced=True)
-    run = session.bind(inputs)
-    for _ in profiled_runs():
-        run()
-    with TemporaryDirectory() as folder:
-        file = Path(folder) / "trace"
-        session.write_trace(file)
-        trace = deserialize_from_etdump_flatcc(file.read_bytes())
-    session.close()
-    times_ms: dict[str, list[float]] = {}
-    for number, events in enumerate(each.events for each in trace.run_data if each.name == _RUN):
-        for name, duration_ms in _layers(events) if number else ():  # the first run allocates
-            times_ms.setdefault(name, []).append(duration_ms)
-    medians = {name: statistics.median(times) for name, times in times_ms.items()}
-    return [
-        {
-            "name": name,
-            "kind": re.split(r" [(#]", name)[0],
-            "precision": _TYPES[match[1]] if (match := _TYPE.search(name)) else None,
-            **figures,
-        }
-        for name, figures in slowest(medians)
-    ]
-
-
-def _layers(events: list[Any]) -> Iterator[tuple[str, float]]:
-    """Yield name and time of what ran; a repeated name gets the number of its instruction."""
-    seen: dict[str, int] = {}
-    for event in (each.profile_event for each in events if each.profile_event is not None):
-        name = event.delegate_debug_id_str or ""
-        if (event.name or "").startswith(_KERNEL):
-            name = event.name.removeprefix(_KERNEL).partition(".")[0]
-        if name:
-            at = event.instruction_id
-            title = name if seen.setdefault(name, at) == at else f"{name}, instruction {at}"
-            yield title, (event.end_time - event.start_time) / 1e6

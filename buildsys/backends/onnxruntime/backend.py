@@ -64,11 +64,7 @@ _INLINE_LIMIT_BYTES = 1_800_000_000  # an ONNX file is one protobuf message, lim
 
 
 def prepare(options: Options) -> None:
-    """Check the execution providers and their options.
-
-    Raises: Unavailable: this onnxruntime lacks one, or the machine has no device for it.
-    StageError: it refuses an option.
-    """
+    """Check the execution providers and their options."""
     check_providers(options)
 
 
@@ -77,9 +73,6 @@ def build(request: BuildRequest) -> Figures:
 
     Some optimizations write a graph that ONNX Runtime itself refuses (1.31: a Split of the same
     name inside and outside a Loop), so a lower level is tried until the file loads.
-
-    Raises: GraphRefusedError: every refused node. StageError: the graph was refused otherwise.
-    Unavailable: this interpreter has no onnx.
     """
     require_onnx()
     from buildsys.backends.onnxruntime.engine_graph import check_kernels, source_nodes
@@ -99,8 +92,9 @@ def build(request: BuildRequest) -> Figures:
             except StageError as refusal:
                 refusals.append(refusal)
         else:
-            nodes = refused_nodes(source, {use.op for use in request.operators})
             first = refusals[0]
+            text = str(first.__cause__)
+            nodes = refused_nodes(source, {use.op for use in request.operators}, text)
             if nodes:
                 is_explained = any(node.operator in first.problem for node in nodes)
                 others = () if is_explained else (first.problem,)
@@ -186,10 +180,7 @@ def describe(
 
 
 def load(engine: Path, options: Options, operators: tuple[OperatorUse, ...] = ()) -> OrtGraph:
-    """Load a built engine as it is.
-
-    Raises: Unavailable: its execution provider is not available.
-    """
+    """Load a built engine as it is."""
     prepare(options)
     session = engine_session_options(options, _load_level(options))
     return open_engine(engine, session, options, operators)
@@ -224,11 +215,7 @@ def slowest_layers(
 def load_graph(
     model: Path, provider: str, intra_op_threads: int, operators: tuple[OperatorUse, ...] = ()
 ) -> OrtGraph:
-    """Load any ONNX graph with ONNX Runtime's default optimizations.
-
-    Raises: Unavailable: its execution provider is not available. StageError: ONNX Runtime refuses
-    the graph.
-    """
+    """Load any ONNX graph with ONNX Runtime's default optimizations."""
     options = {"provider": provider}
     check_providers(options)
     session = session_options(optimization="all", intra_op_threads=intra_op_threads)

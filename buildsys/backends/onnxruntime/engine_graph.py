@@ -100,10 +100,7 @@ _KERNELS = {
 
 
 def check_kernels(engine: Path, options: Options) -> None:
-    """Check that the optimized graph still computes with quantized weights.
-
-    Raises: CheckFailed: no node of the engine does.
-    """
+    """Check that the optimized graph still computes with quantized weights."""
     is_dynamic = options.get("quantization") == "dynamic"
     kernels = _KERNELS.get("dynamic" if is_dynamic else str(options["precision"]))
     if kernels is None:

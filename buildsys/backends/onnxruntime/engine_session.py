@@ -31,11 +31,7 @@ _MODES = {"sequential": "ORT_SEQUENTIAL", "parallel": "ORT_PARALLEL"}
 
 
 def check_providers(options: Options) -> None:
-    """Check the execution providers and their options.
-
-    Raises: Unavailable: this onnxruntime lacks one, or the machine has no device for it.
-    StageError: it refuses an option.
-    """
+    """Check the execution providers and their options."""
     for wanted in engine_providers(options):
         provider = wanted.provider
         built_in = provider.title in ort.get_available_providers()
@@ -50,10 +46,7 @@ def check_providers(options: Options) -> None:
 
 
 def engine_session_options(options: Options, optimization: str) -> ort.SessionOptions:
-    """Make the session options of an engine, with its providers.
-
-    Raises: StageError: a provider refuses its options. Unavailable: it has no device.
-    """
+    """Make the session options of an engine, with its providers."""
     # an explicit number of threads: for 0, ONNX Runtime also pins them to cores, which other
     # libraries then share
     session = session_options(
@@ -71,10 +64,7 @@ def engine_session_options(options: Options, optimization: str) -> ort.SessionOp
 
 
 def add_providers(session: ort.SessionOptions, options: Options) -> None:
-    """Add an engine's providers to ``session``; the CPU's is always the last one.
-
-    Raises: StageError: a provider refuses its options. Unavailable: it has no device.
-    """
+    """Add an engine's providers to ``session``; the CPU's is always the last one."""
     for wanted in engine_providers(options):
         if wanted.name == CPU:
             continue
@@ -130,10 +120,7 @@ def _own_options(wanted: EngineProvider, options: Options) -> dict[str, str]:
 def open_engine(
     model: Path, session: ort.SessionOptions, options: Options, operators: tuple[OperatorUse, ...]
 ) -> OrtGraph:
-    """Open a session; ``session`` has the engine's providers.
-
-    Raises: Unavailable: a provider did not start. StageError: ONNX Runtime refuses the graph.
-    """
+    """Open a session; ``session`` has the engine's providers."""
     titles = ["CPUExecutionProvider"] if runs_on_cpu_only(options) else None
     graph = OrtGraph(model, session, titles, [use.path for use in operators if use.path])
     # it falls back to the CPU with no more than a log line
@@ -177,10 +164,7 @@ def is_plugin(provider: Provider) -> bool:
 
 
 def _plugin_devices(wanted: EngineProvider) -> list[Any]:
-    """Find the devices of a plugin provider that its ``device_type`` names.
-
-    Raises: Unavailable: it supports no device of this machine.
-    """
+    """Find the devices of a plugin provider that its ``device_type`` names."""
     provider = wanted.provider
     devices = [device for device in ort.get_ep_devices() if device.ep_name == provider.title]
     kind = wanted.options.get("device_type", "")
@@ -221,10 +205,7 @@ def copy_graph(source: Path, engine: Path, data: Path) -> None:
 
 
 def compile_graph(source: Path, engine: Path, options: Options, level: str) -> None:
-    """Write a graph whose EPContext nodes contain compiled nodes.
-
-    Raises: StageError: no provider has compiled a node. Unavailable: ONNX Runtime is too old.
-    """
+    """Write a graph whose EPContext nodes contain compiled nodes."""
     if not hasattr(ort, "ModelCompiler"):
         problem = f"onnxruntime {ort.__version__} cannot compile models ahead of time"
         raise Unavailable(problem, f"pip install 'onnxruntime>={_SINCE}', or remove ep_context")

@@ -220,7 +220,6 @@ def engine_providers(options: Mapping[str, Any]) -> tuple[EngineProvider, ...]:
     """Return an engine's providers, preferred first.
 
     Names of ONNX Runtime are known too: ``engine.json`` has had them from the first version on.
-    Raises: ValueError: one is unknown.
     """
     providers = []
     for entry in options.get("providers") or [options.get("provider", CPU)]:

@@ -33,10 +33,7 @@ def newest_opset() -> int:
 
 
 def fit_versions(model: ModelProto, title: str) -> tuple[ModelProto, list[str]]:
-    """Return a model readable by ONNX Runtime, and the changes.
-
-    Raises: StageError: its opset cannot be lowered.
-    """
+    """Return a model readable by ONNX Runtime, and the changes."""
     changes = []
     opset = opsets(model).get("ai.onnx", 0)
     if model.ir_version > newest_ir_version():

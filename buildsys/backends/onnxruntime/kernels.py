@@ -2,24 +2,17 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Collection, Iterator, Mapping
-from contextlib import suppress
-from dataclasses import replace
 from functools import lru_cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import onnx
-import onnx.defs
-import onnx.shape_inference
-import onnxruntime as ort
 from google.protobuf.message import DecodeError
-from onnx import TensorProto, helper
 from onnxruntime.capi import onnxruntime_pybind11_state as ort_state
 
 from buildsys.backends.interface import UnsupportedNode
-from buildsys.backends.onnxruntime.session import session_options
-from buildsys.onnx_graphs.graph_reader import inline_all
 from buildsys.onnx_graphs.onnx_file import subgraphs
 
 _DOMAINS = {"ai.onnx": ""}
@@ -71,16 +64,16 @@ def kernel_types(operator: Operator, since_version: int) -> tuple[str, ...]:
     return tuple(sorted(name.removeprefix("tensor(").removesuffix(")") for name in types))
 
 
-_DEFAULT_DOMAIN = ("", "ai.onnx")
-_IR_VERSION = 10  # supported by every ONNX Runtime here
-_NO_KERNEL = "Could not find an implementation"
+_NO_KERNEL = re.compile(r"Could not find an implementation for (\w+)\(\d+\) node with name '(.*?)'")
 
 
-def refused_nodes(model_file: Path, provided: Collection[str] = ()) -> list[UnsupportedNode]:
-    """List all nodes with unknown operators or without a CPU kernel.
+def refused_nodes(
+    model_file: Path, provided: Collection[str], refusal: str
+) -> list[UnsupportedNode]:
+    """List all nodes with unknown operators, else the one without a kernel in ``refusal``.
 
-    ``provided`` are operators of custom libraries, as DOMAIN::NAME. A file that is not a model has
-    no nodes.
+    ``provided`` are operators of custom libraries, as DOMAIN::NAME; ``refusal`` is ONNX Runtime's
+    text. A file that is not a model has no nodes.
     """
     try:
         model = onnx.load(str(model_file), load_external_data=False)
@@ -88,64 +81,33 @@ def refused_nodes(model_file: Path, provided: Collection[str] = ()) -> list[Unsu
         return []
     implemented = {f"{function.domain}::{function.name}" for function in model.functions}
     implemented |= {*provided}
-    refused = []
+    unknown, without_kernel = [], []
     groups = [
         ((), model.graph.node),
         *(((function.name,), function.node) for function in model.functions),
     ]
+    kernel = _NO_KERNEL.search(refusal)
     for inside, nodes in groups:
         for index, node in _nodes(nodes):
-            operator = Operator("" if node.domain in _DEFAULT_DOMAIN else node.domain, node.op_type)
-            if f"{node.domain}::{node.op_type}" in implemented or operator in schema_versions():
-                continue
-            domain = operator.domain or "ai.onnx"
-            reason = (
-                f"not an operator of the domain {domain} in this ONNX Runtime, and no function of"
-                " the model"
-            )
+            operator = Operator(_DOMAINS.get(node.domain, node.domain), node.op_type)
             output = next(iter(node.output), "")
-            refused.append(
-                UnsupportedNode(index, node.name, node.op_type, reason, inside, output=output)
-            )
-    return [*refused, *_without_kernel(model)]
-
-
-def _without_kernel(model: onnx.ModelProto) -> list[UnsupportedNode]:
-    """List the nodes of ONNX's operators without a kernel.
-
-    Each is tried in a session of its own: ONNX Runtime may run it with casts around float16 or
-    with the function body that ONNX gives some operators.
-    """
-    with suppress(Exception):  # any class; nodes of unknown types are skipped
-        model = inline_all(model) if model.functions else model
-        model = onnx.shape_inference.infer_shapes(model)
-    opsets = [entry.version for entry in model.opset_import if entry.domain in _DEFAULT_DOMAIN]
-    opset = max(opsets, default=0)
-    types = dict(_tensor_types(model.graph))
-    results: dict[bytes, UnsupportedNode | None] = {}
-    refused = []
-    for index, node in _nodes(model.graph.node):
-        if not _can_try(node, opset, types):
-            continue
-        kind = onnx.NodeProto(op_type=node.op_type, attribute=node.attribute)
-        kind.input.extend(str(types.get(name, "")) for name in node.input)
-        key = bytes(kind.SerializeToString(deterministic=True))
-        if key not in results:
-            results[key] = _tried(node, opset, types)
-        if result := results[key]:
-            output = next(iter(node.output), "")
-            refused.append(replace(result, index=index, name=node.name, output=output))
-    return refused
-
-
-def _tensor_types(graph: Any) -> Iterator[tuple[str, int]]:
-    for value in (*graph.input, *graph.value_info, *graph.output):
-        if value.type.HasField("tensor_type"):
-            yield value.name, value.type.tensor_type.elem_type
-    yield from ((tensor.name, tensor.data_type) for tensor in graph.initializer)
-    for node in graph.node:
-        for body in subgraphs(node):
-            yield from _tensor_types(body)
+            if kernel and (node.op_type, node.name) == (kernel[1], kernel[2]):
+                reason = "ONNX Runtime has no CPU kernel for it with its types"
+                without_kernel.append(
+                    UnsupportedNode(index, node.name, node.op_type, reason, inside, output=output)
+                )
+            if (
+                f"{node.domain}::{node.op_type}" not in implemented
+                and operator not in schema_versions()
+            ):
+                reason = (
+                    f"not an operator of the domain {operator.domain or 'ai.onnx'} in this ONNX"
+                    " Runtime, and no function of the model"
+                )
+                unknown.append(
+                    UnsupportedNode(index, node.name, node.op_type, reason, inside, output=output)
+                )
+    return unknown or without_kernel
 
 
 def _nodes(nodes: Any) -> Iterator[tuple[int, Any]]:
@@ -154,64 +116,3 @@ def _nodes(nodes: Any) -> Iterator[tuple[int, Any]]:
         yield index, node
         for body in subgraphs(node):
             yield from ((index, inner) for _, inner in _nodes(body.node))
-
-
-def _can_try(node: Any, opset: int, tensors: Mapping[str, int]) -> bool:
-    """Check for an operator of ONNX without bodies and with known types."""
-    has_types = all(tensors.get(name) for name in node.input if name)
-    is_onnx = node.domain in _DEFAULT_DOMAIN and onnx.defs.has(node.op_type, opset, "")
-    return has_types and is_onnx and not any(subgraphs(node))
-
-
-def _tried(node: Any, opset: int, tensors: Mapping[str, int]) -> UnsupportedNode | None:
-    """Return the refused node, None if ONNX Runtime loads it."""
-    if _loads(node, opset, tensors):
-        return None
-    types = dict.fromkeys(_type_name(tensors[name]) for name in node.input if name)
-    reason = f"ONNX Runtime has no CPU kernel for it in {', '.join(types) or 'its types'}"
-    versions = schema_versions().items()
-    newest = max(opsets[-1] for operator, opsets in versions if not operator.domain)
-    changed: set[int] = set()  # opsets with a new version or function body of the operator
-    for schema in onnx.defs.get_all_schemas_with_history():
-        if not schema.domain and schema.name == node.op_type:
-            version: Any = schema
-            changed |= {version.since_version, *version.function_opset_versions}
-            changed |= {*version.context_dependent_function_opset_versions}
-    newest = min(newest, onnx.defs.onnx_opset_version())
-    later = (at for at in sorted(changed) if opset < at <= newest)
-    since = next((at for at in later if _loads(node, at, tensors, strictly=True)), None)
-    return UnsupportedNode(None, node.name, node.op_type, reason, since=since)
-
-
-def _loads(node: Any, opset: int, tensors: Mapping[str, int], *, strictly: bool = False) -> bool:
-    """Check whether a session loads the node alone.
-
-    Unless ``strictly``, failures for other reasons than a kernel count as loaded.
-    """
-    inputs, outputs = (
-        [
-            helper.make_tensor_value_info(name, tensors[name], None)
-            if tensors.get(name)
-            else helper.make_empty_tensor_value_info(name)
-            for name in dict.fromkeys(names)
-            if name
-        ]
-        for names in (node.input, node.output)
-    )
-    graph = helper.make_graph([node], "one", inputs, outputs)
-    model = helper.make_model(
-        graph, opset_imports=[helper.make_opsetid("", opset)], ir_version=_IR_VERSION
-    )
-    try:
-        ort.InferenceSession(
-            model.SerializeToString(),
-            session_options(severity=4),
-            providers=["CPUExecutionProvider"],
-        )
-    except Exception as refusal:  # many classes
-        return not strictly and _NO_KERNEL not in str(refusal)
-    return True
-
-
-def _type_name(elem_type: int) -> str:
-    return str(TensorProto.DataType.Name(elem_type)).lower()

@@ -52,7 +52,6 @@ def read_placement(graph: OrtGraph, model: Path, options: Options) -> Figures:
 
     The CPU has further figures: ``shapes``, its nodes that compute shapes, and ``names``, the first
     of the others.
-    Raises: Unavailable: it does not, and nodes on the CPU are not allowed.
     """
     if not hasattr(graph.session, "get_provider_graph_assignment_info"):
         if allows_cpu(options):
@@ -83,10 +82,7 @@ def read_placement(graph: OrtGraph, model: Path, options: Options) -> Figures:
 
 
 def check_placement(placement: Figures, options: Options) -> Iterator[str]:
-    """Yield a message about nodes on the CPU.
-
-    Raises: CheckFailed: they were not to run there, or no node runs elsewhere.
-    """
+    """Yield a message about nodes on the CPU."""
     others = [name for name in placement if name != CPU]
     if not others:
         return
@@ -158,7 +154,7 @@ def read_layers(profile: Path, *, with_providers: bool = False) -> list[Figures]
     """Read the slowest nodes with their median times, without the first run.
 
     ``with_providers`` adds the provider of each, and its share of the time of all nodes.
-    [] for a profile that is too large. Raises: OSError, ValueError: it cannot be read.
+    [] for a profile that is too large.
     """
     if profile.stat().st_size > _LARGEST_BYTES:
         return []

@@ -60,8 +60,6 @@ class OrtGraph:
 
         ``libraries`` contain custom operators; each is registered once. ``shown`` is for messages.
         Without ``providers``, those of ``options`` are used.
-        Raises: StageError: ONNX Runtime refuses the graph (names the node without a kernel) or a
-        library.
         """
         source = str(model) if isinstance(model, Path) else model
         settings = options or session_options()
@@ -87,10 +85,7 @@ class OrtGraph:
     def run(
         self, inputs: Mapping[str, Tensor], profile: int | None = None  # noqa: ARG002
     ) -> dict[str, Tensor]:  # fmt: skip
-        """Compute the outputs by name; unknown input tensors are ignored.
-
-        Raises: StageError: an input is missing or does not fit, or a node failed.
-        """
+        """Compute the outputs by name; unknown input tensors are ignored."""
         missing = self._input_names - inputs.keys()
         if missing:
             first = next(port.name for port in self.inputs if port.name in missing)

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 import openvino as ov
 
-from buildsys.backends.calibration_batches import read_finite_batches
+from buildsys.backends.calibration_batches import read_batches
 from buildsys.backends.interface import (
     BuildRequest,
     Figures,
@@ -62,11 +62,7 @@ _OPSET = re.compile(r"-\d+$")
 
 
 def prepare(options: Options) -> None:
-    """Check the device, its precisions and the properties.
-
-    Raises: Unavailable: the device is missing, or cannot compute in this precision. StageError: a
-    property is unknown to this version.
-    """
+    """Check the device, its precisions and the properties."""
     core, device = _core(), options["device"]
     if not any(name.partition(".")[0] == device for name in core.available_devices):
         listed = ", ".join(core.available_devices) or "none"
@@ -84,24 +80,10 @@ def prepare(options: Options) -> None:
             f"{name} cannot compute in {options['precision']} (it has {listed})",
             "use another precision, or run it on another machine",
         )
-    supported = core.get_property(device, "SUPPORTED_PROPERTIES")
-    for name in properties(options):
-        if name not in supported:
-            from buildsys.system.suggestions import nearest
-
-            similar = nearest(name, list(supported), count=1)
-            raise StageError(
-                f"OpenVINO {ov.__version__.partition('-')[0]} has no property {name} for {device}",
-                f"did you mean {similar[0]}?" if similar else "remove it from config",
-            )
 
 
 def build(request: BuildRequest) -> Figures:
-    """Write the IR; return the settings.
-
-    Raises: GraphRefusedError: every node with an unknown operator. StageError: the model is
-    refused otherwise.
-    """
+    """Write the IR; return the settings."""
     options = request.options
     request.progress("reading the graph")
     with TemporaryDirectory(dir=request.engine.parent) as folder:
@@ -116,8 +98,6 @@ def build(request: BuildRequest) -> Figures:
         shapes = {name: _bounded_shape(request, name) for name in request.inputs}
         call("cannot take the shapes of the inputs", lambda: model.reshape(shapes))
         if options["precision"] == "int8" and not options.get("auto"):  # else it has quantizers
-            from buildsys.backends.openvino.backend import quantize
-
             model = quantize(model, request)
         # weights of an fp16 engine are rounded anyway; after a search, the graph has their types
         halved = options["precision"] == "fp16" and not options.get("auto")
@@ -142,10 +122,7 @@ def build(request: BuildRequest) -> Figures:
 def describe(
     engine: Path, options: Options, operators: tuple[OperatorUse, ...] = ()  # noqa: ARG001
 ) -> Figures:  # fmt: skip
-    """Describe the executed layers and their types.
-
-    Raises: StageError: too few of them have the requested precision.
-    """
+    """Describe the executed layers and their types."""
     facts = precision_facts(_compiled(engine, options))
     least = options["precision_share"]  # 0 accepts any precision
     shares = facts.get("precision_shares", {}).get("layers", {})
@@ -158,10 +135,7 @@ def describe(
 def load(
     engine: Path, options: Options, operators: tuple[OperatorUse, ...] = ()  # noqa: ARG001
 ) -> OpenVinoSession:  # fmt: skip
-    """Compile a built engine for its device.
-
-    Raises: Unavailable: this machine does not have the device. StageError: the files are damaged.
-    """
+    """Compile a built engine for its device."""
     prepare(options)
     return OpenVinoSession(_compiled(engine, options))
 
@@ -256,10 +230,7 @@ _PRESETS = {"performance": "PERFORMANCE", "mixed": "MIXED"}
 
 
 def quantize(model: ov.Model, request: BuildRequest) -> ov.Model:
-    """Return ``model`` with int8 quantizers, from the calibration data of the manifest.
-
-    Raises: Unavailable: NNCF is not installed. StageError: the data or the model do not fit.
-    """
+    """Return ``model`` with int8 quantizers, from the calibration data of the manifest."""
     assert request.calibration is not None
     os.environ.setdefault("NNCF_CI", "1")  # no telemetry
     try:
@@ -274,7 +245,7 @@ def quantize(model: ov.Model, request: BuildRequest) -> ov.Model:
         for port in model.inputs
         for shape in (port.get_partial_shape(),)
     }
-    batches = read_finite_batches(request.calibration.batches, shapes)
+    batches = read_batches(request.calibration.batches, shapes)
     options = request.options
     kind = nncf.ModelType.TRANSFORMER if options["model_type"] == "transformer" else None
     request.progress(f"quantizing with {len(batches)} batches")

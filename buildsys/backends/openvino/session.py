@@ -109,10 +109,7 @@ def properties(options: Options) -> dict[str, str]:
 def compile_model(
     core: ov.Core, model: ov.Model | Path, options: Options, **further: str
 ) -> ov.CompiledModel:
-    """Compile a model for the device of ``options``.
-
-    Raises: StageError: it is refused.
-    """
+    """Compile a model for the device of ``options``."""
     source = str(model) if isinstance(model, Path) else model
     chosen = {**properties(options), **further}
     return call(
@@ -121,10 +118,7 @@ def compile_model(
 
 
 def import_blob(core: ov.Core, blob: Path, options: Options) -> ov.CompiledModel:
-    """Load a compiled model, with its precision set again.
-
-    Raises: StageError: it is missing, damaged, or of another version or processor.
-    """
+    """Load a compiled model, with its precision set again."""
     try:
         content = blob.read_bytes()
     except OSError as error:
@@ -158,10 +152,7 @@ def last_words(error: BaseException) -> str:
 
 
 def port_of(port: Any) -> Port:
-    """Return an input or output.
-
-    Raises: StageError: its type cannot be passed from Python.
-    """
+    """Return an input or output."""
     name = port.get_any_name()
     dtype = DTYPES.get(port.get_element_type().get_type_name(), "")
     if dtype not in _RUNNABLE:

@@ -72,10 +72,7 @@ def precision_flags(options: Options) -> tuple[str, ...]:
 def configure(
     library: TensorRTLibrary, builder: Any, config: Any, options: Options, messages: Messages
 ) -> None:
-    """Set every field on the builder and its configuration.
-
-    Raises: StageError: TensorRT refused a value. It only logs that, and goes on with its default.
-    """
+    """Set every field on the builder and its configuration."""
     if options["max_threads"] is not None:
         builder.max_threads = options["max_threads"]
     config.builder_optimization_level = options["builder_optimization_level"]
@@ -160,7 +157,6 @@ def build_engine(library: TensorRTLibrary, request: BuildRequest) -> Figures:
     """Write the engine; return its settings, profiles, tensors and layers.
 
     The layers and the share of each type are those of the parsed network, before TensorRT fuses it.
-    Raises: GraphRefusedError: all nodes that the parser refuses. StageError: the build failed.
     """
     options, phases = request.options, [("", time.perf_counter())]
     profiles = resolve_profiles(request.inputs, request.dims, options["profiles"])
@@ -228,10 +224,7 @@ def build_engine(library: TensorRTLibrary, request: BuildRequest) -> Figures:
 def add_profiles(
     library: TensorRTLibrary, builder: Any, config: Any, profiles: Sequence[Profile]
 ) -> None:
-    """Add the optimization profiles.
-
-    Raises: StageError: TensorRT refused one. It says so in two return values and nowhere else.
-    """
+    """Add the optimization profiles."""
     for number, ranges in enumerate(profiles):
         profile = builder.create_optimization_profile()
         for name, span in ranges.items():

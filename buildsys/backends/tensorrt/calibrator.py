@@ -22,7 +22,6 @@ def attach_calibrator(
     """Calibrate on the given batches; keep the result until the build ends.
 
     The batches are uploaded to the GPU one after the other.
-    Raises: StageError: the batches do not fit the network.
     """
     trt, dtypes = library.trt, DTYPES.words(library)
     inputs = [network.get_input(index) for index in range(network.num_inputs)]

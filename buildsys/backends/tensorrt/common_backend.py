@@ -32,10 +32,7 @@ _KNOWN = [capability for capability in CAPABILITIES.members if capability != "cu
 
 
 def check_builder(library: TensorRTLibrary, options: Options) -> None:
-    """Check an engine's fields against this machine before a build.
-
-    Raises: Unavailable: a GPU is needed and missing, or the library does not support it.
-    """
+    """Check an engine's fields against this machine before a build."""
     precision = options["precision"]
     if not library.has("builds for other GPUs"):
         gpu = _first_gpu(
@@ -83,10 +80,7 @@ def computes_in(precision: str, compute_capability: str) -> bool:
 
 
 def check_runner(library: TensorRTLibrary, options: Options) -> None:
-    """Check an engine's options against this machine's GPU before a run.
-
-    Raises: Unavailable: no GPU, or none that the engine is for.
-    """
+    """Check an engine's options against this machine's GPU before a run."""
     if not library.has("builds for other GPUs"):
         remedy = "run it on a GPU like the one that built it"
         _first_gpu(f"{library.title} engines run on NVIDIA GPUs", remedy)
@@ -149,20 +143,14 @@ class TensorRtBackend:
     library: TensorRTLibrary
 
     def prepare(self, options: Options) -> None:
-        """Check the engine's fields against the library and this machine.
-
-        Raises: Unavailable: a field needs a missing GPU. StageError: a field can never work.
-        """
+        """Check the engine's fields against the library and this machine."""
         check_fields(self.library, options)
         check_builder(self.library, options)
 
     def describe(
         self, engine: Path, options: Options, operators: tuple[OperatorUse, ...] = ()
     ) -> Figures:
-        """Read the facts of an engine; {} without a suitable GPU.
-
-        Raises: StageError: too few of its layers have the requested precision.
-        """
+        """Read the facts of an engine; {} without a suitable GPU."""
         try:
             session = self.load(engine, options, operators)
         except Unavailable:
@@ -181,10 +169,7 @@ class TensorRtBackend:
     def load(
         self, engine: Path, options: Options, operators: tuple[OperatorUse, ...] = ()
     ) -> TensorRtSession:
-        """Load an engine on the first GPU.
-
-        Raises: Unavailable: no GPU here, or none that the engine is built for.
-        """
+        """Load an engine on the first GPU."""
         check_runner(self.library, options)
         load_plugins(self.library, operators)  # an engine contains only their fields
         kernels = None

@@ -103,10 +103,7 @@ class EngineTensors:
 
     @classmethod
     def of(cls, library: TensorRTLibrary, engine: Any) -> EngineTensors:
-        """Read the facts of an engine.
-
-        Raises: StageError: a tensor has elements of 4 bits.
-        """
+        """Read the facts of an engine."""
         names = [engine.get_tensor_name(index) for index in range(engine.num_io_tensors)]
         is_input = library.trt.TensorIOMode.INPUT
         inputs = tuple(name for name in names if engine.get_tensor_mode(name) == is_input)
@@ -128,7 +125,7 @@ class EngineTensors:
         return Port(name, self.types[name][0], self.shapes[name])
 
     def require(self, inputs: Mapping[str, object]) -> tuple[str, ...]:
-        """Return the names of the inputs. Raises: StageError: one is missing."""
+        """Return the names of the inputs."""
         if inputs.keys() >= self.input_names:
             return self.inputs
         missing = [name for name in self.inputs if name not in inputs]
@@ -145,10 +142,7 @@ class EngineTensors:
                 raise StageError(problem, "pass arrays in host memory, or build without `io`")
 
     def converted(self, name: str, value: Tensor) -> Tensor:
-        """Return an input in the engine's type.
-
-        Raises: StageError: it has values beyond this type.
-        """
+        """Return an input in the engine's type."""
         dtype = self.types[name][0]
         if value.dtype == dtype:
             return value

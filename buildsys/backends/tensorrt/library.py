@@ -62,10 +62,7 @@ class TensorRTLibrary:
 
 
 def library_of(module: ModuleType) -> TensorRTLibrary:
-    """Return the library of a module.
-
-    Raises: Unavailable: it is older than TensorRT 8.6.
-    """
+    """Return the library of a module."""
     version = tuple(int(part) for part in re.findall(r"\d+", str(module.__version__))[:4])
     library = TensorRTLibrary(module, version)
     if library.generation != RTX and version < _OLDEST:
@@ -92,10 +89,7 @@ class EnumTable(NamedTuple):
     members: Mapping[str, Member]
 
     def of(self, library: TensorRTLibrary, word: str) -> Any:
-        """Return the value for a word.
-
-        Raises: StageError: the library does not have it; names the generations with it.
-        """
+        """Return the value for a word."""
         member = self.members[word]
         value = getattr(getattr(library.trt, self.enumeration, None), member.name, None)
         if library.generation not in member.generations or value is None:
@@ -213,10 +207,7 @@ _REQUESTS_NOTHING: tuple[object, ...] = (None, False, "none", (), [])
 
 
 def check_fields(library: TensorRTLibrary, options: Mapping[str, Any]) -> None:
-    """Check an engine's fields against the library.
-
-    Raises: StageError: all unsupported fields, with the versions that support them.
-    """
+    """Check an engine's fields against the library."""
     needs: list[tuple[str, tuple[str, ...]]] = [
         (field, generations)
         for field, generations in _FIELDS.items()

@@ -62,10 +62,7 @@ class Parsed:
 
 
 def new_builder(library: TensorRTLibrary) -> Any:
-    """Make a builder.
-
-    Raises: StageError: CUDA cannot be used on this machine, or the GPU is out of memory.
-    """
+    """Make a builder."""
     log = log_of(library)
     with log.collected() as messages:
         try:
@@ -79,10 +76,7 @@ def new_builder(library: TensorRTLibrary) -> Any:
 
 
 def parse(library: TensorRTLibrary, builder: Any, onnx: Path, *, strong: bool = True) -> Parsed:
-    """Parse a file; keep the network, as a temporary one crashes.
-
-    Raises: StageError: it has local functions for a parser without them, and onnx is missing.
-    """
+    """Parse a file; keep the network, as a temporary one crashes."""
     network = version_adapter.create_network(library, builder, strong=strong)
     parser = library.trt.OnnxParser(network, log_of(library).logger)
     with _parsable(library, onnx) as file:
@@ -106,10 +100,7 @@ def parse(library: TensorRTLibrary, builder: Any, onnx: Path, *, strong: bool = 
 def check_parsed(
     library: TensorRTLibrary, request: BuildRequest, parsed: Parsed, messages: Messages
 ) -> None:
-    """Check a parsed graph for refused nodes.
-
-    Raises: GraphRefusedError: all nodes that it refused. StageError: it could not read the file.
-    """
+    """Check a parsed graph for refused nodes."""
     nodes = [node for node in parsed.refused if node.operator]
     others = [node.reason for node in parsed.refused if not node.operator]
     if nodes:
@@ -171,27 +162,20 @@ def _with_all_nodes(
     for index, node in enumerate(onnx_nodes):
         if index in reported or parser.supports_operator(node.op_type):
             continue
-        if (node.domain, node.op_type) not in functions and plugin_creator(library, node) is None:
+        if (node.domain, node.op_type) not in functions and not _has_plugin(library, node):
             reason = "the parser does not know this operator, and there is no plugin for it"
             output = next(iter(node.output), "")
             nodes.append(UnsupportedNode(index, node.name, node.op_type, reason, output=output))
     return nodes
 
 
-def plugin_wanted(node: NodeProto) -> tuple[str, str]:
-    """Find the version and the namespace that a node asks for, "" for any namespace."""
+def _has_plugin(library: TensorRTLibrary, node: NodeProto) -> bool:
+    """Check for a plugin creator of the version and namespace that a node asks for."""
     texts = {entry.name: entry.s.decode(errors="replace") for entry in node.attribute}
-    return texts.get("plugin_version") or "1", texts.get("plugin_namespace", "")
-
-
-def plugin_creator(library: TensorRTLibrary, node: NodeProto) -> Any:
-    """Find the parser's plugin creator for a node, or None."""
-    version, namespace = plugin_wanted(node)
-    for place in [namespace] if namespace else ["", node.domain]:
-        creator = version_adapter.find_creator(library, node.op_type, version, place)
-        if creator is not None:
-            return creator
-    return None
+    version, namespace = texts.get("plugin_version") or "1", texts.get("plugin_namespace", "")
+    places = [namespace] if namespace else ["", node.domain]
+    find = version_adapter.find_creator
+    return any(find(library, node.op_type, version, place) is not None for place in places)
 
 
 def io_tensors(network: Any) -> tuple[list[Any], list[Any]]:
@@ -203,11 +187,7 @@ def io_tensors(network: Any) -> tuple[list[Any], list[Any]]:
 def define_network(
     library: TensorRTLibrary, builder: Any, request: BuildRequest, messages: Messages
 ) -> Parsed:
-    """Call the user's function on a new network, and check the result.
-
-    Raises: StageError: the function is missing, takes other parameters or raises, TensorRT refuses
-    a layer, or inputs and outputs are not those of the manifest.
-    """
+    """Call the user's function on a new network, and check the result."""
     definition, options = request.definition or Definition(""), request.options
     name = definition.function
     function = load_callable(name, request.project)
@@ -274,10 +254,7 @@ def _keeping(own: property, keeper: list[Any]) -> property:
 
 
 def _read_weights(file: Path | None, project: Path) -> dict[str, Array]:
-    """Read the arrays of a file by name, {} without one.
-
-    Raises: StageError: it cannot be read.
-    """
+    """Read the arrays of a file by name, {} without one."""
     try:
         return load_arrays(file) if file is not None else {}
     except (OSError, ValueError) as error:

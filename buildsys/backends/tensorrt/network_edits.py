@@ -32,10 +32,7 @@ _COMPUTED = ("float32", "float16", "bfloat16", "int8")
 def set_formats(
     library: TensorRTLibrary, network: Any, io: Mapping[str, Mapping[str, Any]], *, strong: bool
 ) -> None:
-    """Set the layout and the type of inputs and outputs.
-
-    Raises: StageError: there is no such tensor, or its type cannot differ from the graph's.
-    """
+    """Set the layout and the type of inputs and outputs."""
     inputs, outputs = io_tensors(network)
     tensors = {tensor.name: tensor for tensor in (*inputs, *outputs)}
     for name, chosen in io.items():
@@ -83,10 +80,7 @@ def computed_layers(library: TensorRTLibrary, network: Any) -> list[Any]:
 def set_layer_precisions(
     library: TensorRTLibrary, network: Any, entries: Sequence[Mapping[str, str]]
 ) -> None:
-    """Give layers the precision of the last matching entry.
-
-    Raises: StageError: a pattern matches no layer.
-    """
+    """Give layers the precision of the last matching entry."""
     computed = computed_layers(library, network)
     names = [layer.name for layer in computed]
     for entry in entries:
@@ -135,11 +129,7 @@ def _names(tensors: Iterator[Any]) -> set[str]:
 
 
 def call_hook(reference: str, project: Path, network: Any, config: Any, messages: Messages) -> None:
-    """Let the user's function change the network and the configuration.
-
-    Raises: StageError: the file or function is missing, takes other parameters, raises, returns a
-    value, or did something that TensorRT refuses.
-    """
+    """Let the user's function change the network and the configuration."""
     hook = load_callable(reference, project)
     parameters = "a network hook takes two, the network and the configuration"
     check_parameters(hook, reference, 2, parameters, "def tweak(network, config): …")

@@ -7,12 +7,11 @@ import faulthandler
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from buildsys.backends.interface import BuildRequest, Figures, OperatorUse
 from buildsys.backends.tensorrt import version_adapter
 from buildsys.backends.tensorrt.library import FEATURES, TensorRTLibrary, join_or
-from buildsys.backends.tensorrt.network import plugin_creator, plugin_wanted
 from buildsys.backends.tensorrt.python_plugins import (
     PluginGuard,
     missing_creator,
@@ -20,12 +19,8 @@ from buildsys.backends.tensorrt.python_plugins import (
     registered_creator,
 )
 from buildsys.errors import StageError
-from buildsys.onnx_graphs.graph_reader import read_graph
 from buildsys.system.files import sha256_of
 from buildsys.system.suggestions import nearest
-
-if TYPE_CHECKING:
-    from onnx import NodeProto
 
 _ENTRY_POINTS = ("getCreators", "getPluginCreators")  # for the registry, the first for V3 plugins
 _PARSER_LIBRARY = "libtensorrt_rtx.so"  # TensorRT-RTX, by the parser's name for it
@@ -37,7 +32,6 @@ def load_plugins(library: TensorRTLibrary, operators: Sequence[OperatorUse]) -> 
     """Register all plugins of operators; return the facts of those in files.
 
     A failing callback ends the stage, see ``Guard``.
-    Raises: StageError: a file has no such plugin, cannot be loaded, or is not for this machine.
     """
     version_adapter.register_bundled_plugins(library)
     plugins = [(use, use.path) for use in operators if use.kind == "plugin" and use.path]
@@ -91,7 +85,6 @@ def _load_library(
 
     The loader opens it before TensorRT, which explains little. The stage ``operators`` has checked
     that it is made for this machine.
-    Raises: StageError: it cannot be loaded, or has no such creator.
     """
     try:
         loaded = ctypes.CDLL(str(file))
@@ -118,11 +111,7 @@ def _load_library(
 
 
 def bundled_plugins(library: TensorRTLibrary, request: BuildRequest) -> list[Figures]:
-    """List the registered plugins that the parser will use.
-
-    A network defined by hand chooses versions itself, so only the names are checked.
-    Raises: StageError: the library has no such plugin.
-    """
+    """List the registered plugins, of all versions, that operators of the request name."""
     operators = [use.op for use in request.operators if use.kind == "plugin" and use.path is None]
     if operators and not library.has("bundled plugins"):
         raise StageError(
@@ -130,57 +119,23 @@ def bundled_plugins(library: TensorRTLibrary, request: BuildRequest) -> list[Fig
             "add function to its entry in ops, with use: {tensorrt: plugin}, or build this engine"
             " with backend: tensorrt",
         )
-    nodes: list[NodeProto] = []
-    if operators and not request.definition:
-        model = read_graph(request.onnx)
-        from buildsys.onnx_graphs.onnx_file import all_nodes  # needs onnx
-
-        bodies = (model.graph, *model.functions)
-        nodes = [node for body in bodies for node in all_nodes(body)]
-    names = [creator.name for creator in version_adapter.creators(library)]
     facts: list[Figures] = []
     for operator in operators:
-        domain, _, name = operator.rpartition("::")
-        if name not in names:
-            near = nearest(name, names)
+        name = operator.rpartition("::")[2]
+        creators = version_adapter.creators(library)
+        named = [creator for creator in creators if creator.name == name]
+        if not named:
+            near = nearest(name, [creator.name for creator in creators])
             hint = f"nearest: {', '.join(near)}" if near else "name the operator like its plugin"
             raise StageError(f"{library.release} has no plugin {name}", hint)
-        creators = [
-            _creator_of(library, node)
-            for node in nodes
-            if (node.domain, node.op_type) == (domain, name)
-        ]
-        by_version = {creator.plugin_version: creator for creator in creators}
         facts += [
             {
                 "operator": operator,
                 "name": name,
-                "version": version,
+                "version": creator.plugin_version,
                 "namespace": creator.plugin_namespace,
                 "bundled": library.release,
             }
-            for version, creator in by_version.items()
+            for creator in named
         ]
     return facts
-
-
-def _creator_of(library: TensorRTLibrary, node: NodeProto) -> Any:
-    """Find the parser's creator for a node.
-
-    Raises: StageError: there is none of this version and namespace.
-    """
-    creator = plugin_creator(library, node)
-    if creator is not None:
-        return creator
-    version, namespace = plugin_wanted(node)
-    where = f" in the namespace {namespace}" if namespace else ""
-    versions = sorted(
-        creator.plugin_version
-        for creator in version_adapter.creators(library)
-        if creator.name == node.op_type
-    )
-    raise StageError(
-        f"{library.release} has no plugin {node.op_type} of version {version}{where}, only of"
-        f" version {', '.join(versions)}",
-        f"correct plugin_version or plugin_namespace of the node {node.name or node.output[0]}",
-    )

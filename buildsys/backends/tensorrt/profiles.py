@@ -79,7 +79,6 @@ def check_against_graph(
 
     ``shapes`` are the graph's, -1 for a dynamic size; the values of the inputs in ``deciding``
     decide shapes.
-    Raises: StageError: all problems.
     """
     problems = [
         f"profile {number}: {problem}"
@@ -130,19 +129,16 @@ def read_profiles(library: TensorRTLibrary, engine: Any, inputs: Iterable[str]) 
 def choose_profile(
     profiles: Sequence[Profile], inputs: Mapping[str, Tensor | DeviceTensor], chosen: int | None
 ) -> int:
-    """Choose the first profile that holds the inputs, or ``chosen``.
-
-    Raises: StageError: there is none.
-    """
+    """Choose the first profile that holds the inputs, or ``chosen``."""
     candidates = range(len(profiles)) if chosen is None else [chosen]
     for number in candidates:
         if 0 <= number < len(profiles) and _fits(profiles[number], inputs):
             return number
     shapes = {name: value.shape for name, value in inputs.items()}
     text = f"no optimization profile of the engine holds the shapes {shapes}"
-    if chosen is not None:
+    if chosen is not None and chosen in range(len(profiles)):
         text = f"the optimization profile {chosen} of the engine does not hold the shapes {shapes}"
-    if chosen is not None and not 0 <= chosen < len(profiles):
+    elif chosen is not None:
         text = f"the engine has no optimization profile {chosen}, only {len(profiles)}"
     existing = "; ".join(
         f"profile {number}: {format_ranges(ranges)}" for number, ranges in enumerate(profiles)

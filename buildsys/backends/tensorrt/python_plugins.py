@@ -51,10 +51,7 @@ _IS_GUARDED = "_buildsys_guarded"
 
 
 def register_file(path: str, operators: Sequence[str], guard: PluginGuard) -> list[Any]:
-    """Register a project file's creators of operators, ``domain::Name``; return them.
-
-    Raises: StageError: the file cannot be imported, has no such creator, or a name is taken.
-    """
+    """Register a project file's creators of operators, ``domain::Name``; return them."""
     for operator in operators:
         if registered_creator(guard.library, operator) is not None:
             name = operator.rpartition("::")[2]
@@ -154,18 +151,12 @@ class PluginGuard:
         """
         for name in (*callbacks, *_WITH_DEFAULT):
             method = getattr(owner, name, None)
-            is_python = isroutine(method) and hasattr(
-                method, "__code__"
-            )  # those of the bindings are compiled
-            if not is_python:
-                if name in callbacks:
-                    self.fail(
-                        StageError(
-                            f"{label}: {owner.__name__} has no method {name}",
-                            "add the method to the class",
-                        )
-                    )
-            elif not hasattr(method, _IS_GUARDED):
+            # those of the bindings are compiled
+            is_python = isroutine(method) and hasattr(method, "__code__")
+            if not is_python and name in callbacks:
+                text = f"{label}: {owner.__name__} has no method {name}"
+                self.fail(StageError(text, "add the method to the class"))
+            elif is_python and not hasattr(method, _IS_GUARDED):
                 setattr(owner, name, self._guarded(name, method, label))
 
     def _guarded(self, name: str, method: Any, label: str) -> Callable[..., Any]:

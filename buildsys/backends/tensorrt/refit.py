@@ -32,10 +32,7 @@ _MOST_NAMED = 3  # names in a message
 
 
 def build_or_refit(library: TensorRTLibrary, request: BuildRequest) -> Figures:
-    """Refit an earlier engine if there is a suitable one, else build one.
-
-    Raises: GraphRefusedError, StageError: as ``build_engine``.
-    """
+    """Refit an earlier engine if there is a suitable one, else build one."""
     if not request.options["refit"]:
         return build_engine(library, request)
     if request.definition:
@@ -87,10 +84,7 @@ def _obstacle(request: BuildRequest) -> str:
 def _same_graph(
     builds: tuple[EarlierBuild, ...], skeleton: str
 ) -> tuple[EarlierBuild, Mapping[str, Any]]:
-    """Find the newest earlier build of a graph with this skeleton, and its result.
-
-    Raises: StageError: there is none.
-    """
+    """Find the newest earlier build of a graph with this skeleton, and its result."""
     for earlier in builds:
         with suppress(OSError, ValueError, KeyError, TypeError):  # removed since, or older
             record = json.loads(earlier.result.read_text(encoding="utf-8"))
@@ -108,10 +102,7 @@ def _refit(
     graph: WeightFile,
     record: Mapping[str, Any],
 ) -> list[str]:
-    """Write the engine of ``file`` with the weights of ``graph``; return TensorRT's warnings.
-
-    Raises: StageError: TensorRT cannot replace all weights that have changed.
-    """
+    """Write the engine of ``file`` with the weights of ``graph``; return TensorRT's warnings."""
     log = log_of(library)
     with log.collected() as messages:
         runtime = library.trt.Runtime(log.logger)

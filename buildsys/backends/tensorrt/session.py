@@ -107,10 +107,7 @@ class TensorRtSession(Inference):
         }
 
     def contenders(self, inputs: Mapping[str, Tensor], timing: GpuTiming) -> dict[str, Contender]:
-        """Make contenders by name; they invalidate earlier ones.
-
-        Raises: StageError: the engine cannot be captured, or allows fewer inferences in flight.
-        """
+        """Make contenders by name; they invalidate earlier ones."""
         self._contenders.close()
         contenders: dict[str, Contender] = {}
         with ExitStack() as stack:
@@ -148,7 +145,6 @@ class TensorRtSession(Inference):
         """Make a session of this engine with its own context, stream and buffers.
 
         It must be closed before this one.
-        Raises: StageError: there is no memory for another context, or no profile.
         """
         other = copy(self)
         other.gpu, other._stack, other._contenders = Device(0), ExitStack(), ExitStack()

@@ -176,7 +176,6 @@ def set_weights(
 
     TensorRT 8.6 has no parser for it: its own parser named weights like the initializers that it
     used without a change, so those are given by name.
-    Raises: StageError: it refuses one.
     """
     log = log_of(library)
     if library.generation in SINCE_10:

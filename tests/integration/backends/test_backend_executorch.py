@@ -127,13 +127,6 @@ def test_portable_kernels_are_announced(tmp_path: Path, source: Path) -> None:
     np.testing.assert_allclose(found.array, expected(source, inputs), rtol=1e-3, atol=1e-5)
 
 
-def test_the_slowest_layers_have_times_and_types(built: Any) -> None:
-    layers = backend.slowest_layers(built[0].engine, options(), (), random_x(2))
-    assert layers[0]["time_ms"] >= layers[-1]["time_ms"]
-    assert {"Convolution"} <= {layer["kind"] for layer in layers}
-    assert {layer["precision"] for layer in layers if layer["kind"] == "Convolution"} == {"float32"}
-
-
 def test_an_int8_engine_is_quantized(tmp_path: Path, source: Path) -> None:
     asked, figures = build(tmp_path, source, precision="int8")
     assert figures["precision_shares"]["layers"]["int8"] > 0.3

@@ -138,19 +138,9 @@ def test_the_slowest_layers_have_times_types_and_nodes(engine: Path) -> None:
     assert any(layer["nodes"] for layer in layers)
 
 
-@pytest.mark.parametrize(
-    ("fields", "problem"),
-    [
-        ({"device": "NPU"}, "OpenVINO finds no NPU here (devices: CPU"),
-        ({"config": {"NUM_STREAM": "2"}}, "has no property NUM_STREAM for CPU; did you mean NUM_"),
-    ],
-)
-def test_what_this_machine_or_version_does_not_have_is_named(
-    fields: dict[str, Any], problem: str
-) -> None:
-    with pytest.raises(StageError) as caught:
-        backend.prepare(options(**fields))
-    assert problem in str(caught.value)
+def test_a_device_that_this_machine_does_not_have_is_named() -> None:
+    with pytest.raises(StageError, match=r"OpenVINO finds no NPU here \(devices: CPU"):
+        backend.prepare(options(device="NPU"))
 
 
 def test_all_unsupported_operators_are_named_at_once(tmp_path: Path) -> None:

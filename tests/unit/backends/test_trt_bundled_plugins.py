@@ -12,7 +12,7 @@ import pytest
 from onnx import TensorProto, helper
 from trt_double import VERSIONS, RecordingTensorRt, planned
 
-from buildsys.backends.interface import Definition, OperatorUse
+from buildsys.backends.interface import OperatorUse
 from buildsys.backends.tensorrt.build import build_engine
 from buildsys.backends.tensorrt.library import GENERATIONS, RTX, TRT_8, TRT_10, TRT_11
 from buildsys.backends.tensorrt.plugin_loading import bundled_plugins
@@ -67,40 +67,24 @@ def test_an_engine_names_its_bundled_plugins(tmp_path: Path, generation: str) ->
     assert facts["messages"] == []
 
 
-def test_each_version_named_by_a_node_is_listed(tmp_path: Path) -> None:
-    made = tensorrt(TRT_8)
-    nodes = ({"plugin_version": "2"}, {}, {"plugin_version": "2", "plugin_namespace": ""})
-    plugins = bundled_plugins(made.library, request(made, tmp_path, *nodes, op="trt::Norm"))
-    assert [plugin["version"] for plugin in plugins] == ["2", "1"]
-
-
 @pytest.mark.parametrize(
-    ("op", "node", "expected"),
+    ("op", "expected"),
     [
-        (
-            "trt::EficientNMS_TRT", {},
-            "TensorRT 8.6.0 has no plugin EficientNMS_TRT; nearest: EfficientNMS_TRT",
-        ),
-        ("trt::Quux", {}, "TensorRT 8.6.0 has no plugin Quux; name the operator like its plugin"),
-        (
-            "trt::Norm", {"plugin_version": "3"},
-            "TensorRT 8.6.0 has no plugin Norm of version 3, only of version 1, 2;"
-            " correct plugin_version or plugin_namespace of the node y0",
-        ),
-        (
-            NMS, {"plugin_namespace": "own"},
-            "TensorRT 8.6.0 has no plugin EfficientNMS_TRT of version 1 in the namespace own, only"
-            " of version 1; correct plugin_version or plugin_namespace of the node y0",
-        ),
+        ("trt::EficientNMS_TRT", "no plugin EficientNMS_TRT; nearest: EfficientNMS_TRT"),
+        ("trt::Quux", "no plugin Quux; name the operator like its plugin"),
     ],
-)  # fmt: skip
-def test_a_plugin_that_the_library_does_not_have(
-    tmp_path: Path, op: str, node: dict[str, Any], expected: str
-) -> None:
+)
+def test_a_plugin_that_the_library_does_not_have(tmp_path: Path, op: str, expected: str) -> None:
     made = tensorrt(TRT_8)
     with pytest.raises(StageError) as caught:
-        build_engine(made.library, request(made, tmp_path, node, op=op))
-    assert str(caught.value) == expected
+        build_engine(made.library, request(made, tmp_path, {}, op=op))
+    assert str(caught.value) == f"TensorRT 8.6.0 has {expected}"
+
+
+def test_all_versions_of_a_plugin_are_listed(tmp_path: Path) -> None:
+    made = tensorrt(TRT_8)
+    plugins = bundled_plugins(made.library, request(made, tmp_path, {}, op="trt::Norm"))
+    assert [plugin["version"] for plugin in plugins] == ["1", "2"]
 
 
 def test_tensorrt_rtx_ships_none(tmp_path: Path) -> None:
@@ -118,14 +102,3 @@ def test_other_engines_need_no_plugin(tmp_path: Path, generation: str) -> None:
     made = RecordingTensorRt(generation)
     plain = replace(request(made, tmp_path, {}), operators=())
     assert bundled_plugins(made.library, plain) == []
-
-
-def test_a_network_defined_by_hand_needs_the_name_only(tmp_path: Path) -> None:
-    made = tensorrt(TRT_8)
-    defined = replace(
-        request(made, tmp_path, {"plugin_version": "3"}), definition=Definition("n.py:define")
-    )
-    assert bundled_plugins(made.library, defined) == []
-    made.creators.clear()
-    with pytest.raises(StageError, match="has no plugin EfficientNMS_TRT"):
-        bundled_plugins(made.library, defined)
