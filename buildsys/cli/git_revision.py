@@ -18,11 +18,10 @@ from typing import NamedTuple
 from buildsys.errors import BuildsysError, ManifestErrors, UsageError
 from buildsys.execution.key_parts import builder_versions
 from buildsys.execution.reachable_builds import PlannedBuilds, RecordsOf, planned_builds
-from buildsys.history.recorder import Checkout
 from buildsys.project.load import Project, load_project
 from buildsys.project.plan import ProjectPlan
 from buildsys.report.formatting import plural
-from buildsys.system.git import commit_query, run_git
+from buildsys.system.git import Checkout, commit_query, run_git
 
 
 class Revision(NamedTuple):

@@ -29,9 +29,12 @@ if TYPE_CHECKING:
     from buildsys.execution.freshness import Explanation, FreshnessChecker
     from buildsys.execution.run_records import Outcome
     from buildsys.execution.stale_reasons import Reason
-    from buildsys.history.recorder import Checkout, Recorder
+    from buildsys.history.past_builds import PastBuilds
+    from buildsys.history.recorder import Recorder
     from buildsys.project.load import Project
+    from buildsys.store.ledger import AcceptedBuild
     from buildsys.store.signatures import TrustPolicy
+    from buildsys.system.git import Checkout
     from buildsys.workers.pool import WorkerPool
 
 _CLOSE_LIMIT_S = 5.0  # for stages that were interrupted
@@ -157,6 +160,7 @@ class Session(TargetNames):
             on_event=lambda target, event: self.on_event(target, event),
             notify=notify,
             make_recorder=self._make_recorder,
+            past_builds=self._past_builds,
         )
 
     @cached_property
@@ -171,7 +175,8 @@ class Session(TargetNames):
     def checkout(self) -> Checkout | None:
         """The state of the project's git checkout, if it has one."""
         from buildsys.cli.git_revision import read_checkout
-        from buildsys.history.recorder import CHECKOUT_FILE, Checkout
+        from buildsys.history.recorder import CHECKOUT_FILE
+        from buildsys.system.git import Checkout
 
         packed = self.project.state / CHECKOUT_FILE
         if packed.is_file():
@@ -180,9 +185,19 @@ class Session(TargetNames):
             return read_checkout(self.project.root, (self.project.build, self.project.state))
         return None
 
+    def _past_builds(self, *names: str) -> Iterable[AcceptedBuild]:
+        return self._gate_history.of_gate(*names)
+
+    @cached_property
+    def _gate_history(self) -> PastBuilds:
+        from buildsys.history.past_builds import PastBuilds  # only projects with gates need it
+
+        return PastBuilds(self.project.state)
+
     def _make_recorder(self) -> Recorder:
         from buildsys.history.database import History, history_file
-        from buildsys.history.recorder import Checkout, Recorder
+        from buildsys.history.recorder import Recorder
+        from buildsys.system.git import Checkout
 
         return Recorder(
             History(history_file(self.project.state)),
@@ -332,7 +347,9 @@ class Session(TargetNames):
         from buildsys.execution.freshness import read_only_checker
 
         project = self.project
-        return read_only_checker(project.root, project.build, project.state, self.trust)
+        return read_only_checker(
+            project.root, project.build, project.state, self.trust, self._past_builds
+        )
 
     def result(self, target: str) -> dict[str, Any]:
         """Read the result file of a target, {} if unreadable.

@@ -10,10 +10,10 @@ place of the records.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
-from functools import cache
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from itertools import chain
 from pathlib import Path, PurePath
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any
 
 from buildsys.execution.key_parts import FILES
 from buildsys.plan.action import Action
@@ -22,28 +22,24 @@ from buildsys.store.ledger import (
     NOISY,
     PASSED,
     UNAVAILABLE,
+    AcceptedBuild,
     ActionRecord,
     Ledger,
     OutputFile,
     utc_now,
 )
 from buildsys.store.object_store import DamagedError, Store
-from buildsys.store.state_db import warn_on_stderr
-
-if TYPE_CHECKING:
-    from buildsys.history.database import History
 
 ENGINE = "baseline:engine"  # the label in keys
 NONE = "none"
 _THIS_BUILD = "accepted"  # in keys: a person has made it the baseline
-_ABSENT = "absent"  # as in ``action_key``, which imports this module
+ABSENT = "absent"  # as in ``action_key``, which imports this module
 _ENVIRONMENT = ("device:", "env:")
 _LIBRARIES = ("tool:",)
 _ACCEPTED = (PASSED, UNAVAILABLE)  # a build without a baseline is one for the next
 _SHOWN_DIGITS = 12
 _SHOWN_DIFFERENCES = 3
 _KEPT_COMPARISONS = 3  # per gate
-_MOST_RUNS = 500  # per gate in the history
 Parts = Mapping[str, str]
 
 
@@ -58,24 +54,22 @@ def baseline_digests(ledger: Ledger, gates: Iterable[str]) -> set[str]:
     }
 
 
-class _BaselineBuild(NamedTuple):
-    """A build that its gate accepted."""
+# accepted builds outside the ledger, newest first, of a gate, for the target of its engine and the
+# digest of its present engine
+PastBuilds = Callable[[str, str, str], Iterable[AcceptedBuild]]
 
-    engine: str  # digest
-    data: str  # digest of the weights next to it, or _ABSENT
-    started: str
-    parts: Parts  # its environment and libraries
-    options: Mapping[str, Any] | None
-    figures: Mapping[str, float]
+
+def no_builds(*_: str) -> Iterable[AcceptedBuild]:
+    """List no builds: there is no history."""
+    return ()
 
 
 class GateBaselines:
     """The baselines of a project's gates, from ledger and history."""
 
-    def __init__(self, ledger: Ledger, state: Path) -> None:
+    def __init__(self, ledger: Ledger, past_builds: PastBuilds = no_builds) -> None:
         self._ledger = ledger
-        self._state = state
-        self._warn = cache(warn_on_stderr)  # once, although each look opens the history
+        self._past_builds = past_builds
 
     def parts(self, action: Action, parts: Parts) -> dict[str, str]:
         """Find the part of the baseline. ``parts`` are the others of the key."""
@@ -88,7 +82,7 @@ class GateBaselines:
                 return {ENGINE: _THIS_BUILD if is_accepted else record.parts.get(ENGINE, NONE)}
         if records:
             return {ENGINE: _engine(action, records[0].parts)}
-        past = next(self._past_builds(action, parts), None)
+        past = next(self._past(action, parts), None)
         return {ENGINE: past.engine if past else NONE}
 
     def fetch(
@@ -124,7 +118,7 @@ class GateBaselines:
             }
             try:
                 for role, content in (("engine", digest), ("engine.data", earlier.data)):
-                    if content != _ABSENT:
+                    if content != ABSENT:
                         files[role] = folder / paths[role].name
                         size = store.object_path(content).stat().st_size
                         store.fetch(OutputFile(content, size), files[role])
@@ -163,50 +157,32 @@ class GateBaselines:
             if record.status != NOISY and not _differences(_ENVIRONMENT, record.parts, parts)
         ]
 
-    def _earlier(self, action: Action, parts: Parts, digest: str) -> _BaselineBuild | None:
+    def _earlier(self, action: Action, parts: Parts, digest: str) -> AcceptedBuild | None:
         """Find the last accepted build with an engine."""
         own = _build_of(action, parts)
         for record in self._comparable(action, parts):
             build = _build_of(action, record.parts)
             if build != own and build[0] == digest:
-                return _BaselineBuild(
+                return AcceptedBuild(
                     digest,
-                    record.parts.get(f"input:{_data_path(action)}", _ABSENT),
+                    record.parts.get(f"input:{_data_path(action)}", ABSENT),
                     record.started,
                     record.parts,
                     record.figures.get("engine_options"),
                     record.figures.get("figures", {}),
                 )
-        builds = self._past_builds(action, parts)
+        builds = self._past(action, parts)
         return next((build for build in builds if build.engine == digest), None)
 
-    def _past_builds(self, action: Action, parts: Parts) -> Iterator[_BaselineBuild]:
+    def _past(self, action: Action, parts: Parts) -> Iterator[AcceptedBuild]:
         """Yield other accepted builds of the history in this environment, newest first."""
-        from buildsys.history.builds import RAN
-        from buildsys.history.recorder import machine_id
-
         assert action.baseline is not None
-        history, here, own = self._history, machine_id(), _engine(action, parts)
-        engines = {
-            build.outputs["engine"]: build
-            for build in history.builds(target=action.baseline.target)
-            if "engine" in build.outputs
-        }
-        if own not in engines:
-            return
-        runs = history.builds(
-            target=action.target, machine_id=here, project=engines[own].project, limit=_MOST_RUNS
-        )
-        for run in runs:
-            then, engine = history.environment(run), run.figures.get("engine")
-            is_accepted = run.how == RAN and run.status in _ACCEPTED and run.machine_id == here
-            if not is_accepted or engine not in engines or _differences(_ENVIRONMENT, then, parts):
-                continue
-            if engine != own or _differences(_LIBRARIES, then, parts):
-                data = engines[engine].outputs.get("engine.data", _ABSENT)
-                figures = {k: v for k, v in run.figures.items() if isinstance(v, float)}
-                options = run.figures.get("engine_options")
-                yield _BaselineBuild(engine, data, run.started, then, options, figures)
+        own = _engine(action, parts)
+        for build in self._past_builds(action.target, action.baseline.target, own):
+            if not _differences(_ENVIRONMENT, build.parts, parts) and (
+                build.engine != own or _differences(_LIBRARIES, build.parts, parts)
+            ):
+                yield build
 
     def _why_none(self, action: Action, parts: Parts, digest: str) -> dict[str, str]:
         """Find the reason for a missing baseline, and its remedy."""
@@ -214,24 +190,16 @@ class GateBaselines:
         if digest != NONE:
             problem = f"the record of the baseline (engine {digest[:_SHOWN_DIGITS]}) is gone"
             return {"missing": problem, "hint": hint}
-        records = self._ledger.records(action.target)
-        changed = _differences(_ENVIRONMENT, records[0].parts, parts) if records else []
-        if not records:  # a clean checkout
-            history = self._history
-            for build in history.builds(target=action.target, limit=1):
-                changed = _differences(_ENVIRONMENT, history.environment(build), parts)
+        earlier: Iterable[Parts] = (r.parts for r in self._ledger.records(action.target, limit=1))
+        assert action.baseline is not None
+        names = action.target, action.baseline.target, _engine(action, parts)
+        past = (build.parts for build in self._past_builds(*names))
+        then = next(chain(earlier, past), None)  # the second in a clean checkout
+        changed = [] if then is None else _differences(_ENVIRONMENT, then, parts)
         problem = "there is no earlier build"
         if changed:
             problem = f"earlier builds ran in another environment ({_listed(changed)} changed)"
         return {"missing": problem, "hint": hint}
-
-    @property
-    def _history(self) -> History:
-        """The history as it is now: this run adds to it."""
-        # a run without gates loads none of this
-        from buildsys.history.database import History, history_file
-
-        return History.read_only(history_file(self._state), self._warn)
 
 
 def _build_of(action: Action, parts: Parts) -> tuple[str, dict[str, str]]:

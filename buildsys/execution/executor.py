@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from buildsys.errors import BuildsysError, CheckFailed, StageError, UsageError, joined
 from buildsys.execution.action_key import ActionKey, KeyBuilder
-from buildsys.execution.baselines import GateBaselines
+from buildsys.execution.baselines import GateBaselines, PastBuilds, no_builds
 from buildsys.execution.build_cache import BuildCache
 from buildsys.execution.freshness import (
     Explanation,
@@ -24,7 +24,7 @@ from buildsys.execution.freshness import (
 )
 from buildsys.execution.local_runs import Folders, LocalRuns
 from buildsys.execution.recorded_reads import TOO_MANY, add_warnings, forbidden
-from buildsys.execution.run_records import Outcome, RunRecords
+from buildsys.execution.run_records import Outcome, Recorder, RunRecords
 from buildsys.execution.stale_reasons import ASKED_FOR, Reason, encode_reasons, summarize_reasons
 from buildsys.execution.up_to_date_models import UpToDateModels
 from buildsys.plan.action import RESULT, Action, missing_outputs
@@ -39,7 +39,6 @@ from buildsys.store.state_db import StateDb, warn_on_stderr
 
 if TYPE_CHECKING:
     from buildsys.execution.provenance import ProvenanceSigner
-    from buildsys.history.recorder import Recorder
     from buildsys.store.shared_cache import SharedCache
     from buildsys.store.signatures import TrustPolicy
     from buildsys.workers.pool import JobReply, WorkerPool
@@ -74,6 +73,7 @@ class Executor:
         on_event: Callable[[str, Event], None] = lambda *_: None,
         notify: Callable[[str], None] = warn_on_stderr,
         make_recorder: Callable[[], Recorder | None] = lambda: None,
+        past_builds: PastBuilds = no_builds,
     ) -> None:
         project, build, state, _ = folders
         self._project, self._build, self._actions = project, build, actions
@@ -89,7 +89,7 @@ class Executor:
             build, store, self.ledger, remote, notify, signer=signer, trust=trust
         )
         self._signer, self._signers = signer, RestoredSigners(self._db)
-        self._baselines = GateBaselines(self.ledger, state)
+        self._baselines = GateBaselines(self.ledger, past_builds)
         # more threads than cores spin against each other and make no progress
         threads = max(1, len(os.sched_getaffinity(0)) // jobs) if jobs > 1 else 0
         slots = threading.Semaphore(jobs) if jobs else nullcontext()

@@ -39,8 +39,8 @@ from buildsys.system.signatures import (
 
 if TYPE_CHECKING:
     from buildsys.execution.action_key import ActionKey
-    from buildsys.history.recorder import Checkout
     from buildsys.store.signatures import SigningKey
+    from buildsys.system.git import Checkout
 
 BUILD_TYPE = "urn:buildsys:target:1"
 _FILES = ("input", "source", "weights", "read")  # parts with the digest of a file

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Mapping
 from functools import cached_property, partial
 from pathlib import Path
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 from buildsys.execution.action_key import ActionKey
 from buildsys.plan.action import RESULT, Action
@@ -23,11 +23,28 @@ from buildsys.store.ledger import (
 )
 from buildsys.store.publish import Background
 
-if TYPE_CHECKING:
-    from buildsys.history.recorder import Recorder
-
 _RAN = "ran"
 _NONE: Mapping[str, Any] = MappingProxyType({})
+
+
+class Recorder(Protocol):
+    """A history of runs. It never fails a build."""
+
+    def add(
+        self,
+        names: Mapping[str, Any],
+        *,
+        parts: Mapping[str, str],
+        figures: Mapping[str, Any],
+        **more: Any,
+    ) -> Any:
+        """Record a finished target; return its build, or None."""
+
+    def add_measurements(self, build: Any, result: Path) -> None:
+        """Record the samples in a result file."""
+
+    def close(self) -> None:
+        """Finish writing."""
 
 
 class RunRecords:

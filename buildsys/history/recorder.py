@@ -11,26 +11,18 @@ import uuid
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from buildsys.history.builds import Build
 from buildsys.history.database import History, digest_of
 from buildsys.report.formatting import duration
 from buildsys.store.state_db import warn_on_stderr
+from buildsys.system.git import Checkout
 
 _ENVIRONMENT = ("device:", "tool:", "env:")  # parts of a key
 _CHECKOUT_LIMIT_S = 10.0  # for git; without an answer the revision is unknown
 _SET_BACK_S = 1.0
 CHECKOUT_FILE = "checkout.json"  # in the state folder of a project that another machine packed
-
-
-class Checkout(NamedTuple):
-    """The state of the project's git checkout."""
-
-    project: str = ""  # remote, and folder in the repository
-    revision: str = ""
-    dirty: bool | None = None
-    run: str = ""  # on several machines
 
 
 class Recorder:

@@ -18,7 +18,6 @@ from blake3 import blake3
 from buildsys.errors import StageError, UsageError
 from buildsys.execution.build_cache import store_folder
 from buildsys.execution.executor import Executor
-from buildsys.history.recorder import Checkout
 from buildsys.plan.action import RESULT, Action
 from buildsys.project.load import Project
 from buildsys.remote.job import STORE
@@ -62,6 +61,7 @@ from buildsys.store.ledger import utc_now
 from buildsys.store.object_store import Store
 from buildsys.store.signatures import NO_POLICY, TrustPolicy
 from buildsys.system.files import replace_file
+from buildsys.system.git import Checkout
 
 _SYSTEMS = {"kubernetes": Kubernetes, "ray": Ray, "slurm": Slurm, "ssh": Ssh}
 _POLL_S = 1.0

@@ -19,7 +19,7 @@ from pathlib import Path
 
 from buildsys.errors import BuildsysError, StageError
 from buildsys.execution.provenance import ProvenanceSigner
-from buildsys.history.recorder import CHECKOUT_FILE, Checkout
+from buildsys.history.recorder import CHECKOUT_FILE
 from buildsys.project.load import Project, empty_project
 from buildsys.remote.jobs import JobSummary, TargetSummary
 from buildsys.remote.pack import put_history, unpack_earlier_builds, unpack_project
@@ -31,6 +31,7 @@ from buildsys.store.locks import private_folder
 from buildsys.store.record_file import encode_record
 from buildsys.store.signatures import SigningKey
 from buildsys.store.state_db import StateDb, warn_on_stderr
+from buildsys.system.git import Checkout
 from buildsys.system.processes import die_with_parent
 
 STORE = "BUILDSYS_REMOTE"  # the variable with the address of the shared store

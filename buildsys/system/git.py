@@ -1,13 +1,23 @@
-"""Calls of git."""
+"""Calls of git, and the state of a checkout."""
 
 from __future__ import annotations
 
 import os
 import subprocess
 from pathlib import Path
+from typing import NamedTuple
 
 # set when a git hook calls us
 _VARIABLES = ("GIT_DIR", "GIT_WORK_TREE", "GIT_INDEX_FILE", "GIT_PREFIX")
+
+
+class Checkout(NamedTuple):
+    """The state of the project's git checkout."""
+
+    project: str = ""  # remote, and folder in the repository
+    revision: str = ""
+    dirty: bool | None = None
+    run: str = ""  # on several machines
 
 
 def commit_query(revision: str) -> tuple[str, ...]:

@@ -15,11 +15,13 @@ import tiny_project
 from tiny_project import GATE, gated_actions, make_executor, make_project
 
 from buildsys.history.database import History
-from buildsys.history.recorder import Checkout, Recorder
+from buildsys.history.past_builds import PastBuilds
+from buildsys.history.recorder import Recorder
 from buildsys.plan.action import Action
 from buildsys.store.ledger import Ledger
 from buildsys.store.state_db import StateDb
 from buildsys.system import versions
+from buildsys.system.git import Checkout
 from buildsys.workers.job import Job
 
 
@@ -51,7 +53,12 @@ class Project:
             return Recorder(history, lambda: Checkout("host/a", "c0ffee", False), lambda _: "{}")
 
         plan = graph(opset)
-        executor, pool = make_executor(self.root, plan, make_recorder=recorder)
+        executor, pool = make_executor(
+            self.root,
+            plan,
+            make_recorder=recorder,
+            past_builds=PastBuilds(self.root / ".buildsys").of_gate,
+        )
         for target in plan:
             if not executor.is_fresh(target):
                 executor.run(target)

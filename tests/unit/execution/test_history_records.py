@@ -13,7 +13,8 @@ from buildsys.execution.executor import Executor
 from buildsys.execution.run_records import Outcome, why_stopped
 from buildsys.history.builds import Build
 from buildsys.history.database import History
-from buildsys.history.recorder import Checkout, Recorder
+from buildsys.history.recorder import Recorder
+from buildsys.system.git import Checkout
 
 
 @pytest.fixture

@@ -18,8 +18,8 @@ from buildsys import __version__
 from buildsys.deploy.can_run import check_signature
 from buildsys.errors import UsageError
 from buildsys.execution.provenance import ProvenanceSigner
-from buildsys.history.recorder import Checkout
 from buildsys.store.signatures import SigningKey, generate_key
+from buildsys.system.git import Checkout
 from buildsys.system.signatures import TrustedKeys
 
 COMMIT = "1f" * 20
