@@ -143,14 +143,6 @@ class FreshnessChecker:
         self.trust = trust
         self._signers = RestoredSigners(db)
 
-    def up_to_date_key(self, action: Action) -> str | None:
-        """Look up the key digest of a target, None if it is stale.
-
-        Raises: StageError: a file cannot be read.
-        """
-        key = self._build_key(action)
-        return key.digest if self._current_status(action, key) else None
-
     def up_to_date_status(self, action: Action) -> str | None:
         """Look up the recorded status of a target, None if it is stale.
 
@@ -165,8 +157,10 @@ class FreshnessChecker:
 
         Raises: StageError: a file cannot be read.
         """
-        key = self.up_to_date_key(action)
-        return None if key is None else self._ledger.lookup(action.target, key)
+        key = self._build_key(action)
+        if not self._current_status(action, key):
+            return None
+        return self._ledger.lookup(action.target, key.digest)
 
     def examine(self, action: Action) -> Freshness:
         """Examine a target, with unreadable files as reasons.

@@ -210,7 +210,7 @@ class Ledger:
         drop = ("DELETE FROM records WHERE target = ?", (target,))
         self._db.write([
             *([] if keep_records else [drop]),
-            ("DELETE FROM settled_targets WHERE target = ?", (target,)),
+            ("DELETE FROM settled_models", ()),
             ("INSERT OR REPLACE INTO forgotten VALUES (?)", (target,)),
         ])  # fmt: skip
 

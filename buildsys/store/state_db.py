@@ -53,9 +53,6 @@ CREATE INDEX owned_by_target ON owned (target);
 CREATE TABLE settled_models (
     model TEXT PRIMARY KEY, valid_in TEXT, token TEXT, about TEXT, files TEXT
 ) WITHOUT ROWID;
-CREATE TABLE settled_targets (
-    model TEXT, target TEXT, key TEXT, PRIMARY KEY (model, target)
-) WITHOUT ROWID;
 """
 
 

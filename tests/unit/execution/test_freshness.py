@@ -316,16 +316,6 @@ def test_an_explanation_has_the_facts_of_its_target_and_the_effects_upstream() -
     }
 
 
-def test_the_key_of_an_up_to_date_target_is_that_of_its_record(root: Path) -> None:
-    build(root)
-    executor, _ = make_executor(root)
-    record = executor.ledger.lookup(EXPORT)
-    executor.close()
-    assert record is not None
-    assert make_checker(root).up_to_date_key(actions()[EXPORT]) == record.key
-    assert make_checker(root).up_to_date_key(actions(opset=18)[EXPORT]) is None
-
-
 def test_an_unreadable_source_leaves_the_last_run_known(root: Path) -> None:
     build(root)
     (root / "net.py").unlink()

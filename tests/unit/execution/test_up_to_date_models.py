@@ -26,6 +26,7 @@ from buildsys.execution.up_to_date_models import (
 from buildsys.plan.action import Action
 from buildsys.project.load import load_project
 from buildsys.project.plan import plan_model
+from buildsys.store.ledger import ActionRecord
 from buildsys.store.object_store import Store
 from buildsys.system.files import SETTLE_NS
 
@@ -142,14 +143,6 @@ CHANGES = {
         or (project.root / "blocks/__init__.py").write_text("x = 1\n")
     ),
     "record forgotten": lambda project: project.executor().ledger.forget(ENGINE),
-    "record of other outputs": _record(
-        "UPDATE records SET outputs = '{}' WHERE target = 'bench:m:e'"
-    ),
-    "record unreadable": _record("UPDATE records SET outputs = 'x' WHERE target = 'bench:m:e'"),
-    "record of another status": _record(
-        "UPDATE records SET status = 'unavailable' WHERE target = 'bench:m:e'"
-    ),
-    "record of another key": _record("UPDATE records SET key = 'x' WHERE target = 'bench:m:e'"),
     "verdict unreadable": _record("UPDATE settled_models SET about = '[1]'"),
     "a file lost on its way to the disk": lambda project: project.executor()._digests.drop(
         "anything"
@@ -264,21 +257,21 @@ def test_a_model_with_a_very_young_file_is_not_remembered(project: Project) -> N
     assert project.remembered() == [], "checked again in the next run"
 
 
-def test_a_change_during_the_check_keeps_the_model_stale(project: Project) -> None:
+def test_a_change_during_the_check_is_checked_again(project: Project) -> None:
     executor = project.executor()
-    check = executor._checker.up_to_date_key
+    look_up = executor._checker.up_to_date_record
 
-    def edited_meanwhile(action: Action) -> str | None:
-        key = check(action)
+    def edited_meanwhile(action: Action) -> ActionRecord | None:
+        record = look_up(action)
         if action.target == REPORT:
             (project.root / "build/m/export/model.onnx").write_text("edited")
-        return key
+        return record
 
-    executor._checker.up_to_date_key = edited_meanwhile  # type: ignore[method-assign]
-    assert (
-        executor.models.check({"m": PlannedModel(TEXT, list(tiny_project.actions().values()))})
-        == {}
-    )
+    executor._checker.up_to_date_record = edited_meanwhile  # type: ignore[method-assign]
+    planned = PlannedModel(TEXT, list(tiny_project.actions().values()))
+    executor.models.check({"m": planned})
+    assert executor.models.find({"m": TEXT}) == {}
+    executor.close()
 
 
 def test_a_damaged_state_costs_only_time(project: Project) -> None:
@@ -286,16 +279,7 @@ def test_a_damaged_state_costs_only_time(project: Project) -> None:
     executor._db.write([("DROP TABLE settled_models", ())])
     planned = PlannedModel(TEXT, list(tiny_project.actions().values()))
     assert executor.models.check({"m": planned}) == {"m": PASSED}
-    assert executor.models.find({"m": TEXT}) == {}
     executor.close()
-
-
-def test_many_models_are_read_at_once(project: Project, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(buildsys.execution.up_to_date_models, "_FEW", 1)
-    project.check()
-    executor = project.executor()
-    assert list(executor.models.find({"m": TEXT, "other": "{}"})) == ["m"]
-    assert executor.models.find({"other": "{}", "third": "{}"}) == {}
 
 
 def test_an_unavailable_target_is_up_to_date_with_that_status(project: Project) -> None:
