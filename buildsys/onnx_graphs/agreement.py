@@ -11,6 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import cast
 
 import numpy as np
 
@@ -68,49 +69,31 @@ class Agreement:
     uninformative: str = ""
 
     def figures(self) -> AgreementFigures:
-        """Return the numbers for a result file."""
-        figures: AgreementFigures = {"samples": self.samples}
+        """Collect the numbers for a result file."""
         if self.uninformative:
-            return {**figures, "uninformative": self.uninformative}
-        figures["spread_error"] = self.spread_error
-        figures["correlation"] = self.correlation
-        figures["slope"] = self.slope
-        if self.channel_error is not None:
-            figures["channel_error"] = self.channel_error
-        if self.class_agreement is not None:
-            figures["class_agreement"] = self.class_agreement
-        return figures
+            return {"samples": self.samples, "uninformative": self.uninformative}
+        numbers = {name: getattr(self, name) for name in _LIMITS}
+        measured = {name: number for name, number in numbers.items() if number is not None}
+        return cast(AgreementFigures, {"samples": self.samples, **measured})
 
     def problem(self, limits: Limits) -> str:
         """Name the figures beyond ``limits``, the most telling first; empty without any."""
-        share, error = self.class_agreement or 0.0, self.channel_error or 0.0
+        error, share = self.channel_error or 0.0, self.class_agreement or 0.0
         least = {
-            "correlation": (
-                self.correlation,
-                f"its correlation with the reference is {self.correlation:.3f} (at least {{:g}})",
-            ),
+            "correlation": (self.correlation, "its correlation with the reference is {:.3f}"),
             "class_agreement": (
                 1.0 if self.other_classes < 2 else share,  # a single sample is no share
-                f"its class is the reference's in {share:.0%} (at least {{:.0%}})",
+                "its class is the reference's in {:.0%}",
             ),
         }
         most = {
-            "spread_error": (
-                self.spread_error,
-                f"its error is {self.spread_error:.3g} of its spread (allowed {{:g}})",
-            ),
-            "slope": (
-                abs(self.slope - 1),
-                f"its slope against the reference is {self.slope:.3f} (allowed 1 ± {{:g}})",
-            ),
-            "channel_error": (
-                error,
-                f"the error of {self.channel} is {error:.3g} of its spread (allowed {{:g}})",
-            ),
+            "spread_error": (self.spread_error, "its error is {:.3g} of its spread"),
+            "slope": (abs(self.slope - 1), "its slope against the reference is off by {:.3g}"),
+            "channel_error": (error, f"the error of {self.channel} is {{:.3g}} of its spread"),
         }
         broken = [
-            text.format(limit)
-            for sign, figures in ((-1, least), (1, most))
+            f"{text.format(figure)} ({word} {limit:g})"
+            for sign, word, figures in ((-1, "at least", least), (1, "allowed", most))
             for name, (figure, text) in figures.items()
             if (limit := limits.get(name)) is not None and not sign * figure <= sign * limit
         ]
@@ -118,8 +101,7 @@ class Agreement:
             return ""
         if self.relative_spread < _NARROW:
             broken.append(f"as it varies by only {self.relative_spread:.2g} of its magnitude")
-        samples = "sample" if self.samples == 1 else "samples"
-        return f"over {self.samples} {samples}, {', '.join(broken)}"
+        return f"over {self.samples} samples, {', '.join(broken)}"
 
 
 def output_agreements(cases: Sequence[ComparedCase], limits: Limits) -> dict[str, Agreement]:

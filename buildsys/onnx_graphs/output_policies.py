@@ -16,8 +16,7 @@ from typing import Any
 import numpy as np
 
 from buildsys.errors import StageError
-from buildsys.onnx_graphs.detections import match_detections
-from buildsys.onnx_graphs.row_matching import close_rows, match_rows
+from buildsys.onnx_graphs.detections import close_rows, match_detections, match_rows
 from buildsys.onnx_graphs.tensor_comparison import Comparison, Tolerance, compare
 from buildsys.onnx_graphs.tensors import Array, Tensor
 
@@ -126,7 +125,7 @@ def _apply_policy(
     whole = replace(whole, policy=kind, note="")
     if failure is None:
         return whole.as_passed()
-    return whole.as_failed(a, b, (failure.problem,), failure.index)
+    return whole.as_failed(a, b, failure.problem, failure.index)
 
 
 def _require_axis(name: str, policy: Policy, shape: tuple[int, ...]) -> None:
@@ -286,7 +285,7 @@ def _compare_detections(
         comparisons[member] = replace(whole, policy="detections")
     if matches.problems:
         problem = " and ".join(matches.problems)
-        comparisons[name] = comparisons[name].as_failed(ours.array, theirs.array, (problem,))
+        comparisons[name] = comparisons[name].as_failed(ours.array, theirs.array, problem)
         scores = policy["scores"]
         if scores is not None and _has_ties(expected[scores], tolerance):
             comparisons[name] = replace(comparisons[name], note=_TIED)

@@ -7,8 +7,9 @@ nothing: errors are relative to the largest magnitude of the reference, together
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from typing import Any, cast
 
 import numpy as np
 
@@ -40,14 +41,13 @@ class Comparison:
     worst_actual: Value = None
     worst_expected: Value = None
     non_finite: int = 0  # elements that are NaN or infinite on one side only
-    problem: str = ""
-    broken: tuple[str, ...] = field(default=(), repr=False)  # exceeded limits with their values
+    problem: str = ""  # exceeded limits with their values
     policy: str = ""  # as in the manifest
     note: str = ""  # a permitted difference, or errors that the limits cannot see
     uninformative: str = ""  # why equality proves nothing
 
     def figures(self) -> OutputComparison:
-        """Return the numbers for a result file; infinity and NaN become None."""
+        """Collect the numbers for a result file; infinity and NaN become None."""
         max_abs, relative, cosine, top1 = (
             value if value is not None and math.isfinite(value) else None
             for value in (self.max_abs, self.relative, self.cosine, self.top1)
@@ -59,47 +59,28 @@ class Comparison:
             "top1": top1,
             "passed": None if self.passed and self.uninformative else self.passed,
         }
-        if self.policy:
-            figures["policy"] = self.policy
-        if self.note:
-            figures["note"] = self.note
-        if self.uninformative:
-            figures["uninformative"] = self.uninformative
-        return figures
+        texts = {"policy": self.policy, "note": self.note, "uninformative": self.uninformative}
+        return cast(
+            OutputComparison, figures | {name: text for name, text in texts.items() if text}
+        )
 
     def as_passed(self) -> Comparison:
         """Return the same figures with the verdict "passed"."""
-        return replace(
-            self,
-            passed=True,
-            worst_index=None,
-            worst_actual=None,
-            worst_expected=None,
-            problem="",
-            broken=(),
-        )
+        worst: dict[str, Any] = dict.fromkeys(("worst_index", "worst_actual", "worst_expected"))
+        return replace(self, passed=True, problem="", **worst)
 
     def as_failed(
-        self, a: Array, b: Array, broken: tuple[str, ...], index: tuple[int, ...] | None = None
+        self, a: Array, b: Array, problem: str, index: tuple[int, ...] | None = None
     ) -> Comparison:
         """Return the figures as failed at ``index`` of both arrays."""
-        problem = ", ".join(broken)
+        failed = replace(self.as_passed(), passed=False, problem=problem)
         if index is None:
-            return replace(self.as_passed(), passed=False, problem=problem, broken=broken)
-        here, there = (
+            return failed
+        actual, expected = (
             str(value) if isinstance(value := side.item(index), complex) else value
             for side in (a, b)
         )
-        ours, other = _show_apart(here, there)
-        return replace(
-            self,
-            passed=False,
-            worst_index=index,
-            worst_actual=here,
-            worst_expected=there,
-            problem=f"at {list(index)} it is {ours} instead of {other} ({problem})",
-            broken=broken,
-        )
+        return replace(failed, worst_index=index, worst_actual=actual, worst_expected=expected)
 
     def failure(self) -> WorstElement:
         """Return the worst element for a result file."""
@@ -120,7 +101,7 @@ class Comparison:
             return self.problem
         ours, other = _show_apart(self.worst_actual, self.worst_expected)
         where = f"at {list(self.worst_index)} {actual} has {ours}"
-        return f"{where} and {expected} {other} ({', '.join(self.broken)})"
+        return f"{where} and {expected} {other} ({self.problem})"
 
 
 def compare(
@@ -137,32 +118,28 @@ def compare(
     outputs consist of parts computed apart, such as boxes and scores.
     """
     ours, theirs = (v if isinstance(v, Tensor) else tensor_of(v) for v in (actual, expected))
-    for what, our_fact, other in (
-        ("type", ours.dtype, theirs.dtype),
-        ("shape", list(ours.shape), list(theirs.shape)),
-    ):
-        if our_fact != other:
-            return Comparison(problem=f"has {what} {our_fact} instead of {other}")
+    if ours.dtype != theirs.dtype:
+        return Comparison(problem=f"has type {ours.dtype} instead of {theirs.dtype}")
+    if ours.shape != theirs.shape:
+        return Comparison(problem=f"has shape {list(ours.shape)} instead of {list(theirs.shape)}")
     if ours.array.size == 0:
-        return Comparison(0.0, 0.0, 1.0, None, True, uninformative="it is empty")
+        return Comparison(0.0, 0.0, 1.0, passed=True, uninformative="it is empty")
     a, b = ours.values(), theirs.values()
+    if a.dtype.kind in "fc":
+        # an overflowing difference is infinite and exceeds any limit
+        with np.errstate(over="ignore"):
+            return _compare_floats(a, b, tolerance, assembled)
+    different = np.asarray(a != b)
+    problem = f"{int(different.sum())} of {a.size} elements differ, none may"
     if ours.dtype == "string":
-        different = np.asarray(a != b)
-        if not different.any():
-            return Comparison(0.0, 0.0, None, None, True)
-        return _failed(different, a, b, (f"{int(different.sum())} of {a.size} strings differ",))
-    if a.dtype.kind in "biu":
-        different = np.asarray(a != b)
-        x, y = a.astype(np.float64), b.astype(np.float64)
-        equal = _errors(x, y)
-        if not different.any():
-            return replace(equal, uninformative=_zero_reason(b))
+        if different.any():
+            return _failed(different, a, b, problem, Comparison())
+        return Comparison(0.0, 0.0, passed=True)
+    x, y = a.astype(np.float64), b.astype(np.float64)
+    if different.any():
         # unequal 64-bit integers can be equal as float64: the worst is among the different ones
-        distance = np.where(different, np.abs(x - y), -1.0)
-        problem = f"{int(different.sum())} of {a.size} elements differ, none may"
-        return _failed(distance, a, b, (problem,), equal)
-    with np.errstate(over="ignore"):  # an overflowing difference is infinite and exceeds any limit
-        return _compare_floats(a, b, tolerance, assembled)
+        return _failed(np.where(different, np.abs(x - y), -1.0), a, b, problem, _errors(x, y))
+    return replace(_errors(x, y), uninformative=_zero_reason(b))
 
 
 def _compare_floats(a: Array, b: Array, tolerance: Tolerance, assembled: bool) -> Comparison:
@@ -176,33 +153,34 @@ def _compare_floats(a: Array, b: Array, tolerance: Tolerance, assembled: bool) -
         problem = f"{count} of {unusable.size} elements are NaN or infinite"
         if np.isnan(y).any() and not np.isfinite(y[unusable]).any():
             problem += " in the reference itself"
-        return _failed(unusable, a, b, (problem,), non_finite=count)
+        return _failed(unusable, a, b, problem, Comparison(non_finite=count))
     # of infinities as well: a masked logit is the smallest, not zero
     top1 = _top1(*(np.where(both_nan, -np.inf, side) for side in (x, y)))
     x, y = np.where(same, 0, x), np.where(same, 0, y)
     errors = replace(_errors(x, y), top1=top1)
-    broken = []
+    if broken := list(_broken_limits(errors, tolerance)):
+        return _failed(np.abs(x - y), a, b, ", ".join(broken), errors)
+    passed = replace(errors, uninformative=_zero_reason(b))
+    hidden = _hidden_error(x, y, float(tolerance.get("rtol") or 0.0), assembled)
+    if hidden is None:
+        return passed
+    problem, index, is_excused = hidden
+    return replace(passed, note=problem) if is_excused else passed.as_failed(a, b, problem, index)
+
+
+def _broken_limits(errors: Comparison, tolerance: Tolerance) -> Iterator[str]:
     for title, value, limit in (
         ("relative error", errors.relative, tolerance.get("rtol")),
         ("absolute error", errors.max_abs, tolerance.get("atol")),
     ):
         if limit is not None and not value <= limit:  # so that a NaN counts as broken
-            broken.append(f"{title} {format_error(value)}, allowed {limit:g}")
+            yield f"{title} {format_error(value)}, allowed {limit:g}"
     for title, share, least in (
         ("cosine", errors.cosine, tolerance.get("cosine")),
         ("top-1 agreement", errors.top1, tolerance.get("top1")),
     ):
         if share is not None and least is not None and not share >= least:
-            broken.append(f"{title} {share:.6g}, at least {least:g}")
-    if broken:
-        return _failed(np.abs(x - y), a, b, tuple(broken), errors)
-    hidden = _hidden_error(x, y, float(tolerance.get("rtol") or 0.0), assembled)
-    passed = replace(errors, uninformative=_zero_reason(b))
-    if hidden is None:
-        return passed
-    if hidden.excused:
-        return replace(passed, note=hidden.problem)
-    return passed.as_failed(a, b, (hidden.problem,), hidden.index)
+            yield f"{title} {share:.6g}, at least {least:g}"
 
 
 def _zero_reason(expected: Array) -> str:
@@ -211,8 +189,12 @@ def _zero_reason(expected: Array) -> str:
     return "" if np.any(expected) else "it is zero everywhere"
 
 
-def _hidden_error(x: Array, y: Array, rtol: float, assembled: bool) -> _HiddenError | None:
+def _hidden_error(
+    x: Array, y: Array, rtol: float, assembled: bool
+) -> tuple[str, tuple[int, ...], bool] | None:
     """Find the slice with the largest relative error beyond ``rtol``, if any.
+
+    Returns the problem, its place, and whether it is excused.
 
     The limits apply to the largest magnitude of the whole output, which hides errors of small
     slices: of scores next to box coordinates. Rounding errors of large slices also reach small
@@ -246,14 +228,7 @@ def _hidden_error(x: Array, y: Array, rtol: float, assembled: bool) -> _HiddenEr
     error = f"is off by {within.max():.3g}, {share:.3g} of its own magnitude"
     hidden = f"hidden by values up to {largest:.3g} elsewhere"
     problem = f"slice {place} of axis {axis} {error}, {hidden}"
-    return _HiddenError(problem, (*inner[:axis], place, *inner[axis:]), not is_wrong)
-
-
-@dataclass(frozen=True)
-class _HiddenError:
-    problem: str
-    index: tuple[int, ...]
-    excused: bool
+    return problem, (*inner[:axis], place, *inner[axis:]), not is_wrong
 
 
 def _part_scales(scales: Array) -> Array:
@@ -299,26 +274,15 @@ def _cosine(x: Array, y: Array) -> float:
     return min(1.0, max(-1.0, cosine))
 
 
-def _failed(
-    distance: Array,
-    a: Array,
-    b: Array,
-    broken: tuple[str, ...],
-    errors: Comparison | None = None,
-    non_finite: int = 0,
-) -> Comparison:
+def _failed(distance: Array, a: Array, b: Array, problem: str, errors: Comparison) -> Comparison:
     index = tuple(int(i) for i in np.unravel_index(int(np.argmax(distance)), distance.shape))
-    errors = replace(errors or Comparison(), non_finite=non_finite)
-    return errors.as_failed(a, b, broken, index)
+    return errors.as_failed(a, b, problem, index)
 
 
 def _show_apart(*values: Value) -> list[str]:
     """Write values with as many digits as they need to differ."""
-    texts: list[str] = []
     for digits in (6, 9, 17):
-        texts = [
-            f"{value:.{digits}g}" if isinstance(value, float) else repr(value) for value in values
-        ]
-        if len(set(texts)) == len(texts):
+        texts = [f"{v:.{digits}g}" if isinstance(v, float) else repr(v) for v in values]
+        if len(set(texts)) > 1:
             break
     return texts

@@ -33,10 +33,10 @@ def test_a_result_file_has_the_worst_element() -> None:
         "index": [1],
         "actual": 3.0,
         "expected": 2.0,
-        "problem": "at [1] it is 3 instead of 2 (relative error 5.0e-01, allowed 0.1)",
+        "problem": "relative error 5.0e-01, allowed 0.1",
     }
     beyond = compare(np.array([1.00104]), np.array([1.0]), {"rtol": 1e-3})
-    assert beyond.problem.endswith("(relative error 1.1e-03, allowed 0.001)")  # rounded up
+    assert beyond.problem.endswith("relative error 1.1e-03, allowed 0.001")  # rounded up
     found = compare(np.array([1.0, -math.inf]), np.array([1.0, math.nan]), OPEN)
     assert (found.failure()["actual"], found.failure()["expected"]) == ("-inf", "nan")
     found = compare(np.array([7]), np.array([8]), OPEN)
@@ -55,16 +55,14 @@ def test_a_sentence_has_both_sides_and_all_broken_limits() -> None:
         "cosine -0.969974, at least 0.5"
     )
     assert found.sentence() == f"at [1] the output has -1 and the reference 1 ({limits})"
-    assert found.problem == f"at [1] it is -1 instead of 1 ({limits})"
     assert Comparison(problem="has no rows").sentence("a", "b") == "has no rows"
 
 
 def test_numbers_are_shown_with_six_digits_and_other_values_as_they_are() -> None:
     found = compare(np.array([1 / 3]), np.array([2 / 3]), {"rtol": 0.0})
-    assert "at [0] it is 0.333333 instead of 0.666667" in found.problem
-    assert (
-        "at [0] it is 'a' instead of 'b'" in compare(np.array(["a"]), np.array(["b"]), {}).problem
-    )
+    assert found.sentence("it", "b").startswith("at [0] it has 0.333333 and b 0.666667 (")
+    words = compare(np.array(["a"]), np.array(["b"]), {})
+    assert words.sentence("it", "b").startswith("at [0] it has 'a' and b 'b' (1 of 1 elements")
     found = compare(np.array([1 + 2j]), np.array([1 + 1j]), {"rtol": 0.0})
     assert (found.worst_actual, found.worst_expected) == ("(1+2j)", "(1+1j)")
     assert found.top1 is None
@@ -94,7 +92,7 @@ def test_equal_tensors_have_no_error(a: np.ndarray, cosine: float | None) -> Non
 def test_different_integers_keep_their_figures() -> None:
     found = compare(np.array([3, -4, 9]), np.array([3, 4, 8]), OPEN)
     assert (found.max_abs, found.relative, found.worst_index) == (8.0, 1.0, (1,))
-    assert found.problem.startswith("at [1] it is -4 instead of 4 (2 of 3 elements differ, none")
+    assert found.problem == "2 of 3 elements differ, none may"
     assert found.non_finite == 0
     # in uint8 this difference would be 255
     found = compare(np.array([0, 9], np.uint8), np.array([1, 0], np.uint8), OPEN)
@@ -108,13 +106,13 @@ def test_exact_types_ignore_limits(dtype: type) -> None:
 
 def test_the_reference_is_blamed_only_for_its_own_nan() -> None:
     nan, one = np.array([math.nan, 1.0]), np.array([1.0, 1.0])
-    assert compare(one, nan, OPEN).problem.endswith("NaN or infinite in the reference itself)")
+    assert compare(one, nan, OPEN).problem.endswith("NaN or infinite in the reference itself")
     for a, b in (
         (nan, one),
         (np.array([1.0, math.nan]), nan),
         (np.array([1.0, 1.0]), np.array([math.inf, 1.0])),
     ):
-        assert compare(a, b, OPEN).problem.endswith("are NaN or infinite)")
+        assert compare(a, b, OPEN).problem.endswith("are NaN or infinite")
 
 
 @pytest.mark.parametrize(

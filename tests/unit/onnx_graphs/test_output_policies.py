@@ -201,7 +201,6 @@ def test_per_channel_compares_each_channel_with_its_own_size() -> None:
     x[1, 2, 7] += 1e-4
     found = check_one(x, y, FP32, policy="per_channel", axis=1, rtol=None, atol=None)
     assert (found.passed, found.worst_index) == (False, (1, 2, 7))
-    assert found.problem.startswith("at [1, 2, 7]")
     assert "channel 2 of axis 1 is off by 0.0001" in found.problem
     assert check_one(
         y * 1.00005, y, FP32, policy="per_channel", axis=1, rtol=None, atol=None

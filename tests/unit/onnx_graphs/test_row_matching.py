@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from buildsys.onnx_graphs import row_matching
-from buildsys.onnx_graphs.row_matching import close_rows, match_rows
+from buildsys.onnx_graphs import detections
+from buildsys.onnx_graphs.detections import close_rows, match_rows
 from buildsys.onnx_graphs.tensors import Array
 
 
@@ -51,7 +51,7 @@ def test_thousands_of_equal_rows_are_matched_in_place() -> None:
 
 @pytest.mark.parametrize("block", [1, 20, 1 << 22])
 def test_close_rows_are_within_all_limits(block: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(row_matching, "_BLOCK", block)
+    monkeypatch.setattr(detections, "_BLOCK", block)
     x = np.array([[0.0, 0.0], [1.0, 10.0], [2.0, 0.0]])
     y = np.array([[0.5, 0.0], [1.0, 0.0], [2.0, 5.0], [1.5, 5.0], [0.0, 9.0]])
     found = close_rows(x, y, np.array([1.0, 5.0]))

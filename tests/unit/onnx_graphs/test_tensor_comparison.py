@@ -76,7 +76,7 @@ def test_nan_at_equal_places_is_equal_and_hides_no_error() -> None:
     assert (found.non_finite, found.worst_index) == (0, (1,))
     a = np.array([math.nan, 1.0, math.nan, math.nan])
     assert compare(a, b, LIMITS).non_finite == 1
-    assert compare(b, a, LIMITS).problem.endswith("NaN or infinite in the reference itself)")
+    assert compare(b, a, LIMITS).problem.endswith("NaN or infinite in the reference itself")
 
 
 def test_an_output_of_nan_alone_proves_nothing() -> None:
