@@ -63,9 +63,16 @@ class GraphFile:
         return graph_request(self.file, self.data)
 
 
-def graph_request(file: Path, data: Path | None) -> dict[str, str]:
+def graph_request(file: Path, data: Path | None = None) -> dict[str, str]:
     """Name the files of a graph for ``ask_inspection``."""
+    data = data or external_data(file)
     return {"file": str(file.resolve()), "data": str(data.resolve()) if data else ""}
+
+
+def external_data(file: Path) -> Path | None:
+    """Find the external data next to a graph."""
+    data = file.with_name(f"{file.name}.data")
+    return data if data.is_file() else None
 
 
 def ask_inspection(question: str, request: Mapping[str, Any]) -> dict[str, Any]:
@@ -95,8 +102,7 @@ def find_graph(session: Session, command: str, name: str) -> GraphFile:
     title, path = f"{stage or DEFAULT_STAGE}{at}{when}", _graph_ref(action)
     if not at:
         state, note, file = _current(session, action)
-        data: Path | None = file.with_name(f"{file.name}.data")
-        data = data if data is not None and data.is_file() else None
+        data = external_data(file)
     else:
         history = History.readable(history_file(session.project.state))
         names = BuildNames(session, history)

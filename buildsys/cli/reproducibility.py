@@ -15,7 +15,8 @@ from typing import Any
 
 from buildsys.cli.command import TERMINATED, print_answer, unknown_name
 from buildsys.cli.console.rows import format_table
-from buildsys.cli.graph_files import ask_inspection
+from buildsys.cli.graph_differences import difference_lines
+from buildsys.cli.graph_files import ask_inspection, graph_request
 from buildsys.cli.session import Session
 from buildsys.errors import StageError, UsageError
 from buildsys.plan.action import RESULT, Action
@@ -228,7 +229,7 @@ def compare_builds(first: Path, second: Path, actions: Sequence[Action]) -> list
                 continue
             sizes = tuple(path.stat().st_size if path.is_file() else None for path in pair)
             position = None if None in sizes else first_difference(*pair)
-            text = "" if position is None else _describe(*pair, position)
+            text = "" if position is None else _describe(*pair)
             file = ref.path.removeprefix(f"{action.model}/")
             artifacts.append(Artifact(action.target, file, exemption, sizes, position, text))
     return artifacts
@@ -249,12 +250,14 @@ def first_difference(first: Path, second: Path) -> int | None:
             position += len(here)
 
 
-def _describe(first: Path, second: Path, position: int) -> str:
-    """Name the first different field of a graph, "" if unknown."""
+def _describe(first: Path, second: Path) -> str:
+    """Name the first difference of two graphs, "" if unknown."""
     if not first.name.endswith((".onnx", ".onnx.data")):
         return ""
-    pair = {"first": str(first), "second": str(second), "first_byte": position}
+    graphs = [path.with_name(path.name.removesuffix(".data")) for path in (first, second)]
+    pair = {"first": graph_request(graphs[0]), "second": graph_request(graphs[1])}
     try:
-        return str(ask_inspection("first_difference", pair)["sentence"])
+        lines = difference_lines(ask_inspection("compare", pair))
+        return " ".join(next(lines, "only in metadata").split())
     except StageError:
         return ""  # the position must do

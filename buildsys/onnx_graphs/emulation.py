@@ -126,25 +126,19 @@ def _in_float32(tensor: TensorProto) -> TensorProto:
 
 
 def _refuse_hidden_types(model: ModelProto, dtype: str) -> None:
-    places = []
-    for owner in (model.graph, *model.functions):
-        bodies = [body for node in all_nodes(owner) for body in subgraphs(node)]
-        if isinstance(owner, GraphProto):
-            places += [(f"the subgraph {body.name}", [body]) for body in bodies]
-        else:
-            function = GraphProto(node=owner.node)
-            places.append((f"the local function {owner.name}", [function, *bodies]))
-    for place, graphs in places:
-        types: set[int] = set()
-        for graph in graphs:
-            for value in (*graph.input, *graph.output, *graph.value_info):
-                types.add(value.type.tensor_type.elem_type)
-            types.update(tensor.data_type for tensor in graph.initializer)
-            for attribute in (attribute for node in graph.node for attribute in node.attribute):
-                is_type = attribute.name in _TYPE_ATTRIBUTES
-                types.add(attribute.i if is_type else attribute.t.data_type)
+    owners = (model.graph, *model.functions)
+    graphs = [body for owner in owners for node in all_nodes(owner) for body in subgraphs(node)]
+    graphs += [GraphProto(name=function.name, node=function.node) for function in model.functions]
+    for graph in graphs:
+        ports = (*graph.input, *graph.output, *graph.value_info)
+        types = {port.type.tensor_type.elem_type for port in ports}
+        types |= {tensor.data_type for tensor in graph.initializer}
+        for attribute in (attribute for node in graph.node for attribute in node.attribute):
+            is_type = attribute.name in _TYPE_ATTRIBUTES
+            types.add(attribute.i if is_type else attribute.t.data_type)
         if ELEM_TYPES[dtype] in types:
             raise StageError(
-                f"{place} computes in {dtype}, which cannot be emulated on the CPU",
+                f"the inner graph {graph.name} computes in {dtype}, which cannot be emulated on"
+                " the CPU",
                 "choose another precision",
             )

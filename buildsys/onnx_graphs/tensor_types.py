@@ -12,6 +12,10 @@ from buildsys.onnx_graphs.onnx_file import all_nodes, subgraphs, tensors_of
 
 DTYPES = {"fp16": "float16", "bf16": "bfloat16"}  # precision -> type
 ELEM_TYPES = {"float16": TensorProto.FLOAT16, "bfloat16": TensorProto.BFLOAT16}
+_FLOATS: dict[str, int] = {  # from the fewest digits on
+    "bfloat16": TensorProto.BFLOAT16, "float16": TensorProto.FLOAT16,
+    "float32": TensorProto.FLOAT, "float64": TensorProto.DOUBLE,
+}  # fmt: skip
 NOT_A_TENSOR = -1  # a sequence, an optional, a map
 _STORED_IN_PLACE = 1024  # bytes; smaller values can be shapes that the inference needs
 _ASSEMBLING = ("Concat", "ScatterND", "ScatterElements")
@@ -58,34 +62,26 @@ def float_types(model: ModelProto) -> set[str]:
     types = {tensor.data_type for tensor in tensors_of(model)}
     bodies = [body for node in all_nodes(model.graph) for body in subgraphs(node)]
     for graph in (model.graph, *bodies):
-        for value in (*graph.input, *graph.output):
-            types.add(value.type.tensor_type.elem_type)
-    for owner in (model.graph, *model.functions):
-        for node in all_nodes(owner):
-            if node.op_type == "Cast":
-                types.update(attribute.i for attribute in node.attribute if attribute.name == "to")
-    names = {"float64": TensorProto.DOUBLE, "float32": TensorProto.FLOAT, **ELEM_TYPES}
-    return {name for name, elem_type in names.items() if elem_type in types}
+        types |= {value.type.tensor_type.elem_type for value in (*graph.input, *graph.output)}
+    for node in (node for owner in (model.graph, *model.functions) for node in all_nodes(owner)):
+        if node.op_type == "Cast":
+            types |= {attribute.i for attribute in node.attribute if attribute.name == "to"}
+    return {name for name, elem_type in _FLOATS.items() if elem_type in types}
 
 
 def narrowest_float(model: ModelProto) -> str:
-    """Find the float type with the fewest digits.
-
-    Without floats it is float32.
-    """
+    """Find the float type with the fewest digits, float32 without any."""
     types = float_types(model)
-    return next((n for n in ("bfloat16", "float16", "float32", "float64") if n in types), "float32")
+    return next((name for name in _FLOATS if name in types), "float32")
 
 
 def main_float_type(model: ModelProto) -> str:
     """Find the float type of most weights; empty without weights."""
-    names: dict[int, str] = {elem_type: name for name, elem_type in ELEM_TYPES.items()}
-    names |= {TensorProto.FLOAT: "float32", TensorProto.DOUBLE: "float64"}
-    counts: Counter[str] = Counter()
+    counts: Counter[int] = Counter()
     for tensor in tensors_of(model):
-        if tensor.data_type in names:
-            counts[names[tensor.data_type]] += prod(tensor.dims)
-    return max(counts, key=counts.__getitem__, default="")
+        counts[tensor.data_type] += prod(tensor.dims)
+    name = max(_FLOATS, key=lambda name: counts[_FLOATS[name]])
+    return name if counts[_FLOATS[name]] else ""
 
 
 def schema_of(node: NodeProto, opsets: dict[str, int]) -> defs.OpSchema | None:

@@ -208,9 +208,7 @@ def _built_from(
     if "model" not in inputs:
         names = dict.fromkeys(name for layer in layers for name in layer["nodes"])
         return [{"name": n, "operator": "layer", "inside": "", "outputs": []} for n in names]
-    file = session.project.build / inputs["model"].path
-    data = file.with_name(f"{file.name}.data")
-    request = graph_request(file, data if data.is_file() else None)
+    request = graph_request(session.project.build / inputs["model"].path)
     nodes: Sequence[Document] = ask_inspection("describe", {"graph": request, "dims": {}})["nodes"]
     return nodes
 

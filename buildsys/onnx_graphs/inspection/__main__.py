@@ -18,7 +18,6 @@ from buildsys.errors import StageError, UsageError
 from buildsys.onnx_graphs.inspection.describe import describe
 from buildsys.onnx_graphs.inspection.diff import compare
 from buildsys.onnx_graphs.inspection.drawing import draw
-from buildsys.onnx_graphs.inspection.first_difference import first_difference
 from buildsys.onnx_graphs.inspection.graph import drop_weights, plain_model, with_shapes
 from buildsys.onnx_graphs.onnx_file import load_model
 from buildsys.system.graphviz import render_svg
@@ -42,9 +41,6 @@ def answer(request: Mapping[str, Any]) -> dict[str, Any]:
                 drawing = draw(body, request["title"], *ends)
                 size = {"nodes": drawing.nodes, "boxes": drawing.boxes}
                 return {"svg": render_svg(drawing.dot), **size}
-            case "first_difference":
-                files = Path(request["first"]), Path(request["second"])
-                return {"sentence": first_difference(*files, request["first_byte"])}
             case unknown:
                 raise ValueError(f"unknown question {unknown!r}")
     except (StageError, UsageError) as error:

@@ -18,7 +18,7 @@ from buildsys.models.golden_inputs import (
     values_from_callable,
 )
 from buildsys.models.images import describe_images, find_images, read_images
-from buildsys.onnx_graphs.tensors import Array, NpzFile, Tensor, array_bytes, tensor_of
+from buildsys.onnx_graphs.tensors import Array, NpzFile, Tensor, tensor_of, write_array
 
 Batch = dict[str, Tensor]
 _KEY = re.compile(r"(\d+)/(.+)")
@@ -83,7 +83,7 @@ def save_batches(path: Path, batches: Iterator[Batch]) -> Iterator[Batch]:
     with zipfile.ZipFile(path, "w", zipfile.ZIP_STORED) as archive:
         for index, batch in enumerate(batches):
             for name, tensor in batch.items():
-                archive.writestr(*array_bytes(f"{index}/{name}", tensor.array))
+                write_array(archive, f"{index}/{name}", tensor.array)
             yield batch
 
 

@@ -9,7 +9,7 @@ int8 (betas of Gemm, types of tensors), and its scales of fp8 activations ignore
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -17,20 +17,18 @@ import numpy as np
 from onnx import ModelProto, NodeProto, TensorProto, helper, numpy_helper
 
 from buildsys.errors import StageError
-from buildsys.onnx_graphs.onnx_file import all_nodes, operator_counts, operator_name, subgraphs
+from buildsys.onnx_graphs.onnx_file import operator_counts, operator_name
 from buildsys.onnx_graphs.tensor_types import FreshNames, element_types
 from buildsys.onnx_graphs.tensors import Array
 from buildsys.stages.calibrate.ranges import Ranges
 from buildsys.stages.common.node_patterns import check_patterns, matching_pattern
 
 HEAVY = ("Conv", "ConvTranspose", "Gemm", "MatMul")  # nearly all of a network's time
-# TensorRT requires a constant second input.
-_WEIGHTED = {"Conv": 1, "ConvTranspose": 1}
 # Operators with one activation input.
 _SINGLE = ("Conv", "ConvTranspose", "AveragePool", "GlobalAveragePool", "MaxPool")
 _SHOWN = 6
 _SMALLEST = 1e-30  # magnitude with a sufficiently exact float32 scale
-_CONVOLUTIONS = ("Conv", "ConvTranspose")
+_CONVOLUTIONS = ("Conv", "ConvTranspose")  # TensorRT requires constant weights
 
 
 @dataclass(frozen=True)
@@ -52,6 +50,77 @@ GRIDS = {
 }
 
 
+@dataclass
+class Selection:
+    """Nodes to quantize in graph order with their inputs' places, and skipped ones."""
+
+    chosen: dict[str, tuple[int, ...]] = field(default_factory=dict)  # by the node's name
+    skipped: dict[str, str] = field(default_factory=dict)  # node -> reason
+
+
+def select_nodes(model: ModelProto, ranges: Ranges, options: Mapping[str, Any]) -> Selection:
+    """Select the nodes to quantize for the manifest's section ``quantize``.
+
+    Raises: StageError: there are none, or a pattern of ``exclude`` matches no node.
+    """
+    exclude, names = options["exclude"], [node.name for node in model.graph.node]
+    check_patterns("quantize.exclude", exclude, names)
+    types, stored = element_types(model), _stored(model).keys()
+    selection = Selection()
+    for node in model.graph.node:
+        if operator_name(node) in options["operators"]:
+            pattern = matching_pattern(node.name, exclude)
+            reason = f"excluded by {pattern}" if pattern else ""
+            places = _floats(node, types)
+            reason = reason or _why_skipped(node, places, stored, ranges)
+            if reason:
+                selection.skipped[node.name] = reason
+            else:
+                selection.chosen[node.name] = places
+    if not selection.chosen:
+        reasons = [f"{name}: {reason}" for name, reason in selection.skipped.items()]
+        operators = ", ".join(list(operator_counts(model))[:_SHOWN])
+        why = "; ".join(reasons[:_SHOWN]) or f"its operators are {operators}"
+        raise StageError(
+            f"no node of the graph can be quantized: {why}",
+            "correct the section quantize, or use another precision",
+        )
+    return selection
+
+
+def _stored(model: ModelProto) -> dict[str, TensorProto]:
+    """Map names to the initializers that callers cannot replace."""
+    inputs = {value.name for value in model.graph.input}
+    return {t.name: t for t in model.graph.initializer if t.name not in inputs}
+
+
+def _floats(node: NodeProto, types: Mapping[str, int]) -> tuple[int, ...]:
+    """List the data inputs and weights of a node, () unless all are float32."""
+    count = 2 if node.op_type in _CONVOLUTIONS or node.op_type not in _SINGLE else 1
+    places = tuple(range(min(count, len(node.input))))
+    are_floats = all(types.get(node.input[i]) == TensorProto.FLOAT for i in places)
+    return places if are_floats else ()
+
+
+def _why_skipped(
+    node: NodeProto, places: Sequence[int], stored: Collection[str], ranges: Ranges
+) -> str:
+    """Find the reason that a node cannot be quantized, "" if it can."""
+    if not places:
+        return "it does not compute in float32"
+    if node.op_type in _CONVOLUTIONS and node.input[1] not in stored:
+        return "its weights are computed"
+    activations = [node.input[i] for i in places if node.input[i] not in stored]
+    if not activations:
+        return "all its inputs are constant"
+    for tensor in activations:
+        if tensor not in ranges:
+            return f"{tensor} has no measured range"
+        if ranges[tensor].largest < _SMALLEST:
+            return f"the largest magnitude of {tensor}, {ranges[tensor].largest:.1e}, is too small"
+    return ""
+
+
 def insert_quantizers(
     model: ModelProto,
     selection: Selection,
@@ -65,24 +134,30 @@ def insert_quantizers(
 
     ``limits`` maps each tensor to the magnitude of the largest value of ``grid``.
     """
-    writer, nodes = _Writer(model, limits, grid), list(model.graph.node)
+    writer, nodes = _Writer(model, limits, grid, per_channel), list(model.graph.node)
     shared = {
         node.input[place]
         for node in nodes
-        for place in selection.activations_of(node)
-        if grid.is_shared
+        for place in selection.chosen.get(node.name, ())
+        if grid.is_shared and node.input[place] not in writer.weights
     }
-    writer.share(value.name for value in model.graph.input if value.name in shared)
+    dequantized: dict[str, str] = {}  # tensor -> its dequantized form, for all nodes that follow
+
+    def share(names: Iterable[str]) -> None:
+        dequantized.update(
+            (name, writer.quantize_activation(name)) for name in names if name in shared
+        )
+
+    share(value.name for value in model.graph.input)
     for node in nodes:
-        chosen = selection.chosen.get(node.name)
-        if chosen is not None:
-            writer.quantize_inputs(node, chosen, per_channel=per_channel)
-        node.input[:] = [writer.shared.get(name, name) for name in node.input]
+        for place in selection.chosen.get(node.name, ()):
+            node.input[place] = writer.quantize_input(node, place)
+        node.input[:] = [dequantized.get(name, name) for name in node.input]
         writer.nodes.append(node)
         results = list(node.output)
-        if chosen is not None and outputs:
+        if outputs and node.name in selection.chosen:
             writer.quantize_output(node)
-        writer.share(name for name in results if name in shared)
+        share(results)
     del model.graph.node[:]
     model.graph.node.extend(writer.nodes)
 
@@ -121,31 +196,28 @@ def limits_of(ranges: Ranges, precision: str, algorithm: str) -> dict[str, float
 class _Writer:
     """Rewrites the nodes; every tensor gets at most one pair."""
 
-    def __init__(self, model: ModelProto, limits: Mapping[str, float], grid: Grid) -> None:
+    def __init__(
+        self, model: ModelProto, limits: Mapping[str, float], grid: Grid, per_channel: bool
+    ) -> None:
         self._graph, self._limits, self._grid = model.graph, limits, grid
+        self._per_channel = per_channel
         self._fresh = FreshNames(model.graph)
-        self._weights = {tensor.name: tensor for tensor in model.graph.initializer}
         self._pairs: dict[tuple[str, int | None], str] = {}
+        self.weights = _stored(model)
         self.nodes: list[NodeProto] = []
-        self.shared: dict[str, str] = {}  # tensor -> its dequantized form
 
-    def share(self, names: Iterable[str]) -> None:
-        """Quantize activations for all nodes that follow."""
-        for name in names:
-            limit = np.float64(self._limits[name])
-            self.shared[name] = self._dequantized(name, limit, None)
+    def quantize_activation(self, name: str) -> str:
+        return self._dequantized(name, np.float64(self._limits[name]), None)
 
-    def quantize_inputs(self, node: NodeProto, chosen: Chosen, *, per_channel: bool) -> None:
-        for place in chosen.activations:
-            name = node.input[place]
-            node.input[place] = self._dequantized(name, np.float64(self._limits[name]), None)
-        for place in chosen.weights:
-            name = node.input[place]
-            values = np.abs(numpy_helper.to_array(self._weights[name]).astype(np.float64))
-            axis = channel_axis(node, place, values.ndim) if per_channel else None
-            others = tuple(i for i in range(values.ndim) if i != axis)
-            largest = values.max() if axis is None else values.max(axis=others)
-            node.input[place] = self._dequantized(name, largest, axis)
+    def quantize_input(self, node: NodeProto, place: int) -> str:
+        name = node.input[place]
+        if name not in self.weights:
+            return self.quantize_activation(name)
+        values = np.abs(numpy_helper.to_array(self.weights[name]).astype(np.float64))
+        axis = channel_axis(node, place, values.ndim) if self._per_channel else None
+        others = tuple(i for i in range(values.ndim) if i != axis)
+        largest = values.max() if axis is None else values.max(axis=others)
+        return self._dequantized(name, largest, axis)
 
     def quantize_output(self, node: NodeProto) -> None:
         """Quantize a result for the nodes downstream."""
@@ -194,89 +266,3 @@ def channel_axis(node: NodeProto, place: int, dimensions: int) -> int | None:
     if node.op_type == "MatMul" and dimensions >= 2:
         return dimensions - 1 if place == 1 else dimensions - 2
     return None
-
-
-@dataclass(frozen=True)
-class Chosen:
-    """A node to quantize, with its activation and weight inputs."""
-
-    activations: tuple[int, ...]
-    weights: tuple[int, ...]
-
-
-@dataclass
-class Selection:
-    """Nodes to quantize in graph order, and skipped ones."""
-
-    chosen: dict[str, Chosen] = field(default_factory=dict)  # by the node's name
-    skipped: dict[str, str] = field(default_factory=dict)  # node -> reason
-
-    def activations_of(self, node: NodeProto) -> tuple[int, ...]:
-        """List the activation inputs to quantize."""
-        return self.chosen[node.name].activations if node.name in self.chosen else ()
-
-
-def select_nodes(model: ModelProto, ranges: Ranges, options: Mapping[str, Any]) -> Selection:
-    """Select the nodes to quantize for the manifest's section ``quantize``.
-
-    Raises: StageError: there are none, or a pattern of ``exclude`` matches no node.
-    """
-    exclude, names = options["exclude"], [node.name for node in model.graph.node]
-    check_patterns("quantize.exclude", exclude, names)
-    types = element_types(model)
-    inputs = {value.name for value in model.graph.input}
-    stored = {tensor.name for tensor in model.graph.initializer} - inputs
-    selection = Selection()
-    for node in model.graph.node:
-        if node.op_type in options["operators"] and node.domain in ("", "ai.onnx"):
-            pattern = matching_pattern(node.name, exclude)
-            decision = f"excluded by {pattern}" if pattern else _select(node, types, stored, ranges)
-            if isinstance(decision, str):
-                selection.skipped[node.name] = decision
-            else:
-                selection.chosen[node.name] = decision
-    bodies = [body for node in model.graph.node for body in subgraphs(node)]
-    hidden = [node for body in bodies for node in all_nodes(body)]
-    hidden += [node for function in model.functions for node in function.node]
-    for node in hidden:
-        if node.op_type in options["operators"]:
-            name = node.name or node.output[0]
-            selection.skipped[name] = "it is in a subgraph or a local function"
-    if not selection.chosen:
-        reasons = [f"{name}: {reason}" for name, reason in selection.skipped.items()]
-        operators = ", ".join(list(operator_counts(model))[:_SHOWN])
-        why = "; ".join(reasons[:_SHOWN]) or f"its operators are {operators}"
-        raise StageError(
-            f"no node of the graph can be quantized: {why}",
-            "correct the section quantize, or use another precision",
-        )
-    return selection
-
-
-def _select(
-    node: NodeProto, types: Mapping[str, int], stored: set[str], ranges: Ranges
-) -> Chosen | str:
-    """Select the inputs to quantize, or give the reason to skip."""
-    slots = range(min(1 if node.op_type in _SINGLE else 2, len(node.input)))
-    floats = [i for i in slots if types.get(node.input[i]) == TensorProto.FLOAT]
-    if not floats or len(floats) < len(slots):
-        return "it does not compute in float32"
-    activations = tuple(i for i in floats if node.input[i] not in stored)
-    weights = tuple(i for i in floats if i not in activations)
-    weight = _WEIGHTED.get(node.op_type)
-    if weight is not None:
-        name = node.input[weight]
-        if types.get(name) != TensorProto.FLOAT or name not in stored:
-            return "its weights are computed"
-        weights = (*weights, weight)
-    if not activations:
-        return "all its inputs are constant"
-    for tensor in (node.input[i] for i in activations):
-        if tensor not in ranges:
-            return f"{tensor} has no measured range"
-        largest = ranges[tensor].largest
-        if largest == 0.0:
-            return f"{tensor} is zero in all calibration batches"
-        if largest < _SMALLEST:
-            return f"the largest magnitude of {tensor}, {largest:.1e}, is too small for a scale"
-    return Chosen(activations, weights)

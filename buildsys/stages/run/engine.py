@@ -12,7 +12,7 @@ import numpy as np
 
 from buildsys.deploy.load import load_engine
 from buildsys.errors import StageError
-from buildsys.onnx_graphs.tensors import Array, Tensor, array_bytes, load_tensors, tensor_of
+from buildsys.onnx_graphs.tensors import Array, Tensor, load_tensors, tensor_of, write_array
 from buildsys.workers.job import Job, StageResult
 
 _MAX_ROWS = 64  # rows of a labelled output in the result
@@ -33,7 +33,7 @@ def run(job: Job) -> StageResult:
     outputs = {name: tensor_of(array) for name, array in arrays.items()}
     with zipfile.ZipFile(job.outputs["outputs"], "w") as archive:
         for name, tensor in outputs.items():
-            archive.writestr(*array_bytes(name, tensor.values()))
+            write_array(archive, name, tensor.values())
     figures = {name: _describe(tensor) for name, tensor in outputs.items()}
     for name, labels in job.options["labels"].items():
         figures[name]["top"] = best_classes(name, outputs[name], **labels, top=job.options["top"])

@@ -237,8 +237,8 @@ def hidden_in_a_function() -> onnx.ModelProto:
 @pytest.mark.parametrize(
     ("model", "place"),
     [
-        (hidden_in_a_branch(), "the subgraph inner"),
-        (hidden_in_a_function(), "the local function Twice"),
+        (hidden_in_a_branch(), "the inner graph inner"),
+        (hidden_in_a_function(), "the inner graph Twice"),
     ],
 )
 def test_types_in_subgraphs_and_functions_are_refused(model: onnx.ModelProto, place: str) -> None:

@@ -20,7 +20,6 @@ from onnx import helper
 from small_graphs import conv_bn
 from stage_jobs import ROOT
 
-from buildsys.onnx_graphs.inspection.first_difference import difference, difference_at
 from buildsys.stages.export.origins import strip_traces
 
 SUPPORT = ROOT / "tests" / "integration"
@@ -207,66 +206,3 @@ def test_metadata_set_by_people_stays() -> None:
     assert model.doc_string == "for the north gate"
     assert {entry.key: entry.value for entry in model.metadata_props} == {"classes": "cat,dog"}
     assert [entry.key for entry in model.graph.node[0].metadata_props] == ["owner"]
-
-
-# --- what differs, by name ---
-
-
-def changed(edit: object) -> str:
-    """Return the first difference after an edit of a copy."""
-    first, second = conv_bn(), conv_bn()
-    assert callable(edit)
-    edit(second)
-    assert difference(first, first) == ""
-    return difference(first, second)
-
-
-def test_the_first_differing_field_is_named() -> None:
-    name = conv_bn().graph.initializer[0].name
-    node = conv_bn().graph.node[0]
-
-    def other_weight(model: onnx.ModelProto) -> None:
-        values = onnx.numpy_helper.to_array(model.graph.initializer[0]).copy()
-        values.reshape(-1)[3] = 42.0
-        model.graph.initializer[0].CopyFrom(onnx.numpy_helper.from_array(values, name))
-
-    sentence = changed(other_weight)
-    assert sentence.startswith(f"initializer {name}: values: ")
-    assert " at element 3 and 42.0 (of 1 of " in sentence
-
-    sentence = changed(
-        lambda model: model.graph.node[0].attribute.append(helper.make_attribute("group", 7))
-    )
-    assert sentence == f"node {node.name or node.output[0]}: attribute: 1 and 2"
-    sentence = changed(lambda model: helper.set_model_props(model, {"when": "today"}))
-    assert sentence == "model: metadata_props: 0 and 1"
-    sentence = changed(lambda model: setattr(model, "producer_version", "9"))
-    assert sentence == "model: producer_version:  and 9"
-    sentence = changed(lambda model: model.graph.output[0].type.tensor_type.shape.dim[0].CopyFrom(
-        onnx.TensorShapeProto.Dimension(dim_value=3)))  # fmt: skip
-    assert sentence.startswith("output y: type: tensor_type: shape: dim ")
-
-
-def test_values_are_compared_bit_by_bit() -> None:
-    def with_values(*values: float) -> onnx.ModelProto:
-        model = conv_bn()
-        array = np.array(values, np.float32)
-        model.graph.initializer.append(onnx.numpy_helper.from_array(array, "extra"))
-        return model
-
-    nan = float("nan")
-    equal_nan = difference(with_values(nan, 1.0), with_values(nan, 2.0))
-    assert equal_nan.endswith(": values: 1.0 at element 1 and 2.0 (of 1 of 2)")
-    zeros = difference(with_values(5.0, 0.0), with_values(5.0, -0.0))
-    assert zeros.endswith(": values: 0.0 at element 1 and -0.0 (of 1 of 2)")
-
-
-def test_a_byte_of_external_data_belongs_to_an_initializer(
-    first: tuple[Path, dict[str, str]],
-) -> None:
-    model = onnx.load(first[0] / "build/large/export/model.onnx", load_external_data=False)
-    outside = [tensor for tensor in model.graph.initializer if tensor.external_data]
-    places = {entry.key: entry.value for entry in outside[-1].external_data}
-    sentence = difference_at(model, int(places["offset"]) + 9)
-    assert sentence == f"initializer {outside[-1].name}: external data: byte 9"
-    assert difference_at(model, 10**9) == ""

@@ -97,8 +97,7 @@ def test_a_dependence_on_the_process_is_found(ready: ReadyProject, tmp_path: Pat
     assert found["export/model.onnx"]["state"] == "equal"
     changed = found["surgery/after_export/model.onnx"]
     assert (changed["state"], changed["expected"]) == ("different", True)
-    assert changed["difference"].startswith("initializer fl")
-    assert " at element 0" in changed["difference"]
+    assert "other weights" in changed["difference"]
     folders = [Path(folder) for folder in answer["folders"]]
     name = "build/a/surgery/after_export/model.onnx"
     files = [(folder / name).read_bytes() for folder in folders]
@@ -114,8 +113,7 @@ def test_a_dependence_on_the_folder_is_found(ready: ReadyProject, tmp_path: Path
     ran = ready.buildsys("check", "--reproducible", "a", "surgery")
     assert ran.code == 1, ran.out + ran.err
     line = next(line for line in ran.out.splitlines() if "DIFFERENT" in line)
-    assert "initializer fl\N{REPLACEMENT CHARACTER}[2Joor: values: " in line
-    assert "at element 1" in line
+    assert "other weights" in line
     assert ran.out.endswith(
         "not reproducible: 1 of 8 artifacts differ, "
         "first surgery:a:after_export surgery/after_export/model.onnx\n"
