@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Collection, Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -24,16 +24,8 @@ Policy = Mapping[str, Any]
 Outputs = Mapping[str, Tensor]
 _AUTO: Policy = {"policy": "auto", "allow_zero": False}
 _NARROW = 64  # elements of a row
+_Failure = tuple[str, tuple[int, ...] | None]  # the problem, and the worst element
 REORDERED = "rows of equal score are in another order"
-_TIED = "its last rows have equal scores, and no runtime defines which of them are kept"
-
-
-@dataclass(frozen=True)
-class _Failure:
-    """The problem of an output by its policy, and its worst element."""
-
-    problem: str
-    index: tuple[int, ...] | None = None
 
 
 def compare_outputs(
@@ -68,10 +60,6 @@ def compare_outputs(
         unordered = [name for name in plain if expected[name].shape[:1] not in sizes]
         scores = [name for name in unordered if compared[name].passed and _falls(expected[name])]
         compared |= _reordered(unordered, scores, actual, expected, tolerance)
-        tied = {expected[name].shape for name in scores if _has_ties(expected[name], tolerance)}
-        for name in unordered:
-            if not compared[name].passed and expected[name].shape[:1] in tied:
-                compared[name] = replace(compared[name], note=_TIED)
     for name, policy in policies.items():
         if policy["allow_zero"] and compared[name].uninformative:
             note = f"{compared[name].uninformative}, as allowed"
@@ -125,7 +113,7 @@ def _apply_policy(
     whole = replace(whole, policy=kind, note="")
     if failure is None:
         return whole.as_passed()
-    return whole.as_failed(a, b, failure.problem, failure.index)
+    return whole.as_failed(a, b, *failure)
 
 
 def _require_axis(name: str, policy: Policy, shape: tuple[int, ...]) -> None:
@@ -158,7 +146,7 @@ def _elementwise(x: Array, y: Array, policy: Policy, tolerance: Tolerance) -> _F
     if not wrong:
         return None
     allowed = f"{rtol:g} of the reference + {atol:.3g}"
-    return _Failure(f"{wrong} of {y.size} elements differ by more than {allowed}", _worst(excess))
+    return f"{wrong} of {y.size} elements differ by more than {allowed}", _worst(excess)
 
 
 def _per_channel(x: Array, y: Array, policy: Policy, tolerance: Tolerance) -> _Failure | None:
@@ -176,7 +164,7 @@ def _per_channel(x: Array, y: Array, policy: Policy, tolerance: Tolerance) -> _F
     place = _worst(np.take(distance, worst, axis))
     error = f"{errors[worst]:.3g}; its largest value is {scales[worst]:.3g}, allowed are {rtol:g}"
     problem = f"channel {worst} of axis {axis} is off by {error} of it"
-    return _Failure(problem, (*place[:axis], worst, *place[axis:]))
+    return problem, (*place[:axis], worst, *place[axis:])
 
 
 def _top_k(x: Array, y: Array, policy: Policy, tolerance: Tolerance) -> _Failure | None:
@@ -207,7 +195,7 @@ def _share_of_equal(equal: Array, policy: Policy, what: str) -> _Failure | None:
         return None
     count = f"{int((~equal).sum())} of {equal.size} {what}"
     index = tuple(int(i) for i in np.argwhere(~equal)[0])
-    return _Failure(f"{count}, the first at {list(index)}; at least {least:g} must agree")
+    return f"{count}, the first at {list(index)}; at least {least:g} must agree", None
 
 
 def _set(x: Array, y: Array, policy: Policy, tolerance: Tolerance) -> _Failure | None:
@@ -219,7 +207,7 @@ def _set(x: Array, y: Array, policy: Policy, tolerance: Tolerance) -> _Failure |
         missing = np.flatnonzero(match_rows(close_rows(rows_x, rows_y, limits)) < 0)
         if missing.size:
             count = f"{missing.size} of {len(rows_y)} rows of the reference have no counterpart"
-            return _Failure(f"{count}, the first is row {missing[0]}")
+            return f"{count}, the first is row {missing[0]}", None
     return None
 
 
@@ -253,19 +241,20 @@ def _compare_detections(
     name: str, policy: Policy, actual: Outputs, expected: Outputs, tolerance: Tolerance
 ) -> dict[str, Comparison]:
     """Compare boxes and their companions, with the figures of matched rows."""
-    companions = (policy["labels"], policy["scores"], *policy["rows"])
-    members = [member for member in (name, *companions) if member in expected]
+    outputs = (name, policy["labels"], policy["scores"], *policy["rows"])
+    members = [member for member in outputs if member in expected]
     depth = expected[name].array.ndim - 1  # up to the axis of the rows
     shape = expected[name].shape
     columns = 1 + max(3, *(policy[f"{role}_column"] or 0 for role in ("label", "score")))
-    if depth < 1 or shape[-1] < columns:
-        problem = f"output {name} has shape {list(shape)}; detections need [..., n, {columns}]"
-        raise StageError(f"{problem} or more columns", f"correct outputs.{name}.compare")
-    for member in members[1:]:
-        rows = expected[member].shape
-        if rows[:depth] != shape[:depth] or (member not in policy["rows"] and rows[depth:]):
-            problem = f"output {member} has shape {list(rows)}, its boxes {name} {list(shape)}"
-            raise StageError(problem, f"correct outputs.{name}.compare")
+    companions = {member: expected[member].shape for member in members[1:]}
+    fits = [
+        rows[:depth] == shape[:depth] and (member in policy["rows"] or not rows[depth:])
+        for member, rows in companions.items()
+    ]
+    if depth < 1 or shape[-1] < columns or not all(fits):
+        problem = f"output {name} has shape {list(shape)}, its companions {companions}"
+        text = f"{problem}; detections need [..., n, {columns}] or more columns, others [..., n]"
+        raise StageError(text, f"correct outputs.{name}.compare")
     for member in members:
         ours, theirs = actual[member], expected[member]
         shapes = [(t.dtype, t.shape[: depth - 1], t.shape[depth:]) for t in (ours, theirs)]
@@ -286,9 +275,6 @@ def _compare_detections(
     if matches.problems:
         problem = " and ".join(matches.problems)
         comparisons[name] = comparisons[name].as_failed(ours.array, theirs.array, problem)
-        scores = policy["scores"]
-        if scores is not None and _has_ties(expected[scores], tolerance):
-            comparisons[name] = replace(comparisons[name], note=_TIED)
     return comparisons
 
 
@@ -339,13 +325,6 @@ def _reordered(
 def _falls(tensor: Tensor) -> bool:
     values = tensor.values()
     return values.ndim == 1 and values.dtype.kind == "f" and bool((np.diff(values) <= 0).all())
-
-
-def _has_ties(scores: Tensor, tolerance: Tolerance) -> bool:
-    """Check for two lowest scores equal within the tolerance."""
-    values = np.sort(scores.values().astype(np.float64).reshape(-1))
-    limit = _rtol({}, tolerance) * float(np.abs(values).max(initial=0.0))
-    return values.size > 1 and bool(values[1] - values[0] <= limit)
 
 
 def _rows(tensor: Tensor, rows: int) -> Array:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 import pytest
 from hypothesis import given
@@ -86,24 +84,21 @@ def test_detections_in_one_tensor_of_several_images(form: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("output", "shape", "problem"),
+    ("output", "shape"),
     [
-        ("boxes", (5, 3), "boxes has shape [5, 3]; detections need [..., n, 4] or more columns"),
-        ("boxes", (4,), "boxes has shape [4]; detections need [..., n, 4] or more columns"),
-        ("scores", (5, 3), "scores has shape [5, 3], its boxes boxes [5, 4]"),
-        ("labels", (5, 1), "labels has shape [5, 1], its boxes boxes [5, 4]"),
-        ("labels", (4,), "labels has shape [4], its boxes boxes [5, 4]"),
-        ("masks", (4, 8), "masks has shape [4, 8], its boxes boxes [5, 4]"),
+        ("boxes", (5, 3)),
+        ("boxes", (4,)),
+        ("scores", (5, 3)),
+        ("labels", (5, 1)),
+        ("labels", (4,)),
+        ("masks", (4, 8)),
     ],
 )
-def test_outputs_that_are_no_detections_are_refused(
-    output: str, shape: tuple[int, ...], problem: str
-) -> None:
+def test_outputs_that_are_no_detections_are_refused(output: str, shape: tuple[int, ...]) -> None:
     y = {**detections(5), "masks": random(5, 8), output: random(*shape)}
-    with pytest.raises(StageError) as found:
+    with pytest.raises(StageError, match=r"output boxes has shape .* detections need") as caught:
         check(y, y, FP16, {"boxes": {**DETECTIONS, "rows": ("masks",)}})
-    assert str(found.value).startswith(f"output {problem}")
-    assert found.value.hint == "correct outputs.boxes.compare"
+    assert caught.value.hint == "correct outputs.boxes.compare"
 
 
 @pytest.mark.parametrize(("column", "needed"), [(4, 5), (7, 8), (1, 4)])
@@ -167,34 +162,6 @@ def test_rows_of_equal_score_may_swap() -> None:
     found = check(x, y)
     assert all(comparison.passed for comparison in found.values())
     assert found["boxes"].note == "rows of equal score are in another order"
-
-
-@pytest.mark.parametrize("policies", [{}, {"boxes": DETECTIONS}])
-def test_a_list_cut_off_among_equal_scores_is_named_as_such(policies: dict[str, Any]) -> None:
-    y = detections(12)
-    y["scores"][2:], y["labels"][2:] = 0.3, 1
-    x, y = rows_of(y, [0, 1, 2, 3, 4, 5, 6]), rows_of(y, [0, 1, 7, 8, 9, 10, 11])
-    found = check(x, y, policies=policies)["boxes"]
-    assert not found.passed
-    assert "last rows have equal scores, and no runtime defines which of them are" in found.note
-    y["scores"][-1] -= 0.1
-    x["scores"][-1] -= 0.1
-    assert not check(x, y, policies=policies)["boxes"].note
-
-
-@pytest.mark.parametrize(
-    ("scores", "rtol", "tied"),
-    [([2.0, 1.0], 0.5, True), ([0.5, 0.25], 0.25, False), ([], 0.5, False)],
-)
-def test_lowest_scores_are_equal_within_the_limit_of_the_largest(
-    scores: list[float], rtol: float, tied: bool
-) -> None:
-    y = {"scores": np.array(scores, np.float32), "boxes": np.array([[1.0, 2], [3, 4]], np.float32)}
-    x = {**y, "boxes": np.array([[1.0, 2], [-50, 4]], np.float32)}
-    found = check(x, y, {"rtol": rtol, "cosine": 0.5})
-    assert found["scores"].passed
-    assert not found["boxes"].passed
-    assert ("its last rows have equal scores" in found["boxes"].note) == tied
 
 
 @pytest.mark.parametrize("with_scores", [True, False])
