@@ -328,9 +328,8 @@ def _macs(macs: Document) -> Iterator[str]:
         for name, share in list(macs["operators"].items())[:_SHOWN_OPERATORS]
     )
     yield shares or "no convolution, matrix product or recurrent layer was counted"
-    for reason, key in (("shape", "unknown_shapes"), ("operator", "unknown_operators")):
-        if macs[key]:
-            yield f"not counted (unknown {reason}): {_counts(macs[key])}"
+    if macs["not_counted"]:
+        yield f"not counted (unknown operators or shapes): {_counts(macs['not_counted'])}"
     if macs["loops_counted_once"]:
         yield "loop bodies are counted once, as the number of iterations is unknown"
 

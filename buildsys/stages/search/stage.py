@@ -20,8 +20,8 @@ from onnx import ModelProto, NodeProto
 from buildsys.errors import StageError
 from buildsys.manifest.default_limits import effective_limits
 from buildsys.onnx_graphs.emulation import emulate
+from buildsys.onnx_graphs.inspection.describe import macs_per_node
 from buildsys.onnx_graphs.inspection.graph import drop_weights, plain_model, with_sizes
-from buildsys.onnx_graphs.inspection.macs import macs_per_node
 from buildsys.onnx_graphs.onnx_file import load_model
 from buildsys.onnx_graphs.tensor_types import DTYPES
 from buildsys.onnx_graphs.tensors import Case, load_case

@@ -138,7 +138,7 @@ def test_bodies_functions_and_custom_domains_are_described(tmp_path: Path) -> No
     assert found["tensors"]["h"]["inside"] == "y.then_branch"
     assert found["tensors"]["x"]["consumers"] == ["y"]
     macs = found["macs"]
-    assert (macs["total"], macs["loops_counted_once"], macs["unknown_operators"]) == (
+    assert (macs["total"], macs["loops_counted_once"], macs["not_counted"]) == (
         2 * 2 * 16,
         1,
         {},
