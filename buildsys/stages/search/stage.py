@@ -12,6 +12,7 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -22,12 +23,11 @@ from buildsys.manifest.default_limits import effective_limits
 from buildsys.onnx_graphs.emulation import emulate
 from buildsys.onnx_graphs.inspection.describe import macs_per_node
 from buildsys.onnx_graphs.inspection.graph import drop_weights, plain_model, with_sizes
-from buildsys.onnx_graphs.onnx_file import load_model
 from buildsys.onnx_graphs.tensor_types import DTYPES
 from buildsys.onnx_graphs.tensors import Case, load_case
 from buildsys.stages.calibrate.ranges import IntermediateTensors
 from buildsys.stages.common.golden_check import OutputCheck, check_outputs, judge_agreement
-from buildsys.stages.common.node_patterns import matching_pattern, named_nodes, node_name
+from buildsys.stages.common.node_patterns import matching_pattern, named_nodes
 from buildsys.stages.convert.cast_graph import (
     BF16_IR_VERSION,
     BF16_OPSET,
@@ -35,7 +35,12 @@ from buildsys.stages.convert.cast_graph import (
     raise_opset,
 )
 from buildsys.stages.convert.precision_rules import LARGEST
-from buildsys.stages.convert.quantized import insert, largest_losses, quantized_nodes
+from buildsys.stages.convert.quantized import (
+    insert,
+    largest_losses,
+    load_named_model,
+    quantized_nodes,
+)
 from buildsys.stages.operators.open_graph import open_graph
 from buildsys.workers.job import Job, StageResult
 
@@ -62,7 +67,9 @@ def run(job: Job) -> StageResult:
     without = trials.check_all(())
     exclusion = Exclusion((), is_smallest=True)
     if not without["passed"]:
-        exclusion = find_exclusion(trials.certain(), trials.ranked, trials.passes, may_go_on)
+        certain = trials.certain()
+        ranked = partial(trials.ranked, certain)
+        exclusion = find_exclusion(certain, ranked, trials.passes, may_go_on)
     names, operators = exclusion.nodes, trials.operators
     figures: dict[str, Any] = {
         "precision": job.options["precision"],
@@ -203,8 +210,7 @@ class Trials(ABC):
         """Load the graph; ``most`` trials, if it is not 0, are for the progress only."""
         self._job, self._golden, self._most = job, golden, most
         self.exclude = list(exclude)  # the patterns of the manifest
-        self.original = load_model(job.inputs["model"])
-        named_nodes(self.original)
+        self.original = load_named_model(job.inputs["model"])
         self.operators = {node.name: node.op_type for node in self.original.graph.node}
         self.count = 0
         self._verdicts: dict[frozenset[str], bool] = {}
@@ -220,15 +226,14 @@ class Trials(ABC):
 
     def nodes(self, names: Collection[str]) -> list[NodeProto]:
         """List the nodes of these names in graph order."""
-        chosen = set(names)
-        return [node for node in self.original.graph.node if node.name in chosen]
+        return [node for node in self.original.graph.node if node.name in set(names)]
 
-    def ranked(self) -> list[str]:
-        """List the candidates by added error, the largest first."""
+    def ranked(self, certain: Sequence[str]) -> list[str]:
+        """List the candidates by added error, the largest first, with ``certain`` in fp32."""
         self._job.progress("comparing intermediate tensors")
         case = self._golden[self._order[0]]
         try:
-            converted = self.converted(self.certain())
+            converted = self.converted(certain)
         except StageError:  # without the certain nodes nothing expensive is left
             return list(self.candidates)
         losses = largest_losses(self._job, self._copy(), converted, self.candidates, case)
@@ -241,32 +246,17 @@ class Trials(ABC):
             self.count += 1
             self._job.progress(f"trial {self.count}: {len(nodes)} nodes in fp32")
             self._job.count(self.count, self._most, "trials")
-            self._verdicts[key] = self._passes(nodes)
+            try:
+                checks = self._check(self.converted(nodes), is_trial=True)
+                self._verdicts[key] = all(check.comparison.passed for check in checks)
+            except StageError:  # nothing expensive is left to convert
+                self._verdicts[key] = False
         return self._verdicts[key]
-
-    def _passes(self, nodes: Sequence[str]) -> bool:
-        try:
-            graph = open_graph(self._job, self.converted(nodes))
-        except StageError:  # nothing expensive is left to convert
-            return False
-        checks: list[OutputCheck] = []
-        for case in list(self._order):
-            of_case = self._compare(graph, [case])
-            if not all(check.comparison.passed for check in of_case):
-                self._put_first(case)
-                return False
-            checks += of_case
-        judged, _ = judge_agreement(self._job, checks, self._golden)
-        return all(check.comparison.passed for check in judged)
 
     def check_all(self, nodes: Sequence[str] | None) -> dict[str, Any]:
         """Return the verdict with the worst error of all cases; None: on the graph in fp32."""
-        model = self._copy() if nodes is None else self.converted(nodes)
-        checks = self._compare(open_graph(self._job, model), list(self._golden))
-        checks, _ = judge_agreement(self._job, checks, self._golden)
+        checks = self._check(self._copy() if nodes is None else self.converted(nodes))
         failed = [check for check in checks if not check.comparison.passed]
-        for check in reversed(failed):  # the smallest failed case first: its tensors are compared
-            self._put_first(check.case)
         errors = [check.comparison.figures().get("relative") for check in checks]
         numbers = [error for error in errors if error is not None]
         return {
@@ -275,13 +265,19 @@ class Trials(ABC):
             "reason": failed[0].sentence() if failed else "",
         }
 
-    def _put_first(self, case: str) -> None:
-        self._order.remove(case)
-        self._order.insert(0, case)
-
-    def _compare(self, graph: Any, cases: Sequence[str]) -> list[OutputCheck]:
-        golden = {case: self._golden[case] for case in cases}
-        return check_outputs(self._job, self._job.options["precision"], graph, golden)
+    def _check(self, model: ModelProto, *, is_trial: bool = False) -> list[OutputCheck]:
+        """Compare the outputs; a trial ends with the first failed case."""
+        graph, precision = open_graph(self._job, model), self._job.options["precision"]
+        checks: list[OutputCheck] = []
+        for case in self._order:
+            checks += check_outputs(self._job, precision, graph, {case: self._golden[case]})
+            if is_trial and not all(check.comparison.passed for check in checks):
+                break
+        else:
+            checks, _ = judge_agreement(self._job, checks, self._golden)
+        failed = {check.case for check in checks if not check.comparison.passed}
+        self._order.sort(key=lambda case: case not in failed)
+        return checks
 
     def _copy(self) -> ModelProto:
         copy = ModelProto()
@@ -297,19 +293,13 @@ class TypedTrials(Trials):
         self._precision = job.options["precision"]
         if self._precision == "bf16":
             self.original, _ = raise_opset(self.original, BF16_OPSET, BF16_IR_VERSION)
-        self._beyond: list[str] | None = None
         model = self._copy()
         in_fp32 = convert_precision(model, self._precision, self.exclude).kept
         computed = {node.name for node in model.graph.node}  # without those of constants
-        low = {
-            node.name
-            for node in self.original.graph.node
-            if node.name in computed
-            and node.name not in in_fp32
-            and not matching_pattern(node_name(node), self.exclude)
-        }
-        self.candidates = [name for name in self.operators if name in low]
-        self.by_rule = [name for name in self.operators if name in computed - low]
+        names = [name for name in self.operators if name in computed]
+        is_low = {n: n not in in_fp32 and not matching_pattern(n, self.exclude) for n in names}
+        self.candidates = [name for name in names if is_low[name]]
+        self.by_rule = [name for name in names if not is_low[name]]
 
     def converted(self, nodes: Sequence[str]) -> ModelProto:
         """Convert the graph, with the rounding of the precision."""
@@ -319,25 +309,20 @@ class TypedTrials(Trials):
 
     def certain(self) -> list[str]:
         """List the nodes that read or write values beyond the range in some case."""
-        if self._beyond is None:
-            large, candidates = self._tensors_beyond_range(), set(self.candidates)
-            self._beyond = [
-                node.name
-                for node in self.original.graph.node
-                if node.name in candidates and large.intersection((*node.input, *node.output))
-            ]
-        return self._beyond
-
-    def _tensors_beyond_range(self) -> set[str]:
         limit = LARGEST[DTYPES[self._precision]]
         tensors = IntermediateTensors.of_job(self._job, self._copy())
-        return {
+        beyond = {
             name
             for case in self._golden.values()
             for values in tensors.groups(dict(case.inputs))
             for name, array in values(dict(case.inputs)).items()
             if np.abs(array).max(initial=0.0) > limit
         }
+        return [
+            node.name
+            for node in self.nodes(self.candidates)
+            if beyond.intersection((*node.input, *node.output))
+        ]
 
 
 class QuantizedTrials(Trials):
