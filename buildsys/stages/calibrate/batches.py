@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import zipfile
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -21,7 +20,6 @@ from buildsys.models.images import describe_images, find_images, read_images
 from buildsys.onnx_graphs.tensors import Array, NpzFile, Tensor, tensor_of, write_array
 
 Batch = dict[str, Tensor]
-_KEY = re.compile(r"(\d+)/(.+)")
 
 
 @dataclass(frozen=True)
@@ -94,8 +92,7 @@ def load_batches(path: Path, dtypes: Mapping[str, str]) -> Iterator[Batch]:
     """
     try:
         arrays = NpzFile(path)
-        keys = [match for name in arrays if (match := _KEY.fullmatch(name))]
-        for index in range(1 + max((int(key[1]) for key in keys), default=-1)):
+        for index in range(len({name.partition("/")[0] for name in arrays})):
             yield {name: Tensor(arrays[f"{index}/{name}"], dtype) for name, dtype in dtypes.items()}
     except (OSError, ValueError, KeyError) as error:
         raise StageError(
@@ -106,45 +103,35 @@ def load_batches(path: Path, dtypes: Mapping[str, str]) -> Iterator[Batch]:
 
 def _values(plan: BatchPlan, name: str) -> Iterator[Tensor]:
     """Yield the values of one input for every batch."""
-    data, shape, dtype = plan.data[name], plan.shape(name), plan.inputs[name]["dtype"]
-    size = shape[0] if shape else 1
-    if data and "images" in data:
-        files = find_images(data, name, plan.samples(name), plan.project)
-        for index in range(plan.batches):
-            yield read_images(files[index * size : (index + 1) * size], data, name, shape, dtype)
-    elif data and "npz" in data:
-        array = _read_samples(plan, name, data)
-        for index in range(plan.batches):
-            yield tensor_of(
-                array[index * size : (index + 1) * size] if shape else array[index], dtype
+    data, shape, dtype = plan.data[name] or {}, plan.shape(name), plan.inputs[name]["dtype"]
+    size, seed, project = shape[0] if shape else 1, plan.seed, plan.project
+    files = find_images(data, name, plan.samples(name), project) if "images" in data else []
+    array = _read_samples(plan, name, data) if "npz" in data else None
+    for index in range(plan.batches):
+        part = slice(index * size, (index + 1) * size)
+        if files:
+            yield read_images(files[part], data, name, shape, dtype)
+        elif array is not None:
+            yield tensor_of(array[part] if shape else array[index], dtype)
+        elif "python" in data:
+            where = f"input {name}, calibration batch {index}"
+            yield values_from_callable(data["python"], shape, dtype, index, seed, project, where)
+        else:
+            case = f"calibration/{index}"
+            yield golden_input(
+                name, shape, dtype, plan.data[name], case=case, seed=seed, project=project
             )
-    else:
-        seed, project = plan.seed, plan.project
-        for index in range(plan.batches):
-            if data and "python" in data:
-                where = f"input {name}, calibration batch {index}"
-                yield values_from_callable(
-                    data["python"], shape, dtype, index, seed, project, where
-                )
-            else:
-                case = f"calibration/{index}"
-                yield golden_input(name, shape, dtype, data, case=case, seed=seed, project=project)
 
 
 def _read_samples(plan: BatchPlan, name: str, data: Mapping[str, Any]) -> Array:
     """Read one array with all batches along its first dimension."""
     array, what = read_array(plan.project / data["npz"], data["npz"], data["key"] or name)
-    shape = plan.shape(name)
+    shape, needed = plan.shape(name), plan.samples(name)
     require_dtype(array, plan.inputs[name]["dtype"], what, f"input {name}")
-    if array.ndim != max(1, len(shape)) or array.shape[1:] != shape[1:]:
+    if array.ndim != max(1, len(shape)) or array.shape[1:] != shape[1:] or len(array) < needed:
         raise StageError(
-            f"{what} has the shape {array.shape}; batches of the input {name} have {shape}",
-            "all dimensions but the first must match",
-        )
-    if len(array) < plan.samples(name):
-        raise StageError(
-            f"{what} has {len(array)} samples for the input {name}, and {plan.batches} batches of"
-            f" {shape[0] if shape else 1} need {plan.samples(name)}",
-            "add samples, or reduce batches or batch_size",
+            f"{what} has the shape {array.shape}; {plan.batches} batches of the input {name} have"
+            f" {shape} and need {needed} samples",
+            "all dimensions but the first must match; add samples, or reduce batches or batch_size",
         )
     return array

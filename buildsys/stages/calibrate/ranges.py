@@ -85,18 +85,26 @@ class IntermediateTensors:
         common = [name for name in self._inner if name in names]
         for group in self._grouped(batch, common, _GROUP_BYTES // 2):
             own, others = self._values(group)(batch), other._values(group)(batch)
-            for name in group:
-                yield name, own.pop(name), others.pop(name)
+            yield from ((name, own.pop(name), others.pop(name)) for name in group)
 
-    def _grouped(self, batch: Batch, names: Iterable[str], limit: int) -> Iterator[list[str]]:
+    def _grouped(self, batch: Batch, names: Sequence[str], limit: int) -> Iterator[list[str]]:
+        """Group tensors by their bytes, measured by Size nodes."""
+        fresh = FreshNames(self._model.graph)
+        probes = {name: fresh.new(f"{name}_size") for name in names}
+        nodes = [helper.make_node("Size", [name], [probe]) for name, probe in probes.items()]
+        outputs = [
+            helper.make_tensor_value_info(probe, TensorProto.INT64, []) for probe in probes.values()
+        ]
+        counts = self._open(nodes, outputs).run(batch) if probes else {}
         group: list[str] = []
-        room, sizes = limit, self._sizes(batch)
-        for name in names:
-            if group and sizes[name] > room:
+        room = limit
+        for name, probe in probes.items():
+            size = 4 * int(counts[probe].array)
+            if group and size > room:
                 yield group
                 group, room = [], limit
             group.append(name)
-            room -= sizes[name]
+            room -= size
         if group:
             yield group
 
@@ -104,15 +112,6 @@ class IntermediateTensors:
         outputs = [helper.make_tensor_value_info(name, TensorProto.FLOAT, None) for name in names]
         graph = self._open([], outputs)
         return lambda batch: {name: tensor.array for name, tensor in graph.run(batch).items()}
-
-    def _sizes(self, batch: Batch) -> dict[str, int]:
-        """Measure the bytes of each tensor, measured by Size nodes."""
-        fresh = FreshNames(self._model.graph)
-        probes = {fresh.new(f"{name}_size"): name for name in self._inner}
-        nodes = [helper.make_node("Size", [name], [probe]) for probe, name in probes.items()]
-        outputs = [helper.make_tensor_value_info(probe, TensorProto.INT64, []) for probe in probes]
-        counts = self._open(nodes, outputs).run(batch) if probes else {}
-        return {probes[probe]: 4 * int(tensor.array) for probe, tensor in counts.items()}
 
     def _open(self, nodes: Sequence[NodeProto], outputs: Sequence[ValueInfoProto]) -> OrtGraph:
         """Open a copy with additional nodes and other outputs."""

@@ -226,7 +226,8 @@ class Trials(ABC):
 
     def nodes(self, names: Collection[str]) -> list[NodeProto]:
         """List the nodes of these names in graph order."""
-        return [node for node in self.original.graph.node if node.name in set(names)]
+        chosen = set(names)
+        return [node for node in self.original.graph.node if node.name in chosen]
 
     def ranked(self, certain: Sequence[str]) -> list[str]:
         """List the candidates by added error, the largest first, with ``certain`` in fp32."""

@@ -388,12 +388,12 @@ GOOD = np.zeros((8, 3, 8, 8), np.float32)
 BAD_DATA: dict[str, tuple[BadData, str]] = {
     "shape": (
         npz(np.zeros((8, 3, 7, 7), np.float32)),
-        "calib.npz: x has the shape (8, 3, 7, 7); batches of the input x have (3, 3, 8, 8)",
+        "calib.npz: x has the shape (8, 3, 7, 7); 2 batches of the input x have (3, 3, 8, 8)",
     ),
     "few": (
         npz(GOOD[:5]),
-        "calib.npz: x has 5 samples for the input x, and 2 batches of 3 need 6; "
-        "add samples, or reduce batches or batch_size",
+        "calib.npz: x has the shape (5, 3, 8, 8); 2 batches of the input x have (3, 3, 8, 8) and"
+        " need 6 samples",
     ),
     "nan": (
         npz(np.where(np.arange(8).reshape(8, 1, 1, 1) == 4, np.nan, GOOD).astype(np.float32)),
