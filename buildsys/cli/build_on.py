@@ -20,8 +20,8 @@ from buildsys.cli.project_root import shown_text
 from buildsys.cli.run_files import broken_manifests, write_files
 from buildsys.cli.session import Session
 from buildsys.report.formatting import duration, plural
-from buildsys.report.markdown.run_summary import outcome
 from buildsys.report.run_results import FAILED, NOT_RUN, RunResults
+from buildsys.report.run_summary import outcome
 from buildsys.system.printable import printable
 
 if TYPE_CHECKING:

@@ -18,9 +18,9 @@ from buildsys.execution.stale_reasons import NEVER_BUILT, NOISY, UPSTREAM, summa
 from buildsys.plan.action import Action
 from buildsys.report.assemble import TargetProblem, assemble_after_failure
 from buildsys.report.formatting import first_names, plural
-from buildsys.report.markdown.document import is_failure_report, render
-from buildsys.report.results.reader import read_report
-from buildsys.report.results.report import Report, as_json
+from buildsys.report.markdown import is_failure_report, render
+from buildsys.report.report_types import Report, as_json
+from buildsys.report.result_files import read_report
 from buildsys.stages.table import BENCH, ENGINE, REPORT, VERIFY, target_of
 from buildsys.store.ledger import FAILED, PASSED, utc_now
 from buildsys.system.files import MAX_RESULT_BYTES, read_limited

@@ -34,19 +34,21 @@ from buildsys.history.database import History, history_file
 from buildsys.history.recorder import machine_id
 from buildsys.plan.action import Action
 from buildsys.report.html.changes import EngineHistory, PastBuild
-from buildsys.report.html.environment import INDEX, MODEL, environment
 from buildsys.report.html.pages import (
+    INDEX,
+    MODEL,
     GraphPicture,
     IndexRow,
     ModelPage,
     PipelineRow,
+    environment,
     index_row,
     page_name,
     render_index,
     render_model,
 )
-from buildsys.report.results.reader import adapter, load_types, read_report
-from buildsys.report.results.report import Report
+from buildsys.report.report_types import Report
+from buildsys.report.result_files import adapter, load_types, read_report
 from buildsys.stages.table import BENCH, ENGINE, REPORT, VERIFY, target_of
 from buildsys.store.ledger import PASSED, RESTORED, Ledger, utc_now
 from buildsys.store.state_db import ReadOnlyStateDb, warn_on_stderr

@@ -22,7 +22,7 @@ from buildsys.errors import StageError, UsageError
 from buildsys.plan.action import RESULT, Action
 from buildsys.project.load import STATE_FOLDER, Project, load_project
 from buildsys.report.formatting import plural
-from buildsys.report.results.reader import adapter
+from buildsys.report.result_files import adapter
 from buildsys.report.run_results import FAILED, FINISHED, NOT_RUN, UNAVAILABLE, RunResults
 from buildsys.stages.table import ENGINE, STAGE_INFO, stage_info
 from buildsys.store.locks import machine_lock_folder

@@ -19,7 +19,6 @@ from buildsys.execution.run_records import why_stopped
 from buildsys.execution.stale_reasons import decode_reasons, summarize_reasons
 from buildsys.report.junit import junit_xml
 from buildsys.report.key_figures import key_figure
-from buildsys.report.markdown.run_summary import outcome, run_summary
 from buildsys.report.run_results import (
     FAILED,
     FINISHED,
@@ -39,6 +38,7 @@ from buildsys.report.run_results import (
     TargetResult,
     regression,
 )
+from buildsys.report.run_summary import outcome, run_summary
 from buildsys.stages.table import GATE
 from buildsys.system.files import replace_file
 from buildsys.system.printable import printable

@@ -9,7 +9,7 @@ from typing import Any
 
 from buildsys.history.builds import GPU, HOST, Measurement
 from buildsys.report.key_figures import result_type, stage_report
-from buildsys.report.results.reader import parse, read_content
+from buildsys.report.result_files import parse, read_content
 from buildsys.stages.bench.result import BenchResult, ContenderResult, recorded_interval
 
 _RELATIVE = "relative"  # error of a check; None: not finite

@@ -23,7 +23,7 @@ from buildsys.history.recorder import CHECKOUT_FILE
 from buildsys.project.load import Project, empty_project
 from buildsys.remote.jobs import JobSummary, TargetSummary
 from buildsys.remote.pack import put_history, unpack_earlier_builds, unpack_project
-from buildsys.report.results.reader import adapter
+from buildsys.report.result_files import adapter
 from buildsys.report.run_results import FAILED, IGNORED, NOT_RUN, RunResults, TargetResult
 from buildsys.store.depot import Depot
 from buildsys.store.ledger import ActionRecord, Ledger, OutputFile

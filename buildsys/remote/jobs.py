@@ -10,7 +10,7 @@ from typing import Any, ClassVar, NamedTuple
 
 from buildsys.errors import StageError
 from buildsys.plan.action import NO_NEEDS, Action, Needs
-from buildsys.report.results.reader import adapter
+from buildsys.report.result_files import adapter
 from buildsys.report.run_results import TargetResult
 from buildsys.store.ledger import HistoryEntry, OutputFile
 

@@ -18,9 +18,18 @@ from buildsys.report.engines import engine_lines, engine_provenance, layer_lines
 from buildsys.report.formatting import error_text, first_names
 from buildsys.report.graphs import conversion_line, graph_history, surgery_lines
 from buildsys.report.key_figures import key_figure, read_results
-from buildsys.report.ranking import rank_engines
-from buildsys.report.recommendation import recommend
-from buildsys.report.results.reader import (
+from buildsys.report.ranking import rank_engines, recommend
+from buildsys.report.report_types import (
+    BuildVerdict,
+    ComparisonLine,
+    FileLine,
+    OperatorLine,
+    Provenance,
+    Report,
+    TargetLine,
+    TensorLine,
+)
+from buildsys.report.result_files import (
     ABSENT,
     FAILED,
     NOISY,
@@ -30,16 +39,6 @@ from buildsys.report.results.reader import (
     AnyResult,
     Result,
     of_type,
-)
-from buildsys.report.results.report import (
-    BuildVerdict,
-    ComparisonLine,
-    FileLine,
-    OperatorLine,
-    Provenance,
-    Report,
-    TargetLine,
-    TensorLine,
 )
 from buildsys.report.stage_lines import command_lines, gate_lines, search_lines
 from buildsys.stages.convert.result import ConvertResult

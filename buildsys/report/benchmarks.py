@@ -7,8 +7,8 @@ from typing import Any
 
 from buildsys.manifest.shape_cases import format_dims
 from buildsys.report.formatting import case_order, percent, plain
-from buildsys.report.results.engine_lines import GpuState, GpuTimingLine, TimingLine
-from buildsys.report.results.reader import NOISY, AnyResult, Result, of_type
+from buildsys.report.report_types import GpuState, GpuTimingLine, TimingLine
+from buildsys.report.result_files import NOISY, AnyResult, Result, of_type
 from buildsys.stages.bench.result import (
     ENGINE,
     ENGINE_CUDA_GRAPH,

@@ -10,9 +10,8 @@ from buildsys.manifest.shape_cases import format_case, format_dims
 from buildsys.onnx_graphs.result_types import CheckFailure, ComparedCases
 from buildsys.report.formatting import case_order
 from buildsys.report.key_figures import stage_report
-from buildsys.report.results.engine_lines import ErrorMargin
-from buildsys.report.results.reader import FAILED, PASSED, AnyResult
-from buildsys.report.results.report import Check, ComparisonLine, FailureLine
+from buildsys.report.report_types import Check, ComparisonLine, ErrorMargin, FailureLine
+from buildsys.report.result_files import FAILED, PASSED, AnyResult
 from buildsys.stages.table import SIMPLIFY
 
 _ROUNDING = 1e-9  # cosines of equal values differ by this

@@ -7,8 +7,8 @@ from functools import cache
 from typing import Any
 
 from buildsys.report import formatting
-from buildsys.report.results.engine_lines import EngineLine, EngineProvenance, LayerLine
-from buildsys.report.results.reader import ABSENT, AnyResult, Result, of_type
+from buildsys.report.report_types import EngineLine, EngineProvenance, LayerLine
+from buildsys.report.result_files import ABSENT, AnyResult, Result, of_type
 from buildsys.stages.bench.result import BenchResult
 from buildsys.stages.engine.result import (
     BuildEnvironment,

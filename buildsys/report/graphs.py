@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
-from buildsys.report.results.reader import Result
-from buildsys.report.results.report import (
+from buildsys.report.report_types import (
     ConversionLine,
     GraphHistory,
     GraphSize,
@@ -15,6 +14,7 @@ from buildsys.report.results.report import (
     OperatorCount,
     SurgeryLine,
 )
+from buildsys.report.result_files import Result
 from buildsys.stages.convert.result import ConvertResult
 from buildsys.stages.export.result import ExportResult
 from buildsys.stages.simplify.result import SimplifyResult

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from buildsys.onnx_graphs.result_types import ResultHeader
-from buildsys.report.results.reader import AnyResult, parse, read_result
+from buildsys.report.result_files import AnyResult, parse, read_result
 from buildsys.stages.table import COMMAND, STAGE_INFO
 
 

@@ -8,9 +8,14 @@ from typing import Any
 
 from buildsys.manifest.backend_choices import base_precision, full_name, is_auto
 from buildsys.report import formatting as q
-from buildsys.report.results.engine_lines import ComparedEngine, GateLine, SearchLine, TimingLine
-from buildsys.report.results.reader import NOISY, AnyResult, of_type
-from buildsys.report.results.report import CommandLine
+from buildsys.report.report_types import (
+    CommandLine,
+    ComparedEngine,
+    GateLine,
+    SearchLine,
+    TimingLine,
+)
+from buildsys.report.result_files import NOISY, AnyResult, of_type
 from buildsys.stages.command.result import CommandResult
 from buildsys.stages.gate.result import GateResult
 from buildsys.stages.search.result import SearchedGraph, SearchResult

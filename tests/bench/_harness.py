@@ -25,7 +25,7 @@ sys.path.insert(0, str(ROOT))
 import yaml  # noqa: E402 (the path has to be set first)
 
 from buildsys.cli.commands import COMMANDS  # noqa: E402
-from buildsys.report.markdown.elements import table  # noqa: E402
+from buildsys.report.markdown import table  # noqa: E402
 
 EIGHT_MODELS = (
     "resnet18", "resnet50", "vgg11", "mobilenet_v3_small", "efficientnet_b0", "efficientnet_v2_s",

@@ -33,7 +33,7 @@ from buildsys.history.builds import Build  # noqa: E402
 from buildsys.history.database import History, digest_of, history_file  # noqa: E402
 from buildsys.plan.action import Action  # noqa: E402
 from buildsys.report.assemble import assemble  # noqa: E402
-from buildsys.report.results.report import as_json  # noqa: E402
+from buildsys.report.report_types import as_json  # noqa: E402
 
 LIMITS = {"seconds": 60.0, "page_bytes": 150_000, "index_bytes": 1_000_000}
 _SAMPLES = 500

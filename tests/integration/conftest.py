@@ -11,7 +11,7 @@ from torchlib_once import parse_torchlib_once
 
 from buildsys.onnx_graphs.result_types import ResultHeader
 from buildsys.report.key_figures import result_type
-from buildsys.report.results.reader import parse
+from buildsys.report.result_files import parse
 from buildsys.stages.table import STAGES
 from buildsys.workers.job import Job, StageResult
 from buildsys.workers.result_file import format_figures

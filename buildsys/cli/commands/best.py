@@ -13,14 +13,14 @@ from buildsys.cli.session import Session
 from buildsys.errors import UsageError
 from buildsys.report.ranking import (
     COLUMNS,
+    headline,
     rank_engines,
     ranking_cells,
     ranking_notes,
+    recommend,
     timed_cases,
 )
-from buildsys.report.recommendation import headline, recommend
-from buildsys.report.results.engine_lines import LATENCY, MEASURES
-from buildsys.report.results.report import plain_values
+from buildsys.report.report_types import LATENCY, MEASURES, plain_values
 
 SCHEMA = "buildsys/best/1"
 

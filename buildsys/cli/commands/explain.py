@@ -22,7 +22,7 @@ from buildsys.execution.stale_reasons import (
 from buildsys.report.engines import refit_origin
 from buildsys.report.formatting import duration, first_names
 from buildsys.report.key_figures import key_figure
-from buildsys.report.results.reader import PASSED, AnyResult, parse, read_result
+from buildsys.report.result_files import PASSED, AnyResult, parse, read_result
 from buildsys.stages.engine.result import EngineResult
 from buildsys.stages.search.result import SearchResult
 from buildsys.stages.table import CONVERT, ENGINE, SEARCH

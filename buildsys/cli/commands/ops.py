@@ -20,7 +20,7 @@ from buildsys.cli.graph_files import require_graph
 from buildsys.cli.session import Session
 from buildsys.errors import StageError, UsageError
 from buildsys.project.load import STATE_FOLDER, Project, load_project
-from buildsys.report.results.reader import read_result
+from buildsys.report.result_files import read_result
 from buildsys.stages.export.result import ExportResult
 from buildsys.stages.simplify.result import SimplifyResult
 from buildsys.stages.table import EXPORT, SIMPLIFY

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from buildsys.report import formatting as q
-from buildsys.report.results.reader import NOISY, PASSED
+from buildsys.report.result_files import NOISY, PASSED
 from buildsys.stages.bench.result import is_recorded_noisy
 from buildsys.stages.table import BENCH, ENGINE, VERIFY
 

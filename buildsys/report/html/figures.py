@@ -14,9 +14,8 @@ from buildsys.report.html.changes import PastBuild
 from buildsys.report.html.charts import Axis, ChartMark, Series, draw
 from buildsys.report.html.tables import Table
 from buildsys.report.ranking import unique_names
-from buildsys.report.results.engine_lines import Ranking, TimingLine
-from buildsys.report.results.reader import FAILED, NOISY
-from buildsys.report.results.report import Check, Report
+from buildsys.report.report_types import Check, Ranking, Report, TimingLine
+from buildsys.report.result_files import FAILED, NOISY
 from buildsys.stages.bench.result import ENGINE_CONTENDERS, ENGINE_CUDA_GRAPH
 
 _MOST_ERROR_ROWS = 12

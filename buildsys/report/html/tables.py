@@ -10,7 +10,7 @@ from buildsys.report import formatting as q
 from buildsys.report.benchmarks import contender_title
 from buildsys.report.ranking import COLUMNS as RANKING_COLUMNS
 from buildsys.report.ranking import ranking_cells, ranking_notes
-from buildsys.report.results.report import Check, ComparisonLine, GraphHistory, Report, SurgeryLine
+from buildsys.report.report_types import Check, ComparisonLine, GraphHistory, Report, SurgeryLine
 from buildsys.report.stage_lines import (
     COMMAND_COLUMNS,
     GATE_COLUMNS,

@@ -6,7 +6,7 @@ from typing import Any
 
 from buildsys.report import formatting as q
 from buildsys.report.checks import Compared
-from buildsys.report.results.reader import Result
+from buildsys.report.result_files import Result
 from buildsys.stages.convert.result import ConvertResult
 
 

@@ -6,7 +6,7 @@ import math
 from typing import Any
 
 from buildsys.report import formatting as q
-from buildsys.report.results.reader import FAILED, NOISY, PASSED
+from buildsys.report.result_files import FAILED, NOISY, PASSED
 from buildsys.stages.gate.result import GateResult
 
 

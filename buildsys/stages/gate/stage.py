@@ -18,12 +18,18 @@ from typing import Any
 
 from buildsys.backends.measurement import GpuTiming
 from buildsys.errors import StageError
-from buildsys.history.gates import LOOKS, Change, compare_rounds, compare_values
-from buildsys.history.statistics import CONFIDENCE, median
+from buildsys.history.statistics import (
+    CONFIDENCE,
+    LOOKS,
+    Change,
+    compare_rounds,
+    compare_values,
+    median,
+)
 from buildsys.onnx_graphs.tensors import load_case
 from buildsys.report import formatting as q
 from buildsys.report.formatting import worst_comparison
-from buildsys.report.results.reader import FAILED, NOISY, PASSED, read_result
+from buildsys.report.result_files import FAILED, NOISY, PASSED, read_result
 from buildsys.report.stage_lines import SHOWN
 from buildsys.stages.bench.remote_engine import RemoteEngine
 from buildsys.stages.engine.result import EngineResult

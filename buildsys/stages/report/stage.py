@@ -9,8 +9,8 @@ from buildsys.onnx_graphs.inspection.drawing import draw
 from buildsys.onnx_graphs.inspection.graph import plain_model, with_shapes
 from buildsys.onnx_graphs.onnx_file import load_model
 from buildsys.report.assemble import assemble, opt_sizes
-from buildsys.report.markdown.document import render
-from buildsys.report.results.report import as_json
+from buildsys.report.markdown import render
+from buildsys.report.report_types import as_json
 from buildsys.system.graphviz import render_svg
 from buildsys.workers.job import Job, StageResult
 

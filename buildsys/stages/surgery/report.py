@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from buildsys.report import formatting as q
 from buildsys.report.checks import Compared
-from buildsys.report.results.reader import Result
+from buildsys.report.result_files import Result
 from buildsys.stages.surgery.result import SurgeryResult
 
 

@@ -6,7 +6,7 @@ from typing import Any
 
 from buildsys.report.checks import Compared
 from buildsys.report.formatting import error_text, recorded_error, worst_comparison
-from buildsys.report.results.reader import Result
+from buildsys.report.result_files import Result
 from buildsys.stages.verify.result import VerifyResult
 
 

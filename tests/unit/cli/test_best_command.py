@@ -13,8 +13,7 @@ from cli_doubles import run_in
 from buildsys.cli.commands import best
 from buildsys.errors import UsageError
 from buildsys.report.assemble import assemble_after_failure
-from buildsys.report.results.engine_lines import EngineLine, TimingLine
-from buildsys.report.results.report import BuildVerdict, Report
+from buildsys.report.report_types import BuildVerdict, EngineLine, Report, TimingLine
 
 MANIFEST = """\
 model: m

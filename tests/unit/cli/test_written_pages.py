@@ -19,7 +19,7 @@ from buildsys.execution.stale_reasons import Reason, encode_reasons
 from buildsys.history.builds import Build
 from buildsys.history.database import History, digest_of, history_file
 from buildsys.report.assemble import assemble
-from buildsys.report.results.report import as_json
+from buildsys.report.report_types import as_json
 
 LATENCY = {"latency_p50_ms": 2.0, "latency_interval_ms": [1.95, 2.05]}
 

@@ -7,7 +7,7 @@ import random
 
 import pytest
 
-from buildsys.history.gates import LOOKS, compare_rounds, compare_values
+from buildsys.history.statistics import LOOKS, compare_rounds, compare_values
 
 
 def rounds(draw: random.Random, count: int, slower: float = 0.0) -> tuple[list[float], list[float]]:

@@ -10,7 +10,7 @@ import pytest
 from buildsys.project.load import ResolvedModel, empty_project
 from buildsys.remote.jobs import JobSummary, RemoteJob, TargetSummary, read_summary
 from buildsys.remote.results import check_results, exit_code, merge_targets, read_records
-from buildsys.report.results.reader import adapter
+from buildsys.report.result_files import adapter
 from buildsys.report.run_results import TargetResult
 from buildsys.store.depot import Depot
 from buildsys.store.ledger import ActionRecord, HistoryEntry, OutputFile

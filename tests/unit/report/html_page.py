@@ -5,7 +5,7 @@ from __future__ import annotations
 from html.parser import HTMLParser
 
 from buildsys.report.html.pages import ModelPage, PipelineRow
-from buildsys.report.results.report import Report
+from buildsys.report.report_types import Report
 
 _VOID = {"meta", "link", "input", "img", "br"}
 _UNSHOWN = {"style"}

@@ -11,9 +11,9 @@ from tiny_results import NO_GPU, Results
 from buildsys.report.assemble import assemble
 from buildsys.report.engines import engine_provenance
 from buildsys.report.html.pages import render_model
-from buildsys.report.markdown.document import render
-from buildsys.report.results.reader import PASSED, Result, parse
-from buildsys.report.results.report import Report, as_json
+from buildsys.report.markdown import render
+from buildsys.report.report_types import Report, as_json
+from buildsys.report.result_files import PASSED, Result, parse
 from buildsys.stages.engine.result import EngineResult
 
 NAN = float("nan")

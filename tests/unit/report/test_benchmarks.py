@@ -12,8 +12,8 @@ from html_page import Page
 from buildsys.report.assemble import assemble
 from buildsys.report.benchmarks import bench_notes, gpu_states, gpu_timings, timings
 from buildsys.report.html.pages import ModelPage, render_model
-from buildsys.report.markdown.document import render
-from buildsys.report.results.reader import Result, parse
+from buildsys.report.markdown import render
+from buildsys.report.result_files import Result, parse
 from buildsys.stages.bench.result import BenchResult
 
 

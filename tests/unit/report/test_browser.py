@@ -19,8 +19,8 @@ from tiny_results import Results, bench
 
 from buildsys.report.assemble import assemble
 from buildsys.report.html.changes import EngineHistory, PastBuild
-from buildsys.report.html.environment import INDEX
 from buildsys.report.html.pages import (
+    INDEX,
     GraphPicture,
     IndexRow,
     PipelineRow,

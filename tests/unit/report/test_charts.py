@@ -12,8 +12,7 @@ from markupsafe import Markup
 from buildsys.report.html import figures
 from buildsys.report.html.changes import PastBuild
 from buildsys.report.html.charts import Axis, ChartMark, Series, bar, draw, sparkline, tick_text
-from buildsys.report.results.engine_lines import RankedEngine, Ranking
-from buildsys.report.results.report import Check, ComparisonLine
+from buildsys.report.report_types import Check, ComparisonLine, RankedEngine, Ranking
 
 NAN, INF = math.nan, math.inf
 

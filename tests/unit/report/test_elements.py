@@ -2,7 +2,7 @@ from __future__ import annotations
 
 from markdown_it import MarkdownIt
 
-from buildsys.report.markdown.elements import code, escape, sentence, table
+from buildsys.report.markdown import code, escape, sentence, table
 
 
 def rendered(text: str) -> str:

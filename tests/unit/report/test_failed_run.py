@@ -7,8 +7,8 @@ import json
 from tiny_results import Results
 
 from buildsys.report.assemble import TargetProblem, assemble_after_failure
-from buildsys.report.markdown.document import is_failure_report, render
-from buildsys.report.results.report import Report, as_json
+from buildsys.report.markdown import is_failure_report, render
+from buildsys.report.report_types import Report, as_json
 
 NOTICE = "Report on the run that ended 2026-11-20 14:03 UTC"
 

@@ -8,7 +8,7 @@ from tiny_results import Results
 
 from buildsys.report.assemble import assemble
 from buildsys.report.html.pages import render_model
-from buildsys.report.markdown.document import render
+from buildsys.report.markdown import render
 
 
 def tokens_of(text: str) -> list[Token]:

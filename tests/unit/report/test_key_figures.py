@@ -8,7 +8,7 @@ import pytest
 from buildsys.report.engines import refit_origin
 from buildsys.report.formatting import TIMES
 from buildsys.report.key_figures import key_figure
-from buildsys.report.results.reader import parse
+from buildsys.report.result_files import parse
 from buildsys.stages.engine.result import EngineResult
 
 

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from buildsys.report.key_figures import key_figure
-from buildsys.report.results.engine_lines import TimingLine
-from buildsys.report.results.reader import Result
+from buildsys.report.report_types import TimingLine
+from buildsys.report.result_files import Result
 from buildsys.report.stage_lines import search_lines
 
 FOUND: dict[str, Any] = {

@@ -7,11 +7,25 @@ import pytest
 from tiny_results import Results
 
 from buildsys.report.assemble import assemble
-from buildsys.report.ranking import rank_engines, ranking_cells, ranking_notes, timed_cases
-from buildsys.report.recommendation import headline, recommend
-from buildsys.report.results.engine_lines import MEASURES, EngineLine, Ranking, TimingLine
-from buildsys.report.results.reader import PASSED
-from buildsys.report.results.report import Check, ComparisonLine, Report, TargetLine
+from buildsys.report.ranking import (
+    headline,
+    rank_engines,
+    ranking_cells,
+    ranking_notes,
+    recommend,
+    timed_cases,
+)
+from buildsys.report.report_types import (
+    MEASURES,
+    Check,
+    ComparisonLine,
+    EngineLine,
+    Ranking,
+    Report,
+    TargetLine,
+    TimingLine,
+)
+from buildsys.report.result_files import PASSED
 
 
 @pytest.fixture

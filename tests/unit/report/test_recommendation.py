@@ -10,10 +10,9 @@ from buildsys.report.assemble import assemble
 from buildsys.report.checks import LIMITS, error_margin
 from buildsys.report.formatting import TIMES
 from buildsys.report.html.pages import ModelPage, render_model
-from buildsys.report.markdown.document import render
-from buildsys.report.recommendation import headline
-from buildsys.report.results.engine_lines import Recommendation
-from buildsys.report.results.report import Check, ComparisonLine
+from buildsys.report.markdown import render
+from buildsys.report.ranking import headline
+from buildsys.report.report_types import Check, ComparisonLine, Recommendation
 
 
 def recommendation(results: Results) -> Recommendation:

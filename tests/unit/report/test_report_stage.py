@@ -11,7 +11,7 @@ from tiny_results import NO_GPU, Results
 from buildsys.report.assemble import assemble
 from buildsys.report.formatting import TIMES
 from buildsys.report.html.pages import render_model
-from buildsys.report.results.report import as_json
+from buildsys.report.report_types import as_json
 from buildsys.stages.report.stage import run
 from buildsys.workers.job import Job
 

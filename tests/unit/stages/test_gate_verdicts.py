@@ -13,7 +13,7 @@ import pytest
 
 from buildsys.errors import StageError
 from buildsys.report.key_figures import key_figure
-from buildsys.report.results.reader import Result, parse
+from buildsys.report.result_files import Result, parse
 from buildsys.report.stage_lines import gate_lines
 from buildsys.stages.gate import stage as gate
 from buildsys.stages.gate.result import GateResult

@@ -26,7 +26,6 @@ from buildsys.errors import BuildsysError, CheckFailed, UsageError
 from buildsys.execution.stale_reasons import REBUILD, Reason
 from buildsys.project.load import empty_project
 from buildsys.report.formatting import first_names, plural
-from buildsys.report.markdown.run_summary import outcome
 from buildsys.report.run_results import (
     FINISHED,
     REFUSED,
@@ -35,6 +34,7 @@ from buildsys.report.run_results import (
     TargetResult,
 )
 from buildsys.report.run_results import INTERRUPTED as INTERRUPTED_RUN
+from buildsys.report.run_summary import outcome
 from buildsys.store.ledger import NOISY, PASSED, RESTORED, UNAVAILABLE, utc_now
 from buildsys.system.printable import printable
 from buildsys.system.suggestions import nearest

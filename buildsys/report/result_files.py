@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from buildsys.onnx_graphs.result_types import ResultHeader
-from buildsys.report.results.report import Report
+from buildsys.report.report_types import Report
 from buildsys.system.files import MAX_RESULT_BYTES, read_limited
 
 if TYPE_CHECKING:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from buildsys.report.formatting import NOTHING, duration, first_names, plural
-from buildsys.report.markdown.elements import code, escape, section, table
+from buildsys.report.markdown import code, escape, section, table
 from buildsys.report.run_results import (
     INTERRUPTED,
     NOISY,

@@ -1,1 +1,0 @@
-"""Types of the result files, one module per stage, and their reader."""
