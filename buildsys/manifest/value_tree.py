@@ -80,22 +80,6 @@ def moved(node: ValueNode, path: FieldPath, mark: Mark) -> ValueNode:
     return ValueNode(value, ValueOrigin(node.origin.file, path, mark))
 
 
-def text_size(node: ValueNode, most: int) -> int:
-    """Count about the characters of the data, up to a little above ``most``."""
-    value, size = node.value, 8
-    if isinstance(value, str):
-        return size + len(value)
-    if isinstance(value, dict):
-        size += sum(map(len, value))
-    elif not isinstance(value, list):
-        return size
-    for member in value.values() if isinstance(value, dict) else value:
-        size += text_size(member, most - size)
-        if size > most:
-            break
-    return size
-
-
 def plain(node: ValueNode) -> Any:
     """Convert a node to data without origins."""
     value = node.value

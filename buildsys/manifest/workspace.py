@@ -9,7 +9,7 @@ from buildsys.errors import ManifestError
 from buildsys.manifest.problem import show_value
 from buildsys.manifest.value_tree import ValueNode
 from buildsys.manifest.yaml_reader import MAX_BYTES, read_nodes
-from buildsys.system.files import Stamp, open_regular, sha256_of, stamp
+from buildsys.system.files import Stamp, read_limited, stamp
 
 
 class Workspace:
@@ -23,7 +23,6 @@ class Workspace:
         self.root = root
         self.configs = configs
         self.accessed: dict[str, Stamp | None] = {}  # since it was last replaced
-        self.digests: dict[str, tuple[Stamp, str]] = {}  # remembered digests of weights
         self._folders = {os.path.realpath(folder) for folder in (root, configs, links_into or root)}
         self._stamps: dict[str, Stamp | None] = {}
         self._documents: dict[Path, ValueNode | ManifestError] = {}
@@ -79,17 +78,6 @@ class Workspace:
             raise document
         return document
 
-    def sha256(self, path: Path) -> str:
-        """Compute the digest of a file, unless it is known for this stamp."""
-        name, current = str(self.relative(path)), self.stamp(path)
-        remembered = self.digests.get(name)
-        if remembered and remembered[0] == current:
-            return remembered[1]
-        digest = sha256_of(path)
-        if current is not None:
-            self.digests[name] = current, digest
-        return digest
-
     def _is_inside(self, path: Path) -> bool:
         real = os.path.realpath(path)
         return any(f"{real}{os.sep}".startswith(f"{folder}{os.sep}") for folder in self._folders)
@@ -97,18 +85,11 @@ class Workspace:
 
 def _content(path: Path, name: Path) -> bytes:
     try:
-        with open_regular(path) as file:
-            size = os.fstat(file.fileno()).st_size
-            content = file.read(min(size, MAX_BYTES) + 1)
-    except (ValueError, IsADirectoryError):
-        raise ManifestError(name, (), "not a regular file", "remove it or rename it") from None
+        return read_limited(path, MAX_BYTES)
+    except ValueError as error:  # its kind or size
+        raise ManifestError(name, (), str(error), "remove it, rename it or split it") from None
     except OSError as error:
         reason = (error.strerror or str(error)).lower()
         raise ManifestError(
             name, (), f"cannot read the file: {reason}", "check its permissions"
         ) from None
-    if len(content) > MAX_BYTES:
-        mib = max(size, len(content)) / 2**20
-        text = f"the file has {mib:.1f} MiB, but a manifest may have at most {MAX_BYTES >> 20} MiB"
-        raise ManifestError(name, (), text, "split it")
-    return content

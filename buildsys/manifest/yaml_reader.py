@@ -26,6 +26,7 @@ from buildsys.manifest.value_tree import FieldPath, Mark, ValueNode, ValueOrigin
 MAX_BYTES = 1 << 20
 MAX_VALUES = 50_000  # an alias counts at every use
 MAX_DEPTH = 50
+_CHARACTERS_PER_VALUE = 200  # a long text counts as several values
 
 # libyaml's loader is seven times faster
 _Loader: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
@@ -60,10 +61,6 @@ def read_nodes(file: Path, content: bytes) -> ValueNode:
 
 
 def _decode(file: Path, content: bytes) -> str:
-    if len(content) > MAX_BYTES:
-        mib = len(content) / 2**20
-        text = f"the file has {mib:.1f} MiB, but a manifest may have at most 1 MiB"
-        raise ManifestError(file, (), text, "split it")
     try:
         text = content.decode("utf-8-sig")
     except UnicodeDecodeError as error:
@@ -124,6 +121,7 @@ class _Builder:
             return ValueNode(self._aliased(event, path), origin)
         before = self._count
         if isinstance(event, ScalarEvent):
+            self._count += len(event.value) // _CHARACTERS_PER_VALUE
             node = ValueNode(self._scalar(event, path), origin)
         else:
             is_map = isinstance(event, MappingStartEvent)

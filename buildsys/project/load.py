@@ -5,14 +5,14 @@ from __future__ import annotations
 import json
 import os
 import time
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from buildsys.errors import ManifestError, ManifestErrors, UsageError
-from buildsys.manifest.manifest_cache import Cache, Entry, read_cache, write_cache
+from buildsys.manifest.manifest_cache import Entry, read_entries, write_entries
 from buildsys.system.files import Stamp
 from buildsys.system.suggestions import nearest
 from buildsys.system.units import number_or_text, parse_duration, parse_size
@@ -191,16 +191,16 @@ def load_project(
 
 
 def check_manifests(project: Project, files: Iterable[Path]) -> tuple[ManifestError, ...]:
-    """Return the errors of some manifests and of the shared files.
+    """List the errors of some manifests and of the shared files.
 
-    Manifests that the cache has are not read. A file that is no manifest itself, but may be part
-    of others, checks all of them.
+    A file that is not a manifest itself, but may be part of others, checks all of them.
     """
     load = _ProjectReader(project)
+    load.models()
     names = {load.relative(str(file)) for file in files}
-    manifests = {load.relative(file) for file in load.files()}
-    load.models(only=None if names - manifests else names)
-    return _distinct(load.errors)
+    manifests = [load.relative(file) for file in load.files()]
+    checked = {*names, *manifests[:_SHARED_FILES]} if names <= {*manifests} else {*load.broken}
+    return _distinct(error for file in checked for error in load.broken.get(file, ()))
 
 
 def _distinct(errors: Iterable[ManifestError]) -> tuple[ManifestError, ...]:
@@ -238,18 +238,14 @@ class _ProjectReader:
         configs = self._project.configs
         return [f"{configs}/project.yaml", f"{configs}/engines.yaml", *self._manifests()]
 
-    def models(self, only: Collection[str] | None = None) -> dict[str, ResolvedModel]:
-        """Resolve the models; with ``only``, read no other manifests."""
+    def models(self) -> dict[str, ResolvedModel]:
+        """Resolve the models."""
         cache_file, configs = self._project.state / "manifests.json", self._project.configs
-        cache = read_cache(cache_file, str(configs))
-        valid = cache.valid_entries(self._project.root)
+        valid = read_entries(cache_file, self._project.root, configs)
         entries: dict[str, Entry] = {}
         for number, file in enumerate(self.files()):
             name = self.relative(file)
-            is_shared = number < _SHARED_FILES
-            entry = valid.get(name)
-            if entry is None and (is_shared or only is None or name in only):
-                entry = self._resolve(Path(file), cache, is_shared=is_shared)
+            entry = valid.get(name) or self._resolve(Path(file), is_shared=number < _SHARED_FILES)
             if entry:
                 entries[name] = entry
         settled = {
@@ -257,11 +253,8 @@ class _ProjectReader:
             for name, entry in entries.items()
             if name in valid or all(map(self._is_settled, entry.stamps.values()))
         }
-        if self._remember and settled != cache.entries:
-            digests = {
-                path: entry for path, entry in cache.digests.items() if self._is_settled(entry[0])
-            }
-            write_cache(cache_file, str(configs), Cache(settled, digests))
+        if self._remember and not settled.keys() <= valid.keys():
+            write_entries(cache_file, configs, settled)
         models: dict[str, ResolvedModel] = {}
         for file, entry in entries.items():
             for name, text in entry.models:
@@ -280,11 +273,10 @@ class _ProjectReader:
 
         return Resolver(Workspace(self._project.root, self._project.configs, self._links_into))
 
-    def _resolve(self, file: Path, cache: Cache, *, is_shared: bool) -> Entry | None:
-        resolver, workspace = self._resolver, self._resolver.workspace
-        workspace.digests = cache.digests
+    def _resolve(self, file: Path, *, is_shared: bool) -> Entry | None:
+        resolver = self._resolver
         accessed: dict[str, Stamp | None] = {}
-        workspace.accessed = accessed
+        resolver.workspace.accessed = accessed
         models, errors = ([], resolver.shared_errors(file)) if is_shared else resolver.resolve(file)
         if errors:
             self.errors += errors

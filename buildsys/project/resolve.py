@@ -28,7 +28,6 @@ from buildsys.manifest.value_tree import (
     ValueOrigin,
     error_at,
     plain,
-    text_size,
 )
 from buildsys.manifest.workspace import Workspace
 from buildsys.project.checks import check_model, unused_dims
@@ -37,7 +36,6 @@ from buildsys.stages.table import GRAPH_SECTIONS, NETWORK_SECTIONS
 from buildsys.system.backend_registry import describe_backend, find_package, package_files
 
 Resolution = tuple[dict[str, Any], ValueNode]  # a model, and the origins of its values
-MAX_CHARACTERS, MAX_MODEL_CHARACTERS = 64 << 20, 4 << 20  # all models of one file, and one model
 _NOT_SHARED = ("model", "extends", "matrix")  # not allowed in project defaults
 
 
@@ -76,14 +74,7 @@ class Resolver:
         variants, matrix_errors = expand_matrix(tree)
         errors = [*layers.errors, *matrix_errors]
         resolutions = []
-        size = 0
         for variant in variants:
-            size += text_size(variant, MAX_CHARACTERS)
-            if size > MAX_CHARACTERS:
-                text = "the models of this manifest have more than"
-                text += f" {MAX_CHARACTERS >> 20} million characters"
-                errors.append(tree.error(text, "shorten its texts or its matrix"))
-                break
             # a broken layer may set any field that is missing
             names = field_names(ModelSpec, ()) if layers.errors else ()
             unset = [(name,) for name in names if variant.get(name) is None]
@@ -96,15 +87,10 @@ class Resolver:
         self, tree: ValueNode, file: Path, unset: Sequence[FieldPath]
     ) -> tuple[Resolution | None, Errors]:
         if ("source",) not in unset:
-            tree = _without_inherited(tree, file)
+            tree = _without_inherited_sections(tree, file)
         tree, errors = name_dynamic_axes(tree)
         tree, engine_errors = resolve_engines(tree, self._presets)
-        tree = _without_inherited_engines(tree, file)
-        if text_size(tree, MAX_MODEL_CHARACTERS) > MAX_MODEL_CHARACTERS:
-            text = f"the model has more than {MAX_MODEL_CHARACTERS >> 20} million characters with"
-            text += " its engine presets"
-            return None, [tree.error(text, "shorten its texts or its list of engines")]
-        tree = _without_shared_dims(tree, file)
+        tree = _without_inherited_members(tree, file)
         errors += engine_errors
         fields: dict[str, Any] = {}
         refused, written = [*unset], plain(tree)
@@ -195,45 +181,36 @@ def _validator(spec: Any) -> TypeAdapter[Any]:
     return TypeAdapter(spec)
 
 
-def _without_shared_dims(tree: ValueNode, file: Path) -> ValueNode:
-    """Drop unused dimensions declared by shared files."""
-    dims = tree.get("dims")
-    shared = {name for name, node in dims.items() if node.origin.file != file} if dims else None
-    if not dims or not shared:
-        return tree
-    unused = shared.intersection(unused_dims(ManifestView(tree, file)))
-    return tree.with_member("dims", dims.without(*unused)) if unused else tree
-
-
-def _without_inherited(tree: ValueNode, file: Path) -> ValueNode:
+def _without_inherited_sections(tree: ValueNode, file: Path) -> ValueNode:
     """Drop sections of shared files that are about another kind of model.
 
     The checks refuse such sections in ``file``, the model's own manifest.
     """
-    source = tree.get("source")
+    source, commands = tree.get("source"), tree.get("commands")
     sections: tuple[str, ...] = ()
-    if source is None or source.value is None:
-        commands = tree.get("commands")
-        has_commands = commands is not None and isinstance(commands.value, list) and commands.value
-        sections = (*NETWORK_SECTIONS, "dynamic_axes") if has_commands else ()
-    elif source.get("tensorrt") is not None:
-        sections = GRAPH_SECTIONS
+    if source is not None and source.value is not None:
+        sections = GRAPH_SECTIONS if source.get("tensorrt") is not None else ()
+    elif commands is not None and commands.entries():
+        sections = (*NETWORK_SECTIONS, "dynamic_axes")
     nodes = ((name, tree.get(name)) for name in sections)
     return tree.without(*(name for name, node in nodes if node and node.origin.file != file))
 
 
-def _without_inherited_engines(tree: ValueNode, file: Path) -> ValueNode:
-    """Drop engines of shared files that cannot build a network defined by hand.
+def _without_inherited_members(tree: ValueNode, file: Path) -> ValueNode:
+    """Drop unused dimensions of shared files, and engines for other kinds of networks.
 
-    All of them stay if there is no other: the model would have no engine.
+    All of the engines stay if there is no other: the model would have none.
     """
-    source, engines = tree.get("source"), tree.get("engines")
-    if source is None or source.get("tensorrt") is None or engines is None:
-        return tree
-    if engines.origin.file == file or not isinstance(engines.value, list):
-        return tree
-    usable = [engine for engine in engines.value if _takes_definition(engine)]
-    return tree.with_member("engines", ValueNode(usable or engines.value, engines.origin))
+    source, engines, dims = tree.get("source"), tree.get("engines"), tree.get("dims")
+    is_defined = source is not None and source.get("tensorrt") is not None
+    if is_defined and engines is not None and engines.origin.file != file:
+        usable = [engine for engine in engines.entries() if _takes_definition(engine)]
+        tree = tree.with_member("engines", ValueNode(usable or engines.value, engines.origin))
+    shared = {name for name, node in dims.items() if node.origin.file != file} if dims else set()
+    if dims and shared:
+        unused = shared.intersection(unused_dims(ManifestView(tree, file)))
+        tree = tree.with_member("dims", dims.without(*unused))
+    return tree
 
 
 def _takes_definition(engine: ValueNode) -> bool:

@@ -19,7 +19,7 @@ from buildsys.manifest.problem import Problems, expected, show_value, suggest, s
 from buildsys.manifest.schema.base import VARIABLE_PATTERN
 from buildsys.manifest.value_tree import FieldPath
 from buildsys.manifest.workspace import Workspace
-from buildsys.system.files import Stamp, stamp
+from buildsys.system.files import Stamp, sha256_of, stamp
 from buildsys.system.weight_names import HUB, INDEX_SUFFIX, parse_hub_name
 
 Pattern = tuple[str | EllipsisType, ...]
@@ -145,7 +145,7 @@ def _file_problems(
             # that of an index includes its shards, which the stage reads
             is_whole = path[-1] == "file" and not name.endswith(INDEX_SUFFIX)
             sha256 = view.get(*path[:-1], "sha256") if is_whole else None
-            if isinstance(sha256, str) and (digest := workspace.sha256(file)) != sha256:
+            if isinstance(sha256, str) and (digest := sha256_of(file)) != sha256:
                 text = f"the SHA-256 digest of {name} is {digest}"
                 hint = "replace the file, or update sha256"
                 yield view.problem((*path[:-1], "sha256"), text, hint)

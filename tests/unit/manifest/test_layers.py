@@ -13,7 +13,6 @@ from manifest_files import NET
 from buildsys.manifest.layers import merge
 from buildsys.manifest.value_tree import ValueNode, leaves, nearest, plain
 from buildsys.manifest.yaml_reader import read_nodes
-from buildsys.project import resolve
 
 
 def test_a_manifest_overrides_extends_and_those_override_defaults(project):
@@ -260,19 +259,3 @@ def test_merging_is_associative_and_keeps_the_last_layer(low, middle, top):
             found, missing = nearest(once, key)
             assert not missing
             assert plain(found) == plain(leaf)
-
-
-def test_long_texts_are_not_multiplied_without_limit(project, monkeypatch):
-    monkeypatch.setattr(resolve, "MAX_CHARACTERS", 100_000)
-    monkeypatch.setattr(resolve, "MAX_MODEL_CHARACTERS", 50_000)
-    long = "x" * 10_000
-    project.model(f"description: {long}\nmatrix: {{export.opset: [11, 12, 13]}}")
-    assert len(project.load().models) == 3
-    opsets = [*range(9, 18), 11]
-    project.model(f"description: {long}\nmatrix: {{source.seed: {opsets}}}")
-    assert "the models of this manifest have more than" in str(project.errors())
-    engine = f"{{backend: onnxruntime, toolchain: {long}}}"
-    project.write("configs/engines.yaml", f"long: {engine}\n")
-    names = ", ".join(f"{{use: long, name: e{number}}}" for number in range(9))
-    project.model(f"engines: [{names}]")
-    assert "with its engine presets" in str(project.errors())

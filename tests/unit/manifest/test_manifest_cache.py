@@ -2,16 +2,11 @@
 
 from __future__ import annotations
 
-import hashlib
-import os
 import subprocess
 import sys
-import time
 
 import pytest
 from manifest_files import NET, same_state
-
-from buildsys.system.files import Stamp
 
 LAZY = """
 import sys
@@ -77,13 +72,6 @@ def test_a_recently_written_file_is_resolved_again(project, resolved):
     assert "net.yaml" in resolved
 
 
-def test_a_settled_state_is_older_than_a_tick():
-    now = time.time_ns()
-    assert Stamp(0, now - 100_000_000, 0, 0).is_settled(now)
-    assert not Stamp(0, now - 1_000_000, 0, 0).is_settled(now)
-    assert not Stamp(0, now + 1_000_000_000, 0, 0).is_settled(now)
-
-
 def test_a_change_with_equal_size_and_mtime_is_noticed(project, resolved):
     file = project.model("export: {opset: 13}")
     _warm(project, resolved)
@@ -123,24 +111,6 @@ def test_a_removed_callable_is_noticed(project, resolved):
     assert "file plugins/net.py does not exist" in project.errors()[0]
 
 
-def test_weights_are_hashed_again_only_when_they_change(project, resolved, monkeypatch):
-    weights = project.write("net.pth", b"some weights")
-    digest = hashlib.sha256(weights.read_bytes()).hexdigest()
-    source = f"torchvision: resnet18, weights: {{file: net.pth, sha256: {digest}}}"
-    manifest = project.write(
-        "configs/models/net.yaml", NET.replace("torchvision: resnet18", source)
-    )
-    _warm(project, resolved)
-    hashed = []
-    monkeypatch.setattr(hashlib, "sha256", lambda: hashed.append(1) or pytest.fail("hashed again"))
-    manifest.write_text(manifest.read_text() + "export: {opset: 13}\n")
-    assert project.load().models["net"].data["export"]["opset"] == 13
-    monkeypatch.undo()
-    assert not hashed
-    same_state(weights, b"OTHER weight")
-    assert "the SHA-256 digest of net.pth is" in project.errors()[0]
-
-
 def test_errors_are_repeated_and_valid_files_stay_cached(project, resolved):
     project.model(name="good")
     project.model("export: {opset: 99}", name="bad")
@@ -151,21 +121,12 @@ def test_errors_are_repeated_and_valid_files_stay_cached(project, resolved):
     assert resolved == ["bad.yaml"]
 
 
-@pytest.mark.parametrize(
-    "damage",
-    [b"", b"garbage", b"00000000\n{}", b"\xff\xfe", None, "huge"],
-    ids=["empty", "text", "checksum", "bytes", "flip", "huge"],
-)
+@pytest.mark.parametrize("damage", [b"", b"garbage", b'{"written_by": 1}', b"\xff\xfe", b"[]"])
 def test_a_broken_cache_is_replaced(project, resolved, damage):
     project.model()
     _warm(project, resolved)
     file = project.root / ".buildsys/manifests.json"
-    content = file.read_bytes()
-    if damage == "huge":
-        os.truncate(file, 1 << 40)
-    else:
-        flipped = content[:-9] + bytes([content[-9] ^ 1]) + content[-8:]
-        file.write_bytes(flipped if damage is None else damage)
+    file.write_bytes(damage)
     assert project.load().models["net"].data["source"]["torchvision"] == "resnet18"
     assert resolved
     resolved.clear()

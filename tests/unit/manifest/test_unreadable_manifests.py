@@ -27,7 +27,7 @@ from test_manifest_errors import NET
             "2:17: byte 0xe9 at offset 27 is not UTF-8; save the file as UTF-8",
         ),
         ("model: net\nsource: [torchvision]\n", None),
-        (b"x" * 10_000_000, "the file has 9.5 MiB, but a manifest may have at most 1 MiB"),
+        (b"x" * 10_000_000, "it has 9 MiB, more than 1 MiB"),
     ],
     ids=[
         "tab",
