@@ -6,17 +6,17 @@ from collections.abc import Iterator
 from importlib import import_module
 from typing import Any
 
-from buildsys.manifest.checks.engines import (
+from buildsys.manifest.engine_checks import (
     auto_problems,
     definition_problems,
     engine_problems,
     program_problems,
 )
-from buildsys.manifest.checks.profiles import profile_problems
-from buildsys.manifest.checks.view import ManifestView, contains_refused
 from buildsys.manifest.problem import Problems, suggest
+from buildsys.manifest.profile_checks import profile_problems
 from buildsys.manifest.value_ranges import IMAGE_DTYPES, data_problem
 from buildsys.manifest.value_tree import FieldPath
+from buildsys.manifest.view import ManifestView, contains_refused
 from buildsys.stages.surgery.checks import dims_named_by_surgery
 from buildsys.stages.table import STAGES
 

@@ -18,7 +18,7 @@ from buildsys.system.suggestions import nearest
 from buildsys.system.units import number_or_text, parse_duration, parse_size
 
 if TYPE_CHECKING:
-    from buildsys.manifest.schema.executors import Executor
+    from buildsys.manifest.schema.project import Executor
     from buildsys.project.resolve import Resolver
 
 STATE_FOLDER = ".buildsys"
@@ -135,7 +135,7 @@ class Project:
         """Return the settings of an executor. Raises: UsageError: there is none."""
         from pydantic import TypeAdapter
 
-        from buildsys.manifest.schema.executors import Executor
+        from buildsys.manifest.schema.project import Executor
 
         declared = self._setting("executors") or {}
         if name not in declared:

@@ -13,10 +13,9 @@ from typing import Any
 from pydantic import TypeAdapter, ValidationError
 
 from buildsys.errors import ManifestError
-from buildsys.manifest.checks.engines import toolchain_problems, unknown_toolchain
-from buildsys.manifest.checks.referenced_files import file_problems
-from buildsys.manifest.checks.view import ManifestView
+from buildsys.manifest.engine_checks import toolchain_problems, unknown_toolchain
 from buildsys.manifest.expansion import expand_matrix, name_dynamic_axes
+from buildsys.manifest.file_checks import file_problems
 from buildsys.manifest.layers import Errors, Layers, Presets, build_presets, merge, resolve_engines
 from buildsys.manifest.problem import expected
 from buildsys.manifest.schema.engines import Engine
@@ -29,6 +28,7 @@ from buildsys.manifest.value_tree import (
     error_at,
     plain,
 )
+from buildsys.manifest.view import ManifestView
 from buildsys.manifest.workspace import Workspace
 from buildsys.project.checks import check_model, unused_dims
 from buildsys.project.model import ModelSpec, model_fields

@@ -6,7 +6,7 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from buildsys.manifest.schema.executors import KubernetesExecutorSpec
+from buildsys.manifest.schema.project import KubernetesExecutorSpec
 from buildsys.remote.jobs import ENDED, QUEUED, RUNNING, JobState, RemoteJob, System
 from buildsys.system.programs import call_program
 

@@ -202,7 +202,7 @@ def _built_with(engine: EngineResult) -> str:
 
 @cache
 def _defaults(backend: str) -> Mapping[str, Any]:
-    from buildsys.manifest.schema.engine_base import engine_spec  # not needed by other commands
+    from buildsys.manifest.schema.engines import engine_spec  # not needed by other commands
 
     values = {
         name: field.get_default(call_default_factory=True)

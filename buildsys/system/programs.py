@@ -1,4 +1,4 @@
-"""Other programs: their paths, environment and probes."""
+"""Other programs: their paths, environment and probes; graphviz."""
 
 from __future__ import annotations
 
@@ -12,12 +12,13 @@ import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from buildsys.errors import StageError
+from buildsys.errors import StageError, Unavailable
 from buildsys.system.devices import NONE, gpu_facts
 from buildsys.system.text_cache import TextCache, shortened_for_key
 from buildsys.system.toolchains import Toolchain
 from buildsys.system.versions import ABSENT, tool_versions
 
+_DOT_TIMEOUT_S = 60
 _PYTHON = ("python", "python3")  # the toolchain's, whatever is first on PATH
 # variables of a machine that let programs start; a result may only depend on declared ones
 _OF_THE_MACHINE = (
@@ -126,3 +127,41 @@ def call_program(
         problem = " ".join(done.stderr.split()) or f"exit code {done.returncode}"
         raise StageError(f"{words[0]}: {problem}", hint)
     return done.stdout
+
+
+def require_dot() -> str:
+    """Find the program.
+
+    Raises: Unavailable: graphviz is not installed.
+    """
+    program = find_program("dot", None, program_environment(None, os.environ, Path()))
+    if program is None:
+        hint = "`apt-get install graphviz` or `brew install graphviz` installs it"
+        raise Unavailable("graphviz is not installed, whose program dot draws graphs", hint)
+    return program
+
+
+def render_svg(dot: str) -> str:
+    """Draw a graph as SVG.
+
+    Raises: Unavailable: graphviz is not installed. StageError: it cannot draw this graph.
+    """
+    program, hint = require_dot(), "draw a part of it"
+    with tempfile.TemporaryDirectory() as folder:
+        try:
+            done = subprocess.run(
+                [program, "-Tsvg"],
+                input=dot.encode(),
+                capture_output=True,
+                timeout=_DOT_TIMEOUT_S,
+                env=program_environment(None, os.environ, Path(folder)),
+                cwd=folder,
+                check=False,
+            )
+        except subprocess.TimeoutExpired:
+            problem = f"graphviz did not draw the graph within {_DOT_TIMEOUT_S} s"
+            raise StageError(problem, hint) from None
+    if done.returncode or not done.stdout:
+        message = " ".join(done.stderr.decode(errors="replace").split())
+        raise StageError(f"graphviz cannot draw the graph: {message[:200]}", hint)
+    return done.stdout.decode(errors="replace")

@@ -20,7 +20,7 @@ from pathlib import Path
 import numpy as np
 
 from buildsys.backends.interface import BuildRequest, load_backend
-from buildsys.manifest.schema.engine_base import engine_spec
+from buildsys.manifest.schema.engines import engine_spec
 from buildsys.onnx_graphs.tensors import tensor_of
 
 _MEDIAN = re.compile(r"Median:\s+([\d.]+) (ms|us)")

@@ -19,10 +19,8 @@ from buildsys.execution import stale_reasons
 from buildsys.manifest.default_limits import AGREEMENT_LIMITS, DEFAULT_LIMITS
 from buildsys.manifest.schema import base
 from buildsys.manifest.schema.base import Spec
-from buildsys.manifest.schema.engine_base import EngineBase
-from buildsys.manifest.schema.executors import ExecutorBase
-from buildsys.manifest.schema.gates import GateLimit
-from buildsys.manifest.schema.project import ProjectSpec
+from buildsys.manifest.schema.engines import EngineBase, GateLimit
+from buildsys.manifest.schema.project import ExecutorBase, ProjectSpec
 from buildsys.manifest.yaml_reader import read_yaml
 from buildsys.project.json_schema import schema_texts
 from buildsys.project.load import load_project

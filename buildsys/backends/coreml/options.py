@@ -12,10 +12,10 @@ from buildsys.backends.coreml.description import (
     Target,
     specification_version,
 )
-from buildsys.manifest.checks.view import ManifestView
 from buildsys.manifest.problem import Problems
-from buildsys.manifest.schema.engine_base import EngineBase
+from buildsys.manifest.schema.engines import EngineBase
 from buildsys.manifest.value_tree import FieldPath
+from buildsys.manifest.view import ManifestView
 
 
 class CoreMlEngine(EngineBase):

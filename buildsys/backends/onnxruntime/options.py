@@ -15,11 +15,11 @@ from buildsys.backends.onnxruntime.execution_providers import (
     known_providers,
     provider_entry,
 )
-from buildsys.manifest.checks.view import ManifestView
 from buildsys.manifest.problem import Problems, expected, show_value, suggest
 from buildsys.manifest.schema.base import form
-from buildsys.manifest.schema.engine_base import EngineBase
+from buildsys.manifest.schema.engines import EngineBase
 from buildsys.manifest.value_tree import FieldPath
+from buildsys.manifest.view import ManifestView
 
 
 def _is_provider(entry: object) -> bool:

@@ -6,10 +6,10 @@ from typing import Any, Literal
 
 from pydantic import Field
 
-from buildsys.manifest.checks.view import ManifestView
 from buildsys.manifest.problem import Problems
-from buildsys.manifest.schema.engine_base import EngineBase
+from buildsys.manifest.schema.engines import EngineBase
 from buildsys.manifest.value_tree import FieldPath
+from buildsys.manifest.view import ManifestView
 
 
 class OpenVinoEngine(EngineBase):

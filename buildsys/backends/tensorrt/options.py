@@ -6,8 +6,7 @@ from typing import Annotated, Any, Literal, get_args
 
 from pydantic import Field
 
-from buildsys.manifest.checks.engines import int8_layers, precision_of
-from buildsys.manifest.checks.view import ManifestView, shapes_after_surgery
+from buildsys.manifest.engine_checks import int8_layers, precision_of
 from buildsys.manifest.problem import Problems, suggest
 from buildsys.manifest.schema.base import (
     QUANTIZED,
@@ -20,8 +19,9 @@ from buildsys.manifest.schema.base import (
     TensorName,
     fields_of,
 )
-from buildsys.manifest.schema.engine_base import EngineBase
+from buildsys.manifest.schema.engines import EngineBase
 from buildsys.manifest.value_tree import FieldPath
+from buildsys.manifest.view import ManifestView, shapes_after_surgery
 
 Sizes = tuple[Annotated[int, Field(ge=0)], ...]
 Integers = tuple[int, ...]

@@ -43,7 +43,7 @@ from buildsys.manifest.shape_cases import case_values
 from buildsys.report.engines import placement_text
 from buildsys.report.formatting import TIMES, count, first_names, large, plain, size
 from buildsys.stages.table import ENGINE
-from buildsys.system.graphviz import require_dot
+from buildsys.system.programs import require_dot
 
 SCHEMA, DRAWING_SCHEMA = "buildsys/inspect/1", "buildsys/picture/1"
 PREFIX, _HOST = "inspect:", "127.0.0.1"

@@ -1,4 +1,4 @@
-"""Engines in a manifest, with the options of their backend.
+"""Engines in a manifest with their gates, and the options of their backend.
 
 A manifest has few backends. Importing the options of all of them takes longer than its check, so
 those of a backend are imported at its first engine.
@@ -6,16 +6,142 @@ those of a backend are imported at its first engine.
 
 from __future__ import annotations
 
-from functools import cache, reduce
+from functools import cache, partial, reduce
 from operator import or_
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-from pydantic import GetCoreSchemaHandler, GetJsonSchemaHandler, TypeAdapter
+from pydantic import (
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    GetCoreSchemaHandler,
+    GetJsonSchemaHandler,
+    TypeAdapter,
+    create_model,
+)
 from pydantic_core import core_schema
 
-from buildsys.manifest.schema.base import OneOf, fields_of
-from buildsys.manifest.schema.engine_base import EngineBase, engine_spec
-from buildsys.system.backend_registry import backend_names, find_package
+from buildsys.errors import Unavailable
+from buildsys.manifest.schema.base import (
+    EnginePrecision,
+    EngineTolerance,
+    Name,
+    NeedsSpec,
+    OneOf,
+    Seconds,
+    Spec,
+    fields_of,
+)
+from buildsys.system.backend_registry import (
+    BrokenBackendError,
+    backend_names,
+    describe_backend,
+    find_package,
+    import_backend,
+)
+from buildsys.system.units import parse_duration, parse_percentage, parse_size
+
+METRICS = ("latency", "throughput", "size", "memory", "error", "build_time")
+Percentage = Annotated[
+    float,
+    BeforeValidator(parse_percentage),
+    Field(gt=0, le=1, json_schema_extra={"type": ["string", "number"]}),
+]
+_TEXT = Field(json_schema_extra={"type": "string"})
+LimitSeconds = Annotated[float, BeforeValidator(partial(parse_duration, needs_unit=True)), _TEXT]
+LimitBytes = Annotated[int, BeforeValidator(partial(parse_size, needs_unit=True)), _TEXT]
+_TOLERANCE = "Largest change for the worse against the baseline, such as 5%."
+
+
+class GateLimit(Spec):
+    """Limits of one figure."""
+
+    tolerance: Percentage | None = Field(None, description=_TOLERANCE)
+
+
+class DurationGate(GateLimit):
+    """Limits of a duration."""
+
+    limit: LimitSeconds | None = Field(None, gt=0, description="Longest duration, such as 2ms.")
+
+
+class RateGate(GateLimit):
+    """Limits of a throughput."""
+
+    limit: float | None = Field(None, gt=0, description="Least number of items per second.")
+
+
+class SizeGate(GateLimit):
+    """Limits of a size."""
+
+    limit: LimitBytes | None = Field(None, gt=0, description="Largest size, such as 50MB.")
+
+
+class ErrorGate(GateLimit):
+    """Limits of the relative error."""
+
+    limit: float | None = Field(None, ge=0, description="Largest relative error.")
+
+
+class GatesSpec(Spec):
+    """Gates of an engine.
+
+    The baseline is the last build that did not fail them.
+    """
+
+    engine: Name | None = Field(None, description="Baseline: another engine of this model.")
+    latency: DurationGate | None = Field(None, description="Median latency of an inference.")
+    throughput: RateGate | None = Field(None, description="Items per second.")
+    size: SizeGate | None = Field(None, description="Size of the engine's files.")
+    memory: SizeGate | None = None
+    """Memory of a process with the engine; on a GPU, of the device."""
+    error: ErrorGate | None = Field(None, description="Worst relative error in `verify`.")
+    build_time: DurationGate | None = Field(None, description="Time to build the engine.")
+    rounds: int | None = Field(None, ge=6, le=50)
+    """Processes per side; default: 10, then 20 and 40 while noisy."""
+    duration: Seconds = Field(0.5, gt=0, description="Least measured time of a process.")
+    required: bool = Field(False, description="Fail if there is nothing comparable.")
+
+
+class EngineBase(Spec):
+    """The fields of every engine."""
+
+    name: Name = Field(description="Name of the engine in targets and paths.")
+    precision: EnginePrecision = "fp32"
+    """Of graph or layers; auto keeps the nodes in fp32 that exceed the limits."""
+    required: bool = Field(False, description="Fail the build if this engine cannot be built.")
+    tolerance: EngineTolerance | None = None
+    """Limits of this engine, overriding those of `verify`."""
+    toolchain: Name | None = Field(None, description="Toolchain of project.yaml to build and run.")
+    needs: NeedsSpec | None = None
+    """Needs of this engine, instead of those of the model."""
+    gates: GatesSpec | None = None
+    """Gates of this engine, instead of those of the model."""
+
+
+class _UnusableEngine(EngineBase):
+    """An engine of a broken package: its fields are unknown, and it is never built."""
+
+    model_config = ConfigDict(extra="allow")
+
+
+def engine_spec(backend: str) -> type[EngineBase]:
+    """Import the fields of a backend's engines."""
+    problem = describe_backend(backend).problem
+    try:
+        if problem:
+            raise BrokenBackendError(problem)
+        spec = getattr(import_backend(backend, "options"), "ENGINE", None)
+        if isinstance(spec, type) and issubclass(spec, EngineBase):
+            return spec
+        problem = f"the backend {backend} has no ENGINE with the fields of EngineBase"
+    except BrokenBackendError as error:
+        problem = str(Unavailable(error.problem, error.hint))
+    fields: dict[str, Any] = {
+        "backend": (Literal[backend], Field(description="A broken package.")),
+        "unusable": (str, problem),
+    }
+    return create_model(f"{backend}_unusable", __base__=_UnusableEngine, **fields)
 
 
 class AnyBackend:

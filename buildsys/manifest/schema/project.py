@@ -1,11 +1,105 @@
 """Sections of configs/project.yaml, shared by all models."""
 
+from __future__ import annotations
+
 from typing import Annotated, Any, Literal
 
 from pydantic import Field, model_validator
 
-from buildsys.manifest.schema.base import VARIABLE_PATTERN, Bytes, Name, PublicKey, Seconds, Spec
-from buildsys.manifest.schema.executors import Executor
+from buildsys.manifest.schema.base import (
+    ADDRESS_PATTERN,
+    HOST_PATTERN,
+    OPTION_PATTERN,
+    VARIABLE_PATTERN,
+    Bytes,
+    Name,
+    OneOf,
+    PublicKey,
+    Seconds,
+    Spec,
+)
+
+_COMMAND = ("buildsys",)
+
+
+class ExecutorBase(Spec):
+    """A system that runs builds on other machines."""
+
+    env: dict[Annotated[str, Field(pattern=VARIABLE_PATTERN)], str] = Field({})
+    """Additional environment variables of the jobs, such as BUILDSYS_LABELS."""
+    store: str | None = Field(None, min_length=1)
+    """The shared cache as these machines name it; default: as `cache.remote`."""
+
+
+class SshExecutorSpec(ExecutorBase):
+    """A machine that ssh reaches."""
+
+    kind: Literal["ssh"] = Field(description="A machine that ssh reaches.")
+    host: str = Field(pattern=HOST_PATTERN)
+    """HOST or USER@HOST, as ~/.ssh/config may name it."""
+    command: tuple[str, ...] = Field(_COMMAND, min_length=1)
+    """Command that runs buildsys there."""
+
+
+class SlurmExecutorSpec(ExecutorBase):
+    """Nodes of a Slurm cluster, through its commands on this machine."""
+
+    kind: Literal["slurm"] = Field(description="A Slurm cluster.")
+    command: tuple[str, ...] = Field(_COMMAND, min_length=1)
+    """Command that runs buildsys on a node."""
+    partition: str | None = Field(None, min_length=1, description="Partition of the nodes.")
+    account: str | None = Field(None, min_length=1, description="Account to charge.")
+    qos: str | None = Field(None, min_length=1, description="Quality of service.")
+    gres: str | None = Field(None, min_length=1)
+    """The GPUs in Slurm; default: gpu and the name in `needs`."""
+    options: tuple[Annotated[str, Field(pattern=OPTION_PATTERN)], ...] = ()
+    """Further options of sbatch."""
+    setup: tuple[str, ...] = ()
+    """Lines of bash before the command, such as [module load cuda]."""
+    logs: str | None = Field(None, min_length=1)
+    """Folder of logs that the nodes see under the same path; without it nothing is kept."""
+
+
+class KubernetesExecutorSpec(ExecutorBase):
+    """Jobs in a namespace of a Kubernetes cluster, through kubectl."""
+
+    kind: Literal["kubernetes"] = Field(description="A Kubernetes cluster.")
+    image: str = Field(min_length=1, description="Image with buildsys and the libraries.")
+    command: tuple[str, ...] = Field(_COMMAND, min_length=1)
+    """Command that runs buildsys in the image."""
+    context: str | None = Field(None, min_length=1, description="Context of the kubeconfig.")
+    namespace: str | None = Field(None, min_length=1, description="Namespace of the Jobs.")
+    labels: dict[str, str] = Field({})
+    """Labels of Jobs and Pods, such as kueue.x-k8s.io/queue-name: gpu."""
+    node_selector: dict[str, str] = Field({})
+    """Labels of the nodes, such as nvidia.com/gpu.product: NVIDIA-L4."""
+    tolerations: tuple[dict[str, str | int], ...] = ()
+    """Tolerations of taints, as in the manifest of a Pod."""
+    resources: dict[str, str | int] = Field({})
+    """Requests of each Pod, such as {cpu: 4, memory: 16Gi}."""
+    service_account: str | None = Field(None, min_length=1, description="Service account.")
+    image_pull_secrets: tuple[str, ...] = Field((), description="Secrets to pull the image.")
+    secrets: tuple[str, ...] = ()
+    """Secrets whose entries become environment variables."""
+    deadline: Seconds = Field(86_400.0, ge=1, description="Time for a Job, with all waiting.")
+    keep: Seconds = Field(3600.0, ge=0, description="Time for ended Jobs to stay.")
+
+
+class RayExecutorSpec(ExecutorBase):
+    """A cluster of Ray."""
+
+    kind: Literal["ray"] = Field(description="A cluster of Ray.")
+    address: str = Field("auto", pattern=ADDRESS_PATTERN)
+    """HOST:PORT of the dashboard; auto: RAY_API_SERVER_ADDRESS, or port 8265 of this machine."""
+    cpus: float = Field(1.0, gt=0, le=10_000, description="CPUs that a job takes.")
+    resources: dict[Name, Annotated[float, Field(gt=0)]] = Field({})
+    """Custom resources that a job takes."""
+
+
+Executor = Annotated[
+    SshExecutorSpec | RayExecutorSpec | SlurmExecutorSpec | KubernetesExecutorSpec,
+    OneOf(("ssh", "ray", "slurm", "kubernetes"), field="kind"),
+]
 
 
 class CacheSpec(Spec):
@@ -27,7 +121,7 @@ class CacheSpec(Spec):
     """Results without a trusted signature: refuse, warn (and use them) or accept."""
 
     @model_validator(mode="after")
-    def _check_keys(self) -> "CacheSpec":
+    def _check_keys(self) -> CacheSpec:
         if self.revoked_keys and not self.trusted_keys:
             raise ValueError("revoked_keys has no effect without trusted_keys")
         return self

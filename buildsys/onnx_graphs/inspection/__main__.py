@@ -20,7 +20,7 @@ from buildsys.onnx_graphs.inspection.diff import compare
 from buildsys.onnx_graphs.inspection.drawing import draw
 from buildsys.onnx_graphs.inspection.graph import drop_weights, plain_model, with_shapes
 from buildsys.onnx_graphs.onnx_file import load_model
-from buildsys.system.graphviz import render_svg
+from buildsys.system.programs import render_svg
 
 _LONGEST = 200  # characters of an exception
 _HINT = "if buildsys built it, `buildsys cache verify` and a rebuild replace it"

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from buildsys.manifest.checks.engines import usable_engines
-from buildsys.manifest.checks.view import REFUSED, ManifestView
+from buildsys.manifest.engine_checks import usable_engines
 from buildsys.manifest.problem import Problems
+from buildsys.manifest.view import REFUSED, ManifestView
 
 _TENSORRT_ONLY = {  # field of bench -> values with no effect
     "cuda_graph": (False, [False]),

@@ -5,7 +5,6 @@ from __future__ import annotations
 from pathlib import PurePosixPath
 from typing import Any
 
-from buildsys.manifest.checks.view import REFUSED, ManifestView
 from buildsys.manifest.command_templates import (
     FIGURES,
     LISTING,
@@ -17,6 +16,7 @@ from buildsys.manifest.command_templates import (
 )
 from buildsys.manifest.problem import Problems, show_value, suggest
 from buildsys.manifest.value_tree import FieldPath
+from buildsys.manifest.view import REFUSED, ManifestView
 from buildsys.stages.table import NETWORK_SECTIONS
 
 _GRAPHS = ("exported", "simplified")

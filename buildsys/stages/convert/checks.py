@@ -5,12 +5,12 @@ from __future__ import annotations
 from typing import Any
 
 from buildsys.manifest.backend_choices import is_auto
-from buildsys.manifest.checks.engines import int8_layers, precision_of
-from buildsys.manifest.checks.view import REFUSED, ManifestView, shapes_after_surgery
+from buildsys.manifest.engine_checks import int8_layers, precision_of
 from buildsys.manifest.problem import Problems, suggest
 from buildsys.manifest.schema.base import QUANTIZED
 from buildsys.manifest.value_ranges import data_problem
 from buildsys.manifest.value_tree import FieldPath
+from buildsys.manifest.view import REFUSED, ManifestView, shapes_after_surgery
 from buildsys.stages.calibrate.fields import DEFAULT_PERCENTILE
 
 _TENSORRT_ALGORITHMS = ("entropy", "minmax")

@@ -5,9 +5,9 @@ from __future__ import annotations
 import re
 from typing import Any
 
-from buildsys.manifest.checks.view import ManifestView
 from buildsys.manifest.problem import Problems, expected
 from buildsys.manifest.value_tree import FieldPath
+from buildsys.manifest.view import ManifestView
 
 _IGNORED_BY = {  # exporter -> option -> what to do instead
     "torchscript": {

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from buildsys.manifest.checks.view import ManifestView
 from buildsys.manifest.problem import Problems, suggest
-from buildsys.manifest.schema.gates import METRICS
+from buildsys.manifest.schema.engines import METRICS
 from buildsys.manifest.value_tree import FieldPath
+from buildsys.manifest.view import ManifestView
 
 
 def problems(view: ManifestView) -> Problems:

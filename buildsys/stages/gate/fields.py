@@ -1,7 +1,7 @@
 """Fields of manifests about gates."""
 
 from buildsys.manifest.schema.base import Spec
-from buildsys.manifest.schema.gates import GatesSpec
+from buildsys.manifest.schema.engines import GatesSpec
 
 
 class Sections(Spec):

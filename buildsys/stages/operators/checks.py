@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from buildsys.manifest.backend_choices import implementations
-from buildsys.manifest.checks.view import ManifestView
 from buildsys.manifest.problem import Problems
 from buildsys.manifest.value_tree import FieldPath
+from buildsys.manifest.view import ManifestView
 from buildsys.system.backend_registry import backend_names, describe_backend
 
 # of ONNX itself; ai.onnx.contrib and other extensions are third-party domains

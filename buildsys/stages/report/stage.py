@@ -11,7 +11,7 @@ from buildsys.onnx_graphs.onnx_file import load_model
 from buildsys.report.assemble import assemble, opt_sizes
 from buildsys.report.markdown import render
 from buildsys.report.report_types import as_json
-from buildsys.system.graphviz import render_svg
+from buildsys.system.programs import render_svg
 from buildsys.workers.job import Job, StageResult
 
 _MOST_BOXES = 400

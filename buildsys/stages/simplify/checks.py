@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from buildsys.manifest.checks.view import ManifestView
 from buildsys.manifest.problem import Problems
+from buildsys.manifest.view import ManifestView
 
 
 def problems(view: ManifestView) -> Problems:

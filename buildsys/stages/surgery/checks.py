@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from buildsys.manifest.checks.view import ManifestView, contains_refused
 from buildsys.manifest.problem import Problems, suggest
 from buildsys.manifest.surgery_interface import (
     AFTER_EXPORT,
@@ -22,6 +21,7 @@ from buildsys.manifest.surgery_interface import (
 )
 from buildsys.manifest.value_ranges import data_problem
 from buildsys.manifest.value_tree import FieldPath
+from buildsys.manifest.view import ManifestView, contains_refused
 
 StepProblem = tuple[FieldPath, str, str]  # path below the step, problem, hint
 

@@ -22,7 +22,7 @@ from buildsys.backends.coreml.conversion import check_interface, compare_weights
 from buildsys.backends.coreml.package import read_engine
 from buildsys.backends.interface import BuildRequest, GraphRefusedError, load_backend
 from buildsys.errors import StageError
-from buildsys.manifest.schema.engine_base import engine_spec
+from buildsys.manifest.schema.engines import engine_spec
 from buildsys.stages.program import stage as program
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # of the converter, on its own code

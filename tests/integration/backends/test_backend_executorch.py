@@ -19,7 +19,7 @@ pytest.importorskip("executorch", reason="pip install 'buildsys[executorch]'")
 from buildsys.backends.executorch.description import DESCRIPTION
 from buildsys.backends.interface import BuildRequest, Calibration, GraphRefusedError, load_backend
 from buildsys.errors import StageError
-from buildsys.manifest.schema.engine_base import engine_spec
+from buildsys.manifest.schema.engines import engine_spec
 from buildsys.onnx_graphs.tensors import Tensor
 from buildsys.stages.program import stage as program
 

@@ -4,7 +4,7 @@ from typing import Literal
 
 from pydantic import Field
 
-from buildsys.manifest.schema.engine_base import EngineBase
+from buildsys.manifest.schema.engines import EngineBase
 
 
 class ReferenceEngine(EngineBase):

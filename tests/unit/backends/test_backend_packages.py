@@ -12,7 +12,7 @@ from pydantic import ValidationError
 import buildsys
 from buildsys.backends.interface import load_backend
 from buildsys.errors import Unavailable
-from buildsys.manifest.schema.engine_base import engine_spec
+from buildsys.manifest.schema.engines import engine_spec
 from buildsys.manifest.schema_errors import field_names
 from buildsys.project.model import ModelSpec
 from buildsys.system import backend_registry

@@ -11,7 +11,7 @@ from plain_graphs import body, chain, node, residual_blocks
 from buildsys.errors import StageError, Unavailable, UsageError
 from buildsys.onnx_graphs.inspection.drawing import Block, Drawing, Folding, choose, draw
 from buildsys.onnx_graphs.inspection.graph import TIMES, Body, PlainNode
-from buildsys.system.graphviz import render_svg
+from buildsys.system.programs import render_svg
 
 HOSTILE = "]]><script>alert(1)</script><img onerror='x'>\"\\N\\G\\\x1b[2J\x07\u202e\n\x00&lt;}];"
 needs_dot = pytest.mark.skipif(shutil.which("dot") is None, reason="graphviz is not installed")

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from buildsys.errors import StageError
-from buildsys.manifest.schema.executors import KubernetesExecutorSpec, SlurmExecutorSpec
+from buildsys.manifest.schema.project import KubernetesExecutorSpec, SlurmExecutorSpec
 from buildsys.plan.action import Needs
 from buildsys.remote.jobs import JobState, RemoteJob
 from buildsys.remote.kubernetes import Kubernetes, job_manifest, job_state
@@ -169,7 +169,7 @@ def test_the_states_of_kubernetes(status: dict[str, Any] | None, state: JobState
 
 
 def test_a_ray_that_does_not_answer_is_one_sentence() -> None:
-    from buildsys.manifest.schema.executors import RayExecutorSpec
+    from buildsys.manifest.schema.project import RayExecutorSpec
 
     system = Ray(RayExecutorSpec(kind="ray", address="127.0.0.1:9"), RUN, {}, Path("/logs"))
     with pytest.raises(StageError, match=r"^Ray at http://127.0.0.1:9 does not answer: .*8265"):

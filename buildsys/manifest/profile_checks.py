@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from buildsys.manifest.checks.view import ManifestView, shapes_after_surgery
 from buildsys.manifest.problem import Problems, suggest
 from buildsys.manifest.value_tree import FieldPath
+from buildsys.manifest.view import ManifestView, shapes_after_surgery
 
 _POINTS = ("min", "opt", "max")
 Shape = list[Any]

@@ -13,11 +13,11 @@ from pathlib import Path
 from types import EllipsisType
 from typing import Any
 
-from buildsys.manifest.checks.view import ManifestView
 from buildsys.manifest.command_templates import reference_of
 from buildsys.manifest.problem import Problems, expected, show_value, suggest, suggest_file
 from buildsys.manifest.schema.base import VARIABLE_PATTERN
 from buildsys.manifest.value_tree import FieldPath
+from buildsys.manifest.view import ManifestView
 from buildsys.manifest.workspace import Workspace
 from buildsys.system.files import Stamp, sha256_of, stamp
 from buildsys.system.weight_names import HUB, INDEX_SUFFIX, parse_hub_name

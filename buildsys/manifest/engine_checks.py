@@ -7,10 +7,10 @@ from contextlib import suppress
 from typing import Any, NamedTuple
 
 from buildsys.manifest.backend_choices import base_precision, is_auto
-from buildsys.manifest.checks.view import REFUSED, ManifestView
 from buildsys.manifest.problem import Problems, show_value, suggest
 from buildsys.manifest.schema.base import QUANTIZED
 from buildsys.manifest.value_tree import FieldPath, ValueNode
+from buildsys.manifest.view import REFUSED, ManifestView
 from buildsys.stages.table import GRAPH_SECTIONS
 from buildsys.system.backend_registry import (
     BackendDescription,

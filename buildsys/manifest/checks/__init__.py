@@ -1,1 +1,0 @@
-"""Checks between fields."""
