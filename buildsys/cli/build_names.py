@@ -10,8 +10,8 @@ from typing import Any
 
 from buildsys.cli.command import unknown_name
 from buildsys.cli.console.rows import time_ago
-from buildsys.cli.model_filter import ModelFilter
 from buildsys.cli.session import Session
+from buildsys.cli.target_names import ModelFilter
 from buildsys.errors import UsageError
 from buildsys.history.builds import Build
 from buildsys.history.compare import builds_at
@@ -41,7 +41,7 @@ class Side:
         return self.builds.get(":".join(filter(None, (stage, self.model, variant))))
 
     def latest(self) -> Build:
-        """Return the last build of all targets, or the moment itself."""
+        """Find the last build of all targets, or the moment itself."""
         return max(self.builds.values(), key=lambda build: build.position, default=self.moment)
 
     def engines(self) -> list[str]:
@@ -59,7 +59,7 @@ class Side:
         }  # fmt: skip
 
     def title(self) -> str:
-        """Return the name with the time and revision of the last build."""
+        """Write the name with the time and revision of the last build."""
         revision = self.moment.revision[:SHOWN_REVISION]
         changed = " with uncommitted changes" if self.moment.dirty else ""
         details = filter(None, (time_ago(self.moment.started), revision and revision + changed))
@@ -68,7 +68,7 @@ class Side:
 
 
 class BuildNames:
-    """Names of builds on the command line."""
+    """Names of builds on the command line: NAME, NAME@WHEN or WHEN."""
 
     def __init__(self, session: Session, history: History) -> None:
         self._session = session
@@ -80,60 +80,47 @@ class BuildNames:
 
         Raises: UsageError: an unknown name, or nothing is recorded of it; ``only`` with a model.
         """
-        if not all(names):
-            raise UsageError(
-                "the name of a build is empty", "`buildsys help compare` explains them"
-            )
         points = [self._split(name) for name in names]
         if len(points) == 1:
-            (scope, point) = points[0]
-            points = [(scope, point or PREVIOUS), (scope, LAST)]
+            (scope, when) = points[0]
+            points = [(scope, when or PREVIOUS), (scope, LAST)]
         (first, start), (second, end) = points or [("", PREVIOUS), ("", LAST)]
         first, second = first or second, second or first
         if first and only:
             raise UsageError(f"compare takes {first} or {only}, not both", "name one of them")
         if first:
-            first, second = self._with_engine(first, second), self._with_engine(second, first)
+            if ":" in first + second:  # a model is compared with an engine by that engine
+                engine = (first if ":" in first else second).partition(":")[2]
+                first, second = (s if ":" in s else f"{s}:{engine}" for s in (first, second))
             return [(self._side(first, start or LAST), self._side(second, end or LAST))]
-        selected = set(only.models(self._session.project.models))
-        models = [model for model in self._history.models() if model in selected]
-        pairs, problem = (
-            [],
-            UsageError("the history has no builds", "`buildsys build` builds every model"),
-        )
-        for model in models:
+        pairs = []
+        problem = UsageError("the history has no builds", "`buildsys build` builds every model")
+        recorded = set(self._history.models())
+        for model in only.models(self._session.project.models):
             try:
-                pairs.append((self._side(model, start), self._side(model, end)))
+                if model in recorded:
+                    pairs.append((self._side(model, start), self._side(model, end)))
             except UsageError as error:  # its model was built once
                 problem = error
         if not pairs:
             raise problem
         return pairs
 
-    def _with_engine(self, scope: str, other: str) -> str:
-        """Return the engine of a model to compare with an engine, any other name as it is.
-
-        Raises: UsageError: the model has several engines, none of them with the same name.
-        """
-        engine = other.partition(":")[2]
-        if ":" in scope or not engine:
-            return scope
-        built = (b for b in self.of_model(scope) if b.stage == ENGINE)
-        engines = sorted({build.variant for build in built})
-        if engine in engines or len(engines) == 1:
-            return f"{scope}:{engine if engine in engines else engines[0]}"
-        if not engines:
-            return scope  # nothing is recorded of it
-        listed = ", ".join(f"{scope}:{name}" for name in engines)
-        raise UsageError(
-            f"{other} is compared with one engine, not a model", f"name one of {listed}"
-        )
-
     def _split(self, name: str) -> tuple[str, str]:
-        """Split a name into model or engine and point in time."""
-        scope, at, point = name.partition("@")
+        """Split a name into model or engine and point in time.
+
+        Raises: UsageError: the model or engine is unknown.
+        """
+        if not name:
+            hint = "`buildsys help compare` explains them"
+            raise UsageError("the name of a build is empty", hint)
+        scope, at, when = name.partition("@")
         if at:
-            return self._scope(scope, name), point
+            full = self.known_scope(scope) if scope else ""
+            if full is None:
+                models = list(self._session.project.models)
+                raise unknown_name("model or engine", scope, models, f"in {name!r}")
+            return full, when
         if name in (LAST, PREVIOUS):
             return "", name
         if recorded := self.known_scope(name):
@@ -143,37 +130,24 @@ class BuildNames:
             return ":".join(filter(None, (build.model, engine))), name
         return "", name
 
-    def _scope(self, scope: str, name: str) -> str:
-        full = self.known_scope(scope) if scope else ""
-        if full is None:
-            models = list(self._session.project.models)
-            raise unknown_name("model or engine", scope, models, f"in {name!r}")
-        return full
-
     def full_name(self, name: str) -> str:
         """Find the full name of a target or group, recorded or planned, "" for another name.
 
         Raises: UsageError: the name is ambiguous.
         """
-        return self._session.full_name(name) or (name if self._is_recorded(name) else "")
-
-    def _is_recorded(self, target: str) -> bool:
-        return bool(self._history.builds(target=target, limit=1))
+        is_recorded = bool(self._history.builds(target=name, limit=1))
+        return self._session.full_name(name) or (name if is_recorded else "")
 
     def known_scope(self, name: str) -> str | None:
         """Recognize MODEL or MODEL:ENGINE, None for another name.
 
         Raises: UsageError: the name is ambiguous.
         """
-        if not name:
-            return None
-        full = self.full_name(name) or name
+        full = self.full_name(name)
         stage, _, rest = full.partition(":")
-        if stage == "build" and rest:
+        if (stage == "build" and rest) or (stage in ENGINE_STAGES and ":" in rest):
             return rest
-        if stage in ENGINE_STAGES and ":" in rest:
-            return rest
-        if full in self._session.actions or self._is_recorded(full):
+        if rest:
             return model_of(full)
         model, _, engine = name.partition(":")  # perhaps no longer in the manifests
         recorded = self.of_model(model)
@@ -184,10 +158,33 @@ class BuildNames:
     def of_model(self, model: str) -> list[Build]:
         """List the recorded builds of a model, newest first."""
         if model not in self._builds:
-            self._builds[model] = self._history.builds(model=model)
+            self._builds[model] = self._history.builds(model=model) if model else []
         return self._builds[model]
 
-    def _side(self, scope: str, point: str) -> Side:
+    def of_target(self, target: str, output: str, when: str) -> tuple[Build, str]:
+        """Find the recorded build of a target at a point in time, and a note on it.
+
+        ``previous`` is the last build with another ``output`` than the last one.
+        Raises: UsageError: there is none.
+        """
+        hint = f"`buildsys history {target}` lists its builds"
+        builds = [b for b in self._history.builds(target=target) if output in b.outputs]
+        if not builds:
+            hint = f"`buildsys build {target}` builds it"
+            raise UsageError(f"the history has no builds of {target}", hint)
+        if when == PREVIOUS:
+            others = [build for build in builds if build.outputs != builds[0].outputs]
+            if not others:
+                raise UsageError(f"the history has only one {output} of {target}", hint)
+            return others[0], ""
+        all_targets = self.of_model(builds[0].model)
+        moment, note = self._moment(target, all_targets, when)
+        build = builds_at(all_targets, moment).get(target)
+        if build is None or output not in build.outputs:
+            raise UsageError(f"the history has no build of {target} at {when}", hint)
+        return build, note
+
+    def _side(self, scope: str, when: str) -> Side:
         model, _, engine = scope.partition(":")
         builds = [
             build
@@ -195,64 +192,36 @@ class BuildNames:
             if not engine or build.stage not in ENGINE_STAGES or build.variant == engine
         ]
         if not builds:
-            raise UsageError(
-                f"the history has no builds of {scope}", f"`buildsys build {scope}` builds it"
-            )
-        moment, note = self._moment(scope, builds, point)
-        return Side(f"{scope}@{point}", model, engine, moment, builds_at(builds, moment), note)
+            hint = f"`buildsys build {scope}` builds it"
+            raise UsageError(f"the history has no builds of {scope}", hint)
+        moment, note = self._moment(scope, builds, when)
+        return Side(f"{scope}@{when}", model, engine, moment, builds_at(builds, moment), note)
 
-    def of_target(self, target: str, output: str, point: str) -> tuple[Build, str]:
-        """Find the recorded build of a target at a point in time, and a note on it.
-
-        ``previous`` is the last build with another ``output`` than the last one.
-        Raises: UsageError: there is none.
-        """
-        builds = [b for b in self._history.builds(target=target) if output in b.outputs]
-        if not builds:
-            hint = f"`buildsys build {target}` builds it"
-            raise UsageError(f"the history has no builds of {target}", hint)
-        if point == PREVIOUS:
-            others = [build for build in builds if build.outputs != builds[0].outputs]
-            if not others:
-                hint = "`buildsys history` lists the builds"
-                raise UsageError(f"the history has only one {output} of {target}", hint)
-            return others[0], ""
-        all_targets = self.of_model(builds[0].model)
-        moment, note = self._moment(target, all_targets, point)
-        build = builds_at(all_targets, moment).get(target)
-        if build is None or output not in build.outputs:
-            hint = f"`buildsys history {target}` lists its builds"
-            raise UsageError(f"the history has no build of {target} at {point}", hint)
-        return build, note
-
-    def _moment(self, scope: str, builds: Sequence[Build], point: str) -> tuple[Build, str]:
-        """Return the last build at a point in time, with a note."""
+    def _moment(self, scope: str, builds: Sequence[Build], when: str) -> tuple[Build, str]:
+        """Find the last build at a point in time, with a note."""
         here = [build for build in builds if build.machine_id == machine_id()] or builds
-        if point == LAST:
+        if when == LAST:
             return here[0], ""
-        if point == PREVIOUS:
+        if when == PREVIOUS:
             earlier = [build for build in here if build.run != here[0].run]
             if not earlier:
                 hint = "`buildsys history` lists the builds"
                 raise UsageError(f"the history has only one run of {scope}", hint)
             return earlier[0], ""
-        if build := self._with_id(point):
+        if build := self._with_id(when):
             model = scope.partition(":")[0]
             if build.model != model:
-                problem = f"the build {point} is one of {build.model}, not of {model}"
+                problem = f"the build {when} is one of {build.model}, not of {model}"
                 raise UsageError(problem, f"`buildsys history {model}` lists those of {model}")
             return build, ""
-        commits = self._commits(point)
+        commits = self._commits(when)
         recorded = {build.revision: build for build in reversed(here)}
         nearest_commit = next((commit for commit in commits if commit in recorded), None)
         if nearest_commit is None:
-            hint = f"`git switch --detach {point}` and `buildsys build {scope}` build it"
-            raise UsageError(f"the history has no build of {scope} at {point}", hint)
-        note = ""
-        if nearest_commit != commits[0]:
-            short = nearest_commit[:SHOWN_REVISION]
-            note = f"{point} was not built; shown is its ancestor {short}"
-        return recorded[nearest_commit], note
+            hint = f"`git switch --detach {when}` and `buildsys build {scope}` build it"
+            raise UsageError(f"the history has no build of {scope} at {when}", hint)
+        note = f"{when} was not built; shown is its ancestor {nearest_commit[:SHOWN_REVISION]}"
+        return recorded[nearest_commit], "" if nearest_commit == commits[0] else note
 
     def _with_id(self, name: str) -> Build | None:
         if _ID.fullmatch(name):

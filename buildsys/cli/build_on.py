@@ -15,12 +15,10 @@ from typing import TYPE_CHECKING, NoReturn
 from buildsys.cli.command import INTERRUPTED, TERMINATED
 from buildsys.cli.console.rows import Row, print_rows
 from buildsys.cli.html_pages import update_pages
-from buildsys.cli.model_filter import ModelFilter
-from buildsys.cli.project_root import shown_text
 from buildsys.cli.run_files import broken_manifests, write_files
 from buildsys.cli.session import Session
 from buildsys.report.formatting import duration, plural
-from buildsys.report.run_results import FAILED, NOT_RUN, RunResults
+from buildsys.report.run_results import FAILED, NOT_RUN
 from buildsys.report.run_summary import outcome
 from buildsys.system.printable import printable
 
@@ -30,26 +28,31 @@ if TYPE_CHECKING:
 _MOST_ROWS = 30
 
 
-def build_on(options: Namespace, files: Mapping[str, str]) -> int:
-    """Run ``buildsys build --on``; return its exit code.
+def build_on(
+    session: Session, names: Sequence[str], options: Namespace, files: Mapping[str, str]
+) -> int:
+    """Run ``buildsys build --on`` for targets and groups; return its exit code.
 
-    Raises: BuildsysError: the manifests, names, settings or systems are wrong.
+    Raises: BuildsysError: the settings or systems are wrong.
     """
-    session = Session.load(options.root)
     command = ["build", "--continue"]
-    command += [f"--{name}" for name in ("force", "remeasure") if getattr(options, name)]
+    flags = ("force", "remeasure", "no_bench")
+    command += [f"--{name.replace('_', '-')}" for name in flags if getattr(options, name)]
     command += ["-j", str(options.jobs)] if options.jobs else []
-    run = run_on(session, options.names, options, tuple(command))
-    _print_end(run.results)
+    run = run_on(session, names, options, tuple(command))
+    rows = [
+        Row(target.status, f"{target.target}  {target.reason}".rstrip())
+        for target in run.results.targets
+        if target.status in (FAILED, NOT_RUN)
+    ]
+    if len(rows) > _MOST_ROWS:
+        rows[_MOST_ROWS:] = [Row("", f"and {plural(len(rows) - _MOST_ROWS, 'more target')}")]
+    print_rows(rows, [f"{outcome(run.results)} in {duration(run.results.seconds)}"])
     return max(run.exit_code, write_files(files, run.results, "Build"))
 
 
 def run_on(
-    session: Session,
-    names: Sequence[str],
-    options: Namespace,
-    command: tuple[str, ...],
-    since: str = "",
+    session: Session, names: Sequence[str], options: Namespace, command: tuple[str, ...]
 ) -> RemoteRun:
     """Build on ``options.on``, and write the pages of its models.
 
@@ -59,11 +62,7 @@ def run_on(
     from buildsys.remote.driver import run_on as run_remotely
 
     began = time.monotonic()
-    chosen = session.select(names, only=ModelFilter.of(options))
-    if getattr(options, "since", ""):
-        from buildsys.cli.commands.plan import changed_targets
-
-        chosen &= set(changed_targets(session, options.since))
+    chosen = {target for name in names for target in session.members(name)}
     targets = session.in_order(session.needed(chosen))
     request = Request(
         actions={target: session.actions[target] for target in targets},
@@ -71,8 +70,7 @@ def run_on(
         fetch_into=session.executor if options.fetch else None,
         checkout=session.checkout,
         trust=session.trust,
-        since=since,
-        show=_show,
+        show=_print,
     )
     try:
         with _interruptible() as received:
@@ -82,7 +80,7 @@ def run_on(
         models = dict.fromkeys(session.actions[target].model for target in targets)
         session.seconds = time.monotonic() - began
         if line := update_pages(session, models, run.reports):
-            _show(line)
+            _print(line)
     finally:
         session.close()
     manifests = tuple(broken_manifests(session))
@@ -107,18 +105,6 @@ def _interruptible() -> Iterator[list[int]]:
             signal.signal(number, handler)
 
 
-def _print_end(results: RunResults) -> None:
-    """Print failed and missing targets, and the totals."""
-    rows = [
-        Row(target.status, f"{target.target}  {shown_text(target.reason)}".rstrip())
-        for target in results.targets
-        if target.status in (FAILED, NOT_RUN)
-    ]
-    if len(rows) > _MOST_ROWS:
-        rows[_MOST_ROWS:] = [Row("", f"and {plural(len(rows) - _MOST_ROWS, 'more target')}")]
-    print_rows(rows, [f"{outcome(results)} in {duration(results.seconds)}"])
-
-
-def _show(line: str) -> None:
+def _print(line: str) -> None:
     sys.stdout.write(printable(f"{line}\n"))
     sys.stdout.flush()

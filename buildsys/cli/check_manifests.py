@@ -20,44 +20,30 @@ from buildsys.system.printable import printable
 
 def main(names: Sequence[str]) -> int:
     """Print the errors of manifests, by default of the current project."""
+    code = 0
     try:
-        projects: dict[Path, list[Path]] = {} if names else {_project_of(Path.cwd() / "x"): []}
-        for name in names:
-            file = Path(os.path.abspath(name))  # noqa: PTH100 - resolve() would change the paths
-            if not file.is_file():
-                raise UsageError(f"there is no file {name}", "check the path")
-            projects.setdefault(_project_of(file), []).append(file)
-        code = 0
-        for root, files in projects.items():
+        files = [Path(os.path.abspath(name)) for name in names]  # noqa: PTH100 - keeps links
+        projects: dict[Path, list[Path]] = {}
+        for path in files or [Path.cwd() / "x"]:
+            root = next((folder for folder in path.parents if (folder / "dodo.py").is_file()), None)
+            if root is None:
+                problem = "is not in a project (a folder with dodo.py and configs/)"
+                raise UsageError(f"{path} {problem}", "name a manifest of a project")
+            projects.setdefault(root, []).append(path)
+        for root, paths in projects.items():
             project = empty_project(root)
-            for file in files:
-                if not file.is_relative_to(project.configs):
+            for path in paths if files else ():
+                if not path.is_file() or not path.is_relative_to(project.configs):
                     hint = f"manifests are in {project.configs}"
-                    raise UsageError(f"{os.path.relpath(file)} is not a manifest", hint)
-            # without a file all manifests are checked
-            for error in check_manifests(project, files or [project.configs]):
-                file = Path(os.path.relpath(root / error.file))
-                sys.stderr.write(printable(f"{replace(error, file=file)}\n"))
+                    raise UsageError(f"{os.path.relpath(path)} is not a manifest", hint)
+            for error in check_manifests(project, paths if files else [project.configs]):
+                place = Path(os.path.relpath(root / error.file))
+                sys.stderr.write(printable(f"{replace(error, file=place)}\n"))
                 code = error.exit_code
     except (BuildsysError, OSError) as error:
         sys.stderr.write(printable(f"ERROR: {error}\n"))
         return UsageError.exit_code
     return code
-
-
-def _project_of(file: Path) -> Path:
-    """Return the folder of the project of a file.
-
-    Raises: UsageError: there is none.
-    """
-    project = next((folder for folder in file.parents if (folder / "dodo.py").is_file()), None)
-    if project is None:
-        name = os.path.relpath(file.parent)
-        raise UsageError(
-            f"{name} is not in a project (a folder with dodo.py and configs/)",
-            "name a manifest of a project",
-        )
-    return project
 
 
 if __name__ == "__main__":

@@ -16,9 +16,9 @@ from typing import Any, NamedTuple
 
 from buildsys.cli.command import print_json, print_lines, unknown_name
 from buildsys.cli.engine_checks import CHECK, STALE, engine_names, engines_of, project_reasons
-from buildsys.cli.model_filter import ModelFilter
 from buildsys.cli.project_root import typed_path
 from buildsys.cli.session import Session
+from buildsys.cli.target_names import ModelFilter
 from buildsys.deploy.can_run import check_signature
 from buildsys.errors import StageError, UsageError
 from buildsys.plan.action import Action

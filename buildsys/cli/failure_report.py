@@ -6,7 +6,7 @@ import json
 import platform
 import time
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path, PurePosixPath
 
 from buildsys.cli.project_root import shown_path
@@ -38,18 +38,17 @@ class StaleOutputs:
     """Stale outputs in the folder of one model."""
 
     model: str
-    targets: tuple[str, ...] = ()  # whose outputs are from an earlier run
-    started: tuple[str, ...] = ()  # start of the run that built each, ISO
+    started: Mapping[str, str] = field(default_factory=dict)  # target -> ISO start of its run
     report: str = ""  # on this failure, relative to the build folder; "" if none was replaced
     problem: str = ""  # an error while looking, or while writing the report
 
     def describe(self, folder: str) -> str:
         """Format one line on the stale outputs in ``folder``, or ""."""
-        if not self.targets:
+        if not self.started:
             return f"{folder}: cannot list stale outputs: {self.problem}" if self.problem else ""
-        parts = [(*target.split(":", 2), "")[:3] for target in self.targets]
+        parts = [(*target.split(":", 2), "")[:3] for target in self.started]
         names = [f"{stage} {variant}".rstrip() for stage, _, variant in parts]
-        minutes = sorted({moment[:16].replace("T", " ") for moment in self.started})
+        minutes = sorted({moment[:16].replace("T", " ") for moment in self.started.values()})
         when = f"{minutes[-1]} UTC{' or earlier' if len(minutes) > 1 else ''}"
         outputs = plural(len(names), "output is stale", "outputs are stale")
         listed = first_names(names, _MOST_NAMES)
@@ -64,38 +63,32 @@ def report_failure(session: Session, models: Iterable[str]) -> list[StaleOutputs
     """
     session.checked_stale_outputs = True
     failures = (_report_model(session, model) for model in models)
-    return [failure for failure in failures if failure.targets or failure.report or failure.problem]
+    return [failure for failure in failures if failure.started or failure.report or failure.problem]
 
 
 def _report_model(session: Session, model: str) -> StaleOutputs:
     target, report, problem = target_of(REPORT, model), "", ""
+    started: dict[str, str] = {}
     try:
-        problems, stale_since = _replace_report(session, session.actions[target])
-        if problems:
-            outputs = session.actions[target].outputs
-            path = outputs.get("markdown", outputs["result"]).path
-            report = path if (session.project.build / path).is_file() else ""
-    except (BuildsysError, OSError) as error:
-        problem = " ".join(str(error).split())
+        problems, started = read_state(session, model)
         try:
-            _, stale_since = read_state(session, model)
-        except (BuildsysError, OSError):
-            return StaleOutputs(model, problem=problem)
-        if target not in stale_since:
-            problem = ""
+            outputs = session.actions[target].outputs
+            _replace_report(session, session.actions[target])
+            path = outputs.get("markdown", outputs["result"]).path
+            report = path if problems and (session.project.build / path).is_file() else ""
+        except (BuildsysError, OSError) as error:
+            problem = " ".join(str(error).split()) if target in started else ""
+    except (BuildsysError, OSError) as error:
+        return StaleOutputs(model, problem=" ".join(str(error).split()))
     except Exception as error:  # the border: one line, with the traceback in a file
         path = shown_path(session.keep_traceback(target, error))
         return StaleOutputs(model, problem=f"unexpected {type(error).__name__}; traceback: {path}")
     if report:
-        stale_since.pop(target, None)
-
-    def rank(name: str) -> int:
-        stage = session.actions[name].stage
-        return _FIRST.index(stage) if stage in _FIRST else len(_FIRST)
-
-    targets = tuple(sorted(stale_since, key=rank))
-    started = tuple(stale_since[name] for name in targets)
-    return StaleOutputs(model, targets, started, report, problem)
+        started.pop(target, None)
+    rank = {stage: at for at, stage in enumerate(_FIRST)}
+    stages = {name: session.actions[name].stage for name in started}
+    ordered = sorted(started, key=lambda name: rank.get(stages[name], len(rank)))
+    return StaleOutputs(model, {name: started[name] for name in ordered}, report, problem)
 
 
 def read_state(session: Session, model: str) -> tuple[Problems, dict[str, str]]:
@@ -119,70 +112,64 @@ def read_state(session: Session, model: str) -> tuple[Problems, dict[str, str]]:
     problems: dict[str, TargetProblem] = {}
     measured_again: set[str] = set()  # noisy benchmarks, and what only waits for them
     for target in actions:
-        own = {reason.kind for reason in explained[target].reasons}
+        reasons = explained[target].reasons
+        kinds = {reason.kind for reason in reasons}
+        stale_inputs = {name for name in after[target] if explained[name].state != FRESH}
         if target in failed:
             problems[target] = TargetProblem(failed[target], failed=True)
-        elif own == {NOISY} or (
-            own == {UPSTREAM}
-            and measured_again.issuperset(
-                name for name in after[target] if explained[name].state != FRESH
-            )
-        ):
+        elif kinds == {NOISY} or (kinds == {UPSTREAM} and measured_again >= stale_inputs):
             measured_again.add(target)  # its result says so
         elif explained[target].state != FRESH:
             needed = [name for name in session.needed([target]) if name in failed]
             why = f"not run: it needs {', '.join(needed)}" if needed else f"not run: {stopped}"
             if not session.is_run and not needed:
-                is_new = NEVER_BUILT in own
-                reasons = explained[target].reasons
-                why = "never built" if is_new else f"not up to date: {summarize_reasons(reasons)}"
+                why = f"not up to date: {summarize_reasons(reasons)}"
+                why = "never built" if NEVER_BUILT in kinds else why
             problems[target] = TargetProblem(why)
     results = {target: session.result(target) for target in problems}
-    stale_since = {
+    return problems, {
         target: str(result.get("started") or "")
         for target, result in results.items()
         if result.get("status") == PASSED
     }
-    return problems, stale_since
 
 
 def current_report(session: Session, model: str) -> tuple[Report, bool]:
-    """Return a model's report, and True if it is the written one.
+    """Read a model's report; True if it is the written one.
 
     One that is not up to date is replaced by the state of all targets, without stale figures.
     """
-    target, build = target_of(REPORT, model), session.project.build
-    actions = session.actions.of(model)
-    own = actions[target]
-    finished = session.finished.get(target)
+    action = session.actions[target_of(REPORT, model)]
+    finished = session.finished.get(action.target)
     is_current = finished is not None and finished.status == PASSED
     problems = {} if is_current else read_state(session, model)[0]
-    report = read_report(build / own.outputs["result"].path) if not problems else None
+    path = session.project.build / action.outputs["result"].path
+    report = read_report(path) if not problems else None
     if report is not None:
         return replace(report, model=model), True
-    inputs = {
-        action.target: build / action.outputs["result"].path
-        for action in actions.values()
-        if action != own
-    }
     notice = "Targets that are not up to date are shown without their figures" if problems else ""
-    manifest = own.options["manifest"]
-    return assemble_after_failure(model, manifest, inputs, problems, notice), False
+    return _assemble(session, action, problems, notice), False
 
 
-def _replace_report(session: Session, report: Action) -> tuple[Problems, dict[str, str]]:
-    """Replace a model's report and return the model's state.
+def _assemble(session: Session, report: Action, problems: Problems, notice: str) -> Report:
+    inputs = {
+        action.target: session.project.build / action.outputs["result"].path
+        for action in session.actions.of(report.model).values()
+        if action != report
+    }
+    manifest = report.options["manifest"]
+    return assemble_after_failure(report.model, manifest, inputs, problems, notice)
 
-    The last successful report is kept next to it. Nothing is written if there is no report, or if
-    another run has brought everything up to date meanwhile.
 
+def _replace_report(session: Session, report: Action) -> None:
+    """Replace a model's report; the last successful one is kept next to it.
+
+    Nothing is written if there is no report, or if another run has brought everything up to date.
     Raises: StageError, OSError: the report cannot be written.
     """
-    states: list[tuple[Problems, dict[str, str]]] = []
 
     def write() -> tuple[Mapping[str, bytes], str]:
-        states.append(read_state(session, report.model))
-        problems = states[0][0]
+        problems = read_state(session, report.model)[0]
         failed = [target for target, problem in problems.items() if problem.failed]
         reason = "the run stopped before writing the report"
         if failed:
@@ -190,11 +177,10 @@ def _replace_report(session: Session, report: Action) -> tuple[Problems, dict[st
         return _files(session, report, problems), reason
 
     session.executor.replace_by_failure(report.target, write)
-    return states[0]
 
 
 def _files(session: Session, report: Action, problems: Problems) -> dict[str, bytes]:
-    build, model = session.project.build, report.model
+    build = session.project.build
     if not problems or not (build / report.outputs["result"].path).is_file():
         return {}
     files = dict(_last_successful(build, report))
@@ -206,26 +192,26 @@ def _files(session: Session, report: Action, problems: Problems) -> dict[str, by
     if files:
         names = " and ".join(PurePosixPath(name).name for name in reversed(files))
         notice += f". The report of the last successful run is {names}"
-    inputs = {
-        action.target: build / action.outputs["result"].path
-        for action in session.actions.of(model).values()
-        if action != report
-    }
-    manifest = report.options["manifest"]
-    content = assemble_after_failure(model, manifest, inputs, problems, notice)
-    hint = f"`buildsys explain build:{model}` lists what is not up to date, and why"
+    content = _assemble(session, report, problems, notice)
     result = result_text(
         {name: getattr(report, name) for name in TARGET_FIELDS},
-        StageResult(FAILED, content.verdict.text, hint, as_json(content)),
+        StageResult(
+            FAILED,
+            content.verdict.text,
+            f"`buildsys explain build:{report.model}` lists what is not up to date, and why",
+            as_json(content),
+        ),
         started=utc_now(),
         measured={"seconds": 0.0},
         toolchain={"python": platform.python_version()},
     )
     texts = {"result": result, "markdown": render(content)}
-    written = {ref.path: texts[role] for role, ref in report.outputs.items() if role in texts}
-    pictures = [ref.path for role, ref in report.outputs.items() if role not in texts]
-    files |= {path: (build / path).read_bytes() for path in pictures if (build / path).is_file()}
-    return {**files, **{path: text.encode() for path, text in written.items()}}
+    for role, ref in report.outputs.items():
+        if role in texts:
+            files[ref.path] = texts[role].encode()
+        elif (build / ref.path).is_file():  # a picture
+            files[ref.path] = (build / ref.path).read_bytes()
+    return files
 
 
 def _last_successful(build: Path, report: Action) -> Iterator[tuple[str, bytes]]:

@@ -1,4 +1,4 @@
-"""The project at a git revision, and the stored builds of revisions.
+"""The state of a git checkout, and the project at a git revision.
 
 A revision is checked out into a temporary folder, because `git worktree add` would write into the
 repository, which may be read-only.
@@ -8,18 +8,14 @@ from __future__ import annotations
 
 import os
 import shutil
-import subprocess
 import tempfile
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import NamedTuple
 
-from buildsys.errors import BuildsysError, ManifestErrors, UsageError
-from buildsys.execution.key_parts import builder_versions
-from buildsys.execution.reachable_builds import PlannedBuilds, RecordsOf, planned_builds
+from buildsys.errors import ManifestErrors, UsageError
 from buildsys.project.load import Project, load_project
-from buildsys.project.plan import ProjectPlan
 from buildsys.report.formatting import plural
 from buildsys.system.git import Checkout, commit_query, run_git
 
@@ -38,37 +34,34 @@ def read_checkout(root: Path, unversioned: Iterable[Path]) -> Checkout:
     Changes in the ``unversioned`` folders do not count.
     Raises: UsageError: there is no repository. OSError: there is no git.
     """
-    git, root = _Git(root), root.resolve()
-    top = git.top.resolve()
+    root, top = root.resolve(), _top(root).resolve()
     folders = (folder.resolve() for folder in unversioned)
     others = [os.path.relpath(folder, top) for folder in folders if folder.is_relative_to(top)]
     paths = (":/", *(f":(top,exclude){name}" for name in others))
-    lines = git.text("status", "--porcelain=v2", "--branch", "--", *paths, problem="git status")
-    facts = dict(line[2:].split(" ", 1) for line in lines.splitlines() if line[:2] == "# ")
+    status = ("status", "--porcelain=v2", "--branch", "--", *paths)
+    lines = _git(root, *status, problem="git status failed").splitlines()
+    facts = dict(line[2:].split(" ", 1) for line in lines if line[:2] == "# ")
     commit = facts.get("branch.oid", "").replace("(initial)", "")
-    is_dirty = any(line[:2] != "# " for line in lines.splitlines())
     project = ""
     with suppress(UsageError):  # no remote
-        project = _remote_name(git.text("remote", "get-url", "origin", problem="no remote"))
+        project = _remote_name(_git(root, "remote", "get-url", "origin", problem="no remote"))
         inside = root.relative_to(top).as_posix()
         project += "" if inside == "." else f"//{inside}"
-    return Checkout(project, commit, is_dirty)
+    return Checkout(project, commit, any(line[:2] != "# " for line in lines))
 
 
 def commits_until(root: Path, revision: str) -> list[str]:
-    """Return a revision's commit and its ancestors, newest first.
+    """List a revision's commit and its ancestors, newest first.
 
     Raises: UsageError: there is no repository, or no such revision.
     """
-    git = _Git(root)
     problem = f"there is no model, engine, build or git revision {revision!r}"
-    hint = "`buildsys history` lists builds"
-    commit = git.text(*commit_query(revision), problem=problem, hint=hint)
-    return git.text("rev-list", "--max-count=1000", commit, problem=problem).splitlines()
+    commit = _git(root, *commit_query(revision), problem=problem)
+    return _git(root, "rev-list", "--max-count=1000", commit, problem=problem).splitlines()
 
 
 def _remote_name(url: str) -> str:
-    """Return one name for a remote's URLs, without user and password."""
+    """Make one name for a remote's URLs, without user and password."""
     _, scheme, address = url.rpartition("://")
     host, slash, path = address.partition("/")
     host = host.rpartition("@")[2]
@@ -88,49 +81,29 @@ def project_at(project: Project, revision: str, *, leave_out: bool = False) -> I
     """
     if shutil.which("git") is None:
         raise UsageError("`--since` needs git, which is not installed", "install git")
-    git = _Git(project.root)
-    commit = git.text(
-        *commit_query(revision),
-        problem=f"git knows no revision {revision!r}",
-        hint="`git log` and `git tag` list revisions",
-    )
-    if not project.configs.resolve().is_relative_to(git.top):
-        raise UsageError(
-            f"{project.configs} is outside the git repository {git.top}",
-            "put the manifests under version control",
-        )
-    inside = os.path.relpath(project.root.resolve(), git.top)
-    relative_configs = os.path.relpath(project.configs, project.root)
-    with git.checkout(commit) as tree:
-        root = Path(os.path.normpath(tree / inside))
-        root.mkdir(parents=True, exist_ok=True)
-        configs = Path(os.path.normpath(root / relative_configs))
-        if not configs.is_relative_to(tree):
-            raise UsageError(
-                f"{project.configs} is outside the git repository {git.top}",
-                "put the manifests under version control",
-            )
-        ours = {folder.resolve() for folder in (project.build, project.state)}
-        for path in git.ignored():
-            place = tree / path.relative_to(git.top)
-            if path in ours or path.name in ("__pycache__", ".git") or place.exists():
-                continue
-            # not through a link out of the tree
-            if Path(os.path.realpath(place.parent)).is_relative_to(tree):
-                place.parent.mkdir(parents=True, exist_ok=True)
-                place.symlink_to(path)
-        if not (configs / "models").is_dir():
-            raise UsageError(
-                f"{revision} has no manifests: no folder {relative_configs}/models",
-                "name another revision",
-            )
+    top = _top(project.root)
+    problem = f"git knows no revision {revision!r}"
+    hint = "`git log` and `git tag` list revisions"
+    commit = _git(top, *commit_query(revision), problem=problem, hint=hint)
+    configs = os.path.relpath(project.configs, project.root)
+    with tempfile.TemporaryDirectory(prefix="buildsys-since-", ignore_cleanup_errors=True) as name:
+        tree = Path(name).resolve() / "tree"
+        root = Path(os.path.normpath(tree / os.path.relpath(project.root.resolve(), top)))
+        there = Path(os.path.normpath(root / configs))
+        if not project.configs.resolve().is_relative_to(top) or not there.is_relative_to(tree):
+            problem = f"{project.configs} is outside the git repository {top}"
+            raise UsageError(problem, "put the manifests under version control")
+        root.mkdir(parents=True)
+        index, failed = tree.with_name("index"), f"git cannot check out {revision}"
+        for command in (("read-tree", commit), ("checkout-index", "-a", f"--prefix={tree}/")):
+            _git(top, *command, problem=failed, hint="set TMPDIR to another folder", index=index)
+        _link_ignored(project, top, tree)
+        if not (there / "models").is_dir():
+            problem = f"{revision} has no manifests: no folder {configs}/models"
+            raise UsageError(problem, "name another revision")
         try:
             old = load_project(
-                root,
-                remember=False,
-                configs=configs,
-                links_into=project.root,
-                leave_out=leave_out,
+                root, remember=False, configs=there, links_into=project.root, leave_out=leave_out
             )
         except ManifestErrors as error:
             problem = f"{plural(len(error.errors), 'error')} in the manifests of {revision}"
@@ -138,87 +111,35 @@ def project_at(project: Project, revision: str, *, leave_out: bool = False) -> I
         yield Revision(revision, commit, old)
 
 
-class _Git:
-    """The git repository around a folder."""
-
-    def __init__(self, folder: Path) -> None:
-        self._folder = folder
-        problem = f"{folder} is not in a git repository"
-        self.top = Path(self.text("rev-parse", "--show-toplevel", problem=problem))
-
-    @contextmanager
-    def checkout(self, commit: str) -> Iterator[Path]:
-        """Yield a temporary folder with the files of a commit."""
-        hint = "set TMPDIR to another folder"
-        try:
-            folder = Path(tempfile.mkdtemp(prefix="buildsys-since-")).resolve()
-        except OSError as error:
-            problem = f"cannot make a temporary folder: {error.strerror}"
-            raise BuildsysError(f"{problem}; {hint}") from None
-        tree, index = folder / "tree", folder / "index"
-        tree.mkdir()
-        try:
-            for command in (("read-tree", commit), ("checkout-index", "-a", f"--prefix={tree}/")):
-                done = self._run(*command, index=index)
-                if done.returncode:
-                    message = os.fsdecode(done.stderr).strip().partition("\n")[0]
-                    raise UsageError(f"git {command[0]} failed: {message}", hint)
-            yield tree
-        finally:
-            shutil.rmtree(folder, ignore_errors=True)
-
-    def ignored(self) -> list[Path]:
-        """List the files and whole folders ignored by git."""
-        listing = ("--others", "--ignored", "--exclude-standard", "--directory")
-        done = self._run("ls-files", "-z", *listing)
-        here = self._folder.resolve()
-        names = (os.fsdecode(name) for name in done.stdout.split(b"\0") if name)
-        return [Path(os.path.normpath(here / name)) for name in names]
-
-    def text(self, *arguments: str, problem: str, hint: str = "") -> str:
-        """Return the output of a git command.
-
-        Raises: UsageError: ``problem``, as the command failed.
-        """
-        done = self._run(*arguments)
-        if done.returncode:
-            message = os.fsdecode(done.stderr).strip().rpartition("\n")[2]
-            raise UsageError(
-                problem,
-                "" if "not a git repository" in message else f"git: {message}" if message else hint,
-            )
-        return os.fsdecode(done.stdout).strip()
-
-    def _run(
-        self, *arguments: str, index: Path | None = None
-    ) -> subprocess.CompletedProcess[bytes]:
-        return run_git(self._folder if index is None else self.top, *arguments, index=index)
+def _link_ignored(project: Project, top: Path, tree: Path) -> None:
+    """Link the files and whole folders ignored by git into a tree."""
+    own = {folder.resolve() for folder in (project.build, project.state)}
+    listing = ("--others", "--ignored", "--exclude-standard", "--directory")
+    names = _git(project.root, "ls-files", "-z", *listing, problem="git ls-files failed")
+    for name in filter(None, names.split("\0")):
+        path = Path(os.path.normpath(project.root.resolve() / name))
+        place = tree / path.relative_to(top)
+        if path in own or path.name in ("__pycache__", ".git") or place.exists():
+            continue
+        # not through a link out of the tree
+        if Path(os.path.realpath(place.parent)).is_relative_to(tree):
+            place.parent.mkdir(parents=True, exist_ok=True)
+            place.symlink_to(path)
 
 
-class Reached(NamedTuple):
-    """Builds reached by manifests."""
-
-    plans: tuple[PlannedBuilds, ...]
-
-    def records(self, records: RecordsOf) -> set[tuple[str, str]]:
-        """List target and key of all reached builds among ``records``."""
-        return {name for plan in self.plans for name in plan.matching(records)}
+def _top(folder: Path) -> Path:
+    problem = f"{folder} is not in a git repository"
+    return Path(_git(folder, "rev-parse", "--show-toplevel", problem=problem))
 
 
-def reached_by(root: Path, revisions: Sequence[str]) -> Reached:
-    """Return the builds reached here or at one of the revisions.
-
-    Raises: ManifestErrors: the manifests here are wrong.
-    UsageError: a revision is unknown, or its manifests are wrong.
-    """
-    project = load_project(root)
-    plans = [_planned(project, project.state)]
-    for revision in revisions:
-        with project_at(project, revision) as at:
-            plans.append(_planned(at.project, project.state))
-    return Reached(tuple(plans))
-
-
-def _planned(project: Project, state: Path) -> PlannedBuilds:
-    actions = ProjectPlan(project.models, builder_versions(project.root, state))
-    return planned_builds(project.root, project.build, actions)
+def _git(
+    folder: Path, *arguments: str, problem: str, hint: str = "", index: Path | None = None
+) -> str:
+    """Run git and return its output. Raises: UsageError: ``problem``, as it failed."""
+    done = run_git(folder, *arguments, index=index)
+    if done.returncode:
+        message = os.fsdecode(done.stderr).strip().rpartition("\n")[2]
+        if "not a git repository" in message:
+            raise UsageError(problem)
+        raise UsageError(problem, f"git: {message}" if message else hint)
+    return os.fsdecode(done.stdout).strip()

@@ -10,13 +10,12 @@ import base64
 import dataclasses
 import json
 import os
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import closing, suppress
-from functools import cache
 from itertools import zip_longest
 from pathlib import Path
 from types import MappingProxyType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from buildsys.cli.failure_report import current_report
 from buildsys.cli.project_root import shown_path
@@ -33,6 +32,7 @@ from buildsys.history.compare import machine_differences
 from buildsys.history.database import History, history_file
 from buildsys.history.recorder import machine_id
 from buildsys.plan.action import Action
+from buildsys.report.formatting import first_names
 from buildsys.report.html.changes import EngineHistory, PastBuild
 from buildsys.report.html.pages import (
     INDEX,
@@ -62,8 +62,8 @@ FOLDER = "report"  # in the build folder
 _ROWS = "index_rows.json"  # in the state folder: the index without reading all reports
 _MOST_BUILDS = 100
 _LAST_BUILDS = 64  # enough for the causes of a model's last run
-_SHOWN_REASONS = 2
-_SHOWN_DIFFERENCES = 3
+_MOST_REASONS = 2
+_MOST_DIFFERENCES = 3
 _LARGEST_PICTURE = 60_000  # bytes inside a page
 
 
@@ -83,12 +83,9 @@ def update_pages(
     """
     try:
         index = write_pages(session, models, reports)
-    except OSError as error:  # such as a full disk
-        where = f" {error.filename}" if error.filename else ""
+    except (BuildsysError, OSError) as error:  # such as a full disk
         hint = "check the permissions of the build folder and the free space"
-        return f"{CANNOT_WRITE}: cannot access{where}: {error.strerror or error}; {hint}"
-    except BuildsysError as error:
-        return f"{CANNOT_WRITE}: {' '.join(str(error).split())}"
+        return f"{CANNOT_WRITE}: {' '.join(str(error).split())}; {hint}"
     except Exception as error:  # the border: one line, with the traceback in a file
         path = shown_path(session.keep_traceback("pages", error))
         summary = " ".join(f"{type(error).__name__}: {error}".split())
@@ -105,7 +102,7 @@ def write_pages(
     """
     project, folder = session.project, session.project.build / FOLDER
     # their texts, as parsed manifests of thousands of models would stay: 60 kB each
-    formats = {name: json.loads(project.models[name].text)["report"]["formats"] for name in models}
+    manifests = {name: json.loads(project.models[name].text) for name in models}
     # a run has warned of an unreadable history when it recorded its targets
     notify: Callable[[str], None] = (lambda _: None) if session.is_run else warn_on_stderr
     project.state.mkdir(parents=True, exist_ok=True)
@@ -115,13 +112,15 @@ def write_pages(
         closing(ReadOnlyStateDb(project.state / "state.db")) as state,
         closing(History.read_only(history_file(project.state), notify)) as history,
     ):
-        for model in (name for name in formats if "html" in formats[name]):
-            page = _page(session, model, Ledger(state), history, reports.get(model))
-            replace_file(folder / page_name(model), render_model(page).encode())
-            rows[model] = index_row(page)
+        for model, manifest in manifests.items():
+            if "html" in manifest["report"]["formats"]:
+                page = _page(session, manifest, Ledger(state), history, reports.get(model))
+                replace_file(folder / page_name(model), render_model(page).encode())
+                rows[model] = index_row(page)
     # a manifest that does not load hides its models
-    valid = None if project.broken else project.models.keys()
-    return _write_index(project, rows, lambda model: valid is None or model in valid)
+    return _write_index(
+        project, rows, lambda model: bool(project.broken) or model in project.models
+    )
 
 
 def remove_pages(session: Session, models: Collection[str], *, dry_run: bool) -> Iterator[Path]:
@@ -175,32 +174,34 @@ def _read_rows(path: Path) -> dict[str, IndexRow]:
 
 
 def _page(
-    session: Session, model: str, ledger: Ledger, history: History, elsewhere: Path | None
+    session: Session,
+    manifest: Mapping[str, Any],
+    ledger: Ledger,
+    history: History,
+    elsewhere: Path | None,
 ) -> ModelPage:
-    actions = session.actions.of(model)
-    build, folder = session.project.build, session.project.build / FOLDER
-    data = json.loads(session.project.models[model].text)
-
-    own, up = build / model, os.path.relpath(build / model, folder)
+    model, build = str(manifest["model"]), session.project.build
+    folder = build / FOLDER
+    report_target = target_of(REPORT, model)
 
     def link(name: str) -> str:
-        return os.path.normpath(f"{up}/{name}") if name and (own / name).is_file() else ""
+        is_there = name and (build / model / name).is_file()
+        return os.path.relpath(build / model / name, folder) if is_there else ""
 
     def rows(report: Report) -> Iterator[PipelineRow]:
         for line in report.summary:
             past = ledger.history(line.target, 1)
             how = "from the cache" if past and past[0].status == RESTORED else ""
-            files = [link(name) for name in (line.log, line.file)]
             # the report cannot say how long it took
-            if line.target == target_of(REPORT, model) and line.status == PASSED and past:
+            if line.target == report_target and line.status == PASSED and past:
                 line = dataclasses.replace(line, seconds=past[0].seconds)
-            yield PipelineRow(line, how, *files)
+            yield PipelineRow(line, how, link(line.log), link(line.file))
 
     report, is_current = None if elsewhere is None else read_report(elsewhere), False
     if report is None:
         report, is_current = current_report(session, model)
-    report_action = actions[target_of(REPORT, model)]
     engines = [engine.name for engine in report.engines]
+    action = session.actions[report_target]
     return ModelPage(
         report=report,
         generated=utc_now(),
@@ -208,9 +209,9 @@ def _page(
         history=tuple(_engine_histories(history, model, engines)),
         history_is_readable=not history.problem,
         # those of another run may show another graph
-        pictures=tuple(_pictures(report_action, build, folder)) if is_current else (),
-        tags=tuple(map(str, data.get("tags") or ())),
-        owner=str(data.get("owner") or ""),
+        pictures=tuple(_pictures(action, build, folder)) if is_current else (),
+        tags=tuple(map(str, manifest.get("tags") or ())),
+        owner=str(manifest.get("owner") or ""),
     )
 
 
@@ -230,19 +231,16 @@ def _pictures(report: Action, build: Path, folder: Path) -> Iterator[GraphPictur
 def _engine_histories(
     history: History, model: str, engines: Iterable[str]
 ) -> Iterator[EngineHistory]:
-    last_builds = history.builds(model=model, limit=_LAST_BUILDS)
-
-    @cache
-    def causes(run: str) -> Sequence[Reason]:
-        """List the causes of a run, without reasons that follow from others."""
-        builds = [
-            entry for entry in reversed(last_builds) if entry.run == run and entry.stage != REPORT
-        ]
-        reasons = dict.fromkeys(reason for entry in builds for reason in decode_reasons(entry.why))
-        return [entry for entry in reasons if entry.kind not in FOLLOWING]
+    causes: dict[str, dict[Reason, None]] = {}  # of each run, without those that follow from others
+    for build in reversed(history.builds(model=model, limit=_LAST_BUILDS)):
+        if build.stage != REPORT:
+            reasons = (
+                reason for reason in decode_reasons(build.why) if reason.kind not in FOLLOWING
+            )
+            causes.setdefault(build.run, {}).update(dict.fromkeys(reasons))
 
     def builds(stage: str, engine: str, limit: int) -> tuple[PastBuild, ...]:
-        return tuple(_past_builds(history, f"{stage}:{model}:{engine}", limit, causes))
+        return tuple(_past_builds(history, target_of(stage, model, engine), limit, causes))
 
     for engine in engines:
         yield EngineHistory(
@@ -254,45 +252,42 @@ def _engine_histories(
 
 
 def _past_builds(
-    history: History, target: str, limit: int, causes: Callable[[str], Sequence[Reason]]
+    history: History, target: str, limit: int, causes: Mapping[str, Iterable[Reason]]
 ) -> Iterator[PastBuild]:
     """Yield builds of one machine and its present hardware, newest first.
 
     It is this machine, or the last one if this has built nothing: others may have been imported.
-    ``causes`` returns those of a run.
     """
     builds = history.builds(target=target, machine_id=machine_id(), limit=limit)
     if not builds and (newest := history.builds(target=target, limit=1)):
         builds = history.builds(target=target, machine_id=newest[0].machine_id, limit=limit)
-    distinct = {build.environment: build for build in reversed(builds)}
-    environments = {digest: history.environment(build) for digest, build in distinct.items()}
-    newer = environments[builds[0].environment] if builds else {}
-    other = {digest for digest, parts in environments.items() if machine_differences(parts, newer)}
-    builds = [build for build in builds if build.environment not in other]
+    environments = {build.environment: history.environment(build) for build in builds}
+    builds = [
+        build
+        for build in builds
+        if not machine_differences(
+            environments[build.environment], environments[builds[0].environment]
+        )
+    ]
     for entry, earlier in zip_longest(builds, builds[1:]):
-        why = causes(entry.run) or decode_reasons(entry.why) if entry is builds[0] else ()
-        mark = ""
-        if earlier is not None and entry.environment != earlier.environment:
-            mark = _differences(*(environments[b.environment] for b in (earlier, entry)))
+        why = causes.get(entry.run) or (decode_reasons(entry.why) if entry is builds[0] else ())
+        before = environments[(earlier or entry).environment]
         yield PastBuild(
             started=entry.started,
             status=entry.status,
             figures=entry.figures,
             commit=entry.revision[:8] + ("+" if entry.dirty else ""),
-            why=summarize_reasons(why, _SHOWN_REASONS) if why else "",
-            mark=mark,
+            why=summarize_reasons([*why], _MOST_REASONS) if why else "",
+            mark=_differences(before, environments[entry.environment]),
         )
 
 
 def _differences(before: Mapping[str, str], after: Mapping[str, str]) -> str:
     """Describe the differences of two environments in a few words."""
-    changed = {name for name in {**before, **after} if before.get(name) != after.get(name)}
-    # new files of a library say less than its new version
-    names = sorted(name for name in changed if name.removesuffix(FILES) not in changed - {name})
-    changes = []
-    for name in names[:_SHOWN_DIFFERENCES]:
-        title = name.removesuffix(FILES).partition(":")[2]
-        change = f"{before.get(name, 'none')} → {after.get(name, 'none')}"
-        changes.append(f"{title} {'has other files' if name.endswith(FILES) else change}")
-    more = f" and {len(names) - len(changes)} more" if len(names) > len(changes) else ""
-    return ", ".join(changes) + more
+    changed = sorted(name for name in {**before, **after} if before.get(name) != after.get(name))
+    changes = [
+        f"{name.partition(':')[2]} {before.get(name, 'none')} → {after.get(name, 'none')}"
+        for name in changed
+        if not name.endswith(FILES)
+    ]
+    return first_names(changes or ["other files of libraries"] * bool(changed), _MOST_DIFFERENCES)

@@ -12,7 +12,7 @@ from typing import Any, NoReturn
 from buildsys import __version__
 from buildsys.cli.command import BROKEN_PIPE, INTERRUPTED, drop_unwritten
 from buildsys.cli.commands import COMMANDS, SECTIONS
-from buildsys.cli.project_root import enter_project, shown_text
+from buildsys.cli.project_root import enter_project
 from buildsys.errors import BuildsysError, UsageError
 from buildsys.system.printable import printable, use_plain_symbols
 from buildsys.system.suggestions import nearest
@@ -68,7 +68,7 @@ def run(words: Sequence[str]) -> int:
         sys.stdout.flush()  # a closed pipe is met here, not when Python exits
         return code
     except BuildsysError as error:
-        sys.stderr.write(printable(shown_text(f"ERROR: {error}\n")))
+        sys.stderr.write(printable(f"ERROR: {error}\n"))
         return error.exit_code
     except KeyboardInterrupt:
         return INTERRUPTED

@@ -17,27 +17,10 @@ from buildsys.cli.session import Session
 from buildsys.errors import BuildsysError, StageError, UsageError, with_hint
 from buildsys.execution.run_records import why_stopped
 from buildsys.execution.stale_reasons import decode_reasons, summarize_reasons
+from buildsys.report import run_results as ends
 from buildsys.report.junit import junit_xml
 from buildsys.report.key_figures import key_figure
-from buildsys.report.run_results import (
-    FAILED,
-    FINISHED,
-    IGNORED,
-    INTERRUPTED,
-    NOISY,
-    NOT_RUN,
-    PASSED,
-    REFUSED,
-    RESTORED,
-    RUNNING,
-    STATUSES,
-    UNAVAILABLE,
-    UP_TO_DATE,
-    BrokenManifest,
-    RunResults,
-    TargetResult,
-    regression,
-)
+from buildsys.report.run_results import BrokenManifest, RunResults, TargetResult, regression
 from buildsys.report.run_summary import outcome, run_summary
 from buildsys.stages.table import GATE
 from buildsys.system.files import replace_file
@@ -47,28 +30,28 @@ if TYPE_CHECKING:
     from buildsys.store.ledger import HistoryEntry
 
 _RECENT_RUNS = 20
-_SHOWN_REASONS = 2
+_MOST_REASONS = 2
 
 
 def check_files(files: Mapping[str, str]) -> dict[str, str]:
-    """Return absolute paths of the files to write, by option.
+    """Make absolute paths of the files to write, by option.
 
     Raises: UsageError: a file cannot be written, which nobody wants to learn after the run.
     """
-    for option, name in files.items():
-        path = typed_path(name).absolute()
-        folder = next(one for one in path.parents if one.exists())
-        problem = "is a folder; name a file" if path.is_dir() else ""
+    paths = {option: typed_path(name).absolute() for option, name in files.items()}
+    for option, path in paths.items():
+        folder = next(parent for parent in path.parents if parent.exists())
+        if path.is_dir():
+            raise UsageError(f"--{option} {files[option]} is a folder", "name a file")
         if not folder.is_dir() or not os.access(folder, os.W_OK):
-            problem = f"cannot be written; {folder} is not a writable folder"
-        if problem:
-            raise UsageError(f"--{option} {name} {problem}")
-    return {option: str(typed_path(name).absolute()) for option, name in files.items()}
+            problem = f"--{option} {files[option]} cannot be written"
+            raise UsageError(f"{problem}; {folder} is not a writable folder")
+    return {option: str(path) for option, path in paths.items()}
 
 
 def write_unfinished(files: Mapping[str, str], started: str, error: str = "") -> int:
     """Write files about a run that goes on, or that an error refused; return 2 on a failure."""
-    status = REFUSED if error else RUNNING
+    status = ends.REFUSED if error else ends.RUNNING
     error = error or "the run has not finished; if its process is gone, it was killed"
     run = RunResults(started, 0.0, socket.gethostname(), status=status, error=error)
     return write_files(files, run, "Build")
@@ -95,20 +78,17 @@ def write_files(files: Mapping[str, str], run: RunResults, title: str, document:
     return code
 
 
-def collect_results(session: Session, started: str, since: str = "") -> RunResults:
-    """Collect the results of the run begun at ``started``.
-
-    ``since`` is the start of the first of several runs that count as one.
-    """
-    results = _Results(session, session.ignored(), since or started)
-    ordered = session.in_order(session.requested)
+def collect_results(session: Session, started: str) -> RunResults:
+    """Collect the results of the run begun at ``started``."""
+    results = _Results(session, session.ignored(), started)
+    is_interrupted = bool(session.interrupted)
     return RunResults(
         started=started,
         seconds=session.seconds or time.monotonic() - session.began,
         host=socket.gethostname(),
-        status=INTERRUPTED if session.interrupted else FINISHED,
-        error="interrupted; finished targets are kept" if session.interrupted else "",
-        targets=tuple(results.of(target) for target in ordered),
+        status=ends.INTERRUPTED if is_interrupted else ends.FINISHED,
+        error="interrupted; finished targets are kept" if is_interrupted else "",
+        targets=tuple(results.of(target) for target in session.in_order(session.requested)),
         manifests=tuple(broken_manifests(session)),
     )
 
@@ -123,7 +103,7 @@ def results_document(results: RunResults, exit_code: int | None) -> dict[str, An
         "started": results.started,
         "seconds": round(results.seconds, 3),
         "host": results.host,
-        "counts": {status: results.count(status) for status in STATUSES},
+        "counts": {status: results.count(status) for status in ends.STATUSES},
         "failed": [target.target for target in results.failed],
         "regressed": [target.target for target in results.regressed],
         "never_ran": [target.target for target in results.never_ran],
@@ -148,35 +128,9 @@ class _Results:
         self._since = since
 
     def of(self, target: str) -> TargetResult:
-        """Return the result of one target."""
+        """Make the result of one target."""
         session, action = self._session, self._session.actions[target]
-        end = session.finished.get(target)
-        fields: dict[str, Any] = {}
-        if shortfall := session.shortfall(target):
-            reason = with_hint(end.reason, end.hint) if end else session.recorded_reason(target)
-            seconds = end.seconds if end and not (end.waited or end.restored) else 0.0
-            fields = {"status": shortfall, "reason": reason, "seconds": seconds}
-            fields |= self._history(target) if shortfall == UNAVAILABLE else {}
-        elif end is None:
-            is_current = session.is_up_to_date(target)
-            fields = {"status": UP_TO_DATE} if is_current else self._not_run(target)
-        elif end.waited:
-            fields = {"status": UP_TO_DATE, "reason": "built by another run meanwhile"}
-        elif end.status == FAILED:
-            reason = with_hint(end.reason, end.hint)
-            fields = {
-                "status": FAILED,
-                "reason": reason,
-                "error": end.error,
-                "seconds": end.seconds,
-            }
-            fields |= self._history(target)
-            fields["regressed"] = fields.get("regressed") or action.stage == GATE
-        else:
-            figure = key_figure(action.stage, session.result(target))
-            fields = {"status": RESTORED if end.restored else PASSED, "figure": figure}
-            fields |= {"why": self._why(target), "seconds": 0.0 if end.restored else end.seconds}
-        log = session.log(target)
+        end, log = session.finished.get(target), session.log(target)
         has_log = end is not None and not end.waited and log.is_file()
         return TargetResult(
             target=target,
@@ -186,26 +140,55 @@ class _Results:
             owner=session.project.models[action.model].data["owner"],
             log=os.path.relpath(log, session.project.root) if has_log else "",
             first_failure=session.first_failures.get(target, ""),
-            **fields,
+            **self._end(target),
         )
 
+    def _end(self, target: str) -> dict[str, Any]:
+        session, action = self._session, self._session.actions[target]
+        end = session.finished.get(target)
+        if shortfall := session.shortfall(target):
+            reason = with_hint(end.reason, end.hint) if end else session.recorded_reason(target)
+            seconds = end.seconds if end and not (end.waited or end.restored) else 0.0
+            history = self._history(target) if shortfall == ends.UNAVAILABLE else {}
+            return {"status": shortfall, "reason": reason, "seconds": seconds, **history}
+        if end is None:
+            is_current = session.is_up_to_date(target)
+            return {"status": ends.UP_TO_DATE} if is_current else self._not_run(target)
+        if end.waited:
+            return {"status": ends.UP_TO_DATE, "reason": "built by another run meanwhile"}
+        if end.status == ends.FAILED:
+            history = self._history(target)
+            return {
+                "status": ends.FAILED,
+                "reason": with_hint(end.reason, end.hint),
+                "error": end.error,
+                "seconds": end.seconds,
+                **history,
+                "regressed": history["regressed"] or action.stage == GATE,
+            }
+        why = [decode_reasons(run.why) for run in self._runs(target)[:1]]
+        return {
+            "status": ends.RESTORED if end.restored else ends.PASSED,
+            "figure": key_figure(action.stage, session.result(target)),
+            "why": summarize_reasons(why[0], _MOST_REASONS) if why else "",
+            "seconds": 0.0 if end.restored else end.seconds,
+        }
+
     def _not_run(self, target: str) -> dict[str, Any]:
-        """Return the reason for a stale target without a run."""
+        """Explain a stale target without a run."""
         session = self._session
-        needed = [target, *(one for one in session.needed([target]) if one != target)]
-        ignored = next((one for one in needed if one in self._ignored), "")
+        needed = [target, *(name for name in session.needed([target]) if name != target)]
+        ignored = next((name for name in needed if name in self._ignored), "")
         if ignored:
             what = "excluded" if ignored == target else f"needs {ignored}, which is excluded"
             reason = f"{what} by `doit ignore`; `doit forget {ignored}` includes it"
-            return {"status": IGNORED, "reason": reason}
-        ends = ((one, session.finished.get(one)) for one in needed)
-        failed = [one for one, end in ends if end and end.status == FAILED]
-        if failed:
-            reason = f"needs {failed[0]}, which failed"
-        else:
-            stopped = why_stopped(session.finished)
-            reason = "interrupted" if session.interrupted else stopped
-        return {"status": NOT_RUN, "reason": reason}
+            return {"status": ends.IGNORED, "reason": reason}
+        outcomes = [session.finished[name] for name in needed if name in session.finished]
+        failed = [end.target for end in outcomes if end.status == ends.FAILED]
+        reason = f"needs {failed[0]}, which failed" if failed else why_stopped(session.finished)
+        if session.interrupted and not failed:
+            reason = "interrupted"
+        return {"status": ends.NOT_RUN, "reason": reason}
 
     def _runs(self, target: str) -> list[HistoryEntry]:
         try:
@@ -214,12 +197,7 @@ class _Results:
             return []
 
     def _history(self, target: str) -> dict[str, Any]:
-        """Return the time of the last success, and any regression since."""
-        runs = [(run.status, run.started) for run in self._runs(target) if run.status != NOISY]
+        """Look up the time of the last success, and any regression since."""
+        runs = [(run.status, run.started) for run in self._runs(target) if run.status != ends.NOISY]
         last_passed, regressed = regression(runs, self._since)
         return {"regressed": regressed, "last_passed": last_passed}
-
-    def _why(self, target: str) -> str:
-        """Return the stale reasons of the last run of a target."""
-        runs = self._runs(target)[:1]
-        return summarize_reasons(decode_reasons(runs[0].why), _SHOWN_REASONS) if runs else ""

@@ -1,16 +1,20 @@
-"""The size limit of the store, at the end of a run."""
+"""The size limit of the store, at the end of a run, and what always stays in it."""
 
 from __future__ import annotations
 
 import sys
-import time
-from collections.abc import Callable, Iterable, Sequence
-from contextlib import suppress
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Sequence
+from functools import partial
+from pathlib import Path
 
+from buildsys.cli.git_revision import project_at
 from buildsys.errors import BuildsysError
 from buildsys.execution.baselines import baseline_digests
 from buildsys.execution.build_cache import store_folder
+from buildsys.execution.key_parts import builder_versions
+from buildsys.execution.reachable_builds import PlannedBuilds, planned_builds
+from buildsys.project.load import Project, load_project
+from buildsys.project.plan import ProjectPlan
 from buildsys.report.formatting import size
 from buildsys.stages.table import GATE
 from buildsys.store import garbage_collection
@@ -19,13 +23,9 @@ from buildsys.store.object_store import Store
 from buildsys.store.state_db import ReadOnlyStateDb
 from buildsys.system.printable import printable_line
 
-if TYPE_CHECKING:
-    from buildsys.cli.git_revision import Reached
-    from buildsys.project.load import Project
-
-_KEPT_SHARE = 0.9  # share of the limit, so that not every run collects
+_COLLECTED_SHARE = 0.9  # share of the limit, so that not every run collects
 _SPARED_S = 24 * 3600.0  # other checkouts may share the store, and their manifests are unknown here
-_RETRY_S = 24 * 3600.0  # after a collection that could not meet the limit
+Names = set[tuple[str, str]]  # target and key
 
 
 def enforce_limit(project: Project) -> None:
@@ -34,76 +34,69 @@ def enforce_limit(project: Project) -> None:
     Results reached by the manifests or used within a day stay.
     """
     limit, store = project.store_limit(), Store(store_folder(project.state))
-    unmet = project.state / "store-limit"  # as old as the last attempt in vain
     try:
         used = garbage_collection.stored_bytes(store)
         if limit is None or used <= limit:
             return
-        with suppress(FileNotFoundError):
-            if time.time() - unmet.stat().st_mtime < _RETRY_S:
-                return
-        _notify(
-            f"the store has {size(used)}, more than its limit of {size(limit)}: removing the "
-            "least recently used results (`store.limit` in configs/project.yaml)"
-        )
-        from buildsys.cli.git_revision import reached_by
-
-        reached = reached_by(project.root, ())
         collection = garbage_collection.collect(
             store,
             unused_for_s=None,
-            max_bytes=round(limit * _KEPT_SHARE),
-            reached=lambda stored: reached_names(project, reached, stored),
+            max_bytes=round(limit * _COLLECTED_SHARE),
+            reached=reached_by(project.root),
             spared_for_s=_SPARED_S,
             dry_run=False,
         )
-        text = (
-            f"{size(collection.bytes)} removed from the store, {size(collection.kept_bytes)} remain"
-        )
+        text = f"the store exceeded its limit of {size(limit)} (`store.limit`): "
+        text += f"{size(collection.bytes)} removed, {size(collection.kept_bytes)} remain"
+        if not collection.bytes:
+            return
         if collection.kept_bytes > limit:
-            unmet.touch()
             text += ", needed by the manifests or used within a day"
-        else:
-            unmet.unlink(missing_ok=True)
-        _notify(text)
-    except (BuildsysError, OSError) as error:
-        with suppress(OSError):
-            unmet.touch()
-        if isinstance(error, OSError):
-            problem = f"{error.filename}: {error.strerror}; check the permissions of the store"
-            _notify(f"the store cannot be kept below its limit: {problem}")
-        else:  # broken manifests
-            _notify(f"the store stays above its limit: {' '.join(str(error).split())}")
+    except (BuildsysError, OSError) as error:  # such as broken manifests
+        text = f"the store stays above its limit: {' '.join(str(error).split())}"
+    sys.stderr.write(f"buildsys: {printable_line(text)}\n")
+    sys.stderr.flush()
 
 
-def reached_names(
-    project: Project, reached: Reached, stored: Sequence[ActionRecord]
-) -> set[tuple[str, str]]:
-    """List target and key of stored records needed by manifests and gates."""
-    ledger = Ledger(ReadOnlyStateDb(project.state / "state.db"))
-    names = reached.records(_known_records(ledger, stored))
-    targets = {target for plan in reached.plans for target in plan.parts}
-    baselines = baseline_digests(ledger, (name for name in targets if name.startswith(f"{GATE}:")))
+def reached_by(
+    root: Path, revisions: Sequence[str] = ()
+) -> Callable[[Sequence[ActionRecord]], Names]:
+    """Plan what manifests and gates need, here or at one of the revisions.
+
+    Returns a function that lists target and key of the needed ones among stored records.
+    Raises: ManifestErrors: the manifests here are wrong.
+    UsageError: a revision is unknown, or its manifests are wrong.
+    """
+    project = load_project(root)
+    plans = [_planned(project, project.state)]
+    for revision in revisions:
+        with project_at(project, revision) as at:
+            plans.append(_planned(at.project, project.state))
+    return partial(_reached_names, project.state, plans)
+
+
+def _planned(project: Project, state: Path) -> PlannedBuilds:
+    actions = ProjectPlan(project.models, builder_versions(project.root, state))
+    return planned_builds(project.root, project.build, actions)
+
+
+def _reached_names(
+    state: Path, plans: Sequence[PlannedBuilds], stored: Sequence[ActionRecord]
+) -> Names:
+    ledger = Ledger(ReadOnlyStateDb(state / "state.db"))
+    by_target: dict[str, list[ActionRecord]] = {}
+    for record in stored:
+        by_target.setdefault(record.target, []).append(record)
+
+    def builds(target: str) -> list[ActionRecord]:
+        # a recorded build may be in the build folder only, and its outputs feed stored builds
+        return [*by_target.get(target, ()), *ledger.records(target)]
+
+    gates = {target for plan in plans for target in plan.parts if target.startswith(f"{GATE}:")}
+    baselines = baseline_digests(ledger, gates)
+    names = {name for plan in plans for name in plan.matching(builds)}
     return names | {
         (record.target, record.key)
         for record in stored
         if any(file.digest in baselines for file in record.files.values())
     }
-
-
-def _known_records(
-    ledger: Ledger, stored: Iterable[ActionRecord]
-) -> Callable[[str], list[ActionRecord]]:
-    """Return a lookup of a target's builds, stored or recorded here.
-
-    A recorded build may be in the build folder only, and its outputs feed stored builds.
-    """
-    by_target: dict[str, list[ActionRecord]] = {}
-    for record in stored:
-        by_target.setdefault(record.target, []).append(record)
-    return lambda target: [*by_target.get(target, ()), *ledger.records(target)]
-
-
-def _notify(text: str) -> None:
-    sys.stderr.write(f"buildsys: {printable_line(text)}\n")
-    sys.stderr.flush()

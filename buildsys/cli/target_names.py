@@ -1,30 +1,96 @@
 """Names of targets on the command line: one syntax for all commands.
 
 STAGE:MODEL[:VARIANT] is the full name. MODEL:STAGE[:VARIANT] names the same target, MODEL:ENGINE an
-engine, MODEL and ``build:MODEL`` a whole model, STAGE that stage of all models.
+engine, MODEL and ``build:MODEL`` a whole model, STAGE that stage of all models; ``*`` matches any
+text. ``--tag`` and ``--owner`` select models.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Sequence
+from argparse import ArgumentParser, Namespace
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING
 
 from buildsys.cli.command import unknown_name
-from buildsys.cli.model_filter import ModelFilter
 from buildsys.errors import UsageError
+from buildsys.plan.action import Action
 from buildsys.project.plan import ProjectPlan, model_of
+from buildsys.report.formatting import first_names
 from buildsys.stages.table import ENGINE, STAGES, target_of
 
 if TYPE_CHECKING:
-    from buildsys.project.load import Project
+    from buildsys.project.load import Project, ResolvedModel
 
-_EVERY_MODEL = ModelFilter()
-_SHOWN_TARGETS = 8
+_NO_FILTER = "no manifest has any"
+_MOST_TARGETS, _MOST_MODELS = 8, 12  # in messages
 STAGE_DOCS = {
     "build": "everything of every model (the default)",
     **{stage.name: stage.doc for stage in STAGES},
 }
+
+
+def add_filter(parser: ArgumentParser) -> None:
+    """Declare ``--tag`` and ``--owner``."""
+    for kind, of in (("tag", "with this tag"), ("owner", "of this owner")):
+        text = f"only models {of}; may be repeated"
+        parser.add_argument(f"--{kind}", action="append", default=[], help=text)
+
+
+@dataclass(frozen=True)
+class ModelFilter:
+    """Models with one of the tags and of one of the owners, every model without both."""
+
+    tags: tuple[str, ...] = ()
+    owners: tuple[str, ...] = ()
+
+    @classmethod
+    def of(cls, options: Namespace) -> ModelFilter:
+        """Read the filter from the command line."""
+        return cls(tuple(options.tag), tuple(options.owner))
+
+    def __bool__(self) -> bool:
+        """Return True unless every model matches."""
+        return bool(self.tags or self.owners)
+
+    def __str__(self) -> str:
+        """Write the criteria as the object of a sentence."""
+        named = (("tag", self.tags), ("owner", self.owners))
+        return " and ".join(f"the {kind} {' or '.join(names)}" for kind, names in named if names)
+
+    def models(self, *projects: Mapping[str, ResolvedModel]) -> list[str]:
+        """Name the matching models.
+
+        Raises: UsageError: a tag or an owner is unknown, or no model matches all.
+        """
+        models = {name: model for project in projects for name, model in project.items()}
+        if not self:  # without reading thousands of manifests
+            return list(models)
+        tags = {name: model.data["tags"] for name, model in models.items()}
+        owners = {name: model.data["owner"] for name, model in models.items()}
+        known_tags = sorted({tag for own in tags.values() for tag in own})
+        known_owners = sorted({*owners.values()} - {""})
+        for kind, names, known in (
+            ("tag", self.tags, known_tags),
+            ("owner", self.owners, known_owners),
+        ):
+            for name in names:
+                if name not in known:
+                    listed = f"{kind}s: {first_names(known, _MOST_MODELS)}"
+                    raise unknown_name(kind, name, known, listed if known else _NO_FILTER)
+        matching = [
+            name
+            for name in models
+            if (not self.tags or not {*tags[name]}.isdisjoint(self.tags))
+            and (not self.owners or owners[name] in self.owners)
+        ]
+        if not matching:
+            raise UsageError(f"no model has {self}", "choose another --owner or --tag")
+        return matching
+
+
+_EVERY_MODEL = ModelFilter()
 
 
 class TargetNames:
@@ -64,18 +130,9 @@ class TargetNames:
         """List the targets of a target, group or stage name."""
         if name in self.actions:
             return [name]
-        model = name.partition(":")[2]
-        return self.members_among(name, self.actions.of(model) if model else self.actions)
-
-    def members_among(self, name: str, targets: Iterable[str]) -> list[str]:
-        """List the members of a group among ``targets``."""
         stage, _, model = name.partition(":")
-        return [
-            target
-            for target in targets
-            if (stage == "build" or target.startswith(f"{stage}:"))
-            and (not model or model_of(target) == model)
-        ]
+        targets = self.actions.of(model) if model else self.actions
+        return [name for name in targets if stage == "build" or name.startswith(f"{stage}:")]
 
     def select(
         self, names: Sequence[str], *others: TargetNames, only: ModelFilter = _EVERY_MODEL
@@ -84,43 +141,72 @@ class TargetNames:
 
         Raises: UsageError: a name is ambiguous or matches nothing, or ``only`` matches no model.
         """
-        chosen: set[str] = set()
         projects = (self, *others)
-        matching = only.models(*(project.project.models for project in projects)) if only else []
-        everything = [f"build:{model}" for model in matching] if only else ["build"]
-        for name in names or everything:
+        models = only.models(*(project.project.models for project in projects)) if only else []
+        chosen: set[str] = set()
+        for name in names or ([f"build:{model}" for model in models] if only else ["build"]):
             targets = {target for project in projects for target in project.targets_of(name)}
             if not targets and name != "build":
-                names_of_all: dict[str, None] = {}
-                for project in projects:
-                    actions, models = project.actions.values(), project.project.models
-                    groups = [f"build:{model}" for model in models]
-                    groups += [f"{action.stage}:{action.model}" for action in actions]
-                    stages = (action.stage for action in actions)
-                    engines = (f"{a.model}:{a.variant}" for a in actions if a.stage == ENGINE)
-                    spelled = ("build", *groups, *project.actions, *stages, *models, *engines)
-                    names_of_all |= dict.fromkeys(spelled)
+                plans = [action for project in projects for action in project.actions.values()]
+                spelled = dict.fromkeys(text for action in plans for text in _spellings(action))
                 listed = "`buildsys list --all` lists all targets"
-                raise unknown_name("target", name, names_of_all, listed)
-            chosen |= only.kept(targets, matching, name) if only else targets
+                raise unknown_name("target", name, ["build", *spelled], listed)
+            if only:
+                targets = {target for target in targets if model_of(target) in models}
+                if not targets:
+                    hint = f"models with it: {first_names(models, _MOST_MODELS)}"
+                    raise UsageError(f"nothing of {name!r} has {only}", hint)
+            chosen |= targets
         return chosen
 
     def targets_of(self, name: str) -> list[str]:
         """List the targets of a typed name or pattern, [] if unknown.
 
+        Full names come first; a pattern that matches none is compared with the other spellings.
         Raises: UsageError: the name is ambiguous.
         """
-        if "*" in name:
-            return matching(name, self.actions)
-        full = self.full_name(name)
-        return [] if full is None else self.members(full)
+        if "*" not in name:
+            full = self.full_name(name)
+            return [] if full is None else self.members(full)
+        return [target for target in self.actions if fnmatchcase(target, name)] or [
+            target
+            for target, action in self.actions.items()
+            if any(fnmatchcase(spelling, name) for spelling in _spellings(action))
+        ]
 
     def full_name(self, name: str) -> str | None:
         """Find the full name of a target or group, None if unknown.
 
+        Only the models in ``name`` are planned.
         Raises: UsageError: the name is ambiguous.
         """
-        return full_name(name, self.project.models, self.actions)
+        readings = self._readings(name)
+        if name in readings and name in self.actions:  # as printed everywhere
+            return name
+        if len(readings) > 1:
+            # a group with the ambiguous name is spelled as a pattern
+            spelled = (f"{reading}:*" if reading == name else reading for reading in readings)
+            raise UsageError(f"{name!r} is ambiguous", f"name one of {', '.join(spelled)}")
+        return next(iter(readings), None)
+
+    def _readings(self, name: str) -> dict[str, None]:
+        """List the full names of a short one."""
+        readings: list[str] = []
+        match name.split(":"):
+            case [word]:
+                readings += [word] if word in STAGE_DOCS else []
+                readings += [f"build:{word}"] if word in self.project.models else []
+            case [first, second]:
+                for stage, model in ((first, second), (second, first)):
+                    planned = self.actions.of(model).values() if stage in STAGE_DOCS else ()
+                    if any(stage in ("build", action.stage) for action in planned):
+                        readings.append(f"{stage}:{model}")
+                engine = target_of(ENGINE, first, second)
+                readings += [engine] if engine in self.actions else []
+            case [first, second, variant]:
+                both = (f"{first}:{second}:{variant}", f"{second}:{first}:{variant}")
+                readings += [target for target in both if target in self.actions]
+        return dict.fromkeys(readings)
 
     def full_names(self, names: Iterable[str], only: ModelFilter = _EVERY_MODEL) -> list[str]:
         """List names for doit: patterns as targets, unknown names unchanged.
@@ -132,16 +218,14 @@ class TargetNames:
             if only and name == "build":
                 models = only.models(self.project.models)
                 full |= dict.fromkeys(f"build:{model}" for model in models)
-            elif only:
+            elif only or "*" in name:
                 full |= dict.fromkeys(self.in_order(self.select([name], only=only)))
-            elif "*" in name:
-                full |= dict.fromkeys(self.targets_of(name) or self.select([name]))
             else:
                 full[self.full_name(name) or name] = None
         return list(full)
 
     def one_model(self, command: str, names: Sequence[str]) -> str:
-        """Return the one model named on the command line.
+        """Find the one model named on the command line.
 
         Raises: UsageError: no model, several, or an unknown one.
         """
@@ -155,7 +239,7 @@ class TargetNames:
         return named.pop()
 
     def one_target(self, command: str, names: Sequence[str]) -> str:
-        """Return the one target named on the command line.
+        """Find the one target named on the command line.
 
         Raises: UsageError: no target, several, or an unknown one.
         """
@@ -164,28 +248,9 @@ class TargetNames:
             raise UsageError(f"{command} takes the name of one target", listed)
         targets = self.in_order(self.select(names))
         if len(targets) > 1:
-            from buildsys.report.formatting import first_names  # not needed by runs
-
-            listed = first_names(targets, _SHOWN_TARGETS)
             problem = f"{names[0]!r} stands for {len(targets)} targets"
-            raise UsageError(problem, f"name one of {listed}")
+            raise UsageError(problem, f"name one of {first_names(targets, _MOST_TARGETS)}")
         return targets[0]
-
-
-def full_name(name: str, models: Collection[str], actions: ProjectPlan) -> str | None:
-    """Find the full name of a target or group, or None.
-
-    Only the models in ``name`` are planned.
-    Raises: UsageError: the name is ambiguous.
-    """
-    readings = _readings(name, models, actions)
-    if name in readings and name in actions:  # as printed everywhere
-        return name
-    if len(readings) > 1:
-        # a group with the ambiguous name is spelled as a pattern
-        spelled = (f"{reading}:*" if reading == name else reading for reading in readings)
-        raise UsageError(f"{name!r} is ambiguous", f"name one of {', '.join(spelled)}")
-    return readings[0] if readings else None
 
 
 def models_named_by(names: Collection[str]) -> set[str]:
@@ -195,39 +260,11 @@ def models_named_by(names: Collection[str]) -> set[str]:
     return {part for name in names for part in name.split(":")}
 
 
-def _readings(name: str, models: Collection[str], actions: ProjectPlan) -> list[str]:
-    """List the full names of a short one."""
-    readings: dict[str, None] = {}
-    parts = name.split(":")
-    if len(parts) == 1:
-        readings |= dict.fromkeys([name] if name in STAGE_DOCS else [])
-        readings |= dict.fromkeys([f"build:{name}"] if name in models else [])
-    elif len(parts) == 2:
-        for stage, model in (parts, parts[::-1]):
-            planned = actions.of(model).values() if stage in STAGE_DOCS else ()
-            if (stage == "build" and planned) or any(target.stage == stage for target in planned):
-                readings[f"{stage}:{model}"] = None
-        engine = target_of(ENGINE, *parts)
-        readings |= dict.fromkeys([engine] if engine in actions else [])
-    elif len(parts) == 3:
-        first, second, variant = parts
-        both = (f"{first}:{second}:{variant}", f"{second}:{first}:{variant}")
-        readings |= dict.fromkeys(target for target in both if target in actions)
-    return list(readings)
-
-
-def matching(pattern: str, actions: ProjectPlan) -> list[str]:
-    """List the targets of a pattern with ``*``.
-
-    Full names come first; a pattern that matches none is compared with the other spellings.
-    """
-    targets = [target for target in actions if fnmatchcase(target, pattern)]
-    if targets:
-        return targets
-    for target, action in actions.items():
-        model, stage, variant = action.model, action.stage, action.variant
-        spellings = [model, f"build:{model}", f"{model}:{stage}", f"{model}:{stage}:{variant}"]
-        spellings += [f"{model}:{variant}"] if stage == ENGINE else []
-        if any(fnmatchcase(spelling, pattern) for spelling in spellings):
-            targets.append(target)
-    return targets
+def _spellings(action: Action) -> Iterable[str]:
+    """Yield the names of a target and of its groups."""
+    model, stage, variant = action.model, action.stage, action.variant
+    yield from (action.target, model, f"build:{model}", stage, f"{stage}:{model}")
+    yield f"{model}:{stage}"
+    if variant:
+        yield f"{model}:{stage}:{variant}"
+        yield from [f"{model}:{variant}"] if stage == ENGINE else []

@@ -24,7 +24,7 @@ from buildsys.cli import doit_backend
 from buildsys.cli.commands.clean import remove_files
 from buildsys.cli.console.reporter import Reporter
 from buildsys.cli.environment_variables import check_variables
-from buildsys.cli.project_root import shown_path, shown_text
+from buildsys.cli.project_root import shown_path
 from buildsys.cli.session import Session
 from buildsys.cli.target_names import STAGE_DOCS
 from buildsys.errors import BuildsysError, CheckFailed, ManifestErrors, StageError, UsageError
@@ -49,7 +49,7 @@ def load(root: Path) -> tuple[dict[str, Any], ProjectTasks]:
         return doit_config(session), ProjectTasks(session)
     except ManifestErrors as error:
         summary = f"{plural(len(error.errors), 'error')} in the manifests"
-        raise InvalidDodoFile(printable(shown_text(f"{summary}\n{error}"))) from None
+        raise InvalidDodoFile(printable(f"{summary}\n{error}")) from None
     except (BuildsysError, OSError) as error:
         raise InvalidDodoFile(printable(str(error))) from None
 

@@ -17,32 +17,27 @@ from buildsys.workers.pool import WorkerPool
 
 
 def open_pool(state: Path) -> WorkerPool:
-    """Return a pool with the servers of builds."""
+    """Open a pool with the servers of builds."""
     return WorkerPool(state, ReadOnlyStateDb(state / "state.db"))
 
 
 def run_job(pool: WorkerPool, job: Job) -> dict[str, Any]:
     """Run a job of a command, with its progress on a terminal; return its result file.
 
-    Its log is kept in the state folder if the error names it.
+    Its log stays in the state folder after a failure.
     Raises: StageError: raised by the stage, or it has not passed.
     """
     name = f"{time.strftime('%Y%m%d-%H%M%S')}-{job.target.replace(':', '-')}-{os.getpid()}.log"
-    log, is_named = pool.state / "logs" / name, False
+    log = pool.state / "logs" / name
     try:
         reply = pool.run(job, log=log, on_event=_show_progress)
-        if reply.status != "passed":
-            raise StageError(reply.reason, reply.hint)
-    except StageError as error:
-        is_named = name in error.hint
-        raise
     finally:
         _show_progress({})
-        if not is_named:
-            log.unlink(missing_ok=True)
-    # replies are without long lists
-    found: dict[str, Any] = json.loads(job.outputs["result"].read_bytes())
-    return found
+    log.unlink(missing_ok=True)
+    if reply.status != "passed":
+        raise StageError(reply.reason, reply.hint)
+    result: dict[str, Any] = json.loads(job.outputs["result"].read_bytes())
+    return result
 
 
 def _show_progress(event: Mapping[str, Any]) -> None:

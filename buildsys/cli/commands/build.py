@@ -7,8 +7,8 @@ from argparse import SUPPRESS, ArgumentParser, Namespace
 from collections.abc import Sequence
 
 from buildsys.cli.command import add_json, add_names, positive_integer, print_json
-from buildsys.cli.model_filter import ModelFilter, add_filter
 from buildsys.cli.session import Session
+from buildsys.cli.target_names import ModelFilter, add_filter
 from buildsys.cli.tasks import run_targets
 from buildsys.errors import BuildsysError, UsageError
 from buildsys.store.ledger import utc_now
@@ -30,6 +30,9 @@ def add_arguments(parser: ArgumentParser) -> None:
     parser.add_argument("-a", "--always-execute", dest="force", action="store_true", help=SUPPRESS)
     parser.add_argument(
         "-s", "--single", action="store_true", help="only the named targets, not what they need"
+    )
+    parser.add_argument(
+        "--no-bench", action="store_true", help="neither benchmarks nor what depends on them"
     )
     parser.add_argument(
         "--remeasure", action="store_true", help="measure benchmarks and gates again"
@@ -72,14 +75,14 @@ def run(options: Namespace) -> int:
         # not those of an earlier run, whatever happens
         if code := write_unfinished(files, started):
             return code
-    if options.on:
-        from buildsys.cli.build_on import build_on
-
-        return build_on(options, files)
     try:
         session = Session.load(options.root)
+        names = chosen_names(session, options)
+        if options.on:
+            from buildsys.cli.build_on import build_on
+
+            return build_on(session, names, options, files)
         session.remeasures_all = options.remeasure
-        names = chosen_names(session, options.names, ModelFilter.of(options), options.since)
         code = run_targets(
             session,
             names,
@@ -103,24 +106,16 @@ def run(options: Namespace) -> int:
     return code
 
 
-def chosen_names(
-    session: Session, names: Sequence[str], only: ModelFilter, since: str = ""
-) -> list[str]:
+def chosen_names(session: Session, options: Namespace) -> list[str]:
     """List the full names of the targets and groups to build.
 
     Raises: UsageError: a name, tag or owner is unknown.
     """
     try:
-        full_names = session.full_names(names or [_EVERYTHING], only)
-        for name in full_names:
+        names = session.full_names(options.names or [_EVERYTHING], ModelFilter.of(options))
+        for name in names:
             if session.full_name(name) is None:
                 session.select([name])  # raises
-        if since:
-            from buildsys.cli.commands.plan import changed_targets
-
-            members = {target for name in full_names for target in session.members(name)}
-            return [name for name in changed_targets(session, since) if name in members]
-        return full_names
     except UsageError as error:
         broken = [str(problem) for errors in session.project.broken.values() for problem in errors]
         if not broken:
@@ -128,3 +123,22 @@ def chosen_names(
         # an unknown name or tag may be that of a manifest left out
         more = f" and {len(broken) - 1} more" if len(broken) > 1 else ""
         raise UsageError(f"{error}; left out as broken: {broken[0]}{more}") from None
+    if since := getattr(options, "since", ""):
+        from buildsys.cli.commands.plan import changed_targets
+
+        members = {target for name in names for target in session.members(name)}
+        names = [name for name in changed_targets(session, since) if name in members]
+    if getattr(options, "no_bench", False):
+        names = _without_benchmarks(session, names)
+    return names
+
+
+def _without_benchmarks(session: Session, names: Sequence[str]) -> list[str]:
+    """List the targets of names that neither measure nor depend on a measurement."""
+    targets = {target for name in names for target in session.members(name)}
+    measured: set[str] = set()
+    for target in session.in_order(session.needed(targets)):
+        action = session.actions[target]
+        if action.measures or not measured.isdisjoint(action.after):
+            measured.add(target)
+    return session.in_order(targets - measured)

@@ -5,21 +5,18 @@ from __future__ import annotations
 import os
 import sys
 from argparse import ArgumentParser, Namespace
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
-from functools import partial
-from pathlib import Path
 from typing import Any, TypeVar
 
 from buildsys.cli.command import add_json, add_names, print_answer, print_lines
 from buildsys.cli.console.rows import format_table
 from buildsys.cli.project_root import typed_path
-from buildsys.cli.store_limit import reached_names
+from buildsys.cli.store_limit import reached_by
 from buildsys.errors import UsageError
 from buildsys.execution.build_cache import store_folder
 from buildsys.project.load import STATE_FOLDER, Project, empty_project
-from buildsys.report.formatting import count, size
+from buildsys.report.formatting import count, plural, size
 from buildsys.store import garbage_collection
 from buildsys.store.object_store import Store
 from buildsys.store.signatures import generate_key
@@ -62,17 +59,20 @@ def add_arguments(parser: ArgumentParser) -> None:
 def run(options: Namespace) -> int:
     """Run the subcommand; return 1 if verify found damage."""
     commands = {"show": _show, "verify": _verify, "gc": _collect}
-    name = options.names[0] if options.names else "show"
+    name, *others = options.names or ["show"]
     if name == "keygen":
-        return _generate_key(options.names[1:], options)
+        return _generate_key(others, options)
     if options.names == ["workers"]:
         return _list_workers(options)
-    if name not in commands or len(options.names) > 1:
+    if name not in commands or others:
         hint = "run `buildsys help cache` for their options"
         raise UsageError("cache takes one of show, verify, gc, keygen, workers", hint)
     store, project = Store(store_folder(options.root / STATE_FOLDER)), empty_project(options.root)
-    timing_caches = project.timing_caches()
-    document, lines = commands[name](project, store, timing_caches, options)
+    try:
+        document, lines = commands[name](project, store, options)
+    except OSError as error:
+        problem = f"cannot use {error.filename or store.folder}: {error.strerror or error}"
+        raise UsageError(problem, "check the folder and its permissions") from error
     document = {"schema": SCHEMA, "folder": str(store.folder), **document}
     print_answer(options, document, lines)
     return _DAMAGED if document.get("damaged") else 0
@@ -80,13 +80,10 @@ def run(options: Namespace) -> int:
 
 def _generate_key(names: Sequence[str], options: Namespace) -> int:
     if len(names) != 1:
-        raise UsageError(
-            "cache keygen takes the name of a new file",
-            "write for example `buildsys cache keygen ci.key`",
-        )
+        problem = "cache keygen takes the name of a new file"
+        raise UsageError(problem, "write for example `buildsys cache keygen ci.key`")
     file = typed_path(names[0])
     public = generate_key(file)
-    document = {"schema": SCHEMA, "file": str(file), "public_key": public}
     lines = [
         f"{file}: a private key; keep it secret, and out of the repository",
         "in configs/project.yaml, of machines that build:",
@@ -94,7 +91,7 @@ def _generate_key(names: Sequence[str], options: Namespace) -> int:
         "of those that use the results:",
         f"  cache: {{trusted_keys: ['{public}']}}",
     ]
-    print_answer(options, document, lines)
+    print_answer(options, {"schema": SCHEMA, "file": str(file), "public_key": public}, lines)
     return 0
 
 
@@ -111,90 +108,70 @@ def _list_workers(options: Namespace) -> int:
 Answer = tuple[Mapping[str, Any], Sequence[str]]
 
 
-def _show(project: Project, store: Store, timing_caches: Path, _options: Namespace) -> Answer:
-    with _usable("store", store.folder):
-        found = garbage_collection.usage(store)
-    with _usable("timing caches in", timing_caches):
-        timings = garbage_collection.timing_cache_usage(timing_caches)
+def _show(project: Project, store: Store, _options: Namespace) -> Answer:
+    usage, folder = garbage_collection.usage(store), project.timing_caches()
+    timings = garbage_collection.timing_cache_usage(folder)
     quarantined = sum(1 for _ in store.folder.glob("quarantine/*"))
-    total, limit = sum(row.bytes for row in found), project.store_limit()
-    stages = {row.stage or "unreferenced": row for row in found}
+    total, limit = sum(row.bytes for row in usage), project.store_limit()
+    stages = {row.stage or "unreferenced": row for row in usage}
     document = {
         "stages": {n: {"actions": row.actions, "bytes": row.bytes} for n, row in stages.items()},
         "bytes": total,
         "limit_bytes": limit,
         "quarantined": quarantined,
-        "timing_caches": {"folder": str(timing_caches), **asdict(timings)},
+        "timing_caches": {"folder": str(folder), **asdict(timings)},
     }
     rows = [(n, count(row.actions), size(row.bytes)) for n, row in stages.items() if row.bytes]
     lines = [f"{store.folder}: {size(total)}, {f'limit {size(limit)}' if limit else 'no limit'}"]
     lines += format_table(("stage", "records>", "size>"), rows) if rows else []
     if quarantined:
-        folder = store.folder / "quarantine"
-        lines.append(f"{count(quarantined)} in quarantine: {folder} (safe to delete)")
+        place = store.folder / "quarantine"
+        lines.append(f"{count(quarantined)} in quarantine: {place} (safe to delete)")
     if timings.shared + timings.broken:
         broken = f", {count(timings.broken)} set aside (safe to delete)" if timings.broken else ""
         kinds = f"{count(timings.shared)} in use{broken}"
-        lines.append(f"{timing_caches}: {size(timings.bytes)} of timing caches: {kinds}")
+        lines.append(f"{folder}: {size(timings.bytes)} of timing caches: {kinds}")
     return document, lines
 
 
-def _verify(_project: Project, store: Store, timing_caches: Path, _options: Namespace) -> Answer:
-    with _usable("store", store.folder):
-        problems = garbage_collection.verify(store, _print_progress)
-    with _usable("timing caches in", timing_caches):
-        unusable = list(damaged(timing_caches))
-        for path, _ in unusable:
-            set_aside(path)
-    problems += [f"{path} is unusable: {why}" for path, why in unusable]
+def _verify(project: Project, store: Store, _options: Namespace) -> Answer:
+    problems = garbage_collection.verify(store, _print_progress)
+    for path, why in list(damaged(project.timing_caches())):
+        set_aside(path)
+        problems.append(f"{path} is unusable: {why}")
     if not problems:
         return {"damaged": []}, [f"{store.folder}: all objects match their digests"]
     moved = f"{count(len(problems))} moved into quarantine; affected targets will be rebuilt"
     return {"damaged": problems}, [*problems, moved]
 
 
-def _collect(project: Project, store: Store, timing_caches: Path, options: Namespace) -> Answer:
-    from buildsys.cli.git_revision import reached_by
-
+def _collect(project: Project, store: Store, options: Namespace) -> Answer:
     older_than = _quantity(parse_duration, options.older_than, "--older-than")
     max_size = _quantity(parse_size, options.max_size, "--max-size")
-    dry_run = options.dry_run
-    reached = reached_by(project.root, [ref for ref in options.keep_refs.split(",") if ref])
-    with _usable("store", store.folder):
-        found = garbage_collection.collect(
-            store,
-            unused_for_s=older_than,
-            max_bytes=max_size,
-            reached=partial(reached_names, project, reached),
-            dry_run=dry_run,
-        )
+    collection = garbage_collection.collect(
+        store,
+        unused_for_s=older_than,
+        max_bytes=max_size,
+        reached=reached_by(project.root, [*filter(None, options.keep_refs.split(","))]),
+        dry_run=options.dry_run,
+    )
     removed = garbage_collection.TimingCacheCollection(0, 0)
     if max_size is None or older_than is not None:  # not only the store's size is limited
-        with _usable("timing caches in", timing_caches):
-            removed = garbage_collection.collect_timing_caches(
-                timing_caches, unused_for_s=older_than, dry_run=dry_run
-            )
-    document = {"dry_run": dry_run, **asdict(found), "timing_caches": asdict(removed)}
-    verb = "would remove" if dry_run else "removed"
-    lines = [
-        f"{verb} {count(len(found.actions))} records and {count(found.objects)} files, "
-        f"{size(found.bytes)}; {count(found.kept_actions)} records remain, {size(found.kept_bytes)}"
-    ]
-    if max_size is not None and found.kept_bytes > max_size:
+        removed = garbage_collection.collect_timing_caches(
+            project.timing_caches(), unused_for_s=older_than, dry_run=options.dry_run
+        )
+    document = {
+        "dry_run": options.dry_run, **asdict(collection), "timing_caches": asdict(removed)
+    }  # fmt: skip
+    verb = "would remove" if options.dry_run else "removed"
+    gone = f"{count(len(collection.actions))} records and {count(collection.objects)} files"
+    kept = f"{count(collection.kept_actions)} records remain, {size(collection.kept_bytes)}"
+    lines = [f"{verb} {gone}, {size(collection.bytes)}; {kept}"]
+    if max_size is not None and collection.kept_bytes > max_size:
         lines.append(f"what the manifests reach stays, so {size(max_size)} is not met")
     if removed.files:
-        caches = "timing cache" if removed.files == 1 else "timing caches"
-        lines.append(f"{verb} {count(removed.files)} {caches}, {size(removed.bytes)}")
+        lines.append(f"{verb} {plural(removed.files, 'timing cache')}, {size(removed.bytes)}")
     return document, lines
-
-
-@contextmanager
-def _usable(what: str, folder: Path) -> Iterator[None]:
-    try:
-        yield
-    except OSError as error:
-        problem = f"cannot use the {what} {folder}: {error.strerror or error}"
-        raise UsageError(problem, "check the folder and its permissions") from error
 
 
 def _quantity(parse: Callable[[object], T], text: str, name: str) -> T | None:

@@ -8,9 +8,9 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from buildsys.cli.command import add_names
-from buildsys.cli.model_filter import ModelFilter, add_filter
 from buildsys.cli.project_root import shown_path
 from buildsys.cli.session import Session
+from buildsys.cli.target_names import ModelFilter, add_filter
 from buildsys.project.plan import model_of
 from buildsys.stages.table import REPORT
 from buildsys.system.printable import printable

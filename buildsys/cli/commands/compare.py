@@ -18,8 +18,8 @@ from buildsys.cli.graph_differences import (
     compare_recorded_graphs,
 )
 from buildsys.cli.graph_files import names_graph, target_of
-from buildsys.cli.model_filter import ModelFilter, add_filter
 from buildsys.cli.session import Session
+from buildsys.cli.target_names import ModelFilter, add_filter
 from buildsys.errors import UsageError
 from buildsys.execution.build_cache import store_folder
 from buildsys.execution.key_parts import flatten_options

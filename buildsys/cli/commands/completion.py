@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import sys
 from argparse import ArgumentParser, Namespace
 from contextlib import suppress
@@ -14,12 +13,10 @@ from buildsys.cli.project_root import find_project
 from buildsys.cli.session import Session
 from buildsys.errors import BuildsysError, Unavailable
 
-SHELLS = ("bash", "zsh", "tcsh", "fish")
-
 
 def add_arguments(parser: ArgumentParser) -> None:
     """Declare the options of ``buildsys completion``."""
-    parser.add_argument("shell", choices=SHELLS)
+    parser.add_argument("shell", choices=("bash", "zsh", "tcsh", "fish"))
     parser.epilog = (
         "prints a file with all commands, their options and, in a project, its present targets:\n"
         "buildsys completion bash > ~/.local/share/bash-completion/completions/buildsys"
@@ -31,16 +28,15 @@ def run(options: Namespace) -> int:
 
     Raises: Unavailable: shtab is not installed.
     """
-    if importlib.util.find_spec("shtab") is None:
-        hint = "`pip install 'buildsys[completion]'` or `pip install shtab` installs it"
-        raise Unavailable("shtab is not installed", hint)
-    shtab = import_module("shtab")
-    sys.stdout.write(shtab.complete(_all_commands(_targets()), shell=options.shell))
-    return 0
-
-
-def _all_commands(targets: list[str]) -> ArgumentParser:
-    """Make one parser of all commands, with the names of targets as choices."""
+    try:
+        shtab = import_module("shtab")
+    except ImportError:
+        raise Unavailable("shtab is not installed", "`pip install shtab` installs it") from None
+    targets: list[str] = []
+    if root := find_project(Path.cwd()):
+        with suppress(BuildsysError):  # broken manifests have no names
+            session = Session.of_history(root)
+            targets = [*session.project.models, *session.actions]
     parser = ArgumentParser(prog="buildsys")
     parser.add_argument("--version", action="store_true")
     commands = parser.add_subparsers()
@@ -50,13 +46,5 @@ def _all_commands(targets: list[str]) -> ArgumentParser:
         for action in command._actions:
             if action.dest == "names" and targets:
                 action.choices, action.help = targets, ""
-    return parser
-
-
-def _targets() -> list[str]:
-    root = find_project(Path.cwd())
-    if root is not None:
-        with suppress(BuildsysError):  # broken manifests have no names
-            session = Session.of_history(root)
-            return [*session.project.models, *session.actions]
-    return []
+    sys.stdout.write(shtab.complete(parser, shell=options.shell))
+    return 0

@@ -33,8 +33,8 @@ from buildsys.cli.machine_checks import (
     check_recorded_environment,
     check_toolchain,
 )
-from buildsys.cli.model_filter import ModelFilter, add_filter
 from buildsys.cli.session import Session
+from buildsys.cli.target_names import ModelFilter, add_filter
 from buildsys.errors import BuildsysError, ManifestErrors, UsageError
 from buildsys.execution.freshness import FRESH, is_strict
 from buildsys.execution.stale_reasons import FAILED

@@ -10,8 +10,8 @@ from typing import Any
 
 from buildsys.cli.command import add_json, add_names, print_json
 from buildsys.cli.console.rows import Row, print_rows, time_ago
-from buildsys.cli.model_filter import ModelFilter, add_filter
 from buildsys.cli.session import Session
+from buildsys.cli.target_names import ModelFilter, add_filter
 from buildsys.execution.freshness import FRESH, MAY_RERUN, STALE, Explanation
 from buildsys.execution.stale_reasons import (
     Reason,

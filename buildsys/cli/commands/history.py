@@ -22,9 +22,9 @@ from buildsys.cli.command import (
     unknown_name,
 )
 from buildsys.cli.console.rows import format_table, plot_lines, time_ago
-from buildsys.cli.model_filter import ModelFilter, add_filter
 from buildsys.cli.project_root import typed_path
 from buildsys.cli.session import Session
+from buildsys.cli.target_names import ModelFilter, add_filter
 from buildsys.errors import UsageError
 from buildsys.history.builds import RAN, RESTORED, Build
 from buildsys.history.database import History, history_file

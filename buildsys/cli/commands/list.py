@@ -6,9 +6,8 @@ from argparse import ArgumentParser, Namespace
 
 from buildsys.cli.command import add_json, add_names, print_answer
 from buildsys.cli.commands.explain import state_word
-from buildsys.cli.model_filter import ModelFilter, add_filter
 from buildsys.cli.session import Session
-from buildsys.cli.target_names import STAGE_DOCS
+from buildsys.cli.target_names import STAGE_DOCS, ModelFilter, add_filter
 
 SCHEMA = "buildsys/list/1"
 

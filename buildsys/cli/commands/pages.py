@@ -5,9 +5,9 @@ from __future__ import annotations
 from argparse import ArgumentParser, Namespace
 
 from buildsys.cli.command import add_names, print_lines
-from buildsys.cli.model_filter import ModelFilter, add_filter
 from buildsys.cli.project_root import shown_path
 from buildsys.cli.session import Session
+from buildsys.cli.target_names import ModelFilter, add_filter
 from buildsys.project.plan import model_of
 
 

@@ -16,8 +16,8 @@ from buildsys.cli.command import add_json, add_names, positive_integer, print_js
 from buildsys.cli.commands.explain import explanation_json, reasons_json
 from buildsys.cli.console.lines import engine_of, group_name, lines_by_cause, target_line
 from buildsys.cli.console.rows import Row, print_rows
-from buildsys.cli.model_filter import ModelFilter, add_filter
 from buildsys.cli.session import Session
+from buildsys.cli.target_names import ModelFilter, add_filter
 from buildsys.errors import StageError
 from buildsys.execution.action_key import KeyBuilder, declared_parts
 from buildsys.execution.freshness import FRESH, STALE, Explanation

@@ -18,9 +18,9 @@ from buildsys.cli.engine_checks import (
     project_reasons,
     required_checks,
 )
-from buildsys.cli.model_filter import ModelFilter, add_filter
 from buildsys.cli.project_root import typed_path
 from buildsys.cli.session import Session
+from buildsys.cli.target_names import ModelFilter, add_filter
 from buildsys.deploy.versions import (
     EngineVersion,
     VersionFile,

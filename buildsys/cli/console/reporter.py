@@ -24,7 +24,7 @@ from buildsys.cli.console.lines import (
 )
 from buildsys.cli.console.progress import open_display
 from buildsys.cli.interruption import NOTICE, Signals
-from buildsys.cli.project_root import shown_path, shown_text
+from buildsys.cli.project_root import shown_path
 from buildsys.cli.session import Session
 from buildsys.cli.target_names import STAGE_DOCS
 from buildsys.errors import with_hint
@@ -97,7 +97,7 @@ class Reporter:
             return
         with self._lock:
             line.status, line.log_file = finished.status, None
-            line.reason = shown_text(with_hint(finished.reason, finished.hint))
+            line.reason = with_hint(finished.reason, finished.hint)
             is_earlier = finished.waited or finished.restored
             line.seconds = None if is_earlier else finished.seconds
             if line.status in ("unavailable", "noisy"):
@@ -130,7 +130,7 @@ class Reporter:
                 line.reason = f"needs {', '.join(failed or unmet[:1])}"
                 return
             finished = self.session.finished.get(task.name)
-            line.status, line.reason = "failed", shown_text(fail.message.strip())
+            line.status, line.reason = "failed", fail.message.strip()
             line.log_file, line.seconds = None, finished.seconds if finished else 0.0
             log = self.session.log(task.name)
             has_log = os.path.exists(log)  # noqa: PTH110 - no error in an unreadable folder

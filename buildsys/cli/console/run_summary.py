@@ -13,7 +13,7 @@ from rich.text import Text
 
 from buildsys.cli.console.lines import ENDED, OBVIOUS, ConsoleLine, causes, row_title, table_rows
 from buildsys.cli.console.rows import text_console
-from buildsys.cli.project_root import shown_path, shown_text
+from buildsys.cli.project_root import shown_path
 from buildsys.cli.session import Session
 from buildsys.execution.stale_reasons import FAILED, NOISY, TEXTS
 from buildsys.report.formatting import duration
@@ -111,7 +111,7 @@ def print_summary(
 def _failure(session: Session, line: ConsoleLine) -> Iterator[str]:
     """Yield a failure's first line, its log, and the command for this stage alone."""
     finished = session.finished.get(line.target)
-    sentence = shown_text(finished.reason) if finished else line.reason
+    sentence = finished.reason if finished else line.reason
     yield f"{'failed':<11}  {line.target}  {line.took}  {sentence.partition(chr(10))[0]}"
     if line.log:
         yield f"  log: {line.log}"
@@ -138,7 +138,7 @@ def _table(session: Session, model: str, lines: Sequence[ConsoleLine], width: in
         result = session.result(line.target) if line.status in (*ENDED, "fresh") else {}
         figure = "" if line.status == "failed" else line.reason  # a failure is printed below
         if line.status in ("unavailable", "noisy"):
-            figure = shown_text(cause.get(line.target) or reason_of(line))
+            figure = cause.get(line.target) or reason_of(line)
         elif line.status in _GOOD:
             figure = key_figure(line.stage, result)
         seconds = [row.seconds for row in group if row.seconds is not None]
@@ -159,7 +159,7 @@ def _why(line: ConsoleLine) -> str:
 def _warnings(session: Session, lines: Iterable[ConsoleLine]) -> Iterator[str]:
     """Yield the first warnings of built and restored targets."""
     warnings = [
-        f"warning: {line.target}: {shown_text(' '.join(str(warning).split()))}"
+        f"warning: {line.target}: {' '.join(str(warning).split())}"
         for line in lines
         if line.status in ("passed", "restored") and line.stage != REPORT  # it repeats others'
         for warning in session.result(line.target).get("warnings") or ()

@@ -102,7 +102,7 @@ def test_wrong_variables_end_every_command_before_anything_runs(ready: ReadyProj
             "1",
             "no environment variable BUILDSYS_STRICKT; nearest: BUILDSYS_STR",
         ),
-        ("BUILDSYS_WORKER_IDLE", "abc", "BUILDSYS_WORKER_IDLE=abc is not a duration"),
+        ("BUILDSYS_WORKER_IDLE", "abc", "BUILDSYS_WORKER_IDLE: expected a duration"),
     ):
         before = ready.environment.get(name)
         ready.environment[name] = value

@@ -36,6 +36,7 @@ def project(tmp_path: Path) -> Path:
         ("BUILDSYS_WORKER_IDLE", "0"),
         ("BUILDSYS_WORKER_IDLE", "10min"),
         ("BUILDSYS_INTERPRETER_LIMIT", "2min"),
+        ("BUILDSYS_STORE_LIMIT", "8GiB"),
         ("BUILDSYS_STORE", "not/yet/there"),
         ("BUILDSYS_HISTORY", "not/yet/there.db"),
         ("BUILDSYS_MACHINE_LOCK", "/tmp"),
@@ -55,22 +56,13 @@ def test_well_formed_values_are_accepted(project: Path, name: str, value: str) -
 @pytest.mark.parametrize(
     ("name", "value", "message"),
     [
-        ("BUILDSYS_LABELS", "a b,c", "BUILDSYS_LABELS: a b is not a label"),
         ("BUILDSYS_STRICT", "maybe", "BUILDSYS_STRICT=maybe is neither 0 nor 1"),
-        ("BUILDSYS_STRICT", "false", "BUILDSYS_STRICT=false is neither 0 nor 1"),
-        ("BUILDSYS_WORKER_IDLE", "9" * 400, f"BUILDSYS_WORKER_IDLE={'9' * 60} is not a duration"),
-        ("BUILDSYS_INTERPRETER_LIMIT", "9999999999h", "LIMIT=9999999999h is not a duration"),
-        ("BUILDSYS_STORE_LIMIT", "²", "BUILDSYS_STORE_LIMIT: expected a size such as 8GiB or"),
-        ("BUILDSYS_STORE_LIMIT", "9" * 5000, "BUILDSYS_STORE_LIMIT: expected a size such as"),
-        ("BUILDSYS_WORKER_IDLE", "abc", "BUILDSYS_WORKER_IDLE=abc is not a duration"),
-        ("BUILDSYS_WORKER_IDLE", "-1", "BUILDSYS_WORKER_IDLE=-1 is not a duration"),
-        ("BUILDSYS_INTERPRETER_LIMIT", "soon", "BUILDSYS_INTERPRETER_LIMIT=soon is not a duration"),
-        ("BUILDSYS_INTERPRETER_LIMIT", "0", "BUILDSYS_INTERPRETER_LIMIT=0 is not a duration"),
+        ("BUILDSYS_WORKER_IDLE", "abc", "BUILDSYS_WORKER_IDLE: expected a duration such as"),
+        ("BUILDSYS_INTERPRETER_LIMIT", "soon", "LIMIT: expected a duration such as"),
         ("BUILDSYS_BUILD", "file", "BUILDSYS_BUILD=file is not a folder"),
         ("BUILDSYS_CONFIGS", "file", "BUILDSYS_CONFIGS=file is not a folder"),
         ("BUILDSYS_MACHINE_LOCK", "file", "BUILDSYS_MACHINE_LOCK=file is not a folder"),
         ("BUILDSYS_STORE", "file", "BUILDSYS_STORE=file is not a folder"),
-        ("BUILDSYS_HISTORY", "configs", "BUILDSYS_HISTORY=configs is a folder"),
         ("BUILDSYS_TIMING_CACHES", "file", "BUILDSYS_TIMING_CACHES=file is not a folder"),
         ("BUILDSYS_REMOTE", "file", "BUILDSYS_REMOTE=file is not a folder"),
         ("BUILDSYS_REMOTE", "s3:/bucket", "BUILDSYS_REMOTE is not a URL"),
@@ -112,11 +104,13 @@ def test_a_broken_project_file_is_left_to_the_load(project: Path) -> None:
 
 def test_the_documented_table_is_that_of_the_check() -> None:
     rows = re.findall(r"^\| `(BUILDSYS_\w+)` \| (.+?) \| (.+?) \|$", PAGE, re.MULTILINE)
-    assert rows == [(one.name, one.form, one.meaning) for one in VARIABLES]
+    assert rows == [*VARIABLES]
 
 
 def test_every_variable_of_the_code_is_in_the_table() -> None:
     code = "".join(path.read_text("utf-8") for path in (ROOT / "buildsys").rglob("*.py"))
     used = set(re.findall(r"\bBUILDSYS_[A-Z]+(?:_[A-Z]+)*\b", code))
     partial = {"BUILDSYS_GPU", "BUILDSYS_KILL", "BUILDSYS_LONG_TESTS", "BUILDSYS_TEST"}
-    assert used - partial == {one.name for one in VARIABLES} | {"BUILDSYS_TOOLCHAIN"} & used
+    assert (
+        used - partial == {variable.name for variable in VARIABLES} | {"BUILDSYS_TOOLCHAIN"} & used
+    )

@@ -11,8 +11,8 @@ import pytest
 from cli_doubles import make_session, run_in
 
 from buildsys.cli.commands import publish
-from buildsys.cli.model_filter import ModelFilter
 from buildsys.cli.session import Session
+from buildsys.cli.target_names import ModelFilter
 from buildsys.errors import StageError, UsageError
 from buildsys.execution.freshness import Explanation
 from buildsys.execution.stale_reasons import FAILED, NEVER_BUILT, NOISY, UPSTREAM, Reason
@@ -57,7 +57,7 @@ def session(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Session:
             {},
             "there is no engine of export:a; `buildsys list engine` lists all",
         ),
-        (["./out"], {"tag": ["x"]}, "there is no tag 'x'; no manifest has tags"),
+        (["./out"], {"tag": ["x"]}, "there is no tag 'x'; no manifest has any"),
         (["a", "./out"], {"list": True}, "publish --list takes a URL and nothing else"),
     ],
 )

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import json
 import os
+import socket
 import sys
 from argparse import ArgumentParser, Namespace
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Sequence
+from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -14,36 +16,27 @@ from typing import Any
 from buildsys import __version__
 from buildsys.cli.command import INTERRUPTED, add_names
 from buildsys.cli.commands.build import add_executor, add_jobs, chosen_names
-from buildsys.cli.commands.nightly.lock import NightlyLock, NightlyRun, hold_lock
 from buildsys.cli.console.rows import Row, print_rows
-from buildsys.cli.model_filter import ModelFilter, add_filter
-from buildsys.cli.project_root import shown_path, shown_text
+from buildsys.cli.project_root import shown_path
 from buildsys.cli.run_files import collect_results, results_document, write_files
 from buildsys.cli.session import Session
-from buildsys.cli.target_names import STAGE_DOCS
+from buildsys.cli.target_names import STAGE_DOCS, add_filter
 from buildsys.cli.tasks import run_targets
-from buildsys.errors import BuildsysError, CheckFailed, UsageError
+from buildsys.errors import BuildsysError, CheckFailed, StageError, UsageError
 from buildsys.execution.stale_reasons import REBUILD, Reason
 from buildsys.project.load import empty_project
 from buildsys.report.formatting import first_names, plural
-from buildsys.report.run_results import (
-    FINISHED,
-    REFUSED,
-    RUNNING,
-    RunResults,
-    TargetResult,
-)
 from buildsys.report.run_results import INTERRUPTED as INTERRUPTED_RUN
+from buildsys.report.run_results import REFUSED, RUNNING, RunResults, TargetResult
 from buildsys.report.run_summary import outcome
-from buildsys.store.ledger import NOISY, PASSED, RESTORED, UNAVAILABLE, utc_now
+from buildsys.store.ledger import utc_now
+from buildsys.system.files import locked
 from buildsys.system.printable import printable
 from buildsys.system.suggestions import nearest
 
 SCHEMA = "buildsys/nightly/1"
 FOLDER = "nightly"  # in the build folder
 _EVERYTHING = "everything"
-_DONE = (PASSED, RESTORED, UNAVAILABLE, NOISY)
-_RECENT_RUNS = 20
 _MOST_LINES = 30  # lines per kind at the end of the output
 _MOST_NAMES = 5  # on one line
 
@@ -65,42 +58,41 @@ def add_arguments(parser: ArgumentParser) -> None:
 def run(options: Namespace) -> int:
     """Build under the lock of nightly runs, and always write the files."""
     project = empty_project(options.root)
-    started = utc_now()
-    rebuild = _stages(options.rebuild) + ([_EVERYTHING] if options.all else [])
-    with hold_lock(project.state / "nightly.lock", started) as lock:
-        return _Night(options, project.build / FOLDER, lock, started, rebuild).run()
+    stages = _stages(options.rebuild) + ([_EVERYTHING] if options.all else [])
+    lock = project.state / "nightly.lock"
+    with ExitStack() as stack:
+        try:
+            lock.parent.mkdir(parents=True, exist_ok=True)
+            stack.enter_context(locked(lock, timeout_s=0.0))
+        except BlockingIOError:
+            holder = _run_in(project.build / FOLDER)
+            problem = f"another nightly run is in progress{f': {_title(holder)}' if holder else ''}"
+            raise StageError(problem, "wait until it has finished") from None
+        except OSError as error:
+            problem = f"cannot lock {lock}: {error.strerror}"
+            raise StageError(problem, "check the permissions of its folder") from None
+        return _Night(options, project.build / FOLDER, stages).run()
 
 
 class _Night:
     """One nightly run."""
 
-    def __init__(
-        self,
-        options: Namespace,
-        folder: Path,
-        lock: NightlyLock,
-        started: str,
-        rebuild: Sequence[str],
-    ) -> None:
+    def __init__(self, options: Namespace, folder: Path, stages: Sequence[str]) -> None:
         self._options = options
         self._folder = folder
-        self._lock = lock
-        self._started = started
-        self._rebuild = rebuild  # stages, or everything
+        self._stages = stages  # to rebuild, or everything
+        self._started = utc_now()
+        self._killed = _run_in(folder)
 
     def run(self) -> int:
         """Build and write the files; return the exit code."""
-        previous = self._lock.previous
-        if previous is not None and previous.running:
-            text = f"the previous nightly run ({previous}) was killed; finished targets are kept"
-            sys.stdout.write(printable(f"{text}, the rest runs now\n"))
+        if self._killed:
+            text = f"the previous nightly run ({_title(self._killed)}) was killed; finished targets"
+            sys.stdout.write(printable(f"{text} are kept, the rest runs now\n"))
             sys.stdout.flush()
         problem = "the run has not finished; if its process is gone, it was killed"
-        code = self._write_unfinished(RUNNING, f"{problem} ({self._lock.run})", 0)
-        if code:  # nobody would learn how the run ended
-            self._lock.end(finished=False)
-            return code
-        status = ""
+        if code := self._write_unfinished(RUNNING, f"{problem} (process {os.getpid()})", 0):
+            return code  # nobody would learn how the run ended
         try:
             session = Session.load(self._options.root, leave_out=True)
             if self._options.on:
@@ -108,8 +100,8 @@ class _Night:
             else:
                 names = self._choose(session)
                 code = run_targets(session, names, jobs=self._jobs(), keep_going=True)
-                results = collect_results(session, self._started, since=self._lock.run.since)
-            status, code = results.status, self._finish(session, results, code)
+                results = collect_results(session, self._started)
+            return self._finish(session, results, code)
         except BuildsysError as error:
             self._write_unfinished(REFUSED, str(error), error.exit_code)
             raise
@@ -117,9 +109,6 @@ class _Night:
             problem = "interrupted before the first target"
             self._write_unfinished(INTERRUPTED_RUN, problem, INTERRUPTED)
             raise
-        finally:
-            self._lock.end(finished=status == FINISHED)
-        return code
 
     def _jobs(self) -> int:
         """Choose one target per GPU and one on the processor; unlike GPUs go to one target."""
@@ -135,33 +124,23 @@ class _Night:
         session.repeats_flaky = session.remeasures_noisy = True
         if not session.project.models and not session.project.broken:
             folder = os.path.relpath(session.project.configs / "models", self._options.root)
-            raise UsageError(
-                f"there is nothing to build: {folder} has no manifest",
-                "put one YAML file per model there",
-            )
-        names = chosen_names(session, self._options.names, ModelFilter.of(self._options))
-        members = {target for name in names for target in session.members(name)}
-        requested = dict(_rebuilds(session, members, self._rebuild, self._started))
-        previous = self._lock.previous
-        pending = _pending(session, previous.rebuilds if previous else {})
-        rebuilds = {**pending, **requested}
-        self._lock.set_rebuilds(rebuilds)
-        session.rebuilds = {
-            target: Reason(REBUILD, what)
-            for target, (what, _) in rebuilds.items()
-            if target in members
-        }
+            problem = f"there is nothing to build: {folder} has no manifest"
+            raise UsageError(problem, "put one YAML file per model there")
+        names = chosen_names(session, self._options)
+        if self._stages:
+            members = {target for name in names for target in session.members(name)}
+            session.rebuilds = _rebuilds(session, members, self._stages)
         return names
 
     def _build_elsewhere(self, session: Session) -> tuple[RunResults, int]:
         """Let other machines build everything stale; return results and exit code."""
         from buildsys.cli.build_on import run_on
 
-        options = self._options
-        stages = [stage for stage in self._rebuild if stage != _EVERYTHING]
+        options, names = self._options, chosen_names(session, self._options)
+        stages = [stage for stage in self._stages if stage != _EVERYTHING]
         command = ["nightly", *(["--all"] if options.all else [])]
         command += ["--rebuild", ",".join(stages)] if stages else []
-        run = run_on(session, options.names, options, tuple(command), self._lock.run.since)
+        run = run_on(session, names, options, tuple(command))
         return run.results, run.exit_code
 
     def _finish(self, session: Session, results: RunResults, code: int) -> int:
@@ -172,7 +151,6 @@ class _Night:
             code = CheckFailed.exit_code
         if not code and results.never_ran:
             code = BuildsysError.exit_code
-        self._lock.set_rebuilds(_pending(session, self._lock.run.rebuilds))
         if self._html() is None:  # the reporter updates the pages of models that have changed
             from buildsys.cli.html_pages import update_pages
 
@@ -183,17 +161,16 @@ class _Night:
         return code
 
     def _write_unfinished(self, status: str, error: str, code: int) -> int:
-        host = self._lock.run.host
+        host = socket.gethostname()
         return self._write(RunResults(self._started, 0.0, host, status=status, error=error), code)
 
     def _html(self) -> str | None:
-        """Return the index of the HTML reports, relative to the project."""
+        """Locate the index of the HTML reports, relative to the project."""
         index = self._folder.parent / "report" / "index.html"
         return os.path.relpath(index, self._options.root) if index.is_file() else None
 
     def _write(self, results: RunResults, code: int) -> int:
         """Write the files; return exit code 2 on a failure."""
-        previous = self._lock.previous
         document = {
             "schema": SCHEMA,
             **results_document(results, None if results.status == RUNNING else code),
@@ -202,8 +179,8 @@ class _Night:
             "names": self._options.names,
             "tags": self._options.tag,
             "owners": self._options.owner,
-            "rebuild": self._rebuild,
-            "killed": _killed(previous),
+            "rebuild": self._stages,
+            "killed": self._killed,
             "html": self._html(),
         }
         files = {"junit": "junit.xml", "summary": "summary.md", "json": "nightly.json"}
@@ -212,92 +189,81 @@ class _Night:
         return write_files(paths, results, title, json.dumps(document, indent=2) + "\n")
 
 
+def _run_in(folder: Path) -> dict[str, Any] | None:
+    """Read the process that writes or wrote the files of a run, None if the run has ended."""
+    try:
+        document = json.loads((folder / "nightly.json").read_bytes())
+        if document["status"] == RUNNING:
+            return {name: document[name] for name in ("pid", "host", "started")}
+    except (OSError, ValueError, TypeError, KeyError):  # no run before this one
+        pass
+    return None
+
+
+def _title(run: dict[str, Any]) -> str:
+    """Format a run as ``process 4711 on host, started 2026-11-22 02:00:00 UTC``."""
+    started = str(run["started"]).replace("T", " ").replace("Z", " UTC")
+    return f"process {run['pid']} on {run['host']}, started {started}"
+
+
 def _stages(names: str) -> list[str]:
-    """Return the stages of ``--rebuild``: engines, or engine,validate.
+    """Parse the stages of ``--rebuild``: engines, or engine,validate.
 
     Raises: UsageError: an unknown stage.
     """
-    stages = [name for name in STAGE_DOCS if name != "build"]
-    found = []
+    known = [name for name in STAGE_DOCS if name != "build"]
+    stages = []
     for name in filter(None, names.split(",")):
-        stage = name if name in stages else name.removesuffix("s")
-        if stage not in stages:
-            near = nearest(name, stages)
-            hint = f"nearest: {', '.join(near)}" if near else f"stages: {', '.join(stages)}"
+        stage = name if name in known else name.removesuffix("s")
+        if stage not in known:
+            near = nearest(name, known)
+            hint = f"nearest: {', '.join(near)}" if near else f"stages: {', '.join(known)}"
             raise UsageError(f"--rebuild: there is no stage {name!r}", hint)
-        found.append(stage)
-    return found
+        stages.append(stage)
+    return stages
 
 
 def _rebuilds(
-    session: Session, members: Collection[str], stages: Collection[str], when: str
-) -> Iterator[tuple[str, tuple[str, str]]]:
-    """Yield the targets of the stages to rebuild, and those downstream."""
-    found: dict[str, str] = {}
-    for target in session.in_order(members) if stages else ():
+    session: Session, members: Collection[str], stages: Collection[str]
+) -> dict[str, Reason]:
+    """List the targets of the stages to rebuild and what depends on them, with the reason."""
+    rebuilds: dict[str, Reason] = {}
+    for target in session.in_order(members):
         action = session.actions[target]
-        stage = action.stage if action.stage in stages else ""
-        what = next((found[name] for name in action.after if name in found), stage)
-        what = _EVERYTHING if _EVERYTHING in stages else what
-        if what:
-            found[target] = what
-            yield target, (what, when)
-
-
-def _pending(
-    session: Session, rebuilds: Mapping[str, tuple[str, str]]
-) -> dict[str, tuple[str, str]]:
-    """Return the requested rebuilds not done since."""
-
-    def is_done(target: str, when: str) -> bool:
-        runs = session.executor.ledger.history(target, _RECENT_RUNS)
-        return any(run.started >= when and run.status in _DONE for run in runs)
-
-    return {
-        target: (what, when)
-        for target, (what, when) in rebuilds.items()
-        if target in session.actions and not is_done(target, when)
-    }
-
-
-def _killed(previous: NightlyRun | None) -> dict[str, Any] | None:
-    """Return the run before this one, if it was killed."""
-    if previous is None or not previous.running:
-        return None
-    return {"pid": previous.pid, "host": previous.host, "started": previous.started}
+        above = next((rebuilds[name] for name in action.after if name in rebuilds), None)
+        if _EVERYTHING in stages:
+            rebuilds[target] = Reason(REBUILD, _EVERYTHING)
+        elif above or action.stage in stages:
+            rebuilds[target] = above or Reason(REBUILD, action.stage)
+    return rebuilds
 
 
 def _print_end(results: RunResults, folder: Path) -> None:
     """Print failed, regressed and missed targets, and the files."""
-    rows: list[Row] = []
-    for manifest in results.manifests:
-        rows += [Row("broken", error) for error in manifest.errors]
+    rows = [Row("broken", error) for manifest in results.manifests for error in manifest.errors]
+    flaky = [
+        replace(target, reason=f"passed when repeated; {target.first_failure}")
+        for target in results.flaky
+    ]
     for word, targets in (
         ("failed", results.failed),
         ("regressed", results.regressed),
         ("noisy", results.noisy),
-        (
-            "flaky",
-            [
-                replace(one, reason=f"passed when repeated; {one.first_failure}")
-                for one in results.flaky
-            ],
-        ),
+        ("flaky", flaky),
     ):
-        rows += [Row(word, _line(one)) for one in targets[:_MOST_LINES]]
+        rows += [Row(word, _line(target)) for target in targets[:_MOST_LINES]]
         if len(targets) > _MOST_LINES:
             rows.append(Row(word, f"and {plural(len(targets) - _MOST_LINES, 'more target')}"))
     for reason, targets in results.never_ran_by_reason.items():
-        names = first_names([one.target for one in targets], _MOST_NAMES)
+        names = first_names([target.target for target in targets], _MOST_NAMES)
         rows.append(Row("never ran", f"{names}  {reason}"))
-    files = [folder / "summary.md"]
-    if (index := folder.parent / "report" / "index.html").is_file():
-        files.append(index)
+    index = folder.parent / "report" / "index.html"
+    files = [folder / "summary.md", *([index] if index.is_file() else [])]
     print_rows(rows, [f"nightly: {outcome(results)}; see {' and '.join(map(shown_path, files))}"])
 
 
-def _line(one: TargetResult) -> str:
-    parts = [one.target, shown_text(one.reason.split("\n")[0])]
-    parts += [f"last passed {one.last_passed[:10]}"] if one.last_passed else []
-    parts += [f"owner: {one.owner}"] if one.owner else []
+def _line(target: TargetResult) -> str:
+    parts = [target.target, target.reason.split("\n")[0]]
+    parts += [f"last passed {target.last_passed[:10]}"] if target.last_passed else []
+    parts += [f"owner: {target.owner}"] if target.owner else []
     return "  ".join(part for part in parts if part)
