@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -13,8 +13,9 @@ from buildsys.errors import StageError
 from buildsys.models.user_code import find_object, load_module, reraise_as_stage_error, with_article
 from buildsys.onnx_graphs.onnx_file import all_nodes, first_line, subgraphs
 
+FUNCTIONS_IR_VERSION = 8  # the first with local functions
 _IR_VERSION = 10
-_EXPECTED = "return a FunctionProto, an onnxscript function or a list of them"
+_ONNX = ("", "ai.onnx")
 
 
 def function_model(references: Mapping[str, str], project: Path) -> ModelProto:
@@ -27,90 +28,94 @@ def function_model(references: Mapping[str, str], project: Path) -> ModelProto:
     functions: dict[str, FunctionProto] = {}
     origins: dict[str, str] = {}
     for op, reference in references.items():
-        for function in _load_functions(op, reference, project):
+        for function in _functions_of(op, reference, project):
             name = operator_of(function)
-            if name not in functions:
-                context = checker.C.CheckerContext()
-                context.ir_version = _IR_VERSION
-                context.opset_imports = {e.domain: e.version for e in function.opset_import}
-                try:
-                    checker.check_function(function, context, checker.C.LexicalScopeContext())
-                except checker.ValidationError as error:
-                    raise StageError(
-                        f"the local function {name} ({reference}) is invalid: {first_line(error)}",
-                        "correct the function",
-                    ) from error
-                functions[name], origins[name] = function, reference
-            elif functions[name] != function:
+            if functions.setdefault(name, function) != function:
                 raise StageError(
                     f"{origins[name]} and {reference} define {name} differently",
                     "rename one of the functions",
                 )
+            if name not in origins:
+                _check(function, reference)
+                origins[name] = reference
     model.functions.extend(functions.values())
     for op, reference in origins.items():
         model.metadata_props.add(key=op, value=reference)
     return model
 
 
-def _load_functions(op: str, reference: str, project: Path) -> list[FunctionProto]:
-    target = find_object(load_module(reference.rpartition(":")[0], project), reference)
-    if not _is_function(target) and isinstance(target, Callable):  # type: ignore[arg-type]
-        with reraise_as_stage_error(f"{reference} failed", project):
-            target = target()
-    members = list(target) if isinstance(target, (list, tuple)) else [target]
-    wrong = next((member for member in members if not _is_function(member)), None)
-    if wrong is not None or not members:
-        what = with_article(type(wrong).__name__) if members else "an empty list"
-        raise StageError(f"{reference} gives {what} for {op}", _EXPECTED)
-    with reraise_as_stage_error(f"{reference} failed", project):
-        protos = [proto for member in members for proto in _protos(member)]
-    names = [operator_of(proto) for proto in protos]
-    if op not in names:
-        if any(operator_of(node) == names[0] for proto in protos for node in nodes_of(proto)):
+def _functions_of(op: str, reference: str, project: Path) -> list[FunctionProto]:
+    functions = load_functions(reference, project)
+    names = [operator_of(function) for function in functions]
+    if op not in names:  # any name is taken for that of the operator
+        if any(operator_of(node) == names[0] for item in functions for node in nodes_of(item)):
             raise StageError(
                 f"{reference} gives {', '.join(names)}, none of which is {op}",
                 "name the operator's function after it",
             )
-        protos[0].domain, protos[0].name = split_operator(op)
-    return [_normalized(proto) for proto in protos]
+        functions[0].domain, functions[0].name = split_operator(op)
+    return functions
 
 
-def _is_function(value: Any) -> bool:
-    return isinstance(value, FunctionProto) or hasattr(value, "to_function_proto")
+def _check(function: FunctionProto, reference: str) -> None:
+    context = checker.C.CheckerContext()
+    context.ir_version = _IR_VERSION
+    context.opset_imports = {entry.domain: entry.version for entry in function.opset_import}
+    try:
+        checker.check_function(function, context, checker.C.LexicalScopeContext())
+    except checker.ValidationError as error:
+        raise StageError(
+            f"the local function {operator_of(function)} ({reference}) is invalid:"
+            f" {first_line(error)}",
+            "correct the function",
+        ) from error
+
+
+def load_functions(reference: str, project: Path) -> list[FunctionProto]:
+    """Load the functions of ``FILE.py:NAME``, the first with those that it calls.
+
+    Raises: StageError: it raises, or is something else.
+    """
+    target = find_object(load_module(reference.rpartition(":")[0], project), reference)
+    with reraise_as_stage_error(f"{reference} failed", project):
+        if callable(target) and not hasattr(target, "to_function_proto"):
+            target = target()
+        members = list(target) if isinstance(target, (list, tuple)) else [target]
+        functions = [proto for member in members for proto in _protos(member)]
+    if not functions or len(functions) < len(members):
+        kind = "nothing" if target is None else with_article(type(target).__name__)
+        raise StageError(
+            f"{reference} gives {kind}",
+            "name an onnxscript function, a FunctionProto, a list of them, or a callable that"
+            " returns them",
+        )
+    return functions
 
 
 def _protos(member: Any) -> Iterator[FunctionProto]:
-    """Yield the function; for an onnxscript function also those it calls."""
-    if isinstance(member, FunctionProto):
-        yield member
-        return
-    yield member.to_function_proto()
-    for called in member.function_ir.get_called_functions().values():
-        yield called.to_function_proto()
-
-
-def _normalized(proto: FunctionProto) -> FunctionProto:
-    """Return a copy without doc strings and traces, its imports sorted."""
-    result = FunctionProto()
-    result.CopyFrom(proto)
-    items: list[Any] = [result, *nodes_of(result)]
-    for item in items:
-        item.ClearField("doc_string")
-        del item.metadata_props[:]
-    imports = sorted((entry.domain, entry.version) for entry in result.opset_import)
-    del result.opset_import[:]
-    result.opset_import.extend(onnx.helper.make_opsetid(*entry) for entry in imports)
-    return result
-
-
-_FUNCTIONS_IR_VERSION = 8  # the first with local functions
-_ONNX = ("", "ai.onnx")
+    """Yield copies without doc strings and traces, with the functions that a function calls."""
+    protos = [member] if isinstance(member, FunctionProto) else []
+    if hasattr(member, "to_function_proto"):
+        protos = [member.to_function_proto()]
+        called = member.function_ir.get_called_functions().values()
+        protos += [function.to_function_proto() for function in called]
+    for proto in protos:
+        result = FunctionProto()
+        result.CopyFrom(proto)
+        items: list[Any] = [result, *nodes_of(result)]
+        for item in items:
+            item.ClearField("doc_string")
+            del item.metadata_props[:]
+        imports = sorted((entry.domain, entry.version) for entry in result.opset_import)
+        del result.opset_import[:]
+        result.opset_import.extend(onnx.helper.make_opsetid(*entry) for entry in imports)
+        yield result
 
 
 def operator_of(item: NodeProto | FunctionProto) -> str:
     """Return ``DOMAIN::NAME``; ONNX's own domain is ``onnx``."""
     name = item.op_type if isinstance(item, NodeProto) else item.name
-    return f"{'onnx' if item.domain in ('', 'ai.onnx') else item.domain}::{name}"
+    return f"{'onnx' if item.domain in _ONNX else item.domain}::{name}"
 
 
 def split_operator(op: str) -> tuple[str, str]:
@@ -147,18 +152,14 @@ def add_functions(model: ModelProto, functions: ModelProto) -> list[str]:
     model.functions.extend(functions.functions)
     for function in functions.functions:
         merge_opsets(model, function, origins[operator_of(function)])
-    model.ir_version = max(model.ir_version, _FUNCTIONS_IR_VERSION)
-    nodes = list(nodes_of(model))
-    for function in functions.functions:
-        op = operator_of(function)
-        for node in nodes:
-            if operator_of(node) == op and (problem := call_problem(node, function)):
-                raise StageError(
-                    f"the local function {op} ({origins[op]}) does not fit the node"
-                    f" {node.name or node.output[0]}: {problem}",
-                    "correct the inputs and attributes of the function",
-                )
-    called = {operator_of(node) for node in nodes}
+    model.ir_version = max(model.ir_version, FUNCTIONS_IR_VERSION)
+    by_name = {operator_of(function): function for function in functions.functions}
+    called = set()
+    for node in nodes_of(model):
+        op = operator_of(node)
+        if op in by_name:
+            called.add(op)
+            check_call(node, by_name[op], f"the local function {op} ({origins[op]})")
     return [
         f"the local function {origin} is unused: no node of the graph is {op}"
         for op, origin in origins.items()
@@ -188,42 +189,28 @@ def merge_opsets(model: ModelProto, function: FunctionProto, origin: str) -> Non
 
     Raises: StageError: the model imports another version, with other operators.
     """
-    versions = {_domain(entry.domain): entry for entry in model.opset_import}
-    op = operator_of(function)
+    versions = {"" if e.domain in _ONNX else e.domain: e.version for e in model.opset_import}
     for entry in function.opset_import:
-        domain = _domain(entry.domain)
-        if domain not in versions:
-            versions[domain] = added = model.opset_import.add()
-            added.CopyFrom(entry)
-        elif domain == "":
-            _check_opset(function, origin, entry.version, versions[domain].version)
-        elif entry.version != versions[domain].version:
-            raise StageError(
-                f"the local function {op} ({origin}) imports version {entry.version} of the domain"
-                f" {domain}, the model imports version {versions[domain].version}",
-                "use one version of the domain",
+        domain = "" if entry.domain in _ONNX else entry.domain
+        version = versions.setdefault(domain, entry.version)
+        if domain not in {"" if e.domain in _ONNX else e.domain for e in model.opset_import}:
+            model.opset_import.add().CopyFrom(entry)
+        differs = version != entry.version
+        if differs and not domain:
+            differs = any(
+                _since(node, version) != _since(node, entry.version)
+                for node in nodes_of(function)
+                if node.domain in _ONNX
             )
-
-
-def _domain(name: str) -> str:
-    return "" if name in _ONNX else name
-
-
-def _check_opset(function: FunctionProto, origin: str, own: int, models: int) -> None:
-    """Refuse operators with different versions in the two opsets."""
-    for node in nodes_of(function):
-        if node.domain not in _ONNX:
-            continue
-        since = _since(node, models)
-        if since == _since(node, own):
-            continue
-        what = "does not have it" if since is None else "has another version of it"
-        raise StageError(
-            f"the local function {operator_of(function)} ({origin}) is of opset {own} and uses"
-            f" {node.op_type}; the model has opset {models}, which {what}",
-            f"write the function for opset {models} (from onnxscript import opset{models}), or set"
-            f" export.opset: {own}",
-        )
+        if differs:
+            name = domain or "opset"
+            raise StageError(
+                f"the local function {operator_of(function)} ({origin}) is of {name}"
+                f" {entry.version}, the model of {name} {version}, with other versions of its"
+                " operators",
+                f"write the function for {name} {version}"
+                + (f", or set export.opset: {entry.version}" if not domain else ""),
+            )
 
 
 def _since(node: NodeProto, version: int) -> int | None:
@@ -233,22 +220,26 @@ def _since(node: NodeProto, version: int) -> int | None:
         return None
 
 
-def call_problem(node: NodeProto, function: FunctionProto) -> str:
-    """Compare a node with the function that it calls; return what does not fit, or ""."""
+def check_call(node: NodeProto, function: FunctionProto, what: str) -> None:
+    """Compare a node with the function that it calls.
+
+    Raises: StageError: the node has other inputs, outputs or attributes; ``what`` begins it.
+    """
+    attributes = {attribute.name for attribute in node.attribute}
+    optional = {attribute.name for attribute in function.attribute_proto}
+    problem = ""
     for side, names, parameters in (
         ("input", node.input, function.input),
         ("output", node.output, function.output),
     ):
         if len(names) > len(parameters):
-            return f"the node has {len(names)} {side}s, the function {len(parameters)}"
-    attributes = [attribute.name for attribute in node.attribute]
-    taken = {
-        *function.attribute,
-        *(attribute.name for attribute in function.attribute_proto),
-    }
-    if unknown := [name for name in attributes if name not in taken]:
-        names = ", ".join(sorted(taken)) or "none"
-        return f"the node has the attribute {unknown[0]}, the function only {names}"
-    if missing := [name for name in function.attribute if name not in attributes]:
-        return f"the function needs the attribute {missing[0]}, which the node does not have"
-    return ""
+            problem = f"the node has {len(names)} {side}s, the function {len(parameters)}"
+    if unknown := sorted(attributes - optional - set(function.attribute)):
+        problem = f"the node has the attribute {unknown[0]}, which the function does not have"
+    elif missing := sorted(set(function.attribute) - attributes):
+        problem = f"the function needs the attribute {missing[0]}, which the node does not have"
+    if problem:
+        raise StageError(
+            f"{what} does not fit the node {node.name or node.output[0]}: {problem}",
+            "correct the inputs and attributes of the function",
+        )

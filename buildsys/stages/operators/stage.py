@@ -6,7 +6,6 @@ import platform
 import re
 import shlex
 import shutil
-import struct
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
@@ -80,18 +79,6 @@ _LINK_ERROR = re.compile(
 _TIMEOUT_S = 600
 # an undefined symbol fails the link instead of the load of an engine
 _LINK_FLAGS = ("-shared", "-Wl,-z,defs")
-_MACHINES = {
-    3: "i686", 21: "ppc64le", 22: "s390x", 40: "armv7l", 62: "x86_64", 183: "aarch64",
-    243: "riscv64", 258: "loongarch64",
-}  # fmt: skip
-_SHARED_OBJECT = 3
-_KINDS = {  # files that are no ELF libraries, by their first bytes
-    b"MZ": "it is a Windows DLL",
-    b"\xcf\xfa\xed\xfe": "it is a macOS library",
-    b"\xca\xfe\xba\xbe": "it is a macOS library",
-    b"/": "name C or C++ files as library: {sources: […]}",
-    b"#": "name C or C++ files as library: {sources: […]}",
-}
 _LOAD_TIMEOUT_S = 120
 _MISSING_SYMBOL = 3
 # RTLD_NOW finds undefined symbols; os._exit skips the library's destructors
@@ -118,7 +105,6 @@ def make_library(entry: Mapping[str, Any], target: Path, project: Path) -> Opera
         shutil.copyfile(project / file, target)
         return {"from": file, "bytes": target.stat().st_size}
     sources, flags = entry["sources"], entry["flags"]
-    _refuse_untracked_flags(flags, sources[0], project)
     compile_flags = [flag for flag in flags if not flag.startswith(("-l", "-L", "-Wl,"))]
     with TemporaryDirectory(dir=target.parent) as folder:
         objects = []
@@ -128,7 +114,7 @@ def make_library(entry: Mapping[str, Any], target: Path, project: Path) -> Opera
             options = ["-O2", "-fPIC", f"-ffile-prefix-map={project}=.", *compile_flags]
             output = ["-o", str(file), "-MMD", "-MF", str(dependencies)]
             _run(language_of(source), [*options, "-c", source, *output], source, project)
-            _refuse_untracked_headers(source, dependencies, project)
+            _refuse_untracked(source, dependencies, flags, project)
             objects.append(str(file))
         command = [*_LINK_FLAGS, *objects, "-o", str(target), *flags]
         _run(linker_of(sources), command, sources[0], project)
@@ -162,80 +148,57 @@ def _run(language: str, arguments: Sequence[str], source: str, project: Path) ->
         )
 
 
-def _refuse_untracked_headers(source: str, dependencies: Path, project: Path) -> None:
-    """Refuse untracked headers, included through a flag or a macro."""
+def _refuse_untracked(source: str, dependencies: Path, flags: Sequence[str], project: Path) -> None:
+    """Refuse files of the project that only a flag or a macro names: they are in no key."""
     root = project.resolve()
-    tracked = {path.resolve() for path in included_files(project / source)}
     rule = dependencies.read_text(errors="replace").partition(":")[2].replace("\\\n", " ")
-    for name in filter(None, re.split(r"(?<!\\)\s+", rule)):
-        file = (project / name.replace("\\ ", " ")).resolve()
-        if file.is_relative_to(root) and file not in tracked:
+    names = [name.replace("\\ ", " ") for name in re.split(r"(?<!\\)\s+", rule)]
+    names += [
+        flag.removeprefix("-L").rpartition("=")[2].rpartition(",")[2]
+        for flag in flags
+        if not flag.startswith(("-I", "-i"))
+    ]
+    tracked = {root, *(path.resolve() for path in included_files(project / source))}
+    for file in ((project / name).resolve() for name in filter(None, names)):
+        if file.is_relative_to(root) and file not in tracked and file.exists():
             raise StageError(
-                f"{source} includes {file.relative_to(root)} through a flag or a macro,"
-                " so a change to it would go unnoticed",
-                'include it by its path relative to the including file: #include "…"',
-            )
-
-
-def _refuse_untracked_flags(flags: Sequence[str], shown: str, project: Path) -> None:
-    root = project.resolve()
-    for flag in flags:
-        name = flag.removeprefix("-L").rpartition("=")[2].rpartition(",")[2]
-        path = (project / name).resolve()
-        is_inside = path.is_relative_to(root) and path != root and path.exists()
-        if name and not flag.startswith(("-I", "-i")) and is_inside:
-            raise StageError(
-                f"the flag {flag} of {shown} names a file of the project,"
-                " so a change to it would go unnoticed",
-                "add its sources to library.sources",
+                f"{source} uses {file.relative_to(root)} through a flag or a macro, so a change to"
+                " it would go unnoticed",
+                'include it by its path relative to the including file, #include "…", or add its'
+                " sources to library.sources",
             )
 
 
 def check_library(path: Path, shown: str, symbol: str) -> None:
-    """Check a library's machine; given a symbol, also load it.
+    """Check for a shared library of Linux; given a symbol, also load it.
 
     Raises: StageError: one of these does not hold.
     """
-    content = path.read_bytes()
-    if content[:4] != b"\x7fELF" or len(content) < 64:
-        hint = next((text for magic, text in _KINDS.items() if content.startswith(magic)), "")
-        raise StageError(f"{shown} is not a shared library for Linux (ELF)", hint)
-    kind, number = struct.unpack_from("<HH" if content[5] == 1 else ">HH", content, 16)
-    machine = _MACHINES.get(number, f"ELF machine {number}")
-    here = platform.machine()
-    is_64_bit = content[4] == 2
-    if machine != here or not is_64_bit:
-        raise StageError(
-            f"{shown} is built for {machine}, and this machine is {here}", f"build it for {here}"
-        )
-    if kind != _SHARED_OBJECT:
-        raise StageError(
-            f"{shown} is an object file or a program, not a shared library", "link it with -shared"
-        )
+    with path.open("rb") as stream:
+        if stream.read(4) != b"\x7fELF":
+            raise StageError(
+                f"{shown} is not a shared library for Linux (ELF)",
+                "name C or C++ files as library: {sources: […]}",
+            )
     if not symbol:
         return
-    is_mangled = re.search(rf"_Z\w*{symbol}".encode(), content) is not None
     # load it in a child process, safe from crashes
     arguments = ["-c", _LOAD, str(path.absolute()), symbol]
     done = run_python(arguments, limit_s=_LOAD_TIMEOUT_S)
-    if done.code is None:
-        raise StageError(
-            f"{shown} does not finish loading within {_LOAD_TIMEOUT_S} s",
-            "check its initialization code",
-        )
     sys.stderr.write(done.stderr)  # to the target's log
     if done.code == _MISSING_SYMBOL:
         raise StageError(
             f"{shown} exports no {symbol}, which ONNX Runtime calls to register operators",
-            f'declare it extern "C" {symbol}' if is_mangled else f"define {symbol}",
+            f'define {symbol}, in C++ as extern "C"',
         )
-    if done.code < 0:
+    if done.code != 0:
+        problem = done.problem.replace(f"{path.absolute()}: ", "")
+        if done.code is None:
+            problem = f"it does not finish within {_LOAD_TIMEOUT_S} s"
+        elif done.code < 0:
+            problem = f"the process {describe_exit(done.code)}"
         raise StageError(
-            f"{shown} cannot be loaded: the process {describe_exit(done.code)}",
-            "check its initialization code",
-        )
-    if done.code:
-        raise StageError(
-            f"{shown} cannot be loaded: {done.problem.replace(f'{path.absolute()}: ', '')}",
-            "link it with the libraries that it needs",
+            f"{shown} cannot be loaded: {problem}",
+            f"build it as a shared library for {platform.machine()}, linked with the libraries that"
+            " it needs",
         )

@@ -10,15 +10,7 @@ from typing import Any
 
 import onnx
 import onnx.inliner
-from onnx import (
-    FunctionProto,
-    GraphProto,
-    ModelProto,
-    NodeProto,
-    ValueInfoProto,
-    helper,
-    shape_inference,
-)
+from onnx import GraphProto, ModelProto, NodeProto, ValueInfoProto, helper, shape_inference
 
 from buildsys.errors import StageError
 from buildsys.manifest.problem import suggest
@@ -36,8 +28,16 @@ from buildsys.onnx_graphs.onnx_file import (
     opsets,
     subgraphs,
 )
-from buildsys.onnx_graphs.tensor_types import rename_uses
-from buildsys.stages.operators.local_functions import call_problem, merge_opsets, operator_of
+from buildsys.onnx_graphs.tensor_types import FreshNames, rename_uses
+from buildsys.stages.operators.local_functions import (
+    FUNCTIONS_IR_VERSION,
+    check_call,
+    load_functions,
+    merge_opsets,
+    nodes_of,
+    operator_of,
+    remove_functions,
+)
 
 Step = Mapping[str, Any]
 Inputs = Mapping[str, Mapping[str, Any]]
@@ -51,17 +51,31 @@ def rename(model: ModelProto, step: Step) -> ModelProto:
     """
     names: Mapping[str, str] = step["rename"]
     for old in names:
-        require_known(old, [*input_names(model), *output_names(model)], "input or output")
-    used = [name for name in tensor_names(model.graph) if name not in names]
+        _require(old, [*input_names(model), *output_names(model)], "input or output")
+    used = {name for name in _tensor_names(model.graph) if name not in names}
     for old, new in names.items():
         if new in used:
             raise StageError(
                 f"{old} cannot be renamed to {new}: the graph has a tensor of this name",
                 "choose another name",
             )
-        used.append(new)
-    rename_tensors(model.graph, names)
+    _rename_tensors(model.graph, names)
     return model
+
+
+def _rename_tensors(graph: GraphProto, names: Mapping[str, str]) -> None:
+    """Rename tensors everywhere, including subgraphs; new names must be unused."""
+    for value in (*graph.input, *graph.output, *graph.value_info, *graph.initializer):
+        value.name = names.get(value.name, value.name)
+    for sparse in graph.sparse_initializer:
+        sparse.values.name = names.get(sparse.values.name, sparse.values.name)
+    for note in graph.quantization_annotation:
+        note.tensor_name = names.get(note.tensor_name, note.tensor_name)
+    for node in graph.node:
+        node.input[:] = [names.get(name, name) for name in node.input]
+        node.output[:] = [names.get(name, name) for name in node.output]
+        for body in subgraphs(node):
+            _rename_tensors(body, names)
 
 
 def fix_dims(model: ModelProto, step: Step, inputs: Inputs) -> ModelProto:
@@ -88,8 +102,8 @@ def cast(model: ModelProto, step: Step) -> ModelProto:
     """
     types: Mapping[str, str] = step["cast"]
     for name in types:
-        require_known(name, input_names(model), "input")
-    used = set(tensor_names(model.graph))
+        _require(name, input_names(model), "input")
+    fresh_names = FreshNames(model.graph)
     chosen = [value for value in model.graph.input if value.name in types]
     for number, value in enumerate(chosen):
         tensor = value.type.tensor_type
@@ -98,20 +112,13 @@ def cast(model: ModelProto, step: Step) -> ModelProto:
                 f"the input {value.name} is also an output, so its type cannot be changed",
                 "put an Identity node between them in the network",
             )
-        inner = _unused_name(f"{value.name}_as_it_was", used)
+        inner = fresh_names.new(f"{value.name}_as_it_was")
         rename_uses(model.graph, {value.name: inner})
-        name = _unused_name(f"Cast_{value.name}", used)
+        name = fresh_names.new(f"Cast_{value.name}")
         node = helper.make_node("Cast", [value.name], [inner], name=name, to=tensor.elem_type)
         model.graph.node.insert(number, node)
         tensor.elem_type = elem_type(types[value.name])
     return model
-
-
-def _unused_name(name: str, used: Iterable[str]) -> str:
-    number, candidate = 1, name
-    while candidate in used:
-        number, candidate = number + 1, f"{name}_{number}"
-    return candidate
 
 
 def cut_tensors(model: ModelProto, step: Step) -> tuple[list[str], list[str]]:
@@ -122,9 +129,9 @@ def cut_tensors(model: ModelProto, step: Step) -> tuple[list[str], list[str]]:
     cut = step["cut"]
     inputs = list(input_names(model) if cut["inputs"] is None else cut["inputs"])
     outputs = list(output_names(model) if cut["outputs"] is None else cut["outputs"])
-    tensors = tensor_names(model.graph)
+    tensors = _tensor_names(model.graph)
     for name in (*inputs, *outputs):
-        require_known(name, tensors, "tensor")
+        _require(name, tensors, "tensor")
     return inputs, outputs
 
 
@@ -142,10 +149,23 @@ def cut(
     for node in reversed(graph.node):  # topologically sorted
         if needed.intersection(node.output):
             nodes.append(node)
-            needed.update(name for name in used_by(node) if name not in inputs)
+            needed.update(name for name in _used_by(node) if name not in inputs)
     nodes.reverse()
-    used = {name for node in nodes for name in used_by(node)}
-    _check_cut(model, nodes, used, inputs, outputs)
+    used = {name for node in nodes for name in _used_by(node)}
+    made = {name for node in nodes for name in node.output}
+    for name in outputs:
+        if name not in made:
+            problem = f"the cut leaves no node: {name} is not computed from"
+            problem += f" {', '.join(inputs) or 'any input'}"
+            raise StageError(problem, "name outputs downstream of the inputs")
+    for name in inputs:
+        if name not in used:
+            problem = f"{', '.join(outputs)} does not depend on {name}"
+            raise StageError(problem, "list only needed tensors in cut.inputs")
+    for name in input_names(model):
+        if name in used and name not in inputs:
+            problem = f"the cut part still needs the input {name}"
+            raise StageError(problem, "name it in cut.inputs as well")
     try:
         inferred = shape_inference.infer_shapes(model).graph
         values = (*inferred.output, *inferred.value_info)
@@ -162,51 +182,9 @@ def cut(
     replace_messages(graph.initializer, [t for t in graph.initializer if t.name in stored])
     replace_messages(graph.input, [port(name, shapes[name]) for name in inputs])
     replace_messages(graph.output, new_outputs)
-    by_name = {f"{function.domain}::{function.name}": function for function in model.functions}
-    waiting, called = [operator_name(node) for node in graph.node], set[str]()
-    while waiting:  # local functions called by nodes or by other kept functions
-        name = waiting.pop()
-        if name in by_name and name not in called:
-            called.add(name)
-            waiting += [operator_name(node) for node in by_name[name].node]
-    replace_messages(model.functions, [f for name, f in by_name.items() if name in called])
+    called = {operator_of(node) for node in nodes_of(model)}
+    remove_functions(model, {operator_of(f) for f in model.functions} - called)
     return model
-
-
-def add_outputs(model: ModelProto, names: Sequence[str]) -> ModelProto:
-    """Add outputs; ONNX Runtime infers their types."""
-    present = output_names(model)
-    model.graph.output.extend(ValueInfoProto(name=name) for name in names if name not in present)
-    return model
-
-
-def _check_cut(
-    model: ModelProto,
-    kept: Sequence[NodeProto],
-    used: set[str],
-    inputs: Sequence[str],
-    outputs: Sequence[str],
-) -> None:
-    names = ", ".join(outputs)
-    if not kept:
-        raise StageError(
-            f"the cut leaves no node: {names} is not computed from"
-            f" {', '.join(inputs) or 'any input'}",
-            "name outputs downstream of the inputs",
-        )
-    if unused := [name for name in inputs if name not in used]:
-        raise StageError(
-            f"{names} does not depend on {unused[0]}", "list only needed tensors in cut.inputs"
-        )
-    if needed := [name for name in input_names(model) if name in used and name not in inputs]:
-        raise StageError(
-            f"the cut part still needs the input {needed[0]}", "name it in cut.inputs as well"
-        )
-    made = {name for node in kept for name in node.output}
-    if dead := [name for name in outputs if name not in made]:
-        raise StageError(
-            f"the cut leaves no node before its output {dead[0]}", "name another output"
-        )
 
 
 def input_names(model: ModelProto) -> list[str]:
@@ -220,45 +198,28 @@ def output_names(model: ModelProto) -> list[str]:
     return [value.name for value in model.graph.output]
 
 
-def tensor_names(graph: GraphProto) -> list[str]:
+def _tensor_names(graph: GraphProto) -> list[str]:
     """List inputs, initializers and node outputs, without those of subgraphs."""
     names = [value.name for value in graph.input] + [tensor.name for tensor in graph.initializer]
     names += [name for node in graph.node for name in node.output if name]
     return [*dict.fromkeys(names)]
 
 
-def require_known(name: str, known: Iterable[str], what: str) -> None:
-    """Raise StageError with similar names if ``name`` is not ``known``."""
-    names = list(known)
+def _require(name: str, names: Sequence[str], what: str) -> None:
     if name not in names:
         raise StageError(
             f"the graph has no {what} {name}", suggest(name, names, what=f"its {what}s")
         )
 
 
-def used_by(node: NodeProto) -> list[str]:
+def _used_by(node: NodeProto) -> list[str]:
     """List the tensors a node reads, also inside its subgraphs."""
     names = [name for name in node.input if name]
     for body in subgraphs(node):
-        own = {*tensor_names(body)}
-        names += [name for inner in body.node for name in used_by(inner) if name not in own]
+        own = {*_tensor_names(body)}
+        names += [name for inner in body.node for name in _used_by(inner) if name not in own]
         names += [value.name for value in body.output if value.name not in own]
     return names
-
-
-def rename_tensors(graph: GraphProto, names: Mapping[str, str]) -> None:
-    """Rename tensors everywhere, including subgraphs; new names must be unused."""
-    for value in (*graph.input, *graph.output, *graph.value_info, *graph.initializer):
-        value.name = names.get(value.name, value.name)
-    for sparse in graph.sparse_initializer:
-        sparse.values.name = names.get(sparse.values.name, sparse.values.name)
-    for note in graph.quantization_annotation:
-        note.tensor_name = names.get(note.tensor_name, note.tensor_name)
-    for node in graph.node:
-        node.input[:] = [names.get(name, name) for name in node.input]
-        node.output[:] = [names.get(name, name) for name in node.output]
-        for body in subgraphs(node):
-            rename_tensors(body, names)
 
 
 def replace_messages(field: Any, messages: Iterable[Any]) -> None:
@@ -269,10 +230,6 @@ def replace_messages(field: Any, messages: Iterable[Any]) -> None:
         copies[-1].CopyFrom(message)
     del field[:]
     field.extend(copies)
-
-
-_FUNCTIONS_IR_VERSION = 8  # the first with local functions
-_KINDS = {"onnx": "an onnx.ModelProto", "graphsurgeon": "an onnx-graphsurgeon graph"}
 
 
 def replace(model: ModelProto, step: Step, project: Path) -> ModelProto:
@@ -286,7 +243,7 @@ def replace(model: ModelProto, step: Step, project: Path) -> ModelProto:
         raise StageError(
             f"the graph has no {op}", suggest(op, operator_counts(model), what="it has")
         )
-    function = _load_function(reference, project)
+    function = load_functions(reference, project)[0]
     if operator_of(function) in map(operator_of, model.functions):
         problem = f"the graph already has a local function {operator_of(function)}"
         raise StageError(problem, "rename the replacement")
@@ -296,13 +253,9 @@ def replace(model: ModelProto, step: Step, project: Path) -> ModelProto:
     model.functions.append(function)
     if function.domain not in opsets(model):
         model.opset_import.append(helper.make_opsetid(function.domain, 1))
-    model.ir_version = max(model.ir_version, _FUNCTIONS_IR_VERSION)
+    model.ir_version = max(model.ir_version, FUNCTIONS_IR_VERSION)
     for node in nodes:
-        if problem := call_problem(node, function):
-            raise StageError(
-                f"{reference} does not fit the node {node.name or node.output[0]}: {problem}",
-                "give the function the inputs, outputs and attributes of the node",
-            )
+        check_call(node, function, reference)
         node.domain, node.op_type = function.domain, function.name
     if not step["replace"]["inline"]:
         return model
@@ -316,27 +269,14 @@ def replace(model: ModelProto, step: Step, project: Path) -> ModelProto:
     return inlined
 
 
-def _load_function(reference: str, project: Path) -> FunctionProto:
-    target = load_callable(reference, project)
-    with reraise_as_stage_error(f"{reference} failed", project):
-        made = target.to_function_proto() if hasattr(target, "to_function_proto") else target()
-    if not isinstance(made, FunctionProto):
-        kind = "nothing" if made is None else with_article(type(made).__name__)
-        raise StageError(
-            f"{reference} returned {kind}",
-            "name an onnxscript function, or a callable that returns an onnx.FunctionProto",
-        )
-    return made
-
-
-def call_hook(model: ModelProto, step: Mapping[str, Any], project: Path) -> ModelProto:
+def call_hook(model: ModelProto, step: Step, project: Path) -> ModelProto:
     """Call the hook, which may change ``model``.
 
     Raises: StageError: the function is missing, has other parameters, raises or returns no graph.
     """
-    reference, kind = step["function"], step["graph"]
+    reference = step["function"]
     surgeon: ModuleType | None = None
-    if kind == "graphsurgeon":
+    if step["graph"] == "graphsurgeon":
         try:
             surgeon = import_module("onnx_graphsurgeon")
         except ImportError as error:
@@ -354,6 +294,8 @@ def call_hook(model: ModelProto, step: Mapping[str, Any], project: Path) -> Mode
             returned.ir_version = ir_version  # its default, the newest, is too new for runtimes
     if isinstance(returned, ModelProto):
         return returned
-    hint = "end it with: return graph" if returned is None else f"return {_KINDS[kind]}"
     what = "nothing" if returned is None else with_article(type(returned).__name__)
-    raise StageError(f"{reference} returned {what}; a surgery hook returns the graph", hint)
+    raise StageError(
+        f"{reference} returned {what}; a surgery hook returns the graph",
+        "end it with: return graph",
+    )

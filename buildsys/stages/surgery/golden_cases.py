@@ -1,20 +1,21 @@
 """Golden cases after a step of surgery.
 
-Golden outputs come from the network. Where a step leaves all numbers unchanged (rename, cast, cut),
-tensors that the network does not return are computed by the old graph in ONNX Runtime, after a
-check that this graph gives the golden outputs.
+Golden outputs come from the network. Where a step leaves all numbers unchanged, tensors that the
+network does not return are computed by the old graph in ONNX Runtime, after a check that this graph
+gives the golden outputs.
 """
 
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
+from onnx import ValueInfoProto
 
 from buildsys.errors import CheckFailed, StageError
 from buildsys.manifest.default_limits import effective_limits
@@ -28,7 +29,7 @@ from buildsys.onnx_graphs.onnx_file import load_model, save_model
 from buildsys.onnx_graphs.tensor_types import main_float_type
 from buildsys.onnx_graphs.tensors import Array, Case, NpzFile, Tensor, tensor_of
 from buildsys.stages.common.equivalence import compare_cases, run_cases
-from buildsys.stages.surgery.edits import add_outputs, cut_tensors
+from buildsys.stages.surgery.edits import cut_tensors, output_names
 from buildsys.workers.job import Job
 
 Step = Mapping[str, Any]
@@ -60,44 +61,60 @@ class StepCases:
     basis: float | None = None  # relative error of the old graph, if it computed golden outputs
 
 
-def declared_cases(state: GraphState, step: Step) -> StepCases:
-    """Select the cases without ports removed by a hook."""
-
-    def select(tensors: Tensors, side: str) -> dict[str, Tensor]:
-        names = step.get(side)
-        chosen = tensors if names is None else [name for name in names if name in tensors]
-        return {name: tensors[name] for name in chosen}
-
-    return _relabelled(state, select)
-
-
-def renamed_cases(state: GraphState, step: Step) -> StepCases:
-    """Rename the tensors of the cases."""
-    names = step["rename"]
-    return _relabelled(state, lambda found, _: {names.get(n, n): t for n, t in found.items()})
-
-
-def _relabelled(
-    state: GraphState, relabel: Callable[[Tensors, str], Mapping[str, Tensor]]
-) -> StepCases:
-    golden = {
-        case: Case(relabel(tensors.inputs, "inputs"), relabel(tensors.outputs, "outputs"))
-        for case, tensors in state.golden.items()
-    }
-    return StepCases(golden, {case: relabel(t, "outputs") for case, t in state.computed.items()})
-
-
-def cast_cases(job: Job, state: GraphState, step: Step) -> StepCases:
-    """Convert the cases to inputs of the new types.
-
-    If values change in the conversion, the outputs are computed again.
-    """
-    inputs: dict[str, dict[str, Tensor]] = {}
-    restored: dict[str, dict[str, Tensor]] = {}  # in the old type again
-    lossy: dict[str, str] = {}
+def kept_cases(job: Job, state: GraphState, step: Step) -> StepCases:
+    """Carry the cases over a step that keeps all numbers: other names, input types or ends."""
+    inputs, outputs = _ends(state, step)
+    names = step.get("rename") or {}
+    feeds, old_feeds, lossy = _cast(state.golden, step.get("cast") or {})
+    returned = {n for case in state.golden.values() for n in (*case.inputs, *case.outputs)}
+    unknown = [name for name in (*inputs, *outputs) if name not in returned]
+    computed, basis, warnings = state.computed, None, tuple[str, ...]()
+    if unknown or lossy:
+        basis = _require_golden(job, state)
+        computed = _run_with_outputs(job, state.path, unknown, old_feeds)
+    if lossy:
+        changed = ", ".join(f"{name} are not exact in {dtype}" for name, dtype in lossy.items())
+        warnings = (
+            f"the golden inputs of {changed}: they are rounded, and the graph before the step"
+            " computes the outputs",
+        )
+    golden, expected = {}, {}
     for case, tensors in state.golden.items():
+        graph_values = {**computed[case], **feeds[case]}
+        values = graph_values if lossy else {**graph_values, **tensors.outputs}
+        golden[case] = Case(
+            {names.get(name, name): graph_values[name] for name in inputs},
+            {names.get(name, name): values[name] for name in outputs},
+        )
+        expected[case] = {names.get(name, name): graph_values[name] for name in outputs}
+        if "cut" in step:
+            dims = job.options["cases"].get(case, {}).get("dims")
+            _check_cut_inputs(step["cut"]["inputs"] or {}, golden[case].inputs, case, dims)
+    return StepCases(golden, expected, warnings=warnings, basis=basis)
+
+
+def _ends(state: GraphState, step: Step) -> tuple[list[str], list[str]]:
+    """List the old graph's tensors that are the ends of the new one."""
+    if "cut" in step:
+        return cut_tensors(load_model(state.path, external_data=False), step)
+    case = next(iter(state.golden.values()))
+    ends = []
+    for side, tensors in (("inputs", case.inputs), ("outputs", case.outputs)):
+        declared = step.get(side)  # a hook may remove some
+        ends.append([n for n in (tensors if declared is None else declared) if n in tensors])
+    return ends[0], ends[1]
+
+
+def _cast(
+    golden: Mapping[str, Case], types: Mapping[str, str]
+) -> tuple[dict[str, dict[str, Tensor]], dict[str, dict[str, Tensor]], dict[str, str]]:
+    """Convert inputs to new types; return them, the same in the old types, and inexact types."""
+    inputs: dict[str, dict[str, Tensor]] = {}
+    restored: dict[str, dict[str, Tensor]] = {}
+    lossy: dict[str, str] = {}
+    for case, tensors in golden.items():
         inputs[case], restored[case] = dict(tensors.inputs), dict(tensors.inputs)
-        for name, dtype in step["cast"].items():
+        for name, dtype in types.items():
             old, values = tensors.inputs[name], tensors.inputs[name].values()
             converted = values
             if "int" in dtype and values.dtype.kind in "fiu":
@@ -108,63 +125,39 @@ def cast_cases(job: Job, state: GraphState, step: Step) -> StepCases:
             restored[case][name] = tensor_of(inputs[case][name].values(), old.dtype)
             if not np.array_equal(restored[case][name].values(), values):
                 lossy[name] = dtype
-    if not lossy:
-        golden = {
-            case: Case(inputs[case], tensors.outputs) for case, tensors in state.golden.items()
-        }
-        return StepCases(golden, state.computed)
-    basis = _require_golden(job, state)
-    expected = run_cases(job, state.path, restored)
-    changed = ", ".join(f"{name} are not exact in {dtype}" for name, dtype in lossy.items())
-    warning = (
-        f"the golden inputs of {changed}: they are rounded, and the graph before the step computes"
-        " the outputs"
-    )
-    golden = {case: Case(inputs[case], expected[case]) for case in inputs}
-    return StepCases(golden, expected, warnings=(warning,), basis=basis)
+    return inputs, restored, lossy
 
 
-def cut_cases(job: Job, state: GraphState, step: Step) -> StepCases:
-    """Compute the cases of a cut, if necessary from the old graph."""
-    model = load_model(state.path)
-    inputs, outputs = cut_tensors(model, step)
-    golden_names = {
-        name for case in state.golden.values() for name in (*case.inputs, *case.outputs)
-    }
-    computed, basis = dict(state.computed), None
-    unknown = [name for name in (*inputs, *outputs) if name not in golden_names]
-    if unknown:
-        basis = _require_golden(job, state)
-        with TemporaryDirectory(dir=job.outputs["model"].parent) as folder:
-            probe = Path(folder) / "model.onnx"
-            save_model(add_outputs(model, unknown), probe)
-            feeds = {case: tensors.inputs for case, tensors in state.golden.items()}
-            computed = dict(run_cases(job, probe, feeds))
-    golden, expected = {}, {}
-    for case, tensors in state.golden.items():
-        tensors_of_case = {**computed[case], **tensors.inputs}
-        cut_inputs = {name: tensors_of_case[name] for name in inputs}
-        for name, declared in (step["cut"]["inputs"] or {}).items():
-            tensor, shape = cut_inputs[name], declared["shape"]
-            if declared["dtype"] not in (None, tensor.dtype):
-                raise StageError(
-                    f"{name} is {tensor.dtype} in the graph, the step declares {declared['dtype']}",
-                    "correct the dtype in the step",
-                )
-            if shape is None or case in state.further:
-                continue
-            expected_sizes = concrete_shape(shape, job.options["cases"][case]["dims"])
-            if expected_sizes != tensor.shape:
-                raise StageError(
-                    f"{name} has the shape {list(tensor.shape)} in case {case}, the step declares"
-                    f" {shape} ({list(expected_sizes)})",
-                    "correct the shape in the step",
-                )
-        expected[case] = {name: tensors_of_case[name] for name in outputs}
-        golden[case] = Case(
-            cut_inputs, {name: tensors.outputs.get(name, tensors_of_case[name]) for name in outputs}
-        )
-    return StepCases(golden, expected, basis=basis)
+def _run_with_outputs(
+    job: Job, path: Path, names: Iterable[str], feeds: Mapping[str, Tensors]
+) -> Mapping[str, Tensors]:
+    """Run a graph with further outputs; ONNX Runtime infers their types."""
+    model = load_model(path)
+    present = output_names(model)
+    model.graph.output.extend(ValueInfoProto(name=name) for name in names if name not in present)
+    with TemporaryDirectory(dir=job.outputs["model"].parent) as folder:
+        probe = Path(folder) / "model.onnx"
+        save_model(model, probe)
+        return run_cases(job, probe, feeds)
+
+
+def _check_cut_inputs(
+    declared: Mapping[str, Port], inputs: Tensors, case: str, dims: Mapping[str, int] | None
+) -> None:
+    for name, port in declared.items():
+        tensor = inputs[name]
+        if port["dtype"] not in (None, tensor.dtype):
+            raise StageError(
+                f"{name} is {tensor.dtype} in the graph, the step declares {port['dtype']}",
+                "correct the dtype in the step",
+            )
+        shape = port["shape"]
+        if shape and dims is not None and concrete_shape(shape, dims) != tensor.shape:
+            raise StageError(
+                f"{name} has the shape {list(tensor.shape)} in case {case}, the step declares"
+                f" {shape}",
+                "correct the shape in the step",
+            )
 
 
 def _limits(job: Job, state: GraphState) -> dict[str, float | None]:
@@ -198,9 +191,13 @@ def reference_cases(job: Job, state: GraphState, step: Step, outputs: Sequence[P
     golden = {}
     source = step["reference"]["npz"] or step["reference"]["python"]
     for case, before in state.golden.items():
-        inputs = _inputs(job, before, step, case)
-        names = {port["name"] for port in outputs}
-        arrays = _arrays(job, step["reference"], inputs, before, case, names)
+        inputs = dict(before.inputs)
+        if step.get("inputs") is not None:
+            inputs = _new_inputs(job, before.inputs, step["inputs"], case)
+        if step["reference"]["npz"] is not None:
+            arrays = _stored_arrays(job, source, case)
+        else:
+            arrays = _call_reference(job, source, inputs, before.outputs, case)
         results = {}
         for name, dtype in ((port["name"], port["dtype"]) for port in outputs):
             if name not in arrays:
@@ -213,25 +210,19 @@ def reference_cases(job: Job, state: GraphState, step: Step, outputs: Sequence[P
                 results[name] = tensor_of(arrays[name], dtype)
         golden[case] = Case(inputs, results)
     expected = {case: tensors.outputs for case, tensors in golden.items()}
-    limits = _limits(job, state)
-    return StepCases(golden, expected, limits=limits, against="the reference")
+    return StepCases(golden, expected, limits=_limits(job, state), against="the reference")
 
 
-def _inputs(job: Job, before: Case, step: Step, case: str) -> dict[str, Tensor]:
-    dims = job.options["cases"][case]["dims"]
-    inputs: dict[str, Tensor] = dict(before.inputs)
-    declared = step.get("inputs")
-    if declared is None:
-        return inputs
-    tensors, seed = {}, job.options.get("seed", 0)
+def _new_inputs(
+    job: Job, before: Tensors, declared: Mapping[str, Port], case: str
+) -> dict[str, Tensor]:
+    """Make the declared inputs; those that fit keep their values."""
+    dims, seed = job.options["cases"][case]["dims"], job.options.get("seed", 0)
+    tensors = {}
     for name, port in declared.items():
         shape, dtype, data = concrete_shape(port["shape"], dims), port["dtype"], port["data"]
-        earlier = inputs.get(name)
-        if (
-            earlier is not None
-            and data is None
-            and (earlier.dtype, earlier.shape) == (dtype, shape)
-        ):
+        earlier = before.get(name)
+        if earlier and data is None and (earlier.dtype, earlier.shape) == (dtype, shape):
             tensors[name] = earlier
         else:
             tensors[name] = golden_input(
@@ -240,47 +231,39 @@ def _inputs(job: Job, before: Case, step: Step, case: str) -> dict[str, Tensor]:
     return tensors
 
 
-def _arrays(
-    job: Job,
-    reference: Mapping[str, Any],
-    inputs: Tensors,
-    before: Case,
-    case: str,
-    outputs: Collection[str],
-) -> Mapping[str, Array]:
-    """Read a case's arrays from code or a file.
+def _stored_arrays(job: Job, file: str, case: str) -> Mapping[str, Array]:
+    """Read a case's arrays, named ``CASE.NAME``, or ``NAME`` for a single case."""
+    try:
+        arrays = NpzFile(job.project / file)
+        prefix = f"{case}."
+        own = {name.removeprefix(prefix): name for name in arrays if name.startswith(prefix)}
+        if not own and len(job.options["cases"]) == 1:
+            own = {name: name for name in arrays}
+        return {output: arrays[name] for output, name in own.items()}
+    except (OSError, ValueError) as error:
+        raise StageError(
+            f"the reference {file} cannot be read as an .npz file: {error}",
+            "save it with numpy.savez",
+        ) from error
 
-    They are named ``CASE.NAME`` there, or ``NAME`` for a single case. Of a file's arrays only those
-    in ``outputs`` are read, the others are empty.
-    """
-    if (file := reference["npz"]) is not None:
-        try:
-            arrays = NpzFile(job.project / file)
-            prefix = f"{case}."
-            own = {name.removeprefix(prefix): name for name in arrays if name.startswith(prefix)}
-            if not own and len(job.options["cases"]) == 1:
-                own = {name: name for name in arrays}
-            unread = np.empty(0)
-            return {o: arrays[name] if o in outputs else unread for o, name in own.items()}
-        except (OSError, ValueError) as error:
-            raise StageError(
-                f"the reference {file} cannot be read as an .npz file: {error}",
-                "save it with numpy.savez",
-            ) from error
-    name = reference["python"]
-    call = load_callable(name, job.project)
-    arguments: list[dict[str, Array]] = [{key: tensor.values() for key, tensor in inputs.items()}]
-    try:  # the old outputs as well, for references that only modify these
+
+def _call_reference(
+    job: Job, reference: str, inputs: Tensors, outputs: Tensors, case: str
+) -> Mapping[str, Array]:
+    """Call a reference with the inputs, and the old outputs if it takes them."""
+    call = load_callable(reference, job.project)
+    arguments = [{name: tensor.values() for name, tensor in inputs.items()}]
+    try:
         inspect.signature(call).bind(None, None)
-        arguments.append({key: tensor.values() for key, tensor in before.outputs.items()})
+        arguments.append({name: tensor.values() for name, tensor in outputs.items()})
     except (TypeError, ValueError):
         pass
-    with reraise_as_stage_error(f"the reference {name} failed in case {case}", job.project):
+    with reraise_as_stage_error(f"the reference {reference} failed in case {case}", job.project):
         returned = call(*arguments)
     if not isinstance(returned, Mapping):
         kind = "nothing" if returned is None else with_article(type(returned).__name__)
         raise StageError(
-            f"the reference {name} returned {kind}; expected a dict of output names to arrays",
+            f"the reference {reference} returned {kind}; expected a dict of output names to arrays",
             "return a dict of output names to arrays",
         )
-    return {str(key): np.asarray(value) for key, value in returned.items()}
+    return {str(name): np.asarray(value) for name, value in returned.items()}

@@ -1,24 +1,74 @@
-"""Surgery stage: change a graph by the manifest's steps, verifying each."""
+"""Surgery stage: change a graph by the manifest's steps, verifying each.
+
+Every step goes one way: edit the graph, write and check it, carry the golden cases over, and
+compare the new graph with the one before it, or with the step's reference.
+"""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import Any, cast
 
-from buildsys.errors import StageError
-from buildsys.onnx_graphs.onnx_file import check_file, copy_model, file_facts, load_model, ports
+from onnx import ModelProto, ValueInfoProto, shape_inference
+
+from buildsys.errors import CheckFailed, StageError
+from buildsys.manifest.surgery_interface import Inputs, Interface, interface_after, kind_of
+from buildsys.onnx_graphs.onnx_file import (
+    all_nodes,
+    check_file,
+    copy_model,
+    file_facts,
+    interface,
+    interface_changes,
+    load_model,
+    operator_counts,
+    ports,
+    save_model,
+)
 from buildsys.onnx_graphs.output_policies import load_assembled
-from buildsys.onnx_graphs.result_types import GraphSummary
+from buildsys.onnx_graphs.result_types import CheckFailure, GraphSummary
+from buildsys.onnx_graphs.tensor_comparison import Comparison
 from buildsys.onnx_graphs.tensor_types import assembled_outputs
-from buildsys.onnx_graphs.tensors import load_case, save_case
-from buildsys.stages.common.equivalence import run_cases
+from buildsys.onnx_graphs.tensors import Case, load_case, save_case
+from buildsys.stages.common.equivalence import (
+    compare_cases,
+    limits_of,
+    random_operators,
+    refuse_random_graph,
+    run_cases,
+)
 from buildsys.stages.common.golden_check import OutputCheck, and_more, save_failed_tensors
-from buildsys.stages.surgery.golden_cases import GraphState
-from buildsys.stages.surgery.result import SurgeryResult
-from buildsys.stages.surgery.steps import StepResult, apply_step, describe_step
+from buildsys.stages.surgery import edits
+from buildsys.stages.surgery.golden_cases import (
+    GraphState,
+    Step,
+    StepCases,
+    Tensors,
+    kept_cases,
+    reference_cases,
+)
+from buildsys.stages.surgery.other_sizes import compare_other_sizes
+from buildsys.stages.surgery.result import SurgeryResult, SurgeryStep
 from buildsys.workers.job import Job, StageResult
+
+_ONNX_DOMAINS = ("", "ai.onnx", "ai.onnx.ml")
+
+
+@dataclass(frozen=True)
+class StepResult:
+    """A completed step: the new graph and its differences."""
+
+    figures: SurgeryStep
+    state: GraphState
+    expected: Mapping[str, Tensors]
+    differences: Sequence[tuple[str, str, Comparison]]  # case, output
+    warnings: tuple[str, ...]
+    hint: str  # for a difference
 
 
 def run(job: Job) -> StageResult:
@@ -29,29 +79,15 @@ def run(job: Job) -> StageResult:
     """
     target = job.outputs["model"]
     with TemporaryDirectory(dir=target.parent, prefix="surgery-") as folder:
-        source = job.inputs["model"]
-        check_file(source, "the graph before surgery")
-        golden = {
-            case: load_case(job.inputs[f"case.{origin['golden']}"])
-            for case, origin in job.options["cases"].items()
-        }
-        feeds = {case: tensors.inputs for case, tensors in golden.items()}
-        computed = run_cases(job, source, feeds)
-        roles = {f"case.{origin['golden']}" for origin in job.options["cases"].values()}
-        further = {
-            role.removeprefix("case."): load_case(path)
-            for role, path in job.inputs.items()
-            if role.startswith("case.") and role not in roles
-        }
-        state = GraphState(source, job.options["inputs"], golden, computed, further)
+        state = _state_before(job)
         before = file_facts(load_model(state.path, external_data=False), state.path)
+        float_types = {case: tensors.float_type for case, tensors in state.golden.items()}
         results: list[StepResult] = []
         for number, step in enumerate(job.options["steps"], start=1):
             title = f"surgery step {number} ({describe_step(step)})"
             job.progress(f"step {number}: {describe_step(step)}")
             try:
-                path = Path(folder) / f"step{number}" / "model.onnx"
-                result = apply_step(job, step, state, path)
+                result = _apply_step(job, step, state, Path(folder) / f"step{number}/model.onnx")
             except StageError as error:
                 raise type(error)(f"{title}: {error.problem}", error.hint) from error
             results.append(result)
@@ -61,13 +97,10 @@ def run(job: Job) -> StageResult:
                 return StageResult("failed", f"{title} {failure}", result.hint, figures)
         copy_model(state.path, target)
     check_file(target, "the graph after surgery")
-    for case, tensors in state.golden.items():
+    for case, tensors in {**state.golden, **state.further}.items():
         if f"case.{case}" in job.outputs:
-            float_type = golden[case].float_type  # steps do not keep it
+            float_type = float_types.get(case, tensors.float_type)  # steps do not keep it
             save_case(job.outputs[f"case.{case}"], tensors.inputs, tensors.outputs, float_type)
-    for case, tensors in state.further.items():
-        path = job.outputs[f"case.{case}"]
-        save_case(path, tensors.inputs, tensors.outputs, tensors.float_type)
     figures = _figures(before, results)
     model = load_model(target, external_data=False)
     figures["after"] = file_facts(model, target)
@@ -76,11 +109,24 @@ def run(job: Job) -> StageResult:
         names = load_assembled(job.inputs["assembled"])
         for step in job.options["steps"]:
             names = [(step.get("rename") or {}).get(name, name) for name in names]
-        names_kept = {*names, *assembled_outputs(model)} & {
-            port["name"] for port in figures["outputs"]
-        }
-        job.outputs["assembled"].write_text(json.dumps({"outputs": sorted(names_kept)}))
+        present = {port["name"] for port in figures["outputs"]}
+        names = sorted({*names, *assembled_outputs(model)} & present)
+        job.outputs["assembled"].write_text(json.dumps({"outputs": names}))
     return StageResult(figures=figures)
+
+
+def _state_before(job: Job) -> GraphState:
+    source = job.inputs["model"]
+    check_file(source, "the graph before surgery")
+    origins = {case: f"case.{origin['golden']}" for case, origin in job.options["cases"].items()}
+    golden = {case: load_case(job.inputs[role]) for case, role in origins.items()}
+    computed = run_cases(job, source, {case: tensors.inputs for case, tensors in golden.items()})
+    further = {
+        role.removeprefix("case."): load_case(path)
+        for role, path in job.inputs.items()
+        if role.startswith("case.") and role not in origins.values()
+    }
+    return GraphState(source, job.options["inputs"], golden, computed, further)
 
 
 def _failure(job: Job, number: int, result: StepResult) -> str:
@@ -112,3 +158,191 @@ def _figures(before: GraphSummary, results: Sequence[StepResult]) -> SurgeryResu
         warnings=[warning for result in results for warning in result.warnings],
         checker="passed",
     )
+
+
+def describe_step(step: Step) -> str:
+    """Return e.g. ``rename x → image``."""
+    kind = kind_of(step)
+    value = step[kind]
+    if kind == "cut":
+        sides = {side: value[side] for side in ("inputs", "outputs") if value[side] is not None}
+        return "cut " + ", ".join(f"{side} {', '.join(names)}" for side, names in sides.items())
+    if kind == "replace":
+        return f"replace {value['op']} by {value['function']}"
+    if kind == "function":
+        return f"function {value}"
+    return f"{kind} " + ", ".join(f"{old} → {new}" for old, new in value.items())
+
+
+def _apply_step(job: Job, step: Step, state: GraphState, path: Path) -> StepResult:
+    """Apply one step and write its graph to ``path``.
+
+    The result holds its differences, if any.
+
+    Raises: StageError: it does not fit the graph. CheckFailed: the new graph is invalid or random,
+        or has another interface.
+    """
+    before = load_model(state.path)
+    counts, limits, old_interface = operator_counts(before), limits_of(before), interface(before)
+    outputs = load_model(state.path, external_data=False).graph.output
+    inputs = interface_after(Interface(dict(state.inputs), None), [step]).inputs
+    cut_cases = (
+        kept_cases(job, state, step) if "cut" in step else None
+    )  # its edit needs their types
+    after = _write_checked(_edited(job, step, state, before, inputs, cut_cases), path, outputs)
+    _check_interface(step, old_interface, interface(after))
+    cases = cut_cases or _cases_after(job, step, state, after)
+    feeds = {case: tensors.inputs for case, tensors in cases.golden.items()}
+    actual = run_cases(job, path, feeds)
+    compared = compare_cases(actual, cases.expected, cases.limits or limits, feeds)
+    differences = [
+        (case, name, comparison)
+        for case, comparisons in compared.items()
+        for name, comparison in comparisons.items()
+        if comparison.problem
+    ]
+    now, random = operator_counts(after), random_operators(counts)
+    keeps_ports = step.get("inputs") is None and step.get("outputs") is None
+    if step.get("changes") == "nothing" and keeps_ports and not random and not differences:
+        compare_other_sizes(job, inputs, state.path, path, limits)
+    if random or differences:
+        first = next(iter(state.golden.values())).inputs
+        refuse_random_graph(job, state.path, "the graph before it", first, limits, random)
+    hint = ""
+    if step.get("changes") == "nothing":
+        hint = "if this is intended, set changes: numbers and a reference"
+    figures = SurgeryStep(
+        step=describe_step(step),
+        removed={op: n - now.get(op, 0) for op, n in counts.items() if n > now.get(op, 0)},
+        added={op: n - counts.get(op, 0) for op, n in now.items() if n > counts.get(op, 0)},
+        nodes=sum(now.values()),
+        against=cases.against,
+        basis=cases.basis,
+        cases={
+            case: {name: comparison.figures() for name, comparison in comparisons.items()}
+            for case, comparisons in compared.items()
+        },
+        failures=[
+            cast(CheckFailure, {"case": case, "output": name, **comparison.failure()})
+            for case, name, comparison in differences
+        ],
+    )
+    new_state = GraphState(path, inputs, cases.golden, actual, _carried(job, step, state, after))
+    return StepResult(figures, new_state, cases.expected, differences, cases.warnings, hint)
+
+
+def _edited(
+    job: Job,
+    step: Step,
+    state: GraphState,
+    model: ModelProto,
+    inputs: Inputs,
+    cut_cases: StepCases | None,
+) -> ModelProto:
+    if cut_cases:
+        shapes = {name: tensor["shape"] for name, tensor in inputs.items()}
+        case = next(iter(cut_cases.golden.values()))
+        tensors = {**case.inputs, **case.outputs}
+        kinds = {name: (tensor.dtype, len(tensor.shape)) for name, tensor in tensors.items()}
+        return edits.cut(model, step, shapes, kinds)
+    if "function" in step:
+        return edits.call_hook(model, step, job.project)
+    if "replace" in step:
+        return edits.replace(model, step, job.project)
+    if "fix_dims" in step:
+        return edits.fix_dims(model, step, state.inputs)
+    return edits.rename(model, step) if "rename" in step else edits.cast(model, step)
+
+
+def _cases_after(job: Job, step: Step, state: GraphState, after: ModelProto) -> StepCases:
+    if step.get("reference") is not None:
+        return reference_cases(job, state, step, ports(after)[1])
+    return kept_cases(job, state, step)
+
+
+def _carried(job: Job, step: Step, state: GraphState, after: ModelProto) -> dict[str, Case]:
+    """Carry the further cases over a step.
+
+    Those with unknown outputs are left out; ``validate`` compares them in the graph before surgery.
+    """
+    carried = {}
+    for name, case in state.further.items():
+        with suppress(StageError):
+            computed: Mapping[str, Tensors] = {name: case.outputs}
+            if kind_of(step) in ("cast", "cut"):  # the graph may have to compute outputs
+                computed = run_cases(job, state.path, {name: case.inputs})
+            alone = replace(state, golden={name: case}, computed=computed)
+            cases = _cases_after(job, step, alone, after)
+            carried[name] = replace(cases.golden[name], float_type=case.float_type)
+    return carried
+
+
+def _check_interface(step: Step, before: dict[str, Any], after: dict[str, Any]) -> None:
+    """Raise CheckFailed for undeclared changes of inputs or outputs."""
+    if kind_of(step) not in ("function", "replace"):
+        return
+    expected: dict[str, Any] = {"opset": {}}  # may change: callers of the graph do not see it
+    for side in ("input", "output"):
+        expected[side] = before[side]
+        if (declared := step.get(f"{side}s")) is not None:
+            present = {port["name"]: port for port in after[side]}
+            expected[side] = [
+                {"name": name, **present.get(name, {}), **_set_fields(tensor)}
+                for name, tensor in declared.items()
+            ]
+    changed = next(interface_changes(expected, {**after, "opset": {}}), None)
+    if changed:
+        hint = "declare new inputs and outputs in the step" if "function" in step else ""
+        raise CheckFailed(f"it changed the interface of the graph: {changed}", hint)
+    old_names = {port["name"] for side in ("input", "output") for port in before[side]}
+    new_names = [port["name"] for side in ("input", "output") for port in expected[side]]
+    if step["changes"] == "nothing" and (new := [n for n in new_names if n not in old_names]):
+        raise StageError(
+            f"the values of the new {new[0]} are unknown",
+            "set changes: numbers, with a reference for the outputs",
+        )
+
+
+def _set_fields(tensor: Mapping[str, Any]) -> dict[str, Any]:
+    return {key: tensor[key] for key in ("dtype", "shape") if tensor[key] is not None}
+
+
+def _write_checked(model: ModelProto, path: Path, before: Sequence[ValueInfoProto]) -> ModelProto:
+    """Write ``model`` with fresh shapes; return it without external data.
+
+    Inner shapes are inferred again, as old ones may be wrong; only outputs of custom operators keep
+    theirs, which cannot be inferred. An output without a shape gets the one it had ``before``.
+    Opsets of unused domains are removed: graphsurgeon leaves them.
+    Raises: CheckFailed: the graph is invalid.
+    """
+    graph = model.graph
+    functions = {(function.domain, function.name) for function in model.functions}
+    custom = {
+        name
+        for node in graph.node
+        if node.domain not in _ONNX_DOMAINS and (node.domain, node.op_type) not in functions
+        for name in node.output
+    }
+    edits.replace_messages(graph.value_info, [v for v in graph.value_info if v.name in custom])
+    used = {"", "ai.onnx", *(node.domain for node in all_nodes(graph))}
+    for function in model.functions:
+        used |= {function.domain, *(node.domain for node in function.node)}
+    edits.replace_messages(model.opset_import, [e for e in model.opset_import if e.domain in used])
+    path.parent.mkdir(parents=True, exist_ok=True)
+    save_model(model, path)
+    written = load_model(path, external_data=False)
+    # the checker reports the reason of a failure
+    with suppress(shape_inference.InferenceError, ValueError, RuntimeError):
+        written = shape_inference.infer_shapes(written, data_prop=True)
+    old_types = {value.name: value.type for value in before}
+    for value in written.graph.output:
+        if value.name in old_types and not value.type.tensor_type.HasField("shape"):
+            old = old_types[value.name]
+            if value.type.tensor_type.elem_type in (0, old.tensor_type.elem_type):
+                value.type.CopyFrom(old)
+    save_model(written, path)
+    try:
+        check_file(path, "the graph")
+    except StageError as error:
+        raise CheckFailed(error.problem, error.hint) from error
+    return written

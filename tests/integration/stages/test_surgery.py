@@ -278,12 +278,12 @@ def test_an_operator_is_replaced_by_a_local_function(
         ("Gulu", "gelu", "the graph has no Gulu; did you mean Gelu?"),
         ("ns::Gelu", "gelu", "the graph has no ns::Gelu; did you mean Gelu?"),
         ("Gelu", "older",
-         "plain::Old (plugins/hooks/hook.py:older) is of opset 17 and uses CastLike; the model has"
-         " opset 20, which has another version of it; write the function for opset 20"),
+         "plain::Old (plugins/hooks/hook.py:older) is of opset 17, the model of opset 20, with"
+         " other versions of its operators; write the function for opset 20"),
         ("Gelu", "none_at_all",
          "hook.py:none_at_all does not fit the node g: the node has 1 inputs, the function 0"),
         ("Gelu", "text",
-         "hook.py:text returned a str; name an onnxscript function, or a callable"),
+         "hook.py:text gives a str; name an onnxscript function"),
         ("Gelu", "glu", "plugins/hooks/hook.py has no glu; did you mean gelu?"),
     ],
 )  # fmt: skip
