@@ -2,18 +2,15 @@
 
 doit builds each model in each precision with dynamic batch 1 to 16 without timings, builds it again
 with the timing cache of the first build, verifies it and times it together with PyTorch.
-tests/gpu/model_project.py describes the environment variables that select another interpreter. To
-use several GPUs, start one process per GPU with a part of the models; ``--merge`` prints one table
-of their figures.
+tests/gpu/model_project.py describes the environment variables that select another interpreter.
 """
 
 from __future__ import annotations
 
 import argparse
-import json
 import shutil
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -33,100 +30,51 @@ Figures = dict[str, Any]
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument(
-        "--models", default=",".join(MODELS), help="separated by commas (default: %(default)s)"
-    )
+    parser.add_argument("--models", default=",".join(MODELS), help="(default: %(default)s)")
     parser.add_argument("--precisions", default=",".join(PRECISIONS), help="(default: %(default)s)")
-    parser.add_argument(
-        "--steps", default="build,rebuild,verify,bench", help="(default: %(default)s)"
-    )
     parser.add_argument(
         "--baselines", default="torch,torch_cuda_graph,torch_compile", help="(default: %(default)s)"
     )
-    parser.add_argument(
-        "--project",
-        type=Path,
-        help="folder to work in; it is kept, with the figures of earlier calls",
-    )
     parser.add_argument("--json", type=Path, help="also write the figures to this file")
-    parser.add_argument(
-        "--merge", type=Path, nargs="+", help="only print one table of these files of figures"
-    )
-    given = parser.parse_args()
-    if given.merge:
-        figures = [
-            entry for file in given.merge for entry in json.loads(file.read_text())["figures"]
-        ]
-        publish("TensorRT engines", COLUMNS, list(rows(figures)), figures, given.json)
-        return
-    wanted = given.models.split(","), given.precisions.split(",")
+    options = parser.parse_args()
+    models = options.models.split(",")
     with workspace(keep=False) as folder:
-        project = make_project(
-            given.project or folder, wanted[0], baselines=given.baselines.split(",")
-        )
+        project = make_project(folder, models, baselines=options.baselines.split(","))
         figures = [
-            measure(project, model, precision, given.steps.split(","))
-            for model in wanted[0]
-            for precision in wanted[1]
+            measure(project, model, precision)
+            for model in models
+            for precision in options.precisions.split(",")
         ]
-    publish("TensorRT engines", COLUMNS, list(rows(figures)), figures, given.json)
+    publish("TensorRT engines", COLUMNS, list(rows(figures)), figures, options.json)
 
 
-def measure(project: ModelProject, model: str, precision: str, steps: Sequence[str]) -> Figures:
-    """Run the steps for one engine, adding to the figures of an earlier call."""
+def measure(project: ModelProject, model: str, precision: str) -> Figures:
+    """Build one engine twice, verify and time it."""
     name = f"trt-{precision}"
-    kept = project.root / "figures" / f"{model}-{name}.json"
-    found: Figures = (
-        json.loads(kept.read_text()) if kept.is_file() else {"model": model, "engine": name}
-    )
     target = f"{model}:{name}"
-    for step in steps:
-        print(f"{step} {target}", file=sys.stderr, flush=True)
-        passed = True
-        if step == "build":
-            # the builds of other precisions have left timings that this one would use
-            shutil.rmtree(project.root / ".buildsys" / "timing_caches", ignore_errors=True)
-            passed = _run(project, found, f"engine:{target}")
-            found["cold"] = _engine_facts(project, passed, model, name)
-        elif step == "rebuild":  # this target only, even if up to date
-            passed = _run(project, found, "-a", "-s", f"engine:{target}")
-            found["warm"] = _engine_facts(project, passed, model, name)
-        elif step == "verify":
-            passed = _run(project, found, f"verify:{target}")
-            found["verify"] = _worst(project.result("verify", model, name))
-        elif step == "bench":
-            passed = _run(project, found, f"bench:{target}")
-            found["bench"] = _timings(project.result("bench", model, name))
-        kept.parent.mkdir(exist_ok=True)
-        kept.write_text(json.dumps(found, indent=1), encoding="utf-8")
-        if not passed:  # the next step needs this one
-            break
-    return found
-
-
-def _run(project: ModelProject, found: Figures, *arguments: str) -> bool:
-    ran = project.doit(*arguments)
-    if ran.returncode:
-        found.setdefault("failures", []).append(ran.stdout[-2000:])
-        print(ran.stdout[-2000:], file=sys.stderr, flush=True)
-    return ran.returncode == 0
-
-
-def _engine_facts(project: ModelProject, passed: bool, model: str, name: str) -> Figures:
-    result = project.result("engine", model, name)
-    kept = (
-        "build_seconds",
-        "phases",
-        "engine_bytes",
-        "built_with",
-        "precision_shares",
-        "timing_cache",
-    )
-    return {
-        "status": result.get("status", "failed"),
-        "passed": passed,
-        **{key: result.get(key) for key in kept},
+    figures: Figures = {"model": model, "engine": name}
+    # the builds of other precisions have left timings that this one would use
+    shutil.rmtree(project.root / ".buildsys" / "timing_caches", ignore_errors=True)
+    steps: dict[str, tuple[tuple[str, ...], Callable[[], Figures]]] = {
+        "cold": ((f"engine:{target}",), lambda: _engine_facts(project, model, name)),
+        "warm": (("-a", "-s", f"engine:{target}"), lambda: _engine_facts(project, model, name)),
+        "verify": ((f"verify:{target}",), lambda: _worst(project.result("verify", model, name))),
+        "bench": ((f"bench:{target}",), lambda: _timings(project.result("bench", model, name))),
     }
+    for step, (arguments, read) in steps.items():
+        print(f"{step} {target}", file=sys.stderr, flush=True)
+        ran = project.doit(*arguments)
+        figures[step] = read()
+        if ran.returncode:  # the next step needs this one
+            print(ran.stdout[-2000:], file=sys.stderr, flush=True)
+            break
+    return figures
+
+
+def _engine_facts(project: ModelProject, model: str, name: str) -> Figures:
+    result = project.result("engine", model, name)
+    keys = ("status", "build_seconds", "phases", "engine_bytes", "built_with", "precision_shares")
+    return {key: result.get(key) for key in keys}
 
 
 def _worst(result: Figures) -> Figures:

@@ -13,12 +13,13 @@ import os
 import statistics
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import tensorrt as trt
+from cuda.bindings import driver as cuda
 
 sys.path.append(str(Path(__file__).parents[2]))
 
@@ -31,41 +32,50 @@ ROUNDS, RUNS = 12, 100
 LOGGER = trt.Logger(trt.Logger.ERROR)
 
 
-def build(onnx: str, engine: str, precision: str, *batches: str) -> dict[str, Any]:
-    begun = time.perf_counter()
+def build_plan(
+    fill: Callable[[Any], object], profiles: Sequence[Sequence[int]], *, fp16: bool = True
+) -> Any:
+    """Build the network that ``fill`` defines, with one profile per range of batches.
+
+    What ``fill`` returns is kept until the engine is built.
+    """
     builder = trt.Builder(LOGGER)
     explicit = getattr(trt.NetworkDefinitionCreationFlag, "EXPLICIT_BATCH", None)
     network = builder.create_network(0 if explicit is None else 1 << int(explicit))
-    parser = trt.OnnxParser(network, LOGGER)
-    assert parser.parse(Path(onnx).read_bytes()), [
-        parser.get_error(n).desc() for n in range(parser.num_errors)
-    ]
+    keeper = fill(network)
     config = builder.create_builder_config()
-    if precision == "fp16" and hasattr(trt.BuilderFlag, "FP16"):
+    if fp16 and hasattr(trt.BuilderFlag, "FP16"):
         config.set_flag(trt.BuilderFlag.FP16)
-    if hasattr(trt.PreviewFeature, "PROFILE_SHARING_0806") and trt.__version__.startswith("8."):
+    if trt.__version__.startswith("8."):
         config.set_preview_feature(trt.PreviewFeature.PROFILE_SHARING_0806, True)
+    names = ("EDGE_MASK_CONVOLUTIONS", "JIT_CONVOLUTIONS")
     sources = [
-        1 << int(getattr(trt.TacticSource, name))
-        for name in ("EDGE_MASK_CONVOLUTIONS", "JIT_CONVOLUTIONS")
-        if hasattr(trt.TacticSource, name)
+        1 << int(getattr(trt.TacticSource, n)) for n in names if hasattr(trt.TacticSource, n)
     ]
     config.set_tactic_sources(sum(sources))
-    profile = builder.create_optimization_profile()
-    for index in range(network.num_inputs):
-        tensor = network.get_input(index)
-        profile.set_shape(
-            tensor.name, *((int(batch), *tuple(tensor.shape)[1:]) for batch in batches)
-        )
-    config.add_optimization_profile(profile)
+    for batches in profiles:
+        profile = builder.create_optimization_profile()
+        for index in range(network.num_inputs):
+            tensor = network.get_input(index)
+            rest = tuple(tensor.shape)[1:]
+            profile.set_shape(tensor.name, *((batch, *rest) for batch in batches))
+        config.add_optimization_profile(profile)
     plan = builder.build_serialized_network(network, config)
     assert plan is not None
+    del keeper
+    return plan
+
+
+def build(onnx: str, engine: str, precision: str, *batches: str) -> dict[str, Any]:
+    def parse(network: Any) -> object:
+        parser = trt.OnnxParser(network, LOGGER)
+        assert parser.parse(Path(onnx).read_bytes()), parser.get_error(0).desc()
+        return parser
+
+    begun = time.perf_counter()
+    plan = build_plan(parse, [list(map(int, batches))], fp16=precision == "fp16")
     Path(engine).write_bytes(plan)
-    return {
-        "tensorrt": trt.__version__,
-        "build_s": time.perf_counter() - begun,
-        "bytes": Path(engine).stat().st_size,
-    }
+    return {"tensorrt": trt.__version__, "build_s": time.perf_counter() - begun}
 
 
 def compare(engine: str, case: str) -> dict[str, Any]:
@@ -73,7 +83,8 @@ def compare(engine: str, case: str) -> dict[str, Any]:
     options = json.loads(os.environ["ENGINE_OPTIONS"])
     ours = LocalEngine(options["backend"], Path(engine), options, ())
     contenders = ours.bind(Path(case), GpuTiming(cuda_graph=(False, True)))
-    bare = Bare(Path(engine), Path(case))
+    inputs = {name: tensor.array for name, tensor in load_case(Path(case)).inputs.items()}
+    bare = Bare(Path(engine), inputs)
     taken: dict[str, list[float]] = {}
 
     def time_harness(name: str, contender: GpuContender) -> None:
@@ -88,8 +99,9 @@ def compare(engine: str, case: str) -> dict[str, Any]:
         taken.setdefault(f"{name}.alone_gpu", []).append(gpu)
         taken.setdefault(f"{name}.alone_wall", []).append(wall)
 
+    launches = bare.launches()
     for number in range(ROUNDS):
-        for contender, launch in zip(contenders.items(), bare.launches().items(), strict=True):
+        for contender, launch in zip(contenders.items(), launches.items(), strict=True):
             if number % 2:
                 time_harness(*contender)
             time_bare(*launch)
@@ -106,40 +118,54 @@ def compare(engine: str, case: str) -> dict[str, Any]:
 
 
 class Bare:
-    """An engine in loops of ``execute_async_v3``, without the harness."""
+    """An engine in TensorRT's own API, with buffers for inputs of fixed shapes."""
 
-    def __init__(self, engine: Path, case: Path) -> None:
+    def __init__(self, engine: Path, inputs: Mapping[str, np.ndarray], profile: int = 0) -> None:
         self.device = Device(0)
         with self.device.current():
             self.runtime = trt.Runtime(LOGGER)
             self.engine = self.runtime.deserialize_cuda_engine(engine.read_bytes())
             self.context = self.engine.create_execution_context()
-            inputs = load_case(case).inputs
-            names = [
-                self.engine.get_tensor_name(index) for index in range(self.engine.num_io_tensors)
-            ]
-            for name in (name for name in names if name in inputs):
-                array = inputs[name].array
+            self.stream = int(self.device.main_stream.handle)
+            self.context.set_optimization_profile_async(profile, self.stream)
+            self.device.main_stream.synchronize()
+            names = [self.engine.get_tensor_name(n) for n in range(self.engine.num_io_tensors)]
+            for name, array in inputs.items():
                 self.context.set_input_shape(name, array.shape)
-                buffer = self.device.allocate(array.nbytes)
-                buffer.upload(array)
+            self.shapes = {name: tuple(self.context.get_tensor_shape(name)) for name in names}
+            self.outputs = [name for name in names if name not in inputs]
+            self.buffers = {
+                name: self.device.allocate(int(np.prod(shape)) * 4)
+                for name, shape in self.shapes.items()
+            }
+            for name, buffer in self.buffers.items():
                 self.context.set_tensor_address(name, buffer.address)
-            for name in (name for name in names if name not in inputs):
-                size = int(np.prod(tuple(self.context.get_tensor_shape(name)))) * 4
-                self.context.set_tensor_address(name, self.device.allocate(size).address)
+            for name, array in inputs.items():
+                self.buffers[name].upload(array)
             self.begin, self.end = self.device.new_event(), self.device.new_event()
-            stream = self.device.main_stream
-            number = int(stream.handle)
-            self.context.execute_async_v3(number)
-            stream.synchronize()
-            self.graph = self.device.hold(
-                CudaGraph(stream, lambda: self.context.execute_async_v3(number))
-            )
+
+    def host(self, **inputs: np.ndarray) -> dict[str, np.ndarray]:
+        """Copy to the GPU, compute, copy to new arrays: what a program without us does."""
+        stream, buffers, results = self.stream, self.buffers, {}
+        for name, array in inputs.items():
+            cuda.cuMemcpyHtoDAsync(buffers[name].handle, array.ctypes.data, array.nbytes, stream)
+        self.context.execute_async_v3(stream)
+        for name in self.outputs:
+            target = results[name] = np.empty(self.shapes[name], np.float32)
+            cuda.cuMemcpyDtoHAsync(target.ctypes.data, buffers[name].handle, target.nbytes, stream)
+        cuda.cuStreamSynchronize(stream)
+        return results
+
+    def on_device(self) -> None:
+        self.context.execute_async_v3(self.stream)
+        cuda.cuStreamSynchronize(self.stream)
 
     def launches(self) -> dict[str, Callable[[], object]]:
         execute, stream = self.context.execute_async_v3, self.device.main_stream
-        number = int(stream.handle)
-        return {"bare": lambda: execute(number), "bare_graph": lambda: self.graph.launch(stream)}
+        with self.device.current():
+            self.on_device()  # includes one-time work
+            graph = self.device.hold(CudaGraph(stream, lambda: execute(self.stream)))
+        return {"bare": lambda: execute(self.stream), "bare_graph": lambda: graph.launch(stream)}
 
     def queued(self, launch: Callable[[], object]) -> float:
         stream = self.device.main_stream

@@ -1,7 +1,7 @@
 """``load_engine`` on a GPU, compared with TensorRT used directly.
 
-Runs in an interpreter with TensorRT, numpy and cuda-bindings, with torch and cupy too if they are
-there: run_engine.py [FOLDER]. Prints a line per check and ends with 1 if one fails. FOLDER keeps
+Runs in an interpreter with TensorRT, numpy and cuda-bindings, with torch too if it is there:
+run_engine.py [FOLDER]. Prints a line per check and ends with 1 if one fails. FOLDER keeps
 the engine and the figures.
 """
 
@@ -24,6 +24,7 @@ import tensorrt as trt
 sys.path.append(str(Path(__file__).parents[2]))
 
 from cuda.bindings import driver as cuda
+from plain_tensorrt import Bare, build_plan
 
 from buildsys import EngineError, load_engine
 from buildsys.backends.cuda.device import Device
@@ -32,13 +33,12 @@ from buildsys.deploy.device_arrays import DeviceArray
 from buildsys.system.engine_environment import built_with
 from buildsys.system.files import sha256_of
 
-LOGGER = trt.Logger(trt.Logger.ERROR)
 PROFILES = ((1, 1, 2), (3, 8, 16))  # batches
 ROUNDS, RUNS, LIMIT = 40, 50, 1.10
 
 
-def conv_network(network: Any) -> None:
-    """Build a network like ResNet-34 with random weights: x (N, 3, 224, 224) -> mean, y."""
+def conv_network(network: Any) -> list[np.ndarray]:
+    """Define a network like ResNet-34 with random weights: x (N, 3, 224, 224) -> mean, y."""
     rng, kept = np.random.default_rng(0), []
 
     def conv(source: Any, channels: int, size: int, stride: int) -> Any:
@@ -66,36 +66,13 @@ def conv_network(network: Any) -> None:
     for name, output in (("mean", mean), ("y", y)):
         output.name = name
         network.mark_output(output)
-    KEPT.extend(kept)
-
-
-KEPT: list[np.ndarray] = []  # weights must outlive the build
+    return kept
 
 
 def build(folder: Path) -> Path:
     """Write an engine with two profiles and its engine.json."""
-    builder = trt.Builder(LOGGER)
-    explicit = getattr(trt.NetworkDefinitionCreationFlag, "EXPLICIT_BATCH", None)
-    network = builder.create_network(0 if explicit is None else 1 << int(explicit))
-    conv_network(network)
-    config = builder.create_builder_config()
-    if hasattr(trt.BuilderFlag, "FP16"):
-        config.set_flag(trt.BuilderFlag.FP16)
-    if trt.__version__.startswith("8."):
-        config.set_preview_feature(trt.PreviewFeature.PROFILE_SHARING_0806, True)
-    names = ("EDGE_MASK_CONVOLUTIONS", "JIT_CONVOLUTIONS")
-    sources = [
-        1 << int(getattr(trt.TacticSource, n)) for n in names if hasattr(trt.TacticSource, n)
-    ]
-    config.set_tactic_sources(sum(sources))
-    for batches in PROFILES:
-        profile = builder.create_optimization_profile()
-        profile.set_shape("x", *((batch, 3, 224, 224) for batch in batches))
-        config.add_optimization_profile(profile)
-    plan = builder.build_serialized_network(network, config)
-    assert plan is not None
     engine = folder / "engine.engine"
-    engine.write_bytes(plan)
+    engine.write_bytes(build_plan(conv_network, PROFILES))
     gpu = find_driver().gpus[0]
     device = {"kind": "gpu", "name": gpu.name, "compute_capability": gpu.compute_capability}
     facts = {"bytes": engine.stat().st_size, "sha256": sha256_of(engine)}
@@ -108,45 +85,9 @@ def build(folder: Path) -> Path:
     return engine
 
 
-class Bare:
-    """The engine in TensorRT's own API, with buffers for one batch."""
-
-    def __init__(self, engine: Path, batch: int) -> None:
-        self.device = Device(0)
-        with self.device.current():
-            self.runtime = trt.Runtime(LOGGER)
-            self.engine = self.runtime.deserialize_cuda_engine(engine.read_bytes())
-            self.context = self.engine.create_execution_context()
-            self.stream = int(self.device.main_stream.handle)
-            index = next(n for n, (low, _, high) in enumerate(PROFILES) if low <= batch <= high)
-            self.context.set_optimization_profile_async(index, self.stream)
-            self.device.main_stream.synchronize()
-            self.context.set_input_shape("x", (batch, 3, 224, 224))
-            self.buffers, self.shapes = {}, {}
-            for name in ("x", "mean", "y"):
-                shape = self.shapes[name] = tuple(self.context.get_tensor_shape(name))
-                self.buffers[name] = self.device.allocate(int(np.prod(shape)) * 4)
-                self.context.set_tensor_address(name, self.buffers[name].address)
-
-    def host(self, x: np.ndarray) -> dict[str, np.ndarray]:
-        """Copy to the GPU, compute, copy to new arrays: what a program without us does."""
-        stream, buffers, found = self.stream, self.buffers, {}
-        cuda.cuMemcpyHtoDAsync(buffers["x"].handle, x.ctypes.data, x.nbytes, stream)
-        self.context.execute_async_v3(stream)
-        for name in ("mean", "y"):
-            target = found[name] = np.empty(self.shapes[name], np.float32)
-            cuda.cuMemcpyDtoHAsync(target.ctypes.data, buffers[name].handle, target.nbytes, stream)
-        cuda.cuStreamSynchronize(stream)
-        return found
-
-    def on_device(self) -> None:
-        self.context.execute_async_v3(self.stream)
-        cuda.cuStreamSynchronize(self.stream)
-
-    def close(self) -> None:
-        with self.device.current():
-            self.context = self.engine = self.runtime = None
-        self.device.close()
+def bare_of(file: Path, batch: int) -> Bare:
+    profile = next(n for n, (low, _, high) in enumerate(PROFILES) if low <= batch <= high)
+    return Bare(file, {"x": x_of(batch)}, profile)
 
 
 def x_of(batch: int, seed: int = 0) -> np.ndarray:
@@ -161,9 +102,9 @@ def assert_equal(found: Any, expected: dict[str, np.ndarray]) -> None:
 
 
 def expected_of(file: Path, x: np.ndarray) -> dict[str, np.ndarray]:
-    bare = Bare(file, x.shape[0])
+    bare = bare_of(file, x.shape[0])
     with bare.device.current():
-        found = bare.host(x)
+        found = bare.host(x=x)
     bare.close()
     return found
 
@@ -328,64 +269,28 @@ def check_lifetime(file: Path) -> str:
     return refused(lambda: engine(x=x_of(1)), "is closed")
 
 
-def check_order(cupy: Any, engine: Any, x: np.ndarray) -> None:
-    """Check that an engine reads cupy's memory itself, after what the stream still writes."""
-    stream, source = cupy.cuda.Stream(non_blocking=True), cupy.asarray(2 * x)
-    given, slow = cupy.asarray(x), [cupy.empty(64 << 20, "u1") for _ in range(2)]
-    file = engine.file
-    for options in ({"stream": stream}, {}, {"stream": stream, "out": "cupy"}):
-        given.set(x)
-        cupy.cuda.runtime.deviceSynchronize()
-        if "out" in options:
-            shapes = {port.name: (x.shape[0], *port.shape[1:]) for port in engine.outputs}
-            options["out"] = {name: cupy.empty(shape, "f4") for name, shape in shapes.items()}
-        with stream:
-            for _ in range(100):  # some milliseconds
-                slow[0].data.copy_from_device_async(slow[1].data, slow[0].nbytes, stream)
-            given.data.copy_from_device_async(source.data, source.nbytes, stream)
-            found = engine.run({"x": given}, **options)
-            stream.synchronize()
-        context = engine._pool._first._context
-        assert context.get_tensor_address("x") == given.data.ptr
-        assert context.get_tensor_address("y") == found["y"].data.ptr
-        found = {name: cupy.asnumpy(array) for name, array in found.items()}
-        assert_equal(found, expected_of(file, 2 * x))
-
-
-def check_library(name: str) -> Callable[[Path], str]:
-    def check(file: Path) -> str:
-        try:
-            library: Any = __import__(name)
-        except ImportError as error:
-            return f"skipped: {error}"
-        x = x_of(8)
-        expected = expected_of(file, x)
-        with load_engine(file) as engine:
-            if name == "torch":
-                given = library.from_numpy(x).cuda()
-                found: Any = engine(x=given)
-                assert all(array.is_cuda for array in found.values())
-                stream = library.cuda.Stream()
-                with library.cuda.stream(stream):
-                    shifted = given * 2  # in flight when the engine takes it
-                    later = engine.run({"x": shifted}, stream=stream)
-                    doubled = {key: array + 0 for key, array in later.items()}
-                stream.synchronize()
-                doubled = {key: array.cpu() for key, array in doubled.items()}
-                assert_equal(doubled, expected_of(file, 2 * x))
-                refused(lambda: engine(x=given.transpose(2, 3)), "is not contiguous")
-                found = {key: array.cpu() for key, array in found.items()}
-                assert_equal(engine(x=library.from_numpy(x)), expected)
-            else:
-                given = library.asarray(x)
-                found = engine(x=given)
-                assert all(isinstance(array, library.ndarray) for array in found.values())
-                found = {key: library.asnumpy(array) for key, array in found.items()}
-                check_order(library, engine, x)
-            assert_equal(found, expected)
-        return str(library.__version__)
-
-    return check
+def check_torch(file: Path) -> str:
+    try:
+        import torch
+    except ImportError as error:
+        return f"skipped: {error}"
+    x = x_of(8)
+    expected = expected_of(file, x)
+    with load_engine(file) as engine:
+        given = torch.from_numpy(x).cuda()
+        outputs: Any = engine(x=given)
+        assert all(array.is_cuda for array in outputs.values())
+        stream = torch.cuda.Stream()
+        with torch.cuda.stream(stream):
+            shifted = given * 2  # in flight when the engine takes it
+            later: Any = engine.run({"x": shifted}, stream=stream)
+            doubled = {key: array + 0 for key, array in later.items()}
+        stream.synchronize()
+        assert_equal({n: array.cpu() for n, array in doubled.items()}, expected_of(file, 2 * x))
+        refused(lambda: engine(x=given.transpose(2, 3)), "is not contiguous")
+        assert_equal(engine(x=torch.from_numpy(x)), expected)
+        assert_equal({name: array.cpu() for name, array in outputs.items()}, expected)
+    return str(torch.__version__)
 
 
 def check_latency(file: Path) -> str:
@@ -399,13 +304,13 @@ def check_latency(file: Path) -> str:
 
 
 def latencies(file: Path, batch: int, *, graphs: bool) -> list[str]:
-    x, bare = x_of(batch), Bare(file, batch)
+    x, bare = x_of(batch), bare_of(file, batch)
     options = {"cuda_graphs": graphs}
     with load_engine(file, options=options) as engine, bare.device.current():
         given: Any = DeviceArray.from_host(x)
         out: Any = {name: DeviceArray("float32", bare.shapes[name]) for name in ("mean", "y")}
         pairs: dict[str, tuple[Callable[[], object], Callable[[], object]]] = {
-            "host arrays": (lambda: bare.host(x), lambda: engine(x=x)),
+            "host arrays": (lambda: bare.host(x=x), lambda: engine(x=x)),
             "device arrays": (bare.on_device, lambda: engine(x=given)),
             "device arrays, out": (bare.on_device, lambda: engine.run({"x": given}, out=out)),
             "device arrays, bound": (bare.on_device, engine.bind({"x": given}, out=out)),
@@ -452,8 +357,7 @@ CHECKS: dict[str, Callable[[Path], str]] = {
     "streams": check_streams,
     "threads": check_threads,
     "lifetime": check_lifetime,
-    "torch": check_library("torch"),
-    "cupy": check_library("cupy"),
+    "torch": check_torch,
     "latency": check_latency,
 }
 
