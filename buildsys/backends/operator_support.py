@@ -43,7 +43,7 @@ def ort_support(domain: str, operator: str, since: tuple[int, ...]) -> list[dict
     None without ONNX Runtime.
     """
     try:
-        from buildsys.backends.onnxruntime import kernels
+        from buildsys.backends.onnxruntime import graphs
     except ImportError:
         return None
     rows = []
@@ -54,7 +54,7 @@ def ort_support(domain: str, operator: str, since: tuple[int, ...]) -> list[dict
                 *schema.function_opset_versions,
                 *schema.context_dependent_function_opset_versions,
             )
-            types = kernels.kernel_types(kernels.Operator(domain, operator), version)
+            types = graphs.kernel_types(graphs.Operator(domain, operator), version)
             body = any(opset <= version for opset in bodies)
             rows.append({"opset": version, "types": list(types), "body": body})
     return rows
@@ -63,14 +63,14 @@ def ort_support(domain: str, operator: str, since: tuple[int, ...]) -> list[dict
 def ort_operators() -> dict[str, list[str]]:
     """Return the kernel types of ONNX Runtime's operators outside ONNX's domains."""
     try:
-        from buildsys.backends.onnxruntime import kernels
+        from buildsys.backends.onnxruntime import graphs
     except ImportError:
         return {}
     return {
         f"{operator.domain}::{operator.name}": sorted(
-            {t for version in since for t in kernels.kernel_types(operator, version)}
+            {t for version in since for t in graphs.kernel_types(operator, version)}
         )
-        for operator, since in sorted(kernels.schema_versions().items())
+        for operator, since in sorted(graphs.schema_versions().items())
         if operator.domain not in (*_ONNX_DOMAINS, *_OTHER_ONNX_DOMAINS)
     }
 

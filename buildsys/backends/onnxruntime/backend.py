@@ -75,8 +75,7 @@ def build(request: BuildRequest) -> Figures:
     name inside and outside a Loop), so a lower level is tried until the file loads.
     """
     require_onnx()
-    from buildsys.backends.onnxruntime.engine_graph import check_kernels, source_nodes
-    from buildsys.backends.onnxruntime.kernels import refused_nodes
+    from buildsys.backends.onnxruntime.graphs import check_kernels, refused_nodes, source_nodes
 
     options, engine, levels = request.options, request.engine, _levels(request.options)
     refusals: list[StageError] = []
@@ -174,7 +173,7 @@ def describe(
     engine: Path, options: Options, operators: tuple[OperatorUse, ...] = ()  # noqa: ARG001
 ) -> Figures:  # fmt: skip
     """Describe operators, types and tensors of the optimized graph."""
-    from buildsys.backends.onnxruntime.engine_graph import graph_facts  # needs onnx
+    from buildsys.backends.onnxruntime.graphs import graph_facts  # needs onnx
 
     return graph_facts(engine)
 

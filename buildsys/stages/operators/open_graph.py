@@ -7,7 +7,7 @@ from tempfile import TemporaryDirectory
 
 from onnx import ModelProto
 
-from buildsys.backends.onnxruntime.kernels import schema_versions
+from buildsys.backends.onnxruntime.graphs import schema_versions
 from buildsys.backends.onnxruntime.session import OrtGraph, session_options
 from buildsys.errors import StageError
 from buildsys.onnx_graphs.emulation import emulate

@@ -14,7 +14,7 @@ from onnx import TensorProto, helper
 from small_graphs import conv_bn, make_model, weights, write
 
 from buildsys.backends.onnxruntime import backend
-from buildsys.backends.onnxruntime.engine_graph import check_kernels
+from buildsys.backends.onnxruntime.graphs import check_kernels
 from buildsys.backends.onnxruntime.session import OrtGraph
 from buildsys.errors import CheckFailed, StageError
 from buildsys.stages.convert import stage as convert

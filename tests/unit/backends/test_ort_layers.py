@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from onnx import GraphProto, NodeProto, TensorProto, helper
 
-from buildsys.backends.onnxruntime.engine_graph import source_nodes
+from buildsys.backends.onnxruntime.graphs import source_nodes
 from buildsys.backends.onnxruntime.placement import read_layers
 
 

@@ -1,0 +1,252 @@
+"""Graphs and ONNX Runtime: its operators and kernels, nodes it refuses, facts of a saved graph."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections import Counter
+from collections.abc import Collection, Iterator, Mapping
+from functools import lru_cache
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import onnx
+from google.protobuf.message import DecodeError
+from onnx import ModelProto, TensorProto, helper
+from onnxruntime.capi import onnxruntime_pybind11_state as ort_state
+
+from buildsys.backends.interface import Figures, Options, UnsupportedNode, shares
+from buildsys.errors import CheckFailed
+from buildsys.onnx_graphs.graph_reader import read_graph
+from buildsys.onnx_graphs.onnx_file import dtype_name, ports, subgraphs
+from buildsys.onnx_graphs.tensor_types import element_types
+
+_DOMAINS = {"ai.onnx": ""}
+_CRASHES_LIST = "OpenVINOExecutionProvider"  # built in (onnxruntime-openvino 1.24.1)
+_OPEN = 2**31 - 1  # a kernel for this version until a newer one is registered
+
+
+class Operator(NamedTuple):
+    """An operator by its domain, "" for ONNX's own, and its name."""
+
+    domain: str
+    name: str
+
+
+@lru_cache(maxsize=1)
+def _kernel_definitions() -> Mapping[Operator, list[Any]]:
+    """Collect the CPU provider's kernels by operator; none if they are not listed."""
+    list_kernels = getattr(ort_state, "get_all_opkernel_def", None)
+    if list_kernels is None or _CRASHES_LIST in ort_state.get_available_providers():
+        return {}
+    definitions: dict[Operator, list[Any]] = {}
+    for kernel in list_kernels():
+        if kernel.provider == "CPUExecutionProvider":
+            operator = Operator(_DOMAINS.get(kernel.domain, kernel.domain), kernel.op_name)
+            definitions.setdefault(operator, []).append(kernel)
+    return definitions
+
+
+@lru_cache(maxsize=1)
+def schema_versions() -> Mapping[Operator, tuple[int, ...]]:
+    """Return the known opsets with a new version of each operator."""
+    opsets: dict[Operator, set[int]] = {}
+    for schema in ort_state.get_all_operator_schema():
+        operator = Operator(_DOMAINS.get(schema.domain, schema.domain), schema.name)
+        opsets.setdefault(operator, set()).add(int(schema.since_version))
+    return {operator: tuple(sorted(versions)) for operator, versions in opsets.items()}
+
+
+def kernel_types(operator: Operator, since_version: int) -> tuple[str, ...]:
+    """List the implemented types of the first type parameter, e.g. float, double.
+
+    A kernel for an open range of versions is for the version that it begins with.
+    """
+    types: set[str] = set()
+    for kernel in _kernel_definitions().get(operator, ()):
+        first, last = kernel.version_range
+        if first == since_version or (last != _OPEN and first <= since_version <= last):
+            types.update(next(iter(kernel.type_constraints.values()), ("all",)))
+    return tuple(sorted(name.removeprefix("tensor(").removesuffix(")") for name in types))
+
+
+_NO_KERNEL = re.compile(r"Could not find an implementation for (\w+)\(\d+\) node with name '(.*?)'")
+
+
+def refused_nodes(
+    model_file: Path, provided: Collection[str], refusal: str
+) -> list[UnsupportedNode]:
+    """List all nodes with unknown operators, else the one without a kernel in ``refusal``.
+
+    ``provided`` are operators of custom libraries, as DOMAIN::NAME; ``refusal`` is ONNX Runtime's
+    text. A file that is not a model has no nodes.
+    """
+    try:
+        model = onnx.load(str(model_file), load_external_data=False)
+    except (OSError, DecodeError):
+        return []
+    implemented = {f"{function.domain}::{function.name}" for function in model.functions}
+    implemented |= {*provided}
+    unknown, without_kernel = [], []
+    groups = [
+        ((), model.graph.node),
+        *(((function.name,), function.node) for function in model.functions),
+    ]
+    kernel = _NO_KERNEL.search(refusal)
+    for inside, nodes in groups:
+        for index, node in _nodes(nodes):
+            operator = Operator(_DOMAINS.get(node.domain, node.domain), node.op_type)
+            output = next(iter(node.output), "")
+            if kernel and (node.op_type, node.name) == (kernel[1], kernel[2]):
+                reason = "ONNX Runtime has no CPU kernel for it with its types"
+                without_kernel.append(
+                    UnsupportedNode(index, node.name, node.op_type, reason, inside, output=output)
+                )
+            if (
+                f"{node.domain}::{node.op_type}" not in implemented
+                and operator not in schema_versions()
+            ):
+                reason = (
+                    f"not an operator of the domain {operator.domain or 'ai.onnx'} in this ONNX"
+                    " Runtime, and no function of the model"
+                )
+                unknown.append(
+                    UnsupportedNode(index, node.name, node.op_type, reason, inside, output=output)
+                )
+    return unknown or without_kernel
+
+
+def _nodes(nodes: Any) -> Iterator[tuple[int, Any]]:
+    """Yield nodes of all levels with their outermost node's index."""
+    for index, node in enumerate(nodes):
+        yield index, node
+        for body in subgraphs(node):
+            yield from ((index, inner) for _, inner in _nodes(body.node))
+
+
+def graph_facts(model_file: Path) -> Figures:
+    """Collect a graph's tensors, operators, and shares of types."""
+    model = read_graph(model_file)
+    nodes = Counter(
+        f"{node.domain}:{node.op_type}" if node.domain else node.op_type
+        for node in model.graph.node
+    )
+    weights: Counter[str] = Counter()
+    for initializer in model.graph.initializer:
+        itemsize = int(helper.tensor_dtype_to_np_dtype(initializer.data_type).itemsize)
+        weights[_type_name(initializer.data_type)] += math.prod(initializer.dims) * itemsize
+    inputs, outputs = (
+        [
+            {**port, "shape": ["?" if size is None else size for size in port["shape"] or ()]}
+            for port in side
+        ]
+        for side in ports(model)
+    )
+    return {
+        "inputs": inputs,
+        "outputs": outputs,
+        "layers": dict(sorted(nodes.items())),
+        "precision_shares": {"layers": shares(_node_types(model)), "weights": shares(weights)},
+    }
+
+
+def _node_types(model: ModelProto) -> Counter[str]:
+    """Count nodes by the type of their first output.
+
+    ONNX cannot infer types across ONNX Runtime's own operators: these have that of an input.
+    """
+    types = element_types(model)
+    counts: Counter[str] = Counter()
+    for node in model.graph.node:
+        known_inputs = (types[name] for name in node.input if types.get(name))
+        dtype = types.get(node.output[0]) or next(known_inputs, 0)
+        types.update({name: dtype for name in node.output if name not in types})
+        counts[_type_name(dtype)] += 1
+    return counts
+
+
+def _type_name(elem_type: int) -> str:
+    return "unknown" if elem_type <= TensorProto.UNDEFINED else dtype_name(elem_type)
+
+
+_KERNELS = {
+    "int4": ("MatMulNBits",),
+    "dynamic": (
+        "MatMulInteger", "MatMulIntegerToFloat", "DynamicQuantizeMatMul", "ConvInteger",
+        "QAttention",
+    ),
+}  # fmt: skip
+
+
+def check_kernels(engine: Path, options: Options) -> None:
+    """Check that the optimized graph still computes with quantized weights."""
+    is_dynamic = options.get("quantization") == "dynamic"
+    kernels = _KERNELS.get("dynamic" if is_dynamic else str(options["precision"]))
+    if kernels is None:
+        return
+    nodes = read_graph(engine).graph.node
+    if not any(node.op_type in kernels for node in nodes):
+        raise CheckFailed(
+            f"the engine was requested in {options['precision']}, but none of its nodes is a"
+            f" {' or '.join(kernels)}",
+            "lower its graph_optimization_level: ONNX Runtime has undone the quantization",
+        )
+
+
+_CAST = "InsertedPrecisionFreeCast_"  # prefix of the fp32 copy of a tensor
+_BLOCKED = "_nchwc"  # suffix of a blocked convolution's name
+_REORDERS = ("ReorderInput", "ReorderOutput")  # they reorder memory and compute nothing
+_MOST_NODES = 50  # per node
+
+
+def source_nodes(source: Any, engine: Any) -> dict[str, list[str]]:
+    """Find the nodes of ``source`` that each changed node of ``engine`` computes.
+
+    ONNX Runtime keeps the names of nodes that it does not change, and of the tensors that a fused
+    node returns; a convolution for a blocked layout (NCHWc) is named after its tensor. Nodes whose
+    tensors are not in the engine belong to the nodes next to them. Inserted nodes have those of
+    their reader. Seen in ONNX Runtime 1.31; nodes inside of subgraphs are left out.
+    """
+    nodes = list(source.node)
+    numbers = {node.name: n for n, node in enumerate(nodes) if node.name}
+    producers = {name: n for n, node in enumerate(nodes) for name in node.output if name}
+    readers: dict[str, list[int]] = {}
+    for n, node in enumerate(nodes):
+        for name in node.input:
+            readers.setdefault(name, []).append(n)
+    tensors = {name.removeprefix(_CAST) for node in engine.node for name in node.output}
+    tensors |= {value.name for value in (*engine.input, *engine.initializer)}
+    owners = {  # nodes with the same name: number in the source -> in the engine
+        n: place
+        for place, node in enumerate(engine.node)
+        if (n := numbers.get(node.name, -1)) >= 0 and nodes[n].op_type == node.op_type
+    }
+    for place, node in enumerate(engine.node):
+        if node.op_type in _REORDERS:
+            continue
+        outputs = [name.removeprefix(_CAST) for name in node.output]
+        ends = (*outputs, node.name.removesuffix(_BLOCKED))
+        waiting = [n for n, owner in owners.items() if owner == place]
+        waiting += [producers[name] for name in ends if name in producers]
+        seen: set[int] = set()
+        while waiting:
+            n = waiting.pop()
+            if n in seen or owners.setdefault(n, place) != place:
+                continue
+            seen.add(n)
+            waiting += [
+                producers[name] for name in nodes[n].input if name in producers.keys() - tensors
+            ]
+            for name in set(nodes[n].output) - tensors:
+                waiting += readers[name] if len(readers.get(name, ())) == 1 else ()
+    names = [node.name or next(iter(node.output), "") for node in nodes]
+    origins: list[list[str]] = [[] for _ in engine.node]
+    for n, place in sorted(owners.items()):
+        origins[place].append(names[n])
+    reading = {name: place for place, node in enumerate(engine.node) for name in node.input}
+    for place, node in reversed(list(enumerate(engine.node))):
+        following = next((reading[name] for name in node.output if name in reading), None)
+        if following is not None and not origins[place] and node.op_type not in _REORDERS:
+            origins[place] = origins[following]
+    pairs = zip(engine.node, origins, strict=True)
+    return {node.name: own[:_MOST_NODES] for node, own in pairs if node.name and own != [node.name]}
