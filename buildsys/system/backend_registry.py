@@ -236,7 +236,6 @@ class BackendPackage:
     module: str
     owner: str = ""  # distribution and version, "" for ours
     metadata: str = ""  # folder of the distribution
-    conflict: str = ""  # another distribution that registers the same name
 
 
 class BrokenBackendError(Unavailable):
@@ -274,10 +273,7 @@ def other_backends() -> Mapping[str, BackendPackage]:
             continue
         owner = f"{name} {distribution.version}" if distribution is not None else "?"
         where = str(getattr(distribution, "_path", ""))
-        package = BackendPackage(entry.value.partition(":")[0], owner, where)
-        first = packages.setdefault(entry.name, package)
-        if (first.module, first.owner) != (package.module, owner):
-            packages[entry.name] = BackendPackage(first.module, first.owner, first.metadata, owner)
+        packages[entry.name] = BackendPackage(entry.value.partition(":")[0], owner, where)
     return packages
 
 
@@ -299,11 +295,11 @@ def describe_backend(name: str) -> BackendDescription:
             return description
         problem = f"{module.__name__} has no DESCRIPTION of the type BackendDescription"
         owner = getattr(find_package(name), "owner", "")
+        problem = f"the backend {name} of {owner} is broken: {problem}"
         hint = f"pip install --force-reinstall {owner or name}"
-        raise BrokenBackendError(f"the backend {name} of {owner} is broken: {problem}", hint)
     except BrokenBackendError as error:
-        command = error.hint or f"pip install --force-reinstall {name}"
-        return BackendDescription(name, {name: name}, command, name, problem=error.problem)
+        problem, hint = error.problem, error.hint
+    return BackendDescription(name, {name: name}, hint, name, problem=problem)
 
 
 def import_backend(name: str, part: str) -> ModuleType:
@@ -318,10 +314,6 @@ def import_backend(name: str, part: str) -> ModuleType:
         raise Unavailable(f"there is no backend {name!r}", hint)
     if not package.owner:
         return import_module(f"{package.module}.{part}")
-    if package.conflict:
-        problem = f"{package.owner} and {package.conflict} both have a backend {name}"
-        distribution = package.conflict.partition(" ")[0]
-        raise BrokenBackendError(problem, f"pip uninstall one of them, such as {distribution}")
     try:
         return import_module(f"{package.module}.{part}")
     except Exception as error:  # whatever a package does when it is imported

@@ -147,8 +147,7 @@ class Buffer(Resource):
             call(cuda.cuMemcpyDtoDAsync, address, self.handle, size_bytes, stream.handle)
 
     def _has_room(self, size_bytes: int) -> bool:
-        if size_bytes > self.size_bytes:
-            raise ValueError(f"{size_bytes} bytes do not fit a device buffer of {self.size_bytes}")
+        assert size_bytes <= self.size_bytes
         return size_bytes > 0
 
 
@@ -165,10 +164,7 @@ class HostBuffer(Resource):
     def fill(self, values: Array) -> None:
         """Copy an array into the memory."""
         source = np.ascontiguousarray(values)
-        if source.nbytes != self.size_bytes:
-            raise ValueError(
-                f"{source.nbytes} bytes are not the {self.size_bytes} of a host buffer"
-            )
+        assert source.nbytes == self.size_bytes
         ctypes.memmove(self.address, source.ctypes.data, source.nbytes)
 
 

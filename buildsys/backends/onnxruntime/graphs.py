@@ -135,13 +135,9 @@ def graph_facts(model_file: Path) -> Figures:
     for initializer in model.graph.initializer:
         itemsize = int(helper.tensor_dtype_to_np_dtype(initializer.data_type).itemsize)
         weights[_type_name(initializer.data_type)] += math.prod(initializer.dims) * itemsize
-    inputs, outputs = (
-        [
-            {**port, "shape": ["?" if size is None else size for size in port["shape"] or ()]}
-            for port in side
-        ]
-        for side in ports(model)
-    )
+    inputs, outputs = ports(model)
+    for port in (*inputs, *outputs):
+        port["shape"] = ["?" if size is None else size for size in port["shape"] or ()]
     return {
         "inputs": inputs,
         "outputs": outputs,

@@ -85,14 +85,6 @@ def test_a_broken_package_names_its_distribution_and_the_exception(
     assert describe_backend("onnxruntime").problem == ""
 
 
-def test_a_name_of_two_distributions_is_refused(site: Path) -> None:
-    install(site, distribution="other-reference", module="other_reference")
-    problem = describe_backend("reference").problem
-    assert problem.endswith(" both have a backend reference")
-    assert "buildsys-reference 1.0" in problem
-    assert "other-reference 1.0" in problem
-
-
 def test_a_toolchain_gets_the_package_and_its_metadata(site: Path, tmp_path: Path) -> None:
     links = link_packages(tmp_path / "links")
     found = {path.name: path.resolve() for path in links.iterdir()}
