@@ -29,8 +29,8 @@ from buildsys.stages.table import CONVERT, ENGINE, SEARCH
 from buildsys.store.ledger import NOISY, UNAVAILABLE
 
 SCHEMA = "buildsys/explain/1"
-_SHOWN_CAUSES = 3
-_SHOWN_NODES = 12
+_MOST_CAUSES = 3
+_MOST_NODES = 12
 
 
 def add_arguments(parser: ArgumentParser) -> None:
@@ -129,31 +129,30 @@ def _rows(session: Session, explained: Iterable[Explanation], *, by_name: bool) 
             latest = max((target.last.started for target in fresh if target.last), default="")
             built = f", last built {time_ago(latest)}" if latest else ""
             yield Row(FRESH, f"{model}: {count} targets{built}")
-        for target in targets:
-            last = target.last
-            if target.state != FRESH:
-                details = format_reasons(target.reasons)
-                if target.restorable:
-                    details.append("its outputs are in the store and will be restored")
-                last_run = f": last run {time_ago(last.started)}, {last.status}" if last else ""
-                yield Row(target.state, target.target + last_run, details)
-            elif target.unavailable is not None:
-                when = f": tried {time_ago(last.started)}" if last else ""
-                yield Row(UNAVAILABLE, target.target + when, target.unavailable.splitlines())
-            elif target.noise is not None:
-                when = f": measured {time_ago(last.started)}" if last else ""
-                yield Row(NOISY, target.target + when, [noise_text(model, target.noise)])
-            elif by_name:
-                built = ""
-                if last:
-                    how = {"passed": "built", "error": "last run failed"}
-                    built = f": {how.get(last.status, last.status)} {time_ago(last.started)}"
-                    built += f" in {duration(last.seconds)}"
-                    built += f" ({last.reason})" if last.reason else ""
-                    built += refit_note(session, target.target)
-                    if reasons := decode_reasons(last.why):
-                        built += f"; reason: {summarize_reasons(reasons, _SHOWN_CAUSES)}"
-                yield Row(FRESH, target.target + built, list(_searched(session, target.target)))
+        for target in targets if by_name else [each for each in targets if each not in fresh]:
+            yield _row(session, model, target)
+
+
+def _row(session: Session, model: str, target: Explanation) -> Row:
+    word, last = state_word(target), target.last
+    when = time_ago(last.started) if last else ""
+    details: list[str] = []
+    if word == UNAVAILABLE:
+        text, details = f"tried {when}", (target.unavailable or "").splitlines()
+    elif word == NOISY:
+        text, details = f"measured {when}", [noise_text(model, target.noise or "")]
+    elif word != FRESH:
+        text, details = f"last run {when}, {last and last.status}", format_reasons(target.reasons)
+        details += ["its outputs are in the store and will be restored"] * target.restorable
+    elif last:
+        how = {"passed": "built", "error": "last run failed"}.get(last.status, last.status)
+        text = f"{how} {when} in {duration(last.seconds)}"
+        text += f" ({last.reason})" if last.reason else ""
+        text += refit_note(session, target.target)
+        if reasons := decode_reasons(last.why):
+            text += f"; reason: {summarize_reasons(reasons, _MOST_CAUSES)}"
+        details = list(_searched(session, target.target))
+    return Row(word, f"{target.target}: {text}" if last else target.target, details)
 
 
 def searched_json(session: Session, target: str) -> dict[str, Any]:
@@ -172,7 +171,7 @@ def _searched(session: Session, target: str) -> Iterator[str]:
     yield f"{search.target}: {key_figure(SEARCH, search.content)}"
     names = [" ".join(node[:1]) for node in search.content.get("nodes", [])]
     if names and not search.content.get("is_fp32"):
-        yield f"in fp32: {first_names(names, _SHOWN_NODES)} ({search.file} has all)"
+        yield f"in fp32: {first_names(names, _MOST_NODES)} ({search.file} has all)"
 
 
 def _search_of(session: Session, target: str) -> AnyResult | None:
@@ -180,19 +179,16 @@ def _search_of(session: Session, target: str) -> AnyResult | None:
     actions = session.actions
     if actions[target].stage not in (SEARCH, CONVERT, ENGINE):
         return None
-    above = [target, *actions[target].after]
-    above += [
-        upstream for name in above[1:] for upstream in actions[name].after if _is(name, CONVERT)
+    upstream = [target, *actions[target].after]
+    upstream += [
+        name
+        for above in upstream
+        if actions[above].stage == CONVERT
+        for name in actions[above].after
     ]
-    search = next((upstream for upstream in above if _is(upstream, SEARCH)), None)
+    search = next((name for name in upstream if actions[name].stage == SEARCH), None)
     if search is None:
         return None
-    path = session.project.build / actions[search].outputs["result"].path
-    root = session.project.root
-    place = path.relative_to(root) if path.is_relative_to(root) else path
-    result = read_result(search, path, str(place), SearchResult)
+    file = actions[search].outputs["result"].path
+    result = read_result(search, session.project.build / file, f"build/{file}", SearchResult)
     return result if result.status == PASSED else None
-
-
-def _is(target: str, stage: str) -> bool:
-    return target.startswith(f"{stage}:")

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from buildsys.cli.build_names import SHOWN_REVISION, BuildNames
 from buildsys.cli.command import (
@@ -45,9 +45,8 @@ from buildsys.stages.table import BENCH, ENGINE, ENGINE_STAGES, VERIFY
 SCHEMA, IMPORT_SCHEMA = "buildsys/history/1", "buildsys/history-import/1"
 _IMPORT = "import"
 _WIDTH = 80
-_SHOWN = 12  # models
+_MOST_MODELS = 12
 _COMPLETE = ("passed", "noisy")
-_FAILED = ("failed", "error")
 _HARDWARE = ("device:cpu.model", "device:cpu.cores", "device:gpu.name")
 
 
@@ -67,55 +66,42 @@ def add_arguments(parser: ArgumentParser) -> None:
 
 def run(options: Namespace) -> int:
     """Print builds, newest first. Having none is no error."""
-    count = options.count
-    session = Session.of_history(options.root)
+    session, names = Session.of_history(options.root), list(options.names)
     file = history_file(session.project.state)
     only = ModelFilter.of(options)
-    if only and options.names:
-        raise UsageError(
-            f"history takes {options.names[0]} or {only}, not both", "name one of them"
-        )
-    if len(options.names) == 2 and options.names[0] == _IMPORT:
-        return _import(session, file, typed_path(options.names[1]), options)
-    if [*options.names] == [_IMPORT] and _IMPORT not in session.project.models:
-        hint = "name the file history.db of another machine"
-        raise UsageError("history import takes a file", hint)
-    if len(options.names) > 1:
+    if only and names:
+        raise UsageError(f"history takes {names[0]} or {only}, not both", "name one of them")
+    if names[:1] == [_IMPORT] and (len(names) == 2 or _IMPORT not in session.project.models):
+        if len(names) != 2:
+            hint = "name the file history.db of another machine"
+            raise UsageError("history import takes a file", hint)
+        return _import(session, file, typed_path(names[1]), options)
+    if len(names) > 1:
         raise UsageError("history takes one name", "`buildsys help history` explains it")
     history = History.readable(file)
-    if not options.names:
+    if not names:
         models = only.models(session.project.models) if only else history.models()
         overview = _overview(history, models)
         document = {"schema": SCHEMA, "file": str(file), "models": overview}
-        lines = _overview_lines(overview, history)
-        if only and not overview:
-            lines = iter([f"the history has no builds of {first_names(models, _SHOWN)}"])
-        print_answer(options, document, lines)
+        print_answer(options, document, _overview_lines(overview, history))
         return 0
-    named = _named(session, history, options.names[0])
+    model, engines, builds = _named(session, history, names[0])
     if options.json:
-        print_json(_as_json(history, options.names[0], named.builds[:count]))
-    elif named.engines:
-        for engine in named.engines:
-            print_lines(_engine_lines(history, named, engine, count))
-        print_lines(_failure_lines(named.failures, count))
-    else:
-        print_lines(_target_lines(named.builds[:count]))
+        print_json(_as_json(history, names[0], builds[: options.count]))
+        return 0
+    for engine in engines:
+        print_lines(_engine_lines(history, f"{model}:{engine}", builds, options.count))
+    if not engines:
+        print_lines(_target_lines(builds[: options.count]))
     return 0
 
 
-class _Named(NamedTuple):
-    """Recorded builds of a name, newest first, and the engines to show."""
+def _named(
+    session: Session, history: History, name: str
+) -> tuple[str, Sequence[str], Sequence[Build]]:
+    """Return the model of a name, the engines to show, and its builds, newest first.
 
-    model: str
-    engines: tuple[str, ...]  # () for builds of targets
-    builds: list[Build]
-    failures: Sequence[Build] = ()  # failures of targets that the engines share
-
-
-def _named(session: Session, history: History, name: str) -> _Named:
-    """Return the builds of a name on the command line.
-
+    There are no engines for the name of a target.
     Raises: UsageError: an unknown or ambiguous name, or nothing is recorded of it.
     """
     names = BuildNames(session, history)
@@ -123,48 +109,37 @@ def _named(session: Session, history: History, name: str) -> _Named:
     if scope is None:
         models = list(dict.fromkeys((*session.project.models, *history.models())))
         known_engines = [target.partition(":")[2] for target in history.targets(ENGINE)]
-        listed = f"models: {first_names(models, _SHOWN)}" if models else "it has no models yet"
+        listed = f"models: {first_names(models, _MOST_MODELS)}" if models else "there are no models"
         raise unknown_name("model or engine", name, [*models, *known_engines], listed)
     model, _, engine = scope.partition(":")
     full, builds = names.full_name(name), names.of_model(model)
     stage = full.partition(":")[0]
+    engines: list[str] = []
     if stage in name.split(":") and stage != "build":  # a target by its full name
-        builds = [b for b in builds if f"{b.target}:".startswith(f"{full}:")]
-        engines: tuple[str, ...] = ()
-    elif engine:
-        builds = [b for b in builds if b.stage in ENGINE_STAGES and b.variant == engine]
-        engines = (engine,)
+        builds = [build for build in builds if f"{build.target}:".startswith(f"{full}:")]
     else:
-        engines = tuple(dict.fromkeys(b.variant for b in builds if b.stage in ENGINE_STAGES))
+        if engine:
+            builds = [b for b in builds if b.stage in ENGINE_STAGES and b.variant == engine]
+        engines = sorted({build.variant for build in builds if build.stage in ENGINE_STAGES})
     if not builds:
-        raise UsageError(
-            f"the history has no builds of {name}", f"`buildsys build {name}` builds it"
-        )
-    failures = [
-        build
-        for build in names.of_model(model)
-        if build.status in _FAILED
-        and build.stage not in ENGINE_STAGES
-        and (not engine or build.variant in ("", engine))
-    ]
-    return _Named(model, tuple(sorted(engines)), builds, failures)
+        hint = f"`buildsys build {name}` builds it"
+        raise UsageError(f"the history has no builds of {name}", hint)
+    return model, engines, builds
 
 
-def _engine_lines(history: History, named: _Named, engine: str, count: int) -> Iterator[str]:
+def _engine_lines(
+    history: History, name: str, builds: Sequence[Build], count: int
+) -> Iterator[str]:
     """Yield an engine's runs: a table and a plot for each machine."""
-    groups: dict[tuple[str, str], list[Build]] = {}
-    for build in named.builds:
-        if build.stage in ENGINE_STAGES and build.variant == engine:
-            groups.setdefault((_machine(history, build), build.machine_id), []).append(build)
-    hardware = {
-        group: next((text for b in group_builds if (text := _hardware(history, b))), "")
-        for group, group_builds in groups.items()
-    }
-    for group, builds in groups.items():
-        details = ", ".join(filter(None, (group[0], hardware[group])))
-        yield f"{named.model}:{engine} on {details}"
-        yield from _run_table(builds, count)
-        yield from _trend([b for b in builds if b.stage == BENCH and b.how == RAN])
+    machines: dict[str, list[Build]] = {}
+    for build in builds:
+        if build.stage in ENGINE_STAGES and build.variant == name.partition(":")[2]:
+            machines.setdefault(_machine(history, build), []).append(build)
+    for machine, own in machines.items():
+        hardware = next(filter(None, (_hardware(history, build) for build in own)), "")
+        yield f"{name} on {', '.join(filter(None, (machine, hardware)))}"
+        yield from _run_table(own, count)
+        yield from _trend([b for b in own if b.stage == BENCH and b.how == RAN])
         yield ""
 
 
@@ -204,40 +179,22 @@ def _run_table(builds: Sequence[Build], count: int) -> Iterator[str]:
         yield f"  and {len(runs) - count} older (-n {len(runs)} shows all)"
 
 
-def _failure_lines(failures: Sequence[Build], count: int) -> Iterator[str]:
-    """Yield failures of targets that the engines need or share, such as an export."""
-    if not failures:
-        return
-    yield "failures of other targets"
-    rows = [[b.short_id, _when(b.started), _revision(b), b.target] for b in failures[:count]]
-    title, *lines = format_table(("id", "built (UTC)", "revision", "target"), rows)
-    yield f"  {title}"
-    for line, build in zip(lines, failures, strict=False):
-        yield f"  {line}"
-        yield _shortened(f"    {' '.join(build.reason.split())}")
-    if len(failures) > count:
-        yield f"  and {len(failures) - count} older (-n {len(failures)} shows all)"
-
-
 def _trend(benchmarks: Sequence[Build]) -> Iterator[str]:
     """Yield a plot of the steady medians of benchmarks, given newest first."""
+    steady = [build.figures for build in benchmarks if not is_recorded_noisy(build.figures)]
     points: list[tuple[float, tuple[float, float] | None]] = []
-    for build in reversed(benchmarks):
-        if is_recorded_noisy(build.figures):
-            continue
-        p50_ms = build.figures.get("latency_p50_ms")
-        if isinstance(p50_ms, float):
-            match build.figures.get("latency_interval_ms"):
-                case [float(low), float(high)]:
-                    points.append((p50_ms, (low, high)))
-                case _:
-                    points.append((p50_ms, None))
+    for figures in reversed(steady):
+        match figures.get("latency_p50_ms"), figures.get("latency_interval_ms"):
+            case float(p50_ms), [float(low), float(high)]:
+                points.append((p50_ms, (low, high)))
+            case float(p50_ms), _:
+                points.append((p50_ms, None))
     if len(points) < 2:
         return
+    left_out = len(benchmarks) - len(steady)
     yield ""
-    noisy = sum(is_recorded_noisy(build.figures) for build in benchmarks)
-    left_out = f", {noisy} noisy left out" if noisy else ""
-    yield f"  median latency in ms, newest at the right{left_out}"
+    noisy = f", {left_out} noisy left out" if left_out else ""
+    yield f"  median latency in ms, newest at the right{noisy}"
     encoding = (sys.stdout.encoding or "").lower().replace("-", "")
     yield from (f"  {line}" for line in plot_lines(points, ascii_only=encoding != "utf8"))
 
@@ -277,7 +234,7 @@ def _overview(history: History, models: Iterable[str]) -> list[dict[str, Any]]:
 
 def _overview_lines(overview: Sequence[dict[str, Any]], history: History) -> Iterator[str]:
     if not overview:
-        yield "the history has no builds yet; `buildsys build` builds every model"
+        yield "the history has no builds of these models yet; `buildsys build` builds them"
         return
     titles = ("model", "engines>", "builds>", "last built")
     rows = [

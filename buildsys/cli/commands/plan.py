@@ -8,8 +8,8 @@ from __future__ import annotations
 import os
 import sys
 from argparse import ArgumentParser, Namespace
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from pathlib import Path
 from typing import Any, NamedTuple
 
 from buildsys.cli.command import add_json, add_names, positive_integer, print_json
@@ -39,9 +39,8 @@ from buildsys.system.printable import printable
 
 SCHEMA, SINCE_SCHEMA = "buildsys/plan/1", "buildsys/plan-since/1"
 ADDED, CHANGED, REMOVED, DOWNSTREAM = "added", "changed", "removed", "downstream"
-_SHOWN_REASONS = 2
-_SHOWN_UNAVAILABLE = 3
-_SHOWN_OBSTACLES = 5
+_MOST_REASONS = 2
+_MOST_UNAVAILABLE = 4
 _NOT_IN_A_REVISION = ("input", "tool", "device", "env", "code")  # kinds of key parts
 
 
@@ -60,7 +59,7 @@ def run(options: Namespace) -> int:
     """Print the targets of the next run, or differences from a revision."""
     only = ModelFilter.of(options)
     if options.since is not None:
-        print_since(options.root, options.names, options.since, only=only, as_json=options.json)
+        print_since(options, only)
         return 0
     session = Session.read_only(options.root, () if only else options.names)
     explained = session.explain(session.select(options.names, only=only))
@@ -74,8 +73,9 @@ def print_plan(
     """Print the targets of the next run, in order."""
     steps = [step for step in explained if step.state != FRESH]
     times = _usual_times(session, steps, jobs)
-    reasons = {step.target: step.unavailable for step in explained}
-    unavailable = {target: reason for target, reason in reasons.items() if reason is not None}
+    unavailable = {
+        step.target: step.unavailable for step in explained if step.unavailable is not None
+    }
     obstacles = _obstacles(session, steps)
     if as_json:
         targets = [explanation_json(step) for step in steps]
@@ -89,13 +89,13 @@ def print_plan(
         word = "restore" if step.restorable else "run" if step.state == STALE else step.state
         usual = "unknown" if step.expected_s is None else duration(step.expected_s)
         text = f"{step.target:<{width}}  {'' if step.restorable else usual:>10}"
-        rows.append(Row(word, text, note=summarize_reasons(step.reasons, _SHOWN_REASONS)))
+        rows.append(Row(word, text, note=summarize_reasons(step.reasons, _MOST_REASONS)))
     closing = [_summary(steps, times, jobs)]
     if unavailable:
-        names = first_names(list(unavailable), _SHOWN_UNAVAILABLE)
+        names = first_names(list(unavailable), _MOST_UNAVAILABLE)
         closing.append(f"{len(unavailable)} unavailable on this machine: {names}")
     lines = [target_line(target, "unavailable") for target in obstacles]
-    for group in lines_by_cause(lines, obstacles)[:_SHOWN_OBSTACLES]:
+    for group in lines_by_cause(lines, obstacles)[:_MOST_UNAVAILABLE]:
         why = obstacles[group[0].target]
         closing.append(f"cannot run on this machine: {group_name(group)}: {why}")
     print_rows(rows, closing)
@@ -107,10 +107,9 @@ def _obstacles(session: Session, steps: Sequence[Explanation]) -> dict[str, str]
 
     obstacles: dict[str, str] = {}
     for step in steps:  # in build order: engines first
+        action = session.actions[step.target]
         engine = engine_of(target_line(step.target))
-        obstacle = obstacles.get(engine) or expected_obstacle(
-            session.actions[step.target], session.project.root
-        )
+        obstacle = obstacles.get(engine) or expected_obstacle(action, session.project.root)
         if obstacle:
             obstacles[step.target] = obstacle
     return obstacles
@@ -137,57 +136,55 @@ def _usual_times(session: Session, steps: Sequence[Explanation], jobs: int) -> d
 def _summary(steps: Sequence[Explanation], times: Mapping[str, Any], jobs: int) -> str:
     if not steps:
         return "everything is up to date: nothing would run"
-    count, unknown = plural(len(steps), "target"), times["unknown"]
-    if unknown == len(steps):
-        return f"{count}; time unknown (never built)"
-    run_s = times["expected_s"]
+    count, run_s = plural(len(steps), "target"), times["expected_s"]
     may_rerun_s = times["expected_at_most_s"] - run_s
-    parts = [f"{duration(run_s)} for what will run"] if run_s else []
-    parts += [f"{duration(may_rerun_s)} for what may rerun"] if may_rerun_s else []
-    if jobs > 1:
-        parts.append(f"at best {duration(times['expected_parallel_s'])} with -n {jobs}")
-    parts += [f"unknown for {unknown}"] if unknown else []
-    if not parts:
+    parts = {
+        "{} for what will run": run_s,
+        "{} for what may rerun": may_rerun_s,
+        f"at best {{}} with -n {jobs}": times["expected_parallel_s"] if jobs > 1 else 0,
+    }
+    listed = [text.format(duration(seconds)) for text, seconds in parts.items() if seconds]
+    listed += [f"unknown for {times['unknown']}"] if times["unknown"] else []
+    if not listed:
         return f"{count}; nothing has to run, everything is in the store"
-    return f"{count}; usual time: {', '.join(parts)}"
+    return f"{count}; usual time: {', '.join(listed)}"
 
 
-def print_since(
-    root: Path, names: Sequence[str], revision: str, *, only: ModelFilter, as_json: bool
-) -> None:
+def print_since(options: Namespace, only: ModelFilter) -> None:
     """Print the targets with differences since a git revision.
 
     Raises: UsageError: a name or the revision is unknown, or its manifests are wrong.
     """
     from buildsys.cli.git_revision import project_at
 
-    now = Session.read_only(root)
-    with project_at(now.project, revision) as there:
+    now = Session.read_only(options.root)
+    with project_at(now.project, options.since) as there:
         before = Session(there.project)
-        chosen = now.select(names, before, only=only)
+        chosen = now.select(options.names, before, only=only)
         differences = [
             difference for difference in _differences(before, now) if difference.target in chosen
         ]
-    if as_json:
+    if options.json:
         states = {DOWNSTREAM: "behind"}  # its name in JSON since the first version
-        targets = []
-        for difference in differences:
-            state, reasons = (
-                states.get(difference.state, difference.state),
-                reasons_json(difference.reasons),
-            )
-            targets.append({"target": difference.target, "state": state, "reasons": reasons})
-        fields = {"since": revision, "commit": there.commit, "targets": targets}
+        targets = [
+            {
+                "target": difference.target,
+                "state": states.get(difference.state, difference.state),
+                "reasons": reasons_json(difference.reasons),
+            }
+            for difference in differences
+        ]
+        fields = {"since": options.since, "commit": there.commit, "targets": targets}
         print_json({"schema": SINCE_SCHEMA, **fields})
         return
-    words = (CHANGED, ADDED, REMOVED, DOWNSTREAM)
-    counts = [(sum(difference.state == word for difference in differences), word) for word in words]
-    summary = ", ".join(f"{count} {word}" for count, word in counts if count)
+    counts = Counter(difference.state for difference in differences)
+    words = [word for word in (CHANGED, ADDED, REMOVED, DOWNSTREAM) if counts[word]]
+    summary = ", ".join(f"{counts[word]} {word}" for word in words) or "no differences"
     rows = (
         Row(difference.state, difference.target, format_reasons(difference.reasons))
         for difference in differences
     )
-    print_rows(rows, [f"since {revision} ({there.commit[:10]}): {summary or 'no differences'}"])
+    print_rows(rows, [f"since {options.since} ({there.commit[:10]}): {summary}"])
 
 
 def changed_targets(now: Session, revision: str) -> list[str]:
@@ -248,8 +245,8 @@ def _differences(before: Session, now: Session) -> Iterator[_TargetDifference]:
 
 def _parts(keys: KeyBuilder, action: Action, reads: Reads) -> Mapping[str, str]:
     """List key parts for manifest fields and sources."""
-    reads_files = action.sources or action.weights
-    parts = keys.build(action, reads).parts if reads_files else declared_parts(action)
+    has_files = action.sources or action.weights
+    parts = keys.build(action, reads).parts if has_files else declared_parts(action)
     return {
         label: value
         for label, value in parts.items()

@@ -239,7 +239,7 @@ def test_a_target_that_never_ran_has_no_usual_time(built: ProjectFolder) -> None
     ]
     assert shown.endswith("unknown for 8\n")
     alone = built.buildsys("plan", "export:new").out
-    assert alone.endswith("1 target; time unknown (never built)\n")
+    assert alone.endswith("1 target; usual time: unknown for 1\n")
 
 
 def test_explain_and_plan_write_nothing_and_make_nothing(built: ProjectFolder) -> None:

@@ -97,11 +97,3 @@ def test_steps_that_wait_for_each_other_are_not_sped_up_by_jobs(plan: Plan) -> N
         .splitlines()[-1]
         .endswith("8.00 s for what will run, at best 7.00 s with -n 4")
     )
-
-
-def test_unknown_times_are_named(plan: Plan) -> None:
-    assert plan().splitlines() == ["everything is up to date: nothing would run"]
-    alone = plan(one("export:net", STALE, None)).splitlines()
-    assert alone[-1] == "1 target; time unknown (never built)"
-    both = plan(one("export:net", STALE, None), one("reference:net", STALE, None)).splitlines()
-    assert both[-1] == "2 targets; time unknown (never built)"
