@@ -7,41 +7,33 @@ from __future__ import annotations
 
 import json
 import sys
+from argparse import ArgumentParser
 
 from buildsys.deploy.can_run import can_run
 from buildsys.errors import EngineError
 from buildsys.system.printable import printable, use_plain_symbols
 
+_USAGE = 3
+
 
 def main(arguments: list[str]) -> int:
-    """Print the result of the check.
-
-    Return 0 if the engine can run.
-    """
-
-    def values(name: str) -> list[str]:
-        pairs = (each.partition("=") for each in arguments)
-        return [value for option, equals, value in pairs if option == name and equals]
-
-    projects, trusted = values("--project"), values("--trusted-key")
-    engines = [argument for argument in arguments if not argument.startswith("-")]
-    if len(engines) != 1:
-        sys.stderr.write(
-            "usage: python -m buildsys.doctor ENGINE [--json] [--project=FOLDER]"
-            " [--trusted-key=KEY ...] [--revoked-key=KEY ...]\n"
-        )
-        return 3
+    """Print the result of the check; return 0 if the engine can run."""
+    parser = ArgumentParser(prog="python -m buildsys.doctor")
+    parser.add_argument("engine")
+    parser.add_argument("--json", action="store_true")
+    parser.add_argument("--project")
+    for name in ("trusted", "revoked"):
+        parser.add_argument(f"--{name}-key", action="append")
     try:
-        result = can_run(
-            engines[0],
-            project=projects[0] if projects else None,
-            trusted_keys=trusted or None,
-            revoked_keys=values("--revoked-key"),
-        )
+        options = parser.parse_args(arguments)
+        keys = {"trusted_keys": options.trusted_key, "revoked_keys": options.revoked_key or ()}
+        result = can_run(options.engine, project=options.project, **keys)
+    except SystemExit as end:
+        return _USAGE if end.code else 0
     except EngineError as error:
         sys.stderr.write(printable(f"{error}\n"))
-        return 3
-    text = json.dumps(result.as_json(), indent=2) if "--json" in arguments else str(result)
+        return _USAGE
+    text = json.dumps(result.as_json(), indent=2) if options.json else str(result)
     use_plain_symbols(sys.stdout)
     sys.stdout.write(printable(f"{text}\n"))
     return 0 if result else 1

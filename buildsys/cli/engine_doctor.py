@@ -27,7 +27,7 @@ from buildsys.report.formatting import first_names
 from buildsys.stages.table import ENGINE
 from buildsys.store.signatures import ACCEPT, WARN, SigningKey
 from buildsys.system.backend_registry import Reason
-from buildsys.system.processes import describe_exit, run_python
+from buildsys.system.processes import run_python
 from buildsys.system.signatures import UNSIGNED, UNTRUSTED, TrustedKeys, key_name
 from buildsys.system.toolchains import Toolchain, locate_toolchain
 
@@ -52,8 +52,7 @@ def check_engines(
     folder that an engine of this project is built into stands for its target. With ``trusted``
     keys, one of them must have signed each engine; ``revoked`` ones never count.
 
-    Raises: UsageError: a name is none of these, or a key no public key. ManifestErrors: the
-    manifests are wrong. StageError: an interpreter does not answer.
+    Raises: UsageError: a name is none of these, or a key no public key.
     """
     checker = EngineChecker(root, trusted, revoked)
     engines = checker.matching(names, only) if only else map(checker.find, names)
@@ -61,8 +60,7 @@ def check_engines(
     if as_json:
         print_json({"schema": SCHEMA, "engines": answers})
     else:
-        for at, answer in enumerate(answers):
-            print_lines([*([""] if at else []), *_lines(answer)])
+        print_lines("\n\n".join("\n".join(_lines(answer)) for answer in answers).split("\n"))
     usable = all(answer["runs"] and answer["current"] is not False for answer in answers)
     return 0 if usable else _NOT_USABLE
 
@@ -184,31 +182,24 @@ def _check_in_process(engine: NamedEngine, root: Path) -> dict[str, Any]:
     if engine.action is not None and not engine.is_built:
         problem = f"{engine.name} has not been built"
         return _refusal(engine, [Reason("file", problem, f"buildsys build {engine.name}")])
-    python = str(engine.toolchain.python) if engine.toolchain else sys.executable
-    path = str(engine.path.absolute())
+    toolchain, path = engine.toolchain, str(engine.path.absolute())
+    python = str(toolchain.python) if toolchain else sys.executable
     try:
         done = run_python(
             ("-m", "buildsys.doctor", path, "--json", f"--project={root}"),
             python=python,
-            environment=engine.toolchain.environment(os.environ) if engine.toolchain else None,
+            environment=toolchain.environment(os.environ) if toolchain else None,
             limit_s=_LIMIT_S,
         )
-    except OSError as error:
-        problem = f"cannot start {python}, the interpreter of its toolchain: {error.strerror}"
-        remedy = "correct toolchains in configs/project.yaml"
-        return _refusal(engine, [Reason("library", problem, remedy)])
-    if done.code is None:
-        problem = f"{python} has not answered for {_LIMIT_S} s about {engine.name}"
-        raise StageError(problem, "run it again when this machine is idle")
-    try:
         answer: dict[str, Any] = done.json()
+    except OSError as error:
+        return _refusal(engine, [Reason("library", f"cannot start {python}: {error}", "")])
     except ValueError:
-        last = done.stderr.strip().rpartition("\n")[2]
-        problem = f"{python} {describe_exit(done.code)} while it loaded the library: {last}"
-        return _refusal(engine, [Reason("library", problem, "reinstall that library")])
-    if engine.toolchain:
+        problem = f"{python} gives no answer about the engine: {done.problem}"
+        return _refusal(engine, [Reason("library", problem, "reinstall its library")])
+    if toolchain:
         for reason in answer["reasons"]:
-            reason["remedy"] = reason["remedy"].replace("pip install", engine.toolchain.pip)
+            reason["remedy"] = reason["remedy"].replace("pip install", toolchain.pip)
     return {**answer, "engine": engine.name}
 
 
@@ -217,19 +208,17 @@ def _refusal(engine: NamedEngine, reasons: Iterable[Reason]) -> dict[str, Any]:
     return {**facts, "reasons": [asdict(reason) for reason in reasons], "notes": []}
 
 
-def _lines(answer: Mapping[str, Any]) -> list[str]:
+def _lines(answer: Mapping[str, Any]) -> Iterator[str]:
+    """Yield the lines of ``can_run``, then what the project knows."""
     ours = [reason for reason in answer["reasons"] if reason["kind"] in (STALE, CHECK)]
     others = [reason for reason in answer["reasons"] if reason["kind"] not in (STALE, CHECK)]
-    lines = [f"{answer['engine']}: {answer['built']}".removesuffix(": ")]
+    yield f"{answer['engine']}: {answer['built']}".removesuffix(": ")
     signed = f", and is signed by {key_name(answer['signed_by'])}" if "signed_by" in answer else ""
-    lines += [f"it can run here{signed}" if answer["runs"] else "it cannot run here:"]
-    lines += _reason_lines(others)
+    yield f"it can run here{signed}" if answer["runs"] else "it cannot run here:"
+    yield from (f"  - {reason['problem']}; {reason['remedy']}".rstrip("; ") for reason in others)
     if answer["current"]:
-        lines.append("it matches its manifest and has passed its checks")
+        yield "it matches its manifest and has passed its checks"
     if ours:
-        lines.append("it does not match its manifest, or has not passed its checks:")
-    return [*lines, *_reason_lines(ours), *(f"  note: {note}" for note in answer["notes"])]
-
-
-def _reason_lines(reasons: Iterable[Mapping[str, str]]) -> list[str]:
-    return [f"  - {reason['problem']}; {reason['remedy']}".rstrip("; ") for reason in reasons]
+        yield "it does not match its manifest, or has not passed its checks:"
+    yield from (f"  - {reason['problem']}; {reason['remedy']}" for reason in ours)
+    yield from (f"  note: {note}" for note in answer["notes"])

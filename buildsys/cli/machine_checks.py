@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
-import re
 import shutil
 import sys
 import tempfile
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
-from importlib import metadata
 from pathlib import Path
-from shlex import quote
 from typing import Any
 
 from buildsys.errors import StageError
@@ -32,7 +28,6 @@ from buildsys.system.versions import (
     environment_facts,
     installed_versions,
     module_path,
-    normalized,
 )
 
 OK, MISSING, BROKEN = "ok", "missing", "broken"  # broken: something that the project needs
@@ -40,9 +35,6 @@ UNKNOWN = "unknown"  # a probe exceeded its time limit
 # needed by every project
 LIBRARIES = ("torch", "torchvision", "numpy", "onnx", "onnxscript", "onnxsim", "ml_dtypes")
 _DRIVER_FILES = ("/proc/driver/nvidia/version", "/dev/nvidiactl", "/dev/dxg")  # dxg: WSL
-_REQUIREMENT = re.compile(r"\s*([A-Za-z0-9][A-Za-z0-9._-]*)")
-_EXTRA = re.compile(r"extra\s*==\s*['\"]([^'\"]+)['\"]")
-_DEVELOPMENT_EXTRAS = ("breadth", "dev", "docs", "mutation", "test")
 _LOW_SPACE_BYTES = 2 << 30
 _ON_A_GPU = "on a machine with an NVIDIA GPU"
 _AGAIN = f"run it again when this machine is idle; {LIMIT_VARIABLE}=2min allows more time"
@@ -77,7 +69,6 @@ class Finding:
 
 def check_libraries_here(libraries: Mapping[str, Library]) -> Iterator[Finding]:
     """Yield the state of the libraries needed by every project."""
-    requirements = _requirements_by_name(declared_requirements().get("", ()))
     for name in LIBRARIES:
         library = libraries[name]
         if library.is_usable:
@@ -85,53 +76,11 @@ def check_libraries_here(libraries: Mapping[str, Library]) -> Iterator[Finding]:
         elif library.timed_out:
             yield Finding("library", name, UNKNOWN, library.problem, _AGAIN)
         else:
-            text = "is not installed"
-            again = ""
-            if not library.missing:
-                text, again = f"cannot be imported: {library.problem}", "--force-reinstall "
-            packages = quote(requirements.get(normalized(name), name))
-            if again and name == "torchvision":  # builds of one place
-                packages = f"torch {packages}"
-            remedy = f"{sys.executable} -m pip install {again}{packages}"
+            text = f"cannot be imported: {library.problem}"
+            remedy = f"{sys.executable} -m pip install --force-reinstall torch torchvision {name}"
+            if library.missing:
+                text, remedy = "is not installed", f"{sys.executable} -m pip install buildsys"
             yield Finding("library", name, BROKEN, text, remedy)
-
-
-def check_extras(gpus: Gpus) -> Iterator[Finding]:
-    """Yield the optional extras with their missing packages."""
-    backends = [describe_backend(name) for name in backend_names()]
-    only_with_gpu = {backend.install for backend in backends if backend.needs_gpu_library}
-    installed = installed_versions(tuple(sys.path))
-    for extra, requirements in declared_requirements().items():
-        if extra in ("", *_DEVELOPMENT_EXTRAS):
-            continue
-        names = [*_requirements_by_name(requirements)]
-        versions = {name: installed[name] for name in names if name in installed}
-        missing = [name for name in names if name not in installed]
-        facts = {"installed": versions, "missing": missing}
-        text = ", ".join(f"{name} {version}" for name, version in versions.items())
-        if not missing:
-            yield Finding("extra", extra, OK, text, facts=facts)
-            continue
-        remedy = f"pip install 'buildsys[{extra}]'"
-        if remedy in only_with_gpu and not gpus.capabilities:
-            remedy = f"{_ON_A_GPU}: {remedy}"
-        text = f"not installed: {', '.join(missing)}"
-        yield Finding("extra", extra, MISSING, text, remedy, facts)
-
-
-def declared_requirements() -> dict[str, list[str]]:
-    """List extra -> requirements of the package; those of all users under ""."""
-    declared: dict[str, list[str]] = {}
-    with contextlib.suppress(metadata.PackageNotFoundError):
-        for line in metadata.requires("buildsys") or ():
-            extra = _EXTRA.search(line)
-            declared.setdefault(extra[1] if extra else "", []).append(line.partition(";")[0])
-    return declared
-
-
-def _requirements_by_name(lines: Iterable[str]) -> dict[str, str]:
-    matches = ((line.strip(), _REQUIREMENT.match(line)) for line in lines)
-    return {normalized(match[1]): line for line, match in matches if match}
 
 
 def check_gpus() -> tuple[Gpus, list[Finding]]:
@@ -148,16 +97,14 @@ def check_gpus() -> tuple[Gpus, list[Finding]]:
         problem, remedy = f"the NVIDIA driver does not answer ({error})", "nvidia-smi"
         if not any(Path(path).exists() for path in _DRIVER_FILES):
             problem = "this machine has no NVIDIA driver"
-            remedy = "if there is a GPU, install its driver: sudo ubuntu-drivers install"
+            remedy = "if there is a GPU, install its driver"
     if not details:
         return Gpus(problem=problem), [Finding("gpu", "none", MISSING, problem, remedy)]
     checks = []
     for gpu in details:
-        text = f"compute capability {gpu.compute_capability}"
-        if gpu.memory_bytes:
-            text += f", {size(gpu.memory_bytes)} ({size(gpu.free_bytes)} free)"
-        text += f", driver {gpu.driver}, CUDA {gpu.cuda_driver}"
-        text += f", MIG {gpu.mig}" if gpu.mig in ("on", "off") else ""
+        memory = f"{size(gpu.memory_bytes or 0)} ({size(gpu.free_bytes or 0)} free)"
+        text = f"compute capability {gpu.compute_capability}, {memory}, driver {gpu.driver}"
+        text += f", CUDA {gpu.cuda_driver}, MIG {gpu.mig or 'unknown'}"
         checks.append(Finding("gpu", gpu.name, OK, text, facts=asdict(gpu)))
     return Gpus(tuple(gpu.compute_capability for gpu in details)), checks
 
@@ -251,26 +198,21 @@ def check_toolchain(
     engines = [engine for names in users.values() for engine in names]
     versions = {item.name: item.version for item in libraries.values() if item.is_usable}
     facts = {"python": str(environment.toolchain.python), "versions": versions, "engines": engines}
-    if environment.problem:
-        state = UNKNOWN if environment.unknown else MISSING
-        return Finding("toolchain", name, state, environment.problem, environment.remedy, facts)
-    backends = list(users) or [
+    backends = users or [
         backend for backend in backend_names() if describe_backend(backend).module in versions
     ]
-    abilities = [(backend, environment.ability(backend, gpus)) for backend in backends]
-    if not backends:
-        remedy = f"{environment.toolchain.pip} tensorrt"
-        abilities = [("", Ability(problem="no backend library is installed", remedy=remedy))]
-    listed = ", ".join(f"{item} {version}" for item, version in versions.items())
-    parts = [f"{environment.python}: {listed}"]
-    parts += [ability.problem or f"{backend} {ability.text}" for backend, ability in abilities]
-    problems = [ability for _, ability in abilities if ability.problem]
-    worst = min(problems, key=lambda ability: (ability.unknown, not ability.remedy), default=None)
-    worst = worst or Ability()
-    text = "; ".join(parts)
-    return Finding(
-        "toolchain", name, _state(worst), text, worst.remedy, facts, elsewhere=worst.elsewhere
-    )
+    abilities = {backend: environment.ability(backend, gpus) for backend in backends}
+    problems = [ability for ability in abilities.values() if ability.problem]
+    if environment.problem:
+        problem, remedy = environment.problem, environment.remedy
+        problems = [Ability(problem=problem, remedy=remedy, unknown=environment.unknown)]
+        text = problem
+    else:
+        listed = ", ".join(f"{item} {version}" for item, version in versions.items())
+        parts = [one.problem or f"{backend} {one.text}" for backend, one in abilities.items()]
+        text = "; ".join([f"{environment.python}: {listed}", *parts])
+    worst = min(problems, key=lambda ability: ability.unknown, default=Ability())
+    return Finding("toolchain", name, _state(worst), text, worst.remedy, facts, worst.elsewhere)
 
 
 def check_recorded_environment(toolchains: Iterable[Toolchain]) -> Iterator[Finding]:
@@ -320,7 +262,6 @@ def check_folders(project: Project) -> Iterator[Finding]:
             yield Finding("signing", "key", MISSING, error.problem, error.hint)
     if remote is not None:
         remote["url"] = mask_secrets(remote["url"])
-        text = f"{remote['url']}, {remote['mode']}"
-        if keys.trusted:
-            text += f", {plural(len(keys.trusted), 'trusted key')}, unsigned: {keys.unsigned}"
+        trusted = f", {plural(len(keys.trusted), 'trusted key')}" if keys.trusted else ""
+        text = f"{remote['url']}, {remote['mode']}{trusted}"
         yield Finding("folder", "shared cache", OK, text, facts=remote)

@@ -14,7 +14,6 @@ from typing import Any
 
 from buildsys.errors import EngineError
 from buildsys.system.backend_registry import (
-    Header,
     Reason,
     Record,
     describe_backend,
@@ -120,7 +119,7 @@ def can_run(
             return CompatibilityResult(name, built.rstrip(), (record,))
         signer = ""
         if keys is not None:
-            signer, problems = _signature(path, header, record, keys)
+            signer, problems = check_signature(path, keys)
             if problems:  # nothing in the record can be relied on
                 return CompatibilityResult(name, "", problems)
             digest = False  # compared already
@@ -132,8 +131,7 @@ def can_run(
         notes = tuple(engine_notes(record))
         return CompatibilityResult(name, _describe(record), reasons, notes, signer)
     except OSError as error:
-        problem = f"{error.filename or path} cannot be read: {error.strerror or error}"
-        return CompatibilityResult(name, "", (Reason("file", problem, ""),))
+        return CompatibilityResult(name, "", (_unreadable(path, error),))
 
 
 def check_signature(
@@ -145,20 +143,18 @@ def check_signature(
         record = read_record(path)
         if isinstance(record, Reason):
             return "", (record,)
-        return _signature(path, read_header(path), record, keys)
+        signer = signer_of(record, keys)
+        if isinstance(signer, Reason):
+            return "", (signer,)
+        damage = tuple(find_damage(path, record, read_header(path), digest=True))
     except OSError as error:
-        problem = f"{error.filename or path} cannot be read: {error.strerror or error}"
-        return "", (Reason("file", problem, ""),)
-
-
-def _signature(
-    path: Path, header: Header, record: Record, keys: TrustedKeys
-) -> tuple[str, tuple[Reason, ...]]:
-    signer = signer_of(record, keys)
-    if isinstance(signer, Reason):
-        return "", (signer,)
-    damage = tuple(find_damage(path, record, header, digest=True))
+        return "", (_unreadable(path, error),)
     return ("", damage) if damage else (signer, ())
+
+
+def _unreadable(path: Path, error: OSError) -> Reason:
+    problem = f"{error.filename or path} cannot be read: {error.strerror or error}"
+    return Reason("file", problem, "")
 
 
 def _keys(trusted: Iterable[str] | None, revoked: Iterable[str]) -> TrustedKeys | None:
@@ -166,9 +162,7 @@ def _keys(trusted: Iterable[str] | None, revoked: Iterable[str]) -> TrustedKeys 
     try:
         keys = TrustedKeys.of(() if trusted is None else trusted, revoked)
     except (ValueError, TypeError) as error:
-        hint = (
-            "pass a list of keys as `buildsys cache keygen` prints them, ed25519: and 44 characters"
-        )
+        hint = "pass a list of keys, ed25519: and 44 characters, of `buildsys cache keygen`"
         raise EngineError(f"wrong keys: {error}", hint) from None
     if trusted is None and keys.revoked:
         raise EngineError("revoked_keys has no effect without trusted_keys", "pass trusted_keys")
@@ -177,16 +171,15 @@ def _keys(trusted: Iterable[str] | None, revoked: Iterable[str]) -> TrustedKeys 
 
 def _describe(record: Record) -> str:
     """Describe an engine's model, library, precision, device and date."""
-    built = record.map("built_with")
-    names = (record.figures.get(name) for name in ("model", "variant"))
-    model = ":".join(str(name) for name in names if name)
+    built, figures = record.map("built_with"), record.figures
+    model = ":".join(str(figures[name]) for name in ("model", "variant") if figures.get(name))
     library = f"{_title(record.backend)} {built_version(record)}".rstrip()
     precision = str(record.map("settings").get("precision") or "")
     capability = f" ({built['compute_capability']})" if built.get("compute_capability") else ""
-    device = built.get("gpu") or built.get("cpu")
-    where = f"built on {device}{capability}" if device else "built"
-    when = str(record.figures.get("started") or "")[:10]
-    return ", ".join(filter(None, (model, library, precision, f"{where} {when}".strip())))
+    device = built.get("gpu") or built.get("cpu") or "an unknown device"
+    when = str(figures.get("started") or "")[:10]
+    where = f"built on {device}{capability} {when}".rstrip()
+    return ", ".join(filter(None, (model, library, precision, where)))
 
 
 def _title(backend: str) -> str:

@@ -26,7 +26,6 @@ from buildsys.cli.machine_checks import (
     Finding,
     check_backends,
     check_environment,
-    check_extras,
     check_folders,
     check_gpus,
     check_libraries_here,
@@ -37,7 +36,6 @@ from buildsys.cli.session import Session
 from buildsys.cli.target_names import ModelFilter, add_filter
 from buildsys.errors import BuildsysError, ManifestErrors, UsageError
 from buildsys.execution.freshness import FRESH, is_strict
-from buildsys.execution.stale_reasons import FAILED
 from buildsys.project.load import Project, empty_project, load_project
 from buildsys.project.plan import model_of
 from buildsys.report.formatting import plural
@@ -177,7 +175,6 @@ def _checks(project: Project, manifests: Finding) -> Iterator[Finding]:
     for toolchain in toolchains:
         yield check_toolchain(environments[toolchain.name], gpus, users(toolchain.name))
     yield from gpu_checks
-    yield from check_extras(gpus)
     yield from check_folders(project)
     yield from check_recorded_environment(toolchains)
     for engine in engines:
@@ -202,17 +199,13 @@ def next_step(root: Path, checks: Sequence[Finding]) -> str:
 
 
 def _build_step(root: Path) -> str:
-    """Find the command to build or explain stale targets, "" without any."""
+    """Find the command to build stale targets, "" without any."""
     try:
         session = Session.read_only(root)
-        if not session.project.models:
-            return "buildsys new MODEL --from SOURCE"
-        explained = session.explain(session.actions).values()
+        explained = session.explain(session.actions)
     except (BuildsysError, OSError) as error:
         return f"buildsys plan, which ends with: {error}"
-    stale = [explanation for explanation in explained if explanation.state != FRESH]
-    for explanation in stale:
-        if any(reason.kind == FAILED for reason in explanation.reasons):
-            return f"buildsys explain build:{model_of(explanation.target)}"
-    models = {model_of(explanation.target) for explanation in stale}
-    return f"buildsys build {models.pop() if len(models) == 1 else ''}".strip() if models else ""
+    if not session.project.models:
+        return "buildsys new MODEL --from SOURCE"
+    stale = {model_of(target) for target, end in explained.items() if end.state != FRESH}
+    return f"buildsys build {stale.pop() if len(stale) == 1 else ''}".strip() if stale else ""
