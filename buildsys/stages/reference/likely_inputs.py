@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Iterator, Mapping, Sequence
-from math import floor
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -209,7 +208,7 @@ class TrainedWeights(NamedTuple):
 
     size: int  # height and width
     preprocess: Mapping[str, Any]  # as in the manifest
-    labels: Mapping[str, Any] | None  # as in the manifest
+    labels: Mapping[str, Any]  # as in the manifest
     classes: int
 
     def add_to(self, interface: Mapping[str, Any]) -> dict[str, Any]:
@@ -228,46 +227,19 @@ class TrainedWeights(NamedTuple):
         return {**interface, "inputs": inputs, "outputs": outputs}
 
 
-def trained_weights(source: Mapping[str, Any], module: nn.Module) -> TrainedWeights | None:
-    """Find the default weights of a classifier by name, None if nothing is known."""
-    if "torchvision" in source:
-        return _of_torchvision(source["torchvision"])
-    return _of_timm(module) if "timm" in source else None
-
-
-def _of_torchvision(name: str) -> TrainedWeights | None:
+def trained_weights(name: str) -> TrainedWeights | None:
+    """Find the default weights of a classifier of torchvision, None if nothing is known."""
     from torchvision import models
 
-    versions = models.get_model_weights(name).__members__
-    weights = versions.get("DEFAULT")
+    weights = models.get_model_weights(name).__members__.get("DEFAULT")
     classes = weights.meta.get("categories") if weights else None
     preset: Any = weights.transforms() if weights else None
     if not classes or type(preset).__name__ != "ImageClassification":
         return None
-    fields = _fields(preset.resize_size[0], preset.interpolation.value, preset.mean, preset.std)
-    if fields is None:
-        return None
-    labels = {"torchvision": str(weights)}
-    return TrainedWeights(preset.crop_size[0], fields, labels, len(classes))
-
-
-def _of_timm(module: nn.Module) -> TrainedWeights | None:
-    config: Mapping[str, Any] = getattr(module, "pretrained_cfg", None) or {}
-    size = config.get("input_size") or (0, 0, 1)
-    share = config.get("crop_pct")
-    if size[-1] != size[-2] or not share or config.get("crop_mode", "center") != "center":
-        return None
-    fields = _fields(
-        floor(size[-1] / share), config.get("interpolation", ""), config["mean"], config["std"]
-    )
-    if fields is None:
-        return None
-    return TrainedWeights(size[-1], fields, None, config.get("num_classes") or 0)
-
-
-def _fields(resize: int, interpolation: str, mean: Any, std: Any) -> dict[str, Any] | None:
-    """Return `preprocess` without defaults, None for another interpolation."""
+    interpolation = preset.interpolation.value
     if interpolation not in _INTERPOLATIONS:
         return None
-    chosen = {} if interpolation == "bilinear" else {"interpolation": interpolation}
-    return {"resize": resize, **chosen, "mean": list(mean), "std": list(std)}
+    fields: dict[str, Any] = {"resize": preset.resize_size[0]}
+    fields |= {} if interpolation == "bilinear" else {"interpolation": interpolation}
+    fields |= {"mean": list(preset.mean), "std": list(preset.std)}
+    return TrainedWeights(preset.crop_size[0], fields, {"torchvision": str(weights)}, len(classes))

@@ -251,7 +251,7 @@ def _network(job: Job, source: Mapping[str, Any]) -> Model:
         made = make_module(source, job.project)
     except ReturnsOnnxModel:
         return _onnx(job, {**source, "onnx": source["python"]})
-    trained = trained_weights(source, made.module)
+    trained = trained_weights(source["torchvision"]) if "torchvision" in source else None
 
     def run(candidate: Candidate, values: Mapping[str, Tensor]) -> Mapping[str, ProposedOutput]:
         keywords = {

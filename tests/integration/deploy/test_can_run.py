@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from built_engines import H200, RTX4090, copied, edit, kinds, tensorrt_engine, with_gpu
+from built_engines import H200, copied, edit, kinds, tensorrt_engine, with_gpu
 
 from buildsys import can_run
 
@@ -99,44 +99,6 @@ def test_an_engine_of_another_gpu(
     )
 
 
-def test_several_kinds_of_gpu(rtx_built: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(
-        "buildsys.system.engine_environment.read_gpus", lambda visible: [RTX4090, H200]
-    )
-    monkeypatch.delenv("CUDA_DEVICE_ORDER", raising=False)
-    assert (
-        "CUDA may select another one first: set CUDA_DEVICE_ORDER=PCI_BUS_ID"
-        in can_run(rtx_built).notes[0]
-    )
-    monkeypatch.setenv("CUDA_DEVICE_ORDER", "PCI_BUS_ID")
-    assert can_run(rtx_built).notes == ()
-
-
-def test_without_a_gpu(rtx_built: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(
-        "buildsys.system.engine_environment.read_gpus",
-        lambda visible: [] if visible == "" else [RTX4090],
-    )
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
-    (reason,) = can_run(rtx_built).reasons
-    assert (
-        reason.problem
-        == "it needs an NVIDIA GPU, but CUDA_VISIBLE_DEVICES= hides the GPUs of this machine"
-    )
-    assert reason.remedy == "run it on a GPU of compute capability 8.6, 8.9 or 12.0"
-
-
-def test_an_old_driver(rtx_built: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    with_gpu(monkeypatch, {**RTX4090, "driver": "535.183", "cuda_driver": "12.2"})
-    (reason,) = can_run(rtx_built).reasons
-    assert reason.kind == "driver"
-    assert reason.problem == (
-        "the NVIDIA driver 535.183 is too old: it supports CUDA up to 12.2,"
-        " but TensorRT-RTX here needs CUDA 13"
-    )
-    assert reason.remedy == "install a driver of version 580.65 or newer"
-
-
 @pytest.mark.parametrize(
     ("built", "portability", "here", "runs"),
     [
@@ -216,15 +178,6 @@ def test_all_problems_are_reported_at_once(tmp_path: Path, monkeypatch: pytest.M
     )
     assert "it was built on Windows AMD64, but this is Linux" in text
     assert len(text.splitlines()) == 2 + len(expected)
-
-
-def test_a_missing_library(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    if find_spec("tensorrt"):
-        pytest.skip("TensorRT is installed here")
-    with_gpu(monkeypatch, {**H200, "compute_capability": "8.0"})
-    (reason,) = can_run(tensorrt_engine(tmp_path)).reasons
-    assert (reason.kind, reason.problem) == ("library", "TensorRT is not installed here")
-    assert reason.remedy == "pip install 'tensorrt==10.16.1.11'"
 
 
 def test_an_unloadable_library(ort_built: Path, tmp_path: Path) -> None:

@@ -8,7 +8,6 @@ from typing import Any
 import numpy as np
 import pytest
 from PIL import Image
-from torch import nn
 
 from buildsys.errors import StageError
 from buildsys.models.images import read_images
@@ -66,6 +65,6 @@ def test_categories_come_from_weights_without_their_file() -> None:
     ],
 )
 def test_facts_of_weights_in_torchvision(name: str, size: int | None, fields: Any) -> None:
-    found = trained_weights({"torchvision": name}, nn.Identity())
+    found = trained_weights(name)
     assert (found and found.size) == size
     assert found is None or fields.items() <= found.preprocess.items()

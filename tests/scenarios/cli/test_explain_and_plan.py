@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import shutil
 import sqlite3
@@ -14,7 +13,7 @@ from pathlib import Path
 
 import pytest
 from command_answers import answer, commit, git, states, texts
-from project_folder import TIMEOUT_S, ProjectFolder, Ran, wait_until
+from project_folder import TIMEOUT_S, ProjectFolder, wait_until
 from test_doit import HEAVY, TARGETS, imported
 
 from buildsys.system.files import Stamp
@@ -100,19 +99,6 @@ def test_every_reason_is_shown_from_old_to_new(built: ProjectFolder) -> None:
     assert state == dict.fromkeys(TARGETS, "stale")
 
 
-def test_the_text_has_a_line_per_reason_and_counts_at_the_end(built: ProjectFolder) -> None:
-    built.edit("configs/models/lin.yaml", "opset: 17", "opset: 18")
-    shown = built.buildsys(
-        "explain", "export:lin", "simplify:lin", "reference:lin"
-    ).out.splitlines()
-    assert shown[0].startswith("stale      export:lin: last run ")
-    assert shown[1] == "             export.opset: 17 → 18"
-    assert shown[2].startswith("fresh      reference:lin: built ")
-    assert shown[3].startswith("may rerun  simplify:lin: last run ")
-    assert shown[4] == "             upstream: export:lin will rerun"
-    assert shown[5] == "1 stale, 1 may rerun, 1 fresh"
-
-
 def test_a_run_and_info_use_the_same_words_and_the_reason_is_kept(built: ProjectFolder) -> None:
     built.edit("configs/models/lin.yaml", "opset: 17", "opset: 18")
     planned = answer(built, "plan")["targets"]
@@ -147,32 +133,6 @@ def test_a_failure_is_a_reason(project: ProjectFolder) -> None:
             "upstream: reference:lin will rerun",
         ]
     }
-
-
-def test_a_forgotten_record_is_a_reason(built: ProjectFolder) -> None:
-    built.doit("forget", "bench:lin:ort")
-    assert texts(built, "explain", "bench:lin:ort") == {
-        "bench:lin:ort": ["forgotten by `doit forget`"]
-    }
-
-
-def test_missing_inputs_are_reasons(built: ProjectFolder) -> None:
-    (built.root / "build" / MODEL).unlink()
-    found = texts(built, "explain", "export:lin", "simplify:lin")
-    assert found["export:lin"] == [f"output missing: {MODEL}"]
-    assert found["simplify:lin"] == [f"input {MODEL} is missing", "upstream: export:lin will rerun"]
-
-
-def test_long_values_are_short_in_text_and_whole_in_json(built: ProjectFolder) -> None:
-    token = "x" * 5000
-    built.edit(
-        "configs/models/lin.yaml", "small.py:Linear", f"small.py:Linear, kwargs: {{token: {token}}}"
-    )
-    assert max(map(len, built.buildsys("explain", "export:lin").out.splitlines())) < 150
-    reasons = answer(built, "explain", "export:lin")["targets"][0]["reasons"]
-    assert [one["new"] for one in reasons if one["subject"] == "source.kwargs.token"] == [
-        json.dumps(token)
-    ]
 
 
 def test_the_fields_of_the_answers_are_those_of_the_documentation(built: ProjectFolder) -> None:
@@ -215,11 +175,6 @@ def test_no_worker_is_started_and_nothing_heavy_imported(built: ProjectFolder) -
 # --- plan ---
 
 
-def test_a_plan_of_nothing(built: ProjectFolder) -> None:
-    assert built.buildsys("plan") == Ran(0, "everything is up to date: nothing would run\n", "")
-    assert answer(built, "plan")["targets"] == []
-
-
 def test_a_plan_has_the_usual_times(built: ProjectFolder) -> None:
     built.edit("configs/models/lin.yaml", "duration: 50ms", "duration: 60ms")
     first, second, count = built.buildsys("plan").out.splitlines()
@@ -253,15 +208,6 @@ def test_explain_and_plan_write_nothing_and_make_nothing(built: ProjectFolder) -
     assert everything(built.root) == before
 
 
-def test_explaining_a_project_that_was_never_built_makes_no_folder(project: ProjectFolder) -> None:
-    project.add_model("lin")
-    before = everything(project.root)
-    assert project.buildsys("explain").out.endswith("8 stale\n")
-    assert project.buildsys("plan").code == 0
-    assert everything(project.root) == before
-    assert texts(project, "explain", "export:lin") == {"export:lin": ["never built"]}
-
-
 # --- bad input ---
 
 
@@ -279,25 +225,6 @@ def test_the_nearest_target_is_suggested_for_an_unknown_one(built: ProjectFolder
         assert near in wrong.err
 
 
-def test_wrong_options_are_one_sentence(built: ProjectFolder) -> None:
-    unknown = "explain has no option --jsn; nearest: --json; run `buildsys help explain` for its"
-    number = "expects a positive integer, found"
-    for arguments, problem in (
-        (("explain", "--jsn"), unknown),
-        (("plan", "--since"), "--since: expected one argument; run `buildsys help plan` for its"),
-        (("plan", "-n", "two"), f"-n: {number} 'two'; write a number such as 5; run"),
-        (("plan", "-n", "0"), f"-n: {number} '0'; write a number such as 5; run"),
-    ):
-        wrong = built.buildsys(*arguments)
-        assert (wrong.code, wrong.out, wrong.err.count("\n")) == (3, "", 1)
-        assert wrong.err.startswith(f"ERROR: {problem}")
-
-
-def test_options_may_follow_names(built: ProjectFolder) -> None:
-    last = json.loads(built.buildsys("explain", "export:lin", "--json").out)
-    assert last == json.loads(built.buildsys("explain", "--json", "--", "export:lin").out)
-
-
 def test_groups_stages_and_patterns_name_targets(built: ProjectFolder) -> None:
     assert states(built, "explain", "build:lin").keys() == TARGETS
     assert states(built, "explain", "lin").keys() == TARGETS
@@ -308,15 +235,6 @@ def test_groups_stages_and_patterns_name_targets(built: ProjectFolder) -> None:
         "engine:lin:ort",
         "verify:lin:ort",
         "bench:lin:ort",
-    }
-
-
-def test_a_truncated_record_is_reported(built: ProjectFolder) -> None:
-    edit_state(
-        built, "UPDATE records SET outputs = substr(outputs, 1, 9) WHERE target = 'export:lin'"
-    )
-    assert texts(built, "explain", "export:lin") == {
-        "export:lin": ["the record of its last build cannot be read"]
     }
 
 
@@ -342,13 +260,6 @@ def test_a_state_that_cannot_be_read_is_one_warning_and_left_alone(
     assert everything(built.root) == before
 
 
-def test_wrong_manifests_are_reported(built: ProjectFolder) -> None:
-    built.edit("configs/models/lin.yaml", "opset: 17", "opset: 99")
-    wrong = built.buildsys("explain")
-    assert (wrong.code, wrong.out) == (3, "")
-    assert "configs/models/lin.yaml:6" in wrong.err
-
-
 def test_a_read_only_project_can_be_explained(built: ProjectFolder) -> None:
     git(built.root, "init", "-q")
     commit(built.root, "one")
@@ -360,16 +271,6 @@ def test_a_read_only_project_can_be_explained(built: ProjectFolder) -> None:
         assert done.returncode == 0, done.stderr
         assert "export.opset: 17 → 18" in done.stdout
         assert "Read-only file system" in done.stderr, "the folder was not read-only"
-
-
-def test_a_full_disk_is_one_sentence(built: ProjectFolder) -> None:
-    with Path("/dev/full").open("w") as full:
-        done = subprocess.run(
-            [sys.executable, "-m", "buildsys", "explain"],
-            cwd=built.root, env=built.environment, stdout=full, stderr=subprocess.PIPE, text=True,
-            check=False,
-        )  # fmt: skip
-    assert (done.returncode, done.stderr) == (2, "ERROR: No space left on device\n")
 
 
 def in_read_only_folder(project: ProjectFolder, script: str) -> subprocess.CompletedProcess[str]:

@@ -94,25 +94,6 @@ def test_since_a_revision_sources_and_their_imports_count(versioned: ProjectFold
     }
 
 
-def test_since_a_revision_files_that_git_ignores_are_taken_as_they_are(
-    versioned: ProjectFolder,
-) -> None:
-    root = versioned.root
-    (root / "data").mkdir()
-    for path in ("data/a.pth", "w.pth"):
-        (root / path).write_bytes(b"weights")
-    for name, path in (("lin", "data/a.pth"), ("old", "w.pth")):
-        versioned.edit(
-            f"configs/models/{name}.yaml", ":Linear}", f":Linear, weights: {{file: {path}}}}}"
-        )
-    commit(root, "weights")
-    assert versioned.buildsys("plan", "--since", "HEAD").out.endswith("): no differences\n")
-    versioned.edit("configs/models/lin.yaml", "opset: 17", "opset: 18")
-    assert texts(versioned, "plan", "--since", "HEAD", "export:lin") == {
-        "export:lin": ["export.opset: 17 → 18"]
-    }
-
-
 def test_since_a_revision_weights_and_variables(versioned: ProjectFolder) -> None:
     root = versioned.root
     (root / "my w.bin").write_bytes(b"weights")
@@ -154,56 +135,6 @@ def test_since_a_revision_in_a_subfolder_with_configs_elsewhere(
     assert "is outside the git repository" in outside.err
 
 
-def test_since_a_revision_headers_of_c_sources_are_compared(versioned: ProjectFolder) -> None:
-    folder = versioned.root / "plugins/ops"
-    folder.mkdir(parents=True)
-    (folder / "scale.c").write_text('#include "scale.h"\n')
-    (folder / "scale.h").write_text("#define SCALE 2\n")
-    versioned.edit(
-        "configs/models/lin.yaml",
-        "export: {opset: 17}\n",
-        "export: {opset: 17}\n"
-        'ops: [{op: "own::Scale", library: {sources: [plugins/ops/scale.c]}}]\n',
-    )
-    commit(versioned.root, "an operator")
-    assert versioned.buildsys("plan", "--since", "HEAD").out.endswith("): no differences\n")
-    (folder / "scale.h").write_text("#define SCALE 3\n")
-    assert texts(versioned, "plan", "--since", "HEAD", "operators:lin") == {
-        "operators:lin": ["plugins/ops/scale.h changed"]
-    }
-
-
-def test_since_a_revision_with_configs_as_a_link(versioned: ProjectFolder, tmp_path: Path) -> None:
-    root = versioned.root
-    (root / "configs").rename(root / "manifests")
-    (root / "configs").symlink_to("manifests")
-    assert versioned.buildsys("plan", "--since", "v1").out.endswith("): no differences\n")
-    commit(root, "a link")
-    versioned.edit("configs/models/lin.yaml", "opset: 17", "opset: 18")
-    for revision in ("HEAD", "v1"):
-        found = texts(versioned, "plan", "--since", revision, "export:lin")
-        assert found == {"export:lin": ["export.opset: 17 → 18"]}
-    (root / "manifests").rename(tmp_path / "elsewhere")
-    (root / "configs").unlink()
-    (root / "configs").symlink_to(tmp_path / "elsewhere")
-    assert "is outside the git repository" in versioned.buildsys("plan", "--since", "v1").err
-
-
-def test_since_a_revision_nothing_is_written_through_a_link_out_of_the_folder(
-    versioned: ProjectFolder, tmp_path: Path
-) -> None:
-    root, outside = versioned.root, tmp_path / "outside"
-    outside.mkdir()
-    (root / "extra").symlink_to(outside)
-    (root / "configs/loop.yaml").symlink_to("loop.yaml")
-    commit(root, "links")
-    (root / "extra").unlink()
-    (root / "extra").mkdir()
-    (root / "extra/w.pth").write_bytes(b"ignored by git")
-    assert versioned.buildsys("plan", "--since", "HEAD").out.endswith("): no differences\n")
-    assert list(outside.iterdir()) == []
-
-
 def test_a_revision_that_does_not_exist(versioned: ProjectFolder) -> None:
     for revision in ("v9", "", "--all", "HEAD~99", "v1:configs", "a b"):
         wrong = versioned.buildsys("plan", f"--since={revision}")
@@ -219,32 +150,6 @@ def test_a_folder_that_is_no_git_repository(project: ProjectFolder) -> None:
     wrong = project.buildsys("plan", "--since", "HEAD")
     assert (wrong.code, wrong.out) == (3, "")
     assert wrong.err == f"ERROR: {project.root} is not in a git repository\n"
-
-
-def test_a_repository_without_commits_and_a_machine_without_git(
-    project: ProjectFolder, tmp_path: Path
-) -> None:
-    project.add_model("lin")
-    git(project.root, "init", "-q")
-    wrong = project.buildsys("plan", "--since", "HEAD")
-    assert (wrong.code, wrong.err.startswith("ERROR: git knows no revision 'HEAD'")) == (3, True)
-    project.environment["PATH"] = str(tmp_path)
-    wrong = project.buildsys("plan", "--since", "HEAD")
-    assert (wrong.code, wrong.err) == (
-        3,
-        "ERROR: `--since` needs git, which is not installed; install git\n",
-    )
-
-
-def test_a_revision_without_manifests(versioned: ProjectFolder) -> None:
-    git(versioned.root, "rm", "-rq", "--cached", "configs")
-    git(versioned.root, "commit", "-qm", "no configs")
-    wrong = versioned.buildsys("plan", "--since", "HEAD")
-    assert (wrong.code, wrong.out) == (3, "")
-    assert (
-        wrong.err
-        == "ERROR: HEAD has no manifests: no folder configs/models; name another revision\n"
-    )
 
 
 def test_a_revision_whose_manifests_are_wrong(versioned: ProjectFolder) -> None:

@@ -97,7 +97,8 @@ def test_a_dependence_on_the_process_is_found(ready: ReadyProject, tmp_path: Pat
     assert found["export/model.onnx"]["state"] == "equal"
     changed = found["surgery/after_export/model.onnx"]
     assert (changed["state"], changed["expected"]) == ("different", True)
-    assert "other weights" in changed["difference"]
+    assert changed["difference"].startswith("initializer fl")
+    assert " at element 0" in changed["difference"]
     folders = [Path(folder) for folder in answer["folders"]]
     name = "build/a/surgery/after_export/model.onnx"
     files = [(folder / name).read_bytes() for folder in folders]
@@ -105,20 +106,6 @@ def test_a_dependence_on_the_process_is_found(ready: ReadyProject, tmp_path: Pat
     position = changed["first_byte"]
     assert files[0][:position] == files[1][:position]
     assert files[0][position] != files[1][position]
-
-
-def test_a_dependence_on_the_folder_is_found(ready: ReadyProject, tmp_path: Path) -> None:
-    folder = temporary_folder(ready, tmp_path)
-    add_hook(ready, 1, "len(str(Path(__file__)))")
-    ran = ready.buildsys("check", "--reproducible", "a", "surgery")
-    assert ran.code == 1, ran.out + ran.err
-    line = next(line for line in ran.out.splitlines() if "DIFFERENT" in line)
-    assert "other weights" in line
-    assert ran.out.endswith(
-        "not reproducible: 1 of 8 artifacts differ, "
-        "first surgery:a:after_export surgery/after_export/model.onnx\n"
-    )
-    assert not list(folder.iterdir())
 
 
 def test_a_model_that_cannot_be_built_ends_with_2(ready: ReadyProject, tmp_path: Path) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import subprocess
 import sys
 import time
@@ -94,18 +93,6 @@ def test_a_manifest_in_the_cache_needs_neither_pydantic_nor_yaml(models: Path) -
     assert not imported_by_check() & {"pydantic", "yaml", "doit"}
 
 
-def test_an_edited_manifest_needs_only_the_backends_that_it_has(models: Path) -> None:
-    (models / "b.yaml").unlink()
-    (models.parent / "project.yaml").write_text("timing_caches: t\n")
-    (models.parent / "engines.yaml").write_text("rtx: {backend: tensorrt_rtx}\n")
-    load_settled()
-    engine = "{name: e, backend: onnxruntime}"
-    (models / "a.yaml").write_text(f"model: a\nengines: [{engine}]\n{MANIFEST}")
-    imported = imported_by_check()
-    options = {name for name in imported if re.fullmatch(r"buildsys\.backends\.\w+\.options", name)}
-    assert options == {"buildsys.backends.onnxruntime.options"}
-
-
 def load_settled() -> None:
     """Load the project into the cache once the stamps of its files can be trusted."""
     time.sleep(2 * SETTLE_NS / 1e9)
@@ -121,15 +108,3 @@ def imported_by_check() -> set[str]:
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert done.stderr == ""
     return set(done.stdout.split())
-
-
-def test_an_edited_project_file_is_checked(models: Path, capsys: Output) -> None:
-    (models / "b.yaml").unlink()
-    settings = models.parent / "project.yaml"
-    settings.write_text("store: {limit: 1GiB}\n")
-    load_settled()
-    settings.write_text("store: {limit: 1GiB, limt: 1}\n")
-    (models / "a.yaml").write_text(f"model: a\ntags: [x]\n{MANIFEST}")
-    code, errors = check(capsys, "configs/models/a.yaml")
-    assert (code, len(errors)) == (3, 1)
-    assert errors[0].startswith("configs/project.yaml:1:22: store.limt: unknown field")

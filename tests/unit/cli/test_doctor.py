@@ -11,7 +11,6 @@ from pathlib import Path
 
 import pytest
 from python_environments import Environment as PythonFolder
-from python_environments import program
 
 from buildsys.cli import machine_checks
 from buildsys.cli.commands import doctor
@@ -21,7 +20,6 @@ from buildsys.cli.machine_checks import (
     BROKEN,
     MISSING,
     OK,
-    UNKNOWN,
     Environment,
     check_backends,
     check_environment,
@@ -49,10 +47,6 @@ def module_of(backend: str) -> str:
 def backend_environment(**modules: Library) -> Environment:
     known = {name: Library(name, missing=True) for name in map(module_of, backend_names())}
     return Environment(None, libraries={**known, **modules})
-
-
-def test_every_backend_has_a_command_that_installs_it() -> None:
-    assert all("pip install" in describe_backend(name).install for name in backend_names())
 
 
 @pytest.mark.parametrize(
@@ -86,18 +80,6 @@ def test_the_abilities_of_a_backend(module: Library, gpus: Gpus, can: str, canno
     ability = backend_environment(**{module.name: module}).ability(module.name, gpus)
     assert (ability.text, ability.problem) == (can, cannot)
     assert bool(ability.remedy) == bool(cannot)
-
-
-def test_an_engine_on_cuda_needs_a_provider_and_a_gpu() -> None:
-    plain = backend_environment(
-        onnxruntime=Library("onnxruntime", "1.31", facts={"providers": ["CPUExecutionProvider"]})
-    )
-    assert plain.ability("onnxruntime", H200, cuda=True).remedy == "pip install onnxruntime-gpu"
-    cuda = backend_environment(
-        onnxruntime=Library("onnxruntime", "1.31", facts={"providers": ["CUDAExecutionProvider"]})
-    )
-    assert "needs an NVIDIA GPU" in cuda.ability("onnxruntime", NO_GPU, cuda=True).problem
-    assert not cuda.ability("onnxruntime", H200, cuda=True).problem
 
 
 def test_a_missing_backend_names_its_engines_and_install_command() -> None:
@@ -145,16 +127,6 @@ def test_a_toolchain_has_the_libraries_of_its_interpreter(tmp_path: Path) -> Non
     )
 
 
-def test_a_toolchain_needs_cuda_bindings_for_tensorrt(tmp_path: Path) -> None:
-    environment = PythonFolder(tmp_path / "env", "numpy")
-    environment.write("tensorrt/__init__.py", "__version__ = '8.6.0'\n")
-    toolchain = Toolchain("old", environment.python, {})
-    finding = check_toolchain(check_environment(toolchain, 60), NO_GPU, {"tensorrt": ["a:y"]})
-    assert finding.state == MISSING
-    assert finding.text.endswith("tensorrt needs cuda-bindings")
-    assert finding.remedy == f"{environment.python} -m pip install cuda-bindings"
-
-
 def test_a_toolchain_names_the_command_that_installs_a_missing_library(tmp_path: Path) -> None:
     bare = PythonFolder(tmp_path / "bare")
     finding = check_toolchain(check_environment(Toolchain("bare", bare.python, {}), 60), NO_GPU, {})
@@ -180,21 +152,6 @@ def test_a_library_that_hangs_or_is_broken_harms_no_other(tmp_path: Path) -> Non
     assert found["absent"].missing
     assert found["loud"].version == "1.2"
     assert found["numpy"].is_usable
-
-
-def test_a_library_without_a_version_has_that_of_its_distribution(tmp_path: Path) -> None:
-    environment = PythonFolder(tmp_path / "env")
-    environment.write("plain.py", "")
-    environment.write("plain-1.2.dist-info/METADATA", "Name: plain\nVersion: 1.2\n")
-    assert check_libraries(environment.python, ["plain"], HERE, 60)["plain"].version == "1.2"
-
-
-def test_a_program_that_is_not_python_is_reported(tmp_path: Path) -> None:
-    found = check_libraries(program(tmp_path / "python", "echo what"), ["numpy"], HERE, 5)
-    assert (
-        found["numpy"].problem
-        == "the interpreter exited with code 0 without a result on import: what"
-    )
 
 
 def test_gpus_are_listed_with_memory_and_mig(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -240,14 +197,6 @@ def test_folders_are_checked_by_writing(tmp_path: Path, monkeypatch: pytest.Monk
     assert findings["store"].facts["path"] == str(tmp_path / ".b/store")
     assert findings["shared cache"].text == "sftp://host/cache, read-only"
     assert not (tmp_path / ".b").exists()
-
-
-def test_our_libraries_are_imported_in_separate_processes() -> None:
-    before = set(sys.modules)
-    found = check_libraries(Path(sys.executable), ("numpy", "none_such_library"), HERE, 60)
-    assert found["numpy"].is_usable
-    assert found["none_such_library"].missing
-    assert {name for name in set(sys.modules) - before if name.startswith("numpy")} == set()
 
 
 @pytest.fixture
@@ -327,26 +276,6 @@ def test_a_library_that_does_not_answer_is_unknown(
     assert "broken;" in out
     assert "unknown" in out.rpartition(";")[2]
     assert "force-reinstall" not in out
-
-
-def test_engines_whose_library_does_not_answer_are_unknown_not_missing() -> None:
-    libraries = {name: Library(name) for one in backend_names() if (name := module_of(one))}
-    libraries["tensorrt"] = Library("tensorrt", problem="did not answer", timed_out=True)
-    users = {"tensorrt": ["m:trt"]}
-    own = Environment(None, python="CPython 3.11", libraries=libraries)
-    states = {check.name: check.state for check in check_backends(own, Gpus(("8.6",)), users)}
-    assert states["tensorrt"] == UNKNOWN
-    toolchain = Environment(Toolchain("t", Path("/t"), {}), libraries=libraries)
-    assert check_toolchain(toolchain, Gpus(("8.6",)), users).state == UNKNOWN
-
-
-def test_a_probe_over_its_limit_is_no_verdict(tmp_path: Path) -> None:
-    (tmp_path / "sleeping_library.py").write_text("import time; time.sleep(600)")
-    environment = {**HERE, "PYTHONPATH": str(tmp_path)}
-    found = check_libraries(Path(sys.executable), ("sleeping_library",), environment, 0.5)
-    library = found["sleeping_library"]
-    assert library.timed_out
-    assert "did not respond within 0.5 s" in library.problem
 
 
 def test_with_strict_every_engine_is_required(

@@ -87,20 +87,6 @@ def test_ignored_files_stay_here_unless_a_manifest_names_them(
     assert second.keys() - first.keys() == {"data/x.npy"}
 
 
-def test_equal_files_are_one_pack(project: Project, depot: Depot) -> None:
-    pack = pack_project(depot, project)
-    assert pack_project(depot, project) == pack
-    (project.root / "run.sh").chmod(0o644)
-    assert pack_project(depot, project) != pack
-
-
-def test_what_is_neither_a_file_nor_a_link_stays_here(project: Project, depot: Depot) -> None:
-    (project.root / "plugins/net.py").unlink()
-    os.mkfifo(project.root / "plugins/net.py")  # neither a file nor a folder: left out
-    (project.root / "plugins/loop.py").symlink_to("loop.py")
-    pack_project(depot, project)
-
-
 def test_a_damaged_object_is_refused(project: Project, depot: Depot, tmp_path: Path) -> None:
     pack = pack_project(depot, project)
     for path in (tmp_path / "store/objects").rglob("*"):
