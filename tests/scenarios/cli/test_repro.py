@@ -97,8 +97,7 @@ def test_a_dependence_on_the_process_is_found(ready: ReadyProject, tmp_path: Pat
     assert found["export/model.onnx"]["state"] == "equal"
     changed = found["surgery/after_export/model.onnx"]
     assert (changed["state"], changed["expected"]) == ("different", True)
-    assert changed["difference"].startswith("initializer fl")
-    assert " at element 0" in changed["difference"]
+    assert "other weights" in changed["difference"]
     folders = [Path(folder) for folder in answer["folders"]]
     name = "build/a/surgery/after_export/model.onnx"
     files = [(folder / name).read_bytes() for folder in folders]
