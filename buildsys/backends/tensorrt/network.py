@@ -169,10 +169,14 @@ def _with_all_nodes(
     return nodes
 
 
-def _has_plugin(library: TensorRTLibrary, node: NodeProto) -> bool:
-    """Check for a plugin creator of the version and namespace that a node asks for."""
+def plugin_wanted(node: NodeProto) -> tuple[str, str]:
+    """Read the plugin's version and namespace that a node asks for, "" for any namespace."""
     texts = {entry.name: entry.s.decode(errors="replace") for entry in node.attribute}
-    version, namespace = texts.get("plugin_version") or "1", texts.get("plugin_namespace", "")
+    return texts.get("plugin_version") or "1", texts.get("plugin_namespace", "")
+
+
+def _has_plugin(library: TensorRTLibrary, node: NodeProto) -> bool:
+    version, namespace = plugin_wanted(node)
     places = [namespace] if namespace else ["", node.domain]
     find = version_adapter.find_creator
     return any(find(library, node.op_type, version, place) is not None for place in places)

@@ -12,6 +12,7 @@ from typing import Any
 from buildsys.backends.interface import BuildRequest, Figures, OperatorUse
 from buildsys.backends.tensorrt import version_adapter
 from buildsys.backends.tensorrt.library import FEATURES, TensorRTLibrary, join_or
+from buildsys.backends.tensorrt.network import plugin_wanted
 from buildsys.backends.tensorrt.python_plugins import (
     PluginGuard,
     missing_creator,
@@ -19,6 +20,7 @@ from buildsys.backends.tensorrt.python_plugins import (
     registered_creator,
 )
 from buildsys.errors import StageError
+from buildsys.onnx_graphs.graph_reader import read_graph
 from buildsys.system.files import sha256_of
 from buildsys.system.suggestions import nearest
 
@@ -111,7 +113,7 @@ def _load_library(
 
 
 def bundled_plugins(library: TensorRTLibrary, request: BuildRequest) -> list[Figures]:
-    """List the registered plugins, of all versions, that operators of the request name."""
+    """List the registered plugins that operators of the request use."""
     operators = [use.op for use in request.operators if use.kind == "plugin" and use.path is None]
     if operators and not library.has("bundled plugins"):
         raise StageError(
@@ -121,13 +123,20 @@ def bundled_plugins(library: TensorRTLibrary, request: BuildRequest) -> list[Fig
         )
     facts: list[Figures] = []
     for operator in operators:
-        name = operator.rpartition("::")[2]
-        creators = version_adapter.creators(library)
-        named = [creator for creator in creators if creator.name == name]
+        domain, _, name = operator.rpartition("::")
+        versions = _versions(request, domain, name)
+        registered = version_adapter.creators(library)
+        creators = [creator for creator in registered if creator.name == name]
+        named = [
+            creator for creator in creators if not versions or creator.plugin_version in versions
+        ]
         if not named:
-            near = nearest(name, [creator.name for creator in creators])
-            hint = f"nearest: {', '.join(near)}" if near else "name the operator like its plugin"
-            raise StageError(f"{library.release} has no plugin {name}", hint)
+            known = nearest(name, [creator.name for creator in registered])
+            hint = f"nearest: {', '.join(known)}" if known else "name the operator like its plugin"
+            problem = f"{library.release} has no plugin {name}"
+            if creators:
+                problem = f"{problem} of version {' or '.join(sorted(versions))}"
+            raise StageError(problem, hint)
         facts += [
             {
                 "operator": operator,
@@ -139,3 +148,16 @@ def bundled_plugins(library: TensorRTLibrary, request: BuildRequest) -> list[Fig
             for creator in named
         ]
     return facts
+
+
+def _versions(request: BuildRequest, domain: str, name: str) -> set[str]:
+    """Collect the versions of a plugin that a graph asks for; none for a network by hand."""
+    if request.definition:
+        return set()
+    model = read_graph(request.onnx)
+    from buildsys.onnx_graphs.onnx_file import all_nodes  # needs onnx
+
+    nodes = (node for body in (model.graph, *model.functions) for node in all_nodes(body))
+    return {
+        plugin_wanted(node)[0] for node in nodes if (node.domain, node.op_type) == (domain, name)
+    }

@@ -141,32 +141,6 @@ def test_a_weakly_typed_builder_accepts_quantizers(toolchain: Toolchain, tmp_pat
         assert np.abs(answer - expected).max() / np.abs(expected).max() <= limit
 
 
-def test_an_unquantized_engine_is_pointed_to_quantizers(
-    toolchain: Toolchain, tmp_path: Path
-) -> None:
-    if int(toolchain.version.split(".")[0]) >= 11:
-        pytest.skip("calibrators are for TensorRT 8.6 and 10")
-    np.savez(
-        tmp_path / "batches.npz", **{f"{index}/x": image(4, index)["x"].array for index in range(3)}
-    )
-    given = {
-        "batches": tmp_path / "batches.npz",
-        "algorithm": "minmax",
-        "cache": tmp_path / "ranges",
-    }
-    layers = [
-        {"layers": "*", "precision": "fp16"}
-    ]  # in the place of a builder that finds no use for the ranges
-    int8 = {**options(toolchain, precision="fp16", layer_precisions=layers), "precision": "int8"}
-    with pytest.raises(Refused) as caught:
-        toolchain.ask(
-            "build", request=request(write(tmp_path, convolutions()), int8, calibration=given)
-        )
-    said = str(caught.value)
-    assert "the engine was requested in int8, but none of its layers is in int8" in said
-    assert "set quantization: explicit" in said
-
-
 def test_an_engine_in_another_precision_fails_with_the_figure(
     toolchain: Toolchain, tmp_path: Path
 ) -> None:

@@ -123,7 +123,6 @@ def check_record(project: ProjectFolder, model: str, name: str) -> None:
     }  # fmt: skip
     assert record["operators"] == {f"trt::{name}": "plugin"}
     assert [kind for kind in record["layers"] if kind.startswith("plugin")], record["layers"]
-    assert not [text for text in record["messages"] if "ignores" in text]
     assert result(project, f"{model}/validate/result.json")["status"] == "unavailable"
     verified = result(project, f"{model}/verify/trt.json")
     assert {"min", "opt", "max", "odd"} <= verified["cases"].keys()

@@ -68,39 +68,16 @@ def test_a_measurement_lasts_until_every_contender_has_enough_samples() -> None:
 
 def test_contenders_take_turns_and_the_order_is_reversed_every_round() -> None:
     bench = Bench(a=10, b=10)
-    pace = Pace(
-        duration_s=0.4,
-        warmup_s=0,
-        min_samples=1,
-        block_s=0.1,
-        block_runs=1,
-        settle_s=0.02,
-        settle_runs=1,
-    )
+    pace = Pace(0.4, 0, 1, block_s=0.1, block_runs=1, settle_s=0.02, settle_runs=1)
     bench.measure(pace)
     # warm-up a b, then rounds a b, b a, a b, b a: neighbours of the same contender join
-    assert bench.turns() == [
-        ("a", 1),
-        ("b", 1),
-        ("a", 12),
-        ("b", 24),
-        ("a", 24),
-        ("b", 24),
-        ("a", 12),
-    ]
+    turns = [("a", 1), ("b", 1), ("a", 12), ("b", 24), ("a", 24), ("b", 24), ("a", 12)]
+    assert bench.turns() == turns
 
 
 def test_the_first_calls_of_a_turn_do_not_count() -> None:
     bench = Bench(a=10, b=10)
-    pace = Pace(
-        duration_s=0.1,
-        warmup_s=0.05,
-        min_samples=1,
-        block_s=0.1,
-        block_runs=1,
-        settle_s=0.03,
-        settle_runs=2,
-    )
+    pace = Pace(0.1, 0.05, 1, block_s=0.1, block_runs=1, settle_s=0.03, settle_runs=2)
     samples = bench.measure(pace)
     assert {name: len(taken) for name, taken in samples.items()} == {"a": 10, "b": 10}
     assert bench.calls.count("a") == 5 + 3 + 10

@@ -11,7 +11,7 @@ import pytest
 
 from buildsys.backends import measurement
 from buildsys.backends.cuda import device
-from buildsys.backends.cuda.gpus import CudaError, format_size
+from buildsys.backends.cuda.gpus import CudaError
 from buildsys.backends.measurement import GpuContender, Slot
 from buildsys.errors import StageError
 
@@ -134,14 +134,6 @@ def test_events_are_given_back(monkeypatch: pytest.MonkeyPatch) -> None:
     assert machine.held
     timed.close()
     assert machine.held == []
-
-
-@pytest.mark.parametrize(
-    ("size", "text"),
-    [(0, "0 bytes"), (1536, "1.5 KiB"), (150_109_880_320, "139.8 GiB"), (1 << 50, "1024 TiB")],
-)
-def test_sizes_have_units(size: int, text: str) -> None:
-    assert format_size(size) == text
 
 
 def test_gpu_out_of_memory_is_a_sentence_with_both_amounts(monkeypatch: pytest.MonkeyPatch) -> None:

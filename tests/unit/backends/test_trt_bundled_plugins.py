@@ -81,10 +81,14 @@ def test_a_plugin_that_the_library_does_not_have(tmp_path: Path, op: str, expect
     assert str(caught.value) == f"TensorRT 8.6.0 has {expected}"
 
 
-def test_all_versions_of_a_plugin_are_listed(tmp_path: Path) -> None:
+def test_the_versions_that_nodes_name_are_listed(tmp_path: Path) -> None:
     made = tensorrt(TRT_8)
-    plugins = bundled_plugins(made.library, request(made, tmp_path, {}, op="trt::Norm"))
-    assert [plugin["version"] for plugin in plugins] == ["1", "2"]
+    nodes = ({"plugin_version": "2"}, {"plugin_version": "2", "plugin_namespace": ""})
+    plugins = bundled_plugins(made.library, request(made, tmp_path, *nodes, op="trt::Norm"))
+    assert [plugin["version"] for plugin in plugins] == ["2"]
+    with pytest.raises(StageError, match="no plugin Norm of version 3"):
+        wrong = request(made, tmp_path, {"plugin_version": "3"}, op="trt::Norm")
+        bundled_plugins(made.library, wrong)
 
 
 def test_tensorrt_rtx_ships_none(tmp_path: Path) -> None:

@@ -39,13 +39,6 @@ def test_a_float32_engine_is_reported_with_its_share() -> None:
     assert precision_problem("fp32", shares, 0.1) == ""
 
 
-def test_a_layer_of_unknown_types_does_not_count() -> None:
-    layers = read_layers(answer("attention"), "fp16")
-    assert precision_facts(layers, {}, "fp16")["engine_layers"] == {"Myelin": 1}
-    assert layer_shares(layers) == {}
-    assert precision_problem("fp16", {}, 0.1) == ""
-
-
 def test_a_wider_type_at_the_ends_of_a_fused_part_does_not_count() -> None:
     full, half = "Row major linear FP32", "Row major linear FP16 format"
     fused, fused_half = (one_layer(full, output, kind="Myelin") for output in (full, half))
@@ -125,9 +118,8 @@ def test_too_small_a_share(share: float, least: float, said: str) -> None:
     assert found == (f"the engine was requested in int8, but {said}" if said else "")
 
 
-@pytest.mark.parametrize("text", ["", "no json", "[]", '{"Layers": []}', "{}"])
-def test_an_answer_without_layers(text: str) -> None:
-    assert read_layers(text, "fp16") == []
+def test_an_answer_that_is_no_json_has_no_layers() -> None:
+    assert read_layers("no json", "fp16") == []
 
 
 def test_names_alone_have_no_types() -> None:
@@ -164,24 +156,11 @@ def test_an_engine_of_unknown_types_has_a_warning(precision: str, *, warns: bool
     assert "precision_of" not in facts
 
 
-def test_the_slowest_layers_name_their_nodes_and_share() -> None:
-    layers = read_layers(answer("fp16"), "fp16")
-    times = {"/conv1 + /relu1": 3.0, "/conv0 + /relu0": 0.5, "unknown": 0.5}
-    first, *_, last = precision_facts(layers, times, "fp16")["slowest_layers"]
-    assert first == {
-        "name": "/conv1 + /relu1",
-        "kind": "CaskConvolution",
-        "precision": "float16",
-        "time_ms": 3.0,
-        "share": 0.75,
-        "nodes": ["/conv1", "/relu1"],
-    }
-    assert (last["name"], last["precision"], last["nodes"]) == ("unknown", None, [])
-
-
 def test_every_layer_names_the_nodes_that_it_computes() -> None:
     layers = read_layers(answer("fp16"), "fp16")
     facts = precision_facts(layers, {"/conv1 + /relu1": 3.0, "/conv0 + /relu0": 1.0}, "fp16")
+    slowest, *_ = facts["slowest_layers"]
+    assert (slowest["name"], slowest["time_ms"]) == ("/conv1 + /relu1", 3.0)
     copy, first, second, *_ = facts["layer_nodes"]
     assert (copy["kind"], copy["nodes"]) == ("Reformat", [])
     assert (first["nodes"], first["precision"]) == (["/conv0", "/relu0"], "float16")
