@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import onnx
-from onnx import ModelProto, TensorProto, helper, numpy_helper
+from onnx import ModelProto, TensorProto, helper, numpy_helper, parser
 
 from buildsys.onnx_graphs.tensors import tensor_of
 from buildsys.workers.job import Job
@@ -47,19 +47,18 @@ def make_model(
     return helper.make_model(graph, opset_imports=opsets, ir_version=10, **more)
 
 
+def parse(text: str, stored: Mapping[str, np.ndarray] | None = None, opset: int = 17) -> ModelProto:
+    """Parse a graph such as ``(float[n,4] x) => (float[n,4] y) { ["name"] y = MatMul(x, w) }``."""
+    functions = ', "my" : 1' if "my." in text else ""
+    header = f'<ir_version: 10, opset_import: ["" : {opset}{functions}]>'
+    model: ModelProto = parser.parse_model(f"{header} graph {text}")
+    arrays = (stored or {}).items()
+    model.graph.initializer.extend(numpy_helper.from_array(array, name) for name, array in arrays)
+    return model
+
+
 def conv_bn(opset: int = 17) -> ModelProto:
     """conv → batch norm → identity → relu → global average pool → flatten → gemm → softmax"""
-    node = helper.make_node
-    nodes = [
-        node("Conv", ["x", "w"], ["conv"], name="conv", pads=[1, 1, 1, 1]),
-        node("BatchNormalization", ["conv", "scale", "bias", "mean", "var"], ["bn"], name="bn"),
-        node("Identity", ["bn"], ["same"], name="identity"),
-        node("Relu", ["same"], ["relu"], name="relu"),
-        node("GlobalAveragePool", ["relu"], ["pool"], name="pool"),
-        node("Flatten", ["pool"], ["flat"], name="flatten"),
-        node("Gemm", ["flat", "fc"], ["logits"], name="fc", transB=1),
-        node("Softmax", ["logits"], ["y"], name="softmax", axis=1),
-    ]
     stored = {
         "w": weights(4, 3, 3, 3),
         "scale": 1 + 0.1 * weights(4),
@@ -68,10 +67,16 @@ def conv_bn(opset: int = 17) -> ModelProto:
         "var": 1 + np.abs(weights(4, seed=3)),
         "fc": weights(5, 4, seed=4),
     }
-    float32 = TensorProto.FLOAT
-    return make_model(
-        nodes, {"x": (float32, ["batch", 3, 8, 8])}, {"y": (float32, ["batch", 5])}, stored, opset
-    )
+    text = """(float[batch,3,8,8] x) => (float[batch,5] y) {
+        [conv] conv = Conv <pads = [1, 1, 1, 1]> (x, w)
+        [bn] bn = BatchNormalization(conv, scale, bias, mean, var)
+        [identity] same = Identity(bn)
+        [relu] relu = Relu(same)
+        [pool] pool = GlobalAveragePool(relu)
+        [flatten] flat = Flatten(pool)
+        [fc] logits = Gemm <transB = 1> (flat, fc)
+        [softmax] y = Softmax <axis = 1> (logits) }"""
+    return parse(text, stored, opset)
 
 
 def one_node(
@@ -104,48 +109,26 @@ def splits_around_a_loop() -> ModelProto:
 
     Both Splits get the name split_output, outside and inside a Loop.
     """
-
-    def both_columns(source: str, prefix: str) -> list[onnx.NodeProto]:
-        names = [f"{prefix}_{name}" for name in ("first", "second")]
-        gathers = [
-            helper.make_node("Gather", [source, f"{name}_index"], [name], axis=1) for name in names
-        ]
-        return [*gathers, helper.make_node("Mul", names, [f"{prefix}_product"])]
-
-    def indices(prefix: str) -> dict[str, np.ndarray]:
-        return {f"{prefix}_first_index": np.array(0), f"{prefix}_second_index": np.array(1)}
-
-    node, real = helper.make_node, TensorProto.FLOAT
-    body = helper.make_graph(
-        [
-            node("Add", ["state", "state"], ["twice"]),
-            *both_columns("twice", "inner"),
-            node("Identity", ["keep"], ["keep_out"]),
-            node("Identity", ["twice"], ["state_out"]),
-        ],
-        "body",
-        [
-            helper.make_tensor_value_info("index", TensorProto.INT64, []),
-            helper.make_tensor_value_info("keep", TensorProto.BOOL, []),
-            helper.make_tensor_value_info("state", real, ["batch", 2]),
-        ],
-        [
-            helper.make_tensor_value_info("keep_out", TensorProto.BOOL, []),
-            helper.make_tensor_value_info("state_out", real, ["batch", 2]),
-            helper.make_tensor_value_info("inner_product", real, ["batch"]),
-        ],
-        [numpy_helper.from_array(array, name) for name, array in indices("inner").items()],
-    )
-    nodes = [
-        *both_columns("x", "outer"),
-        node("ReduceSum", ["outer_product"], ["total"], keepdims=0),
-        node("Add", ["x", "total"], ["start"]),
-        node("Loop", ["count", "", "start"], ["final", "products"], body=body),
-        node("Add", ["outer_product", "products"], ["y"]),
-    ]
-    stored = {**indices("outer"), "count": np.array(3)}
-    outputs = {"y": (real, [3, "batch"]), "final": (real, ["batch", 2])}
-    return make_model(nodes, {"x": (real, ["batch", 2])}, outputs, stored)
+    text = """(float[batch,2] x) => (float[3,batch] y, float[batch,2] final) {
+        a = Gather <axis = 1> (x, zero)
+        b = Gather <axis = 1> (x, one)
+        outer = Mul(a, b)
+        total = ReduceSum <keepdims = 0> (outer)
+        start = Add(x, total)
+        final, products = Loop(count, , start) <body = body
+            (int64 index, bool keep, float[batch,2] state) =>
+            (bool keep_out, float[batch,2] state_out, float[batch] inner)
+            {
+                twice = Add(state, state)
+                c = Gather <axis = 1> (twice, zero)
+                d = Gather <axis = 1> (twice, one)
+                inner = Mul(c, d)
+                keep_out = Identity(keep)
+                state_out = Identity(twice)
+            }>
+        y = Add(outer, products) }"""
+    stored = {"zero": np.array(0), "one": np.array(1), "count": np.array(3)}
+    return parse(text, stored)
 
 
 def simplify_job(folder: Path, model: ModelProto | Path, **options: Any) -> Job:
