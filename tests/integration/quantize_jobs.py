@@ -7,8 +7,8 @@ from typing import Any
 
 import numpy as np
 import onnx
-from onnx import TensorProto, helper, numpy_helper
-from small_graphs import make_model, weights
+from onnx import TensorProto, numpy_helper
+from small_graphs import parse, weights
 from stage_jobs import manifest
 
 from buildsys.backends.onnxruntime.session import OrtGraph
@@ -34,41 +34,33 @@ FLOAT = TensorProto.FLOAT
 
 def images_net(opset: int = 17) -> onnx.ModelProto:
     """conv → relu → conv → global average pool → flatten → gemm, on images of 3 x 8 x 8."""
-    node = helper.make_node
-    nodes = [
-        node("Conv", ["x", "w1", "b1"], ["c1"], name="/first", pads=[1, 1, 1, 1]),
-        node("Relu", ["c1"], ["r1"], name="/relu"),
-        node("Conv", ["r1", "w2"], ["c2"], name="/second", pads=[1, 1, 1, 1]),
-        node("GlobalAveragePool", ["c2"], ["p"], name="/pool"),
-        node("Flatten", ["p"], ["f"], name="/flat"),
-        node("Gemm", ["f", "w3", "b3"], ["y"], name="/head", transB=1, beta=0.5),
-    ]
+    text = """(float[batch,3,8,8] x) => (float[batch,5] y) {
+        ["/first"] c1 = Conv <pads = [1, 1, 1, 1]> (x, w1, b1)
+        ["/relu"] r1 = Relu(c1)
+        ["/second"] c2 = Conv <pads = [1, 1, 1, 1]> (r1, w2)
+        ["/pool"] p = GlobalAveragePool(c2)
+        ["/flat"] f = Flatten(p)
+        ["/head"] y = Gemm <transB = 1, beta = 0.5> (f, w3, b3) }"""
     stored = {
         "w1": weights(4, 3, 3, 3), "b1": weights(4, seed=1), "w2": weights(4, 4, 3, 3, seed=2),
         "w3": weights(5, 4, seed=3), "b3": 4 * weights(5, seed=4),
     }  # fmt: skip
-    return make_model(
-        nodes, {"x": (FLOAT, ["batch", 3, 8, 8])}, {"y": (FLOAT, ["batch", 5])}, stored, opset
-    )
+    return parse(text, stored, opset)
 
 
 def overflowing_net() -> onnx.ModelProto:
     """conv → pool → gemm with values around 1e7 in the middle, and unnamed nodes."""
-    node = helper.make_node
-    nodes = [
-        node("Conv", ["x", "w1"], ["c"], name="/first", pads=[1, 1, 1, 1]),
-        node("Constant", [], ["k"], name="/k", value=numpy_helper.from_array(np.float32([1000]))),
-        node("Mul", ["c", "k"], ["a"], name="/up"),
-        node("Mul", ["a", "k"], ["b"]),
-        node("Div", ["b", "k"], ["d"]),
-        node("Div", ["d", "k"], ["e"], name="/down"),
-        node("GlobalAveragePool", ["e"], ["p"], name="/pool"),
-        node("Flatten", ["p"], ["f"], name="/flat"),
-        node("Gemm", ["f", "w3"], ["y"], name="/head", transB=1),
-    ]
-    stored = {"w1": weights(4, 3, 3, 3), "w3": weights(5, 4, seed=3)}
-    ports = {"x": (FLOAT, ["batch", 3, 8, 8])}, {"y": (FLOAT, ["batch", 5])}
-    return make_model(nodes, *ports, stored)
+    text = """(float[batch,3,8,8] x) => (float[batch,5] y) {
+        ["/first"] c = Conv <pads = [1, 1, 1, 1]> (x, w1)
+        ["/k"] k = Constant <value = float[1] {1000.0}> ()
+        ["/up"] a = Mul(c, k)
+        b = Mul(a, k)
+        d = Div(b, k)
+        ["/down"] e = Div(d, k)
+        ["/pool"] p = GlobalAveragePool(e)
+        ["/flat"] f = Flatten(p)
+        ["/head"] y = Gemm <transB = 1> (f, w3) }"""
+    return parse(text, {"w1": weights(4, 3, 3, 3), "w3": weights(5, 4, seed=3)})
 
 
 def uneven_net() -> onnx.ModelProto:

@@ -9,8 +9,8 @@ import onnx
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from onnx import TensorProto, checker, helper, numpy_helper
-from small_graphs import make_model, weights
+from onnx import TensorProto, checker, helper
+from small_graphs import make_model, parse, weights
 
 from buildsys.backends.onnxruntime.session import OrtGraph, session_options
 from buildsys.errors import StageError
@@ -112,44 +112,25 @@ def test_float16_rounds_and_overflows_as_numpy_does() -> None:
 
 @pytest.mark.parametrize("optimization", ["disable", "basic", "extended", "all"])
 def test_an_overflow_inside_the_graph_reaches_the_output(optimization: str) -> None:
-    nodes = [
-        node("Mul", ["x", "k"], ["a"]),
-        node("Mul", ["a", "k"], ["b"]),
-        node("Div", ["b", "k"], ["y"]),
-    ]
-    model = make_model(
-        nodes, {"x": (FLOAT, ["n"])}, {"y": (FLOAT, ["n"])}, {"k": np.float32([1000])}
-    )
-    x = np.float32([1, 0.01])
-    assert run(half(model, "fp16"), optimization, x=x)["y"].array.tolist() == [
-        np.inf,
-        np.float16(10),
-    ]
-    assert np.isfinite(
-        run(model, optimization, x=x)["y"].array
-    ).all()  # the typed graph itself hides it
+    text = "(float[n] x) => (float[n] y) { a = Mul(x, k) b = Mul(a, k) y = Div(b, k) }"
+    model, x = parse(text, {"k": np.float32([1000])}), np.float32([1, 0.01])
+    assert np.isfinite(run(model, optimization, x=x)["y"].array).all()
+    actual = run(half(model, "fp16"), optimization, x=x)["y"].array
+    assert actual.tolist() == [np.inf, np.float16(10)]  # the typed graph itself hides it
 
 
 @pytest.mark.parametrize("precision", ["fp16", "bf16"])
 @pytest.mark.parametrize("optimization", ["disable", "all"])
 def test_every_operator_rounds(optimization: str, precision: str) -> None:
-    nodes = [
-        node("Mul", ["x", "k"], ["a"]),
-        node("Add", ["a", "x"], ["b"]),
-        node("Sub", ["b", "k"], ["y"]),
-    ]
     k = np.float32(1.0078125)  # is a bfloat16
-    model = make_model(
-        nodes, {"x": (FLOAT, [1000])}, {"y": (FLOAT, [1000])}, {"k": np.array([k])}, opset=22
-    )
-    x = weights(1000)
+    text = "(float[1000] x) => (float[1000] y) { a = Mul(x, k) b = Add(a, x) y = Sub(b, k) }"
+    model, x = parse(text, {"k": np.array([k])}, opset=22), weights(1000)
     start = rounded(x, precision)
     expected = rounded(rounded(rounded(start * k, precision) + start, precision) - k, precision)
     actual = run(half(model, precision), optimization, x=x)["y"].array
     assert np.array_equal(actual, expected)
-    assert not np.array_equal(
-        actual, rounded(start * k + start - k, precision)
-    )  # rounding once would show
+    once = rounded(start * k + start - k, precision)
+    assert not np.array_equal(actual, once)
 
 
 @pytest.mark.parametrize("precision", ["fp16", "bf16"])
@@ -174,76 +155,43 @@ def test_inputs_and_outputs_of_the_type_keep_it(precision: str) -> None:
 
 
 def test_values_stored_in_attributes_are_converted() -> None:
-    nodes = [
-        node("Constant", [], ["k"], value=numpy_helper.from_array(np.float16([0.1]))),
-        node("Mul", ["x", "k"], ["h"]),
-        node("Cast", ["h"], ["y"], to=FLOAT),
-    ]
-    model = make_model(nodes, {"x": (FLOAT16, [2])}, {"y": (FLOAT, [2])})
+    """The text has bits: 11878 is 0.1."""
+    model = parse("""(float16[2] x) => (float[2] y) {
+        k = Constant <value = float16[1] {11878}> () h = Mul(x, k) y = Cast <to = 1> (h) }""")
     x = np.float16([3, 1e4])
     assert run(emulate(model, "fp16"), x=x)["y"].array.tolist() == (x * np.float16(0.1)).tolist()
 
 
 def test_a_graph_without_the_type_stays_as_it_is() -> None:
-    model = make_model(
-        [node("Relu", ["x"], ["y"])], {"x": (FLOAT, [2])}, {"y": (FLOAT, [2])}, {"w": weights(2)}
-    )
+    model = parse("(float[2] x) => (float[2] y) { y = Relu(x) }", {"w": weights(2)})
     assert emulate(model, "fp16") == model
     convert_precision(model, "fp16")
     assert emulate(model, "bf16") == model
 
 
 def test_fresh_names_are_unused() -> None:
-    nodes = [node("Add", ["x", "x"], ["h"]), node("Mul", ["h", "h_unrounded"], ["y"])]
-    inputs = {"x": (FLOAT16, [1]), "h_unrounded": (FLOAT16, [1])}
-    emulated = emulate(make_model(nodes, inputs, {"y": (FLOAT16, [1])}), "fp16")
+    ports = "(float16[1] x, float16[1] h_unrounded) => (float16[1] y)"
+    emulated = emulate(parse(ports + "{ h = Add(x, x) y = Mul(h, h_unrounded) }"), "fp16")
     checker.check_model(emulated, full_check=True)
-    found = run(emulated, x=np.float16([2]), h_unrounded=np.float16([3]))
-    assert found["y"].array.tolist() == [12.0]
+    outputs = run(emulated, x=np.float16([2]), h_unrounded=np.float16([3]))
+    assert outputs["y"].array.tolist() == [12.0]
 
 
-def hidden_in_a_branch() -> onnx.ModelProto:
-    half_branch = [node("Cast", ["x"], ["h"], to=FLOAT16), node("Cast", ["h"], ["b"], to=FLOAT)]
-    inner = helper.make_graph(
-        half_branch, "inner", [], [helper.make_tensor_value_info("b", FLOAT, None)]
-    )
-    nested = node("If", ["flag"], ["n"], then_branch=inner, else_branch=inner)
-    outer = helper.make_graph(
-        [nested], "outer", [], [helper.make_tensor_value_info("n", FLOAT, None)]
-    )
-    branch = node("If", ["flag"], ["y"], then_branch=outer, else_branch=outer)
-    return make_model(
-        [branch], {"x": (FLOAT, [2]), "flag": (TensorProto.BOOL, [])}, {"y": (FLOAT, [2])}
-    )
+HIDDEN = {
+    "inner": """(float[2] x, bool flag) => (float[2] y) { y = If(flag) <
+        then_branch = then () => (float[2] n) { n = If(flag) <
+            then_branch = inner () => (float[2] b) { h = Cast <to = 10> (x) b = Cast <to = 1> (h) },
+            else_branch = other () => (float[2] c) { c = Neg(x) }> },
+        else_branch = else () => (float[2] d) { d = Neg(x) }> }""",
+    "Twice": """(float16[2] x) => (float16[2] y) { y = my.Twice(x) }
+        <domain: "my", opset_import: ["" : 17]> Twice (a) => (b)
+        { k = Constant <value = float16[1] {16384}> () b = Mul(a, k) }""",
+}
 
 
-def hidden_in_a_function() -> onnx.ModelProto:
-    body = [
-        node("Constant", [], ["k"], value=numpy_helper.from_array(np.float16([2]))),
-        node("Mul", ["a", "k"], ["b"]),
-    ]
-    function = helper.make_function(
-        "my", "Twice", ["a"], ["b"], body, [helper.make_opsetid("", 17)]
-    )
-    kinds = {"x": (FLOAT16, [2])}, {"y": (FLOAT16, [2])}
-    return make_model(
-        [node("Twice", ["x"], ["y"], domain="my")],
-        *kinds,
-        functions=[function],
-        opsets=[helper.make_opsetid("my", 1)],
-    )
-
-
-@pytest.mark.parametrize(
-    ("model", "place"),
-    [
-        (hidden_in_a_branch(), "the inner graph inner"),
-        (hidden_in_a_function(), "the inner graph Twice"),
-    ],
-)
-def test_types_in_subgraphs_and_functions_are_refused(model: onnx.ModelProto, place: str) -> None:
-    with pytest.raises(
-        StageError, match=f"{place} computes in float16, which cannot be emulated on the CPU"
-    ):
+@pytest.mark.parametrize("name", HIDDEN)
+def test_types_in_subgraphs_and_functions_are_refused(name: str) -> None:
+    model = parse(HIDDEN[name])
+    with pytest.raises(StageError, match=f"the inner graph {name} computes in float16, which"):
         emulate(model, "fp16")
     assert emulate(model, "bf16") == model

@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 import pytest
 from onnx import helper, numpy_helper
-from quantize_jobs import FLOAT, Chain, images_net, overflowing_net, replace_weights, uneven_net
-from small_graphs import make_model, weights
+from quantize_jobs import Chain, images_net, overflowing_net, replace_weights, uneven_net
+from small_graphs import parse, weights
 
 from buildsys.backends.openvino.options import OpenVinoEngine
 from buildsys.errors import StageError
@@ -123,9 +123,9 @@ def test_the_layer_that_int8_destroys_stays_in_fp32(tmp_path: Path) -> None:
 
 
 def test_a_graph_without_anything_to_convert_is_an_error(tmp_path: Path) -> None:
-    nodes = [helper.make_node("ReduceL2", ["x"], ["y"], axes=[1], keepdims=0, name="/norm")]
-    ports = {"x": (FLOAT, ["batch", 3, 8, 8])}, {"y": (FLOAT, ["batch", 8, 8])}
-    chain = Chain(tmp_path, make_model(nodes, *ports, {}), precision="auto-fp16")
+    ports = "(float[batch,3,8,8] x) => (float[batch,8,8] y)"
+    model = parse(ports + '{ ["/norm"] y = ReduceL2 <axes = [1], keepdims = 0> (x) }')
+    chain = Chain(tmp_path, model, precision="auto-fp16")
     with pytest.raises(StageError, match="no expensive operator can compute in float16"):
         chain.run("search:m:auto-fp16")
 
