@@ -74,8 +74,6 @@ def compare_graphs(session: Session, options: Namespace, first: str, second: str
 
 def difference_lines(document: Mapping[str, Any]) -> Iterator[str]:
     """Yield the differences of two graphs by section."""
-    for name, values in document["header"].items():
-        yield from _section(name.replace("_", " "), [_arrow(values)])
     for title in ("opsets", "operators"):
         changes = [f"{name} {_arrow(pair)}" for name, pair in document[title].items()]
         yield from _section(title, [", ".join(changes)] if changes else [])
@@ -90,12 +88,11 @@ def difference_lines(document: Mapping[str, Any]) -> Iterator[str]:
     yield from _kinds("removed", document["gone"], _describe_group)
     yield from _kinds("added", document["come"], _describe_group)
     yield from _kinds("changed", document["changed"], _describe_change)
-    for title in ("renamed", "shapes"):
-        renamed = [
-            f"{change.get('tensor', '')} {_arrow((change['from'], change['to']))}".lstrip()
-            for change in document[title]
-        ]
-        yield from _section(title, [first_names(renamed, _SHOWN_NAMES)] if renamed else [])
+    shapes = [
+        f"{change['tensor']} {_arrow((change['from'], change['to']))}"
+        for change in document["shapes"]
+    ]
+    yield from _section("shapes", filter(None, [first_names(shapes, _SHOWN_NAMES)]))
     yield from _section("initializers", list(_initializers(document["initializers"])))
 
 
@@ -139,7 +136,7 @@ def _describe_change(change: Mapping[str, Any]) -> list[tuple[str, str]]:
 
 def _initializers(changes: Mapping[str, Any]) -> Iterator[str]:
     counts, sizes = changes["count"], changes["bytes"]
-    titles = {"gone": "removed", "come": "added", "changed": "changed", "renamed": "renamed"}
+    titles = {"gone": "removed", "come": "added", "changed": "changed"}
     summary = [
         f"{count(len(changes[kind]))} {title}" for kind, title in titles.items() if changes[kind]
     ]
@@ -147,10 +144,7 @@ def _initializers(changes: Mapping[str, Any]) -> Iterator[str]:
         totals = f"{count(counts[0])} → {count(counts[1])}, {size(sizes[0])} → {size(sizes[1])}"
         yield f"{totals}: {', '.join(summary)}"
     for kind, title in titles.items():
-        names = [
-            change.get("name") or _arrow((change["from"], change["to"])) for change in changes[kind]
-        ]
-        if names:
+        if names := [tensor["name"] for tensor in changes[kind]]:
             yield f"{title}: {first_names(names, _SHOWN_NAMES)}"
 
 

@@ -24,7 +24,6 @@ _LONGEST_CHAIN = 8
 def compare(first: PlainModel, second: PlainModel) -> dict[str, Any]:
     """Compare two models; return all differences as JSON values."""
     models = first, second
-    headers = [{"ir_version": model.ir_version, "producer": model.producer} for model in models]
     functions = [
         {name: "; ".join(map(_node_text, body.nodes)) for name, body in model.functions.items()}
         for model in models
@@ -38,7 +37,6 @@ def compare(first: PlainModel, second: PlainModel) -> dict[str, Any]:
         changes = _mapping_changes(ours, theirs).items()
         interface[side] = [{"name": name, "from": was, "to": now} for name, (was, now) in changes]
     differences = {
-        "header": _mapping_changes(headers[0], headers[1]),
         "opsets": _mapping_changes(first.opsets, second.opsets),
         "functions": _mapping_changes(functions[0], functions[1]),
         "interface": interface,
@@ -59,16 +57,10 @@ def compare_bodies(first: Body, second: Body) -> dict[str, Any]:
         if str(was) != str(now) and all(shape is not None and None not in shape for shape in sizes):
             names = {"tensor": other_name, "was_called": name}
             shapes.append({**names, "from": str(was), "to": str(now)})
-    pairs = matching.nodes.items()
     return {
         "gone": [_describe_group(nodes, first) for nodes in _groups(matching.removed, first)],
         "come": [_describe_group(nodes, second) for nodes in _groups(matching.added, second)],
-        "changed": [change for pair in pairs if (change := _node_change(*pair, matching))],
-        "renamed": [
-            {"from": node.label, "to": other.label, "operator": node.operator}
-            for node, other in pairs
-            if node.label != other.label
-        ],
+        "changed": list(filter(None, (_node_change(*p, matching) for p in matching.nodes.items()))),
         "shapes": shapes,
         "initializers": _initializer_changes(first.initializers, second.initializers),
     }
@@ -275,25 +267,18 @@ def _node_text(node: PlainNode) -> str:
 def _initializer_changes(
     first: Mapping[str, StoredTensor], second: Mapping[str, StoredTensor]
 ) -> dict[str, Any]:
-    """Find removed, added, changed and renamed initializers."""
-    removed = {name: stored for name, stored in first.items() if name not in second}
-    added = {name: stored for name, stored in second.items() if name not in first}
-    by_content = {stored.digest: name for name, stored in added.items() if stored.digest}
-    renamed = []
-    for name, stored in list(removed.items()):
-        if other := by_content.pop(stored.digest, ""):
-            renamed.append({"from": name, "to": other})
-            del removed[name], added[other]
-    changed = [
-        {"name": name, "from": str(stored), "to": str(second[name])}
-        for name, stored in first.items()
-        if name in second and stored.digest != second[name].digest
-    ]
+    """Find removed, added and changed initializers; the same contents may have another name."""
+    removed = [stored for name, stored in first.items() if name not in second]
+    added = [stored for name, stored in second.items() if name not in first]
+    renamed = {stored.digest for stored in removed} & {stored.digest for stored in added} - {""}
     return {
-        "gone": [stored.as_json() for stored in removed.values()],
-        "come": [stored.as_json() for stored in added.values()],
-        "changed": changed,
-        "renamed": renamed,
+        "gone": [stored.as_json() for stored in removed if stored.digest not in renamed],
+        "come": [stored.as_json() for stored in added if stored.digest not in renamed],
+        "changed": [
+            {"name": name, "from": str(stored), "to": str(second[name])}
+            for name, stored in first.items()
+            if name in second and stored.digest != second[name].digest
+        ],
         "count": [len(first), len(second)],
         "bytes": [sum(stored.bytes for stored in side.values()) for side in (first, second)],
     }

@@ -373,10 +373,10 @@ def test_deleted_manifests_keep_their_history(recorded: Recorded, run: Run, tmp_
 
 EQUAL_GRAPHS = {"is_equal": True, "nodes": [2, 2]}
 OTHER_GRAPHS = {
-    "is_equal": False, "nodes": [2, 3], "header": {}, "opsets": {}, "functions": {},
+    "is_equal": False, "nodes": [2, 3], "opsets": {}, "functions": {},
     "interface": {}, "operators": {"Relu": (0, 1)}, "gone": [], "come": [], "changed": [],
-    "shapes": [], "renamed": [],
-    "initializers": dict.fromkeys(("count", "bytes", "gone", "come", "changed", "renamed"), ()),
+    "shapes": [],
+    "initializers": dict.fromkeys(("count", "bytes", "gone", "come", "changed"), ()),
 }  # fmt: skip
 STAGES = ("export", "surgery:after_export", "simplify", "surgery:after_simplify", "convert:fp16")
 

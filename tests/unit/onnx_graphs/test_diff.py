@@ -118,7 +118,6 @@ def test_initializers_are_compared_by_name_and_content() -> None:
     assert [stored["name"] for stored in differences["gone"]] == ["lost"]
     assert [stored["name"] for stored in differences["come"]] == ["fresh"]
     assert [stored["name"] for stored in differences["changed"]] == ["edited"]
-    assert differences["renamed"] == [{"from": "old", "to": "new"}]
 
 
 def test_bodies_are_compared_as_well() -> None:
