@@ -47,6 +47,11 @@ from buildsys.store.object_store import Store
 SCHEMA = "buildsys/compare/1"
 _INDENT = 14
 _SHOWN_FIELDS = 12
+_ORDER = {
+    stage.name: place
+    for place, stage in enumerate(STAGES)
+    if stage.name in ENGINE_STAGES or (stage.compared and stage.planned_for == "network")
+}
 _section = partial(titled_lines, indent=_INDENT)
 
 
@@ -138,24 +143,21 @@ def _compare(session: Session, history: History, first: Side, second: Side) -> B
     if before and after:
         comparison.manifest = part_reasons(before, after)
     engines = [side.engines() for side in (first, second)]
-    paired = [(name, name) for name in engines[0] if name in engines[1]]
+    paired = {name: name for name in engines[0] if name in engines[1]}
     if first.engine and second.engine:
-        paired = [(first.engine, second.engine)]
+        paired = {first.engine: second.engine}
     else:
-        comparison.engines = {name: "first" for name in engines[0] if name not in engines[1]}
-        comparison.engines |= {name: "second" for name in engines[1] if name not in engines[0]}
-    names = [
-        ((stage.name, build.variant), (stage.name, build.variant))
-        for stage in STAGES
-        if stage.compared and stage.planned_for == "network"
-        for build in first.builds.values()
-        if build.stage == stage.name
-    ]
-    names += [((s, one), (s, other)) for one, other in paired for s in ENGINE_STAGES]
+        for names, others, side in (
+            (engines[0], engines[1], "first"),
+            (engines[1], engines[0], "second"),
+        ):
+            comparison.engines |= {name: side for name in names if name not in others}
     pairs: list[tuple[Build, Build]] = []
-    for one, other in names:
-        build, match = first.of(*one), second.of(*other)
-        if build is not None and match is not None and build.id != match.id:
+    for build in sorted(first.builds.values(), key=lambda build: _ORDER.get(build.stage, -1)):
+        of_engine = build.stage in ENGINE_STAGES
+        variant = paired.get(build.variant) if of_engine else build.variant
+        match = None if variant is None else second.of(build.stage, variant)
+        if build.stage in _ORDER and match is not None and match.id != build.id:
             pairs.append((build, match))
     comparison.figures = compare_figures(pairs)
     environments: tuple[dict[str, str], dict[str, str]] = ({}, {})
@@ -200,18 +202,13 @@ def _lines(comparison: BuildComparison) -> Iterator[str]:
     yield from comparison.graphs.lines()
     only = [f"{name}: only in the {side}" for name, side in comparison.engines.items()]
     yield from _section("engines", only)
-    accuracy = [change for change in comparison.figures if change.figure == "relative"]
-    others = [change for change in comparison.changed_figures if change.figure != "relative"]
-    changed = [
-        _figure(change, "relative error") for change in accuracy if change.first != change.second
-    ]
-    unchanged = ["unchanged"] if accuracy and not changed else []
-    yield from _section("accuracy", changed or unchanged)
-    yield from _section(
-        "size", [_figure(change) for change in others if "seconds" not in change.figure]
-    )
-    times = [_figure(change) for change in others if "seconds" in change.figure]
-    yield from _section("build time", times)
+    figures: dict[str, list[str]] = {"accuracy": [], "size": [], "build time": []}
+    for change in comparison.changed_figures:
+        figures[_SECTIONS.get(change.figure, "size")].append(_figure(change))
+    if any(change.figure == "relative" for change in comparison.figures):
+        figures["accuracy"] = figures["accuracy"] or ["unchanged"]
+    for title, lines in figures.items():
+        yield from _section(title, lines)
     yield from _section("latency", [_latency(change) for change in comparison.latencies])
 
 
@@ -221,15 +218,17 @@ def _shown(reasons: Sequence[Reason]) -> list[str]:
     return lines[:_SHOWN_FIELDS] + ([f"and {more} more (--json lists all)"] if more > 0 else [])
 
 
-_NAMES = {"bytes": "", "device_memory_bytes": "GPU memory", "nodes": "nodes", "build_seconds": ""}
+_SECTIONS = {"relative": "accuracy", "build_seconds": "build time"}
+_NAMES = {
+    "relative": "relative error ", "device_memory_bytes": "GPU memory ", "nodes": "nodes ",
+}  # fmt: skip
 
 
-def _figure(change: FigureChange, name: str | None = None) -> str:
-    """Return a change as ``engine:m:ort: 46.8 MB → 40.1 MB (-14 %)``."""
+def _figure(change: FigureChange) -> str:
+    """Format as ``engine:m:ort: 46.8 MB → 40.1 MB (-14 %)``."""
     format_value: Callable[[float], str] = {
         "relative": error, "build_seconds": duration, "nodes": lambda value: count(int(value)),
     }.get(change.figure, size)  # fmt: skip
-    name = _NAMES[change.figure] if name is None else name
     first, second = (
         "not finite" if value is None else format_value(value)
         for value in (change.first, change.second)
@@ -237,7 +236,7 @@ def _figure(change: FigureChange, name: str | None = None) -> str:
     percent = ""
     if change.first and change.second is not None and change.figure != "relative":
         percent = f" ({100 * (change.second / change.first - 1):+.1f} %)"
-    return f"{change.target}: {f'{name} ' if name else ''}{first} → {second}{percent}"
+    return f"{change.target}: {_NAMES.get(change.figure, '')}{first} → {second}{percent}"
 
 
 def _latency(timing: LatencyChange) -> str:
