@@ -7,7 +7,6 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from html import escape
-from itertools import pairwise
 
 from buildsys.errors import UsageError
 from buildsys.onnx_graphs.inspection.graph import CONSTANT, TIMES, Body, PlainNode, shape_text
@@ -16,8 +15,6 @@ from buildsys.system.suggestions import nearest
 
 _BACKSLASH = "\N{REVERSE SOLIDUS OPERATOR}"
 _LONGEST = 44  # characters of a line
-_LONGEST_CHAIN = 8  # nodes of one box
-_MANY = 60  # nodes; larger drawings have a box for each chain of nodes
 _LONGEST_BLOCK = 400  # nodes
 _FEWEST_SAVED = 4  # nodes; a shorter repetition is drawn as it is
 _COLORS = {  # operators -> fill and line
@@ -92,7 +89,6 @@ class _Part:
         ]
         folding = Folding(["\n".join(lines) for lines in self._lines], self._sources)
         self._items, self._drawn = folding.items, folding.drawn
-        self._chain_of = self._find_chains()
 
     def draw(self) -> None:
         """Add clusters, boxes, edges, inputs and outputs to the drawing."""
@@ -105,8 +101,7 @@ class _Part:
                     begin = ends.setdefault(source, f"{self._prefix}i{len(ends)}")
                 else:
                     begin = self._box(self._drawn[source])
-                if begin != self._box(node):
-                    edges[f"{begin} -> {self._box(node)}"] = None
+                edges[f"{begin} -> {self._box(node)}"] = None
         for name, end in ends.items():
             self._draw_end(end, name)
         members = set(self.nodes)
@@ -127,72 +122,32 @@ class _Part:
         self._constants.update(node.outputs)
         return True
 
-    def _find_chains(self) -> dict[int, int]:
-        """Map nodes to the first node of their box, if there are many nodes."""
-        drawn = sorted(set(self._drawn))
-        first = {node: node for node in drawn}
-        if len(drawn) <= _MANY:
-            return first
-        readers: dict[int, set[int]] = {node: set() for node in drawn}
-        for reader, sources in enumerate(self._sources):
-            for source in sources:
-                if isinstance(source, int):
-                    readers[self._drawn[source]].add(self._drawn[reader])
-        lengths = dict.fromkeys(drawn, 1)
-        for items in self._runs(self._items):
-            for before, node in pairwise(items):
-                is_chain = readers[before] == {node} and self._sources[node] == (before,)
-                is_plain = not (self.nodes[before].bodies or self.nodes[node].bodies)
-                if is_chain and is_plain and lengths[first[before]] < _LONGEST_CHAIN:
-                    first[node] = first[before]
-                    lengths[first[node]] += 1
-        return first
-
-    def _runs(self, items: Sequence[int | Block]) -> Iterator[list[int]]:
-        """List the nodes between blocks."""
-        run: list[int] = []
-        for item in items:
-            if isinstance(item, int):
-                run.append(item)
-            else:
-                yield run
-                yield from self._runs(item.items)
-                run = []
-        yield run
-
-    def _box(self, node: int) -> str:
-        return f"{self._prefix}{self._chain_of[node]}"
-
     def _draw_items(self, items: Sequence[int | Block]) -> None:
         for item in items:
             if isinstance(item, Block):
                 with self._frame(f"{TIMES} {item.count}"):
                     self._draw_items(item.items)
-            elif self._chain_of[item] == item:
+            else:
                 self._draw_box(item)
 
-    def _draw_box(self, node: int) -> None:
-        chain = [self.nodes[n] for n, first in self._chain_of.items() if first == node]
-        last = chain[-1]
-        lines = self._lines[node]
-        if len(chain) > 1:
-            title = " → ".join(each.operator for each in chain)
-            first = _shortened(chain[0].label)
-            lines = [title, f"{len(chain)} nodes from {first}", *_output_shapes(last, self._body)]
-        name = self.nodes[node].name
-        lines = [*lines[:1], *([_shortened(name)] if name and len(chain) == 1 else []), *lines[1:]]
-        fill, line = _color(chain[0].operator) if len(chain) == 1 else _PLAIN
-        rest = "".join(f"<br/>{_escaped(text)}" for text in lines[1:])
-        label = f'<<font point-size="11"><b>{_escaped(lines[0])}</b></font>{rest}>'
-        tooltip = _quoted(*(f"{each.operator} {each.label}" for each in chain))
+    def _draw_box(self, number: int) -> None:
+        node, (operator, *details) = self.nodes[number], self._lines[number]
+        fill, line = _color(node.operator)
+        texts = [*filter(None, [_shortened(node.name)]), *details]
+        rest = "".join(f"<br/>{_escaped(text)}" for text in texts)
+        label = f'<<font point-size="11"><b>{_escaped(operator)}</b></font>{rest}>'
+        tooltip = _quoted(f"{node.operator} {node.label}")
         style = f'label={label}, tooltip={tooltip}, fillcolor="{fill}", color="{line}"'
-        self._drawing.lines.append(f"{self._box(node)} [{style}]")
+        self._drawing.lines.append(f"{self._box(number)} [{style}]")
         self._drawing.boxes += 1
-        for number, (title, body) in enumerate(self.nodes[node].bodies.items()):
+        for place, (title, body) in enumerate(node.bodies.items()):
             if body.nodes:
-                with self._frame(f"{title} of {_shortened(self.nodes[node].label)}"):
-                    prefix = f"{self._box(node)}_{number}_"
+                with self._frame(f"{title} of {_shortened(node.label)}"):
+                    prefix = f"{self._box(number)}_{place}_"
                     _Part(body, choose(body), prefix, self._drawing).draw()
+
+    def _box(self, number: int) -> str:
+        return f"{self._prefix}{number}"
 
     @contextmanager
     def _frame(self, title: str) -> Iterator[None]:
@@ -244,10 +199,9 @@ def _escaped(value: object) -> str:
     return text.replace("\\", _BACKSLASH).replace("\n", " ")
 
 
-def _quoted(*lines: str) -> str:
+def _quoted(text: str) -> str:
     """Quote text outside of labels, where graphviz reads entities as well."""
-    text = "&#10;".join(map(_escaped, lines))
-    return f'"{text}"'
+    return f'"{_escaped(text)}"'
 
 
 def choose(body: Body, begin: str = "", end: str = "", depth: int | None = None) -> list[PlainNode]:
@@ -296,9 +250,8 @@ def _nodes(body: Body, name: str, *, forwards: bool) -> list[PlainNode]:
 def _reached(
     body: Body, starts: set[PlainNode], depth: int | None, *, forwards: bool
 ) -> set[PlainNode]:
-    reached: set[PlainNode] = set()
-    level, distance = starts, 1
-    while level and (depth is None or distance <= depth):
+    reached, level = set[PlainNode](), starts
+    while level and depth != 0:
         reached |= level
         if forwards:
             names = (name for node in level for name in node.outputs)
@@ -306,7 +259,7 @@ def _reached(
         else:
             names = (name for node in level for name in node.reads)
             near = {body.producers[name] for name in names if name in body.producers}
-        level, distance = near - reached, distance + 1
+        level, depth = near - reached, depth and depth - 1
     return reached
 
 

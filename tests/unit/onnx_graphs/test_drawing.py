@@ -108,14 +108,6 @@ def test_blocks_inside_of_blocks() -> None:
     assert Block((Block((0,), 6), 6, 7), 2) in folded.items
 
 
-def test_many_nodes_are_drawn_as_chains() -> None:
-    kinds = ["Conv", "Relu", "MaxPool", "Sigmoid", "Neg", "Exp", "Abs"]
-    values = {f"t{n}": [n] for n in range(1, 70)}
-    drawing = draw(body(chain(*kinds * 10), values=values), "t")
-    assert (drawing.nodes, drawing.boxes) == (70, 9)
-    assert titles(drawing)[0] == "Conv → Relu → MaxPool → Sigmoid → Neg → Exp → Abs → Conv"
-
-
 def test_constants_are_not_drawn() -> None:
     nodes = [node("Identity", "w", "v"), node("Conv", "x v", "y"), node("Identity", "w", "z")]
     drawing = draw(body(nodes, "x", "y z", stored={"w": "d"}), "t")
