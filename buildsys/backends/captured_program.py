@@ -93,10 +93,7 @@ def check_inputs(
 
 
 def _check_shape(
-    port: Port,
-    shape: tuple[int, ...],
-    dims: Mapping[str, Mapping[str, int]],
-    sizes: dict[str, int],
+    port: Port, shape: tuple[int, ...], dims: Mapping[str, Mapping[str, int]], sizes: dict[str, int]
 ) -> None:
     problem = f"the input {port.name} has the shape {list(shape)}"
     if len(shape) != len(port.shape):

@@ -14,13 +14,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from buildsys.system.backend_registry import (
-    Header,
-    Reason,
-    Record,
-    describe_backend,
-    our_backends,
-)
+from buildsys.system.backend_registry import Header, Reason, Record, describe_backend, our_backends
 from buildsys.system.files import mapped, read_limited, sha256_of
 from buildsys.system.signatures import (
     BROKEN,

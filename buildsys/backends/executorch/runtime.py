@@ -110,8 +110,7 @@ def open_program(engine: Path) -> tuple[Any, dict[str, Any]]:
     problem = "it is damaged, or of another version"
     with contextlib.suppress(RuntimeError, ValueError):
         program = library._load_program(
-            str(engine),
-            program_verification=library.Verification.InternalConsistency,
+            str(engine), program_verification=library.Verification.InternalConsistency
         )
         names = [program.get_method_name(index) for index in range(program.num_methods())]
         if INTERFACE in names:

@@ -186,10 +186,7 @@ def load(engine: Path, options: Options, operators: tuple[OperatorUse, ...] = ()
 
 
 def slowest_layers(
-    engine: Path,
-    options: Options,
-    operators: tuple[OperatorUse, ...],
-    inputs: Mapping[str, Tensor],
+    engine: Path, options: Options, operators: tuple[OperatorUse, ...], inputs: Mapping[str, Tensor]
 ) -> list[Figures]:
     """Return the slowest nodes, [] on a GPU: its profiler sees launches."""
     from buildsys.backends.onnxruntime.placement import read_layers

@@ -227,10 +227,7 @@ class Inference:
             self._running_on = None
 
     def _set_shapes(
-        self,
-        inputs: Mapping[str, Tensor | DeviceTensor],
-        profile: int | None,
-        messages: Messages,
+        self, inputs: Mapping[str, Tensor | DeviceTensor], profile: int | None, messages: Messages
     ) -> None:
         """Set profile, shapes and host inputs, unless the context has them."""
         shapes = (profile, {name: value.shape for name, value in inputs.items()})

@@ -38,10 +38,7 @@ def test_engines_on_cuda_run_there(tmp_path: Path) -> None:
         "source": {"python": "net.py:make", "randomize": True},
         "inputs": {"x": {"shape": ["batch", 3, 32, 32]}},
         "dims": {"batch": {"min": 1, "opt": 4, "max": 8}},
-        "engines": [
-            {"name": "cuda", **cuda},
-            {"name": "half", **cuda, "precision": "fp16"},
-        ],
+        "engines": [{"name": "cuda", **cuda}, {"name": "half", **cuda, "precision": "fp16"}],
         "bench": {"duration": "200ms", "baselines": ["torch"], "noise": None},
     }
     file = tmp_path / "configs/models/net.yaml"

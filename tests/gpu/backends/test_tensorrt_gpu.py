@@ -16,17 +16,7 @@ from engine_jobs import resolved, write_golden
 from gpu_marks import TENSORRT_ON_GPU
 from onnx import TensorProto, helper
 from small_graphs import make_model, one_node, weights
-from tensorrt_jobs import (
-    IMAGE,
-    SOURCES,
-    build,
-    error_of,
-    image,
-    job_of,
-    options,
-    refusal,
-    run,
-)
+from tensorrt_jobs import IMAGE, SOURCES, build, error_of, image, job_of, options, refusal, run
 from toolchain import Refused, Toolchain
 
 from buildsys.onnx_graphs.tensors import Tensor, tensor_of

@@ -123,9 +123,7 @@ def test_exact_at_batch_1_and_wrong_at_batch_2(project: ProjectFolder) -> None:
     assert all(failure["index"][0] > 0 for failure in failures)
 
 
-def test_a_tf32_engine_names_the_remedy_for_full_float32(
-    project: ProjectFolder,
-) -> None:
+def test_a_tf32_engine_names_the_remedy_for_full_float32(project: ProjectFolder) -> None:
     model(project, "m", {"tolerance": {"rtol": 1e-6}}, channels=64)
     ran = project.doit("verify:m:trt")
     assert ran.code == 1, ran.out
@@ -172,11 +170,7 @@ def test_a_broken_timing_cache_costs_a_warning(project: ProjectFolder, damage: s
     elif damage == "foreign":
         path.write_bytes(stored.replace(DRIVER.gpus[0].name.encode(), b"NVIDIA Another GPU", 1))
     else:
-        write_shared(
-            path,
-            os.urandom(5000),
-            json.loads(stored.partition(b"\n")[0])["made_for"],
-        )
+        write_shared(path, os.urandom(5000), json.loads(stored.partition(b"\n")[0])["made_for"])
     project.doit("forget", "engine:m:trt")
     assert project.doit("engine:m:trt").code == 0
     record = result(project, "m/engine/trt/engine.json")

@@ -12,14 +12,7 @@ import onnxruntime as ort
 import pytest
 from engine_jobs import engine_options, random_x, refused_nodes, request
 from onnx import TensorProto, helper
-from small_graphs import (
-    conv_bn,
-    make_model,
-    splits_around_a_loop,
-    typed_network,
-    weights,
-    write,
-)
+from small_graphs import conv_bn, make_model, splits_around_a_loop, typed_network, weights, write
 
 from buildsys.backends.onnxruntime import backend
 from buildsys.backends.onnxruntime.session import OrtGraph, session_options
@@ -168,8 +161,7 @@ def test_every_field_reaches_the_session(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("op", "shape", "weight_shape"),
-    [("Conv", (4, 1, 1), (2, 4, 1, 1)), ("MatMul", (4,), (4, 2))],
+    ("op", "shape", "weight_shape"), [("Conv", (4, 1, 1), (2, 4, 1, 1)), ("MatMul", (4,), (4, 2))]
 )
 def test_int8_sums_do_not_overflow(
     tmp_path: Path, op: str, shape: tuple[int, ...], weight_shape: tuple[int, ...]

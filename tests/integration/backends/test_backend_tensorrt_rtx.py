@@ -314,9 +314,7 @@ def test_unsupported_formats(tmp_path: Path, io: dict[str, Any], said: str) -> N
     assert str(caught.value).startswith(said)
 
 
-def test_a_graph_without_the_requested_precision_fails_with_the_share(
-    tmp_path: Path,
-) -> None:
+def test_a_graph_without_the_requested_precision_fails_with_the_share(tmp_path: Path) -> None:
     with pytest.raises(StageError) as caught:
         build(tmp_path, conv_bn(), precision="fp16")
     assert str(caught.value).startswith(

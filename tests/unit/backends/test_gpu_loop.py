@@ -99,9 +99,7 @@ def test_a_lone_inference_takes_launch_and_work_and_a_queued_one_its_work_alone(
     assert 2 <= machine.most_at_work <= 5
 
 
-def test_launches_longer_than_the_work_are_measured(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_launches_longer_than_the_work_are_measured(monkeypatch: pytest.MonkeyPatch) -> None:
     timed, _ = contender(monkeypatch, launch_us=50, work_us=10)
     samples = timed.block(0.01, 5)
     assert set(samples.wall_ns) == {60 * US}

@@ -9,11 +9,7 @@ from typing import Any
 import pytest
 
 from buildsys.backends.interface import precision_problem
-from buildsys.backends.tensorrt.inspector import (
-    layer_shares,
-    precision_facts,
-    read_layers,
-)
+from buildsys.backends.tensorrt.inspector import layer_shares, precision_facts, read_layers
 
 FOLDER = Path(__file__).parent / "trt_inspector"
 
@@ -88,10 +84,7 @@ def test_shares_of_layers_and_of_time() -> None:
     layers = read_layers(answer("fp16"), "fp16")
     times = {layer.name: 2.0 if layer.kind == "Reformat" else 1.0 for layer in layers}
     found = precision_facts(layers, times, "fp16")["precision_shares"]
-    assert found == {
-        "layers": {"float16": 1.0},
-        "time": {"float16": 0.5556, "other": 0.4444},
-    }
+    assert found == {"layers": {"float16": 1.0}, "time": {"float16": 0.5556, "other": 0.4444}}
     facts = precision_facts(layers, {}, "fp16")
     assert facts["precision_shares"] == {"layers": found["layers"]}
     assert facts["precision_of"] == "engine"

@@ -11,11 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from buildsys.store.timing_caches import (
-    SharedTimingCache,
-    damaged,
-    list_files,
-)
+from buildsys.store.timing_caches import SharedTimingCache, damaged, list_files
 
 CONDITIONS = {
     "library": "tensorrt-8.6.1",
