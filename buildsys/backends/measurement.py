@@ -31,7 +31,7 @@ from buildsys.errors import StageError
 from buildsys.onnx_graphs.tensors import Tensor
 
 if TYPE_CHECKING:
-    from buildsys.backends.cuda.device import Device, Event, Stream
+    from buildsys.backends.cuda_device import Device, Event, Stream
 
 
 Clock = Callable[[], int]

@@ -13,7 +13,7 @@ from buildsys.errors import StageError
 from buildsys.onnx_graphs.tensors import BIT_DTYPES, Array, Tensor
 
 if TYPE_CHECKING:
-    from buildsys.backends.cuda.device import Buffer, Device
+    from buildsys.backends.cuda_device import Buffer, Device
 
 _SPARE_BYTES = 64 << 20
 
@@ -57,7 +57,7 @@ class DeviceArray:
 
         Raises: StageError: too little memory is left.
         """
-        from buildsys.backends.cuda.device import Buffer
+        from buildsys.backends.cuda_device import Buffer
 
         self.dtype = dtype
         self.shape = shape
@@ -122,14 +122,14 @@ class DeviceArray:
 @cache
 def _shared_gpu() -> Device:
     """Open the first GPU; like arrays, it may outlive all engines."""
-    from buildsys.backends.cuda.device import Device
+    from buildsys.backends.cuda_device import Device
 
     return Device(0)
 
 
 def wait_for_stream(number: int) -> None:
     """Wait for all work on another library's stream. Raises: StageError: it failed."""
-    from buildsys.backends.cuda.device import Stream
+    from buildsys.backends.cuda_device import Stream
 
     with _shared_gpu().current():
         Stream(number).synchronize()

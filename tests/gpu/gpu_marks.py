@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from toolchain import missing
 
-from buildsys.backends.cuda.gpus import find_driver
+from buildsys.backends.cuda_gpus import find_driver
 
 DRIVER = find_driver()
 _NO_GPU = pytest.mark.skipif(not DRIVER.gpus, reason=f"no GPU: {DRIVER.missing}")

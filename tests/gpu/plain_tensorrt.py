@@ -23,7 +23,7 @@ from cuda.bindings import driver as cuda
 
 sys.path.append(str(Path(__file__).parents[2]))
 
-from buildsys.backends.cuda.device import CudaGraph, Device
+from buildsys.backends.cuda_device import CudaGraph, Device
 from buildsys.backends.measurement import GpuContender, GpuTiming
 from buildsys.onnx_graphs.tensors import load_case
 from buildsys.stages.bench.local_engine import LocalEngine

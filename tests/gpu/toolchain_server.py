@@ -15,7 +15,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from buildsys.backends.cuda.device import Device
+from buildsys.backends.cuda_device import Device
 from buildsys.backends.interface import BuildRequest, Calibration, EarlierBuild, load_backend
 from buildsys.errors import BuildsysError
 from buildsys.onnx_graphs.tensors import load_tensors, save_tensors

@@ -15,7 +15,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING
 
-from buildsys.backends.cuda.gpus import find_driver
+from buildsys.backends.cuda_gpus import find_driver
 from buildsys.backends.interface import (
     BuildRequest,
     Figures,

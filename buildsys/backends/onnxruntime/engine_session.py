@@ -12,7 +12,7 @@ from typing import Any
 
 import onnxruntime as ort
 
-from buildsys.backends.cuda.gpus import find_driver
+from buildsys.backends.cuda_gpus import find_driver
 from buildsys.backends.interface import OperatorUse, Options
 from buildsys.backends.onnxruntime.execution_providers import (
     CPU,

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from buildsys.backends.calibration_batches import Batch, read_batches
-from buildsys.backends.cuda.device import Device
+from buildsys.backends.cuda_device import Device
 from buildsys.backends.interface import Calibration
 from buildsys.backends.tensorrt.library import DTYPES, FEATURES, TensorRTLibrary
 from buildsys.system.files import replace_file

@@ -6,7 +6,7 @@ import os
 from dataclasses import dataclass
 from pathlib import Path
 
-from buildsys.backends.cuda.gpus import Gpu, find_driver
+from buildsys.backends.cuda_gpus import Gpu, find_driver
 from buildsys.backends.interface import Figures, OperatorUse, Options, precision_problem
 from buildsys.backends.tensorrt.library import (
     CAPABILITIES,

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from buildsys.backends.cuda.device import Buffer, Device
+from buildsys.backends.cuda_device import Buffer, Device
 from buildsys.backends.interface import Port
 from buildsys.backends.tensorrt.library import DTYPES, FORMATS, TensorRTLibrary
 from buildsys.errors import StageError

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from buildsys.backends.cuda.device import Buffer, CudaGraph, Device, Event, Stream
+from buildsys.backends.cuda_device import Buffer, CudaGraph, Device, Event, Stream
 from buildsys.backends.interface import Allocate, DeviceTensor, Port, Run
 from buildsys.backends.tensorrt.engine_tensors import (
     EngineOutput,

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from functools import cache
 from typing import Any
 
-from buildsys.backends.cuda.gpus import format_size
+from buildsys.backends.cuda_gpus import format_size
 from buildsys.backends.interface import Options
 from buildsys.backends.tensorrt.library import TensorRTLibrary
 from buildsys.errors import StageError

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import numpy as np
 
-from buildsys.backends.cuda.device import CudaGraph, Device, HostBuffer, Resource
+from buildsys.backends.cuda_device import CudaGraph, Device, HostBuffer, Resource
 from buildsys.backends.interface import Figures
 from buildsys.backends.measurement import (
     ENGINE,

@@ -19,7 +19,7 @@ from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO
 
-from buildsys.backends.cuda.gpus import find_driver, pci_bus_id
+from buildsys.backends.cuda_gpus import find_driver, pci_bus_id
 from buildsys.backends.interface import Figures, OperatorUse, Options, Session, load_backend
 from buildsys.backends.measurement import ENGINE, Contender, GpuSession, GpuTiming, LocalCall
 from buildsys.errors import StageError, Unavailable
@@ -30,7 +30,7 @@ from buildsys.system.toolchains import Toolchain
 from buildsys.workers.result_file import loaded_versions
 
 if TYPE_CHECKING:
-    from buildsys.backends.cuda.device import Device
+    from buildsys.backends.cuda_device import Device
 
 
 class LocalEngine:
@@ -57,7 +57,7 @@ class LocalEngine:
         self._taken_bytes = 0  # by free GPU memory before and after
         with ExitStack() as stack:
             if self.device["kind"] == "gpu" and find_driver().gpus:
-                from buildsys.backends.cuda.device import Device  # needs cuda-bindings
+                from buildsys.backends.cuda_device import Device  # needs cuda-bindings
 
                 self._gpu = stack.enter_context(closing(Device(0)))
             with self._record_memory():

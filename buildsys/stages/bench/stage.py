@@ -26,7 +26,7 @@ from buildsys.stages.bench.result import (
 from buildsys.stages.engine.result import SlowLayer
 from buildsys.stages.operators.implementation import implementation_of
 from buildsys.system.cpu import OtherLoad, cpu_model, load_average, usable_cores
-from buildsys.system.gpu_readings import sampled
+from buildsys.system.nvml import sampled
 from buildsys.workers.job import Job, StageResult
 
 TimedEngine = LocalEngine | RemoteEngine

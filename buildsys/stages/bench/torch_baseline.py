@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from buildsys.backends.cuda.device import Device, Stream
+from buildsys.backends.cuda_device import Device, Stream
 from buildsys.backends.measurement import Contender, GpuContender, GpuTiming, LocalCall, Slot
 from buildsys.errors import Unavailable
 from buildsys.models.torch_model import make_network, to_torch

@@ -24,13 +24,12 @@ import numpy as np
 import pytest
 from gpu_marks import DRIVER, ON_GPU
 
-from buildsys.backends.cuda.device import CudaGraph, Device, HostBuffer, Stream
-from buildsys.backends.cuda.gpus import pci_bus_id
+from buildsys.backends.cuda_device import CudaGraph, Device, HostBuffer, Stream
+from buildsys.backends.cuda_gpus import pci_bus_id
 from buildsys.backends.measurement import GpuContender, Slot
 from buildsys.errors import StageError
 from buildsys.onnx_graphs.tensors import Tensor, save_case
-from buildsys.system.gpu_readings import sampled
-from buildsys.system.nvml import read_gpus
+from buildsys.system.nvml import read_gpus, sampled
 from buildsys.system.toolchains import Toolchain
 
 ROOT = Path(__file__).parents[3]

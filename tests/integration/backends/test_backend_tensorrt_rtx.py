@@ -14,7 +14,7 @@ from engine_jobs import INPUTS, engine_options, refused_nodes, request
 from onnx import TensorProto, helper
 from small_graphs import conv_bn, make_model, one_node, weights, write
 
-from buildsys.backends.cuda.gpus import find_driver
+from buildsys.backends.cuda_gpus import find_driver
 from buildsys.backends.tensorrt import build as building
 from buildsys.backends.tensorrt import library
 from buildsys.backends.tensorrt.log import log_of

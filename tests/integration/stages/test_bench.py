@@ -14,7 +14,7 @@ import pytest
 from engine_jobs import BATCHES, random_x, resolved, save_at, stage_job, write_golden
 from small_graphs import conv_bn
 
-from buildsys.backends.cuda.gpus import find_driver
+from buildsys.backends.cuda_gpus import find_driver
 from buildsys.errors import StageError
 from buildsys.onnx_graphs.tensors import save_case
 from buildsys.stages.bench import stage as bench

@@ -12,7 +12,7 @@ import pytest
 from engine_jobs import resolved, save_at, stage_job
 from small_graphs import conv_bn, one_node
 
-from buildsys.backends.cuda.gpus import find_driver
+from buildsys.backends.cuda_gpus import find_driver
 from buildsys.backends.interface import Backend, Calibration, load_backend
 from buildsys.errors import StageError
 from buildsys.stages.engine import stage as engine

@@ -12,7 +12,7 @@ from engine_jobs import BATCHES, random_x, resolved, save_at, stage_job, write_g
 from onnx import TensorProto, helper, numpy_helper
 from small_graphs import conv_bn, make_model
 
-from buildsys.backends.cuda.gpus import find_driver
+from buildsys.backends.cuda_gpus import find_driver
 from buildsys.backends.onnxruntime.session import OrtGraph
 from buildsys.onnx_graphs.tensors import Tensor, load_tensors, tensor_of
 from buildsys.stages.engine import stage as engine

@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
+from buildsys.backends import cuda_device as device
 from buildsys.backends import measurement
-from buildsys.backends.cuda import device
-from buildsys.backends.cuda.gpus import CudaError
+from buildsys.backends.cuda_gpus import CudaError
 from buildsys.backends.measurement import GpuContender, Slot
 from buildsys.errors import StageError
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from trt_double import VERSIONS, options, planned
 
-from buildsys.backends.cuda.gpus import Driver, Gpu
+from buildsys.backends.cuda_gpus import Driver, Gpu
 from buildsys.backends.interface import OperatorUse
 from buildsys.backends.tensorrt import common_backend, version_adapter
 from buildsys.backends.tensorrt.common_backend import precision_hint

@@ -24,7 +24,7 @@ from buildsys.system.backend_registry import Record
 @pytest.fixture(autouse=True)
 def gpu(monkeypatch: pytest.MonkeyPatch) -> EmulatedDevice:
     device = EmulatedDevice()
-    monkeypatch.setattr("buildsys.backends.cuda.device.Buffer", EmulatedBuffer)
+    monkeypatch.setattr("buildsys.backends.cuda_device.Buffer", EmulatedBuffer)
     monkeypatch.setattr(device_arrays, "_shared_gpu", lambda: device)
     monkeypatch.setattr(inference, "Stream", EmulatedStream)
     return device

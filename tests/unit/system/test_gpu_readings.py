@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from buildsys.system.gpu_readings import (
+from buildsys.system.nvml import (
     Reading,
     Readings,
     sampled,

@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 import numpy as np
 from cuda.bindings import driver as cuda
 
-from buildsys.backends.cuda.gpus import CudaError, call, format_size
+from buildsys.backends.cuda_gpus import CudaError, call, format_size
 from buildsys.errors import StageError
 from buildsys.onnx_graphs.tensors import Array
 
