@@ -13,8 +13,8 @@ from types import FrameType
 from typing import TYPE_CHECKING, NoReturn
 
 from buildsys.cli.command import INTERRUPTED, TERMINATED
+from buildsys.cli.commands.pages import update_pages
 from buildsys.cli.console.rows import Row, print_rows
-from buildsys.cli.html_pages import update_pages
 from buildsys.cli.run_files import broken_manifests, write_files
 from buildsys.cli.session import Session
 from buildsys.report.formatting import duration, plural

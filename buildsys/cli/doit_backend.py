@@ -11,30 +11,16 @@ import os
 import sys
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 FILE = "ignored.json"  # in the state folder
 _IGNORE = "ignore:"  # doit's key of the mark
+_loaded: list[Any] = []  # the session of the dodo file
 
 
-class Records(Protocol):
-    """The targets of the project that the dodo file has loaded."""
-
-    is_run: bool  # doit drops the records of failed targets, too
-
-    def members(self, name: str) -> Iterable[str]:
-        """List the targets of a target or group."""
-
-    def forget(self, name: str) -> None:
-        """Drop the records of a target or group, of all targets without a name."""
-
-
-_loaded: list[Records] = []
-
-
-def connect(records: Records) -> None:
+def connect(session: Any) -> None:
     """Let doit's forget and ignore reach the targets of a project."""
-    _loaded[:] = [records]
+    _loaded[:] = [session]
 
 
 def read_marks(file: Path) -> frozenset[str]:
@@ -59,15 +45,16 @@ class Backend:
     def __init__(self, name: str, codec: Any, *, module_name: str | None = None) -> None:
         del codec, module_name
         self.name = name
-        self._saved: frozenset[str] | None = None  # None: must be written
+        self._marks: set[str] = set()
         try:
-            self._saved = read_marks(Path(name))
+            self._marks = {*read_marks(Path(name))}
         except OSError as error:
-            raise _unusable(Path(name), error) from None
+            raise _unusable(name, error) from None
         except ValueError:
+            Path(name).unlink()
             lost = "is damaged and will be replaced: the marks of `doit ignore` are lost"
             sys.stderr.write(f"buildsys: warning: {name} {lost}\n")
-        self._marks = set(self._saved or ())
+        self._saved = frozenset(self._marks)
 
     def get(self, task_id: str, dependency: str) -> str | None:
         """Look up a mark."""
@@ -77,7 +64,7 @@ class Backend:
         """Mark the targets of a name."""
         del value
         if dependency == _IGNORE:
-            self._marks |= {task_id, *self._members(task_id)}
+            self._marks |= {task_id, *_members(task_id)}
 
     def in_(self, task_id: str) -> bool:
         """Check for a mark."""
@@ -85,39 +72,36 @@ class Backend:
 
     def remove(self, task_id: str) -> None:
         """Forget the targets of a name, unless it has failed in a run."""
-        if any(records.is_run for records in _loaded):
-            return
-        self._marks -= {task_id, *self._members(task_id)}
-        for records in _loaded:
-            records.forget(task_id)
+        if not any(session.is_run for session in _loaded):
+            self._marks -= {task_id, *_members(task_id)}
+            for session in _loaded:
+                session.forget(task_id)
 
     def remove_all(self) -> None:
         """Forget all targets."""
         self._marks.clear()
-        for records in _loaded:
-            records.forget("")
+        for session in _loaded:
+            session.forget("")
 
     def dump(self) -> None:
         """Write changed marks."""
-        if self._saved is not None and self._marks == {*self._saved}:
+        if self._marks == self._saved:
             return
-        file = Path(self.name)
-        new = file.with_name(f"{file.name}.{os.getpid()}")
+        new = Path(f"{self.name}.{os.getpid()}")
         try:
             new.write_text(json.dumps(sorted(self._marks)))
-            new.replace(file)
+            new.replace(self.name)
         except OSError as error:
-            raise _unusable(file, error) from None
-        self._saved = frozenset(self._marks)
-
-    @staticmethod
-    def _members(name: str) -> Iterable[str]:
-        return [target for records in _loaded for target in records.members(name)]
+            raise _unusable(self.name, error) from None
 
 
-def _unusable(file: Path, error: OSError) -> Exception:
+def _members(name: str) -> Iterable[str]:
+    return [target for session in _loaded for target in session.members(name)]
+
+
+def _unusable(file: str, error: OSError) -> Exception:
     from doit.exceptions import InvalidDodoFile
 
-    hint = "its folder must be writable and its disk not full"
-    unusable: Exception = InvalidDodoFile(f"cannot use {file}: {error.strerror or error}; {hint}")
+    problem = f"cannot use {file}: {error.strerror or error}; its folder must be writable"
+    unusable: Exception = InvalidDodoFile(problem)
     return unusable

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 from doit.cmd_base import DodoTaskLoader
@@ -28,22 +28,14 @@ class Loader(DodoTaskLoader):  # type: ignore[misc]  # doit has no type informat
 
         Raises: InvalidCommand: there is no such target.
         """
+        if options := [word for word in pos_args if word.startswith("-")]:
+            raise InvalidCommand(f"doit takes options before names, found {options[0]} after one")
+        if pos_args and pos_args[0] in COMMANDS.keys() - STAGE_DOCS.keys():
+            raise InvalidCommand(f"doit has no command {pos_args[0]}; type buildsys {pos_args[0]}")
         try:
-            _check_words(pos_args)
             for tasks in self.namespace.values():
                 if isinstance(tasks, ProjectTasks):
                     tasks.choose(cmd.name, pos_args, self._options)
         except UsageError as error:
             raise InvalidCommand(printable(str(error))) from None
         return super().load_tasks(cmd, pos_args)
-
-
-def _check_words(words: Sequence[str]) -> None:
-    """Explain what doit would take for a target.
-
-    Raises: UsageError: an option after a name, or a command of buildsys.
-    """
-    if options := [word for word in words if word.startswith("-")]:
-        raise UsageError(f"doit takes options before names, found {options[0]} after one")
-    if words and words[0] in COMMANDS.keys() - STAGE_DOCS.keys():
-        raise UsageError(f"doit has no command {words[0]}", f"type buildsys {words[0]}")

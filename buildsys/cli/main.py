@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from buildsys import __version__
-from buildsys.cli.command import BROKEN_PIPE, INTERRUPTED, drop_unwritten
+from buildsys.cli.command import BROKEN_PIPE, INTERRUPTED, drop_unwritten, unknown_name
 from buildsys.cli.commands import COMMANDS, SECTIONS
 from buildsys.cli.project_root import enter_project
 from buildsys.errors import BuildsysError, UsageError
@@ -87,13 +87,12 @@ def _dispatch(words: Sequence[str]) -> int:
     if name == "--version":
         return _print_versions()
     if name in ("help", "--help", "-h"):
-        return _help(arguments)
+        return _dispatch([arguments[0], "--help"]) if arguments else _help()
     if name in RENAMED:
         raise UsageError(f"`{PROGRAM} {name}` is now `{RENAMED[name]}`")
     if name not in COMMANDS:
-        near = nearest(name, [*COMMANDS, *RENAMED])
-        hint = f"nearest: {', '.join(near)}" if near else f"`{PROGRAM} help` lists them"
-        raise UsageError(f"there is no command {name!r}", hint)
+        otherwise = f"`{PROGRAM} help` lists them"
+        raise unknown_name("command", name, [*COMMANDS, *RENAMED], otherwise)
     return run_command(name, arguments)
 
 
@@ -147,10 +146,8 @@ def parse(parser: ArgumentParser, arguments: Sequence[str]) -> Namespace:
     raise UsageError(f"{command} has no option {name}", hint)
 
 
-def _help(names: Sequence[str]) -> int:
-    """Print the commands by section, or the options of one."""
-    if names:
-        return _dispatch([names[0], "--help"])
+def _help() -> int:
+    """Print the commands by section."""
     lines = [f"buildsys {__version__}: verified inference engines from PyTorch models"]
     for title, commands in SECTIONS.items():
         lines += ["", title, *(f"  {name:<10}{purpose}" for name, purpose in commands.items())]

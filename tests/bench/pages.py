@@ -26,7 +26,7 @@ sys.path[:0] = [str(ROOT), str(ROOT / "tests" / "unit" / "report")]
 
 from tiny_results import PASSING, Results  # noqa: E402
 
-from buildsys.cli.html_pages import write_pages  # noqa: E402
+from buildsys.cli.commands.pages import write_pages  # noqa: E402
 from buildsys.cli.session import Session  # noqa: E402
 from buildsys.execution.run_records import Outcome  # noqa: E402
 from buildsys.history.builds import Build  # noqa: E402

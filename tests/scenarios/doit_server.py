@@ -212,7 +212,7 @@ def store_texts(root: Path) -> None:
 
 def make_classes() -> None:
     """Make what a run makes at its first use: classes of manifests and results, templates."""
-    from buildsys.cli.html_pages import prepare
+    from buildsys.cli.commands.pages import prepare
     from buildsys.project.model import model_fields
     from buildsys.system.backend_registry import our_backends
 

@@ -48,7 +48,7 @@ def remove_files(session: Session, targets: Sequence[str], *, dry_run: bool) -> 
     actions = session.actions
     models = {model_of(target) for target in targets if actions[target].stage == REPORT}
     if models:
-        from buildsys.cli.html_pages import remove_pages
+        from buildsys.cli.commands.pages import remove_pages
 
         for path in remove_pages(session, models, dry_run=dry_run):
             sys.stdout.write(printable(f"removing {shown_path(path)}\n"))

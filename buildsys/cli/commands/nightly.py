@@ -152,7 +152,7 @@ class _Night:
         if not code and results.never_ran:
             code = BuildsysError.exit_code
         if self._html() is None:  # the reporter updates the pages of models that have changed
-            from buildsys.cli.html_pages import update_pages
+            from buildsys.cli.commands.pages import update_pages
 
             line = update_pages(session, list(session.project.models))
             sys.stdout.write(printable(f"{line}\n") if line else "")

@@ -1,14 +1,74 @@
-"""buildsys pages: the HTML pages of models, written again."""
+"""buildsys pages: HTML pages of models and their index, also written after a run.
+
+They are no outputs of a target: they also show the history, failures and the states of targets,
+which change without any input of the report.
+"""
 
 from __future__ import annotations
 
+import base64
+import dataclasses
+import json
+import os
 from argparse import ArgumentParser, Namespace
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from contextlib import closing, suppress
+from itertools import zip_longest
+from pathlib import Path
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any
 
 from buildsys.cli.command import add_names, print_lines
+from buildsys.cli.failure_report import current_report
 from buildsys.cli.project_root import shown_path
 from buildsys.cli.session import Session
 from buildsys.cli.target_names import ModelFilter, add_filter
+from buildsys.errors import BuildsysError
+from buildsys.execution.key_parts import FILES
+from buildsys.execution.stale_reasons import (
+    FOLLOWING,
+    Reason,
+    decode_reasons,
+    summarize_reasons,
+)
+from buildsys.history.compare import machine_differences
+from buildsys.history.database import History, history_file
+from buildsys.history.recorder import machine_id
+from buildsys.plan.action import Action
 from buildsys.project.plan import model_of
+from buildsys.report.formatting import first_names
+from buildsys.report.html.changes import EngineHistory, PastBuild
+from buildsys.report.html.pages import (
+    INDEX,
+    MODEL,
+    GraphPicture,
+    IndexRow,
+    ModelPage,
+    PipelineRow,
+    environment,
+    index_row,
+    page_name,
+    render_index,
+    render_model,
+)
+from buildsys.report.report_types import Report
+from buildsys.report.result_files import adapter, load_types, read_report
+from buildsys.stages.table import BENCH, ENGINE, REPORT, VERIFY, target_of
+from buildsys.store.ledger import PASSED, RESTORED, Ledger, utc_now
+from buildsys.store.state_db import ReadOnlyStateDb, warn_on_stderr
+from buildsys.system.files import MAX_RESULT_BYTES, locked, read_limited, replace_file
+
+if TYPE_CHECKING:
+    from buildsys.project.load import Project
+
+CANNOT_WRITE = "the pages cannot be written"
+FOLDER = "report"  # in the build folder
+_ROWS = "index_rows.json"  # in the state folder: the index without reading all reports
+_MOST_BUILDS = 100
+_LAST_BUILDS = 64  # enough for the causes of a model's last run
+_MOST_REASONS = 2
+_MOST_DIFFERENCES = 3
+_LARGEST_PICTURE = 60_000  # bytes inside a page
 
 
 def add_arguments(parser: ArgumentParser) -> None:
@@ -19,12 +79,235 @@ def add_arguments(parser: ArgumentParser) -> None:
 
 def run(options: Namespace) -> int:
     """Write the pages and print the path of the index."""
-    from buildsys.cli.html_pages import write_pages
-
     session = Session.read_only(options.root)
     selected = session.select(options.names, only=ModelFilter.of(options))
     chosen = set(map(model_of, selected))
-    models = [name for name in session.project.models if name in chosen]
-    index = write_pages(session, models)
+    index = write_pages(session, [name for name in session.project.models if name in chosen])
     print_lines([f"pages: {shown_path(index)}" if index else "no model has a page"])
     return 0
+
+
+def prepare() -> None:
+    """Load templates and types: they take longer than a page."""
+    for name in (MODEL, INDEX):
+        environment().get_template(name)
+    load_types()
+
+
+def update_pages(
+    session: Session, models: Iterable[str], reports: Mapping[str, Path] = MappingProxyType({})
+) -> str:
+    """Write the pages of ``models``; return a line for the console.
+
+    ``reports`` are those of other machines, by model. A fault of a page fails no build.
+    """
+    try:
+        index = write_pages(session, models, reports)
+    except (BuildsysError, OSError) as error:  # such as a full disk
+        hint = "check the permissions of the build folder and the free space"
+        return f"{CANNOT_WRITE}: {' '.join(str(error).split())}; {hint}"
+    except Exception as error:  # the border: one line, with the traceback in a file
+        path = shown_path(session.keep_traceback("pages", error))
+        summary = " ".join(f"{type(error).__name__}: {error}".split())
+        return f"{CANNOT_WRITE}: {summary}; traceback: {path}"
+    return f"pages: {shown_path(index)}" if index else ""
+
+
+def write_pages(
+    session: Session, models: Iterable[str], reports: Mapping[str, Path] = MappingProxyType({})
+) -> Path | None:
+    """Write pages and index; return the index, None without pages.
+
+    Raises: BuildsysError, OSError: a page cannot be written.
+    """
+    project, folder = session.project, session.project.build / FOLDER
+    # their texts, as parsed manifests of thousands of models would stay: 60 kB each
+    manifests = {name: json.loads(project.models[name].text) for name in models}
+    # a run has warned of an unreadable history when it recorded its targets
+    notify: Callable[[str], None] = (lambda _: None) if session.is_run else warn_on_stderr
+    project.state.mkdir(parents=True, exist_ok=True)
+    rows = {}
+    # closed before the run closes the state: the last reader would leave the write-ahead log
+    with (
+        closing(ReadOnlyStateDb(project.state / "state.db")) as state,
+        closing(History.read_only(history_file(project.state), notify)) as history,
+    ):
+        for model, manifest in manifests.items():
+            if "html" in manifest["report"]["formats"]:
+                page = _page(session, manifest, Ledger(state), history, reports.get(model))
+                replace_file(folder / page_name(model), render_model(page).encode())
+                rows[model] = index_row(page)
+    # a manifest that does not load hides its models
+    return _write_index(
+        project, rows, lambda model: bool(project.broken) or model in project.models
+    )
+
+
+def remove_pages(session: Session, models: Collection[str], *, dry_run: bool) -> Iterator[Path]:
+    """Remove the pages of ``models`` and their index entries; yield removed files.
+
+    With ``dry_run`` nothing is removed.
+    """
+    project, folder = session.project, session.project.build / FOLDER
+    pages = [path for model in models if (path := folder / page_name(model)).is_file()]
+    yield from pages
+    if not pages or dry_run:
+        return
+    for path in pages:
+        path.unlink(missing_ok=True)
+    if _write_index(project, {}, lambda model: model not in models) is None:
+        (folder / INDEX).unlink(missing_ok=True)
+        (project.state / _ROWS).unlink(missing_ok=True)
+        yield folder / INDEX
+        with suppress(OSError):  # not empty
+            folder.rmdir()
+            yield folder
+
+
+def _write_index(
+    project: Project, new: Mapping[str, IndexRow], keeps: Callable[[str], bool]
+) -> Path | None:
+    """Write the index of all pages and return it; None without pages."""
+    folder, file = project.build / FOLDER, project.state / _ROWS
+    with locked(project.state / f"{_ROWS}.lock"):
+        rows = {**_read_rows(file), **new}
+        for model in [model for model in rows if not keeps(model)]:
+            del rows[model]
+            (folder / Path(page_name(model)).name).unlink(missing_ok=True)
+        linked = [row for row in rows.values() if (folder / row.page).is_file()]
+        if not linked:
+            return None
+        text = adapter(dict[str, IndexRow]).dump_json({row.model: row for row in linked})
+        replace_file(file, text)
+        replace_file(folder / INDEX, render_index(linked, utc_now()).encode())
+    return folder / INDEX
+
+
+def _read_rows(path: Path) -> dict[str, IndexRow]:
+    """Read the last index; a damaged file counts as empty."""
+    try:
+        text = read_limited(path, MAX_RESULT_BYTES)
+        rows: dict[str, IndexRow] = adapter(dict[str, IndexRow]).validate_json(text)
+    except (OSError, ValueError):
+        return {}
+    return rows
+
+
+def _page(
+    session: Session,
+    manifest: Mapping[str, Any],
+    ledger: Ledger,
+    history: History,
+    elsewhere: Path | None,
+) -> ModelPage:
+    model, build = str(manifest["model"]), session.project.build
+    folder = build / FOLDER
+    report_target = target_of(REPORT, model)
+
+    def link(name: str) -> str:
+        is_there = name and (build / model / name).is_file()
+        return os.path.relpath(build / model / name, folder) if is_there else ""
+
+    def rows(report: Report) -> Iterator[PipelineRow]:
+        for line in report.summary:
+            past = ledger.history(line.target, 1)
+            how = "from the cache" if past and past[0].status == RESTORED else ""
+            # the report cannot say how long it took
+            if line.target == report_target and line.status == PASSED and past:
+                line = dataclasses.replace(line, seconds=past[0].seconds)
+            yield PipelineRow(line, how, link(line.log), link(line.file))
+
+    report, is_current = None if elsewhere is None else read_report(elsewhere), False
+    if report is None:
+        report, is_current = current_report(session, model)
+    engines = [engine.name for engine in report.engines]
+    action = session.actions[report_target]
+    return ModelPage(
+        report=report,
+        generated=utc_now(),
+        pipeline=tuple(rows(report)),
+        history=tuple(_engine_histories(history, model, engines)),
+        history_is_readable=not history.problem,
+        # those of another run may show another graph
+        pictures=tuple(_pictures(action, build, folder)) if is_current else (),
+        tags=tuple(map(str, manifest.get("tags") or ())),
+        owner=str(manifest.get("owner") or ""),
+    )
+
+
+def _pictures(report: Action, build: Path, folder: Path) -> Iterator[GraphPicture]:
+    for role, ref in report.outputs.items():
+        kind, _, name = role.partition(".")
+        path = build / ref.path
+        if kind == "picture" and path.is_file():
+            link = os.path.relpath(path, folder)
+            if path.stat().st_size <= _LARGEST_PICTURE:
+                # an image runs no scripts, wherever its file came from
+                encoded = base64.b64encode(read_limited(path, _LARGEST_PICTURE)).decode()
+                link = f"data:image/svg+xml;base64,{encoded}"
+            yield GraphPicture(f"Picture of the {name} graph", link)
+
+
+def _engine_histories(
+    history: History, model: str, engines: Iterable[str]
+) -> Iterator[EngineHistory]:
+    causes: dict[str, dict[Reason, None]] = {}  # of each run, without those that follow from others
+    for build in reversed(history.builds(model=model, limit=_LAST_BUILDS)):
+        if build.stage != REPORT:
+            reasons = (
+                reason for reason in decode_reasons(build.why) if reason.kind not in FOLLOWING
+            )
+            causes.setdefault(build.run, {}).update(dict.fromkeys(reasons))
+
+    def builds(stage: str, engine: str, limit: int) -> tuple[PastBuild, ...]:
+        return tuple(_past_builds(history, target_of(stage, model, engine), limit, causes))
+
+    for engine in engines:
+        yield EngineHistory(
+            engine,
+            builds(ENGINE, engine, 4),
+            builds(VERIFY, engine, 4),
+            builds(BENCH, engine, _MOST_BUILDS),
+        )
+
+
+def _past_builds(
+    history: History, target: str, limit: int, causes: Mapping[str, Iterable[Reason]]
+) -> Iterator[PastBuild]:
+    """Yield builds of one machine and its present hardware, newest first.
+
+    It is this machine, or the last one if this has built nothing: others may have been imported.
+    """
+    builds = history.builds(target=target, machine_id=machine_id(), limit=limit)
+    if not builds and (newest := history.builds(target=target, limit=1)):
+        builds = history.builds(target=target, machine_id=newest[0].machine_id, limit=limit)
+    environments = {build.environment: history.environment(build) for build in builds}
+    builds = [
+        build
+        for build in builds
+        if not machine_differences(
+            environments[build.environment], environments[builds[0].environment]
+        )
+    ]
+    for entry, earlier in zip_longest(builds, builds[1:]):
+        why = causes.get(entry.run) or (decode_reasons(entry.why) if entry is builds[0] else ())
+        before = environments[(earlier or entry).environment]
+        yield PastBuild(
+            started=entry.started,
+            status=entry.status,
+            figures=entry.figures,
+            commit=entry.revision[:8] + ("+" if entry.dirty else ""),
+            why=summarize_reasons([*why], _MOST_REASONS) if why else "",
+            mark=_differences(before, environments[entry.environment]),
+        )
+
+
+def _differences(before: Mapping[str, str], after: Mapping[str, str]) -> str:
+    """Describe the differences of two environments in a few words."""
+    changed = sorted(name for name in {**before, **after} if before.get(name) != after.get(name))
+    changes = [
+        f"{name.partition(':')[2]} {before.get(name, 'none')} → {after.get(name, 'none')}"
+        for name in changed
+        if not name.endswith(FILES)
+    ]
+    return first_names(changes or ["other files of libraries"] * bool(changed), _MOST_DIFFERENCES)

@@ -232,7 +232,7 @@ class Reporter:
 
     def _write_pages(self, changed: Collection[str]) -> str:
         """Write the pages of changed models; return a line for the console."""
-        from buildsys.cli.html_pages import update_pages
+        from buildsys.cli.commands.pages import update_pages
 
         models = [model for model in self.session.project.models if model in changed]
         return update_pages(self.session, models)
@@ -303,8 +303,8 @@ class Reporter:
 
     def _load(self) -> None:
         """Estimate the run, and load modules for its end."""
+        from buildsys.cli.commands.pages import prepare
         from buildsys.cli.console.estimate import Estimate
-        from buildsys.cli.html_pages import prepare
 
         if len(self._lines) <= _MOST_ESTIMATED:
             self._estimate = Estimate(self.session, self._lines)

@@ -8,7 +8,7 @@ import pytest
 from cli_doubles import Doit, make_session, run_in
 from documented_commands import options_of
 
-from buildsys.cli import html_pages
+from buildsys.cli.commands import pages
 from buildsys.cli.engine_doctor import EngineChecker
 from buildsys.cli.session import Session
 from buildsys.cli.target_names import ModelFilter
@@ -176,7 +176,7 @@ def test_pages_are_written_for_the_models_of_an_owner(
 ) -> None:
     written: list[str] = []
     monkeypatch.setattr(Session, "read_only", lambda *_: session)
-    monkeypatch.setattr(html_pages, "write_pages", lambda _, models, **__: written.extend(models))
+    monkeypatch.setattr(pages, "write_pages", lambda _, models, **__: written.extend(models))
     assert run_in(session.project.root, "pages", owner=["Ann"]) == 0
     assert (written, capsys.readouterr().out) == (["a"], "no model has a page\n")
 

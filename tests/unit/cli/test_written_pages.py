@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 from cli_doubles import make_session, write_result
 
-from buildsys.cli import html_pages
-from buildsys.cli.html_pages import remove_pages, update_pages, write_pages
+from buildsys.cli.commands import pages
+from buildsys.cli.commands.pages import remove_pages, update_pages, write_pages
 from buildsys.cli.session import Session
 from buildsys.execution.run_records import Outcome
 from buildsys.execution.stale_reasons import Reason, encode_reasons
@@ -117,9 +117,9 @@ def test_a_page_shows_builds_of_one_machine(
         add_build(session, number)
     for number in (4, 5):
         add_build(session, number, machine_id="other", figures={"latency_p50_ms": 9.0})
-    monkeypatch.setattr(html_pages, "machine_id", lambda: "m")
+    monkeypatch.setattr(pages, "machine_id", lambda: "m")
     assert "p50, last 3 builds" in page(session)
-    monkeypatch.setattr(html_pages, "machine_id", lambda: "new")
+    monkeypatch.setattr(pages, "machine_id", lambda: "new")
     assert "p50, last 2 builds" in page(session)
 
 
@@ -235,7 +235,7 @@ def test_a_fault_of_a_page_is_one_line(session: Session, monkeypatch: pytest.Mon
     def fail(*_: object) -> str:
         raise ZeroDivisionError("no\nreason")
 
-    monkeypatch.setattr(html_pages, "render_model", fail)
+    monkeypatch.setattr(pages, "render_model", fail)
     line = update_pages(session, ["net"])
     assert line.startswith("the pages cannot be written: ZeroDivisionError: no reason; traceback: ")
     assert Path(line.rpartition(" ")[2]).is_file()
