@@ -87,9 +87,3 @@ def test_other_uses_of_doit_are_left_alone(project: Path) -> None:
             ran = run(folder, "doit", *arguments)
             assert (ran.returncode, ran.stderr) == (0, ""), ran.stderr
             assert printed in ran.stdout
-
-
-def test_outside_of_a_project(tmp_path: Path) -> None:
-    ran = run(tmp_path, "buildsys", "list")
-    assert ran.returncode == 3
-    assert "is not in a project (a folder with dodo.py and configs/)" in ran.stderr

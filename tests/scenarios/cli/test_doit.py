@@ -100,22 +100,6 @@ def test_each_command_imports_what_it_uses(
     assert ran.out
 
 
-def test_touching_files_runs_nothing(built: ProjectFolder) -> None:
-    for path in [
-        *built.root.rglob("*.yaml"),
-        *built.root.rglob("*.py"),
-        *(built.root / "build").rglob("*.*"),
-    ]:
-        if path.is_file():
-            path.touch()
-    assert built.doit() == Ran(0, UP_TO_DATE, "")
-
-
-def test_a_comment_in_the_manifest_runs_nothing(built: ProjectFolder) -> None:
-    built.edit("configs/models/lin.yaml", "model: lin\n", "# the first layer\nmodel: lin\n")
-    assert built.doit() == Ran(0, UP_TO_DATE, "")
-
-
 def test_a_benchmark_setting_reruns_the_benchmark_and_the_report(built: ProjectFolder) -> None:
     built.edit("configs/models/lin.yaml", "duration: 50ms", "duration: 60ms")
     again = built.doit()
@@ -210,12 +194,6 @@ def test_a_stage_that_cannot_work_ends_with_2_one_sentence_and_its_log(
     assert "build/lin/export/export.log" in failed.out
     assert (project.root / "build/lin/export/export.log").is_file()
     assert not (project.root / "build/lin/export/model.onnx").exists()
-
-
-def test_the_nearest_target_is_suggested_for_a_misspelled_one(built: ProjectFolder) -> None:
-    wrong = built.doit("build:ln")
-    assert (wrong.code, wrong.out) == (3, "")
-    assert wrong.err.startswith("ERROR: there is no target 'build:ln'; nearest: build:lin")
 
 
 def test_all_errors_in_manifests_are_printed_and_nothing_is_built(project: ProjectFolder) -> None:

@@ -11,7 +11,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from project_folder import REPOSITORY, ProjectFolder, Ran
+from project_folder import ProjectFolder, Ran
 from ready_project import TorchProject
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "bench"))
@@ -95,13 +95,6 @@ def test_a_model_that_is_removed_and_comes_back_is_fresh(many: ProjectFolder) ->
     assert many.doit() == Ran(0, UP_TO_DATE, "")
 
 
-def test_a_model_that_is_renamed_is_another_one(many: ProjectFolder) -> None:
-    many.edit(f"configs/models/{ONE}.yaml", f"model: {ONE}", "model: renamed")
-    assert many.doit("export:renamed").passed == {"export:renamed"}
-    assert many.doit(f"export:{ONE}").code == 3
-    assert many.doit("build:m00002").code == 0
-
-
 def test_a_broken_manifest_fails_all_but_queries_of_other_models(many: ProjectFolder) -> None:
     many.edit(f"configs/models/{ONE}.yaml", "min_samples: 1", "min_sample: 1")
     for arguments in (
@@ -132,12 +125,6 @@ def test_a_shared_source_reaches_all_models_that_use_it(many: ProjectFolder) -> 
     assert many.doit(f"export:{ONE}").passed == {f"export:{ONE}"}
 
 
-def test_an_output_edited_by_hand_is_made_again(many: ProjectFolder) -> None:
-    (many.root / f"build/{ONE}/validate/result.json").write_text("{}")
-    assert many.doit().passed == {f"validate:{ONE}", f"report:{ONE}"}
-    assert many.doit() == Ran(0, UP_TO_DATE, "")
-
-
 def test_ignored_forced_and_forgotten_targets_are_never_assumed_up_to_date(
     many: ProjectFolder,
 ) -> None:
@@ -147,24 +134,3 @@ def test_ignored_forced_and_forgotten_targets_are_never_assumed_up_to_date(
     ran = many.doit()
     assert ran.passed == {f"report:{OTHER}"}
     assert "1 ignored" in ran.out
-
-
-def test_many_pages_are_written_by_several_processes(empty_place: ProjectFolder) -> None:
-    project = empty_place
-    (project.root / "configs/models").mkdir(parents=True)
-    (project.root / "net.py").write_text("def make():\n    pass\n")
-    for file in ("dodo.py", "pyproject.toml"):
-        shutil.copy(REPOSITORY / file, project.root)
-    names = [f"m{number:02d}" for number in range(100)]
-    for name in names:
-        manifest(project, name).write_text(
-            f"model: {name}\nsource: {{python: net.py:make}}\ninputs: {{x: {{shape: [1]}}}}\n"
-            "engines: [{name: ort, backend: onnxruntime}]\n"
-        )
-    ran = project.buildsys("pages")
-    assert ran.code == 0, ran.err
-    folder = project.root / "build/report"
-    index = (folder / "index.html").read_text()
-    for name in names:
-        assert f"<h1>{name}</h1>" in (folder / f"{name}.html").read_text()
-        assert f'href="{name}.html"' in index

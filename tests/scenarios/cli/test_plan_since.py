@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 from pathlib import Path
 
 import pytest
@@ -94,47 +93,6 @@ def test_since_a_revision_sources_and_their_imports_count(versioned: ProjectFold
     }
 
 
-def test_since_a_revision_weights_and_variables(versioned: ProjectFolder) -> None:
-    root = versioned.root
-    (root / "my w.bin").write_bytes(b"weights")
-    versioned.edit("configs/models/lin.yaml", ":Linear}", ':Linear, weights: {file: "my w.bin"}}')
-    versioned.edit(
-        "plugins/models/small.py",
-        "import torch\n",
-        "import os\nimport torch\nWIDTH = os.environ.get('WIDTH')\n",
-    )
-    commit(root, "weights")
-    versioned.environment["WIDTH"] = "7"  # as it is on both sides
-    assert versioned.buildsys("plan", "--since", "HEAD").out.endswith("): no differences\n")
-    (root / "my w.bin").write_bytes(b"other weights")
-    assert texts(versioned, "plan", "--since", "HEAD", "export:lin") == {
-        "export:lin": ["weights my w.bin changed"]
-    }
-
-
-def test_since_a_revision_in_a_subfolder_with_configs_elsewhere(
-    versioned: ProjectFolder, tmp_path: Path
-) -> None:
-    whole = tmp_path / "whole"
-    shutil.copytree(versioned.root, whole / "deploy/engines", ignore=shutil.ignore_patterns(".git"))
-    (whole / "deploy/engines/configs").rename(whole / "manifests")
-    git(whole, "init", "-q")
-    commit(whole, "one")
-    project = ProjectFolder(whole / "deploy/engines")
-    for folder in ("../../manifests", str(whole / "manifests")):
-        project.environment["BUILDSYS_CONFIGS"] = folder
-        assert project.buildsys("plan", "--since", "HEAD").out.endswith("): no differences\n")
-    manifest = whole / "manifests/models/lin.yaml"
-    manifest.write_text(manifest.read_text().replace("opset: 17", "opset: 16"))
-    assert texts(project, "plan", "--since", "HEAD", "export:lin") == {
-        "export:lin": ["export.opset: 17 → 16"]
-    }
-    project.environment["BUILDSYS_CONFIGS"] = str(versioned.root / "configs")
-    outside = project.buildsys("plan", "--since", "HEAD")
-    assert (outside.code, outside.out) == (3, "")
-    assert "is outside the git repository" in outside.err
-
-
 def test_a_revision_that_does_not_exist(versioned: ProjectFolder) -> None:
     for revision in ("v9", "", "--all", "HEAD~99", "v1:configs", "a b"):
         wrong = versioned.buildsys("plan", f"--since={revision}")
@@ -173,13 +131,3 @@ def test_what_corrects_a_broken_revision_can_be_built(
     assert {model_of(target) for target in changed} == {"lin"}
     warning = "configs/models/lin.yaml of HEAD is broken; its models count as changed"
     assert capsys.readouterr().err == f"buildsys: warning: {warning}\n"
-
-
-def test_a_git_hook_may_ask(versioned: ProjectFolder) -> None:
-    """Git sets variables for its hooks that would point to another repository."""
-    versioned.edit("configs/models/lin.yaml", "opset: 17", "opset: 18")
-    versioned.environment |= {
-        "GIT_DIR": str(versioned.root / ".git"),
-        "GIT_INDEX_FILE": "/nonexistent/index",
-    }
-    assert "export:lin" in texts(versioned, "plan", "--since", "v1")

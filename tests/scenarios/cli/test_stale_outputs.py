@@ -6,9 +6,7 @@ import json
 import os
 import re
 import signal
-from pathlib import Path
 
-import pytest
 from project_folder import TIMEOUT_S, Ran, wait_until
 from ready_project import NETWORK, VALUES, ReadyProject, contents, network
 
@@ -163,13 +161,6 @@ def test_models_that_were_not_reached(ready_built: ReadyProject) -> None:
     }
 
 
-def test_another_reporter(ready_built: ReadyProject) -> None:
-    fail_validation(ready_built)
-    ran = ready_built.doit("-r", "json")
-    assert (ran.code, verdict(ready_built)) == (1, FAILED)
-    json.loads(ran.out)  # and nothing else
-
-
 def test_a_report_that_cannot_be_replaced_is_reported(ready_built: ReadyProject) -> None:
     (ready_built.root / "build/a/report/last_passed.md").mkdir()
     fail_validation(ready_built)
@@ -200,32 +191,6 @@ def test_after_a_kill_the_next_run_leaves_nothing_stale(ready_built: ReadyProjec
     kill(ready_built)
     assert verdict(ready_built) == FAILED
     check_repaired(ready_built)
-
-
-@pytest.mark.parametrize(
-    "placed", [("last_passed.json",), ("last_passed.json", "last_passed.md", "report.md")]
-)
-def test_a_kill_between_two_files_of_a_report(
-    ready_built: ReadyProject, placed: tuple[str, ...]
-) -> None:
-    before = reports(ready_built)
-    fail_validation(ready_built)
-    assert ready_built.doit().code == 1
-    folder: Path = ready_built.root / "build/a/report"
-    for name in reports(ready_built).keys() - set(placed):
-        (folder / name).unlink()
-        if name in before:
-            (folder / name).write_bytes(before[name])
-    assert ready_built.doit().code == 1
-    now = reports(ready_built)
-    assert verdict(ready_built) == FAILED
-    assert (now["last_passed.md"], now["last_passed.json"]) == (
-        before["report.md"],
-        before["report.json"],
-    )
-    repair(ready_built)
-    assert ready_built.doit().code == 0
-    assert reports(ready_built) == before
 
 
 def test_an_interrupted_run_reports_on_the_models_it_reached(ready_built: ReadyProject) -> None:

@@ -5,8 +5,6 @@ from __future__ import annotations
 import pytest
 from cli_doubles import Doit
 
-from buildsys.project.plan import model_of
-
 
 @pytest.mark.parametrize(
     ("arguments", "offered"),
@@ -28,40 +26,6 @@ def test_the_nearest_name_is_suggested_for_a_misspelled_one(
     assert out.startswith(f"ERROR: there is no target '{arguments[-1]}'; nearest: {offered}")
     assert out.count("\n") == 1
     assert not doit.session.finished
-
-
-def test_groups_and_patterns_select_targets(doit: Doit) -> None:
-    doit.models = ("a", "b")
-    for name, expected in (
-        ("engine:a", {"engine:a:ort", "engine:a:rtx"}),
-        ("engine:*:ort", {"engine:a:ort", "engine:b:ort"}),
-    ):
-        doit(name)
-        assert {
-            target for target in doit.session.finished if target.startswith("engine")
-        } == expected
-
-
-@pytest.mark.parametrize(
-    ("name", "expected"),
-    [
-        ("a", "build:a"),
-        ("a:export", "export:a"),
-        ("a:ort", "engine:a:ort"),
-        ("a:verify:ort", "verify:a:ort"),
-        ("a:engine", "engine:a"),
-    ],
-)
-def test_every_spelling_names_the_same_targets(doit: Doit, name: str, expected: str) -> None:
-    doit.models = ("a", "b")
-    for command in ((), ("list",), ("info",), ("clean", "-n"), ("forget",)):
-        doit(*command, name)
-        typed = (sorted(doit.session.finished), doit.executor.forgotten)
-        _, out = doit(*command, expected)
-        assert (sorted(doit.session.finished), doit.executor.forgotten) == typed
-        assert "ERROR" not in out
-        assert not any(model_of(target) == "b" for target in doit.session.finished)
-    assert doit.executor.forgotten
 
 
 def test_an_ambiguous_name_runs_nothing(doit: Doit) -> None:

@@ -95,12 +95,6 @@ def test_the_last_line_of_a_log_is_its_state(tmp_path: Path) -> None:
     assert last_line(log).endswith("broken")
 
 
-def test_a_ci_service_with_a_terminal_gets_plain_lines(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("TERM", "xterm")
-    monkeypatch.setenv("CI", "true")
-    assert type(open_display(Terminal(), {})) is PlainDisplay
-
-
 @pytest.mark.parametrize("columns", [60, 80, 200])
 def test_the_live_display_shortens_messages_and_never_names(
     columns: int, monkeypatch: pytest.MonkeyPatch
@@ -247,17 +241,3 @@ def line_of(session: Session) -> Callable[[str], ConsoleLine]:
         return ConsoleLine(target, action.model, action.stage, action.variant)
 
     return line
-
-
-def test_models_in_which_nothing_ran_get_no_table(tmp_path: Path) -> None:
-    session, _ = make_session(tmp_path, "a", "b")
-    lines = [
-        ConsoleLine(target, action.model, action.stage, action.variant)
-        for target, action in session.actions.items()
-    ]
-    for entry in lines:
-        entry.status = "passed" if entry.model == "a" else "fresh"
-    out = io.StringIO()
-    print_summary(out, session, lines)
-    titles = [text.strip() for text in out.getvalue().splitlines() if text.strip() in ("a", "b")]
-    assert titles == ["a"]

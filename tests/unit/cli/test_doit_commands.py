@@ -10,20 +10,6 @@ from cli_doubles import Doit, ScriptedExecutor, fail, make_session
 from buildsys.errors import StageError, WorkerDied
 
 
-def test_list_shows_stages_and_models_and_all_targets_with_their_status(doit: Doit) -> None:
-    code, out = doit("list")
-    assert code == 0
-    assert "build:net" in out
-    assert "engine:net:ort" not in out
-    doit.build_all()
-    doit.fresh.discard("bench:net:ort")
-    _, out = doit("list", "--all", "--status")
-    status = {line.split()[1]: line[0] for line in out.splitlines()}
-    assert status.keys() >= doit.session.actions.keys()
-    stale = {"bench:net:ort", "bench:net", "bench", "build:net", "build"}
-    assert {name for name, letter in status.items() if letter == "R"} == stale
-
-
 def test_info_shows_why_a_target_is_stale(doit: Doit) -> None:
     doit.reasons["export:net"] = "export.opset: 17 → 18"
     code, out = doit("info", "export:net")
@@ -107,14 +93,6 @@ def test_clean_removes_pages_with_the_report(doit: Doit) -> None:
     _, out = doit("clean", "build:net")
     assert "removing build/report/index.html\n" in out
     assert not page.parent.exists()
-
-
-def test_clean_with_dependencies(doit: Doit) -> None:
-    doit.build_all()
-    doit("clean", "-c", "simplify:net")
-    left = {path.name for path in (doit.root / "build/net").iterdir()}
-    assert not left & {"export", "simplify"}
-    assert left >= {"validate", "report"}
 
 
 def test_ignored_targets_and_those_downstream_do_not_run(doit: Doit) -> None:

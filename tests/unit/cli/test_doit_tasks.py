@@ -31,22 +31,6 @@ def test_nothing_to_do_is_one_line(doit: Doit) -> None:
     assert doit("export:net") == (0, "everything is up to date (1 target)\n")
 
 
-def test_only_the_stale_target_runs_and_the_rest_is_called_fresh(doit: Doit) -> None:
-    doit.build_all()
-    doit.fresh.discard("bench:net:ort")
-    code, out = doit()
-    assert code == 0
-    assert list(doit.session.finished) == ["bench:net:ort"]
-    assert f"1 passed, {len(doit.fresh)} fresh in" in out
-
-
-def test_a_missing_output_makes_its_target_run(doit: Doit) -> None:
-    doit.build_all()
-    (doit.root / "build/net/validate/result.json").unlink()
-    doit()
-    assert list(doit.session.finished) == ["validate:net"]
-
-
 def test_a_failed_check_ends_with_1_and_prints_its_reason_and_log_once(doit: Doit) -> None:
     doit.build_all()
     doit.fresh.discard("validate:net")

@@ -9,7 +9,7 @@ import pytest
 
 from buildsys.cli.git_revision import _remote_name, read_checkout
 from buildsys.errors import UsageError
-from buildsys.system.programs import Checkout
+from buildsys.system.git import Checkout
 
 
 def git(folder: Path, *arguments: str) -> str:

@@ -143,16 +143,6 @@ def test_a_broken_configuration_of_doit_is_one_sentence(
         (tmp_path / file).unlink()
 
 
-def test_in_the_project_folder_paths_are_as_typed(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (tmp_path / "dodo.py").write_text(DODO)
-    monkeypatch.chdir(tmp_path)
-    enter_project()
-    assert typed_path("a/../out.xml") == Path("a/../out.xml")
-    assert shown_path(tmp_path / "build/net") == "build/net"
-
-
 def test_outside_of_a_project_only_some_commands_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
-import time
 from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
@@ -12,7 +10,6 @@ from xml.etree import ElementTree
 import pytest
 from cli_doubles import Doit, fail, passed
 
-from buildsys.cli.console.reporter import Reporter
 from buildsys.errors import CheckFailed, ManifestError, StageError
 from buildsys.store.ledger import HistoryEntry
 from buildsys.system.files import locked
@@ -60,21 +57,6 @@ def test_a_nightly_run_builds_everything_stale_and_writes_its_files(nightly: Doi
     assert nightly("nightly")[0] == 0
     assert nightly.session.finished == {}
     assert written(nightly)["counts"]["up-to-date"] == len(nightly.session.actions)
-
-
-def test_console_and_files_have_one_duration(
-    nightly: Doit, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def write_slowly(*_: Any) -> str:
-        time.sleep(0.05)
-        return ""
-
-    monkeypatch.setattr(Reporter, "_write_pages", write_slowly)
-    _, out = nightly("nightly")
-    total = re.search(r"^\d+ passed in (.+)$", out, re.MULTILINE)
-    assert total is not None
-    summary = (nightly.root / "build/nightly/summary.md").read_text()
-    assert f" in {total[1]}, on " in summary
 
 
 def test_a_failure_stops_only_what_needs_it(nightly: Doit) -> None:
@@ -165,27 +147,6 @@ def test_what_passed_before_has_regressed(
     assert bool(last) == ("passed" in before or "restored" in before)
 
 
-@pytest.mark.parametrize(("status", "regressed"), [("unavailable", False), ("failed", True)])
-def test_the_first_run_of_a_gate_regresses_only_if_it_fails(
-    nightly: Doit, monkeypatch: pytest.MonkeyPatch, status: str, regressed: bool
-) -> None:
-    import cli_doubles
-
-    target, make = "gate:a:ort", cli_doubles.make_session
-    monkeypatch.setattr(
-        cli_doubles,
-        "make_session",
-        lambda *given: make(*given, gates={"latency": {"tolerance": "5%"}}),
-    )
-    end = fail(CHECK) if status == "failed" else lambda: passed(status="unavailable", reason="no")
-    nightly.actions[target] = end
-    nightly.runs = {target: [entry(target, status, "2999-01-01T00:00:00Z")]}
-    code, _ = nightly("nightly")
-    found = written(nightly)
-    assert (found["regressed"] == [target], code) == (regressed, int(regressed))
-    assert found["counts"][status] == 1
-
-
 def test_a_flaky_target_is_repeated_once(nightly: Doit) -> None:
     attempts: list[str] = []
 
@@ -230,32 +191,9 @@ def test_a_rebuild_of_engines_includes_what_reads_them_and_names_its_reason(
     assert written(nightly)["rebuild"] == ["engine"]
 
 
-def test_only_the_models_of_an_owner_are_built_and_the_result_says_so(nightly: Doit) -> None:
-    nightly.owners = {"b": "Ann"}
-    assert nightly("nightly", "--owner", "Ann")[0] == 0
-    assert {target.split(":")[1] for target in nightly.session.finished} == {"b"}
-    assert (written(nightly)["owners"], written(nightly)["tags"]) == (["Ann"], [])
-
-
-def test_all_rebuilds_everything(nightly: Doit) -> None:
-    nightly.build_all()
-    nightly.fresh.update(nightly.session.actions)
-    assert nightly("nightly", "--all")[0] == 0
-    assert set(nightly.session.finished) == set(nightly.session.actions)
-
-
 def test_an_unknown_stage_is_one_sentence(nightly: Doit) -> None:
     code, out = nightly("nightly", "--rebuild", "engins")
     assert (code, out) == (3, "ERROR: --rebuild: there is no stage 'engins'; nearest: engine\n")
-
-
-def test_a_refused_run_says_so_in_its_files(nightly: Doit) -> None:
-    code, out = nightly("nightly", "--tag", "nihgtly")
-    assert code == 3
-    assert "there is no tag 'nihgtly'; no manifest has any" in out
-    found = written(nightly)
-    assert (found["status"], found["exit_code"]) == ("refused", 3)
-    assert "there is no tag" in found["error"]
 
 
 def test_a_project_without_manifests_is_an_error(

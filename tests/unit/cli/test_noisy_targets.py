@@ -31,16 +31,6 @@ def test_a_noisy_benchmark_leaves_the_next_build_nothing_to_do(
     assert last.endswith("1 noisy)")
 
 
-def test_every_output_says_that_it_is_noisy(noisy: Doit) -> None:
-    noisy("build", "--junit", "junit.xml", "--summary", "summary.md")
-    assert 'skipped="1"' in (noisy.root / "junit.xml").read_text()
-    assert "a busy neighbor" in (noisy.root / "summary.md").read_text()
-    noisy.fresh.discard("report:net")
-    _, out = noisy()
-    assert "1 passed, " in out
-    assert ", 1 noisy in" in out
-
-
 def test_remeasure_measures_all_that_is_requested_again(noisy: Doit) -> None:
     noisy.models = ("net", "other")
     noisy.build_all()

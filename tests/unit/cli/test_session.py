@@ -14,30 +14,6 @@ from buildsys.project import plan as stage_table
 from buildsys.project.plan import plan_model
 
 
-@pytest.mark.parametrize(
-    ("name", "expected"),
-    [
-        ("export:a", {"export:a"}),
-        ("engine:a:ort", {"engine:a:ort"}),
-        ("engine:a", {"engine:a:ort", "engine:a:rtx"}),
-        ("verify", {"verify:a:ort", "verify:a:rtx", "verify:b:ort", "verify:b:rtx"}),
-        ("nothing", set()),
-        ("export:c", set()),
-    ],
-)
-def test_a_name_stands_for_its_targets(tmp_path: Path, name: str, expected: set[str]) -> None:
-    session, _ = make_session(tmp_path, "a", "b")
-    assert set(session.members(name)) == expected
-
-
-def test_build_is_everything(tmp_path: Path) -> None:
-    session, _ = make_session(tmp_path, "a", "b")
-    assert session.members("build") == list(session.actions)
-    assert session.members("build:a") == [
-        target for target, action in session.actions.items() if action.model == "a"
-    ]
-
-
 def test_a_query_plans_only_the_models_it_names(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

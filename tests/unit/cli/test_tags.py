@@ -5,11 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from cli_doubles import Doit, make_session, run_in
+from cli_doubles import Doit, make_session
 from documented_commands import options_of
 
-from buildsys.cli.commands import pages
-from buildsys.cli.engine_doctor import EngineChecker
 from buildsys.cli.session import Session
 from buildsys.cli.target_names import ModelFilter
 from buildsys.errors import UsageError
@@ -82,21 +80,6 @@ def test_an_impossible_selection_is_one_sentence(
     assert str(caught.value) == message
 
 
-@pytest.mark.parametrize(
-    ("chosen", "message"),
-    [
-        (only("x"), "there is no tag 'x'; no manifest has any"),
-        (only(owners=("x",)), "there is no owner 'x'; no manifest has any"),
-    ],
-)
-def test_without_any_tag_or_owner_the_error_says_so(
-    tmp_path: Path, chosen: ModelFilter, message: str
-) -> None:
-    session, _ = make_session(tmp_path, "a")
-    with pytest.raises(UsageError, match=message):
-        session.select([], only=chosen)
-
-
 @pytest.fixture
 def tagged(doit: Doit) -> Doit:
     doit.models = ("a", "b", "c")
@@ -122,23 +105,6 @@ def test_a_run_builds_the_models_of_a_tag(
     assert models(set(tagged.session.finished)) == built
 
 
-def test_a_run_builds_one_stage_of_the_models_of_a_tag(tagged: Doit) -> None:
-    assert tagged("build", "export", "--tag", "nightly")[0] == 0
-    assert set(tagged.session.finished) == {"export:a", "export:c"}
-
-
-def test_an_unknown_tag_runs_nothing(tagged: Doit) -> None:
-    code, out = tagged("build", "--tag", "nihgtly")
-    assert (code, tagged.session.finished) == (3, {})
-    assert "there is no tag 'nihgtly'; nearest: nightly" in out
-
-
-def test_a_list_shows_the_targets_of_a_tag(tagged: Doit) -> None:
-    code, out = tagged.run_buildsys("list", "--tag", "weekly")
-    names = {line.split()[0] for line in out.splitlines()}
-    assert (code, names) == (0, set(tagged.session.actions.of("b")))
-
-
 def test_clean_removes_the_files_and_records_of_an_owner_only(tagged: Doit) -> None:
     tagged.build_all()
     assert tagged.run_buildsys("clean", "--owner", "Ann")[0] == 0
@@ -146,39 +112,6 @@ def test_clean_removes_the_files_and_records_of_an_owner_only(tagged: Doit) -> N
     assert tagged.executor.forgotten == []
     assert tagged.run_buildsys("clean", "--tag", "nightly", "--forget")[0] == 0
     assert models(set(tagged.executor.forgotten)) == {"a", "c"}
-
-
-def test_a_misspelled_owner_changes_nothing(tagged: Doit) -> None:
-    tagged.build_all()
-    code, out = tagged.run_buildsys("clean", "--owner", "ann")
-    assert (code, tagged.executor.forgotten) == (3, [])
-    assert "there is no owner 'ann'; nearest: Ann" in out
-    assert (tagged.root / "build/c").exists()
-
-
-def test_doctor_checks_the_engines_of_a_tag(
-    session: Session, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(Session, "read_only", lambda *_: session)
-    checker = EngineChecker(session.project.root)
-
-    def matching(name: str, tag: str) -> list[str]:
-        return [engine.name for (engine,) in checker.matching([name], only(tag))]
-
-    assert matching("build", "vision") == ["engine:a:ort", "engine:a:rtx"]
-    assert matching("verify:*:ort", "nightly") == ["engine:a:ort", "engine:b:ort"]
-    with pytest.raises(UsageError, match="no engine of export:a has the tag vision"):
-        matching("export:a", "vision")
-
-
-def test_pages_are_written_for_the_models_of_an_owner(
-    session: Session, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    written: list[str] = []
-    monkeypatch.setattr(Session, "read_only", lambda *_: session)
-    monkeypatch.setattr(pages, "write_pages", lambda _, models, **__: written.extend(models))
-    assert run_in(session.project.root, "pages", owner=["Ann"]) == 0
-    assert (written, capsys.readouterr().out) == (["a"], "no model has a page\n")
 
 
 @pytest.mark.parametrize(

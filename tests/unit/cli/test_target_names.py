@@ -9,7 +9,6 @@ from cli_doubles import make_session
 
 from buildsys.cli.graph_files import split_graph_name
 from buildsys.cli.session import Session
-from buildsys.cli.target_names import models_named_by
 from buildsys.errors import UsageError
 
 
@@ -122,11 +121,6 @@ def test_graphs_are_named_like_targets(session: Session, name: str, graph: tuple
     assert split_graph_name(session, "inspect", name) == graph
 
 
-def test_several_graphs_are_an_error(session: Session) -> None:
-    with pytest.raises(UsageError, match="names several graphs; name one of simplify:a, simplify"):
-        split_graph_name(session, "inspect", "simplify")
-
-
 @pytest.mark.parametrize("name", ["a", "build:a", "a:export", "export:a", "verify:a:ort", "a:ort"])
 def test_a_model_is_named_by_any_of_its_targets(session: Session, name: str) -> None:
     assert session.one_model("resolve", [name]) == "a"
@@ -145,18 +139,3 @@ def test_no_model_or_several_are_an_error(session: Session, names: list[str], pr
     with pytest.raises(UsageError) as caught:
         session.one_model("resolve", names)
     assert problem in str(caught.value)
-
-
-@pytest.mark.parametrize(
-    ("names", "models"),
-    [
-        (["a"], {"a"}),
-        (["a:ort", "verify:b:ort"], {"a", "ort", "verify", "b"}),
-        (["a", "export"], set()),  # of all models
-        (["build"], set()),
-        (["a", "b*"], set()),
-        ([], set()),
-    ],
-)
-def test_a_query_names_its_models(names: list[str], models: set[str]) -> None:
-    assert models_named_by(names) == models

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-
 import pytest
 from cli_doubles import Doit, passed
 
@@ -17,20 +15,6 @@ from buildsys.cli.console.lines import (
 )
 
 GONE = passed(status="unavailable", reason="no GPU", hint="run it on one")
-
-
-def test_unavailable_is_not_called_passed(doit: Doit) -> None:
-    doit.actions["engine:net:rtx"] = lambda: GONE
-    code, out = doit()
-    assert code == 0
-    assert "unavailable  engine:net:rtx  100 ms  no GPU; run it on one\n" in out
-    assert f"{len(doit.session.actions) - 1} passed, 1 unavailable in" in out
-    doit.fresh.update(doit.session.actions.keys() - {"export:net"})
-    _, out = doit()
-    assert "engine rtx" in out
-    row = next(line for line in out.splitlines() if "engine rtx" in line)
-    assert "unavailable" in row
-    assert "no GPU" in row
 
 
 OF_RTX = ["engine:net:rtx", "verify:net:rtx", "bench:net:rtx"]
@@ -56,16 +40,6 @@ def test_an_unavailable_engine_is_said_once(doit: Doit) -> None:
     doit.fresh.discard(OF_RTX[1])  # its engine is unavailable since an earlier run
     _, out = doit("-s", "verify:net:rtx")
     assert "unavailable  verify:net:rtx  100 ms  there is no engine\n" in out
-
-
-def test_a_check_that_cannot_run_says_why_itself(doit: Doit) -> None:
-    doit.actions |= {target: lambda: GONE for target in OF_RTX[1:]}
-    _, out = doit()
-    for target in OF_RTX[1:]:
-        assert f"unavailable  {target}  100 ms  no GPU; run it on one\n" in out
-    assert [line.split()[:3] for line in out.splitlines() if " rtx  " in line] == [
-        ["engine", "rtx", "passed"], ["verify,", "bench", "rtx"]
-    ]  # fmt: skip
 
 
 def test_engines_with_one_cause_share_a_row() -> None:
@@ -111,13 +85,6 @@ def test_unavailable_remains_visible_with_nothing_to_do(doit: Doit) -> None:
         ]
 
 
-def test_unavailable_is_not_called_fresh_when_another_target_runs(doit: Doit) -> None:
-    unavailable_since_an_earlier_run(doit)
-    doit.fresh.discard("report:net")
-    _, out = doit()
-    assert f"1 passed, {len(doit.fresh) - 1} fresh, 1 unavailable in" in out
-
-
 @pytest.mark.parametrize("how", [{"restored": True}, {"waited": True}])
 def test_unavailable_is_not_called_restored_or_fresh(doit: Doit, how: dict[str, bool]) -> None:
     doit.build_all()
@@ -127,18 +94,3 @@ def test_unavailable_is_not_called_restored_or_fresh(doit: Doit, how: dict[str, 
     assert "unavailable  engine:net:rtx  no GPU; run it on one\n" in out
     assert "1 unavailable" in out.splitlines()[-1]
     assert "restored" not in out
-
-
-def test_unavailable_is_a_result_in_json(doit: Doit) -> None:
-    unavailable_since_an_earlier_run(doit)
-    doit.fresh.discard("verify:net:rtx")
-    doit.actions["verify:net:rtx"] = lambda: GONE
-    code, out = doit("build", "--json")
-    assert code == 0
-    document = json.loads(out[out.index("{") : out.rindex("}") + 1])
-    targets = {target["target"]: target for target in document["targets"]}
-    for target in ("engine:net:rtx", "verify:net:rtx"):
-        assert targets[target]["status"] == "unavailable"
-        assert targets[target]["reason"] == "no GPU; run it on one"
-    assert targets["export:net"]["status"] == "up-to-date"
-    assert (document["schema"], document["exit_code"]) == ("buildsys/build/1", 0)

@@ -123,16 +123,6 @@ def test_a_page_shows_builds_of_one_machine(
     assert "p50, last 2 builds" in page(session)
 
 
-def test_a_page_shows_builds_with_the_same_hardware(session: Session) -> None:
-    history = History(history_file(session.project.state))
-    for number, cores in enumerate(("4", "8", "8"), 1):
-        text = json.dumps({"device:cpu.cores": cores})
-        add_build(session, number, environment=digest_of(text))
-        history.add(history.builds()[0], texts=(text,))
-    history.close()
-    assert "p50, last 2 builds" in page(session)
-
-
 def test_a_page_says_that_the_history_cannot_be_read(session: Session) -> None:
     assert "There is no earlier build" in page(session)
     history_file(session.project.state).write_bytes(b"not a database" * 500)
@@ -215,12 +205,6 @@ def test_removed_pages_leave_the_index_of_the_others(session: Session) -> None:
     list(remove_pages(session, {"other"}, dry_run=False))
     assert not index.parent.exists()
     assert not rows.exists()
-
-
-def test_the_page_counts_the_targets_of_the_console(session: Session) -> None:
-    text = page(session)
-    count = len(session.actions.of("net"))
-    assert text.count('class="name nowrap"') == count
 
 
 def test_a_model_without_html_has_no_page(session: Session) -> None:
