@@ -94,7 +94,7 @@ def test_a_failed_check(ready_built: ReadyProject) -> None:
         "stale",
     )
     assert "p50" not in text  # a benchmark of other inputs is left out
-    assert "The report of the last successful run is last_passed.md and last_passed.json." in text
+    assert "The report of the last successful run is last" in text
     assert json.loads(now["report.json"])["status"] == "failed"
 
     assert (
