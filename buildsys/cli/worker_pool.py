@@ -8,9 +8,11 @@ import sys
 import time
 from collections.abc import Mapping
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 from buildsys.errors import StageError
+from buildsys.project.load import Project
 from buildsys.store.state_db import ReadOnlyStateDb
 from buildsys.workers.job import Job
 from buildsys.workers.pool import WorkerPool
@@ -19,6 +21,37 @@ from buildsys.workers.pool import WorkerPool
 def open_pool(state: Path) -> WorkerPool:
     """Open a pool with the servers of builds."""
     return WorkerPool(state, ReadOnlyStateDb(state / "state.db"))
+
+
+def run_stage(
+    project: Project,
+    stage: str,
+    target: str,
+    options: Mapping[str, Any],
+    inputs: Mapping[str, Path] | None = None,
+    outputs: Mapping[str, Path] | None = None,
+    **more: Any,
+) -> dict[str, Any]:
+    """Run a stage for a command, outside the build folder; return its result file.
+
+    ``target`` is COMMAND:MODEL[:VARIANT]; inputs that do not exist are left out.
+    Raises: StageError: raised by the stage, or it has not passed.
+    """
+    command, model, *variant = target.split(":", 2)
+    with TemporaryDirectory(prefix=f"buildsys-{command}-") as folder:
+        job = Job(
+            target=target,
+            stage=stage,
+            model=model,
+            variant="".join(variant),
+            options=options,
+            inputs={role: path for role, path in (inputs or {}).items() if path.exists()},
+            outputs={"result": Path(folder) / "result.json", **(outputs or {})},
+            project=project.root,
+            **more,
+        )
+        with open_pool(project.state) as pool:
+            return run_job(pool, job)
 
 
 def run_job(pool: WorkerPool, job: Job) -> dict[str, Any]:

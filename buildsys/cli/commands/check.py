@@ -5,8 +5,6 @@ from __future__ import annotations
 import random
 from argparse import ArgumentParser, Namespace
 from collections.abc import Mapping
-from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any
 
 from buildsys.cli.command import (
@@ -20,13 +18,12 @@ from buildsys.cli.console.rows import format_table
 from buildsys.cli.graph_files import require_graph
 from buildsys.cli.reproducibility import compare_two_builds
 from buildsys.cli.session import Session
-from buildsys.cli.worker_pool import open_pool, run_job
+from buildsys.cli.worker_pool import run_stage
 from buildsys.errors import UsageError
 from buildsys.execution.freshness import FRESH
 from buildsys.manifest.shape_cases import format_dims
 from buildsys.plan.graph_points import changes_golden, graph_points, size_ranges
 from buildsys.stages.table import REFERENCE, VALIDATE, target_of
-from buildsys.workers.job import Job
 
 SCHEMA = "buildsys/stress/1"
 _STAGE = "buildsys.stages.validate.stress"
@@ -90,19 +87,9 @@ def compare_more_inputs(session: Session, model: str, count: int, seed: int) -> 
     files = {**reference.inputs, **validate.inputs}
     inputs = {role: project.build / ref.path for role, ref in files.items()}
     drawn = {"count": count, "seed": seed, "spans": size_ranges(spec, points.exported)}
-    with TemporaryDirectory(prefix="buildsys-stress-") as folder, open_pool(project.state) as pool:
-        job = Job(
-            target=f"stress:{model}",
-            stage=_STAGE,
-            model=model,
-            variant="",
-            options={**validate.options, **reference.options, **drawn},
-            inputs={role: path for role, path in inputs.items() if path.exists()},
-            outputs={"result": Path(folder) / "stress.json"},
-            project=project.root,
-            server=reference.server,
-        )
-        result = run_job(pool, job)
+    options = {**validate.options, **reference.options, **drawn}
+    target = f"stress:{model}"
+    result = run_stage(project, _STAGE, target, options, inputs, server=reference.server)
     return {name: result[name] for name in ("count", "compared", "skipped", "failures")}
 
 

@@ -19,7 +19,7 @@ from buildsys.cli.engine_checks import one_engine
 from buildsys.cli.graph_files import require_graph
 from buildsys.cli.project_root import shown_path, typed_path
 from buildsys.cli.session import Session
-from buildsys.cli.worker_pool import open_pool, run_job
+from buildsys.cli.worker_pool import open_pool, run_stage
 from buildsys.errors import CheckFailed, StageError, Unavailable, UsageError, with_hint
 from buildsys.execution.freshness import FRESH, is_required
 from buildsys.execution.local_runs import hold_devices, stage_job
@@ -203,23 +203,9 @@ def _search(session: Session, convert: Action, engine: Action, limit: int) -> di
     project = session.project
     verify = session.actions[target_of(VERIFY, engine.model, engine.variant)]
     inputs = {role: project.build / ref.path for role, ref in convert.inputs.items()}
-    with TemporaryDirectory(prefix="buildsys-localize-") as folder:
-        job = Job(
-            target=f"localize:{verify.model}:{verify.variant}",
-            stage=_SEARCH,
-            model=convert.model,
-            variant=convert.variant,
-            options={
-                **convert.options,
-                "tolerance": verify.options["tolerance"],
-                "limit_s": limit,
-            },
-            inputs={role: path for role, path in inputs.items() if path.exists()},
-            outputs={"result": Path(folder) / "localize.json"},
-            project=project.root,
-        )
-        with open_pool(project.state) as pool:
-            result = run_job(pool, job)
+    tolerance = {"tolerance": verify.options["tolerance"], "limit_s": limit}
+    target = f"localize:{convert.model}:{convert.variant}"
+    result = run_stage(project, _SEARCH, target, {**convert.options, **tolerance}, inputs)
     fields = ("without", "with", "nodes", "is_smallest", "trials", "exclude", "seconds")
     return {name: result[name] for name in fields}
 

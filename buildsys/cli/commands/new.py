@@ -9,17 +9,14 @@ from argparse import ArgumentParser, Namespace
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any, get_args
 
 from buildsys.cli.command import add_names, print_lines, unknown_name
 from buildsys.cli.project_root import typed_path
-from buildsys.cli.worker_pool import open_pool, run_job
+from buildsys.cli.worker_pool import run_stage
 from buildsys.errors import StageError, UsageError
 from buildsys.project.load import Project, check_manifests, empty_project
 from buildsys.system.files import replace_file
-from buildsys.workers.job import Job
-from buildsys.workers.pool import WorkerPool
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.+-]{0,99}")
 _INPUT = re.compile(r"(?P<name>[^=]+)=(?P<shape>[^:]*)(:(?P<dtype>\w+))?")
@@ -105,8 +102,7 @@ def run(options: Namespace) -> int:
     source = _source(options.root, options.source)
     source = {**source, **_settings(source, options)}
     inputs = dict(map(_input, options.input))
-    with open_pool(project.state) as pool:
-        write_manifest(project, model, try_model(pool, project, model, source, inputs))
+    write_manifest(project, model, try_model(project, model, source, inputs))
     print_lines([f"next: buildsys build {model}"])
     return 0
 
@@ -233,52 +229,37 @@ def _describe_folder(project: Project, name: str) -> int:
     if not networks:
         raise UsageError(f"there are no ONNX files in {name}", "name a folder with ONNX files")
     stems = Counter(network.stem for network in networks)
-    with open_pool(project.state) as pool:
-        for network in networks:
-            path = network.relative_to(folder).with_suffix("")
-            part = path.stem if stems[network.stem] == 1 else str(path)
-            model = re.sub(r"[^A-Za-z0-9_.+-]+", "-", part).lstrip("_.+-")[:100] or "model"
-            source = {"onnx": network.relative_to(project.root).as_posix()}
-            if (file := _manifest_file(project, model)).exists():
-                print_lines([f"kept {os.path.relpath(file)}"])
-                continue
-            try:
-                write_manifest(project, model, try_model(pool, project, model, source, {}))
-            except StageError as error:
-                code = error.exit_code
-                print_lines([f"failed {source['onnx']}: {error}"])
+    for network in networks:
+        path = network.relative_to(folder).with_suffix("")
+        part = path.stem if stems[network.stem] == 1 else str(path)
+        model = re.sub(r"[^A-Za-z0-9_.+-]+", "-", part).lstrip("_.+-")[:100] or "model"
+        source = {"onnx": network.relative_to(project.root).as_posix()}
+        if (file := _manifest_file(project, model)).exists():
+            print_lines([f"kept {os.path.relpath(file)}"])
+            continue
+        try:
+            write_manifest(project, model, try_model(project, model, source, {}))
+        except StageError as error:
+            code = error.exit_code
+            print_lines([f"failed {source['onnx']}: {error}"])
     return code
 
 
 def try_model(
-    pool: WorkerPool,
-    project: Project,
-    model: str,
-    source: Mapping[str, Any],
-    inputs: Mapping[str, Any],
+    project: Project, model: str, source: Mapping[str, Any], inputs: Mapping[str, Any]
 ) -> dict[str, Any]:
     """Run the model in a worker.
 
     Raises: StageError: it cannot be loaded or run.
     """
     defaults = next(fields for kind, fields in _SOURCE_DEFAULTS.items() if kind in source)
-    with TemporaryDirectory(prefix="buildsys-new-") as folder:
-        job = Job(
-            target=f"new:{model}",
-            stage=_STAGE,
-            model=model,
-            variant="",
-            options={"source": {**defaults, **source, "seed": 0}, "inputs": inputs, "outputs": {}},
-            inputs={},
-            outputs={"result": Path(folder) / "new.json"},
-            project=project.root,
-        )
-        try:
-            figures = run_job(pool, job)
-        except StageError as error:
-            if "kwargs" in defaults:
-                error.hint = error.hint or "correct the model, or pass --kwargs '{NAME: VALUE}'"
-            raise
+    options = {"source": {**defaults, **source, "seed": 0}, "inputs": inputs, "outputs": {}}
+    try:
+        figures = run_stage(project, _STAGE, f"new:{model}", options)
+    except StageError as error:
+        if "kwargs" in defaults:
+            error.hint = error.hint or "correct the model, or pass --kwargs '{NAME: VALUE}'"
+        raise
     completed = figures["source"]
     fields = ("onnx" if field == "python" and "onnx" in completed else field for field in source)
     return {**figures, "source": {field: completed[field] for field in fields}}

@@ -5,7 +5,9 @@ from __future__ import annotations
 import os
 import re
 from argparse import ArgumentParser, Namespace
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path, PurePosixPath
 from typing import Any, NamedTuple
 
@@ -69,9 +71,9 @@ def run(options: Namespace) -> int:
         if len(options.names) != 1 or only or options.version:
             hint = "write `buildsys publish --list URL`"
             raise UsageError("publish --list takes a URL and nothing else", hint)
-        return _list(_Place.at(options.root, options.names[0]), options)
+        return _list(options, _checked_url(options.names[0]))
     *names, url = options.names or [""]
-    place = _Place.at(options.root, url)
+    url = _checked_url(url)
     if not (names or only):
         hint = f"name a model or MODEL:ENGINE before {url}, or `engine` for all of them"
         raise UsageError("publish takes the engines to publish", hint)
@@ -85,17 +87,14 @@ def run(options: Namespace) -> int:
     if is_refused:
         engines = [engine if engine.state else engine._replace(state=SKIPPED) for engine in engines]
     else:
-        folder = place.connect()
-        engines = [
-            engine if engine.state else place.publish(folder, session, engine, version)
-            for engine in engines
-        ]
+        with _place(options.root, url) as folder:
+            engines = [_publish(folder, session, engine, version) for engine in engines]
     if options.json:
         published = [engine.as_json() for engine in engines]
-        fields = {"url": place.shown, "version": version}
+        fields = {"url": mask_secrets(url), "version": version}
         print_json({"schema": SCHEMA, **fields, "engines": published})
     else:
-        _print(engines, place, version)
+        _print(engines, mask_secrets(url), version)
     return _REFUSED if is_refused else 0
 
 
@@ -119,66 +118,50 @@ class _Publication(NamedTuple):
         return {"engine": self.name, "state": self.state, "reasons": reasons, "files": files}
 
 
-class _Place(NamedTuple):
-    """The URL of published engines."""
+def _checked_url(typed: str) -> str:
+    """Return the URL or folder on the command line. Raises: UsageError: it is neither."""
+    if "/" not in typed:
+        hint = "write s3://bucket/engines, or ./releases for a folder"
+        raise UsageError("publish takes a URL or a folder as its last argument", hint)
+    path = typed.partition("://")[2].partition("/")[2]  # a host may be [::1]
+    if not _PATTERN.isdisjoint(path):
+        raise UsageError("the URL has one of *?[]", "fsspec reads them as a pattern")
+    return typed if "://" in typed else os.path.abspath(typed_path(typed))  # noqa: PTH100
 
-    url: str
-    known_hosts: Path
 
-    @classmethod
-    def at(cls, root: Path, typed: str) -> _Place:
-        """Return the place of a URL or folder on the command line.
-
-        Raises: UsageError: it is neither.
-        """
-        if "/" not in typed:
-            hint = f"write ./{typed} for a folder" if typed else "s3://bucket/engines, ./releases"
-            raise UsageError("publish takes a URL or a folder as its last argument", hint)
-        path = typed.partition("://")[2].partition("/")[2]  # a host may be [::1]
-        if not _PATTERN.isdisjoint(path):
-            raise UsageError("the URL has one of *?[]", "fsspec reads them as a pattern")
-        url = typed if "://" in typed else os.path.abspath(typed_path(typed))  # noqa: PTH100
-        return cls(url, root / STATE_FOLDER / "known_hosts")
-
-    @property
-    def shown(self) -> str:
-        """The URL without secrets."""
-        return mask_secrets(self.url)
-
-    def connect(self) -> RemoteFolder:
-        """Return a connection. Raises: StageError: there is none."""
-        try:
-            return connect(self.url, known_hosts=self.known_hosts, timeout_s=_TIMEOUT_S)
-        except Exception as error:  # each protocol has its own
-            raise self.problem("cannot use", error) from error
-
-    def problem(self, attempt: str, error: Exception) -> StageError:
-        """Describe a problem of the place in one sentence."""
+@contextmanager
+def _place(root: Path, url: str) -> Iterator[RemoteFolder]:
+    """Connect to a URL; raise StageError for a problem of its place, in one sentence."""
+    try:
+        known_hosts = root / STATE_FOLDER / "known_hosts"
+        yield connect(url, known_hosts=known_hosts, timeout_s=_TIMEOUT_S)
+    except BuildsysError:
+        raise
+    except Exception as error:  # each protocol has its own
         message = " ".join(f"{type(error).__name__}: {error}".split())
         if isinstance(error, OSError) and error.strerror:
             message = ": ".join(filter(None, (error.filename, error.strerror)))
-        hint = remedy_of(self.url, error) or "check the URL, its credentials and its permissions"
-        return StageError(f"{attempt} {self.shown}: {mask_text(message)}", hint)
+        hint = remedy_of(url, error) or "check the URL, its credentials and its permissions"
+        problem = f"cannot use {mask_secrets(url)}: {mask_text(message)}"
+        raise StageError(problem, hint) from error
 
-    def publish(
-        self, folder: RemoteFolder, session: Session, engine: _Publication, version: str
-    ) -> _Publication:
-        """Publish an engine, which is then complete or absent.
 
-        Raises: StageError: the version exists with other files, or the place cannot be written.
-        """
-        action = engine.action
-        records = _records(session, action)
-        files = _files(session, action, records)
-        provenance = _provenance(session, action, records)
-        made = EngineVersion(action.model, action.variant, version, files, provenance)
-        try:
-            is_new = publish_version(folder, made)
-        except BuildsysError:
-            raise
-        except Exception as error:  # each protocol has its own
-            raise self.problem(f"{engine.name} was not published to", error) from error
-        return engine._replace(state=PUBLISHED if is_new else UNCHANGED, files=files)
+def _publish(
+    folder: RemoteFolder, session: Session, engine: _Publication, version: str
+) -> _Publication:
+    """Publish an engine, which is then complete or absent.
+
+    Raises: StageError: the version exists with other files, or the engine has become stale.
+    """
+    if engine.state:
+        return engine
+    action = engine.action
+    records = _records(session, action)
+    files = _files(session, action, records)
+    provenance = _provenance(session, action, records)
+    made = EngineVersion(action.model, action.variant, version, files, provenance)
+    is_new = publish_version(folder, made)
+    return engine._replace(state=PUBLISHED if is_new else UNCHANGED, files=files)
 
 
 def _select(session: Session, names: Sequence[str], only: ModelFilter) -> Iterator[_Publication]:
@@ -279,31 +262,25 @@ def _target_json(record: ActionRecord) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def _print(engines: Sequence[_Publication], place: _Place, version: str) -> None:
+def _print(engines: Sequence[_Publication], url: str, version: str) -> None:
     rows = []
     for engine in engines:
         details = [f"{reason.problem}; run `{reason.remedy}`" for reason in engine.reasons]
         note = "" if engine.reasons or engine.state != SKIPPED else "as another engine is refused"
         if engine.files:
-            total = sum(file.recorded.size for file in engine.files.values())
-            where = f"{place.shown}/{engine.name.replace(':', '/')}/{version}"
-            note = f"{where}, {plural(len(engine.files), 'file')}, {size(total)}"
+            total = size(sum(file.recorded.size for file in engine.files.values()))
+            where = f"{url}/{engine.name.replace(':', '/')}/{version}"
+            note = f"{where}, {plural(len(engine.files), 'file')}, {total}"
         rows.append(Row(engine.state, engine.name, details, note=note))
-    counts = {
-        state: sum(engine.state == state for engine in engines)
-        for state in (PUBLISHED, UNCHANGED, SKIPPED, REFUSED)
-    }
-    summary = ", ".join(f"{count} {state}" for state, count in counts.items() if count)
+    counts = Counter(engine.state for engine in engines)
+    states = (state for state in (PUBLISHED, UNCHANGED, SKIPPED, REFUSED) if counts[state])
+    summary = ", ".join(f"{counts[state]} {state}" for state in states)
     print_rows(rows, [f"{summary}; nothing was published" if counts[REFUSED] else summary])
 
 
-def _list(place: _Place, options: Namespace) -> int:
-    try:
-        versions = list(list_versions(place.connect()))
-    except BuildsysError:
-        raise
-    except Exception as error:  # each protocol has its own
-        raise place.problem("cannot list", error) from error
+def _list(options: Namespace, url: str) -> int:
+    with _place(options.root, url) as folder:
+        versions = list(list_versions(folder))
     rows = [
         [
             f"{version['model']}:{version['engine']}",
@@ -314,7 +291,9 @@ def _list(place: _Place, options: Namespace) -> int:
         for version in versions
     ]
     titles = ("engine", "version", "published (UTC)", "size>")
-    lines = format_table(titles, rows) if rows else [f"{place.shown} has no published engines"]
-    document = {"schema": LIST_SCHEMA, "url": place.shown, "versions": versions}
+    lines = (
+        format_table(titles, rows) if rows else [f"{mask_secrets(url)} has no published engines"]
+    )
+    document = {"schema": LIST_SCHEMA, "url": mask_secrets(url), "versions": versions}
     print_answer(options, document, lines)
     return 0

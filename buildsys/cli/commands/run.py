@@ -14,7 +14,7 @@ from buildsys.cli.console.rows import format_table
 from buildsys.cli.engine_checks import FIRST, NAMED, RECOMMENDED, choose_engine, named_engines
 from buildsys.cli.project_root import typed_path
 from buildsys.cli.session import Session
-from buildsys.cli.worker_pool import open_pool, run_job
+from buildsys.cli.worker_pool import run_stage
 from buildsys.errors import UsageError
 from buildsys.manifest.problem import suggest_file
 from buildsys.manifest.surgery_interface import WHENS, steps_of
@@ -23,7 +23,6 @@ from buildsys.plan.graph_points import GraphPoint, graph_points
 from buildsys.report.formatting import first_names, plural, significant
 from buildsys.system.files import IMAGE_SUFFIXES, read_limited, replace_file
 from buildsys.system.toolchains import locate_toolchain
-from buildsys.workers.job import Job
 
 SCHEMA = "buildsys/run/1"
 _REASONS = {NAMED: "", RECOMMENDED: " (recommended)", FIRST: " (the first that can run)"}
@@ -147,7 +146,7 @@ def _call(
     Raises: StageError: a file is unsuitable, or the engine does not run.
     """
     project, model = session.project, engine.model
-    values, outputs = folder / "inputs.npz", folder / "outputs.npz"
+    values = folder / "inputs.npz"
     preprocess = _fields(session, model, "inputs", "preprocess")
     declared = {
         name: {**tensor, "preprocess": preprocess.get(name)}
@@ -160,36 +159,28 @@ def _call(
         if "torchvision" not in fields
     }
     weights = [fields["torchvision"] for fields in labels.values() if "torchvision" in fields]
-    facts: dict[str, Any] = {
-        "target": f"run:{model}:{engine.variant}", "model": model, "variant": engine.variant,
-        "project": project.root,
-    }  # fmt: skip
-    with open_pool(project.state) as pool:
-        preparation = Job(
-            **facts,
-            stage=f"{_STAGES}.inputs",
-            options={"inputs": declared, "dims": point.dims, "files": files, "weights": weights},
-            inputs={},
-            outputs={"inputs": values, "result": folder / "inputs.json"},
-            server="torch" if weights else "bare",
-        )
-        prepared = run_job(pool, preparation)
-        for output, fields in labels.items():
-            names.setdefault(output, prepared["labels"].get(fields.get("torchvision"), []))
-        described = {
-            output: {"activation": fields["activation"], "count": len(names[output])}
-            for output, fields in labels.items()
-        }
-        toolchain = engine.toolchain
-        call = Job(
-            **facts,
-            stage=f"{_STAGES}.engine",
-            options={"labels": described, "top": top},
-            inputs={"engine": project.build / engine.outputs["engine"].path, "inputs": values},
-            outputs={"outputs": outputs, "result": folder / "engine.json"},
-            toolchain=toolchain and locate_toolchain(*toolchain, project.root, os.environ),
-        )
-        answer = run_job(pool, call)
+    target = f"run:{model}:{engine.variant}"
+    options = {"inputs": declared, "dims": point.dims, "files": files, "weights": weights}
+    server = "torch" if weights else "bare"
+    prepared = run_stage(
+        project, f"{_STAGES}.inputs", target, options, outputs={"inputs": values}, server=server
+    )
+    for output, fields in labels.items():
+        names.setdefault(output, prepared["labels"].get(fields.get("torchvision"), []))
+    described = {
+        output: {"activation": fields["activation"], "count": len(names[output])}
+        for output, fields in labels.items()
+    }
+    toolchain, file = engine.toolchain, project.build / engine.outputs["engine"].path
+    answer = run_stage(
+        project,
+        f"{_STAGES}.engine",
+        target,
+        {"labels": described, "top": top},
+        {"engine": file, "inputs": values},
+        {"outputs": folder / "outputs.npz"},
+        toolchain=toolchain and locate_toolchain(*toolchain, project.root, os.environ),
+    )
     for output, figures in answer["outputs"].items():
         for row in figures.get("top", ()):
             row["label"] = [names[output][index] for index in row["index"]]

@@ -33,7 +33,7 @@ FOUND: dict[str, Any] = {
 def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A new project with ONNX files; trial runs of `bad.onnx` fail."""
 
-    def try_(pool: object, project: object, model: str, source: Any, inputs: Any) -> Any:
+    def try_(project: object, model: str, source: Any, inputs: Any) -> Any:
         if "bad" in source.get("onnx", ""):
             raise StageError("ONNX Runtime cannot load it", "write another one")
         completed = {"transformers": source["transformers"] or "BertModel"} if hf(source) else {}
@@ -182,14 +182,8 @@ def test_a_folder_of_onnx_files(project: Path, capsys: pytest.CaptureFixture[str
     assert "there are no ONNX files in plugins; name a folder" in capsys.readouterr().err
 
 
-class FailingPool:
-    """Workers whose job fails with a sentence that has no remedy."""
-
-    def __init__(self, state: Path) -> None:
-        self.state = state
-
-    def run(self, *_: object, **__: object) -> None:
-        raise StageError("plugins/net.py:make failed: RuntimeError: no (plugins/net.py:1)")
+def fail(*_: object, **__: object) -> None:
+    raise StageError("plugins/net.py:make failed: RuntimeError: no (plugins/net.py:1)")
 
 
 @pytest.mark.parametrize(
@@ -200,8 +194,9 @@ class FailingPool:
     ],
 )
 def test_a_model_that_raises_has_a_remedy(
-    project: Path, source: dict[str, str], remedy: str
+    project: Path, monkeypatch: pytest.MonkeyPatch, source: dict[str, str], remedy: str
 ) -> None:
+    monkeypatch.setattr(new, "run_stage", fail)
     with pytest.raises(StageError) as caught:
-        TRY_MODEL(FailingPool(project), load_project(project), "m", source, {})  # type: ignore[arg-type]
+        TRY_MODEL(load_project(project), "m", source, {})
     assert caught.value.hint == remedy

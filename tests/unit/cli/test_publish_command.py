@@ -43,8 +43,8 @@ def session(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Session:
 @pytest.mark.parametrize(
     ("names", "options", "message"),
     [
-        ([], {}, "publish takes a URL or a folder as its last argument; s3://bucket/engines, ./re"),
-        (["a"], {}, "a URL or a folder as its last argument; write ./a for a folder"),
+        ([], {}, "publish takes a URL or a folder as its last argument; write s3:"),
+        (["a"], {}, "a URL or a folder as its last argument; write s3://"),
         (["a", "s3://bucket/*"], {}, "the URL has one of *?[]; fsspec reads them as a pattern"),
         (["./out"], {}, "publish takes the engines to publish; name a model or MODEL:ENGINE"),
         (["a", "./out"], {"version": ""}, "publish takes a version, and '' is none; add --version"),
@@ -191,7 +191,7 @@ def test_only_operators_of_plugins_excuse_validate(
         ("sfpt://x/y", "Protocol not known: sfpt; did you mean sftp://?"),
         (
             "/proc/nothing/x",
-            "not published to /proc/nothing/x: /proc/nothing: No such file",
+            "cannot use /proc/nothing/x: /proc/nothing: No such file",
         ),
         ("nowhere://user:secret@x/y", "nowhere://user:***@x/y"),
     ],
