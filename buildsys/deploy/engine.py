@@ -7,7 +7,6 @@ from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 from threading import Condition
-from types import TracebackType
 from typing import Any, Generic, TypeVar
 from weakref import WeakSet
 
@@ -36,12 +35,9 @@ class Engine:
     """A built engine in this process, made by ``load_engine``.
 
     ``inputs`` and ``outputs`` are in the order of the graph; a dynamic size in a ``shape`` is a
-    name, None or -1. ``profiles`` has the shape ranges of each optimization profile, ``{input:
-    {"min": …, "opt": …, "max": …}}``; it is empty if the shapes of the inputs are the only limits.
-    ``record`` is the content of ``engine.json``, and ``notes`` are those of ``can_run``.
-
-    Threads may call it at the same time. A fork of the process must load its own. ``close``, or
-    the end of a ``with`` block, frees the engine and its memory.
+    name, None or -1. ``profiles`` has the shape ranges of optimization profiles, ``{input: {"min":
+    …, "opt": …, "max": …}}``. ``record`` is ``engine.json``, ``notes`` are those of ``can_run``.
+    Threads may call it at the same time. ``close``, or the end of a ``with`` block, frees it.
     """
 
     def __init__(
@@ -74,14 +70,8 @@ class Engine:
     def __call__(
         self, inputs: Mapping[str, AnyArray] | None = None, /, **arrays: AnyArray
     ) -> dict[str, AnyArray]:
-        """Run the engine on inputs by keyword, in a mapping, or both.
-
-        A mapping is for names that are no identifiers. See ``run``.
-        """
-        if inputs is None:
-            return self.run(arrays)
-        merges = arrays and isinstance(inputs, Mapping)
-        return self.run({**inputs, **arrays} if merges else inputs)
+        """Run the engine on inputs by keyword or in a mapping; see ``run``."""
+        return self.run(arrays if inputs is None else inputs)
 
     def run(
         self,
@@ -93,21 +83,12 @@ class Engine:
     ) -> dict[str, AnyArray]:
         """Run the engine; the outputs are by name, in the order of ``outputs``.
 
-        Inputs are arrays of numpy, torch, cupy or any library with DLPack, with the types of
-        ``inputs`` and a shape that fits. They are not copied if they are contiguous; those in GPU
-        memory must be. ``int64`` in host memory is taken for ``int32`` if no value is out of range.
-        ``profile`` is an index into ``profiles``; the default is the first that fits.
-
-        Outputs are new arrays that belong to the caller. If an input is in GPU memory, they are in
-        GPU memory too, as arrays of its library for torch and cupy and as ``DeviceArray`` for
-        others; else in host memory, of torch if all inputs are, and of numpy otherwise. Types
-        unknown to numpy, such as bfloat16, are those of ``ml_dtypes``.
-
-        ``out`` has an array in GPU memory for each output instead of new ones, which saves their
-        allocation.
-
-        Outputs are complete on return. With ``stream``, a CUDA stream of torch or cupy or its
-        number, they are complete as soon as the stream gets there; keep the inputs until then.
+        Inputs are contiguous arrays of numpy, torch, cupy or any library with DLPack, with the
+        types of ``inputs``; they are not copied. ``profile`` is an index into ``profiles``.
+        Outputs are new arrays: in GPU memory if an input is, of torch if all inputs are, of cupy
+        or ``DeviceArray`` on a GPU, else of numpy. ``out`` has arrays in GPU memory for them.
+        With ``stream``, a CUDA stream of torch or cupy or its number, outputs are complete as soon
+        as the stream gets there; keep the inputs until then.
 
         Raises: EngineError: an input is missing, unknown or does not fit; the engine is closed, or
         was loaded before a fork; the computation failed.
@@ -186,9 +167,8 @@ class Engine:
     ) -> BoundCall[AnyArray]:
         """Prepare a call that runs repeatedly on the same arrays in GPU memory.
 
-        It computes without the checks and allocations of ``run``, from the content that the arrays
-        have when it is called; work that fills them must be complete. The arguments are those of
-        ``run``, which is called once. The call counts in ``concurrency`` until it is closed.
+        It computes from the content that the arrays have when it is called. The arguments are those
+        of ``run``. The call counts in ``concurrency`` until it is closed.
         Raises: EngineError: as ``run``; an input is in host memory; the shape of an output depends
         on values.
         """
@@ -226,19 +206,14 @@ class Engine:
         """Enter a ``with`` block that closes the engine."""
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         """Close the engine."""
         self.close()
 
     def __del__(self) -> None:
         """Free the engine: memory of a GPU is not freed otherwise.
 
-        Nothing is waited for: what could still run holds a reference, or is garbage, too.
+        What could still run holds a reference, or is garbage, too.
         """
         if hasattr(self, "_pool") and os.getpid() == self._process:
             with suppress(StageError):
@@ -246,23 +221,23 @@ class Engine:
 
     def __repr__(self) -> str:
         """Show the name, the backend and the inputs and outputs."""
-        inputs, outputs = (
+        ports = (
             ", ".join(f"{port.name}: {port.dtype}{list(port.shape)}" for port in ports)
             for ports in (self.inputs, self.outputs)
         )
-        return f"<Engine {self.name}, {self.backend}, {inputs} -> {outputs}>"
+        return f"<Engine {self.name}, {self.backend}, {' -> '.join(ports)}>"
 
     def _wrong_names(self, inputs: Mapping[str, object]) -> EngineError:
         names = list(self._readers)
-        unknown = [name for name in inputs if name not in names]
         missing = [name for name in names if name not in inputs]
-        if not unknown:
-            problem = f"{self.name} needs the input {', '.join(missing)}"
-            return EngineError(problem, "pass all inputs by name")
-        similar = nearest(str(unknown[0]), missing or names, count=1)
-        hint = f"did you mean {similar[0]}?" if similar else ""
-        problem = f"{self.name} has no input {unknown[0]!r}, it has {', '.join(names)}"
-        return EngineError(problem, hint)
+        unknown = next((name for name in inputs if name not in names), None)
+        if unknown is None:
+            return EngineError(
+                f"{self.name} needs the input {', '.join(missing)}", "pass all inputs by name"
+            )
+        similar = nearest(str(unknown), missing or names, count=1)
+        problem = f"{self.name} has no input {unknown!r}, it has {', '.join(names)}"
+        return EngineError(problem, f"did you mean {similar[0]}?" if similar else "")
 
 
 class BoundCall(Generic[AnyArray]):

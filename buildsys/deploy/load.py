@@ -30,16 +30,11 @@ def load_engine(
 ) -> Engine:
     """Load a built engine to run it in this process.
 
-    ``engine`` is an engine file or its folder, with its ``engine.json``. It is checked by
-    ``can_run`` first; ``digest``, ``project``, ``trusted_keys`` and ``revoked_keys`` are for that
-    check, and plugins in Python are loaded from the engine's folder or below ``project``.
-    ``options`` replace recorded options that do not change results: ``intra_op_threads`` (0: one
-    per core), ``inter_op_threads``, ``spinning`` and ``session_config`` of ONNX Runtime,
-    ``cuda_graphs`` of TensorRT, ``runtime_cache`` of TensorRT-RTX, ``threads``, ``streams``,
-    ``pin_threads`` and ``config`` of OpenVINO, ``threads`` of ExecuTorch,
-    ``compute_units`` of Core ML.
-    ``concurrency`` limits the calls that run at the same time, and with them the memory: calls of
-    TensorRT each need an execution context. More calls wait. Without it there is no limit.
+    ``engine`` is an engine file or its folder. It is checked by ``can_run`` first, with ``digest``,
+    ``project``, ``trusted_keys`` and ``revoked_keys``; plugins in Python are loaded from its folder
+    or below ``project``. ``options`` replace recorded options that do not change results, such as
+    ``intra_op_threads`` (0: one per core). ``concurrency`` limits the calls that run at the same
+    time, and with them the memory; more calls wait.
 
     Raises: EngineError: the engine cannot run here, or an argument is wrong; one sentence with the
     remedy.

@@ -32,7 +32,6 @@ from buildsys.remote.jobs import (
     plan_jobs,
     read_summary,
 )
-from buildsys.remote.kubernetes import Kubernetes
 from buildsys.remote.pack import pack_project, put_history
 from buildsys.remote.ray import Ray
 from buildsys.remote.results import (
@@ -45,8 +44,7 @@ from buildsys.remote.results import (
     merge_targets,
     read_records,
 )
-from buildsys.remote.slurm import Slurm
-from buildsys.remote.ssh import Ssh
+from buildsys.remote.systems import Kubernetes, Slurm, Ssh
 from buildsys.report.formatting import duration, plural
 from buildsys.report.run_results import (
     FAILED,

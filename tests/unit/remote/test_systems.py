@@ -12,9 +12,8 @@ from buildsys.errors import StageError
 from buildsys.manifest.schema.project import KubernetesExecutorSpec, SlurmExecutorSpec
 from buildsys.plan.action import Needs
 from buildsys.remote.jobs import JobState, RemoteJob
-from buildsys.remote.kubernetes import Kubernetes, job_manifest, job_state
 from buildsys.remote.ray import Ray
-from buildsys.remote.slurm import Slurm
+from buildsys.remote.systems import Kubernetes, Slurm, job_manifest, job_state
 
 RUN = "20260102-030405-abc123"
 GPU = Needs(gpu="RTX 6000", gpu_count=2, memory=3 << 30, time_s=90, exclusive=True)
