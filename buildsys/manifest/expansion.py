@@ -18,12 +18,12 @@ MAX_MODELS = 1000
 _PLACEHOLDER = re.compile(r"\{([^{}]+)\}")
 _NOT_IN_NAMES = re.compile(r"[^A-Za-z0-9_.+-]+")
 _LONGEST_LABEL = 256  # characters of a value in a name
-_INTEGER = re.compile(r"-?[0-9]{1,9}")
 
 Axis = tuple[FieldPath, list[ValueNode]]
+Errors = list[ManifestError]
 
 
-def expand_matrix(tree: ValueNode) -> tuple[list[ValueNode], list[ManifestError]]:
+def expand_matrix(tree: ValueNode) -> tuple[list[ValueNode], Errors]:
     """Make one tree per combination; without a matrix, the tree itself.
 
     The last axis varies fastest. Placeholders in the name, such as ``net-op{export.opset}``, are
@@ -51,17 +51,16 @@ def expand_matrix(tree: ValueNode) -> tuple[list[ValueNode], list[ManifestError]
         variant, name_errors = _rename(variant, values)
         errors += name_errors
         trees.append(variant)
-    nodes = [node for variant in trees if (node := variant.get("model"))]
-    names = [node.value for node in nodes if isinstance(node.value, str)]
+    names = [node.value for variant in trees if (node := variant.get("model"))]
     duplicate = next((name for name in names if names.count(name) > 1), None)
-    if duplicate is not None and not errors:
+    if isinstance(duplicate, str) and not errors:
         text = f"two combinations are both named {show_value(duplicate)}"
         hint = "put placeholders such as {export.opset} into the name"
         errors.append(matrix.error(text, hint))
     return trees, errors
 
 
-def _axes(matrix: ValueNode) -> tuple[list[Axis], list[ManifestError]]:
+def _axes(matrix: ValueNode) -> tuple[list[Axis], Errors]:
     if not isinstance(matrix.value, dict):
         return [], [matrix.error(expected("a map of field paths to lists", matrix.value))]
     axes: list[Axis] = []
@@ -71,7 +70,7 @@ def _axes(matrix: ValueNode) -> tuple[list[Axis], list[ManifestError]]:
         if path[0] in ("model", "extends", "matrix"):
             text = f"a matrix cannot vary {path[0]}"
             errors.append(values.error(text, "remove it", of_key=True))
-        elif not isinstance(values.value, list) or not values.value:
+        elif not values.entries():
             errors.append(values.error(expected("a list of values", values.value)))
         else:
             axes.append((path, values.value))
@@ -82,7 +81,7 @@ def _axes(matrix: ValueNode) -> tuple[list[Axis], list[ManifestError]]:
     return axes, errors
 
 
-def _rename(tree: ValueNode, values: Sequence[ValueNode]) -> tuple[ValueNode, list[ManifestError]]:
+def _rename(tree: ValueNode, values: Sequence[ValueNode]) -> tuple[ValueNode, Errors]:
     model = tree.get("model")
     if model is None or not isinstance(model.value, str):
         return tree, []
@@ -113,7 +112,7 @@ def _label(value: Any) -> str:
     return _NOT_IN_NAMES.sub("-", word[:_LONGEST_LABEL])
 
 
-def name_dynamic_axes(tree: ValueNode) -> tuple[ValueNode, list[ManifestError]]:
+def name_dynamic_axes(tree: ValueNode) -> tuple[ValueNode, Errors]:
     """Move the ``dynamic_axes`` of torch.onnx.export into named sizes of shapes.
 
     A list of axes, ``{input0: [0]}``, gets the names torch would make: input0_dynamic_axes_1, ….
@@ -124,7 +123,7 @@ def name_dynamic_axes(tree: ValueNode) -> tuple[ValueNode, list[ManifestError]]:
     tree = tree.without("dynamic_axes")
     if not isinstance(axes.value, dict):
         return tree, [axes.error(expected("a map of tensor names", axes.value))]
-    errors: list[ManifestError] = []
+    errors: Errors = []
     for tensor, named in axes.items():
         parts = {part: node for part in ("inputs", "outputs") if (node := tree.get(part))}
         section = next((part for part, node in parts.items() if node.get(tensor)), None)
@@ -137,44 +136,41 @@ def name_dynamic_axes(tree: ValueNode) -> tuple[ValueNode, list[ManifestError]]:
         shape = member.get("shape")
         if shape is None or not isinstance(shape.value, list):
             continue  # an output gets its axes from the graph; an input without shape is an error
-        sizes = ValueNode(_named_sizes(tensor, named, shape.value, errors), shape.origin)
-        member = member.with_member("shape", sizes)
+        sizes = list(shape.value)
+        for axis, name in _named_axes(tensor, named):
+            if problem := _name_axis(sizes, axis, name):
+                text = f'axis {axis} of "{tensor}" ({len(sizes)} dimensions): {problem}'
+                errors.append(name.error(text, "write {AXIS: NAME} or [AXIS, …], from 0"))
+        member = member.with_member("shape", ValueNode(sizes, shape.origin))
         tree = tree.with_member(section, parts[section].with_member(tensor, member))
     return tree, errors
 
 
-def _named_sizes(
-    tensor: str, named: ValueNode, shape: list[ValueNode], errors: list[ManifestError]
-) -> list[ValueNode]:
-    """Put names at the dynamic axes of a shape."""
-    sizes, is_map = list(shape), isinstance(named.value, dict)
-    if is_map:
-        entries: list[tuple[Any, ValueNode]] = list(named.value.items())
-    elif isinstance(named.value, list):
-        stem = re.sub(r"\W", "_", tensor)
-        entries = [
-            (node.value, ValueNode(f"{stem}_dynamic_axes_{number}", node.origin))
-            for number, node in enumerate(named.value, start=1)
-        ]
-    else:
-        what = "a map such as {0: batch} or a list of axes"
-        errors.append(named.error(expected(what, named.value)))
-        return sizes
-    for axis, name in entries:
-        if isinstance(axis, bool) or not _INTEGER.fullmatch(str(axis)):
-            text = f"expected an integer as axis, found {show_value(axis)}"
-            errors.append(name.error(text))
-        elif not isinstance(name.value, str):
-            errors.append(name.error(expected("the name of a dimension", name.value)))
-        elif not -len(sizes) <= int(axis) < len(sizes):
-            text = f'axis {axis} is outside the shape of "{tensor}" ({len(sizes)} dimensions)'
-            errors.append(name.error(text, "count axes from 0", of_key=is_map))
-        elif not isinstance(sizes[int(axis)].value, str):
-            sizes[int(axis)] = name
-        elif is_map and sizes[int(axis)].value != name.value:
-            in_shape = sizes[int(axis)].value
-            text = (
-                f'axis {axis} of "{tensor}" is named {name.value} here and {in_shape} in its shape'
-            )
-            errors.append(name.error(text, "use one name"))
-    return sizes
+def _named_axes(tensor: str, named: ValueNode) -> list[tuple[Any, ValueNode]]:
+    """List axes with their names; one without an axis for anything but a map or list."""
+    if isinstance(named.value, dict):
+        return list(named.value.items())
+    if not isinstance(named.value, list):
+        return [(named.value, named)]
+    stem = re.sub(r"\W", "_", tensor)
+    return [
+        (node.value, ValueNode(f"{stem}_dynamic_axes_{number}", node.origin))
+        for number, node in enumerate(named.value, start=1)
+    ]
+
+
+def _name_axis(sizes: list[ValueNode], axis: Any, name: ValueNode) -> str:
+    """Name an axis; return the problem, or ""."""
+    if not re.fullmatch(r"-?[0-9]{1,9}", str(axis)) or isinstance(axis, bool):
+        return expected("an integer", axis)
+    if not isinstance(name.value, str):
+        return expected("the name of a dimension", name.value)
+    index = int(axis)
+    if not -len(sizes) <= index < len(sizes):
+        return "it is outside of the shape"
+    is_generated = "_dynamic_axes_" in name.value
+    if isinstance(sizes[index].value, str) and not is_generated:
+        other = sizes[index].value
+        return "" if other == name.value else f"it is {name.value} here, and {other} in the shape"
+    sizes[index] = sizes[index] if isinstance(sizes[index].value, str) else name
+    return ""

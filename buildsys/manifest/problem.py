@@ -26,7 +26,11 @@ def suggest(name: str, names: Iterable[str], *, what: str = "known") -> str:
 def suggest_file(path: Path) -> str:
     """Suggest a similarly named file of the same folder, else ""."""
     try:
-        others = [entry.stem for entry in path.parent.iterdir() if entry.suffix == path.suffix]
+        others = [
+            entry.stem
+            for entry in path.parent.iterdir()
+            if entry.suffix == path.suffix and entry != path
+        ]
     except OSError:
         return ""
     close = nearest(path.stem, others, count=1)

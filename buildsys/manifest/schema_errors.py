@@ -43,8 +43,8 @@ _BOUNDS = {  # pydantic's error type -> limit in its context, words
     "less_than_equal": ("le", "at most {:g}"),
     "greater_than": ("gt", "more than {:g}"),
     "less_than": ("lt", "less than {:g}"),
-    "too_short": ("min_length", "at least {}"),
-    "too_long": ("max_length", "at most {}"),
+    "too_short": ("min_length", "a length of at least {:g}"),
+    "too_long": ("max_length", "a length of at most {:g}"),
 }
 
 
@@ -116,12 +116,6 @@ def _sentence(details: ErrorDetails) -> tuple[str, str]:
         words = context["expected"].replace(" or ", ", ").split(", ")
         hint = suggest(str(value), [word.strip("'") for word in words], what="expected one of")
         return f"unknown value {show_value(value)}", hint
-    if kind == "string_pattern_mismatch":
-        return expected(PATTERN_WORDS[context["pattern"]], value), ""
-    if kind in _EXPECTED:
-        return expected(_EXPECTED[kind], value), ""
-    if kind == "form":
-        return expected(context["words"], value), ""
     if kind == "one_of":
         removed = [name for name in fields_of(value) if name in context["removed"].split(", ")]
         if removed:
@@ -129,12 +123,10 @@ def _sentence(details: ErrorDetails) -> tuple[str, str]:
         return _unknown_kind(context["kinds"].split(", "), context["field"], value)
     if bound := _BOUNDS.get(kind.removeprefix("string_")):
         limit, words = bound
-        units = {"too": ("entries", "entry"), "str": ("characters", "character")}.get(kind[:3])
-        unit = f" {units[context[limit] == 1]}" if units else ""
-        is_percentage = not units and isinstance(value, str) and value.rstrip().endswith("%")
-        number, unit = (100 * context[limit], "%") if is_percentage else (context[limit], unit)
-        return expected(words.format(number) + unit, value), ""
-    return f"invalid value {show_value(value)}", ""
+        return expected(words.format(context[limit]), value), ""
+    form = _EXPECTED.get(kind) or context.get("words")
+    form = form or PATTERN_WORDS.get(context.get("pattern", ""))
+    return (expected(form, value) if form else f"invalid value {show_value(value)}"), ""
 
 
 def _unknown_kind(kinds: list[str], field: str, value: Any) -> tuple[str, str]:
@@ -146,12 +138,9 @@ def _unknown_kind(kinds: list[str], field: str, value: Any) -> tuple[str, str]:
         close = next((hint for hint in hints if hint.startswith("did you mean")), "")
         return f"expected one of the fields {', '.join(kinds)}", close
     if field not in value:
-        hint = f"add {field}: {', '.join(kinds[:-1])} or {kinds[-1]}"
-        if field == "backend":
-            return f"the engine has no {field}", f"{hint}, or use: PRESET"
-        return f"the map has no {field}", hint
-    plural = "policies" if field == "policy" else f"{field}s"
-    hint = suggest(str(value[field]), kinds, what=plural)
+        more = ", or use: PRESET" if field == "backend" else ""
+        return f"the map has no {field}", f"add {field}: {', '.join(kinds)}{more}"
+    hint = suggest(str(value[field]), kinds, what="policies" if field == "policy" else f"{field}s")
     if field == "backend" and not hint.startswith("did you mean"):
         hint += "; or pip install the package that has it (docs/backends.md)"
     return f"unknown {field} {show_value(value[field])}", hint

@@ -45,15 +45,13 @@ def data_problem(dtype: object, data: object) -> DataProblem | None:
     value = data.get("constant")
     if not isinstance(value, (bool, int, float, str)):
         return None
-    if isinstance(value, str) != (dtype == "string"):
-        kind = "a string" if isinstance(value, str) else "a number or boolean"
-        return ("constant",), f"the constant is {kind}, but the input has dtype {dtype}", ""
-    if dtype == "bool" and value not in (0, 1):
-        return ("constant",), f"expected true or false, found {value}", ""
-    if dtype in INTEGER_RANGES and isinstance(value, (int, float)):
-        least, most = INTEGER_RANGES[dtype]
-        if not least <= value <= most or value % 1:
-            return ("constant",), f"{value} is not a value of dtype {dtype} ({least} to {most})", ""
+    least, most = INTEGER_RANGES.get(dtype, (0, 1) if dtype == "bool" else (-math.inf, math.inf))
+    is_of_kind = isinstance(value, str) == (dtype == "string")
+    if is_of_kind and not isinstance(value, str):
+        is_of_kind = least <= value <= most and not (math.isfinite(most) and value % 1)
+    if not is_of_kind:
+        text = f"{value} is not a value of dtype {dtype}"
+        return ("constant",), text, f"{least} to {most}" if math.isfinite(most) else ""
     return None
 
 
@@ -75,21 +73,13 @@ def _random_problem(dtype: str, data: Mapping[str, Any]) -> DataProblem | None:
         return None
     if not low < high:
         field = "high" if "high" in data else "low"
-        return (
-            (field,),
-            f"high {high:g} is not greater than low {low:g}",
-            "swap or widen the bounds",
-        )
-    if not integers:
-        return None
-    if low % 1 or high % 1:
-        field = "low" if low % 1 else "high"
-        return (field,), f"expected an integer, found {data[field]}", "use random: uniform"
+        text = f"high {high:g} is not greater than low {low:g}"
+        return (field,), text, "swap or widen the bounds"
     least, most = (0, 1) if dtype == "bool" else INTEGER_RANGES.get(dtype, (-math.inf, math.inf))
-    if low < least or high > most + 1:
-        field = "low" if low < least else "high"
-        text = f"{data[field]:g} is outside the range of {dtype} ({least} to {most})"
-        return (field,), text, "high is exclusive"
+    for field, bound, limit in (("low", low, most), ("high", high, most + 1)) if integers else ():
+        if bound % 1 or not least <= bound <= limit:
+            text = f"{bound:g} is not a bound of random {dtype} ({least} to {most})"
+            return (field,), text, "high is exclusive"
     return None
 
 

@@ -6,12 +6,7 @@ from collections.abc import Iterator
 from importlib import import_module
 from typing import Any
 
-from buildsys.manifest.engine_checks import (
-    auto_problems,
-    definition_problems,
-    engine_problems,
-    program_problems,
-)
+from buildsys.manifest.engine_checks import engine_problems
 from buildsys.manifest.problem import Problems, suggest
 from buildsys.manifest.profile_checks import profile_problems
 from buildsys.manifest.value_ranges import IMAGE_DTYPES, data_problem
@@ -36,7 +31,7 @@ _OUTSIDE_THE_KEY = {  # kind of source -> arguments that load other weights or c
 def check_model(view: ManifestView) -> Problems:
     """Yield the problems between the fields of a merged model."""
     checks = [_source, _dims, _tensors, _call, _comparisons, profile_problems, engine_problems]
-    checks += [auto_problems, program_problems, definition_problems, _preprocessing, _labels]
+    checks += [_preprocessing]
     checks += [
         import_module(f"{stage.package}.checks").problems for stage in STAGES if stage.has_checks
     ]
@@ -88,18 +83,17 @@ def _dims(view: ManifestView) -> Problems:
 
 
 def _tensors(view: ManifestView) -> Problems:
-    keywords: dict[Any, str] = {}
+    keywords: list[str] = []
     for (_, name), tensor in view.maps("inputs", ...):
         keyword = tensor.get("keyword")
-        path = ("inputs", name, "keyword")
         if isinstance(keyword, str):
-            if kind := _takes_names(view):
+            if kind := _takes_names(view) or ("call" if view.map("call") else ""):
                 text = f"{kind} has no keyword inputs"
-                yield view.problem(path, text, "remove it", of_key=True)
+                yield view.problem(("inputs", name, "keyword"), text, "remove it", of_key=True)
             elif keyword in keywords:
-                text = f'input "{keywords[keyword]}" already has the keyword "{keyword}"'
-                yield view.problem(path, text, "remove one of them")
-            keywords.setdefault(keyword, str(name))
+                text = f'another input has the keyword "{keyword}"'
+                yield view.problem(("inputs", name, "keyword"), text, "remove one of them")
+            keywords.append(keyword)
         if problem := data_problem(tensor.get("dtype") or "float32", tensor.get("data")):
             field, text, hint = problem
             yield view.problem(("inputs", name, *(("data", *field) if field else ())), text, hint)
@@ -130,12 +124,8 @@ def _call(view: ManifestView) -> Problems:
             if not hint.startswith("did you mean"):
                 hint += f"; a string is {{text: {name}}}"
             yield view.problem(path, f'no input is named "{name}"', hint)
-    is_known = view.is_known("call") and used <= inputs.keys()  # else a misspelled name is unused
-    for name in inputs:
-        if view.get("inputs", name, "keyword") is not None:
-            text = "call has the arguments of forward"
-            yield view.problem(("inputs", name, "keyword"), text, "remove it", of_key=True)
-        elif name not in used and is_known:
+    if view.is_known("call") and used <= inputs.keys():  # else a misspelled name is unused
+        for name in inputs.keys() - used:
             text = f'call does not use the input "{name}"'
             yield view.problem(("call",), text, "add it, or remove the input", of_key=True)
 
@@ -155,37 +145,29 @@ def _named_inputs(
 def _comparisons(view: ManifestView) -> Problems:
     outputs = view.map("outputs")
     matched: dict[str, str] = {}  # companion -> output of boxes
-    for (_, boxes, _), policy in view.maps("outputs", ..., "compare"):
-        places: list[tuple[str | int, ...]]
-        places = [(role,) for role in ("labels", "scores") if isinstance(policy.get(role), str)]
-        rows = policy.get("rows")
-        places += [("rows", index) for index in range(len(rows) if isinstance(rows, list) else 0)]
-        for place in places:
-            path = ("outputs", boxes, "compare", *place)
-            name = view.get(*path)
+    for (*path, _), policy in view.maps("outputs", ..., "compare"):
+        boxes = str(path[-1])
+        places: list[FieldPath] = [("labels",), ("scores",)]
+        places += [("rows", index) for index in range(len(view.list(*path, "compare", "rows")))]
+        for place in ((*path, "compare", *place) for place in places):
+            name = view.get(*place)
             if not isinstance(name, str):
                 continue
             if name not in outputs:
                 hint = suggest(name, outputs, what="outputs")
-                yield view.problem(path, f'no output is named "{name}"', hint)
+                yield view.problem(place, f'no output is named "{name}"', hint)
             elif name == boxes or name in matched:
                 text = f'output "{name}" is already matched with "{matched.get(name, boxes)}"'
-                yield view.problem(path, text, "remove one of them")
+                yield view.problem(place, text, "remove one of them")
             elif view.get("outputs", name, "compare") is not None:
                 text = f'output "{name}" has a policy, and is matched with "{boxes}"'
-                yield view.problem(path, text, f"remove outputs.{name}.compare")
-            matched.setdefault(name, str(boxes))
-        shape, axis = view.get("outputs", boxes, "shape"), policy.get("axis")
-        rank = len(shape) if isinstance(shape, list) else 0
-        if rank and isinstance(axis, int) and not -rank <= axis < rank:
-            path = ("outputs", boxes, "compare", "axis")
-            text = f"axis {axis} is outside the shape of the output ({rank} dimensions)"
-            yield view.problem(path, text, "name one of its axes")
+                yield view.problem(place, text, f"remove outputs.{name}.compare")
+            matched.setdefault(name, boxes)
         for role in ("label", "score"):
             if policy.get(f"{role}s") is not None and policy.get(f"{role}_column") is not None:
-                path = ("outputs", boxes, "compare", f"{role}_column")
                 text = f"{role}s already names the output with the {role}s"
-                yield view.problem(path, text, "remove one of them", of_key=True)
+                field = (*path, "compare", f"{role}_column")
+                yield view.problem(field, text, "remove one of them", of_key=True)
 
 
 def _preprocessing(view: ManifestView) -> Problems:
@@ -198,29 +180,10 @@ def _preprocessing(view: ManifestView) -> Problems:
             yield view.problem(path, text, f"supported: {', '.join(IMAGE_DTYPES)}")
         color, layout = fields.get("color", "rgb"), fields.get("layout", "nchw")
         channels = 1 if color == "gray" else 3
-        sizes = shape if isinstance(shape, list) else []
-        is_complete = isinstance(shape, list) and not contains_refused([*sizes, color, layout])
+        is_complete = isinstance(shape, list) and not contains_refused([*shape, color, layout])
         axis = _CHANNEL_AXES.get(layout) if is_complete else None
-        if axis and (len(sizes) not in (3, 4) or sizes[axis] != channels):
-            text = f"the shape [{', '.join(map(str, sizes))}] does not fit {color} images in"
+        if axis and shape and (len(shape) not in (3, 4) or shape[axis] != channels):
+            text = f"the shape [{', '.join(map(str, shape))}] does not fit {color} images in"
             letters = "channels, height, width" if axis == -3 else "height, width, channels"
             hint = f"expected [batch, {letters}] or [{letters}] with {channels} channels"
             yield view.problem(path, f"{text} layout {layout}", hint)
-        for field in ("mean", "std"):
-            values = fields.get(field)
-            if isinstance(values, list) and len(values) not in (0, 1, channels):
-                text = f"{len(values)} values for {channels} channels"
-                yield view.problem((*path, field), text, "give one value, or one per channel")
-        if fields.get("pad") is not None and fields.get("resize") is not None:
-            text = "an image is either padded or cropped"
-            yield view.problem((*path, "pad"), text, "remove pad or resize", of_key=True)
-
-
-def _labels(view: ManifestView) -> Problems:
-    """Yield labels for `run` that miss classes."""
-    for (_, name), tensor in view.maps("outputs", ...):
-        names, shape = view.list("outputs", name, "labels", "names"), tensor.get("shape")
-        size = shape[-1] if isinstance(shape, list) and shape else None
-        if names and isinstance(size, int) and len(names) != size:
-            text = f"{len(names)} names for the {size} classes of the output"
-            yield view.problem(("outputs", name, "labels", "names"), text, "name each class once")

@@ -13,7 +13,7 @@ from typing import Any
 from pydantic import TypeAdapter, ValidationError
 
 from buildsys.errors import ManifestError
-from buildsys.manifest.engine_checks import toolchain_problems, unknown_toolchain
+from buildsys.manifest.engine_checks import unknown_toolchain
 from buildsys.manifest.expansion import expand_matrix, name_dynamic_axes
 from buildsys.manifest.file_checks import file_problems
 from buildsys.manifest.layers import Errors, Layers, Presets, build_presets, merge, resolve_engines
@@ -148,7 +148,7 @@ class Resolver:
         if not isinstance(document.value, dict):
             return empty, [document.error(expected("a map of settings", document.value))]
         toolchains, defaults = (document.get(name) or empty for name in ("toolchains", "defaults"))
-        errors = [*_validate(document, ProjectSpec), *toolchain_problems(toolchains)]
+        errors = _validate(document, ProjectSpec)
         for name in _NOT_SHARED:
             if misplaced := defaults.get(name):
                 text = f"{name} cannot be a default of all models"
