@@ -6,27 +6,35 @@ A cache only saves time: a problem with it costs a warning and a rebuild, never 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Mapping
+import tempfile
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import cache, partial
+from itertools import chain
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING
 
 from buildsys.errors import StageError, with_hint
-from buildsys.execution.action_key import ActionKey
+from buildsys.execution.action_key import ABSENT, ActionKey, KeyBuilder
 from buildsys.execution.recorded_reads import READ, Reads, is_followed
 from buildsys.plan.action import Action, missing_outputs
-from buildsys.store.file_digests import THREADS_FROM_BYTES, run_all
+from buildsys.store.file_digests import THREADS_FROM_BYTES, DigestCache, run_all
 from buildsys.store.ledger import NOISY, PASSED, UNAVAILABLE, ActionRecord, Ledger, OutputFile
 from buildsys.store.object_store import DamagedError, Store
 from buildsys.store.record_file import RecordError, shown
 from buildsys.store.signatures import BUILT_HERE, NO_POLICY, TrustPolicy
+from buildsys.store.state_db import StateDb
 from buildsys.system.signatures import SignatureError
 
 if TYPE_CHECKING:
     from buildsys.execution.provenance import ProvenanceSigner
     from buildsys.store.shared_cache import SharedCache
+
+_FROM_REPOSITORY = ("config", "source", "weights", "inputs", "outputs")  # kinds of key parts
+_INPUT = "input:"
+Parts = frozenset[tuple[str, str]]
+RecordsOf = Callable[[str], Sequence[ActionRecord]]  # target -> its known builds
 
 
 class BuildCache:
@@ -268,3 +276,68 @@ def is_restorable(store: Store, ledger: Ledger, action: Action, key: ActionKey) 
 def store_folder(state: Path) -> Path:
     """Locate the store: BUILDSYS_STORE or inside the state folder."""
     return state.parent / (os.environ.get("BUILDSYS_STORE") or state / "store")
+
+
+@dataclass(frozen=True)
+class PlannedBuilds:
+    """Targets with the parts of their keys from a repository."""
+
+    parts: Mapping[str, Parts]
+    after: Mapping[str, tuple[str, ...]]  # target -> targets whose outputs it reads
+
+    def matching(self, records: RecordsOf) -> set[tuple[str, str]]:
+        """List target and key of the restorable builds of all targets.
+
+        Their inputs must be outputs of matching builds upstream.
+        """
+        builds: dict[str, list[ActionRecord]] = {}
+        for target in self.parts:
+            self._matching(target, records, builds)
+        return {(record.target, record.key) for record in chain.from_iterable(builds.values())}
+
+    def _matching(
+        self, target: str, records: RecordsOf, builds: dict[str, list[ActionRecord]]
+    ) -> list[ActionRecord]:
+        if target not in builds:
+            made = {
+                (f"{_INPUT}{path}", file.digest)
+                for name in self.after[target]
+                for record in self._matching(name, records, builds)
+                for path, file in record.files.items()
+            }
+            builds[target] = [
+                record
+                for record in records(target)
+                if _select(record.parts) == self.parts[target]
+                and all(
+                    part in made
+                    for part in record.parts.items()
+                    if part[0].startswith(_INPUT) and part[1] != ABSENT
+                )
+            ]
+        return builds[target]
+
+
+def planned_builds(root: Path, build: Path, actions: Mapping[str, Action]) -> PlannedBuilds:
+    """Plan the builds of ``actions`` in the project at ``root``.
+
+    Manifest fields, sources and the chain of inputs are compared. Versions
+    of libraries, devices and buildsys itself are not: builds from other machines count as well.
+
+    Raises: StageError: a source cannot be read.
+    """
+    with tempfile.TemporaryDirectory(prefix="buildsys-") as folder:
+        db = StateDb(Path(folder) / "state.db")
+        keys = KeyBuilder(root, build, DigestCache(db), db)
+        parts = {
+            target: _select(keys.build(action, from_repository=True).parts)
+            for target, action in actions.items()
+        }
+        db.close()
+    return PlannedBuilds(parts, {target: action.after for target, action in actions.items()})
+
+
+def _select(parts: Mapping[str, str]) -> Parts:
+    return frozenset(
+        part for part in parts.items() if part[0].partition(":")[0] in _FROM_REPOSITORY
+    )

@@ -84,7 +84,7 @@ class Executor:
         self._locks = Locks(state / "locks")
         background = self._background = Background()
         self._runs = RunRecords(self.ledger, build, background, make_recorder)
-        self._publisher = Publisher(build, self._digests, self.ledger, background, notify)
+        self._publisher = Publisher(build, self._digests, self.ledger)
         self._cache = BuildCache(
             build, store, self.ledger, remote, notify, signer=signer, trust=trust
         )
@@ -264,7 +264,6 @@ class Executor:
                 last=action.outputs[RESULT].path,
                 in_place=record.files,
                 optional=record.outputs,
-                restored=True,
             )
         self._signers.add(record, self._cache.signer(record))
         return True

@@ -54,9 +54,9 @@ from buildsys.report.run_results import (
     RunResults,
     TargetResult,
 )
-from buildsys.store.depot import Depot
 from buildsys.store.ledger import utc_now
 from buildsys.store.object_store import Store
+from buildsys.store.shared_cache import Depot
 from buildsys.store.signatures import NO_POLICY, TrustPolicy
 from buildsys.system.files import replace_file
 from buildsys.system.git import Checkout

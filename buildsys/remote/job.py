@@ -25,10 +25,10 @@ from buildsys.remote.jobs import JobSummary, TargetSummary
 from buildsys.remote.pack import put_history, unpack_earlier_builds, unpack_project
 from buildsys.report.result_files import adapter
 from buildsys.report.run_results import FAILED, IGNORED, NOT_RUN, RunResults, TargetResult
-from buildsys.store.depot import Depot
 from buildsys.store.ledger import ActionRecord, Ledger, OutputFile
 from buildsys.store.locks import private_folder
 from buildsys.store.record_file import encode_record
+from buildsys.store.shared_cache import Depot
 from buildsys.store.signatures import SigningKey
 from buildsys.store.state_db import StateDb, warn_on_stderr
 from buildsys.system.git import Checkout

@@ -14,10 +14,10 @@ from buildsys.execution.build_cache import store_folder
 from buildsys.history.database import History, history_file
 from buildsys.history.merge import copy_history
 from buildsys.project.load import Project
-from buildsys.store.depot import Depot
 from buildsys.store.ledger import OutputFile
 from buildsys.store.object_store import Store
 from buildsys.store.record_file import check_name, output_file
+from buildsys.store.shared_cache import Depot
 from buildsys.system.git import run_git
 
 _ENGINES = 3  # per gate, newest first

@@ -27,11 +27,10 @@ from buildsys.report.run_results import (
     TargetResult,
     regression,
 )
-from buildsys.store.depot import Depot
 from buildsys.store.ledger import ActionRecord
 from buildsys.store.object_store import Store
 from buildsys.store.record_file import STATUSES, RecordError, check_name, decode_record
-from buildsys.store.shared_cache import SHARED
+from buildsys.store.shared_cache import SHARED, Depot
 from buildsys.store.signatures import TrustPolicy
 from buildsys.system.signatures import SignatureError
 

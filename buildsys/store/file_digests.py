@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import os
 import stat
-import threading
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cache, partial
@@ -21,20 +20,15 @@ from buildsys.errors import StageError
 from buildsys.store.state_db import StateDb
 from buildsys.system.files import Stamp
 
-_CHUNK_BYTES = 1 << 18
-_LARGE_BYTES = 8 << 20  # larger chunks pay from here on, each digested by several cores
-_LARGE_CHUNK_BYTES = 4 << 20
+_CHUNK_BYTES = 4 << 20  # files from two chunks on are digested by several cores
 THREADS_FROM_BYTES = 4 << 20
-_REPORTED_BYTES = 16 << 30  # several seconds, in which nothing else happens
 _ATTEMPTS = 3
-_FEW_FILES = 300  # looked up one by one; above, reading all rows at once is faster
 T = TypeVar("T")
 _READABLE = "check its permissions and its disk"
 _Row = tuple[int, int, int, int, str]
 
 _COLUMNS = "mtime_ns, ctime_ns, size, inode, digest"
 _SELECT = f"SELECT {_COLUMNS} FROM file_digests WHERE path = ? AND boot = ?"
-_SELECT_ALL = f"SELECT path, {_COLUMNS} FROM file_digests WHERE boot = ?"
 _INSERT = "INSERT OR REPLACE INTO file_digests VALUES (?, ?, ?, ?, ?, ?, ?)"
 
 
@@ -75,10 +69,9 @@ def hash_file(path: str) -> FileDigest:
         for _ in range(_ATTEMPTS):
             with open(path, "rb", buffering=0) as file:  # noqa: PTH123 - as above
                 before = Stamp.of(os.fstat(file.fileno()))
-                large = before.size >= _LARGE_BYTES
-                digest = blake3(max_threads=blake3.AUTO if large else 1)
-                chunk_bytes = _LARGE_CHUNK_BYTES if large else min(before.size + 1, _CHUNK_BYTES)
-                view = memoryview(bytearray(chunk_bytes))
+                is_large = before.size >= 2 * _CHUNK_BYTES
+                digest = blake3(max_threads=blake3.AUTO if is_large else 1)
+                view = memoryview(bytearray(min(before.size + 1, _CHUNK_BYTES)))
                 while count := file.readinto(view):
                     digest.update(view[:count])
                 if Stamp.of(os.fstat(file.fileno())) == before:
@@ -96,9 +89,7 @@ class DigestCache:
 
     def __init__(self, db: StateDb) -> None:
         self._db = db
-        self._known: dict[str, _Row] = {}
-        self._lookups = 0
-        self._guard = threading.Lock()
+        self._rows: dict[str, _Row] = {}
 
     def digest(self, path: str) -> FileDigest | None:
         """Digest a file, None if there is none."""
@@ -112,11 +103,6 @@ class DigestCache:
         A file with another size than in ``sizes`` is not read; its digest is empty.
         """
         stamps = {path: stamp_file(path) for path in paths}
-        with self._guard:
-            before, self._lookups = self._lookups, self._lookups + len(stamps)
-            if before <= _FEW_FILES < self._lookups:
-                for path, *row in self._db.read(_SELECT_ALL, (boot_id(),)):
-                    self._known.setdefault(path, tuple(row))
         digests = {path: stamp and self._cached(path, stamp) for path, stamp in stamps.items()}
         unread = [path for path, stamp in stamps.items() if stamp and not digests[path]]
         expected = sizes or {}
@@ -126,9 +112,6 @@ class DigestCache:
         if unread := [path for path in unread if not digests[path]]:
             begun_ns = time.time_ns()
             size = sum(stamp.size for stamp in map(stamp_file, unread) if stamp is not None)
-            if size >= _REPORTED_BYTES:
-                more = f" and {len(unread) - 1} more" if len(unread) > 1 else ""
-                self._db.notify(f"reading {size >> 30} GiB to digest {unread[0]}{more}")
             jobs = [partial(hash_file, path) for path in unread]
             read = dict(
                 zip(unread, run_all(jobs, in_threads=size >= THREADS_FROM_BYTES), strict=True)
@@ -145,25 +128,19 @@ class DigestCache:
         """
         statements = []
         for path, (digest, stamp) in files:
-            self._known[path] = (*stamp, digest)
+            self._rows[path] = (*stamp, digest)
             statements.append((_INSERT, (path, *stamp, digest, boot_id())))
         if statements:
             self._db.write(statements)
 
-    def drop(self, path: str) -> None:
-        """Forget a file: the next lookup reads it."""
-        self._known.pop(path, None)
-        forget = "DELETE FROM file_digests WHERE path = ?"
-        self._db.write([(forget, (path,)), ("DELETE FROM settled_models", ())])
-
     def _cached(self, path: str, stamp: Stamp) -> FileDigest | None:
-        row = self._known.get(path)
+        row = self._rows.get(path)
         if row is None or row[:4] != stamp:
             # another process may have added it since
             rows = self._db.read(_SELECT, (path, boot_id()))
             if not rows or rows[0][:4] != stamp:
                 return None
-            row = self._known[path] = rows[0]
+            row = self._rows[path] = rows[0]
         return FileDigest(row[4], stamp) if isinstance(row[4], str) else None  # a damaged row
 
 

@@ -1,7 +1,6 @@
 """Atomic publication of outputs: written under ``build/.tmp``, digested, renamed.
 
-They are flushed in the background, while later stages run. After a power cut they are digested
-again, and a file that did not survive it is stale.
+After a power cut they are digested again, and a file that did not survive it is stale.
 """
 
 from __future__ import annotations
@@ -28,8 +27,7 @@ from buildsys.store.file_digests import (
     stamp_file,
 )
 from buildsys.store.ledger import Ledger, OutputFile
-from buildsys.store.state_db import warn_on_stderr
-from buildsys.system.files import SETTLE_NS, Stamp, fsync, open_lock, try_lock
+from buildsys.system.files import SETTLE_NS, Stamp, open_lock, try_lock
 
 if TYPE_CHECKING:
     from concurrent.futures import ThreadPoolExecutor
@@ -42,7 +40,7 @@ _ABANDONED_S = 3600.0  # a folder without a lock file belongs to a process that 
 
 
 class Background:
-    """A thread for flushing and storing outputs, started by the first work."""
+    """A thread for storing outputs, started by the first work."""
 
     def __init__(self) -> None:
         self._guard = threading.Lock()
@@ -98,14 +96,10 @@ class Publisher:
         build: Path,
         digests: DigestCache,
         ledger: Ledger,
-        background: Background,
-        notify: Callable[[str], None] = warn_on_stderr,
     ) -> None:
         self._build = build
         self._digests = digests
         self._ledger = ledger
-        self._background = background
-        self._notify = notify
         self._sweeping = threading.Lock()
         self._swept = False
 
@@ -159,19 +153,17 @@ class Publisher:
         last: str,
         in_place: Collection[str] = (),
         optional: Collection[str] = (),
-        restored: bool = False,
     ) -> None:
         """Make ``outputs`` and ``in_place`` the published files of a target.
 
         The outputs are renamed from ``tree``, the result file ``last``; ``in_place`` files are
-        there already. All other files of the target are removed, including ``optional`` ones.
-        Files are recorded first, in case of a kill midway. ``restored`` outputs are not flushed:
-        the store has them too.
+        there already. All other files of the target are removed first, including ``optional``
+        ones. Files are recorded before, in case of a kill midway.
         """
         published_names = {*outputs, *in_place}
         unwanted = (self._ledger.owned(target) | set(optional)) - published_names
         self._ledger.claim(target, published_names)
-        self._make_way(published_names, unwanted)
+        self._remove(sorted(unwanted), published_names)
         for name in sorted(outputs, key=lambda name: (name == last, name)):
             path = self._build / name
             with _disk_errors(f"publish {path}"):
@@ -187,35 +179,20 @@ class Publisher:
             if now is not None and unchanged and now.ctime_ns - now.mtime_ns > SETTLE_NS:
                 cached.append((name, FileDigest(digest, now)))
         self._digests.add(cached)
-        if not restored:
-            self._background.submit(partial(self._flush, published))
-        for name in unwanted:
-            self._remove(name)
 
-    def _remove(self, name: str) -> None:
-        """Remove a file, if it is still one: what a target owned may be a folder now."""
-        with (
-            _disk_errors(f"remove {self._build / name}"),
-            suppress(FileNotFoundError, IsADirectoryError, NotADirectoryError),
-        ):
-            (self._build / name).unlink()
-
-    def _make_way(self, published_names: Collection[str], unwanted: Collection[str]) -> None:
-        """Remove files where folders are wanted, and the other way round.
-
-        Files in the folders of commands have any names, which another version may change.
-        """
-        if not unwanted:
-            return
-        folders = {
-            str(folder) for name in published_names for folder in PurePosixPath(name).parents
-        }
-        for name in unwanted:
-            above = {str(folder) for folder in PurePosixPath(name).parents}
-            if name in folders or not above.isdisjoint(published_names):
-                self._remove(name)
-                for folder in sorted(above & set(published_names), key=len, reverse=True):
-                    _remove_empty_folders(self._build / folder)
+    def _remove(self, names: Iterable[str], published_names: Collection[str]) -> None:
+        """Remove files, and the empty folders whose names are now those of files."""
+        for name in names:
+            path = self._build / name
+            with (
+                _disk_errors(f"remove {path}"),
+                suppress(FileNotFoundError, IsADirectoryError, NotADirectoryError),
+            ):
+                path.unlink()
+            for folder in PurePosixPath(name).parents:
+                if str(folder) in published_names:
+                    with suppress(OSError):  # not empty yet
+                        (self._build / folder).rmdir()
 
     def low_disk_note(self) -> str:
         """Write a sentence if the disk is almost full, else ""."""
@@ -232,25 +209,6 @@ class Publisher:
             if not self._swept:
                 remove_abandoned(self._build)
             self._swept = True
-
-    def _flush(self, paths: Iterable[str]) -> None:
-        """Write published files to disk; drop the digests of failures."""
-        for path in paths:
-            try:
-                fsync(path)
-            except FileNotFoundError:  # replaced or removed meanwhile
-                continue
-            except OSError as error:
-                problem = f"cannot write {path} to disk: {error.strerror}"
-                self._notify(f"{problem}; the next run reads it again")
-                self._digests.drop(path)
-
-
-def _remove_empty_folders(folder: Path) -> None:
-    """Remove a folder if it has no files."""
-    for path, _, _ in os.walk(folder, topdown=False):
-        with suppress(OSError):  # not empty
-            Path(path).rmdir()
 
 
 @contextmanager

@@ -9,29 +9,27 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from dataclasses import fields
+from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 from buildsys.store.ledger import PASSED, UNAVAILABLE, ActionRecord, OutputFile
 from buildsys.system.files import read_limited
 
 MAX_SHARED_BYTES = 8 << 20  # 250 times the largest record of the test projects
 _MAX_LOCAL_BYTES = 64 << 20
-_SCHEMA = 1
-_SCHEMA_WITH_ORIGIN = 2  # with the fields `origin` and `signature`
-_SCHEMA_WITH_ENVELOPE = 3  # the signature is an envelope, no longer a key and a value
-_ADDED = ("origin", "signature")
+_SCHEMA = 3  # earlier ones have no origin, no signature, or another form of it
+_SIGNED_SCHEMA = 1
+_UNSIGNED = ("origin", "signature")
 _FIELDS = frozenset(field.name for field in fields(ActionRecord))
-DIGEST = re.compile(r"[0-9a-f]{64}")
-_TIME = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ", re.ASCII)
+_DIGEST = re.compile(r"[0-9a-f]{64}")
+_TIME = "^[0-9]{4}-[0-9]{2}-[0-9]{2}T([0-9]{2}:){2}[0-9]{2}Z$"
 _MAX_NAME_BYTES = 1024
 _MAX_NAME_PART_BYTES = 255
 _MAX_OUTPUTS = 10_000
-_MAX_DEPTH = 32
 _MAX_FILE_BYTES = 1 << 53
-_MAX_SECONDS = 1e10
 _SHOWN = 80
 STATUSES = (PASSED, UNAVAILABLE)
 
@@ -46,16 +44,17 @@ class RecordError(Exception):
 
 def encode_record(record: ActionRecord) -> bytes:
     """Encode a record as the bytes of a file."""
-    body = _body(record)
+    content = {name: getattr(record, name) for name in _FIELDS}
+    body = _to_bytes({"schema": _SCHEMA, **content})
     return _checksum(body) + b"\n" + body + b"\n"
 
 
 def signed_bytes(record: ActionRecord) -> bytes:
     """Encode a record canonically, without origin and signature."""
-    content = {name: getattr(record, name) for name in _FIELDS if name not in _ADDED}
+    content = {name: getattr(record, name) for name in _FIELDS if name not in _UNSIGNED}
     content["seconds"] = float(record.seconds)
     # as it is read back: names in JSON are texts
-    return _to_bytes(json.loads(_to_bytes({"schema": _SCHEMA, **content})))
+    return _to_bytes(json.loads(_to_bytes({"schema": _SIGNED_SCHEMA, **content})))
 
 
 def read_record(path: Path, target: str, key: str) -> ActionRecord:
@@ -82,23 +81,21 @@ def decode_record(
         raise RecordError("is truncated or edited: its checksum does not match")
     try:
         stored = json.loads(body)
+        json.dumps(stored, ensure_ascii=False).encode()  # lone surrogates have no encoding
     except (ValueError, RecursionError) as error:
-        raise RecordError("is not an action record: it is not JSON") from error
-    if not isinstance(stored, dict):
-        raise RecordError("is not an action record: it is not an object")
-    schema = stored.pop("schema", None)
+        raise RecordError("is not an action record: it is not JSON in UTF-8") from error
+    schema = stored.pop("schema", None) if isinstance(stored, dict) else None
     if type(schema) is not int:
         raise RecordError("is not an action record: it has no schema")
-    if schema > _SCHEMA_WITH_ENVELOPE:
+    if schema > _SCHEMA:
         raise RecordError("was written by a newer buildsys", newer=True)
-    if stored.keys() - _FIELDS:
-        raise RecordError("is not an action record: it has unknown fields")
-    try:
-        record = _checked(stored, statuses)
-    except (ValueError, TypeError, KeyError, RecursionError) as error:
-        # not the text of other errors, which may quote the record
-        problem = f": {error}" if type(error) is ValueError else ""
-        raise RecordError(f"is not an action record{problem}") from error
+    if problem := _reader()(stored):
+        raise RecordError(f"is not an action record: {problem}")
+    outputs = {name: file and OutputFile(*file) for name, file in stored.pop("outputs").items()}
+    seconds = float(stored.pop("seconds"))
+    record = ActionRecord(**stored, outputs=outputs, seconds=seconds)
+    if record.status not in statuses:
+        raise RecordError(f"is not an action record: its status is {shown(record.status)}")
     if record.key != key or target not in ("", record.target):
         raise RecordError(f"is the record of {shown(record.target)} under another key")
     return record
@@ -110,55 +107,54 @@ def shown(text: object) -> str:
     return escaped if len(escaped) <= _SHOWN else f"{escaped[:_SHOWN]}…"
 
 
-def _checked(stored: dict[str, Any], statuses: Collection[str]) -> ActionRecord:
-    """Check the fields of a record. Raises: ValueError, TypeError, KeyError."""
-    outputs, parts, seconds = stored["outputs"], stored["parts"], stored["seconds"]
-    if not (isinstance(outputs, dict) and len(outputs) <= _MAX_OUTPUTS):
-        raise ValueError("its outputs are invalid")
-    files: dict[str, OutputFile | None] = {}
+@cache
+def _reader() -> Callable[[Any], str]:
+    """Make a function that finds the problem of a record's fields, "" if there is none."""
+    from pydantic import AfterValidator, BaseModel, ConfigDict, Field, JsonValue, ValidationError
+
+    class StoredRecord(BaseModel):
+        model_config = ConfigDict(extra="forbid", strict=True)
+
+        target: str
+        key: Annotated[str, Field(pattern=f"^{_DIGEST.pattern}$")]
+        parts: dict[str, str]
+        outputs: Annotated[
+            dict[str, JsonValue], Field(max_length=_MAX_OUTPUTS), AfterValidator(_check_outputs)
+        ]
+        status: str
+        started: Annotated[str, Field(pattern=_TIME)]
+        seconds: Annotated[float, Field(ge=0, lt=1e10, allow_inf_nan=False)]
+        reason: str = ""
+        hint: str = ""
+        figures: dict[str, JsonValue] = {}
+        log: str = ""
+        origin: str = ""
+        signature: dict[str, JsonValue] | None = None
+
+    StoredRecord.model_rebuild(_types_namespace={**globals(), **locals()})
+
+    def problem(stored: Any) -> str:
+        try:
+            StoredRecord.model_validate(stored)
+        except ValidationError as error:
+            first = error.errors(include_url=False, include_input=False)[0]
+            return f"{shown(first['loc'][0])}: {first['msg']}"
+        except RecursionError:
+            return "it is nested too deeply"
+        return ""
+
+    return problem
+
+
+def _check_outputs(outputs: dict[str, Any]) -> dict[str, Any]:
     for name, file in outputs.items():
         check_name(name)
-        files[name] = None if file is None else output_file(file)
-    for name in files:
+        if file is not None:
+            output_file(file)
         folders = (name[:at] for at, letter in enumerate(name) if letter == "/")
-        if any(folder in files for folder in folders):
+        if any(folder in outputs for folder in folders):
             raise ValueError(f"{shown(name)} is inside another output")
-    texts = ("target", "key", "status", "started", "reason", "hint", "log", "origin")
-    for field in texts:
-        text = stored.get(field, "")
-        if not isinstance(text, str) or not _is_encodable(text):
-            raise ValueError(f"its {field} is not a text")
-    if not DIGEST.fullmatch(stored["key"]):
-        raise ValueError("its key is not a digest")
-    if stored["status"] not in statuses:
-        raise ValueError(f"its status is {shown(stored['status'])}")
-    if not _TIME.fullmatch(stored["started"]):
-        raise ValueError(f"{shown(stored['started'])} is not a time")
-    if not (isinstance(parts, dict) and all(isinstance(value, str) for value in parts.values())):
-        raise ValueError("its parts are invalid")
-    # not bool, which is an int as well
-    if type(seconds) not in (int, float) or not 0 <= seconds < _MAX_SECONDS:
-        raise ValueError(f"{shown(seconds)} is not a number of seconds")
-    if not isinstance(stored.get("figures", {}), dict) or _is_deep(stored.get("figures")):
-        raise ValueError("its figures are invalid")
-    signature = stored.get("signature")
-    if signature is not None and not _is_signature(signature):
-        raise ValueError("its signature is invalid")
-    return ActionRecord(**{**stored, "outputs": files, "seconds": float(seconds)})
-
-
-def _is_signature(signature: Any) -> bool:
-    """Recognize an envelope, or a signature of earlier versions."""
-    if not isinstance(signature, dict):
-        return False
-    if "payload" not in signature:
-        return all(isinstance(value, str) and len(value) < 200 for value in signature.values())
-    signatures = signature.get("signatures")
-    texts = [value for name, value in signature.items() if name != "signatures"]
-    if not isinstance(signatures, list) or not all(isinstance(entry, dict) for entry in signatures):
-        return False
-    texts += [value for entry in signatures for value in entry.values()]
-    return all(isinstance(text, str) for text in texts)
+    return outputs
 
 
 def check_name(name: str) -> None:
@@ -166,7 +162,6 @@ def check_name(name: str) -> None:
     parts = name.split("/")
     if (
         "\0" in name
-        or not _is_encodable(name)
         or len(name.encode()) > _MAX_NAME_BYTES
         or any(part in ("", ".", "..") for part in parts)
         or any(len(part.encode()) > _MAX_NAME_PART_BYTES for part in parts)
@@ -176,49 +171,11 @@ def check_name(name: str) -> None:
 
 def output_file(file: Any) -> OutputFile:
     """Check a digest and a size as read from JSON. Raises: ValueError."""
-    if not (isinstance(file, list) and len(file) == 2):
-        raise ValueError(f"{shown(file)} is not an output")
-    digest, size = file
-    if not (isinstance(digest, str) and DIGEST.fullmatch(digest)):
-        raise ValueError(f"{shown(digest)} is not a digest")
-    if type(size) is not int or not 0 <= size < _MAX_FILE_BYTES:
-        raise ValueError(f"{shown(size)} is not a size")
-    return OutputFile(digest, size)
-
-
-def _is_encodable(text: str) -> bool:
-    """Refuse lone surrogates, as SQLite and terminals do."""
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        return False
-    return True
-
-
-def _is_deep(value: Any) -> bool:
-    """Recognize JSON with more levels than any figures have."""
-    level = [value]
-    for _ in range(_MAX_DEPTH):
-        level = [
-            item
-            for container in level
-            if isinstance(container, (dict, list))
-            for item in (container.values() if isinstance(container, dict) else container)
-        ]
-        if not level:
-            return False
-    return True
-
-
-def _body(record: ActionRecord) -> bytes:
-    content = {name: getattr(record, name) for name in _FIELDS}
-    if not (record.origin or record.signature):  # as earlier versions read it
-        for name in _ADDED:
-            del content[name]
-        return _to_bytes({"schema": _SCHEMA, **content})
-    is_envelope = record.signature is not None and "payload" in record.signature
-    schema = _SCHEMA_WITH_ENVELOPE if is_envelope else _SCHEMA_WITH_ORIGIN
-    return _to_bytes({"schema": schema, **content})
+    match file:
+        case [str(digest), int(size)] if _DIGEST.fullmatch(digest) and not isinstance(size, bool):
+            if 0 <= size < _MAX_FILE_BYTES:
+                return OutputFile(digest, size)
+    raise ValueError(f"{shown(file)} is not a digest and a size")
 
 
 def _to_bytes(content: dict[str, Any]) -> bytes:

@@ -22,6 +22,8 @@ import os
 import pathlib
 import re
 import sys
+import sysconfig
+import tempfile
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import suppress
@@ -33,12 +35,11 @@ from typing import Any, NamedTuple
 from urllib.parse import unquote, urlsplit
 
 from buildsys.system.files import Stamp, in_library, listing_digest, stamp
-from buildsys.workers.callers import CACHES, OWN_CODE, STANDARD, Callers
 from buildsys.workers.job import MAX_READS
 
 FILE, LISTING, VARIABLE, MODULE = "file", "listing", "variable", "module"
 ALL_VARIABLES = "*"
-_WRITTEN, _FOLDER = "written", "folder"  # by the stage itself; the second is new
+_WRITTEN = "written"  # by the stage itself
 _SYSTEM = ("/proc/", "/sys/", "/dev/", "/etc/", "/usr/", "/lib/", "/lib64/", "/bin/", "/sbin/")
 _MEMORY = "/dev/shm/"  # noqa: S108 (no devices, but data for fast reading)
 # read by functions of libraries for their own purposes: where a folder is, how to sort
@@ -57,6 +58,18 @@ _MODULE_PATH_CODE = ("<frozen importlib", str(Path(importlib.__file__).parent / 
 _METADATA = (".egg-info/", ".dist-info/")
 # audit event -> position of the path that it makes or removes
 _MADE = {"os.remove": 0, "os.rename": 1, "os.rmdir": 0}
+
+_USER, _LIBRARY, _OURS, _NEUTRAL = "user", "library", "ours", "neutral"  # kinds of code
+# a toolchain's interpreter imports this package through a link
+_OWN_CODE = tuple(
+    {f"{file.parents[1]}{os.sep}" for file in (Path(__file__), Path(__file__).resolve())}
+)
+_STANDARD = tuple({
+    f"{os.path.realpath(folder)}{os.sep}"
+    for name in ("stdlib", "platstdlib")
+    if (folder := sysconfig.get_path(name))
+} | {f"{os.path.dirname(os.__file__)}{os.sep}"})  # fmt: skip # noqa: PTH120
+_CACHES = ("/torchinductor_", "/.triton/", "/.cache/torch/kernels/", "/fontconfig/")
 
 
 class Read(NamedTuple):
@@ -80,13 +93,13 @@ class ReadRecorder:
         installed = tuple(f"{prefix}{os.sep}" for prefix in prefixes if len(prefix) > 1)
         # a virtual environment is often inside the project, sometimes the project inside a prefix
         inside = tuple(prefix for prefix in installed if prefix.startswith(self._roots))
-        self._ignored = (*STANDARD, *OWN_CODE, *inside, *ignored)
+        self._ignored = (*_STANDARD, *_OWN_CODE, *inside, *ignored)
         self._installed = tuple(installed)
         self._seen: set[tuple[str, str]] = set()
         self._callers = Callers(self._roots, __file__)
         self._copying: set[CodeType] = set()  # code of libraries that reads all variables
         self._products: set[str] = set()  # files that the stage itself made
-        self._has_links = False  # made by the stage, which may remove them
+        self._temporary = f"{tempfile.gettempdir()}{os.sep}"
         self._busy = threading.local()  # the recorder's own work is not recorded
         self._thread = threading.get_ident()
         self._on = False
@@ -98,9 +111,6 @@ class ReadRecorder:
             "os.scandir": self._on_listing,
             "import": lambda args, frame: self._on_import(args[0], frame),
             "ctypes.dlopen": lambda args, frame: self._on_path(FILE, args[0], frame),
-            "os.link": self._on_hard_link,
-            "os.mkdir": self._on_folder,
-            "os.symlink": self._on_symlink,
             "sqlite3.connect": self._on_database,
         }
         for event, position in _MADE.items():
@@ -125,30 +135,31 @@ class ReadRecorder:
             lines = stream.read().splitlines()
         reads: dict[tuple[str, str], Read] = {}
         written: set[str] = set()
-        folders: list[str] = []
         for line in lines:
             with suppress(ValueError, TypeError):  # cut off by the end of a forked process
                 kind, name, where, before = json.loads(line)
-                if kind in (_WRITTEN, _FOLDER):
+                if kind == _WRITTEN:
                     written |= {name, os.path.dirname(name)}  # noqa: PTH120
-                    folders += [f"{name}{os.sep}"] if kind == _FOLDER else []
                 elif not getattr(reads.get((kind, name)), "where", ""):
                     reads[kind, name] = Read(kind, name, where, before)
         return [
             read._replace(written=read.name in written)
             for read in reads.values()
-            if not self._is_temporary(read, tuple(folders))
+            if not self._is_temporary(read)
         ]
 
-    def _is_temporary(self, read: Read, made: tuple[str, ...]) -> bool:
-        """Recognize paths created and removed by the stage.
+    def _is_temporary(self, read: Read) -> bool:
+        """Recognize files and folders that the stage made and removed.
 
         A library in C makes files without an event, but not before the stage started.
         """
         if read.kind not in (FILE, LISTING) or os.path.lexists(read.name):
             return False
-        young = isinstance(read.before, list) and read.before[1] > self._started_ns
-        return young or f"{read.name}{os.sep}".startswith(made)
+        if read.name.startswith(self._temporary) and not read.name.startswith(self._roots):
+            return True
+        if read.kind == LISTING:
+            return read.before is not None
+        return isinstance(read.before, list) and read.before[1] > self._started_ns
 
     def _audit(self, event: str, args: tuple[Any, ...]) -> None:
         handler = self._handlers.get(event)
@@ -185,21 +196,6 @@ class ReadRecorder:
         if args[-1] == -1:  # otherwise relative to an open folder
             self._on_path(_WRITTEN, args[position], frame, product=True)
 
-    def _on_hard_link(self, args: tuple[Any, ...], frame: FrameType) -> None:
-        if args[2:] == (-1, -1):
-            self._on_path(FILE, args[0], frame)
-            self._on_path(_WRITTEN, args[1], frame, product=True)
-
-    def _on_symlink(self, args: tuple[Any, ...], frame: FrameType) -> None:
-        if args[-1] == -1:
-            self._has_links = True
-            self._on_path(_WRITTEN, args[1], frame)
-
-    def _on_folder(self, args: tuple[Any, ...], frame: FrameType) -> None:
-        # `os.makedirs(exist_ok=True)` also tries to make those that exist
-        if args[-1] == -1 and not os.path.lexists(args[0]):
-            self._on_path(_FOLDER, args[0], frame)
-
     def _on_path(self, kind: str, path: object, frame: FrameType, *, product: bool = False) -> None:
         if path is None or isinstance(path, int):
             return
@@ -210,8 +206,6 @@ class ReadRecorder:
             if kind is FILE and name.endswith(".pyc"):
                 name = _source_of(name)
             self._record(kind, name, frame, product=product)
-            if self._has_links and kind in (FILE, LISTING):
-                self._record(kind, os.path.realpath(name), frame)
         except (TypeError, ValueError, OSError, RecursionError):
             pass  # whatever cannot be a path fails in the stage itself
         finally:
@@ -225,14 +219,14 @@ class ReadRecorder:
         is_system = name.startswith(_SYSTEM) and not name.startswith(_MEMORY)
         if not inside and (is_system or name.startswith(self._installed)):
             return
-        if name in self._products or in_library(name) or any(part in name for part in CACHES):
+        if name in self._products or in_library(name) or any(part in name for part in _CACHES):
             return
         caller = self._callers.find(frame)
         if not caller.direct and any(part in name for part in _METADATA):
             return  # a library looks for others, also for editable installations
         in_thread = not caller.ours and threading.get_ident() != self._thread
         if not caller.line and not (inside and in_thread):
-            if kind not in (_WRITTEN, _FOLDER):
+            if kind != _WRITTEN:
                 return
             product = False  # user code that reads it later depends on the library
         self._seen.add(key)
@@ -253,7 +247,7 @@ class ReadRecorder:
         caller = self._callers.find(reader)
         if reader is None or not caller.line:
             return
-        for_library = reader.f_code.co_filename.startswith((*STANDARD, "<frozen"))
+        for_library = reader.f_code.co_filename.startswith((*_STANDARD, "<frozen"))
         if (for_library or not caller.direct) and _STANDARD_VARIABLES.fullmatch(name):
             return
         if caller.direct:
@@ -277,7 +271,7 @@ class ReadRecorder:
             self._write(MODULE, top, caller.line, None)
 
     def _write(self, kind: str, name: str, where: str, before: object) -> None:
-        if kind not in (_WRITTEN, _FOLDER):
+        if kind != _WRITTEN:
             self._lines += 1
         if self._lines <= MAX_READS + 1:  # one too many is enough
             os.write(self._file, json.dumps((kind, name, where, before)).encode() + b"\n")
@@ -358,3 +352,49 @@ def _source_of(path: str) -> str:
         return source_from_cache(path)
     except ValueError:
         return path
+
+
+class Caller(NamedTuple):
+    """The place of a call in user code."""
+
+    line: str = ""  # file:line of the innermost user code
+    direct: bool = True  # only the standard library is in between
+    ours: bool = False  # buildsys is on the stack up to there
+
+
+class Callers:
+    """Finds user code on the stack, with paths relative to ``roots``."""
+
+    def __init__(self, roots: tuple[str, ...], neutral: str) -> None:
+        """Prepare. ``neutral`` is the file with the functions that others call."""
+        self._roots = roots
+        self._kinds = {neutral: _NEUTRAL}  # file -> kind of its code
+
+    def find(self, frame: FrameType | None) -> Caller:
+        """Find the innermost line of user code, from a frame outwards."""
+        direct, ours = True, False
+        while frame is not None:
+            file = frame.f_code.co_filename
+            kind = self._kinds.get(file)
+            if kind is None:
+                kind = self._kinds[file] = _kind_of(file)
+            if kind is _USER:
+                for root in self._roots:
+                    file = file.removeprefix(root)
+                return Caller(f"{file}:{frame.f_lineno}", direct, ours)
+            if kind is not _NEUTRAL:
+                direct = False
+            ours = ours or kind is _OURS
+            frame = frame.f_back
+        return Caller("", direct, ours)
+
+
+def _kind_of(file: str) -> str:
+    # exec; modules of the import system; generated code
+    if file[:1] == "<" or any(part in file for part in _CACHES):
+        return _NEUTRAL
+    if file.startswith(_OWN_CODE):
+        return _OURS
+    if in_library(file):
+        return _LIBRARY
+    return _NEUTRAL if file.startswith(_STANDARD) else _USER

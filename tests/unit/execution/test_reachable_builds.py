@@ -14,7 +14,7 @@ import pytest
 from tiny_project import ALL, ENGINE, EXPORT, actions, build, make_executor, stale
 
 from buildsys.execution import action_key, key_parts
-from buildsys.execution.reachable_builds import planned_builds
+from buildsys.execution.build_cache import planned_builds
 from buildsys.plan.action import Action
 from buildsys.store.garbage_collection import Collection, collect
 from buildsys.store.ledger import ActionRecord, Ledger

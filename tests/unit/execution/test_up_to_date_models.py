@@ -144,9 +144,6 @@ CHANGES = {
     ),
     "record forgotten": lambda project: project.executor().ledger.forget(ENGINE),
     "verdict unreadable": _record("UPDATE settled_models SET about = '[1]'"),
-    "a file lost on its way to the disk": lambda project: project.executor()._digests.drop(
-        "anything"
-    ),
 }
 
 

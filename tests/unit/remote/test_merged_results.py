@@ -12,9 +12,9 @@ from buildsys.remote.jobs import JobSummary, RemoteJob, TargetSummary, read_summ
 from buildsys.remote.results import check_results, exit_code, merge_targets, read_records
 from buildsys.report.result_files import adapter
 from buildsys.report.run_results import TargetResult
-from buildsys.store.depot import Depot
 from buildsys.store.ledger import ActionRecord, HistoryEntry, OutputFile
 from buildsys.store.record_file import encode_record
+from buildsys.store.shared_cache import Depot
 from buildsys.store.signatures import TrustPolicy
 
 TARGET, KEY = "engine:m:e", "ab" * 32

@@ -9,8 +9,8 @@ import pytest
 from buildsys.errors import StageError
 from buildsys.project.load import Project, empty_project
 from buildsys.remote.pack import pack_project, unpack_project
-from buildsys.store.depot import Depot
 from buildsys.store.ledger import OutputFile
+from buildsys.store.shared_cache import Depot
 
 
 @pytest.fixture

@@ -9,7 +9,7 @@ from blake3 import blake3
 
 import buildsys.store.file_digests as digest_module
 from buildsys.errors import StageError
-from buildsys.store.file_digests import DigestCache, boot_id, hash_file
+from buildsys.store.file_digests import DigestCache, hash_file
 from buildsys.store.state_db import StateDb
 from buildsys.system import files
 from buildsys.system.files import SETTLE_NS
@@ -65,21 +65,6 @@ def test_a_file_just_written_is_read_again(
     cache.digest(str(path))
     cache.digest(str(path))
     assert reads == ["f", "f"]
-
-
-def test_a_huge_file_is_reported_before_it_is_read(
-    db: StateDb, tmp_path: Path, warnings_given: list[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    path = tmp_path / "f"
-    with path.open("wb") as file:
-        file.truncate(1 << 40)  # sparse
-
-    def hashed(path: str) -> digest_module.FileDigest:
-        assert warnings_given == [f"reading 1024 GiB to digest {path}"]
-        return digest_module.FileDigest("digest", digest_module.Stamp.of(Path(path).stat()))
-
-    monkeypatch.setattr(digest_module, "hash_file", hashed)
-    assert DigestCache(db).digest(str(path)).digest == "digest"
 
 
 def test_a_touched_file_is_read_and_has_the_same_digest(
@@ -139,20 +124,7 @@ def test_a_digest_from_before_a_restart_is_not_used(
     DigestCache(db).digest(path)
     monkeypatch.setattr(digest_module, "boot_id", lambda: "the next one")
     assert DigestCache(db).digests([path])[path].digest == sha(b"x")
-    monkeypatch.setattr(digest_module, "_FEW_FILES", 0)  # all digests are loaded at once
-    monkeypatch.setattr(digest_module, "boot_id", lambda: "the one after that")
-    assert DigestCache(db).digest(path).digest == sha(b"x")
-    assert reads == ["f", "f", "f"]
-
-
-def test_the_boot_has_the_id_of_the_kernel_or_a_random_one(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert boot_id() == Path("/proc/sys/kernel/random/boot_id").read_text().strip()
-
-    def fail(*_: object, **__: object) -> str:
-        raise OSError
-
-    monkeypatch.setattr(Path, "read_text", fail)
-    assert boot_id.__wrapped__() != boot_id.__wrapped__()
+    assert reads == ["f", "f"]
 
 
 def test_many_large_files_are_read_in_threads(db: StateDb, tmp_path: Path) -> None:
@@ -190,29 +162,6 @@ def test_a_file_that_keeps_changing_is_an_error(
     monkeypatch.setattr("blake3.blake3", write_and_hash)
     with pytest.raises(StageError, match="keeps changing"):
         hash_file(str(path))
-
-
-def test_all_digests_are_loaded_only_for_many_files(
-    db: StateDb, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("buildsys.store.file_digests._FEW_FILES", 3)
-    paths = [str(tmp_path / f"{number}.bin") for number in range(6)]
-    for path in paths:
-        Path(path).write_text(path)
-        os.utime(path, ns=(1, 1))
-    time.sleep(0.1)
-    expected = DigestCache(db).digests(paths)
-    questions: list[str] = []
-    read = db.read
-    monkeypatch.setattr(
-        db, "read", lambda query, values=(): questions.append(query) or read(query, values)
-    )
-    monkeypatch.setattr("buildsys.store.file_digests.hash_file", None)  # nothing is read again
-    one_by_one = DigestCache(db)
-    assert {path: one_by_one.digest(path) for path in paths} == expected
-    assert len(questions) == 4, "three single files, then all at once"
-    assert DigestCache(db).digests(paths) == expected
-    assert len(questions) == 5
 
 
 def test_a_fifo_is_an_error_and_not_read(db: StateDb, tmp_path: Path) -> None:

@@ -18,7 +18,7 @@ import buildsys.store.publish as publish_module
 from buildsys.errors import StageError
 from buildsys.store.file_digests import DigestCache
 from buildsys.store.ledger import Ledger, OutputFile
-from buildsys.store.publish import Background, Publisher, make_folders
+from buildsys.store.publish import Publisher, make_folders
 from buildsys.store.state_db import StateDb
 from buildsys.system.files import try_lock
 
@@ -31,10 +31,8 @@ def build(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def publisher(
-    build: Path, db: StateDb, background: Background, warnings_given: list[str]
-) -> Publisher:
-    return Publisher(build, DigestCache(db), Ledger(db), background, warnings_given.append)
+def publisher(build: Path, db: StateDb) -> Publisher:
+    return Publisher(build, DigestCache(db), Ledger(db))
 
 
 def write(tree: Path, **files: bytes) -> None:
@@ -154,23 +152,6 @@ def test_a_file_is_read_again_after_a_power_cut(
     assert DigestCache(db).digest(str(path)).digest == blake3(bytes(5)).hexdigest()
 
 
-def test_a_failed_flush_warns_and_drops_the_digest(
-    publisher: Publisher, build: Path, db: StateDb, background: Background,
-    monkeypatch: pytest.MonkeyPatch, warnings_given: list[str],
-) -> None:  # fmt: skip
-    def broken(path: str) -> None:
-        raise OSError(errno.EIO, "Input/output error")
-
-    monkeypatch.setattr(publish_module, "fsync", broken)
-    publish(publisher, model_onnx=b"model")
-    background.close()
-    path = build / "m/export/model.onnx"
-    assert warnings_given == [
-        f"cannot write {path} to disk: Input/output error; the next run reads it again"
-    ]
-    assert db.read("SELECT * FROM file_digests") == []
-
-
 def test_a_folder_in_the_way_is_a_clear_error(publisher: Publisher, build: Path) -> None:
     (build / "m/export/model.onnx/sub").mkdir(parents=True)
     with pytest.raises(StageError, match=r"cannot publish .*model\.onnx"):
@@ -210,7 +191,7 @@ def test_folders_are_made_or_named_in_the_error(tmp_path: Path) -> None:
 def test_only_folders_of_dead_processes_are_removed(publisher: Publisher, build: Path) -> None:
     code = (
         "import os, sys; from pathlib import Path; from buildsys.store.publish import Publisher\n"
-        "with Publisher(Path(sys.argv[1]), None, None, None).staging('export:dead') as tree:\n"
+        "with Publisher(Path(sys.argv[1]), None, None).staging('export:dead') as tree:\n"
         "    (tree / 'half').write_text('x'); os.kill(os.getpid(), 9)\n"
     )
     assert subprocess.run([sys.executable, "-c", code, build], check=False).returncode == -9
@@ -291,40 +272,6 @@ def test_only_outputs_and_kept_files_remain(publisher: Publisher, build: Path, d
     left = {path.name: path.read_text() for path in (build / "m/export").iterdir()}
     assert left == {"export.json": "2", "model.onnx": "1", "foreign.txt": "not ours"}
     assert {RESULT, "m/export/model.onnx"} <= Ledger(db).owned("export:m")
-
-
-@pytest.mark.parametrize("restored", [False, True])
-def test_restored_outputs_are_not_flushed(
-    publisher: Publisher, build: Path, background: Background, monkeypatch: pytest.MonkeyPatch,
-    *, restored: bool,
-) -> None:  # fmt: skip
-    flushed: list[str] = []
-    monkeypatch.setattr(publish_module, "fsync", flushed.append)
-    with publisher.staging("export:m") as tree:
-        write(tree, export_json=b"{}", model_onnx=b"model")
-        sealed = publisher.digest_outputs(tree)
-        publisher.publish("export:m", tree, sealed, last=RESULT, restored=restored)
-    background.close()
-    paths = [str(build / RESULT), str(build / "m/export/model.onnx")]
-    assert sorted(flushed) == ([] if restored else paths)
-
-
-def test_an_output_removed_before_its_flush_is_no_problem(
-    publisher: Publisher, build: Path, background: Background, monkeypatch: pytest.MonkeyPatch,
-    warnings_given: list[str],
-) -> None:  # fmt: skip
-    flushed: list[str] = []
-
-    def flush(path: str) -> None:
-        if path.endswith("export.json"):
-            raise FileNotFoundError(errno.ENOENT, "gone")
-        flushed.append(path)
-
-    monkeypatch.setattr(publish_module, "fsync", flush)
-    publish(publisher, export_json=b"{}", model_onnx=b"model")
-    background.close()
-    assert flushed == [str(build / "m/export/model.onnx")]
-    assert warnings_given == []
 
 
 @pytest.mark.parametrize(("blocks", "note"), [(255, " has 1020 KiB left"), (256, "")])

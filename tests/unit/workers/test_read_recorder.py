@@ -345,23 +345,6 @@ def test_temporary_files_written_in_c_are_not_reads(project: Path, code: str) ->
     assert recorded(project, f"import tempfile{_C_WRITER}{code}\n") == {}
 
 
-@pytest.mark.parametrize(
-    "link",
-    [
-        "os.symlink(os.path.abspath('config.json'), d + '/x')",
-        "os.symlink(os.path.abspath('.'), d + '/p'); os.link(d + '/p/config.json', d + '/x')",
-        "os.link('config.json', d + '/x')",
-    ],
-)
-def test_a_file_read_through_a_removed_link_is_seen(project: Path, link: str) -> None:
-    code = (
-        f"import os, tempfile\nwith tempfile.TemporaryDirectory(dir='.') as d:\n"
-        f"    {link}\n    open(d + '/x').read()\n"
-    )
-    found = recorded(project, code)
-    assert list(found) == [("file", "config.json")]
-
-
 def test_a_folder_that_existed_is_no_product(project: Path) -> None:
     code = "import os\nos.makedirs('data', exist_ok=True)\nos.listdir('data')\n"
     assert recorded(project, code)["listing", "data"] == "net.py:3"
