@@ -10,9 +10,8 @@ from pathlib import Path
 from buildsys.cli.git_revision import project_at
 from buildsys.errors import BuildsysError
 from buildsys.execution.baselines import baseline_digests
-from buildsys.execution.build_cache import store_folder
+from buildsys.execution.build_cache import PlannedBuilds, planned_builds, store_folder
 from buildsys.execution.key_parts import builder_versions
-from buildsys.execution.reachable_builds import PlannedBuilds, planned_builds
 from buildsys.project.load import Project, load_project
 from buildsys.project.plan import ProjectPlan
 from buildsys.report.formatting import size

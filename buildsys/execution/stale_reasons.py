@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from typing import NamedTuple
 
 from buildsys.execution.action_key import ABSENT
@@ -42,14 +43,6 @@ _KINDS = (
 _DIGEST = re.compile(r"[0-9a-f]{32,128}")
 _PREFIX = {"config": "", "source": "", "tool": ""}  # other kinds are named
 _NO_VALUE = {None, "null"}  # before and after: a field of another version that nobody has set
-_NOUNS = {
-    "config": ("field", "fields"), "source": ("source file", "source files"),
-    "input": ("input", "inputs"), "tool": ("library", "libraries"),
-    "device": ("fact of a device", "facts of devices"), "env": ("variable", "variables"),
-    "code": ("module of buildsys", "modules of buildsys"),
-    UPSTREAM: ("upstream target", "upstream targets"),
-}  # fmt: skip
-_FROM_HIDDEN = 3  # reasons; fewer need no summary
 TEXTS = {
     NEVER_BUILT: "never built",
     FORGOTTEN: "forgotten by `doit forget`",
@@ -125,16 +118,8 @@ def summarize_reasons(reasons: Sequence[Reason], listed: int = 1) -> str:
     """Write the first reasons and the number of others on one line."""
     groups = _groups(reasons)
     text = "; ".join(map(_describe_group, groups[:listed]))
-    hidden = [reason for group in groups[listed:] for reason in group]
-    if not hidden:
-        return text
-    if len(hidden) < _FROM_HIDDEN:
-        return f"{text} and {len(hidden)} more"
-    kinds = _count_kinds(hidden)
-    if len(kinds) == 1:
-        return f"{text} and {len(hidden)} more {kinds[0][1].removeprefix('other ')}"
-    counts = ", ".join(f"{number} {noun}" for number, noun in kinds)
-    return f"{text} and {len(hidden)} more ({counts})"
+    hidden = sum(map(len, groups[listed:]))
+    return f"{text} and {hidden} more" if hidden else text
 
 
 def encode_reasons(reasons: Sequence[Reason]) -> str:
@@ -148,18 +133,14 @@ def encode_reasons(reasons: Sequence[Reason]) -> str:
 
 def decode_reasons(text: object) -> tuple[Reason, ...]:
     """Decode the reasons in a history, without unreadable ones."""
-    try:
-        # older histories have a fifth field, the first changed line
-        items = json.loads(text)  # type: ignore[arg-type]
-        lists = [i[:4] for i in items if isinstance(i, list) and len(i) in (4, 5)]
-    except (TypeError, ValueError, RecursionError):
-        return ()
-    return tuple(
-        Reason(*fields)
-        for fields in lists
-        if all(isinstance(field, str) for field in fields[:2])
-        and all(field is None or isinstance(field, str) for field in fields[2:])
-    )
+    reasons = []
+    with suppress(TypeError, ValueError, RecursionError):
+        for item in json.loads(text):  # type: ignore[arg-type]
+            match item:
+                # older histories have a fifth field, the first changed line
+                case [str(kind), str(subject), str() | None as old, str() | None as new, *_]:
+                    reasons.append(Reason(kind, subject, old, new))
+    return tuple(reasons)
 
 
 def _groups(reasons: Iterable[Reason]) -> list[list[Reason]]:
@@ -183,22 +164,6 @@ def _describe_group(same: Sequence[Reason]) -> str:
         field = "field" if len(same) == 1 else "fields"
         return f"{field} without a value {'removed' if first.new is None else 'added'}: {names}"
     return str(first._replace(subject=names))
-
-
-def _count_kinds(reasons: Sequence[Reason]) -> list[tuple[int, str]]:
-    """Count what reasons have in common: 30 "fields of export", 4 "libraries"."""
-    subjects: dict[tuple[str, str], list[str]] = {}
-    for reason in reasons:
-        names = _NOUNS.get(reason.kind, ("other reason", "other reasons"))
-        subjects.setdefault(names, []).append(reason.subject)
-    counts = []
-    for (noun, nouns), names_of_kind in subjects.items():
-        text = noun if len(names_of_kind) == 1 else nouns
-        sections = {re.split(r"[.\[]", subject, maxsplit=1)[0] for subject in names_of_kind}
-        if noun == "field" and len(sections) <= _SHOWN_NAMES:
-            text += f" of {' and '.join(sorted(sections))}"
-        counts.append((len(names_of_kind), text))
-    return counts
 
 
 def _as_map(value: str | None) -> dict[str, str] | None:
