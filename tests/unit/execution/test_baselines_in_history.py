@@ -21,7 +21,7 @@ from buildsys.plan.action import Action
 from buildsys.store.ledger import Ledger
 from buildsys.store.state_db import StateDb
 from buildsys.system import versions
-from buildsys.system.programs import Checkout
+from buildsys.system.git import Checkout
 from buildsys.workers.job import Job
 
 

@@ -14,7 +14,7 @@ from buildsys.execution.run_records import Outcome, why_stopped
 from buildsys.history.builds import Build
 from buildsys.history.database import History
 from buildsys.history.recorder import Recorder
-from buildsys.system.programs import Checkout
+from buildsys.system.git import Checkout
 
 
 @pytest.fixture

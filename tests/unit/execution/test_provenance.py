@@ -19,7 +19,7 @@ from buildsys.deploy.can_run import check_signature
 from buildsys.errors import UsageError
 from buildsys.execution.provenance import ProvenanceSigner
 from buildsys.store.signatures import SigningKey, generate_key
-from buildsys.system.programs import Checkout
+from buildsys.system.git import Checkout
 from buildsys.system.signatures import TrustedKeys
 
 COMMIT = "1f" * 20

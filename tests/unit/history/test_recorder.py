@@ -15,7 +15,7 @@ from buildsys.history import recorder as recorder_module
 from buildsys.history.builds import Build
 from buildsys.history.database import History
 from buildsys.history.recorder import Recorder, machine_id
-from buildsys.system.programs import Checkout
+from buildsys.system.git import Checkout
 
 CHECKOUT = Checkout("host/acme/models", "abc", True)
 PARTS = {"config:x": "1", "device:cpu.model": "A", "tool:onnxruntime": "1.22", "env:OMP": "2"}
