@@ -95,19 +95,6 @@ def test_blocks_with_other_shapes_or_sources_are_other_blocks() -> None:
     assert shared.drawn == [0, 1, 2, 1, 2, 1, 2]
 
 
-def test_blocks_inside_of_blocks() -> None:
-    labels, sources = [], []
-    for _ in range(3):
-        for label in "abbbbbbc":
-            sources.append((len(labels) - 1,) if labels else ("x",))
-            labels.append(label)
-    folded = Folding(
-        labels[1:],
-        [tuple(s - 1 if isinstance(s, int) else s for s in each) for each in sources[1:]],
-    )
-    assert Block((Block((0,), 6), 6, 7), 2) in folded.items
-
-
 def test_constants_are_not_drawn() -> None:
     nodes = [node("Identity", "w", "v"), node("Conv", "x v", "y"), node("Identity", "w", "z")]
     drawing = draw(body(nodes, "x", "y z", stored={"w": "d"}), "t")
@@ -138,21 +125,6 @@ def test_hostile_names_stay_text() -> None:
     assert "<script>alert(1)</script><img onerror='x'>\"\N{REVERSE SOLIDUS OPERATOR}N" in texts
     assert "&lt;}];" in texts
     assert not set("\x1b\x07\u202e\x00") & set(texts)
-
-
-def test_long_names_are_shortened_in_labels_and_complete_in_tooltips() -> None:
-    name = "/a/module/inside/of/a/module" * 20
-    bodies = {"body": body([node("Neg", "x", "t")], "", "t")}
-    graph = Body((name,), ("y",), (PlainNode(name, "Loop", (name,), ("y",), {}, bodies),))
-    labels = re.findall(r"label=(.*?)(?:, tooltip|$)", draw(graph, "t").dot, re.MULTILINE)
-    assert max(map(len, labels)) < 120
-    assert draw(graph, "t").dot.count(name) == 2
-
-
-@needs_dot
-def test_the_same_graph_gives_the_same_bytes() -> None:
-    first, second = (draw(body(residual_blocks(30), "b0", "b30"), "t").dot for _ in range(2))
-    assert render_svg(first) == render_svg(second)
 
 
 @needs_dot

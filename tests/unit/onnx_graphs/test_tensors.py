@@ -1,6 +1,8 @@
 from __future__ import annotations
 
 import hashlib
+import io
+import struct
 import subprocess
 import sys
 import zipfile
@@ -17,6 +19,7 @@ from buildsys.errors import StageError
 from buildsys.onnx_graphs.tensors import (
     BIT_DTYPES,
     NATIVE_DTYPES,
+    NpzFile,
     Tensor,
     load_case,
     load_tensors,
@@ -160,3 +163,36 @@ else:
     raise AssertionError
 """
     subprocess.run([sys.executable, "-c", script], check=True)
+
+
+def header(shape: str, descr: str = "'<f4'") -> bytes:
+    text = f"{{'descr': {descr}, 'fortran_order': False, 'shape': {shape}}}\n".encode()
+    return b"\x93NUMPY\x01\x00" + struct.pack("<H", len(text)) + text
+
+
+def member(content: bytes) -> bytes:
+    """Return an archive of one array ``x``."""
+    stream = io.BytesIO()
+    with zipfile.ZipFile(stream, "w") as archive:
+        archive.writestr("x.npy", content)
+    return stream.getvalue()
+
+
+HOSTILE: dict[str, bytes] = {
+    "a claimed shape": member(header("(1000000000000,)") + bytes(4)),
+    "a nested header": member(header("(" * 4000 + ")" * 4000)),
+    "no array": member(b"PK" * 10),
+    "a short array": member(header("(5,)") + bytes(4)),
+    "Python objects": member(header("(1,)", "'|O'") + bytes(8)),
+    "a truncated file": member(header("(1,)") + bytes(4))[:-30],
+    "an empty file": b"",
+}
+
+
+@pytest.mark.parametrize("name", HOSTILE)
+def test_a_hostile_file_is_one_error(tmp_path: Path, name: str) -> None:
+    file = tmp_path / "x.npz"
+    file.write_bytes(HOSTILE[name])
+    with pytest.raises(ValueError, match=r"^.+$") as caught:
+        NpzFile(file)["x"]
+    assert "\n" not in str(caught.value)
