@@ -12,7 +12,15 @@ from typing import Any
 
 import onnx
 from google.protobuf.message import DecodeError
-from onnx import AttributeProto, FunctionProto, GraphProto, ModelProto, NodeProto, TensorProto
+from onnx import (
+    AttributeProto,
+    FunctionProto,
+    GraphProto,
+    ModelProto,
+    NodeProto,
+    TensorProto,
+    version_converter,
+)
 from onnx.external_data_helper import ExternalDataInfo
 
 from buildsys.errors import StageError
@@ -208,6 +216,22 @@ def ports(model: ModelProto) -> tuple[list[TensorPort], list[TensorPort]]:
 def opsets(model: ModelProto) -> dict[str, int]:
     """Return domain -> opset version; ONNX's own domain is ``ai.onnx``."""
     return {entry.domain or "ai.onnx": entry.version for entry in model.opset_import}
+
+
+def raise_opset(model: ModelProto, version: int, ir_version: int) -> tuple[ModelProto, str]:
+    """Convert the model to ``version`` or above; give the reason if it stays."""
+    if opsets(model).get("ai.onnx", 1) >= version:
+        return model, ""
+    if len(model.functions) > 0:
+        return model, "onnx.version_converter drops local functions"
+    if sum(len(tensor.raw_data) for tensor in model.graph.initializer) > ONE_MESSAGE_LIMIT:
+        return model, "onnx.version_converter takes graphs below 2 GB"
+    try:
+        raised = version_converter.convert_version(model, version)
+    except (version_converter.ConvertError, RuntimeError, ValueError) as error:
+        return model, first_line(error)
+    raised.ir_version = max(raised.ir_version, ir_version)
+    return raised, ""
 
 
 def interface(model: ModelProto) -> dict[str, Any]:

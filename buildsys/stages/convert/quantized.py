@@ -18,7 +18,13 @@ import numpy as np
 from onnx import ModelProto
 
 from buildsys.errors import StageError
-from buildsys.onnx_graphs.onnx_file import dtype_name, load_model, opsets, save_model
+from buildsys.onnx_graphs.onnx_file import (
+    dtype_name,
+    load_model,
+    opsets,
+    raise_opset,
+    save_model,
+)
 from buildsys.onnx_graphs.tensors import Array, Case
 from buildsys.report.formatting import percent
 from buildsys.stages.calibrate.batches import load_batches
@@ -26,7 +32,6 @@ from buildsys.stages.calibrate.ranges import IntermediateTensors, load_ranges
 from buildsys.stages.common.golden_check import OutputCheck
 from buildsys.stages.common.kept_nodes import REASON
 from buildsys.stages.common.node_patterns import named_nodes
-from buildsys.stages.convert.cast_graph import raise_opset
 from buildsys.stages.convert.quantizers import (
     GRIDS,
     HEAVY,

@@ -1,32 +1,55 @@
-"""Conversion of a graph to fp16 or bf16."""
+"""Conversion of a float32 graph to fp16 or bf16.
+
+The schemas of the graph's opset decide: a node becomes 16-bit if its float32 results may be 16-bit.
+It stays in float32, with casts around it, if the schema, its values or its meaning forbid it.
+Graph inputs and outputs keep their types; subgraphs and local functions keep their precision.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from importlib import import_module
 from typing import Any
 
 import numpy as np
-from onnx import ModelProto, NodeProto, TensorProto, numpy_helper
+from onnx import GraphProto, ModelProto, NodeProto, TensorProto, helper, numpy_helper
 
 from buildsys.errors import StageError
 from buildsys.onnx_graphs.emulation import emulate
-from buildsys.onnx_graphs.onnx_file import load_model, opsets
-from buildsys.onnx_graphs.tensor_types import DTYPES, element_types
-from buildsys.onnx_graphs.tensors import Case
+from buildsys.onnx_graphs.onnx_file import load_model, opsets, raise_opset
+from buildsys.onnx_graphs.tensor_types import (
+    DTYPES,
+    ELEM_TYPES,
+    FreshNames,
+    element_types,
+    outer_names,
+    rename_outer,
+)
+from buildsys.onnx_graphs.tensors import Case, Tensor, tensor_of
 from buildsys.stages.calibrate.ranges import IntermediateTensors
 from buildsys.stages.common.golden_check import OutputCheck
 from buildsys.stages.common.kept_nodes import REASON
-from buildsys.stages.common.node_patterns import TensorOrigin, named_nodes, tensor_origin
-from buildsys.stages.convert.cast_graph import (
-    BF16_IR_VERSION,
-    BF16_OPSET,
-    HEAVY,
-    convert_precision,
-    raise_opset,
+from buildsys.stages.common.node_patterns import (
+    TensorOrigin,
+    check_patterns,
+    matching_pattern,
+    named_nodes,
+    node_name,
+    tensor_origin,
+)
+from buildsys.stages.convert.precision_rules import (
+    LARGEST,
+    NodePrecision,
+    PrecisionRules,
+    fill_value,
 )
 from buildsys.workers.job import Job
 
+BF16_OPSET, BF16_IR_VERSION = 22, 10  # the first with bfloat16 convolution and pooling
+HEAVY = frozenset(
+    ("Attention", "Conv", "ConvTranspose", "Einsum", "GRU", "Gemm", "LSTM", "MatMul", "RNN")
+)
 Figures = dict[str, Any]
 Golden = Mapping[str, Case]
 
@@ -141,3 +164,206 @@ def find_origin(nodes: Sequence[NodeProto], is_finite: Mapping[str, bool]) -> Te
         if result is not None and inputs and all(inputs):
             return tensor_origin(node.input[0] if node.op_type == "Cast" else result, nodes)
     return None
+
+
+@dataclass
+class Conversion:
+    """Summary of a converted graph."""
+
+    casts: int = 0  # inserted
+    clamped: list[str] = field(default_factory=list)  # masks limited to the 16-bit range
+    kept: dict[str, str] = field(default_factory=dict)  # node -> reason for float32
+    problems: list[str] = field(default_factory=list)  # of initializers that stay in float32
+
+
+def convert_precision(model: ModelProto, precision: str, exclude: Sequence[str] = ()) -> Conversion:
+    """Convert ``model`` in place to ``precision``, ``fp16`` or ``bf16``.
+
+    Nodes that match a pattern of ``exclude`` stay in float32.
+    Raises: StageError: no operator, or none of the expensive ones, can compute in it, or a pattern
+    matches no node.
+    """
+    dtype = DTYPES[precision]
+    _hoist_constants(model.graph)
+    rules = PrecisionRules(model, dtype)
+    heavy = [node for node in model.graph.node if node.op_type in HEAVY]
+    heavy_types = {rules.types.get(name) for node in heavy for name in node.output}
+    if heavy_types == {ELEM_TYPES[dtype]}:
+        return Conversion()
+    if heavy_types and heavy_types <= set(ELEM_TYPES.values()):
+        raise StageError(
+            f"the network computes in another 16-bit type than {dtype}",
+            "precision: fp32 keeps the types of the network",
+        )
+    check_patterns("convert.exclude", exclude, [node_name(node) for node in model.graph.node])
+    decisions = [rules.decide(node) for node in model.graph.node]
+    for index, node in enumerate(model.graph.node):
+        pattern = matching_pattern(node_name(node), exclude)
+        if pattern and decisions[index].is_low:
+            decisions[index] = NodePrecision(reason=f"excluded by {pattern}")
+    pairs = zip(model.graph.node, decisions, strict=True)
+    kept = {_name(node): decision.reason for node, decision in pairs if decision.reason}
+    are_kept = bool(heavy) and all(_name(node) in kept for node in heavy)
+    if are_kept or not any(decision.is_low for decision in decisions):
+        reason = kept.get(_name(heavy[0]), "") if heavy else ""
+        raise StageError(
+            f"no expensive operator can compute in {dtype}"
+            + (f": {_name(heavy[0])} stays in float32, because {reason}" if reason else ""),
+            "export with a higher opset" if reason.endswith("opset") else "",
+        )
+    rewriter = _Rewriter(model.graph, rules, decisions, opsets(model).get("ai.onnx", 1))
+    rewriter.rewrite()
+    problems = list(rules.problems.values())
+    return Conversion(rewriter.casts, rewriter.clamped, kept, problems)
+
+
+class _Rewriter:
+    """Rewrites the nodes in order; ``_names`` maps (tensor, is 16-bit) to names."""
+
+    def __init__(
+        self, graph: GraphProto, rules: PrecisionRules, decisions: list[NodePrecision], opset: int
+    ) -> None:
+        self.clamped: list[str] = []
+        self.casts = 0
+        self._graph, self._rules, self._decisions = graph, rules, decisions
+        self._opset = opset
+        self._low_type = ELEM_TYPES[rules.dtype]
+        self._outputs = {value.name for value in graph.output}
+        self._low_tensors: set[str] = set()
+        self._nodes: list[NodeProto] = []
+        self._fresh = FreshNames(graph)
+        names = (*(value.name for value in graph.input), *rules.stored)
+        self._names: dict[tuple[str, bool], str] = {(name, False): name for name in names}
+
+    def rewrite(self) -> None:
+        self._store_initializers()
+        for node, decision in zip(list(self._graph.node), self._decisions, strict=True):
+            self._rewire_inputs(node, decision)
+            self._nodes.append(node)
+            self._rewire_outputs(node, decision)
+        del self._graph.node[:]
+        self._graph.node.extend(self._nodes)
+        for value in self._graph.value_info:
+            if value.name in self._low_tensors:
+                value.type.tensor_type.elem_type = self._low_type
+
+    def _rewire_inputs(self, node: NodeProto, decision: NodePrecision) -> None:
+        for index, name in enumerate(node.input):
+            if self._rules.is_float(name):
+                node.input[index] = self._name_of(name, low=index in decision.inputs)
+        captured = sorted(name for name in outer_names(node) if self._rules.is_float(name))
+        rename_outer(node, {name: self._name_of(name, low=False) for name in captured})
+
+    def _rewire_outputs(self, node: NodeProto, decision: NodePrecision) -> None:
+        for index, name in enumerate(node.output):
+            is_low = index in decision.outputs
+            if is_low and name in self._outputs:
+                node.output[index] = self._fresh.new(f"{name}_{self._rules.dtype}")
+                self._names[name, True] = node.output[index]
+                self._names[name, False] = name
+                self._add_cast(node.output[index], name, TensorProto.FLOAT)
+            else:
+                self._names[name, is_low] = name
+                self._low_tensors |= {name} if is_low else set()
+        if 0 in decision.outputs:
+            _set_result_type(node, self._rules.dtype)
+
+    def _name_of(self, name: str, *, low: bool) -> str:
+        """Name a tensor in one precision, with a cast if needed."""
+        if (name, low) not in self._names:
+            cast = self._fresh.new(f"{name}_as_{self._rules.dtype if low else 'float32'}")
+            source = self._names[name, not low]
+            if low and name in self._rules.masks:
+                source = self._clamp(source)
+            self._add_cast(source, cast, self._low_type if low else TensorProto.FLOAT)
+            self._names[name, low] = cast
+        return self._names[name, low]
+
+    def _clamp(self, name: str) -> str:
+        """Limit a mask to the 16-bit range, as ``model.half()`` builds it.
+
+        Infinities would become NaN where all elements of a row are masked.
+        """
+        self.clamped.append(name)
+        limit, result = LARGEST[self._rules.dtype], self._fresh.new(f"{name}_clamped")
+        node = helper.make_node("Clip", [name], [result], self._fresh.new(f"{result}_clip"))
+        if self._opset < 11:
+            node.attribute.extend(
+                helper.make_attribute(*limits) for limits in (("max", limit), ("min", -limit))
+            )
+        else:
+            for word, value in (("lowest", -limit), ("largest", limit)):
+                bound = self._fresh.new(f"{result}_{word}")
+                tensor = numpy_helper.from_array(np.array(value, np.float32), bound)
+                self._graph.initializer.append(tensor)
+                node.input.append(bound)
+        self._nodes.append(node)
+        return result
+
+    def _add_cast(self, source: str, target: str, elem_type: int) -> None:
+        name = self._fresh.new(f"{target}_cast")
+        self._nodes.append(helper.make_node("Cast", [source], [target], name, to=elem_type))
+        self.casts += 1
+
+    def _store_initializers(self) -> None:
+        """Store each initializer in the precisions its nodes use."""
+        low: set[str] = set()
+        full = set(self._outputs)
+        for node, decision in zip(self._graph.node, self._decisions, strict=True):
+            for index, name in enumerate(node.input):
+                (low if index in decision.inputs else full).add(name)
+            full |= outer_names(node)
+        tensors, made = list(self._graph.initializer), []
+        del self._graph.initializer[:]
+        for tensor in tensors:
+            name = tensor.name
+            is_low = name in low and name in self._rules.stored
+            if name in full or not is_low:
+                self._graph.initializer.append(tensor)
+            if is_low:
+                low_name = self._fresh.new(f"{name}_{self._rules.dtype}") if name in full else name
+                self._names[name, True] = low_name
+                made.append(_tensor_proto(low_name, self._rules.low_values.pop(name)))
+                self._low_tensors.add(low_name)
+        self._graph.initializer.extend(made)
+
+
+def _set_result_type(node: NodeProto, dtype: str) -> None:
+    """Change the attribute for the type of a node's result, if any."""
+    for attribute in node.attribute:
+        if node.op_type == "Cast" and attribute.name == "to":
+            attribute.i = ELEM_TYPES[dtype]
+    if node.op_type == "ConstantOfShape":
+        value = _tensor_proto("value", tensor_of(fill_value(node), dtype))
+        del node.attribute[:]
+        node.attribute.append(helper.make_attribute("value", value))
+
+
+def _tensor_proto(name: str, values: Tensor) -> TensorProto:
+    elem_type = ELEM_TYPES[values.dtype]
+    return helper.make_tensor(name, elem_type, values.shape, values.array.tobytes(), raw=True)
+
+
+def _hoist_constants(graph: GraphProto) -> None:
+    """Turn float32 Constant nodes into initializers."""
+    nodes = []
+    for node in graph.node:
+        values: Any = None
+        if node.op_type == "Constant" and node.domain in ("", "ai.onnx"):
+            for attribute in node.attribute:
+                if attribute.name == "value" and attribute.t.data_type == TensorProto.FLOAT:
+                    values = numpy_helper.to_array(attribute.t)
+                elif attribute.name in ("value_float", "value_floats"):
+                    values = helper.get_attribute_value(attribute)
+        if values is None:
+            nodes.append(node)
+        else:
+            values = np.asarray(values, np.float32)
+            graph.initializer.append(numpy_helper.from_array(values, node.output[0]))
+    if len(nodes) < len(graph.node):
+        del graph.node[:]
+        graph.node.extend(nodes)
+
+
+def _name(node: NodeProto) -> str:
+    return node.name or f"{node.op_type} of {node.output[0]}"

@@ -23,23 +23,23 @@ from buildsys.manifest.default_limits import effective_limits
 from buildsys.onnx_graphs.emulation import emulate
 from buildsys.onnx_graphs.inspection.describe import macs_per_node
 from buildsys.onnx_graphs.inspection.graph import drop_weights, plain_model, with_sizes
+from buildsys.onnx_graphs.onnx_file import raise_opset
 from buildsys.onnx_graphs.tensor_types import DTYPES
 from buildsys.onnx_graphs.tensors import Case, load_case
 from buildsys.stages.calibrate.ranges import IntermediateTensors
 from buildsys.stages.common.golden_check import OutputCheck, check_outputs, judge_agreement
 from buildsys.stages.common.node_patterns import matching_pattern, named_nodes
-from buildsys.stages.convert.cast_graph import (
-    BF16_IR_VERSION,
-    BF16_OPSET,
-    convert_precision,
-    raise_opset,
-)
 from buildsys.stages.convert.precision_rules import LARGEST
 from buildsys.stages.convert.quantized import (
     insert,
     largest_losses,
     load_named_model,
     quantized_nodes,
+)
+from buildsys.stages.convert.typed import (
+    BF16_IR_VERSION,
+    BF16_OPSET,
+    convert_precision,
 )
 from buildsys.stages.operators.open_graph import open_graph
 from buildsys.workers.job import Job, StageResult

@@ -19,7 +19,7 @@ from buildsys.backends.onnxruntime.session import OrtGraph, session_options
 from buildsys.errors import StageError, Unavailable
 from buildsys.onnx_graphs.onnx_file import save_model
 from buildsys.onnx_graphs.tensors import Tensor, tensor_of
-from buildsys.stages.convert.cast_graph import convert_precision
+from buildsys.stages.convert.typed import convert_precision
 from buildsys.system.cpu import usable_cores
 
 IMAGE = ["batch", 3, 8, 8]

@@ -18,7 +18,7 @@ from buildsys.backends.onnxruntime.session import OrtGraph
 from buildsys.backends.openvino.session import executed_layers
 from buildsys.errors import StageError, Unavailable
 from buildsys.onnx_graphs.tensors import Tensor
-from buildsys.stages.convert.cast_graph import (
+from buildsys.stages.convert.typed import (
     BF16_IR_VERSION,
     BF16_OPSET,
     convert_precision,

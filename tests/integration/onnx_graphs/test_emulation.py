@@ -16,7 +16,7 @@ from buildsys.backends.onnxruntime.session import OrtGraph, session_options
 from buildsys.errors import StageError
 from buildsys.onnx_graphs.emulation import emulate
 from buildsys.onnx_graphs.tensors import Tensor, tensor_of
-from buildsys.stages.convert.cast_graph import convert_precision
+from buildsys.stages.convert.typed import convert_precision
 
 FLOAT, FLOAT16, BFLOAT16 = TensorProto.FLOAT, TensorProto.FLOAT16, TensorProto.BFLOAT16
 TYPES = {"fp16": ("float16", FLOAT16), "bf16": ("bfloat16", BFLOAT16)}

@@ -19,7 +19,7 @@ from buildsys.onnx_graphs.onnx_file import save_model
 from buildsys.onnx_graphs.tensor_comparison import compare
 from buildsys.onnx_graphs.tensors import Tensor, load_tensors, save_case, tensor_of
 from buildsys.stages.convert import stage as convert
-from buildsys.stages.convert.cast_graph import convert_precision
+from buildsys.stages.convert.typed import convert_precision
 from buildsys.workers.job import Job, StageResult
 
 FLOAT = TensorProto.FLOAT
