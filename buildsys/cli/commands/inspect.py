@@ -123,10 +123,8 @@ def _describe(
         if name not in tensors:
             raise _unknown("tensor", name, tensors)
         tensor = tensors[name]
-        sized = f"{_shape(tensor['sized'])} at the optimal sizes"
         return {**head, "tensors": {name: tensor}}, [
             f"{tensor['kind']} {name}: {_typed(tensor)}",
-            *_entry("shape", [sized] if tensor["sized"] != tensor["shape"] else []),
             *_entry("size", [size(tensor["bytes"])] if tensor["bytes"] is not None else []),
             *_entry("producer", filter(None, [tensor["producer"]])),
             *_entry("consumers", tensor["consumers"] or ["none"]),
@@ -279,7 +277,7 @@ def _tensor(node: Document, name: str, tensors: Document) -> Any:
 
 
 def _graph_lines(document: Document) -> list[str]:
-    graph, domains, stored = document["graph"], document["custom_domains"], document["initializers"]
+    graph, stored = document["graph"], document["initializers"]
     opsets = ", ".join(f"{domain} {version}" for domain, version in document["opsets"].items())
     by_type = ", ".join(
         f"{count(entry['count'])} {name}" for name, entry in stored["dtypes"].items()
@@ -303,7 +301,6 @@ def _graph_lines(document: Document) -> list[str]:
         *_entry("largest", largest),
         *_entry("MACs", _macs(document["macs"])),
         *_entry("providers", filter(None, [placement_text(document.get("placement", {}))])),
-        *_entry("domains", [f"{name}: {_counts(counts)}" for name, counts in domains.items()]),
         *_entry("functions", [f"{name}: {_counts(counts)}" for name, counts in functions.items()]),
         "",
         *_operator_table(document),

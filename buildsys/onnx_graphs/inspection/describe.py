@@ -20,7 +20,6 @@ from onnx import ModelProto
 from buildsys.onnx_graphs.graph_reader import inline_all
 from buildsys.onnx_graphs.inspection.graph import (
     Body,
-    PlainModel,
     PlainNode,
     StoredTensor,
     drop_weights,
@@ -39,16 +38,10 @@ _NOT_WEIGHTS = ("int64", "int32", "int16", "bool", "string", "undefined")
 def describe(proto: ModelProto, dims: Mapping[str, int]) -> dict[str, Any]:
     """Describe a model without its large weights.
 
-    ``dims`` are sizes of dynamic dimensions; MACs and a second set of shapes are evaluated at them.
+    ``dims`` are sizes of dynamic dimensions; MACs are evaluated at them.
     """
     model = plain_model(with_shapes(proto))
     sized = plain_model(with_sizes(proto, dims))
-    operators = model.operators
-    custom_domains: dict[str, dict[str, int]] = {}  # domain -> operator -> nodes
-    for operator, count in operators.items():
-        domain, _, name = operator.rpartition("::")
-        if domain and not domain.startswith("ai.onnx"):
-            custom_domains.setdefault(domain, {})[name] = count
     counts = _count(proto, dims)
     return {
         "ir_version": model.ir_version,
@@ -56,7 +49,7 @@ def describe(proto: ModelProto, dims: Mapping[str, int]) -> dict[str, Any]:
         "opsets": dict(model.opsets),
         "inputs": [_port(model.body, name) for name in model.body.inputs],
         "outputs": [_port(model.body, name) for name in model.body.outputs],
-        "operators": operators,
+        "operators": model.operators,
         "initializers": _stored(model.initializers),
         "parameters": _weights(model.initializers),
         "macs": {
@@ -71,7 +64,6 @@ def describe(proto: ModelProto, dims: Mapping[str, int]) -> dict[str, Any]:
             "not_counted": dict(counts.not_counted),
             "loops_counted_once": counts.loops,
         },
-        "custom_domains": custom_domains,
         "functions": [
             {
                 "name": name,
@@ -96,7 +88,7 @@ def describe(proto: ModelProto, dims: Mapping[str, int]) -> dict[str, Any]:
                 model.body.walk(), macs_per_node(sized.body), strict=True
             )
         ],
-        "tensors": _tensors(model, sized),
+        "tensors": _tensors(model.body),
     }
 
 
@@ -140,25 +132,21 @@ def _weights(tensors: list[StoredTensor]) -> int:
     return sum(math.prod(tensor.shape) for tensor in tensors if tensor.dtype not in _NOT_WEIGHTS)
 
 
-def _tensors(model: PlainModel, sized: PlainModel) -> dict[str, Any]:
+def _tensors(graph: Body) -> dict[str, Any]:
     """Describe all tensors by name; names of bodies get a prefix if they are taken."""
-    bodies = [("", model.body, sized.body)]
-    for (node, inside), (other, _) in zip(model.body.walk(), sized.body.walk(), strict=True):
+    bodies = {"": graph}
+    for node, inside in graph.walk():
         for attribute, body in node.bodies.items():
-            path = f"{inside}/{node.label}.{attribute}".lstrip("/")
-            bodies.append((path, body, other.bodies[attribute]))
+            bodies[f"{inside}/{node.label}.{attribute}".lstrip("/")] = body
     tensors: dict[str, Any] = {}
-    for inside, body, sized_body in bodies:
+    for inside, body in bodies.items():
         names = (*body.inputs, *body.initializers, *body.producers, *body.outputs)
         for name in dict.fromkeys(names):
             stored, producer = body.initializers.get(name), body.producers.get(name)
             kind = "input" if name in body.inputs else "output" if name in body.outputs else "value"
-            port = _port(body, name)
             tensors[f"{inside}:{name}" if name in tensors else name] = {
+                **_port(body, name),
                 "kind": "initializer" if stored else kind,
-                "dtype": port["dtype"],
-                "shape": port["shape"],
-                "sized": _port(sized_body, name)["shape"],
                 "bytes": stored.bytes if stored else None,
                 "producer": producer.label if producer else None,
                 "consumers": [node.label for node in body.consumers.get(name, ())],

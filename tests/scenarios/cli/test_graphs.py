@@ -69,7 +69,7 @@ def test_inspect_shows_nodes_tensors_and_engines(ready_built: ReadyProject) -> N
     assert "x: float32 [batch, 256] from input" in node
     assert "z: float32 [batch, 256] to y" in node
     tensor = json.loads(ready_built.doit("inspect", f"{NET}:export", "--tensor", "z", "--json").out)
-    assert tensor["tensors"]["z"]["sized"] == [2, FEATURES]
+    assert tensor["tensors"]["z"]["shape"] == ["batch", FEATURES]
     assert ready_built.doit("inspect", f"{NET}:engine").out.startswith(
         "engine:a:ort: build/a/engine/ort/engine.onnx, "
     )
