@@ -214,7 +214,7 @@ def ports(model: ModelProto) -> tuple[list[TensorPort], list[TensorPort]]:
 
 
 def opsets(model: ModelProto) -> dict[str, int]:
-    """Return domain -> opset version; ONNX's own domain is ``ai.onnx``."""
+    """Map domains to opset versions; ONNX's own domain is ``ai.onnx``."""
     return {entry.domain or "ai.onnx": entry.version for entry in model.opset_import}
 
 
@@ -280,16 +280,13 @@ def _same_shape(
 
 
 def dtype_name(elem_type: int) -> str:
-    """Return the manifest's name of a TensorProto data type, e.g. ``float32`` for FLOAT."""
+    """Name a TensorProto data type as in manifests, e.g. ``float32`` for FLOAT."""
     name = str(TensorProto.DataType.Name(elem_type))
     return _DTYPE_NAMES.get(name, name.lower())
 
 
 def elem_type(dtype: str) -> int:
-    """Return the TensorProto data type of a manifest's name, e.g.
-
-    FLOAT for ``float32``.
-    """
+    """Look up the TensorProto data type of a manifest's name, e.g. FLOAT for ``float32``."""
     names = {ours: theirs for theirs, ours in _DTYPE_NAMES.items()}
     return int(TensorProto.DataType.Value(names.get(dtype, dtype.upper())))
 
@@ -326,5 +323,5 @@ def port_of(value: onnx.ValueInfoProto) -> TensorPort:
 
 
 def data_path(path: Path) -> Path:
-    """Return the external data of an ONNX file."""
+    """Name the external data of an ONNX file."""
     return path.with_name(path.name + DATA_SUFFIX)

@@ -73,7 +73,7 @@ def load_assembled(path: Path | None) -> list[str]:
 
 
 def uninformative_outputs(cases: Iterable[Mapping[str, Comparison]]) -> dict[str, str]:
-    """Return output -> reason for outputs without an informative case."""
+    """Map the outputs without an informative case to the reasons."""
     reasons: dict[str, list[str]] = {}
     for outputs in cases:
         for name, comparison in outputs.items():
@@ -93,7 +93,7 @@ def uninformative_hint(output: str) -> str:
 def _apply_policy(
     policy: Policy, whole: Comparison, actual: Tensor, expected: Tensor, tolerance: Tolerance
 ) -> Comparison:
-    """Return the comparison with the verdict of the policy."""
+    """Judge a compared output by its policy."""
     a, b = actual.values(), expected.values()
     # another type or shape, NaN and empty outputs have the same verdict by every policy
     if actual.dtype != expected.dtype or a.shape != b.shape or whole.non_finite or not b.size:
@@ -285,7 +285,7 @@ def _reordered(
     expected: Outputs,
     tolerance: Tolerance,
 ) -> dict[str, Comparison]:
-    """Return passed comparisons with rows of equal score reordered, or none.
+    """Compare outputs with rows of equal score reordered; {} unless they pass.
 
     Such outputs have as many rows as one of ``scores``, the correct outputs in falling order.
     """

@@ -65,14 +65,14 @@ class Comparison:
         )
 
     def as_passed(self) -> Comparison:
-        """Return the same figures with the verdict "passed"."""
+        """Keep the figures with the verdict "passed"."""
         worst: dict[str, Any] = dict.fromkeys(("worst_index", "worst_actual", "worst_expected"))
         return replace(self, passed=True, problem="", **worst)
 
     def as_failed(
         self, a: Array, b: Array, problem: str, index: tuple[int, ...] | None = None
     ) -> Comparison:
-        """Return the figures as failed at ``index`` of both arrays."""
+        """Keep the figures as failed at ``index`` of both arrays."""
         failed = replace(self.as_passed(), passed=False, problem=problem)
         if index is None:
             return failed
@@ -83,7 +83,7 @@ class Comparison:
         return replace(failed, worst_index=index, worst_actual=actual, worst_expected=expected)
 
     def failure(self) -> WorstElement:
-        """Return the worst element for a result file."""
+        """Convert the worst element for a result file."""
         actual, expected = (
             str(value) if isinstance(value, float) and not math.isfinite(value) else value
             for value in (self.worst_actual, self.worst_expected)
@@ -96,7 +96,7 @@ class Comparison:
         }
 
     def sentence(self, actual: str = "the output", expected: str = "the reference") -> str:
-        """Return the problem as a clause with the names of both sides."""
+        """Write the problem as a clause with the names of both sides."""
         if self.worst_index is None:
             return self.problem
         ours, other = _show_apart(self.worst_actual, self.worst_expected)

@@ -95,7 +95,7 @@ def schema_of(node: NodeProto, opsets: dict[str, int]) -> defs.OpSchema | None:
 
 
 def types_at(ports: Sequence[defs.OpSchema.FormalParameter], index: int) -> frozenset[str]:
-    """Return the types of an operator's input or output, such as ``tensor(float16)``."""
+    """List the types of an operator's input or output, such as ``tensor(float16)``."""
     return frozenset(ports[min(index, len(ports) - 1)].types)
 
 
@@ -134,11 +134,11 @@ class FreshNames:
         for node in all_nodes(graph):
             self._taken.update((node.name, *node.input, *node.output))
 
-    def new(self, wanted: str) -> str:
-        """Make ``wanted`` unused, with a numeric suffix if it is taken."""
-        name, number = wanted, 1
+    def new(self, base: str) -> str:
+        """Make a name unused, with a numeric suffix if it is taken."""
+        name, number = base, 1
         while name in self._taken:
-            name, number = f"{wanted}_{number}", number + 1
+            name, number = f"{base}_{number}", number + 1
         self._taken.add(name)
         return name
 

@@ -75,7 +75,7 @@ class BuildComparison:
 
     @property
     def is_empty(self) -> bool:
-        """Return True if nothing differs, and nothing was measured again."""
+        """True if nothing differs, and nothing was measured again."""
         parts = self.manifest, self.environment, self.graphs.changed, self.engines
         return not (any(parts) or self.changed_figures or self.latencies)
 
@@ -168,7 +168,9 @@ def _compare(session: Session, history: History, first: Side, second: Side) -> B
             comparison.latencies += compare_latencies(history, *pair)
     # a tool of one side only belongs to a target that the other does not have
     labels = environments[0].keys() & environments[1].keys()
-    comparison.environment = part_reasons(*({n: one[n] for n in labels} for one in environments))
+    comparison.environment = part_reasons(
+        *({n: parts[n] for n in labels} for parts in environments)
+    )
     store = Store(store_folder(session.project.state))
     manifests = history.manifest(first.latest()), history.manifest(second.latest())
     comparison.graphs = compare_recorded_graphs(store, (first, second), manifests)

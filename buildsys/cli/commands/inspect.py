@@ -112,7 +112,7 @@ def run(options: Namespace) -> int:
 def _describe(
     session: Session, graph: GraphFile, head: Document, options: Namespace
 ) -> tuple[Document, Sequence[str]]:
-    """Return the requested part of the graph as JSON and text."""
+    """Describe the requested part of the graph as JSON and text."""
     dims = case_values(session.project.models[head["model"]].data["dims"])["opt"]
     request = {"graph": graph.request(), "dims": dims}
     document = {**head, **ask_inspection("describe", request)}
@@ -139,7 +139,7 @@ def _describe(
 def _describe_nodes(
     head: Document, document: Document, name: str
 ) -> tuple[Document, Sequence[str]]:
-    """Return the nodes of a name, or the producer of a tensor."""
+    """Describe the nodes of a name, or the producer of a tensor."""
     chosen = [node for node in document["nodes"] if node["name"] == name]
     chosen = chosen or [node for node in document["nodes"] if name in node["outputs"]]
     if not chosen:
@@ -164,7 +164,7 @@ def _describe_nodes(
 def _describe_engine(
     session: Session, graph: GraphFile, head: Document, options: Namespace
 ) -> tuple[Document, Sequence[str]]:
-    """Return the record of an engine, or the layers of the ONNX nodes."""
+    """Describe the record of an engine, or the layers of the ONNX nodes."""
     if options.tensor:
         require_onnx_graph(graph)
     result = {} if graph.state == STORED else dict(session.result(graph.target))

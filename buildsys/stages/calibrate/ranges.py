@@ -51,14 +51,14 @@ class IntermediateTensors:
         self.nodes: Sequence[NodeProto] = model.graph.node
         types = element_types(model)
         stored = {tensor.name for tensor in model.graph.initializer}
-        self._given, self._inner = (
+        self._ports, self._inner = (
             [name for name in names if types.get(name) == TensorProto.FLOAT and name not in stored]
             for names in (
                 [value.name for value in model.graph.input],
                 [name for node in model.graph.node for name in node.output if name],
             )
         )
-        self.names = [*self._given, *self._inner]
+        self.names = [*self._ports, *self._inner]
 
     @classmethod
     def of_job(cls, job: Job, model: ModelProto) -> IntermediateTensors:
@@ -70,7 +70,7 @@ class IntermediateTensors:
 
     def groups(self, batch: Batch) -> Iterator[Values]:
         """Yield functions for groups of tensors, sized by their bytes for ``batch``."""
-        yield lambda other: {name: other[name].array for name in self._given}
+        yield lambda other: {name: other[name].array for name in self._ports}
         for group in self._grouped(batch, self._inner, _GROUP_BYTES):
             yield self._values(group)
 

@@ -52,15 +52,15 @@ _SHOWN_LOSSES = 3
 _BEYOND = 1.5  # times the calibrated range
 
 
-def convert(job: Job, kept: Sequence[str], golden: Golden) -> tuple[ModelProto, Figures]:
-    """Insert quantizers, except at the nodes ``kept`` by a search.
+def convert(job: Job, in_fp32: Sequence[str], golden: Golden) -> tuple[ModelProto, Figures]:
+    """Insert quantizers, except at the nodes that a search keeps ``in_fp32``.
 
     Raises: StageError: no node can be quantized, or the tool fails.
     """
     precision, options = job.options["precision"], job.options["quantize"]
     original = load_named_model(job.inputs["model"])
     heavy = [node.name for node in original.graph.node if node.op_type in HEAVY]
-    model, selection = insert(job, original, [*options["exclude"], *kept])
+    model, selection = insert(job, original, [*options["exclude"], *in_fp32])
     quantized = quantized_nodes(model)
     if not quantized:
         raise StageError(f"{options['tool']} quantized no node of the graph", "use tool: builtin")
@@ -85,7 +85,7 @@ def convert(job: Job, kept: Sequence[str], golden: Golden) -> tuple[ModelProto, 
         "warnings": warnings,
         "quantized": quantized,
         "kept_fp32": [name for name in heavy if name not in quantized],
-        "kept_reasons": {**reasons, **dict.fromkeys(kept, REASON)},
+        "kept_reasons": {**reasons, **dict.fromkeys(in_fp32, REASON)},
     }
 
 

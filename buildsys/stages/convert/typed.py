@@ -54,14 +54,14 @@ Figures = dict[str, Any]
 Golden = Mapping[str, Case]
 
 
-def convert(job: Job, kept: Sequence[str], golden: Golden) -> tuple[ModelProto, Figures]:  # noqa: ARG001
-    """Convert the graph, except for the nodes ``kept`` by a search.
+def convert(job: Job, in_fp32: Sequence[str], golden: Golden) -> tuple[ModelProto, Figures]:  # noqa: ARG001
+    """Convert the graph, except for the nodes that a search keeps ``in_fp32``.
 
     Raises: StageError: no expensive operator can be converted.
     """
     if job.options.get("tool") == "autocast":
         return _by_autocast(job)
-    return _by_schemas(job, kept)
+    return _by_schemas(job, in_fp32)
 
 
 def explain(
@@ -83,7 +83,7 @@ def explain(
     return cause, remedies
 
 
-def _by_schemas(job: Job, searched: Sequence[str]) -> tuple[ModelProto, Figures]:
+def _by_schemas(job: Job, in_fp32: Sequence[str]) -> tuple[ModelProto, Figures]:
     precision = job.options["precision"]
     model = load_model(job.inputs["model"])
     warnings: list[str] = []
@@ -97,7 +97,7 @@ def _by_schemas(job: Job, searched: Sequence[str]) -> tuple[ModelProto, Figures]
             raised = f"opset {version} was raised to {BF16_OPSET}"
             warnings.append(f"{raised}, the first with bfloat16 convolutions")
     job.progress(f"converting {len(model.graph.node)} nodes to {DTYPES[precision]}")
-    exclude = [*job.options.get("exclude", ()), *searched]
+    exclude = [*job.options.get("exclude", ()), *in_fp32]
     if exclude:
         named_nodes(model)  # for patterns of nodes without a unique name
     conversion = convert_precision(model, precision, exclude)
@@ -110,8 +110,8 @@ def _by_schemas(job: Job, searched: Sequence[str]) -> tuple[ModelProto, Figures]
         "method": "by the ONNX schemas of the opset, node by node; inputs and outputs keep their"
         " types",
         "casts": conversion.casts,
-        "kept_fp32": list(conversion.kept),
-        "kept_reasons": {**conversion.kept, **dict.fromkeys(searched, REASON)},
+        "kept_fp32": list(conversion.reasons),
+        "kept_reasons": {**conversion.reasons, **dict.fromkeys(in_fp32, REASON)},
         "warnings": warnings,
     }
 
@@ -172,7 +172,7 @@ class Conversion:
 
     casts: int = 0  # inserted
     clamped: list[str] = field(default_factory=list)  # masks limited to the 16-bit range
-    kept: dict[str, str] = field(default_factory=dict)  # node -> reason for float32
+    reasons: dict[str, str] = field(default_factory=dict)  # node -> why it stays in float32
     problems: list[str] = field(default_factory=list)  # of initializers that stay in float32
 
 
@@ -202,10 +202,10 @@ def convert_precision(model: ModelProto, precision: str, exclude: Sequence[str] 
         if pattern and decisions[index].is_low:
             decisions[index] = NodePrecision(reason=f"excluded by {pattern}")
     pairs = zip(model.graph.node, decisions, strict=True)
-    kept = {_name(node): decision.reason for node, decision in pairs if decision.reason}
-    are_kept = bool(heavy) and all(_name(node) in kept for node in heavy)
+    reasons = {_name(node): decision.reason for node, decision in pairs if decision.reason}
+    are_kept = bool(heavy) and all(_name(node) in reasons for node in heavy)
     if are_kept or not any(decision.is_low for decision in decisions):
-        reason = kept.get(_name(heavy[0]), "") if heavy else ""
+        reason = reasons.get(_name(heavy[0]), "") if heavy else ""
         raise StageError(
             f"no expensive operator can compute in {dtype}"
             + (f": {_name(heavy[0])} stays in float32, because {reason}" if reason else ""),
@@ -214,7 +214,7 @@ def convert_precision(model: ModelProto, precision: str, exclude: Sequence[str] 
     rewriter = _Rewriter(model.graph, rules, decisions, opsets(model).get("ai.onnx", 1))
     rewriter.rewrite()
     problems = list(rules.problems.values())
-    return Conversion(rewriter.casts, rewriter.clamped, kept, problems)
+    return Conversion(rewriter.casts, rewriter.clamped, reasons, problems)
 
 
 class _Rewriter:

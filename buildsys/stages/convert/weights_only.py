@@ -35,7 +35,7 @@ _RESULTS = {  # what the tools write, per kind of quantization
 }
 
 
-def convert(job: Job, kept: Sequence[str], golden: object) -> tuple[ModelProto, dict[str, Any]]:  # noqa: ARG001
+def convert(job: Job, in_fp32: Sequence[str], golden: object) -> tuple[ModelProto, dict[str, Any]]:  # noqa: ARG001
     """Fuse or quantize the graph.
 
     Raises: StageError: no node is fused or quantized, or the tool fails.

@@ -255,7 +255,7 @@ class Trials(ABC):
         return self._verdicts[key]
 
     def check_all(self, nodes: Sequence[str] | None) -> dict[str, Any]:
-        """Return the verdict with the worst error of all cases; None: on the graph in fp32."""
+        """Judge all cases, with the worst error; None: on the graph in fp32."""
         checks = self._check(self._copy() if nodes is None else self.converted(nodes))
         failed = [check for check in checks if not check.comparison.passed]
         errors = [check.comparison.figures().get("relative") for check in checks]
@@ -295,7 +295,7 @@ class TypedTrials(Trials):
         if self._precision == "bf16":
             self.original, _ = raise_opset(self.original, BF16_OPSET, BF16_IR_VERSION)
         model = self._copy()
-        in_fp32 = convert_precision(model, self._precision, self.exclude).kept
+        in_fp32 = convert_precision(model, self._precision, self.exclude).reasons
         computed = {node.name for node in model.graph.node}  # without those of constants
         names = [name for name in self.operators if name in computed]
         is_low = {n: n not in in_fp32 and not matching_pattern(n, self.exclude) for n in names}

@@ -90,7 +90,7 @@ def converted_in_memory(
     model: onnx.ModelProto, precision: str
 ) -> tuple[onnx.ModelProto, dict[str, str]]:
     low = copy(model)
-    kept = convert_precision(low, precision).kept
+    kept = convert_precision(low, precision).reasons
     checker.check_model(low, full_check=True)
     return low, kept
 
