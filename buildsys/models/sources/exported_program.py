@@ -19,7 +19,6 @@ from buildsys.errors import StageError
 from buildsys.models.sources.source_module import ProgramInput, SourceModule, needs_gpu
 
 _PROGRAM = "models/model.json"
-_LARGEST_SIZE = 2**31 - 1
 
 
 def make(source: Mapping[str, Any], project: Path) -> SourceModule:
@@ -49,12 +48,8 @@ def make(source: Mapping[str, Any], project: Path) -> SourceModule:
     module.eval = types.MethodType(_keep_mode, module)  # type: ignore[method-assign]
     for part in module.modules():
         part.training = False
-    spans = {
-        str(symbol): (int(span.lower), int(min(span.upper, _LARGEST_SIZE)))
-        for symbol, span in exported.range_constraints.items()
-    }
     inputs, call = _inputs(exported)
-    return SourceModule(module, f"from {shown}", program=inputs, call=call, spans=spans)
+    return SourceModule(module, f"from {shown}", program=inputs, call=call)
 
 
 def _read_description(file: Path, shown: str) -> Mapping[str, Any]:

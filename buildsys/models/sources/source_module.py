@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -40,7 +40,6 @@ class SourceModule:
     by_keyword: bool = False  # forward takes the inputs by their names
     program: Mapping[str, ProgramInput] | None = None  # inputs of a saved program in order
     call: Mapping[str, Any] | None = None  # for a saved program with nested or constant arguments
-    spans: Mapping[str, tuple[int, int]] = field(default_factory=dict)  # ranges of its symbols
 
 
 def make_module(source: Mapping[str, Any], project: Path) -> SourceModule:

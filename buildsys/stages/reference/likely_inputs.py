@@ -13,7 +13,6 @@ if TYPE_CHECKING:
     from buildsys.models.sources.source_module import SourceModule
 
 Inputs = Mapping[str, Mapping[str, Any]]  # name -> shape, dtype, and further fields of the manifest
-Spans = Mapping[str, tuple[int, int]]  # dimension -> smallest and largest size
 BATCH = "batch"
 _LENGTH, _DECODER_LENGTH = "length", "decoder_length"
 _IMAGE_SIZES = (224, 32, 28, 64, 299, 512)
@@ -44,7 +43,7 @@ def likely_inputs(
     from buildsys.models.call_arguments import call_forms
 
     if made.program is not None:
-        inputs = given or program_inputs(made)[0]
+        inputs = given or _program_inputs(made)
         yield Candidate(inputs, made.call if inputs.keys() == made.program.keys() else None)
         return
     if made.by_keyword:
@@ -89,8 +88,8 @@ def _with_keywords(given: Inputs, parameters: Sequence[inspect.Parameter]) -> In
     }
 
 
-def program_inputs(made: SourceModule) -> tuple[Inputs, Spans]:
-    """List the inputs of a saved program, and the ranges of its dynamic sizes."""
+def _program_inputs(made: SourceModule) -> Inputs:
+    """List the inputs of a saved program."""
     names: dict[str, str] = {}  # symbol -> dimension
     inputs: dict[str, dict[str, Any]] = {}
     for name, saved in (made.program or {}).items():
@@ -101,7 +100,7 @@ def program_inputs(made: SourceModule) -> tuple[Inputs, Spans]:
                 names[size] = BATCH if is_batch else f"{name}_{axis}"
             shape.append(names[size] if isinstance(size, str) else size)
         inputs[name] = {"shape": shape, "dtype": saved.dtype, "keyword": saved.keyword}
-    return inputs, {names[size]: span for size, span in made.spans.items() if size in names}
+    return inputs
 
 
 def _transformers_inputs(model: nn.Module) -> Iterator[Inputs]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 from buildsys.errors import StageError
@@ -16,10 +16,8 @@ from buildsys.onnx_graphs.tensors import Tensor
 from buildsys.stages.reference.likely_inputs import (
     Candidate,
     Inputs,
-    Spans,
     TrainedWeights,
     likely_inputs,
-    program_inputs,
     trained_weights,
 )
 from buildsys.stages.reference.stage import load_original
@@ -52,7 +50,6 @@ class Model:
 
     run: Run
     candidates: Iterable[Candidate]  # the likeliest first
-    spans: Spans = field(default_factory=dict)  # required ranges
     guessed: bool = False  # the candidates
     trained: TrainedWeights | None = None
     source: Mapping[str, Any] | None = None  # if it is another than the given one
@@ -78,7 +75,7 @@ def run(job: Job) -> StageResult:
     problem: StageError | None = None
     for candidate in model.candidates:
         inputs = candidate.inputs
-        for sizes in _first_sizes(inputs, model.spans):
+        for sizes in _first_sizes(inputs):
             job.progress(f"trying {', '.join(map(str, sizes.values())) or 'the fixed sizes'}")
             try:
                 first = _try(job, model, candidate, sizes)
@@ -94,14 +91,13 @@ def run(job: Job) -> StageResult:
     raise StageError(problem.problem, problem.hint or _HINT)
 
 
-def _first_sizes(inputs: Inputs, spans: Spans) -> Iterator[dict[str, int]]:
+def _first_sizes(inputs: Inputs) -> Iterator[dict[str, int]]:
     """Yield sizes of the dimensions to begin with."""
     names = {size for spec in inputs.values() for size in spec["shape"] if isinstance(size, str)}
     batches = _batches(inputs)
     for batch in _BATCH_SIZES if names & batches else _BATCH_SIZES[:1]:
         for other in _OTHER_SIZES if names - batches else _OTHER_SIZES[:1]:
-            sizes = {name: batch if name in batches else other for name in sorted(names)}
-            yield {name: _clamped(size, spans.get(name)) for name, size in sizes.items()}
+            yield {name: batch if name in batches else other for name in sorted(names)}
 
 
 def _batches(inputs: Inputs) -> set[Any]:
@@ -109,10 +105,6 @@ def _batches(inputs: Inputs) -> set[Any]:
     shapes = [spec["shape"] for spec in inputs.values()]
     inner = {size for shape in shapes for size in shape[1:]}
     return {size for shape in shapes for size in shape[:1]} - inner
-
-
-def _clamped(size: int, span: tuple[int, int] | None) -> int:
-    return size if span is None else min(max(size, span[0]), span[1])
 
 
 def _try(job: Job, model: Model, candidate: Candidate, sizes: Mapping[str, int]) -> Trial:
@@ -141,7 +133,6 @@ def _figures(
     batches = _batches(inputs)
 
     def tried(name: str, size: int) -> Trial | None:
-        size = _clamped(size, model.spans.get(name))
         if size == first.sizes[name]:
             return None
         with suppress(StageError):
@@ -274,11 +265,9 @@ def _network(job: Job, source: Mapping[str, Any]) -> Model:
         return _named(tensors, candidate.inputs, has_keys=fields is None)
 
     described = job.options["inputs"]
-    spans = program_inputs(made)[1] if made.program is not None and not described else {}
     return Model(
         run,
         likely_inputs(made, described, trained.size if trained else None),
-        spans,
         guessed=not described and made.program is None,
         trained=trained,
     )
