@@ -23,12 +23,7 @@ from buildsys.system.nvml import GpuError, read_details
 from buildsys.system.printable import mask_secrets
 from buildsys.system.signatures import key_name
 from buildsys.system.toolchains import Toolchain, check_interpreter
-from buildsys.system.versions import (
-    ENVIRONMENT,
-    environment_facts,
-    installed_versions,
-    module_path,
-)
+from buildsys.system.versions import ENVIRONMENT, environment_facts, installed_versions, module_path
 
 OK, MISSING, BROKEN = "ok", "missing", "broken"  # broken: something that the project needs
 UNKNOWN = "unknown"  # a probe exceeded its time limit

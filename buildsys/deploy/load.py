@@ -42,11 +42,7 @@ def load_engine(
     if concurrency is not None and (not isinstance(concurrency, int) or concurrency < 1):
         raise EngineError(f"concurrency is {concurrency!r}", "pass a number from 1 on, or None")
     result = can_run(
-        engine,
-        digest=digest,
-        project=project,
-        trusted_keys=trusted_keys,
-        revoked_keys=revoked_keys,
+        engine, digest=digest, project=project, trusted_keys=trusted_keys, revoked_keys=revoked_keys
     )
     file = engine_file(engine)
     record = read_record(file)

@@ -7,13 +7,7 @@ from argparse import ArgumentParser, Namespace
 from collections.abc import Mapping
 from typing import Any
 
-from buildsys.cli.command import (
-    add_json,
-    add_names,
-    natural_number,
-    positive_integer,
-    print_answer,
-)
+from buildsys.cli.command import add_json, add_names, natural_number, positive_integer, print_answer
 from buildsys.cli.console.rows import format_table
 from buildsys.cli.graph_files import require_graph
 from buildsys.cli.reproducibility import compare_two_builds

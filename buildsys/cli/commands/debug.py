@@ -40,14 +40,10 @@ def add_arguments(parser: ArgumentParser) -> None:
     """Declare the options of ``buildsys debug``."""
     add_names(parser, "TARGET | --fp32-nodes MODEL:ENGINE")
     parser.add_argument(
-        "--pdb",
-        action="store_true",
-        help="open the Python debugger where an exception was raised",
+        "--pdb", action="store_true", help="open the Python debugger where an exception was raised"
     )
     parser.add_argument(
-        "--keep",
-        default="",
-        help="new folder for the outputs; without it they are removed",
+        "--keep", default="", help="new folder for the outputs; without it they are removed"
     )
     parser.add_argument(
         "--fp32-nodes",

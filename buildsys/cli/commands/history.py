@@ -29,15 +29,7 @@ from buildsys.errors import UsageError
 from buildsys.history.builds import RAN, RESTORED, Build
 from buildsys.history.database import History, history_file
 from buildsys.history.merge import import_history
-from buildsys.report.formatting import (
-    TIMES,
-    duration,
-    error,
-    first_names,
-    latency,
-    plural,
-    size,
-)
+from buildsys.report.formatting import TIMES, duration, error, first_names, latency, plural, size
 from buildsys.report.key_figures import key_figure
 from buildsys.stages.bench.result import is_recorded_noisy
 from buildsys.stages.table import BENCH, ENGINE, ENGINE_STAGES, VERIFY

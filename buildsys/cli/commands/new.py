@@ -65,21 +65,14 @@ def add_arguments(parser: ArgumentParser) -> None:
     )
     parser.add_argument("--from", dest="source", default="", help=f"the model: {_SOURCES}")
     parser.add_argument(
-        "--input",
-        action="append",
-        default=[],
-        help="an input, NAME=SHAPE[:DTYPE]; may be repeated",
+        "--input", action="append", default=[], help="an input, NAME=SHAPE[:DTYPE]; may be repeated"
     )
     parser.add_argument("--kwargs", default="", help="arguments of the source, a map in YAML")
     parser.add_argument(
-        "--cache",
-        action="store_true",
-        help="past key values as inputs and outputs",
+        "--cache", action="store_true", help="past key values as inputs and outputs"
     )
     parser.add_argument(
-        "--trusted",
-        action="store_true",
-        help="load FILE.pt2, though torch can run code of it",
+        "--trusted", action="store_true", help="load FILE.pt2, though torch can run code of it"
     )
 
 

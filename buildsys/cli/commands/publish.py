@@ -14,21 +14,11 @@ from typing import Any, NamedTuple
 from buildsys import __version__
 from buildsys.cli.command import add_json, add_names, print_answer, print_json
 from buildsys.cli.console.rows import Row, format_table, print_rows
-from buildsys.cli.engine_checks import (
-    EngineReason,
-    engines_of,
-    project_reasons,
-    required_checks,
-)
+from buildsys.cli.engine_checks import EngineReason, engines_of, project_reasons, required_checks
 from buildsys.cli.project_root import typed_path
 from buildsys.cli.session import Session
 from buildsys.cli.target_names import ModelFilter, add_filter
-from buildsys.deploy.versions import (
-    EngineVersion,
-    VersionFile,
-    list_versions,
-    publish_version,
-)
+from buildsys.deploy.versions import EngineVersion, VersionFile, list_versions, publish_version
 from buildsys.errors import BuildsysError, StageError, UsageError
 from buildsys.execution.freshness import FRESH
 from buildsys.history.database import History, history_file

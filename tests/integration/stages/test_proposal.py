@@ -189,9 +189,7 @@ def test_inputs_follow_from_the_first_layer(
     assert found["ran"] == dims
 
 
-def test_a_classifier_gets_the_preprocessing_and_labels_of_its_weights(
-    tmp_path: Path,
-) -> None:
+def test_a_classifier_gets_the_preprocessing_and_labels_of_its_weights(tmp_path: Path) -> None:
     trained = TrainedWeights(20, {"resize": 24}, {"names": ["cat", "dog"]}, 2)
     found = propose(
         tmp_path,

@@ -48,9 +48,7 @@ def everything(root: Path) -> dict[Path, tuple[int, int, int]]:
 # --- explain ---
 
 
-def test_a_fresh_target_shows_when_why_and_how_fast_it_was_built(
-    built: ProjectFolder,
-) -> None:
+def test_a_fresh_target_shows_when_why_and_how_fast_it_was_built(built: ProjectFolder) -> None:
     explained = built.buildsys("explain", "export:lin")
     assert (explained.code, explained.err) == (0, "")
     line, count = explained.out.splitlines()
@@ -78,10 +76,7 @@ def test_every_reason_is_shown_from_old_to_new(built: ProjectFolder) -> None:
     record_otherwise(built, "engine:lin:ort", "tool:onnxruntime", "1.2.3")
     record_otherwise(built, "verify:lin:ort", "device:cpu.model", "another CPU")
     found = texts(built, "explain")
-    assert found["export:lin"] == [
-        "export.opset: 17 → 18",
-        "plugins/models/small.py changed",
-    ]
+    assert found["export:lin"] == ["export.opset: 17 → 18", "plugins/models/small.py changed"]
     assert found["reference:lin"] == [
         "plugins/models/small.py changed",
         "output edited by hand: lin/reference/min.npz",

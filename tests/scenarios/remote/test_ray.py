@@ -11,12 +11,7 @@ from pathlib import Path
 import pytest
 from project_folder import wait_until
 from ray_cluster import RayCluster
-from remote_project import (
-    BUILDSYS,
-    RemoteProject,
-    compare_nights,
-    places,
-)
+from remote_project import BUILDSYS, RemoteProject, compare_nights, places
 
 pytestmark = pytest.mark.skipif(
     find_spec("ray") is None or sys.platform != "linux", reason="Ray is not installed"

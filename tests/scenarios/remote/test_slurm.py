@@ -11,13 +11,7 @@ from pathlib import Path
 
 import pytest
 from project_folder import wait_until
-from remote_project import (
-    BUILDSYS,
-    RemoteProject,
-    builds,
-    compare_nights,
-    places,
-)
+from remote_project import BUILDSYS, RemoteProject, builds, compare_nights, places
 from slurm_cluster import Cluster, missing_programs, running_cluster
 
 pytestmark = pytest.mark.skipif(

@@ -104,10 +104,7 @@ WITHIN = "--within expects a relative error such as 1e-3"
 @pytest.mark.parametrize(
     ("options", "problem"),
     [
-        (
-            {"by": "speed"},
-            "there is no measure 'speed'; known: latency, throughput, size, error",
-        ),
+        ({"by": "speed"}, "there is no measure 'speed'; known: latency, throughput, size, error"),
         ({"within": "-1"}, f"{WITHIN}, found '-1'; write for example --within 1e-3"),
         ({"within": "nan"}, f"{WITHIN}, found 'nan'; write for example --within 1e-3"),
         ({"case": "max"}, "m has no timed case 'max'; cases with a benchmark: opt"),

@@ -71,10 +71,7 @@ def test_a_shared_file_checks_all_that_may_use_it(models: Path, capsys: Output) 
 @pytest.mark.parametrize(
     ("name", "message"),
     [
-        (
-            "configs/models/x.yaml",
-            "ERROR: configs/models/x.yaml is not a manifest; manifests",
-        ),
+        ("configs/models/x.yaml", "ERROR: configs/models/x.yaml is not a manifest; manifests"),
         ("dodo.py", "ERROR: dodo.py is not a manifest; manifests are in "),
         ("/etc/hostname", "is not in a project (a folder with dodo.py and configs/)"),
     ],

@@ -254,10 +254,7 @@ def test_the_json_document_has_the_environment_of_results(
 
 @pytest.mark.parametrize("silent", ["torch", "tensorrt"])
 def test_a_library_that_does_not_answer_is_unknown(
-    project: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-    silent: str,
+    project: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], silent: str
 ) -> None:
     def check(
         python: Path, names: Sequence[str], environment: object, limit_s: float

@@ -202,15 +202,10 @@ def test_wrong_names_are_errors(
 
 
 @pytest.mark.parametrize(
-    ("command", "names"),
-    [("history", []), ("history", ["m"]), ("compare", []), ("compare", ["m"])],
+    ("command", "names"), [("history", []), ("history", ["m"]), ("compare", []), ("compare", ["m"])]
 )
 def test_an_unreadable_history_is_an_error_of_one_sentence(
-    recorded: Recorded,
-    run: Run,
-    command: str,
-    names: list[str],
-    capsys: pytest.CaptureFixture[str],
+    recorded: Recorded, run: Run, command: str, names: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
     recorded.add_run(1, 1.0)
     recorded.history.close()
@@ -332,11 +327,7 @@ def test_what_cannot_be_compared_is_an_error(
 
 @pytest.mark.parametrize("broken", ["configs/models/m.yaml", "configs/project.yaml"])
 def test_broken_manifests_do_not_hide_what_is_recorded(
-    recorded: Recorded,
-    run: Run,
-    tmp_path: Path,
-    broken: str,
-    capsys: pytest.CaptureFixture[str],
+    recorded: Recorded, run: Run, tmp_path: Path, broken: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     recorded.add_run(1, 1.0)
     recorded.add_run(2, 1.2)

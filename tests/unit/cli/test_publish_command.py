@@ -88,12 +88,7 @@ def test_unavailable_engines_are_skipped_unless_they_are_named(
 @pytest.mark.parametrize(
     ("target", "state", "reason", "problem"),
     [
-        (
-            "gate:a:ort",
-            "stale",
-            Reason(FAILED, "slower"),
-            "has not passed: last run",
-        ),
+        ("gate:a:ort", "stale", Reason(FAILED, "slower"), "has not passed: last run"),
         ("gate:a:ort", "stale", Reason(NOISY, "load"), "last measurement was noisy: load"),
         ("gate:a:ort", "fresh", "load", "has not passed, it was noisy: load"),
         ("gate:a:ort", "stale", Reason(NEVER_BUILT), "has not run on the current files: never"),
@@ -184,15 +179,9 @@ def test_only_operators_of_plugins_excuse_validate(
 @pytest.mark.parametrize(
     ("url", "message"),
     [
-        (
-            "nowhere://x/y",
-            "cannot use nowhere://x/y: ValueError: Protocol not known: nowhere; wri",
-        ),
+        ("nowhere://x/y", "cannot use nowhere://x/y: ValueError: Protocol not known: nowhere; wri"),
         ("sfpt://x/y", "Protocol not known: sfpt; did you mean sftp://?"),
-        (
-            "/proc/nothing/x",
-            "cannot use /proc/nothing/x: /proc/nothing: No such file",
-        ),
+        ("/proc/nothing/x", "cannot use /proc/nothing/x: /proc/nothing: No such file"),
         ("nowhere://user:secret@x/y", "nowhere://user:***@x/y"),
     ],
 )

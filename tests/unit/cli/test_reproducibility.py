@@ -9,12 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from buildsys.cli.reproducibility import (
-    Artifact,
-    compare_builds,
-    copy_project,
-    first_difference,
-)
+from buildsys.cli.reproducibility import Artifact, compare_builds, copy_project, first_difference
 from buildsys.plan.action import Action
 from buildsys.project.model import model_fields
 from buildsys.project.plan import plan_model

@@ -13,12 +13,7 @@ from pathlib import Path
 import pytest
 from sftp_server import ssh_server
 
-from buildsys.deploy.versions import (
-    EngineVersion,
-    VersionFile,
-    list_versions,
-    publish_version,
-)
+from buildsys.deploy.versions import EngineVersion, VersionFile, list_versions, publish_version
 from buildsys.errors import StageError
 from buildsys.store.file_digests import hash_file
 from buildsys.store.ledger import OutputFile
@@ -203,8 +198,7 @@ def test_of_two_engines_under_one_version_the_second_is_refused(
 
 
 @pytest.mark.parametrize(
-    "content",
-    [b"", b"[" * 100_000, b'{"files": []}', b'{"files": {"a": {"bytes": -5}}}'],
+    "content", [b"", b"[" * 100_000, b'{"files": []}', b'{"files": {"a": {"bytes": -5}}}']
 )
 def test_a_damaged_version_is_an_error_and_does_not_hide_others(
     folder: RemoteFolder, engine: EngineVersion, content: bytes
