@@ -123,13 +123,16 @@ def _engine_lines(
     history: History, name: str, builds: Sequence[Build], count: int
 ) -> Iterator[str]:
     """Yield an engine's runs: a table and a plot for each machine."""
-    machines: dict[str, list[Build]] = {}
+    machines: dict[tuple[str, str], list[Build]] = {}
     for build in builds:
         if build.stage in ENGINE_STAGES and build.variant == name.partition(":")[2]:
-            machines.setdefault(_machine(history, build), []).append(build)
-    for machine, own in machines.items():
+            machines.setdefault((build.machine, build.machine_id), []).append(build)
+    for (machine, identity), own in machines.items():
+        title = machine or "an unknown machine"
+        if sum(other == machine for other, _ in machines) > 1:
+            title += f" ({identity or 'without an id'})"
         hardware = next(filter(None, (_hardware(history, build) for build in own)), "")
-        yield f"{name} on {', '.join(filter(None, (machine, hardware)))}"
+        yield f"{name} on {', '.join(filter(None, (title, hardware)))}"
         yield from _run_table(own, count)
         yield from _trend([b for b in own if b.stage == BENCH and b.how == RAN])
         yield ""
@@ -260,13 +263,6 @@ def _as_json(history: History, name: str, builds: Sequence[Build]) -> dict[str, 
         documents.append({**asdict(build), "measurements": list(map(asdict, measured))})
     environments = {b.environment: history.environment(b) for b in builds if b.environment}
     return {"schema": SCHEMA, "name": name, "builds": documents, "environments": environments}
-
-
-def _machine(history: History, build: Build) -> str:
-    """Return a machine's name, with its id if the name is ambiguous."""
-    name = build.machine or "an unknown machine"
-    several = len(history.machines().get(build.machine, ())) > 1
-    return f"{name} ({build.machine_id or 'without an id'})" if several else name
 
 
 def _hardware(history: History, build: Build) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from argparse import ArgumentParser, Namespace
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from importlib.resources import files
 from pathlib import Path
 
@@ -40,7 +40,8 @@ def add_arguments(parser: ArgumentParser) -> None:
     parser.epilog = (
         "writes dodo.py, doit.cfg, configs/, plugins/, .vscode/settings.json and lines of\n"
         ".gitignore. Nothing is overwritten: if a file is in the way, no file is written.\n"
-        "In a project, --ci adds the files of the CI system"
+        "In a project, --ci adds the files of the CI system, which reads them at the root of the\n"
+        "repository: move them there if the project is in a folder below it"
     )
     parser.add_argument(
         "--ci", default="", help="also write a recipe for a CI system: github or gitlab"
@@ -70,20 +71,8 @@ def run(options: Namespace) -> int:
         problem = f"cannot write {error.filename or root}: {(error.strerror or '').lower()}"
         raise UsageError(problem, "run `buildsys init` again, it writes the rest") from None
     print_lines(f"wrote {name}" for name in changed)
-    print_lines([*_notes(root, system), f"next: {next_step}"])
+    print_lines([f"next: {next_step}"])
     return 0
-
-
-def _notes(root: Path, system: str) -> Iterator[str]:
-    """Yield a sentence about a recipe below the root of the repository."""
-    repositories = (folder for folder in (root, *root.parents) if (folder / ".git").exists())
-    repository = next(repositories, root)
-    if system and repository != root:
-        recipe = next(iter(_WORKFLOWS[system])).partition("/")[0]
-        yield (
-            f"note: CI reads {recipe} at the root of the repository: move it to {repository}, and"
-            f" let its commands and paths start in {root.relative_to(repository)}"
-        )
 
 
 def _templates(names: Mapping[str, str]) -> dict[str, bytes]:

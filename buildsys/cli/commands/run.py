@@ -79,7 +79,7 @@ def run(options: Namespace) -> int:
             replace_file(output, (Path(folder) / "outputs.npz").read_bytes())
     document = {
         "schema": SCHEMA, "model": model, "engine": engine.variant, "chosen": why, **answer,
-        "random_weights": _has_random_weights(session, model), "output": options.output or None,
+        "output": options.output or None,
     }  # fmt: skip
     print_answer(options, document, _lines(document))
     return 0
@@ -93,13 +93,6 @@ def _fields(session: Session, model: str, section: str, field: str) -> dict[str,
         names = step.get("rename") or {}
         values = {names.get(tensor, tensor): value for tensor, value in values.items()}
     return {tensor: value for tensor, value in values.items() if value is not None}
-
-
-def _has_random_weights(session: Session, model: str) -> bool:
-    spec = session.project.models[model].data
-    source = spec["source"].get("reference") or spec["source"]  # with its weights
-    has_default = any(source.get(kind) is not None for kind in ("torchvision", "timm", "config"))
-    return (has_default and source["weights"] is None) or bool(source.get("randomize"))
 
 
 def _input_file(
@@ -220,9 +213,6 @@ def _lines(document: Mapping[str, Any]) -> Iterator[str]:
     if ranges:
         yield ""
         yield from format_table(("output", "type", "min>", "max>", ""), ranges)
-    if document["random_weights"] and len(ranges) < len(document["outputs"]):
-        yield ""
-        yield "the weights are random, so the classes mean nothing; set source.weights"
     if document["output"]:
         yield f"wrote {document['output']}"
 

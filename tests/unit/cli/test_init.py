@@ -88,26 +88,6 @@ def test_files_of_others_stay(init: Init, tmp_path: Path) -> None:
         assert (tmp_path / name).read_bytes() == content
 
 
-@pytest.mark.parametrize(
-    ("system", "recipe"), [("github", ".github"), ("gitlab", ".gitlab-ci.yml")]
-)
-def test_a_recipe_below_the_root_of_the_repository_has_to_be_moved(
-    init: Init, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, system: str, recipe: str
-) -> None:
-    (tmp_path / ".git").mkdir()
-    folder = tmp_path / "ml/engines"
-    folder.mkdir(parents=True)
-    monkeypatch.chdir(folder)
-    _, out = init("--ci", system)
-    assert out.splitlines()[-2] == (
-        f"note: CI reads {recipe} at the root of the repository: move it to {tmp_path}, and let its"
-        " commands and paths start in ml/engines"
-    )
-    (folder / ".git").write_text("gitdir: of a submodule")
-    _, out = init("--ci", system)
-    assert "note" not in out
-
-
 def test_a_recipe_is_written_on_request_or_added_later(init: Init, tmp_path: Path) -> None:
     assert init("--ci", "gitlab")[0] == 0
     assert (tmp_path / ".gitlab-ci.yml").is_file()

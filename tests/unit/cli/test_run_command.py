@@ -224,15 +224,8 @@ def test_classes_and_ranges_are_printed_and_outputs_written(
         "w       float32 []    —       —  1 value NaN or infinite",
         "wrote out.npz",
     ]
-    source = project.session.project.models["net"].data["source"]
-    source["randomize"] = True
-    assert project.run("net:ort") == 0
-    assert capsys.readouterr().out.endswith(
-        "\n\nthe weights are random, so the classes mean nothing; set source.weights\n"
-    )
     assert project.run("net:ort", json=True) == 0
     document = json.loads(capsys.readouterr().out)
     assert document["schema"] == "buildsys/run/1"
     assert (document["engine"], document["chosen"], document["output"]) == ("ort", "named", None)
-    assert document["random_weights"] is True
     assert document["outputs"]["y"]["top"][0]["label"] == ["dog", "cat"]
