@@ -87,14 +87,6 @@ def test_a_record_of_another_engine(ort_built: Path, rtx_built: Path, tmp_path: 
     )
 
 
-def test_missing_and_unreadable_files(tmp_path: Path, ort_built: Path) -> None:
-    assert "there is no engine file" in str(can_run(tmp_path / "nothing.engine"))
-    file = copied(ort_built, tmp_path)
-    file.with_name("engine.json").unlink()
-    file.with_name("engine.json").mkdir()
-    assert "engine.json cannot be read: Is a directory" in str(can_run(file))
-
-
 def test_missing_and_different_plugins(
     rtx_built: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -124,46 +116,6 @@ def test_missing_and_different_plugins(
     assert "swish_plugin.py has the SHA-256 " in can_run(file).reasons[0].problem
     file.with_name("swish_plugin.py").write_bytes(source)
     assert can_run(file)
-
-
-def test_a_bundled_plugin_needs_no_file(
-    rtx_built: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    with_gpu(monkeypatch)
-    file = copied(rtx_built, tmp_path)
-    plugin = {
-        "operator": "trt::Nms", "name": "Nms", "version": "1", "namespace": "",
-        "bundled": "TensorRT 8.6.0",
-    }  # fmt: skip
-    edit(file, lambda figures: figures.update(plugins=[plugin]))
-    result = can_run(file)
-    assert result, str(result)
-    assert result.notes == (
-        "register before deserializing: Nms (tensorrt_rtx.init_libnvinfer_plugins)",
-    )
-
-
-def test_a_registered_plugin_is_found(
-    rtx_built: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    import tensorrt_rtx
-
-    with_gpu(monkeypatch)
-    file = copied(rtx_built, tmp_path)
-    known = next(iter(tensorrt_rtx.get_plugin_registry().all_creators), None)
-    if known is None:
-        pytest.skip("this TensorRT-RTX registers no plugins itself")
-    names = {
-        "name": known.name,
-        "version": known.plugin_version,
-        "namespace": known.plugin_namespace,
-    }
-    edit(
-        file,
-        lambda figures: figures.update(plugins=[{"operator": "x::y", "file": "y.py", **names}]),
-    )
-    result = can_run(file)
-    assert (bool(result), result.notes) == (True, ())
 
 
 def fuzz_engine_records(engine_file: Path, draws: Iterator[random.Random]) -> None:

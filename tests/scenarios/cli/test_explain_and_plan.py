@@ -206,33 +206,6 @@ def test_explain_and_plan_write_nothing_and_make_nothing(built: ProjectFolder) -
 # --- bad input ---
 
 
-def test_the_nearest_target_is_suggested_for_an_unknown_one(built: ProjectFolder) -> None:
-    for arguments, near in (
-        (("explain", "build:ln"), "build:lin"),
-        (("explain", "lni"), "lin"),
-        (("explain", "engin"), "engine"),
-        (("explain", "--json", "exprt:lin"), "export:lin"),
-        (("plan", "exprt:lin"), "export:lin"),
-    ):
-        wrong = built.doit(*arguments)
-        assert (wrong.code, wrong.out) == (3, "")
-        assert wrong.err.startswith(f"ERROR: there is no target '{arguments[-1]}'; nearest: ")
-        assert near in wrong.err
-
-
-def test_groups_stages_and_patterns_name_targets(built: ProjectFolder) -> None:
-    assert states(built, "explain", "build:lin").keys() == TARGETS
-    assert states(built, "explain", "lin").keys() == TARGETS
-    assert states(built, "explain", "lin:ort").keys() == {"engine:lin:ort"}
-    assert states(built, "explain", "engine").keys() == {"engine:lin:ort"}
-    assert states(built, "explain", "verify:lin").keys() == {"verify:lin:ort"}
-    assert states(built, "explain", "*:ort").keys() == {
-        "engine:lin:ort",
-        "verify:lin:ort",
-        "bench:lin:ort",
-    }
-
-
 @pytest.mark.parametrize(
     "damage",
     [

@@ -119,25 +119,6 @@ def test_a_model_that_cannot_be_built_ends_with_2(ready: ReadyProject, tmp_path:
     assert not list(folder.iterdir())
 
 
-def test_wrong_usage_ends_with_3_and_builds_nothing(ready: ReadyProject, tmp_path: Path) -> None:
-    folder = temporary_folder(ready, tmp_path)
-    (ready.root / "configs/models/a.yaml").unlink()
-    ready.add_model("lin")
-    for arguments, sentence in (
-        (("lon",), "there is no model 'lon'; nearest: lin"),
-        ((), "check takes the name of one model; models: lin"),
-        (("lin", "simplfy"), "there is no stage 'simplfy'; nearest: simplify"),
-        (("lin", "bench"), "bench writes measurements, not artifacts to compare"),
-        (("lin", "convert"), "there is no stage 'convert'; "),
-        (("lin", "--jsn"), "check has no option --jsn; nearest: --json"),
-    ):
-        ran = ready.buildsys("check", "--reproducible", *arguments)
-        assert (ran.code, ran.out) == (3, "")
-        assert sentence in ran.err
-        assert ran.err.count("\n") == 1
-        assert not list(folder.iterdir())
-
-
 # to all processes as by a terminal, which leaves nothing to stop, or to the command alone
 @pytest.mark.parametrize(
     ("number", "to_all", "code"), [(signal.SIGINT, True, 130), (signal.SIGTERM, False, 143)]

@@ -107,15 +107,6 @@ def test_a_recipe_is_written_on_request_or_added_later(init: Init, tmp_path: Pat
     assert "these files exist: .github/workflows/nightly.yml" in out
 
 
-def test_an_interrupted_init_is_completed(init: Init, tmp_path: Path) -> None:
-    assert init()[0] == 0
-    whole = tree(tmp_path)
-    for name in ("dodo.py", "doit.cfg", "configs/engines.yaml"):
-        (tmp_path / name).unlink()
-    assert init()[0] == 0
-    assert tree(tmp_path) == whole
-
-
 EXIST = "nothing was written, as these files exist:"
 MOVE = "move it away, or run `buildsys init` in another folder and copy what is missing"
 

@@ -9,7 +9,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from buildsys.cli.reproducibility import Artifact, compare_builds, copy_project, first_difference
+from buildsys.cli.reproducibility import (
+    Artifact,
+    compare_builds,
+    copy_project,
+    first_difference,
+    select_actions,
+)
+from buildsys.errors import UsageError
 from buildsys.plan.action import Action
 from buildsys.project.model import model_fields
 from buildsys.project.plan import plan_model
@@ -88,19 +95,6 @@ def test_a_file_missing_in_one_build(tmp_path: Path) -> None:
     assert artifact.row()[-1] == "1 bytes / none"
 
 
-def test_records_and_undeclared_files_are_no_artifacts(tmp_path: Path) -> None:
-    first, second = ({"export/export.log": c, "export/export.json": c} for c in (b"1", b"2"))
-    assert compared(tmp_path, first, second) == {}
-
-
-def test_a_pipe_is_no_artifact(tmp_path: Path) -> None:
-    """Opening one would block."""
-    (tmp_path / "a/build/net/export").mkdir(parents=True)
-    os.mkfifo(tmp_path / "a/build/net/export/model.onnx")
-    artifact = compared(tmp_path, {}, {"export/model.onnx": b"x"})["export/model.onnx"]
-    assert (artifact.state, artifact.sizes) == ("different", (None, 1))
-
-
 def test_only_the_report_reads_records() -> None:
     """Times differ from run to run, so that readers of records always run again."""
     records = {action.outputs["result"] for action in plan()}
@@ -157,3 +151,11 @@ def test_special_files_are_left_out(tmp_path: Path) -> None:
     copy_project(root, copy, ())
     assert not (copy / "data/pipe").exists()
     assert (copy / "data/huge.bin").readlink() == root / "data/huge.bin"
+
+
+def test_only_stages_with_artifacts_are_compared() -> None:
+    chosen = select_actions(plan(), "net", ["simplify"])
+    assert [action.stage for action in chosen] == ["export", "reference", "simplify"]
+    for stage, problem in (("simplfy", "nearest: simplify"), ("bench", "not artifacts to compare")):
+        with pytest.raises(UsageError, match=problem):
+            select_actions(plan(), "net", [stage])

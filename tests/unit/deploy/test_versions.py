@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 import subprocess
 import uuid
 from collections.abc import Iterator
@@ -225,21 +224,6 @@ def test_a_version_on_an_sftp_server_is_complete_and_unchangeable(
             publish_version(place, make_engine(tmp_path / "other", **{"engine.onnx": b"other"}))
         assert [one["version"] for one in list_versions(place)] == ["1.0"]
     assert [path.name for path in (tmp_path / "engines/net/ort").iterdir()] == ["1.0"]
-
-
-@pytest.mark.parametrize("name", ["version.json", "provenance.json"])
-def test_a_fifo_in_place_of_a_file_blocks_nothing(
-    engine: EngineVersion, tmp_path: Path, name: str
-) -> None:
-    folder = connect(str(tmp_path / "engines"))
-    place = tmp_path / "engines/net/ort/1.0"
-    place.mkdir(parents=True)
-    os.mkfifo(place / name)
-    assert list(list_versions(folder)) == []
-    with pytest.raises(StageError, match=r"1\.0 exists, but is not a published version"):
-        publish_version(folder, engine)
-    with pytest.raises(FileNotFoundError):
-        folder.open_to_read("net/ort")
 
 
 def test_no_folder_is_made_in_an_object_store(

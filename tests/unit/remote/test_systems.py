@@ -59,14 +59,6 @@ def test_slurm_gets_needs_dependencies_and_the_command(program: Any) -> None:
     assert words.index("--dependency=afterany:77") > words.index("#!/bin/bash")  # of the second
 
 
-def test_the_options_of_an_executor_come_last(program: Any) -> None:
-    record = program("sbatch", "1")
-    slurm(gres="gpu:a100:1", options=("--mem=1G",)).submit([RemoteJob("j", (), GPU)])
-    words = record.read_text().splitlines()
-    assert "--gres=gpu:a100:1" in words
-    assert words.index("--mem=1G") > words.index("--mem=3072M")
-
-
 def test_slurm_forgets_jobs_that_have_ended(program: Any) -> None:
     program("squeue", "7|RUNNING|n1\n8|PENDING|(launch failed requeued held)\n9|COMPLETING|n1")
     system = slurm()
