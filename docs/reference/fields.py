@@ -115,7 +115,7 @@ def _part(
 
 
 def _summary(spec: type[Spec]) -> str:
-    return " ".join((spec.__doc__ or "").partition("\n\n")[0].split())
+    return "\n\n".join(" ".join(part.split()) for part in (spec.__doc__ or "").split("\n\n"))
 
 
 def _kind(spec: type[Spec], schema: Schema) -> str:

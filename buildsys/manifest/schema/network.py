@@ -34,14 +34,18 @@ class RandomData(Spec):
 
 
 class NpzData(Spec):
-    """Values from a .npz file, cropped to the shape of each case."""
+    """Values from a .npz file, cropped from the start to the shape of each case."""
 
     npz: str = Field(description="Path relative to the project.")
     key: str | None = Field(None, description="Array in the file; default: the input's name.")
 
 
 class PythonData(Spec):
-    """Values from a callable: f(shape, dtype, case, seed) -> numpy array."""
+    """Values from a callable.
+
+    `case` is `min`, `opt`, `max`, `odd`, `batch=12` (of a profile) or `drawn-1`; for a calibration,
+    the number of the batch.
+    """
 
     python: Callable
     """FILE.py:CALLABLE: f(shape, dtype, case, seed) returns a numpy array."""
@@ -177,7 +181,10 @@ class TopKPolicy(_Policy):
 
 
 class DetectionsPolicy(_AnyPolicy):
-    """Boxes in any order, matched by label, score and intersection over union."""
+    """Boxes in any order, matched by label, score and intersection over union.
+
+    One may be missing if its score is at the end of a list that was cut off.
+    """
 
     policy: Literal["detections"] = Field(description="Match boxes.")
     labels: TensorName | None = Field(None, description="Output with the labels of the boxes.")
