@@ -32,7 +32,10 @@ def problems(view: ManifestView) -> Problems:
         if isinstance(name, str) and name in commands:
             text = f'another command is named "{name}"'
             yield view.problem((*path, "name"), text, "rename one of them")
-        yield from _inputs(view, path, commands)
+        for label, text in view.map(*path, "inputs").items():
+            reference = reference_of(text) if isinstance(text, str) else None
+            if reference and (wrong := _reference_problem(view, text, reference, commands)):
+                yield view.problem((*path, "inputs", label), *wrong)
         yield from _outputs(view, path)
         yield from _run(view, path, command)
         if isinstance(name, str):
@@ -40,58 +43,49 @@ def problems(view: ManifestView) -> Problems:
 
 
 def _network(view: ManifestView) -> Problems:
-    if view.get("source") is not None:
-        if view.get("inputs") is None:
-            yield view.problem(("inputs",), "required field is missing", "add the field")
-        return
-    if not view.list("commands"):
-        for field in ("source", "inputs"):
-            if view.get(field) is None:
-                yield view.problem((field,), "required field is missing", "add the field")
-        return
-    for section in NETWORK_SECTIONS:
+    has_source, has_commands = view.get("source") is not None, bool(view.list("commands"))
+    for field in ("source", "inputs") if has_source or not has_commands else ():
+        if view.get(field) is None:
+            yield view.problem((field,), "required field is missing", "add the field")
+    for section in NETWORK_SECTIONS if has_commands and not has_source else ():
         if view.get(section) not in (None, REFUSED, {}, []) and view.is_own(section):
             text = "a model without source has commands only"
             yield view.problem((section,), text, "remove it, or add source", of_key=True)
 
 
-def _inputs(view: ManifestView, path: FieldPath, earlier: dict[str, dict[str, Any]]) -> Problems:
-    for name, text in view.map(*path, "inputs").items():
-        at = (*path, "inputs", name)
-        reference = reference_of(text) if isinstance(text, str) else None
-        if reference is None:
-            continue
-        kind, of = reference
-        if kind == "commands":
-            other, _, output = of.rpartition(".")
-            if other not in earlier:
-                hint = suggest(other, earlier, what="earlier commands") or "name an earlier command"
-                yield view.problem(at, f'no earlier command is named "{other or of}"', hint)
-            elif output not in (outputs := _outputs_of(earlier[other])):
-                hint = suggest(output, outputs, what="its outputs")
-                yield view.problem(at, f'the command "{other}" has no output "{output}"', hint)
-        elif kind == "engines" and of:
-            engines = [engine.get("name") for _, engine in view.maps("engines", ...)]
-            names = [engine for engine in engines if isinstance(engine, str)]
-            if of not in names and len(names) == len(view.list("engines")):
-                hint = suggest(of, names, what="engines")
-                yield view.problem(at, f'there is no engine "{of}" in this model', hint)
-        elif (kind in _GRAPHS and not of) or (kind == "golden" and of):
-            if view.get("source") is None:
-                problem = f"{text} is of a network, and this model has no source"
-                yield view.problem(at, problem, "name a file or the output of a command")
-            elif view.is_defined and kind in _GRAPHS:
-                problem = f"{text} is an ONNX graph, and the network of source.tensorrt is none"
-                yield view.problem(at, problem, "name an engine")
-        else:
-            hint = f"references: {', '.join(_KINDS)}"
-            yield view.problem(at, f"unknown reference {show_value(text)}", hint)
-
-
-def _outputs_of(command: dict[str, Any]) -> dict[str, Any]:
-    """Read the outputs of a command, {} if they are refused."""
-    outputs = command.get("outputs")
-    return outputs if isinstance(outputs, dict) else {}
+def _reference_problem(
+    view: ManifestView,
+    text: str,
+    reference: tuple[str, str],
+    earlier: dict[str, dict[str, Any]],
+) -> tuple[str, str] | None:
+    """Find problem and hint of an input that names another target's output."""
+    kind, of = reference
+    if kind == "commands":
+        other, _, output = of.rpartition(".")
+        if other not in earlier:
+            hint = suggest(other, earlier, what="earlier commands") or "name an earlier command"
+            return f'no earlier command is named "{other or of}"', hint
+        outputs = earlier[other].get("outputs")
+        if isinstance(outputs, dict) and output not in outputs:
+            hint = suggest(output, outputs, what="its outputs")
+            return f'the command "{other}" has no output "{output}"', hint
+        return None
+    if kind == "engines" and of:
+        names = [str(engine.get("name")) for _, engine in view.maps("engines", ...)]
+        if of in names or len(names) != len(view.list("engines")):
+            return None
+        return f'there is no engine "{of}" in this model', suggest(of, names, what="engines")
+    if not ((kind in _GRAPHS and not of) or (kind == "golden" and of)):
+        return f"unknown reference {show_value(text)}", f"references: {', '.join(_KINDS)}"
+    if view.get("source") is None:
+        problem = f"{text} is of a network, and this model has no source"
+        return problem, "name a file or the output of a command"
+    if view.is_defined and kind in _GRAPHS:
+        return f"{text} is an ONNX graph, and the network of source.tensorrt is none", (
+            "name an engine"
+        )
+    return None
 
 
 def _outputs(view: ManifestView, path: FieldPath) -> Problems:
@@ -117,29 +111,25 @@ def _outputs(view: ManifestView, path: FieldPath) -> Problems:
 
 
 def _run(view: ManifestView, path: FieldPath, command: dict[str, Any]) -> Problems:
-    run = command.get("run")
-    if isinstance(run, str):
-        arguments: list[Any] = [run]
-    else:
-        arguments = run if isinstance(run, list) else []
-    used = [(index, name) for index, text in enumerate(arguments) if isinstance(text, str)
+    run, labels = command.get("run"), {key: view.map(*path, key) for key in ("inputs", "outputs")}
+    arguments = [((*path, "run", n), text) for n, text in enumerate(view.list(*path, "run"))]
+    arguments += [((*path, "run"), run)] if isinstance(run, str) else []
+    used = [(at, name) for at, text in arguments if isinstance(text, str)
             for name in references(text)]  # fmt: skip
-    names = [f"inputs.{name}" for name in view.map(*path, "inputs")]
-    names += [f"outputs.{name}" for name in view.map(*path, "outputs")] + [FIGURES]
-    is_known = view.is_known(*path, "inputs") and view.is_known(*path, "outputs")
-    for index, name in used:
-        if name not in names and is_known:
-            at = (*path, "run") if isinstance(run, str) else (*path, "run", index)
-            hint = suggest(name, names, what="declared")
-            yield view.problem(at, f"{{{name}}} is not declared", hint)
-    if not arguments:
-        return
+    names = [f"{key}.{name}" for key, own in labels.items() for name in own] + [FIGURES]
+    if view.is_known(*path, "inputs") and view.is_known(*path, "outputs"):
+        for at, name in used:
+            if name not in names:
+                hint = suggest(name, names, what="declared")
+                yield view.problem(at, f"{{{name}}} is not declared", hint)
     reports = any(name == FIGURES for _, name in used)
-    if not reports and not view.map(*path, "outputs") and view.is_known(*path, "outputs"):
+    if not arguments or reports:
+        return
+    if not labels["outputs"] and view.is_known(*path, "outputs"):
         hint = "add outputs, or pass {figures} to the program"
         yield view.problem(path, "the command has no outputs and reports no figures", hint)
     for field in ("limits", "measures"):
-        if command.get(field) not in (None, REFUSED, {}, False) and not reports:
+        if command.get(field) not in (None, REFUSED, {}, False):
             text = "is about figures, and the command reports none"
             hint = "pass {figures} to the program, which writes them to this file"
             yield view.problem((*path, field), text, hint, of_key=True)

@@ -5,18 +5,15 @@ The program decides what is in this folder: links, pipes and devices are refused
 
 from __future__ import annotations
 
-import errno
 import json
 import math
-import os
-import re
 import shutil
 import stat
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from buildsys.errors import StageError, joined
+from buildsys.errors import StageError
 from buildsys.manifest.command_templates import FIGURES_FILE, LISTING, RESERVED
 from buildsys.report.formatting import first_names, number
 from buildsys.stages.command.result import CommandFigure, CommandOutput
@@ -25,143 +22,89 @@ from buildsys.system.printable import printable_line
 from buildsys.system.suggestions import nearest
 from buildsys.workers.job import Job
 
-_SHOWN = 8
-_SURROGATES = re.compile("[\ud800-\udfff]")
-_MAX_PATH_BYTES = 1024  # as in the store's records
-_NUMBERS = ("value", "low", "high", "min", "max")
-_FIELDS = (*_NUMBERS, "unit")
-_MOST_FIGURES, _LONGEST_NAME = 200, 100
+_MOST_NAMES = 8
+_LONGEST_NAME = 100
+_NUMBERS = {"value", "low", "high", "min", "max"}
 _FORM = 'write {"time to first token": {"value": 1.2, "unit": "ms"}}'
 
 
-def collect_outputs(job: Job, work: Path, place: Path, hint: str) -> dict[str, CommandOutput]:
+def collect_outputs(job: Job, work: Path, place: Path) -> dict[str, CommandOutput]:
     """Copy the declared outputs from ``work`` to ``place``; log what is left out.
 
-    Raises: StageError: one is missing, empty, or not a file or folder.
+    Raises: StageError: one is missing, empty, not a file or folder, or cannot be copied.
     """
     declared: dict[str, str] = job.options["outputs"]
-    files: dict[str, list[str]] = {}
+    roots = {PurePosixPath(path).parts[0] for path in declared.values()}
+    others = [name for name in _names(work) if name.rstrip("/") not in roots]
+    outputs: dict[str, CommandOutput] = {}
     for label, path in declared.items():
-        problem, remedy = "", ""
         try:
-            files[label] = _files(work, path)
-            problem = "" if files[label] else f"{path} is empty"
-        except (FileNotFoundError, NotADirectoryError):
+            files, size = _copy(work, place, path)
+        except FileNotFoundError:
             problem = f"{path} does not exist"
-        except OSError as error:
-            problem, remedy = error.strerror or str(error), _remedy(error)
-        if problem:
-            others = _undeclared(work, ())
-            wrote = f"it wrote {first_names(others, _SHOWN)}" if others else "it wrote nothing"
-            text = f'the command {job.variant} of {job.model} wrote no output "{label}": {problem}'
-            raise StageError(text, joined(wrote, remedy, hint))
-    if left_out := _undeclared(work, declared.values()):
-        job.progress(f"removed {first_names(left_out, _SHOWN)}, which no output declares")
-    copied: dict[str, CommandOutput] = {}
-    for label, path in declared.items():
-        size = sum(_copy(job, work, place, name) for name in files[label])
-        copied[label] = {"path": path, "files": len(files[label]), "bytes": size}
-        if path.endswith("/"):
-            folder = PurePosixPath(path)
-            names = [str(PurePosixPath(name).relative_to(folder)) for name in files[label]]
-            text = json.dumps(names, indent=0) + "\n"
-            (place / f"{folder}{LISTING}").write_text(text, encoding="utf-8")
-    return copied
+        except (ValueError, OSError) as error:
+            problem = str(error)
+        else:
+            outputs[label] = {"path": path, "files": files, "bytes": size}
+            continue
+        wrote = first_names(_names(work), _MOST_NAMES) or "nothing"
+        text = f'the command {job.variant} of {job.model} wrote no output "{label}": {problem}'
+        raise StageError(printable_line(text), f"it wrote {wrote}")
+    if others:
+        job.progress(f"removed {first_names(others, _MOST_NAMES)}, which no output declares")
+    return outputs
 
 
-def _plain_path(folder: Path, path: str) -> Path:
+def _names(work: Path) -> list[str]:
+    """List what the program wrote into its working folder."""
+    return sorted(
+        printable_line(f"{path.name}/" if path.is_dir() else path.name)
+        for path in work.iterdir()
+        if path.name not in RESERVED
+    )
+
+
+def _copy(work: Path, place: Path, path: str) -> tuple[int, int]:
+    """Copy a file or folder with its permissions; count its files and bytes.
+
+    Raises: OSError, ValueError: it cannot be an output, or cannot be copied.
+    """
+    source, target, is_folder = plain_path(work, path), place / path, path.endswith("/")
+    if source.is_dir() != is_folder:
+        raise ValueError(f"{path} is not a {'folder' if is_folder else 'file'}")
+    names = sorted(file.relative_to(source) for file in source.rglob("*") if _is_file(file))
+    if is_folder and not names:
+        raise ValueError(f"{path} is empty")
+    for name in names or [Path()]:
+        (target / name).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy(source / name, target / name)
+    if is_folder:
+        listing = target.with_name(f"{target.name}{LISTING}")
+        listing.write_text(json.dumps(list(map(str, names)), indent=0) + "\n", encoding="utf-8")
+    return len(names) or 1, sum((source / name).stat().st_size for name in names or [Path()])
+
+
+def plain_path(work: Path, path: str) -> Path:
     """Join a path that leads through no link.
 
-    Raises: OSError: it does not exist; a part of it is a link, a pipe or a device.
+    Raises: OSError, ValueError: it does not exist; a part of it is a link, a pipe or a device.
     """
-    place = folder
-    for part in PurePosixPath(path).parts:
+    place = work
+    for part in ("", *PurePosixPath(path).parts):
         place /= part
-        mode = place.lstat().st_mode
-        if part == ".." or not (stat.S_ISREG(mode) or stat.S_ISDIR(mode)):
-            kind = "a link" if stat.S_ISLNK(mode) else "neither a file nor a folder"
-            raise OSError(errno.ELOOP, f"{part} is {kind}", path)
+        _is_file(place)
     return place
 
 
-def _files(work: Path, path: str) -> list[str]:
-    """List a declared file, or everything but folders below a declared folder.
-
-    Raises: OSError: it cannot be an output.
-    """
-    is_folder = _plain_path(work, path).is_dir()
-    if is_folder != path.endswith("/"):
-        raise OSError(0, f"{path} is not a {'file' if is_folder else 'folder'}")
-    files: list[str] = []
-    waiting = [str(PurePosixPath(path))]
-    if not is_folder:
-        return waiting
-    while waiting:
-        folder = waiting.pop()
-        for name, is_inner in _entries(work / folder):
-            inner = f"{folder}/{name}"
-            if len(os.fsencode(inner)) > _MAX_PATH_BYTES:
-                raise OSError(0, f"a path in {path} has more than {_MAX_PATH_BYTES:,} bytes")
-            if _SURROGATES.search(name):
-                raise OSError(0, f"the name {printable_line(inner)} is not UTF-8")
-            (waiting if is_inner else files).append(inner)
-    return sorted(files)
-
-
-def _entries(folder: Path) -> list[tuple[str, bool]]:
-    """List the names in a folder, and whether they are folders."""
-    with os.scandir(folder) as entries:
-        return [(entry.name, entry.is_dir(follow_symlinks=False)) for entry in entries]
-
-
-def _copy(job: Job, work: Path, place: Path, path: str) -> int:
-    """Copy one file with its permissions; return its size in bytes. Raises: StageError."""
-    try:
-        source, target = _plain_path(work, path), place / path
-        status, free_bytes = source.stat(), shutil.disk_usage(place).free
-        if status.st_size > free_bytes:
-            size = f"{status.st_size / 2**30:,.1f} GiB"
-            problem = f"its {size} are more than the free space of the build folder"
-            raise OSError(errno.ENOSPC, problem)
-        target.parent.mkdir(parents=True, exist_ok=True)
-        shutil.copyfile(source, target)
-        target.chmod(status.st_mode & 0o777)
-    except OSError as error:
-        who = f"the command {job.variant} of {job.model}"
-        problem = f"cannot copy {printable_line(path)}, which {who} wrote: {error.strerror}"
-        raise StageError(problem, _remedy(error)) from None
-    return status.st_size
-
-
-def empty_folder(folder: Path) -> None:
-    """Remove what is in a folder, as far as possible."""
-    for name, is_folder in _entries(folder):
-        if is_folder:
-            shutil.rmtree(folder / name, ignore_errors=True)
-        else:
-            (folder / name).unlink(missing_ok=True)
-
-
-def _remedy(error: OSError) -> str:
-    is_link = error.errno == errno.ELOOP
-    return "write files and folders only: `cp -L` copies what a link names" if is_link else ""
-
-
-def _undeclared(work: Path, declared: Iterable[str]) -> list[str]:
-    """List files and folders outside of the declared outputs."""
-    outputs = [PurePosixPath(path) for path in declared]
-    names, waiting = [], [PurePosixPath()]
-    while waiting:
-        folder = waiting.pop()
-        for name, is_folder in _entries(work / folder):
-            path = folder / name
-            if path in outputs or (name in RESERVED and folder == PurePosixPath()):
-                continue
-            if is_folder and any(path in output.parents for output in outputs):
-                waiting.append(path)
-            else:
-                names.append(printable_line(f"{path}/" if is_folder else str(path)))
-    return sorted(names)
+def _is_file(path: Path) -> bool:
+    """Tell a file from a folder. Raises: OSError, ValueError: it is neither."""
+    mode = path.lstat().st_mode
+    if not (stat.S_ISREG(mode) or stat.S_ISDIR(mode)):
+        kind = "a link; `cp -L` copies what it names" if stat.S_ISLNK(mode) else "a special file"
+        raise ValueError(f"{path.name} is {kind}")
+    if not path.name.isprintable():
+        raise ValueError(f"the name {path.name} is not printable text")
+    return stat.S_ISREG(mode)
 
 
 def read_figures(work: Path, job: Job) -> dict[str, dict[str, Any]]:
@@ -171,54 +114,53 @@ def read_figures(work: Path, job: Job) -> dict[str, dict[str, Any]]:
     """
     who = f"the command {job.variant} of {job.model}"
     try:
-        figures = json.loads(read_limited(_plain_path(work, FIGURES_FILE), MAX_RESULT_BYTES))
+        figures = json.loads(read_limited(plain_path(work, FIGURES_FILE), MAX_RESULT_BYTES))
     except FileNotFoundError:
         raise StageError(f"{who} did not write {{figures}}", _FORM) from None
-    except OSError as error:
-        raise StageError(f"cannot read the figures of {who}: {error.strerror}", _FORM) from None
-    except ValueError as error:
+    except (OSError, ValueError) as error:
         raise StageError(f"the figures of {who} are not JSON: {error}", _FORM) from None
     if not isinstance(figures, dict) or not figures:
         raise StageError(f"the figures of {who} are not a map of figures", _FORM)
-    if len(figures) > _MOST_FIGURES:
-        raise StageError(f"{who} reports more than {_MOST_FIGURES} figures", "report fewer")
     for name, figure in figures.items():
-        if not name.strip() or not name.isprintable() or len(name) > _LONGEST_NAME:
-            raise StageError(f"{who} reports a figure with the name {name[:50]!r}", _FORM)
-        fields = figure if isinstance(figure, dict) else {}
-        wrong = [field for field in fields if field not in _FIELDS]
-        if "value" not in fields or wrong:
-            problem = f"has the unknown field {wrong[0]}" if wrong else "has no value"
-            raise StageError(f'the figure "{name}" of {who} {problem}', _FORM)
-        for field, value in fields.items():
-            is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
-            if not (isinstance(value, str) and value.isprintable() if field == "unit"
-                    else is_number):  # fmt: skip
-                kind = "text" if field == "unit" else "number"
-                problem = f'{field} of the figure "{name}" of {who} is no {kind}'
-                raise StageError(problem, _FORM)
+        is_name = name.strip() and name.isprintable() and len(name) <= _LONGEST_NAME
+        if not is_name or not _is_figure(figure):
+            problem = f"the figure {name[:_LONGEST_NAME]!r} of {who} does not have the right form"
+            raise StageError(problem, _FORM)
     return figures
 
 
+def _is_figure(figure: object) -> bool:
+    """Check the form: a value, perhaps a unit, an interval and limits."""
+    if not isinstance(figure, dict) or "value" not in figure:
+        return False
+    numbers = {name: value for name, value in figure.items() if name != "unit"}
+    unit = figure.get("unit", "")
+    return (
+        numbers.keys() <= _NUMBERS
+        and all(type(value) in (int, float) for value in numbers.values())
+        and isinstance(unit, str)
+        and unit.isprintable()
+    )
+
+
 def check_limits(
-    found: Mapping[str, dict[str, Any]], limits: Mapping[str, Mapping[str, Any]], job: Job
+    reported: Mapping[str, dict[str, Any]], limits: Mapping[str, Mapping[str, Any]], job: Job
 ) -> tuple[dict[str, CommandFigure], str]:
     """Compare figures with their limits; a sentence names those beyond.
 
-    A limit of the manifest replaces that of the command.
+    A limit of the manifest replaces the command's.
     Raises: StageError: there is no figure of a limit.
     """
     for name in limits:
-        if name not in found:
-            close = nearest(name, found, count=1)
-            hint = f"did you mean {close[0]}?" if close else f"it reports {', '.join(found)}"
+        if name not in reported:
+            close = nearest(name, reported, count=1)
+            hint = f"did you mean {close[0]}?" if close else f"it reports {', '.join(reported)}"
             problem = f'the command {job.variant} of {job.model} reports no figure "{name}"'
             raise StageError(problem, hint)
     figures: dict[str, CommandFigure] = {}
     failures = []
-    for name, written in found.items():
-        limit = limits.get(name, {})
-        bounds = {field: limit.get(field) for field in ("min", "max")} if limit else written
+    for name, written in reported.items():
+        bounds = limits.get(name) or written
         least, most = bounds.get("min"), bounds.get("max")
         value = float(written["value"])
         figure: CommandFigure = {"value": value, "unit": written.get("unit", "")}
@@ -228,21 +170,23 @@ def check_limits(
             figure["min"] = float(least)
         if most is not None:
             figure["max"] = float(most)
-        if least is not None or most is not None or not math.isfinite(value):
-            inside = (least is None or value >= least) and (most is None or value <= most)
-            figure["passed"] = inside and math.isfinite(value)
-            if not figure["passed"]:
-                failures.append(_sentence(name, figure))
+        if problem := _beyond(name, figure):
+            failures.append(problem)
+        if problem or least is not None or most is not None:
+            figure["passed"] = not problem
         figures[name] = figure
     more = f" (and {len(failures) - 1} more)" if len(failures) > 1 else ""
     return figures, f"{failures[0]}{more}" if failures else ""
 
 
-def _sentence(name: str, figure: CommandFigure) -> str:
+def _beyond(name: str, figure: CommandFigure) -> str:
+    """Say how a figure exceeds its limits, "" if it does not."""
     value, unit = figure["value"], f" {figure['unit']}" if figure["unit"] else ""
-    text = f"{name} is {number(value)}{unit}"
     if not math.isfinite(value):
         return f"{name} is not a finite number"
-    if "max" in figure and value > figure["max"]:
+    text = f"{name} is {number(value)}{unit}"
+    if value > figure.get("max", math.inf):
         return f"{text}, more than its limit {number(figure['max'])}{unit}"
-    return f"{text}, less than its limit {number(figure['min'])}{unit}"
+    if value < figure.get("min", -math.inf):
+        return f"{text}, less than its limit {number(figure['min'])}{unit}"
+    return ""

@@ -9,15 +9,16 @@ from __future__ import annotations
 import json
 import os
 import shlex
+import shutil
 import subprocess
 import sys
 import threading
 import time
-from collections.abc import Mapping
+from collections import deque
 from pathlib import Path
 from typing import Any
 
-from buildsys.errors import StageError, Unavailable, joined
+from buildsys.errors import StageError, Unavailable
 from buildsys.manifest.command_templates import (
     FIGURES,
     FIGURES_FILE,
@@ -26,12 +27,7 @@ from buildsys.manifest.command_templates import (
     fill_in,
     references,
 )
-from buildsys.stages.command.outputs import (
-    check_limits,
-    collect_outputs,
-    empty_folder,
-    read_figures,
-)
+from buildsys.stages.command.outputs import check_limits, collect_outputs, read_figures
 from buildsys.system.printable import printable
 from buildsys.system.processes import describe_exit
 from buildsys.system.programs import find_program, missing_requirement, program_environment
@@ -39,7 +35,7 @@ from buildsys.system.versions import tool_versions
 from buildsys.workers.job import Job, StageResult
 
 _LAST_LINES = 12  # shown of a failed program
-_LAST_CHARACTERS = 1 << 14
+_LONGEST_LINE = 1 << 14  # characters
 _WAIT_FOR_OUTPUT_S = 1.0  # a process left in the background may keep the pipe open
 
 
@@ -48,92 +44,46 @@ def run(job: Job) -> StageResult:
 
     Raises: StageError: it failed, or wrote no output. Unavailable: it cannot run here.
     """
-    versions = _check_machine(job)
+    options, toolchain = job.options, job.toolchain
+    if missing := missing_requirement(toolchain, options["versions"], options["device"]):
+        raise Unavailable(*missing)
+    versions = tool_versions(("python", *options["versions"]), toolchain)
+    versions |= {"name": toolchain.name} if toolchain else {}
     place = job.outputs["result"].parent
     work = place.with_name(f"{place.name},work")  # a comma is in no name
     (work / TEMPORARY_FOLDER).mkdir(parents=True)
-    folders = {folder: folder.lstat() for folder in (work, place)}
     try:
-        return _run_in(job, folders, versions)
+        return _run_in(job, work, place, versions)
     finally:
-        if _are_in_place({work: folders[work]}):
-            empty_folder(work)
-            work.rmdir()
+        shutil.rmtree(work, ignore_errors=True)
 
 
-def _run_in(
-    job: Job, folders: Mapping[Path, os.stat_result], versions: Mapping[str, str]
-) -> StageResult:
-    """Run the command in the first folder and copy its outputs to the second one."""
-    work, place = folders
+def _run_in(job: Job, work: Path, place: Path, versions: dict[str, str]) -> StageResult:
+    """Run the command in ``work`` and copy its outputs to ``place``."""
     paths = {f"inputs.{label}": path for label, path in _link_inputs(job, work).items()}
-    written: Mapping[str, str] = job.options["outputs"]
-    for label, path in written.items():
+    for label, path in job.options["outputs"].items():
         (work / path).parent.mkdir(parents=True, exist_ok=True)
         paths[f"outputs.{label}"] = path.rstrip("/")
     paths[FIGURES] = FIGURES_FILE
     arguments = [fill_in(text, paths.__getitem__) for text in job.options["run"]]
-    seconds = _run_program(job, arguments, work)
-    _check_folders(job, folders)
-    empty_folder(place)  # a link in it would lead our own outputs elsewhere
-    figures: dict[str, Any] = {
-        "toolchain": versions,
-        "run": arguments,
-        "program_seconds": round(seconds, 3),
-    }
-    failed = ""
+    seconds = round(_run_program(job, arguments, work), 3)
+    # a link of the program's would lead our own outputs elsewhere
+    place.unlink() if place.is_symlink() else shutil.rmtree(place)
+    place.mkdir()
+    figures: dict[str, Any] = {"toolchain": versions, "run": arguments, "program_seconds": seconds}
     if any(FIGURES in references(text) for text in job.options["run"]):
         reported = read_figures(work, job)
-        figures["figures"], failed = check_limits(reported, job.options.get("limits", {}), job)
-    if failed:  # nobody must mistake its outputs for good ones
-        return StageResult("failed", failed, log_hint(job), figures)
-    figures["outputs"] = collect_outputs(job, work, place, log_hint(job))
-    _check_folders(job, folders)
+        figures["figures"], problem = check_limits(reported, job.options.get("limits", {}), job)
+        if problem:  # nobody must mistake its outputs for good ones
+            return StageResult("failed", problem, figures=figures)
+    figures["outputs"] = collect_outputs(job, work, place)
     return StageResult(figures=figures)
-
-
-def _are_in_place(folders: Mapping[Path, os.stat_result]) -> bool:
-    """Check that folders are still those of before, and no links."""
-    return all(
-        path.is_dir() and not path.is_symlink() and os.path.samestat(path.lstat(), status)
-        for path, status in folders.items()
-    )
-
-
-def _check_folders(job: Job, folders: Mapping[Path, os.stat_result]) -> None:
-    """Refuse folders that the program has put in the place of ours. Raises: StageError."""
-    if not _are_in_place(folders):
-        problem = f"the command {job.variant} of {job.model} replaced its working folder"
-        hint = "change only what is in the folder that the program starts in"
-        raise StageError(problem, joined(hint, log_hint(job)))
-
-
-def log_hint(job: Job) -> str:
-    """Return a hint at the log of this process, "" on a terminal."""
-    try:
-        path = Path(f"/proc/self/fd/{sys.stdout.fileno()}").readlink()
-    except (OSError, ValueError):  # not on Linux, or captured
-        return ""
-    return f"full log: {job.display_path(path)}" if path.suffix == ".log" else ""
-
-
-def _check_machine(job: Job) -> dict[str, str]:
-    """Return the versions of Python and the declared distributions.
-
-    Raises: Unavailable: something is missing.
-    """
-    toolchain, options = job.toolchain, job.options
-    if missing := missing_requirement(toolchain, options["versions"], options["device"]):
-        raise Unavailable(*missing)
-    versions = tool_versions(("python", *options["versions"]), toolchain)
-    name = {"name": toolchain.name} if toolchain is not None else {}
-    return {**name, **versions}
 
 
 def _link_inputs(job: Job, work: Path) -> dict[str, str]:
     """Link all inputs into the working folder; return their paths.
 
-    Raises: Unavailable: another target did not write one. StageError: a file does not exist.
+    Raises: Unavailable: another target did not write one.
     """
     paths: dict[str, str] = {}
     for label, name in job.options["files"].items():
@@ -154,9 +104,8 @@ def _link_inputs(job: Job, work: Path) -> dict[str, str]:
             names = json.loads(main.read_text(encoding="utf-8"))
             paths[label] = _link(main.with_suffix(""), names, work, label)
         else:
-            several = [path for input_role, path in job.inputs.items()
-                       if input_role == role or input_role.startswith(f"{role}.")]  # fmt: skip
-            names = [path.name for path in several if path.parent == main.parent]
+            files = [main, *(job.inputs[r] for r in job.inputs if r.startswith(f"{role}."))]
+            names = [path.name for path in files if path.parent == main.parent]
             paths[label] = f"{_link(main.parent, names, work, label)}/{main.name}"
     return paths
 
@@ -164,16 +113,16 @@ def _link_inputs(job: Job, work: Path) -> dict[str, str]:
 def _link(folder: Path, names: list[str], work: Path, label: str) -> str:
     """Link files of a folder into ``inputs/LABEL``; return this path."""
     place = f"{INPUTS_FOLDER}/{label}"
+    (work / place).mkdir(parents=True, exist_ok=True)
     for name in names:
         link = work / place / name
         link.parent.mkdir(parents=True, exist_ok=True)
         link.symlink_to(folder / name)
-    (work / place).mkdir(parents=True, exist_ok=True)
     return place
 
 
 def _run_program(job: Job, arguments: list[str], work: Path) -> float:
-    """Run the program with its output in the log; return its time.
+    """Run the program with its output in the log; return its time in seconds.
 
     It stays in the process group of this process, so whatever ends the job ends it as well.
     Raises: StageError: it failed. Unavailable: there is no such program.
@@ -196,7 +145,7 @@ def _run_program(job: Job, arguments: list[str], work: Path) -> float:
     except OSError as error:
         problem = f"cannot run {arguments[0]}: {(error.strerror or str(error)).lower()}"
         raise StageError(problem, "check the file and its permissions") from None
-    ending: list[str] = []
+    ending: deque[str] = deque(maxlen=_LAST_LINES)
     reader = threading.Thread(target=_copy_output, args=(process, ending), daemon=True)
     reader.start()
     code = process.wait()
@@ -204,22 +153,19 @@ def _run_program(job: Job, arguments: list[str], work: Path) -> float:
     reader.join(_WAIT_FOR_OUTPUT_S)
     if code != 0:
         text = f"exited with code {code}" if code > 0 else describe_exit(code)
-        lines = printable("".join(ending)).split("\n")
-        last = [f"  {line.rstrip()}" for line in lines if line.strip()][-_LAST_LINES:]
-        log = log_hint(job)
-        hint_lines = [log, *(["its last lines:", *last] if last else [])] if log else []
-        raise StageError(f"the command {job.variant} of {job.model} {text}", "\n".join(hint_lines))
+        lines = [f"  {printable(line).rstrip()}" for line in ending if line.strip()]
+        hint = "\n".join(["its last lines:", *lines]) if lines else ""
+        raise StageError(f"the command {job.variant} of {job.model} {text}", hint)
     return seconds
 
 
-def _copy_output(process: subprocess.Popen[str], ending: list[str]) -> None:
-    """Copy the output of a process to the log; keep its end."""
+def _copy_output(process: subprocess.Popen[str], ending: deque[str]) -> None:
+    """Copy the output of a process to the log; remember its end."""
     assert process.stdout is not None
     with process.stdout as lines:
         for line in lines:
             _write(line)
-            ending.append(line[-_LAST_CHARACTERS:])
-            del ending[: -_LAST_LINES * 2]
+            ending.append(line[-_LONGEST_LINE:])
 
 
 def _write(text: str) -> None:

@@ -85,25 +85,11 @@ REFUSED = {
     "folder": ("ln -s FOREIGN c", "c/", "c is a link"),
     "file in a folder": ("mkdir c; ln -s FOREIGN/precious c/x", "c/", "x is a link"),
     "folder in a folder": ("mkdir c; touch c/x; ln -s FOREIGN c/d", "c/", "d is a link"),
-    "work as link": (
-        "cd ..; mv a,work moved; ln -s FOREIGN a,work", "precious", "replaced its working folder",
-    ),
-    "work as folder": (
-        "cd ..; mv a,work moved; mkdir a,work; echo x > a,work/precious",
-        "precious", "replaced its working folder",
-    ),
-    "place of the outputs": (
-        "echo x > out; rmdir ../a; ln -s FOREIGN ../a", "out", "replaced its working folder",
-    ),
-    "pipe": ("mkfifo precious", "precious", "neither a file nor a folder"),
-    "larger than the disk": ("truncate -s 15T out", "out", "more than the free space"),
+    "working folder": ("cd ..; mv a,work x; ln -s FOREIGN a,work", "precious", "a,work is a link"),
+    "pipe": ("mkfifo precious", "precious", "precious is a special file"),
     "folder for a file": ("mkdir out", "out", "out is not a file"),
     "file for a folder": ("touch out", "out/", "out/ is not a folder"),
-    "not UTF-8": ("mkdir c; touch \"c/$(printf 'a\\377')\"", "c/", "c/a\N{REPLACEMENT CHARACTER}"),
-    "too deep": (
-        "mkdir c; cd c; n=$(printf %0200d 1); for i in 1 2 3 4 5 6; do mkdir $n; cd -P $n; done",
-        "c/", "more than 1,024 bytes",
-    ),
+    "not UTF-8": ("mkdir c; touch \"c/$(printf 'a\\377')\"", "c/", "is not printable"),
 }  # fmt: skip
 
 
@@ -124,7 +110,7 @@ def test_a_device_is_refused_without_opening_it(place: Place) -> None:
         os.mknod(place.root / "probe", 0o20600, os.makedev(1, 7))
     except OSError:
         pytest.skip("needs the right to make a device")
-    with pytest.raises(StageError, match="precious is neither a file nor a folder"):
+    with pytest.raises(StageError, match="precious is a special file"):
         place.run("mknod precious c 1 7", o="precious")  # opening it for reading never ends
 
 
@@ -134,6 +120,7 @@ PASSED = {
     "hard link in its place": ("ln FOREIGN/precious ../a/out; echo x > out", {}),
     "link for the result": ("ln -s FOREIGN/precious ../a/command.json; echo x > out", {}),
     "undeclared links": ("ln -s FOREIGN l; mkdir d; ln -s FOREIGN d/l; echo x > out", {}),
+    "link for the place": ("echo x > out; rmdir ../a; ln -s FOREIGN ../a", {}),
     "links in tmp": ("ln -s FOREIGN tmp/l; ln -s FOREIGN inputs; echo x > out", {}),
 }
 
@@ -151,7 +138,7 @@ def test_other_links_are_left_alone(place: Place, attack: str) -> None:
 def test_figures_are_not_read_through_a_link(place: Place) -> None:
     with pytest.raises(StageError, match=r"figures\.json is a link"):
         place.run("ln -s FOREIGN/figures.json figures.json", "{figures}")
-    with pytest.raises(StageError, match="neither a file nor a folder"):
+    with pytest.raises(StageError, match="json is a special file"):
         place.run("mkfifo figures.json", "{figures}")
 
 
