@@ -34,7 +34,7 @@ from onnx import TensorProto, helper, numpy_helper
 from buildsys.backends.measurement import GpuTiming
 from buildsys.cli.session import Session
 from buildsys.history.statistics import LOOKS, compare_rounds, median
-from buildsys.stages.bench.remote_engine import RemoteEngine
+from buildsys.stages.bench.timed_engine import RemoteEngine
 from buildsys.stages.gate.stage import OpenEngine, RoundPace, measure_process
 from buildsys.system.toolchains import Toolchain
 

@@ -26,7 +26,7 @@ sys.path.append(str(Path(__file__).parents[2]))
 from buildsys.backends.cuda_device import CudaGraph, Device
 from buildsys.backends.measurement import GpuContender, GpuTiming
 from buildsys.onnx_graphs.tensors import load_case
-from buildsys.stages.bench.local_engine import LocalEngine
+from buildsys.stages.bench.timed_engine import LocalEngine
 
 ROUNDS, RUNS = 12, 100
 LOGGER = trt.Logger(trt.Logger.ERROR)

@@ -14,8 +14,6 @@ from buildsys.onnx_graphs.tensors import load_case
 from buildsys.report.formatting import duration
 from buildsys.stages.bench.baselines import Baselines, open_baselines
 from buildsys.stages.bench.latency import mark_noisy, noise, summarize
-from buildsys.stages.bench.local_engine import LocalEngine
-from buildsys.stages.bench.remote_engine import RemoteEngine
 from buildsys.stages.bench.result import (
     BenchCase,
     BenchResult,
@@ -23,6 +21,7 @@ from buildsys.stages.bench.result import (
     GpuReadings,
     engine_contender,
 )
+from buildsys.stages.bench.timed_engine import LocalEngine, RemoteEngine
 from buildsys.stages.engine.result import SlowLayer
 from buildsys.stages.operators.implementation import implementation_of
 from buildsys.system.cpu import OtherLoad, cpu_model, load_average, usable_cores

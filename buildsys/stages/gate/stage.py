@@ -31,7 +31,7 @@ from buildsys.report import formatting as q
 from buildsys.report.formatting import worst_comparison
 from buildsys.report.result_files import FAILED, NOISY, PASSED, read_result
 from buildsys.report.stage_lines import SHOWN
-from buildsys.stages.bench.remote_engine import RemoteEngine
+from buildsys.stages.bench.timed_engine import RemoteEngine
 from buildsys.stages.engine.result import EngineResult
 from buildsys.stages.gate.result import INCOMPARABLE, GateCheck
 from buildsys.stages.operators.implementation import implementation_of

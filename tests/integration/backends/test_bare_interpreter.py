@@ -21,7 +21,7 @@ MODULES = (
     "buildsys.backends.interface",
     "buildsys.stages.common.remedies",
     "buildsys.stages.operators.implementation",
-    "buildsys.stages.bench.local_engine",
+    "buildsys.stages.bench.timed_engine",
 )
 _LOAD = """
 import importlib, json, sys

@@ -11,7 +11,7 @@ from engine_jobs import random_x, resolved, save_at, stage_job, write_golden
 from small_graphs import conv_bn
 
 from buildsys.errors import StageError
-from buildsys.stages.bench.remote_engine import RemoteEngine
+from buildsys.stages.bench.timed_engine import RemoteEngine
 from buildsys.stages.engine import stage as engine
 from buildsys.stages.gate.stage import RoundPace, measure_rounds
 from buildsys.system.toolchains import Toolchain
