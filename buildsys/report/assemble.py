@@ -5,23 +5,21 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from buildsys.manifest.backend_choices import chosen_kind, implementations
-from buildsys.onnx_graphs.result_types import TensorPort
-from buildsys.report.benchmarks import bench_notes, gpu_states, gpu_timings, timings
+from buildsys.report.benchmarks import bench_notes, gpu_states, timings
 from buildsys.report.checks import checks_of, contradictions
-from buildsys.report.engines import engine_lines, engine_provenance, layer_lines
+from buildsys.report.engines import engine_lines, layer_lines
 from buildsys.report.formatting import error_text, first_names
-from buildsys.report.graphs import conversion_line, graph_history, surgery_lines
 from buildsys.report.key_figures import key_figure, read_results
 from buildsys.report.ranking import rank_engines, recommend
 from buildsys.report.report_types import (
     BuildVerdict,
-    ComparisonLine,
+    Check,
     FileLine,
     OperatorLine,
     Provenance,
@@ -37,10 +35,18 @@ from buildsys.report.result_files import (
     STALE,
     UNAVAILABLE,
     AnyResult,
+    Content,
     Result,
     of_type,
 )
-from buildsys.report.stage_lines import command_lines, gate_lines, search_lines
+from buildsys.report.stage_lines import (
+    command_lines,
+    conversion_line,
+    gate_lines,
+    graph_history,
+    search_lines,
+    surgery_lines,
+)
 from buildsys.stages.convert.result import ConvertResult
 from buildsys.stages.export.result import ExportResult
 from buildsys.stages.reference.result import ReferenceResult
@@ -54,7 +60,6 @@ _SOURCE_KINDS = (
     "torchvision", "timm", "transformers", "exported_program", "python", "onnx", "numpy",
     "tensorrt",
 )  # fmt: skip
-_NO_ENGINE = (ENGINE, UNAVAILABLE)
 _MOST_NAMES = 4  # in the verdict
 _GRAPH_RUNTIME = "onnxruntime"  # simplify, convert and validate run graphs in it
 
@@ -127,56 +132,34 @@ def _assemble(
     graphs: Mapping[str, Mapping[str, Any]],
     own_status: str = PASSED,
 ) -> Report:
-    export = next((result.content for result in of_type(results, ExportResult)), ExportResult())
-    simplify = next((r.content for r in of_type(results, SimplifyResult)), SimplifyResult())
-    reference = next((r.content for r in of_type(results, ReferenceResult)), ReferenceResult())
-    surgery = of_type(results, SurgeryResult)
+    export, simplify = _first(results, ExportResult), _first(results, SimplifyResult)
+    reference = _first(results, ReferenceResult)
     checks = checks_of(results)
     doubts = tuple(contradictions(checks))
-    compared = {check.target: check.comparisons for check in checks}
     engines, bench = engine_lines(results, manifest), timings(results)
     source = _section(manifest, "source")
-    # the last surgery that changed the ports, else the export
-    ports = next((r.content for r in reversed(surgery) if "inputs" in r.content), export)
-    inputs, outputs = ports.get("inputs", []), ports.get("outputs", [])
-    if "reference" in source:  # defined by hand
-        inputs, outputs = (_declared(_section(manifest, n)) for n in ("inputs", "outputs"))
     report = Report(
         model=model,
         description=str(manifest.get("description") or ""),
         source=_source_text(source),
         weights=export.get("weights") or reference.get("weights") or _weights(source),
         verdict=_verdict(results, doubts),
-        summary=(
-            *_target_lines(results, compared),
-            *([_own_line(model, own_status)] if results else ()),
-        ),
-        tensors=tuple(
-            TensorLine(
-                role=role,
-                name=str(tensor.get("name")),
-                dtype=str(tensor.get("dtype")),
-                shape=tuple("?" if s is None else str(s) for s in tensor.get("shape") or ()),
-            )
-            for role, tensors in (("input", inputs), ("output", outputs))
-            for tensor in tensors
-        ),
+        summary=_target_lines(model, results, checks, own_status),
+        tensors=tuple(_tensor_lines(manifest, results, export)),
         dims={
             name: f"{span.get('min')} to {span.get('max')}, optimized for {span.get('opt')}"
             + (f", in steps of {span['multiple_of']}" if span.get("multiple_of", 1) != 1 else "")
             for name, span in _section(manifest, "dims").items()
         },
-        graph=graph_history(
-            export, simplify, graphs, opt_sizes(manifest), has_surgery=bool(surgery)
+        graph=graph_history(export, simplify, graphs, opt_sizes(manifest)),
+        surgery=tuple(
+            line for result in of_type(results, SurgeryResult) for line in surgery_lines(result)
         ),
-        surgery=tuple(line for result in surgery for line in surgery_lines(result)),
         custom_operators=tuple(_operator_lines(manifest)),
         conversions=tuple(map(conversion_line, of_type(results, ConvertResult))),
         checks=checks,
         engines=engines,
-        engine_provenance=engine_provenance(results, manifest),
         bench=bench,
-        gpu_timings=gpu_timings(results),
         gpu_states=gpu_states(results),
         bench_notes=bench_notes(results),
         gates=gate_lines(results),
@@ -199,6 +182,11 @@ def _assemble(
         return report
     ranking = rank_engines(report)
     return replace(report, ranking=ranking, recommendation=recommend(report, ranking))
+
+
+def _first(results: Sequence[AnyResult], kind: type[Content]) -> Content:
+    """Read the result of a stage with one target per model, empty without one."""
+    return next((result.content for result in of_type(results, kind)), kind())
 
 
 def _verdict(results: Sequence[AnyResult], contradictions: Sequence[str]) -> BuildVerdict:
@@ -233,47 +221,61 @@ def _verdict(results: Sequence[AnyResult], contradictions: Sequence[str]) -> Bui
 
 
 def _target_lines(
-    results: Sequence[AnyResult], compared: Mapping[str, Sequence[ComparisonLine]]
-) -> Iterator[TargetLine]:
-    """Yield the line of each target; without an engine, the reason is the engine's."""
-    gone = {r.variant: r for r in results if (r.stage, r.status) == _NO_ENGINE}
+    model: str, results: Sequence[AnyResult], checks: Sequence[Check], own_status: str
+) -> tuple[TargetLine, ...]:
+    """List the line of each target; without an engine, the reason is the engine's."""
+    worst = {check.target: _worst_error(check) for check in checks}
+    gone = {r.variant: r for r in results if (r.stage, r.status) == (ENGINE, UNAVAILABLE)}
+    lines = []
     for result in results:
-        line = _target_line(result, compared.get(result.target, ()))
+        outcome = key_figure(result.stage, result.content)
+        if result.stage not in (VALIDATE, VERIFY):  # their key figure
+            outcome = "; ".join(filter(None, (outcome, worst.get(result.target))))
         engine = gone.get(result.variant) if result.stage in ENGINE_STAGES else None
-        if engine is not None and result.status == UNAVAILABLE:
-            line = replace(line, reason=engine.reason, hint=engine.hint)
-        yield line
+        cause = engine if engine and result.status == UNAVAILABLE else result
+        line = TargetLine(
+            target=result.target,
+            stage=result.stage,
+            variant=result.variant,
+            status=result.status,
+            seconds=result.content.get("seconds"),
+            outcome=outcome if result.status in (PASSED, FAILED) else "",
+            reason=cause.reason,
+            hint=cause.hint,
+            file=result.file,
+            log=result.log,
+        )
+        lines.append(line)
+    if results:  # the report itself
+        own, files = target_of(REPORT, model), ("report/report.json", "report/report.log")
+        lines.append(TargetLine(own, REPORT, "", own_status, None, "", "", "", *files))
+    return tuple(lines)
 
 
-def _target_line(result: AnyResult, comparisons: Iterable[ComparisonLine]) -> TargetLine:
-    """Describe one target with key figure and worst error."""
-    outcome = key_figure(result.stage, result.content)
-    if result.stage not in (VALIDATE, VERIFY):  # their key figure
-        errors = [
-            (line.relative, f"{line.case} {line.output}")
-            for line in comparisons
-            if line.relative is not None
-        ]
-        worst = max(errors, key=lambda error: (math.isnan(error[0]), error[0]), default=None)
-        outcome = "; ".join(filter(None, (outcome, error_text(worst))))
-    return TargetLine(
-        target=result.target,
-        stage=result.stage,
-        variant=result.variant,
-        status=result.status,
-        seconds=result.content.get("seconds"),
-        outcome=outcome if result.status in (PASSED, FAILED) else "",
-        reason=result.reason,
-        hint=result.hint,
-        file=result.file,
-        log=result.log,
-    )
+def _worst_error(check: Check) -> str:
+    """Describe the largest relative error of a check, "" without any."""
+    errors = [
+        (line.relative, f"{line.case} {line.output}")
+        for line in check.comparisons
+        if line.relative is not None
+    ]
+    return error_text(max(errors, key=lambda e: (math.isnan(e[0]), e[0]), default=None))
 
 
-def _own_line(model: str, status: str) -> TargetLine:
-    """Describe the report target."""
-    file, log = "report/report.json", "report/report.log"
-    return TargetLine(target_of(REPORT, model), REPORT, "", status, None, "", "", "", file, log)
+def _tensor_lines(
+    manifest: Manifest, results: Sequence[AnyResult], export: ExportResult
+) -> Iterator[TensorLine]:
+    """Yield the inputs and outputs after the last surgery that changed them."""
+    surgery = [result.content for result in of_type(results, SurgeryResult)]
+    ports: Mapping[str, Any] = next((s for s in reversed(surgery) if "inputs" in s), export)
+    for role in ("input", "output"):
+        tensors = ports.get(f"{role}s", [])
+        if "reference" in _section(manifest, "source"):  # defined by hand
+            declared = _section(manifest, f"{role}s").items()
+            tensors = [{**tensor, "name": name} for name, tensor in declared]
+        for tensor in tensors:
+            shape = tuple("?" if size is None else str(size) for size in tensor.get("shape") or ())
+            yield TensorLine(role, str(tensor["name"]), str(tensor.get("dtype") or "?"), shape)
 
 
 def _section(manifest: Manifest, name: str) -> Mapping[str, Any]:
@@ -285,18 +287,6 @@ def _source_text(source: Mapping[str, Any]) -> str:
     own = " ".join(f"{kind} {source[kind]}" for kind in _SOURCE_KINDS if kind in source)
     reference = source.get("reference")
     return f"{own}, verified against {_source_text(reference)}" if reference else own
-
-
-def _declared(tensors: Mapping[str, Any]) -> list[TensorPort]:
-    """List the declared tensors, like those of an export."""
-    return [
-        {
-            "name": name,
-            "dtype": tensor.get("dtype") or "?",
-            "shape": list(tensor.get("shape") or ()),
-        }
-        for name, tensor in tensors.items()
-    ]
 
 
 def _weights(source: Mapping[str, Any]) -> str:

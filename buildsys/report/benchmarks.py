@@ -7,10 +7,10 @@ from typing import Any
 
 from buildsys.manifest.shape_cases import format_dims
 from buildsys.report.formatting import case_order, percent, plain
-from buildsys.report.report_types import GpuState, GpuTimingLine, TimingLine
+from buildsys.report.report_types import GpuState, TimingLine, fill
 from buildsys.report.result_files import NOISY, AnyResult, Result, of_type
 from buildsys.stages.bench.result import (
-    ENGINE,
+    ENGINE_CONTENDERS,
     ENGINE_CUDA_GRAPH,
     BenchCase,
     BenchResult,
@@ -18,9 +18,6 @@ from buildsys.stages.bench.result import (
     engine_contender,
 )
 
-_FIGURES = (
-    "p50_ms", "p90_ms", "p95_ms", "p99_ms", "mean_ms", "min_ms", "max_ms", "throughput_per_s",
-)  # fmt: skip
 _FEW_SAMPLES = 100  # below this, p99 is the largest sample
 _MOST_TAIL = 0.5  # share of the throughput that the median implies
 _TITLES = {
@@ -38,48 +35,32 @@ def contender_title(name: str) -> str:
 
 def timings(results: Iterable[AnyResult]) -> tuple[TimingLine, ...]:
     """List the latencies of all benchmarks, each engine above its baselines."""
-    return tuple(
-        TimingLine(
-            engine=result.variant,
-            contender=name,
-            case=case,
-            dims=format_dims(figures.get("dims", {})) or "fixed",
-            batch=figures.get("batch"),
-            samples=own.get("count"),
-            noisy=_is_noisy(result, figures, own),
-            **{name: own.get(name) for name in _FIGURES},
-            p50_interval_ms=tuple(own.get("p50_interval_ms") or ()) or None,
-            speedup=(
-                figures.get("speedup")
-                if name == engine_contender(figures.get("contenders", {}))
-                and not _is_noisy(result, figures, own)
-                else None
-            ),
-        )
-        for result, case, figures, name, own in _contenders(results)
-    )
-
-
-def gpu_timings(results: Iterable[AnyResult]) -> tuple[GpuTimingLine, ...]:
-    """List a line per contender with times by the GPU's clock."""
-    return tuple(
-        GpuTimingLine(
-            engine=result.variant,
-            case=case,
-            contender=name,
-            gpu_p50_ms=gpu.get("p50_ms"),
-            gpu_p99_ms=gpu.get("p99_ms"),
-            wall_p50_ms=own.get("p50_ms"),
-            wall_p99_ms=own.get("p99_ms"),
-            throughput_per_s=own.get("throughput_per_s"),
-            queued_throughput_per_s=gpu.get("throughput_per_s"),
-            device_memory_bytes=own.get("device_memory_bytes"),
-            memory_taken_bytes=own.get("memory_taken_bytes"),
-            noisy=_is_noisy(result, figures, own),
-        )
-        for result, case, figures, name, own in _contenders(results)
-        if (gpu := own.get("gpu"))
-    )
+    lines = []
+    for result, case, figures in _cases(results):
+        contenders = figures.get("contenders", {})
+        for name in sorted(contenders, key=lambda name: (name not in ENGINE_CONTENDERS, name)):
+            own: Mapping[str, Any] = contenders[name]
+            gpu = own.get("gpu", {})
+            is_noisy = bool(figures.get("noisy") or own.get("noisy")) or result.status == NOISY
+            has_speedup = name == engine_contender(contenders) and not is_noisy
+            line = fill(
+                TimingLine,
+                own,
+                engine=result.variant,
+                contender=name,
+                case=case,
+                dims=format_dims(figures.get("dims", {})) or "fixed",
+                batch=figures.get("batch"),
+                samples=own.get("count"),
+                p50_interval_ms=tuple(own.get("p50_interval_ms") or ()) or None,
+                speedup=figures.get("speedup") if has_speedup else None,
+                noisy=is_noisy,
+                gpu_p50_ms=gpu.get("p50_ms"),
+                gpu_p99_ms=gpu.get("p99_ms"),
+                queued_throughput_per_s=gpu.get("throughput_per_s"),
+            )
+            lines.append(line)
+    return tuple(lines)
 
 
 def gpu_states(results: Iterable[AnyResult]) -> tuple[GpuState, ...]:
@@ -93,14 +74,10 @@ def gpu_states(results: Iterable[AnyResult]) -> tuple[GpuState, ...]:
             memory_clock_mhz=_span(gpu.get("memory_clock_mhz", {}), "MHz"),
             power_w=_span(gpu.get("power_w", {}), "W"),
             temperature_c=_span(gpu.get("temperature_c", {}), "°C"),
-            throttle=(
-                f"not known: {gpu['missing']}"
-                if gpu.get("missing")
-                else ", ".join(
-                    f"{why} {percent(n, 0)}" for why, n in gpu.get("throttle", {}).items()
-                )
-                or "no"
-            ),
+            throttle=f"not known: {gpu['missing']}"
+            if gpu.get("missing")
+            else ", ".join(f"{why} {percent(n, 0)}" for why, n in gpu.get("throttle", {}).items())
+            or "no",
         )
         for result, case, figures in _cases(results)
         if (gpu := figures.get("gpu"))
@@ -111,7 +88,7 @@ def bench_notes(results: Iterable[AnyResult]) -> tuple[str, ...]:
     """List notes on the benchmarks, each sentence once."""
     notes: list[str] = []
     for result in of_type(results, BenchResult):
-        content = result.content
+        content, lines = result.content, timings([result])
         notes += [f"Interleaving: {content['interleaving']}"] if "interleaving" in content else []
         notes += [f"CPU: {content['cpu']}"] if "cpu" in content else []
         for name, reason in content.get("left_out", {}).items():
@@ -119,7 +96,7 @@ def bench_notes(results: Iterable[AnyResult]) -> tuple[str, ...]:
         settings = {n: value for n, value in content.get("settings", {}).items() if n != "device"}
         text = plain(settings, between=" ")
         notes += [f"Settings of {result.variant}: {text}"] if settings else []
-        counts = [line.samples for line in timings([result]) if line.samples]
+        counts = [line.samples for line in lines if line.samples]
         if counts and min(counts) < _FEW_SAMPLES:
             notes.append(
                 f"{result.target}: only {min(counts)} samples;"
@@ -129,18 +106,14 @@ def bench_notes(results: Iterable[AnyResult]) -> tuple[str, ...]:
             if figures.get("attempts", 1) > 1:
                 count = f"measured {figures['attempts']} times, as earlier figures were noisy"
                 notes.append(f"{result.target}, case {case}: {count}")
-        for _, case, _, name, own in _contenders([result]):
-            if own.get("noisy"):
-                notes.append(
-                    f"{result.target}, {contender_title(name)}, case {case}: {own['noisy']};"
-                    " it is compared with nothing"
-                )
-        slow: dict[str, list[str]] = {}
-        for line in filter(has_slow_tail, timings([result])):
-            slow.setdefault(contender_title(line.contender), []).append(line.case)
-        if slow:
-            names = [f"{name} (case {', '.join(cases)})" for name, cases in slow.items()]
-            notes.append(f"{result.target}: {tail_note(names)}")
+            for name, own in figures.get("contenders", {}).items():
+                if own.get("noisy"):
+                    place = f"{result.target}, {contender_title(name)}, case {case}"
+                    notes.append(f"{place}: {own['noisy']}; it is compared with nothing")
+        slow = [
+            f"{contender_title(n.contender)} (case {n.case})" for n in lines if has_slow_tail(n)
+        ]
+        notes += [f"{result.target}: {tail_note(slow)}"] if slow else []
     return tuple(dict.fromkeys(notes))
 
 
@@ -158,24 +131,11 @@ def tail_note(names: Iterable[str]) -> str:
     )
 
 
-def _is_noisy(result: AnyResult, figures: BenchCase, contender: Mapping[str, Any]) -> bool:
-    return bool(figures.get("noisy") or contender.get("noisy")) or result.status == NOISY
-
-
 def _cases(results: Iterable[AnyResult]) -> Iterator[tuple[Result[BenchResult], str, BenchCase]]:
     for result in of_type(results, BenchResult):
         cases = result.content.get("cases", {})
         for case in sorted(cases, key=case_order):
             yield result, case, cases[case]
-
-
-def _contenders(
-    results: Iterable[AnyResult],
-) -> Iterator[tuple[Result[BenchResult], str, BenchCase, str, Mapping[str, Any]]]:
-    for result, case, figures in _cases(results):
-        contenders = figures.get("contenders", {})
-        for name in sorted(contenders, key=lambda n: (n not in (ENGINE, ENGINE_CUDA_GRAPH), n)):
-            yield result, case, figures, name, contenders[name]
 
 
 def _span(span: Span, unit: str) -> str:

@@ -10,7 +10,7 @@ from buildsys.manifest.shape_cases import format_case, format_dims
 from buildsys.onnx_graphs.result_types import CheckFailure, ComparedCases
 from buildsys.report.formatting import case_order
 from buildsys.report.key_figures import stage_report
-from buildsys.report.report_types import Check, ComparisonLine, ErrorMargin, FailureLine
+from buildsys.report.report_types import Check, ComparisonLine, ErrorMargin, FailureLine, fill
 from buildsys.report.result_files import FAILED, PASSED, AnyResult
 from buildsys.stages.table import SIMPLIFY
 
@@ -131,24 +131,14 @@ def _lines(
 ) -> Iterator[ComparisonLine]:
     for case in sorted(cases, key=case_order):
         for output, comparison in cases[case].items():
-            # JSON has null for NaN and infinity
-            unknown = comparison.get("passed") is False and "relative" in comparison
-            not_finite = float("nan") if unknown else None
-            max_abs, relative = comparison.get("max_abs"), comparison.get("relative")
-            yield ComparisonLine(
-                subject=subject,
-                case=case,
-                output=output,
-                max_abs=not_finite if max_abs is None else max_abs,
-                relative=not_finite if relative is None else relative,
-                cosine=comparison.get("cosine"),
-                top1=comparison.get("top1"),
-                passed=comparison.get("passed"),
-                dims=format_dims(dims.get(case, {})),
-                policy=comparison.get("policy", ""),
-                note=comparison.get("note", ""),
-                uninformative=comparison.get("uninformative", ""),
-            )
+            own = {"subject": subject, "case": case, "output": output}
+            own["dims"] = format_dims(dims.get(case, {}))
+            if comparison.get("passed") is False and "relative" in comparison:
+                # JSON has null for NaN and infinity
+                numbers = {name: comparison.get(name) for name in ("max_abs", "relative")}
+                nan = {name: math.nan for name, value in numbers.items() if value is None}
+                comparison = {**comparison, **nan}  # type: ignore[typeddict-item]
+            yield fill(ComparisonLine, comparison, **own)
 
 
 def _failure(result: AnyResult, entry: CheckFailure) -> FailureLine:

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import cache
 from typing import Any
 
 from buildsys.report import formatting
-from buildsys.report.report_types import EngineLine, EngineProvenance, LayerLine
+from buildsys.report.report_types import EngineLine, LayerLine, fill
 from buildsys.report.result_files import ABSENT, AnyResult, Result, of_type
 from buildsys.stages.bench.result import BenchResult
 from buildsys.stages.engine.result import (
-    BuildEnvironment,
     Delegated,
     EngineResult,
     ProviderNodes,
@@ -36,21 +35,19 @@ def engine_lines(
     """List one line per engine, from the results of three stages."""
     status = {(result.stage, result.variant): result.status for result in results}
     specs = {engine["name"]: engine for engine in manifest.get("engines", ())}
+    timed = _timed_layers(results)
 
     def line(result: Result[EngineResult]) -> EngineLine:
         content, name = result.content, result.variant
-        spec = specs.get(name, {})
+        spec: Mapping[str, Any] = specs.get(name, {})
         layers = content.get("layers")
         if isinstance(layers, (dict, list)):
             layers = sum(layers.values()) if isinstance(layers, dict) else len(layers)
         toolchain = dict(content.get("toolchain", {}))
         toolchain_name = toolchain.pop("name", "")
-        libraries = ", ".join(f"{library} {version}" for library, version in toolchain.items())
-        facts: Mapping[str, Any] = content.get("device", {})
-        device = [_device_fact(title, fact) for title, fact in facts.items() if title != "kind"]
-        if facts.get("missing"):
-            device = [f"not on this machine: {facts['missing']}"]
-        in_brackets = f" ({libraries})" if toolchain_name and libraries else ""
+        versions = ", ".join(f"{library} {version}" for library, version in toolchain.items())
+        libraries = f"({versions})" if versions else ""
+        is_built = bool(content.get("engine_sha256"))
         return EngineLine(
             name=name,
             backend=content.get("backend") or str(spec.get("backend") or ""),
@@ -61,78 +58,61 @@ def engine_lines(
             size_bytes=content.get("engine_bytes"),
             build_seconds=content.get("build_seconds"),
             layers=layers,
-            device=", ".join(device),
+            device=_device_text(content.get("device", {})),
             sha256=content.get("engine_sha256", ""),
             messages=tuple(content.get("messages", [])),
-            toolchain=f"{toolchain_name}{in_brackets}",
+            toolchain=toolchain_name and " ".join(filter(None, (toolchain_name, libraries))),
             executed=executed_precision(content),
+            origin=engine_origin(content, spec, timed.get(name, [])) if is_built else {},
         )
 
     return tuple(map(line, of_type(results, EngineResult)))
 
 
-def _device_fact(title: str, fact: object) -> str:
-    if title == "name":
-        return str(fact)
-    if title == "memory_bytes" and isinstance(fact, int):
-        return f"{formatting.size(fact)} of memory"
-    if title == "cores" and isinstance(fact, int):
-        return formatting.plural(fact, "core")
-    return f"{'CUDA' if title == 'driver_cuda' else title.replace('_', ' ')} {fact}"
+def _device_text(facts: Mapping[str, Any]) -> str:
+    """Describe a device: ``AMD EPYC, 2 cores``."""
+    if facts.get("missing"):
+        return f"not on this machine: {facts['missing']}"
+    titles = {"name": "", "driver_cuda": "CUDA "}
+    texts = []
+    for title, fact in facts.items():
+        if title == "cores":
+            texts.append(formatting.plural(fact, "core"))
+        elif title == "memory_bytes":
+            texts.append(f"{formatting.size(fact)} of memory")
+        elif title != "kind":
+            texts.append(f"{titles.get(title, title.replace('_', ' ') + ' ')}{fact}")
+    return ", ".join(texts)
 
 
 def layer_lines(results: Sequence[AnyResult]) -> tuple[LayerLine, ...]:
     """List the recorded layers of every engine, the slowest first."""
-    timed = {r.variant: r.content.get("slowest_layers", []) for r in of_type(results, BenchResult)}
-    return tuple(
-        LayerLine(
-            engine=result.variant,
-            name=layer.get("name", ""),
-            kind=layer.get("kind", ""),
-            precision=layer.get("precision") or "",
-            time_ms=layer.get("time_ms"),
-            share=layer.get("share"),
-            nodes=tuple(layer.get("nodes", []) or _sources(layer, result.content)),
-            provider=layer.get("provider", ""),
-        )
-        for result in of_type(results, EngineResult)
-        for layer in _slowest_first(result.content) or timed.get(result.variant, [])
-    )
+    timed, lines = _timed_layers(results), []
+    for result in of_type(results, EngineResult):
+        content, sources = result.content, result.content.get("source_nodes")
+        layers = content.get("layer_nodes", [])
+        if any("time_ms" in layer for layer in layers):
+            layers = sorted(layers, key=lambda layer: -layer.get("time_ms", 0.0))
+        else:
+            layers = content.get("slowest_layers", []) or layers or timed.get(result.variant, [])
+        for layer in layers:
+            name = layer.get("name", "")
+            nodes = layer.get("nodes") or ([] if sources is None else sources.get(name, [name]))
+            own = {"engine": result.variant, "name": name, "kind": layer.get("kind", "")}
+            precision = layer.get("precision") or ""
+            lines.append(fill(LayerLine, layer, **own, precision=precision, nodes=tuple(nodes)))
+    return tuple(lines)
 
 
-def _slowest_first(engine: EngineResult) -> list[SlowLayer]:
-    layers = engine.get("layer_nodes", [])
-    if any("time_ms" in layer for layer in layers):
-        return sorted(layers, key=lambda layer: -layer.get("time_ms", 0.0))
-    return engine.get("slowest_layers", []) or layers
+def _timed_layers(results: Sequence[AnyResult]) -> dict[str, list[SlowLayer]]:
+    """List the layers that benchmarks have timed, by engine."""
+    return {r.variant: r.content.get("slowest_layers", []) for r in of_type(results, BenchResult)}
 
 
-def _sources(layer: SlowLayer, engine: EngineResult) -> list[str]:
-    """List the ONNX graph's nodes in an engine node, [] if unknown."""
-    name = layer.get("name", "")
-    return engine["source_nodes"].get(name, [name]) if "source_nodes" in engine else []
-
-
-def engine_provenance(
-    results: Iterable[AnyResult], manifest: Mapping[str, Any]
-) -> tuple[EngineProvenance, ...]:
-    """List the origin of every built engine."""
-    results = list(results)
-    specs = {engine["name"]: engine for engine in manifest.get("engines", ())}
-    timed = {r.variant: r.content.get("slowest_layers", []) for r in of_type(results, BenchResult)}
-    return tuple(
-        EngineProvenance(
-            result.variant,
-            _origin(result.content, specs.get(result.variant, {}), timed.get(result.variant, [])),
-        )
-        for result in of_type(results, EngineResult)
-        if result.content.get("engine_sha256")
-    )
-
-
-def _origin(
+def engine_origin(
     engine: EngineResult, spec: Mapping[str, Any], timed: Sequence[SlowLayer]
 ) -> dict[str, str]:
+    """Describe the origin of a built engine: title -> text."""
     defaults = _defaults(str(spec.get("backend"))) if spec else {}
     shares = engine.get("precision_shares", {})
     phases = engine.get("phases", {}).items()
@@ -181,23 +161,18 @@ def placement_text(placement: Mapping[str, ProviderNodes], timed: Sequence[SlowL
 
 
 def _built_with(engine: EngineResult) -> str:
-    facts: BuildEnvironment = engine.get("built_with", {})
+    facts: Mapping[str, object] = engine.get("built_with", {})
     backend = engine.get("backend", "")
-    versions: Mapping[str, object] = facts
     names = (backend,) if find_package(backend) else our_backends()
-    libraries = {b.module: b.title for b in map(describe_backend, names)}
-    parts = [f"{title} {versions[n]}" for n, title in libraries.items() if versions.get(n)]
+    titles = {backend.module: backend.title for backend in map(describe_backend, names)}
+    parts = [f"{title} {facts[module]}" for module, title in titles.items() if facts.get(module)]
     parts += [f"{name} {version}" for name, version in engine.get("provider_libraries", {}).items()]
-    capability = facts.get("compute_capability")
+    others = {"gpu": "{}", "cpu": "{}", "compute_capability": "compute capability {}",
+              "driver": "driver {}", "cuda": "CUDA {}", "platform": "{}"}  # fmt: skip
     if facts.get("gpu"):
-        parts.append(facts["gpu"] + (f" (compute capability {capability})" if capability else ""))
-    elif facts.get("cpu"):
-        parts.append(facts["cpu"])
-    if facts.get("driver"):
-        parts.append(f"driver {facts['driver']}")
-    if facts.get("cuda"):
-        parts.append(f"CUDA {facts['cuda']}")
-    return ", ".join([*parts, *filter(None, [facts.get("platform")])])
+        del others["cpu"]
+    parts += [text.format(facts[name]) for name, text in others.items() if facts.get(name)]
+    return ", ".join(parts)
 
 
 @cache
@@ -271,7 +246,6 @@ def refit_origin(engine: EngineResult) -> str:
     digest, started = origin.get("engine_sha256", ""), origin.get("started", "")
     if not digest or not started:
         return ""
-    took = (
-        f" in {formatting.duration(origin['build_seconds'])}" if "build_seconds" in origin else ""
-    )
+    seconds = origin.get("build_seconds")
+    took = "" if seconds is None else f" in {formatting.duration(seconds)}"
     return f"the engine {digest[:_SHOWN_DIGITS]}…, built {started}{took}"

@@ -19,7 +19,6 @@ from buildsys.report.stage_lines import (
     GATE_COLUMNS,
     command_cells,
     gate_cells,
-    timed_engines,
 )
 from buildsys.stages.table import SEARCH, VERIFY, target_of
 from buildsys.system.printable import printable
@@ -175,8 +174,8 @@ def _searches(report: Report) -> Lines:
         if line.status == "passed":
             outcome = outcomes.get((SEARCH, line.variant), "")
             yield from ("", f"{code(line.variant)}: {sentence(outcome)}")
-            if timed := timed_engines(line):
-                yield f"p50: {escape(', '.join(timed))}."
+            if line.engines:
+                yield f"p50: {escape(', '.join(line.engines))}."
 
 
 def _latencies(report: Report) -> Lines:

@@ -27,9 +27,9 @@ from buildsys.report.report_types import (
     Ranking,
     Recommendation,
     Report,
-    TargetLine,
     TimingLine,
     UnrankedEngine,
+    fill,
 )
 from buildsys.report.result_files import ABSENT, FAILED, NOISY, PASSED, UNAVAILABLE
 from buildsys.stages.bench.result import ENGINE_CONTENDERS
@@ -62,11 +62,6 @@ def rank_engines(
     return replace(ranking, other_cases=others)
 
 
-def smallest_verified(report: Report, within: float | None) -> RankedEngine | None:
-    """Find the engine to ship if no benchmark has passed."""
-    return next(iter(_rank(report, SIZE, "", within, needs_bench=False).ranked), None)
-
-
 def timed_cases(report: Report) -> list[str]:
     """List the cases of all trusted benchmarks of verified engines."""
     return sorted({line.case for line in _trusted_timings(report)}, key=case_order)
@@ -81,32 +76,29 @@ def _rank(
     engines: list[RankedEngine] = []
     unranked: list[UnrankedEngine] = []
     for engine in report.engines:
-        own = [one for one in trusted if (one.engine, one.case) == (engine.name, case)]
+        own = [line for line in trusted if (line.engine, line.case) == (engine.name, case)]
         timing = min(own, key=lambda line: line.p50_ms or math.inf, default=None)
         error = errors.get(target_of(VERIFY, report.model, engine.name))
-        problem = _problem(report, engine)
-        if problem is None and needs_bench:
-            problem = _bench_problem(report, engine, by, case, timing)
+        has_figure = not needs_bench or by not in _MEASURED or timing is not None
+        untimed = None if has_figure else case
+        problem = _problem(report, engine, untimed, needs_bench=needs_bench)
         if problem is None and within is not None and (error is None or not error <= within):
             text = "unknown" if error is None else q.error(error)
             problem = LEFT_OUT, f"its relative error is {text}, the limit {within:g}"
         if problem is not None:
             unranked.append(UnrankedEngine(engine.name, *problem))
             continue
-        engines.append(
-            RankedEngine(
-                engine=engine.name,
-                backend=engine.backend,
-                precision=engine.precision,
-                rank=0,
-                p50_ms=timing.p50_ms if timing else None,
-                p50_interval_ms=timing.p50_interval_ms if timing else None,
-                throughput_per_s=timing.throughput_per_s if timing else None,
-                size_bytes=engine.size_bytes,
-                error=error,
-                contender=timing.contender if timing else "",
-            )
+        ranked = fill(
+            RankedEngine,
+            vars(timing) if timing else {},
+            engine=engine.name,
+            backend=engine.backend,
+            precision=engine.precision,
+            size_bytes=engine.size_bytes,
+            error=error,
+            rank=0,
         )
+        engines.append(ranked)
     return Ranking(
         by=by,
         case=case if cases else "",
@@ -114,7 +106,7 @@ def _rank(
         ranked=_mark_optimal(_in_order(engines, by)),
         unranked=tuple(unranked),
         within=within,
-        verified=sum(one.built == one.verified == PASSED for one in report.engines),
+        verified=sum(engine.built == engine.verified == PASSED for engine in report.engines),
     )
 
 
@@ -190,7 +182,7 @@ def is_close(first: TimingLine | RankedEngine, second: TimingLine | RankedEngine
 
 def _trusted_timings(report: Report) -> list[TimingLine]:
     """List the timings of engines themselves in benchmarks that have passed."""
-    timed = {one.name for one in report.engines if one.built == one.verified == one.timed == PASSED}
+    timed = {e.name for e in report.engines if e.built == e.verified == e.timed == PASSED}
     return [
         line
         for line in report.bench
@@ -202,48 +194,34 @@ def _trusted_timings(report: Report) -> list[TimingLine]:
     ]
 
 
-def _problem(report: Report, engine: EngineLine) -> tuple[str, str] | None:
-    """Give status and reason of an engine that must not be shipped, None if it may."""
-    for stage, status, otherwise in (
-        (ENGINE, engine.built, "not built"),
-        (VERIFY, engine.verified, "not verified"),
-    ):
-        if status != PASSED:
-            return _reason(_line_of(report, stage, engine), status, otherwise)
-    gate = _line_of(report, GATE, engine)
-    if gate is not None and gate.status == FAILED:
-        return _reason(gate, FAILED, "a gate has failed")
-    return None
-
-
-def _bench_problem(
-    report: Report, engine: EngineLine, by: str, case: str, timing: TimingLine | None
+def _problem(
+    report: Report, engine: EngineLine, untimed: str | None, *, needs_bench: bool
 ) -> tuple[str, str] | None:
-    line = _line_of(report, BENCH, engine)
-    if engine.timed == ABSENT and line is None:  # the manifest asks for no benchmark
-        return (ABSENT, "its manifest has no benchmark") if by in _MEASURED else None
-    if engine.timed != PASSED:
-        return _reason(line, engine.timed, "its benchmark has not passed")
-    if timing is None and by in _MEASURED:
-        place = f" in case {case}" if case else ""
-        is_noisy = any(
-            one.noisy and one.case == (case or one.case)
-            for one in report.bench
-            if one.engine == engine.name
-        )
-        return LEFT_OUT, f"its latency{place} is noisy" if is_noisy else f"not timed{place}"
-    return None
+    """Give status and reason of an engine without a place, None if it has one.
 
-
-def _line_of(report: Report, stage: str, engine: EngineLine) -> TargetLine | None:
-    own = (line for line in report.summary if (line.stage, line.variant) == (stage, engine.name))
-    return next(own, None)
-
-
-def _reason(line: TargetLine | None, status: str, otherwise: str) -> tuple[str, str]:
-    names = {NOISY: "its latency is noisy", UNAVAILABLE: "unavailable here"}
-    reason = line.reason if line is not None else ""
-    return status, reason or names.get(status, otherwise)
+    ``untimed`` is the case in which it has no trusted latency but needs one; "" is any.
+    """
+    lines = {line.stage: line for line in report.summary if line.variant == engine.name}
+    checks = [(ENGINE, engine.built, "not built"), (VERIFY, engine.verified, "not verified")]
+    if GATE in lines and lines[GATE].status == FAILED:
+        checks.append((GATE, FAILED, "a gate has failed"))
+    has_bench = engine.timed != ABSENT or BENCH in lines
+    if needs_bench and has_bench:
+        checks.append((BENCH, engine.timed, "its benchmark has not passed"))
+    for stage, status, otherwise in checks:
+        if status != PASSED:
+            texts = {NOISY: "its latency is noisy", UNAVAILABLE: "unavailable here"}
+            reason = lines[stage].reason if stage in lines else ""
+            return status, reason or texts.get(status, otherwise)
+    if untimed is None:
+        return None
+    if not has_bench:
+        return ABSENT, "its manifest has no benchmark"
+    place = f" in case {untimed}" if untimed else ""
+    own = [line for line in report.bench if line.engine == engine.name]
+    if any(line.noisy for line in own if line.case == untimed or not untimed):
+        return LEFT_OUT, f"its latency{place} is noisy"
+    return LEFT_OUT, f"not timed{place}"
 
 
 def _in_order(engines: Iterable[RankedEngine], by: str) -> list[RankedEngine]:
@@ -330,22 +308,21 @@ _MOST_NAMES = 4
 
 def recommend(report: Report, ranking: Ranking) -> Recommendation:
     """Choose the first engine of a ranking, with the reasons for it."""
+    checks = {check.target: check for check in report.checks}
 
     def margin(engine: str) -> ErrorMargin | None:
-        target = target_of(VERIFY, report.model, engine)
-        return next(
-            (error_margin(check) for check in report.checks if check.target == target), None
-        )
+        check = checks.get(target_of(VERIFY, report.model, engine))
+        return error_margin(check) if check else None
 
     if not ranking.ranked:
         if noisy := _why_noisy(report):
             return Recommendation("", noisy)
-        smallest = None if timed_cases(report) else smallest_verified(report, ranking.within)
-        if smallest is None:
+        verified = _rank(report, SIZE, "", ranking.within, needs_bench=False).ranked
+        if timed_cases(report) or not verified:
             return Recommendation("", _why_none(report, ranking))
         only = "the only" if ranking.verified == 1 else "the smallest"
         why = f"It is {only} verified engine{_limit(ranking)}; no benchmark has passed."
-        return Recommendation(smallest.engine, why, margin=margin(smallest.engine))
+        return Recommendation(verified[0].engine, why, margin=margin(verified[0].engine))
     first, why = ranking.ranked[0], _why_first(ranking)
     if first.p50_ms is None:
         return Recommendation(first.engine, why, margin=margin(first.engine))
@@ -387,14 +364,14 @@ def _why_none(report: Report, ranking: Ranking) -> str:
         names = q.first_names(built, 3)
         return f"No engine has been verified here; built: {names}."
     case = f" in case {ranking.case}" if ranking.case else ""
-    left = q.first_names([f"{one.engine} ({one.status})" for one in ranking.unranked], 3)
+    left = q.first_names([f"{engine.engine} ({engine.status})" for engine in ranking.unranked], 3)
     return f"No verified engine{_limit(ranking)} can be ranked by {ranking.by}{case}: {left}."
 
 
 def _why_noisy(report: Report) -> str:
     """Say that the benchmarks of verified engines are noisy, "" if one is steady."""
     noisy = {line.engine for line in report.bench if line.noisy}
-    names = [one.name for one in report.engines if one.verified == PASSED and one.name in noisy]
+    names = [e.name for e in report.engines if e.verified == PASSED and e.name in noisy]
     if not names or timed_cases(report):
         return ""
     subject, verb = ("benchmark", "is") if len(names) == 1 else ("benchmarks", "are")

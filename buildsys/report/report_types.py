@@ -8,11 +8,12 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import MISSING, dataclass, field
+from typing import Any, TypeVar
 
 from buildsys.onnx_graphs.result_types import AgreementFigures
 
+Line = TypeVar("Line")
 LATENCY, THROUGHPUT, SIZE, ERROR = MEASURES = ("latency", "throughput", "size", "error")
 
 
@@ -34,14 +35,7 @@ class EngineLine:
     messages: tuple[str, ...]
     toolchain: str = ""  # its name and library versions
     executed: str = ""  # shares of its layers by type, which may differ from ``precision``
-
-
-@dataclass(frozen=True)
-class EngineProvenance:
-    """The origin of one engine, title -> text."""
-
-    engine: str
-    lines: Mapping[str, str]
+    origin: Mapping[str, str] = field(default_factory=dict)  # title -> text, if it was built
 
 
 @dataclass(frozen=True)
@@ -65,24 +59,11 @@ class TimingLine:
     speedup: float | None
     p50_interval_ms: tuple[float, ...] | None = None  # low and high, of the median
     noisy: bool = False
-
-
-@dataclass(frozen=True)
-class GpuTimingLine:
-    """One contender in one case by the clocks of GPU and host."""
-
-    engine: str
-    case: str
-    contender: str
-    gpu_p50_ms: float | None
-    gpu_p99_ms: float | None
-    wall_p50_ms: float | None
-    wall_p99_ms: float | None
-    throughput_per_s: float | None
-    queued_throughput_per_s: float | None
-    device_memory_bytes: int | None  # an execution context without weights
-    memory_taken_bytes: int | None  # difference in free device memory
-    noisy: bool = False
+    gpu_p50_ms: float | None = None  # by the GPU's clock
+    gpu_p99_ms: float | None = None
+    queued_throughput_per_s: float | None = None  # if the GPU never waits for the host
+    device_memory_bytes: int | None = None  # an execution context without weights
+    memory_taken_bytes: int | None = None  # difference in free device memory
 
 
 @dataclass(frozen=True)
@@ -199,16 +180,6 @@ class Ranking:
 
 
 @dataclass(frozen=True)
-class ComparedEngine:
-    """An engine of the searched backend and its latency."""
-
-    engine: str
-    precision: str
-    p50_ms: float | None
-    noisy: bool = False
-
-
-@dataclass(frozen=True)
 class SearchLine:
     """One search, with the engines that it served and their rivals."""
 
@@ -224,7 +195,7 @@ class SearchLine:
     error_with: float | None
     rtol: float | None  # the limit of the search
     macs_low: float | None  # share of the multiply-accumulates in the precision
-    engines: tuple[ComparedEngine, ...] = ()
+    engines: tuple[str, ...] = ()  # latencies of its engines and their rivals
 
 
 @dataclass(frozen=True)
@@ -279,17 +250,6 @@ class OperatorCount:
 
 
 @dataclass(frozen=True)
-class ModuleCount:
-    """PyTorch modules and their nodes."""
-
-    modules: tuple[str, ...]
-    count: int
-    operators: tuple[str, ...]
-    exported: int | None
-    simplified: int | None
-
-
-@dataclass(frozen=True)
 class GraphStage:
     """The graph of one stage."""
 
@@ -316,8 +276,6 @@ class GraphHistory:
     exported: GraphSize | None
     simplified: GraphSize | None
     operators: tuple[OperatorCount, ...]
-    modules: tuple[ModuleCount, ...]
-    folded: tuple[str, ...]  # sentences
     stages: tuple[GraphStage, ...]
     macs_at: Mapping[str, int]  # dynamic dimension -> size
 
@@ -457,9 +415,7 @@ class Report:
     conversions: tuple[ConversionLine, ...]
     checks: tuple[Check, ...]
     engines: tuple[EngineLine, ...]
-    engine_provenance: tuple[EngineProvenance, ...]
     bench: tuple[TimingLine, ...]
-    gpu_timings: tuple[GpuTimingLine, ...]
     gpu_states: tuple[GpuState, ...]
     bench_notes: tuple[str, ...]
     warnings: tuple[str, ...]
@@ -471,6 +427,20 @@ class Report:
     ranking: Ranking | None = None
     searches: tuple[SearchLine, ...] = ()
     commands: tuple[CommandLine, ...] = ()
+
+
+def fill(kind: type[Line], values: Mapping[str, Any], /, **own: Any) -> Line:
+    """Fill a line with the values of its names; what is not known is empty."""
+    for entry in dataclasses.fields(kind):  # type: ignore[arg-type]
+        if entry.name in own:
+            continue
+        value = values.get(entry.name)
+        if value is not None:
+            own[entry.name] = value
+        elif entry.default is MISSING and entry.default_factory is MISSING:
+            is_mapping = str(entry.type).startswith("Mapping")
+            own[entry.name] = "" if entry.type == "str" else {} if is_mapping else None
+    return kind(**own)
 
 
 def as_json(report: Report) -> dict[str, Any]:

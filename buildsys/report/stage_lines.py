@@ -1,4 +1,4 @@
-"""Gates, commands and searches of mixed precision as lines of the report."""
+"""Graphs, gates, commands and searches of mixed precision as lines of the report."""
 
 from __future__ import annotations
 
@@ -10,15 +10,25 @@ from buildsys.manifest.backend_choices import base_precision, full_name, is_auto
 from buildsys.report import formatting as q
 from buildsys.report.report_types import (
     CommandLine,
-    ComparedEngine,
+    ConversionLine,
     GateLine,
+    GraphHistory,
+    GraphSize,
+    GraphStage,
+    OperatorCount,
     SearchLine,
+    SurgeryLine,
     TimingLine,
+    fill,
 )
-from buildsys.report.result_files import NOISY, AnyResult, of_type
+from buildsys.report.result_files import NOISY, AnyResult, Result, of_type
 from buildsys.stages.command.result import CommandResult
+from buildsys.stages.convert.result import ConvertResult
+from buildsys.stages.export.result import ExportResult
 from buildsys.stages.gate.result import GateResult
 from buildsys.stages.search.result import SearchedGraph, SearchResult
+from buildsys.stages.simplify.result import SimplifyResult
+from buildsys.stages.surgery.result import SurgeryResult
 
 SHOWN: Mapping[str, Callable[[float], str]] = {
     "latency": lambda value: f"{q.significant(value * 1e3)} ms",
@@ -37,32 +47,94 @@ COMMAND_COLUMNS = ("command", "figure", "value>", "interval>", "limit>", "within
 _FULL = "fp32"
 
 
+def graph_history(
+    export: ExportResult,
+    simplify: SimplifyResult,
+    graphs: Mapping[str, Mapping[str, Any]],
+    dims: Mapping[str, int],
+) -> GraphHistory:
+    """Collect the graph's sizes and counts at every stage.
+
+    ``graphs`` are the facts of the written graphs by target, ``dims`` the sizes for which
+    multiply-accumulates are counted.
+    """
+    exported: Mapping[str, Any] = export if "operators" in export else simplify.get("before") or {}
+    simplified: Mapping[str, Any] = simplify.get("after") or {}
+    old, new = exported.get("operators"), simplified.get("operators")
+    counts = [
+        OperatorCount(
+            name,
+            None if old is None else old.get(name, 0),
+            None if new is None else new.get(name, 0),
+        )
+        for name in sorted({*(old or {}), *(new or {})})
+    ]
+    if new is not None:  # the largest changes first
+        counts.sort(key=lambda line: -abs((line.simplified or 0) - (line.exported or 0)))
+    sizes = [
+        GraphSize(graph.get("nodes"), graph.get("bytes")) if graph else None
+        for graph in (exported, simplified)
+    ]
+    return fill(
+        GraphHistory,
+        export,
+        exporter=export.get("exporter", ""),
+        tool=simplify.get("tool", ""),
+        exported=sizes[0],
+        simplified=sizes[1],
+        operators=tuple(counts),
+        stages=tuple(_graph_stage(target, facts) for target, facts in graphs.items()),
+        macs_at=dims,
+    )
+
+
+def _graph_stage(target: str, facts: Mapping[str, Any]) -> GraphStage:
+    stage, _, rest = target.partition(":")
+    variant = rest.partition(":")[2]
+    stored, macs = facts["initializers"], facts["macs"]
+    return GraphStage(
+        stage=f"{stage}:{variant}" if variant else stage,
+        opsets=facts["opsets"],
+        weights=facts["weights"],
+        initializers=stored["count"],
+        initializer_bytes=stored["bytes"],
+        macs=macs["total"],
+        formula=macs["formula"] or {},
+        operator_macs=macs["operators"],
+        not_counted=macs["not_counted"],
+    )
+
+
+def surgery_lines(result: Result[SurgeryResult]) -> Iterator[SurgeryLine]:
+    """Yield the completed steps of one surgery target."""
+    for step in result.content.get("steps", []):
+        worst = q.worst_comparison({"": step.get("cases", {})})
+        yield fill(SurgeryLine, step, when=result.variant, relative=worst and worst[0])
+
+
+def conversion_line(result: Result[ConvertResult]) -> ConversionLine:
+    """Describe one converted precision."""
+    kept_fp32 = tuple(result.content.get("kept_fp32", []))
+    own = {"precision": result.variant, "status": result.status, "kept_fp32": kept_fp32}
+    return fill(ConversionLine, result.content, **own)
+
+
 def gate_lines(results: Iterable[AnyResult]) -> tuple[GateLine, ...]:
     """List a line per gate of every engine."""
-    return tuple(
-        GateLine(
-            engine=result.variant,
-            metric=check.get("metric", ""),
-            status=check.get("status", ""),
-            before=check.get("before"),
-            after=check.get("after"),
-            change=None if check.get("status") == NOISY else check.get("change"),
-            interval=(low, high) if low is not None and high is not None else None,
-            text=check.get("text", ""),
-            tolerance=check.get("tolerance"),
-            limit=check.get("limit"),
-            confidence=check.get("confidence"),
-        )
-        for result in of_type(results, GateResult)
-        for check in result.content.get("checks", [])
-        for low, high in [(check.get("low"), check.get("high"))]
-    )
+    lines = []
+    for result in of_type(results, GateResult):
+        for check in result.content.get("checks", []):
+            change = None if check.get("status") == NOISY else check.get("change")
+            ends = check.get("low"), check.get("high")
+            interval = None if None in ends else ends
+            own = {"engine": result.variant, "change": change, "interval": interval}
+            lines.append(fill(GateLine, check, **own))
+    return tuple(lines)
 
 
 def gate_cells(line: GateLine) -> tuple[str, ...]:
     """Write the cells of a line for ``GATE_COLUMNS``, without markup."""
     show = SHOWN.get(line.metric, q.significant)
-    interval = " to ".join(map(q.change, line.interval)) if line.interval else q.NOTHING
     bound = "≥" if line.metric in _LEAST else "≤"
     return (
         line.engine,
@@ -71,7 +143,7 @@ def gate_cells(line: GateLine) -> tuple[str, ...]:
         q.NOTHING if line.before is None else show(line.before),
         q.NOTHING if line.after is None else show(line.after),
         q.NOTHING if line.change is None else q.change(line.change),
-        interval,
+        " to ".join(map(q.change, line.interval)) if line.interval else q.NOTHING,
         q.NOTHING if line.tolerance is None else q.percent(line.tolerance),
         q.NOTHING if line.limit is None else f"{bound} {show(line.limit)}",
     )
@@ -80,19 +152,17 @@ def gate_cells(line: GateLine) -> tuple[str, ...]:
 def command_lines(results: Iterable[AnyResult]) -> tuple[CommandLine, ...]:
     """List a line per figure of every command."""
     return tuple(
-        CommandLine(
+        fill(
+            CommandLine,
+            figure,
             command=result.variant,
             figure=name,
-            value=figure.get("value"),
-            unit=figure.get("unit", ""),
-            interval=(ends[0], ends[1]) if len(ends) == 2 else None,
+            interval=tuple(figure.get("interval", ())) or None,
             least=figure.get("min"),
             most=figure.get("max"),
-            passed=figure.get("passed"),
         )
         for result in of_type(results, CommandResult)
         for name, figure in result.content.get("figures", {}).items()
-        for ends in [figure.get("interval", [])]
     )
 
 
@@ -123,7 +193,7 @@ def search_lines(
     specs = manifest.get("engines", ())
     for result in searches:
         content = result.content
-        served = [spec for spec in specs if variant_of(spec, variants) == result.variant]
+        served = [spec for spec in specs if _variant_of(spec, variants) == result.variant]
         backends = {spec["backend"] for spec in served}
         precisions = {base_precision(spec) for spec in served} | {_FULL}
         rivals = [
@@ -133,36 +203,22 @@ def search_lines(
             and spec["backend"] in backends
             and base_precision(spec) in precisions
         ]
-        with_ = content.get("with", SearchedGraph())
-        without = content.get("without", SearchedGraph())
-        yield SearchLine(
+        yield fill(
+            SearchLine,
+            content,
             variant=result.variant,
-            precision=content.get("precision", ""),
             status=result.status,
             kept=tuple(map(tuple, content.get("nodes", []))),
-            candidates=content.get("candidates"),
             is_fp32=content.get("is_fp32", False),
             is_smallest=content.get("is_smallest", False),
-            trials=content.get("trials"),
-            error_without=graph_error(without),
-            error_with=graph_error(with_),
+            error_without=graph_error(content.get("without", SearchedGraph())),
+            error_with=graph_error(content.get("with", SearchedGraph())),
             rtol=content.get("limits", {}).get("rtol"),
-            macs_low=content.get("macs_low"),
-            engines=tuple(_compared(spec, bench) for spec in (*served, *rivals)),
+            engines=tuple(filter(None, (_timed(spec, bench) for spec in (*served, *rivals)))),
         )
 
 
-def timed_engines(line: SearchLine) -> list[str]:
-    """List the latencies of a search's engines and their rivals."""
-    return [
-        f"{timed.engine} ({timed.precision}) {q.latency(timed.p50_ms, noisy=timed.noisy)} ms"
-        + (" NOISY" if timed.noisy else "")
-        for timed in line.engines
-        if timed.p50_ms is not None
-    ]
-
-
-def variant_of(engine: Mapping[str, Any], variants: set[str]) -> str:
+def _variant_of(engine: Mapping[str, Any], variants: set[str]) -> str:
     """Name the search of an engine: its own if it has its own limits, "" if none."""
     if not is_auto(engine):
         return ""
@@ -171,16 +227,15 @@ def variant_of(engine: Mapping[str, Any], variants: set[str]) -> str:
     return own if own in variants else shared
 
 
-def _compared(spec: Mapping[str, Any], bench: Sequence[TimingLine]) -> ComparedEngine:
-    lines = [
-        line
-        for line in bench
-        if line.engine == spec["name"] and line.contender.startswith("engine") and line.p50_ms
-    ]
-    lines.sort(key=lambda line: (line.case != "opt", line.p50_ms))
-    best = lines[0] if lines else None
-    p50 = best.p50_ms if best else None
-    return ComparedEngine(spec["name"], full_name(spec), p50, bool(best and best.noisy))
+def _timed(spec: Mapping[str, Any], bench: Sequence[TimingLine]) -> str:
+    """Describe the latency of an engine, "" if it was not timed."""
+    name = spec["name"]
+    lines = [line for line in bench if line.engine == name and line.contender.startswith("engine")]
+    lines = sorted((line for line in lines if line.p50_ms), key=lambda line: line.case != "opt")
+    if not lines:
+        return ""
+    text = f"{name} ({full_name(spec)}) {q.latency(lines[0].p50_ms, noisy=lines[0].noisy)} ms"
+    return f"{text} NOISY" if lines[0].noisy else text
 
 
 def graph_error(graph: SearchedGraph) -> float | None:

@@ -188,9 +188,8 @@ def render_model(page: ModelPage) -> str:
         trends=[(one, chart) for one in page.history if (chart := figures.trend(one.timed))],
         layers={one.name: [line for line in report.layers if line.engine == one.name]
                 for one in report.engines},
-        provenance={one.engine: one.lines for one in report.engine_provenance},
-        tables={name: [table for table in make(report) if table.rows]
-                for name, make in tables.SECTIONS.items()},
+        tables={name: [table for make in makers if (table := make(report)).rows]
+                for name, makers in tables.SECTIONS.items()},
     )  # fmt: skip
 
 

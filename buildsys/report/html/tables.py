@@ -10,13 +10,12 @@ from buildsys.report import formatting as q
 from buildsys.report.benchmarks import contender_title
 from buildsys.report.ranking import COLUMNS as RANKING_COLUMNS
 from buildsys.report.ranking import ranking_cells, ranking_notes
-from buildsys.report.report_types import Check, ComparisonLine, GraphHistory, Report, SurgeryLine
+from buildsys.report.report_types import Check, ComparisonLine, Report, SurgeryLine
 from buildsys.report.stage_lines import (
     COMMAND_COLUMNS,
     GATE_COLUMNS,
     command_cells,
     gate_cells,
-    timed_engines,
 )
 
 MOST_COMPARISONS = 64
@@ -114,18 +113,6 @@ def failures(check: Check) -> Table:
     return Table(columns, rows, notes=notes)
 
 
-def _gates(report: Report) -> list[Table]:
-    return [Table(GATE_COLUMNS, tuple(map(gate_cells, report.gates)))]
-
-
-def _commands(report: Report) -> list[Table]:
-    return [Table(COMMAND_COLUMNS, tuple(map(command_cells, report.commands)))]
-
-
-def _gpu(report: Report) -> list[Table]:
-    return [_gpu_timings(report), _gpu_states(report)]
-
-
 def _gpu_timings(report: Report) -> Table:
     """List throughput and memory on the GPU."""
     columns = (
@@ -133,8 +120,10 @@ def _gpu_timings(report: Report) -> Table:
         "p99 (ms)>", "items/s>", "queued>", "context>", "memory>",
     )  # fmt: skip
     rows = []
-    for line in report.gpu_timings:
-        times = (line.gpu_p50_ms, line.gpu_p99_ms, line.wall_p50_ms, line.wall_p99_ms)
+    for line in report.bench:
+        if line.gpu_p50_ms is None:
+            continue
+        times = (line.gpu_p50_ms, line.gpu_p99_ms, line.p50_ms, line.p99_ms)
         rates = (line.throughput_per_s, line.queued_throughput_per_s)
         memory = (line.device_memory_bytes, line.memory_taken_bytes)
         numbers = [q.latency(value, noisy=line.noisy) for value in (*times, *rates)]
@@ -165,54 +154,36 @@ def _gpu_states(report: Report) -> Table:
     return Table(columns, tuple(rows), "Clocks, power and throttling", notes)
 
 
-def _graph(report: Report) -> list[Table]:
-    """List operators, modules and sizes of the graph, and what changed it."""
-    graph = report.graph
+def _operators(report: Report) -> Table:
     rows = []
-    for line in graph.operators:
+    for line in report.graph.operators:
         change = q.NOTHING
         if line.exported is not None and line.simplified is not None:
             change = f"{line.simplified - line.exported:+d}".replace("+0", "0")
         rows.append((line.operator, q.count(line.exported), q.count(line.simplified), change))
-    operators = Table(("operator", "exported>", "simplified>", "change>"), tuple(rows), "Operators")
-    modules = Table(
-        ("PyTorch modules", "modules>", "operator", "exported>", "simplified>"),
-        tuple(
-            (
-                ", ".join(module.modules), q.count(module.count), " or ".join(module.operators),
-                q.count(module.exported), q.count(module.simplified),
-            )
-            for module in graph.modules
-        ),
-        "Modules",
-        graph.folded,
-    )  # fmt: skip
-    tensors = Table(
-        ("tensor", "name", "dtype", "shape"),
-        tuple(
-            (tensor.role, tensor.name, tensor.dtype, f" {q.TIMES} ".join(tensor.shape) or "scalar")
-            for tensor in report.tensors
-        ),
-        "Inputs and outputs",
-        tuple(f"{name}: {span}" for name, span in report.dims.items()),
-    )
-    custom_operators = Table(
-        ("operator", "place", "implemented by"),
-        tuple(
-            (line.operator, line.place, line.implementation or "not implemented")
-            for line in report.custom_operators
-        ),
-        "Custom operators",
-    )
-    return [
-        operators, modules, _graph_stages(graph), tensors, _conversions(report), _searches(report),
-        _surgery(report), custom_operators,
-    ]  # fmt: skip
+    return Table(("operator", "exported>", "simplified>", "change>"), tuple(rows), "Operators")
 
 
-def _graph_stages(graph: GraphHistory) -> Table:
+def _tensors(report: Report) -> Table:
+    rows = tuple(
+        (tensor.role, tensor.name, tensor.dtype, f" {q.TIMES} ".join(tensor.shape) or "scalar")
+        for tensor in report.tensors
+    )
+    notes = tuple(f"{name}: {span}" for name, span in report.dims.items())
+    return Table(("tensor", "name", "dtype", "shape"), rows, "Inputs and outputs", notes)
+
+
+def _custom_operators(report: Report) -> Table:
+    rows = tuple(
+        (line.operator, line.place, line.implementation or "not implemented")
+        for line in report.custom_operators
+    )
+    return Table(("operator", "place", "implemented by"), rows, "Custom operators")
+
+
+def _graph_stages(report: Report) -> Table:
     """List sizes and multiply-accumulates of the graph at every stage."""
-    notes, rows = [], []
+    graph, notes, rows = report.graph, [], []
     if any(stage.macs for stage in graph.stages):
         sizes = ", ".join(f"{name} = {size}" for name, size in graph.macs_at.items())
         counted = "multiply-accumulates of convolutions, matrix products and recurrent layers"
@@ -269,8 +240,8 @@ def _searches(report: Report) -> Table:
             needed = "without any of them it exceeds the limits"
             why = needed if line.is_smallest else "perhaps more than needed"
             notes.append(f"In fp32 for {line.variant}: {names}; {why}.")
-        if timed := timed_engines(line):
-            notes.append(f"p50 of {line.variant} and its rivals: {', '.join(timed)}.")
+        if line.engines:
+            notes.append(f"p50 of {line.variant} and its rivals: {', '.join(line.engines)}.")
     columns = (
         "search", "nodes in fp32>", "relative error>", "limit of the search>",
         "MACs in low precision>", "trials>",
@@ -301,20 +272,26 @@ def _surgery(report: Report) -> Table:
     return Table(columns, rows, "Surgery")
 
 
-def _provenance(report: Report) -> list[Table]:
-    """List the digests of graph and engines, and the versions of all libraries in use."""
-    origin = report.provenance
-    files = tuple((line.file, q.size(line.size_bytes), line.sha256) for line in origin.files)
-    return [
-        Table(("file", "size>", "SHA-256"), files, "Files"),
-        Table(("library", "version"), tuple(origin.versions.items()), "Libraries"),
-    ]
+def _files(report: Report) -> Table:
+    files = report.provenance.files
+    rows = tuple((line.file, q.size(line.size_bytes), line.sha256) for line in files)
+    return Table(("file", "size>", "SHA-256"), rows, "Files")
 
 
-SECTIONS: Mapping[str, Callable[[Report], list[Table]]] = {
-    "gates": _gates,
-    "commands": _commands,
-    "gpu": _gpu,
-    "graph": _graph,
-    "provenance": _provenance,
-}
+# sections of the page; empty tables are left out
+SECTIONS: Mapping[str, tuple[Callable[[Report], Table], ...]] = {
+    "gates": (lambda report: Table(GATE_COLUMNS, tuple(map(gate_cells, report.gates))),),
+    "commands": (
+        lambda report: Table(COMMAND_COLUMNS, tuple(map(command_cells, report.commands))),
+    ),
+    "gpu": (_gpu_timings, _gpu_states),
+    "graph": (
+        _operators, _graph_stages, _tensors, _conversions, _searches, _surgery, _custom_operators,
+    ),
+    "provenance": (
+        _files,
+        lambda report: Table(
+            ("library", "version"), tuple(report.provenance.versions.items()), "Libraries"
+        ),
+    ),
+}  # fmt: skip

@@ -9,11 +9,11 @@ from html_page import Page, page_of
 from tiny_results import NO_GPU, Results
 
 from buildsys.report.assemble import assemble
-from buildsys.report.engines import engine_provenance
+from buildsys.report.engines import engine_origin
 from buildsys.report.html.pages import render_model
 from buildsys.report.markdown import render
 from buildsys.report.report_types import Report, as_json
-from buildsys.report.result_files import PASSED, Result, parse
+from buildsys.report.result_files import parse
 from buildsys.stages.engine.result import EngineResult
 
 NAN = float("nan")
@@ -114,15 +114,6 @@ def test_the_numbers_of_a_conversion_are_among_the_checks(results: Results) -> N
     assert line.outcome.endswith("worst relative error 3.0e-03 (opt scores)")
 
 
-def test_batch_norms_folded_by_simplification_are_counted(results: Results) -> None:
-    operators = {"Conv": 2, "BatchNormalization": 2}
-    results.passed("export:tiny", operators=operators)
-    assert report_on(results).graph.folded == (
-        "2 of 2 batch norms were folded by simplification:"
-        " BatchNormalization 2 → 0 in the simplified graph.",
-    )
-
-
 def test_operators_are_listed_with_the_largest_change_first(results: Results) -> None:
     lines = report_on(results).graph.operators
     assert [(line.operator, line.exported, line.simplified) for line in lines[:3]] == [
@@ -218,8 +209,8 @@ def test_results_without_content_still_give_a_report(results: Results) -> None:
 
 
 def test_engine_provenance_lists_libraries_and_settings(results: Results) -> None:
-    rtx = next(made for made in report_on(results).engine_provenance if made.engine == "rtx-fp16")
-    assert rtx.lines == {
+    rtx = next(engine for engine in report_on(results).engines if engine.name == "rtx-fp16")
+    assert rtx.origin == {
         "built with": "TensorRT-RTX 1.7.1.116, Linux x86_64",
         "settings that are not the defaults": (
             "builder_optimization_level 5, compute_capabilities [8.9], flags {tf32: false}"
@@ -266,7 +257,5 @@ def test_verify_is_reported_per_profile(results: Results) -> None:
 
 def test_engine_provenance_names_operators_outside_the_delegate() -> None:
     delegated = {"share": 0.8, "operators": {"convolution": 4}, "portable": {"mean": 1}}
-    engine = {"engine_sha256": "0" * 64, "delegated": delegated}
-    result = Result("engine:net:et", PASSED, parse(engine, EngineResult))
-    (made,) = engine_provenance([result], {"engines": []})
-    assert made.lines["operators in the delegate"] == "80 %; in portable kernels: 1 mean"
+    lines = engine_origin(parse({"delegated": delegated}, EngineResult), {}, [])
+    assert lines["operators in the delegate"] == "80 %; in portable kernels: 1 mean"
