@@ -6,7 +6,6 @@ pydantic and yaml.
 
 from __future__ import annotations
 
-import gc
 import os
 import sys
 from collections.abc import Sequence
@@ -47,10 +46,4 @@ def main(names: Sequence[str]) -> int:
 
 
 if __name__ == "__main__":
-    # a quarter of the time after an edit: collections during the imports, a search for plugins of
-    # pydantic in all packages, and the teardown of the interpreter
-    gc.disable()
-    os.environ["PYDANTIC_DISABLE_PLUGINS"] = "__all__"
-    code = main(sys.argv[1:])
-    sys.stderr.flush()
-    os._exit(code)
+    sys.exit(main(sys.argv[1:]))

@@ -7,7 +7,6 @@ import contextlib
 import gc
 import json
 import os
-import re
 import threading
 import time
 import traceback
@@ -29,7 +28,6 @@ if TYPE_CHECKING:
     from buildsys.execution.freshness import Explanation, FreshnessChecker
     from buildsys.execution.run_records import Outcome
     from buildsys.execution.stale_reasons import Reason
-    from buildsys.history.past_builds import PastBuilds
     from buildsys.history.recorder import Recorder
     from buildsys.project.load import Project
     from buildsys.store.ledger import AcceptedBuild
@@ -39,7 +37,6 @@ if TYPE_CHECKING:
 
 _CLOSE_LIMIT_S = 5.0  # for stages that were interrupted
 _UNAVAILABLE, _NOISY = "unavailable", "noisy"  # statuses of the ledger, which some runs do not load
-_LONG_LIST = re.compile(rb"\[[-+.0-9eE, ]{1000,}\]")  # numbers on one line, as results have them
 _OBJECTS = 100_000  # between garbage collections: modules, manifests and plans stay anyway
 
 
@@ -186,13 +183,9 @@ class Session(TargetNames):
         return None
 
     def _past_builds(self, *names: str) -> Iterable[AcceptedBuild]:
-        return self._gate_history.of_gate(*names)
-
-    @cached_property
-    def _gate_history(self) -> PastBuilds:
         from buildsys.history.past_builds import PastBuilds  # only projects with gates need it
 
-        return PastBuilds(self.project.state)
+        return PastBuilds(self.project.state).of_gate(*names)
 
     def _make_recorder(self) -> Recorder:
         from buildsys.history.database import History, history_file
@@ -352,14 +345,10 @@ class Session(TargetNames):
         )
 
     def result(self, target: str) -> dict[str, Any]:
-        """Read the result file of a target, {} if unreadable.
-
-        Raw samples are left out: a million of them would be most of this process's memory.
-        """
+        """Read the result file of a target, {} if unreadable."""
         path = self.project.build / self.actions[target].outputs["result"].path
         try:
-            content = read_limited(path, MAX_RESULT_BYTES)
-            result = json.loads(_LONG_LIST.sub(b"[]", content))
+            result = json.loads(read_limited(path, MAX_RESULT_BYTES))
         except (OSError, ValueError, RecursionError):
             return {}
         return result if isinstance(result, dict) else {}

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import threading
 import time
 from collections.abc import Mapping
-from itertools import groupby
 
 from buildsys.cli.console.lines import ConsoleLine
 from buildsys.cli.session import Session
-from buildsys.errors import BuildsysError
 from buildsys.execution.freshness import FRESH
 from buildsys.report.formatting import duration
 from buildsys.stages.table import stage_info
@@ -19,49 +16,29 @@ _LEAST_LEFT = 0.1  # share of the usual time left to a target that exceeds it
 
 
 class Estimate:
-    """The remaining time of a run: the median times of earlier runs, or their stages' defaults."""
+    """The remaining time of a run: the median times of earlier runs, or their stages' defaults.
+
+    Raises: BuildsysError, OSError, ValueError: the state cannot be read.
+    """
 
     def __init__(self, session: Session, lines: Mapping[str, ConsoleLine]) -> None:
-        self._session = session
         self._lines = lines
+        self._jobs = session.jobs
         self._usual_s: dict[str, float] = {}  # of the targets that will probably run
         self._never_built: set[str] = set()
-        self._is_complete = False
-        self._stopped = threading.Event()
-
-    def stop(self) -> None:
-        """Make ``learn`` return soon: the state is about to be closed."""
-        self._stopped.set()
-
-    def learn(self) -> None:
-        """Look up all unfinished targets, in a thread.
-
-        It works half of the time only: the models of a large project take seconds.
-        """
-        waiting = [line for line in self._lines.values() if line.status in ("not run", "running")]
-        for _, lines in groupby(waiting, key=lambda line: line.model):
-            started = time.monotonic()
-            try:
-                forecast = self._session.executor.forecast([line.target for line in lines])
-            except (BuildsysError, OSError, ValueError):  # the targets will report it
+        waiting = [name for name, line in lines.items() if line.status in ("not run", "running")]
+        for target, state in session.executor.forecast(waiting).items():
+            if state.state == FRESH and not session.always:
                 continue
-            for target, state in forecast.items():
-                if state.state == FRESH and not self._session.always:
-                    continue
-                usual_s = _RESTORED_S if state.restorable else state.expected_s
-                if usual_s is None:
-                    action = self._session.actions[target]
-                    usual_s = action.usual_s or stage_info(action.stage).usual_s
-                    self._never_built.add(target)
-                self._usual_s[target] = usual_s
-            if self._stopped.wait(time.monotonic() - started):
-                return
-        self._is_complete = True
+            usual_s = _RESTORED_S if state.restorable else state.expected_s
+            if usual_s is None:
+                action = session.actions[target]
+                usual_s = action.usual_s or stage_info(action.stage).usual_s
+                self._never_built.add(target)
+            self._usual_s[target] = usual_s
 
     def __str__(self) -> str:
-        """Write ``about 3 min left``, or ``~3 min left, first build``, "" while it is unknown."""
-        if not self._is_complete:
-            return ""
+        """Write ``about 3 min left``, or ``~3 min left, first build``."""
         total_s, new_s = 0.0, 0.0
         for target, usual_s in self._usual_s.items():
             line = self._lines[target]
@@ -71,7 +48,7 @@ class Estimate:
             left_s = max(usual_s - taken_s, _LEAST_LEFT * usual_s)
             total_s += left_s
             new_s += left_s if target in self._never_built else 0.0
-        left = _rounded(total_s / self._session.jobs)
+        left = _rounded(total_s / self._jobs)
         return f"~{left} left, first build" if new_s > total_s / 2 else f"about {left} left"
 
 

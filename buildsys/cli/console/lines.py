@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from buildsys.report.formatting import duration, first_names, plural
+from buildsys.report.formatting import duration, plural
 from buildsys.stages.table import ENGINE, ENGINE_STAGES, target_of
 from buildsys.system.files import read_end
 from buildsys.system.printable import printable_line
@@ -14,7 +14,6 @@ from buildsys.system.printable import printable_line
 ENDED = ("passed", "restored", "unavailable", "noisy", "failed")
 OBVIOUS = ("never built", "requested")  # reasons in the executor's words, not repeated
 _TAIL_BYTES = 4096  # bytes at the end of a log
-_MOST_NAMES = 3
 
 
 @dataclass(slots=True)
@@ -113,15 +112,11 @@ def row_title(group: Sequence[ConsoleLine]) -> str:
 
 
 def group_name(group: Sequence[ConsoleLine]) -> str:
-    """Write the names of a group, with the braces of a shell if regular."""
-    stages, models, variants = (_distinct(group, part) for part in ("stage", "model", "variant"))
+    """Write the name of one target, or of all in a group."""
+    models = _distinct(group, "model")
     if len(models) > 1:
         return f"{plural(len(group), 'target')} of {plural(len(models), 'model')}"
-    if len(group) != len(stages) * len(variants):
-        return first_names([line.target for line in group], _MOST_NAMES)
-    parts = (stages, models, variants)
-    braced = [names[0] if len(names) == 1 else f"{{{','.join(names)}}}" for names in parts]
-    return ":".join(braced).rstrip(":")
+    return group[0].target if len(group) == 1 else f"{row_title(group)} of {models[0]}"
 
 
 def _distinct(group: Iterable[ConsoleLine], part: str) -> list[str]:

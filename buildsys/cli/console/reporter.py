@@ -11,6 +11,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any, TextIO
 
 from buildsys.cli.command import INTERRUPTED
@@ -27,7 +28,7 @@ from buildsys.cli.interruption import NOTICE, Signals
 from buildsys.cli.project_root import shown_path
 from buildsys.cli.session import Session
 from buildsys.cli.target_names import STAGE_DOCS
-from buildsys.errors import with_hint
+from buildsys.errors import BuildsysError, with_hint
 from buildsys.report.formatting import plural
 from buildsys.system.printable import printable, use_plain_symbols
 
@@ -37,8 +38,8 @@ if TYPE_CHECKING:
     from buildsys.cli.failure_report import StaleOutputs
 
 _MOST_CAUSES = 12  # causes of shortfalls, if there is nothing to do
-_MOST_ESTIMATED = 2_000  # targets: planning and checking each takes 10 ms of processor time
-_LOADING_LIMIT_S = 2.0  # at the end of a run, for the thread that estimates it
+_MOST_ESTIMATED = 500  # targets: planning and checking each takes 10 ms of processor time
+_LOADING_LIMIT_S = 5.0  # at the end of a run, for the thread that estimates it
 
 
 class Reporter:
@@ -190,8 +191,6 @@ class Reporter:
 
     def _end_display(self) -> None:
         if self._loading:
-            if self._estimate:
-                self._estimate.stop()
             self._loading.join(_LOADING_LIMIT_S)
         if self._display:
             self._display.close()
@@ -306,9 +305,10 @@ class Reporter:
         from buildsys.cli.commands.pages import prepare
         from buildsys.cli.console.estimate import Estimate
 
-        if len(self._lines) <= _MOST_ESTIMATED:
-            self._estimate = Estimate(self.session, self._lines)
-            self._estimate.learn()
+        # the targets report an unreadable state
+        with suppress(BuildsysError, OSError, ValueError):
+            if len(self._lines) <= _MOST_ESTIMATED:
+                self._estimate = Estimate(self.session, self._lines)
         prepare()
 
     def _open_display(self) -> PlainDisplay | LiveDisplay:

@@ -41,22 +41,25 @@ class Row:
 
 def print_rows(rows: Iterable[Row], closing: Sequence[str]) -> None:
     """Print rows and closing lines, with colours on a terminal."""
-    out = sys.stdout
-    use_plain_symbols(out)
-    line = printable_line
-    rows = [
-        Row(row.word, line(row.text), [*map(line, row.details)], line(row.note)) for row in rows
-    ]
-    closing = [*map(line, closing)]
+    use_plain_symbols(sys.stdout)
+    rows = list(rows)
     width = max((len(row.word) for row in rows), default=0) + 2
-    if out.isatty() and os.environ.get("TERM") != "dumb":
-        _print_with_rich(rows, closing, width)
-        return
+    lines: list[tuple[str, str]] = []  # word and text
     for row in rows:
-        note = f"  {row.note}" if row.note else ""
-        out.write(f"{row.word:<{width}}{row.text}{note}\n")
-        out.writelines(f"{' ' * (width + 2)}{detail}\n" for detail in row.details)
-    out.writelines(f"{text}\n" for text in closing)
+        lines.append((row.word, f"{row.text}  {row.note}" if row.note else row.text))
+        lines += [("", f"  {detail}") for detail in row.details]
+    texts = [(word, f"{word:<{width}}{printable_line(text)}") for word, text in lines]
+    texts += [("", printable_line(text)) for text in closing]
+    if not sys.stdout.isatty() or os.environ.get("TERM") == "dumb":
+        sys.stdout.writelines(f"{text}\n" for _, text in texts)
+        return
+    from rich.text import Text
+
+    console = text_console(sys.stdout)
+    for word, text in texts:
+        line = Text(text)
+        line.stylize(_STYLES.get(word, ""), 0, len(word))
+        console.print(line, soft_wrap=True)
 
 
 def text_console(out: TextIO, width: int | None = None) -> Console:
@@ -71,26 +74,6 @@ def text_console(out: TextIO, width: int | None = None) -> Console:
             raise BrokenPipeError
 
     return _Console(file=out, highlight=False, markup=False, emoji=False, width=width)
-
-
-def _print_with_rich(rows: Iterable[Row], closing: Iterable[str], width: int) -> None:
-    from rich.padding import Padding
-    from rich.table import Table
-    from rich.text import Text
-
-    console = text_console(sys.stdout)
-    for row in rows:
-        grid = Table.grid(padding=0)
-        grid.add_column(width=width, no_wrap=True)
-        grid.add_column(overflow="fold", no_wrap=bool(row.note))
-        grid.add_column(overflow="fold")
-        word, text = Text(row.word, _STYLES.get(row.word, "")), Text(row.text)
-        grid.add_row(word, text, Padding(Text(row.note), (0, 0, 0, 2 if row.note else 0)))
-        console.print(grid)
-        for line in row.details:
-            console.print(Padding(Text(line, overflow="fold"), (0, 0, 0, width + 2)))
-    for line in closing:
-        console.print(Text(line), soft_wrap=True)
 
 
 def titled_lines(title: str, lines: Iterable[str], indent: int) -> list[str]:

@@ -161,6 +161,13 @@ def test_models_that_were_not_reached(ready_built: ReadyProject) -> None:
     }
 
 
+def test_another_reporter(ready_built: ReadyProject) -> None:
+    fail_validation(ready_built)
+    ran = ready_built.doit("-r", "json")
+    assert (ran.code, verdict(ready_built)) == (1, FAILED)
+    json.loads(ran.out)  # and nothing else
+
+
 def test_a_report_that_cannot_be_replaced_is_reported(ready_built: ReadyProject) -> None:
     (ready_built.root / "build/a/report/last_passed.md").mkdir()
     fail_validation(ready_built)

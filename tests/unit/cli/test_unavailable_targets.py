@@ -35,7 +35,7 @@ def test_an_unavailable_engine_is_said_once(doit: Doit) -> None:
     doit.fresh.update(doit.session.actions)
     _, out = doit()
     assert out.splitlines()[0] == (
-        "unavailable  {engine,verify,bench}:net:rtx  no GPU; run it on one"
+        "unavailable  engine, verify, bench rtx of net  no GPU; run it on one"
     )
     doit.fresh.discard(OF_RTX[1])  # its engine is unavailable since an earlier run
     _, out = doit("-s", "verify:net:rtx")
@@ -60,7 +60,7 @@ def test_engines_with_one_cause_share_a_row() -> None:
         "engine, verify a, b", "engine, verify c", "engine d", "verify d"
     ]  # fmt: skip
     assert [group_name(group) for group in lines_by_cause(listed, cause)] == [
-        "engine:m:a, verify:m:a, engine:m:b and 2 more", "{engine,verify}:m:c"
+        "engine, verify a, b, d of m", "engine, verify c of m"
     ]  # fmt: skip
     listed += lines("n", "verify a unavailable")
     cause = causes(listed, lambda one: reasons[one.variant])
