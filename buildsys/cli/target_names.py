@@ -209,19 +209,19 @@ class TargetNames:
         return dict.fromkeys(readings)
 
     def full_names(self, names: Iterable[str], only: ModelFilter = _EVERY_MODEL) -> list[str]:
-        """List names for doit: patterns as targets, unknown names unchanged.
+        """List names for doit, patterns as targets.
 
-        Raises: UsageError: a name is ambiguous, or a pattern or ``only`` matches nothing.
+        Raises: UsageError: a name is unknown or ambiguous, or ``only`` matches nothing.
         """
         full: dict[str, None] = {}
         for name in names:
             if only and name == "build":
                 models = only.models(self.project.models)
                 full |= dict.fromkeys(f"build:{model}" for model in models)
-            elif only or "*" in name:
+            elif only or "*" in name or not (full_name := self.full_name(name)):
                 full |= dict.fromkeys(self.in_order(self.select([name], only=only)))
             else:
-                full[self.full_name(name) or name] = None
+                full[full_name] = None
         return list(full)
 
     def one_model(self, command: str, names: Sequence[str]) -> str:

@@ -168,15 +168,12 @@ class ProjectTasks:
         session = self.session
         session.jobs = max(1, options.get("num_process") or 1)
         session.always = bool(options.get("always"))
-        names[:] = session.full_names(names)
+        paths = [name for name in names if "/" in name]  # doit takes outputs as well
+        names[:] = [*session.full_names(name for name in names if "/" not in name), *paths]
         if command == "list" and not (names or options["subtasks"] or options["status"]):
             models = (f"build:{model}" for model in session.project.models)
             self._groups = [BUILD, *session.actions.stages(), *models]
             return
-        paths = [name for name in names if "/" in name]  # doit takes outputs as well
-        for name in names:
-            if name not in paths and session.full_name(name) is None:
-                session.select([name])  # raises
         if not paths and (names or command == "run"):
             is_whole = command == "run" and not session.always
             self.choose_names(names or [BUILD], skip_fresh=is_whole and not options["single"])
@@ -220,7 +217,7 @@ def _group_task(
     stage, _, model = name.partition(":")
     task: dict[str, Any] = {
         "actions": None,
-        "uptodate": [UpToDate(session, members, remembered=True)],
+        "uptodate": [UpToDate(session, members)],
         "clean": [(clean, [session, name])],
     }
     if stage == BUILD:
@@ -259,13 +256,10 @@ class UpToDate:
 
     session: Session
     targets: Sequence[str]
-    remembered: bool = False  # an earlier check of the same targets in this process counts
 
     def __call__(self) -> bool:
         """Check that all targets are up to date."""
-        if self.remembered:
-            return self.session.are_up_to_date(self.targets)
-        return all(self.session.is_fresh(target) for target in self.targets)
+        return self.session.are_up_to_date(self.targets)
 
     def __repr__(self) -> str:
         """List stale targets with the reasons, and unavailable and noisy ones."""

@@ -113,9 +113,6 @@ def chosen_names(session: Session, options: Namespace) -> list[str]:
     """
     try:
         names = session.full_names(options.names or [_EVERYTHING], ModelFilter.of(options))
-        for name in names:
-            if session.full_name(name) is None:
-                session.select([name])  # raises
     except UsageError as error:
         broken = [str(problem) for errors in session.project.broken.values() for problem in errors]
         if not broken:

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from buildsys import __version__
-from buildsys.cli.command import INTERRUPTED, add_names
+from buildsys.cli.command import INTERRUPTED, add_names, print_lines
 from buildsys.cli.commands.build import add_executor, add_jobs, chosen_names
 from buildsys.cli.console.rows import Row, print_rows
 from buildsys.cli.project_root import shown_path
@@ -27,7 +27,7 @@ from buildsys.execution.stale_reasons import REBUILD, Reason
 from buildsys.project.load import empty_project
 from buildsys.report.formatting import first_names, plural
 from buildsys.report.run_results import INTERRUPTED as INTERRUPTED_RUN
-from buildsys.report.run_results import REFUSED, RUNNING, RunResults, TargetResult
+from buildsys.report.run_results import REFUSED, RUNNING, RunResults
 from buildsys.report.run_summary import outcome
 from buildsys.store.ledger import utc_now
 from buildsys.system.files import locked
@@ -95,13 +95,13 @@ class _Night:
             return code  # nobody would learn how the run ended
         try:
             session = Session.load(self._options.root, leave_out=True)
-            if self._options.on:
-                results, code = self._build_elsewhere(session)
-            else:
-                names = self._choose(session)
-                code = run_targets(session, names, jobs=self._jobs(), keep_going=True)
-                results = collect_results(session, self._started)
-            return self._finish(session, results, code)
+            results, code = self._build(session)
+            code = _exit_code(results, code)
+            if self._html() is None:  # the reporter updates the pages of models that have changed
+                from buildsys.cli.commands.pages import update_pages
+
+                print_lines(filter(None, [update_pages(session, list(session.project.models))]))
+            code = max(code, self._write(results, code))
         except BuildsysError as error:
             self._write_unfinished(REFUSED, str(error), error.exit_code)
             raise
@@ -109,56 +109,30 @@ class _Night:
             problem = "interrupted before the first target"
             self._write_unfinished(INTERRUPTED_RUN, problem, INTERRUPTED)
             raise
+        _print_end(results, self._folder)
+        return code
 
-    def _jobs(self) -> int:
-        """Choose one target per GPU and one on the processor; unlike GPUs go to one target."""
-        if self._options.jobs:
-            return int(self._options.jobs)
-        from buildsys.system.devices import equal_gpus, gpu_uuids
-
-        gpus = len(equal_gpus()) or len(gpu_uuids()[:1])
-        return gpus + 1 if gpus else 0
-
-    def _choose(self, session: Session) -> list[str]:
-        """List the names to build; mark the targets to rebuild and repeat."""
-        session.repeats_flaky = session.remeasures_noisy = True
-        if not session.project.models and not session.project.broken:
-            folder = os.path.relpath(session.project.configs / "models", self._options.root)
+    def _build(self, session: Session) -> tuple[RunResults, int]:
+        """Build everything stale, here or on other machines; return results and exit code."""
+        options, project = self._options, session.project
+        if not project.models and not project.broken:
+            folder = os.path.relpath(project.configs / "models", options.root)
             problem = f"there is nothing to build: {folder} has no manifest"
             raise UsageError(problem, "put one YAML file per model there")
-        names = chosen_names(session, self._options)
+        names = chosen_names(session, options)
+        if options.on:
+            from buildsys.cli.build_on import run_on
+
+            command = ["nightly", *(["--all"] if options.all else [])]
+            command += ["--rebuild", options.rebuild] if options.rebuild else []
+            run = run_on(session, names, options, tuple(command))
+            return run.results, run.exit_code
+        session.repeats_flaky = session.remeasures_noisy = True
         if self._stages:
             members = {target for name in names for target in session.members(name)}
             session.rebuilds = _rebuilds(session, members, self._stages)
-        return names
-
-    def _build_elsewhere(self, session: Session) -> tuple[RunResults, int]:
-        """Let other machines build everything stale; return results and exit code."""
-        from buildsys.cli.build_on import run_on
-
-        options, names = self._options, chosen_names(session, self._options)
-        stages = [stage for stage in self._stages if stage != _EVERYTHING]
-        command = ["nightly", *(["--all"] if options.all else [])]
-        command += ["--rebuild", ",".join(stages)] if stages else []
-        run = run_on(session, names, options, tuple(command))
-        return run.results, run.exit_code
-
-    def _finish(self, session: Session, results: RunResults, code: int) -> int:
-        """Write the files and print the failures; return the exit code."""
-        if results.manifests:
-            code = max(code, UsageError.exit_code)
-        if not code and results.regressed:
-            code = CheckFailed.exit_code
-        if not code and results.never_ran:
-            code = BuildsysError.exit_code
-        if self._html() is None:  # the reporter updates the pages of models that have changed
-            from buildsys.cli.commands.pages import update_pages
-
-            line = update_pages(session, list(session.project.models))
-            sys.stdout.write(printable(f"{line}\n") if line else "")
-        code = max(code, self._write(results, code))
-        _print_end(results, self._folder)
-        return code
+        code = run_targets(session, names, jobs=options.jobs or _default_jobs(), keep_going=True)
+        return collect_results(session, self._started), code
 
     def _write_unfinished(self, status: str, error: str, code: int) -> int:
         host = socket.gethostname()
@@ -166,7 +140,7 @@ class _Night:
 
     def _html(self) -> str | None:
         """Locate the index of the HTML reports, relative to the project."""
-        index = self._folder.parent / "report" / "index.html"
+        index = _index(self._folder)
         return os.path.relpath(index, self._options.root) if index.is_file() else None
 
     def _write(self, results: RunResults, code: int) -> int:
@@ -187,6 +161,26 @@ class _Night:
         paths = {kind: str(self._folder / name) for kind, name in files.items()}
         title = f"Nightly run of {results.started[:16].replace('T', ' ')} UTC"
         return write_files(paths, results, title, json.dumps(document, indent=2) + "\n")
+
+
+def _default_jobs() -> int:
+    """Choose one target per GPU and one on the processor; unlike GPUs go to one target."""
+    from buildsys.system.devices import equal_gpus, gpu_uuids
+
+    gpus = len(equal_gpus()) or len(gpu_uuids()[:1])
+    return gpus + 1 if gpus else 0
+
+
+def _exit_code(results: RunResults, code: int) -> int:
+    if results.manifests:
+        return max(code, UsageError.exit_code)
+    if not code and results.regressed:
+        return CheckFailed.exit_code
+    return BuildsysError.exit_code if not code and results.never_ran else code
+
+
+def _index(folder: Path) -> Path:
+    return folder.parent / "report" / "index.html"
 
 
 def _run_in(folder: Path) -> dict[str, Any] | None:
@@ -245,25 +239,17 @@ def _print_end(results: RunResults, folder: Path) -> None:
         replace(target, reason=f"passed when repeated; {target.first_failure}")
         for target in results.flaky
     ]
-    for word, targets in (
-        ("failed", results.failed),
-        ("regressed", results.regressed),
-        ("noisy", results.noisy),
-        ("flaky", flaky),
-    ):
-        rows += [Row(word, _line(target)) for target in targets[:_MOST_LINES]]
+    listed = {"failed": results.failed, "regressed": results.regressed, "noisy": results.noisy}
+    for word, targets in {**listed, "flaky": flaky}.items():
+        for target in targets[:_MOST_LINES]:
+            parts = [target.target, target.reason.partition("\n")[0]]
+            parts += [f"last passed {target.last_passed[:10]}"] if target.last_passed else []
+            parts += [f"owner: {target.owner}"] if target.owner else []
+            rows.append(Row(word, "  ".join(filter(None, parts))))
         if len(targets) > _MOST_LINES:
             rows.append(Row(word, f"and {plural(len(targets) - _MOST_LINES, 'more target')}"))
     for reason, targets in results.never_ran_by_reason.items():
         names = first_names([target.target for target in targets], _MOST_NAMES)
         rows.append(Row("never ran", f"{names}  {reason}"))
-    index = folder.parent / "report" / "index.html"
-    files = [folder / "summary.md", *([index] if index.is_file() else [])]
+    files = [folder / "summary.md", *([_index(folder)] if _index(folder).is_file() else [])]
     print_rows(rows, [f"nightly: {outcome(results)}; see {' and '.join(map(shown_path, files))}"])
-
-
-def _line(target: TargetResult) -> str:
-    parts = [target.target, target.reason.split("\n")[0]]
-    parts += [f"last passed {target.last_passed[:10]}"] if target.last_passed else []
-    parts += [f"owner: {target.owner}"] if target.owner else []
-    return "  ".join(part for part in parts if part)
