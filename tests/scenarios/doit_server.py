@@ -35,7 +35,6 @@ REPOSITORY = Path(__file__).resolve().parents[2]
 PACKAGES = ("cli", "execution", "manifest", "plan", "report", "store", "system", "workers")
 FURTHER = ("blake3", "rich.console", "tomllib" if sys.version_info >= (3, 11) else "tomli")
 FURTHER += ("doit.doit_cmd", "pydantic.types", "yaml")
-ALL, THEIRS = "all", "of other packages"  # loaded by a server
 
 LIBRARIES = ("torch", "torchvision", "numpy", "onnx", "onnxruntime", "onnxsim", "onnxscript")
 LIBRARIES += ("onnx-ir", "onnxslim", "sympy", "ml-dtypes", "tensorrt_rtx")
@@ -47,27 +46,20 @@ def start_doit(
     cwd: Path,
     environment: Mapping[str, str],
     program: str = "doit",
-    *,
-    with_ours: bool = True,
 ) -> ForkedDoit:
-    """Start ``buildsys build`` or ``buildsys`` as the leader of a session.
-
-    Without ``with_ours`` it has to import all modules of ours that it uses.
-    """
-    server = next(_servers(ALL)) if with_ours else next(_servers(THEIRS))
-    return server.start(program, arguments, cwd, environment)
+    """Start doit or buildsys as the leader of a session."""
+    return next(_servers()).start(program, arguments, cwd, environment)
 
 
 @cache
-def _servers(modules: str) -> Iterator[DoitServer]:
-    seeds = ("1", "2") if modules == ALL else ("1",)
-    return itertools.cycle([DoitServer(modules, seed) for seed in seeds])
+def _servers() -> Iterator[DoitServer]:
+    return itertools.cycle([DoitServer(seed) for seed in ("1", "2")])
 
 
 class DoitServer:
     """A server, which ends with this process."""
 
-    def __init__(self, modules: str, hash_seed: str) -> None:
+    def __init__(self, hash_seed: str) -> None:
         self._channel, theirs = socket.socketpair()
         self._sending = threading.Lock()
         path = os.pathsep.join(filter(None, (str(REPOSITORY), os.environ.get("PYTHONPATH"))))
@@ -75,7 +67,7 @@ class DoitServer:
         with theirs:
             # pipes, as Python treats streams on files differently
             self._process = subprocess.Popen(
-                [sys.executable, __file__, str(theirs.fileno()), str(texts_file), modules],
+                [sys.executable, __file__, str(theirs.fileno()), str(texts_file)],
                 env=environment,
                 pass_fds=[theirs.fileno()],
                 stdout=subprocess.PIPE,
@@ -311,10 +303,9 @@ def import_ours() -> None:
 if __name__ == "__main__":
     for name in FURTHER:
         importlib.import_module(name)
-    if sys.argv[3] == ALL:
-        import_ours()
-        make_classes()
-        know_texts(sys.argv[2])
-        importlib.import_module("forked_modules").fork_modules()
+    import_ours()
+    make_classes()
+    know_texts(sys.argv[2])
+    importlib.import_module("forked_modules").fork_modules()
     gc.freeze()  # else a collection would write to every page that the processes share
     run(serve(socket.socket(fileno=int(sys.argv[1]))))

@@ -152,20 +152,10 @@ class ProjectFolder:
             start_new_session=True,  # so that leftover processes can be found
         )
 
-    def start(
-        self,
-        *arguments: str,
-        cwd: Path | None = None,
-        program: str = "",
-        with_ours: bool = True,
-    ) -> ForkedDoit:
-        """Start the program of a command, forked from a process that has imported its modules.
-
-        Without ``with_ours`` only those of other packages.
-        """
-        folder = cwd or self.root
+    def start(self, *arguments: str, cwd: Path | None = None, program: str = "") -> ForkedDoit:
+        """Start the program of a command, forked from a process that has imported its modules."""
         program = program or program_of(arguments)
-        return start_doit(arguments, folder, self.environment, program, with_ours=with_ours)
+        return start_doit(arguments, cwd or self.root, self.environment, program)
 
     def doit(self, *arguments: str, cwd: Path | None = None, program: str = "") -> Ran:
         """Run doit in a process forked from one that has imported its modules."""

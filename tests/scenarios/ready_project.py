@@ -122,14 +122,8 @@ class ReadyProject(ProjectFolder):
         self._started.append(process)
         return process
 
-    def start(
-        self,
-        *arguments: str,
-        cwd: Path | None = None,
-        program: str = "",
-        with_ours: bool = True,
-    ) -> ForkedDoit:
-        process = super().start(*arguments, cwd=cwd, program=program, with_ours=with_ours)
+    def start(self, *arguments: str, cwd: Path | None = None, program: str = "") -> ForkedDoit:
+        process = super().start(*arguments, cwd=cwd, program=program)
         self._started.append(process)
         return process
 

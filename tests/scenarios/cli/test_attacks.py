@@ -142,15 +142,3 @@ def test_hostile_graphs(ready_built: ReadyProject) -> None:
     )
     fifo(file)
     assert "simplify:a has not been built" in check(ready_built.buildsys("inspect", "a"))
-
-
-def test_hostile_records_of_the_store(ready_built: ReadyProject) -> None:
-    """Every record is replaced; the build runs again instead."""
-    records = sorted((ready_built.root / ".buildsys/store/actions").glob("??/*.json"))
-    for index, record in enumerate(records):
-        (fifo, huge, nested, not_text)[index % 4](record)
-    (ready_built.root / ".buildsys/state.db").unlink()
-    for arguments in (("cache",), ("plan", "a"), ("cache", "verify"), ("a",)):
-        check(ready_built.doit(*arguments))
-    assert ready_built.doit("a").code == 0
-    assert contents(ready_built.root / "build") == ready_built.clean_contents()

@@ -9,7 +9,7 @@ import time
 from pathlib import Path
 
 import pytest
-from project_folder import ProjectFolder, Ran, finish, program_of
+from project_folder import ProjectFolder, Ran, program_of
 
 TARGETS = {
     "export:lin",
@@ -81,25 +81,6 @@ def test_a_run_leaves_the_heavy_libraries_to_the_workers(built: ProjectFolder) -
     assert not modules & HEAVY
 
 
-@pytest.mark.parametrize(
-    "arguments",
-    [
-        ("list", "--all", "--status"), ("info", "bench:lin:ort"), ("explain",), ("plan",),
-        ("inspect", "lin"), ("compare", "lin:export", "lin:simplify"), ("doctor", "lin:ort"),
-        ("resolve", "lin"), ("schema",),
-        ("cache", "workers"), ("cache",), ("cache", "gc"), ("cache", "verify"), ("help",),
-        ("ignore", "bench"), ("forget", "bench"), ("clean",), ("simplify:lin",),
-    ],
-    ids=" ".join,
-)  # fmt: skip
-def test_each_command_imports_what_it_uses(
-    built: ProjectFolder, arguments: tuple[str, ...]
-) -> None:
-    ran = finish(built.start(*arguments, with_ours=False))
-    assert (ran.code, ran.err) == (0, "")
-    assert ran.out
-
-
 def test_a_benchmark_setting_reruns_the_benchmark_and_the_report(built: ProjectFolder) -> None:
     built.edit("configs/models/lin.yaml", "duration: 50ms", "duration: 60ms")
     again = built.doit()
@@ -115,13 +96,6 @@ def test_an_opset_reruns_everything_downstream_with_reasons(built: ProjectFolder
     assert again.code == 0
     assert again.passed == TARGETS - {"reference:lin"}
     assert "run          export:lin  … export.opset: 17 → 18\n" in again.out
-
-
-def test_one_stage_of_one_model_runs_only_what_it_needs(project: ProjectFolder) -> None:
-    project.add_model("lin")
-    project.add_model("other")
-    assert project.doit("simplify:lin").passed == {"export:lin", "reference:lin", "simplify:lin"}
-    assert {path.split("/")[0] for path in project.files()} == {"lin"}
 
 
 def test_list_info_clean_and_forget(built: ProjectFolder) -> None:

@@ -4,15 +4,12 @@ from __future__ import annotations
 
 import os
 import signal
-from pathlib import Path
 
 import pytest
 from project_folder import TIMEOUT_S, Ran, processes_of_session, wait_until
-from ready_project import ReadyProject, contents, processes_marked, targets, workers_in
+from ready_project import ReadyProject, contents, processes_marked, workers_in
 
-LONG = os.environ.get("BUILDSYS_LONG_TESTS", "0") not in ("", "0")
 UP_TO_DATE = Ran(0, "everything is up to date (8 targets)\n", "")
-ALL = targets("a")
 
 
 def check_goes_on(project: ReadyProject, stopped: set[str]) -> None:
@@ -78,39 +75,3 @@ def test_a_stage_that_hangs_is_stopped_at_its_limit(ready: ReadyProject) -> None
     ready.let_go()
     ready.edit("configs/models/a.yaml", "reference: 1s", "reference: 10min")
     check_goes_on(ready, ran.passed)
-
-
-@pytest.mark.timeout(300)
-@pytest.mark.skipif(
-    not LONG, reason="a server is waited for for a minute; run with BUILDSYS_LONG_TESTS=1"
-)
-@pytest.mark.parametrize("moment", ["idle", "at work"])
-def test_a_server_that_hangs_is_replaced(ready: ReadyProject, moment: str) -> None:
-    assert ready.doit("export:a").code == 0
-    (server,) = [
-        pid for pid, command in processes_marked(ready.mark).items() if _is_server(pid, command)
-    ]
-    if moment == "idle":
-        os.kill(server, signal.SIGSTOP)
-        ran = ready.doit("-n", "2")
-        assert (ran.code, ran.passed) == (0, ALL - {"export:a"}), ran
-        return
-    manifest = ready.root / "configs/models/a.yaml"
-    manifest.write_text(manifest.read_text() + "timeout: {reference: 1s}\n")
-    ready.hold()
-    process = ready.start()
-    wait_until(lambda: ready.is_held, "reference:a is at work")
-    os.kill(server, signal.SIGSTOP)
-    out, err = process.communicate(timeout=TIMEOUT_S)
-    assert process.returncode == 2
-    assert "the worker server that ran reference:a stopped responding" in out, out + err
-    ready.let_go()
-    check_goes_on(ready, {"export:a"})
-
-
-def _is_server(pid: int, command: str) -> bool:
-    parent = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1]
-    return (
-        "buildsys.workers.server" in command
-        and "buildsys" not in Path(f"/proc/{parent}/cmdline").read_text()
-    )

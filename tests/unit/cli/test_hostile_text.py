@@ -16,7 +16,6 @@ from buildsys.cli.console.lines import ConsoleLine
 from buildsys.cli.console.progress import LiveDisplay, PlainDisplay
 from buildsys.cli.console.rows import Row, print_rows
 from buildsys.cli.console.run_summary import print_summary
-from buildsys.errors import ManifestError
 
 HOSTILE = "name\x1b]0;title\x07\x1b[2J\u202etxt.exe\r\x9b31m"
 RICH = re.compile(r"\x1b\[(?:[0-9;]*m|\?25[lh]|[0-9]*[AK])|\r(?=\x1b|$)")
@@ -76,8 +75,3 @@ def test_a_summary_with_warnings(out: io.StringIO, tmp_path: Path) -> None:
     lines = [ConsoleLine(target, model, "export", "", "unavailable", seconds=1.0, reason=HOSTILE)]
     print_summary(out, session, lines)
     shown(out)
-
-
-def test_a_manifest_error_is_one_line() -> None:
-    error = ManifestError(Path("a\nb.yaml"), ("x\ny",), "unknown field\n", "did you mean\nz?")
-    assert "\n" not in str(error)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 from base64 import b64encode
 from pathlib import Path
 from typing import Any
@@ -129,14 +128,6 @@ def test_a_page_says_that_the_history_cannot_be_read(session: Session) -> None:
     found = page(session)
     assert "The history cannot be read: <code>buildsys history</code> says why." in found
     assert "There is no earlier build" not in found
-
-
-def test_huge_results_and_rows_leave_a_page(session: Session) -> None:
-    """None of them is read as a whole."""
-    write_pages(session, ["net"])
-    for path in (session.project.state / "index_rows.json", *session.project.build.rglob("*.json")):
-        os.truncate(path, 1 << 40)
-    assert "FAILED" in page(session)
 
 
 @pytest.mark.parametrize(
