@@ -161,7 +161,6 @@ def run_child(
     job = replace(job, progress=progress, count=count, fail=fail)
     answer = _run_job(job, log_file, debugger=debugger)
     flush()
-    limit_log(log_file)
     send(answer)
     os._exit(0)
 
@@ -272,8 +271,6 @@ def _as_expected(error: BaseException, job: Job, log_file: Path | None) -> Build
     hint = f"full log: {job.display_path(log_file)}" if log_file else "see the traceback above"
     if isinstance(error, MemoryError) or any(sign in str(error) for sign in _OUT_OF_MEMORY):
         return StageError(f"{job.target} ran out of memory ({line})", hint)
-    if isinstance(error, SystemExit):
-        return StageError(f"{job.target} was ended by sys.exit: {_shortened(str(error))}", hint)
     return StageError(f"{job.target} failed unexpectedly: {line}", hint)
 
 

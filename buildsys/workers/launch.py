@@ -11,17 +11,15 @@ import contextlib
 import hashlib
 import json
 import os
-import resource
 import socket
 import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from datetime import datetime, timezone
+from functools import partial
 from importlib.machinery import PathFinder
 from pathlib import Path
-from typing import Any
 
 import buildsys
 from buildsys.errors import StageError, Unavailable
@@ -33,10 +31,9 @@ from buildsys.system.processes import Process
 from buildsys.system.text_cache import TextCache
 from buildsys.system.toolchains import Interpreter, Toolchain, check_interpreter
 from buildsys.workers import registry
-from buildsys.workers.job import Job, StageResult
+from buildsys.workers.job import Job, ServerKind, StageResult
 from buildsys.workers.result_file import write_result
 from buildsys.workers.server_handle import ServerHandle
-from buildsys.workers.server_kinds import ServerKind
 
 _BACKLOG = 128  # connections waiting while a server still loads libraries
 _DEFAULTS = {
@@ -59,71 +56,6 @@ _PER_CALL = (
 )  # fmt: skip
 _SCHEMA = "buildsys/server/1"
 _STATUS = ("Umask", "Gid", "Groups", "CapEff", "NoNewPrivs", "Seccomp", "Cpus_allowed_list")
-_LIBRARY_CACHE = "/etc/ld.so.cache"  # rewritten when a system library or the driver is installed
-
-
-@dataclass(frozen=True)
-class _Launch:
-    """What a server is started with."""
-
-    kind: ServerKind
-    python: str
-    log: Path
-    environment: Mapping[str, str]
-    job_environment: Mapping[str, str]  # sent with each job
-
-    def connect_or_start(self, address: Path, idle_s: float) -> ServerHandle:
-        """Connect to the server at ``address``, or start it there and record it."""
-        with registry.locked(address.parent):
-            record = registry.read_record(address)
-            control = registry.connect(address) if record is not None else None
-            if record is not None and control is not None:
-                return self._handle(control, record.process)
-            registry.remove(address)  # left by a server that was killed
-            registry.retire_others(address, self.log)
-            handle = self.start(address, idle_s)
-            process = Process.of(handle.server.pid)
-            record = registry.ServerRecord(
-                process.pid, process.started, self.kind.name, self.python, str(self.log)
-            )
-            try:
-                registry.write_record(address, record)
-            except OSError:
-                handle.close()
-                raise
-        return handle
-
-    def start(self, address: Path, idle_s: float) -> ServerHandle:
-        """Start a server that listens at ``address``, and connect to it."""
-        start = {"path": str(address), "idle_s": idle_s}
-        start |= {"preload": self.kind.preload, "without": self.kind.without}
-        output = os.open(self.log, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_APPEND, 0o666)
-        try:
-            with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listener:
-                listener.bind(str(address))
-                listener.listen(_BACKLOG)
-                start["listener"] = listener.fileno()
-                process = subprocess.Popen(
-                    [self.python, "-m", "buildsys.workers.server", json.dumps(start)],
-                    stdin=subprocess.DEVNULL,
-                    stdout=output,
-                    stderr=output,
-                    # `-m` imports from this folder first; a project may contain an `onnx.py`
-                    cwd=self.log.parent,
-                    env=self.environment,
-                    pass_fds=[listener.fileno()],
-                    start_new_session=True,  # Ctrl-C must not reach a server that others use
-                )
-                control = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-                control.connect(str(address))
-        finally:
-            os.close(output)
-        return self._handle(control, process)
-
-    def _handle(
-        self, control: socket.socket, server: subprocess.Popen[bytes] | Process
-    ) -> ServerHandle:
-        return ServerHandle(control, server, log=self.log, environment=self.job_environment)
 
 
 def start_server(
@@ -138,24 +70,72 @@ def start_server(
     interpreter = None if toolchain is None else check_interpreter(toolchain).require()
     path = None if interpreter is None else interpreter.path
     python = sys.executable if toolchain is None else str(toolchain.python)
-    environments = split_environment(server_environment(folder, os.environ, toolchain, path))
-    launch = _Launch(kind, python, folder / f"{kind.name}.log", *environments)
+    lasting, per_job = split_environment(server_environment(folder, os.environ, toolchain, path))
+    log = folder / f"{kind.name}.log"
     idle_s = registry.idle_limit_s(os.environ)
     servers = registry.server_folder(os.environ) if idle_s > 0 else None
-    if servers is not None:
-        digest = fingerprint(
-            kind,
-            python=python,
-            environment=launch.environment,
-            folder=folder,
-            interpreter=interpreter,
-            texts=texts,
+    handle = partial(ServerHandle, log=log, environment=per_job)
+    start = partial(_start, kind, python, log, lasting)
+    if servers is None:  # nobody else can connect to this one, and it ends with this run
+        with tempfile.TemporaryDirectory(prefix="buildsys-", dir="/tmp") as private:
+            return handle(*start(Path(private, "server.sock"), 0.0))
+    digest = fingerprint(
+        kind,
+        python=python,
+        environment=lasting,
+        folder=folder,
+        interpreter=interpreter,
+        texts=texts,
+    )
+    address = registry.address(servers, digest)
+    with registry.locked(servers):
+        record = registry.read_record(address)
+        control = registry.connect(address) if record is not None else None
+        if record is not None and control is not None:
+            return handle(control, record.process)
+        registry.remove(address)  # left by a server that was killed
+        registry.retire_others(address, log)
+        control, server = start(address, idle_s)
+        process = Process.of(server.pid)
+        registry.write_record(
+            address,
+            registry.ServerRecord(process.pid, process.started, kind.name, python, str(log)),
         )
-        with contextlib.suppress(OSError):  # a full disk, or a lock that is never released
-            return launch.connect_or_start(registry.address(servers, digest), idle_s)
-    # nobody else can connect to this one, and it ends with this run
-    with tempfile.TemporaryDirectory(prefix="buildsys-", dir="/tmp") as private:
-        return launch.start(Path(private, "server.sock"), 0.0)
+        return handle(control, server)
+
+
+def _start(
+    kind: ServerKind,
+    python: str,
+    log: Path,
+    environment: Mapping[str, str],
+    address: Path,
+    idle_s: float,
+) -> tuple[socket.socket, subprocess.Popen[bytes]]:
+    """Start a server that listens at ``address``, and connect to it."""
+    start = {"path": str(address), "idle_s": idle_s}
+    start |= {"preload": kind.preload, "without": kind.without}
+    with (
+        log.open("wb") as output,
+        socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listener,
+    ):
+        listener.bind(str(address))
+        listener.listen(_BACKLOG)
+        start["listener"] = listener.fileno()
+        process = subprocess.Popen(
+            [python, "-m", "buildsys.workers.server", json.dumps(start)],
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=output,
+            # `-m` imports from this folder first; a project may contain an `onnx.py`
+            cwd=log.parent,
+            env=environment,
+            pass_fds=[listener.fileno()],
+            start_new_session=True,  # Ctrl-C must not reach a server that others use
+        )
+        control = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        control.connect(str(address))
+    return control, process
 
 
 def check_toolchain(job: Job, toolchain: Toolchain, log: Path | None) -> Unavailable | None:
@@ -268,6 +248,7 @@ def fingerprint(
     named = filter(None, environment.get("PYTHONPATH", "").split(os.pathsep))
     entries = dict.fromkeys([*named, *(entry for entry in path if entry not in ours)])
     unchanging = {standard, f"{standard}/lib-dynload"}  # these belong to the interpreter
+    status = Path("/proc/self/status").read_text().splitlines()
     preloaded = sorted({name.partition(".")[0] for name in kind.preload})
     parts = {
         "schema": _SCHEMA,
@@ -283,9 +264,9 @@ def fingerprint(
         "preloaded": None
         if texts is None
         else package_identities(preloaded, tuple(entries), texts),
-        "libraries": stamp(_LIBRARY_CACHE),
         "environment": sorted(environment.items()),
-        "process": _inherited_state(),
+        "process": [line for line in status if line.startswith(_STATUS)],
+        "group": Path("/proc/self/cgroup").read_text(),
     }
     return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()
 
@@ -312,17 +293,3 @@ def _modules(folder: str) -> Iterator[tuple[str, Stamp | None]]:
             init = stamp(f"{path}/__init__.py")
             if init is not None:
                 yield name, init
-
-
-def _inherited_state() -> dict[str, Any]:
-    """Describe the inherited state of child processes, except environment variables."""
-    lines = Path("/proc/self/status").read_text().splitlines()
-    limits = sorted(name for name in vars(resource) if name.startswith("RLIMIT_"))
-    namespaces = sorted(Path("/proc/self/ns").iterdir())
-    return {
-        "status": [line for line in lines if line.startswith(_STATUS)],
-        "limits": {name: resource.getrlimit(getattr(resource, name)) for name in limits},
-        "scheduling": [os.getpriority(os.PRIO_PROCESS, 0), os.sched_getscheduler(0)],
-        "group": Path("/proc/self/cgroup").read_text(),
-        "namespaces": [str(namespace.readlink()) for namespace in namespaces],
-    }

@@ -14,9 +14,8 @@ from buildsys.errors import StageError, WorkerDied
 if TYPE_CHECKING:
     from buildsys.system.text_cache import TextCache
     from buildsys.system.toolchains import Toolchain
-    from buildsys.workers.job import Job
+    from buildsys.workers.job import Job, ServerKind
     from buildsys.workers.server_handle import ServerHandle
-    from buildsys.workers.server_kinds import ServerKind
 
 
 @dataclass(frozen=True)
@@ -70,8 +69,8 @@ class WorkerPool(contextlib.AbstractContextManager["WorkerPool"]):
         Raises: StageError: raised by the stage. WorkerDied: the process ended without a result.
         KeyboardInterrupt: Ctrl-C ended a job in the foreground.
         """
+        from buildsys.workers.job import LIGHT, TORCH, server_kind_of
         from buildsys.workers.protocol import JobNotStartedError  # not needed with nothing to do
-        from buildsys.workers.server_kinds import LIGHT, TORCH, server_kind_of
 
         if job.toolchain is not None:
             from buildsys.workers.launch import check_toolchain

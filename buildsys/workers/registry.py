@@ -16,9 +16,10 @@ import socket
 import stat
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 from buildsys.errors import StageError
 from buildsys.system import files
@@ -166,15 +167,12 @@ def retire(path: Path) -> bool:
     return True
 
 
-@dataclass(frozen=True)
-class RunningServer:
+class RunningServer(NamedTuple):
     """A running server, as ``buildsys cache workers`` shows it."""
 
     address: Path
     record: ServerRecord
-    age_s: float
     state: str  # idle | working
-    memory_mib: float
 
 
 def list_servers(environment: Mapping[str, str]) -> list[RunningServer]:
@@ -190,21 +188,12 @@ def list_servers(environment: Mapping[str, str]) -> list[RunningServer]:
                 if record is None or not record.process.is_running:
                     remove(path)
                     continue
-                with contextlib.suppress(OSError):  # it has just ended
-                    servers.append(_examine(path, record))
+                state = "working" if children_of(record.pid) else "idle"
+                servers.append(RunningServer(path, record, state))
     except OSError as error:
         problem = f"cannot look for worker servers in {folder}: {error.strerror}"
         raise StageError(problem, "check the permissions of the folder") from None
     return servers
-
-
-def _examine(path: Path, record: ServerRecord) -> RunningServer:
-    uptime_s = float(Path("/proc/uptime").read_text().split()[0])
-    pages = int(Path("/proc", str(record.pid), "statm").read_text().split()[1])
-    age_s = uptime_s - record.started / os.sysconf("SC_CLK_TCK")
-    state = "working" if children_of(record.pid) else "idle"
-    memory_mib = pages * os.sysconf("SC_PAGE_SIZE") / (1 << 20)
-    return RunningServer(path, record, age_s, state, memory_mib)
 
 
 def stop_servers(environment: Mapping[str, str], *, now: bool = True) -> list[RunningServer]:
@@ -226,33 +215,3 @@ def stop_servers(environment: Mapping[str, str], *, now: bool = True) -> list[Ru
                 server.record.process.send_signal(signal.SIGKILL)
                 server.record.process.wait(_STOP_LIMIT_S)
     return servers
-
-
-def format_running(servers: Sequence[RunningServer]) -> list[str]:
-    """Format a table of servers, the youngest last."""
-    if not servers:
-        return ["no worker servers"]
-    rows = [("pid", "kind", "age", "state", "memory", "python", "project")]
-    for server in sorted(servers, key=lambda server: -server.age_s):
-        record, age_s = server.record, server.age_s
-        age = f"{age_s:.0f} s" if age_s < 100 else f"{age_s / 60:.0f} min"
-        memory = f"{server.memory_mib:.0f} MiB"
-        rows.append(
-            (str(record.pid), record.kind, age, server.state, memory, record.python, record.project)
-        )
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    return [
-        "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
-        for row in rows
-    ]
-
-
-def format_stopped(servers: Sequence[RunningServer]) -> list[str]:
-    """Format one line per server, ended or still at work."""
-    lines = []
-    for server in servers:
-        record = server.record
-        line = f"{record.pid} ({record.kind}, {record.project})"
-        still = f"{line} ends with the run that it serves; `buildsys cache workers --now` ends it"
-        lines.append(still if record.process.is_running else f"ended {line}")
-    return lines or ["no worker servers"]

@@ -19,7 +19,7 @@ from types import FrameType
 from buildsys.errors import WorkerDied
 from buildsys.system.files import read_end
 from buildsys.system.processes import Process, describe_exit, kill_group
-from buildsys.workers.job import Job
+from buildsys.workers.job import Job, late_preload
 from buildsys.workers.protocol import (
     INTERRUPTED,
     JOB,
@@ -32,7 +32,6 @@ from buildsys.workers.protocol import (
     error_from_json,
     job_to_json,
 )
-from buildsys.workers.server_kinds import late_preload
 
 # a server that has not started a job by then never will, e.g. because of a hanging network disk
 _START_LIMIT_S = 300.0

@@ -96,12 +96,18 @@ def _generate_key(names: Sequence[str], options: Namespace) -> int:
 
 
 def _list_workers(options: Namespace) -> int:
-    """Print a table of worker servers, or one line per stopped server."""
-    if options.now or options.stop:
-        lines = registry.format_stopped(registry.stop_servers(os.environ, now=options.now))
+    """Print a table of worker servers, stopped before if requested."""
+    if is_stop := options.now or options.stop:
+        servers = registry.stop_servers(os.environ, now=options.now)
     else:
-        lines = registry.format_running(registry.list_servers(os.environ))
-    print_lines(lines)
+        servers = registry.list_servers(os.environ)
+    rows = []
+    for _, record, state in servers:
+        if is_stop:
+            state = "ends after its run" if record.process.is_running else "ended"
+        rows.append((str(record.pid), record.kind, state, record.python, record.project))
+    titles = ("pid", "kind", "state", "python", "project")
+    print_lines(format_table(titles, rows) if rows else ["no worker servers"])
     return 0
 
 

@@ -13,9 +13,8 @@ import pytest
 
 from buildsys.stages.export.plan import DYNAMO_MODULES
 from buildsys.workers import server_kinds
-from buildsys.workers.job import Job
+from buildsys.workers.job import LIGHT, TORCH, Job
 from buildsys.workers.pool import WorkerPool
-from buildsys.workers.server_kinds import LIGHT, TORCH
 
 ROOT = Path(__file__).resolve().parents[3]
 STAGES = "tests.scenarios.library_stages"

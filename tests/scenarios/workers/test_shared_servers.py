@@ -21,11 +21,10 @@ from project_folder import TIMEOUT_S, ProjectFolder, wait_until
 from buildsys.errors import UsageError
 from buildsys.system.processes import Process
 from buildsys.workers import registry, server_handle, server_kinds
-from buildsys.workers.job import Job
+from buildsys.workers.job import LIGHT, Job
 from buildsys.workers.launch import server_modules
 from buildsys.workers.pool import WorkerPool
 from buildsys.workers.protocol import JOB
-from buildsys.workers.server_kinds import LIGHT
 
 
 @pytest.fixture(scope="module")

@@ -24,7 +24,7 @@ from project_folder import TIMEOUT_S, wait_until
 
 from buildsys.errors import StageError, WorkerDied
 from buildsys.workers import server_handle, server_kinds
-from buildsys.workers.server_kinds import ServerKind
+from buildsys.workers.job import ServerKind
 
 
 @pytest.fixture

@@ -7,8 +7,7 @@ from typing import Any
 import pytest
 
 from buildsys.system.toolchains import Toolchain
-from buildsys.workers.job import Job
-from buildsys.workers.server_kinds import LIGHT, TORCH, late_preload, server_kind_of
+from buildsys.workers.job import LIGHT, TORCH, Job, late_preload, server_kind_of
 
 
 def _job(stage: str, **options: Any) -> Job:

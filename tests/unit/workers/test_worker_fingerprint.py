@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from buildsys.workers import launch as module
+from buildsys.workers.job import BARE, ServerKind
 from buildsys.workers.launch import fingerprint
-from buildsys.workers.server_kinds import BARE, ServerKind
 
 
 @pytest.fixture
