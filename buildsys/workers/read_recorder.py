@@ -159,7 +159,7 @@ class ReadRecorder:
             return True
         if read.kind == LISTING:
             return read.before is not None
-        return isinstance(read.before, list) and read.before[1] > self._started_ns
+        return isinstance(read.before, list) and read.before[1] >= self._started_ns
 
     def _audit(self, event: str, args: tuple[Any, ...]) -> None:
         handler = self._handlers.get(event)

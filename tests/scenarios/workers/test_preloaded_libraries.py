@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from buildsys.stages.export.plan import DYNAMO_MODULES
-from buildsys.workers import server_kinds
+from buildsys.workers import job as jobs
 from buildsys.workers.job import LIGHT, TORCH, Job
 from buildsys.workers.pool import WorkerPool
 
@@ -31,7 +31,7 @@ def pool(project: Path) -> Iterator[WorkerPool]:
     with pytest.MonkeyPatch.context() as patch, WorkerPool(project / ".buildsys") as pool:
         patch.setenv("PYTHONPATH", str(ROOT))
         patch.setattr(
-            server_kinds,
+            jobs,
             "server_kind_of",
             lambda job: {"torch": TORCH, "light": LIGHT}[job.variant],
         )

@@ -23,7 +23,8 @@ from pool_project import (
 from project_folder import TIMEOUT_S, wait_until
 
 from buildsys.errors import StageError, WorkerDied
-from buildsys.workers import server_handle, server_kinds
+from buildsys.workers import job as jobs
+from buildsys.workers import server_handle
 from buildsys.workers.job import ServerKind
 
 
@@ -39,7 +40,7 @@ def project(
 
 
 def use_kind(monkeypatch: pytest.MonkeyPatch, name: str, *preload: str) -> None:
-    monkeypatch.setattr(server_kinds, "server_kind_of", lambda _: ServerKind(name, preload))
+    monkeypatch.setattr(jobs, "server_kind_of", lambda _: ServerKind(name, preload))
 
 
 def use_slow_library(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -36,23 +36,5 @@ def test_the_module_of_a_stage_is_loaded_into_its_server() -> None:
     assert late_preload(_job("simplify", simplify={})) == ("buildsys.stages.simplify.stage",)
 
 
-def test_a_backend_is_loaded_where_its_libraries_are() -> None:
-    engine = {"backend": "onnxruntime"}
-    backend = "buildsys.backends.onnxruntime.backend"
-    assert late_preload(_job("verify", engine=engine)) == ("buildsys.stages.verify.stage", backend)
-    assert late_preload(_job("bench", engine=engine)) == ("buildsys.stages.bench.stage", backend)
-    engine = {"backend": "tensorrt_rtx"}
-    assert late_preload(_job("verify", engine=engine))[1:] == (
-        "buildsys.backends.tensorrt_rtx.backend",
-    )
-    for name in ("tensorrt", "openvino", "of_another_package"):  # loaded by the child alone
-        assert late_preload(_job("engine", engine={"backend": name})) == (
-            "buildsys.stages.engine.stage",
-        )
-    toolchain = Toolchain("other", Path("/envs/other/bin/python"), {})
-    job = replace(_job("engine", engine=engine), toolchain=toolchain)
-    assert late_preload(job) == ("buildsys.stages.engine.stage",)
-
-
 def test_a_stage_of_another_package_is_loaded_by_its_child() -> None:
     assert late_preload(_job("team.stages.prune")) == ()

@@ -10,10 +10,7 @@ import pytest
 from buildsys.errors import UsageError
 from buildsys.workers import registry
 from buildsys.workers.registry import (
-    RunningServer,
     ServerRecord,
-    format_running,
-    format_stopped,
     idle_limit_s,
 )
 
@@ -90,17 +87,3 @@ def test_a_connection_needs_a_listener(tmp_path: Path, monkeypatch: pytest.Monke
         channel = registry.connect(Path("a.sock"))
         assert channel is not None
         channel.close()
-
-
-def test_tables_of_servers() -> None:
-    assert format_running([]) == format_stopped([]) == ["no worker servers"]
-    servers = [
-        RunningServer(PATH, RECORD, 5.4, "working", 10.0),
-        RunningServer(PATH, RECORD, 600.0, "idle", 700.4),
-    ]
-    assert format_running(servers) == [
-        "pid   kind   age     state    memory   python            project",
-        "4711  torch  10 min  idle     700 MiB  /usr/bin/python3  /p",
-        "4711  torch  5 s     working  10 MiB   /usr/bin/python3  /p",
-    ]
-    assert format_stopped(servers[1:]) == ["ended 4711 (torch, /p)"]
