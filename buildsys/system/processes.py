@@ -20,7 +20,6 @@ from buildsys.errors import UsageError
 from buildsys.system.units import number_or_text, parse_duration
 
 _PR_SET_PDEATHSIG = 1
-_PR_SET_CHILD_SUBREAPER = 36
 _CRASHES = {
     signal.SIGSEGV: "crashed with a segmentation fault (SIGSEGV)",
     signal.SIGBUS: "crashed with a bus error (SIGBUS)",
@@ -81,13 +80,6 @@ def kill_group(pid: int) -> None:
         os.killpg(pid, signal.SIGKILL)
 
 
-def kill_process(pid: int) -> None:
-    """Kill a process and its group, if they still exist."""
-    kill_group(pid)
-    with contextlib.suppress(ProcessLookupError, PermissionError):
-        os.kill(pid, signal.SIGKILL)
-
-
 def die_with_parent(parent: int, number: signal.Signals) -> None:
     """Request a signal for the end of the parent.
 
@@ -98,12 +90,6 @@ def die_with_parent(parent: int, number: signal.Signals) -> None:
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, int(number), 0, 0, 0)
     if os.getppid() != parent:
         os.kill(os.getpid(), number)
-
-
-def adopt_orphans() -> None:
-    """Become the parent of orphaned descendants. Linux only."""
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
 
 
 def children_of(pid: int) -> set[int]:

@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import NoReturn
 
 from buildsys.errors import BuildsysError, CheckFailed, StageError, Unavailable
-from buildsys.system.processes import adopt_orphans, die_with_parent
+from buildsys.system.processes import die_with_parent
 from buildsys.workers.job import Job, StageResult
 from buildsys.workers.protocol import INTERRUPTED, TERMINAL, Message, encode, error_to_json
 from buildsys.workers.read_recorder import ReadRecorder
@@ -68,7 +68,6 @@ def fork_child(work: Callable[[], NoReturn]) -> int:
                 signal.signal(number, signal.SIG_DFL)
             signal.pthread_sigmask(signal.SIG_UNBLOCK, SERVER_SIGNALS)
             die_with_parent(server, signal.SIGKILL)
-            adopt_orphans()  # the server gets them when this child ends, and kills them
             gc.enable()
             work()
         except KeyboardInterrupt:  # Ctrl-C in the foreground
@@ -161,6 +160,7 @@ def run_child(
     job = replace(job, progress=progress, count=count, fail=fail)
     answer = _run_job(job, log_file, debugger=debugger)
     flush()
+    limit_log(log_file)
     send(answer)
     os._exit(0)
 

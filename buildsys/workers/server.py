@@ -28,7 +28,6 @@ from typing import Any, NoReturn
 
 from buildsys.errors import StageError
 from buildsys.system.files import stamp
-from buildsys.system.processes import adopt_orphans, children_of, descendants_of, kill_process
 from buildsys.workers.child import flush, fork_child, limit_log, log, run_child, signal_group
 from buildsys.workers.protocol import (
     RETIRE,
@@ -44,7 +43,6 @@ from buildsys.workers.registry import idle_limit_s, remove
 _KILL_GRACE_S = 2.0  # between SIGTERM and SIGKILL
 _LOG_CHECK_S = 1.0  # between two looks at the sizes of logs
 _LONGEST_REQUEST = 64 << 20  # bytes; manifests are read up to a fraction of that
-_STOP_LIMIT_S = 0.5  # to kill the jobs and their processes
 
 
 @dataclass(eq=False)
@@ -222,8 +220,7 @@ class Server:
             # kill the processes it started before wait4, while the pid is still taken
             signal_group(pid, signal.SIGKILL)
             _, exit_status, usage = os.wait4(pid, 0)
-            self._kill_orphans()
-            for job in [job for job in self._jobs if job.pid == pid]:  # an orphan has none
+            for job in [job for job in self._jobs if job.pid == pid]:
                 limit_log(job.log)
                 ending = {
                     "event": "exit",
@@ -232,17 +229,6 @@ class Server:
                     "peak_rss_mib": round(usage.ru_maxrss / 1024, 1),
                 }
                 self._close(job, ending)
-
-    def _kill_orphans(self) -> bool:
-        """Kill the processes left by ended jobs. Return True if there were any.
-
-        While a job runs, it is the parent of its orphans itself. An orphan of an orphan becomes a
-        child of this server when its parent has ended, which is reported by another SIGCHLD.
-        """
-        orphans = children_of(os.getpid()) - {job.pid for job in self._jobs}
-        for pid in orphans:
-            kill_process(pid)
-        return bool(orphans)
 
     def _enforce_limits(self) -> float | None:
         """Stop jobs at their limits; return the time to the next."""
@@ -283,18 +269,9 @@ class Server:
     def _stop(self) -> NoReturn:
         if self._listener is not None:
             self._unlink()
-        # Their processes first: a large job takes seconds to end, and if this process had ended
-        # before it, init would adopt the rest.
-        for job in [job for job in self._jobs if job.pid]:
-            for process in (*descendants_of(job.pid), job.pid):
-                kill_process(process)
-        self._jobs.clear()
-        deadline = time.monotonic() + _STOP_LIMIT_S
-        while self._kill_orphans() and time.monotonic() < deadline:
-            with contextlib.suppress(ChildProcessError):
-                while os.waitpid(-1, os.WNOHANG)[0]:
-                    pass
-            time.sleep(0.001)
+        for job in self._jobs:
+            if job.pid:
+                signal_group(job.pid, signal.SIGKILL)
         flush()
         os._exit(0)  # the teardown of torch takes a second
 
@@ -350,7 +327,6 @@ def main() -> NoReturn:
     start = json.loads(sys.argv[1])
     here = str(Path.cwd())
     sys.path[:] = [entry for entry in sys.path if entry not in ("", here)]
-    adopt_orphans()
     os.chdir("/")  # the project may be moved or deleted
     server = Server(start)
     gc.disable()  # a collection would write to the pages shared with the children

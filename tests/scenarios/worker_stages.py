@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ctypes
-import gc
 import os
 import resource
 import signal
@@ -100,21 +99,6 @@ def abort(job: Job) -> None:
     os.abort()
 
 
-def sys_exit(job: Job) -> None:
-    sys.exit(3)
-
-
-def exit_with_text(job: Job) -> None:
-    sys.exit("there is no licence")
-
-
-def raise_own_base_exception(job: Job) -> None:
-    class Stop(BaseException):
-        pass
-
-    raise Stop("enough")
-
-
 def raise_long_message(job: Job) -> None:
     raise ValueError(f"first words {'x' * 5_000_000} last words")
 
@@ -182,60 +166,12 @@ def fork_grandchild_and_die(job: Job) -> None:
     os.kill(os.getpid(), signal.SIGKILL)
 
 
-def start_daemons(job: Job) -> StageResult:
-    """Leave processes that no longer belong to this one: in a session of their own, orphaned."""
-    return StageResult(figures={"daemons": [_daemon(depth) for depth in (1, 2, 3)]})
-
-
-def start_daemons_and_hang(job: Job) -> None:
-    for depth in (1, 2, 3):
-        job.progress(f"{_daemon(depth)}")
-    hang(job)
-
-
-def start_daemons_and_crash(job: Job) -> None:
-    for depth in (1, 2, 3):
-        job.progress(f"{_daemon(depth)}")
-    ctypes.string_at(0)
-
-
-def _daemon(depth: int) -> int:
-    """Return the pid of a process forked ``depth`` times, each in a new session."""
-    reading, writing = os.pipe()
-    if os.fork() == 0:
-        for _ in range(depth - 1):
-            os.setsid()
-            if os.fork() != 0:
-                os._exit(0)
-        os.setsid()
-        signal.signal(signal.SIGTERM, signal.SIG_IGN)
-        signal.signal(signal.SIGHUP, signal.SIG_IGN)
-        os.write(writing, f"{os.getpid()}".encode())
-        time.sleep(600)
-        os._exit(0)
-    os.close(writing)
-    pid = int(os.read(reading, 20))
-    os.close(reading)
-    return pid
-
-
 def print_everywhere(job: Job) -> None:
     print("from Python, with ✅")
     libc = ctypes.CDLL(None)
     libc.printf(b"from C stdio\n")
     os.write(2, b"from a bare descriptor\n")
     subprocess.run(["echo", "from a subprocess"], check=True)
-
-
-def printf_and_crash(job: Job) -> None:
-    ctypes.CDLL(None).printf(b"last words\n")
-    ctypes.string_at(0)
-
-
-def meet(job: Job) -> None:
-    """Return only if the other job runs at the same time."""
-    Path(job.options["mine"]).touch()
-    _wait_for_file(job.options["other"])
 
 
 def wait_for_file(job: Job) -> None:
@@ -265,10 +201,6 @@ def _open_descriptors() -> list[Path]:
     return [
         entry for entry in entries if entry.is_symlink()
     ]  # the one that listed them is closed by now
-
-
-def describe_collector(job: Job) -> StageResult:
-    return StageResult(figures={"frozen": gc.get_freeze_count(), "enabled": gc.isenabled()})
 
 
 def _sleeper() -> subprocess.Popen[bytes]:

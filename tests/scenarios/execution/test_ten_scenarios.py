@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 import os
-import shutil
 import signal
 from collections import Counter
 
@@ -63,25 +62,6 @@ def test_1_doit_is_killed_in_the_middle_and_the_manifest_reverted(
     check_right_and_fresh(ready_built)
 
 
-@pytest.mark.parametrize(
-    ("output", "target"),
-    [
-        ("a/simplify/model.onnx", "simplify:a"),
-        ("a/reference/min.npz", "reference:a"),
-        ("a/report/report.md", "report:a"),
-    ],
-)
-def test_2_an_output_is_edited_by_hand(ready_built: ReadyProject, output: str, target: str) -> None:
-    file = ready_built.root / "build" / output
-    whole = file.read_bytes()
-    file.write_bytes(whole[:-1] + bytes([whole[-1] ^ 1]))
-    again = ready_built.doit()
-    assert (again.code, again.ran, again.restored) == (0, {target}, {target})
-    assert f"{target}  … output edited by hand: {output}\n" in again.out
-    assert file.read_bytes() == whole
-    assert ready_built.doit() == UP_TO_DATE
-
-
 def test_3_a_field_is_changed_back_and_forth(ready_built: ReadyProject) -> None:
     built = {"onnxsim": contents(ready_built.root / "build")}
     for old, new in (("onnxsim", "none"), ("none", "onnxsim"), ("onnxsim", "none")):
@@ -96,13 +76,6 @@ def test_3_a_field_is_changed_back_and_forth(ready_built: ReadyProject) -> None:
         assert ready_built.doit() == UP_TO_DATE
     assert built["none"] != built["onnxsim"]
     check_right_and_fresh(ready_built)
-
-
-def test_4_everything_is_touched(ready_built: ReadyProject) -> None:
-    for path in ready_built.root.rglob("*"):
-        if path.is_file() and ".buildsys" not in path.parts:
-            path.touch()
-    assert ready_built.doit() == UP_TO_DATE
 
 
 def test_5_an_input_is_edited_while_a_stage_runs(ready_built: ReadyProject) -> None:
@@ -131,32 +104,6 @@ def test_5_an_input_is_edited_while_a_stage_runs(ready_built: ReadyProject) -> N
     check_right_and_fresh(ready_built)
 
 
-@pytest.mark.parametrize(
-    ("old", "new", "expected"),
-    [
-        ("duration: 20ms", "duration: 21ms", {"bench:a:ort", "report:a"}),
-        (
-            "tool: onnxsim",
-            "tool: onnxsim, tensor_size_threshold: 1MiB",
-            {"simplify:a", "report:a"},
-        ),  # to the same bytes
-        ("name: ort", "name: ort, tolerance: {rtol: 0.5}", {"verify:a:ort", "report:a"}),
-        ("outputs:", "description: shown in the report\noutputs:", {"report:a"}),
-        ("tool: onnxsim", "tool: none", {"simplify:a", *DOWNSTREAM_OF_SIMPLIFY}),
-    ],
-)
-def test_6_an_option_is_changed(
-    ready_built: ReadyProject, old: str, new: str, expected: set[str]
-) -> None:
-    before = contents(ready_built.root / "build")
-    ready_built.edit(MANIFEST, old, new)
-    again = ready_built.doit()
-    assert (again.code, again.passed) == (0, expected)
-    assert ready_built.doit() == UP_TO_DATE
-    unchanged = contents(ready_built.root / "build") == before
-    assert unchanged == ("engine:a:ort" not in expected)
-
-
 @pytest.mark.parametrize("how", ["rewritten", "replaced"])
 def test_7_content_changes_but_times_and_size_stay(ready_built: ReadyProject, how: str) -> None:
     network = ready_built.root / NETWORK
@@ -176,27 +123,6 @@ def test_7_content_changes_but_times_and_size_stay(ready_built: ReadyProject, ho
     assert (again.code, again.passed) == (0, ALL)
     assert "bench:a:ort  … bench.duration: 0.02 → 0.03" in again.out
     check_right_and_fresh(ready_built)
-
-
-@pytest.mark.parametrize(
-    ("deleted", "expected"),
-    [
-        ("a/simplify/model.onnx", {"simplify:a"}),
-        ("a/engine", {"engine:a:ort"}),
-        (".", ALL),
-    ],
-)
-def test_8_an_output_is_deleted(
-    ready_built: ReadyProject, deleted: str, expected: set[str]
-) -> None:
-    before = contents(ready_built.root / "build")
-    path = ready_built.root / "build" / deleted
-    shutil.rmtree(path) if path.is_dir() else path.unlink()
-    again = ready_built.doit()
-    assert again.code == 0
-    assert again.ran == again.restored == expected
-    assert contents(ready_built.root / "build") == before
-    assert ready_built.doit() == UP_TO_DATE
 
 
 def test_9_three_at_once_build_each_target_once(ready: ReadyProject) -> None:

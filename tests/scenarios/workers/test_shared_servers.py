@@ -18,7 +18,6 @@ import pytest
 from pool_project import ROOT, STAGES, orchestrator, parent_of, wait_for_end
 from project_folder import TIMEOUT_S, ProjectFolder, wait_until
 
-from buildsys.errors import UsageError
 from buildsys.system.processes import Process
 from buildsys.workers import job as jobs
 from buildsys.workers import registry, server_handle
@@ -99,47 +98,6 @@ def test_a_later_run_gets_its_own_variables(
     assert len(running()) == 1
 
 
-def test_the_server_stays_out_of_the_project(tmp_path: Path) -> None:
-    server = server_of(tmp_path)
-    process = Path(f"/proc/{server}")
-    assert (process / "cwd").readlink() == Path("/")
-    session = int((process / "stat").read_text().rpartition(")")[2].split()[3])
-    assert session == server
-    expected = {"/dev/null", str(tmp_path / ".buildsys/workers/bare.log")}
-    # its last job may just be ending: what that had open is closed in a moment
-    wait_until(lambda: open_files(process) == expected, f"it holds {open_files(process)}")
-
-
-def open_files(process: Path) -> set[str]:
-    """Return the paths of a process's open files."""
-    names = set()
-    for entry in (process / "fd").iterdir():
-        with contextlib.suppress(FileNotFoundError):  # just closed
-            names.add(str(entry.readlink()))
-    return {name for name in names if name.startswith("/")}
-
-
-@pytest.mark.parametrize("change", ["variable", "library", "code"])
-def test_a_change_starts_another_server(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, change: str
-) -> None:
-    library = tmp_path / "lib" / "given.py"
-    library.parent.mkdir()
-    library.write_text("")
-    monkeypatch.setenv("PYTHONPATH", os.pathsep.join((str(ROOT), str(library.parent))))
-    project = tmp_path / "project"
-    project.mkdir()
-    first = server_of(project)
-    if change == "variable":
-        monkeypatch.setenv("OMP_NUM_THREADS", "1")
-    elif change == "library":
-        library.write_text("changed = True")
-    else:
-        monkeypatch.setattr("buildsys.workers.launch.server_modules", lambda: server_modules()[1:])
-    assert server_of(project) != first
-    wait_for_end(first)  # it was idle, and nobody else would have needed it
-
-
 def test_the_fingerprint_covers_all_loaded_modules(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -186,13 +144,6 @@ def test_a_job_ends_with_its_orchestrator_and_the_server_stays(
     assert server_of(tmp_path) == server
 
 
-def test_a_process_with_pipes_ends_while_its_server_lives_on(tmp_path: Path) -> None:
-    with orchestrator(tmp_path, "echo") as process:
-        out, err = process.communicate(timeout=TIMEOUT_S)  # would wait for whoever holds the pipes
-    assert (process.returncode, err) == (0, "")
-    assert int(out.split()[-1]) in running()
-
-
 def test_many_runs_at_once_start_one_server(tmp_path: Path) -> None:
     with contextlib.ExitStack() as stack:
         processes = [stack.enter_context(orchestrator(tmp_path, "echo")) for _ in range(4)]
@@ -209,16 +160,6 @@ def test_a_killed_server_is_replaced_and_leaves_nothing(tmp_path: Path, folder: 
     second = server_of(tmp_path)
     assert second != first
     assert len(list(folder.glob("*.sock"))) == len(list(folder.glob("*.json"))) == 1
-
-
-def test_a_server_killed_during_a_connection_is_replaced(tmp_path: Path) -> None:
-    first = server_of(tmp_path)
-    os.kill(first, signal.SIGSTOP)
-    with WorkerPool(tmp_path / ".buildsys") as pool, ThreadPoolExecutor(1) as threads:
-        job = threads.submit(run_in, pool, tmp_path)
-        wait_until(lambda: bool(pool._servers), "not connected")
-        os.kill(first, signal.SIGKILL)
-        assert job.result(timeout=TIMEOUT_S)["parent"] != first
 
 
 def test_a_hanging_server_is_killed_and_replaced(
@@ -262,14 +203,6 @@ def test_without_a_private_folder_the_server_ends_with_its_run(
     wait_for_end(server_of(tmp_path))
     if spoil != "long":
         assert registry.server_folder(os.environ) is None
-
-
-def test_an_invalid_idle_limit_fails_the_run(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv(registry.IDLE_VARIABLE, "soon")
-    with pytest.raises(UsageError, match="BUILDSYS_WORKER_IDLE=soon is not a duration"):
-        run(tmp_path)
 
 
 def test_doit_lists_and_stops_the_servers(project: ProjectFolder, folder: Path) -> None:
@@ -352,18 +285,3 @@ def test_garbage_ends_neither_a_server_nor_its_jobs(
         assert run_in(pool, tmp_path)["parent"] == server
         go.touch()
         job.result(timeout=TIMEOUT_S)
-
-
-def test_doit_uses_the_servers_of_the_last_doit(project: ProjectFolder) -> None:
-    project.add_model("lin")
-    found = []
-    for opset in (16, 18):
-        project.edit("configs/models/lin.yaml", "opset: 17", f"opset: {opset}")
-        assert project.doit("simplify:lin").passed >= {"export:lin", "simplify:lin"}
-        project.edit("configs/models/lin.yaml", f"opset: {opset}", "opset: 17")
-        records = [server.record for server in registry.list_servers(project.environment)]
-        root = str(project.root)
-        found.append({one.kind: one.pid for one in records if one.project == root})
-        found[-1].pop("bare", None)  # of another test in this place
-    assert set(found[0]) == {"torch", "light"}
-    assert found[0] == found[1]

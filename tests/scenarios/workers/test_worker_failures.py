@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import signal
 import sys
-import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -17,12 +16,11 @@ from pool_project import (
     import_from,
     orchestrator,
     parent_of,
-    state,
     wait_for_end,
 )
 from project_folder import TIMEOUT_S, wait_until
 
-from buildsys.errors import StageError, WorkerDied
+from buildsys.errors import WorkerDied
 from buildsys.workers import job as jobs
 from buildsys.workers import server_handle
 from buildsys.workers.job import ServerKind
@@ -62,19 +60,6 @@ def test_a_child_has_none_of_its_server_s_descriptors(project: PoolProject) -> N
     own = ["/dev/null", log, log, "/memfd:reads (deleted)"]
     assert [name for name in descriptors if not name.startswith("socket:")] == own
     assert len(descriptors) == 5
-
-
-def test_many_threads_never_hang(project: PoolProject) -> None:
-    def outcome(do: str) -> str:
-        try:
-            return type(project.run(do)).__name__
-        except StageError as error:
-            return type(error).__name__
-
-    behaviours = ["report_progress", "crash", "raise_unexpected", "kill_itself", "echo"]
-    with ThreadPoolExecutor(8) as threads:
-        outcomes = list(threads.map(outcome, behaviours * 8))
-    assert outcomes == ["JobReply", "WorkerDied", "StageError", "WorkerDied", "JobReply"] * 8
 
 
 def test_an_exception_in_the_event_handler_stops_the_job(project: PoolProject) -> None:
@@ -130,17 +115,6 @@ def test_a_missing_library_is_one_sentence(
         "no_such_torch is not installed; `buildsys doctor` names the next step; "
         "full log: .buildsys/workers/none.log"
     )
-
-
-def test_a_missing_optional_library_is_no_error(
-    project: PoolProject, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    use_kind(monkeypatch, "some", "json", "no_such_library", "wave")
-    assert project.run("echo").status == "passed"
-    log = (project.root / ".buildsys/workers/some.log").read_text()
-    assert "no_such_library is not installed" in log
-    assert "Traceback" not in log
-    assert "importing wave" in log
 
 
 def test_a_library_that_crashes_the_server_is_reported(
@@ -211,17 +185,6 @@ def test_closing_fails_running_jobs(project: PoolProject) -> None:
     assert "the run was ended" in str(project.error("echo"))
 
 
-def test_a_server_survives_the_thread_that_started_it(project: PoolProject) -> None:
-    found: list[int] = []
-    thread = threading.Thread(target=lambda: found.append(project.server_pid()))
-    thread.start()
-    task = Path(f"/proc/self/task/{thread.native_id}")
-    thread.join()
-    wait_until(lambda: not task.exists(), "the thread still runs")
-    # by now the kernel has signalled the server, which handles that before the next job
-    assert project.server_pid() == found[0]
-
-
 @pytest.mark.parametrize(
     "number", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT], ids=lambda number: number.name
 )
@@ -240,46 +203,3 @@ def test_nothing_outlives_the_orchestrator(
         assert process.wait(TIMEOUT_S) == -number
         wait_for_end(started, grandchild, server)
         assert "Traceback" not in (tmp_path / ".buildsys/workers/bare.log").read_text()
-
-
-def test_no_daemon_outlives_its_job(project: PoolProject) -> None:
-    server = project.server_pid()
-    wait_for_end(*project.run("start_daemons").figures["daemons"])
-    error = project.error("start_daemons_and_crash")
-    assert "crashed with a segmentation fault" in str(error)
-    wait_for_end(*daemons_of(project.events))
-    project.events.clear()
-    assert "exceeded its limit" in str(project.error("start_daemons_and_hang", timeout_s=2))
-    wait_for_end(*daemons_of(project.events))
-    assert project.server_pid() == server
-
-
-def daemons_of(events: list[dict[str, Any]]) -> list[int]:
-    return [int(event["message"]) for event in events if event["event"] == "progress"]
-
-
-def test_the_daemons_of_another_job_live_on(project: PoolProject) -> None:
-    with ThreadPoolExecutor(1) as threads:
-        job = threads.submit(project.error, "start_daemons_and_hang")
-        wait_until(lambda: len(daemons_of(project.events)) == 4, "the job did not start")
-        daemons = daemons_of(project.events)
-        wait_for_end(*project.run("start_daemons").figures["daemons"])
-        assert all(state(pid) not in ("", "Z") for pid in daemons)
-        project.pool.close()
-        job.result()
-        wait_for_end(*daemons)
-
-
-@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM], ids=lambda number: number.name)
-@pytest.mark.parametrize("servers", ["own", "shared"])
-def test_no_daemon_outlives_the_orchestrator(
-    tmp_path: Path, request: pytest.FixtureRequest, number: signal.Signals, servers: str
-) -> None:
-    if servers == "shared":
-        request.getfixturevalue("shared_servers")
-    with orchestrator(tmp_path, "start_daemons_and_hang", "main") as process:
-        assert process.stdout is not None
-        pids = [int(process.stdout.readline()) for _ in range(5)]
-        process.send_signal(number)
-        process.wait(TIMEOUT_S)
-        wait_for_end(*pids)

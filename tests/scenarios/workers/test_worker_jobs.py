@@ -12,8 +12,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
-from pool_project import ROOT, PoolProject, children_of, wait_for_end
-from project_folder import wait_until
+from pool_project import ROOT, PoolProject, wait_for_end
 
 from buildsys.errors import CheckFailed, StageError, Unavailable, WorkerDied
 from buildsys.workers import registry
@@ -115,16 +114,6 @@ def test_an_invalid_result_fails_the_job(project: PoolProject, do: str) -> None:
     assert not (project.root / f"{do}.json").exists()
 
 
-def test_the_text_of_sys_exit_is_kept(project: PoolProject) -> None:
-    error = project.error("exit_with_text")
-    assert type(error) is StageError
-    problem = "export:exit_with_text was ended by sys.exit: there is no licence"
-    assert str(error) == f"{problem}; full log: build/exit_with_text.log"
-    assert "SystemExit: there is no licence" in project.log("exit_with_text").read_text()
-    assert "export:sys_exit was ended by sys.exit: 3" in str(project.error("sys_exit"))
-    assert "Stop: enough" in str(project.error("raise_own_base_exception"))
-
-
 @pytest.mark.parametrize(
     "do", ["raise_long_message", "raise_long_stage_error", "return_long_reason"]
 )
@@ -181,14 +170,6 @@ def test_a_crash_fails_only_its_job(project: PoolProject, do: str, ending: str) 
     assert project.run("echo").status == "passed"
 
 
-def test_a_segmentation_fault_leaves_its_stack_in_the_log(project: PoolProject) -> None:
-    project.error("printf_and_crash")
-    log = project.log("printf_and_crash").read_text()
-    assert "last words" in log
-    assert "Segmentation fault" in log
-    assert "in printf_and_crash" in log
-
-
 @pytest.mark.parametrize("do", ["fill_memory", "claim_no_memory"])
 def test_exhausted_memory_is_reported(project: PoolProject, do: str) -> None:
     error = project.error(do)
@@ -220,11 +201,6 @@ def test_the_log_has_all_output_of_the_last_run(
     assert capfd.readouterr() == ("", "")
 
 
-def test_a_log_that_cannot_be_opened_fails_the_job(project: PoolProject) -> None:
-    project.log("echo").mkdir(parents=True)
-    assert "cannot start export:echo: Is a directory" in str(project.error("echo"))
-
-
 def test_a_time_limit_stops_the_job(project: PoolProject) -> None:
     def stopped(do: str) -> str:  # without a limit both would run for ten minutes
         return str(project.error(do, timeout_s=0.3))
@@ -248,14 +224,6 @@ def test_processes_of_a_stage_end_with_it(project: PoolProject) -> None:
     wait_for_end(int(progress[0]))
 
 
-def test_two_threads_run_jobs_at_the_same_time(project: PoolProject) -> None:
-    files = [str(project.root / name) for name in ("one", "two")]
-    with ThreadPoolExecutor(2) as threads:
-        one = threads.submit(project.run, "meet", mine=files[0], other=files[1])
-        two = threads.submit(project.run, "meet", mine=files[1], other=files[0])
-        assert one.result().status == two.result().status == "passed"
-
-
 def test_crashes_do_not_disturb_another_job(project: PoolProject) -> None:
     with ThreadPoolExecutor(3) as threads:
         file = project.root / "go"
@@ -265,21 +233,3 @@ def test_crashes_do_not_disturb_another_job(project: PoolProject) -> None:
         assert not steady.done()
         file.touch()
         assert steady.result().status == "passed"
-
-
-def test_fifty_jobs_in_a_row_leave_nothing(project: PoolProject) -> None:
-    server = project.server_pid()
-    folders = [Path("/proc/self/fd"), Path(f"/proc/{server}/fd")]
-    before = [len([*folder.iterdir()]) for folder in folders]
-    pids = {project.run("report_progress").figures["pid"] for _ in range(50)}
-    assert len(pids) == 50
-    assert project.server_pid() == server
-    wait_until(lambda: not children_of(server), "a zombie")
-    after = [len([*folder.iterdir()]) for folder in folders]
-    assert all(now <= earlier + 1 for now, earlier in zip(after, before, strict=True))
-
-
-def test_a_collection_in_a_child_copies_no_shared_memory(project: PoolProject) -> None:
-    collector = project.run("describe_collector").figures
-    assert collector["enabled"]
-    assert collector["frozen"] > 1000
