@@ -24,7 +24,7 @@ from buildsys.manifest.shape_cases import concrete_shape
 from buildsys.models.call_arguments import arranged, call_hint
 from buildsys.models.golden_inputs import golden_input
 from buildsys.models.random_weights import measuring_layers
-from buildsys.models.sources.source_module import GPU, ProgramInput, make_module, needs_gpu
+from buildsys.models.sources.source_module import GPU, make_module, needs_gpu
 from buildsys.models.user_code import reraise_as_stage_error, unmet_shape, with_article
 from buildsys.onnx_graphs.tensors import BIT_DTYPES, NATIVE_DTYPES, Array, Tensor, tensor_of
 
@@ -112,8 +112,6 @@ def make_network(options: Mapping[str, Any], project: Path) -> Network:
         name: signature["keyword"] or (name if made.by_keyword else None)
         for name, signature in options["inputs"].items()
     }
-    if made.program is not None and not options.get("call"):
-        _check_inputs(made.program, options)
     network = Network(
         made.module,
         keywords,
@@ -128,36 +126,6 @@ def make_network(options: Mapping[str, Any], project: Path) -> Network:
     with torch.no_grad(), measuring_layers(made.module, options["source"]["seed"]):
         example = example_inputs(options, project)
         return replace(network, example_result=network.result(example))
-
-
-def _check_inputs(program: Mapping[str, ProgramInput], options: Mapping[str, Any]) -> None:
-    """Compare declared inputs with those of a saved program.
-
-    Raises: StageError: their number, or a size, differs.
-    """
-    file, declared = options["source"]["exported_program"], options["inputs"]
-    if len(program) != len(declared):
-        raise StageError(
-            f"{file} has {_count(program, 'input')} ({', '.join(program)}), the manifest declares"
-            f" {_count(declared, 'input')} ({', '.join(declared)})",
-            "declare the inputs of the program, in its order",
-        )
-    ordered = sorted(declared.items(), key=lambda item: item[1]["keyword"] is not None)
-    for (name, tensor), saved in zip(ordered, program.values(), strict=True):
-        sizes = tensor["shape"]
-        if len(sizes) != len(saved.shape):
-            raise StageError(
-                f"input {name} has {len(saved.shape)} dimensions in {file}, the manifest declares"
-                f" {len(sizes)}",
-                "declare the shape of the program",
-            )
-        for axis, (size, fixed) in enumerate(zip(sizes, saved.shape, strict=True)):
-            if isinstance(fixed, int) and size != fixed:
-                raise StageError(
-                    f"input {name}: axis {axis} is fixed to {fixed} in {file}, the manifest"
-                    f" declares {size}",
-                    f"declare {fixed}, or export the program with dynamic_shapes",
-                )
 
 
 def main_float_type(module: nn.Module) -> str:

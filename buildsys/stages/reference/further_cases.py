@@ -6,25 +6,33 @@ largest golden value, would pass.
 
 from __future__ import annotations
 
+import ast
 import hashlib
+import inspect
 import re
 import sys
+import textwrap
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from itertools import islice
 from math import inf, nan, prod
 from pathlib import Path
+from types import CodeType, ModuleType
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from buildsys.manifest.shape_cases import DimRange, Dims, concrete_shape
+from buildsys.system.files import in_library
 from buildsys.workers.job import Job
 
 if TYPE_CHECKING:
     from torch import nn
 
 Condition = Callable[[int], bool]  # on a size
+Assigned = Mapping[str, ast.expr]  # local variable -> its value
 _SCANNED = 1024  # values of a range that a condition is evaluated for
 _DRAWN_SHARE = 0.25  # share of the shape cases' elements
 _LARGE = 4096  # elements of all inputs
@@ -70,8 +78,6 @@ def further_cases(job: Job, module: nn.Module | None) -> Iterator[FurtherCase]:
             if budget >= 0 or not sizes or elements(dims) <= _LARGE:
                 sizes.append(dims)
         if module is not None:
-            from buildsys.stages.reference.size_conditions import size_conditions  # needs torch
-
             conditions = size_conditions(module, job.project)
             sizes += suggested_sizes(spans, [*planned, *sizes], conditions)
     cases = [
@@ -172,3 +178,189 @@ def suggested_sizes(
 def _allowed(span: DimRange) -> range:
     low, high, step = int(span["min"] or 0), int(span["max"] or 0), int(span["multiple_of"] or 1)
     return range(low, high + 1, step)
+
+
+_STAGE = "buildsys.stages.reference.stage"  # imported before any code of the user
+_MOST_CONDITIONS, _MOST_LAYERS = 64, 16
+_ALLOWED = (
+    ast.Compare, ast.BinOp, ast.UnaryOp, ast.Constant, ast.Name, ast.Attribute, ast.Subscript,
+    ast.Call, ast.Tuple, ast.List, ast.Set,
+    ast.cmpop, ast.operator, ast.unaryop, ast.expr_context,
+)  # fmt: skip
+_REFUSED = (ast.Pow, ast.LShift, ast.MatMult, ast.Is, ast.IsNot)  # slow, or not arithmetic
+_FUNCTIONS = {"int": int, "min": min, "max": max, "len": lambda value: value}
+
+
+def size_conditions(network: nn.Module, project: Path) -> list[Condition]:
+    """List the distinct conditions on sizes in a network's source, the project's first.
+
+    A tracer follows one side of a branch. Sizes on the other side show a wrong graph, but a random
+    draw seldom meets ``length == 9``. So comparisons, remainders and limits are read from the
+    source, with everything unknown in them taken for the size: a guess that costs no more than
+    another case.
+    """
+    conditions: dict[tuple[object, ...], Condition] = {}
+    for body, module, layers in _sources(network, project):
+        for node, assigned in _expressions(body, {}):
+            try:
+                code = compile(ast.fix_missing_locations(ast.Expression(node)), "<size>", "eval")
+            except (SyntaxError, ValueError, TypeError):
+                continue
+            for layer in layers[:: max(len(layers) // _MOST_LAYERS, 1)]:
+                scope = partial(_Scope, assigned, vars(module), layer)
+                condition = partial(_holds, code, scope)
+                probe = scope(2)
+                with suppress(Exception):
+                    eval(code, {"__builtins__": {}}, probe)  # noqa: S307 (only arithmetic)
+                if probe.has_size:
+                    conditions.setdefault((ast.unparse(node), *probe.integers), condition)
+                if len(conditions) == _MOST_CONDITIONS:
+                    return list(conditions.values())
+    return list(conditions.values())
+
+
+def _sources(
+    network: nn.Module, project: Path
+) -> Iterator[tuple[ast.AST, ModuleType, Sequence[nn.Module | None]]]:
+    """Yield trees with their modules and layers: the project's, its functions, and libraries'."""
+    names = list(sys.modules)
+    root, stdlib = f"{project.resolve()}/", f"{Path(ast.__file__).parent}/"
+    own = {}
+    for name in names[names.index(_STAGE) :]:
+        file = getattr(sys.modules[name], "__file__", None) or ""
+        is_library = in_library(file) or file.startswith(stdlib) or name.startswith("buildsys.")
+        if file.endswith(".py") and not is_library and Path(file).resolve().is_relative_to(root):
+            own[name] = sys.modules[name]
+    layers: dict[type, list[nn.Module]] = {}
+    for layer in network.modules():
+        for cls in type(layer).__mro__:
+            if cls.__module__.partition(".")[0] not in ("torch", "builtins"):
+                layers.setdefault(cls, []).append(layer)
+    for is_own in (True, False):
+        for cls in layers:
+            if (cls.__module__ in own) is is_own:
+                with suppress(OSError, TypeError, SyntaxError):  # no source
+                    text = textwrap.dedent(inspect.getsource(cls))
+                    yield ast.parse(text), sys.modules[cls.__module__], layers[cls]
+        for module in own.values() if is_own else ():
+            with suppress(OSError, SyntaxError, ValueError):
+                tree = ast.parse(Path(str(module.__file__)).read_bytes())
+                functions = [node for node in tree.body if isinstance(node, ast.FunctionDef)]
+                yield ast.Module(list(functions), []), module, [None]
+
+
+def _expressions(tree: ast.AST, assigned: Assigned) -> Iterator[tuple[ast.expr, Assigned]]:
+    """Yield comparisons, remainders and limits, with the local variables assigned once."""
+    for node in ast.iter_child_nodes(tree):
+        if isinstance(node, ast.FunctionDef):
+            if node.name == "__init__":  # constructors know no size
+                continue
+            targets = [n.id for n in ast.walk(node) if isinstance(n, ast.Name) and _is_stored(n)]
+            assigned = {
+                statement.targets[0].id: statement.value
+                for statement in ast.walk(node)
+                if isinstance(statement, ast.Assign) and isinstance(statement.targets[0], ast.Name)
+                if targets.count(statement.targets[0].id) == 1 and _is_arithmetic(statement.value)
+            }
+        parts = []
+        if isinstance(node, ast.Compare) or (
+            isinstance(node, ast.BinOp) and isinstance(node.op, ast.Mod)
+        ):
+            parts = [node]
+        elif isinstance(node, ast.Call) and ast.unparse(node.func) in ("min", "max"):
+            # min(size, 16) changes at 16, like size < 16
+            pairs = zip(node.args, node.args[1:], strict=False)
+            parts = [ast.Compare(first, [ast.Lt()], [second]) for first, second in pairs]
+        for part in parts:
+            if _is_arithmetic(part):
+                yield part, assigned
+        yield from _expressions(node, assigned)
+
+
+def _is_arithmetic(tree: ast.AST) -> bool:
+    nodes = list(ast.walk(tree))
+    return all(isinstance(n, _ALLOWED) and not isinstance(n, _REFUSED) for n in nodes)
+
+
+def _is_stored(name: ast.Name) -> bool:
+    return isinstance(name.ctx, ast.Store)
+
+
+def _holds(code: CodeType, scope: Callable[[int], _Scope], size: int) -> bool:
+    try:
+        return bool(eval(code, {"__builtins__": {}}, scope(size)))  # noqa: S307 (only arithmetic)
+    except Exception:  # of an operator on unsuitable values
+        return False
+
+
+class _Scope(dict[str, Any]):
+    """The names of an expression: known integers, and the size for everything else."""
+
+    def __init__(
+        self, assigned: Assigned, names: Mapping[str, Any], layer: object, size: int
+    ) -> None:
+        super().__init__(_FUNCTIONS)
+        self._assigned, self._names, self._layer = assigned, names, layer
+        self._size = _Size(size)
+        self.has_size = False
+        self.integers: list[int] = []
+
+    def __missing__(self, name: str) -> Any:
+        if name in self._assigned:
+            expression = ast.Expression(self._assigned[name])
+            self[name] = self._size  # it may contain itself
+            self.has_size = True
+            code = compile(ast.fix_missing_locations(expression), "<size>", "eval")
+            self[name] = value = eval(code, {"__builtins__": {}}, self)  # noqa: S307
+            return value
+        return self.value(self._layer if name == "self" else self._names.get(name))
+
+    def value(self, value: object) -> Any:
+        """Wrap a value of the network: integers, shapes and objects; the size for others."""
+        if isinstance(value, int) and not isinstance(value, bool):
+            self.integers.append(value)
+            return value
+        if isinstance(value, tuple | list) and all(type(member) is int for member in value):
+            self.integers += value
+            return tuple(value)
+        if (value is not None and not callable(value)) or hasattr(value, "named_modules"):
+            return _Object(value, self)
+        self.has_size = True
+        return self._size
+
+
+class _Size(int):
+    """A size; its attributes, members and results are the size again."""
+
+    __iter__ = __contains__ = None  # it has members without end
+
+    def __getattr__(self, name: str) -> _Size:
+        return self
+
+    def __getitem__(self, index: object) -> _Size:
+        return self
+
+    def __call__(self, *_: object, **_named: object) -> _Size:
+        return self
+
+
+class _Object:
+    """A layer, weight or other object of the network, whose integers are known."""
+
+    __iter__ = __contains__ = None
+
+    def __init__(self, value: object, scope: _Scope) -> None:
+        self._value, self._scope = value, scope
+
+    def __getattr__(self, name: str) -> Any:
+        is_layer = hasattr(self._value, "named_modules") or name == "shape"
+        read = getattr if is_layer else inspect.getattr_static  # runs no code of others
+        return self._scope.value(read(self._value, name, None))
+
+    def __getitem__(self, index: Any) -> Any:
+        with suppress(Exception):
+            return self._scope.value(self._value[index])  # type: ignore[index]
+        return self._scope.value(None)
+
+    def __call__(self, *_: object, **_named: object) -> Any:
+        return self._scope.value(None)

@@ -13,7 +13,7 @@ from buildsys.stages.common.golden_check import ORIGINAL, check_outputs, is_unst
 from buildsys.stages.common.rounding_noise import RoundingNoise
 from buildsys.stages.common.stability import UNSTABLE
 from buildsys.stages.operators.open_graph import open_graph
-from buildsys.stages.reference.further_cases import draw_sizes, suggested_sizes
+from buildsys.stages.reference.further_cases import draw_sizes, size_conditions, suggested_sizes
 from buildsys.stages.reference.stage import Original, golden_inputs, load_original, not_finite
 from buildsys.stages.validate.stage import GRAPHS
 from buildsys.workers.job import Job, StageResult
@@ -80,8 +80,6 @@ def _sizes(job: Job, original: Original) -> Iterator[Dims]:
     spans, tested = job.options["spans"], list(job.options["cases"].values())
     suggested: list[Dims] = []
     if spans and original.module is not None:
-        from buildsys.stages.reference.size_conditions import size_conditions  # needs torch
-
         suggested += suggested_sizes(spans, tested, size_conditions(original.module, job.project))
     drawn = draw_sizes(spans, suggested, job.options["seed"]) if spans else iter([{}])
     return cycle(chain(suggested, islice(drawn, job.options["count"])))

@@ -131,25 +131,6 @@ def test_a_manifest_is_proposed_from_the_file(tmp_path: Path) -> None:
     assert found["outputs"]["output0"]["shape"] == ["batch", 5]
 
 
-@pytest.mark.parametrize(
-    ("inputs", "message"),
-    [
-        ({"x": {"shape": ["batch", "batch"]}}, "axis 1 is fixed to 4 in net.pt2, the manifest dec"),
-        (
-            {"x": {"shape": ["batch", 5]}},
-            "axis 1 is fixed to 4 in net.pt2, the manifest declares 5",
-        ),
-        ({"x": {"shape": ["batch"]}}, "input x has 2 dimensions in net.pt2, the manifest decl"),
-        ({**INPUTS, "y": {"shape": [1]}}, r"net.pt2 has 1 input \(x\), the manifest declares 2"),
-    ],
-)
-def test_inputs_are_compared_with_the_manifest(
-    tmp_path: Path, program: bytes, inputs: Any, message: str
-) -> None:
-    with pytest.raises(StageError, match=message):
-        network(tmp_path, program, inputs)
-
-
 def nodes(program: Any) -> Any:
     return program["graph_module"]["graph"]["nodes"]
 

@@ -276,16 +276,14 @@ class Trap:
     [
         (
             linear_state(5),
-            "w.pth does not fit net.py:make: 2 with another shape (weight is 5x4 in the file and "
-            "3x4 in the network, bias is 5 in the file and 3 in the network)",
+            "w.pth does not fit net.py:make: size mismatch for weight: copying a param with shape",
         ),
         (
             {"weight": torch.ones(3, 4), "scale": torch.ones(1)},
-            "1 missing (bias); 1 unexpected (scale)",
+            'Missing key(s) in state_dict: "bias"; Unexpected key(s) in state_dict: "scale"',
         ),
-        ({f"w{n}": torch.ones(1) for n in range(5)}, "5 unexpected (w0, w1, w2 and 2 more)"),
-        ([1, 2], "w.pth holds one object of type list, not a state dict"),
-        ({"epoch": 3}, "w.pth holds a dict without tensors (keys: epoch), not a state dict"),
+        ([1, 2], "w.pth holds an object of type list without tensors, not a state dict"),
+        ({"epoch": 3}, "w.pth holds an object of type dict without tensors, not a state dict"),
         (
             Trap(),
             "torch.load(weights_only=True) cannot read w.pth: Unsupported global: GLOBAL exec was "
@@ -298,7 +296,7 @@ class Trap:
         ),
         (None, "the weights file w.pth does not exist in the project"),
     ],
-    ids=["shape", "names", "many", "list", "no tensors", "code", "module", "missing"],
+    ids=["shape", "names", "list", "no tensors", "code", "module", "missing"],
 )
 def test_a_file_of_another_network_is_an_error(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, state: Any, message: str
@@ -351,8 +349,7 @@ def test_safetensors_are_loaded(tmp_path: Path) -> None:
             safetensors_bytes(
                 {"weight": entry(0, (3, 4)), "bias": entry(48, (3,), "I32")}, bytes(60)
             ),
-            "does not fit net.py:make: 1 of another kind of type (bias is int32 in the file and"
-            " float32 in the network)",
+            "does not fit net.py:make: bias is integer in the file and float in the network",
         ),
     ],
     ids=["100 GB", "overlap", "dtype", "truncated", "empty", "pickle", "integers"],
@@ -398,10 +395,10 @@ def test_a_shard_against_its_index_is_an_error(tmp_path: Path) -> None:
     pytest.importorskip("safetensors")
     index = sharded(tmp_path)
     (tmp_path / "b.safetensors").write_bytes(LINEAR)
-    with pytest.raises(StageError, match=f"b.safetensors also has weight, against {index}; down"):
+    with pytest.raises(StageError, match=f"b.safetensors differs from {index} in weight; down"):
         loaded(tmp_path, None, file=index)
     (tmp_path / "b.safetensors").write_bytes(safetensors_bytes({"x": entry(0)}, bytes(8)))
-    with pytest.raises(StageError, match=r"b\.safetensors does not have bias, against"):
+    with pytest.raises(StageError, match=f"b.safetensors differs from {index} in bias, x"):
         loaded(tmp_path, None, file=index)
     (tmp_path / "b.safetensors").unlink()
     message = f"b.safetensors, a shard of {index}, does not exist; download or save all files"
