@@ -29,10 +29,8 @@ from buildsys.backends.onnxruntime.engine_session import (
     add_providers,
     check_providers,
     compile_graph,
-    copy_graph,
     engine_session_options,
     open_engine,
-    unreadable_context,
 )
 from buildsys.backends.onnxruntime.execution_providers import (
     compiles,
@@ -140,18 +138,15 @@ def _save_and_open(request: BuildRequest, source: Path, level: str) -> OrtGraph:
     if options.get("ep_context"):
         compile_graph(source, engine, options, level)
     elif compiles(options):
-        copy_graph(source, engine, data)
+        from buildsys.onnx_graphs.onnx_file import save_model  # needs onnx
+
+        save_model(read_graph(source), engine, weights_of=source)
     else:
         _save_optimized(request, source, level, data)
     session = engine_session_options(options, _load_level(options))
     if not runs_on_cpu_only(options):
         record_placement(session)
-    try:
-        return open_engine(engine, session, options, request.operators)
-    except StageError as error:
-        if not options.get("ep_context"):
-            raise
-        raise unreadable_context(error) from error
+    return open_engine(engine, session, options, request.operators)
 
 
 def _save_optimized(request: BuildRequest, source: Path, level: str, data: Path) -> None:
@@ -191,7 +186,7 @@ def slowest_layers(
     """Return the slowest nodes, [] on a GPU: its profiler sees launches."""
     from buildsys.backends.onnxruntime.placement import read_layers
 
-    if any(wanted.provider.needs_nvidia for wanted in engine_providers(options)):
+    if any(selected.provider.needs_nvidia for selected in engine_providers(options)):
         return []
     with TemporaryDirectory() as folder:
         session = engine_session_options(options, _load_level(options))

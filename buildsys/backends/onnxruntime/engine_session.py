@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 import sys
 from contextlib import redirect_stdout
 from functools import cache
@@ -32,8 +31,8 @@ _MODES = {"sequential": "ORT_SEQUENTIAL", "parallel": "ORT_PARALLEL"}
 
 def check_providers(options: Options) -> None:
     """Check the execution providers and their options."""
-    for wanted in engine_providers(options):
-        provider = wanted.provider
+    for selected in engine_providers(options):
+        provider = selected.provider
         built_in = provider.title in ort.get_available_providers()
         plugin = provider.plugin
         if not built_in and not (plugin and _has_plugin(provider.title, plugin)):
@@ -65,30 +64,30 @@ def engine_session_options(options: Options, optimization: str) -> ort.SessionOp
 
 def add_providers(session: ort.SessionOptions, options: Options) -> None:
     """Add an engine's providers to ``session``; the CPU's is always the last one."""
-    for wanted in engine_providers(options):
-        if wanted.name == CPU:
+    for selected in engine_providers(options):
+        if selected.name == CPU:
             continue
-        values = {**_own_options(wanted, options), **wanted.options}
-        if wanted.provider.needs_nvidia:
+        values = {**_own_options(selected, options), **selected.options}
+        if selected.provider.needs_nvidia:
             load_cuda_libraries()
         try:
-            if is_plugin(wanted.provider):
-                devices = _plugin_devices(wanted)
-                if wanted.name == "openvino":
+            if is_plugin(selected.provider):
+                devices = _plugin_devices(selected)
+                if selected.name == "openvino":
                     values = openvino_plugin_options(values, _device_type(devices[0]))
                 session.add_provider_for_devices(devices, values)
             else:
-                session.add_provider(wanted.provider.title, values)
+                session.add_provider(selected.provider.title, values)
         except ort.capi.onnxruntime_pybind11_state.InvalidArgument as error:
             texts = ", ".join(f"{name}: {value}" for name, value in values.items())
             having = f" with {texts}" if texts else ""
-            text = f"ONNX Runtime {ort.__version__} cannot start its {wanted.name} provider{having}"
+            text = f"onnxruntime {ort.__version__} cannot start its {selected.name} provider"
             hint = "its device is missing here, or a value is wrong: the log says which"
-            raise Unavailable(text, hint) from error
+            raise Unavailable(text + having, hint) from error
         except FAILURES as error:
             reason = str(error).strip().splitlines()[0].rpartition("&) ")[2]
             raise StageError(
-                f"ONNX Runtime {ort.__version__} refuses the options of {wanted.name}: {reason}",
+                f"ONNX Runtime {ort.__version__} refuses the options of {selected.name}: {reason}",
                 "remove the option, or install the version that has it",
             ) from error
 
@@ -99,20 +98,18 @@ def load_cuda_libraries() -> None:
 
     The loader of the system does not search there; without them, no provider of NVIDIA starts.
     """
-    preload = getattr(ort, "preload_dlls", None)
-    if preload is not None:  # since 1.21
-        with redirect_stdout(sys.stderr):  # it prints what it does not find
-            preload()
+    with redirect_stdout(sys.stderr):  # it prints what it does not find
+        ort.preload_dlls()
 
 
-def _own_options(wanted: EngineProvider, options: Options) -> dict[str, str]:
+def _own_options(selected: EngineProvider, options: Options) -> dict[str, str]:
     """Return the provider options that an engine's settings imply."""
-    if wanted.name == "qnn" and "backend_path" not in wanted.options:
+    if selected.name == "qnn" and "backend_path" not in selected.options:
         return {"backend_type": "htp"}  # QNN has no default for the processor as its device
-    if wanted.name != "openvino":
+    if selected.name != "openvino":
         return {}
     own = {"device_type": "CPU"}
-    if options.get("precision") == "fp32" and wanted.options.get("device_type", "CPU") == "CPU":
+    if options.get("precision") == "fp32" and selected.options.get("device_type", "CPU") == "CPU":
         own["precision"] = "FP32"  # OpenVINO may choose bfloat16 on processors that have it
     return own
 
@@ -125,13 +122,13 @@ def open_engine(
     graph = OrtGraph(model, session, titles, [use.path for use in operators if use.path])
     # it falls back to the CPU with no more than a log line
     started = graph.session.get_providers()
-    for wanted in engine_providers(options):
-        if wanted.provider.title not in started:
+    for selected in engine_providers(options):
+        if selected.provider.title not in started:
             raise Unavailable(
-                f"ONNX Runtime could not start its {wanted.name} provider; its log says why",
+                f"ONNX Runtime could not start its {selected.name} provider; its log says why",
                 "install the CUDA and cuDNN versions of this onnxruntime-gpu"
-                if wanted.provider.needs_nvidia
-                else wanted.provider.install,
+                if selected.provider.needs_nvidia
+                else selected.provider.install,
             )
     return graph
 
@@ -163,11 +160,11 @@ def is_plugin(provider: Provider) -> bool:
     return any(device.ep_name == provider.title for device in devices)
 
 
-def _plugin_devices(wanted: EngineProvider) -> list[Any]:
+def _plugin_devices(selected: EngineProvider) -> list[Any]:
     """Find the devices of a plugin provider that its ``device_type`` names."""
-    provider = wanted.provider
+    provider = selected.provider
     devices = [device for device in ort.get_ep_devices() if device.ep_name == provider.title]
-    kind = wanted.options.get("device_type", "")
+    kind = selected.options.get("device_type", "")
     chosen = [device for device in devices if kind in ("", _device_type(device))]
     if not devices:
         problem = f"{provider.plugin} supports no device of this machine"
@@ -187,23 +184,6 @@ _SINCE = "1.23"  # the first ONNX Runtime that compiles ahead of time
 _REMEDY = "remove ep_context: the nodes are then compiled at every load"
 
 
-def copy_graph(source: Path, engine: Path, data: Path) -> None:
-    """Copy a graph and its external data, which has another name then."""
-    shutil.copyfile(source, engine)
-    source_data = source.with_name(f"{source.name}.data")
-    if not source_data.exists():
-        return
-    import onnx
-
-    shutil.copyfile(source_data, data)
-    model = onnx.load(str(source), load_external_data=False)
-    for tensor in model.graph.initializer:
-        for entry in tensor.external_data:
-            if entry.key == "location":
-                entry.value = data.name
-    onnx.save(model, str(engine))
-
-
 def compile_graph(source: Path, engine: Path, options: Options, level: str) -> None:
     """Write a graph whose EPContext nodes contain compiled nodes."""
     if not hasattr(ort, "ModelCompiler"):
@@ -221,12 +201,3 @@ def compile_graph(source: Path, engine: Path, options: Options, level: str) -> N
     except FAILURES as error:
         refusal = explain("cannot keep what its providers compile", error)
         raise StageError(refusal.problem, refusal.hint or _REMEDY) from error
-
-
-def unreadable_context(error: StageError) -> StageError:
-    """Return the error of providers that cannot load what they have compiled.
-
-    Seen with onnxruntime-openvino 1.24.1 on a CPU.
-    """
-    problem = f"the providers cannot load what they have compiled themselves: {error.problem}"
-    return StageError(problem, _REMEDY)

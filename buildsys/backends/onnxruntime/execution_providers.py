@@ -257,13 +257,13 @@ def openvino_plugin_options(values: Mapping[str, str], device: str) -> dict[str,
 
 def runs_on_cpu_only(options: Mapping[str, Any]) -> bool:
     """Check whether the CPU's provider is the only one."""
-    return all(wanted.name == CPU for wanted in engine_providers(options))
+    return all(selected.name == CPU for selected in engine_providers(options))
 
 
 def allows_cpu(options: Mapping[str, Any]) -> bool:
     """Check whether nodes may run on the CPU: it is listed, or there is no list."""
     return not options.get("providers") or any(
-        wanted.name == CPU for wanted in engine_providers(options)
+        selected.name == CPU for selected in engine_providers(options)
     )
 
 
@@ -274,4 +274,4 @@ def is_simulated(options: Mapping[str, Any]) -> bool:
 
 def compiles(options: Mapping[str, Any]) -> bool:
     """Check whether a provider compiles nodes: the engine then is the graph before that."""
-    return any(wanted.provider.compiles for wanted in engine_providers(options))
+    return any(selected.provider.compiles for selected in engine_providers(options))

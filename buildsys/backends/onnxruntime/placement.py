@@ -61,7 +61,7 @@ def read_placement(graph: OrtGraph, model: Path, options: Options) -> Figures:
             " CPU would go unnoticed",
             f"pip install 'onnxruntime>={_SINCE}', or add cpu to providers",
         )
-    by_title = {wanted.provider.title: wanted.name for wanted in engine_providers(options)}
+    by_title = {selected.provider.title: selected.name for selected in engine_providers(options)}
     nodes: dict[str, list[_Node]] = {name: [] for name in by_title.values() if name != CPU}
     for part in graph.session.get_provider_graph_assignment_info():
         placed = nodes.setdefault(by_title.get(part.ep_name, CPU), [])

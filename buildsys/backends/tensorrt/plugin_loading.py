@@ -131,8 +131,10 @@ def bundled_plugins(library: TensorRTLibrary, request: BuildRequest) -> list[Fig
             creator for creator in creators if not versions or creator.plugin_version in versions
         ]
         if not named:
-            known = nearest(name, [creator.name for creator in registered])
-            hint = f"nearest: {', '.join(known)}" if known else "name the operator like its plugin"
+            similar = nearest(name, [creator.name for creator in registered])
+            hint = (
+                f"nearest: {', '.join(similar)}" if similar else "name the operator like its plugin"
+            )
             problem = f"{library.release} has no plugin {name}"
             if creators:
                 problem = f"{problem} of version {' or '.join(sorted(versions))}"
