@@ -6,7 +6,7 @@ import json
 import re
 import traceback
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -51,13 +51,8 @@ def unknown_operators(request: BuildRequest, library: str) -> list[UnsupportedNo
 
 
 @contextmanager
-def one_sentence(
-    what: str, hint: str, explain: Callable[[str], StageError | None] = lambda _: None
-) -> Iterator[None]:
-    """Turn exceptions of a compiler, of any class, into one sentence about ``what`` failed.
-
-    ``explain`` may return another error for the compiler's text.
-    """
+def one_sentence(what: str, hint: str) -> Iterator[None]:
+    """Turn exceptions of a compiler, of any class, into one sentence about ``what`` failed."""
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # on the compiler's own code
@@ -66,10 +61,8 @@ def one_sentence(
         raise
     except Exception as error:
         traceback.print_exception(error)  # to the log: the message has its first part only
-        text = " ".join(str(error).split())
-        explanation = explain(text)
-        problem = f"{what}: {type(error).__name__}: {text[:300]}"
-        raise explanation or StageError(problem, hint) from error
+        text = " ".join(str(error).split())[:300]
+        raise StageError(f"{what}: {type(error).__name__}: {text}", hint) from error
 
 
 def check_inputs(

@@ -1,7 +1,7 @@
 """``load_engine`` on a GPU, compared with TensorRT used directly.
 
-Runs in an interpreter with TensorRT, numpy and cuda-bindings, with torch too if it is there:
-run_engine.py [FOLDER]. Prints a line per check and ends with 1 if one fails. FOLDER keeps
+Runs in an interpreter with TensorRT, numpy and cuda-bindings, with torch and cupy too if they are
+there: run_engine.py [FOLDER]. Prints a line per check and ends with 1 if one fails. FOLDER keeps
 the engine and the figures.
 """
 
@@ -269,28 +269,36 @@ def check_lifetime(file: Path) -> str:
     return refused(lambda: engine(x=x_of(1)), "is closed")
 
 
-def check_torch(file: Path) -> str:
-    try:
-        import torch
-    except ImportError as error:
-        return f"skipped: {error}"
-    x = x_of(8)
-    expected = expected_of(file, x)
-    with load_engine(file) as engine:
-        given = torch.from_numpy(x).cuda()
-        outputs: Any = engine(x=given)
-        assert all(array.is_cuda for array in outputs.values())
-        stream = torch.cuda.Stream()
-        with torch.cuda.stream(stream):
-            shifted = given * 2  # in flight when the engine takes it
-            later: Any = engine.run({"x": shifted}, stream=stream)
-            doubled = {key: array + 0 for key, array in later.items()}
-        stream.synchronize()
-        assert_equal({n: array.cpu() for n, array in doubled.items()}, expected_of(file, 2 * x))
-        refused(lambda: engine(x=given.transpose(2, 3)), "is not contiguous")
-        assert_equal(engine(x=torch.from_numpy(x)), expected)
-        assert_equal({name: array.cpu() for name, array in outputs.items()}, expected)
-    return str(torch.__version__)
+def check_library(name: str) -> Callable[[Path], str]:
+    def check(file: Path) -> str:
+        try:
+            library: Any = __import__(name)
+        except ImportError as error:
+            return f"skipped: {error}"
+        is_torch, x = name == "torch", x_of(8)
+        array_type = library.Tensor if is_torch else library.ndarray
+
+        def host(outputs: dict[str, Any]) -> dict[str, Any]:
+            assert all(isinstance(array, array_type) for array in outputs.values())
+            return {
+                key: array.cpu() if is_torch else library.asnumpy(array)
+                for key, array in outputs.items()
+            }
+
+        with load_engine(file) as engine:
+            given = library.from_numpy(x).cuda() if is_torch else library.asarray(x)
+            assert_equal(host(engine(x=given)), expected_of(file, x))
+            stream = library.cuda.Stream()
+            with library.cuda.stream(stream) if is_torch else stream:
+                doubled = given * 2  # in flight when the engine takes it
+                later = engine.run({"x": doubled}, stream=stream)
+            stream.synchronize()
+            assert_equal(host(later), expected_of(file, 2 * x))
+            turned = given.transpose(2, 3) if is_torch else given.transpose(0, 1, 3, 2)
+            refused(lambda: engine(x=turned), "is not contiguous")
+        return str(library.__version__)
+
+    return check
 
 
 def check_latency(file: Path) -> str:
@@ -357,7 +365,8 @@ CHECKS: dict[str, Callable[[Path], str]] = {
     "streams": check_streams,
     "threads": check_threads,
     "lifetime": check_lifetime,
-    "torch": check_torch,
+    "torch": check_library("torch"),
+    "cupy": check_library("cupy"),
     "latency": check_latency,
 }
 

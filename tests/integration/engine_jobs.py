@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,12 @@ import numpy as np
 import onnx
 from small_graphs import data_role
 
-from buildsys.backends.interface import BuildRequest, GraphRefusedError, UnsupportedNode
+from buildsys.backends.interface import (
+    BuildRequest,
+    Calibration,
+    GraphRefusedError,
+    UnsupportedNode,
+)
 from buildsys.onnx_graphs.tensors import Tensor, save_case, tensor_of
 from buildsys.project.model import model_fields
 from buildsys.project.plan import plan_model
@@ -77,6 +83,33 @@ def random_x(batch: int, dtype: str = "float32", seed: int = 0) -> dict[str, Ten
     return {
         "x": tensor_of(np.random.default_rng(seed).standard_normal(shape).astype(np.float32), dtype)
     }
+
+
+def calibration(folder: Path) -> Calibration:
+    """Write two batches of calibration data for ``INPUTS``."""
+    folder.mkdir(exist_ok=True)
+    batches = {f"{n}/x": random_x(4, seed=n)["x"].array for n in range(2)}
+    np.savez(folder / "batches.npz", **batches)
+    return Calibration(folder / "batches.npz", "", folder / "unused")
+
+
+def captured_program(
+    folder: Path, backend: str, network: str, inputs: Any = INPUTS, dims: Any = DIMS, **source: Any
+) -> Path:
+    """Capture one of the sample networks as the stage ``program`` does."""
+    from buildsys.stages.program import stage as program  # slow
+
+    code = f"tests/integration/sample_networks.py:{network}"
+    resolved_manifest = model_fields({
+        "model": "m",
+        "source": {"python": code, **source},
+        "inputs": {name: {"shape": list(tensor["shape"])} for name, tensor in inputs.items()},
+        "dims": dims,
+        "engines": [{"backend": backend, "name": "e"}],
+    })  # fmt: skip
+    job = stage_job(resolved_manifest, "program", folder)
+    program.run(replace(job, project=Path(__file__).parents[2]))
+    return folder / "m/program/program.pt2"
 
 
 def write_golden(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -65,17 +64,6 @@ class MaskedMean(nn.Module):
 class Nested(nn.Module):
     def forward(self, x: torch.Tensor) -> dict[str, Any]:
         return {"sum": x.sum(1), "unused": None, "heads": (x + 1, [x + 2])}
-
-
-@dataclass
-class Scores:
-    logits: torch.Tensor
-    size: torch.Tensor
-
-
-class Dataclass(nn.Module):
-    def forward(self, x: torch.Tensor) -> Scores:
-        return Scores(x + 1, x.sum(1))
 
 
 class Pair(nn.Module):

@@ -250,8 +250,6 @@ def compare_weights(converted: Converted, precision: str) -> Figures:
     for name, weight in converted.constants.items():
         if weight.dtype.kind != "f" or weight.size == 1:
             continue
-        if np.isnan(weight).any():
-            raise StageError(f"the weight {name} of the package has NaN", _REPAIR)
         if any(
             _close(weight, candidate, precision) for candidate in by_shape.get(weight.shape, ())
         ):

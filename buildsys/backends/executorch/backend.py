@@ -8,10 +8,8 @@ from __future__ import annotations
 
 import inspect
 import json
-import re
 from collections import Counter
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -46,8 +44,6 @@ if TYPE_CHECKING:
 
 RUN_OPTIONS: Options = {"threads": 0}
 _MOST_NAMED = 5
-_REFUSED = re.compile(r"\b([a-z_]\w*)(?:::|\.)(_?[a-z]\w*)(?:\.(\w+))?")
-_REFUSALS = ("Missing out variant", "is not Aten Canonical", "not in Core ATen opset")
 _FREE = ("getitem", "executorch_call_delegate", "sym_", "view_copy", "_assert")  # compute nothing
 _QUANTIZERS = ("quantize_per", "dequantize_per", "choose_q")
 
@@ -172,8 +168,11 @@ def lower(request: BuildRequest) -> Lowered:
     }
     request.progress("lowering the program")
     failed = f"model {request.model}: ExecuTorch cannot lower the program"
-    hint = "the log has the complete message"
-    with one_sentence(failed, hint, partial(_refusal, request)):
+    hint = (
+        "replace the operators that the message names, use delegate: none, or fewer dynamic"
+        " dimensions; the log has the complete message"
+    )
+    with one_sentence(failed, hint):
         edge = to_edge_transform_and_lower(
             program,
             partitioner=partitioners,
@@ -221,24 +220,6 @@ def _operator(node: torch.fx.Node) -> str:
     parts = name.split(".")
     plain = parts[1] if parts[0] in ("aten", "quantized_decomposed", "dim_order_ops") else parts[0]
     return "" if plain.startswith(_FREE) else plain
-
-
-def _refusal(request: BuildRequest, text: str) -> StageError | None:
-    """Explain the compiler's text about operators that it refuses, or about XNNPACK."""
-    if any(sign in text for sign in _REFUSALS):
-        operators = {
-            f"{match[1]}::{match[2]}"
-            for match in _REFUSED.finditer(text.replace("torch._ops.", ""))
-            if hasattr(getattr(torch.ops, match[1]), match[2])
-        }
-        reason = "it is not among the core operators that ExecuTorch has kernels for"
-        nodes = [UnsupportedNode(None, "", name, reason) for name in sorted(operators)]
-        if nodes:
-            raise_refused(request, "ExecuTorch", nodes)
-    if "XNNPACK" in text:
-        problem = f"model {request.model}: ExecuTorch cannot lower the program: {text[:300]}"
-        return StageError(problem, "use delegate: none, or fewer dynamic dimensions")
-    return None
 
 
 def quantize(

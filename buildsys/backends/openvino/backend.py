@@ -10,9 +10,8 @@ from __future__ import annotations
 
 import os
 import re
-import sys
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, suppress
+from collections.abc import Mapping
+from contextlib import suppress
 from functools import cache
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -234,8 +233,7 @@ def quantize(model: ov.Model, request: BuildRequest) -> ov.Model:
     assert request.calibration is not None
     os.environ.setdefault("NNCF_CI", "1")  # no telemetry
     try:
-        with _without_torch():
-            import nncf
+        import nncf
     except ImportError as error:
         raise Unavailable(
             f"int8 engines of OpenVINO need NNCF: {error}", "pip install 'buildsys[openvino]'"
@@ -255,30 +253,17 @@ def quantize(model: ov.Model, request: BuildRequest) -> ov.Model:
     advanced = nncf.AdvancedQuantizationParameters(overflow_fix=nncf.OverflowFix.ENABLE)
     data = nncf.Dataset(batches)
     try:
-        with _without_torch():
-            quantized: ov.Model = nncf.quantize(
-                model,
-                data,
-                preset=preset,
-                subset_size=len(batches),
-                model_type=kind,
-                advanced_parameters=advanced,
-            )
-            return quantized
+        quantized: ov.Model = nncf.quantize(
+            model,
+            data,
+            preset=preset,
+            subset_size=len(batches),
+            model_type=kind,
+            advanced_parameters=advanced,
+        )
     except (RuntimeError, ValueError, nncf.ValidationError) as error:
         cause = " ".join(str(error).split())[:400]
         problem = f"model {request.model}: NNCF cannot quantize it: {cause}"
         hint = "set quantization_preset: mixed, or use another precision"
         raise StageError(problem, hint) from error
-
-
-@contextmanager
-def _without_torch() -> Iterator[None]:
-    """Hide torch from NNCF, which would import it for 3 s."""
-    hidden: dict[str, Any] = {} if "torch" in sys.modules else {"torch": None}
-    sys.modules.update(hidden)
-    try:
-        yield
-    finally:
-        for name in hidden:
-            del sys.modules[name]
+    return quantized

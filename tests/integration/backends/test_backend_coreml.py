@@ -14,7 +14,8 @@ from typing import Any
 
 import pytest
 import torch
-from stage_jobs import ROOT, manifest, stage_job
+from engine_jobs import DIMS, INPUTS, captured_program
+from stage_jobs import ROOT
 
 pytest.importorskip("coremltools", reason="pip install 'buildsys[coreml]'")
 
@@ -23,13 +24,9 @@ from buildsys.backends.coreml.package import read_engine
 from buildsys.backends.interface import BuildRequest, GraphRefusedError, load_backend
 from buildsys.errors import StageError
 from buildsys.manifest.schema.engines import engine_spec
-from buildsys.stages.program import stage as program
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # of the converter, on its own code
 backend = load_backend("coreml")
-NETWORKS = "tests/integration/sample_networks.py"
-IMAGE = {"x": {"shape": ["batch", 3, 8, 8]}}
-DIMS = {"batch": {"min": 1, "opt": 2, "max": 8}}
 
 
 def options(**fields: Any) -> dict[str, Any]:
@@ -37,25 +34,22 @@ def options(**fields: Any) -> dict[str, Any]:
     return engine_spec("coreml").model_validate(engine).model_dump()
 
 
-def captured(folder: Path, name: str, inputs: Any = IMAGE, **source: Any) -> Path:
+def captured(folder: Path, name: str, inputs: Any = INPUTS, **source: Any) -> Path:
+    return captured_program(folder, "coreml", name, inputs, dims_of(inputs), **source)
+
+
+def dims_of(inputs: Any) -> dict[str, Any]:
     used = {size for each in inputs.values() for size in each["shape"] if isinstance(size, str)}
-    resolved = manifest(
-        source={"python": f"{NETWORKS}:{name}", **source},
-        inputs=inputs,
-        dims=dict.fromkeys(used, DIMS["batch"]),
-        engines=({"backend": "coreml", "name": "e"},),
-    )
-    program.run(stage_job("program", resolved, folder))
-    return folder / "m/program/program.pt2"
+    return dict.fromkeys(used, DIMS["batch"])
 
 
-def request(folder: Path, source: Path, inputs: Any = IMAGE, **fields: Any) -> BuildRequest:
+def request(folder: Path, source: Path, inputs: Any = INPUTS, **fields: Any) -> BuildRequest:
     folder.mkdir(exist_ok=True)
     typed = {name: {"dtype": "float32", **each} for name, each in inputs.items()}
-    used = {size for each in inputs.values() for size in each["shape"] if isinstance(size, str)}
-    dims = dict.fromkeys(used, DIMS["batch"])
     engine = folder / "engine.mlpackage.zip"
-    return BuildRequest("m", Path(), engine, options(**fields), typed, dims, program=source)
+    return BuildRequest(
+        "m", Path(), engine, options(**fields), typed, dims_of(inputs), program=source
+    )
 
 
 def build(folder: Path, source: Path, **fields: Any) -> tuple[Path, dict[str, Any]]:

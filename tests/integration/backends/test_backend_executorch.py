@@ -5,29 +5,23 @@ The package is large, so ``[test]`` does not install it.
 
 from __future__ import annotations
 
-import re
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from engine_jobs import random_x
-from stage_jobs import manifest, stage_job
+from engine_jobs import DIMS, INPUTS, calibration, captured_program, random_x
 
 pytest.importorskip("executorch", reason="pip install 'buildsys[executorch]'")
 
 from buildsys.backends.executorch.description import DESCRIPTION
-from buildsys.backends.interface import BuildRequest, Calibration, GraphRefusedError, load_backend
+from buildsys.backends.interface import BuildRequest, load_backend
 from buildsys.errors import StageError
 from buildsys.manifest.schema.engines import engine_spec
 from buildsys.onnx_graphs.tensors import Tensor
-from buildsys.stages.program import stage as program
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # of the compiler, on its own code
 backend = load_backend("executorch")
-NETWORKS = "tests/integration/sample_networks.py"
-IMAGE = {"x": {"shape": ["batch", 3, 8, 8]}}
-DIMS = {"batch": {"min": 1, "opt": 2, "max": 8}}
 
 
 def options(**fields: Any) -> dict[str, Any]:
@@ -36,26 +30,14 @@ def options(**fields: Any) -> dict[str, Any]:
     return {**engine_spec("executorch").model_validate(engine).model_dump(), "precision": precision}
 
 
-def captured(folder: Path, name: str, inputs: Any = IMAGE, dims: Any = DIMS) -> Path:
-    resolved = manifest(
-        source={"python": f"{NETWORKS}:{name}"},
-        inputs=inputs,
-        dims=dims,
-        engines=({"backend": "executorch", "name": "e"},),
-    )
-    program.run(stage_job("program", resolved, folder))
-    return folder / "m/program/program.pt2"
+def captured(folder: Path, name: str, inputs: Any = INPUTS, dims: Any = DIMS) -> Path:
+    return captured_program(folder, "executorch", name, inputs, dims)
 
 
 def build(
-    folder: Path, source: Path, inputs: Any = IMAGE, dims: Any = DIMS, **fields: Any
+    folder: Path, source: Path, inputs: Any = INPUTS, dims: Any = DIMS, **fields: Any
 ) -> tuple[BuildRequest, dict[str, Any]]:
-    calibration = None
     folder.mkdir(exist_ok=True)
-    if fields.get("precision") == "int8":
-        batches = {f"{n}/x": random_x(4, seed=n)["x"].array for n in range(2)}
-        np.savez(folder / "batches.npz", **batches)
-        calibration = Calibration(folder / "batches.npz", "", folder / "unused")
     asked = BuildRequest(
         "m",
         Path(),
@@ -64,7 +46,7 @@ def build(
         {name: {**tensor, "dtype": "float32"} for name, tensor in inputs.items()},
         dims,
         program=source,
-        calibration=calibration,
+        calibration=calibration(folder) if fields.get("precision") == "int8" else None,
     )
     backend.prepare(asked.options)
     return asked, backend.build(asked)
@@ -155,7 +137,7 @@ def test_two_dynamic_dims_that_xnnpack_refuses_name_delegate_none(tmp_path: Path
     source = captured(tmp_path, "MaskedMean", tokens, dims)
     with pytest.raises(StageError, match="XNNPACK") as caught:
         build(tmp_path, source, tokens, dims)
-    assert caught.value.hint == "use delegate: none, or fewer dynamic dimensions"
+    assert "use delegate: none, or fewer dynamic dimensions" in caught.value.hint
     asked, _ = build(tmp_path, source, tokens, dims, delegate="none")
     x, mask = np.ones((3, 5, 4), np.float32), np.ones((3, 5), np.float32)
     x[:, 3:], mask[:, 3:] = 7, 0
@@ -236,6 +218,6 @@ def test_too_small_a_share_of_the_delegate_is_an_error(tmp_path: Path) -> None:
 
 def test_an_operator_without_a_kernel_is_named(tmp_path: Path) -> None:
     source = captured(tmp_path, "NoKernel")
-    with pytest.raises(GraphRefusedError) as caught:
+    with pytest.raises(StageError) as caught:
         build(tmp_path, source, delegated_share=0.0)
-    assert re.search(r"cannot take the operator aten::\w*svd: it is not", str(caught.value))
+    assert "svd" in str(caught.value)

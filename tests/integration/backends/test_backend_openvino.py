@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from engine_jobs import engine_options, random_x, request
+from engine_jobs import calibration, engine_options, random_x, request
 from small_graphs import conv_bn, one_node, write
 
 pytest.importorskip("openvino", reason="pip install 'buildsys[openvino]'")
@@ -34,15 +34,8 @@ def options(**fields: Any) -> dict[str, Any]:
 
 
 def build(folder: Path, model: Any, **fields: Any) -> Any:
-    calibration = None
-    if fields.get("precision") == "int8":
-        batches = {f"{n}/x": random_x(4, seed=n)["x"].array for n in range(2)}
-        folder.mkdir(exist_ok=True)
-        np.savez(folder / "batches.npz", **batches)
-        calibration = Calibration(folder / "batches.npz", "", folder / "unused")
-    asked = request(
-        write(folder, model), folder / "engine", options(**fields), calibration=calibration
-    )
+    batches = calibration(folder) if fields.get("precision") == "int8" else None
+    asked = request(write(folder, model), folder / "engine", options(**fields), calibration=batches)
     backend.prepare(asked.options)
     backend.build(asked)
     return asked

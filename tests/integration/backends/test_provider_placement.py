@@ -287,17 +287,6 @@ def test_refused_options_are_one_sentence_without_places_in_c() -> None:
     assert refusal.hint == "correct them in providers"
 
 
-@pytest.mark.skipif(not HAS_QNN, reason="needs onnxruntime-qnn")
-@pytest.mark.parametrize("ep_context", [False, True])
-def test_options_refused_by_qnn_are_to_be_corrected(tmp_path: Path, ep_context: bool) -> None:
-    both = {"backend_type": "htp", "backend_path": "libQnnHtp.so"}
-    options = engine_options("onnxruntime", providers=[{"qnn": both}], ep_context=ep_context)
-    backend.prepare(options)
-    with pytest.raises(StageError, match="refuses its options: Only one of") as caught:
-        backend.build(request(write(tmp_path, reshaped()), tmp_path / "e", options))
-    assert caught.value.hint == "correct them in providers"
-
-
 @pytest.mark.skipif(HAS_OPENVINO, reason="OpenVINO is installed")
 def test_a_plugin_without_a_device_here_names_the_alternative() -> None:
     with pytest.raises(Unavailable, match="supports no device of this machine") as caught:
