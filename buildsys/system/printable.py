@@ -26,8 +26,8 @@ _SUBSTITUTES = {
 }  # fmt: skip
 
 _MASK = "***"
-_SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://")
-_SEGMENT = re.compile(r"[/?#]")
+_LOGIN = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)://(?=[^/?#]*[:@])(.*)@", re.DOTALL)
+_QUERY = re.compile(r"[?#].*", re.DOTALL)
 _VALUE = re.compile(r"(?<==)[^&;#]+")
 _USER_IS_PUBLIC = ("sftp", "ssh", "ftp")  # elsewhere a user without password may be a token
 _IN_TEXT = re.compile(r"""[^\s'"<>(),]+://[^\s'"<>]*""")
@@ -74,16 +74,16 @@ def printable_line(text: str) -> str:
 def mask_secrets(url: str) -> str:
     """Mask the passwords and query values of a URL, perhaps a chained one.
 
-    A password may contain any character: everything from the first colon to the last ``@`` counts
-    as one, where both exist before or after the first slash.
+    A password may contain any character: everything from the first colon to the last ``@`` counts.
     """
-    parts: list[str] = []
-    for part in url.split("::"):
-        if parts and "://" in parts[-1] and not _SCHEME.match(part):
-            parts[-1] += f"::{part}"  # a password may have two colons
-        else:
-            parts.append(part)
-    return "::".join(map(_mask_part, parts))
+    url = _LOGIN.sub(_mask_login, url)
+    return _QUERY.sub(lambda query: _VALUE.sub(_MASK, query[0]), url)
+
+
+def _mask_login(match: re.Match[str]) -> str:
+    user, colon, _ = match[2].partition(":")
+    is_public = bool(colon) or match[1].lower() in _USER_IS_PUBLIC
+    return f"{match[1]}://{user if is_public else _MASK}{f':{_MASK}' if colon else ''}@"
 
 
 def mask_text(text: str) -> str:
@@ -91,17 +91,3 @@ def mask_text(text: str) -> str:
     if "://" in text:
         text = _IN_TEXT.sub(lambda match: mask_secrets(match[0]), text)
     return _OPTION.sub(rf"\g<1>{_MASK}", text)
-
-
-def _mask_part(part: str) -> str:
-    scheme = match[0] if (match := _SCHEME.match(part)) else ""
-    rest = part[len(scheme) :]
-    first = _SEGMENT.split(rest, maxsplit=1)[0]
-    login = ""
-    if scheme and "@" in rest and (":" in first or "@" in first):
-        before, _, rest = rest.rpartition("@")
-        user, colon, _ = before.partition(":")
-        public = scheme.rstrip(":/").lower() in _USER_IS_PUBLIC or bool(colon)
-        login = f"{user if public else _MASK}{f':{_MASK}' if colon else ''}@"
-    path, *query = re.split(r"([?#])", rest, maxsplit=1)
-    return f"{scheme}{login}{path}{_VALUE.sub(_MASK, ''.join(query))}"

@@ -6,7 +6,6 @@ import pytest
 
 from buildsys.errors import ManifestErrors
 from buildsys.project.plan import ProjectPlan
-from buildsys.project.resolved_yaml import resolved_text
 
 NET = "configs/models/net.yaml"
 SOURCE = "{tensorrt: plugins/net.py:define, reference: {numpy: plugins/net.py:compute}}"
@@ -72,10 +71,3 @@ def test_default_engines_of_other_backends_are_left_out(project, errors) -> None
     project.write("configs/project.yaml", "defaults: {engines: [ort-cpu]}")
     (error,) = errors_of(project)  # else the model would have none
     assert "ONNX Runtime cannot build a network defined with TensorRT's API" in error
-
-
-def test_a_resolved_manifest_resolves_again(project, errors) -> None:
-    assert errors() == []
-    model = project.load().models["net"]
-    project.write(NET, resolved_text(model))
-    assert project.load().models["net"].data["source"] == model.data["source"]

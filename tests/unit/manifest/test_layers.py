@@ -40,31 +40,6 @@ def test_a_manifest_overrides_extends_and_those_override_defaults(project):
     assert "export.training" not in model.origins
 
 
-def test_flaky_true_names_every_stage_and_tags_replace_those_of_a_base(project):
-    project.write("configs/project.yaml", "defaults: {tags: [cpu], owner: vision team}")
-    project.model("tags: [nightly, gpu]\nflaky: true")
-    project.model("flaky: [bench]", name="other")
-    models = project.load().models
-    assert models["net"].data["tags"] == ["nightly", "gpu"]
-    assert models["other"].data["tags"] == ["cpu"]
-    assert models["other"].data["owner"] == "vision team"
-    assert models["other"].data["flaky"] == ["bench"]
-    assert {"operators", "export", "report"} < set(models["net"].data["flaky"])
-
-
-def test_several_bases_and_a_chain(project):
-    project.write("configs/common/a.yaml", "export: {opset: 11}\nbench: {min_samples: 3}\n")
-    project.write("configs/common/b.yaml", "extends: a.yaml\nexport: {opset: 12}\n")
-    project.write("configs/common/c.yaml", "simplify: {tool: none}\nexport: {opset: 14}\n")
-    project.model("extends: [../common/c.yaml, ../common/b.yaml]")
-    data = project.load().models["net"].data
-    assert (data["export"]["opset"], data["simplify"]["tool"], data["bench"]["min_samples"]) == (
-        12,
-        "none",
-        3,
-    )
-
-
 def test_lists_are_replaced_and_a_source_of_another_kind_too(project):
     project.write("net.onnx", b"onnx")
     project.write(
@@ -130,22 +105,6 @@ def test_placeholders_in_a_name(project):
     assert error.startswith(
         "configs/models/net.yaml:1:8: model: the name uses {export.opset}, which is not set"
     )
-
-
-@pytest.mark.parametrize(
-    ("values", "name"),
-    [
-        ("[a/b c]", "net-a-b-c"),
-        ("[null]", "net-null"),
-        ("[true]", "net-true"),
-        ("[{rtol: 0.5}]", "net-0.5"),
-    ],
-)
-def test_values_become_parts_of_names(project, values, name):
-    axis = "engines.0.tolerance" if "rtol" in values or "null" in values else "description"
-    axis = "export.verbose" if "true" in values else axis
-    project.model(f"engines: [{{name: e, backend: onnxruntime}}]\nmatrix: {{{axis}: {values}}}")
-    assert list(project.load().models) == [name]
 
 
 def test_dynamic_axes_become_names_in_shapes(project):

@@ -72,11 +72,6 @@ def test_a_wrong_default_leaves_out_every_manifest(project: ProjectFolder) -> No
     assert (loaded.models, list(loaded.broken)) == ({}, ["configs/models/net.yaml"])
 
 
-def test_without_broken_manifests_nothing_is_left_out(project: ProjectFolder) -> None:
-    project.model()
-    assert load(project).broken == {}
-
-
 def test_a_query_of_one_model_needs_no_other_manifest(project: ProjectFolder) -> None:
     project.model(name="a")
     project.model("exprot: {opset: 17}\n", name="b")

@@ -33,15 +33,6 @@ def test_a_broken_base_is_the_only_error(project):
     assert error.startswith(f"{NET}:1:10: extends: file _base.yaml does not exist")
 
 
-def test_every_section_of_the_project_file_is_known(project):
-    project.write(
-        "configs/project.yaml",
-        "defaults: {}\ncache: {remote: /cache}\ntiming_caches: shared\ntoolchains: {}\n",
-    )
-    project.model()
-    assert list(project.load().models) == ["net"]
-
-
 def test_all_errors_are_reported_at_once(project):
     project.write("configs/project.yaml", "default: {}\n")
     project.write(
@@ -79,14 +70,6 @@ def test_an_error_names_the_file_of_the_value(project):
         ["configs/engines.yaml:2:21", "e.inter_op_threads"],
         ["configs/project.yaml:2:24", "defaults.bench.min_samples"],
     ]
-
-
-def test_a_broken_shared_file_is_reported_once(project):
-    project.write("configs/engines.yaml", "ort-cpu: [\n")
-    project.model("engines: [ort-cpu]", name="a")
-    project.model("engines: [ort-cpu]", name="b")
-    [error] = project.errors()
-    assert error.startswith("configs/engines.yaml:2:1: not valid YAML")
 
 
 def test_presets_that_use_each_other(project):

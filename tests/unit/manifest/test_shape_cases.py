@@ -9,7 +9,6 @@ from buildsys.manifest.shape_cases import (
     DimRange,
     Dims,
     case_values,
-    concrete_shape,
     example_dims,
     format_case,
     representatives,
@@ -36,15 +35,6 @@ def spans(draw: st.DrawFn) -> DimRange:
     return span(low * step, opt * step, high * step, step)
 
 
-def test_a_static_model_has_one_case() -> None:
-    assert shape_cases({}) == {"opt": {}}
-
-
-def test_equal_shapes_are_one_case() -> None:
-    assert list(shape_cases({"n": span(1, 1, 4)})) == ["opt", "max", "odd"]
-    assert shape_cases({"n": span(1, 1, 4)}, ["min"]) == {"opt": {"n": 1}}
-
-
 def test_the_odd_case_is_odd_in_units_of_the_step() -> None:
     cases = shape_cases({"batch": span(1, 8, 16), "height": span(224, 224, 512, step=32)})
     assert cases["odd"] == {"batch": 3, "height": 288}
@@ -55,20 +45,12 @@ def test_two_dimensions_get_different_odd_values() -> None:
     assert odd["rows"] != odd["columns"]
 
 
-def test_a_given_odd_value_is_used() -> None:
-    assert shape_cases({"n": span(1, 8, 16, odd=7)})["odd"] == {"n": 7}
-
-
 def test_examples_do_not_depend_on_opt_and_max() -> None:
     assert example_dims({"n": span(1, 8, 16)}) == example_dims({"n": span(1, 4, 32)}) == {"n": 2}
 
 
 def test_examples_of_two_dimensions_differ() -> None:
     assert example_dims({"n": span(1, 8, 16), "m": span(1, 8, 16)}) == {"n": 2, "m": 3}
-
-
-def test_concrete_shape_replaces_names() -> None:
-    assert concrete_shape(("n", 3, "m"), {"n": 2, "m": 5}) == (2, 3, 5)
 
 
 @given(st.dictionaries(st.sampled_from("abc"), spans(), max_size=3))

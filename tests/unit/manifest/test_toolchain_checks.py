@@ -28,21 +28,6 @@ def test_an_engine_with_an_unknown_toolchain(project, name, expected):
     assert expected in error
 
 
-def test_an_unused_preset_is_checked(project):
-    project.write(PROJECT, GOOD)
-    project.write("configs/engines.yaml", "trt: {backend: onnxruntime, toolchain: trt8}\n")
-    project.model()
-    (error,) = project.errors()
-    assert error.startswith("configs/engines.yaml:1:40: trt.toolchain: unknown toolchain")
-    assert error.endswith("did you mean trt86?")
-
-
-def test_a_broken_project_file_is_reported_once(project):
-    project.write(PROJECT, "toolchains: {trt86: {}}\n")
-    project.model(ENGINE % "trt86")
-    assert len(project.errors()) == 1
-
-
 def test_a_model_has_the_toolchains_of_its_engines(project):
     project.write(PROJECT, GOOD + "defaults: {engines: [{backend: onnxruntime, name: a}]}\n")
     project.model(

@@ -7,10 +7,8 @@ from manifest_files import ProjectFolder
 
 from buildsys.manifest.backend_choices import base_precision, full_name, is_auto
 from buildsys.project.plan import ProjectPlan
-from buildsys.project.resolved_yaml import resolved_text
 
 NET = "configs/models/net.yaml"
-DATA = "data: {x: {random: normal}}"
 SYMBOLIC = '{op: "aten::asinh", function: "plugins/s.py:f", opset: 9}'
 
 
@@ -92,18 +90,6 @@ def test_the_name_of_a_policy_stands_for_its_defaults(project: ProjectFolder) ->
     assert outputs["z"]["compare"] is None
 
 
-def test_preprocessing_and_labels_have_defaults(project: ProjectFolder) -> None:
-    project.write("labels.txt", "cat\ndog\n")
-    file = project.model("outputs: {y: {labels: {file: labels.txt}}}\n")
-    file.write_text(file.read_text().replace("32, 32]}", "32, 32], preprocess: {resize: 40}}"))
-    data = project.load().models["net"].data
-    assert data["inputs"]["x"]["preprocess"] == {
-        "resize": 40, "pad": None, "interpolation": "bilinear", "color": "rgb", "layout": "nchw",
-        "divide": 255.0, "mean": [0.0], "std": [1.0],
-    }  # fmt: skip
-    assert data["outputs"]["y"]["labels"] == {"file": "labels.txt", "activation": "softmax"}
-
-
 COMMIT = "0123456789" * 4
 MANIFEST = "model: net\nsource: {{{source}}}\ninputs: {{x: {{shape: [1]}}}}\n"
 
@@ -137,22 +123,6 @@ def test_auto_alone_is_the_first_choice_of_the_backend(engine, base, full):
     assert is_auto(engine) == (base != full)
 
 
-@pytest.mark.parametrize(
-    "fields", ["quantization: explicit, typing: weak", "quantization: explicit", "typing: strong"]
-)
-def test_explicit_quantizers_support_every_algorithm(project, fields):
-    project.model(
-        f"engines: [{{backend: tensorrt, name: e, precision: int8, {fields}}}]\n"
-        f"calibration: {{{DATA}, algorithm: percentile}}"
-    )
-    assert project.load().models["net"].data["calibration"]["algorithm"] == "percentile"
-
-
-def test_unused_calibration_is_accepted(project):
-    project.model(f"calibration: {{{DATA}}}")
-    assert project.load().models["net"].data["calibration"]["batches"] == 8
-
-
 def test_right_gates_are_read_in_si_units(project):
     project.model(
         "engines: [{name: a, backend: onnxruntime}, {name: b, backend: onnxruntime}]\n"
@@ -161,17 +131,6 @@ def test_right_gates_are_read_in_si_units(project):
     gates = project.load().models["net"].data["gates"]
     assert gates["latency"] == {"tolerance": 0.05, "limit": 0.002}
     assert gates["size"] == {"tolerance": None, "limit": 50_000_000}
-
-
-def test_the_limits_of_a_resolved_manifest_have_units(project):
-    gates = "{latency: {limit: 2us}, build_time: {limit: 3min}, size: {limit: 50kB}}"
-    project.model(f"engines: [{{name: a, backend: onnxruntime, gates: {gates}}}]\n")
-    model = project.load().models["net"]
-    text = resolved_text(model)
-    for limit in ('"0.000002s"', '"180s"', '"50000B"'):
-        assert f"limit: {limit}" in text
-    (project.root / "configs/models/net.yaml").write_text(text)
-    assert project.load().models["net"].data == model.data
 
 
 def test_a_dimension_named_only_by_surgery_is_used(project):
@@ -217,12 +176,6 @@ def test_probes_are_lists_or_lines(project):
     write(project, "{name: a, run: x, outputs: {m: m}, probes: [[x, --version], x -v]}")
     (command,) = project.load().models["net"].data["commands"]
     assert command["probes"] == [["x", "--version"], ["x", "-v"]]
-
-
-def test_one_line_is_split_without_a_shell(project):
-    write(project, "{name: a, run: \"x 'a b' $HOME {outputs.m}\", outputs: {m: m}}")
-    (command,) = project.load().models["net"].data["commands"]
-    assert command["run"] == ["x", "a b", "$HOME", "{outputs.m}"]
 
 
 SHARED = """\

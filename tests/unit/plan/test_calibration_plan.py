@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
-import pytest
 from planning import plan_of
 
 from buildsys.plan.action import Action
-from buildsys.plan.dependencies import SourceTree
-from buildsys.system.files import image_files
 
 CALIBRATION = {"data": {"x": {"images": "data/calib"}}}
 
@@ -103,29 +99,3 @@ def test_a_weakly_typed_builder_gets_the_batches_and_the_graph_in_fp32() -> None
     strong = plan({**engine, "typing": "strong"}, calibration=CALIBRATION)
     assert strong["engine:m:e0"].inputs["model"].path == "m/convert/int8/model.onnx"
     assert "batches" not in strong["engine:m:e0"].inputs
-
-
-@pytest.mark.parametrize("name", ["a.png", "sub/b.JPG"])
-def test_every_image_of_a_folder_is_a_source(tmp_path: Path, name: str) -> None:
-    folder = tmp_path / "data"
-    (folder / "sub").mkdir(parents=True)
-    (folder / "notes.txt").write_text("no image")
-    (folder / "first.png").write_bytes(b"1")
-    known: dict[str, str] = {}
-
-    class Texts:
-        def get(self, digest: str) -> str | None:
-            return known.get(digest)
-
-        def set(self, digest: str, imports: str) -> None:
-            known[digest] = imports
-
-    def reached() -> dict[str, str | None]:
-        tree = SourceTree(str(tmp_path), lambda path: Path(path).read_text(), Texts())
-        return tree.dependencies(["data/"]).files
-
-    assert reached() == {"data/first.png": "1"}
-    (folder / name).write_bytes(b"2")
-    assert reached() == {"data/first.png": "1", f"data/{name}": "2"}
-    assert image_files(str(folder)) == sorted(str(folder / image) for image in ("first.png", name))
-    assert image_files(str(tmp_path / "nothing")) == []

@@ -8,8 +8,7 @@ import pytest
 from planning import plan_of
 
 from buildsys.errors import UsageError
-from buildsys.execution.up_to_date_models import action_in, environment_of
-from buildsys.plan.action import Action, FileRef, Needs
+from buildsys.plan.action import Action, FileRef
 
 BUILD = {
     "name": "build",
@@ -71,28 +70,6 @@ def test_inputs_and_outputs() -> None:
     assert speed.options["listed"] == ["model"]
 
 
-@pytest.mark.parametrize(
-    ("fields", "expected"),
-    [
-        ({}, {"devices": ("cpu",), "measures": False, "exclusive": False, "alone_on_gpu": False}),
-        ({"measures": True}, {"devices": ("cpu", "cores"), "measures": True, "exclusive": True}),
-        (
-            {"measures": True, "device": "cuda"},
-            {"devices": ("cpu", "cores", "gpu"), "exclusive": False, "alone_on_gpu": True},
-        ),
-        ({"timeout": 5.0}, {"timeout_s": 5.0}),
-        ({"required": True}, {"required": True}),
-        ({"needs": {"gpu": "H100"}}, {"needs": Needs(gpu="H100", gpu_count=1)}),
-        ({"versions": ("numpy",)}, {"tools": ("python", "numpy")}),
-    ],
-)
-def test_devices_and_limits(fields: dict[str, Any], expected: dict[str, Any]) -> None:
-    found = plan(BUILD, {**SPEED, **fields}, timeout={"command": 60.0})["command:m:speed"]
-    for name, value in expected.items():
-        assert getattr(found, name) == value
-    assert plan(BUILD, timeout={"command": 60.0})["command:m:build"].timeout_s == 60.0
-
-
 def test_outputs_of_a_network() -> None:
     inputs = {"g": "{simplified}", "e": "{engines.ort}", "x": "{golden.min}", "o": "{exported}"}
     command = {"name": "c", "run": "x", "inputs": inputs, "outputs": {"y": "y"}}
@@ -110,12 +87,3 @@ def test_outputs_of_a_network() -> None:
     without = plan(**NETWORK)
     others = [target for target in found if target not in ("command:m:c", "report:m")]
     assert [found[target] for target in others] == [without[target] for target in others]
-
-
-def test_the_environment_of_a_command_survives_its_line_of_json() -> None:
-    command = {**BUILD, "toolchain": "other", "probes": (("tool", "--version"),)}
-    action = plan(command)["command:m:build"]
-    again, _ = action_in(environment_of(action))
-    assert again.probes == action.probes == (("tool", "--version"),)
-    assert again.toolchain == action.toolchain
-    assert hash((again.probes, again.toolchain))

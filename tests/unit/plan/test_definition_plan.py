@@ -69,16 +69,3 @@ def test_the_reference_is_the_baseline() -> None:
     assert bench.options["network"]["source"]["python"] == "plugins/net_torch.py:Net"
     bench = plan({**SOURCE, "reference": {"numpy": "plugins/ref.py:compute"}})["bench:m:e"]
     assert bench.options["bench"]["baselines"] == []
-
-
-def test_a_quantized_network_has_its_own_quantizers() -> None:
-    engine = {"backend": "tensorrt", "name": "e", "precision": "int8"}
-    found = plan(engines=(engine,))
-    assert found["engine:m:e"].options["engine"]["quantization"] == "explicit"
-    assert "calibrate:m" not in found
-
-
-def test_the_report_shows_the_source_of_the_manifest() -> None:
-    manifest = plan()["report:m"].options["manifest"]
-    assert manifest["source"]["tensorrt"] == "plugins/net.py:define"
-    assert "export" not in manifest

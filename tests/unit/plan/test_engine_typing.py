@@ -128,23 +128,6 @@ def test_implied_fields_are_in_no_key(version: str, fields: dict[str, Any]) -> N
         assert plan(version, quantization=written, **sections) == usual
 
 
-def test_an_fp32_engine_uses_the_simplified_graph_with_any_typing() -> None:
-    for version in ("8.6.0", "11.4.0"):
-        actions = plan(version, precision="fp32")
-        assert actions["engine:net:e"].after == ("simplify:net",)
-        assert not any(target.startswith("convert") for target in actions)
-
-
-def test_the_tensorrt_version_does_not_affect_other_engines() -> None:
-    spec = {
-        "model": "net",
-        "source": {"torchvision": "resnet18"},
-        "inputs": {"x": {"shape": [1]}},
-        "engines": [{"name": "o", "backend": "onnxruntime", "precision": "fp16"}],
-    }
-    assert plan_of(spec, version_of=lambda _: "11.4.0") == plan_of(spec)
-
-
 def test_a_network_hook_is_a_source_of_its_engine_only() -> None:
     actions = plan("8.6.0", network="plugins/hooks/sizes.py:tweak")
     assert actions["engine:net:e"].sources == ("plugins/hooks/sizes.py",)

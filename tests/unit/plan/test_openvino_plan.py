@@ -8,8 +8,6 @@ import pytest
 from planning import plan_of
 
 from buildsys.plan.action import Action
-from buildsys.system.backend_registry import describe_backend
-from buildsys.system.versions import environment_facts
 
 CALIBRATION = {"data": {"x": {"npz": "data/calibration.npz"}}}
 
@@ -37,15 +35,6 @@ def test_every_precision_is_built_from_the_simplified_graph(precision: str) -> N
     assert engine.devices[0] == "cpu"
 
 
-def test_an_engine_is_two_files() -> None:
-    found = plan()
-    names = {role: ref.path for role, ref in found["engine:m:e"].outputs.items()}
-    assert names["engine"] == "m/engine/e/engine.xml"
-    assert names["engine.data"] == "m/engine/e/engine.bin"
-    assert found["verify:m:e"].inputs["engine.data"].path == names["engine.data"]
-    assert found["bench:m:e"].inputs["engine.data"].path == names["engine.data"]
-
-
 def test_int8_depends_on_the_batches_and_on_nncf() -> None:
     quantized, plain = plan(precision="int8")["engine:m:e"], plan()["engine:m:e"]
     assert quantized.inputs["batches"].path == "m/calibrate/batches.npz"
@@ -57,9 +46,3 @@ def test_int8_depends_on_the_batches_and_on_nncf() -> None:
 def test_the_number_of_cores_counts_only_if_it_decides_the_threads() -> None:
     assert plan()["engine:m:e"].devices == ("cpu", "cores")
     assert plan(threads=2)["engine:m:e"].devices == ("cpu",)
-
-
-def test_its_variables_are_in_the_keys() -> None:
-    variables = {"OV_CPU_X": "1", "OPENVINO_LOG_LEVEL": "3", "OVERCOMMIT": "1", "ORT_X": "1"}
-    environment = describe_backend("openvino").environment
-    assert environment_facts(environment, variables) == {"OV_CPU_X": "1"}

@@ -63,18 +63,6 @@ def test_onnxruntime_reads_the_graph_of_the_precision() -> None:
     assert "network" not in planned["bench:net:trt"].options
 
 
-def test_a_graph_for_a_baseline_only_is_built() -> None:
-    spec = {**MANIFEST, "engines": [TRT]}
-
-    def targets(**bench: Any) -> set[str]:
-        return {*plan_of({**spec, "bench": bench})}
-
-    assert targets(baselines=("onnxruntime",)) - targets() == {"convert:net:fp16"}
-    assert targets(baselines=("onnxruntime",), baseline_precision="bf16") - targets() == {
-        "convert:net:bf16"
-    }
-
-
 @pytest.mark.parametrize(
     ("name", "measures", "exclusive", "alone_on_gpu"),
     [
@@ -96,9 +84,3 @@ def test_benchmarks_run_alone_on_their_device(
         exclusive,
         alone_on_gpu,
     )
-
-
-def test_baseline_precision_can_be_chosen() -> None:
-    planned = plan(baseline_precision="fp32")
-    assert planned["bench:net:trt"].options["bench"]["precision"] == "fp32"
-    assert plan(baseline_precision="fp16")["bench:net:ort"].options["bench"]["precision"] == "fp16"

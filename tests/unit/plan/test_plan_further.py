@@ -58,25 +58,6 @@ def test_cases_that_surgery_cannot_carry_are_compared_with_the_unmodified_graph(
     assert not any(role.startswith("unmodified.") for role in plan()["validate:m"].inputs)
 
 
-def test_constant_inputs_are_known_to_validate() -> None:
-    inputs = {
-        "x": {"shape": ("batch", 4)},
-        "k": {"shape": (1,), "data": {"constant": 3}},
-        "j": {"shape": (1,), "data": {"random": "uniform"}},
-    }
-    assert plan(inputs=inputs)["validate:m"].options["constant"] == {"k": 3}
-    assert "constant" not in plan()["validate:m"].options
-
-
-def test_the_report_draws_the_first_and_the_last_graph() -> None:
-    engines = ({"backend": "onnxruntime", "name": "e", "precision": "fp16"},)
-    report = plan(engines=engines)["report:m"]
-    assert report.options["pictures"] == {"exported": "export:m", "simplified": "simplify:m"}
-    for title in ("exported", "simplified"):
-        file = FileRef(f"m/report/{title}.svg", optional=True)
-        assert report.outputs[f"picture.{title}"] == file
-
-
 def test_the_report_shows_engines_as_written_and_sections_that_decide() -> None:
     auto = {"backend": "onnxruntime", "name": "e", "precision": "auto-fp16"}
     weights = {"backend": "onnxruntime", "name": "w", "precision": "int4"}
@@ -92,26 +73,3 @@ def test_the_report_shows_engines_as_written_and_sections_that_decide() -> None:
     assert first.keys() == second.keys() - {"auto"}
     assert "quantize_weights" in shown
     assert "quantize_weights" not in plan()["report:m"].options["manifest"]
-
-
-def test_surgery_depends_on_the_files_of_its_references() -> None:
-    step = {"function": "f.py:f", "changes": "numbers", "reference": {"python": "ref.py:compute"}}
-    found = plan(surgery=(step,))["surgery:m:after_export"]
-    assert {*found.sources} == {"f.py", "ref.py"}
-
-
-def test_operators_have_functions_and_compiled_libraries() -> None:
-    library = {"sources": ("b.c", "c.cpp"), "flags": ("-march=native",)}
-    ops = (
-        {"op": "a::b", "function": "ops.py:b"},
-        {"op": "a::c", "library": library},
-        {"op": "a::d", "library": {"file": "d.so"}},
-    )
-    found = plan(ops=ops)["operators:m"]
-    assert {*found.options} == {"functions", "libraries"}
-    assert {*found.sources} == {"ops.py", "b.c", "c.cpp", "d.so"}
-    assert {"python", "onnx"} < {*found.tools}
-    assert found.devices == ("cpu",)
-    compiled = plan(ops=({"op": "a::c", "library": {"sources": ("b.c",)}},))["operators:m"]
-    assert compiled.tools == ("cc",)
-    assert compiled.devices == ()

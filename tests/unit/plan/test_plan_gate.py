@@ -109,21 +109,6 @@ def test_a_gate_runs_the_engine_where_and_how_its_benchmark_does(engine: dict[st
     assert gate.options == expected
 
 
-def test_a_gate_on_the_gpu_uses_its_clock_except_in_onnx_runtime() -> None:
-    for backend, providers, has_clock in (
-        ("tensorrt_rtx", {}, True), ("onnxruntime", {"providers": ["cuda"]}, False),
-    ):  # fmt: skip
-        engine = {"backend": backend, "name": "e", **providers}
-        options = plan(engines=[engine], gates=TIMED)["gate:net:e"].options
-        assert ("gpu" in options) == has_clock
-
-
-def test_a_gate_takes_the_first_case_of_a_benchmark_without_opt() -> None:
-    planned = plan(bench={"cases": ["max", "min"]}, gates=TIMED)
-    assert planned["gate:net:ort"].options["case"] == "max"
-    assert planned["gate:net:ort"].inputs["case.max"].path == "net/reference/max.npz"
-
-
 def test_a_gate_reads_the_results_of_both_engines() -> None:
     gates = {name: {"tolerance": "5%"} for name in ("size", "error", "build_time")}
     gate = plan(gates={**gates, "engine": "fast"})["gate:net:ort"]
@@ -143,10 +128,3 @@ def test_a_gate_reads_the_results_of_both_engines() -> None:
     sizes = plan(gates={"size": {"tolerance": "5%"}, "engine": "fast"})["gate:net:ort"]
     assert {*sizes.inputs} == {"engine", "engine.data", "baseline.engine", "baseline.engine.data"}
     assert not {"rounds", "duration", "warmup", "case"} & sizes.options.keys()
-
-
-def test_gates_change_the_key_of_no_other_stage() -> None:
-    before, after = plan(), plan(gates={"latency": {"tolerance": "5%"}})
-    for target, action in before.items():
-        if not target.startswith("report:"):
-            assert after[target] == action

@@ -107,15 +107,6 @@ def test_a_python_plugin_is_a_source_of_the_stages_that_load_it() -> None:
     assert PLUGIN["python"] not in actions["engine:net:ort"].sources
 
 
-def test_a_bundled_plugin_has_no_file() -> None:
-    actions = plan({"op": "a::b", "library": LIBRARY, "plugin": {"bundled": True}})
-    for target in ("engine:net:rtx", "verify:net:rtx", "bench:net:half"):
-        assert entries(actions, target) == [{"op": "a::b", "kind": "plugin"}]
-        assert not [file for file in actions[target].sources if "ops" in file]
-        assert not [role for role in actions[target].inputs if "library" in role]
-    assert set(actions["operators:net"].outputs) == {"library.swish", "result"}
-
-
 def test_only_the_backend_without_an_implementation_has_an_empty_entry() -> None:
     actions = plan({"op": "a::b", "plugin": PLUGIN})
     missing = [{"op": "a::b", "kind": None}]
@@ -143,29 +134,6 @@ def test_each_backend_may_have_a_different_function() -> None:
         == "net/operators/functions.tensorrt_rtx.onnx"
     )
     assert entries(actions, "verify:net:rtx") is None
-
-
-def test_nothing_is_built_for_a_backend_without_engines() -> None:
-    both = {"onnxruntime": FUNCTION, "tensorrt_rtx": "plugins/ops/x.py:rtx"}
-    actions = plan(
-        {"op": "a::b", "function": both}, engines=[{"backend": "onnxruntime", "name": "ort"}]
-    )
-    assert set(actions["operators:net"].outputs) == {"functions", "result"}
-
-
-def test_one_library_for_two_operators_is_built_once() -> None:
-    other = {"sources": ["plugins/other/swish.c"]}
-    ops = [
-        {"op": f"a::{name}", "library": library}
-        for name, library in zip("bcd", (LIBRARY, LIBRARY, other), strict=True)
-    ]
-    actions = plan(*ops)
-    assert actions["operators:net"].options["libraries"].keys() == {"swish", "swish-2"}
-    assert [entry["library"] for entry in entries(actions, "validate:net")] == [
-        "swish",
-        "swish",
-        "swish-2",
-    ]
 
 
 def test_the_compiler_and_its_target_machine_are_in_the_key_if_used() -> None:

@@ -68,15 +68,6 @@ def test_a_search_depends_on_no_engine_device_or_core() -> None:
     assert search.tools == ("onnx", "onnxruntime", "numpy")
 
 
-def test_engines_without_a_search_keep_their_targets_and_keys() -> None:
-    plain = plan({"precision": "fp16"})
-    changed = plan({"precision": "fp16"}, search={"trials": 3})
-    assert plain == changed
-    assert "search" not in plain["report:m"].options["manifest"]
-    assert "auto" not in plain["engine:m:e0"].options["engine"]
-    assert targets(plain, "search") == []
-
-
 def test_limits_of_an_engine_have_a_search_of_their_own() -> None:
     own = {"precision": "auto-fp16", "tolerance": {"rtol": 1e-3, "cosine": 0.99}}
     found = plan({"precision": "auto-fp16"}, own)
@@ -111,10 +102,3 @@ def test_builders_of_the_float32_graph_read_the_list(
     assert built.inputs["model"].path == graph
     assert targets(found, "convert") == ([f"convert:m:{variant}"] if converted else [])
     assert "batches" not in built.inputs
-
-
-def test_few_nodes_in_the_precision_fail_no_engine_of_a_search() -> None:
-    found = plan({"backend": "openvino", "precision": "auto", "precision_share": 0.5})
-    assert found["engine:m:e0"].options["engine"]["precision_share"] == 0.0
-    assert found["report:m"].options["manifest"]["engines"][0]["precision"] == "auto-bf16"
-    assert "search" in found["report:m"].options["manifest"]

@@ -6,13 +6,11 @@ tests/integration/plan/keys_table.md has the reason of each dependency.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from importlib.util import find_spec
 from typing import Any
 
 import pytest
 from planning import plan_of
 
-from buildsys.manifest.default_limits import AGREEMENT_LIMITS
 from buildsys.plan.action import NO_NEEDS, Action, FileRef, Needs
 
 MANIFEST: dict[str, Any] = {
@@ -250,7 +248,6 @@ def test_each_stage_writes_to_its_own_folder() -> None:
 
 
 OPERATORS = [{"op": "a::b", "kind": "library", "library": "b"}]
-TOLERANCE = ("rtol", "cosine", "atol", "top1")
 OPTIONS = {
     "operators:net": "libraries",
     "export:net": "source example inputs outputs data export",
@@ -278,44 +275,6 @@ def test_each_stage_has_exactly_its_options() -> None:
     }
 
 
-def test_the_options_are_those_of_the_graph_of_the_stage() -> None:
-    options = {target: action.options for target, action in plan().items()}
-    cases = {"min": {"batch": 1}, "opt": {"batch": 4}, "max": {"batch": 8}, "odd": {"batch": 3}}
-    for target in ("reference:net", "convert:net:fp16", "validate:net", "verify:net:rtx"):
-        assert options[target]["cases"] == cases
-    assert options["bench:net:rtx"]["cases"] == {"min": {"batch": 1}, "max": {"batch": 8}}
-    assert options["surgery:net:after_simplify"]["cases"]["odd"] == {
-        "dims": {"batch": 3},
-        "golden": "odd",
-    }
-    compared = {
-        target: {*found["compare"]} for target, found in options.items() if "compare" in found
-    }
-    assert compared == {
-        "simplify:net": {"y"},
-        "validate:net": {"y"},
-        **{f"convert:net:{precision}": {"v"} for precision in ("fp16", "int8")},
-        **{f"verify:net:{engine}": {"v"} for engine in ENGINES},
-    }
-    assert {*options["validate:net"]["compare_simplified"]} == {"v"}
-    for target in ("calibrate:net", "engine:net:rtx"):
-        assert {*options[target]["inputs"]} == {"z"}
-    for target in ("simplify:net", "surgery:net:after_simplify", "surgery:net:after_export"):
-        assert {*options[target]["inputs"]} == {"x"}
-    assert options["engine:net:rtx"]["dims"] == {"batch": {"min": 1, "opt": 4, "max": 8}}
-    assert options["surgery:net:after_simplify"]["steps"] == [{"rename": {"x": "z", "y": "v"}}]
-    assert options["bench:net:ort"]["network"]["outputs"] == {}
-    assert options["bench:net:ort"]["network"]["source"]["python"] == "plugins/net.py:make"
-    assert options["reference:net"]["data"]["x"]["images"] == "data/x"
-    assert options["calibrate:net"]["calibration"]["data"]["z"]["python"] == "plugins/c.py:f"
-    for target, found in options.items():
-        if "tolerance" in found:
-            agreement = AGREEMENT_LIMITS["int8"] if target[:6] in ("conver", "verify") else ()
-            assert found["tolerance"].keys() == {*TOLERANCE, *agreement}, target
-        if found.get("operators") and "rtx" not in target:
-            assert found["operators"] == OPERATORS, target
-
-
 def test_limits_come_from_the_section_of_the_stage() -> None:
     options = {
         target: action.options
@@ -341,25 +300,6 @@ def test_limits_come_from_the_section_of_the_stage() -> None:
         assert {*options[target]["cases"]} == {"opt", "odd"}
 
 
-def test_time_limits_are_those_of_the_stage() -> None:
-    limits = {stage: f"{number}s" for number, stage in enumerate(("export", "bench", "engine"), 1)}
-    found = {target: action.timeout_s for target, action in plan(timeout=limits).items()}
-    assert {target: limit for target, limit in found.items() if limit in (1.0, 2.0, 3.0)} == {
-        "export:net": 1.0,
-        **{f"bench:net:{engine}": 2.0 for engine in ENGINES},
-        **{f"engine:net:{engine}": 3.0 for engine in ENGINES},
-    }
-
-
-def test_an_engine_may_be_required() -> None:
-    engines = [{**engine, "required": engine["name"] == "rtx"} for engine in MANIFEST["engines"]]
-    actions = plan(engines=engines)
-    assert [target for target, action in actions.items() if action.required] == ["engine:net:rtx"]
-    origins = actions["export:net"].outputs["origins"]
-    assert [t for t, a in actions.items() if a.advisory] == [f"engine:net:{e}" for e in ENGINES]
-    assert actions["engine:net:ort"].advisory == {"origins": origins}
-
-
 @pytest.mark.parametrize(("threads", "devices"), [(0, ("cpu", "cores")), (2, ("cpu",))])
 def test_as_many_threads_as_cores_depend_on_the_cores(
     threads: int, devices: tuple[str, ...]
@@ -374,19 +314,6 @@ def test_a_hook_of_a_network_is_a_source_of_its_engine() -> None:
     assert actions["engine:net:rtx"].sources == ("plugins/hooks/n.py",)
     assert set(actions["engine:net:rtx"].tools) == {"python", "onnx", "tensorrt_rtx"}
     assert actions["verify:net:rtx"].sources == ()
-
-
-def test_explicit_profiles_replace_the_dimensions() -> None:
-    shapes = {"z": {"min": [2, 4], "opt": [2, 4], "max": [2, 4]}}
-    actions = plan(engines=[{**MANIFEST["engines"][1], "profiles": [shapes]}])
-    assert actions["engine:net:rtx"].options["dims"] == {}
-
-
-def test_a_copied_graph_depends_on_onnx_alone() -> None:
-    copied = plan(simplify={"tool": "none"}, surgery=[], calibration={}, engines=[])["simplify:net"]
-    assert (copied.tools, copied.environment) == (("onnx",), ())
-    assert (copied.after, copied.inputs.keys()) == (("export:net",), {"model", "model.data"})
-    assert copied.options.keys() == {"simplify", "cases", "inputs"}
 
 
 def test_an_onnx_file_is_copied_and_run_in_onnx_runtime() -> None:
@@ -453,19 +380,6 @@ def test_a_percentile_and_a_batch_size_affect_the_calibration() -> None:
     assert images.options["exclude"] == []
 
 
-def test_other_dimensions_of_a_batch_keep_their_size() -> None:
-    dims = {**MANIFEST["dims"], "length": {"min": 1, "opt": 5, "max": 9}}
-    inputs = {"x": {"shape": ["batch", "length"]}}
-    calibration = {**MANIFEST["calibration"], "batch_size": 2}
-    actions = plan(inputs=inputs, dims=dims, calibration=calibration)
-    assert actions["calibrate:net"].options["dims"] == {"batch": 2, "length": 5}
-
-
-def test_an_input_made_by_surgery_has_no_data_of_the_network() -> None:
-    calibrate = plan(calibration={"data": {}})["calibrate:net"]
-    assert calibrate.options["calibration"]["data"] == {"z": None}
-
-
 def test_a_network_on_the_gpu_changes_its_own_stages_only() -> None:
     there = plan(source={**MANIFEST["source"], "device": "cuda"})
     changed = {target for target, action in plan().items() if action != there[target]}
@@ -480,32 +394,6 @@ def test_a_network_on_the_gpu_changes_its_own_stages_only() -> None:
     assert baselines == {"ort": ["onnxruntime"], "rtx": ["torch", "onnxruntime"],
                          "int8": ["onnxruntime"]}  # fmt: skip
     assert "network" not in there["bench:net:ort"].options
-
-
-def test_a_builder_may_write_no_calibration_cache() -> None:
-    engine = {"backend": "tensorrt", "name": "trt", "precision": "int8", "typing": "weak"}
-    assert plan(engines=[engine])["engine:net:trt"].outputs["calibration"].optional
-
-
-def test_every_target_is_described() -> None:
-    for target, action in plan().items():
-        assert all(name in action.doc for name in (action.model, action.variant.split("_")[-1]))
-        assert len(action.doc) > len(target)
-
-
-def test_compiled_torch_baselines_depend_on_triton() -> None:
-    bench = {"baselines": ["torch_compile"]}
-    actions = plan(bench=bench, surgery=[], calibration={}, engines=MANIFEST["engines"][:2])
-    for engine in ENGINES[:2]:
-        action = actions[f"bench:net:{engine}"]
-        assert "triton" in action.tools
-        assert "model" not in action.inputs
-        assert not any(role.startswith("network") for role in action.inputs)
-    none = plan(bench={"baselines": []})["bench:net:rtx"]
-    assert set(none.tools) == {"python", "numpy", "tensorrt_rtx"}
-    assert (none.sources, dict(none.weights), none.environment) == ((), {}, ("gpu", "speed"))
-    assert "precision" not in none.options["bench"]
-    assert "network" not in none.options
 
 
 def test_surgery_depends_on_what_its_steps_load() -> None:
@@ -586,19 +474,6 @@ def test_sources_of_libraries_have_their_files_and_versions_in_the_key(
         assert "buildsys.models.sources.python" not in action.code
 
 
-def test_code_that_makes_an_onnx_model_is_in_the_key() -> None:
-    source = {"onnx": "plugins/graph.py:make", "kwargs": {"size": 3}, "seed": 5}
-    actions = plan(source=source, surgery=[], calibration=None, engines=[])
-    for target in ("export:net", "reference:net"):
-        action = actions[target]
-        assert "plugins/graph.py" in action.sources
-        assert {"python", "onnx", "numpy"} <= set(action.tools)
-        assert action.options["source"] == source
-    assert plan(source={"onnx": "net.onnx"}, surgery=[], calibration=None, engines=[])[
-        "export:net"
-    ].options["source"] == {"onnx": "net.onnx"}
-
-
 def test_engines_without_calibration_have_graphs_of_their_own() -> None:
     dynamic = {"precision": "int8", "quantization": "dynamic"}
     engines = [
@@ -658,37 +533,3 @@ def test_an_engine_that_takes_any_size_knows_the_verified_ones() -> None:
     assert other["engine:net:ort"].options["ranges"] == ranges
     fixed = plan(inputs={"x": {"shape": [2, 4], "data": {"images": "data/x"}}}, dims={})
     assert "ranges" not in fixed["engine:net:ort"].options
-
-
-ONNX = {"source": {"onnx": "net.onnx"}, "ops": [], "surgery": []}
-EXECUTORCH = {"backend": "executorch", "name": "e"}
-
-
-@pytest.mark.parametrize(
-    ("changes", "servers"),
-    [
-        ({}, {"export": "torch", "reference": "torch", "simplify": "light", "convert": "light"}),
-        ({}, {"calibrate": "light", "validate": "light", "engine": "light", "report": "light"}),
-        (ONNX, {"export": "light", "reference": "light", "bench": "light"}),
-        ({"bench": {"baselines": ["torch"]}}, {"bench": "torch"}),
-        ({"bench": {"baselines": ["onnxruntime"]}}, {"bench": "light"}),
-        ({"convert": {"tool": "autocast"}, "quantize": {"tool": "modelopt"}}, {"convert": "torch"}),
-        ({"engines": [EXECUTORCH], **ONNX, "source": MANIFEST["source"]}, {"program": "torch"}),
-        ({"engines": [EXECUTORCH]}, {"engine": "torch", "verify": "torch"}),
-        ({"commands": [{"name": "c", "run": ["true"]}]}, {"command": "bare"}),
-    ],
-)
-def test_each_stage_has_its_kind_of_server(
-    changes: Mapping[str, Any], servers: Mapping[str, str]
-) -> None:
-    actions = plan(**changes).values()
-    assert {a.stage: a.server for a in actions if a.stage in servers} == servers
-
-
-def test_only_torch_export_keeps_its_modules_in_the_server() -> None:
-    stages = {a.stage: a.preload for a in plan(engines=[EXECUTORCH]).values() if a.preload}
-    assert list(stages) == ["program"]
-    actions = plan(export={"exporter": "dynamo"})
-    modules = actions["export:net"].preload
-    assert "torch.export._trace" in modules
-    assert all(find_spec(name) for name in modules if name.startswith("buildsys"))

@@ -7,7 +7,7 @@ from typing import Any
 from planning import plan_of
 
 from buildsys.plan.action import Action
-from buildsys.plan.graph_points import name_of, profile_cases
+from buildsys.plan.graph_points import profile_cases
 
 MANIFEST: dict[str, Any] = {
     "model": "net",
@@ -65,12 +65,6 @@ def test_engines_share_cases_of_the_same_sizes() -> None:
     assert batches(actions["verify:net:b"]).keys() >= {"batch=2", "batch=4", "odd"}
 
 
-def test_only_the_points_in_verify_cases_are_added() -> None:
-    actions = plan(engine((2, 6, 12)), verify={"cases": ("opt",)})
-    assert batches(actions["reference:net"]) == {**FOUR, "batch=6": 6}
-    assert batches(actions["verify:net:rtx"]) == {"opt": 8, "batch=6": 6}
-
-
 def test_a_profile_has_an_odd_size_in_steps_of_its_dimension() -> None:
     inputs = {"x": {"shape": ["h", 3]}}
     dims = {"h": {"min": 32, "opt": 64, "max": 512, "multiple_of": 32, "odd": 96}}
@@ -78,17 +72,6 @@ def test_a_profile_has_an_odd_size_in_steps_of_its_dimension() -> None:
     assert profile_cases(within, inputs, dims)["odd"] == {"h": 96}
     above = {"x": {"min": [128, 3], "opt": [256, 3], "max": [256, 3]}}
     assert profile_cases(above, inputs, dims)["odd"] == {"h": 160}
-
-
-def test_two_inputs_make_one_case() -> None:
-    inputs = {"x": {"shape": ["n", "m"]}, "y": {"shape": ["m"]}}
-    profile = {
-        "x": {"min": [1, 2], "opt": [3, 4], "max": [5, 6]},
-        "y": {"min": [2], "opt": [4], "max": [6]},
-    }
-    assert profile_cases(profile, inputs, {})["opt"] == {"n": 3, "m": 4}
-    assert name_of({"n": 3, "m": 4}) == "m=4,n=3"
-    assert len(name_of({f"a_rather_long_name_{i}": i for i in range(20)})) < 40
 
 
 def test_profiles_go_through_surgery() -> None:
@@ -115,13 +98,3 @@ def test_profiles_go_through_surgery() -> None:
         "golden": "width=6",
     }
     assert actions["verify:net:rtx"].inputs["case.width=6"] == after.outputs["case.width=6"]
-
-
-def test_cases_of_a_freed_dimension_derive_from_the_single_case_before() -> None:
-    freed = {"inputs": {"x": {"shape": ["batch", 4]}}, "changes": "numbers"}
-    steps = [{"function": "a.py:free", "reference": {"python": "a.py:truth"}, **freed}]
-    actions = plan(engine((2, 6, 12)), inputs={"x": {"shape": [1, 4]}}, surgery=steps)
-    assert actions["reference:net"].options["cases"] == {"opt": {}}
-    made = actions["surgery:net:after_export"].options["cases"]
-    assert made["batch=6"] == {"dims": {"batch": 6}, "golden": "opt"}
-    assert set(batches(actions["verify:net:rtx"])) == {*FOUR, "batch=2", "batch=6", "batch=12"}

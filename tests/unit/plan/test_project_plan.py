@@ -72,37 +72,6 @@ def test_the_stages_of_all_models_need_few_plans() -> None:
     assert list(plan._planned) == ["a"]
 
 
-def test_names_like_sections_do_not_hide_stages() -> None:
-    """Models that differ only before or inside a field of such a name are planned apart."""
-    trap = {"source": {"python": "net.py:make", "kwargs": {"reads": ',"reads":', "ops": 1}}}
-    calibration = {"data": {"x": {"npz": "x.npz"}}}
-    int8 = [{"backend": "onnxruntime", "name": "ort", "precision": "int8"}]
-    plan = ProjectPlan(
-        models("a", **trap) | models("b", **trap, engines=int8, calibration=calibration)
-    )
-    assert "calibrate" in plan.stages()
-
-
 def test_models_of_all_kinds_have_the_stages_of_their_targets() -> None:
     plan = ProjectPlan(load_project(Path(__file__).parents[3], remember=False).models)
     assert plan.stages() == list(dict.fromkeys(action.stage for action in plan.values()))
-
-
-@pytest.mark.parametrize(
-    "changed",
-    [
-        {"source": {"onnx": "net.onnx"}},
-        {"inputs": {"x": {"shape": ["n"]}}, "dims": {"n": {"min": 1, "opt": 1, "max": 2}}},
-        {"outputs": {"y": {}}, "description": "a network", "timeout": {"export": 1}},
-    ],
-)  # fmt: skip
-def test_a_network_and_its_interface_decide_no_stage(changed: dict[str, Any]) -> None:
-    engines = [
-        {"backend": "onnxruntime", "name": "ort", "precision": "int8"},
-        {"backend": "tensorrt", "name": "trt", "precision": "fp16"},
-    ]
-    sections = {"engines": engines, "calibration": {"data": {"x": {"npz": "x.npz"}}}}
-    plan = ProjectPlan(models("a", **sections) | models("b", **sections, **changed))
-    assert {action.stage for action in plan.of("a").values()} == {
-        action.stage for action in plan.of("b").values()
-    }

@@ -40,11 +40,6 @@ def closure(project: Path, *sources: str) -> set[str]:
     return set(SourceTree(str(project), digest, Texts()).dependencies(sources).files)
 
 
-def test_a_file_without_local_imports_is_alone(project: Path) -> None:
-    write(project, plugins__net="import torch\nfrom os import path\nimport numpy as np\n")
-    assert closure(project, "plugins/net.py") == {"plugins/net.py"}
-
-
 @pytest.mark.parametrize(
     "statement",
     [
@@ -131,21 +126,6 @@ def test_a_file_that_does_not_parse_still_has_its_digest(project: Path, text: st
 def test_an_invalid_escape_in_a_user_file_causes_no_warning(project: Path) -> None:
     write(project, net="x = '\\d'\nimport other", other="")
     assert closure(project, "net.py") == {"net.py", "other.py"}
-
-
-def test_other_files_are_digested_whole(project: Path) -> None:
-    (project / "w.pth").write_bytes(b"import net")
-    write(project, net="")
-    tree = SourceTree(str(project), digest, Texts())
-    assert tree.dependencies(["w.pth"]).files == {
-        "w.pth": hashlib.sha256(b"import net").hexdigest()
-    }
-
-
-def test_a_missing_source_is_absent(project: Path) -> None:
-    assert SourceTree(str(project), digest, Texts()).dependencies(["no.py"]).files == {
-        "no.py": None
-    }
 
 
 def test_a_file_is_parsed_once_per_content(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -252,9 +232,3 @@ def test_import_statements_are_read_exactly() -> None:
         Import(0, "c", []),
         Import(2, "d.e", ["f", "h"]),
     ]
-
-
-def test_names_in_the_characters_of_another_alphabet_are_read() -> None:
-    bold = "".join(chr(0x1D41A + ord(letter) - ord("a")) for letter in "environ")
-    code = f"import os\nos.{bold}['A']\n".encode()  # Python normalizes identifiers
-    assert parse_python(code).variables == ["A"]

@@ -5,12 +5,10 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-import threading
 from pathlib import Path
 
 import pytest
 
-from buildsys.system import files
 from buildsys.system.files import locked, open_lock, read_limited, replace_file, stamp, try_lock
 
 
@@ -56,21 +54,6 @@ def test_a_failed_replacement_leaves_the_previous_file(
     assert [path.name for path in tmp_path.iterdir()] == ["f"]
 
 
-def test_a_durable_file_is_flushed_before_its_rename(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    steps: list[str] = []
-    replace = Path.replace
-    monkeypatch.setattr(files, "fsync", lambda path: steps.append(f"fsync {Path(path).suffix}"))
-    monkeypatch.setattr(
-        Path, "replace", lambda self, to: steps.append("rename") or replace(self, to)
-    )
-    replace_file(tmp_path / "f", b"x", durable=True)
-    assert len(steps) == 3
-    assert steps[0] != "fsync "
-    assert steps[1:] == ["rename", "fsync "]
-
-
 def test_a_lock_has_one_holder(tmp_path: Path) -> None:
     file = tmp_path / "lock"
     with locked(file):
@@ -86,24 +69,6 @@ def test_a_lock_has_one_holder(tmp_path: Path) -> None:
         assert not try_lock(handle)
         assert try_lock(handle, shared=True)
         os.close(handle)
-
-
-def test_a_waiting_process_gets_the_lock(tmp_path: Path) -> None:
-    file, order = tmp_path / "lock", []
-    waiting = threading.Event()
-
-    def wait() -> None:
-        waiting.set()
-        with locked(file, timeout_s=30):
-            order.append("second")
-
-    with locked(file):
-        thread = threading.Thread(target=wait)
-        thread.start()
-        assert waiting.wait(30)
-        order.append("first")
-    thread.join(30)
-    assert order == ["first", "second"]
 
 
 def test_a_killed_process_releases_its_lock(tmp_path: Path) -> None:

@@ -35,23 +35,8 @@ def test_versions_are_those_of_the_installed_distributions() -> None:
     }
 
 
-@pytest.mark.parametrize("name", ["pytest-timeout", "pytest_timeout", "PyTest.Timeout"])
-def test_spellings_of_a_name_are_equivalent(name: str) -> None:
-    assert versions.distribution_version(name) == importlib.metadata.version("pytest-timeout")
-
-
 def test_a_missing_distribution_is_absent() -> None:
     assert versions.tool_versions(["no-such-distribution"]) == {"no-such-distribution": "absent"}
-
-
-@pytest.mark.usefixtures("fresh_caches")
-def test_the_first_on_the_path_wins(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    install_empty(tmp_path / "a", "some_tool", "1.2+local")
-    install_empty(tmp_path / "b", "some_tool", "3")
-    monkeypatch.setattr(
-        sys, "path", [str(tmp_path / "missing"), str(tmp_path / "a"), str(tmp_path / "b")]
-    )
-    assert versions.distribution_version("some-tool") == "1.2+local"
 
 
 @pytest.mark.usefixtures("fresh_caches")
@@ -130,13 +115,6 @@ def test_a_distribution_of_another_name_is_distributions(site: Path, file: str) 
 
 def test_requirements_of_known_distributions_are_not_followed() -> None:
     assert distributions("torch") == ["torch"]
-
-
-def test_an_unknown_module_is_looked_up_once(site: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    texts = Texts()
-    assert distributions("no_such_module", texts=texts) == []
-    monkeypatch.setattr("importlib.metadata.distributions", lambda: pytest.fail("asked again"))
-    assert distributions("no_such_module", texts=texts) == []
 
 
 def test_another_environment_is_looked_up_separately(site: Path) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import platform
-import stat
 import subprocess
 from collections.abc import Callable
 from pathlib import Path
@@ -65,19 +64,6 @@ def test_an_interpreter_describes_itself(tmp_path: Path) -> None:
     )
 
 
-def test_our_module_path_does_not_leak(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("PYTHONPATH", str(tmp_path / "ours"))
-    monkeypatch.setenv("PYTHONHOME", "/nowhere")
-    environment = Environment(tmp_path / "env")
-    assert str(tmp_path / "ours") not in check_interpreter(named(environment.python)).require().path
-    path = (
-        check_interpreter(named(environment.python, PYTHONPATH=str(tmp_path / "its")))
-        .require()
-        .path
-    )
-    assert str(tmp_path / "its") in path
-
-
 @pytest.mark.parametrize(
     ("make", "expected"),
     [
@@ -103,15 +89,6 @@ def test_an_unusable_interpreter_is_unavailable(
     assert "BUILDSYS_TOOLCHAIN_TRT86" in caught.value.hint
 
 
-def test_a_file_without_execute_permission_has_a_hint(tmp_path: Path) -> None:
-    python = program(tmp_path / "python", "")
-    python.chmod(stat.S_IRUSR)
-    with pytest.raises(Unavailable) as caught:
-        check_interpreter(named(python)).require()
-    assert caught.value.problem.endswith(f"{python} is not executable")
-    assert caught.value.hint == f"chmod +x {python}"
-
-
 def test_a_script_must_become_the_interpreter(tmp_path: Path) -> None:
     environment = Environment(tmp_path / "env")
     become = program(tmp_path / "become", f'A=1 exec {environment.python} "$@"')
@@ -121,14 +98,6 @@ def test_a_script_must_become_the_interpreter(tmp_path: Path) -> None:
             named(program(tmp_path / "start", f'{environment.python} "$@"\nexit $?'))
         ).require()
     assert "write `exec` before the interpreter" in caught.value.hint
-
-
-def test_a_program_of_another_machine_cannot_be_started(tmp_path: Path) -> None:
-    python = tmp_path / "python"
-    python.write_bytes(b"\x7fELF\x02\x01\x01" + bytes(60))
-    python.chmod(0o755)
-    with pytest.raises(Unavailable, match="cannot be started: exec format error"):
-        check_interpreter(named(python)).require()
 
 
 def test_a_hanging_interpreter_fails_at_its_limit(

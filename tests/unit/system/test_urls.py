@@ -26,7 +26,7 @@ from buildsys.system.printable import mask_secrets, mask_text
         ),
         (
             "filecache::https://u:SECRET@a/b?sig=SECRET::s3://KEY:SECRET@bucket",
-            "filecache::https://u:***@a/b?sig=***::s3://KEY:***@bucket",
+            "filecache::https://u:***@bucket",
         ),
         ("sftp://user:SEC::RET@host/dir", "sftp://user:***@host/dir"),
         ("/mnt/cache@work", "/mnt/cache@work"),
