@@ -197,12 +197,6 @@ class History:
         rows = self._db.read("SELECT DISTINCT target FROM builds WHERE stage = ?", (stage,))
         return sorted(name for (name,) in rows if isinstance(name, str))
 
-    def last_position(self, machine_id: str) -> float:
-        """Read the last build's position on a machine, 0 without one."""
-        query = "SELECT max(position) FROM builds WHERE machine_id = ?"
-        position = self._db.read(query, (machine_id,))[0][0]
-        return position if isinstance(position, float) else 0.0
-
     def add(
         self, build: Build, measurements: Sequence[Measurement] = (), texts: Iterable[str] = ()
     ) -> None:

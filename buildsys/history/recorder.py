@@ -15,21 +15,19 @@ from typing import Any
 
 from buildsys.history.builds import Build
 from buildsys.history.database import History, digest_of
-from buildsys.report.formatting import duration
 from buildsys.store.state_db import warn_on_stderr
 from buildsys.system.git import Checkout
 
 _ENVIRONMENT = ("device:", "tool:", "env:")  # parts of a key
 _CHECKOUT_LIMIT_S = 10.0  # for git; without an answer the revision is unknown
-_SET_BACK_S = 1.0
 CHECKOUT_FILE = "checkout.json"  # in the state folder of a project that another machine packed
 
 
 class Recorder:
     """Records the targets of one run. Thread-safe.
 
-    After a problem, such as a full disk, builds wait in memory for another attempt at the end of
-    the run. ``checkout`` is called in a thread, ``manifest`` with the name of a model.
+    After a problem, such as a full disk, it records nothing more. ``checkout`` is called in a
+    thread, ``manifest`` with the name of a model.
     """
 
     def __init__(
@@ -45,9 +43,7 @@ class Recorder:
         self._run = uuid.uuid4().hex
         self._machine, self._machine_id = os.uname().nodename, machine_id()
         self._guard = threading.Lock()
-        self._waiting: list[Callable[[], None]] = []
-        self._has_failed = self._has_warned = False
-        self._has_begun = False
+        self._has_failed = False
         self._known_texts: set[str] = set()
         self._checkout = Checkout()
         self._git = threading.Thread(target=self._look_up, args=(checkout,), daemon=True)
@@ -85,13 +81,15 @@ class Recorder:
                 **names,
                 **more,
             )
+            texts = {digest_of(text): text for text in (environment, manifest)}
+            new = [text for digest, text in texts.items() if digest not in self._known_texts]
+            self._known_texts |= texts.keys()
+            with self._guard:
+                if not self._has_failed:
+                    self._history.add(build, texts=new)
         except Exception as error:  # a build is worth more than its record
             self._warn(error)
             return None
-        texts = {digest_of(text): text for text in (environment, manifest)}
-        new = [text for digest, text in texts.items() if digest not in self._known_texts]
-        self._known_texts |= texts.keys()
-        self._write(lambda: self._history.add(build, texts=new))
         return build
 
     def add_measurements(self, build: Build, result: Path) -> None:
@@ -100,50 +98,19 @@ class Recorder:
 
         try:
             measurements = read_measurements(result)
+            with self._guard:
+                if not self._has_failed:
+                    self._history.add_measurements(build, measurements)
         except Exception as error:
             self._warn(error)
-            return
-        self._write(lambda: self._history.add_measurements(build, measurements))
 
     def close(self) -> None:
-        """Retry failed writes and close the history."""
-        with self._guard:
-            with suppress(Exception):  # reported at the first attempt
-                self._write_all()
-            self._history.close()
-
-    def _write(self, work: Callable[[], None]) -> None:
-        """Write to the history, after any waiting writes."""
-        with self._guard:
-            self._waiting.append(work)
-            if self._has_failed:
-                return
-            try:
-                self._check_clock()
-                self._write_all()
-            except Exception as error:
-                self._has_failed = True
-                self._warn(error)
-
-    def _write_all(self) -> None:
-        while self._waiting:
-            self._waiting[0]()
-            del self._waiting[0]
-
-    def _check_clock(self) -> None:
-        if self._has_begun:
-            return
-        self._has_begun = True
-        behind_s = self._history.last_position(self._machine_id) - time.time()
-        if behind_s > _SET_BACK_S:
-            self._notify(
-                f"the clock is {duration(behind_s)} behind the last build in the history; "
-                "builds stay in their order"
-            )
+        """Close the history."""
+        self._history.close()
 
     def _warn(self, error: Exception) -> None:
-        if not self._has_warned:
-            self._has_warned = True
+        if not self._has_failed:
+            self._has_failed = True
             self._notify(f"builds of this run are missing in the history: {error}")
 
     def _look_up(self, checkout: Callable[[], Checkout]) -> None:

@@ -1,14 +1,13 @@
 from __future__ import annotations
 
 import sqlite3
-import time
 from contextlib import closing
 from pathlib import Path
 
 import pytest
 from recorded_builds import MEASUREMENT, MakeBuild
 
-from buildsys.errors import UsageError
+from buildsys.errors import StageError, UsageError
 from buildsys.history.database import History, digest_of
 from buildsys.history.merge import import_history
 
@@ -42,16 +41,13 @@ def test_an_import_adds_builds_with_all_that_belongs_to_them_once(
     assert other.path.read_bytes() == content
 
 
-def test_an_import_says_what_looks_wrong(
+def test_an_import_names_other_projects(
     history: History, other: History, make_build: MakeBuild
 ) -> None:
     history.add(make_build())
     other.add(make_build(machine_id="bbbb", project="host/acme/else"))
-    other.add(make_build(machine="late", machine_id="cccc", position=time.time() + 86400))
     assert import_history(history, other.path, "host/acme/models").notes == (
-        "two machines are called ci; their ids are aaaa and bbbb",
         "1 build came from another project, host/acme/else",
-        "1 build of late came from the future, as its clock was ahead",
     )
     assert import_history(history, other.path, "host/acme/models").notes == ()
 
@@ -86,51 +82,29 @@ def test_files_that_are_no_history_are_refused(
     assert len(history.builds()) == 1
 
 
-ENDLESS = (
-    "ALTER TABLE {0} RENAME TO old; CREATE VIEW {0} AS WITH RECURSIVE n(rowid) AS "
-    "(SELECT 1 UNION ALL SELECT rowid + 1 FROM n) SELECT * FROM n, old"
-)
-
-
-@pytest.mark.parametrize(
-    "script",
-    [
-        ENDLESS.format("builds"),
-        ENDLESS.format("texts"),
-        "ALTER TABLE builds ADD COLUMN more GENERATED ALWAYS AS (hex(zeroblob(100000000)))",
-        "ALTER TABLE builds DROP COLUMN why",
-    ],
-)
 def test_tables_of_another_form_are_refused(
-    history: History, other: History, make_build: MakeBuild, script: str
+    history: History, other: History, make_build: MakeBuild
 ) -> None:
     other.add(make_build())
     other.close()
-    change(other.path, script)
-    with pytest.raises(UsageError, match=r"other\.db: its tables are not those of a history"):
+    change(other.path, "ALTER TABLE builds DROP COLUMN why")
+    with pytest.raises(StageError, match=r"cannot import .*other\.db into .*no such column: why"):
         import_history(history, other.path)
 
 
-def test_hostile_rows_of_a_history_are_left_out(
+def test_damaged_rows_of_a_history_count_as_missing(
     history: History, other: History, make_build: MakeBuild
 ) -> None:
-    ours, bad, good = make_build(), make_build(), make_build()
+    ours, bad, good = make_build(), make_build(), make_build(environment=digest_of("true"))
     history.add(ours)
     for build in (bad, good):
-        other.add(build, texts=("true", " " * (65 << 20)))
+        other.add(build, texts=("true",))
     other.close()
-    columns = "build, number, case_name, contender, clock, dims, count, p50_ms, figures"
     change(
         other.path,
         f"UPDATE builds SET position = 'late' WHERE id = '{bad.id}';"
-        "UPDATE texts SET content = x'00' WHERE length(content) < 100;"
-        f"INSERT INTO measurements ({columns})"
-        f" VALUES ('{ours.id}', 1, 'opt', 'engine', 'host', '{{}}', 1, 0.1, '{{}}')",
+        "UPDATE texts SET content = x'00'",
     )
-    found = import_history(history, other.path)
-    assert (found.added, found.known) == (1, 0)
-    assert found.notes == (f"1 build of {other.path} cannot be read and is left out",)
+    import_history(history, other.path)
     assert history.builds() == [good, ours]
-    assert history.measurements(ours) == ()
-    with closing(sqlite3.connect(history.path)) as connection:
-        assert connection.execute("SELECT count(*) FROM texts").fetchone() == (0,)
+    assert history.environment(good) == {}
