@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 
 from buildsys.manifest.shape_cases import format_case, format_dims
 from buildsys.onnx_graphs.result_types import CheckFailure, ComparedCases
+from buildsys.report import formatting as q
 from buildsys.report.formatting import case_order
 from buildsys.report.key_figures import stage_report
 from buildsys.report.report_types import Check, ComparisonLine, ErrorMargin, FailureLine, fill
@@ -98,6 +99,18 @@ def error_margin(check: Check) -> ErrorMargin | None:
         if name in LIMITS and (value := figures.get(LIMITS[name].figure)) is not None
     ]
     return max(margins, key=lambda margin: margin.used, default=None)
+
+
+def margin_text(check: Check | None, *, with_place: bool = False) -> str:
+    """Describe the error of a check closest to its limit, "" without any."""
+    margin = error_margin(check) if check else None
+    if margin is None:
+        return ""
+    text = f"{margin.measure} {q.cosine(margin.value)}, limit {margin.limit:g}"
+    if margin.measure.endswith("error"):
+        measure = f"{margin.measure} " if with_place else ""
+        text = f"{measure}{q.error(margin.value)} of {margin.limit:g}"
+    return f"{text} ({margin.place})" if with_place else text
 
 
 def _used(value: float, limit: float, best: float) -> float:

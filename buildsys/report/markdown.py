@@ -10,10 +10,10 @@ from collections.abc import Iterable, Iterator, Sequence
 
 from buildsys.report import formatting as q
 from buildsys.report.benchmarks import has_slow_tail, tail_note
-from buildsys.report.checks import error_margin
+from buildsys.report.checks import margin_text
 from buildsys.report.formatting import align, display_width
 from buildsys.report.ranking import rank_text, unique_names
-from buildsys.report.report_types import LATENCY, ErrorMargin, Ranking, Report, TargetLine
+from buildsys.report.report_types import LATENCY, Ranking, Report, TargetLine
 from buildsys.report.stage_lines import (
     COMMAND_COLUMNS,
     GATE_COLUMNS,
@@ -140,7 +140,7 @@ def _engines(report: Report) -> Lines:
     if not report.engines:
         yield "The manifest has no engines."
         return
-    margins = {check.target: error_margin(check) for check in report.checks}
+    margins = {check.target: margin_text(check) for check in report.checks}
     ranking = report.ranking or Ranking(LATENCY)
     ranks = {
         engine.engine: (rank_text(ranking, engine), "yes" if engine.is_optimal else "no")
@@ -157,7 +157,7 @@ def _engines(report: Report) -> Lines:
             "yes" if line.built == "passed" else status_text(line.built),
             q.size(line.size_bytes),
             status_text(line.verified),
-            _margin(margins.get(target_of(VERIFY, report.model, line.name))),
+            margins.get(target_of(VERIFY, report.model, line.name)) or q.NOTHING,
             status_text(line.timed),
             *ranks.get(line.name, (q.NOTHING, q.NOTHING)),
         )
@@ -245,14 +245,6 @@ def _targets(report: Report) -> Lines:
             yield f"  Log: {logs}. Run again: {code(f'buildsys build {concerned[0].target}')}."
     if len(problems) > _MOST_PROBLEMS:
         yield f"- and {len(problems) - _MOST_PROBLEMS} more reasons in `report.json`"
-
-
-def _margin(margin: ErrorMargin | None) -> str:
-    if margin is None:
-        return q.NOTHING
-    if margin.measure.endswith("error"):
-        return f"{q.error(margin.value)} of {margin.limit:g}"
-    return f"{margin.measure} {q.cosine(margin.value)}, limit {margin.limit:g}"
 
 
 def _further(count: int, noun: str) -> Lines:

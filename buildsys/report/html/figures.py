@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from markupsafe import Markup
@@ -14,11 +14,10 @@ from buildsys.report.html.changes import PastBuild
 from buildsys.report.html.charts import Axis, ChartMark, Series, draw
 from buildsys.report.html.tables import Table
 from buildsys.report.ranking import unique_names
-from buildsys.report.report_types import Check, Ranking, Report, TimingLine
+from buildsys.report.report_types import Ranking, Report, TimingLine
 from buildsys.report.result_files import FAILED, NOISY
 from buildsys.stages.bench.result import ENGINE_CONTENDERS, ENGINE_CUDA_GRAPH
 
-_MOST_ERROR_ROWS = 12
 _TABLE_BUILDS = 30  # rows below a trend
 _LARGEST = 16.0  # radius in pixels
 _ENGINE_COLORS = 3
@@ -48,16 +47,6 @@ class PlottedContender:
     strip: Markup  # its median, the interval and the 99th percentile
     is_fastest: bool
     ratio: str  # its median over the engine's in the same benchmark, if both are steady
-
-
-@dataclass(frozen=True)
-class ErrorStrip:
-    """The errors of one output in all cases."""
-
-    name: str
-    worst: str
-    strip: Markup
-    of_limit: str
 
 
 def pareto(ranking: Ranking | None) -> Chart | None:
@@ -101,97 +90,41 @@ def pareto(ranking: Ranking | None) -> Chart | None:
     return Chart(svg, (("k0", "Pareto-optimal"), ("b0", worse)))
 
 
-def error_strips(check: Check) -> list[ErrorStrip]:
-    """Draw the errors of the worst outputs against their limit, [] if all are 0.
-
-    The errors are absolute if only these are limited, otherwise relative.
-    """
-    limit, figure = check.limits.get("rtol"), "relative"
-    if limit is None and "atol" in check.limits:
-        limit, figure = check.limits["atol"], "max_abs"
-    several = len({line.subject for line in check.comparisons}) > 1
-    errors: dict[str, dict[str, float]] = {}  # output -> case -> error
-    for line in check.comparisons:
-        value = getattr(line, figure)
-        if value is not None and not line.uninformative:
-            title = f"{line.output}, {line.subject}" if several else line.output
-            errors.setdefault(title, {})[line.case] = value
-    values = [value for cases in errors.values() for value in cases.values()]
-    if not any(values):
-        return []
-    ends = [value for value in (*values, limit) if value and math.isfinite(value)]
-    axis = Axis.around([*ends, *(limit * n for n in (0.5, 2) if limit)], is_log=True, margin=0.04)
-    worst_first = sorted(errors, key=lambda name: -max(map(_badness, errors[name].values())))
-    drawn = worst_first[:_MOST_ERROR_ROWS]
-    return [
-        _error_strip(name, cases, axis, limit) for name, cases in errors.items() if name in drawn
-    ]
-
-
-def _error_strip(
-    name: str, cases: Mapping[str, float], axis: Axis, limit: float | None
-) -> ErrorStrip:
-    case, worst = max(cases.items(), key=lambda item: _badness(item[1]))
-    share = f"{q.significant(100 * worst / limit, 2)} %" if limit and math.isfinite(worst) else ""
-    lines = [(limit, "limit", f"limit {q.error(limit)}")] if limit else []
-    text = f"{q.error(worst)}{f' ({case})' if len(cases) > 1 else ''}"
-    marks = [
-        ChartMark(
-            value,
-            None,
-            f"{case}: {q.error(value)}",
-            style="over" if _badness(value) > (limit or math.inf) else "",
-        )
-        for case, value in cases.items()
-    ]
-    label = f"errors of {name}, the largest {text}"
-    strip = draw([Series("k0", marks, is_line=False)], axis, None, label, lines=lines)
-    return ErrorStrip(name, text, strip, share)
-
-
 def contenders(report: Report) -> list[tuple[str, str, list[PlottedContender]]]:
     """List every contender by case and sizes, the recommendation's case first."""
     first = report.recommendation.case if report.recommendation else ""
     names, colors = unique_names(report.bench), _colors(report)
+    cases = {line.case for line in report.bench}
     groups = []
-    for case in sorted(
-        {line.case for line in report.bench}, key=lambda c: (c != first, case_order(c))
-    ):
+    for case in sorted(cases, key=lambda name: (name != first, case_order(name))):
         lines = [line for line in report.bench if line.case == case]
-        steady = [line.p50_ms or 0.0 for line in lines if not line.noisy]
-        least_ms = min(filter(_is_positive, steady), default=None)
+        steady = {id(line): line.p50_ms for line in lines if not line.noisy and line.p50_ms}
+        least_ms = min(filter(_is_positive, steady.values()), default=None)
         times = ((line.p50_ms, line.p99_ms, *(line.p50_interval_ms or ())) for line in lines)
         axis = Axis.around([end for ends in times for end in ends if end], is_log=True)
         own = {line.engine: line for line in reversed(lines)}  # the first one is the engine itself
-        rows = [
-            PlottedContender(
-                line,
-                names[line.engine, line.contender],
-                _latency_strip(line, colors[line.engine, line.contender], axis),
-                not line.noisy and line.p50_ms == least_ms,
-                _ratio(line, own[line.engine]),
-            )
-            for line in lines
-        ]
+        rows = []
+        for line in lines:
+            key, engine = (line.engine, line.contender), own[line.engine]
+            p50_ms, engine_ms = steady.get(id(line)), steady.get(id(engine))
+            ratio = ""
+            if line is not engine and p50_ms and engine_ms and math.isfinite(p50_ms / engine_ms):
+                ratio = f"{p50_ms / engine_ms:.2f}{q.TIMES}"
+            strip = _latency_strip(line, colors[key], axis)
+            is_fastest = p50_ms is not None and p50_ms == least_ms
+            rows.append(PlottedContender(line, names[key], strip, is_fastest, ratio))
         groups.append((case, lines[0].dims, rows))
     return groups
 
 
-def _ratio(line: TimingLine, own: TimingLine) -> str:
-    is_comparable = line is not own and not (own.noisy or line.noisy)
-    if not is_comparable or not (_is_positive(own.p50_ms) and _is_positive(line.p50_ms)):
-        return ""
-    return f"{(line.p50_ms or 0.0) / (own.p50_ms or 1.0):.2f}{q.TIMES}"
-
-
 def _latency_strip(line: TimingLine, kind: str, axis: Axis) -> Markup:
-    p50_ms, p99_ms = line.p50_ms, line.p99_ms
-    if not _is_positive(p50_ms):
+    if not _is_positive(line.p50_ms):
         return Markup("")
-    texts = [q.latency(value, noisy=line.noisy) for value in (p50_ms, p99_ms)]
-    marks = [ChartMark(p50_ms or 0.0, None, f"p50 {texts[0]} ms", x_interval=line.p50_interval_ms)]
-    if _is_positive(p99_ms):
-        marks.append(ChartMark(p99_ms or 0.0, None, f"p99 {texts[1]} ms", radius=2))
+    texts = [q.latency(value, noisy=line.noisy) for value in (line.p50_ms, line.p99_ms)]
+    p50 = ChartMark(line.p50_ms or 0.0, None, f"p50 {texts[0]} ms", line.p50_interval_ms)
+    marks = [p50]
+    if _is_positive(line.p99_ms):
+        marks.append(ChartMark(line.p99_ms or 0.0, None, f"p99 {texts[1]} ms", radius=2))
     label = f"p50 {texts[0]} ms, p99 {texts[1]} ms"
     return draw([Series(f"{kind} faint" if line.noisy else kind, marks)], axis, None, label)
 
@@ -269,10 +202,6 @@ def trend(builds: Sequence[PastBuild]) -> Chart | None:
     notes = (note,) if len(builds) > _TABLE_BUILDS else ()
     newest = tuple(rows[: -_TABLE_BUILDS - 1 : -1])
     return Chart(svg, numbers=Table(columns, newest, "Builds", notes))
-
-
-def _badness(value: float) -> float:
-    return math.inf if math.isnan(value) else value
 
 
 def _colors(report: Report) -> dict[tuple[str, str], str]:

@@ -11,7 +11,7 @@ import hashlib
 import json
 import re
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from importlib.resources import files
@@ -21,7 +21,8 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup, escape
 
 from buildsys.report import formatting as q
-from buildsys.report.checks import limits_text
+from buildsys.report.benchmarks import contender_title
+from buildsys.report.checks import limits_text, margin_text
 from buildsys.report.html import charts, figures, tables
 from buildsys.report.html.changes import EngineHistory, PageChange, changes
 from buildsys.report.html.charts import sparkline
@@ -51,14 +52,18 @@ def environment() -> Environment:
     made.filters |= {
         "bar": charts.bar,
         "comparisons": tables.comparisons,
+        "contender": contender_title,
         "cosine": q.cosine,
+        "counts": _counts,
         "count": q.count,
         "duration": q.duration,
         "error": q.error,
-        "failures": tables.failures,
+        "first": q.first_names,
         "interval": q.interval,
+        "large": q.large,
         "latency": q.latency,
         "limits": limits_text,
+        "margin": lambda check: margin_text(check, with_place=True),
         "minute": lambda text: text[:16].replace("T", " "),
         "prose": _prose,
         "sentence": lambda text: _prose(f"{text.rstrip().rstrip('.')}." if text.strip() else ""),
@@ -66,7 +71,6 @@ def environment() -> Environment:
         "size": q.size,
         "spark": charts.sparkline,
         "status": lambda status: STATUS_TEXTS.get(status, status),
-        "strips": figures.error_strips,
     }
     style, script = (_resource(name) for name in ("style.css", "page.js"))
     digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
@@ -86,6 +90,11 @@ def _resource(name: str) -> Markup:
 def _printable(value: Any) -> Any:
     is_text = isinstance(value, str) and not isinstance(value, Markup)
     return printable(value) if is_text else value
+
+
+def _counts(numbers: Mapping[str, int]) -> str:
+    """List counts: ``2 Conv, 1,000 Relu``."""
+    return ", ".join(f"{q.count(number)} {name}" for name, number in numbers.items())
 
 
 def _prose(text: str) -> Markup:
@@ -188,8 +197,8 @@ def render_model(page: ModelPage) -> str:
         trends=[(one, chart) for one in page.history if (chart := figures.trend(one.timed))],
         layers={one.name: [line for line in report.layers if line.engine == one.name]
                 for one in report.engines},
-        tables={name: [table for make in makers if (table := make(report)).rows]
-                for name, makers in tables.SECTIONS.items()},
+        tables={"gates": tables.gates(report), "commands": tables.commands(report),
+                "stages": tables.graph_stages(report), "searches": tables.searches(report)},
     )  # fmt: skip
 
 

@@ -12,7 +12,7 @@ from markupsafe import Markup
 from buildsys.report.html import figures
 from buildsys.report.html.changes import PastBuild
 from buildsys.report.html.charts import Axis, ChartMark, Series, bar, draw, sparkline, tick_text
-from buildsys.report.report_types import Check, ComparisonLine, RankedEngine, Ranking
+from buildsys.report.report_types import RankedEngine, Ranking
 
 NAN, INF = math.nan, math.inf
 
@@ -89,39 +89,6 @@ def test_labels_of_equal_places_do_not_overlap() -> None:
     root = parsed(draw([Series("k0", marks)], *axes, "label", height=100))
     places = [text.attrib["y"] for text in root.iter("text") if text.get("class") == "over-lines"]
     assert len(set(places)) == 5
-
-
-def check_of(errors: dict[str, float], **limits: float) -> Check:
-    lines = tuple(
-        ComparisonLine("ort", case, "y", error, error, None, None, None)
-        for case, error in errors.items()
-    )
-    return Check("verify:m:ort", "", "passed", limits, lines, ())
-
-
-def test_errors_are_drawn_against_their_limit() -> None:
-    errors = {"min": 0.0, "opt": 1e-6, "max": 3e-4, "odd": NAN}
-    (row,) = figures.error_strips(check_of(errors, rtol=1e-4))
-    assert (row.name, row.worst, row.of_limit) == ("y", "not finite (odd)", "")
-    (limit,) = (line for line in parsed(row.strip).iter("line") if line.get("class") == "limit")
-    place = float(limit.attrib["x1"].removesuffix("%"))
-    zero, within, over, missing = dots(row.strip, "dot")
-    assert zero < within < place < over < missing
-    assert dots(row.strip, "over") == [over, missing]
-    (row,) = figures.error_strips(check_of({"opt": 5e-5}, atol=1e-4))
-    assert (row.worst, row.of_limit) == ("5.0e-05", "50 %")
-    assert figures.error_strips(check_of({}, rtol=1e-4)) == []
-    assert figures.error_strips(check_of({"opt": 0.0}, rtol=1e-4)) == []
-    assert figures.error_strips(check_of({"opt": 0.0, "max": NAN}))[0].of_limit == ""
-
-
-def test_of_many_outputs_the_worst_are_drawn() -> None:
-    lines = tuple(
-        ComparisonLine("ort", "opt", f"y{n}", n * 1e-6, n * 1e-6, None, None, None)
-        for n in range(30)
-    )
-    strips = figures.error_strips(replace(check_of({}, rtol=1e-4), comparisons=lines))
-    assert [row.name for row in strips] == [f"y{n}" for n in range(18, 30)]
 
 
 def test_a_trend_shows_failures_noise_and_changes_of_the_environment() -> None:
