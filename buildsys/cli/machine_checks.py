@@ -204,7 +204,9 @@ def check_toolchain(
         text = problem
     else:
         listed = ", ".join(f"{item} {version}" for item, version in versions.items())
-        parts = [one.problem or f"{backend} {one.text}" for backend, one in abilities.items()]
+        parts = [
+            ability.problem or f"{backend} {ability.text}" for backend, ability in abilities.items()
+        ]
         text = "; ".join([f"{environment.python}: {listed}", *parts])
     worst = min(problems, key=lambda ability: ability.unknown, default=Ability())
     return Finding("toolchain", name, _state(worst), text, worst.remedy, facts, worst.elsewhere)

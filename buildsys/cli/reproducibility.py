@@ -101,17 +101,17 @@ def _build_twice(
     elif broken:
         count = f"{len(broken)} of {expected} artifacts differ"
         conclusion = f"not reproducible: {count}, first {broken[0].target} {broken[0].file}"
-    kept = roots if options.keep else []
+    folders = roots if options.keep else []
     lines = [f"  {target} could not be built: {reason}" for target, reason in failed.items()]
     lines += format_table(("",) * 4, [artifact.row() for artifact in artifacts])[1:]
     lines += [f"  {name} was not built: {why}" for name, why in not_built.items() if not failed]
-    lines += [f"kept: {root}" for root in kept]
+    lines += [f"kept: {root}" for root in folders]
     document = {
         "schema": SCHEMA,
         "model": model,
         "status": "failed" if failed else "different" if broken else "reproducible",
         "artifacts": [artifact.as_json() for artifact in artifacts],
-        "folders": [str(root) for root in kept],
+        "folders": [str(root) for root in folders],
         "seconds": [round(build.seconds, 3) for build in builds],
         "failed": failed,
         "not_built": not_built,

@@ -107,7 +107,7 @@ def plan_jobs(actions: Sequence[Action], *, single: bool = False) -> list[Remote
         for phase, own in enumerate(_phases(of_model), 1):
             name = f"{number:0{len(str(len(models)))}}-{words}-{phase}"
             jobs.append(
-                RemoteJob(name, tuple(one.target for one in own), _common_needs(own), before)
+                RemoteJob(name, tuple(action.target for action in own), _common_needs(own), before)
             )
             before = name
     return jobs
@@ -124,7 +124,7 @@ def _phases(actions: Sequence[Action]) -> Iterator[Sequence[Action]]:
     if early := [action for action in actions if action.target not in late]:
         yield early
     for kind in [kind for kind in kinds if any(kind)][:-1]:
-        yield [one for one in late.values() if _uses_gpu(one) and _gpu_kind(one) == kind]
+        yield [a for a in late.values() if _uses_gpu(a) and _gpu_kind(a) == kind]
     if late:  # with other kinds: the last machine reports what it lacks
         yield [*late.values()]
 
@@ -140,10 +140,10 @@ def _gpu_kind(action: Action) -> tuple[object, ...]:
 def _common_needs(actions: Sequence[Action]) -> Needs:
     """Combine the needs of actions that run one after another; the last kind of GPU counts."""
     needs = [action.needs for action in actions]
-    gpu = next((one for one in reversed(needs) if one.gpu_count), NO_NEEDS)
+    gpu = next((need for need in reversed(needs) if need.gpu_count), NO_NEEDS)
     return gpu._replace(
         gpu_count=max(gpu.gpu_count, int(any(map(_uses_gpu, actions)))),
-        memory=max(one.memory for one in needs),
-        exclusive=any(one.exclusive for one in needs),
-        time_s=max(one.time_s for one in needs),
+        memory=max(need.memory for need in needs),
+        exclusive=any(need.exclusive for need in needs),
+        time_s=max(need.time_s for need in needs),
     )

@@ -107,7 +107,7 @@ def check_results(
                 result = replace(result, status=FAILED, reason=reason, error=StageError.__name__)
             if result.status in (FAILED, UNAVAILABLE):
                 builds = history.builds(target=target, limit=_RECENT_BUILDS)
-                runs = [(one.status, one.started) for one in builds if one.status != NOISY]
+                runs = [(build.status, build.started) for build in builds if build.status != NOISY]
                 last_passed, regressed = regression(runs, since)
                 regressed |= result.regressed  # a gate says so itself
                 result = replace(result, last_passed=last_passed, regressed=regressed)

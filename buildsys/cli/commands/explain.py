@@ -129,8 +129,9 @@ def _rows(session: Session, explained: Iterable[Explanation], *, by_name: bool) 
             latest = max((target.last.started for target in fresh if target.last), default="")
             built = f", last built {time_ago(latest)}" if latest else ""
             yield Row(FRESH, f"{model}: {count} targets{built}")
-        for target in targets if by_name else [each for each in targets if each not in fresh]:
-            yield _row(session, model, target)
+        for target in targets:
+            if by_name or target not in fresh:
+                yield _row(session, model, target)
 
 
 def _row(session: Session, model: str, target: Explanation) -> Row:

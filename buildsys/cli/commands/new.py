@@ -143,7 +143,7 @@ def _source(root: Path, text: str) -> dict[str, str]:
     file, _, attribute = text.partition(".py:")
     path = f"{file}.py" if attribute else text
     if not attribute and not text.endswith((".onnx", ".pt2")):
-        raise UsageError(f"--from {text} is no source", f"write {_SOURCES}")
+        raise UsageError(f"--from {text} is not a source", f"write {_SOURCES}")
     full = inside_project(root, path)
     if not full.is_file():
         raise UsageError(f"there is no file {path}", "the path is relative to your folder")
@@ -162,15 +162,14 @@ def _transformers_source(root: Path, text: str) -> dict[str, str]:
     if not colon or place.startswith("//"):
         name, place = "", text
     field = "config" if place.endswith(".json") else "checkpoint"
-    if typed_path(place).exists():
+    path = typed_path(place)
+    if path.is_file() if field == "config" else path.is_dir():
         inside = inside_project(root, place).relative_to(root).as_posix()
-        if field == "checkpoint" and not typed_path(place).is_dir():
-            raise UsageError(f"{place} is neither a folder nor a .json file", "write hf:FOLDER")
         return {"transformers": name, field: inside}
-    in_project = "://" not in place and Path(typed_path(place)).parent.exists()
+    in_project = "://" not in place and path.parent.exists()
     if in_project or not _HUB_PLACE.fullmatch(place):
         hint = "write hf:FOLDER, hf:FOLDER/config.json or, of the Hub, hf:OWNER/NAME[@REVISION]"
-        raise UsageError(f"there is no folder {place}", hint)
+        raise UsageError(f"there is no checkpoint {place}", hint)
     return {"transformers": name, field: f"hf://{place.removeprefix('hf://')}"}
 
 
@@ -180,10 +179,8 @@ def inside_project(root: Path, name: str) -> Path:
     Raises: UsageError: it is outside of the project.
     """
     path = Path(os.path.abspath(typed_path(name)))  # noqa: PTH100 - links stay
-    if not path.is_relative_to(root):
+    if not path.is_relative_to(root) or not path.resolve().is_relative_to(root.resolve()):
         raise UsageError(f"{name} is outside of the project {root}", "copy it into the project")
-    if path.exists() and not path.resolve().is_relative_to(root.resolve()):
-        raise UsageError(f"{name} is a link out of the project {root}", "copy the file into it")
     return path
 
 
@@ -197,10 +194,8 @@ def _input(text: str) -> tuple[str, dict[str, Any]]:
     match = _INPUT.fullmatch(text)
     sizes = [size.strip() for size in match["shape"].split(",")] if match and match["shape"] else []
     if match is None or not all(size.isdecimal() or size.isidentifier() for size in sizes):
-        example = "--input image=batch,3,224,224 or --input ids=batch,16:int64"
-        raise UsageError(
-            f"--input {text} is not NAME=SHAPE[:DTYPE]", f"write for example {example}"
-        )
+        hint = "write for example --input image=batch,3,224,224 or --input ids=batch,16:int64"
+        raise UsageError(f"--input {text} is not NAME=SHAPE[:DTYPE]", hint)
     shape = [int(size) if size.isdecimal() else size for size in sizes]
     dtype, dtypes = match["dtype"] or "float32", get_args(DType)
     if dtype not in dtypes:
