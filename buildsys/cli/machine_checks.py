@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import re
 import shutil
 import sys
 import tempfile
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
+from importlib import metadata
 from pathlib import Path
+from shlex import quote
 from typing import Any
 
 from buildsys.errors import StageError
@@ -71,11 +75,22 @@ def check_libraries_here(libraries: Mapping[str, Library]) -> Iterator[Finding]:
         elif library.timed_out:
             yield Finding("library", name, UNKNOWN, library.problem, _AGAIN)
         else:
-            text = f"cannot be imported: {library.problem}"
-            remedy = f"{sys.executable} -m pip install --force-reinstall torch torchvision {name}"
-            if library.missing:
-                text, remedy = "is not installed", f"{sys.executable} -m pip install buildsys"
+            packages = _requirement(name)
+            text, remedy = "is not installed", f"{sys.executable} -m pip install {packages}"
+            if not library.missing:
+                packages = f"torch {packages}" if name == "torchvision" else packages
+                text = f"cannot be imported: {library.problem}"
+                remedy = f"{sys.executable} -m pip install --force-reinstall {packages}"
             yield Finding("library", name, BROKEN, text, remedy)
+
+
+def _requirement(name: str) -> str:
+    """Quote our requirement of a package, for example ``'torch>=2.9'``."""
+    with contextlib.suppress(metadata.PackageNotFoundError):
+        for line in metadata.requires("buildsys") or ():
+            if "extra" not in line and re.split(r"[^\w.-]", line)[0] == name:
+                return quote(line.partition(";")[0].strip())
+    return name
 
 
 def check_gpus() -> tuple[Gpus, list[Finding]]:

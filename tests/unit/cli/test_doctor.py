@@ -199,6 +199,15 @@ def test_folders_are_checked_by_writing(tmp_path: Path, monkeypatch: pytest.Monk
     assert not (tmp_path / ".b").exists()
 
 
+def test_a_library_is_installed_as_we_require_it() -> None:
+    found = {name: Library(name, "1.0") for name in machine_checks.LIBRARIES}
+    found["torch"] = Library("torch", missing=True)
+    found["torchvision"] = Library("torchvision", problem="operator torchvision::nms does not")
+    broken = {check.name: check for check in machine_checks.check_libraries_here(found)}
+    assert broken["torch"].remedy.startswith(f"{sys.executable} -m pip install 'torch")
+    assert broken["torchvision"].remedy.endswith(" --force-reinstall torch torchvision")
+
+
 @pytest.fixture
 def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A project with an engine; of our own libraries it is not asked, which takes seconds."""
