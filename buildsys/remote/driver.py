@@ -178,26 +178,21 @@ def _follow(
             states = None
         for name, last in [*waiting.items()]:
             state = JobState(RUNNING) if states is None else states.get(name, JobState(ENDED))
-            machine = words = ""
+            words = ", ".join(filter(None, state))
             if state.phase != QUEUED and (content := depot.read(system.run, f"{name}.json")):
                 summaries[name] = read_summary(content, name)
                 words = _outcome(summaries[name])
-            elif state.phase == ENDED:
-                ended_s.setdefault(name, time.monotonic())
-                if time.monotonic() - ended_s[name] > system.grace_s:
-                    words = f"ended without results, {state.detail}"
-            else:
+            elif state.phase != ENDED:
                 ended_s.pop(name, None)  # its system has started it again
-                if state.phase == RUNNING:
-                    machine = (depot.read(system.run, f"{name}.started") or b"").decode()
-                words = f"runs on {machine}" if machine else ", ".join(filter(None, state))
-                if words != last:
-                    waiting[name] = words
-                    show(f"{name}: {words}")
+            elif time.monotonic() - ended_s.setdefault(name, time.monotonic()) <= system.grace_s:
                 continue
-            if words:
-                del waiting[name]
+            else:
+                words = f"ended without results, {state.detail}"
+            if words != last:
+                waiting[name] = words
                 show(f"{name}: {words}")
+            if name in summaries or name in ended_s:
+                del waiting[name]
         if waiting:
             time.sleep(_POLL_S)
 

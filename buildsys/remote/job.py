@@ -52,23 +52,21 @@ def main(arguments: Sequence[str]) -> int:
     options = parser.parse_args([*arguments])
     if options.parent:
         die_with_parent(options.parent, signal.SIGTERM)
-    started, machine = time.monotonic(), socket.gethostname()
-    try:
-        depot = Depot(os.environ.get(STORE, ""))
-        depot.write(options.run, f"{options.name}.started", machine.encode())
-    except BuildsysError as error:
-        sys.stderr.write(f"ERROR: {error}\n")
-        return StageError.exit_code
+    started, depot = time.monotonic(), Depot(os.environ.get(STORE, ""))
     try:
         with tempfile.TemporaryDirectory(prefix="buildsys-job-") as folder:
             summary = _build(depot, options, Path(folder) / "project")
     except (BuildsysError, OSError) as error:
         sys.stderr.write(f"ERROR: {error}\n")
         summary = JobSummary(StageError.exit_code, error=str(error))
-    summary = replace(summary, machine=machine, seconds=time.monotonic() - started)
+    seconds = time.monotonic() - started
+    summary = replace(summary, machine=socket.gethostname(), seconds=seconds)
     if summary.exit_code in _FINISHED:
         content = adapter(JobSummary).dump_json(summary)
-        depot.write(options.run, f"{options.name}.json", content)
+        try:
+            depot.write(options.run, f"{options.name}.json", content)
+        except BuildsysError as error:
+            sys.stderr.write(f"ERROR: {error}\n")
     return summary.exit_code
 
 
