@@ -52,21 +52,23 @@ def main(arguments: Sequence[str]) -> int:
     options = parser.parse_args([*arguments])
     if options.parent:
         die_with_parent(options.parent, signal.SIGTERM)
-    started, depot = time.monotonic(), Depot(os.environ.get(STORE, ""))
+    started = time.monotonic()
     try:
-        with tempfile.TemporaryDirectory(prefix="buildsys-job-") as folder:
-            summary = _build(depot, options, Path(folder) / "project")
-    except (BuildsysError, OSError) as error:
-        sys.stderr.write(f"ERROR: {error}\n")
-        summary = JobSummary(StageError.exit_code, error=str(error))
-    seconds = time.monotonic() - started
-    summary = replace(summary, machine=socket.gethostname(), seconds=seconds)
-    if summary.exit_code in _FINISHED:
-        content = adapter(JobSummary).dump_json(summary)
+        depot = Depot(os.environ.get(STORE, ""))
         try:
-            depot.write(options.run, f"{options.name}.json", content)
-        except BuildsysError as error:
+            with tempfile.TemporaryDirectory(prefix="buildsys-job-") as folder:
+                summary = _build(depot, options, Path(folder) / "project")
+        except (BuildsysError, OSError) as error:
             sys.stderr.write(f"ERROR: {error}\n")
+            summary = JobSummary(StageError.exit_code, error=str(error))
+        seconds = time.monotonic() - started
+        summary = replace(summary, machine=socket.gethostname(), seconds=seconds)
+        if summary.exit_code in _FINISHED:
+            content = adapter(JobSummary).dump_json(summary)
+            depot.write(options.run, f"{options.name}.json", content)
+    except BuildsysError as error:  # the store does not answer
+        sys.stderr.write(f"ERROR: {error}\n")
+        return StageError.exit_code
     return summary.exit_code
 
 
