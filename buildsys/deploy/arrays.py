@@ -10,7 +10,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
@@ -74,18 +74,15 @@ class InputReader:
         if not is_on_gpu(value):
             return self.read(value)
         try:
-            memory = read_memory(value, stream)
+            tensor = read_memory(value, stream)
         except StageError as error:
             raise StageError(f"{self._title} {error.problem}", error.hint) from error
         except _UNREADABLE as error:
             raise self._unreadable(error) from error
-        if memory.dtype != self.port.dtype:
-            raise self._wrong_type(memory.dtype, "convert it on the GPU")
-        self._check_shape(memory.shape)
-        if not memory.is_contiguous:
-            problem = f"{self._title} is not contiguous in GPU memory"
-            raise StageError(problem, "make it contiguous, e.g. with torch's .contiguous()")
-        return DeviceTensor(memory.address, memory.shape, memory.dtype, value)
+        if tensor.dtype != self.port.dtype:
+            raise self._wrong_type(tensor.dtype, "convert it on the GPU")
+        self._check_shape(tensor.shape)
+        return tensor
 
     def _check_shape(self, shape: tuple[int, ...]) -> None:
         if len(shape) != len(self.port.shape) or any(shape[at] != size for at, size in self._fixed):
@@ -179,40 +176,37 @@ def is_on_gpu(value: object) -> bool:
     return hasattr(value, _INTERFACE)
 
 
-class Memory(NamedTuple):
-    """The memory of an array in another library."""
+def read_memory(value: Any, stream: int) -> DeviceTensor:
+    """Read an array in GPU memory, complete for work on ``stream``.
 
-    address: int
-    shape: tuple[int, ...]
-    dtype: str  # with ONNX's name
-    is_contiguous: bool = True
-
-
-def read_memory(value: Any, stream: int) -> Memory:
-    """Describe the GPU memory of an array, complete for work on ``stream``.
-
-    Raises: StageError: the array is on another GPU or cannot be shared.
+    Raises: StageError: the array is on another GPU, not contiguous, or cannot be shared.
     """
     if isinstance(value, DeviceArray):
-        return Memory(value.location, value.shape, value.dtype)
+        return DeviceTensor(value.location, value.shape, value.dtype, value)
     if hasattr(value, "__dlpack__"):
         if index := value.__dlpack_device__()[1]:
             raise StageError(f"is on GPU {index}, and the engine on GPU 0", "copy it there")
         value.__dlpack__(stream=stream or _LEGACY_STREAM)  # lets the stream wait for the array
-    torch = sys.modules.get(TORCH)
+    torch, facts = sys.modules.get(TORCH), getattr(value, _INTERFACE, None)
     if torch is not None and isinstance(value, torch.Tensor):  # also types unknown to numpy
-        name = str(value.dtype).removeprefix("torch.")
+        name, shape = str(value.dtype).removeprefix("torch."), tuple(value.shape)
         dtype, address = _ONNX_NAMES.get(name, name), value.data_ptr()
-        return Memory(address, tuple(value.shape), dtype, value.is_contiguous())
-    facts = getattr(value, _INTERFACE, None)
-    if facts is None:
+        is_dense = value.is_contiguous()
+    elif facts is None:
         problem = f"is an array of {library_of(type(value))} without the CUDA array interface"
         raise StageError(problem, "pass an array of torch or cupy")
-    if facts.get("stream"):  # the work that fills it must end
-        wait_for_stream(facts["stream"])
-    dtype, shape, strides = np.dtype(facts["typestr"]), tuple(facts["shape"]), facts.get("strides")
-    layout = np.lib.stride_tricks.as_strided(np.empty(0, dtype), shape, strides or None)
-    return Memory(facts["data"][0], shape, dtype.name, not strides or layout.flags.c_contiguous)
+    else:
+        if facts.get("stream"):  # the work that fills it must end
+            wait_for_stream(facts["stream"])
+        numpy_dtype, shape = np.dtype(facts["typestr"]), tuple(facts["shape"])
+        layout = np.lib.stride_tricks.as_strided(
+            np.empty(0, numpy_dtype), shape, facts.get("strides") or None
+        )
+        dtype, address, is_dense = numpy_dtype.name, facts["data"][0], layout.flags.c_contiguous
+    if not is_dense:
+        hint = "make it contiguous, e.g. with torch's .contiguous()"
+        raise StageError("is not contiguous in GPU memory", hint)
+    return DeviceTensor(address, shape, dtype, value)
 
 
 def library_of(kind: type) -> str:
@@ -250,29 +244,25 @@ def allocator_from(arrays: Mapping[str, Any], stream: int) -> Allocate:
         if not is_on_gpu(array):
             problem = f"out has an array in host memory for {name}"
             raise StageError(problem, "pass arrays in GPU memory, or leave out `out`")
-        memory = read_memory(array, stream)
-        if memory != Memory(memory.address, shape, dtype):
-            dense = "" if memory.is_contiguous else " that is not contiguous"
-            description = f"an array of {memory.dtype}{list(memory.shape)}{dense}"
-            problem = f"out has {description} for {name}, which is {dtype}{list(shape)}"
-            raise StageError(problem, "pass an array of the output's shape and dtype")
-        return DeviceTensor(memory.address, shape, dtype, array)
+        tensor = read_memory(array, stream)
+        if (tensor.dtype, tensor.shape) != (dtype, shape):
+            problem = f"out has an array of {tensor.dtype}{list(tensor.shape)} for {name}"
+            hint = "pass an array of the output's shape and dtype"
+            raise StageError(f"{problem}, which is {dtype}{list(shape)}", hint)
+        return tensor
 
     return allocate
 
 
 def stream_handle(stream: Any) -> int:
-    """Get the number of a CUDA stream.
+    """Get the number of a CUDA stream, which is a number or an object of torch or cupy.
 
-    ``stream`` is a number, or an object of torch, cupy or cuda-python.
     Raises: StageError: it is none of these.
     """
-    if isinstance(stream, int) and not isinstance(stream, bool):
-        return stream
     if hasattr(stream, "__cuda_stream__"):
         return int(stream.__cuda_stream__()[1])
-    for attribute in ("cuda_stream", "ptr"):  # torch's name, cupy's name
-        if isinstance(getattr(stream, attribute, None), int):
-            return int(getattr(stream, attribute))
+    for number in (stream, getattr(stream, "cuda_stream", None), getattr(stream, "ptr", None)):
+        if isinstance(number, int):  # torch's name, cupy's name
+            return number
     problem = f"{stream!r} is not a CUDA stream"
     raise StageError(problem, "pass a stream of torch or cupy, or its number")
