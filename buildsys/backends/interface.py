@@ -116,7 +116,6 @@ class UnsupportedNode:
     operator: str
     reason: str
     functions: tuple[str, ...] = ()  # the enclosing local functions, outermost first
-    since: int | None = None  # the first later opset that the backend supports
     until: int | None = None  # the newest opset that the backend knows, if not all
     output: str = ""  # the name of its first output, if known
 
@@ -364,6 +363,17 @@ def precision_problem(precision: str, shares_of: Mapping[str, float], least: flo
     actual = f"only {100 * share:.1f} % of its layers are" if share else "none of its layers is"
     limit = f" (the minimum is {100 * least:.0f} %)" if least else ""
     return f"the engine was requested in {precision}, but {actual} in {requested}{limit}: {rest}"
+
+
+def check_precision(facts: Figures, options: Options, hint: str) -> None:
+    """Check that enough layers of an engine have its precision.
+
+    Raises: StageError: fewer than ``precision_share`` have it; 0 accepts any precision.
+    """
+    shares_of = facts.get("precision_shares", {}).get("layers", {})
+    least = options["precision_share"]
+    if least and (problem := precision_problem(options["precision"], shares_of, least)):
+        raise StageError(problem, hint)
 
 
 def load_backend(

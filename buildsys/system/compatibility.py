@@ -28,7 +28,7 @@ from buildsys.system.engine_environment import (
 from buildsys.system.engine_files import RECORD_NAME, is_file_name
 from buildsys.system.files import sha256_of
 
-_SHOWN_DIGITS = 16  # digits of a digest
+_DIGITS = 16  # digits of a digest
 
 
 def machine_reasons(record: Record) -> Iterator[Reason]:
@@ -135,10 +135,10 @@ def plugin_reasons(record: Record, engine: Path, project: Path | None) -> Iterat
             remedy = "register its creator first, or copy the file into the folder"
             yield Reason("plugin", problem, remedy)
         elif plugin.get("file_sha256") not in (None, digest := sha256_of(plugin_file)):
-            recorded = str(plugin["file_sha256"])[:_SHOWN_DIGITS]
+            recorded = str(plugin["file_sha256"])[:_DIGITS]
             problem = (
                 f"{named} is a different one: {plugin_file.name} has the SHA-256"
-                f" {digest[:_SHOWN_DIGITS]}…, the recorded one is {recorded}…"
+                f" {digest[:_DIGITS]}…, the recorded one is {recorded}…"
             )
             yield Reason("plugin", problem, "use the file that it was built with")
 

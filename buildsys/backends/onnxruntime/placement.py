@@ -31,7 +31,7 @@ _RECORD = "session.record_ep_graph_assignment_info"
 _SINCE = "1.24"  # the first ONNX Runtime that reports it
 _SHAPES = ("Shape", "Size")
 _MOST_NAMED = 100  # in a result
-_SHOWN = 5  # in a sentence
+_MOST_IN_A_SENTENCE = 5  # in a sentence
 
 
 class _Node(NamedTuple):
@@ -98,9 +98,9 @@ def check_placement(placement: Figures, options: Options) -> Iterator[str]:
     if not count:
         return
     names = on_cpu["names"]
-    more = f" and {count - _SHOWN} more" if count > _SHOWN else ""
+    more = f" and {count - _MOST_IN_A_SENTENCE} more" if count > _MOST_IN_A_SENTENCE else ""
     run = "runs" if count == 1 else "run"
-    first_names = ", ".join(names[:_SHOWN])
+    first_names = ", ".join(names[:_MOST_IN_A_SENTENCE])
     text = f"{count} of {count + elsewhere} nodes {run} on the CPU: {first_names}{more}"
     if not allows_cpu(options):
         raise CheckFailed(

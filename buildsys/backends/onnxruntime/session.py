@@ -54,11 +54,11 @@ class OrtGraph:
         options: ort.SessionOptions | None = None,
         providers: Sequence[str] | None = ("CPUExecutionProvider",),
         libraries: Iterable[Path] = (),
-        shown: str = "the graph",
+        title: str = "the graph",
     ) -> None:
         """Load ``model``; a graph with external data needs a path.
 
-        ``libraries`` contain custom operators; each is registered once. ``shown`` is for messages.
+        ``libraries`` contain custom operators; each is registered once. ``title`` is for messages.
         Without ``providers``, those of ``options`` are used.
         """
         source = str(model) if isinstance(model, Path) else model
@@ -68,12 +68,12 @@ class OrtGraph:
             register = partial(settings.register_custom_ops_library, str(library.absolute()))
             _call(f"cannot take the operator library {library.name}", register)
         self.session: ort.InferenceSession = _call(
-            f"cannot load {shown}",
+            f"cannot load {title}",
             lambda: ort.InferenceSession(
                 source, sess_options=settings, providers=providers, enable_fallback=0
             ),
         )
-        self._shown = shown
+        self._title = title
         self.inputs = tuple(_port(argument) for argument in self.session.get_inputs())
         self.outputs = tuple(_port(argument) for argument in self.session.get_outputs())
         self._input_names = {port.name for port in self.inputs}
@@ -96,7 +96,7 @@ class OrtGraph:
             )
         names = self._names
         feeds = {name: _feed(inputs[name]) for name in self._input_names}
-        what = f"cannot run {self._shown}"
+        what = f"cannot run {self._title}"
         if not self._returns_bits:
             try:
                 results = self.session.run(names, feeds)

@@ -26,7 +26,7 @@ from buildsys.backends.interface import (
     OperatorUse,
     Options,
     UnsupportedNode,
-    precision_problem,
+    check_precision,
     profiled_runs,
     raise_refused,
 )
@@ -123,11 +123,8 @@ def describe(
 ) -> Figures:  # fmt: skip
     """Describe the executed layers and their types."""
     facts = precision_facts(_compiled(engine, options))
-    least = options["precision_share"]  # 0 accepts any precision
-    shares = facts.get("precision_shares", {}).get("layers", {})
-    if least and (problem := precision_problem(options["precision"], shares, least)):
-        hint = "lower precision_share to accept this engine (docs/manifest.md, engines)"
-        raise StageError(problem, hint)
+    hint = "lower precision_share to accept this engine (docs/manifest.md, engines)"
+    check_precision(facts, options, hint)
     return facts
 
 

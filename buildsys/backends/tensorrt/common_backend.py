@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from buildsys.backends.cuda_gpus import Gpu, find_driver
-from buildsys.backends.interface import Figures, OperatorUse, Options, precision_problem
+from buildsys.backends.interface import Figures, OperatorUse, Options, check_precision
 from buildsys.backends.tensorrt.library import (
     CAPABILITIES,
     TensorRTLibrary,
@@ -154,11 +154,7 @@ class TensorRtBackend:
             facts = session.describe(options["precision"])
         finally:
             session.close()
-        least = options["precision_share"]  # 0 accepts any precision
-        shares = facts.get("precision_shares", {}).get("layers", {})
-        problem = precision_problem(options["precision"], shares, least)
-        if problem and least:
-            raise StageError(problem, precision_hint(options))
+        check_precision(facts, options, precision_hint(options))
         return facts
 
     def load(

@@ -80,8 +80,7 @@ def _version_reason(record: Record, here: str) -> Reason | None:
     shared = max(_RELEASE, min(len(built), len(installed)))
     if not built or not installed or built[:shared] == installed[:shared]:
         return None
-    problem = f"{_other_version(record, here)}: such an engine only runs with its own version"
-    return Reason("version", problem, _rebuild(record))
+    return _other_version(record, here, "such an engine only runs with its own version")
 
 
 def rtx_reasons(record: Record, here: str) -> Iterator[Reason]:
@@ -120,20 +119,15 @@ def _check_version(record: Record, here: str) -> Iterator[Reason]:
         if not later_minor and (built[0], installed[0]) not in _LATER_MAJORS:
             later = [str(newer) for older, newer in sorted(_LATER_MAJORS) if older == built[0]]
             majors = " and ".join([str(built[0]), *later])
-            problem = (
-                f"{_other_version(record, here)}: a version-compatible engine only runs with later"
-                f" versions of TensorRT {majors}"
-            )
-            yield Reason("version", problem, _rebuild(record))
+            rule = f"a version-compatible engine only runs with later versions of TensorRT {majors}"
+            yield _other_version(record, here, rule)
 
 
-def _other_version(record: Record, here: str) -> str:
+def _other_version(record: Record, here: str, rule: str) -> Reason:
     title = describe_backend(record.backend).title
-    return f"it was built with {title} {built_version(record)}, but {here} is installed"
-
-
-def _rebuild(record: Record) -> str:
-    return f"{install_command(record)}, or build it with the installed version"
+    problem = f"it was built with {title} {built_version(record)}, but {here} is installed: {rule}"
+    remedy = f"{install_command(record)}, or build it with the installed version"
+    return Reason("version", problem, remedy)
 
 
 def _check_gpu(record: Record) -> Iterator[Reason]:

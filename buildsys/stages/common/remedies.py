@@ -41,7 +41,6 @@ class OnnxOperator(NamedTuple):
 
     domain: str
     name: str
-    supported_from: int | None = None  # a later opset with support in the backend, if known
     supported_until: int | None = None  # the newest opset that the backend knows, if not all
 
     @property
@@ -86,9 +85,6 @@ def registration_remedies(
 def refusal_remedies(operator: OnnxOperator, backend: str, opset: int) -> list[Remedy]:
     """List remedies for an operator of the graph rejected by ``backend``."""
     remedies = []
-    if operator.supported_from and operator.supported_from > opset:
-        text = f"export to opset {operator.supported_from}; the backend supports it from there on"
-        remedies.append(export_remedy("opset", text, opset=operator.supported_from))
     newest = operator.supported_until
     if newest and newest < opset and not operator.is_custom:
         text = f"export to opset {newest}, the newest that the backend knows"
@@ -239,7 +235,7 @@ class _RefusedGraph:
         """Find the operator of a refused node with its domain."""
         node = next(self._candidates(refused), None)
         domain = "" if node is None or node.domain in ("", "ai.onnx") else str(node.domain)
-        return OnnxOperator(domain, refused.operator, refused.since, refused.until)
+        return OnnxOperator(domain, refused.operator, refused.until)
 
     def origin(self, refused: UnsupportedNode) -> Origin | None:
         """Find the origin of a refused node or its function."""

@@ -213,7 +213,7 @@ def _onnx_model(job: Job) -> Original:
         if not header.graph.output:
             raise StageError(f"{name} has no outputs", "export it again, with its outputs")
         try:
-            graph = OrtGraph(file, libraries=implementation.libraries, shown=name)
+            graph = OrtGraph(file, libraries=implementation.libraries, title=name)
         except StageError as error:
             hints = (remedy for sign, remedy in _REMEDIES.items() if sign in error.problem)
             error.hint = error.hint or next(hints, _DAMAGED)

@@ -76,8 +76,6 @@ def test_a_file_of_the_project_is_only_registered() -> None:
     ("operator", "backend", "expected"),
     [
         (OnnxOperator("", "Asinh"), "onnxruntime", ["surgery"]),
-        (OnnxOperator("", "Asinh", supported_from=22), "onnxruntime", ["opset", "surgery"]),
-        (OnnxOperator("", "Asinh", supported_from=17), "onnxruntime", ["surgery"]),
         (OnnxOperator("", "Gemm", supported_until=16), "tensorrt", ["opset", "surgery"]),
         (OnnxOperator("", "Gemm", supported_until=17), "tensorrt", ["surgery"]),
         (
