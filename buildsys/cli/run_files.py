@@ -12,9 +12,8 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from buildsys.cli.project_root import typed_path
 from buildsys.cli.session import Session
-from buildsys.errors import BuildsysError, StageError, UsageError, with_hint
+from buildsys.errors import BuildsysError, StageError, with_hint
 from buildsys.execution.run_records import why_stopped
 from buildsys.execution.stale_reasons import decode_reasons, summarize_reasons
 from buildsys.report import run_results as ends
@@ -31,22 +30,6 @@ if TYPE_CHECKING:
 
 _RECENT_RUNS = 20
 _MOST_REASONS = 2
-
-
-def check_files(files: Mapping[str, str]) -> dict[str, str]:
-    """Make absolute paths of the files to write, by option.
-
-    Raises: UsageError: a file cannot be written, which nobody wants to learn after the run.
-    """
-    paths = {option: typed_path(name).absolute() for option, name in files.items()}
-    for option, path in paths.items():
-        folder = next(parent for parent in path.parents if parent.exists())
-        if path.is_dir():
-            raise UsageError(f"--{option} {files[option]} is a folder", "name a file")
-        if not folder.is_dir() or not os.access(folder, os.W_OK):
-            problem = f"--{option} {files[option]} cannot be written"
-            raise UsageError(f"{problem}; {folder} is not a writable folder")
-    return {option: str(path) for option, path in paths.items()}
 
 
 def write_unfinished(files: Mapping[str, str], started: str, error: str = "") -> int:

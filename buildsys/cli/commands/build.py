@@ -7,6 +7,7 @@ from argparse import SUPPRESS, ArgumentParser, Namespace
 from collections.abc import Sequence
 
 from buildsys.cli.command import add_json, add_names, positive_integer, print_json
+from buildsys.cli.project_root import typed_path
 from buildsys.cli.session import Session
 from buildsys.cli.target_names import ModelFilter, add_filter
 from buildsys.cli.tasks import run_targets
@@ -66,15 +67,14 @@ def run(options: Namespace) -> int:
     if options.input:
         raise UsageError("build takes no --input", "`buildsys run` runs an engine")
     files = {name: getattr(options, name) for name in ("junit", "summary", "results")}
-    files = {name: file for name, file in files.items() if file}
+    files = {name: str(typed_path(file).absolute()) for name, file in files.items() if file}
     started = utc_now()
     if files:
-        from buildsys.cli.run_files import check_files, write_unfinished
+        from buildsys.cli.run_files import write_unfinished
 
-        files = check_files(files)
         # not those of an earlier run, whatever happens
-        if code := write_unfinished(files, started):
-            return code
+        if write_unfinished(files, started):
+            return UsageError.exit_code
     try:
         session = Session.load(options.root)
         names = chosen_names(session, options)

@@ -143,25 +143,13 @@ def write_pages(
     )
 
 
-def remove_pages(session: Session, models: Collection[str], *, dry_run: bool) -> Iterator[Path]:
-    """Remove the pages of ``models`` and their index entries; yield removed files.
-
-    With ``dry_run`` nothing is removed.
-    """
+def remove_pages(session: Session, models: Collection[str], *, dry_run: bool) -> list[Path]:
+    """Remove the pages of ``models`` and their index entries; list the pages."""
     project, folder = session.project, session.project.build / FOLDER
     pages = [path for model in models if (path := folder / page_name(model)).is_file()]
-    yield from pages
-    if not pages or dry_run:
-        return
-    for path in pages:
-        path.unlink(missing_ok=True)
-    if _write_index(project, {}, lambda model: model not in models) is None:
-        (folder / INDEX).unlink(missing_ok=True)
-        (project.state / _ROWS).unlink(missing_ok=True)
-        yield folder / INDEX
-        with suppress(OSError):  # not empty
-            folder.rmdir()
-            yield folder
+    if pages and not dry_run:
+        _write_index(project, {}, lambda model: model not in models)
+    return pages
 
 
 def _write_index(
@@ -171,15 +159,18 @@ def _write_index(
     folder, file = project.build / FOLDER, project.state / _ROWS
     with locked(project.state / f"{_ROWS}.lock"):
         rows = {**_read_rows(file), **new}
-        for model in [model for model in rows if not keeps(model)]:
-            del rows[model]
-            (folder / Path(page_name(model)).name).unlink(missing_ok=True)
-        linked = [row for row in rows.values() if (folder / row.page).is_file()]
+        for model in rows:
+            if not keeps(model):
+                (folder / Path(page_name(model)).name).unlink(missing_ok=True)
+        linked = {name: row for name, row in rows.items() if (folder / row.page).is_file()}
         if not linked:
+            for path in (folder / INDEX, file):
+                path.unlink(missing_ok=True)
+            with suppress(OSError):  # not empty, or not there
+                folder.rmdir()
             return None
-        text = adapter(dict[str, IndexRow]).dump_json({row.model: row for row in linked})
-        replace_file(file, text)
-        replace_file(folder / INDEX, render_index(linked, utc_now()).encode())
+        replace_file(file, adapter(dict[str, IndexRow]).dump_json(linked))
+        replace_file(folder / INDEX, render_index([*linked.values()], utc_now()).encode())
     return folder / INDEX
 
 

@@ -301,8 +301,7 @@ def test_a_refused_run_leaves_no_files_of_an_earlier_one(nightly: Doit) -> None:
 
 def test_a_file_that_cannot_be_written_is_refused_before_the_run(nightly: Doit) -> None:
     (nightly.root / "file").touch()
-    for name, problem in (("file/junit.xml", "cannot be written"), (".", "is a folder")):
+    for name in ("file/junit.xml", "."):
         code, out = nightly("build", "--junit", name)
-        assert code == 3
-        assert f"--junit {name} {problem}" in out
+        assert (code, out.startswith("ERROR: cannot write ")) == (3, True)
         assert nightly.session.finished == {}
