@@ -369,7 +369,7 @@ class Session(TargetNames):
     def interrupt(self, exit_code: int) -> None:
         """Stop all workers and all waiting; builds then raise KeyboardInterrupt.
 
-        Called from a separate thread (see ``interruption``).
+        Called from a separate thread (see ``Signals``).
         """
         self.interrupted = exit_code
         if "executor" in vars(self):

@@ -6,15 +6,18 @@ Nothing is imported at the top that a run with nothing to do can go without.
 from __future__ import annotations
 
 import os
+import signal
 import sys
 import threading
 import time
 from collections import Counter
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
+from queue import SimpleQueue
+from types import FrameType
 from typing import TYPE_CHECKING, Any, TextIO
 
-from buildsys.cli.command import INTERRUPTED
+from buildsys.cli.command import INTERRUPTED, TERMINATED
 from buildsys.cli.console.lines import (
     ConsoleLine,
     causes,
@@ -23,8 +26,7 @@ from buildsys.cli.console.lines import (
     lines_by_cause,
     target_line,
 )
-from buildsys.cli.console.progress import open_display
-from buildsys.cli.interruption import NOTICE, Signals
+from buildsys.cli.console.progress import Estimate, open_display
 from buildsys.cli.project_root import shown_path
 from buildsys.cli.session import Session
 from buildsys.cli.target_names import STAGE_DOCS
@@ -33,10 +35,11 @@ from buildsys.report.formatting import plural
 from buildsys.system.printable import printable, use_plain_symbols
 
 if TYPE_CHECKING:
-    from buildsys.cli.console.estimate import Estimate
     from buildsys.cli.console.progress import LiveDisplay, PlainDisplay
     from buildsys.cli.failure_report import StaleOutputs
 
+NOTICE = "interrupted; finished targets are kept, the rest will run next time\n"
+_END_LIMIT_S = 10.0  # for the main thread, once all workers are stopped
 _MOST_CAUSES = 12  # causes of shortfalls, if there is nothing to do
 _MOST_ESTIMATED = 500  # targets: planning and checking each takes 10 ms of processor time
 _LOADING_LIMIT_S = 5.0  # at the end of a run, for the thread that estimates it
@@ -303,7 +306,6 @@ class Reporter:
     def _load(self) -> None:
         """Estimate the run, and load modules for its end."""
         from buildsys.cli.commands.pages import prepare
-        from buildsys.cli.console.estimate import Estimate
 
         # the targets report an unreadable state
         with suppress(BuildsysError, OSError, ValueError):
@@ -315,3 +317,56 @@ class Reporter:
         if self._display is None:
             self._display = open_display(self._out, self._lines, lambda: str(self._estimate or ""))
         return self._display
+
+
+class Signals:
+    """Ctrl-C and SIGTERM during a run, without exceptions at arbitrary points.
+
+    Python raises KeyboardInterrupt wherever the main thread happens to be: inside
+    ``queue.Queue.get`` of doit's runner it makes ``Condition.wait`` release a lock that it does
+    not hold. Here a thread stops the workers, and what waits for them then raises
+    KeyboardInterrupt, holding no lock.
+    """
+
+    def __init__(self, stop: Callable[[int], None]) -> None:
+        """Call ``stop`` with the exit code after a signal, in a thread."""
+        self._stop = stop
+        self._received: SimpleQueue[int] = SimpleQueue()  # its put may be called by handlers
+        self._exit_code = 0
+        self._earlier_handlers: dict[int, Any] = {}
+        self._ended = threading.Event()
+
+    def catch(self) -> None:
+        """Install the handlers, if this is the main thread."""
+        if threading.current_thread() is threading.main_thread():
+            threading.Thread(target=self._wait, daemon=True).start()
+            for number in (signal.SIGINT, signal.SIGTERM):
+                self._earlier_handlers[number] = signal.signal(number, self._receive)
+
+    def _receive(self, number: int, frame: FrameType | None) -> None:
+        del frame
+        if number == signal.SIGINT and self._exit_code:
+            exit_at_once(INTERRUPTED)  # Ctrl-C a second time; workers end with this process
+        self._exit_code = INTERRUPTED if number == signal.SIGINT else TERMINATED
+        self._received.put(self._exit_code)
+
+    def _wait(self) -> None:
+        if exit_code := self._received.get():
+            self._stop(exit_code)
+            if not self._ended.wait(_END_LIMIT_S):  # for example, in a slow download
+                exit_at_once(exit_code, NOTICE)
+
+    def restore(self) -> None:
+        """Restore the handlers of before the run."""
+        while self._earlier_handlers:
+            signal.signal(*self._earlier_handlers.popitem())
+        self._ended.set()
+        self._received.put(0)
+
+
+def exit_at_once(code: int, notice: str = "") -> None:
+    """End this process at once, after restoring a hidden cursor."""
+    if os.isatty(1) and os.environ.get("TERM", "dumb") not in ("dumb", "unknown"):
+        notice = f"\x1b[?25h\r\n{notice}"
+    os.write(1, notice.encode())
+    os._exit(code)

@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 from cli_doubles import make_session
 
-from buildsys.cli.console.estimate import Estimate
 from buildsys.cli.console.lines import target_line
+from buildsys.cli.console.progress import Estimate
 from buildsys.execution.freshness import FRESH, STALE, Explanation
 
 

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 from cli_doubles import Doit, fail
 
-from buildsys.cli.interruption import NOTICE
+from buildsys.cli.console.reporter import NOTICE
 from buildsys.errors import WorkerDied
 
 
@@ -85,7 +85,7 @@ def test_ctrl_c_never_arrives_while_doit_holds_a_lock(
 def test_an_end_at_once_shows_the_cursor_again(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TERM", "xterm")
     controller, terminal = pty.openpty()
-    code = f"from buildsys.cli.interruption import exit_at_once; exit_at_once(130, {NOTICE!r})"
+    code = f"from buildsys.cli.console.reporter import exit_at_once; exit_at_once(130, {NOTICE!r})"
     process = subprocess.Popen([sys.executable, "-c", code], stdout=terminal)
     assert process.wait() == 130
     os.close(terminal)
