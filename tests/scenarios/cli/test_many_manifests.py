@@ -64,17 +64,6 @@ def test_an_edit_runs_the_targets_of_that_model_that_it_reaches(many: ProjectFol
     assert many.doit() == Ran(0, UP_TO_DATE, "")
 
 
-def test_one_requested_model_leaves_the_others_alone(many: ProjectFolder) -> None:
-    for model in (ONE, OTHER):
-        many.edit(f"configs/models/{model}.yaml", "min_samples: 1", "min_samples: 2")
-    assert many.doit("build:m00002") == Ran(0, "everything is up to date (8 targets)\n", "")
-    assert many.doit(f"build:{ONE}").passed == {f"bench:{ONE}:ort-cpu", f"report:{ONE}"}
-    assert many.doit("report").passed == {f"bench:{OTHER}:ort-cpu", f"report:{OTHER}"}
-    assert many.doit("export:m00003", "verify:m00004") == Ran(
-        0, "everything is up to date (6 targets)\n", ""
-    )
-
-
 def test_a_model_that_is_added_is_built_and_nothing_else(many: ProjectFolder) -> None:
     text = manifest(many, ONE).read_text().replace(ONE, "added")
     manifest(many, "added").write_text(text)

@@ -95,27 +95,6 @@ def test_a_required_one_fails_every_run(ready_without: ReadyProject) -> None:
     assert ready.doit("a:gone").code == 2
 
 
-def test_wrong_variables_end_every_command_before_anything_runs(ready: ReadyProject) -> None:
-    for name, value, problem in (
-        (
-            "BUILDSYS_STRICKT",
-            "1",
-            "no environment variable BUILDSYS_STRICKT; nearest: BUILDSYS_STR",
-        ),
-        ("BUILDSYS_WORKER_IDLE", "abc", "BUILDSYS_WORKER_IDLE: expected a duration"),
-    ):
-        before = ready.environment.get(name)
-        ready.environment[name] = value
-        for command in ((), ("list",), ("explain",), ("doctor",), ("clean",), ("workers",)):
-            ran = ready.doit(*command)
-            assert (ran.code, ran.out) == (3, "")
-            assert problem in ran.err
-            assert ran.err.count("\n") == 1
-        ready.environment.pop(name)
-        ready.environment |= {name: before} if before else {}
-    assert not (ready.root / "build").exists()
-
-
 def test_an_engine_runs_once_the_machine_meets_its_needs(ready: ReadyProject) -> None:
     engine = ["engine:a:lab", "verify:a:lab", "bench:a:lab"]
     ready.edit(MANIFEST, "name: ort}]", "name: ort}, {backend: onnxruntime, name: lab, "

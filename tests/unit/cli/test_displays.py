@@ -128,15 +128,6 @@ def test_target_names_are_no_markup(monkeypatch: pytest.MonkeyPatch) -> None:
     assert all(name in out.getvalue() for name in names)
 
 
-def test_no_color_means_no_color(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("TERM", "xterm-256color")
-    for no_color, colored in (("", True), ("1", False)):
-        monkeypatch.setenv("NO_COLOR", no_color)
-        out = Terminal()
-        LiveDisplay(out, {}, str).ended(line("failed", seconds=1.0, reason="off"))
-        assert ("\x1b[1;31m" in out.getvalue()) is colored
-
-
 def test_warnings_of_targets_that_ran_follow_the_table(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

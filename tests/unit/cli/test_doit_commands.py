@@ -5,9 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from cli_doubles import Doit, ScriptedExecutor, fail, make_session
+from cli_doubles import Doit, fail, make_session
 
-from buildsys.errors import StageError, WorkerDied
+from buildsys.errors import WorkerDied
 
 
 def test_info_shows_why_a_target_is_stale(doit: Doit) -> None:
@@ -47,19 +47,6 @@ def test_forgetting_a_gate_keeps_its_records(tmp_path: Path) -> None:
     for target in ("gate:net:ort", "bench:net:ort"):
         session.forget(target)
     assert executor.forgotten == ["gate:net:ort kept", "bench:net:ort"]
-
-
-@pytest.mark.parametrize("arguments", [("forget", "export:net"), ("forget", "--all")])
-def test_forgetting_with_a_locked_build_state_is_one_sentence(
-    doit: Doit, monkeypatch: pytest.MonkeyPatch, arguments: tuple[str, ...]
-) -> None:
-    def locked(executor: ScriptedExecutor, target: str, **_: bool) -> None:
-        raise StageError("cannot use the build state x: database is locked", "try again")
-
-    monkeypatch.setattr(ScriptedExecutor, "forget", locked)
-    code, out = doit(*arguments)
-    assert code == 3
-    assert "cannot use the build state x: database is locked; try again" in out
 
 
 def test_a_failure_forgets_nothing(doit: Doit) -> None:

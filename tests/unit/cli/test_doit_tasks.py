@@ -92,14 +92,6 @@ def test_targets_built_meanwhile_by_another_run_are_not_counted(doit: Doit) -> N
     assert out.endswith(f"everything is up to date ({len(doit.session.actions)} targets)\n")
 
 
-def test_always_forces_what_is_fresh(doit: Doit) -> None:
-    doit.build_all()
-    code, out = doit("-a", "-s", "export:net")
-    assert code == 0
-    assert doit.executor.forced == ["export:net"]
-    assert "requested" in out
-
-
 def test_a_damaged_file_of_marks_is_replaced_with_one_line(doit: Doit) -> None:
     (doit.root / ".buildsys").mkdir()
     (doit.root / ".buildsys/ignored.json").write_text("{")

@@ -19,18 +19,6 @@ def noisy(doit: Doit) -> Doit:
     return doit
 
 
-@pytest.mark.parametrize("names", [(), ("build:net",), ("build", "-j", "2"), (BENCH,)])
-def test_a_noisy_benchmark_leaves_the_next_build_nothing_to_do(
-    noisy: Doit, names: tuple[str, ...]
-) -> None:
-    code, out = noisy(*names)
-    assert (code, noisy.session.finished) == (0, {})
-    first, last = out.splitlines()
-    assert first == f"noisy        {BENCH}  a busy neighbor; limits: bench.noise"
-    assert last.startswith("everything is up to date (")
-    assert last.endswith("1 noisy)")
-
-
 def test_remeasure_measures_all_that_is_requested_again(noisy: Doit) -> None:
     noisy.models = ("net", "other")
     noisy.build_all()
@@ -40,12 +28,4 @@ def test_remeasure_measures_all_that_is_requested_again(noisy: Doit) -> None:
     assert f"run          {BENCH}  … last measurement was noisy: a busy neighbor" in out
     assert f"run          {OTHER}  … requested" in out
     noisy("build", "--remeasure", "verify:net:ort")
-    assert noisy.executor.forced == []
-
-
-def test_a_nightly_run_measures_noisy_benchmarks_again(noisy: Doit) -> None:
-    code, out = noisy("nightly")
-    assert (code, noisy.executor.forced) == (0, [BENCH])
-    assert "last measurement was noisy: a busy neighbor" in out
-    noisy("nightly")
     assert noisy.executor.forced == []

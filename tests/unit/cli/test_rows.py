@@ -100,22 +100,6 @@ def test_values_and_intervals_are_drawn_from_left_to_right() -> None:
     ]
 
 
-@pytest.mark.parametrize(
-    ("values", "levels"),
-    [
-        ([0.03683, 0.0391, 0.0362], ["0.0390", "0.0385", "0.0380", "0.0375", "0.0370", "0.0365",
-                                     "0.0360"]),
-        ([0.1, 0.3], ["0.30", "0.25", "0.20", "0.15", "0.10"]),
-        ([1034.0, 9871.0], ["10,000", "8,000", "6,000", "4,000", "2,000"]),
-        ([23.1, 24.9], ["25.0", "24.5", "24.0", "23.5", "23.0"]),
-    ],
-)  # fmt: skip
-def test_levels_are_round(values: list[float], levels: list[str]) -> None:
-    lines = plot_lines([(value, None) for value in values])
-    assert [line.split()[0] for line in lines] == levels
-    assert len({line.index("┤") for line in lines}) == 1
-
-
 def test_a_flat_line_stays_flat() -> None:
     lines = plot_lines([(1.0, None), (1.0001, None)], ascii_only=True)
     assert [line.count("*") for line in lines] == [0, 0, 2, 0, 0]

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from cli_doubles import make_session, passed, write_result
+from cli_doubles import make_session, write_result
 
 from buildsys.cli.commands.clean import _remove_target_files
 from buildsys.errors import CheckFailed, StageError
@@ -29,23 +29,6 @@ def test_a_query_plans_only_the_models_it_names(
     assert planned == ["b"]
     assert list(explained)[-2:] == ["engine:b:ort", "engine:b:rtx"]
     assert list(session.explain(session.select([]))) == list(session.actions)
-
-
-def test_a_target_runs_with_force_only_when_it_was_found_fresh(tmp_path: Path) -> None:
-    session, executor = make_session(tmp_path)
-    executor.fresh.add("export:net")
-    for target in ("export:net", "reference:net"):
-        session.is_fresh(target)
-        session.build(target)
-    assert executor.forced == ["export:net"]
-
-
-def test_a_group_is_up_to_date_by_earlier_checks_and_runs(tmp_path: Path) -> None:
-    session, executor = make_session(tmp_path)
-    executor.fresh.add("export:net")
-    assert not session.are_up_to_date(["export:net", "reference:net"])
-    session.build("reference:net")
-    assert session.are_up_to_date(["export:net", "reference:net"])
 
 
 def test_a_problem_during_the_check_is_left_to_the_run(tmp_path: Path) -> None:
@@ -106,24 +89,3 @@ def test_clean_removes_folders_that_it_empties_but_not_the_build_folder(tmp_path
     list(_remove_target_files(session, "export:net", dry_run=False))
     assert session.project.build.is_dir()
     assert not list(session.project.build.iterdir())
-
-
-def test_closing_waits_for_running_targets(tmp_path: Path) -> None:
-    import threading
-
-    session, executor = make_session(tmp_path)
-    begun, may_end = threading.Event(), threading.Event()
-
-    def slow() -> object:
-        begun.set()
-        assert may_end.wait(60)
-        return passed()
-
-    executor.actions["export:net"] = slow
-    thread = threading.Thread(target=session.build, args=("export:net",))
-    thread.start()
-    assert begun.wait(60)
-    threading.Timer(0.1, may_end.set).start()
-    session.close()
-    assert session.finished["export:net"].status == "passed"
-    thread.join()

@@ -2,16 +2,11 @@
 
 from __future__ import annotations
 
-import io
 import json
-import re
 from pathlib import Path
 
-import pytest
 from cli_doubles import make_session, write_result
 
-from buildsys.cli.console.lines import ConsoleLine
-from buildsys.cli.console.run_summary import print_summary
 from buildsys.cli.failure_report import StaleOutputs, report_failure
 from buildsys.execution.run_records import Outcome
 
@@ -73,38 +68,3 @@ def test_an_error_is_reported_and_not_raised(tmp_path: Path) -> None:
     (found,) = report_failure(session, ["net"])
     assert found.problem.startswith("unexpected AttributeError; traceback: ")
     assert "nobody expected this" in Path(found.problem.rpartition("traceback: ")[2]).read_text()
-
-
-class Terminal(io.StringIO):
-    def isatty(self) -> bool:
-        return True
-
-
-@pytest.mark.parametrize("stream", [io.StringIO, Terminal])
-def test_the_summary_prints_the_line_unwrapped(
-    stream: type[io.StringIO], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("COLUMNS", "60")
-    monkeypatch.setenv("NO_COLOR", "1")
-    monkeypatch.chdir(tmp_path)
-    session, _ = make_session(tmp_path, "net", "other", *(f"m{number}" for number in range(11)))
-    lines = [
-        ConsoleLine(name, action.model, action.stage, action.variant)
-        for name, action in session.actions.items()
-    ]
-    lines[0].status = "failed"
-    left = [
-        StaleOutputs(model, {f"engine:{model}:ort": "2026-11-20T14:03:11Z"}, "r.md")
-        for model in session.project.models
-    ]
-    out = stream()
-    print_summary(out, session, lines, left)
-    text = re.sub(r"\x1b\[[0-9;]*m", "", out.getvalue())
-    expected = "1 output is stale (from the successful run of 2026-11-20 14:03 UTC): engine ort\n"
-    assert f"report on this failure: build/r.md\nbuild/net: {expected}" in text
-    assert text.count("on this failure") == 1  # models that were not reached have only the line
-    assert f"\nbuild/other: {expected}" in text
-    assert "\nand 2 more models\n" in text
-    plain = stream()
-    print_summary(plain, session, lines)
-    assert "is stale" not in plain.getvalue()

@@ -44,19 +44,6 @@ def test_an_owner_selects_models_and_with_a_tag_both_must_match(session: Session
 
 
 @pytest.mark.parametrize(
-    ("name", "full"),
-    [
-        ("build", ["build:a", "build:b"]),
-        ("export", ["export:a", "export:b"]),
-        ("verify:*:ort", ["verify:a:ort", "verify:b:ort"]),
-        ("b:ort", ["engine:b:ort"]),
-    ],
-)
-def test_names_and_tags_select_what_both_name(session: Session, name: str, full: list[str]) -> None:
-    assert session.full_names([name], only("nightly")) == full
-
-
-@pytest.mark.parametrize(
     ("names", "chosen", "message"),
     [
         ([], only("nigthly"), "there is no tag 'nigthly'; nearest: nightly"),

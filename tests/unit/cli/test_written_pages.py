@@ -73,18 +73,6 @@ def test_a_page_shows_what_failed_before_there_was_a_report(session: Session) ->
     assert "Targets that are not up to date are shown without their figures" in text
 
 
-def test_a_page_written_without_a_run_says_why_a_target_is_stale(session: Session) -> None:
-    session.finished.clear()
-    executor: Any = session.executor
-    executor.fresh.discard("bench:net:ort")
-    executor.reasons["bench:net:ort"] = "a folder cannot be read"
-    text = page(session)
-    assert "not up to date: a folder cannot be read" in text
-    assert "not run" not in text
-    session.is_run = True
-    assert "not run: the run ended early" in page(session)
-
-
 def test_a_page_shows_the_history(session: Session) -> None:
     for number in (1, 2, 3):
         add_build(session, number)
