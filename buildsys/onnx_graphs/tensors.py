@@ -1,8 +1,8 @@
 """Tensors of every ONNX type as numpy arrays, and their files.
 
 ONNX types unknown to numpy (bfloat16, float8, 4-bit types) are stored as bits in unsigned integers,
-so numpy alone loads and stores everything. Only rounding to bfloat16, and computing with float8 and
-float4 types, needs ``ml_dtypes``.
+so numpy alone loads and stores everything. Only computing with float8 and float4 types needs
+``ml_dtypes``.
 """
 
 from __future__ import annotations
@@ -133,6 +133,8 @@ def tensor_of(array: npt.ArrayLike, dtype: str | None = None) -> Tensor:
         elif dtype in _INTEGER_BITS:
             mask = np.uint8(2 ** _INTEGER_BITS[dtype] - 1)
             bits = values.astype(np.int8).view(np.uint8) & mask
+        elif dtype == "bfloat16":
+            bits = _bfloat16_bits(np.asarray(values, np.float32, order="C"))
         else:
             with np.errstate(invalid="ignore", over="ignore"):
                 bits = values.astype(np.float32).astype(_ml_dtype(dtype)).view(BIT_DTYPES[dtype])
@@ -140,6 +142,15 @@ def tensor_of(array: npt.ArrayLike, dtype: str | None = None) -> Tensor:
     if dtype not in NATIVE_DTYPES:
         raise StageError(f"{dtype} is not a supported tensor type", "convert it in the network")
     return Tensor(values.astype(dtype, copy=False), dtype)
+
+
+def _bfloat16_bits(values: Array) -> Array:
+    """Round float32 to bfloat16, ties to even; NaN stays NaN, quietly."""
+    bits, half = values.view(np.uint32), np.uint32(16)
+    with np.errstate(over="ignore"):
+        rounded = (bits + np.uint32(0x7FFF) + ((bits >> half) & np.uint32(1))) >> half
+    nan = (bits >> half) | np.uint32(0x40)
+    return np.asarray(np.where(np.isnan(values), nan, rounded), np.uint16)
 
 
 def save_case(
