@@ -72,9 +72,7 @@ def save_model(
     ):
         data_path(path).unlink(missing_ok=True)
         # raw_data copies the bytes at every access
-        sizes = [
-            (tensor, outside_bytes(tensor) or len(tensor.raw_data)) for tensor in tensors_of(model)
-        ]
+        sizes = [(t, outside_bytes(t) or len(t.raw_data)) for t in tensors_of(model)]
         limit = _EXTERNAL_FROM if sum(size for _, size in sizes) > inline_limit else math.inf
         for tensor, size in sizes:
             if size < limit and tensor.data_location == TensorProto.EXTERNAL:
@@ -107,22 +105,17 @@ def _pieces(tensor: TensorProto, weights_of: Path) -> Iterator[bytes]:
         yield tensor.raw_data
         return
     place = ExternalDataInfo(tensor)
+    problem = f"the weights of {tensor.name} are in {place.location!r}, which is"
+    hint = "save the graph again, with its weights next to it"
     if place.location in ("", "..") or "/" in place.location:  # not by us: it may be any file
-        problem = f"the weights of {tensor.name} are in {place.location!r}"
-        raise StageError(
-            f"{problem}, which is not a file in the folder of the graph",
-            "save the graph with its weights next to it",
-        )
+        raise StageError(f"{problem} not a file in the folder of the graph", hint)
     left = place.length or 0
     with (weights_of.parent / place.location).open("rb", buffering=0) as source:
         source.seek(place.offset or 0)
         while left:
             piece = source.read(min(left, _COPY_BYTES))
             if not piece:
-                problem = f"{place.location} is truncated: the weights of {tensor.name}"
-                raise StageError(
-                    f"{problem} are incomplete", "copy the file again, or save the graph again"
-                )
+                raise StageError(f"{problem} truncated", hint)
             yield piece
             left -= len(piece)
 

@@ -137,16 +137,19 @@ def _quantize(
             f" with a constant, only {operators}",
             "remove the engine, or shorten quantize_weights.exclude",
         )
-    left = {node.name for node in quantized.graph.node if node.op_type in kinds}
-    unquantized = [name for name in products if name in left or f"{name}{_OF_GEMM}" in left]
+    left = {
+        node.name.removesuffix(_OF_GEMM) for node in quantized.graph.node if node.op_type in kinds
+    }
+    reasons = {
+        name: "excluded" if name in excluded else "its second input is not a constant matrix"
+        for name in products
+        if name in left
+    }
     return quantized, {
         "tool": "onnxruntime",
-        "quantized": [name for name in products if name not in unquantized],
-        "kept_fp32": unquantized,
-        "kept_reasons": {
-            name: "excluded" if name in excluded else "its second input is not a constant matrix"
-            for name in unquantized
-        },
+        "quantized": [name for name in products if name not in reasons],
+        "kept_fp32": list(reasons),
+        "kept_reasons": reasons,
         "kernels": kernels,
     }
 

@@ -221,6 +221,6 @@ def test_weights_that_are_cut_short_are_told(tmp_path: Path) -> None:
     data = source.with_name("model.onnx.data")
     data.write_bytes(data.read_bytes()[:-5000])
     with pytest.raises(
-        StageError, match=r"model\.onnx\.data is truncated: the weights of (w1|b) are incomplete"
+        StageError, match=r"the weights of (w1|b) are in 'model\.onnx\.data', which is truncated"
     ):
         save_model(model, tmp_path / "copy.onnx", weights_of=source)
