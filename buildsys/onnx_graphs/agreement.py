@@ -27,7 +27,6 @@ _LIMITS = ("spread_error", "correlation", "slope", "channel_error", "class_agree
 _CENTERED_FROM = 4  # samples
 _JUDGED_FROM = 32  # values of a channel
 _LEAST_SPREAD = 1e-6  # relative; below it only rounding in float32 varies
-_NARROW = 0.02  # spread of the magnitude: steps of low precision are no longer small
 _SMALL_CHANNEL = 0.5  # relative to the whole output: quantizers have one step for all
 _FLAT = (
     "it hardly varies over the golden inputs, which shows little of what the precision changes:"
@@ -52,8 +51,7 @@ class Agreement:
     ``spread_error`` is the root mean square of the error over that of the reference around its
     mean over the samples, ``channel_error`` the largest one of a channel. ``correlation`` and
     ``slope`` compare the variation around the means: both are 0 for a constant output, and 1 for
-    an equal one. ``class_agreement`` is the share of rows with the same largest column, and
-    ``relative_spread`` the spread of the reference over its largest magnitude.
+    an equal one. ``class_agreement`` is the share of rows with the same largest column.
     ``uninformative`` says why there are no figures.
     """
 
@@ -65,7 +63,6 @@ class Agreement:
     channel: str = ""
     class_agreement: float | None = None
     other_classes: int = 0
-    relative_spread: float = 1.0
     uninformative: str = ""
 
     def figures(self) -> AgreementFigures:
@@ -97,11 +94,7 @@ class Agreement:
             for name, (figure, text) in figures.items()
             if (limit := limits.get(name)) is not None and not sign * figure <= sign * limit
         ]
-        if not broken:
-            return ""
-        if self.relative_spread < _NARROW:
-            broken.append(f"as it varies by only {self.relative_spread:.2g} of its magnitude")
-        return f"over {self.samples} samples, {', '.join(broken)}"
+        return f"over {self.samples} samples, {', '.join(broken)}" if broken else ""
 
 
 def output_agreements(cases: Sequence[ComparedCase], limits: Limits) -> dict[str, Agreement]:
@@ -162,7 +155,6 @@ def measure_agreement(
         channel_error=channel_error,
         channel=channel,
         class_agreement=None if same_class is None else float(same_class.mean()),
-        relative_spread=spread / float(np.abs(y).max()),
         other_classes=0 if same_class is None else int((~same_class).sum()),
     )
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from functools import partial
 from itertools import groupby, zip_longest
@@ -213,14 +212,12 @@ def _describe_group(nodes: Sequence[PlainNode], body: Body) -> dict[str, Any]:
 
 
 def _chain_text(nodes: Sequence[PlainNode]) -> str:
-    """Write operators as ``Shape → Slice → Concat``, or as counts."""
+    """Write operators as ``Shape → Slice → Concat``."""
     operators = [node.operator for node in nodes if node.operator != CONSTANT] or [CONSTANT]
     runs = [(operator, len(list(run))) for operator, run in groupby(operators)]
-    if len(runs) > _LONGEST_CHAIN:
-        counts = Counter(operators).most_common(_LONGEST_CHAIN)
-        text = ", ".join(f"{operator} {TIMES}{count}" for operator, count in counts)
-        return f"{len(operators)} nodes ({text})"
-    return " → ".join(f"{name} {TIMES}{count}" if count > 1 else name for name, count in runs)
+    names = [f"{name} {TIMES}{count}" if count > 1 else name for name, count in runs]
+    more = f" → … ({len(operators)} nodes)" if len(names) > _LONGEST_CHAIN else ""
+    return " → ".join(names[:_LONGEST_CHAIN]) + more
 
 
 def _node_change(node: PlainNode, other: PlainNode, matching: Matching) -> dict[str, Any] | None:

@@ -276,11 +276,6 @@ class Folding:
 
     def __init__(self, labels: Sequence[str], sources: Sources) -> None:
         self._labels, self._sources = labels, sources
-        self._last_reader = list(range(len(labels)))
-        for reader, producers in enumerate(sources):
-            for producer in producers:
-                if isinstance(producer, int):
-                    self._last_reader[producer] = reader
         self.drawn = list(range(len(labels)))  # the drawn node that stands for each node
         self.items = self._fold(0, len(labels))
 
@@ -308,8 +303,7 @@ class Folding:
                 stop += 1
             count = (stop - begin) // length + 1
             saved = (count - 1) * length
-            is_later_better = (stop - begin) % length and not self._is_closed(begin, length)
-            if saved > most_saved and not is_later_better:
+            if saved > most_saved:
                 best, most_saved = (length, count), saved
         return best
 
@@ -321,8 +315,3 @@ class Folding:
             a == b or (isinstance(a, int) and isinstance(b, int) and b - a == length)
             for a, b in zip(first, second, strict=True)
         )
-
-    def _is_closed(self, begin: int, length: int) -> bool:
-        """Check that only the last node of a block is read outside."""
-        last = begin + length - 1
-        return all(self._last_reader[node] <= last for node in range(begin, last))

@@ -66,13 +66,6 @@ def test_an_offset_of_both_sides_changes_no_figure() -> None:
     assert plain.spread_error == pytest.approx(0.1, rel=0.1)
 
 
-def test_a_problem_names_a_spread_that_is_small_for_the_output() -> None:
-    assert "varies" not in problem(np.zeros_like(REFERENCE), REFERENCE)
-    found = problem(np.full_like(REFERENCE, 293.0), REFERENCE + 293)
-    assert found.endswith("as it varies by only 0.0033 of its magnitude")
-    assert problem(np.zeros((1, 100)), np.arange(100.0)[None]).startswith("over 1 samples, ")
-
-
 @pytest.mark.parametrize("scale", [1e-200, 1.0, 1e200])
 def test_the_scale_of_both_sides_changes_no_figure(scale: float) -> None:
     actual = REFERENCE + 0.05 * RNG.standard_normal(REFERENCE.shape)
