@@ -5,7 +5,6 @@ from __future__ import annotations
 from argparse import Namespace
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass
 from functools import partial
 from typing import Any
 
@@ -153,90 +152,57 @@ def _arrow(pair: Sequence[Any]) -> str:
     return f"{was} → {now}"
 
 
-@dataclass(frozen=True)
-class StageGraphs:
-    """The graphs of a stage in two builds."""
-
-    stage: str  # "export", "convert:fp16", "engine:ort"
-    state: str  # EQUAL, DIFFERENT, UNKNOWN, ONLY_FIRST or ONLY_SECOND
-    note: str = ""  # why they are unknown
-
-
-@dataclass(frozen=True)
-class GraphComparison:
-    """The graphs of all stages in two builds.
-
-    The first stage with a difference is the cause of differences in later stages, so only its
-    graphs are compared in detail.
-    """
-
-    stages: tuple[StageGraphs, ...] = ()
-    compared: str = ""  # the first stage with different graphs
-    difference: Mapping[str, Any] | None = None  # as `buildsys compare --json` prints it for graphs
-
-    @property
-    def changed(self) -> list[StageGraphs]:
-        """The stages with graphs not known to be equal."""
-        return [graphs for graphs in self.stages if graphs.state != EQUAL]
-
-    def as_json(self) -> dict[str, Any]:
-        """Convert the comparison for ``--json``."""
-        return {
-            "graph": self.difference,
-            "graph_stage": self.compared,
-            "graphs": [asdict(graphs) for graphs in self.stages],
-        }
-
-    def lines(self) -> Iterator[str]:
-        """Yield the stages with other graphs, and the first difference in full."""
-        later = [
-            graphs.stage
-            for graphs in self.changed
-            if graphs.state == DIFFERENT and graphs.stage != self.compared
-        ]
-        lines = []
-        for graphs in self.changed:
-            text = graphs.note or graphs.state
-            if graphs.stage == self.compared and self.difference is not None:
-                before, after = self.difference["nodes"]
-                text = f"{count(before)} → {count(after)} nodes"
-            is_first = graphs == self.changed[0] and graphs.state != UNKNOWN
-            if graphs.stage not in later:
-                lines.append(f"{'first differs in ' if is_first else ''}{graphs.stage}: {text}")
-        lines += [f"then differs in {', '.join(later)}"] if later else []
-        yield from _section("graph", lines)
-        if self.difference is not None:
-            yield from difference_lines(self.difference)
-
-
 def compare_recorded_graphs(
     store: Store, sides: tuple[Side, Side], manifests: tuple[Mapping[str, Any], Mapping[str, Any]]
-) -> GraphComparison:
-    """Compare the graphs of two builds, in the order of stages."""
+) -> dict[str, Any]:
+    """Compare the graphs of two builds, in the order of stages.
+
+    The first stage with a difference is the cause of differences in later stages, so only its
+    graphs are compared in detail: ``graph`` is their difference, ``graph_stage`` the stage.
+    """
     first, second = map(_recorded_graphs, sides, manifests)
-    stages: list[StageGraphs] = []
+    stages: list[dict[str, str]] = []
     compared, difference = "", None
     for stage in _merge_in_order(list(first), list(second)):
-        if stage not in first or stage not in second:
-            stages.append(StageGraphs(stage, ONLY_SECOND if stage in second else ONLY_FIRST))
-            continue
-        build, role = first[stage]
-        builds = build, second[stage][0]
-        digests = [[b.outputs.get(name) for name in (role, f"{role}.data")] for b in builds]
-        state, note = EQUAL if digests[0] == digests[1] else DIFFERENT, ""
+        state, note = ONLY_SECOND if stage in second else ONLY_FIRST, ""
+        if stage in first and stage in second:
+            build, role = first[stage]
+            builds = build, second[stage][0]
+            digests = [[b.outputs.get(name) for name in (role, f"{role}.data")] for b in builds]
+            state = EQUAL if digests[0] == digests[1] else DIFFERENT
         if state == DIFFERENT and not compared:
             try:
                 requests = [graph_request(*stored_graph(store, b, role)) for b in builds]
                 answer = ask_inspection("compare", {"first": requests[0], "second": requests[1]})
-            except StageError as error:
-                state, note = UNKNOWN, error.problem
-            else:
                 if answer["is_equal"]:
                     state = EQUAL
                 else:
                     compared, difference = stage, answer
-        stages.append(StageGraphs(stage, state, note))
-    return GraphComparison(tuple(stages), compared, difference)
+            except StageError as error:
+                state, note = UNKNOWN, error.problem
+        stages.append({"stage": stage, "state": state, "note": note})
+    return {"graph": difference, "graph_stage": compared, "graphs": stages}
+
+
+def recorded_difference_lines(comparison: Mapping[str, Any]) -> Iterator[str]:
+    """Yield the stages with other graphs, and the first difference in full."""
+    difference, compared = comparison["graph"], comparison["graph_stage"]
+    changed = [graphs for graphs in comparison["graphs"] if graphs["state"] != EQUAL]
+    lines, later = [], []
+    for graphs in changed:
+        stage, text = graphs["stage"], graphs["note"] or graphs["state"]
+        if difference is not None and stage == compared:
+            before, after = difference["nodes"]
+            text = f"{count(before)} → {count(after)} nodes"
+        elif text == DIFFERENT:
+            later.append(stage)
+            continue
+        is_first = graphs == changed[0] and graphs["state"] != UNKNOWN
+        lines.append(f"{'first differs in ' if is_first else ''}{stage}: {text}")
+    lines += [f"then differs in {', '.join(later)}"] if later else []
+    yield from _section("graph", lines)
+    if difference is not None:
+        yield from difference_lines(difference)
 
 
 def _recorded_graphs(side: Side, manifest: Mapping[str, Any]) -> dict[str, tuple[Build, str]]:

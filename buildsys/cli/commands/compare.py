@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from argparse import ArgumentParser, Namespace
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from functools import partial
 from typing import Any
@@ -13,9 +13,10 @@ from buildsys.cli.command import add_json, add_names, print_json, print_lines
 from buildsys.cli.commands.explain import reasons_json
 from buildsys.cli.console.rows import titled_lines
 from buildsys.cli.graph_differences import (
-    GraphComparison,
+    EQUAL,
     compare_graphs,
     compare_recorded_graphs,
+    recorded_difference_lines,
 )
 from buildsys.cli.graph_files import names_graph, target_of
 from buildsys.cli.session import Session
@@ -63,7 +64,7 @@ class BuildComparison:
     second: Side
     manifest: list[Reason] = field(default_factory=list)
     environment: list[Reason] = field(default_factory=list)
-    graphs: GraphComparison = field(default_factory=GraphComparison)
+    graphs: Mapping[str, Any] = field(default_factory=dict)
     figures: list[FigureChange] = field(default_factory=list)
     latencies: list[LatencyChange] = field(default_factory=list)
     engines: dict[str, str] = field(default_factory=dict)  # engines of one side -> first or second
@@ -76,8 +77,8 @@ class BuildComparison:
     @property
     def is_empty(self) -> bool:
         """True if nothing differs, and nothing was measured again."""
-        parts = self.manifest, self.environment, self.graphs.changed, self.engines
-        return not (any(parts) or self.changed_figures or self.latencies)
+        parts = self.manifest, self.environment, self.engines, self.changed_figures, self.latencies
+        return not any(parts) and all(stage["state"] == EQUAL for stage in self.graphs["graphs"])
 
     def as_json(self) -> dict[str, Any]:
         """Convert the comparison for ``--json``."""
@@ -86,7 +87,7 @@ class BuildComparison:
             "second": self.second.as_json(),
             "manifest": reasons_json(self.manifest),
             "environment": reasons_json(self.environment),
-            **self.graphs.as_json(),
+            **self.graphs,
             "engines": self.engines,
             "figures": [asdict(change) for change in self.figures],
             "latencies": [
@@ -201,7 +202,7 @@ def _lines(comparison: BuildComparison) -> Iterator[str]:
         return
     yield from _section("manifest", _shown(comparison.manifest))
     yield from _section("environment", _shown(comparison.environment))
-    yield from comparison.graphs.lines()
+    yield from recorded_difference_lines(comparison.graphs)
     only = [f"{name}: only in the {side}" for name, side in comparison.engines.items()]
     yield from _section("engines", only)
     figures: dict[str, list[str]] = {"accuracy": [], "size": [], "build time": []}
