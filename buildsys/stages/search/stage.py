@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import json
 import time
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -58,8 +57,7 @@ def run(job: Job) -> StageResult:
     ends = time.monotonic() + job.options.get("limit_s", 0)
     if bounds:
         job = replace(job, options={**job.options, "tolerance": _narrowed(job, golden)})
-    kind = QuantizedTrials if "quantize" in job.options else TypedTrials
-    trials: Trials = kind(job, golden, bounds["trials"] if bounds else 0)
+    trials = Trials(job, golden, bounds["trials"] if bounds else 0)
 
     def may_go_on() -> bool:
         return bool(trials.count < bounds["trials"] if bounds else time.monotonic() < ends)
@@ -195,34 +193,68 @@ def _reduced(nodes: list[str], passes: Passes, may_go_on: MayGoOn) -> Exclusion:
     return Exclusion(tuple(nodes))
 
 
-class Trials(ABC):
-    """Conversions of one graph, each with other nodes in fp32."""
+class Trials:
+    """Conversions of one graph, each with other nodes in fp32.
 
-    # the converted nodes in graph order, without those that the manifest excludes
-    candidates: Sequence[str]
-    # the nodes that no conversion changes, for the numbers in them: builders of the float32 graph
-    # must keep them in fp32, because the graph that was checked does
-    by_rule: Sequence[str] = ()
+    ``candidates`` are the converted nodes in graph order, without those that the manifest excludes.
+    ``by_rule`` are the nodes that no conversion changes, for the numbers in them: builders of the
+    float32 graph must keep them in fp32, because the graph that was checked does.
+    """
 
-    def __init__(
-        self, job: Job, golden: dict[str, Case], exclude: Sequence[str], most: int = 0
-    ) -> None:
+    def __init__(self, job: Job, golden: dict[str, Case], most: int = 0) -> None:
         """Load the graph; ``most`` trials, if it is not 0, are for the progress only."""
         self._job, self._golden, self._most = job, golden, most
-        self.exclude = list(exclude)  # the patterns of the manifest
+        self._precision = job.options["precision"]
+        self._is_quantized = "quantize" in job.options
+        options = job.options["quantize"] if self._is_quantized else job.options
+        self.exclude = list(options.get("exclude", ()))  # the patterns of the manifest
         self.original = load_named_model(job.inputs["model"])
+        if self._precision == "bf16":
+            self.original, _ = raise_opset(self.original, BF16_OPSET, BF16_IR_VERSION)
         self.operators = {node.name: node.op_type for node in self.original.graph.node}
         self.count = 0
         self._verdicts: dict[frozenset[str], bool] = {}
         self._order = list(golden)  # the case that failed last comes first
+        self.by_rule: Sequence[str] = ()
+        if self._is_quantized:
+            self.candidates = quantized_nodes(self.converted(()))
+            return
+        model = self._copy()
+        in_fp32 = convert_precision(model, self._precision, self.exclude).reasons
+        computed = {node.name for node in model.graph.node}  # without those of constants
+        names = [name for name in self.operators if name in computed]
+        is_low = {n: n not in in_fp32 and not matching_pattern(n, self.exclude) for n in names}
+        self.candidates = [name for name in names if is_low[name]]
+        self.by_rule = [name for name in names if not is_low[name]]
 
-    @abstractmethod
     def converted(self, nodes: Sequence[str]) -> ModelProto:
         """Convert the graph with ``nodes`` in fp32, as ONNX Runtime runs it."""
+        model, exclude = self._copy(), [*self.exclude, *nodes]
+        if self._is_quantized:
+            model, _ = insert(self._job, model, exclude)
+            named_nodes(model)
+            return model
+        convert_precision(model, self._precision, exclude)
+        return emulate(model, self._precision)
 
     def certain(self) -> list[str]:
-        """List the nodes excluded in any case."""
-        return []
+        """List the nodes that read or write values beyond a 16-bit range in some case."""
+        if self._is_quantized:
+            return []
+        limit = LARGEST[DTYPES[self._precision]]
+        tensors = IntermediateTensors.of_job(self._job, self._copy())
+        beyond = {
+            name
+            for case in self._golden.values()
+            for values in tensors.groups(dict(case.inputs))
+            for name, array in values(dict(case.inputs)).items()
+            if np.abs(array).max(initial=0.0) > limit
+        }
+        return [
+            node.name
+            for node in self.nodes(self.candidates)
+            if beyond.intersection((*node.input, *node.output))
+        ]
 
     def nodes(self, names: Collection[str]) -> list[NodeProto]:
         """List the nodes of these names in graph order."""
@@ -268,10 +300,10 @@ class Trials(ABC):
 
     def _check(self, model: ModelProto, *, is_trial: bool = False) -> list[OutputCheck]:
         """Compare the outputs; a trial ends with the first failed case."""
-        graph, precision = open_graph(self._job, model), self._job.options["precision"]
+        graph = open_graph(self._job, model)
         checks: list[OutputCheck] = []
         for case in self._order:
-            checks += check_outputs(self._job, precision, graph, {case: self._golden[case]})
+            checks += check_outputs(self._job, self._precision, graph, {case: self._golden[case]})
             if is_trial and not all(check.comparison.passed for check in checks):
                 break
         else:
@@ -284,57 +316,3 @@ class Trials(ABC):
         copy = ModelProto()
         copy.CopyFrom(self.original)
         return copy
-
-
-class TypedTrials(Trials):
-    """Conversions to fp16 or bf16."""
-
-    def __init__(self, job: Job, golden: dict[str, Case], most: int = 0) -> None:
-        super().__init__(job, golden, job.options.get("exclude", ()), most)
-        self._precision = job.options["precision"]
-        if self._precision == "bf16":
-            self.original, _ = raise_opset(self.original, BF16_OPSET, BF16_IR_VERSION)
-        model = self._copy()
-        in_fp32 = convert_precision(model, self._precision, self.exclude).reasons
-        computed = {node.name for node in model.graph.node}  # without those of constants
-        names = [name for name in self.operators if name in computed]
-        is_low = {n: n not in in_fp32 and not matching_pattern(n, self.exclude) for n in names}
-        self.candidates = [name for name in names if is_low[name]]
-        self.by_rule = [name for name in names if not is_low[name]]
-
-    def converted(self, nodes: Sequence[str]) -> ModelProto:
-        """Convert the graph, with the rounding of the precision."""
-        model = self._copy()
-        convert_precision(model, self._precision, [*self.exclude, *nodes])
-        return emulate(model, self._precision)
-
-    def certain(self) -> list[str]:
-        """List the nodes that read or write values beyond the range in some case."""
-        limit = LARGEST[DTYPES[self._precision]]
-        tensors = IntermediateTensors.of_job(self._job, self._copy())
-        beyond = {
-            name
-            for case in self._golden.values()
-            for values in tensors.groups(dict(case.inputs))
-            for name, array in values(dict(case.inputs)).items()
-            if np.abs(array).max(initial=0.0) > limit
-        }
-        return [
-            node.name
-            for node in self.nodes(self.candidates)
-            if beyond.intersection((*node.input, *node.output))
-        ]
-
-
-class QuantizedTrials(Trials):
-    """Insertions of quantizers for int8 or fp8."""
-
-    def __init__(self, job: Job, golden: dict[str, Case], most: int = 0) -> None:
-        super().__init__(job, golden, job.options["quantize"]["exclude"], most)
-        self.candidates = quantized_nodes(self.converted(()))
-
-    def converted(self, nodes: Sequence[str]) -> ModelProto:
-        """Insert quantizers."""
-        model, _ = insert(self._job, self._copy(), [*self.exclude, *nodes])
-        named_nodes(model)
-        return model
