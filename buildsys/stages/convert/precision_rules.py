@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import numpy as np
 from onnx import ModelProto, NodeProto, TensorProto, defs, numpy_helper
@@ -58,32 +58,29 @@ class NodePrecision:
         return bool(self.inputs or self.outputs)
 
 
-@dataclass
 class PrecisionRules:
-    """The precision of one graph's nodes, decided in graph order."""
+    """The precision of one graph's nodes, decided in graph order.
 
-    model: ModelProto
-    dtype: str  # float16 or bfloat16
-    types: dict[str, int] = field(init=False)
-    # float32 initializers that callers cannot replace, and their 16-bit values
-    stored: dict[str, TensorProto] = field(init=False)
-    low_values: dict[str, Tensor] = field(default_factory=dict)
-    problems: dict[str, str] = field(default_factory=dict)  # unconvertible initializer -> reason
-    # float32 tensors with constants beyond the 16-bit range, such as attention masks
-    masks: set[str] = field(default_factory=set)
+    ``stored`` are float32 initializers that callers cannot replace, ``low_values`` their 16-bit
+    values or ``problems`` the reasons for float32. ``masks`` are float32 tensors with constants
+    beyond the 16-bit range, such as attention masks.
+    """
 
-    def __post_init__(self) -> None:
-        """Infer the types of all tensors."""
-        self.types = element_types(self.model)
-        self._index_tensors: set[str] = set()
-        self._opsets = opsets(self.model)
-        inputs = {value.name for value in self.model.graph.input}
+    def __init__(self, model: ModelProto, dtype: str) -> None:
+        self.dtype = dtype
+        self.types = element_types(model)
+        inputs = {value.name for value in model.graph.input}
         self.stored = {
             tensor.name: tensor
-            for tensor in self.model.graph.initializer
+            for tensor in model.graph.initializer
             if tensor.data_type == TensorProto.FLOAT and tensor.name not in inputs
         }
+        self.low_values: dict[str, Tensor] = {}
+        self.problems: dict[str, str] = {}
+        self.masks: set[str] = set()
         self._constant = set(self.stored)  # also what is computed from integers alone
+        self._index_tensors: set[str] = set()
+        self._opsets = opsets(model)
 
     def decide(self, node: NodeProto) -> NodePrecision:
         """Decide the precision of ``node``; its predecessors must be decided."""
