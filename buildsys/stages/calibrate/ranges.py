@@ -42,12 +42,11 @@ SCHEMA = "buildsys/ranges/1"
 class IntermediateTensors:
     """The float32 inputs and results of a graph, in graph order."""
 
-    def __init__(
-        self, model: ModelProto, scratch: Path, threads: int = 0, libraries: Sequence[Path] = ()
-    ) -> None:
-        """Take a graph ready for ONNX Runtime; ``scratch`` holds temporary copies."""
-        self._model, self._scratch = model, scratch
-        self._threads, self._libraries = threads, libraries
+    def __init__(self, job: Job, model: ModelProto) -> None:
+        """Take a job's graph, which may change for its custom operators."""
+        implementation = implementation_of(job)
+        implementation.apply(model)
+        self._job, self._model, self._libraries = job, model, implementation.libraries
         self.nodes: Sequence[NodeProto] = model.graph.node
         types = element_types(model)
         stored = {tensor.name for tensor in model.graph.initializer}
@@ -59,14 +58,6 @@ class IntermediateTensors:
             )
         )
         self.names = [*self._ports, *self._inner]
-
-    @classmethod
-    def of_job(cls, job: Job, model: ModelProto) -> IntermediateTensors:
-        """Take a job's graph, which may change for its custom operators."""
-        implementation = implementation_of(job)
-        implementation.apply(model)
-        folder = job.outputs["result"].parent
-        return cls(model, folder, job.threads, implementation.libraries)
 
     def groups(self, batch: Batch) -> Iterator[Values]:
         """Yield functions for groups of tensors, sized by their bytes for ``batch``."""
@@ -120,9 +111,9 @@ class IntermediateTensors:
         model.graph.node.extend(nodes)
         del model.graph.output[:]
         model.graph.output.extend(outputs)
-        options = session_options(optimization="disable", intra_op_threads=self._threads)
+        options = session_options(optimization="disable", intra_op_threads=self._job.threads)
         # by path: a graph in memory is limited to 2 GiB
-        with TemporaryDirectory(dir=self._scratch) as folder:
+        with TemporaryDirectory(dir=self._job.outputs["result"].parent) as folder:
             path = Path(folder) / "tensors.onnx"
             save_model(model, path)
             return OrtGraph(path, options, libraries=self._libraries)

@@ -68,7 +68,7 @@ def _measure(job: Job, plan: BatchPlan) -> dict[str, Range]:
     options = job.options["calibration"]
     model = load_model(job.inputs["model"])
     named_nodes(model)
-    tensors = IntermediateTensors.of_job(job, model)
+    tensors = IntermediateTensors(job, model)
     dtypes = {name: spec["dtype"] for name, spec in plan.inputs.items()}
     job.progress(f"measuring {len(tensors.names)} tensors on {plan.batches} batches")
     counted = options["algorithm"] != "minmax"

@@ -216,7 +216,7 @@ def largest_losses(
 
     Tensors without a counterpart in the other graph are left out. Both graphs may change.
     """
-    tensors, others = (IntermediateTensors.of_job(job, model) for model in (exact, converted))
+    tensors, others = (IntermediateTensors(job, model) for model in (exact, converted))
     errors: dict[str, float] = {}
     for name, expected, actual in tensors.compared(others, dict(case.inputs)):
         if actual.shape == expected.shape:

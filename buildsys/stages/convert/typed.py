@@ -146,7 +146,7 @@ def _overflow_origin(job: Job, golden: Case) -> TensorOrigin | None:
         if tensor.data_type == TensorProto.FLOAT
     }
     inputs = dict(golden.inputs)
-    for group in IntermediateTensors.of_job(job, emulated).groups(inputs):
+    for group in IntermediateTensors(job, emulated).groups(inputs):
         for name, array in group(inputs).items():
             is_finite[name] = bool(np.isfinite(array).all())
     return find_origin(nodes, is_finite)

@@ -242,7 +242,7 @@ class Trials:
         if self._is_quantized:
             return []
         limit = LARGEST[DTYPES[self._precision]]
-        tensors = IntermediateTensors.of_job(self._job, self._copy())
+        tensors = IntermediateTensors(self._job, self._copy())
         beyond = {
             name
             for case in self._golden.values()
