@@ -2,54 +2,54 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from importlib import import_module
 from pathlib import Path
-from typing import Any
+from tempfile import TemporaryDirectory
 
 import numpy as np
 from onnx import ModelProto
 
 from buildsys.errors import StageError
-from buildsys.onnx_graphs.onnx_file import first_line, load_model
-from buildsys.stages.calibrate.batches import Batch
+from buildsys.onnx_graphs.onnx_file import dtype_name, first_line, load_model, save_model
+from buildsys.stages.calibrate.batches import load_batches
+from buildsys.stages.convert.quantizers import Selection
+from buildsys.workers.job import Job
 
 INSTALL = "pip install 'buildsys[quantize]'"
 _METHODS = {"entropy": "entropy", "minmax": "max"}  # of int8; fp8 always has "max"
 
 
-def quantize_by_modelopt(
-    source: Path,
-    precision: str,
-    batches: Iterable[Batch],
-    options: Mapping[str, Any],
-    exclude: Sequence[str],
-) -> ModelProto:
-    """Insert ModelOpt's quantizers for TensorRT into the graph of ``source``.
+def quantize_by_modelopt(job: Job, model: ModelProto, selection: Selection) -> ModelProto:
+    """Insert ModelOpt's quantizers for TensorRT at the selected nodes.
 
-    ``options`` are the manifest's section ``quantize`` plus the calibration's ``algorithm``.
-    ModelOpt measures the ranges itself.
+    ModelOpt measures the ranges itself, on the calibration batches.
     Raises: StageError: it is not installed, or fails.
     """
-    every = list(batches)
-    data = {name: np.concatenate([batch[name].values() for batch in every]) for name in every[0]}
-    shapes = (f"{name}:{'x'.join(map(str, tensor.shape))}" for name, tensor in every[0].items())
-    target = source.with_name("quantized.onnx")
-    with _one_error("quantize"):
+    inputs = {port.name: port.type.tensor_type.elem_type for port in model.graph.input}
+    dtypes = {name: dtype_name(elem_type) for name, elem_type in inputs.items()}
+    batches = list(load_batches(job.inputs["batches"], dtypes))
+    data = {name: np.concatenate([batch[name].values() for batch in batches]) for name in dtypes}
+    shapes = (f"{name}:{'x'.join(map(str, batches[0][name].shape))}" for name in dtypes)
+    precision, algorithm = job.options["precision"], job.options["quantize"]["algorithm"]
+    operators = {node.op_type for node in model.graph.node if node.name in selection.chosen}
+    with TemporaryDirectory(dir=job.outputs["result"].parent) as scratch, _one_error("quantize"):
+        source, target = Path(scratch) / "model.onnx", Path(scratch) / "quantized.onnx"
+        save_model(model, source)
         import_module("modelopt.onnx.quantization").quantize(
             str(source),
             quantize_mode=precision,
             calibration_data=data,
-            calibration_method="max" if precision == "fp8" else _METHODS[options["algorithm"]],
+            calibration_method="max" if precision == "fp8" else _METHODS[algorithm],
             calibration_shapes=",".join(shapes),
             calibration_eps=["cpu"],
-            op_types_to_quantize=list(options["operators"]),
-            nodes_to_exclude=list(exclude) or None,
+            op_types_to_quantize=sorted(operators),
+            nodes_to_exclude=list(selection.skipped) or None,
             high_precision_dtype="fp32",
             output_path=str(target),
         )
-    return load_model(target)
+        return load_model(target)
 
 
 def autocast(source: Path, precision: str) -> ModelProto:

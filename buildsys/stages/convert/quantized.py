@@ -11,7 +11,6 @@ from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
@@ -19,15 +18,12 @@ from onnx import ModelProto
 
 from buildsys.errors import StageError
 from buildsys.onnx_graphs.onnx_file import (
-    dtype_name,
     load_model,
     opsets,
     raise_opset,
-    save_model,
 )
 from buildsys.onnx_graphs.tensors import Array, Case
 from buildsys.report.formatting import percent
-from buildsys.stages.calibrate.batches import load_batches
 from buildsys.stages.calibrate.ranges import IntermediateTensors, load_ranges
 from buildsys.stages.common.golden_check import OutputCheck
 from buildsys.stages.common.kept_nodes import REASON
@@ -133,7 +129,9 @@ def insert(job: Job, original: ModelProto, exclude: Sequence[str]) -> tuple[Mode
         )
     set_kernel_shapes(model)
     if options["tool"] == "modelopt":
-        return _insert_by_modelopt(job, model, selection), selection
+        from buildsys.stages.convert.modelopt import quantize_by_modelopt  # an extra
+
+        return quantize_by_modelopt(job, model, selection), selection
     limits = limits_of(ranges, precision, options["algorithm"])
     places = {"per_channel": options["per_channel"], "outputs": options["outputs"]}
     insert_quantizers(model, selection, limits, GRIDS[precision], **places)
@@ -157,23 +155,6 @@ def load_named_model(file: Path) -> ModelProto:
     model = load_model(file)
     named_nodes(model)
     return model
-
-
-def _insert_by_modelopt(job: Job, model: ModelProto, selection: Selection) -> ModelProto:
-    from buildsys.stages.convert.modelopt import quantize_by_modelopt  # an extra
-
-    dtypes = {
-        value.name: dtype_name(value.type.tensor_type.elem_type) for value in model.graph.input
-    }
-    batches = load_batches(job.inputs["batches"], dtypes)
-    operators = sorted({node.op_type for node in model.graph.node if node.name in selection.chosen})
-    options = {**job.options["quantize"], "operators": operators}
-    with TemporaryDirectory(dir=job.outputs["result"].parent) as scratch:
-        source = Path(scratch) / "model.onnx"
-        save_model(model, source)
-        return quantize_by_modelopt(
-            source, job.options["precision"], batches, options, list(selection.skipped)
-        )
 
 
 def _uncovered_inputs(job: Job, golden: Golden) -> Iterator[str]:
