@@ -186,38 +186,37 @@ def name_outputs(result: Any, declared: Mapping[str, Mapping[str, Any]]) -> dict
             )
         tensors[path if is_mapping else f"output{index}"] = leaf
     if not tensors:
+        what = "None" if result is None else with_article(type(result).__name__)
         raise StageError(
-            f"forward returned {_shown(result)}, without a tensor",
+            f"forward returned {what}, without a tensor",
             "let it return tensors, also in tuples, lists, dicts or dataclasses",
         )
     if not declared:
         return tensors
-    declares = f"the manifest declares {_count(declared, 'output')} ({', '.join(declared)}), "
-    if is_mapping:
-        keys = {name: output["key"] or name for name, output in declared.items()}
-        if missing := [key for key in keys.values() if key not in tensors]:
-            raise StageError(
-                f"forward returned no output {missing[0]}", f"it returned {', '.join(tensors)}"
-            )
-        if unused := [key for key in tensors if key not in keys.values()]:
-            raise StageError(
-                f"{declares}forward returned {_count(tensors, 'tensor')} ({', '.join(tensors)})",
-                f"declare {', '.join(unused)} as well",
-            )
-        return {name: tensors[key] for name, key in keys.items()}
-    if len(tensors) != len(declared):
-        shapes = (f"{dtype_name(leaf.dtype)} {list(leaf.shape)}" for leaf in tensors.values())
-        raise StageError(
-            f"{declares}forward returned {_count(tensors, 'tensor')} ({', '.join(shapes)})",
-            "declare one output per tensor",
-        )
-    if keyed := [name for name, output in declared.items() if output["key"]]:
+    if keyed := [name for name, output in declared.items() if output["key"] and not is_mapping]:
         raise StageError(
             f"outputs.{keyed[0]}.key is set, but forward returned {type(result).__name__},"
             " not a dict",
             "remove the key",
         )
-    return dict(zip(declared, tensors.values(), strict=True))
+    keys = {name: output["key"] or name for name, output in declared.items()}
+    if not is_mapping:  # by position
+        keys = dict(zip(declared, tensors, strict=False))
+    if missing := [key for key in keys.values() if key not in tensors]:
+        raise StageError(
+            f"forward returned no output {missing[0]}", f"it returned {', '.join(tensors)}"
+        )
+    if len(keys) != len(declared) or len(keys) != len(tensors):
+        listed = [
+            n if is_mapping else f"{dtype_name(t.dtype)} {list(t.shape)}"
+            for n, t in tensors.items()
+        ]
+        raise StageError(
+            f"the manifest declares {_count(declared, 'output')} ({', '.join(declared)}), forward"
+            f" returned {_count(tensors, 'tensor')} ({', '.join(listed)})",
+            "declare one output per tensor",
+        )
+    return {name: tensors[key] for name, key in keys.items()}
 
 
 def check_outputs(
@@ -237,9 +236,7 @@ def check_outputs(
                 f"output {name} is {dtype}, the manifest declares {output['dtype']}",
                 "correct the dtype in outputs",
             )
-        if output["shape"] is None:
-            continue
-        if expected := unmet_shape(shape, output["shape"], dims):
+        if output["shape"] and (expected := unmet_shape(shape, output["shape"], dims)):
             raise StageError(
                 f"output {name} has the shape {shape} for {_describe(inputs)},"
                 f" the manifest declares {expected}",
@@ -332,10 +329,6 @@ def _describe(inputs: Tensors) -> str:
     return ", ".join(
         f"{name} {dtype_name(value.dtype)} {list(value.shape)}" for name, value in inputs.items()
     )
-
-
-def _shown(value: Any) -> str:
-    return "None" if value is None else with_article(type(value).__name__)
 
 
 def _count(items: Mapping[str, Any], noun: str) -> str:

@@ -29,7 +29,7 @@ from typing import Any
 
 from buildsys.errors import BuildsysError, StageError
 from buildsys.system.files import LIBRARY_FOLDERS, in_library
-from buildsys.system.suggestions import nearest
+from buildsys.system.suggestions import did_you_mean
 
 _PIP_NAMES = {  # packages whose modules have other names
     "cv2": "opencv-python-headless", "PIL": "pillow", "skimage": "scikit-image",
@@ -84,8 +84,7 @@ def find_object(module: ModuleType, reference: str) -> Any:
                 for public_name, value in vars(target).items()
                 if not (public_name.startswith("_") or isinstance(value, ModuleType))
             ]
-            near = nearest(name, public, cutoff=0.5)
-            hint = f"did you mean {' or '.join(near)}?" if near else "define it there"
+            hint = did_you_mean(name, public, "define it there")
             raise StageError(f"{path} has no {qualified}", hint)
         target = getattr(target, name)
     return target
@@ -98,10 +97,8 @@ def load_module(shown: str, project: Path) -> ModuleType:
     """
     file = project / shown
     if not file.is_file():
-        siblings = sorted(path.name for path in file.parent.glob("*.py"))
-        near = nearest(file.name, siblings, count=2, cutoff=0.5)
-        similar = [_relative(str(file.parent / name), project) for name in near]
-        hint = f"did you mean {' or '.join(similar)}?" if similar else ""
+        siblings = sorted(_relative(str(path), project) for path in file.parent.glob("*.py"))
+        hint = did_you_mean(shown, siblings, "check the path, relative to the project")
         raise StageError(f"{shown} does not exist in the project", hint)
     _make_importable(project, file.parent)
     name = module_name(shown)
@@ -183,10 +180,8 @@ def reraise_as_stage_error(what: str, project: Path) -> Iterator[None]:
 
 def install_hint(error: BaseException) -> str:
     """Find the pip command for a missing package, or ""."""
-    if not isinstance(error, ImportError):
-        return ""
-    if command := _PIP_COMMAND.search(str(error)):  # as transformers says
-        return command[0]
+    if isinstance(error, ImportError) and (command := _PIP_COMMAND.search(str(error))):
+        return command[0]  # as transformers says
     if not isinstance(error, ModuleNotFoundError) or not error.name:
         return ""
     top = error.name.partition(".")[0]

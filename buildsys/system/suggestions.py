@@ -20,3 +20,11 @@ def nearest(name: str, known: Iterable[str], count: int = 3, cutoff: float = 0.6
     if count > 1 and len(name) >= _SHORTEST_PART:
         close += [other for other in names if name in other]
     return list(dict.fromkeys(close))[:count]
+
+
+def did_you_mean(
+    name: str, known: Iterable[str], otherwise: str = "", *, cutoff: float = 0.5
+) -> str:
+    """Suggest the known names most similar to ``name``."""
+    near = nearest(name, known, cutoff=cutoff)
+    return f"did you mean {' or '.join(near)}?" if near else otherwise

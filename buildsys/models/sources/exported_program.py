@@ -33,7 +33,6 @@ def make(source: Mapping[str, Any], project: Path) -> SourceModule:
             f"{shown} does not exist in the project",
             "check source.exported_program, relative to the project",
         )
-    saved = _read_description(file, shown)
     try:
         exported = load_pt2(str(file)).exported_programs["model"]
         tensors = [*exported.state_dict.values(), *exported.constants.values()]
@@ -42,7 +41,7 @@ def make(source: Mapping[str, Any], project: Path) -> SourceModule:
             exported = move_to_device_pass(exported, source.get("device", "cpu"))
         module = exported.module()
     except Exception as error:  # torch raises any class
-        raise _refusal(shown, saved, error) from error
+        raise _refusal(file, shown, error) from error
     # a program has one mode; torch would raise
     module.train = types.MethodType(_keep_mode, module)  # type: ignore[method-assign]
     module.eval = types.MethodType(_keep_mode, module)  # type: ignore[method-assign]
@@ -52,23 +51,15 @@ def make(source: Mapping[str, Any], project: Path) -> SourceModule:
     return SourceModule(module, f"from {shown}", program=inputs, call=call)
 
 
-def _read_description(file: Path, shown: str) -> Mapping[str, Any]:
-    """Read the description of the program: torch's version, operators, devices.
-
-    Raises: StageError: it is not an archive of torch.export.
-    """
+def _refusal(file: Path, shown: str, error: BaseException) -> StageError:
+    """Explain why torch could not load a program, by its description in the archive."""
     try:
         text = torch._C.PyTorchFileReader(str(file)).get_record(_PROGRAM)
-        description: Mapping[str, Any] = dict(json.loads(text))
-    except (RuntimeError, ValueError, TypeError, RecursionError) as error:
+        saved_by = str(dict(json.loads(text)).get("torch_version", ""))
+    except (RuntimeError, ValueError, TypeError, RecursionError):
         problem = f"{shown} is not an archive of torch.export, or damaged"
-        raise StageError(problem, "save it with torch.export.save(program, FILE)") from error
-    return description
-
-
-def _refusal(shown: str, saved: Mapping[str, Any], error: BaseException) -> StageError:
-    """Explain why torch could not load a program."""
-    if '"type": "cuda"' in json.dumps(saved) and not torch.cuda.is_available():
+        return StageError(problem, "save it with torch.export.save(program, FILE)")
+    if b'"type": "cuda"' in text and not torch.cuda.is_available():
         return StageError(
             f"{shown} was saved on a GPU, and torch {torch.__version__} finds none here",
             "save torch.export.passes.move_to_device_pass(program, 'cpu'), or build on a"
@@ -76,17 +67,12 @@ def _refusal(shown: str, saved: Mapping[str, Any], error: BaseException) -> Stag
         )
     while error.__cause__ is not None:
         error = error.__cause__
-    first = (
-        (str(error).strip().splitlines() or [type(error).__name__])[0]
-        .partition(". ")[0]
-        .rstrip(".")
-    )
-    saved_by = str(saved.get("torch_version", ""))
+    first = (str(error).strip().splitlines() or [type(error).__name__])[0].partition(". ")[0]
     hint = "save it again, it is damaged"
     if saved_by not in ("", torch.__version__):
         hint = f"it was saved by torch {saved_by:.40}, here is {torch.__version__}: use that"
         hint += " version, or save it again with this one"
-    return StageError(f"torch.export cannot load {shown}: {first:.300}", hint)
+    return StageError(f"torch.export cannot load {shown}: {first.rstrip('.'):.300}", hint)
 
 
 def _keep_mode(module: nn.Module, mode: bool = True) -> nn.Module:

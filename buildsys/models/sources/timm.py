@@ -10,7 +10,7 @@ from buildsys.errors import StageError
 from buildsys.models.random_weights import SkipInitialization
 from buildsys.models.sources.source_module import SourceModule, draw, import_library, load_file
 from buildsys.models.user_code import reraise_as_stage_error
-from buildsys.system.suggestions import nearest
+from buildsys.system.suggestions import did_you_mean
 
 
 def make(source: Mapping[str, Any], project: Path) -> SourceModule:
@@ -21,8 +21,8 @@ def make(source: Mapping[str, Any], project: Path) -> SourceModule:
     timm = import_library("timm", project)
     name = source["timm"]
     if not timm.is_model(name):
-        near = nearest(name.partition(".")[0], timm.list_models(), cutoff=0.5)
-        hint = f"did you mean {' or '.join(near)}?" if near else "timm.list_models() lists them"
+        models = timm.list_models()
+        hint = did_you_mean(name.partition(".")[0], models, "timm.list_models() lists them")
         raise StageError(f"timm has no model {name}", hint)
     with (
         SkipInitialization(),

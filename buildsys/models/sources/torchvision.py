@@ -16,7 +16,7 @@ from buildsys.models.random_weights import SkipInitialization
 from buildsys.models.sources.source_module import SourceModule, draw, load_file
 from buildsys.models.user_code import reraise_as_stage_error
 from buildsys.system.files import sha256_of
-from buildsys.system.suggestions import nearest
+from buildsys.system.suggestions import did_you_mean
 
 _DOWNLOAD_TIMEOUT_S = 20.0  # per connection and read, not for the whole file
 
@@ -37,12 +37,8 @@ def make(source: Mapping[str, Any], project: Path) -> SourceModule:
     name, weights, kwargs = source["torchvision"], source["weights"], source["kwargs"]
     names = models.list_models()
     if name.lower() not in names:
-        near = nearest(name.lower(), names, cutoff=0.5)
-        hint = f"did you mean {' or '.join(near)}?" if near else ""
-        raise StageError(
-            f"torchvision has no model {name}",
-            hint or "torchvision.models.list_models() lists them",
-        )
+        hint = did_you_mean(name.lower(), names, "torchvision.models.list_models() lists them")
+        raise StageError(f"torchvision has no model {name}", hint)
     failure = f"torchvision.models.get_model({name!r}) failed"
     if isinstance(weights, str):
         available = models.get_model_weights(name).__members__

@@ -18,7 +18,7 @@ from buildsys.models.sources.source_module import SourceModule, draw, import_lib
 from buildsys.models.user_code import reraise_as_stage_error
 from buildsys.models.weights_files import read_weights, shortened
 from buildsys.system.files import read_limited, sha256_of
-from buildsys.system.suggestions import nearest
+from buildsys.system.suggestions import did_you_mean
 from buildsys.system.weight_names import INDEX_SUFFIX, shards_of
 
 CONFIG = "config.json"
@@ -73,43 +73,35 @@ class WithCache(nn.Module):
 
     def forward(self, **inputs: torch.Tensor) -> dict[str, Any]:
         """Call the model with a cache of the past inputs."""
-        arguments: dict[str, Any] = {}
-        past: dict[int, dict[str, torch.Tensor]] = {}
-        for name, tensor in inputs.items():
-            if not name.startswith(f"{_PAST}."):
-                arguments[name] = tensor
-                continue
-            _, layer, kind = [*name.split("."), "", ""][:3]
-            if not layer.isdigit() or kind not in ("key", "value"):
-                example = f"{_PAST}.0.key and {_PAST}.0.value"
-                raise StageError(f"the input {name} is no part of a cache", f"name them {example}")
-            past.setdefault(int(layer), {})[kind] = tensor
-        if past:
+        arguments = {name: t for name, t in inputs.items() if not name.startswith(f"{_PAST}.")}
+        if len(arguments) < len(inputs):
             parameters = inspect.signature(self.model.forward).parameters
-            arguments[_CACHE if _CACHE in parameters else _PAST] = self._cache(past)
+            arguments[_CACHE if _CACHE in parameters else _PAST] = self._cache(inputs)
         result = dict(self.model(**arguments, use_cache=True))
         cache = next((result.pop(name) for name in (_CACHE, _PAST) if name in result), None)
         layers = getattr(cache, "layers", [cache])
-        if odd := [layer for layer in layers if not hasattr(layer, "keys")]:
-            kind = "no cache" if cache is None else type(odd[0]).__name__
+        if not all(hasattr(layer, "keys") for layer in layers):
+            kind = "no cache" if cache is None else type(layers[0]).__name__
             raise StageError(
                 f"{type(self.model).__name__} returned {kind} with source.cache", "remove cache"
             )
         result[_PRESENT] = [{"key": layer.keys, "value": layer.values} for layer in layers]
         return result
 
-    def _cache(self, past: Mapping[int, Mapping[str, torch.Tensor]]) -> Any:
+    def _cache(self, inputs: Mapping[str, torch.Tensor]) -> Any:
+        past = {name: tensor for name, tensor in inputs.items() if name.startswith(f"{_PAST}.")}
         cache = self._library.DynamicCache()
-        for number, (index, tensors) in enumerate(sorted(past.items())):
-            if index != number or len(tensors) != 2:
+        for number in range((len(past) + 1) // 2):
+            names = [f"{_PAST}.{number}.{kind}" for kind in ("key", "value")]
+            if not past.keys() >= {*names}:
                 raise StageError(
                     f"the inputs {_PAST} are incomplete at layer {number}",
-                    f"declare {_PAST}.{number}.key and {_PAST}.{number}.value",
+                    f"declare {' and '.join(names)}",
                 )
             # update() would concatenate them with an empty tensor of rank 1, which ONNX refuses
             layer = self._library.cache_utils.DynamicLayer()
-            layer.lazy_initialization(tensors["key"], tensors["value"])
-            layer.keys, layer.values = tensors["key"], tensors["value"]
+            layer.lazy_initialization(*(past[name] for name in names))
+            layer.keys, layer.values = (past[name] for name in names)
             cache.layers.append(layer)
         return cache
 
@@ -124,18 +116,13 @@ def read_config(source: Mapping[str, Any], project: Path) -> tuple[Mapping[str, 
         return config, "source.config"
     origin = config if config is not None else f"{source['checkpoint'].rstrip('/')}/{CONFIG}"
     try:
-        fields = json.loads(read_limited(locate(origin, project), _MAX_CONFIG_BYTES))
-    except (OSError, ValueError, RecursionError) as error:
+        fields = dict(json.loads(read_limited(locate(origin, project), _MAX_CONFIG_BYTES)))
+    except (OSError, ValueError, TypeError, RecursionError) as error:
         reason = getattr(error, "strerror", None) or error
         raise StageError(
             f"cannot read the configuration {origin}: {reason}",
-            "check the file; it is that of a transformers model, in JSON",
-        ) from error
-    if not isinstance(fields, dict):
-        raise StageError(
-            f"{origin} is not a map of configuration fields",
             "name the config.json of a transformers model",
-        )
+        ) from error
     return fields, origin
 
 
@@ -145,18 +132,16 @@ def _config(library: Any, source: Mapping[str, Any], project: Path) -> Any:
     fields = {key: value for key, value in values.items() if key not in ("auto_map", "model_type")}
     kind, mapping = values.get("model_type"), library.CONFIG_MAPPING
     if not isinstance(kind, str) or kind not in mapping:
-        near = nearest(str(kind), list(mapping), cutoff=0.5)
-        hint = f"did you mean {' or '.join(near)}?" if near else "update transformers"
         raise StageError(
-            f"{origin}: transformers {library.__version__} has no model_type {kind}", hint
+            f"{origin}: transformers {library.__version__} has no model_type {kind}",
+            did_you_mean(str(kind), list(mapping), "update transformers"),
         )
     with reraise_as_stage_error(f"{origin} failed", project):
         if source["config"] is values:  # transformers would keep a misspelled field as it is
             plain = mapping[kind]()
             for field in fields:
                 if not hasattr(plain, field):
-                    near = nearest(field, list(plain.to_dict()), cutoff=0.5)
-                    hint = f"did you mean {' or '.join(near)}?" if near else "remove it"
+                    hint = did_you_mean(field, list(plain.to_dict()), "remove it")
                     raise StageError(f"{origin}: {kind} has no field {field}", hint)
         config = mapping[kind].from_dict(fields)
     for part in (config, config.get_text_config()):
@@ -172,24 +157,17 @@ def _model_class(library: Any, name: str, config: Any) -> Any:
     """
     if name[:1].isupper():
         model_class = getattr(library, name, None)
-        if model_class is None:
-            near = nearest(
-                name,
-                [attribute for attribute in dir(library) if attribute[:1].isupper()],
-                cutoff=0.5,
-            )
-            hint = f"did you mean {' or '.join(near)}?" if near else ""
-            raise StageError(f"transformers {library.__version__} has no class {name}", hint)
-        if not (hasattr(model_class, "_model_mapping") or hasattr(model_class, "_from_config")):
-            hint = "name an auto class such as AutoModelForMaskedLM, or a model such as BertModel"
-            raise StageError(f"transformers.{name} is not the class of a model", hint)
-        return model_class
+        if hasattr(model_class, "_model_mapping") or hasattr(model_class, "_from_config"):
+            return model_class
+        raise StageError(
+            f"transformers {library.__version__} has no model class {name}",
+            did_you_mean(name, [attribute for attribute in dir(library) if "Model" in attribute]),
+        )
     from transformers.pipelines import PIPELINE_REGISTRY
 
     tasks = PIPELINE_REGISTRY.get_supported_tasks()
     if name not in tasks:
-        near = nearest(name, tasks, cutoff=0.4)
-        hint = f"did you mean {' or '.join(near)}?" if near else f"it has {', '.join(tasks)}"
+        hint = did_you_mean(name, tasks, f"it has {', '.join(tasks)}", cutoff=0.4)
         raise StageError(f"transformers has no task {name}", hint)
     for auto in PIPELINE_REGISTRY.check_task(name)[1]["pt"]:
         if type(config) in auto._model_mapping:
@@ -258,21 +236,24 @@ def _pretrained(
 
     Raises: StageError: tensors are missing or have other shapes.
     """
-    state = read_weights(weights, project)
     module, info = type(outline).from_pretrained(
-        None, config=config, state_dict=dict(state), output_loading_info=True, **kwargs
+        None,
+        config=config,
+        state_dict=dict(read_weights(weights, project)),
+        output_loading_info=True,
+        **kwargs,
     )
-    file = weights["file"]
     for what, problem in (("missing_keys", "missing"), ("mismatched_keys", "with another shape")):
         if names := sorted(key if isinstance(key, str) else key[0] for key in info[what]):
-            text = f"{len(names)} {problem} ({shortened(names)})"
             saved_by = " or ".join(config.architectures or ())
             raise StageError(
-                f"the state dict in {file} does not fit {type(module).__name__}: {text}",
+                f"the state dict in {weights['file']} does not fit {type(module).__name__}:"
+                f" {len(names)} {problem} ({shortened(names)})",
                 f"it was saved by {saved_by}: name that class" if saved_by else "",
             )
     unused = len(info["unexpected_keys"])
-    return module, f"from {file}" + (f" without {unused} unused tensors" if unused else "")
+    origin = f"from {weights['file']}"
+    return module, origin + (f" without {unused} unused tensors" if unused else "")
 
 
 def _dtype(name: Any) -> torch.dtype:

@@ -21,7 +21,7 @@ from torch.onnx._internal.torchscript_exporter import registration as torch_regi
 from buildsys.backends.operator_support import load_symbolics
 from buildsys.errors import BuildsysError, StageError
 from buildsys.models.user_code import describe_exception, find_callable, load_module, module_name
-from buildsys.system.suggestions import nearest
+from buildsys.system.suggestions import did_you_mean
 
 _NEW = "torch.onnx._internal.torchscript_exporter"
 Table = dict[Any, Callable[..., Any]]  # overload -> function: torch's custom_translation_table
@@ -89,8 +89,7 @@ def _monitored(registration: Registration, project: Path, schema: str) -> Callab
 
 
 def _unknown_operator(op: str, names: Sequence[str]) -> StageError:
-    near = nearest(op, names, cutoff=0.7)
-    hint = f"did you mean {' or '.join(near)}?" if near else "import the file that defines it"
+    hint = did_you_mean(op, names, "import the file that defines it", cutoff=0.7)
     return StageError(f"torch has no operator {op}", hint)
 
 

@@ -6,7 +6,7 @@ import os
 import sys
 import tempfile
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -16,7 +16,6 @@ from onnx.external_data_helper import ExternalDataInfo, load_external_data_for_m
 
 from buildsys.errors import StageError, Unavailable
 from buildsys.onnx_graphs.onnx_file import (
-    DATA_SUFFIX,
     ONE_MESSAGE_LIMIT,
     all_nodes,
     data_path,
@@ -48,13 +47,8 @@ def simplify_by_onnxsim(
         "mutable_initializer": initializers_are_inputs,
     }
     threshold = spec["tensor_size_threshold"]
-    if threshold is not None and threshold > _MAX_THRESHOLD:
-        raise StageError(
-            f"simplify.tensor_size_threshold: {threshold} bytes exceed onnxsim's limit of 2 GB",
-            f"set at most {_MAX_THRESHOLD}",
-        )
     if threshold is not None:
-        options["tensor_size_threshold"] = f"{threshold}B"
+        options["tensor_size_threshold"] = f"{min(threshold, _MAX_THRESHOLD)}B"
     onnxsim = _import_onnxsim()
     os.environ.setdefault("ONNXSIM_CERTIFY", "0")  # no proof: the stage compares outputs
     try:
@@ -99,21 +93,13 @@ def _publish(raw: Path, target: Path) -> None:
     """Move the result to ``target``; its data file has a random name."""
     model = load_model(raw, external_data=False)
     _strip_metadata(model)
-    name = target.name + DATA_SUFFIX
-    locations = set()
+    data = data_path(target)
     for tensor in tensors_of(model):
-        if tensor.data_location == TensorProto.EXTERNAL:
-            for entry in tensor.external_data:
-                if entry.key == "location":
-                    locations.add(entry.value)
-                    entry.value = name
-    if len(locations) > 1:
-        raise StageError(
-            f"onnxsim wrote the weights to {len(locations)} files instead of one",
-            "try simplify: {tool: onnxslim}",
-        )
-    for location in locations:
-        (raw.parent / location).replace(target.with_name(name))
+        for entry in tensor.external_data:
+            if entry.key == "location":
+                if (raw.parent / entry.value).exists():
+                    (raw.parent / entry.value).replace(data)
+                entry.value = data.name
     save_model(model, target)
 
 
@@ -241,19 +227,12 @@ def _plain_weights(graph: GraphProto) -> set[str]:
     uses, weight_uses = Counter[str](value.name for value in graph.output), Counter[str]()
     for node in graph.node:
         uses.update(node.input)
-        uses.update(name for body in subgraphs(node) for name in _body_names(body))
+        for body in subgraphs(node):
+            uses.update(value.name for value in body.output)
+            uses.update(name for inner in all_nodes(body) for name in inner.input)
         if varying.intersection(node.input):
             varying.update(node.output)
             index = _WEIGHT_INDEX.get(operator_name(node))
             if index is not None and index < len(node.input):
                 weight_uses[node.input[index]] += 1
     return {name for name, count in weight_uses.items() if uses[name] == count}
-
-
-def _body_names(body: GraphProto) -> Iterator[str]:
-    """Yield the inputs and outputs in a subgraph."""
-    yield from (value.name for value in body.output)
-    for node in body.node:
-        yield from node.input
-        for inner in subgraphs(node):
-            yield from _body_names(inner)

@@ -135,7 +135,7 @@ def test_past_key_values_are_inputs_and_outputs() -> None:
     [
         (["past_key_values.1.key", "past_key_values.1.value"], "incomplete at layer 0"),
         (["past_key_values.0.key"], "incomplete at layer 0; declare past_key_values.0.key and"),
-        (["past_key_values.0.states"], "is no part of a cache; name them past_key_values.0.key"),
+        (["past_key_values.0.states"], "incomplete at layer 0; declare past_key_values.0.key and"),
     ],
 )
 def test_an_incomplete_cache_is_one_sentence(inputs: list[str], message: str) -> None:
@@ -154,9 +154,9 @@ def test_an_incomplete_cache_is_one_sentence(inputs: list[str], message: str) ->
     [
         (
             {"transformers": "AutoModelForMaskLM"},
-            "has no class AutoModelForMaskLM; did you mean AutoModelForMaskedLM",
+            "has no model class AutoModelForMaskLM; did you mean AutoModelForMaskedLM",
         ),
-        ({"transformers": "AutoTokenizer"}, "transformers.AutoTokenizer is not the class of a mod"),
+        ({"transformers": "AutoTokenizer"}, "has no model class AutoTokenizer"),
         (
             {"transformers": "fill-msk"},
             "transformers has no task fill-msk; did you mean fill-mask?",

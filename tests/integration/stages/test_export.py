@@ -403,7 +403,7 @@ def test_several_operators_that_the_other_exporter_translates(tmp_path: Path) ->
         ("Affine", {"y": {}, "z": {}},
          "the manifest declares 2 outputs (y, z), forward returned 1 tensor"),
         ("Nested", {"sum": {}},
-         "returned 3 tensors (sum, heads.0, heads.1.0); declare heads.0, heads.1.0 as well"),
+         "returned 3 tensors (sum, heads.0, heads.1.0); declare one output per tensor"),
         ("Nested", {"total": {}},
          "forward returned no output total; it returned sum, heads.0, heads.1.0"),
         ("Pair", {"y": {"key": "a"}, "z": {}},

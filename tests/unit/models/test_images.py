@@ -100,11 +100,10 @@ def test_files_that_are_no_images_are_one_sentence(folder: Path) -> None:
     }
     messages = {
         "cut.jpg": "cut.jpg cannot be read as an image: image file is truncated",
-        "text.jpg": "text.jpg is not an image (BMP, JPEG, PNG, PPM, TIFF or WEBP); check the file",
-        "empty.png": "empty.png is not an image",
-        "script.jpg": "script.jpg is not an image",
-        "bomb.png": "bomb.png cannot be read as an image: it has more than 178,956,970 pixels; "
-        "reduce it",
+        "text.jpg": "text.jpg cannot be read as an image: cannot identify",
+        "empty.png": "empty.png cannot be read as an image: ",
+        "script.jpg": "script.jpg cannot be read as an image: ",
+        "bomb.png": "bomb.png cannot be read as an image: Image size (3600000000 pixels) exceeds",
         "header.png": "header.png cannot be read as an image: ",
     }
     for name, bytes_ in contents.items():
@@ -117,7 +116,7 @@ def test_files_that_are_no_images_are_one_sentence(folder: Path) -> None:
 
 def test_sixteen_bits_are_not_cut_off() -> None:
     Image.fromarray(np.full((2, 2), 40_000, np.uint16)).save("deep.png")
-    with pytest.raises(StageError, match="more than 8 bits per channel; convert it to 8 bits"):
+    with pytest.raises(StageError, match="more than 8 bits per channel; name another file"):
         read(Path("deep.png"), (1, 2, 2, 3))
 
 
