@@ -168,19 +168,9 @@ def _speedup(contenders: Mapping[str, ContenderResult]) -> float | None:
 def _settings(
     job: Job, threads: int, device: dict[str, Any], timing: GpuTiming | None
 ) -> dict[str, Any]:
-    host = "page-locked memory of the host"
-    inputs, outputs = "on the device before the clock starts", "stay there"
-    if timing and timing.copies_in:
-        inputs = f"come from {host}"
-    if timing and timing.copies_out:
-        outputs = f"go to {host}"
-    malloc = {name: value for name, value in os.environ.items() if name.startswith(_MALLOC)}
-    settings: dict[str, Any] = {
-        "threads": threads,
-        "device": device,
-        "malloc": " ".join(f"{name}={value}" for name, value in sorted(malloc.items())),
-        "inputs": f"{inputs}; outputs {outputs}",
-    }
+    settings: dict[str, Any] = {"threads": threads, "device": device}
+    if malloc := [f"{n}={v}" for n, v in sorted(os.environ.items()) if n.startswith(_MALLOC)]:
+        settings["malloc"] = " ".join(malloc)
     if timing is not None:
         settings |= {name: getattr(timing, name) for name in ("transfers", "in_flight", "wait")}
     if "spinning" in job.options["engine"]:
@@ -196,14 +186,8 @@ def _describe_interleaving(contenders: Sequence[str], pace: Pace, timing: GpuTim
         turns = f"one contender, blocks of {block} without a break"
     else:
         turns = (
-            f"{', '.join(contenders[:-1])} and {contenders[-1]} take turns of at least {block}"
-            f" and {pace.block_runs} calls, the order reversed every round;"
-            f" the first {pace.settle_s * 1000:.0f} ms and {pace.settle_runs} calls of a turn do"
-            " not count"
+            f"{', '.join(contenders[:-1])} and {contenders[-1]} take turns of at least {block} and"
+            f" {pace.block_runs} calls, the order reversed every round"
         )
-    if timing is None or timing.in_flight > 1:
-        return turns
-    return (
-        f"{turns}; on the GPU half of a turn runs inferences one at a time, by the host's clock,"
-        " and half runs queued inferences, by the GPU's clock"
-    )
+    lone = "; half of a turn runs inferences one at a time, and half runs queued inferences"
+    return turns if timing is None or timing.in_flight > 1 else turns + lone

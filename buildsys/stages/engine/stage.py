@@ -6,9 +6,8 @@ import hashlib
 import json
 import shutil
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import dataclass, field
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -74,7 +73,8 @@ def _build(job: Job, backend: Backend) -> Figures:
         graph = program
         if "model" in job.inputs:
             graph = implementation.graph(job.inputs["model"], Path(folder))
-        timing_cache = checkout_timing_cache(job, backend, Path(folder))
+        shared, private = shared_timings(job, backend), Path(folder, "timing_cache")
+        lent = shared.checkout(private) if shared else None
         request = BuildRequest(
             model=job.model,
             onnx=graph,
@@ -86,7 +86,7 @@ def _build(job: Job, backend: Backend) -> Figures:
             dims=job.options.get("dims", {}),
             operators=implementation.uses,
             project=job.project,
-            timing_cache=timing_cache.path,
+            timing_cache=private if shared else None,
             fp32_nodes=_fp32_nodes(job),
             calibration=_calibration(job),
             earlier=tuple(
@@ -125,13 +125,18 @@ def _build(job: Job, backend: Backend) -> Figures:
         settings = {name: options.get(name, flags.get(name)) for name in _PORTABILITY}
         portability = {n: v for n, v in settings.items() if v not in (None, False, "none")}
         messages = list(built.get("messages", ()))
+        timing_cache: Figures = {}
+        if shared and "refitted_from" not in built:
+            timing_cache = shared.merge_back(private, lent)
+            messages += shared.warnings
         uses = {
             use.op: use.kind if use.path is None else f"{use.kind} {use.path.name}"
             for use in request.operators
         }
         return {
             **built,
-            **({} if "refitted_from" in built else timing_cache.figures(messages)),
+            "messages": messages,
+            **({"timing_cache": timing_cache} if timing_cache else {}),
             **described,
             **({"operators": uses} if uses else {}),
             **({"ranges": job.options["ranges"]} if "ranges" in job.options else {}),
@@ -208,36 +213,14 @@ def _output_files(job: Job) -> list[Path]:
     return [engine, *filter(Path.is_file, others), *(job.outputs[role] for role in libraries)]
 
 
-@dataclass
-class TimingCacheCopy:
-    """A private timing cache for one build; ``path`` is None if unused."""
-
-    path: Path | None = None
-    merge_back: Callable[[], Figures] = field(default=dict)
-    warnings: list[str] = field(default_factory=list)
-
-    def figures(self, messages: list[str]) -> Figures:
-        """Merge the copy back; return its figures and all messages."""
-        merged = self.merge_back()  # may add warnings
-        return {
-            **({"timing_cache": merged} if merged else {}),
-            "messages": [*messages, *self.warnings],
-        }
-
-
-def checkout_timing_cache(job: Job, backend: Backend, scratch: Path) -> TimingCacheCopy:
-    """Take a private copy, in ``scratch``, of the cache for this build."""
+def shared_timings(job: Job, backend: Backend) -> SharedTimingCache | None:
+    """Find the cache of timings for this build, None if it uses none."""
     options: Mapping[str, Any] = job.options["engine"]
     folder = job.timing_caches
     if not describe_backend(options["backend"]).keeps_timings or folder is None:
-        return TimingCacheCopy()
-    private = scratch / "timing_cache"
+        return None
     conditions = _conditions(options, backend)
-    if conditions is None:
-        return TimingCacheCopy()
-    shared = SharedTimingCache(folder, conditions)
-    original = shared.checkout(private)
-    return TimingCacheCopy(private, lambda: shared.merge_back(private, original), shared.warnings)
+    return None if conditions is None else SharedTimingCache(folder, conditions)
 
 
 def _conditions(options: Mapping[str, Any], backend: Backend) -> dict[str, str] | None:

@@ -113,17 +113,9 @@ def run(job: Job) -> StageResult:
             checks[graph] += group
     summaries = {graph: summarize_checks(job, checks[graph], golden[graph]) for graph in golden}
     failed = [check for group, _ in summaries.values() for check in group]
-    every = [check for graph in golden for check in checks[graph]]
-    worst = max(every, key=lambda check: check.comparison.relative, default=None)
     figures: ValidateResult = {
         "graphs": {graph: numbers["cases"] for graph, (_, numbers) in summaries.items()},
         "tolerance": golden_limits(job, shared),
-        "worst": None if worst is None else {
-            "graph": worst.graph,
-            "case": worst.case,
-            "output": worst.output,
-            "relative": worst.comparison.figures()["relative"],
-        },
         "failures": [{**check.failure(), "dims": dims.get(check.case, {})} for check in failed],
         "dims": dims,
         "warnings": warnings,

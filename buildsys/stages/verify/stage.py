@@ -6,7 +6,7 @@ for its profiles, because the engine is what will be shipped.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from operator import le
 
@@ -31,7 +31,7 @@ from buildsys.onnx_graphs.tensors import (
     save_tensors,
     tensor_of,
 )
-from buildsys.stages.common.stability import DRAWS, Difference, are_explained
+from buildsys.stages.common.stability import Difference, are_explained
 from buildsys.stages.operators.implementation import implementation_of
 from buildsys.stages.verify.result import VerifyResult
 from buildsys.system.backend_registry import describe_backend
@@ -82,16 +82,6 @@ def format_ranges(ranges: Ranges) -> str:
     )
 
 
-@dataclass(frozen=True)
-class _ComparedRun:
-    """The outputs of the engine in one case and profile."""
-
-    run: CaseRun
-    golden: Case
-    actual: Mapping[str, Tensor]
-    compared: dict[str, Comparison]  # by output
-
-
 @dataclass
 class _Checks:
     """Everything compared so far."""
@@ -109,6 +99,11 @@ class _Checks:
 
     def name(self, case: str) -> str:
         return format_case(case, self.cases[case])
+
+    def fail(self, sentence: str, failure: CheckFailure) -> None:
+        """Add a failure; its problem is by default the sentence."""
+        self.sentences.append(sentence)
+        self.failures.append({"problem": sentence, **failure})
 
 
 def run(job: Job) -> StageResult:
@@ -156,33 +151,31 @@ def _run_cases(job: Job, session: Session) -> _Checks:
     for case in outside:
         problem = f"case {checks.name(case)} fits no optimization profile of the engine"
         profiles = "; ".join(map(format_ranges, checks.profiles))
-        checks.sentences.append(f"{problem} ({profiles})")
         dims = dict(checks.cases[case])
-        checks.failures.append({"case": case, "dims": dims, "problem": problem})
+        failure: CheckFailure = {"case": case, "dims": dims, "problem": problem}
+        checks.fail(f"{problem} ({profiles})", failure)
     for index, profile in enumerate(checks.profiles):
-        if index in used:
-            continue
-        ranges = format_ranges(profile)
-        problem = f"no golden case fits profile {index} ({ranges}), so it is unverified"
-        checks.sentences.append(problem)
-        checks.failures.append({"profile": index, "problem": problem})
+        if index not in used:
+            ranges = format_ranges(profile)
+            text = f"no golden case fits profile {index} ({ranges}), so it is unverified"
+            checks.fail(text, {"profile": index})
     finished: dict[int | None, list[ComparedCase]] = {}
     for number, run in enumerate(runs):
         where = "" if run.profile is None else f" in profile {run.profile}"
         job.progress(f"case {run.case}{where}")
         job.count(number, len(runs), "cases")
         actual = _run_engine(session, golden[run.case], run.profile)
-        done = _compared_run(job, checks, run, golden[run.case], actual)
-        _keep(job, checks, done)
+        own = golden[run.case]
+        compared = _compare(job, checks, own, actual)
+        _keep(job, checks, run, own, actual, compared)
         finished.setdefault(run.profile, []).append(
-            ComparedCase(done.golden.inputs, done.golden.outputs, actual, done.compared)
+            ComparedCase(own.inputs, own.outputs, actual, compared)
         )
-    for place, compared in finished.items():
-        _judge_agreement(checks, output_agreements(compared, checks.limits), place)
+    for place, cases in finished.items():
+        _judge_agreement(checks, output_agreements(cases, checks.limits), place)
     for output, reason in uninformative_outputs(checks.compared.values()).items():
-        problem = f"output '{output}': {reason} in every case, so no case compares anything"
-        checks.sentences.append(problem)
-        checks.failures.append({"output": output, "problem": problem})
+        text = f"output '{output}': {reason} in every case, so no case compares anything"
+        checks.fail(text, {"output": output})
         checks.hints.append(uninformative_hint(output))
     if not checks.sentences:
         _run_further_cases(job, session, checks)
@@ -200,8 +193,8 @@ def _judge_agreement(
             checks.warnings.append(f"output '{output}': {agreement.uninformative}")
         if problem := agreement.problem(checks.limits):
             where = f" in profile {profile}" if several else ""
-            checks.sentences.append(f"output '{output}'{where}: {problem}")
-            checks.failures.append({"output": output, "problem": problem})
+            sentence = f"output '{output}'{where}: {problem}"
+            checks.fail(sentence, {"output": output, "problem": problem})
 
 
 def _run_further_cases(job: Job, session: Session, checks: _Checks) -> None:
@@ -223,40 +216,42 @@ def _run_further_cases(job: Job, session: Session, checks: _Checks) -> None:
                 actual = _run_engine(session, golden, run.profile)
             except StageError as error:
                 raise type(error)(f"case {case_text}: {error.problem}", error.hint) from error
-            done = _compared_run(job, checks, run, golden, actual)
-            if _is_unstable(job, session, checks, done):
+            compared = _compare(job, checks, golden, actual)
+            if _is_unstable(job, session, checks, run, golden, actual, compared):
                 checks.warnings.append(
                     f"case {case_text} is not compared: its outputs depend on the last bits of the"
                     " inputs"
                 )
             else:
-                _keep(job, checks, done)
+                _keep(job, checks, run, golden, actual, compared)
 
 
-def _is_unstable(job: Job, session: Session, checks: _Checks, done: _ComparedRun) -> bool:
+def _is_unstable(
+    job: Job,
+    session: Session,
+    checks: _Checks,
+    run: CaseRun,
+    golden: Case,
+    actual: Mapping[str, Tensor],
+    compared: Mapping[str, Comparison],
+) -> bool:
     """Check if the last bits of the inputs explain every failed output."""
     failures = {
-        output: Difference(done.actual[output], done.golden.outputs[output], comparison)
-        for output, comparison in done.compared.items()
+        output: Difference(actual[output], golden.outputs[output], comparison)
+        for output, comparison in compared.items()
         if not comparison.passed
     }
-    if not failures:
-        return False
-    own = replace(done.golden, outputs=done.actual)
+    own = replace(golden, outputs=actual)
 
-    def draws() -> Iterator[dict[str, Difference]]:
-        for draw in range(DRAWS):
-            case = replace(done.golden, inputs=nudged_tensors(done.golden.inputs, draw))
-            moved = _run_engine(session, case, done.run.profile)
-            yield {
-                name: Difference(moved[name], done.actual[name], change)
-                for name, change in _compare(job, checks, own, moved).items()
-            }
+    def draw(number: int) -> dict[str, Difference]:
+        case = replace(golden, inputs=nudged_tensors(golden.inputs, number))
+        moved = _run_engine(session, case, run.profile)
+        return {
+            name: Difference(moved[name], actual[name], change)
+            for name, change in _compare(job, checks, own, moved).items()
+        }
 
-    try:
-        return are_explained(failures, draws(), checks.limits["rtol"])
-    except StageError:  # the engine refuses the changed numbers
-        return False
+    return are_explained(failures, draw, checks.limits["rtol"])
 
 
 def _run_engine(session: Session, case: Case, profile: int | None) -> dict[str, Tensor]:
@@ -267,12 +262,6 @@ def _run_engine(session: Session, case: Case, profile: int | None) -> dict[str, 
         if output in actual and actual[output].dtype == stand_in:
             actual[output] = tensor_of(actual[output].values(), reference.dtype)
     return actual
-
-
-def _compared_run(
-    job: Job, checks: _Checks, run: CaseRun, golden: Case, actual: Mapping[str, Tensor]
-) -> _ComparedRun:
-    return _ComparedRun(run, golden, actual, _compare(job, checks, golden, actual))
 
 
 def _compare(
@@ -294,12 +283,18 @@ def _compare(
     )
 
 
-def _keep(job: Job, checks: _Checks, done: _ComparedRun) -> None:
+def _keep(
+    job: Job,
+    checks: _Checks,
+    run: CaseRun,
+    golden: Case,
+    actual: Mapping[str, Tensor],
+    compared: dict[str, Comparison],
+) -> None:
     """Keep the verdicts of a run, and the tensors of a failed one."""
-    run = done.run
-    checks.compared[run] = done.compared
+    checks.compared[run] = compared
     failed = {
-        output: comparison for output, comparison in done.compared.items() if not comparison.passed
+        output: comparison for output, comparison in compared.items() if not comparison.passed
     }
     if not failed:
         return
@@ -308,16 +303,15 @@ def _keep(job: Job, checks: _Checks, done: _ComparedRun) -> None:
     for output, comparison in failed.items():
         place: CheckFailure = {} if run.profile is None else {"profile": run.profile}
         place |= {"case": run.case, "dims": dict(checks.cases[run.case]), "output": output}
-        checks.failures.append({**place, **comparison.failure()})
         difference = comparison.sentence("the engine", "the reference")
         case = f"output '{output}', case {checks.name(run.case)}{where}"
-        checks.sentences.append(f"{case}: {difference}")
+        checks.fail(f"{case}: {difference}", {**place, **comparison.failure()})
     suffix = f"-profile{run.profile}" if several else ""
     file = job.outputs["result"].parent / "failed" / f"{job.variant}{suffix}-{run.case}.npz"
     file.parent.mkdir(exist_ok=True)  # shared with the model's other engines
-    tensors = {f"in.{name}": tensor for name, tensor in done.golden.inputs.items()}
-    tensors |= {f"expected.{name}": done.golden.outputs[name] for name in failed}
-    save_tensors(file, tensors | {f"actual.{name}": done.actual[name] for name in failed})
+    tensors = {f"in.{name}": tensor for name, tensor in golden.inputs.items()}
+    tensors |= {f"expected.{name}": golden.outputs[name] for name in failed}
+    save_tensors(file, tensors | {f"actual.{name}": actual[name] for name in failed})
 
 
 def _figures(checks: _Checks) -> VerifyResult:

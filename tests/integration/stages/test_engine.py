@@ -16,7 +16,7 @@ from buildsys.backends.cuda_gpus import find_driver
 from buildsys.backends.interface import Backend, Calibration, load_backend
 from buildsys.errors import StageError
 from buildsys.stages.engine import stage as engine
-from buildsys.stages.engine.stage import checkout_timing_cache
+from buildsys.stages.engine.stage import shared_timings
 from buildsys.workers.job import Job
 
 CONTRACT = {
@@ -112,7 +112,7 @@ def test_progress_is_reported(tmp_path: Path) -> None:
 def test_only_builders_with_timings_get_a_timing_cache(tmp_path: Path) -> None:
     for backend in ("onnxruntime", "tensorrt_rtx"):
         job = replace(engine_job(tmp_path / backend, backend), timing_caches=tmp_path / "caches")
-        assert checkout_timing_cache(job, cast(Backend, None), tmp_path).path is None
+        assert shared_timings(job, cast(Backend, None)) is None
     assert not (tmp_path / "caches").exists()
 
 
@@ -137,20 +137,15 @@ def test_a_build_gets_a_private_copy_and_shares_its_additions(
         scratch = tmp_path / timings.decode().strip()
         scratch.mkdir()
         job = replace(engine_job(scratch, "tensorrt", **fields), timing_caches=tmp_path / "caches")
-        copy = checkout_timing_cache(job, load_backend("tensorrt_rtx"), scratch)
-        assert copy.path is not None
-        copy.path.write_bytes((copy.path.read_bytes() if copy.path.exists() else b"") + timings)
-        return copy.figures(["a message"])
+        shared, private = shared_timings(job, load_backend("tensorrt_rtx")), scratch / "private"
+        assert shared is not None
+        lent = shared.checkout(private)
+        private.write_bytes((lent or b"") + timings)
+        return shared.merge_back(private, lent)
 
     first = build(b"conv\n")
-    assert first["messages"] == ["a message"]
-    assert (
-        build(b"gemm\n", precision="fp16", workspace=1 << 20)["timing_cache"]["lent"]
-        == first["timing_cache"]["digest"]
-    )
-    assert "lent" not in build(b"pool\n", avg_timing_iterations=8)["timing_cache"], (
-        "other conditions"
-    )
+    assert build(b"gemm\n", precision="fp16", workspace=1 << 20)["lent"] == first["digest"]
+    assert "lent" not in build(b"pool\n", avg_timing_iterations=8), "other conditions"
 
 
 def test_the_calibration_of_a_builder_is_recorded(tmp_path: Path) -> None:
