@@ -11,7 +11,7 @@ import math
 import sys
 from collections.abc import Callable, Mapping
 from contextlib import closing
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -103,7 +103,7 @@ def run(job: Job) -> StageResult:
     for status, ending in ((FAILED, "failed"), (NOISY, NOISY), (INCOMPARABLE, "unavailable")):
         concerned = [check for check in checks if check["status"] == status]
         if concerned:
-            names = ", ".join(_title(check["metric"]) for check in concerned[1:])
+            names = ", ".join(_TITLES.get(c["metric"], c["metric"]) for c in concerned[1:])
             reason = concerned[0]["text"] + (f" (also: {names})" if names else "")
             hint = _hint(job, status, concerned[0], baseline)
             return StageResult(ending, reason, hint, result)
@@ -122,29 +122,21 @@ def _hint(job: Job, status: str, check: GateCheck, baseline: _Baseline) -> str:
     return baseline.hint or "the next build is compared with this one"
 
 
-def _title(metric: str) -> str:
-    return _TITLES.get(metric, metric)
-
-
 def _find_baseline(job: Job) -> _Baseline:
     """Find another engine, or the earlier build that the executor has found."""
-    engine, figures = job.inputs.get("baseline.engine"), _figures_of_files(job, "baseline.")
+    engine = job.inputs.get("baseline.engine")
+    facts = dict(job.baseline or {"missing": "there is no earlier build"})
     if other := job.options.get("baseline"):
-        missing = "" if engine else f"there is no engine {other['name']}"
-        hint = f"see `buildsys explain engine:{job.model}:{other['name']}`"
-        name = f"the engine {other['name']}"
-        return _Baseline(name, missing, hint, "", engine, other["engine"], figures)
-    earlier = job.baseline or {"missing": "there is no earlier build"}
-    return _Baseline(
-        earlier.get("description", ""),
-        earlier.get("missing", ""),
-        earlier.get("hint", ""),
-        earlier.get("reason", ""),
-        engine,
-        earlier.get("options") or job.options["engine"],
-        {**earlier.get("figures", {}), **figures},
-        earlier.get("accepted", ""),
-    )
+        facts = {
+            "description": f"the engine {other['name']}",
+            "missing": "" if engine else f"there is no engine {other['name']}",
+            "hint": f"see `buildsys explain engine:{job.model}:{other['name']}`",
+            "options": other["engine"],
+        }
+    names = {entry.name for entry in fields(_Baseline)}
+    known = {name: value for name, value in facts.items() if name in names and value}
+    known["figures"] = {**facts.get("figures", {}), **_figures_of_files(job, "baseline.")}
+    return _Baseline(**{"options": job.options["engine"], "engine": engine, **known})
 
 
 def _figures_of_files(job: Job, prefix: str) -> dict[str, float]:
@@ -208,21 +200,21 @@ def _check(
     rounds: Rounds,
     confidence: float,
 ) -> GateCheck:
-    title, show = _title(metric), SHOWN[metric]
+    title, show, rises = _TITLES.get(metric, metric), SHOWN[metric], metric in _RISES
     now, limit, tolerance = figures.get(metric), gate["limit"], gate["tolerance"]
     check: GateCheck = {
         "metric": metric, "status": PASSED, "before": None, "after": now, "change": None,
         "low": None, "high": None, "confidence": None, "tolerance": tolerance, "limit": limit,
-        "text": f"{title} {show(now) if now is not None else 'not known'}",
+        "text": "",
     }  # fmt: skip
-    rises = metric in _RISES
-    if now is None or now != now:
+    if now is None or math.isnan(now):
         text = f"the {title} of this build is not known"
         return {**check, "status": INCOMPARABLE, "after": None, "text": text}
     if limit is not None and (now < limit if rises else now > limit):
         bound = "at least" if rises else "at most"
         text = f"{title} is {show(now)}; {bound} {show(limit)} is allowed"
         return {**check, "status": FAILED, "text": text}
+    check["text"] = f"{title} {show(now)}"
     if tolerance is None:
         return check
     if baseline.accepted:
@@ -230,28 +222,27 @@ def _check(
     try:
         change = _compare(metric, tolerance, now, baseline, rounds, confidence)
     except ValueError as error:
-        change = f"{error}"
-    if isinstance(change, str):
-        return {**check, "status": INCOMPARABLE, "text": f"{title} is not comparable: {change}"}
+        return {**check, "status": INCOMPARABLE, "text": f"{title} is not comparable: {error}"}
     check |= {
         "before": change.before, "after": change.after, "change": change.change,
         "low": change.low, "high": change.high, "confidence": change.confidence,
     }  # fmt: skip
-    against, method = f"that of {baseline.description}", "both as built"
-    if metric in _TIMED:
-        method = f"in {len(rounds[_NOW][metric])} pairs of processes"
-    interval, allowed = "no interval", f"{q.percent(tolerance)} is allowed"
+    against, allowed = f"that of {baseline.description}", f"{q.percent(tolerance)} is allowed"
+    is_timed = metric in _TIMED
+    pairs = len(rounds.get(_NOW, {}).get(metric, ()))
+    method = f"in {pairs} pairs of processes" if is_timed else "both as built"
+    interval = "no interval"
     if change.low is not None and change.high is not None:
         share = round(100 * (change.confidence or 0))
         interval = f"{share} % interval {q.change(change.low)} to {q.change(change.high)}"
     if change.is_undecided:
         text = f"{title} is undecided: its change from {against} has the {interval}, {method}"
         return {**check, "status": NOISY, "text": f"{text}; {allowed}"}
-    within = f" ({interval})" if metric in _TIMED else ""
     word = "worse" if change.change >= 0 else "better"
     text = (
-        f"{title} is {q.percent(abs(change.change))} {word}{within} than {against}:"
-        f" {show(change.before)} before, {show(change.after)} now, {method}; {allowed}"
+        f"{title} is {q.percent(abs(change.change))} {word}{f' ({interval})' if is_timed else ''}"
+        f" than {against}: {show(change.before)} before, {show(change.after)} now, {method};"
+        f" {allowed}"
     )
     return {**check, "status": FAILED if change.is_regression else PASSED, "text": text}
 
@@ -263,23 +254,23 @@ def _compare(
     baseline: _Baseline,
     rounds: Rounds,
     confidence: float,
-) -> Change | str:
-    """Compare a figure with that of the baseline, or say why it is not comparable.
+) -> Change:
+    """Compare a figure with the baseline's.
 
-    Raises: ValueError: a round has an impossible figure.
+    Raises: ValueError: they are not comparable.
     """
     if baseline.missing:
-        return baseline.missing
-    if metric in _TIMED:
-        if _BEFORE not in rounds:
-            return baseline.reason
-        before, after = (rounds[side].get(metric, []) for side in (_BEFORE, _NOW))
-        return compare_rounds(
-            before, after, tolerance, more_is_better=metric in _RISES, confidence=confidence
-        )
-    if (figure := baseline.figures.get(metric)) is None:
-        return f"the figure of {baseline.description} is not known"
-    return compare_values(figure, now, tolerance)
+        raise ValueError(baseline.missing)
+    if metric not in _TIMED:
+        if (figure := baseline.figures.get(metric)) is None:
+            raise ValueError(f"the figure of {baseline.description} is not known")
+        return compare_values(figure, now, tolerance)
+    if _BEFORE not in rounds:
+        raise ValueError(baseline.reason)
+    before, after = (rounds[side].get(metric, []) for side in (_BEFORE, _NOW))
+    return compare_rounds(
+        before, after, tolerance, more_is_better=metric in _RISES, confidence=confidence
+    )
 
 
 OpenEngine = Callable[[], RemoteEngine]  # starts a process with the engine of one side
@@ -324,12 +315,10 @@ def measure_process(open_engine: OpenEngine, pace: RoundPace) -> dict[str, float
         samples = contender.block(pace.duration_s, _LEAST_RUNS)
         facts = engine.facts()
         memory = facts.get("memory_taken_bytes") or _peak_memory(engine.processes[0])
-    times_ns = sorted(samples.gpu_ns or samples.wall_ns)
     first = next(iter(load_case(pace.case).inputs.values()), None)
     batch = first.shape[0] if first is not None and first.shape else 1
     figures = {
-        "latency": median(times_ns) / 1e9,
-        "p99": times_ns[min(len(times_ns) - 1, len(times_ns) * 99 // 100)] / 1e9,
+        "latency": median(samples.gpu_ns or samples.wall_ns) / 1e9,
         "throughput": batch * len(samples.wall_ns) * 1e9 / samples.elapsed_ns,
     }
     return figures if memory is None else {**figures, "memory": float(memory)}
