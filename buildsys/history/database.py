@@ -85,11 +85,7 @@ class History:
     """The history of a project. Threads and processes may share it."""
 
     def __init__(
-        self,
-        path: Path,
-        notify: Callable[[str], None] = warn_on_stderr,
-        *,
-        read_only: bool = False,
+        self, path: Path, notify: Callable[[str], None] = warn_on_stderr, *, read_only: bool = False
     ) -> None:
         self.path = path
         self._db = (ReadOnlyStateDb if read_only else StateDb)(path, notify, HISTORY)

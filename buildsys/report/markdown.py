@@ -14,12 +14,7 @@ from buildsys.report.checks import margin_text
 from buildsys.report.formatting import align, display_width
 from buildsys.report.ranking import rank_text, unique_names
 from buildsys.report.report_types import LATENCY, Ranking, Report, TargetLine
-from buildsys.report.stage_lines import (
-    COMMAND_COLUMNS,
-    GATE_COLUMNS,
-    command_cells,
-    gate_cells,
-)
+from buildsys.report.stage_lines import COMMAND_COLUMNS, GATE_COLUMNS, command_cells, gate_cells
 from buildsys.stages.table import SEARCH, VERIFY, target_of
 from buildsys.system.printable import printable
 

@@ -242,9 +242,7 @@ def _trend(page: ModelPage, engine: str) -> tuple[float | None, ...]:
     return tuple(build.trusted_latency for build in reversed(builds))
 
 
-def _problems(
-    pipeline: Iterable[PipelineRow],
-) -> list[tuple[str, str, str, list[PipelineRow]]]:
+def _problems(pipeline: Iterable[PipelineRow]) -> list[tuple[str, str, str, list[PipelineRow]]]:
     """List status, reason, hint and targets of everything not passed."""
     problems: dict[tuple[str, str, str], list[PipelineRow]] = {}
     for row in pipeline:

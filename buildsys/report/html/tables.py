@@ -9,12 +9,7 @@ from buildsys.report import formatting as q
 from buildsys.report.ranking import COLUMNS as RANKING_COLUMNS
 from buildsys.report.ranking import ranking_cells, ranking_notes
 from buildsys.report.report_types import Check, ComparisonLine, Report
-from buildsys.report.stage_lines import (
-    COMMAND_COLUMNS,
-    GATE_COLUMNS,
-    command_cells,
-    gate_cells,
-)
+from buildsys.report.stage_lines import COMMAND_COLUMNS, GATE_COLUMNS, command_cells, gate_cells
 
 MOST_COMPARISONS = 64
 _MOST_FAILURES = 20

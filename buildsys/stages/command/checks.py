@@ -54,10 +54,7 @@ def _network(view: ManifestView) -> Problems:
 
 
 def _reference_problem(
-    view: ManifestView,
-    text: str,
-    reference: tuple[str, str],
-    earlier: dict[str, dict[str, Any]],
+    view: ManifestView, text: str, reference: tuple[str, str], earlier: dict[str, dict[str, Any]]
 ) -> tuple[str, str] | None:
     """Find problem and hint of an input that names another target's output."""
     kind, of = reference

@@ -58,11 +58,7 @@ def test_figures_of_both_builds_are_compared(make_build: MakeBuild) -> None:
 
 @pytest.mark.parametrize(
     ("second", "verdict"),
-    [
-        (at(1.2, 1.25, 1.3), SLOWER),
-        (at(0.74, 0.75, 0.76), FASTER),
-        (at(1.02, 1.06, 1.1), SAME),
-    ],
+    [(at(1.2, 1.25, 1.3), SLOWER), (at(0.74, 0.75, 0.76), FASTER), (at(1.02, 1.06, 1.1), SAME)],
 )
 def test_a_latency_changed_if_the_intervals_do_not_overlap(
     history: History, make_build: MakeBuild, second: Measurement, verdict: str

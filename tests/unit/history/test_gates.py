@@ -40,11 +40,7 @@ def verdicts_with_looks(slower: float, trials: int = 200) -> tuple[float, float]
         before, after = rounds(draw, LOOKS[-1][0], slower)
         for count, confidence in LOOKS:
             found = compare_rounds(
-                before[:count],
-                after[:count],
-                0.05,
-                more_is_better=False,
-                confidence=confidence,
+                before[:count], after[:count], 0.05, more_is_better=False, confidence=confidence
             )
             if not found.is_undecided:
                 break

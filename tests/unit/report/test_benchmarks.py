@@ -46,9 +46,7 @@ def result() -> Result[BenchResult]:
 
 def page_of(result: Result[BenchResult]) -> Page:
     report = replace(
-        assemble("m", {}, {}, {}),
-        bench=timings([result]),
-        gpu_states=gpu_states([result]),
+        assemble("m", {}, {}, {}), bench=timings([result]), gpu_states=gpu_states([result])
     )
     return Page(render_model(ModelPage(report, "2026-11-22T13:30:00Z")))
 

@@ -22,10 +22,7 @@ FOUND: dict[str, Any] = {
 @pytest.mark.parametrize(
     ("changes", "text"),
     [
-        (
-            {},
-            "2 of 9 nodes in fp32: relative error 3.1e-01 → 1.2e-01, 87.5 % of the MACs in int8",
-        ),
+        ({}, "2 of 9 nodes in fp32: relative error 3.1e-01 → 1.2e-01, 87.5 % of the MACs in int8"),
         (
             {"without": {"passed": False, "relative": None}, "macs_low": None},
             "2 of 9 nodes in fp32: relative error not finite → 1.2e-01",
