@@ -8,7 +8,8 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict
+from contextlib import suppress
+from dataclasses import asdict, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -19,12 +20,12 @@ from buildsys.cli.project_root import typed_path
 from buildsys.cli.session import Session
 from buildsys.cli.target_names import ModelFilter
 from buildsys.deploy.can_run import check_signature
-from buildsys.errors import UsageError
+from buildsys.errors import StageError, UsageError
 from buildsys.plan.action import Action
 from buildsys.project.load import empty_project
 from buildsys.report.formatting import first_names
 from buildsys.stages.table import ENGINE
-from buildsys.store.signatures import ACCEPT, WARN
+from buildsys.store.signatures import ACCEPT, WARN, SigningKey
 from buildsys.system.backend_registry import Reason
 from buildsys.system.processes import run_python
 from buildsys.system.signatures import UNSIGNED, UNTRUSTED, TrustedKeys, key_name
@@ -96,6 +97,10 @@ class EngineChecker:
         if revoked and not self._keys.trusted:
             problem = "revoked keys have no effect without trusted ones"
             raise UsageError(problem, "add --trusted-key")
+        if not trusted and self._policy.key is not None:  # own results need no other key
+            with suppress(StageError):
+                own = SigningKey(self._policy.key).public_key
+                self._keys = replace(self._keys, trusted=self._keys.trusted | {own})
 
     @cached_property
     def _session(self) -> Session:
@@ -154,17 +159,20 @@ class EngineChecker:
     def _signature(self, engine: NamedEngine) -> tuple[str, tuple[Reason, ...], str]:
         """Return the signer of an engine, the reasons against it, and a note.
 
-        Engines that this project built need no signature without ``--trusted-key``; its
-        ``unsigned`` says how others are treated.
+        Without ``--trusted-key``, engines that this project built need no signature, and
+        ``unsigned`` of the project says how others are treated.
         """
-        is_asked = bool(self._policy.trusted) and self._policy.unsigned != ACCEPT
-        is_asked = self._must_be_signed or (is_asked and engine.action is None)
-        if not is_asked or not engine.is_built:
+        is_configured = bool(self._policy.trusted) and self._policy.unsigned != ACCEPT
+        if not (self._must_be_signed or is_configured) or not engine.is_built:
             return "", (), ""
         signer, problems = check_signature(engine.path, self._keys)
-        is_tolerated = self._policy.unsigned == WARN and not self._must_be_signed
-        if is_tolerated and problems and problems[0].kind in (UNSIGNED, UNTRUSTED):
+        tolerated = {UNSIGNED, UNTRUSTED} if self._policy.unsigned == WARN else set()
+        tolerated |= {UNSIGNED} if engine.action is not None else set()
+        if problems and problems[0].kind in tolerated and not self._must_be_signed:
             return "", (), problems[0].problem
+        if engine.action is not None:  # an engine is signed when it is built
+            again = f"buildsys build -a -s {engine.action.target}"
+            problems = tuple(replace(problem, remedy=again) for problem in problems)
         return signer, problems, ""
 
 

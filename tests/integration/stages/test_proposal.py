@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 from pathlib import Path
 from typing import Any
 
@@ -126,30 +125,6 @@ class Images(nn.Linear):
         if torch.is_tensor(images):
             raise TypeError("images is a list")
         return {"all": super().forward(torch.cat(images))}
-
-
-class Sparse(nn.Linear):
-    def __init__(self):
-        super().__init__(4, 4)
-
-    def forward(self, x):
-        return super().forward(x).to_sparse()
-
-
-class NoForward(nn.Module):
-    pass
-
-
-def nothing():
-    pass
-
-
-class Text(nn.Linear):
-    def __init__(self):
-        super().__init__(4, 4)
-
-    def forward(self, x):
-        return "text", x
 """
 
 
@@ -313,24 +288,6 @@ def test_outputs_get_names_that_a_manifest_allows(tmp_path: Path) -> None:
     assert {name: output["key"] for name, output in outputs.items()} == {
         "x_out": "x", "of_rows": "of rows", "output": ".",
     }  # fmt: skip
-
-
-@pytest.mark.parametrize(
-    ("name", "problem", "hint"),
-    [
-        ("Text", "only tensors can be outputs", "let the callable of source.python return a mod"),
-        ("Sparse", "only dense tensors can be outputs, not torch.sparse_coo", "call to_dense() or"),
-        ("NoForward", "NoForward of networks.py:NoForward has no forward", "define it"),
-        ("nothing", "nothing returned NoneType, not a torch.nn.Module", "let it return the netw"),
-        ("Zzz", "networks.py has no Zzz", "define it there"),
-    ],
-)
-def test_networks_without_outputs_are_refused(
-    tmp_path: Path, name: str, problem: str, hint: str
-) -> None:
-    with pytest.raises(StageError, match=re.escape(problem)) as caught:
-        propose(tmp_path, python=f"networks.py:{name}")
-    assert caught.value.hint.startswith(hint)
 
 
 def test_a_damaged_onnx_file_is_one_sentence_with_a_remedy(tmp_path: Path) -> None:
