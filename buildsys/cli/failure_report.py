@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import json
 import platform
 import time
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
-from pathlib import Path, PurePosixPath
+from pathlib import PurePosixPath
 
 from buildsys.cli.project_root import shown_path
 from buildsys.cli.session import Session
@@ -18,12 +17,11 @@ from buildsys.execution.stale_reasons import NEVER_BUILT, NOISY, UPSTREAM, summa
 from buildsys.plan.action import Action
 from buildsys.report.assemble import TargetProblem, assemble_after_failure
 from buildsys.report.formatting import first_names, plural
-from buildsys.report.markdown import is_failure_report, render
+from buildsys.report.markdown import render
 from buildsys.report.report_types import Report, as_json
 from buildsys.report.result_files import read_report
 from buildsys.stages.table import BENCH, ENGINE, REPORT, VERIFY, target_of
 from buildsys.store.ledger import FAILED, PASSED, utc_now
-from buildsys.system.files import MAX_RESULT_BYTES, read_limited
 from buildsys.workers.job import StageResult
 from buildsys.workers.result_file import TARGET_FIELDS, result_text
 
@@ -183,7 +181,7 @@ def _files(session: Session, report: Action, problems: Problems) -> dict[str, by
     build = session.project.build
     if not problems or not (build / report.outputs["result"].path).is_file():
         return {}
-    files = dict(_last_successful(build, report))
+    files = dict(_last_successful(session, report))
     ended = time.strftime("%Y-%m-%d %H:%M", time.gmtime())
     notice = (
         f"This is the report on the run that ended {ended} UTC. Outputs of stale targets are from "
@@ -214,28 +212,11 @@ def _files(session: Session, report: Action, problems: Problems) -> dict[str, by
     return files
 
 
-def _last_successful(build: Path, report: Action) -> Iterator[tuple[str, bytes]]:
-    """Yield each file of the last successful report, current or already kept.
-
-    They are checked one by one, as a run may have been killed between two files.
-    """
-    for ref in (ref for role, ref in report.outputs.items() if role in ("result", "markdown")):
+def _last_successful(session: Session, report: Action) -> Iterator[tuple[str, bytes]]:
+    """Yield each file of the last successful report, current or already kept."""
+    is_current = session.result(report.target).get("status") == PASSED
+    for ref in (report.outputs[role] for role in ("result", "markdown") if role in report.outputs):
         copy = str(PurePosixPath(ref.path).with_stem(KEPT))
-        for path in (ref.path, copy):
-            try:
-                content = read_limited(build / path, MAX_RESULT_BYTES)
-            except (FileNotFoundError, ValueError):
-                continue
-            if path == copy or not _is_on_failure(content, path):
-                yield copy, content
-                break
-
-
-def _is_on_failure(content: bytes, path: str) -> bool:
-    if not path.endswith(".json"):
-        return is_failure_report(content.decode(errors="replace"))
-    try:
-        document = json.loads(content)
-    except (ValueError, RecursionError):
-        return False
-    return isinstance(document, dict) and document.get("status") == FAILED
+        path = session.project.build / (ref.path if is_current else copy)
+        if path.is_file():
+            yield copy, path.read_bytes()

@@ -89,11 +89,6 @@ _MOST_PROBLEMS = 5
 _MOST_WARNINGS = 3
 
 
-def is_failure_report(markdown: str) -> bool:
-    """Check for a rendered report on an unsuccessful run."""
-    return markdown.partition("\n")[0].endswith(f": {_FAILED_TITLE}")
-
-
 def render(report: Report) -> str:
     """Render the report as Markdown, ending in a newline."""
     return printable("\n".join(_lines(report))) + "\n"

@@ -92,16 +92,12 @@ def lines_by_cause(
     return [*groups.values()]
 
 
-def table_rows(lines: Sequence[ConsoleLine], cause: Mapping[str, str]) -> list[list[ConsoleLine]]:
-    """Group the lines of a model: engines whose same stages have one cause share a row."""
-    stages: dict[tuple[str, str], tuple[str, ...]] = {}
-    for line in lines:
-        if why := cause.get(line.target):
-            stages[line.variant, why] = (*stages.get((line.variant, why), ()), line.stage)
+def table_rows(lines: Iterable[ConsoleLine], cause: Mapping[str, str]) -> list[list[ConsoleLine]]:
+    """Group the lines of a model: stages of an engine with one cause share a row."""
     groups: dict[tuple[str, ...], list[ConsoleLine]] = {}
     for line in lines:
-        why = cause.get(line.target, line.target)
-        groups.setdefault((why, *stages.get((line.variant, why), ())), []).append(line)
+        why = cause.get(line.target)
+        groups.setdefault((why, line.variant) if why else (line.target,), []).append(line)
     return [*groups.values()]
 
 

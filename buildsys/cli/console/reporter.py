@@ -106,8 +106,6 @@ class Reporter:
             line.seconds = None if is_earlier else finished.seconds
             if line.status in ("unavailable", "noisy"):
                 line.recorded = finished.waited
-                if self._is_without_engine(line):
-                    return
             elif finished.waited:
                 line.status, line.reason = "fresh", "built by another run meanwhile"
             else:
@@ -115,25 +113,26 @@ class Reporter:
 
                 line.status = "restored" if finished.restored else line.status
                 line.figure = key_figure(line.stage, self.session.result(line.target))
-            self._open_display().ended(line)
+            if not self._is_without_engine(line):
+                self._open_display().ended(line)
 
     def _is_without_engine(self, line: ConsoleLine) -> bool:
         """Return True after the line of the target's own unavailable engine."""
         engine = self._lines.get(engine_of(line))
-        return engine is not None and engine.status == "unavailable"
+        is_gone = engine is not None and engine.status == "unavailable"
+        return is_gone and line.status in ("running", "unavailable")
 
     def add_failure(self, task: Any, fail: Any) -> None:
         """Show a failure; targets downstream only appear in the table."""
-        line = self._lines.get(task.name)
+        line, finished = self._lines.get(task.name), self.session.finished.get(task.name)
         if line is None:
             return
+        if fail.get_name() == "UnmetDependency":
+            unmet = fail.message.split()
+            failed = [t for t in unmet if t in self._lines and self._has_failed(t)]
+            line.reason = f"needs {', '.join(failed or unmet[:1])}"
+            return
         with self._lock:
-            if fail.get_name() == "UnmetDependency":
-                unmet = fail.message.split()
-                failed = [t for t in unmet if t in self._lines and self._has_failed(t)]
-                line.reason = f"needs {', '.join(failed or unmet[:1])}"
-                return
-            finished = self.session.finished.get(task.name)
             line.status, line.reason = "failed", fail.message.strip()
             line.log_file, line.seconds = None, finished.seconds if finished else 0.0
             log = self.session.log(task.name)

@@ -15,7 +15,6 @@ from buildsys.cli.console.lines import ENDED, OBVIOUS, ConsoleLine, causes, row_
 from buildsys.cli.console.rows import text_console
 from buildsys.cli.project_root import shown_path
 from buildsys.cli.session import Session
-from buildsys.execution.stale_reasons import FAILED, NOISY, TEXTS
 from buildsys.report.formatting import duration
 from buildsys.report.key_figures import key_figure
 from buildsys.stages.table import REPORT
@@ -34,7 +33,6 @@ _ORDER = ("passed", "restored", "fresh", "unavailable", "noisy", "failed", "igno
 _MOST_TABLES = 100  # more models than that: only those with something else than passed targets
 _MOST_WARNINGS, _WARNING_LENGTH = 5, 240  # per model, and in characters: torch's are long
 _MOST_OTHER_MODELS = 10  # with stale outputs but without a table
-_SHORT_REASONS = [TEXTS[kind].partition(":")[0] for kind in (FAILED, NOISY)]  # rest: in the figure
 _WITH_REASONS = 110  # columns of a terminal with room for the reasons
 _PLAIN_WIDTH = 120  # tables in logs and pipes, unless COLUMNS is set
 
@@ -145,15 +143,9 @@ def _table(session: Session, model: str, lines: Sequence[ConsoleLine], width: in
         status = Text(line.status, _STYLES.get(line.status, "dim"))
         took = duration(sum(seconds)) if seconds else ""
         cells = [Text(row_title(group)), status, Text(took), Text(printable_line(figure))]
-        table.add_row(*cells, *([Text(_why(line))] if has_column else []))
+        why = printable_line(line.why) if line.has_ended and line.why not in OBVIOUS else ""
+        table.add_row(*cells, *([Text(why)] if has_column else []))
     return table
-
-
-def _why(line: ConsoleLine) -> str:
-    """Shorten why a target has run."""
-    if not line.has_ended or line.why in OBVIOUS:
-        return ""
-    return printable_line(next(filter(line.why.startswith, _SHORT_REASONS), line.why))
 
 
 def _warnings(session: Session, lines: Iterable[ConsoleLine]) -> Iterator[str]:

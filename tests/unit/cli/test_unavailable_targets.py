@@ -42,7 +42,7 @@ def test_an_unavailable_engine_is_said_once(doit: Doit) -> None:
     assert "unavailable  verify:net:rtx  100 ms  there is no engine\n" in out
 
 
-def test_engines_with_one_cause_share_a_row() -> None:
+def test_stages_with_one_cause_share_a_row() -> None:
     def lines(model: str, *targets: str) -> list[ConsoleLine]:
         return [
             ConsoleLine(f"{stage}:{model}:{engine}", model, stage, engine, status)
@@ -57,7 +57,7 @@ def test_engines_with_one_cause_share_a_row() -> None:
     )  # fmt: skip
     cause = causes(listed, lambda one: reasons[one.variant])
     assert [row_title(group) for group in table_rows(listed, cause)] == [
-        "engine, verify a, b", "engine, verify c", "engine d", "verify d"
+        "engine, verify a", "engine, verify b", "engine, verify c", "engine d", "verify d"
     ]  # fmt: skip
     assert [group_name(group) for group in lines_by_cause(listed, cause)] == [
         "engine, verify a, b, d of m", "engine, verify c of m"
