@@ -38,7 +38,8 @@ def check_model(view: ManifestView) -> Problems:
     for check in checks:
         yield from check(view)
     for section in view.data:
-        yield from view.duplicates(section, "cases")
+        for field in ("cases", "baselines"):
+            yield from view.duplicates(section, field)
 
 
 def _source(view: ManifestView) -> Problems:

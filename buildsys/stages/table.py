@@ -88,7 +88,6 @@ STAGES = (
         has_graph=True,
         compared=("bytes", "nodes"),
         sections=("simplify",),
-        has_checks=True,
     ),
     StageInfo(
         CALIBRATE,
@@ -150,7 +149,6 @@ STAGES = (
         has_artifacts=False,
         in_own_interpreter=True,
         sections=("bench",),
-        has_checks=True,
     ),
     StageInfo(
         GATE,

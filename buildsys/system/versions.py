@@ -85,33 +85,29 @@ def tool_versions(
     ``python`` is the interpreter's major and minor version; ``cc`` and ``c++`` are compilers.
     With a ``toolchain`` they are those of its interpreter; ``texts`` caches what it reported.
     """
-    versions = {}
     if toolchain is None:
-        for name in names:
-            if name in compilers.LANGUAGES:
-                versions[name] = compilers.compiler_identity(name)
-            else:
-                versions[name] = (
-                    python_version() if name == "python" else distribution_version(name)
-                )
-        return versions
+        return {name: _own_version(name) for name in names}
     from buildsys.system.toolchains import check_interpreter
 
     interpreter = check_interpreter(toolchain, texts).interpreter
     if interpreter is None:
         python = UNUSABLE if toolchain.python.exists() else ABSENT
         return {name: python if name == "python" else ABSENT for name in names}
-    for name in names:
-        versions[name] = (
-            interpreter.release
-            if name == "python"
-            else (
-                _listed_version(name, installed_versions(interpreter.path))
-                or _package_version(name.replace("-", "_"), interpreter.path)
-                or ABSENT
-            )
-        )
-    return versions
+    installed = installed_versions(interpreter.path)
+    return {
+        name: interpreter.release
+        if name == "python"
+        else _listed_version(name, installed)
+        or _package_version(name.replace("-", "_"), interpreter.path)
+        or ABSENT
+        for name in names
+    }
+
+
+def _own_version(name: str) -> str:
+    if name in compilers.LANGUAGES:
+        return compilers.compiler_identity(name)
+    return python_version() if name == "python" else distribution_version(name)
 
 
 @cache

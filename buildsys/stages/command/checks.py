@@ -79,32 +79,23 @@ def _reference_problem(
         problem = f"{text} is of a network, and this model has no source"
         return problem, "name a file or the output of a command"
     if view.is_defined and kind in _GRAPHS:
-        return f"{text} is an ONNX graph, and the network of source.tensorrt is none", (
-            "name an engine"
+        return (
+            f"{text} is an ONNX graph, and the network of source.tensorrt is none",
+            "name engines",
         )
     return None
 
 
 def _outputs(view: ManifestView, path: FieldPath) -> Problems:
-    taken: dict[PurePosixPath, str] = {}
     for name, text in view.map(*path, "outputs").items():
         if not isinstance(text, str):
             continue
-        at, place = (*path, "outputs", name), PurePosixPath(text)
-        parts = place.parts
-        if not parts or place.is_absolute() or ".." in parts or not text.isprintable():
+        at, parts = (*path, "outputs", name), PurePosixPath(text).parts
+        if not parts or parts[0] == "/" or ".." in parts or not text.isprintable():
             hint = "write a file such as model.onnx, or a folder such as model/"
             yield view.problem(at, f"{show_value(text)} is not inside the working folder", hint)
-            continue
-        if parts[0] in (*RESERVED, RESULT_FILE, LOG_FILE):
-            yield view.problem(at, f"{parts[0]} is a name of buildsys", "choose another one")
-        own = [place, *([place.with_name(f"{place.name}{LISTING}")] if text[-1] == "/" else [])]
-        for other, owner in taken.items():
-            if any(path == other or path in other.parents or other in path.parents for path in own):
-                problem = f'{place} is also part of the output "{owner}"'
-                yield view.problem(at, problem, "choose another name")
-                break
-        taken |= dict.fromkeys(own, name)
+        elif parts[0] in (*RESERVED, RESULT_FILE, LOG_FILE) or text.endswith(LISTING):
+            yield view.problem(at, f"{text} is a name of buildsys", "choose another one")
 
 
 def _run(view: ManifestView, path: FieldPath, command: dict[str, Any]) -> Problems:

@@ -11,9 +11,6 @@ from buildsys.manifest.schema.base import QUANTIZED
 from buildsys.manifest.value_ranges import data_problem
 from buildsys.manifest.value_tree import FieldPath
 from buildsys.manifest.view import REFUSED, ManifestView, shapes_after_surgery
-from buildsys.stages.calibrate.fields import DEFAULT_PERCENTILE
-
-_TENSORRT_ALGORITHMS = ("entropy", "minmax")
 
 
 def problems(view: ManifestView) -> Problems:
@@ -41,7 +38,7 @@ def _calibration_use(
     view: ManifestView, path: FieldPath, engine: dict[str, Any], shapes: dict[str, list[Any]]
 ) -> Problems:
     precision, tool = precision_of(engine), view.get("quantize", "tool")
-    algorithm = view.get("calibration", "algorithm") or _TENSORRT_ALGORITHMS[0]
+    algorithm = view.get("calibration", "algorithm")
     if view.get("calibration") is None:
         field, what = (
             ("precision", f"an {precision} engine")
@@ -51,24 +48,18 @@ def _calibration_use(
         text = f"{what} needs calibration data, but this model has no section calibration"
         entries = ", ".join(f"{name}: {_example_data(shape)}" for name, shape in shapes.items())
         yield view.problem((*path, field), text, f"add calibration: {{data: {{{entries}}}}}")
-    if tool == "modelopt":
-        for field, default in (("per_channel", True), ("outputs", False)):
-            if view.get("quantize", field) not in (None, REFUSED, default):
-                hint = "remove it, or use tool: builtin"
-                text = "not supported by ModelOpt"
-                yield view.problem(("quantize", field), text, hint, of_key=True)
-        if algorithm == "percentile":
-            hint = "use entropy or minmax, or another quantize.tool"
-            text = "algorithm percentile is not supported by ModelOpt"
-            yield view.problem(("calibration", "algorithm"), text, hint)
+    unsupported = {"per_channel": True, "outputs": False}  # by ModelOpt, with their defaults
+    for field, default in unsupported.items() if tool == "modelopt" else ():
+        if view.get("quantize", field) not in (None, REFUSED, default):
+            hint = "remove it, or use tool: builtin"
+            yield view.problem(("quantize", field), "not supported by ModelOpt", hint, of_key=True)
     chosen = engine.get("quantization", "auto")
-    auto = is_auto(engine)  # its quantizers are in the graph
-    implicit = chosen == "implicit" or (
-        not auto and (chosen == "auto" and engine.get("typing") == "weak")
-    )
-    if implicit and algorithm not in (*_TENSORRT_ALGORITHMS, REFUSED):
-        text = f"engine {engine.get('name')} calibrates with TensorRT: entropy or minmax only"
-        hint = "use one of these, or quantization: explicit for the engine"
+    is_weak = chosen == "auto" and engine.get("typing") == "weak" and not is_auto(engine)
+    calibrates_itself = chosen == "implicit" or is_weak
+    if algorithm == "percentile" and (calibrates_itself or tool == "modelopt"):
+        builder = "TensorRT" if calibrates_itself else "ModelOpt"
+        text = f"engine {engine.get('name')} calibrates with {builder}: entropy or minmax only"
+        hint = "use one of these, or an explicit quantization with another quantize.tool"
         yield view.problem(("calibration", "algorithm"), text, hint)
 
 
@@ -88,21 +79,13 @@ def _calibration(view: ManifestView, shapes: dict[str, list[Any]]) -> Problems:
             hint = f"add data: {{{name}: {_example_data(shape)}}}"
             text = f'input "{name}" has no calibration data'
             yield view.problem(("calibration",), text, hint)
-    algorithm = view.get("calibration", "algorithm") or _TENSORRT_ALGORITHMS[0]
-    percentile = view.get("calibration", "percentile")
-    if percentile not in (None, DEFAULT_PERCENTILE) and algorithm in _TENSORRT_ALGORITHMS:
-        text, hint = f"ignored by algorithm {algorithm}", "remove it, or set algorithm: percentile"
-        yield view.problem(("calibration", "percentile"), text, hint, of_key=True)
     size = view.get("calibration", "batch_size")
     for name, shape in shapes.items() if isinstance(size, int) else ():
         first = shape[0] if shape else None
-        if not isinstance(first, str):
-            state = f"has the fixed size {first}" if shape else "does not exist"
-            text = f'the first dimension of input "{name}" {state}, so the batch size cannot be set'
-            yield view.problem(("calibration", "batch_size"), text, "remove it", of_key=True)
-        elif (span := view.dim_range(first)) and not span[0] <= size <= span[1]:
-            text = f"{size} is outside the range of {first} ({span[0]} to {span[1]})"
-            hint = f"choose a size in this range, or widen dims.{first}"
+        span = view.dim_range(first) if isinstance(first, str) else (first, first, 1)
+        if span and not (span[0] is not None and span[0] <= size <= span[1]):
+            text = f'{size} does not fit the first dimension of input "{name}", {first}'
+            hint = "choose a size in its range in dims, or remove it"
             yield view.problem(("calibration", "batch_size"), text, hint)
 
 

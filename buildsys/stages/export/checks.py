@@ -9,24 +9,15 @@ from buildsys.manifest.problem import Problems, expected
 from buildsys.manifest.value_tree import FieldPath
 from buildsys.manifest.view import ManifestView
 
-_IGNORED_BY = {  # exporter -> option -> what to do instead
-    "torchscript": {
-        "optimize": "use do_constant_folding",
-        "verify": "remove it (the validate stage compares with PyTorch)",
-        "report": "remove it, or use exporter: dynamo",
-        "profile": "remove it, or use exporter: dynamo",
-        "dump_exported_program": "remove it, or use exporter: dynamo",
-        "external_data": "remove it (the exporter decides by size)",
-    },
-    "dynamo": {
-        "training": "remove it (the model is exported in its current mode)",
-        "operator_export_type": "remove it, or use exporter: torchscript",
-        "do_constant_folding": "use optimize: false",
-        "custom_opsets": "remove it, or use exporter: torchscript",
-        "export_modules_as_functions": "remove it, or use exporter: torchscript",
-        "autograd_inlining": "remove it, or use exporter: torchscript",
-    },
-}
+_OPTIONS_OF = {  # exporter -> options that the other one ignores
+    "dynamo": (
+        "optimize", "verify", "report", "profile", "dump_exported_program", "external_data",
+    ),
+    "torchscript": (
+        "training", "operator_export_type", "do_constant_folding", "custom_opsets",
+        "export_modules_as_functions", "autograd_inlining",
+    ),
+}  # fmt: skip
 _OPSETS = {
     "torchscript": range(6, 24),
     # below 18 dynamo converts down, which the export checks; 28 is the newest opset of onnx 1.23
@@ -60,9 +51,10 @@ def _options(view: ManifestView) -> Problems:
         hint = "write export: {exporter: dynamo, opset: 18}"
         yield view.problem(("export", "exporter"), text, hint)
         return
-    for option, hint in _IGNORED_BY[exporter].items():
+    (other,) = _OPTIONS_OF.keys() - {exporter}
+    for option in _OPTIONS_OF[other]:
         if view.get("export", option) is not None:
-            text = f"ignored by exporter {exporter}"
+            text, hint = f"ignored by exporter {exporter}", f"remove it, or use exporter: {other}"
             yield view.problem(("export", option), text, hint, of_key=True)
     yield from _opset(view, ("export", "opset"), exporter)
     if view.get("export", "export_params") is False:
@@ -147,15 +139,9 @@ def _symbolic_problems(view: ManifestView, path: FieldPath, entry: dict[str, Any
 
 
 def _name_problems(view: ManifestView, path: FieldPath, op: str) -> Problems:
-    if "::" not in op:
-        word = re.sub(r"\W", "", op.rpartition(".")[2].rpartition(":")[2]) or "asinh"
-        text = expected("an operator with its namespace", op)
-        yield view.problem(path, text, f"write NAMESPACE::NAME, such as aten::{word}")
-    elif op.startswith("onnx::"):
-        text = "nothing can be registered in the namespace onnx, which holds ONNX's own operators"
-        yield view.problem(path, text, "name the operator of PyTorch, such as aten::asinh")
-    elif not _OPERATOR.fullmatch(op):
-        yield view.problem(path, expected("an operator name such as aten::asinh", op))
+    if not _OPERATOR.fullmatch(op) or op.startswith("onnx::"):
+        text = expected("an operator of PyTorch with its namespace", op)
+        yield view.problem(path, text, "write NAMESPACE::NAME, such as aten::asinh")
     elif path[0] == "symbolics" and "." in op:
         text = "the torchscript exporter ignores overloads"
         hint = f"write {op.partition('.')[0]}; the function gets the inputs of every overload"
