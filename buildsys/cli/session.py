@@ -48,7 +48,7 @@ class Session(TargetNames):
     """
 
     def __init__(self, project: Project) -> None:
-        versions = builder_versions(project.root, project.state)
+        versions = builder_versions(project.root)
         super().__init__(project, ProjectPlan(project.models, versions))
         # (target, event) from any thread: progress, the stale reason, or waiting for a process
         self.on_event: Callable[[str, Mapping[str, Any]], None] = lambda *_: None

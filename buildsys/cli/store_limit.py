@@ -67,15 +67,15 @@ def reached_by(
     UsageError: a revision is unknown, or its manifests are wrong.
     """
     project = load_project(root)
-    plans = [_planned(project, project.state)]
+    plans = [_planned(project)]
     for revision in revisions:
         with project_at(project, revision) as at:
-            plans.append(_planned(at.project, project.state))
+            plans.append(_planned(at.project))
     return partial(_reached_names, project.state, plans)
 
 
-def _planned(project: Project, state: Path) -> PlannedBuilds:
-    actions = ProjectPlan(project.models, builder_versions(project.root, state))
+def _planned(project: Project) -> PlannedBuilds:
+    actions = ProjectPlan(project.models, builder_versions(project.root))
     return planned_builds(project.root, project.build, actions)
 
 

@@ -120,7 +120,7 @@ class EnvironmentParts:
         return self._versions(names, toolchain) | self._identities(names, toolchain)
 
     def _versions(self, names: Collection[str], toolchain: ToolchainRef | None) -> Parts:
-        numbers = versions.tool_versions(names, self._located(toolchain), self._texts)
+        numbers = versions.tool_versions(names, self._located(toolchain))
         return {f"{TOOL}{name}": version for name, version in numbers.items()}
 
     def _identities(self, names: Collection[str], toolchain: ToolchainRef | None) -> Parts:
@@ -141,7 +141,7 @@ class EnvironmentParts:
 
     def _module_path(self, toolchain: ToolchainRef | None) -> tuple[str, ...] | None:
         located = self._located(toolchain)
-        return versions.module_path(located, self._texts) if located else None
+        return versions.module_path(located) if located else None
 
     def _located(self, toolchain: ToolchainRef | None) -> Toolchain | None:
         if toolchain is None:
@@ -189,21 +189,13 @@ def _escape(name: str) -> str:
     return _SPECIAL.sub(r"\\\1", name)
 
 
-def builder_versions(root: Path, state: Path) -> VersionOf:
+def builder_versions(root: Path) -> VersionOf:
     """Make a lookup of TensorRT versions by toolchain."""
 
     @cache
     def version_of(toolchain: ToolchainRef | None) -> str:
-        if toolchain is None:
-            return tool_versions(("tensorrt",))["tensorrt"]
-        from buildsys.store.state_db import ReadOnlyStateDb
-
-        view = ReadOnlyStateDb(state / "state.db", lambda _: None)  # a run reports problems with it
-        try:
-            located = locate_toolchain(*toolchain, root, os.environ)
-            return tool_versions(("tensorrt",), located, view)["tensorrt"]
-        finally:
-            view.close()
+        located = locate_toolchain(*toolchain, root, os.environ) if toolchain else None
+        return tool_versions(("tensorrt",), located)["tensorrt"]
 
     return version_of
 

@@ -1,30 +1,20 @@
-"""Toolchains: Python interpreters with their own libraries, their versions and problems.
-
-An interpreter is started once: the result is cached by the stat of the interpreter, ``pyvenv.cfg``,
-the folders on its module path and their ``.pth`` files.
-"""
+"""Toolchains: Python interpreters with their own libraries, their versions and problems."""
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
 import re
 import threading
 from collections.abc import Iterable, Mapping
-from contextlib import suppress
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from importlib.machinery import PathFinder
 from pathlib import Path
-from typing import NamedTuple
 
 from buildsys.errors import StageError, Unavailable
-from buildsys.system.files import stamp
-from buildsys.system.text_cache import TextCache
 
 OVERRIDE_PREFIX = "BUILDSYS_TOOLCHAIN_"
 OLDEST = (3, 10)
-_SCHEMA = "interpreter/1"
 # variables of our interpreter that would change the modules another one finds
 _INTERPRETER_VARIABLES = (
     "PYTHONEXECUTABLE", "PYTHONHOME", "PYTHONPATH", "PYTHONPLATLIBDIR", "PYTHONSTARTUP",
@@ -126,17 +116,12 @@ class InterpreterCheck:
         raise (Unavailable if self.permanent else StageError)(self.problem, self.hint)
 
 
-class _Known(NamedTuple):
-    check: InterpreterCheck
-    stamps: Mapping[str, list[int] | None]  # stamps of the files that the check depends on
-
-
-_known: dict[str, _Known] = {}
+_checks: dict[tuple[Path, str], InterpreterCheck] = {}  # of this process
 _probing = threading.Lock()
 
 
-def check_interpreter(toolchain: Toolchain, texts: TextCache | None = None) -> InterpreterCheck:
-    """Check a toolchain's interpreter. It is started unless ``texts`` has the result.
+def check_interpreter(toolchain: Toolchain) -> InterpreterCheck:
+    """Check a toolchain's interpreter, which is started once per process.
 
     Raises: UsageError: BUILDSYS_INTERPRETER_LIMIT is not a duration.
     """
@@ -148,29 +133,15 @@ def check_interpreter(toolchain: Toolchain, texts: TextCache | None = None) -> I
     if not os.access(python, os.X_OK):
         return _unusable(toolchain, f"{python} is not executable", f"chmod +x {python}")
     environment = toolchain.environment(os.environ)
-    name = _cache_name(toolchain, environment)
+    name = python, json.dumps([toolchain.name, environment], sort_keys=True)
     with _probing:  # threads that need the same interpreter wait for one probe
-        remembered, text = _known.get(name), texts.get(name) if texts is not None else None
-        if remembered is None and text is not None:
-            fields, stamps = json.loads(text)
-            remembered = _Known(InterpreterCheck(_interpreter(fields)), stamps)
-        if remembered is None or remembered.stamps != _stamps(remembered.stamps):
-            remembered = _probe(toolchain, environment)
-        _known[name] = remembered
-        if texts is not None and remembered.check.interpreter is not None:
-            new = json.dumps([asdict(remembered.check.interpreter), remembered.stamps])
-            if new != text:
-                texts.set(name, new)
-    interpreter = remembered.check.interpreter
-    if interpreter is None or tuple(map(int, interpreter.version.split(".")[:2])) >= OLDEST:
-        return remembered.check
-    needed = ".".join(map(str, OLDEST))
-    reason = f"{python} is Python {interpreter.version}, but {needed} or newer is needed"
-    return replace(_unusable(toolchain, reason), interpreter=interpreter)
+        if name not in _checks:
+            _checks[name] = _probe(toolchain, environment)
+    return _checks[name]
 
 
-def _probe(toolchain: Toolchain, environment: Mapping[str, str]) -> _Known:
-    # slow to import; a run with nothing to do finds the result in the cache
+def _probe(toolchain: Toolchain, environment: Mapping[str, str]) -> InterpreterCheck:
+    # slow to import
     from buildsys.system.interpreter_probe import INTERPRETER_SCRIPT, probe_limit_s, run_probe
 
     python, limit_s = toolchain.python, probe_limit_s(os.environ)
@@ -178,37 +149,29 @@ def _probe(toolchain: Toolchain, environment: Mapping[str, str]) -> _Known:
         result = run_probe(python, INTERPRETER_SCRIPT, (), environment, limit_s)
     except OSError as error:
         reason = (error.strerror or str(error)).lower()
-        return _Known(_unusable(toolchain, f"{python} cannot be started: {reason}"), {})
+        return _unusable(toolchain, f"{python} cannot be started: {reason}")
     if result.fields is None:
         is_passing = result.timed_out or result.crashed
         printed = f" and printed {result.last_line!r}" if result.last_line else ""
         problem = f"{python} is not a working Python: it {result.ending}{printed}"
         hint = f"try `{python} -c 'import sys'`" if is_passing else ""
-        check = replace(
+        return replace(
             _unusable(toolchain, problem, hint),
             permanent=not is_passing,
             output=result.output,
             timed_out=result.timed_out,
         )
-        return _Known(check, {})
     fields = dict(result.fields)
     if fields.pop("pid", result.pid) != result.pid:
         # exit code, signals and descriptors would be those of a shell
         hint = f'write `exec` before the interpreter in {python}: exec …/python "$@"'
-        problem = f"{python} starts Python as a second process"
-        return _Known(_unusable(toolchain, problem, hint), {})
-    interpreter = _interpreter(fields)
-    files = []
-    for entry in interpreter.path:
-        files.append(entry)
-        with suppress(OSError):  # an archive or a missing folder
-            names = os.listdir(entry)  # noqa: PTH208 - no path is needed
-            files += sorted(f"{entry}/{name}" for name in names if name.endswith(".pth"))
-    return _Known(InterpreterCheck(interpreter), _stamps(files))
-
-
-def _interpreter(fields: Mapping[str, object]) -> Interpreter:
-    return Interpreter(**{**fields, "path": tuple(fields["path"])})  # type: ignore[arg-type]
+        return _unusable(toolchain, f"{python} starts Python as a second process", hint)
+    interpreter = Interpreter(**{**fields, "path": tuple(fields["path"])})
+    if tuple(map(int, interpreter.version.split(".")[:2])) >= OLDEST:
+        return InterpreterCheck(interpreter)
+    needed = ".".join(map(str, OLDEST))
+    problem = f"{python} is Python {interpreter.version}, but {needed} or newer is needed"
+    return replace(_unusable(toolchain, problem), interpreter=interpreter)
 
 
 def _unusable(toolchain: Toolchain, problem: str, hint: str = "") -> InterpreterCheck:
@@ -218,18 +181,3 @@ def _unusable(toolchain: Toolchain, problem: str, hint: str = "") -> Interpreter
         f" or {override_variable(name)} on this machine"
     )
     return InterpreterCheck(None, f"the toolchain {name} cannot be used: {problem}", hint)
-
-
-def _cache_name(toolchain: Toolchain, environment: Mapping[str, str]) -> str:
-    """Name everything that decides how the interpreter starts."""
-    python = toolchain.python
-    configs = (python.parent / "pyvenv.cfg", python.parent.parent / "pyvenv.cfg")
-    files = _stamps(map(str, (python, python.resolve(), *configs)))
-    used = {k: v for k, v in environment.items() if k.startswith("PYTHON") or k == "HOME"}
-    parts = [list(files.items()), sorted(used.items()), sorted(toolchain.env.items())]
-    return f"{_SCHEMA}:{hashlib.sha256(json.dumps(parts).encode()).hexdigest()}"
-
-
-def _stamps(files: Iterable[str]) -> dict[str, list[int] | None]:
-    # lists, as JSON has no tuples
-    return {file: list(state) if (state := stamp(file)) else None for file in files}

@@ -77,19 +77,17 @@ _REQUIREMENT = re.compile(r"\s*([A-Za-z0-9][A-Za-z0-9._-]*)")
 _EXTRA = re.compile(r";.*\bextra\b")
 
 
-def tool_versions(
-    names: Iterable[str], toolchain: Toolchain | None = None, texts: TextCache | None = None
-) -> dict[str, str]:
+def tool_versions(names: Iterable[str], toolchain: Toolchain | None = None) -> dict[str, str]:
     """Look up the installed version of each distribution, or ``absent``.
 
     ``python`` is the interpreter's major and minor version; ``cc`` and ``c++`` are compilers.
-    With a ``toolchain`` they are those of its interpreter; ``texts`` caches what it reported.
+    With a ``toolchain`` they are those of its interpreter.
     """
     if toolchain is None:
         return {name: _own_version(name) for name in names}
     from buildsys.system.toolchains import check_interpreter
 
-    interpreter = check_interpreter(toolchain, texts).interpreter
+    interpreter = check_interpreter(toolchain).interpreter
     if interpreter is None:
         python = UNUSABLE if toolchain.python.exists() else ABSENT
         return {name: python if name == "python" else ABSENT for name in names}
@@ -146,11 +144,11 @@ def builds_of(name: str) -> tuple[str, ...]:
     return (plain, *_OTHER_BUILDS.get(plain, ()), *_CUDA_BUILDS.get(plain, ()))
 
 
-def module_path(toolchain: Toolchain, texts: TextCache | None = None) -> tuple[str, ...]:
+def module_path(toolchain: Toolchain) -> tuple[str, ...]:
     """Return the module path of a toolchain's interpreter. () if it is unusable."""
     from buildsys.system.toolchains import check_interpreter
 
-    interpreter = check_interpreter(toolchain, texts).interpreter
+    interpreter = check_interpreter(toolchain).interpreter
     return () if interpreter is None else interpreter.path
 
 

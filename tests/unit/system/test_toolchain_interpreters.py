@@ -9,19 +9,18 @@ from pathlib import Path
 
 import pytest
 from python_environments import RELEASE, Environment, old_python, program
-from texts import Texts
 
 from buildsys.errors import StageError, Unavailable, UsageError
 from buildsys.system import toolchains as module
 from buildsys.system import versions
 from buildsys.system.interpreter_probe import probe_limit_s
 from buildsys.system.toolchains import Toolchain, check_interpreter
-from buildsys.system.versions import module_path, tool_versions
+from buildsys.system.versions import tool_versions
 
 
 @pytest.fixture(autouse=True)
 def _nothing_known(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "_known", {})
+    monkeypatch.setattr(module, "_checks", {})
     versions.installed_versions.cache_clear()
     versions.distribution_folders.cache_clear()
 
@@ -38,13 +37,6 @@ def starts(monkeypatch: pytest.MonkeyPatch) -> list[object]:
 
     monkeypatch.setattr(subprocess, "Popen", noted)
     return started
-
-
-def forget(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Forget all probes, as another process would."""
-    monkeypatch.setattr(module, "_known", {})
-    versions.installed_versions.cache_clear()
-    versions.distribution_folders.cache_clear()
 
 
 def named(python: Path, **env: str) -> Toolchain:
@@ -126,45 +118,11 @@ def test_an_invalid_limit_is_rejected(text: str) -> None:
         probe_limit_s({"BUILDSYS_INTERPRETER_LIMIT": text})
 
 
-def test_unchanged_files_need_one_probe(
-    tmp_path: Path, starts: list[object], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    environment, texts = Environment(tmp_path / "env", "numpy"), Texts()
+def test_a_process_starts_an_interpreter_once(tmp_path: Path, starts: list[object]) -> None:
+    environment = Environment(tmp_path / "env", "numpy")
     for _ in range(2):
-        forget(monkeypatch)
-        assert tool_versions(["python", "numpy"], named(environment.python), texts)["numpy"]
+        assert tool_versions(["python", "numpy"], named(environment.python))["numpy"]
     assert len(starts) == 1
-    forget(monkeypatch)
-    (tmp_path / "more").mkdir()
-    environment.write("more.pth", str(tmp_path / "more"))
-    assert str(tmp_path / "more") in module_path(named(environment.python), texts)
-    assert len(starts) == 2
-
-
-def _another(environment: Environment) -> None:
-    environment.python.unlink()
-    environment.python.symlink_to(program(environment.folder / "other", 'exec "$0" "$@"'))
-
-
-@pytest.mark.parametrize(
-    "change",
-    [
-        lambda environment: environment.write("more.pth", "."),
-        lambda environment: (environment.folder / "pyvenv.cfg").write_text("home = /usr/bin\n"),
-        _another,
-    ],
-    ids=["a .pth file", "pyvenv.cfg", "another interpreter"],
-)
-def test_changes_to_its_module_path_need_another_probe(
-    change: Callable[[Environment], object], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    environment, texts = Environment(tmp_path / "env"), Texts()
-    check_interpreter(named(environment.python), texts)
-    change(environment)
-    forget(monkeypatch)
-    monkeypatch.setattr(module, "_probe", lambda *_: pytest.fail("it was asked again"))
-    with pytest.raises(pytest.fail.Exception):
-        check_interpreter(named(environment.python), texts)
 
 
 def test_versions_are_those_of_the_toolchain(tmp_path: Path) -> None:
