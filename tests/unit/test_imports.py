@@ -21,7 +21,7 @@ ALLOWED: dict[str, set[str]] = {
     "table": set(),
     "manifest": {"system", "table"},
     "stages.fields": {"manifest", "system"},
-    "stages.checks": {"manifest", "stages.fields", "system", "table"},
+    "stages.checks": {"manifest", "system", "table"},
     "onnx_graphs": {"system"},
     "store": {"system"},
     "workers": {"system"},

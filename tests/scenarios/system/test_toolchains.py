@@ -190,10 +190,10 @@ def test_a_broken_or_required_toolchain_fails_only_its_targets(
     ran = ready.doit("--continue", "engine:a")
     assert ran.code == 2
     assert ran.passed >= {"engine:a:ort"}
-    assert "did not respond within 4 s at startup" in ran.out
+    assert "did not respond within 4 s" in ran.out
     assert "full log: build/a/engine/slow/engine.log" in ran.out
     assert "loading plugins" in (ready.root / "build/a/engine/slow/engine.log").read_text()
-    assert "crashed with a segmentation fault (SIGSEGV) at startup" in ran.out
+    assert "crashed with a segmentation fault (SIGSEGV)" in ran.out
     assert "the worker of engine:a:other crashed with a segmentation fault (SIGSEGV)" in ran.out
     assert "full log: build/a/engine/other/engine.log" in ran.out
     gone = "is required, but unavailable: the toolchain gone cannot be used:"
