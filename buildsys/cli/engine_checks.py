@@ -52,10 +52,7 @@ def engines_of(session: Session, targets: Iterable[str]) -> list[Action]:
 
 
 def named_engines(session: Session, name: str) -> list[Action]:
-    """List the engines of a name.
-
-    Raises: UsageError: it names none, or those of several models.
-    """
+    """List the engines of a name. Raises: UsageError: it names none, or those of several models."""
     targets = session.targets_of(name)
     models = dict.fromkeys(map(model_of, targets))
     engines = engines_of(session, targets)

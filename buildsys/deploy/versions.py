@@ -157,10 +157,7 @@ def _write(folder: RemoteFolder, place: str, engine: EngineVersion) -> None:
 
 
 def _checked_chunks(file: VersionFile, sha256: Any) -> Iterator[bytes]:
-    """Yield the content of a file.
-
-    Raises: StageError: it is not what was recorded.
-    """
+    """Yield the content of a file. Raises: StageError: it is not what was recorded."""
     from blake3 import blake3  # not on the path of a run without work
 
     digest, size = blake3(), 0
@@ -176,10 +173,7 @@ def _checked_chunks(file: VersionFile, sha256: Any) -> Iterator[bytes]:
 
 
 def _read_document(folder: RemoteFolder, place: str) -> dict[str, Any] | None:
-    """Read the document of a version, None without one.
-
-    Raises: StageError: it is unreadable.
-    """
+    """Read the document of a version, None without one. Raises: StageError: it is unreadable."""
     path = f"{place}/{DOCUMENT}"
     try:
         with folder.open_to_read(path) as reader:

@@ -22,10 +22,7 @@ def add_arguments(parser: ArgumentParser) -> None:
 
 
 def run(options: Namespace) -> int:
-    """Record the acceptance.
-
-    Raises: UsageError: there is nothing to accept.
-    """
+    """Record the acceptance. Raises: UsageError: there is nothing to accept."""
     if len(options.names) != 2 or options.names[0] != _ACCEPT:
         hint = 'write `buildsys gate accept MODEL:ENGINE --reason "TEXT"`'
         raise UsageError("gate takes accept and one engine", hint)

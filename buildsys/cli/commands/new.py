@@ -105,10 +105,7 @@ def _manifest_file(project: Project, model: str) -> Path:
 
 
 def _settings(source: Mapping[str, Any], options: Namespace) -> dict[str, Any]:
-    """List further fields of the source.
-
-    Raises: UsageError: it does not have them.
-    """
+    """List further fields of the source. Raises: UsageError: it does not have them."""
     import yaml  # only here
 
     defaults = next(fields for kind, fields in _SOURCE_DEFAULTS.items() if kind in source)
@@ -174,10 +171,7 @@ def _transformers_source(root: Path, text: str) -> dict[str, str]:
 
 
 def inside_project(root: Path, name: str) -> Path:
-    """Return the path of a typed name.
-
-    Raises: UsageError: it is outside of the project.
-    """
+    """Return the path of a typed name. Raises: UsageError: it is outside of the project."""
     path = Path(os.path.abspath(typed_path(name)))  # noqa: PTH100 - links stay
     if not path.is_relative_to(root) or not path.resolve().is_relative_to(root.resolve()):
         raise UsageError(f"{name} is outside of the project {root}", "copy it into the project")
@@ -185,10 +179,7 @@ def inside_project(root: Path, name: str) -> Path:
 
 
 def _input(text: str) -> tuple[str, dict[str, Any]]:
-    """Return name, shape and dtype of ``--input``.
-
-    Raises: UsageError: it has another form.
-    """
+    """Return name, shape and dtype of ``--input``. Raises: UsageError: it has another form."""
     from buildsys.manifest.schema.base import DType  # slow to import
 
     match = _INPUT.fullmatch(text)
@@ -236,10 +227,7 @@ def _describe_folder(project: Project, name: str) -> int:
 def try_model(
     project: Project, model: str, source: Mapping[str, Any], inputs: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """Run the model in a worker.
-
-    Raises: StageError: it cannot be loaded or run.
-    """
+    """Run the model in a worker. Raises: StageError: it cannot be loaded or run."""
     defaults = next(fields for kind, fields in _SOURCE_DEFAULTS.items() if kind in source)
     options = {"source": {**defaults, **source, "seed": 0}, "inputs": inputs, "outputs": {}}
     try:
