@@ -10,7 +10,7 @@ from typing import Any
 
 from buildsys.cli.command import unknown_name
 from buildsys.cli.console.rows import time_ago
-from buildsys.cli.session import Session
+from buildsys.cli.session import BuildSession
 from buildsys.cli.target_names import ModelFilter
 from buildsys.errors import UsageError
 from buildsys.history.builds import Build
@@ -70,7 +70,7 @@ class Side:
 class BuildNames:
     """Names of builds on the command line: NAME, NAME@WHEN or WHEN."""
 
-    def __init__(self, session: Session, history: History) -> None:
+    def __init__(self, session: BuildSession, history: History) -> None:
         self._session = session
         self._history = history
         self._builds: dict[str, list[Build]] = {}

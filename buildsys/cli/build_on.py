@@ -16,7 +16,7 @@ from buildsys.cli.command import INTERRUPTED, TERMINATED
 from buildsys.cli.commands.pages import update_pages
 from buildsys.cli.console.rows import Row, print_rows
 from buildsys.cli.run_files import broken_manifests, write_files
-from buildsys.cli.session import Session
+from buildsys.cli.session import BuildSession
 from buildsys.report.formatting import duration, plural
 from buildsys.report.run_results import FAILED, NOT_RUN
 from buildsys.report.run_summary import outcome
@@ -29,7 +29,7 @@ _MOST_ROWS = 30
 
 
 def build_on(
-    session: Session, names: Sequence[str], options: Namespace, files: Mapping[str, str]
+    session: BuildSession, names: Sequence[str], options: Namespace, files: Mapping[str, str]
 ) -> int:
     """Run ``buildsys build --on`` for targets and groups; return its exit code.
 
@@ -52,7 +52,7 @@ def build_on(
 
 
 def run_on(
-    session: Session, names: Sequence[str], options: Namespace, command: tuple[str, ...]
+    session: BuildSession, names: Sequence[str], options: Namespace, command: tuple[str, ...]
 ) -> RemoteRun:
     """Build on ``options.on``, and write the pages of its models.
 

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
 from buildsys.cli.command import unknown_name
-from buildsys.cli.session import Session
+from buildsys.cli.session import BuildSession
 from buildsys.errors import UsageError
 from buildsys.execution.freshness import FRESH
 from buildsys.execution.stale_reasons import FAILED, summarize_reasons
@@ -40,7 +40,7 @@ class EngineReason(NamedTuple):
     remedy: str
 
 
-def engines_of(session: Session, targets: Iterable[str]) -> list[Action]:
+def engines_of(session: BuildSession, targets: Iterable[str]) -> list[Action]:
     """List the engines that targets belong to, in build order."""
     actions = [session.actions[target] for target in targets]
     engines = {
@@ -51,7 +51,7 @@ def engines_of(session: Session, targets: Iterable[str]) -> list[Action]:
     return [session.actions[target] for target in session.in_order(engines)]
 
 
-def named_engines(session: Session, name: str) -> list[Action]:
+def named_engines(session: BuildSession, name: str) -> list[Action]:
     """List the engines of a name. Raises: UsageError: it names none, or those of several models."""
     targets = session.targets_of(name)
     models = dict.fromkeys(map(model_of, targets))
@@ -65,7 +65,7 @@ def named_engines(session: Session, name: str) -> list[Action]:
     raise UsageError(f"{name!r} is not the name of a model with engines, or of an engine", listed)
 
 
-def engine_names(session: Session) -> list[str]:
+def engine_names(session: BuildSession) -> list[str]:
     """List all engines of the project as MODEL:ENGINE."""
     return [
         f"{model}:{engine['name']}"
@@ -74,7 +74,7 @@ def engine_names(session: Session) -> list[str]:
     ]
 
 
-def one_engine(session: Session, name: str) -> Action:
+def one_engine(session: BuildSession, name: str) -> Action:
     """Find the only engine of a name. Raises: UsageError: there are several, or none."""
     engines = named_engines(session, name)
     if len(engines) > 1:
@@ -83,7 +83,7 @@ def one_engine(session: Session, name: str) -> Action:
     return engines[0]
 
 
-def required_checks(session: Session, engine: Action) -> list[str]:
+def required_checks(session: BuildSession, engine: Action) -> list[str]:
     """List the targets that must have passed for an engine to be deployed."""
     return [
         action.target
@@ -93,7 +93,7 @@ def required_checks(session: Session, engine: Action) -> list[str]:
 
 
 def project_reasons(
-    session: Session, engine: Action, *, with_gate: bool = True
+    session: BuildSession, engine: Action, *, with_gate: bool = True
 ) -> Iterator[EngineReason]:
     """Yield reasons against deploying an engine: stale, or without passed checks."""
     checks = [
@@ -127,7 +127,7 @@ def project_reasons(
             yield EngineReason(CHECK, problem, f"buildsys build --remeasure {engine.model}")
 
 
-def choose_engine(session: Session, engines: Sequence[Action]) -> tuple[Action, str]:
+def choose_engine(session: BuildSession, engines: Sequence[Action]) -> tuple[Action, str]:
     """Choose the engine to run; return it and the reason.
 
     Raises: UsageError: none is up to date and verified.
@@ -153,7 +153,7 @@ def choose_engine(session: Session, engines: Sequence[Action]) -> tuple[Action, 
     raise UsageError(f"{name} cannot run: {problem}", f"`{command}` builds and verifies it")
 
 
-def _recommended(session: Session, model: str) -> str:
+def _recommended(session: BuildSession, model: str) -> str:
     """Find the engine recommended by an up-to-date report, or ""."""
     target = target_of(REPORT, model)
     if session.explain([target])[target].state != FRESH:
@@ -162,7 +162,7 @@ def _recommended(session: Session, model: str) -> str:
     return str(recommendation.get("engine") or "") if isinstance(recommendation, dict) else ""
 
 
-def _problem(session: Session, engine: Action) -> str | None:
+def _problem(session: BuildSession, engine: Action) -> str | None:
     """Find the first reason against running an engine, None without any."""
     # a gate decides on deployment, not on the outputs
     reason = next(project_reasons(session, engine, with_gate=False), None)

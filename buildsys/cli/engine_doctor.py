@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 from buildsys.cli.command import print_json, print_lines, unknown_name
 from buildsys.cli.engine_checks import CHECK, STALE, engine_names, engines_of, project_reasons
 from buildsys.cli.project_root import typed_path
-from buildsys.cli.session import Session
+from buildsys.cli.session import BuildSession
 from buildsys.cli.target_names import ModelFilter
 from buildsys.deploy.can_run import check_signature
 from buildsys.errors import StageError, UsageError
@@ -103,8 +103,8 @@ class EngineChecker:
                 self._keys = replace(self._keys, trusted=self._keys.trusted | {own})
 
     @cached_property
-    def _session(self) -> Session:
-        return Session.read_only(self._root)
+    def _session(self) -> BuildSession:
+        return BuildSession.read_only(self._root)
 
     def matching(self, names: Sequence[str], only: ModelFilter) -> Iterator[list[NamedEngine]]:
         """Find the engines of names and of matching models. Raises: UsageError: there are none."""

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import PurePosixPath
 
 from buildsys.cli.project_root import shown_path
-from buildsys.cli.session import Session
+from buildsys.cli.session import BuildSession
 from buildsys.errors import BuildsysError, with_hint
 from buildsys.execution.freshness import FRESH, explain
 from buildsys.execution.run_records import why_stopped
@@ -54,7 +54,7 @@ class StaleOutputs:
         return f"{text}; the report could not be updated: {self.problem}" if self.problem else text
 
 
-def report_failure(session: Session, models: Iterable[str]) -> list[StaleOutputs]:
+def report_failure(session: BuildSession, models: Iterable[str]) -> list[StaleOutputs]:
     """Report the failure of ``models``; return stale outputs and new reports.
 
     Nothing is raised, as the run has already failed.
@@ -64,7 +64,7 @@ def report_failure(session: Session, models: Iterable[str]) -> list[StaleOutputs
     return [failure for failure in failures if failure.started or failure.report or failure.problem]
 
 
-def _report_model(session: Session, model: str) -> StaleOutputs:
+def _report_model(session: BuildSession, model: str) -> StaleOutputs:
     target, report, problem = target_of(REPORT, model), "", ""
     started: dict[str, str] = {}
     try:
@@ -89,7 +89,7 @@ def _report_model(session: Session, model: str) -> StaleOutputs:
     return StaleOutputs(model, {name: started[name] for name in ordered}, report, problem)
 
 
-def read_state(session: Session, model: str) -> tuple[Problems, dict[str, str]]:
+def read_state(session: BuildSession, model: str) -> tuple[Problems, dict[str, str]]:
     """Read problems, and the start of the run per stale output.
 
     Raises: StageError, OSError: the state cannot be read.
@@ -132,7 +132,7 @@ def read_state(session: Session, model: str) -> tuple[Problems, dict[str, str]]:
     }
 
 
-def current_report(session: Session, model: str) -> tuple[Report, bool]:
+def current_report(session: BuildSession, model: str) -> tuple[Report, bool]:
     """Read a model's report; True if it is the written one.
 
     One that is not up to date is replaced by the state of all targets, without stale figures.
@@ -149,7 +149,7 @@ def current_report(session: Session, model: str) -> tuple[Report, bool]:
     return _assemble(session, action, problems, notice), False
 
 
-def _assemble(session: Session, report: Action, problems: Problems, notice: str) -> Report:
+def _assemble(session: BuildSession, report: Action, problems: Problems, notice: str) -> Report:
     inputs = {
         action.target: session.project.build / action.outputs["result"].path
         for action in session.actions.of(report.model).values()
@@ -159,7 +159,7 @@ def _assemble(session: Session, report: Action, problems: Problems, notice: str)
     return assemble_after_failure(report.model, manifest, inputs, problems, notice)
 
 
-def _replace_report(session: Session, report: Action) -> None:
+def _replace_report(session: BuildSession, report: Action) -> None:
     """Replace a model's report; the last successful one is kept next to it.
 
     Nothing is written if there is no report, or if another run has brought everything up to date.
@@ -177,7 +177,7 @@ def _replace_report(session: Session, report: Action) -> None:
     session.executor.replace_by_failure(report.target, write)
 
 
-def _files(session: Session, report: Action, problems: Problems) -> dict[str, bytes]:
+def _files(session: BuildSession, report: Action, problems: Problems) -> dict[str, bytes]:
     build = session.project.build
     if not problems or not (build / report.outputs["result"].path).is_file():
         return {}
@@ -212,7 +212,7 @@ def _files(session: Session, report: Action, problems: Problems) -> dict[str, by
     return files
 
 
-def _last_successful(session: Session, report: Action) -> Iterator[tuple[str, bytes]]:
+def _last_successful(session: BuildSession, report: Action) -> Iterator[tuple[str, bytes]]:
     """Yield each file of the last successful report, current or already kept."""
     is_current = session.result(report.target).get("status") == PASSED
     for ref in (report.outputs[role] for role in ("result", "markdown") if role in report.outputs):

@@ -20,7 +20,7 @@ from buildsys.cli.graph_files import (
     stored_graph,
     target_of,
 )
-from buildsys.cli.session import Session
+from buildsys.cli.session import BuildSession
 from buildsys.errors import StageError, UsageError
 from buildsys.history.builds import Build
 from buildsys.plan.action import Action
@@ -38,7 +38,7 @@ _SHOWN_NAMES = 4
 _section = partial(titled_lines, indent=_INDENT)
 
 
-def compare_graphs(session: Session, options: Namespace, first: str, second: str) -> int:
+def compare_graphs(session: BuildSession, options: Namespace, first: str, second: str) -> int:
     """Print the differences of two graphs of one model; the exit code is 0 with or without any.
 
     Raises: UsageError: a name is wrong, or the graphs belong to different models.

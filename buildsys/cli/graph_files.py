@@ -14,7 +14,7 @@ from typing import Any
 from buildsys.cli.build_names import BuildNames
 from buildsys.cli.command import unknown_name
 from buildsys.cli.console.rows import time_ago
-from buildsys.cli.session import Session
+from buildsys.cli.session import BuildSession
 from buildsys.errors import StageError, UsageError
 from buildsys.execution.build_cache import store_folder
 from buildsys.execution.freshness import FRESH, STALE
@@ -90,7 +90,7 @@ def ask_inspection(question: str, request: Mapping[str, Any]) -> dict[str, Any]:
     return answer
 
 
-def find_graph(session: Session, command: str, name: str) -> GraphFile:
+def find_graph(session: BuildSession, command: str, name: str) -> GraphFile:
     """Find the graph of a name; nothing is written.
 
     Raises: UsageError: an unknown or ambiguous name. StageError: the graph is not built, or no
@@ -122,7 +122,7 @@ def require_onnx_graph(graph: GraphFile) -> None:
         raise UsageError(f"{graph.target} is an engine without a readable graph", hint)
 
 
-def names_graph(session: Session, name: str) -> bool:
+def names_graph(session: BuildSession, name: str) -> bool:
     """Check whether a name such as ``MODEL:STAGE@WHEN`` is one of a single graph."""
     typed = target_of(name)
     full = None if "*" in typed else session.full_name(typed)
@@ -169,7 +169,7 @@ def target_of(name: str) -> str:
     return name.partition("@")[0]
 
 
-def split_graph_name(session: Session, command: str, name: str) -> tuple[str, str]:
+def split_graph_name(session: BuildSession, command: str, name: str) -> tuple[str, str]:
     """Split a name into model and graph, "" for a whole model.
 
     Raises: UsageError: an ambiguous name, or an unknown model.
@@ -190,7 +190,7 @@ def split_graph_name(session: Session, command: str, name: str) -> tuple[str, st
     return session.one_model(command, [model] if model else []), graph
 
 
-def _action(session: Session, model: str, stage: str) -> Action:
+def _action(session: BuildSession, model: str, stage: str) -> Action:
     """Find the target of a stage's graph, for example ``convert:fp16``.
 
     Raises: UsageError: there is none.
@@ -211,7 +211,7 @@ def _action(session: Session, model: str, stage: str) -> Action:
     raise unknown_name("stage", stage, [name for name in graphs if graphs[name]], listed)
 
 
-def _current(session: Session, action: Action) -> tuple[str, str, Path]:
+def _current(session: BuildSession, action: Action) -> tuple[str, str, Path]:
     """Describe the state of the graph in the build folder, and find its file."""
     target, file = action.target, session.project.build / _graph_ref(action)
     if not file.is_file():

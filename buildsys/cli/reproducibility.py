@@ -17,7 +17,7 @@ from buildsys.cli.command import TERMINATED, print_answer, unknown_name
 from buildsys.cli.console.rows import format_table
 from buildsys.cli.graph_differences import difference_lines
 from buildsys.cli.graph_files import ask_inspection, graph_request
-from buildsys.cli.session import Session
+from buildsys.cli.session import BuildSession
 from buildsys.errors import StageError, UsageError
 from buildsys.plan.action import RESULT, Action
 from buildsys.project.load import STATE_FOLDER, Project, load_project
@@ -45,7 +45,7 @@ def compare_two_builds(options: Namespace) -> int:
     ``options`` has ``names`` (the model and stages), ``keep`` and ``json``. Return 1 for an
     unexpected difference, 2 for a failed build.
     """
-    session = Session(load_project(options.root))
+    session = BuildSession(load_project(options.root))
     model = session.one_model("check", options.names[:1])
     actions = select_actions(list(session.actions.of(model).values()), model, options.names[1:])
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(TERMINATED))

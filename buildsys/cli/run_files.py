@@ -12,7 +12,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from buildsys.cli.session import Session
+from buildsys.cli.session import BuildSession
 from buildsys.errors import BuildsysError, StageError, with_hint
 from buildsys.execution.run_records import why_stopped
 from buildsys.execution.stale_reasons import decode_reasons, summarize_reasons
@@ -61,7 +61,7 @@ def write_files(files: Mapping[str, str], run: RunResults, title: str, document:
     return code
 
 
-def collect_results(session: Session, started: str) -> RunResults:
+def collect_results(session: BuildSession, started: str) -> RunResults:
     """Collect the results of the run begun at ``started``."""
     results = _Results(session, session.ignored(), started)
     is_interrupted = bool(session.interrupted)
@@ -96,7 +96,7 @@ def results_document(results: RunResults, exit_code: int | None) -> dict[str, An
     }
 
 
-def broken_manifests(session: Session) -> Iterator[BrokenManifest]:
+def broken_manifests(session: BuildSession) -> Iterator[BrokenManifest]:
     """Yield the manifests left out of the project."""
     for file, errors in session.project.broken.items():
         yield BrokenManifest(file, tuple(dict.fromkeys(map(str, errors))))
@@ -105,7 +105,7 @@ def broken_manifests(session: Session) -> Iterator[BrokenManifest]:
 class _Results:
     """The results of targets, from this run and from the ledger."""
 
-    def __init__(self, session: Session, ignored: Collection[str], since: str) -> None:
+    def __init__(self, session: BuildSession, ignored: Collection[str], since: str) -> None:
         self._session = session
         self._ignored = ignored
         self._since = since

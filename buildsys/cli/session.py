@@ -40,7 +40,7 @@ _UNAVAILABLE, _NOISY = "unavailable", "noisy"  # statuses of the ledger, which s
 _OBJECTS = 100_000  # between garbage collections: modules, manifests and plans stay anyway
 
 
-class Session(TargetNames):
+class BuildSession(TargetNames):
     """The targets of a project, and their executor.
 
     Models are planned when they are first needed. All methods may be called from the threads of
@@ -75,7 +75,7 @@ class Session(TargetNames):
         self._busy = 0
 
     @classmethod
-    def load(cls, root: Path, *, leave_out: bool = False, remember: bool = True) -> Session:
+    def load(cls, root: Path, *, leave_out: bool = False, remember: bool = True) -> BuildSession:
         """Open the project at ``root``, with ``leave_out`` without broken manifests.
 
         Raises: ManifestErrors: the manifests are wrong.
@@ -84,7 +84,7 @@ class Session(TargetNames):
         return cls(load_project(root, leave_out=leave_out, remember=remember))
 
     @classmethod
-    def read_only(cls, root: Path, names: Sequence[str] = ()) -> Session:
+    def read_only(cls, root: Path, names: Sequence[str] = ()) -> BuildSession:
         """Open the project at ``root`` without writing anything, not even a cache.
 
         If ``names`` are targets of single models, other manifests may be broken.
@@ -98,7 +98,7 @@ class Session(TargetNames):
         return cls.load(root, remember=False)
 
     @classmethod
-    def of_history(cls, root: Path) -> Session:
+    def of_history(cls, root: Path) -> BuildSession:
         """Open the project for questions about recorded builds, without broken manifests.
 
         A warning names them. Nothing is written.

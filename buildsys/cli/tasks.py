@@ -25,7 +25,7 @@ from buildsys.cli.commands.clean import remove_files
 from buildsys.cli.console.reporter import Reporter
 from buildsys.cli.environment_variables import check_variables
 from buildsys.cli.project_root import shown_path
-from buildsys.cli.session import Session
+from buildsys.cli.session import BuildSession
 from buildsys.cli.target_names import STAGE_DOCS
 from buildsys.errors import BuildsysError, CheckFailed, ManifestErrors, StageError, UsageError
 from buildsys.project.plan import model_of
@@ -45,7 +45,7 @@ def load(root: Path) -> tuple[dict[str, Any], ProjectTasks]:
     """
     try:
         check_variables(root)
-        session = Session.load(root)
+        session = BuildSession.load(root)
         return doit_config(session), ProjectTasks(session)
     except ManifestErrors as error:
         summary = f"{plural(len(error.errors), 'error')} in the manifests"
@@ -54,7 +54,7 @@ def load(root: Path) -> tuple[dict[str, Any], ProjectTasks]:
         raise InvalidDodoFile(printable(str(error))) from None
 
 
-def doit_config(session: Session) -> dict[str, Any]:
+def doit_config(session: BuildSession) -> dict[str, Any]:
     """Configure doit for a loaded project."""
     doit_backend.connect(session)
     atexit.register(_report_failures, session)  # other reporters do not
@@ -70,7 +70,7 @@ def doit_config(session: Session) -> dict[str, Any]:
 
 
 def run_targets(
-    session: Session,
+    session: BuildSession,
     names: Sequence[str],
     *,
     jobs: int = 0,
@@ -120,7 +120,7 @@ def run_targets(
     return code if isinstance(code, int) else 0
 
 
-def _report_failures(session: Session) -> None:
+def _report_failures(session: BuildSession) -> None:
     """Replace the reports of models with failed targets, unless that is done."""
     ends = session.finished.items()
     failed = dict.fromkeys(model_of(target) for target, end in ends if end.status == "failed")
@@ -133,7 +133,7 @@ def _report_failures(session: Session) -> None:
 class ProjectTasks:
     """Creator of the tasks of a project, by default of all."""
 
-    def __init__(self, session: Session) -> None:
+    def __init__(self, session: BuildSession) -> None:
         self.session = session
         self._groups: Collection[str] | None = None  # None: all groups and targets
         self._targets: Collection[str] = ()  # in build order
@@ -211,7 +211,7 @@ class ProjectTasks:
 
 
 def _group_task(
-    session: Session, name: str, members: Sequence[str], after: Sequence[str]
+    session: BuildSession, name: str, members: Sequence[str], after: Sequence[str]
 ) -> dict[str, Any]:
     """Make the task of everything, a stage, a model, or a stage of a model."""
     stage, _, model = name.partition(":")
@@ -230,7 +230,7 @@ def _group_task(
     return {"basename": stage, "name": None, "doc": doc, **task}  # doit adds the members
 
 
-def _target_task(session: Session, target: str, tasks: Collection[str]) -> dict[str, Any]:
+def _target_task(session: BuildSession, target: str, tasks: Collection[str]) -> dict[str, Any]:
     """Make the task of a target, after its dependencies among ``tasks``."""
     action, build = session.actions[target], os.path.relpath(session.project.build)
     needed = dict.fromkeys((*action.after, *action.order))
@@ -254,7 +254,7 @@ class UpToDate:
     # doit reads it for every task; computing it is slow
     __signature__: ClassVar[inspect.Signature] = inspect.Signature()
 
-    session: Session
+    session: BuildSession
     targets: Sequence[str]
 
     def __call__(self) -> bool:
@@ -272,7 +272,7 @@ class UpToDate:
         return printable("; ".join(lines))
 
 
-def run_target(session: Session, target: str) -> TaskFailed | TaskError | None:
+def run_target(session: BuildSession, target: str) -> TaskFailed | TaskError | None:
     """Run a target; its failures are those of doit's task."""
     try:
         session.build(target)
@@ -287,7 +287,7 @@ def run_target(session: Session, target: str) -> TaskFailed | TaskError | None:
     return None
 
 
-def clean(session: Session, name: str, dryrun: bool) -> None:
+def clean(session: BuildSession, name: str, dryrun: bool) -> None:
     """Remove the files of the targets of a name, each target once."""
     targets = [target for target in session.members(name) if target not in session.cleaned]
     session.cleaned.update(targets)

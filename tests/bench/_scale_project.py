@@ -14,7 +14,7 @@ from pathlib import Path
 
 from _harness import ROOT, doit_command, log, timed
 
-from buildsys.cli.session import Session
+from buildsys.cli.session import BuildSession
 from buildsys.execution.action_key import ActionKey, KeyBuilder
 from buildsys.plan.action import Action
 from buildsys.project.load import load_project
@@ -92,7 +92,7 @@ def fill(project: Path) -> int:
 
 def record_copies(project: Path) -> int:
     """Record the first model's outputs for all others; return the number of targets."""
-    session = Session(load_project(project))
+    session = BuildSession(load_project(project))
     root, build = session.project.root, session.project.build
     db = StateDb(session.project.state / "state.db")
     digests, ledger = DigestCache(db), Ledger(db)

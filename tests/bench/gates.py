@@ -32,7 +32,7 @@ from _harness import ROOT, doit_command, environment, publish, workspace
 from onnx import TensorProto, helper, numpy_helper
 
 from buildsys.backends.measurement import GpuTiming
-from buildsys.cli.session import Session
+from buildsys.cli.session import BuildSession
 from buildsys.history.statistics import LOOKS, compare_rounds, median
 from buildsys.stages.bench.timed_engine import RemoteEngine
 from buildsys.stages.gate.stage import OpenEngine, RoundPace, measure_process
@@ -82,7 +82,7 @@ def collect(folder: Path, given: argparse.Namespace) -> Rounds:
     subprocess.run(
         doit_command(*targets), cwd=folder, env=environment(), check=True, stdout=sys.stderr
     )
-    session = Session.read_only(folder)
+    session = BuildSession.read_only(folder)
     sides: dict[str, OpenEngine] = {}
     toolchain = Toolchain("measured", Path(given.python or sys.executable), {})
     place = {"project": folder, "folder": folder / "build"}

@@ -27,7 +27,7 @@ sys.path[:0] = [str(ROOT), str(ROOT / "tests" / "unit" / "report")]
 from tiny_results import PASSING, Results  # noqa: E402
 
 from buildsys.cli.commands.pages import write_pages  # noqa: E402
-from buildsys.cli.session import Session  # noqa: E402
+from buildsys.cli.session import BuildSession  # noqa: E402
 from buildsys.execution.run_records import Outcome  # noqa: E402
 from buildsys.history.builds import Build  # noqa: E402
 from buildsys.history.database import History, digest_of, history_file  # noqa: E402
@@ -172,7 +172,7 @@ def main() -> int:
         root.mkdir(parents=True, exist_ok=True)
         make_project(root, options.models)
         os.chdir(root)
-        session, draw = Session.read_only(root), random.Random(0)
+        session, draw = BuildSession.read_only(root), random.Random(0)
         session.project.state.mkdir(parents=True, exist_ok=True)
         history = History(history_file(session.project.state))
         models = list(session.project.models)
@@ -181,7 +181,7 @@ def main() -> int:
         write_history(history, models[0], options.builds, draw)
         history.close()
         copy_history(history.path, models)
-        session = Session.read_only(root)
+        session = BuildSession.read_only(root)
         for model in session.project.models:
             target = f"report:{model}"
             session.finished[target] = Outcome(target, "passed", 0.1)

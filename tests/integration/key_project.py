@@ -19,7 +19,7 @@ from onnx import TensorProto, helper, numpy_helper
 from PIL import Image
 from python_environments import Environment
 
-from buildsys.cli.session import Session
+from buildsys.cli.session import BuildSession
 from buildsys.project.load import load_project
 from buildsys.system import cpu, devices, versions
 from buildsys.workers.pool import WorkerPool
@@ -474,8 +474,8 @@ class KeyProject:
         pixels = pixels if gray is None else np.full_like(pixels, gray)
         Image.fromarray(pixels).save(self.root / "data/images" / name)
 
-    def session(self) -> Session:
-        session = Session(load_project(self.root))
+    def session(self) -> BuildSession:
+        session = BuildSession(load_project(self.root))
         vars(session)["_pool"] = self._pool
         executor = session.executor
         executor._db._texts = self._texts

@@ -162,10 +162,10 @@ def read_texts() -> Texts:
 
 def texts_of_keys(root: Path, known: Mapping[str, str]) -> dict[str, str]:
     """Return what doit stores when it makes the keys of a project, which follows our imports."""
-    from buildsys.cli.session import Session
+    from buildsys.cli.session import BuildSession
     from buildsys.project.load import load_project
 
-    session = Session(load_project(root))
+    session = BuildSession(load_project(root))
     session.executor._db._texts.update(known)
     for action in session.actions.values():
         session.executor._keys.build(action).digest  # noqa: B018

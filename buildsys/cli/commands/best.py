@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from buildsys.cli.command import add_json, add_names, print_answer, unknown_name
 from buildsys.cli.console.rows import format_table
 from buildsys.cli.failure_report import current_report
-from buildsys.cli.session import Session
+from buildsys.cli.session import BuildSession
 from buildsys.errors import UsageError
 from buildsys.report.ranking import (
     COLUMNS,
@@ -43,7 +43,7 @@ def run(options: Namespace) -> int:
     by, within = options.by or LATENCY, _limit(options.within)
     if by not in MEASURES:
         raise unknown_name("measure", by, MEASURES, f"known: {', '.join(MEASURES)}")
-    session = Session.read_only(options.root)
+    session = BuildSession.read_only(options.root)
     model = session.one_model("best", options.names)
     report, _ = current_report(session, model)
     cases = timed_cases(report)

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 from buildsys.cli.command import add_json, add_names, positive_integer, print_json
 from buildsys.cli.project_root import typed_path
-from buildsys.cli.session import Session
+from buildsys.cli.session import BuildSession
 from buildsys.cli.target_names import ModelFilter, add_filter
 from buildsys.cli.tasks import run_targets
 from buildsys.errors import BuildsysError, UsageError
@@ -76,7 +76,7 @@ def run(options: Namespace) -> int:
         if write_unfinished(files, started):
             return UsageError.exit_code
     try:
-        session = Session.load(options.root)
+        session = BuildSession.load(options.root)
         names = chosen_names(session, options)
         if options.on:
             from buildsys.cli.build_on import build_on
@@ -106,7 +106,7 @@ def run(options: Namespace) -> int:
     return code
 
 
-def chosen_names(session: Session, options: Namespace) -> list[str]:
+def chosen_names(session: BuildSession, options: Namespace) -> list[str]:
     """List the full names of the targets and groups to build.
 
     Raises: UsageError: a name, tag or owner is unknown.
@@ -130,7 +130,7 @@ def chosen_names(session: Session, options: Namespace) -> list[str]:
     return names
 
 
-def _without_benchmarks(session: Session, names: Sequence[str]) -> list[str]:
+def _without_benchmarks(session: BuildSession, names: Sequence[str]) -> list[str]:
     """List the targets of names that neither measure nor depend on a measurement."""
     targets = {target for name in names for target in session.members(name)}
     measured: set[str] = set()

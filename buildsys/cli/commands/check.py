@@ -11,7 +11,7 @@ from buildsys.cli.command import add_json, add_names, natural_number, positive_i
 from buildsys.cli.console.rows import format_table
 from buildsys.cli.graph_files import require_graph
 from buildsys.cli.reproducibility import compare_two_builds
-from buildsys.cli.session import Session
+from buildsys.cli.session import BuildSession
 from buildsys.cli.worker_pool import run_stage
 from buildsys.errors import UsageError
 from buildsys.execution.freshness import FRESH
@@ -51,7 +51,7 @@ def run(options: Namespace) -> int:
         return compare_two_builds(options)
     if options.keep:
         raise UsageError("--keep keeps the folders of two builds", "add --reproducible")
-    session = Session.read_only(options.root)
+    session = BuildSession.read_only(options.root)
     model = session.one_model("check", options.names)
     seed = random.SystemRandom().randrange(1 << 31) if options.seed is None else options.seed
     comparison = compare_more_inputs(session, model, options.count, seed)
@@ -60,7 +60,7 @@ def run(options: Namespace) -> int:
     return 1 if comparison["failures"] or not comparison["compared"] else 0
 
 
-def compare_more_inputs(session: Session, model: str, count: int, seed: int) -> dict[str, Any]:
+def compare_more_inputs(session: BuildSession, model: str, count: int, seed: int) -> dict[str, Any]:
     """Compare a model's graphs with the original in a worker, outside the build folder.
 
     Raises: UsageError: its graphs are not up to date, or not comparable.

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from buildsys.cli.command import add_names
 from buildsys.cli.project_root import shown_path
-from buildsys.cli.session import Session
+from buildsys.cli.session import BuildSession
 from buildsys.cli.target_names import ModelFilter, add_filter
 from buildsys.project.plan import model_of
 from buildsys.stages.table import REPORT
@@ -29,7 +29,7 @@ def add_arguments(parser: ArgumentParser) -> None:
 
 def run(options: Namespace) -> int:
     """Print what is removed."""
-    session = Session.load(options.root)
+    session = BuildSession.load(options.root)
     try:
         targets = session.in_order(session.select(options.names, only=ModelFilter.of(options)))
         remove_files(session, targets, dry_run=options.dry_run)
@@ -40,7 +40,7 @@ def run(options: Namespace) -> int:
     return 0
 
 
-def remove_files(session: Session, targets: Sequence[str], *, dry_run: bool) -> None:
+def remove_files(session: BuildSession, targets: Sequence[str], *, dry_run: bool) -> None:
     """Remove the files of targets, and the pages of removed reports."""
     for target in targets:
         for path in _remove_target_files(session, target, dry_run=dry_run):
@@ -54,7 +54,7 @@ def remove_files(session: Session, targets: Sequence[str], *, dry_run: bool) -> 
             sys.stdout.write(printable(f"removing {shown_path(path)}\n"))
 
 
-def _remove_target_files(session: Session, target: str, *, dry_run: bool) -> Iterator[Path]:
+def _remove_target_files(session: BuildSession, target: str, *, dry_run: bool) -> Iterator[Path]:
     """Remove the recorded and declared files of a target, and its log; yield them."""
     build = session.project.build
     declared = {output.path for output in session.actions[target].outputs.values()}

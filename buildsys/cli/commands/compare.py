@@ -19,7 +19,7 @@ from buildsys.cli.graph_differences import (
     recorded_difference_lines,
 )
 from buildsys.cli.graph_files import names_graph, target_of
-from buildsys.cli.session import Session
+from buildsys.cli.session import BuildSession
 from buildsys.cli.target_names import ModelFilter, add_filter
 from buildsys.errors import UsageError
 from buildsys.execution.build_cache import store_folder
@@ -113,7 +113,7 @@ def run(options: Namespace) -> int:
     """Print the differences; the exit code is 0 with or without any."""
     if len(options.names) > 2:
         raise UsageError("compare takes at most two names", "`buildsys help compare` explains them")
-    session = Session.of_history(options.root)
+    session = BuildSession.of_history(options.root)
     if any(names_graph(session, name) for name in options.names):
         first, *others = options.names
         second = others[0] if others else target_of(first)
@@ -138,7 +138,7 @@ def run(options: Namespace) -> int:
     return 0
 
 
-def _compare(session: Session, history: History, first: Side, second: Side) -> BuildComparison:
+def _compare(session: BuildSession, history: History, first: Side, second: Side) -> BuildComparison:
     comparison = BuildComparison(first, second)
     before, after = (_manifest(history, side) for side in (first, second))
     if before and after:

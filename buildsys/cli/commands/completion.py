@@ -10,7 +10,7 @@ from pathlib import Path
 
 from buildsys.cli.commands import COMMANDS
 from buildsys.cli.project_root import find_project
-from buildsys.cli.session import Session
+from buildsys.cli.session import BuildSession
 from buildsys.errors import BuildsysError, Unavailable
 
 
@@ -35,7 +35,7 @@ def run(options: Namespace) -> int:
     targets: list[str] = []
     if root := find_project(Path.cwd()):
         with suppress(BuildsysError):  # broken manifests have no names
-            session = Session.of_history(root)
+            session = BuildSession.of_history(root)
             targets = [*session.project.models, *session.actions]
     parser = ArgumentParser(prog="buildsys")
     parser.add_argument("--version", action="store_true")

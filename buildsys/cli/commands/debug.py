@@ -18,7 +18,7 @@ from buildsys.cli.console.rows import format_table
 from buildsys.cli.engine_checks import one_engine
 from buildsys.cli.graph_files import require_graph
 from buildsys.cli.project_root import shown_path, typed_path
-from buildsys.cli.session import Session
+from buildsys.cli.session import BuildSession
 from buildsys.cli.worker_pool import open_pool, run_stage
 from buildsys.errors import CheckFailed, StageError, Unavailable, UsageError, with_hint
 from buildsys.execution.freshness import FRESH, is_required
@@ -62,7 +62,7 @@ def run(options: Namespace) -> int:
         return find_fp32_nodes(options)
     if options.json:
         raise UsageError("a stage in the foreground prints its log, not JSON", "leave out --json")
-    session = Session.read_only(options.root)
+    session = BuildSession.read_only(options.root)
     action = session.actions[session.one_target("debug", options.names)]
     _check_inputs(session, action)
     folder_to_keep = typed_path(options.keep).absolute() if options.keep else None
@@ -85,7 +85,7 @@ def run(options: Namespace) -> int:
     return _exit_code(action, reply.status)
 
 
-def _check_inputs(session: Session, action: Action) -> None:
+def _check_inputs(session: BuildSession, action: Action) -> None:
     """Warn about stale inputs. Raises: UsageError: one does not exist."""
     for ref in action.inputs.values():
         path = session.project.build / ref.path
@@ -98,7 +98,7 @@ def _check_inputs(session: Session, action: Action) -> None:
         sys.stderr.write(f"buildsys: warning: inputs from stale targets: {', '.join(stale)}\n")
 
 
-def _job(session: Session, action: Action, folder: Path, outputs: Path) -> Job:
+def _job(session: BuildSession, action: Action, folder: Path, outputs: Path) -> Job:
     """Return a target's job, with its outputs in a temporary folder."""
     project = session.project
     paths = {role: outputs / ref.path for role, ref in action.outputs.items()}
@@ -112,7 +112,7 @@ def _job(session: Session, action: Action, folder: Path, outputs: Path) -> Job:
     return job if key is None else session.executor.here.add_baseline(job, action, key, folder)
 
 
-def _run(session: Session, action: Action, job: Job, *, debugger: bool) -> JobReply:
+def _run(session: BuildSession, action: Action, job: Job, *, debugger: bool) -> JobReply:
     """Run the job under the same locks as a build."""
     locks = Locks(session.project.state / "locks")
     with (
@@ -148,7 +148,7 @@ def find_fp32_nodes(options: Namespace) -> int:
     if len(options.names) != 1:
         problem = "debug --fp32-nodes takes one MODEL:ENGINE"
         raise UsageError(problem, "`buildsys list engine` lists all")
-    session = Session.read_only(options.root)
+    session = BuildSession.read_only(options.root)
     engine = one_engine(session, options.names[0])
     convert = _conversion(session, engine)
     answer = _search(session, convert, engine, options.limit)
@@ -164,7 +164,7 @@ def find_fp32_nodes(options: Namespace) -> int:
     return 1 if answer["nodes"] is None else 0
 
 
-def _conversion(session: Session, engine: Action) -> Action:
+def _conversion(session: BuildSession, engine: Action) -> Action:
     """Return the conversion whose graph the engine is built from.
 
     Raises: UsageError: it has none whose nodes can be searched, or its inputs are not up to date.
@@ -194,7 +194,7 @@ def _conversion(session: Session, engine: Action) -> Action:
     return convert
 
 
-def _search(session: Session, convert: Action, engine: Action, limit: int) -> dict[str, Any]:
+def _search(session: BuildSession, convert: Action, engine: Action, limit: int) -> dict[str, Any]:
     """Search in a worker, outside the build folder."""
     project = session.project
     verify = session.actions[target_of(VERIFY, engine.model, engine.variant)]

@@ -32,7 +32,7 @@ from buildsys.cli.machine_checks import (
     check_recorded_environment,
     check_toolchain,
 )
-from buildsys.cli.session import Session
+from buildsys.cli.session import BuildSession
 from buildsys.cli.target_names import ModelFilter, add_filter
 from buildsys.errors import BuildsysError, ManifestErrors, UsageError
 from buildsys.execution.freshness import FRESH, is_strict
@@ -201,7 +201,7 @@ def next_step(root: Path, checks: Sequence[Finding]) -> str:
 def _build_step(root: Path) -> str:
     """Find the command to build stale targets, "" without any."""
     try:
-        session = Session.read_only(root)
+        session = BuildSession.read_only(root)
         explained = session.explain(session.actions)
     except (BuildsysError, OSError) as error:
         return f"buildsys plan, which ends with: {error}"

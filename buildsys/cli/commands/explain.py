@@ -10,7 +10,7 @@ from typing import Any
 
 from buildsys.cli.command import add_json, add_names, print_json
 from buildsys.cli.console.rows import Row, print_rows, time_ago
-from buildsys.cli.session import Session
+from buildsys.cli.session import BuildSession
 from buildsys.cli.target_names import ModelFilter, add_filter
 from buildsys.execution.freshness import FRESH, MAY_RERUN, STALE, Explanation
 from buildsys.execution.stale_reasons import (
@@ -43,7 +43,7 @@ def add_arguments(parser: ArgumentParser) -> None:
 def run(options: Namespace) -> int:
     """Print one explanation per target; without names, those of all targets."""
     only = ModelFilter.of(options)
-    session = Session.read_only(options.root, () if only else options.names)
+    session = BuildSession.read_only(options.root, () if only else options.names)
     chosen = session.select(options.names, only=only)
     explained = [
         explanation
@@ -99,7 +99,7 @@ def reasons_json(reasons: Iterable[Reason]) -> list[dict[str, Any]]:
     return [{**reason._asdict(), "line": None, "text": str(reason)} for reason in reasons]
 
 
-def refit_note(session: Session, target: str) -> str:
+def refit_note(session: BuildSession, target: str) -> str:
     """Describe how an engine got its weights, if not by a build."""
     if not session.actions[target].refits:
         return ""
@@ -117,7 +117,9 @@ def state_word(explanation: Explanation) -> str:
     return explanation.state if explanation.noise is None else NOISY
 
 
-def _rows(session: Session, explained: Iterable[Explanation], *, by_name: bool) -> Iterator[Row]:
+def _rows(
+    session: BuildSession, explained: Iterable[Explanation], *, by_name: bool
+) -> Iterator[Row]:
     """Yield one row per target; unnamed fresh targets share one per model."""
     for model, members in groupby(
         explained, key=lambda target: session.actions[target.target].model
@@ -134,7 +136,7 @@ def _rows(session: Session, explained: Iterable[Explanation], *, by_name: bool) 
                 yield _row(session, model, target)
 
 
-def _row(session: Session, model: str, target: Explanation) -> Row:
+def _row(session: BuildSession, model: str, target: Explanation) -> Row:
     word, last = state_word(target), target.last
     when = time_ago(last.started) if last else ""
     details: list[str] = []
@@ -156,7 +158,7 @@ def _row(session: Session, model: str, target: Explanation) -> Row:
     return Row(word, f"{target.target}: {text}" if last else target.target, details)
 
 
-def searched_json(session: Session, target: str) -> dict[str, Any]:
+def searched_json(session: BuildSession, target: str) -> dict[str, Any]:
     """Describe the search that decided the precision of a target's nodes, or {}."""
     search = _search_of(session, target)
     if search is None:
@@ -164,7 +166,7 @@ def searched_json(session: Session, target: str) -> dict[str, Any]:
     return {"search": {"target": search.target, "nodes": search.content.get("nodes", [])}}
 
 
-def _searched(session: Session, target: str) -> Iterator[str]:
+def _searched(session: BuildSession, target: str) -> Iterator[str]:
     """Yield the nodes that a search keeps in fp32, and what they change."""
     search = _search_of(session, target)
     if search is None:
@@ -175,7 +177,7 @@ def _searched(session: Session, target: str) -> Iterator[str]:
         yield f"in fp32: {first_names(names, _MOST_NODES)} ({search.file} has all)"
 
 
-def _search_of(session: Session, target: str) -> AnyResult | None:
+def _search_of(session: BuildSession, target: str) -> AnyResult | None:
     """Find the passed search for a graph or an engine, None without one."""
     actions = session.actions
     if actions[target].stage not in (SEARCH, CONVERT, ENGINE):

@@ -7,7 +7,7 @@ from argparse import ArgumentParser, Namespace
 
 from buildsys.cli.command import add_names
 from buildsys.cli.engine_checks import one_engine
-from buildsys.cli.session import Session
+from buildsys.cli.session import BuildSession
 from buildsys.errors import UsageError
 from buildsys.stages.table import GATE, target_of
 from buildsys.system.printable import printable
@@ -29,7 +29,7 @@ def run(options: Namespace) -> int:
     reason = " ".join(options.reason.split())
     if not reason:
         raise UsageError("gate accept needs a reason", 'add --reason "TEXT"')
-    session = Session.load(options.root)
+    session = BuildSession.load(options.root)
     try:
         target = _gate_of(session, options.names[1])
         session.executor.accept(target, reason)
@@ -40,7 +40,7 @@ def run(options: Namespace) -> int:
     return 0
 
 
-def _gate_of(session: Session, name: str) -> str:
+def _gate_of(session: BuildSession, name: str) -> str:
     """Return the gate of an engine that compares it with earlier builds."""
     engine = one_engine(session, name)
     target = target_of(GATE, engine.model, engine.variant)

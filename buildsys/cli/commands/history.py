@@ -23,7 +23,7 @@ from buildsys.cli.command import (
 )
 from buildsys.cli.console.rows import format_table, plot_lines, time_ago
 from buildsys.cli.project_root import typed_path
-from buildsys.cli.session import Session
+from buildsys.cli.session import BuildSession
 from buildsys.cli.target_names import ModelFilter, add_filter
 from buildsys.errors import UsageError
 from buildsys.history.builds import RAN, RESTORED, Build
@@ -58,7 +58,7 @@ def add_arguments(parser: ArgumentParser) -> None:
 
 def run(options: Namespace) -> int:
     """Print builds, newest first. Having none is no error."""
-    session, names = Session.of_history(options.root), list(options.names)
+    session, names = BuildSession.of_history(options.root), list(options.names)
     file = history_file(session.project.state)
     only = ModelFilter.of(options)
     if only and names:
@@ -89,7 +89,7 @@ def run(options: Namespace) -> int:
 
 
 def _named(
-    session: Session, history: History, name: str
+    session: BuildSession, history: History, name: str
 ) -> tuple[str, Sequence[str], Sequence[Build]]:
     """Return the model of a name, the engines to show, and its builds, newest first.
 
@@ -243,7 +243,7 @@ def _overview_lines(overview: Sequence[dict[str, Any]], history: History) -> Ite
     yield f"{plural(total, 'build')} of {plural(machines, 'machine')}: {history.path}, {stored}"
 
 
-def _import(session: Session, file: Path, other: Path, options: Namespace) -> int:
+def _import(session: BuildSession, file: Path, other: Path, options: Namespace) -> int:
     from buildsys.cli.git_revision import read_checkout
 
     project = ""

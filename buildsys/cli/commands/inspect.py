@@ -37,7 +37,7 @@ from buildsys.cli.graph_files import (
     target_of,
 )
 from buildsys.cli.project_root import shown_path, typed_path
-from buildsys.cli.session import Session
+from buildsys.cli.session import BuildSession
 from buildsys.errors import BuildsysError, Unavailable, UsageError
 from buildsys.manifest.shape_cases import case_values
 from buildsys.report.engines import placement_text
@@ -89,7 +89,7 @@ def run(options: Namespace) -> int:
     if not options.svg and (options.begin or options.end or options.depth):
         raise UsageError("--from, --to and --depth select a part to draw", "add --svg FILE")
     name = options.names[0].removeprefix(PREFIX)
-    session = Session.read_only(options.root, [target_of(name)])
+    session = BuildSession.read_only(options.root, [target_of(name)])
     graph = find_graph(session, "inspect", name)
     if options.svg or options.serve:
         require_onnx_graph(graph)
@@ -110,7 +110,7 @@ def run(options: Namespace) -> int:
 
 
 def _describe(
-    session: Session, graph: GraphFile, head: Document, options: Namespace
+    session: BuildSession, graph: GraphFile, head: Document, options: Namespace
 ) -> tuple[Document, Sequence[str]]:
     """Describe the requested part of the graph as JSON and text."""
     dims = case_values(session.project.models[head["model"]].data["dims"])["opt"]
@@ -162,7 +162,7 @@ def _describe_nodes(
 
 
 def _describe_engine(
-    session: Session, graph: GraphFile, head: Document, options: Namespace
+    session: BuildSession, graph: GraphFile, head: Document, options: Namespace
 ) -> tuple[Document, Sequence[str]]:
     """Describe the record of an engine, or the layers of the ONNX nodes."""
     if options.tensor:
@@ -196,7 +196,7 @@ def _describe_engine(
 
 
 def _built_from(
-    session: Session, graph: GraphFile, layers: Sequence[Document]
+    session: BuildSession, graph: GraphFile, layers: Sequence[Document]
 ) -> Sequence[Document]:
     """List the nodes of the graph that an engine was built from.
 

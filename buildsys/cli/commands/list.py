@@ -6,7 +6,7 @@ from argparse import ArgumentParser, Namespace
 
 from buildsys.cli.command import add_json, add_names, print_answer
 from buildsys.cli.commands.explain import state_word
-from buildsys.cli.session import Session
+from buildsys.cli.session import BuildSession
 from buildsys.cli.target_names import STAGE_DOCS, ModelFilter, add_filter
 
 SCHEMA = "buildsys/list/1"
@@ -25,7 +25,7 @@ def add_arguments(parser: ArgumentParser) -> None:
 def run(options: Namespace) -> int:
     """Print names with a description."""
     only = ModelFilter.of(options)
-    session = Session.read_only(options.root, () if only else options.names)
+    session = BuildSession.read_only(options.root, () if only else options.names)
     states: dict[str, str] = {}
     if options.all or options.status or options.names or only:
         targets = session.in_order(session.select(options.names, only=only))

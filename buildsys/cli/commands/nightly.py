@@ -19,7 +19,7 @@ from buildsys.cli.commands.build import add_executor, add_jobs, chosen_names
 from buildsys.cli.console.rows import Row, print_rows
 from buildsys.cli.project_root import shown_path
 from buildsys.cli.run_files import collect_results, results_document, write_files
-from buildsys.cli.session import Session
+from buildsys.cli.session import BuildSession
 from buildsys.cli.target_names import STAGE_DOCS, add_filter
 from buildsys.cli.tasks import run_targets
 from buildsys.errors import BuildsysError, CheckFailed, StageError, UsageError
@@ -94,7 +94,7 @@ class _Night:
         if code := self._write_unfinished(RUNNING, f"{problem} (process {os.getpid()})", 0):
             return code  # nobody would learn how the run ended
         try:
-            session = Session.load(self._options.root, leave_out=True)
+            session = BuildSession.load(self._options.root, leave_out=True)
             results, code = self._build(session)
             code = _exit_code(results, code)
             if self._html() is None:  # the reporter updates the pages of models that have changed
@@ -112,7 +112,7 @@ class _Night:
         _print_end(results, self._folder)
         return code
 
-    def _build(self, session: Session) -> tuple[RunResults, int]:
+    def _build(self, session: BuildSession) -> tuple[RunResults, int]:
         """Build everything stale, here or on other machines; return results and exit code."""
         options, project = self._options, session.project
         if not project.models and not project.broken:
@@ -218,7 +218,7 @@ def _stages(names: str) -> list[str]:
 
 
 def _rebuilds(
-    session: Session, members: Collection[str], stages: Collection[str]
+    session: BuildSession, members: Collection[str], stages: Collection[str]
 ) -> dict[str, Reason]:
     """List the targets of the stages to rebuild and what depends on them, with the reason."""
     rebuilds: dict[str, Reason] = {}

@@ -17,7 +17,7 @@ from typing import Any
 from buildsys.cli.command import add_json, add_names, print_answer
 from buildsys.cli.console.rows import format_table
 from buildsys.cli.graph_files import require_graph
-from buildsys.cli.session import Session
+from buildsys.cli.session import BuildSession
 from buildsys.errors import StageError, UsageError
 from buildsys.project.load import STATE_FOLDER, Project, load_project
 from buildsys.report.result_files import read_result
@@ -66,7 +66,7 @@ def run(options: Namespace) -> int:
     places = {name: ", ".join(models) for name, models in users.items()}
     fields: dict[str, Any] = {"schema": SCHEMA, "versions": library_versions()}
     if model:
-        model = Session(project).one_model("ops --model", [model])
+        model = BuildSession(project).one_model("ops --model", [model])
         opset, counts = _operators_of(project, model)
         operators = operator_table(project.root / STATE_FOLDER)["onnx"]
         onnx: Mapping[str, Any] = {name: operators.get(name) for name in counts}

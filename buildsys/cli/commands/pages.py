@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 from buildsys.cli.command import add_names, print_lines
 from buildsys.cli.failure_report import current_report
 from buildsys.cli.project_root import shown_path
-from buildsys.cli.session import Session
+from buildsys.cli.session import BuildSession
 from buildsys.cli.target_names import ModelFilter, add_filter
 from buildsys.errors import BuildsysError
 from buildsys.execution.key_parts import FILES
@@ -79,7 +79,7 @@ def add_arguments(parser: ArgumentParser) -> None:
 
 def run(options: Namespace) -> int:
     """Write the pages and print the path of the index."""
-    session = Session.read_only(options.root)
+    session = BuildSession.read_only(options.root)
     selected = session.select(options.names, only=ModelFilter.of(options))
     chosen = set(map(model_of, selected))
     index = write_pages(session, [name for name in session.project.models if name in chosen])
@@ -95,7 +95,7 @@ def prepare() -> None:
 
 
 def update_pages(
-    session: Session, models: Iterable[str], reports: Mapping[str, Path] = MappingProxyType({})
+    session: BuildSession, models: Iterable[str], reports: Mapping[str, Path] = MappingProxyType({})
 ) -> str:
     """Write the pages of ``models``; return a line for the console.
 
@@ -114,7 +114,7 @@ def update_pages(
 
 
 def write_pages(
-    session: Session, models: Iterable[str], reports: Mapping[str, Path] = MappingProxyType({})
+    session: BuildSession, models: Iterable[str], reports: Mapping[str, Path] = MappingProxyType({})
 ) -> Path | None:
     """Write pages and index; return the index, None without pages.
 
@@ -143,7 +143,7 @@ def write_pages(
     )
 
 
-def remove_pages(session: Session, models: Collection[str], *, dry_run: bool) -> list[Path]:
+def remove_pages(session: BuildSession, models: Collection[str], *, dry_run: bool) -> list[Path]:
     """Remove the pages of ``models`` and their index entries; list the pages."""
     project, folder = session.project, session.project.build / FOLDER
     pages = [path for model in models if (path := folder / page_name(model)).is_file()]
@@ -185,7 +185,7 @@ def _read_rows(path: Path) -> dict[str, IndexRow]:
 
 
 def _page(
-    session: Session,
+    session: BuildSession,
     manifest: Mapping[str, Any],
     ledger: Ledger,
     history: History,

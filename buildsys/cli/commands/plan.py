@@ -16,7 +16,7 @@ from buildsys.cli.command import add_json, add_names, positive_integer, print_js
 from buildsys.cli.commands.explain import explanation_json, reasons_json
 from buildsys.cli.console.lines import engine_of, group_name, lines_by_cause, target_line
 from buildsys.cli.console.rows import Row, print_rows
-from buildsys.cli.session import Session
+from buildsys.cli.session import BuildSession
 from buildsys.cli.target_names import ModelFilter, add_filter
 from buildsys.errors import StageError
 from buildsys.execution.action_key import KeyBuilder, declared_parts
@@ -61,14 +61,14 @@ def run(options: Namespace) -> int:
     if options.since is not None:
         print_since(options, only)
         return 0
-    session = Session.read_only(options.root, () if only else options.names)
+    session = BuildSession.read_only(options.root, () if only else options.names)
     explained = session.explain(session.select(options.names, only=only))
     print_plan(session, list(explained.values()), jobs=options.jobs, as_json=options.json)
     return 0
 
 
 def print_plan(
-    session: Session, explained: Sequence[Explanation], *, jobs: int, as_json: bool
+    session: BuildSession, explained: Sequence[Explanation], *, jobs: int, as_json: bool
 ) -> None:
     """Print the targets of the next run, in order."""
     steps = [step for step in explained if step.state != FRESH]
@@ -101,7 +101,7 @@ def print_plan(
     print_rows(rows, closing)
 
 
-def _obstacles(session: Session, steps: Sequence[Explanation]) -> dict[str, str]:
+def _obstacles(session: BuildSession, steps: Sequence[Explanation]) -> dict[str, str]:
     """List the expected causes by target, for a missing engine those of the engine."""
     from buildsys.execution.availability import expected_obstacle
 
@@ -115,7 +115,7 @@ def _obstacles(session: Session, steps: Sequence[Explanation]) -> dict[str, str]
     return obstacles
 
 
-def _usual_times(session: Session, steps: Sequence[Explanation], jobs: int) -> dict[str, Any]:
+def _usual_times(session: BuildSession, steps: Sequence[Explanation], jobs: int) -> dict[str, Any]:
     """Add up usual times for the JSON output; unbuilt steps have none."""
     executed = [step for step in steps if not step.restorable]
     usual = {step.target: step.expected_s or 0.0 for step in executed}
@@ -157,9 +157,9 @@ def print_since(options: Namespace, only: ModelFilter) -> None:
     """
     from buildsys.cli.git_revision import project_at
 
-    now = Session.read_only(options.root)
+    now = BuildSession.read_only(options.root)
     with project_at(now.project, options.since) as there:
-        before = Session(there.project)
+        before = BuildSession(there.project)
         chosen = now.select(options.names, before, only=only)
         differences = [
             difference for difference in _differences(before, now) if difference.target in chosen
@@ -187,7 +187,7 @@ def print_since(options: Namespace, only: ModelFilter) -> None:
     print_rows(rows, [f"since {options.since} ({there.commit[:10]}): {summary}"])
 
 
-def changed_targets(now: Session, revision: str) -> list[str]:
+def changed_targets(now: BuildSession, revision: str) -> list[str]:
     """List the targets changed since a git revision, and those downstream.
 
     Models of broken manifests in the revision count as changed.
@@ -199,7 +199,7 @@ def changed_targets(now: Session, revision: str) -> list[str]:
         for file in there.project.broken:
             text = f"{file} of {revision} is broken; its models count as changed"
             sys.stderr.write(printable(f"buildsys: warning: {text}\n"))
-        differences = list(_differences(Session(there.project), now))
+        differences = list(_differences(BuildSession(there.project), now))
     return [difference.target for difference in differences if difference.state != REMOVED]
 
 
@@ -209,7 +209,7 @@ class _TargetDifference(NamedTuple):
     reasons: tuple[Reason, ...] = ()
 
 
-def _differences(before: Session, now: Session) -> Iterator[_TargetDifference]:
+def _differences(before: BuildSession, now: BuildSession) -> Iterator[_TargetDifference]:
     """Yield the targets with another declaration or other sources, and those downstream."""
     db = ReadOnlyStateDb(now.project.state / "state.db")
     ledger = Ledger(db)

@@ -16,7 +16,7 @@ from buildsys.cli.command import add_json, add_names, print_answer, print_json
 from buildsys.cli.console.rows import Row, format_table, print_rows
 from buildsys.cli.engine_checks import EngineReason, engines_of, project_reasons, required_checks
 from buildsys.cli.project_root import typed_path
-from buildsys.cli.session import Session
+from buildsys.cli.session import BuildSession
 from buildsys.cli.target_names import ModelFilter, add_filter
 from buildsys.deploy.versions import EngineVersion, VersionFile, list_versions, publish_version
 from buildsys.errors import BuildsysError, StageError, UsageError
@@ -71,7 +71,7 @@ def run(options: Namespace) -> int:
     if not re.fullmatch(NAME_PATTERN, version) or len(version) > _LONGEST_VERSION:
         hint = "add --version 1.0.0: letters, digits and _ . + -, beginning with a letter or digit"
         raise UsageError(f"publish takes a version, and {version!r} is none", hint)
-    session = Session.read_only(options.root)
+    session = BuildSession.read_only(options.root)
     engines = list(_select(session, names, only))
     is_refused = any(engine.state == REFUSED for engine in engines)
     if is_refused:
@@ -137,7 +137,7 @@ def _place(root: Path, url: str) -> Iterator[RemoteFolder]:
 
 
 def _publish(
-    folder: RemoteFolder, session: Session, engine: _Publication, version: str
+    folder: RemoteFolder, session: BuildSession, engine: _Publication, version: str
 ) -> _Publication:
     """Publish an engine, which is then complete or absent.
 
@@ -154,7 +154,9 @@ def _publish(
     return engine._replace(state=PUBLISHED if is_new else UNCHANGED, files=files)
 
 
-def _select(session: Session, names: Sequence[str], only: ModelFilter) -> Iterator[_Publication]:
+def _select(
+    session: BuildSession, names: Sequence[str], only: ModelFilter
+) -> Iterator[_Publication]:
     """Yield the engines of names, with the reasons against publishing them.
 
     Engines that cannot be built here are skipped, unless they are named.
@@ -179,7 +181,7 @@ def _select(session: Session, names: Sequence[str], only: ModelFilter) -> Iterat
             yield _Publication(action, state, [EngineReason("unavailable", problem, remedy)])
 
 
-def _records(session: Session, action: Action) -> dict[str, ActionRecord]:
+def _records(session: BuildSession, action: Action) -> dict[str, ActionRecord]:
     """Read the records of an engine, its checks, benchmark and report, and of all upstream.
 
     Raises: StageError: it is not up to date any more.
@@ -198,7 +200,7 @@ def _records(session: Session, action: Action) -> dict[str, ActionRecord]:
 
 
 def _files(
-    session: Session, action: Action, records: Mapping[str, ActionRecord]
+    session: BuildSession, action: Action, records: Mapping[str, ActionRecord]
 ) -> dict[str, VersionFile]:
     """List the files of a version by their names in it."""
     build, folder = session.project.build, PurePosixPath(action.outputs[RESULT].path).parent
@@ -219,7 +221,7 @@ def _files(
 
 
 def _provenance(
-    session: Session, action: Action, records: Mapping[str, ActionRecord]
+    session: BuildSession, action: Action, records: Mapping[str, ActionRecord]
 ) -> dict[str, Any]:
     """Describe the manifest, commit, keys and libraries of an engine."""
     history = History.read_only(history_file(session.project.state))

@@ -6,7 +6,7 @@ import sys
 from argparse import ArgumentParser, Namespace
 
 from buildsys.cli.command import add_names
-from buildsys.cli.session import Session
+from buildsys.cli.session import BuildSession
 from buildsys.project.resolved_yaml import resolved_text
 from buildsys.system.printable import printable
 
@@ -18,7 +18,7 @@ def add_arguments(parser: ArgumentParser) -> None:
 
 def run(options: Namespace) -> int:
     """Print the manifest as YAML."""
-    session = Session.load(options.root)
+    session = BuildSession.load(options.root)
     model = session.one_model("resolve", options.names)
     sys.stdout.write(printable(resolved_text(session.project.models[model])))
     return 0

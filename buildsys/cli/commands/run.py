@@ -13,7 +13,7 @@ from buildsys.cli.command import add_json, add_names, positive_integer, print_an
 from buildsys.cli.console.rows import format_table
 from buildsys.cli.engine_checks import FIRST, NAMED, RECOMMENDED, choose_engine, named_engines
 from buildsys.cli.project_root import typed_path
-from buildsys.cli.session import Session
+from buildsys.cli.session import BuildSession
 from buildsys.cli.worker_pool import run_stage
 from buildsys.errors import UsageError
 from buildsys.manifest.problem import suggest_file
@@ -63,7 +63,7 @@ def run(options: Namespace) -> int:
     if output is not None and (output.suffix != ".npz" or not output.absolute().parent.is_dir()):
         problem = f"--output {options.output} is not an .npz file in an existing folder"
         raise UsageError(problem, "name a file that ends in .npz")
-    session = Session.read_only(options.root, options.names)
+    session = BuildSession.read_only(options.root, options.names)
     candidates = named_engines(session, options.names[0])
     model = candidates[0].model
     point = graph_points(session.project.models[model].data).final
@@ -85,7 +85,7 @@ def run(options: Namespace) -> int:
     return 0
 
 
-def _fields(session: Session, model: str, section: str, field: str) -> dict[str, Any]:
+def _fields(session: BuildSession, model: str, section: str, field: str) -> dict[str, Any]:
     """List a field of inputs or outputs by their names after surgery."""
     spec = session.project.models[model].data
     values = {tensor: fields[field] for tensor, fields in spec[section].items()}
@@ -127,7 +127,7 @@ def _input_file(
 
 
 def _call(
-    session: Session,
+    session: BuildSession,
     engine: Action,
     point: GraphPoint,
     files: list[tuple[str, str, str]],

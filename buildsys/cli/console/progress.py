@@ -10,7 +10,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, TextIO
 
 from buildsys.cli.console.lines import OBVIOUS, ConsoleLine
-from buildsys.cli.session import Session
+from buildsys.cli.session import BuildSession
 from buildsys.execution.freshness import FRESH
 from buildsys.report.formatting import duration
 from buildsys.stages.table import stage_info
@@ -229,7 +229,7 @@ class Estimate:
     Raises: BuildsysError, OSError, ValueError: the state cannot be read.
     """
 
-    def __init__(self, session: Session, lines: Mapping[str, ConsoleLine]) -> None:
+    def __init__(self, session: BuildSession, lines: Mapping[str, ConsoleLine]) -> None:
         self._lines = lines
         self._jobs = session.jobs
         self._usual_s: dict[str, float] = {}  # of the targets that will probably run

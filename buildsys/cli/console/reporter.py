@@ -28,7 +28,7 @@ from buildsys.cli.console.lines import (
 )
 from buildsys.cli.console.progress import Estimate, open_display
 from buildsys.cli.project_root import shown_path
-from buildsys.cli.session import Session
+from buildsys.cli.session import BuildSession
 from buildsys.cli.target_names import STAGE_DOCS
 from buildsys.errors import BuildsysError, with_hint
 from buildsys.report.formatting import plural
@@ -52,7 +52,7 @@ class Reporter:
     thread.
     """
 
-    session: Session
+    session: BuildSession
 
     def __init__(self, outstream: TextIO, options: Mapping[str, Any]) -> None:
         del options  # how much captured output to show; nothing is captured here

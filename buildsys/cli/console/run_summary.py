@@ -14,7 +14,7 @@ from rich.text import Text
 from buildsys.cli.console.lines import ENDED, OBVIOUS, ConsoleLine, causes, row_title, table_rows
 from buildsys.cli.console.rows import text_console
 from buildsys.cli.project_root import shown_path
-from buildsys.cli.session import Session
+from buildsys.cli.session import BuildSession
 from buildsys.report.formatting import duration
 from buildsys.report.key_figures import key_figure
 from buildsys.stages.table import REPORT
@@ -39,7 +39,7 @@ _PLAIN_WIDTH = 120  # tables in logs and pipes, unless COLUMNS is set
 
 def print_summary(
     out: TextIO,
-    session: Session,
+    session: BuildSession,
     lines: Sequence[ConsoleLine],
     stale: Sequence[StaleOutputs] = (),
     pages: str = "",
@@ -106,7 +106,7 @@ def print_summary(
     print_line(f"{totals} in {duration(session.seconds)}")
 
 
-def _failure(session: Session, line: ConsoleLine) -> Iterator[str]:
+def _failure(session: BuildSession, line: ConsoleLine) -> Iterator[str]:
     """Yield a failure's first line, its log, and the command for this stage alone."""
     finished = session.finished.get(line.target)
     sentence = finished.reason if finished else line.reason
@@ -117,7 +117,7 @@ def _failure(session: Session, line: ConsoleLine) -> Iterator[str]:
     yield ""
 
 
-def _table(session: Session, model: str, lines: Sequence[ConsoleLine], width: int) -> Table:
+def _table(session: BuildSession, model: str, lines: Sequence[ConsoleLine], width: int) -> Table:
     def reason_of(line: ConsoleLine) -> str:  # the hint was printed above
         return str(session.result(line.target).get("reason", "")) or line.reason
 
@@ -148,7 +148,7 @@ def _table(session: Session, model: str, lines: Sequence[ConsoleLine], width: in
     return table
 
 
-def _warnings(session: Session, lines: Iterable[ConsoleLine]) -> Iterator[str]:
+def _warnings(session: BuildSession, lines: Iterable[ConsoleLine]) -> Iterator[str]:
     """Yield the first warnings of built and restored targets."""
     warnings = [
         f"warning: {line.target}: {' '.join(str(warning).split())}"

@@ -10,7 +10,7 @@ from project_folder import ProjectFolder
 from test_doit import TARGETS
 
 from buildsys.cli.commands.plan import changed_targets
-from buildsys.cli.session import Session
+from buildsys.cli.session import BuildSession
 from buildsys.project.plan import model_of
 
 
@@ -127,7 +127,7 @@ def test_what_corrects_a_broken_revision_can_be_built(
     versioned.edit("configs/models/lin.yaml", "opset: 17", "opset: 99")
     commit(versioned.root, "wrong")
     versioned.edit("configs/models/lin.yaml", "opset: 99", "opset: 17")
-    changed = changed_targets(Session.read_only(versioned.root), "HEAD")
+    changed = changed_targets(BuildSession.read_only(versioned.root), "HEAD")
     assert {model_of(target) for target in changed} == {"lin"}
     warning = "configs/models/lin.yaml of HEAD is broken; its models count as changed"
     assert capsys.readouterr().err == f"buildsys: warning: {warning}\n"

@@ -17,7 +17,7 @@ from buildsys.cli import main
 from buildsys.cli.commands import COMMANDS
 from buildsys.cli.loader import Loader
 from buildsys.cli.main import parse, parser_of
-from buildsys.cli.session import Session
+from buildsys.cli.session import BuildSession
 from buildsys.cli.tasks import ProjectTasks, doit_config
 from buildsys.execution.freshness import Explanation, Freshness, explain
 from buildsys.execution.run_records import Outcome
@@ -44,7 +44,7 @@ REQUESTED = Reason(ASKED_FOR)
 class ScriptedExecutor:
     """Knows which targets are fresh; running one calls what the test gave for it."""
 
-    def __init__(self, session: Session) -> None:
+    def __init__(self, session: BuildSession) -> None:
         self._session = session
         self.models = self.ledger = self  # all that a session asks
         self.fresh: set[str] = set()
@@ -132,7 +132,7 @@ def passed(**changes: Any) -> Any:
     return Outcome(**{"target": "", "status": "passed", "seconds": 0.1, **changes})
 
 
-def make_session(root: Path, *models: str, **fields: Any) -> tuple[Session, ScriptedExecutor]:
+def make_session(root: Path, *models: str, **fields: Any) -> tuple[BuildSession, ScriptedExecutor]:
     resolved = {
         name: ModelSpec.model_validate({**MANIFEST, "model": name, **fields})
         for name in models or ("net",)
@@ -147,7 +147,7 @@ def make_session(root: Path, *models: str, **fields: Any) -> tuple[Session, Scri
         signing=lambda: Signing(None, (), (), "refuse"),
         store_limit=lambda: None,
     )
-    session = Session(project)  # type: ignore[arg-type]
+    session = BuildSession(project)  # type: ignore[arg-type]
     executor = ScriptedExecutor(session)
     vars(session)["executor"] = executor
     return session, executor
@@ -159,7 +159,7 @@ def _resolved(spec: ModelSpec) -> Any:
     )
 
 
-def write_result(session: Session, target: str, **fields: Any) -> None:
+def write_result(session: BuildSession, target: str, **fields: Any) -> None:
     for output in session.actions[target].outputs.values():
         path = session.project.build / output.path
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -187,7 +187,7 @@ class Doit:
     def __init__(self, root: Path, capsys: pytest.CaptureFixture[str]) -> None:
         self.root = root
         self.executor: ScriptedExecutor
-        self.session: Session
+        self.session: BuildSession
         self._capsys = capsys
         self.fresh: set[str] = set()
         self.actions: dict[str, Callable[[], Any]] = {}
@@ -238,8 +238,8 @@ class Doit:
         self._open()
         (self.root / "dodo.py").write_text("import buildsys")
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(Session, "read_only", lambda *_: self.session)
-            patch.setattr(Session, "load", lambda *_, **__: self.session)
+            patch.setattr(BuildSession, "read_only", lambda *_: self.session)
+            patch.setattr(BuildSession, "load", lambda *_, **__: self.session)
             code = main.run(arguments)
         printed = self._capsys.readouterr()
         return code, printed.out + printed.err

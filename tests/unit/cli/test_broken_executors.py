@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from buildsys.cli.session import Session
+from buildsys.cli.session import BuildSession
 
 
 @pytest.mark.parametrize("executor", ["{}", "3", "{kind: nope}", "{kind: ssh, host: -x}"])
@@ -15,5 +15,5 @@ def test_the_history_needs_no_executors(
 ) -> None:
     (tmp_path / "configs/models").mkdir(parents=True)
     (tmp_path / "configs/project.yaml").write_text(f"executors: {{x: {executor}}}\n")
-    assert not Session.of_history(tmp_path).project.models
+    assert not BuildSession.of_history(tmp_path).project.models
     assert "all manifests, as they share configs/project.yaml" in capsys.readouterr().err

@@ -12,7 +12,7 @@ from cli_doubles import make_session, write_result
 from buildsys.cli.console.lines import ConsoleLine, last_line, target_line
 from buildsys.cli.console.progress import LiveDisplay, PlainDisplay, open_display
 from buildsys.cli.console.run_summary import print_summary
-from buildsys.cli.session import Session
+from buildsys.cli.session import BuildSession
 from buildsys.execution.run_records import Outcome
 
 CONTROL = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
@@ -226,7 +226,7 @@ def test_cache_hits_and_failures_follow_the_tables(
     ]
 
 
-def line_of(session: Session) -> Callable[[str], ConsoleLine]:
+def line_of(session: BuildSession) -> Callable[[str], ConsoleLine]:
     def line(target: str) -> ConsoleLine:
         action = session.actions[target]
         return ConsoleLine(target, action.model, action.stage, action.variant)

@@ -27,7 +27,7 @@ from buildsys.cli.machine_checks import (
     check_gpus,
     check_toolchain,
 )
-from buildsys.cli.session import Session
+from buildsys.cli.session import BuildSession
 from buildsys.project.load import Project
 from buildsys.system.backend_registry import Gpus, backend_names, describe_backend
 from buildsys.system.interpreter_probe import Library, check_libraries
@@ -324,7 +324,7 @@ def test_an_engine_without_a_graph_needs_no_validate(tmp_path: Path) -> None:
     (tmp_path / "configs/models").mkdir(parents=True)
     (tmp_path / "configs/models/m.yaml").write_text(DEFINED)
     (tmp_path / "net.py").write_text("def define(): ...\ndef compute(x): ...\n")
-    session = Session.read_only(tmp_path)
+    session = BuildSession.read_only(tmp_path)
     reasons = list(project_reasons(session, session.actions["engine:m:trt"]))
     assert [reason.remedy for reason in reasons] == [
         "buildsys build engine:m:trt",

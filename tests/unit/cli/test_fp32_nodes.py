@@ -69,7 +69,7 @@ def test_the_list_continues_the_one_of_the_manifest(
         "nodes": [["/a: b", "Conv"]], "is_smallest": False, "trials": 3, "exclude": ["*/head"],
         "seconds": 2.0,
     }  # fmt: skip
-    model = debug.Session.read_only(root)
+    model = debug.BuildSession.read_only(root)
     convert = model.actions["convert:m:int8"]
     monkeypatch.setattr(debug, "_conversion", lambda *_: convert)
     monkeypatch.setattr(debug, "_search", lambda *_: found)

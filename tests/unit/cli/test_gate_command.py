@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from cli_doubles import ScriptedExecutor, make_session, run_in
 
-from buildsys.cli.session import Session
+from buildsys.cli.session import BuildSession
 from buildsys.errors import UsageError
 
 GATES = {"latency": {"tolerance": "5%"}}
@@ -29,7 +29,7 @@ def run(
         ACCEPTED.append((target, why))
 
     monkeypatch.setattr(ScriptedExecutor, "accept", accept, raising=False)
-    monkeypatch.setattr(Session, "load", lambda _: session)
+    monkeypatch.setattr(BuildSession, "load", lambda _: session)
     return run_in(tmp_path, "gate", *names, reason=reason)
 
 

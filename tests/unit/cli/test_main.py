@@ -19,7 +19,7 @@ from buildsys.cli.project_root import (
     shown_path,
     typed_path,
 )
-from buildsys.cli.session import Session
+from buildsys.cli.session import BuildSession
 
 ROOT = Path(__file__).parents[3]
 DODO = "from buildsys.cli.tasks import load\n"
@@ -65,7 +65,7 @@ def test_a_completion_file_has_the_options_and_targets(
 ) -> None:
     pytest.importorskip("shtab")
     session, _ = make_session(doit.root, "net")
-    monkeypatch.setattr(Session, "of_history", lambda _: session)
+    monkeypatch.setattr(BuildSession, "of_history", lambda _: session)
     code, printed = doit.run_buildsys("completion", shell)
     assert code == 0
     words = ("explain", "publish") if shell == "tcsh" else ("explain", "since", "engine:net:ort")

@@ -11,7 +11,7 @@ import pytest
 from cli_doubles import make_session, run_in
 
 from buildsys.cli.commands import publish
-from buildsys.cli.session import Session
+from buildsys.cli.session import BuildSession
 from buildsys.cli.target_names import ModelFilter
 from buildsys.errors import StageError, UsageError
 from buildsys.execution.freshness import Explanation
@@ -22,7 +22,7 @@ OPTIONS: dict[str, Any] = {"version": "1.0"}
 
 
 @pytest.fixture
-def session(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Session:
+def session(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> BuildSession:
     """Model a, whose engine ort is built, and rtx is unavailable."""
     found, _ = make_session(tmp_path, "a")
     reasons = {"engine:a:rtx": "no GPU"}
@@ -34,7 +34,7 @@ def session(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Session:
         }
 
     monkeypatch.setattr(found, "explain", explain)
-    monkeypatch.setattr(Session, "read_only", lambda *_: found)
+    monkeypatch.setattr(BuildSession, "read_only", lambda *_: found)
     for name in ("_records", "_files", "_provenance"):
         monkeypatch.setattr(publish, name, lambda *_: {})
     return found
@@ -62,7 +62,7 @@ def session(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Session:
     ],
 )
 def test_a_mistake_is_one_sentence(
-    session: Session, names: list[str], options: dict[str, Any], message: str
+    session: BuildSession, names: list[str], options: dict[str, Any], message: str
 ) -> None:
     with pytest.raises(UsageError) as caught:
         run_in(session.project.root, "publish", *names, **{**OPTIONS, **options})
@@ -71,7 +71,7 @@ def test_a_mistake_is_one_sentence(
 
 
 def test_unavailable_engines_are_skipped_unless_they_are_named(
-    session: Session, capsys: pytest.CaptureFixture[str]
+    session: BuildSession, capsys: pytest.CaptureFixture[str]
 ) -> None:
     root, url = session.project.root, str(session.project.root / "releases")
     assert run_in(root, "publish", "a", url, **OPTIONS) == 0
@@ -185,7 +185,7 @@ def test_only_operators_of_plugins_excuse_validate(
         ("nowhere://user:secret@x/y", "nowhere://user:***@x/y"),
     ],
 )
-def test_an_unusable_place_is_one_sentence(session: Session, url: str, message: str) -> None:
+def test_an_unusable_place_is_one_sentence(session: BuildSession, url: str, message: str) -> None:
     with pytest.raises((StageError, UsageError)) as caught:
         run_in(session.project.root, "publish", "a", url, **OPTIONS)
     assert message in str(caught.value)
@@ -202,7 +202,7 @@ def test_an_unusable_place_is_one_sentence(session: Session, url: str, message: 
     ],
 )
 def test_a_missing_package_names_the_pip_command(
-    session: Session, monkeypatch: pytest.MonkeyPatch, url: str, module: str, command: str
+    session: BuildSession, monkeypatch: pytest.MonkeyPatch, url: str, module: str, command: str
 ) -> None:
     import fsspec
 
@@ -220,7 +220,7 @@ def test_a_missing_package_names_the_pip_command(
 
 
 def test_an_empty_place_has_no_versions(
-    session: Session, capsys: pytest.CaptureFixture[str]
+    session: BuildSession, capsys: pytest.CaptureFixture[str]
 ) -> None:
     url = str(session.project.root / "releases")
     assert run_in(session.project.root, "publish", url, list=True) == 0

@@ -11,7 +11,7 @@ from cli_doubles import make_session, run_in
 
 from buildsys.cli import engine_checks, project_root
 from buildsys.cli.engine_checks import EngineReason
-from buildsys.cli.session import Session
+from buildsys.cli.session import BuildSession
 from buildsys.errors import UsageError
 from buildsys.execution.freshness import Explanation
 from buildsys.workers.pool import JobReply, WorkerPool
@@ -42,7 +42,7 @@ class Project:
             self.engine(engine).parent.mkdir(parents=True)
             self.engine(engine).touch()
         monkeypatch.setattr(project_root, "_started_in", [])
-        monkeypatch.setattr(Session, "read_only", lambda *_: self.session)
+        monkeypatch.setattr(BuildSession, "read_only", lambda *_: self.session)
         monkeypatch.setattr(self.session, "explain", self._explain)
         monkeypatch.setattr(self.session, "result", self._result)
         monkeypatch.setattr(engine_checks, "project_reasons", self._reasons)
@@ -73,7 +73,7 @@ class Project:
         engine = {"engine": self.recommended}
         return {"recommendation": engine} if target == "report:net" else {"status": "passed"}
 
-    def _reasons(self, _: Session, engine: Any, **__: Any) -> Any:
+    def _reasons(self, _: BuildSession, engine: Any, **__: Any) -> Any:
         reason = self.reasons.get(engine.variant)
         yield from [] if reason is None else [EngineReason("stale", reason, "")]
 

@@ -8,14 +8,14 @@ import pytest
 from cli_doubles import Doit, make_session
 from documented_commands import options_of
 
-from buildsys.cli.session import Session
+from buildsys.cli.session import BuildSession
 from buildsys.cli.target_names import ModelFilter
 from buildsys.errors import UsageError
 from buildsys.project.plan import model_of
 
 
 @pytest.fixture
-def session(tmp_path: Path) -> Session:
+def session(tmp_path: Path) -> BuildSession:
     """Models a and b with tags and owners, and c without."""
     session, _ = make_session(tmp_path, "a", "b", "c")
     session.project.models["a"].data |= {"tags": ["nightly", "vision"], "owner": "Ann"}
@@ -31,13 +31,13 @@ def models(targets: set[str]) -> set[str]:
     return {model_of(target) for target in targets}
 
 
-def test_a_tag_selects_all_targets_of_its_models_and_plans_no_other(session: Session) -> None:
+def test_a_tag_selects_all_targets_of_its_models_and_plans_no_other(session: BuildSession) -> None:
     assert session.select([], only=only("vision")) == set(session.targets_of("a"))
     assert list(session.actions._planned) == ["a"]
     assert models(session.select([], only=only("vision", "nightly"))) == {"a", "b"}
 
 
-def test_an_owner_selects_models_and_with_a_tag_both_must_match(session: Session) -> None:
+def test_an_owner_selects_models_and_with_a_tag_both_must_match(session: BuildSession) -> None:
     assert models(session.select([], only=only(owners=("Ann",)))) == {"a"}
     assert models(session.select([], only=only(owners=("Ann", "the B team")))) == {"a", "b"}
     assert models(session.select([], only=only("nightly", owners=("the B team",)))) == {"b"}
@@ -60,7 +60,7 @@ def test_an_owner_selects_models_and_with_a_tag_both_must_match(session: Session
     ],
 )
 def test_an_impossible_selection_is_one_sentence(
-    session: Session, names: list[str], chosen: ModelFilter, message: str
+    session: BuildSession, names: list[str], chosen: ModelFilter, message: str
 ) -> None:
     with pytest.raises(UsageError) as caught:
         session.select(names, only=chosen)

@@ -8,12 +8,12 @@ import pytest
 from cli_doubles import make_session
 
 from buildsys.cli.graph_files import split_graph_name
-from buildsys.cli.session import Session
+from buildsys.cli.session import BuildSession
 from buildsys.errors import UsageError
 
 
 @pytest.fixture
-def session(tmp_path: Path) -> Session:
+def session(tmp_path: Path) -> BuildSession:
     """Models a and b; the model ``export`` is called like a stage."""
     return make_session(tmp_path, "a", "b", "export")[0]
 
@@ -50,17 +50,19 @@ def session(tmp_path: Path) -> Session:
         ("build/a/export/model.onnx", None),
     ],
 )
-def test_every_spelling_has_one_full_name(session: Session, name: str, full: str | None) -> None:
+def test_every_spelling_has_one_full_name(
+    session: BuildSession, name: str, full: str | None
+) -> None:
     assert session.full_name(name) == full
 
 
-def test_only_the_named_model_is_planned(session: Session) -> None:
+def test_only_the_named_model_is_planned(session: BuildSession) -> None:
     for name in ("a", "a:ort", "a:report", "simplify:a", "verify:a:ort", "a:nothing"):
         session.full_name(name)
     assert list(session.actions._planned) == ["a"]
 
 
-def test_an_ambiguous_name_is_an_error_with_the_candidates(session: Session) -> None:
+def test_an_ambiguous_name_is_an_error_with_the_candidates(session: BuildSession) -> None:
     with pytest.raises(UsageError) as caught:
         session.full_name("export")
     assert str(caught.value) == "'export' is ambiguous; name one of export:*, build:export"
@@ -87,7 +89,7 @@ def test_an_engine_called_like_a_stage_is_ambiguous(tmp_path: Path) -> None:
         ("x*", []),
     ],
 )
-def test_a_pattern_names_targets(session: Session, pattern: str, targets: list[str]) -> None:
+def test_a_pattern_names_targets(session: BuildSession, pattern: str, targets: list[str]) -> None:
     assert session.targets_of(pattern) == targets
 
 
@@ -117,12 +119,14 @@ def test_a_pattern_of_models_names_all_their_targets(tmp_path: Path) -> None:
         ("a:", ("a", "")),
     ],
 )
-def test_graphs_are_named_like_targets(session: Session, name: str, graph: tuple[str, str]) -> None:
+def test_graphs_are_named_like_targets(
+    session: BuildSession, name: str, graph: tuple[str, str]
+) -> None:
     assert split_graph_name(session, "inspect", name) == graph
 
 
 @pytest.mark.parametrize("name", ["a", "build:a", "a:export", "export:a", "verify:a:ort", "a:ort"])
-def test_a_model_is_named_by_any_of_its_targets(session: Session, name: str) -> None:
+def test_a_model_is_named_by_any_of_its_targets(session: BuildSession, name: str) -> None:
     assert session.one_model("resolve", [name]) == "a"
 
 
@@ -135,7 +139,9 @@ def test_a_model_is_named_by_any_of_its_targets(session: Session, name: str) -> 
         (["expor"], "there is no model 'expor'; nearest: export"),
     ],
 )
-def test_no_model_or_several_are_an_error(session: Session, names: list[str], problem: str) -> None:
+def test_no_model_or_several_are_an_error(
+    session: BuildSession, names: list[str], problem: str
+) -> None:
     with pytest.raises(UsageError) as caught:
         session.one_model("resolve", names)
     assert problem in str(caught.value)

@@ -7,13 +7,13 @@ from pathlib import Path
 
 from cli_doubles import Doit, ScriptedExecutor, make_session
 
-from buildsys.cli.session import Session
+from buildsys.cli.session import BuildSession
 from buildsys.cli.tasks import ProjectTasks
 from buildsys.errors import StageError
 from buildsys.project.plan import model_of
 
 
-def make(tmp_path: Path, *fresh: str) -> tuple[Session, ScriptedExecutor]:
+def make(tmp_path: Path, *fresh: str) -> tuple[BuildSession, ScriptedExecutor]:
     """Return a session of the models a and b; all targets of ``fresh`` ones are up to date."""
     session, executor = make_session(tmp_path, "a", "b")
     for target, action in session.actions.items():
@@ -26,7 +26,9 @@ def make(tmp_path: Path, *fresh: str) -> tuple[Session, ScriptedExecutor]:
     return session, executor
 
 
-def chosen(session: Session, *names: str, skip_fresh: bool = True) -> tuple[set[str], set[str]]:
+def chosen(
+    session: BuildSession, *names: str, skip_fresh: bool = True
+) -> tuple[set[str], set[str]]:
     """Choose names; return the tasks, and the targets that are no tasks as they are up to date."""
     tasks = ProjectTasks(session)
     tasks.choose_names(names, skip_fresh=skip_fresh)
@@ -38,7 +40,7 @@ def chosen(session: Session, *names: str, skip_fresh: bool = True) -> tuple[set[
     return made, set(session.up_to_date_targets)
 
 
-def of(session: Session, *models: str) -> set[str]:
+def of(session: BuildSession, *models: str) -> set[str]:
     return {target for target in session.actions if model_of(target) in models}
 
 

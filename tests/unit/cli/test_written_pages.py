@@ -12,7 +12,7 @@ from cli_doubles import make_session, write_result
 
 from buildsys.cli.commands import pages
 from buildsys.cli.commands.pages import remove_pages, update_pages, write_pages
-from buildsys.cli.session import Session
+from buildsys.cli.session import BuildSession
 from buildsys.execution.run_records import Outcome
 from buildsys.execution.stale_reasons import Reason, encode_reasons
 from buildsys.history.builds import Build
@@ -24,7 +24,7 @@ LATENCY = {"latency_p50_ms": 2.0, "latency_interval_ms": [1.95, 2.05]}
 
 
 @pytest.fixture
-def session(tmp_path: Path) -> Session:
+def session(tmp_path: Path) -> BuildSession:
     """Return a session with results of all targets, which are up to date."""
     session, executor = make_session(tmp_path)
     session.project.state.mkdir(exist_ok=True)
@@ -37,12 +37,12 @@ def session(tmp_path: Path) -> Session:
     return session
 
 
-def page(session: Session) -> str:
+def page(session: BuildSession) -> str:
     write_pages(session, ["net"])
     return (session.project.build / "report/net.html").read_text()
 
 
-def add_build(session: Session, number: int, **more: Any) -> None:
+def add_build(session: BuildSession, number: int, **more: Any) -> None:
     build = Build(
         **{
             "id": f"{number:032}", "run": "r", "project": "", "target": "bench:net:ort",
@@ -58,14 +58,14 @@ def add_build(session: Session, number: int, **more: Any) -> None:
     history.close()
 
 
-def test_a_page_without_a_report_shows_the_state_of_the_targets(session: Session) -> None:
+def test_a_page_without_a_report_shows_the_state_of_the_targets(session: BuildSession) -> None:
     text = page(session)
     assert "net" in text
     assert 'href="../net/export/export.json"' in text
     assert (session.project.build / "report/index.html").is_file()
 
 
-def test_a_page_shows_what_failed_before_there_was_a_report(session: Session) -> None:
+def test_a_page_shows_what_failed_before_there_was_a_report(session: BuildSession) -> None:
     del session.finished["report:net"]
     session.finished["validate:net"] = Outcome("validate:net", "failed", 1.0, "y differs")
     text = page(session)
@@ -73,7 +73,7 @@ def test_a_page_shows_what_failed_before_there_was_a_report(session: Session) ->
     assert "Targets that are not up to date are shown without their figures" in text
 
 
-def test_a_page_shows_the_history(session: Session) -> None:
+def test_a_page_shows_the_history(session: BuildSession) -> None:
     for number in (1, 2, 3):
         add_build(session, number)
     text = page(session)
@@ -82,7 +82,7 @@ def test_a_page_shows_the_history(session: Session) -> None:
     assert "no significant change: 2.00 → 2.00 ms" in text
 
 
-def test_a_page_names_the_causes_of_a_run(session: Session) -> None:
+def test_a_page_names_the_causes_of_a_run(session: BuildSession) -> None:
     """An input that another target has changed is none."""
     cause, effect = (
         encode_reasons([Reason(kind, name, "0" * 32, "1" * 32)])
@@ -98,7 +98,7 @@ def test_a_page_names_the_causes_of_a_run(session: Session) -> None:
 
 
 def test_a_page_shows_builds_of_one_machine(
-    session: Session, monkeypatch: pytest.MonkeyPatch
+    session: BuildSession, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for number in (1, 2, 3):
         add_build(session, number)
@@ -110,7 +110,7 @@ def test_a_page_shows_builds_of_one_machine(
     assert "p50, last 2 builds" in page(session)
 
 
-def test_a_page_says_that_the_history_cannot_be_read(session: Session) -> None:
+def test_a_page_says_that_the_history_cannot_be_read(session: BuildSession) -> None:
     assert "There is no earlier build" in page(session)
     history_file(session.project.state).write_bytes(b"not a database" * 500)
     found = page(session)
@@ -127,7 +127,7 @@ def test_a_page_says_that_the_history_cannot_be_read(session: Session) -> None:
         b'<svg><meta http-equiv="refresh"/></svg>',
     ],
 )
-def test_a_picture_is_an_image_without_scripts(session: Session, picture: bytes) -> None:
+def test_a_picture_is_an_image_without_scripts(session: BuildSession, picture: bytes) -> None:
     report, build = session.actions["report:net"], session.project.build
     content = as_json(assemble("net", report.options["manifest"], {}, {}))
     (build / report.outputs["result"].path).write_text(json.dumps({"model": "net", **content}))
@@ -143,7 +143,7 @@ def test_a_picture_is_an_image_without_scripts(session: Session, picture: bytes)
     assert 'href="../net/report/exported.svg"' in text
 
 
-def test_the_index_keeps_other_models_and_drops_removed_ones(session: Session) -> None:
+def test_the_index_keeps_other_models_and_drops_removed_ones(session: BuildSession) -> None:
     write_pages(session, ["net"])
     rows = session.project.state / "index_rows.json"
     known = json.loads(rows.read_text())
@@ -166,7 +166,7 @@ def test_the_index_keeps_other_models_and_drops_removed_ones(session: Session) -
     assert write_pages(session, []) is None
 
 
-def test_removed_pages_leave_the_index_of_the_others(session: Session) -> None:
+def test_removed_pages_leave_the_index_of_the_others(session: BuildSession) -> None:
     index = write_pages(session, ["net"])
     assert index is not None
     page = index.with_name("net.html")
@@ -186,7 +186,7 @@ def test_removed_pages_leave_the_index_of_the_others(session: Session) -> None:
     assert not rows.exists()
 
 
-def test_a_model_without_html_has_no_page(session: Session) -> None:
+def test_a_model_without_html_has_no_page(session: BuildSession) -> None:
     model = session.project.models["net"]
     model.data["report"]["formats"] = ["json"]
     vars(model)["text"] = json.dumps(model.data)
@@ -194,7 +194,9 @@ def test_a_model_without_html_has_no_page(session: Session) -> None:
     assert not (session.project.build / "report").exists()
 
 
-def test_a_fault_of_a_page_is_one_line(session: Session, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_fault_of_a_page_is_one_line(
+    session: BuildSession, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def fail(*_: object) -> str:
         raise ZeroDivisionError("no\nreason")
 
@@ -204,7 +206,7 @@ def test_a_fault_of_a_page_is_one_line(session: Session, monkeypatch: pytest.Mon
     assert Path(line.rpartition(" ")[2]).is_file()
 
 
-def test_a_changed_environment_is_described_by_versions(session: Session) -> None:
+def test_a_changed_environment_is_described_by_versions(session: BuildSession) -> None:
     before = {"tool:onnx": "1", "tool:onnx (files)": "a", "tool:numpy (files)": "b", "env:X": "1"}
     after = {"tool:onnx": "2", "tool:onnx (files)": "c", "tool:numpy (files)": "d", "env:X": "1"}
     history = History(history_file(session.project.state))

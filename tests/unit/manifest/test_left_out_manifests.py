@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from manifest_files import ProjectFolder
 
-from buildsys.cli.session import Session
+from buildsys.cli.session import BuildSession
 from buildsys.errors import ManifestErrors
 from buildsys.project.load import Project, load_project
 
@@ -75,9 +75,9 @@ def test_a_wrong_default_leaves_out_every_manifest(project: ProjectFolder) -> No
 def test_a_query_of_one_model_needs_no_other_manifest(project: ProjectFolder) -> None:
     project.model(name="a")
     project.model("exprot: {opset: 17}\n", name="b")
-    assert Session.read_only(project.root, ["export:a"]).targets_of("export:a")
+    assert BuildSession.read_only(project.root, ["export:a"]).targets_of("export:a")
     with pytest.raises(ManifestErrors, match="exprot"):
-        Session.read_only(project.root, ["export:a", "export:b"])
+        BuildSession.read_only(project.root, ["export:a", "export:b"])
     with pytest.raises(ManifestErrors, match="exprot"):
-        Session.read_only(project.root)
+        BuildSession.read_only(project.root)
     assert not (project.root / ".buildsys").exists()
