@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from itertools import pairwise
 
 from markupsafe import Markup, escape
@@ -100,29 +100,6 @@ class Series:
     is_line: bool = True
 
 
-@dataclass
-class _AxisLabels:
-    """Labels of marks that do not touch on a phone."""
-
-    parts: list[str] = field(default_factory=list)
-    taken: list[tuple[float, float, float]] = field(default_factory=list)  # left, right, y
-
-    def add(self, text: str, x: float, y: float, radius: float) -> None:
-        width = min(len(text), _LONGEST_LABEL) * _CHARACTER
-        left = min(max(x - width / 2, 0.0), 100.0 - width)
-        line = y - radius - 5 if y - radius > 2 * _LABEL else y + radius + _LABEL
-        while any(
-            begin < left + width and left < end and abs(line - other) < _LABEL
-            for begin, end, other in self.taken
-        ):
-            line += _LABEL
-        self.taken.append((left, left + width, line))
-        self.parts.append(
-            f'<text class="over-lines" x="{_short(left + width / 2)}%" y="{_short(line)}"'
-            f' text-anchor="middle">{_shortened(text, _LONGEST_LABEL)}</text>'
-        )
-
-
 def draw(
     series: Iterable[Series],
     x: Axis,
@@ -148,7 +125,7 @@ def draw(
             return height / 2
         return height - 5 if value is None else height * (1 - y.at(value) / 100)
 
-    parts, labels = [], _AxisLabels()
+    parts, labels = [], []
     if y is not None:
         parts += [_level(down(tick), f"{tick_text(tick)} {units[1]}") for tick in y.ticks()]
         ticks = x.ticks() if x_ticks is None else x_ticks
@@ -173,11 +150,11 @@ def draw(
                 f' r="{_short(mark.radius)}">{_title(mark.title)}</circle>'
             )
             if mark.label:
-                labels.add(mark.label, at, top, mark.radius)
+                labels.append((mark.label, at, top - mark.radius - 5))
     total, kind = (height + 22, "chart") if y else (height, "chart strip")
     return Markup(  # noqa: S704 - all texts are escaped
         f'<svg class="{kind}" role="img" aria-label="{escape(printable_line(label))}"'
-        f' width="100%" height="{total}">{"".join([*parts, *labels.parts])}</svg>'
+        f' width="100%" height="{total}">{"".join([*parts, *_place(labels)])}</svg>'
     )
 
 
@@ -227,18 +204,33 @@ def tick_text(value: float) -> str:
     return f"{value:,.10g}" if abs(value) < 1000 else f"{value:,.0f}"
 
 
+def _place(labels: Iterable[tuple[str, float, float]]) -> Iterator[str]:
+    """Yield labels (text, percent of the width, height) below those that they would touch."""
+    taken: list[tuple[float, float, float]] = []  # left, right, height
+    for text, at, y in labels:
+        width = min(len(text), _LONGEST_LABEL) * _CHARACTER
+        left = min(max(at - width / 2, 0.0), 100.0 - width)
+        y = max(y, _LABEL)
+        while any(a < left + width and left < b and abs(y - c) < _LABEL for a, b, c in taken):
+            y += _LABEL
+        taken.append((left, left + width, y))
+        yield (
+            f'<text class="over-lines" x="{_short(left + width / 2)}%" y="{_short(y)}"'
+            f' text-anchor="middle">{_shortened(text, _LONGEST_LABEL)}</text>'
+        )
+
+
 def _tick_marks(places: Iterable[tuple[float, float]], unit: str, height: float) -> Iterator[str]:
     """Yield ticks (percent of the width, value), without labels that touch on a phone."""
     end = -math.inf
     for at, value in places:
         text = f"{tick_text(value)} {unit}".rstrip()
-        x, width = _short(at), len(text) * _CHARACTER
-        share, anchor = (1.0, "end") if at > 95 else (0.5, "middle")
-        begin = at - share * width
         yield _line("grid", (at, 0), (at, height))
+        width, anchor = len(text) * _CHARACTER, "end" if at > 95 else "middle"
+        begin = at - (width if anchor == "end" else width / 2)
         if begin > end:
             end = begin + width + _CHARACTER
-            place = f'x="{x}%" y="{_short(height + 15)}" text-anchor="{anchor}"'
+            place = f'x="{_short(at)}%" y="{_short(height + 15)}" text-anchor="{anchor}"'
             yield f'<text class="tick" {place}>{text}</text>'
 
 

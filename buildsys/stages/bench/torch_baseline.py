@@ -39,6 +39,8 @@ class TorchNetwork:
         self._timing = timing if kind == "gpu" else None
         if kind == "gpu" and not torch.cuda.is_available():
             raise Unavailable("this PyTorch sees no GPU", "install a PyTorch built for CUDA")
+        if self._timing is not None and self._timing.transfers != "none":
+            raise Unavailable("it keeps inputs and outputs on the device")
         self._on_gpu = kind == "gpu"
         self._device = torch.device("cuda" if self._on_gpu else "cpu")
         self._precision = job.options["bench"].get("precision", "fp32")
@@ -95,7 +97,7 @@ class TorchNetwork:
             return LocalCall(call)
         assert self._gpu is not None
         blocking = self._timing is not None and self._timing.wait == "block"
-        slot = Slot(Stream(self._stream.cuda_stream), self._with_transfers(call, tensors))
+        slot = Slot(Stream(self._stream.cuda_stream), call)
         contender = GpuContender(self._gpu, [slot], blocking=blocking)
         self._stack.callback(contender.close)
         return contender
@@ -138,25 +140,6 @@ class TorchNetwork:
             raise Unavailable(reason) from error
         return call
 
-    def _with_transfers(self, call: Call, tensors: Tensors) -> Call:
-        """Wrap a call with copies between page-locked host memory and the GPU."""
-        timing = self._timing
-        if timing is None or timing.transfers == "none":
-            return call
-        places = tensors.values() if timing.copies_in else ()
-        sources = [(place, place.cpu().pin_memory()) for place in places]
-        results = [leaf for leaf in _leaves(call()) if timing.copies_out]
-        targets = [torch.empty_like(leaf, device="cpu").pin_memory() for leaf in results]
-
-        def launch() -> None:
-            for place, source in sources:
-                place.copy_(source, non_blocking=True)
-            result = call()
-            for target, leaf in zip(targets, _leaves(result) if targets else (), strict=True):
-                target.copy_(leaf, non_blocking=True)
-
-        return launch
-
     def _open_gpu(self) -> None:
         self._gpu = Device(0)  # shares PyTorch's context
         self._stack.callback(self._gpu.close)
@@ -172,12 +155,6 @@ class TorchNetwork:
                     enabled=True, benchmark=True, deterministic=False, allow_tf32=self._tf32
                 )
             )
-
-
-def _leaves(result: Any) -> list[torch.Tensor]:
-    return [
-        leaf for leaf in torch.utils._pytree.tree_leaves(result) if isinstance(leaf, torch.Tensor)
-    ]
 
 
 def _first_line(error: BaseException) -> str:
