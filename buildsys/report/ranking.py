@@ -135,18 +135,10 @@ def rank_text(ranking: Ranking, engine: RankedEngine) -> str:
 def ranking_notes(ranking: Ranking) -> Iterator[str]:
     """Yield sentences on a table of ranked engines."""
     ranks = [engine.rank for engine in ranking.ranked]
-    tied = [engine for engine in ranking.ranked if ranks.count(engine.rank) > 1]
-    if tied:
-        why = "their figures are equal"
-        if ranking.by in _MEASURED:
-            is_measured = all(engine.p50_interval_ms for engine in tied)
-            why = (
-                "their intervals overlap" if is_measured else "their medians differ by at most 2 %"
-            )
+    if len(set(ranks)) < len(ranks):
+        why = "their intervals overlap, or their medians differ by at most 2 %"
+        why = why if ranking.by in _MEASURED else "their figures are equal"
         yield f"Engines with the same rank (=) are not distinguishable: {why}."
-    precisions = dict.fromkeys(engine.precision for engine in ranking.ranked if engine.precision)
-    if len(precisions) > 1:
-        yield f"The engines differ in precision ({', '.join(precisions)}): compare their errors."
     for case, engine in ranking.other_cases.items():
         yield f"In case {case}, {engine} is first."
 
@@ -374,9 +366,8 @@ def _why_noisy(report: Report) -> str:
     names = [e.name for e in report.engines if e.verified == PASSED and e.name in noisy]
     if not names or timed_cases(report):
         return ""
-    subject, verb = ("benchmark", "is") if len(names) == 1 else ("benchmarks", "are")
     return (
-        f"The {subject} of {q.first_names(names, _MOST_NAMES)} {verb} noisy, so no engine is"
+        f"The benchmarks of {q.first_names(names, _MOST_NAMES)} are noisy, so no engine is"
         f" recommended: `buildsys build --remeasure {report.model}` measures again, and a longer"
         " `bench.duration` narrows the intervals."
     )
@@ -388,18 +379,12 @@ def _why_first(ranking: Ranking) -> str:
     place = f" (case {ranking.case})" if ranking.by in (LATENCY, THROUGHPUT) else ""
     among = f"{len(ranking.ranked)} verified engines{_limit(ranking)}"
     if len(ranking.ranked) == 1:
-        benchmark = " with a steady benchmark" if ranking.case else ""
-        only = _limit(ranking) or (benchmark if ranking.verified > 1 else "")
-        return f"It is the only verified engine{only}{place}."
+        steady = " with a steady benchmark" if ranking.case and ranking.verified > 1 else ""
+        return f"It is the only verified engine{_limit(ranking) or steady}{place}."
     if not tied:
         return f"It is {best} of {among}{place}."
-    advantage = ""
-    for figure, name in (("error", "the smallest error"), ("size_bytes", "the smallest file")):
-        values = [getattr(engine, figure) for engine in (first, *tied)]
-        own, *others = (math.inf if value is None else value for value in values)
-        if own < min(others):
-            advantage = f"; of these it has {name}"
-            break
+    errors = [math.inf if engine.error is None else engine.error for engine in (first, *tied)]
+    advantage = "; of these it has the smallest error" if errors[0] < min(errors[1:]) else ""
     names = q.first_names([engine.engine for engine in tied], _MOST_NAMES)
     return f"It is not distinguishable from {names} as {best} of {among}{place}{advantage}."
 

@@ -39,9 +39,11 @@ class PastBuild:
 
     def number(self, name: str) -> float | None:
         """Read a finite figure, None if it is not known."""
-        value = self.figures.get(name)
-        is_number = isinstance(value, int | float) and not isinstance(value, bool)
-        return float(value) if is_number and math.isfinite(value) else None  # type: ignore[arg-type]
+        match self.figures.get(name):
+            case (int() | float()) as value if math.isfinite(value):
+                return float(value)
+            case _:
+                return None
 
     def interval(self, name: str) -> tuple[float, float] | None:
         """Read an interval, None if it is not known."""
