@@ -34,18 +34,11 @@ _STABLE = (
     "choose inputs.NAME.data, thresholds or weights that give stable outputs, such as distinct"
     " scores: trained weights, or those of a python source, with or without randomize: true"
 )
-_OTHER_SIZES = (
-    "a size is fixed inside the graph, or a branch depends on it; the warnings of export:{model}"
-    " name the lines: narrow dims, set multiple_of, or change the code"
-)
-_OTHER_VALUES = (
-    "a branch depends on the values, or a range is too narrow; the warnings of export:{model} name"
-    " the lines: use torch.where instead of if, or limit the values by inputs.NAME.data"
-)
-_TRACED = (
-    "the export of a PyTorch network may have fixed a branch, a size or a buffer that forward"
-    " changes; the warnings of export:{model} name the lines: use torch.where or torch.cond, and"
-    " return what forward keeps; with an ONNX file, raise validate.rtol if this is rounding"
+_FIXED = (
+    "the export may have fixed a size, a branch or a buffer that forward changes; the warnings of"
+    " export:{model} name the lines: narrow dims, set multiple_of, use torch.where or torch.cond"
+    " instead of if, limit the values by inputs.NAME.data, or return what forward keeps; with an"
+    " ONNX file, raise validate.rtol if this is rounding"
 )
 
 
@@ -103,7 +96,7 @@ def run(job: Job) -> StageResult:
             try:
                 group = check_outputs(job, graph, opened, {case: tensors}, noise, rules)
             except StageError as error:
-                hint = _hint(job, case, sizes)
+                hint = _FIXED.format(model=job.model)
                 raise type(error)(f"case {case_text}: {error.problem}", hint) from error
             failed = [check for check in group if not check.comparison.passed]
             if failed and is_unstable(job, opened, noise, tensors, failed, rules):
@@ -124,13 +117,14 @@ def run(job: Job) -> StageResult:
         first = failed[0]
         note = first.comparison.note
         reason = first.sentence() + (f"; {note}" if note else "") + and_more(failed)
-        hint = _STABLE if note else ""
-        if first.case in further:
-            sizes = dims[first.case]
-            reason += f"; {first.case} has {format_dims(sizes)}" if sizes else ""
-            hint = hint or _hint(job, first.case, sizes)
-        elif first.graph != "simplified" and not first.comparison.non_finite:
-            hint = hint or _TRACED.format(model=job.model)
+        hint = _FIXED.format(model=job.model)
+        if note:
+            hint = _STABLE
+        elif first.case in further:
+            sizes_text = format_dims(dims[first.case])
+            reason += f"; {first.case} has {sizes_text}" if sizes_text else ""
+        elif first.graph == "simplified" or first.comparison.non_finite:
+            hint = ""
         return StageResult("failed", reason, hint, figures)
     for graph in GRAPHS:
         cases: dict[str, dict[str, Comparison]] = {}
@@ -191,9 +185,3 @@ def _limited(further: Mapping[str, _CheckedCase]) -> list[str]:
         for graph, cases in graphs.items()
         if graph != "simplified"
     ]
-
-
-def _hint(job: Job, case: str, sizes: Dims) -> str:
-    hints = [_OTHER_SIZES] if sizes not in job.options["cases"].values() else []
-    hints += [] if case.startswith("drawn") else [_OTHER_VALUES]
-    return "; or ".join(hints).format(model=job.model)
