@@ -35,6 +35,7 @@ UNKNOWN = "unknown"  # a probe exceeded its time limit
 LIBRARIES = ("torch", "torchvision", "numpy", "onnx", "onnxscript", "onnxsim", "ml_dtypes")
 _DRIVER_FILES = ("/proc/driver/nvidia/version", "/dev/nvidiactl", "/dev/dxg")  # dxg: WSL
 _LOW_SPACE_BYTES = 2 << 30
+_ABLE = Ability()
 _ON_A_GPU = "on a machine with an NVIDIA GPU"
 _AGAIN = f"run it again when this machine is idle; {LIMIT_VARIABLE}=2min allows more time"
 
@@ -128,17 +129,15 @@ class Environment:
     """An interpreter and its libraries."""
 
     toolchain: Toolchain | None  # None: our own interpreter
-    problem: str = ""
-    remedy: str = ""
+    obstacle: Ability = _ABLE  # to all backends
     python: str = ""
     libraries: Mapping[str, Library] = field(default_factory=dict)
     has_cuda: bool = True  # cuda-bindings
-    unknown: bool = False  # the problem is a time-out
 
     def ability(self, backend: str, gpus: Gpus, *, cuda: bool = False) -> Ability:
         """Return the abilities of a backend, with ``cuda`` on the GPU."""
-        if self.problem:
-            return Ability(problem=self.problem, remedy=self.remedy, unknown=self.unknown)
+        if self.obstacle.problem:
+            return self.obstacle
         description = describe_backend(backend)
         if description.problem:
             return Ability(problem=description.problem, remedy=description.install)
@@ -165,20 +164,22 @@ class Environment:
 
 def check_environment(toolchain: Toolchain, limit_s: float) -> Environment:
     """Probe the interpreter of a toolchain and its libraries."""
-    probed = check_interpreter(toolchain)
+    probed, obstacle = check_interpreter(toolchain), _ABLE
     if probed.interpreter is None or probed.problem:
-        return Environment(toolchain, probed.problem, probed.hint, unknown=probed.timed_out)
+        obstacle = Ability("", probed.problem, probed.hint, unknown=probed.timed_out)
+        return Environment(toolchain, obstacle)
     names = ("numpy", *(describe_backend(name).module for name in backend_names()))
     variables = toolchain.environment(os.environ)
     libraries = check_libraries(toolchain.python, names, variables, limit_s)
-    numpy, problem, remedy = libraries["numpy"], "", ""
+    numpy = libraries["numpy"]
     if not numpy.is_usable:
         why = "has no numpy" if numpy.missing else f"has an unusable numpy: {numpy.problem}"
-        problem = f"the toolchain {toolchain.name} {why}"
         remedy = _AGAIN if numpy.timed_out else f"{toolchain.pip} numpy"
+        problem = f"the toolchain {toolchain.name} {why}"
+        obstacle = Ability("", problem, remedy, unknown=numpy.timed_out)
     python = f"{probed.interpreter.implementation} {probed.interpreter.version}, {toolchain.python}"
     has_cuda = probed.interpreter.finds("cuda")
-    return Environment(toolchain, problem, remedy, python, libraries, has_cuda, numpy.timed_out)
+    return Environment(toolchain, obstacle, python, libraries, has_cuda)
 
 
 def check_backends(
@@ -192,11 +193,12 @@ def check_backends(
         facts = {"version": library.version, **(library.facts or {}), "engines": engines}
         text = f"{library.version}: {ability.text}"
         if ability.problem:
-            needed = f"needed by {plural(len(engines), 'engine')} of this project"
-            unused = "no engine of this project uses it"
-            text = f"{ability.problem}; {needed if engines else unused}"
-        state, remedy = _state(ability), ability.remedy if ability.problem else ""
-        yield Finding("backend", backend, state, text, remedy, facts, ability.elsewhere)
+            needed = (
+                f"needed by {plural(len(engines), 'engine')}" if engines else "needed by no engine"
+            )
+            text = f"{ability.problem}; {needed} of this project"
+        state = _state(ability)
+        yield Finding("backend", backend, state, text, ability.remedy, facts, ability.elsewhere)
 
 
 def check_toolchain(
@@ -212,18 +214,14 @@ def check_toolchain(
         backend for backend in backend_names() if describe_backend(backend).module in versions
     ]
     abilities = {backend: environment.ability(backend, gpus) for backend in backends}
-    problems = [ability for ability in abilities.values() if ability.problem]
-    if environment.problem:
-        problem, remedy = environment.problem, environment.remedy
-        problems = [Ability(problem=problem, remedy=remedy, unknown=environment.unknown)]
-        text = problem
-    else:
-        listed = ", ".join(f"{item} {version}" for item, version in versions.items())
-        parts = [
-            ability.problem or f"{backend} {ability.text}" for backend, ability in abilities.items()
-        ]
-        text = "; ".join([f"{environment.python}: {listed}", *parts])
-    worst = min(problems, key=lambda ability: ability.unknown, default=Ability())
+    listed = ", ".join(f"{item} {version}" for item, version in versions.items())
+    parts = [
+        ability.problem or f"{backend} {ability.text}" for backend, ability in abilities.items()
+    ]
+    text = "; ".join([f"{environment.python}: {listed}", *parts])
+    text = environment.obstacle.problem or text
+    problems = [a for a in (environment.obstacle, *abilities.values()) if a.problem]
+    worst = min(problems, key=lambda ability: ability.unknown, default=_ABLE)
     return Finding("toolchain", name, _state(worst), text, worst.remedy, facts, worst.elsewhere)
 
 

@@ -94,7 +94,7 @@ def test_a_missing_backend_names_its_engines_and_install_command() -> None:
     )
     assert findings["tensorrt"].remedy == "pip install 'buildsys[tensorrt]'"
     assert findings["tensorrt"].is_next_step
-    assert findings["tensorrt_rtx"].text.endswith("no engine of this project uses it")
+    assert findings["tensorrt_rtx"].text.endswith("needed by no engine of this project")
 
 
 @pytest.mark.parametrize("library", [{}, {"tensorrt": Library("tensorrt", "10.16")}])
