@@ -190,22 +190,6 @@ def test_the_readme_has_every_exit_code() -> None:
     assert {kind.exit_code for kind in kinds} <= listed
 
 
-def test_the_bench_scripts_of_the_docs_exist() -> None:
-    page = (ROOT / "docs" / "benchmarks.md").read_text(encoding="utf-8")
-    scripts = set(re.findall(r"tests/bench/\w+\.py", page))
-    assert scripts == {
-        f"tests/bench/{file.name}" for file in (ROOT / "tests" / "bench").glob("[a-z]*.py")
-    }
-
-
-def test_the_figures_of_the_bench_scripts_are_tables() -> None:
-    tables = json.loads((ROOT / "tests/bench/figures.json").read_text(encoding="utf-8"))
-    assert len(tables) > 10
-    for table in tables:
-        assert table.keys() == {"section", "note", "columns", "rows"}
-        assert {len(row) for row in table["rows"]} == {len(table["columns"])}, table["section"]
-
-
 def test_every_kind_of_reason_is_documented() -> None:
     page = (ROOT / "docs" / "explain.md").read_text(encoding="utf-8")
     listed = re.search(r"or one of\s([^.]+)\.", page)

@@ -3,7 +3,6 @@
 Planning, keys, ledger, locks and publishing are real. Each stage is replaced by a function that
 derives its outputs from everything that the real stage reads: options, inputs, the user's files.
 It reads weights with torch and drops some of the information, so that outputs often stay the same.
-A model of the lists in keys_table.md, without keys, predicts which targets may run.
 """
 
 from __future__ import annotations
@@ -13,7 +12,6 @@ import os
 import re
 import shutil
 import tempfile
-from collections.abc import Mapping
 from functools import cache
 from hashlib import sha256
 from pathlib import Path
@@ -24,7 +22,6 @@ import pytest
 import torch
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
-from test_keys_table import PARTS
 
 from buildsys.execution.executor import Executor
 from buildsys.execution.local_runs import Folders
@@ -140,9 +137,8 @@ def write(path: Path, content: bytes) -> None:
         path.write_bytes(content)
 
 
-def plan(world: World) -> tuple[dict[str, Any], dict[str, Action]]:
-    spec = model_fields(manifest(world))
-    return spec, {action.target: action for action in plan_model(spec)}
+def plan(world: World) -> dict[str, Action]:
+    return {action.target: action for action in plan_model(model_fields(manifest(world)))}
 
 
 _parsed = cache(dependencies.parse_python)
@@ -202,90 +198,17 @@ def digest(path: Path) -> str:
     return sha256(path.read_bytes()).hexdigest()
 
 
-class Model:
-    """Prediction of targets allowed to run, according to keys_table.md."""
-
-    def __init__(self, root: Path) -> None:
-        self._root = root
-        self._made: dict[str, list[tuple[str, dict[str, str]]]] = {}
-
-    def may_run(self, spec: Mapping[str, Any], action: Action, world: World) -> bool:
-        now = self._outputs(action)
-        return (self._state(spec, action, world), now) not in self._made.get(action.target, [])
-
-    def made(self, spec: Mapping[str, Any], action: Action, world: World) -> None:
-        self._made.setdefault(action.target, []).append(
-            (self._state(spec, action, world), self._outputs(action))
-        )
-
-    def _outputs(self, action: Action) -> dict[str, str]:
-        paths = {ref.path: self._root / "build" / ref.path for ref in action.outputs.values()}
-        return {name: digest(path) for name, path in paths.items() if path.exists()}
-
-    def _state(self, spec: Mapping[str, Any], action: Action, world: World) -> str:
-        return json.dumps(
-            [
-                list(self._of_part(part, spec, action, world))
-                for part in PARTS
-                if part.stage in ("*", action.stage)
-            ],
-            sort_keys=True,
-        )
-
-    def _of_part(
-        self, part: Any, spec: Mapping[str, Any], action: Action, world: World
-    ) -> list[Any]:
-        network = action.stage in ("export", "reference") or bool(
-            action.stage == "bench" and world["baselines"]
-        )
-        if part.origin == "files" and network:
-            if part.label.startswith("weights"):
-                return [world["tensor"], world["saved"]] if world["weights"] else []
-            block = [world["block"]] if world["imports"] else []
-            data = [world["array"]] if "npz" in (world["data"] or {}) else []
-            return [world["imports"], world["comment"], *block, *data]
-        if part.origin == "inputs":
-            inputs = {ref.path: self._root / "build" / ref.path for ref in action.inputs.values()}
-            return [{name: digest(path) for name, path in inputs.items() if path.exists()}]
-        if part.origin == "plan":
-            return [sorted(ref.path for ref in (*action.inputs.values(), *action.outputs.values()))]
-        sections = [
-            spec if name == "*" else self._section(spec, name, action)
-            for name in re.findall("`([^`]+)`", part.origin)
-        ]
-        return sections if "network" not in part.label or network else []
-
-    def _section(self, spec: Mapping[str, Any], name: str, action: Action) -> Any:
-        if name == "engines":  # a target knows its own engine only
-            return [
-                engine
-                for engine in spec["engines"]
-                if action.variant in (engine["name"], engine["precision"])
-                and action.stage != "convert"
-            ]
-        if name == "verify" and action.stage == "convert":
-            return [spec["verify"]["cases"], spec["verify"][action.variant]]
-        # their data is for golden inputs and example inputs
-        if name == "inputs" and action.stage not in ("export", "reference", "bench"):
-            return {key: {**tensor, "data": None} for key, tensor in spec["inputs"].items()}
-        return spec[name]
-
-
-def build(root: Path, world: World, model: Model | None = None) -> tuple[dict[str, str], list[str]]:
+def build(root: Path, world: World) -> tuple[dict[str, str], list[str]]:
     """Bring everything up to date; return all keys and the targets run."""
-    spec, actions = plan(world)
+    actions = plan(world)
     pool: Any = StandIns()
     state = root / ".buildsys"
     store = Store(state / "store")
     executor = Executor(Folders(root, root / "build", state), actions, pool=pool, store=store)
     executor._keys._code = _code
-    for target, action in actions.items():
-        expected = model is None or model.may_run(spec, action, world)
+    for target in actions:
         if not executor.is_fresh(target):
             executor.run(target)
-        assert expected or target not in pool.ran, f"{target} ran without a reason"
-        if model is not None:
-            model.made(spec, action, world)
     keys = {target: executor._keys.build(action).digest for target, action in actions.items()}
     assert all(executor.is_fresh(target) for target in actions)
     executor.close()
@@ -293,7 +216,7 @@ def build(root: Path, world: World, model: Model | None = None) -> tuple[dict[st
 
 
 def outputs(root: Path, world: World) -> dict[str, str]:
-    _, actions = plan(world)
+    actions = plan(world)
     paths = {ref.path for action in actions.values() for ref in action.outputs.values()}
     return {
         path: digest(root / "build" / path)
@@ -336,11 +259,11 @@ def test_incremental_builds_equal_clean_builds(
     patch.setattr(package_files, "_identity", known_identity)
     clean_builds: dict[str, tuple[dict[str, str], dict[str, str]]] = {}  # by world
     try:
-        root, model = folder / "project", Model(folder / "project")
+        root = folder / "project"
         world, past = dict(first), [dict(first)]
         write_files(root, world)
-        _, ran = build(root, world, model)
-        assert len(ran) == len(plan(world)[1])
+        _, ran = build(root, world)
+        assert len(ran) == len(plan(world))
         for number, edits in enumerate(steps):
             for name, value in edits:
                 if name == "back":
@@ -351,7 +274,7 @@ def test_incremental_builds_equal_clean_builds(
                     damage(root, name, value)
             past.append(dict(world))
             write_files(root, world)
-            keys, _ = build(root, world, model)
+            keys, _ = build(root, world)
             clean, inputs = folder / f"clean-{number}", json.dumps(world, sort_keys=True)
             if inputs not in clean_builds:
                 write_files(clean, world)

@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 import os
-import shutil
 import sqlite3
-import subprocess
-import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from command_answers import answer, commit, git, states, texts
-from project_folder import TIMEOUT_S, ProjectFolder, wait_until
+from project_folder import ProjectFolder, wait_until
 from test_doit import HEAVY, TARGETS, imported
 
 from buildsys.system.files import Stamp
@@ -180,18 +177,6 @@ def test_a_plan_has_the_usual_times(built: ProjectFolder) -> None:
     assert "at best" in built.buildsys("plan", "-n", "2").out
 
 
-def test_a_target_that_never_ran_has_no_usual_time(built: ProjectFolder) -> None:
-    built.add_model("new")
-    built.edit("configs/models/lin.yaml", "opset: 17", "opset: 18")
-    shown = built.buildsys("plan").out
-    assert ["run", "export:new", "unknown", "never", "built"] in [
-        line.split() for line in shown.splitlines()
-    ]
-    assert shown.endswith("unknown for 8\n")
-    alone = built.buildsys("plan", "export:new").out
-    assert alone.endswith("1 target; usual time: unknown for 1\n")
-
-
 def test_explain_and_plan_write_nothing_and_make_nothing(built: ProjectFolder) -> None:
     built.add_model("new")
     built.edit("configs/models/lin.yaml", "opset: 17", "opset: 18")
@@ -226,32 +211,3 @@ def test_a_state_that_cannot_be_read_is_one_warning_and_left_alone(
     assert "nothing is known of earlier builds" in explained.err
     assert texts(built, "explain", "export:lin", warned=True) == {"export:lin": ["never built"]}
     assert everything(built.root) == before
-
-
-def test_a_read_only_project_can_be_explained(built: ProjectFolder) -> None:
-    git(built.root, "init", "-q")
-    commit(built.root, "one")
-    built.edit("configs/models/lin.yaml", "opset: 17", "opset: 18")
-    for arguments in ("explain", "plan", "plan --since HEAD"):
-        done = in_read_only_folder(
-            built, f"touch new; exec {sys.executable} -m buildsys {arguments}"
-        )
-        assert done.returncode == 0, done.stderr
-        assert "export.opset: 17 → 18" in done.stdout
-        assert "Read-only file system" in done.stderr, "the folder was not read-only"
-
-
-def in_read_only_folder(project: ProjectFolder, script: str) -> subprocess.CompletedProcess[str]:
-    """Run a script with the project on a read-only disk."""
-    root = project.root
-    mount = f"mount --bind {root} {root} && mount -o remount,ro,bind {root}"
-    unshare = ["unshare", "-rm", "sh", "-c"]
-    if (
-        not shutil.which("unshare")
-        or subprocess.run([*unshare, mount], capture_output=True).returncode
-    ):
-        pytest.skip("this machine does not let us mount a folder read-only")
-    return subprocess.run(
-        [*unshare, f"{mount} && cd {root} && {script}"],
-        env=project.environment, capture_output=True, text=True, timeout=TIMEOUT_S, check=False,
-    )  # fmt: skip

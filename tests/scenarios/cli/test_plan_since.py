@@ -102,14 +102,6 @@ def test_a_revision_that_does_not_exist(versioned: ProjectFolder) -> None:
         assert leftovers(versioned) == []
 
 
-def test_a_folder_that_is_no_git_repository(project: ProjectFolder) -> None:
-    project.add_model("lin")
-    project.environment["GIT_CEILING_DIRECTORIES"] = str(project.root.parent)
-    wrong = project.buildsys("plan", "--since", "HEAD")
-    assert (wrong.code, wrong.out) == (3, "")
-    assert wrong.err == f"ERROR: {project.root} is not in a git repository\n"
-
-
 def test_a_revision_whose_manifests_are_wrong(versioned: ProjectFolder) -> None:
     versioned.edit("configs/models/lin.yaml", "opset: 17", "opset: 99")
     commit(versioned.root, "wrong")

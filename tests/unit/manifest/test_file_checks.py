@@ -35,12 +35,6 @@ def test_every_form_of_definition_is_found(project, source):
     assert list(project.load().models) == ["net"]
 
 
-def test_a_name_inside_a_function_is_not_found(project):
-    project.write("plugins/net.py", "def other():\n    make = 1\n    return lambda: make\n")
-    project.write(NET, PYTHON.format(callable="plugins/net.py:make"))
-    assert "does not define make" in project.errors()[0]
-
-
 def test_weights_with_another_digest(project):
     weights = project.write("weights/net.pth", b"some weights")
     right, wrong = hashlib.sha256(weights.read_bytes()).hexdigest(), "f" * 64

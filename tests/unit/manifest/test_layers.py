@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from manifest_files import NET
@@ -166,29 +165,6 @@ def test_engine_entries_of_every_form(project):
     assert (third["name"], third["workspace"]) == ("own", 2 * 2**30)
     assert model.origins["engines.1.precision"] == "configs/engines.yaml:2"
     assert model.origins["engines.1.name"] == "configs/models/net.yaml:9"
-
-
-def test_limits_that_are_not_set_are_left_to_the_network_types(project):
-    project.model("verify: {fp16: {rtol: 0.5}}\nvalidate: {cosine: 0.9999}\n")
-    data = project.load().models["net"].data
-    limits = [data["validate"], data["verify"]["fp16"], data["verify"]["fp32"]]
-    assert [(section["rtol"], section["cosine"]) for section in limits] == [
-        (None, 0.9999),
-        (0.5, None),
-        (None, None),
-    ]
-
-
-@pytest.mark.parametrize(
-    ("dtype", "high"), [("int64", 10), ("bool", 2), ("int4", 8), ("uint4", 10), ("float32", 10)]
-)
-def test_the_default_range_of_random_integers_depends_on_the_dtype(project, dtype, high):
-    project.write(
-        "configs/models/net.yaml",
-        "model: net\nsource: {torchvision: r}\n"
-        f"inputs: {{x: {{shape: [1], dtype: {dtype}, data: {{random: integers}}}}}}\n",
-    )
-    assert project.load().models["net"].data["inputs"]["x"]["data"]["high"] == high
 
 
 def _maps(depth: int = 2) -> st.SearchStrategy[object]:

@@ -64,14 +64,6 @@ def test_only_the_changed_manifest_is_resolved(project, resolved):
     assert resolved == ["b.yaml", "b.yaml", "d.yaml"]  # b had changed too recently to be kept
 
 
-def test_a_recently_written_file_is_resolved_again(project, resolved):
-    project.model()
-    project.load()
-    resolved.clear()
-    project.load()
-    assert "net.yaml" in resolved
-
-
 def test_a_change_with_equal_size_and_mtime_is_noticed(project, resolved):
     file = project.model("export: {opset: 13}")
     _warm(project, resolved)
@@ -132,17 +124,6 @@ def test_a_broken_cache_is_replaced(project, resolved, damage):
     resolved.clear()
     project.load()
     assert resolved == []
-
-
-def test_an_unwritable_cache_is_ignored(project):
-    project.model()
-    project.write(".buildsys", "a file where the folder belongs")
-    assert list(project.load().models) == ["net"]
-    (project.root / ".buildsys").unlink()
-    (project.root / ".buildsys/manifests.json").mkdir(parents=True)
-    project.settle()
-    assert list(project.load().models) == ["net"]
-    assert [path.name for path in (project.root / ".buildsys").iterdir()] == ["manifests.json"]
 
 
 def test_the_cache_of_other_code_is_not_used(project, resolved, monkeypatch):

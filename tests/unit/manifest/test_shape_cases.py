@@ -10,7 +10,6 @@ from buildsys.manifest.shape_cases import (
     Dims,
     case_values,
     example_dims,
-    format_case,
     representatives,
 )
 
@@ -49,10 +48,6 @@ def test_examples_do_not_depend_on_opt_and_max() -> None:
     assert example_dims({"n": span(1, 8, 16)}) == example_dims({"n": span(1, 4, 32)}) == {"n": 2}
 
 
-def test_examples_of_two_dimensions_differ() -> None:
-    assert example_dims({"n": span(1, 8, 16), "m": span(1, 8, 16)}) == {"n": 2, "m": 3}
-
-
 @given(st.dictionaries(st.sampled_from("abc"), spans(), max_size=3))
 def test_every_value_is_in_its_range(dims: dict[str, DimRange]) -> None:
     for values in (*shape_cases(dims).values(), example_dims(dims)):
@@ -73,9 +68,3 @@ def test_no_shape_is_repeated_or_lost(dims: dict[str, DimRange], wanted: set[str
     assert len(shapes) == len({tuple(shape.items()) for shape in shapes})
     for case in wanted:
         assert {name: span[case] for name, span in dims.items()} in shapes
-
-
-def test_a_case_is_formatted_with_its_sizes_once() -> None:
-    assert format_case("odd", {"batch": 3, "width": 5}) == "odd (batch 3, width 5)"
-    assert format_case("batch=3", {"batch": 3}) == "batch=3"
-    assert format_case("opt", {}) == "opt"

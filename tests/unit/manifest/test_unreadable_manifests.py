@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import os
-from pathlib import Path
-
 import pytest
 from test_manifest_errors import NET
 
@@ -79,21 +76,6 @@ def test_a_manifest_that_links_out_of_the_project(project, tmp_path_factory, fil
         assert list(project.load().models) == ["net"]
     else:
         assert "leaves the project" not in str(project.errors())
-
-
-@pytest.mark.parametrize("kind", ["fifo", "folder", "dangling"])
-def test_a_manifest_that_is_not_a_regular_file(project, kind):
-    path = project.root / "configs/models/odd.yaml"
-    if kind == "fifo":
-        os.mkfifo(path)
-    elif kind == "dangling":
-        path.symlink_to(Path("nowhere.yaml"))
-    else:
-        path.mkdir()
-        assert not project.load().models
-        return
-    [error] = project.errors()
-    assert error.startswith("configs/models/odd.yaml: ")
 
 
 def test_a_project_without_models_folder(project):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import pytest
-from manifest_files import ProjectFolder
 
 from buildsys.manifest.backend_choices import base_precision, full_name, is_auto
 from buildsys.project.plan import ProjectPlan
@@ -24,70 +23,6 @@ def test_a_section_is_accepted(project, section):
     project.write("plugins/s.py", "def f(g, x): ...\n")
     project.model(section)
     assert list(project.load().models) == ["net"]
-
-
-def test_a_valid_engine_with_every_field_is_accepted(project):
-    project.write("dodo.py", "def tweak(network, config): ...\n")
-    project.write(NET, """\
-        model: net
-        source: {torchvision: resnet18}
-        inputs: {x: {shape: [batch, 4]}, s: {shape: [2], dtype: int64}}
-        outputs: {y: {shape: [batch, 4]}}
-        dims: {batch: {min: 1, opt: 2, max: 4}}
-        engines:
-          - backend: tensorrt
-            name: e
-            precision: fp16
-            typing: weak
-            tf32: false
-            profiles:
-              - x: {min: [1, 4], opt: [2, 4], max: [4, 4]}
-                s: {values: {min: [1, 4], opt: [2, 4], max: [4, 4]}}
-            io: {x: {format: linear, dtype: float16}, y: {format: linear}}
-            layer_precisions: [{layers: "/head/*", precision: fp32}]
-            precision_constraints: prefer
-            precision_share: 0.5
-            network: dodo.py:tweak
-            workspace: 4GiB
-            tactic_dram: 2GiB
-            tactic_shared_memory: 64KiB
-            tiling_optimization_level: full
-            l2_limit_for_tiling: 1MiB
-            max_aux_streams: 2
-            avg_timing_iterations: 4
-            tactic_sources: [cublas, jit_convolutions]
-            sparsity: true
-            refit: true
-            version_compatible: true
-            exclude_lean_runtime: true
-            hardware_compatibility: ampere_plus
-            dla_core: 0
-            gpu_fallback: true
-            dla_managed_sram: 1MiB
-            dla_local_dram: 1GiB
-            dla_global_dram: 512MiB
-            direct_io: true
-            max_threads: 4
-            profiling_verbosity: none
-            flags: {debug: true}
-        """)  # fmt: skip
-    engine = project.load().models["net"].data["engines"][0]
-    assert (engine["workspace"], engine["tactic_shared_memory"], engine["dla_global_dram"]) == (
-        4 << 30,
-        65536,
-        1 << 29,
-    )
-    assert engine["profiles"][0]["s"] == {"values": {"min": [1, 4], "opt": [2, 4], "max": [4, 4]}}
-    assert engine["io"]["x"] == {"format": "linear", "dtype": "float16"}
-
-
-def test_the_name_of_a_policy_stands_for_its_defaults(project: ProjectFolder) -> None:
-    project.model("outputs: {y: {compare: top_k}, z: {}}\n")
-    outputs = project.load().models["net"].data["outputs"]
-    assert outputs["y"]["compare"] == {
-        "policy": "top_k", "k": 5, "axis": -1, "agreement": 1.0, "rtol": None, "allow_zero": False,
-    }  # fmt: skip
-    assert outputs["z"]["compare"] is None
 
 
 COMMIT = "0123456789" * 4
@@ -170,12 +105,6 @@ FIRST = "{name: first, run: make, outputs: {model: model/}}"
 def write(project, *commands: str, more: str = "") -> None:
     lines = "".join(f"  - {command}\n" for command in commands)
     project.write(NET, f"model: net\ncommands:\n{lines}{more}")
-
-
-def test_probes_are_lists_or_lines(project):
-    write(project, "{name: a, run: x, outputs: {m: m}, probes: [[x, --version], x -v]}")
-    (command,) = project.load().models["net"].data["commands"]
-    assert command["probes"] == [["x", "--version"], ["x", "-v"]]
 
 
 SHARED = """\

@@ -100,14 +100,6 @@ def test_positions_of_keys_values_and_aliases(path, of_key, position):
     assert (error.line, error.column, error.key) == (*position, path)
 
 
-@given(st.binary(max_size=200) | st.text(max_size=200).map(str.encode))
-def test_garbage_is_data_or_a_manifest_error(content):
-    try:
-        read_yaml(FILE, content)
-    except ManifestError as error:
-        assert str(error).startswith("m.yaml")
-
-
 def _numbers() -> st.SearchStrategy[object]:
     return st.integers(-(2**63), 2**64 - 1) | st.floats(allow_nan=False, allow_infinity=False)
 

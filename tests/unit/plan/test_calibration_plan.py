@@ -81,11 +81,6 @@ def test_modelopt_reads_the_batches_and_is_in_the_key() -> None:
     assert excluded.options["exclude"] == ["/head"]
 
 
-def test_the_batch_size_replaces_the_first_dimension_only() -> None:
-    found = plan({"precision": "int8"}, calibration={**CALIBRATION, "batch_size": 2})
-    assert found["calibrate:m"].options["dims"] == {"batch": 2}
-
-
 def test_a_weakly_typed_builder_gets_the_batches_and_the_graph_in_fp32() -> None:
     engine = {"backend": "tensorrt", "precision": "int8", "typing": "weak"}
     found = plan(engine, calibration={**CALIBRATION, "algorithm": "minmax"})

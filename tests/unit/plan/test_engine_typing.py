@@ -126,13 +126,3 @@ def test_implied_fields_are_in_no_key(version: str, fields: dict[str, Any]) -> N
     written = "explicit" if strong else "implicit"
     if fields == INT8 or strong:
         assert plan(version, quantization=written, **sections) == usual
-
-
-def test_a_network_hook_is_a_source_of_its_engine_only() -> None:
-    actions = plan("8.6.0", network="plugins/hooks/sizes.py:tweak")
-    assert actions["engine:net:e"].sources == ("plugins/hooks/sizes.py",)
-    assert "python" in actions["engine:net:e"].tools
-    assert "plugins/hooks/sizes.py" not in (
-        *actions["verify:net:e"].sources,
-        *actions["bench:net:e"].sources,
-    )

@@ -52,25 +52,6 @@ def test_targets_with_surgery_follow_their_inputs(steps: list[dict[str, Any]]) -
     assert len(paths) == len(set(paths))
 
 
-def test_a_hook_after_simplification_changes_the_graph_of_engines() -> None:
-    actions = plan({**HOOK, **LATER})
-    assert actions["simplify:net"] == plan()["simplify:net"]
-    assert actions["engine:net:ort"].after == ("surgery:net:after_simplify",)
-    assert actions["convert:net:fp16"].after == (
-        "surgery:net:after_simplify",
-        "reference:net",
-        "simplify:net",
-    )
-
-
-def test_each_graph_has_its_own_steps_in_its_key() -> None:
-    first, second = {"fix_dims": {"batch": 2}}, {"rename": {"x": "z"}, **LATER}
-    actions = plan(first, second)
-    (before,) = actions["surgery:net:after_export"].options["steps"]
-    (after,) = actions["surgery:net:after_simplify"].options["steps"]
-    assert (before["fix_dims"], after["rename"]) == ({"batch": 2}, {"x": "z"})
-
-
 def test_golden_cases_follow_a_rename_and_validate_uses_those_of_each_graph() -> None:
     actions = plan({"rename": {"x": "image"}, **LATER})
     validate = actions["validate:net"]
@@ -81,14 +62,6 @@ def test_golden_cases_follow_a_rename_and_validate_uses_those_of_each_graph() ->
         assert actions[target].inputs["case.opt"].path == "net/surgery/after_simplify/opt.npz"
     assert list(actions["engine:net:rtx"].options["inputs"]) == ["image"]
     assert list(actions["simplify:net"].options["inputs"]) == ["x"]
-
-
-def test_the_torch_baseline_has_the_inputs_of_the_network() -> None:
-    bench = plan({"cast": {"x": "int8"}})["bench:net:ort"]
-    assert bench.inputs["network.case.opt"].path == "net/reference/opt.npz"
-    assert bench.inputs["case.opt"].path == "net/surgery/after_export/opt.npz"
-    assert "reference:net" in bench.after
-    assert not [role for role in plan(HOOK)["bench:net:ort"].inputs if role.startswith("network")]
 
 
 def test_a_fixed_dimension_reruns_the_reference_but_not_the_export() -> None:

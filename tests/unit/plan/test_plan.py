@@ -110,18 +110,6 @@ def test_a_field_reaches_exactly_the_stages_that_use_it(
     assert changed(**changes) == targets
 
 
-@pytest.mark.parametrize("source", [{"torchvision": "resnet18"}, {"onnx": "net.onnx"}])
-def test_preprocessing_and_labels_are_in_no_action(source: dict[str, Any]) -> None:
-    given = {"source": source, "inputs": {"x": {"shape": ["batch", 3, 8, 8]}}, "outputs": {"y": {}}}
-    labels = {"names": ["cat", "dog"], "activation": "sigmoid"}
-    shown = {
-        "inputs": {"x": {**given["inputs"]["x"], "preprocess": {"resize": 9}}},
-        "outputs": {"y": {"labels": labels}},
-    }
-    assert plan(**given) == plan(**{**given, **shown})
-    assert "preprocess" not in str(plan(**given))
-
-
 def test_a_wider_range_does_not_touch_the_export() -> None:
     targets = changed(dims={"batch": {"min": 1, "opt": 8, "max": 16}})
     assert "export:net" not in targets
@@ -129,24 +117,7 @@ def test_a_wider_range_does_not_touch_the_export() -> None:
     assert "engine:net:ort" in targets  # its record has the sizes that were verified
 
 
-def test_another_usual_size_does_not_touch_engines_that_take_any() -> None:
-    targets = changed(dims={"batch": {"min": 1, "opt": 2, "max": 8}})
-    assert "engine:net:rtx16" in targets
-    assert "engine:net:ort" not in targets
-
-
 def test_a_half_precision_engine_is_built_from_the_converted_model() -> None:
     actions = plan()
     assert actions["engine:net:rtx16"].after == ("convert:net:fp16",)
     assert actions["engine:net:ort"].after == ("simplify:net",)
-
-
-def test_a_conversion_is_checked_in_the_cases_of_verify() -> None:
-    convert = plan(verify={"cases": ["min", "max"], "fp16": {"rtol": 0.5}})["convert:net:fp16"]
-    assert convert.after == ("simplify:net", "reference:net")
-    assert set(convert.options) == {"precision", "exclude", "tolerance", "cases"}
-    assert convert.options["cases"] == {"min": {"batch": 1}, "max": {"batch": 8}}
-    limits = convert.options["tolerance"]
-    assert {name: limit for name, limit in limits.items() if limit is not None} == {"rtol": 0.5}
-    assert set(convert.inputs) == {"model", "model.data", "assembled", "case.min", "case.max"}
-    assert "onnxruntime" in convert.tools

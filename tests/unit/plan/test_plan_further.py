@@ -56,20 +56,3 @@ def test_cases_that_surgery_cannot_carry_are_compared_with_the_unmodified_graph(
     assert {"export:m", "reference:m"} <= {*validate.after}
     assert "compare_unmodified" not in plan(surgery=({"rename": {"x": "z"}},))["validate:m"].options
     assert not any(role.startswith("unmodified.") for role in plan()["validate:m"].inputs)
-
-
-def test_the_report_shows_engines_as_written_and_sections_that_decide() -> None:
-    auto = {"backend": "onnxruntime", "name": "e", "precision": "auto-fp16"}
-    weights = {"backend": "onnxruntime", "name": "w", "precision": "int4"}
-    found = plan(engines=(auto, weights))
-    shown = found["report:m"].options["manifest"]
-    (first, second) = shown["engines"]
-    assert (first["precision"], first["backend"], first["name"]) == (
-        "auto-fp16",
-        "onnxruntime",
-        "e",
-    )
-    assert "auto" not in first
-    assert first.keys() == second.keys() - {"auto"}
-    assert "quantize_weights" in shown
-    assert "quantize_weights" not in plan()["report:m"].options["manifest"]

@@ -44,17 +44,6 @@ def test_gates_of_a_model_hold_for_every_engine_without_own_ones() -> None:
     assert "gate:net:ort" in planned["report:net"].after
 
 
-def test_only_the_files_that_a_gate_needs_are_inputs() -> None:
-    size = plan(gates={"size": {"tolerance": "2%"}})["gate:net:ort"]
-    assert set(size.inputs) == {"engine", "engine.data"}
-    assert size.order == ("verify:net:ort",)
-    whole = plan(gates={name: {"tolerance": "5%"} for name in ("latency", "error", "build_time")})
-    assert set(whole["gate:net:ort"].inputs) == {
-        "engine", "engine.data", "case.opt", "built", "verified",
-    }  # fmt: skip
-    assert "verify:net:ort" in whole["gate:net:ort"].after
-
-
 def test_the_last_build_is_searched_and_another_engine_is_an_input() -> None:
     last = plan(gates={"size": {"tolerance": "2%"}})["gate:net:ort"].baseline
     assert last == BaselineRef("net/engine/ort/engine.onnx", "engine:net:ort")
@@ -107,24 +96,3 @@ def test_a_gate_runs_the_engine_where_and_how_its_benchmark_does(engine: dict[st
     if "gpu" in bench.options["bench"]:
         expected["gpu"] = bench.options["bench"]["gpu"]
     assert gate.options == expected
-
-
-def test_a_gate_reads_the_results_of_both_engines() -> None:
-    gates = {name: {"tolerance": "5%"} for name in ("size", "error", "build_time")}
-    gate = plan(gates={**gates, "engine": "fast"})["gate:net:ort"]
-    assert {role: ref.path for role, ref in gate.inputs.items() if "engine" not in role} == {
-        "built": "net/engine/ort/engine.json",
-        "verified": "net/verify/ort.json",
-        "baseline.built": "net/engine/fast/engine.json",
-        "baseline.verified": "net/verify/fast.json",
-    }
-    assert {role for role in gate.inputs if "engine" in role} == {
-        "engine", "engine.data", "baseline.engine", "baseline.engine.data",
-    }  # fmt: skip
-    assert gate.options["baseline"]["name"] == "fast"
-    assert gate.options["baseline"]["engine"]["backend"] == "onnxruntime"
-    assert gate.after == ("engine:net:ort", "engine:net:fast", "verify:net:fast", "verify:net:ort")
-    assert gate.order == ()
-    sizes = plan(gates={"size": {"tolerance": "5%"}, "engine": "fast"})["gate:net:ort"]
-    assert {*sizes.inputs} == {"engine", "engine.data", "baseline.engine", "baseline.engine.data"}
-    assert not {"rounds", "duration", "warmup", "case"} & sizes.options.keys()

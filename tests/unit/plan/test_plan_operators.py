@@ -107,14 +107,6 @@ def test_a_python_plugin_is_a_source_of_the_stages_that_load_it() -> None:
     assert PLUGIN["python"] not in actions["engine:net:ort"].sources
 
 
-def test_only_the_backend_without_an_implementation_has_an_empty_entry() -> None:
-    actions = plan({"op": "a::b", "plugin": PLUGIN})
-    missing = [{"op": "a::b", "kind": None}]
-    assert entries(actions, "validate:net") == entries(actions, "engine:net:ort") == missing
-    assert entries(actions, "verify:net:ort") is None
-    assert set(actions["operators:net"].outputs) == {"result"}
-
-
 def test_each_backend_may_have_a_different_function() -> None:
     actions = plan(
         {
@@ -134,11 +126,3 @@ def test_each_backend_may_have_a_different_function() -> None:
         == "net/operators/functions.tensorrt_rtx.onnx"
     )
     assert entries(actions, "verify:net:rtx") is None
-
-
-def test_the_compiler_and_its_target_machine_are_in_the_key_if_used() -> None:
-    plain = plan({"op": "a::b", "library": LIBRARY})["operators:net"]
-    assert (plain.tools, plain.devices) == (("cc",), ())
-    native = {"sources": ["plugins/ops/a.c", "plugins/ops/b.cpp"], "flags": ["-march=native"]}
-    action = plan({"op": "a::b", "library": native})["operators:net"]
-    assert (action.tools, action.devices) == (("c++", "cc"), ("cpu",))

@@ -60,14 +60,6 @@ def test_engines_of_several_backends_share_one_search_and_one_graph() -> None:
     assert found["engine:m:e2"].inputs["model"].path == "m/convert/fp16/model.onnx"
 
 
-def test_a_search_depends_on_no_engine_device_or_core() -> None:
-    search = plan({"precision": "auto-fp16"})["search:m:auto-fp16"]
-    assert search.devices == ()
-    assert "engine" not in search.options
-    assert search.code == ("buildsys.stages.search.stage",)
-    assert search.tools == ("onnx", "onnxruntime", "numpy")
-
-
 def test_limits_of_an_engine_have_a_search_of_their_own() -> None:
     own = {"precision": "auto-fp16", "tolerance": {"rtol": 1e-3, "cosine": 0.99}}
     found = plan({"precision": "auto-fp16"}, own)

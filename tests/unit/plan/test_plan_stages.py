@@ -300,22 +300,6 @@ def test_limits_come_from_the_section_of_the_stage() -> None:
         assert {*options[target]["cases"]} == {"opt", "odd"}
 
 
-@pytest.mark.parametrize(("threads", "devices"), [(0, ("cpu", "cores")), (2, ("cpu",))])
-def test_as_many_threads_as_cores_depend_on_the_cores(
-    threads: int, devices: tuple[str, ...]
-) -> None:
-    engine = {**MANIFEST["engines"][0], "intra_op_threads": threads}
-    assert plan(engines=[engine])["engine:net:ort"].devices == devices
-
-
-def test_a_hook_of_a_network_is_a_source_of_its_engine() -> None:
-    engine = {**MANIFEST["engines"][1], "network": "plugins/hooks/n.py:f"}
-    actions = plan(engines=[engine])
-    assert actions["engine:net:rtx"].sources == ("plugins/hooks/n.py",)
-    assert set(actions["engine:net:rtx"].tools) == {"python", "onnx", "tensorrt_rtx"}
-    assert actions["verify:net:rtx"].sources == ()
-
-
 def test_an_onnx_file_is_copied_and_run_in_onnx_runtime() -> None:
     source = {"onnx": "models/net.onnx", "seed": 5}
     function = {"op": "a::b", "function": "plugins/s.py:f"}
@@ -369,17 +353,6 @@ def test_a_conversion_depends_on_its_tool(
         assert convert.options["quantize"]["algorithm"] == "entropy"
 
 
-def test_a_percentile_and_a_batch_size_affect_the_calibration() -> None:
-    calibration = {**MANIFEST["calibration"], "algorithm": "percentile", "batch_size": 2}
-    options = plan(calibration=calibration)["calibrate:net"].options
-    assert {*options["calibration"]} == {"algorithm", "batches", "seed", "percentile", "data"}
-    assert options["dims"] == {"batch": 2}
-    images = plan(calibration={"data": {}}, surgery=[])["calibrate:net"]
-    assert images.options["calibration"]["data"]["x"]["images"] == "data/x"
-    assert set(images.tools) == {"onnx", "onnxruntime", "numpy", "pillow"}
-    assert images.options["exclude"] == []
-
-
 def test_a_network_on_the_gpu_changes_its_own_stages_only() -> None:
     there = plan(source={**MANIFEST["source"], "device": "cuda"})
     changed = {target for target, action in plan().items() if action != there[target]}
@@ -424,17 +397,6 @@ def test_surgery_depends_on_what_its_steps_load() -> None:
     action = renamed["surgery:net:after_export"]
     assert set(action.tools) == {"onnx", "onnxruntime", "numpy"}
     assert action.options.keys() == {"steps", "inputs", "cases", "tolerance", "operators"}
-
-
-def test_a_report_shows_the_sections_in_use() -> None:
-    shown = plan()["report:net"].options["manifest"].keys()
-    assert {"ops", "surgery", "calibration", "quantize", "source"} <= shown
-    assert not shown & {"timeout", "symbolics", "translations", "convert", "toolchains"}
-    plain = plan(ops=[], surgery=[], calibration={}, engines=MANIFEST["engines"][:2])
-    hidden = shown - plain["report:net"].options["manifest"].keys()
-    assert hidden == {"ops", "surgery", "quantize"}
-    autocast = plan(convert={"tool": "autocast"})["report:net"]
-    assert autocast.options["manifest"]["convert"] == {"tool": "autocast", "exclude": []}
 
 
 BERT = {"transformers": "AutoModel", "checkpoint": "bert/"}

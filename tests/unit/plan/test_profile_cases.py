@@ -58,13 +58,6 @@ def test_other_sizes_become_cases_named_after_them() -> None:
     assert actions["verify:net:rtx"].inputs["case.batch=12"].path == "net/reference/batch=12.npz"
 
 
-def test_engines_share_cases_of_the_same_sizes() -> None:
-    actions = plan(engine((4, 4, 4), name="a"), engine((2, 4, 4), name="b"))
-    assert batches(actions["reference:net"]).keys() - FOUR.keys() == {"batch=4", "batch=2"}
-    assert "batch=2" not in batches(actions["verify:net:a"])
-    assert batches(actions["verify:net:b"]).keys() >= {"batch=2", "batch=4", "odd"}
-
-
 def test_a_profile_has_an_odd_size_in_steps_of_its_dimension() -> None:
     inputs = {"x": {"shape": ["h", 3]}}
     dims = {"h": {"min": 32, "opt": 64, "max": 512, "multiple_of": 32, "odd": 96}}

@@ -8,7 +8,6 @@ from planning import plan_of
 
 from buildsys.plan.action import Action
 
-CALIBRATION = {"data": {"x": {"npz": "data/calibration.npz"}}}
 ENGINE = {"backend": "executorch", "name": "e"}
 
 
@@ -51,11 +50,3 @@ def test_other_models_have_no_program() -> None:
     assert not any(target.startswith("program") for target in found)
     shared = plan({"backend": "onnxruntime", "name": "ort"}, ENGINE)
     assert shared["engine:m:ort"] == found["engine:m:ort"]
-
-
-def test_int8_depends_on_the_batches() -> None:
-    found = plan({**ENGINE, "precision": "int8"}, calibration=CALIBRATION)
-    engine = found["engine:m:e"]
-    assert engine.inputs["batches"].path == "m/calibrate/batches.npz"
-    assert "torchao" in engine.tools
-    assert not any(target.startswith("convert") for target in found)

@@ -8,7 +8,6 @@ import subprocess
 import sys
 import time
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 
@@ -49,26 +48,6 @@ def test_other_load_excludes_this_process() -> None:
     assert share <= 1.1 - own_share  # the kernel counts in ticks of 10 ms
 
 
-def test_ended_children_count_as_this_process(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    stat = tmp_path / "stat"
-    monkeypatch.setattr(cpu, "_STAT", stat)
-    monkeypatch.setattr(cpu, "usable_processors", lambda: [0])
-    monkeypatch.setattr(cpu.time, "process_time", lambda: 0.0)
-    tick_s = 1 / os.sysconf("SC_CLK_TCK")
-    used = [1.0, 1.0]
-    monkeypatch.setattr(
-        cpu.resource, "getrusage", lambda _: SimpleNamespace(ru_utime=used[0], ru_stime=used[1])
-    )
-    stat.write_text("cpu0 1000 0 0 1000 0 0 0 0 0 0\n")
-    other = OtherLoad()
-    stat.write_text("cpu0 1080 0 0 1020 0 0 0 0 0 0\n")
-    assert other.share() == pytest.approx(0.8)
-    used[:] = [1 + 50 * tick_s, 1 + 10 * tick_s]
-    assert other.share() == pytest.approx(0.2)
-
-
 def test_only_usable_processors_count(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     stat = tmp_path / "stat"
     monkeypatch.setattr(cpu, "_STAT", stat)
@@ -102,15 +81,6 @@ def test_the_cpu_is_described() -> None:
     assert set(facts) == {"cpu.model", "cpu.instructions", "cpu.cores"}
     assert platform.machine() in facts["cpu.model"]
     assert int(facts["cpu.cores"]) >= 1
-
-
-def test_only_relevant_instruction_sets_are_listed(monkeypatch: pytest.MonkeyPatch) -> None:
-    lines = {
-        "model name": "Some CPU",
-        "flags": "fpu sse sse4_2 avx avx2 avx512f amx_int8 rdtscp arch_capabilities",
-    }
-    monkeypatch.setattr(cpu, "read_cpuinfo", lambda: lines)
-    assert cpu.cpu_facts.__wrapped__()["cpu.instructions"] == "amx_int8 avx avx2 avx512f sse4_2"
 
 
 def test_without_proc_the_platform_names_the_cpu(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -56,10 +56,6 @@ def test_all_that_a_probe_prints_is_in_the_key(tmp_path: Path, change: str) -> N
     assert len(str(reason)) < 200
 
 
-def test_a_short_probe_is_in_the_key_as_it_is(tmp_path: Path) -> None:
-    assert probe([str(program(tmp_path / "a", b"tool 1.0\n"))], None, Texts()) == "tool 1.0"
-
-
 def test_all_lines_of_a_compiler_are_in_the_key(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib
 import importlib.metadata
-import platform
 import sys
 from pathlib import Path
 
@@ -35,10 +34,6 @@ def test_versions_are_those_of_the_installed_distributions() -> None:
     }
 
 
-def test_a_missing_distribution_is_absent() -> None:
-    assert versions.tool_versions(["no-such-distribution"]) == {"no-such-distribution": "absent"}
-
-
 @pytest.mark.usefixtures("fresh_caches")
 def test_onnxruntime_has_several_distributions(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -46,11 +41,6 @@ def test_onnxruntime_has_several_distributions(
     install_empty(tmp_path, "onnxruntime_gpu", "1.22.0")
     monkeypatch.setattr(sys, "path", [str(tmp_path)])
     assert versions.distribution_version("onnxruntime") == "1.22.0 (onnxruntime-gpu)"
-
-
-def test_python_is_named_with_its_version() -> None:
-    release = ".".join(platform.python_version_tuple()[:2])
-    assert versions.tool_versions(["python"]) == {"python": f"CPython {release}"}
 
 
 def test_variables_for_paths_and_logging_do_not_count() -> None:
@@ -115,15 +105,6 @@ def test_a_distribution_of_another_name_is_distributions(site: Path, file: str) 
 
 def test_requirements_of_known_distributions_are_not_followed() -> None:
     assert distributions("torch") == ["torch"]
-
-
-def test_another_environment_is_looked_up_separately(site: Path) -> None:
-    texts = Texts()
-    assert distributions("kept_late", texts=texts) == []
-    install(site, "kept_late")
-    versions.installed_versions.cache_clear()
-    versions.distribution_folders.cache_clear()
-    assert distributions("kept_late", texts=texts) == ["kept-late"]
 
 
 def test_only_a_module_outside_of_library_folders_has_sources(

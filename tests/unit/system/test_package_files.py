@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from texts import Texts
 
-from buildsys.system import files, package_files, versions
+from buildsys.system import versions
 from buildsys.system.package_files import package_identities
 
 
@@ -73,12 +73,6 @@ def test_an_edit_in_site_packages_is_seen(site: Path, name: str, *, keep_times: 
     assert identity(site) == edited  # without a cache of earlier findings
 
 
-def test_a_deleted_module_is_seen(site: Path) -> None:
-    before = identity(site)
-    (site / "tool/deep/part.py").unlink()
-    assert identity(site) != before
-
-
 def test_a_touch_or_a_copy_changes_nothing(site: Path, tmp_path: Path) -> None:
     before = identity(site)
     os.utime(site / "tool/__init__.py")
@@ -92,20 +86,6 @@ def test_an_edited_shared_library_is_seen(site: Path) -> None:
     before = identity(site)
     (site / "tool/fast.cpython-311.so").write_text("BINARY")
     assert identity(site) != before
-
-
-def settled(site: Path, monkeypatch: pytest.MonkeyPatch) -> Texts:
-    """Return a text cache that keeps what is found for files written just now."""
-    monkeypatch.setattr(files, "SETTLE_NS", -(10**12))
-    return Texts()
-
-
-def test_nothing_is_read_again_without_changes(site: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    texts = settled(site, monkeypatch)
-    before = identity(site, texts)
-    monkeypatch.setattr(package_files, "_modules_in", None)
-    monkeypatch.setattr(package_files, "_edited", None)
-    assert identity(site, texts) == before
 
 
 def test_a_distribution_without_record_has_no_identity(site: Path) -> None:

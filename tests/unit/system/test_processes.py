@@ -2,12 +2,10 @@ from __future__ import annotations
 
 import os
 import signal
-from pathlib import Path
 
 import pytest
 
 from buildsys.system.processes import Process, describe_exit, run_python
-from buildsys.workers.job import Job
 
 
 @pytest.mark.parametrize(
@@ -30,12 +28,6 @@ def test_exit_causes(code: int | None, sentence: str) -> None:
     assert describe_exit(code) == sentence
 
 
-def test_paths_are_shown_relative_to_the_project() -> None:
-    job = Job("export:m", "export", "m", "", {}, {}, {}, Path("/p"))
-    assert job.display_path(Path("/p/build/m/export.log")) == "build/m/export.log"
-    assert job.display_path(Path("/elsewhere/export.log")) == "/elsewhere/export.log"
-
-
 def test_the_start_time_identifies_a_process() -> None:
     assert Process.of(os.getpid()).is_running
     assert not Process(os.getpid(), 1).is_running
@@ -50,14 +42,6 @@ def test_a_child_receives_its_request_and_returns_json() -> None:
     result = run_python(("-c", code), {"question": ["a", 1]})
     assert (result.code, result.problem) == (0, "")
     assert result.json() == {"question": ["a", 1]}
-
-
-def test_a_child_does_not_start_in_the_project(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (tmp_path / "wave.py").write_text("raise SystemExit('imported from the project')")
-    monkeypatch.chdir(tmp_path)
-    assert run_python(("-c", "import wave")).problem == ""
 
 
 @pytest.mark.parametrize(
