@@ -10,8 +10,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from buildsys.errors import UsageError
-from buildsys.system.printable import printable_line
-from buildsys.system.suggestions import nearest
+from buildsys.system.printable import nearest, printable_line
 
 INTERRUPTED, BROKEN_PIPE, TERMINATED = 130, 141, 143
 

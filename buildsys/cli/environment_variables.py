@@ -10,7 +10,7 @@ from typing import NamedTuple
 from buildsys.errors import BuildsysError, UsageError
 from buildsys.execution.key_parts import LABELS
 from buildsys.project.load import empty_project
-from buildsys.system.suggestions import nearest
+from buildsys.system.printable import nearest
 from buildsys.system.units import number_or_text, parse_duration, parse_size
 
 PREFIX = "BUILDSYS_"

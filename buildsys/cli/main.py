@@ -14,8 +14,7 @@ from buildsys.cli.command import BROKEN_PIPE, INTERRUPTED, drop_unwritten, unkno
 from buildsys.cli.commands import COMMANDS, SECTIONS
 from buildsys.cli.project_root import enter_project
 from buildsys.errors import BuildsysError, UsageError
-from buildsys.system.printable import printable, use_plain_symbols
-from buildsys.system.suggestions import nearest
+from buildsys.system.printable import nearest, printable, use_plain_symbols
 
 PROGRAM = "buildsys"
 

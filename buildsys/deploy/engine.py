@@ -26,7 +26,7 @@ from buildsys.deploy.arrays import (
 from buildsys.deploy.device_arrays import DeviceArray
 from buildsys.errors import EngineError, StageError
 from buildsys.system.backend_registry import Record
-from buildsys.system.suggestions import nearest
+from buildsys.system.printable import nearest
 
 AnyArray = TypeVar("AnyArray")
 

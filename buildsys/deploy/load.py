@@ -13,7 +13,7 @@ from buildsys.deploy.engine import Engine
 from buildsys.errors import EngineError, StageError
 from buildsys.system.backend_registry import Reason, Record
 from buildsys.system.engine_files import RECORD_NAME, REPLACE, is_file_name, read_record
-from buildsys.system.suggestions import nearest
+from buildsys.system.printable import nearest
 
 _MAX_THREADS = 1 << 16
 

@@ -26,8 +26,7 @@ from buildsys.execution.recorded_reads import Reads, ReadValues, reads_outside, 
 from buildsys.plan.action import NO_NEEDS, Action, FileRef
 from buildsys.plan.dependencies import Import, SourceTree
 from buildsys.store.file_digests import DigestCache, FileDigest
-from buildsys.system.files import MAX_RESULT_BYTES, read_limited, sha256_of
-from buildsys.system.text_cache import TextCache, short_digest
+from buildsys.system.files import MAX_RESULT_BYTES, TextCache, read_limited, sha256_of, short_digest
 from buildsys.system.weight_names import INDEX_SUFFIX, shards_of
 
 SCHEMA = "buildsys/action/3"  # bump when the meaning of any part changes

@@ -7,8 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from buildsys.errors import ManifestError
-from buildsys.system.printable import mask_text
-from buildsys.system.suggestions import nearest
+from buildsys.system.printable import mask_text, nearest
 
 Problems = Iterator[ManifestError]
 _MOST_NAMES = 12  # in a hint

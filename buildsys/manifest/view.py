@@ -14,7 +14,7 @@ from typing import Any, Final
 
 from buildsys.errors import ManifestError
 from buildsys.manifest.problem import Problems, suggest
-from buildsys.manifest.surgery_interface import WHENS, exported_interface, interface_after, steps_of
+from buildsys.manifest.shape_cases import WHENS, exported_interface, interface_after, steps_of
 from buildsys.manifest.value_tree import FieldPath, ValueNode, error_at, nearest, plain
 
 Step = str | int | EllipsisType

@@ -29,7 +29,7 @@ from typing import Any
 
 from buildsys.errors import BuildsysError, StageError
 from buildsys.system.files import LIBRARY_FOLDERS, in_library
-from buildsys.system.suggestions import did_you_mean
+from buildsys.system.printable import did_you_mean
 
 _PIP_NAMES = {  # packages whose modules have other names
     "cv2": "opencv-python-headless", "PIL": "pillow", "skimage": "scikit-image",

@@ -15,8 +15,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from buildsys.system import compilers
-from buildsys.system.files import IMAGE_SUFFIXES, image_files, mapped
-from buildsys.system.text_cache import TextCache
+from buildsys.system.files import IMAGE_SUFFIXES, TextCache, image_files, mapped
 
 # Paths are strings here, as a Path costs several times as much and this runs for every target.
 Digest = Callable[[str], "str | None"]  # absolute path -> content digest, None if missing

@@ -12,17 +12,20 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from buildsys.manifest.shape_cases import DimRange, Dims, case_values, representatives
-from buildsys.manifest.surgery_interface import (
+from buildsys.manifest.shape_cases import (
     AFTER_EXPORT,
     AFTER_SIMPLIFY,
+    DimRange,
+    Dims,
     Inputs,
     Step,
+    case_values,
     exported_interface,
     fixed_dims,
     interface_after,
     kind_of,
     names_in_shapes,
+    representatives,
     steps_of,
 )
 from buildsys.plan.action import FileRef

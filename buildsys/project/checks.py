@@ -6,9 +6,8 @@ from collections.abc import Iterator
 from importlib import import_module
 from typing import Any
 
-from buildsys.manifest.engine_checks import engine_problems
+from buildsys.manifest.engine_checks import engine_problems, profile_problems
 from buildsys.manifest.problem import Problems, suggest
-from buildsys.manifest.profile_checks import profile_problems
 from buildsys.manifest.value_ranges import IMAGE_DTYPES, data_problem
 from buildsys.manifest.value_tree import FieldPath
 from buildsys.manifest.view import ManifestView, contains_refused

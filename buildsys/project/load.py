@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from buildsys.errors import ManifestError, ManifestErrors, UsageError
 from buildsys.manifest.manifest_cache import Entry, read_entries, write_entries
 from buildsys.system.files import Stamp
-from buildsys.system.suggestions import nearest
+from buildsys.system.printable import nearest
 from buildsys.system.units import number_or_text, parse_duration, parse_size
 
 if TYPE_CHECKING:

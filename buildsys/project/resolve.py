@@ -14,9 +14,17 @@ from pydantic import TypeAdapter, ValidationError
 
 from buildsys.errors import ManifestError
 from buildsys.manifest.engine_checks import unknown_toolchain
-from buildsys.manifest.expansion import expand_matrix, name_dynamic_axes
 from buildsys.manifest.file_checks import file_problems
-from buildsys.manifest.layers import Errors, Layers, Presets, build_presets, merge, resolve_engines
+from buildsys.manifest.layers import (
+    Errors,
+    Layers,
+    Presets,
+    build_presets,
+    expand_matrix,
+    merge,
+    name_dynamic_axes,
+    resolve_engines,
+)
 from buildsys.manifest.problem import expected
 from buildsys.manifest.schema.engines import Engine
 from buildsys.manifest.schema.project import ProjectSpec

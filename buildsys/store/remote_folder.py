@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from buildsys.system.files import open_regular
-from buildsys.system.suggestions import nearest
+from buildsys.system.printable import nearest
 
 _LOCAL = ("file", "local")
 # these show a file while it is written, so it needs a temporary name

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 from buildsys.errors import StageError
 from buildsys.store.ledger import ActionRecord
 from buildsys.store.record_file import signed_bytes
-from buildsys.system.files import read_limited
+from buildsys.system.files import TextCache, read_limited
 from buildsys.system.signatures import (
     BROKEN,
     INSTALL,
@@ -32,7 +32,6 @@ from buildsys.system.signatures import (
     key_name,
     open_envelope,
 )
-from buildsys.system.text_cache import TextCache
 
 if TYPE_CHECKING:
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey

@@ -12,7 +12,7 @@ from functools import cache
 from pathlib import Path
 
 from buildsys.errors import StageError
-from buildsys.system.text_cache import shortened_for_key
+from buildsys.system.files import shortened_for_key
 
 ABSENT = "absent"
 C_SUFFIXES = (".c", ".cc", ".cpp", ".cxx", ".h", ".hh", ".hpp", ".hxx", ".inc", ".inl", ".def")

@@ -1,4 +1,4 @@
-"""Files: digests, stamps, locks, atomic replacement, images in a folder."""
+"""Files: digests, stamps, locks, atomic replacement, images; cached texts of keys."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import time
 from collections.abc import Container, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import BinaryIO, NamedTuple
+from typing import BinaryIO, NamedTuple, Protocol
 
 # File times advance in steps of up to 10 ms: two writes within a step leave the same times.
 SETTLE_NS = 30_000_000
@@ -21,6 +21,7 @@ LIBRARY_FOLDERS = ("site-packages", "dist-packages")  # installed libraries are 
 MAX_RESULT_BYTES = 256 << 20  # a million samples of a benchmark have 20 MB
 _BLOCK_BYTES = 1 << 20
 _POLL_S = 0.005
+_DIGITS = 16  # enough for people
 Content = mmap.mmap | bytes
 
 
@@ -223,3 +224,31 @@ def locked(
         yield
     finally:
         os.close(handle)
+
+
+class TextCache(Protocol):
+    """A persistent mapping of names to texts.
+
+    A name must determine its text.
+    """
+
+    def get(self, name: str, /) -> str | None:
+        """Return the text stored under ``name``, or None."""
+
+    def set(self, name: str, text: str, /) -> None:
+        """Store ``text`` under ``name``."""
+
+
+def short_digest(whole: bytes) -> str:
+    """Return the first digits of the SHA-256 of ``whole``."""
+    return hashlib.sha256(whole).hexdigest()[:_DIGITS]
+
+
+def shortened_for_key(part: str, whole: bytes) -> str:
+    """Complete ``part`` with a digest of ``whole`` if that is not all of it.
+
+    Without it, a change of what is not shown would leave a stale result.
+    """
+    if part.encode(errors="surrogateescape") == whole.strip():
+        return part
+    return f"{part}… (all of it: {short_digest(whole)})"

@@ -21,7 +21,7 @@ from buildsys.system.files import Stamp, stamp
 from buildsys.system.versions import ABSENT, builds_of, distribution_folders
 
 if TYPE_CHECKING:
-    from buildsys.system.text_cache import TextCache
+    from buildsys.system.files import TextCache
 
 _SCHEMA = "package/2"
 _Record = dict[str, list[str]]  # module -> digest and size as in RECORD

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import codecs
 import re
+from collections.abc import Iterable
 from typing import TextIO
 
 # Control characters except tab and newline, characters that reorder or hide others, surrogates,
@@ -25,6 +26,7 @@ _SUBSTITUTES = {
     "\N{PLUS-MINUS SIGN}": "+-", "\N{MICRO SIGN}": "u",
 }  # fmt: skip
 
+_SHORTEST_PART = 3  # shorter parts suggest too many names
 _MASK = "***"
 _LOGIN = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)://(?=[^/?#]*[:@])(.*)@", re.DOTALL)
 _QUERY = re.compile(r"[?#].*", re.DOTALL)
@@ -91,3 +93,26 @@ def mask_text(text: str) -> str:
     if "://" in text:
         text = _IN_TEXT.sub(lambda match: mask_secrets(match[0]), text)
     return _OPTION.sub(rf"\g<1>{_MASK}", text)
+
+
+def nearest(name: str, known: Iterable[str], count: int = 3, cutoff: float = 0.6) -> list[str]:
+    """List the known names most similar to ``name``, best first.
+
+    Names that differ only in case follow, then (if ``count`` > 1) those that contain ``name``.
+    """
+    import difflib  # only needed for errors
+
+    names = list(dict.fromkeys(known))
+    close = difflib.get_close_matches(name, names, n=count, cutoff=cutoff)
+    close += [other for other in names if other.lower() == name.lower()]
+    if count > 1 and len(name) >= _SHORTEST_PART:
+        close += [other for other in names if name in other]
+    return list(dict.fromkeys(close))[:count]
+
+
+def did_you_mean(
+    name: str, known: Iterable[str], otherwise: str = "", *, cutoff: float = 0.5
+) -> str:
+    """Suggest the known names most similar to ``name``."""
+    near = nearest(name, known, cutoff=cutoff)
+    return f"did you mean {' or '.join(near)}?" if near else otherwise

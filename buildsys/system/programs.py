@@ -14,7 +14,7 @@ from pathlib import Path
 
 from buildsys.errors import StageError, Unavailable
 from buildsys.system.devices import NONE, gpu_facts
-from buildsys.system.text_cache import TextCache, shortened_for_key
+from buildsys.system.files import TextCache, shortened_for_key
 from buildsys.system.toolchains import Toolchain
 from buildsys.system.versions import ABSENT, tool_versions
 

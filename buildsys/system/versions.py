@@ -27,7 +27,7 @@ from buildsys.system.files import in_library
 if TYPE_CHECKING:
     from importlib.metadata import Distribution
 
-    from buildsys.system.text_cache import TextCache
+    from buildsys.system.files import TextCache
     from buildsys.system.toolchains import Toolchain
 
 ABSENT = "absent"

@@ -24,11 +24,10 @@ from pathlib import Path
 import buildsys
 from buildsys.errors import StageError, Unavailable
 from buildsys.system.backend_registry import link_packages
-from buildsys.system.files import Stamp, in_library, link_into, stamp
+from buildsys.system.files import Stamp, TextCache, in_library, link_into, stamp
 from buildsys.system.package_files import package_identities
 from buildsys.system.printable import printable
 from buildsys.system.processes import Process
-from buildsys.system.text_cache import TextCache
 from buildsys.system.toolchains import Interpreter, Toolchain, check_interpreter
 from buildsys.workers import registry
 from buildsys.workers.job import Job, ServerKind, StageResult

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from buildsys.errors import StageError, WorkerDied
 
 if TYPE_CHECKING:
-    from buildsys.system.text_cache import TextCache
+    from buildsys.system.files import TextCache
     from buildsys.system.toolchains import Toolchain
     from buildsys.workers.job import Job, ServerKind
     from buildsys.workers.server_handle import ServerHandle

@@ -21,7 +21,7 @@ from buildsys.models.user_code import (
     reraise_as_stage_error,
     with_article,
 )
-from buildsys.system.suggestions import nearest
+from buildsys.system.printable import nearest
 
 _PREFIX = re.compile(r"^node_of_|^[a-z_]+_(before|after)_")  # "reshape_before_/head/Gemm"
 _UNNAMED = "(Unnamed Layer"

@@ -22,7 +22,7 @@ from buildsys.backends.tensorrt.python_plugins import (
 from buildsys.errors import StageError
 from buildsys.onnx_graphs.graph_reader import read_graph
 from buildsys.system.files import sha256_of
-from buildsys.system.suggestions import nearest
+from buildsys.system.printable import nearest
 
 _ENTRY_POINTS = ("getCreators", "getPluginCreators")  # for the registry, the first for V3 plugins
 _PARSER_LIBRARY = "libtensorrt_rtx.so"  # TensorRT-RTX, by the parser's name for it

@@ -31,8 +31,7 @@ from buildsys.report.run_results import REFUSED, RUNNING, RunResults
 from buildsys.report.run_summary import outcome
 from buildsys.store.ledger import utc_now
 from buildsys.system.files import locked
-from buildsys.system.printable import printable
-from buildsys.system.suggestions import nearest
+from buildsys.system.printable import nearest, printable
 
 SCHEMA = "buildsys/nightly/1"
 FOLDER = "nightly"  # in the build folder

@@ -25,8 +25,8 @@ from buildsys.stages.export.result import ExportResult
 from buildsys.stages.simplify.result import SimplifyResult
 from buildsys.stages.table import EXPORT, SIMPLIFY
 from buildsys.system.files import MAX_RESULT_BYTES, read_limited, replace_file
+from buildsys.system.printable import nearest
 from buildsys.system.processes import run_python
-from buildsys.system.suggestions import nearest
 from buildsys.system.versions import python_version, tool_versions
 
 SCHEMA = "buildsys/ops/1"

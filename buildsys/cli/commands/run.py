@@ -17,7 +17,7 @@ from buildsys.cli.session import BuildSession
 from buildsys.cli.worker_pool import run_stage
 from buildsys.errors import UsageError
 from buildsys.manifest.problem import suggest_file
-from buildsys.manifest.surgery_interface import WHENS, steps_of
+from buildsys.manifest.shape_cases import WHENS, steps_of
 from buildsys.plan.action import Action
 from buildsys.plan.graph_points import GraphPoint, graph_points
 from buildsys.report.formatting import first_names, plural, significant

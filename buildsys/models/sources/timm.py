@@ -10,7 +10,7 @@ from buildsys.errors import StageError
 from buildsys.models.random_weights import SkipInitialization
 from buildsys.models.sources.source_module import SourceModule, draw, import_library, load_file
 from buildsys.models.user_code import reraise_as_stage_error
-from buildsys.system.suggestions import did_you_mean
+from buildsys.system.printable import did_you_mean
 
 
 def make(source: Mapping[str, Any], project: Path) -> SourceModule:

@@ -16,7 +16,7 @@ from buildsys.models.random_weights import SkipInitialization
 from buildsys.models.sources.source_module import SourceModule, draw, load_file
 from buildsys.models.user_code import reraise_as_stage_error
 from buildsys.system.files import sha256_of
-from buildsys.system.suggestions import did_you_mean
+from buildsys.system.printable import did_you_mean
 
 _DOWNLOAD_TIMEOUT_S = 20.0  # per connection and read, not for the whole file
 

@@ -18,7 +18,7 @@ from buildsys.models.sources.source_module import SourceModule, draw, import_lib
 from buildsys.models.user_code import reraise_as_stage_error
 from buildsys.models.weights_files import read_weights, shortened
 from buildsys.system.files import read_limited, sha256_of
-from buildsys.system.suggestions import did_you_mean
+from buildsys.system.printable import did_you_mean
 from buildsys.system.weight_names import INDEX_SUFFIX, shards_of
 
 CONFIG = "config.json"

@@ -10,8 +10,7 @@ from html import escape
 
 from buildsys.errors import UsageError
 from buildsys.onnx_graphs.inspection.graph import CONSTANT, TIMES, Body, PlainNode, shape_text
-from buildsys.system.printable import printable
-from buildsys.system.suggestions import nearest
+from buildsys.system.printable import nearest, printable
 
 _BACKSLASH = "\N{REVERSE SOLIDUS OPERATOR}"
 _LONGEST = 44  # characters of a line

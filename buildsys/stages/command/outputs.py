@@ -18,8 +18,7 @@ from buildsys.manifest.command_templates import FIGURES_FILE, LISTING, RESERVED
 from buildsys.report.formatting import first_names, number
 from buildsys.stages.command.result import CommandFigure, CommandOutput
 from buildsys.system.files import MAX_RESULT_BYTES, read_limited
-from buildsys.system.printable import printable_line
-from buildsys.system.suggestions import nearest
+from buildsys.system.printable import nearest, printable_line
 from buildsys.workers.job import Job
 
 _MOST_NAMES = 8

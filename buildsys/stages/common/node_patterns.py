@@ -10,7 +10,7 @@ from onnx import ModelProto, NodeProto
 
 from buildsys.errors import StageError
 from buildsys.onnx_graphs.tensor_types import FreshNames
-from buildsys.system.suggestions import nearest
+from buildsys.system.printable import nearest
 
 
 def node_name(node: NodeProto) -> str:

@@ -21,7 +21,7 @@ from torch.onnx._internal.torchscript_exporter import registration as torch_regi
 from buildsys.backends.operator_support import load_symbolics
 from buildsys.errors import BuildsysError, StageError
 from buildsys.models.user_code import describe_exception, find_callable, load_module, module_name
-from buildsys.system.suggestions import did_you_mean
+from buildsys.system.printable import did_you_mean
 
 _NEW = "torch.onnx._internal.torchscript_exporter"
 Table = dict[Any, Callable[..., Any]]  # overload -> function: torch's custom_translation_table

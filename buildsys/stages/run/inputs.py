@@ -19,7 +19,7 @@ from buildsys.onnx_graphs.tensors import (
     save_tensors,
     tensor_of,
 )
-from buildsys.system.suggestions import nearest
+from buildsys.system.printable import nearest
 from buildsys.workers.job import Job, StageResult
 
 ARRAY_SUFFIXES = (".npy", ".npz")

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from buildsys.manifest.problem import Problems, suggest
-from buildsys.manifest.surgery_interface import (
+from buildsys.manifest.shape_cases import (
     AFTER_EXPORT,
     WHENS,
     Interface,

@@ -15,7 +15,7 @@ from buildsys.manifest.schema.base import (
     TensorName,
 )
 from buildsys.manifest.schema.network import InputData
-from buildsys.manifest.surgery_interface import KINDS, REMOVED_KINDS
+from buildsys.manifest.shape_cases import KINDS, REMOVED_KINDS
 
 # exporters use any characters in the names of inner tensors
 InnerName = Annotated[str, Field(min_length=1, max_length=500)]

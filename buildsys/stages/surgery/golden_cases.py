@@ -20,8 +20,7 @@ from onnx import ValueInfoProto
 from buildsys.errors import CheckFailed, StageError
 from buildsys.manifest.default_limits import effective_limits
 from buildsys.manifest.problem import suggest
-from buildsys.manifest.shape_cases import concrete_shape
-from buildsys.manifest.surgery_interface import Inputs
+from buildsys.manifest.shape_cases import Inputs, concrete_shape
 from buildsys.manifest.value_ranges import INTEGER_RANGES
 from buildsys.models.golden_inputs import golden_input
 from buildsys.models.user_code import load_callable, reraise_as_stage_error, with_article

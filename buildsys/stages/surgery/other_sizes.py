@@ -9,8 +9,7 @@ from pathlib import Path
 from onnx import ModelProto, TensorProto, numpy_helper
 
 from buildsys.errors import CheckFailed, StageError
-from buildsys.manifest.shape_cases import Dims, concrete_shape, format_dims
-from buildsys.manifest.surgery_interface import Inputs
+from buildsys.manifest.shape_cases import Dims, Inputs, concrete_shape, format_dims
 from buildsys.onnx_graphs.onnx_file import all_nodes, load_model, tensors_of
 from buildsys.onnx_graphs.output_policies import compare_outputs
 from buildsys.stages.common.equivalence import Limits, random_inputs

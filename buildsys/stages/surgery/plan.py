@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from buildsys.manifest.surgery_interface import AFTER_EXPORT, AFTER_SIMPLIFY
+from buildsys.manifest.shape_cases import AFTER_EXPORT, AFTER_SIMPLIFY
 from buildsys.plan.action import Action
 from buildsys.plan.graph_points import changes_golden, size_ranges
 from buildsys.plan.model_plan import ModelPlan

@@ -17,7 +17,7 @@ from typing import Any, cast
 from onnx import ModelProto, ValueInfoProto, shape_inference
 
 from buildsys.errors import CheckFailed, StageError
-from buildsys.manifest.surgery_interface import Inputs, Interface, interface_after, kind_of
+from buildsys.manifest.shape_cases import Inputs, Interface, interface_after, kind_of
 from buildsys.onnx_graphs.onnx_file import (
     all_nodes,
     check_file,

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from buildsys.system.suggestions import nearest
+from buildsys.system.printable import nearest
 
 NAMES = [
     "build:resnet50",
