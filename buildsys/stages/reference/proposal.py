@@ -82,7 +82,7 @@ def run(job: Job) -> StageResult:
             except StageError as error:
                 problem = problem or error  # the likeliest inputs' error counts
                 continue
-            figures = _figures(job, model, candidate, first, {})
+            figures = _figures(job, model, candidate, first)
             figures = model.trained.add_to(figures) if model.trained else figures
             facts: dict[str, Any] = {"call": candidate.call, "source": model.source or source}
             return StageResult(figures={**figures, **facts, "guessed": model.guessed})
@@ -123,39 +123,37 @@ def _try(job: Job, model: Model, candidate: Candidate, sizes: Mapping[str, int])
     return Trial(sizes, model.run(candidate, values))
 
 
-def _figures(
-    job: Job, model: Model, candidate: Candidate, first: Trial, fixed: Mapping[str, int]
-) -> dict[str, Any]:
+def _figures(job: Job, model: Model, candidate: Candidate, first: Trial) -> dict[str, Any]:
     """Describe the interface; a dimension is dynamic if another size has the same outputs."""
-    others: dict[str, Trial] = {}
-    ran: dict[str, list[int]] = {}  # the sizes of each dimension
-    inputs = candidate.inputs
-    batches = _batches(inputs)
+    inputs, batches = candidate.inputs, _batches(candidate.inputs)
+    ranks = {name: len(output.tensor.shape) for name, output in first.outputs.items()}
+    trials: dict[str, list[Trial]] = {}  # with other sizes of each dimension
 
     def tried(name: str, size: int) -> Trial | None:
-        if size == first.sizes[name]:
-            return None
         with suppress(StageError):
             trial = _try(job, model, candidate, {**first.sizes, name: size})
-            if _ranks(trial) == _ranks(first):
+            if {name: len(o.tensor.shape) for name, o in trial.outputs.items()} == ranks:
                 return trial
         return None
 
     for name, size in first.sizes.items():
         is_batch = name in batches
         larger = tried(name, _LARGE_BATCH if is_batch else 2 * size) or tried(name, size + 1)
-        smaller = None
         least = 1 if is_batch else candidate.least.get(name)
-        if least or larger is None:
+        smaller = None
+        if (least or larger is None) and (least or size // 2) != size:
             smaller = tried(name, least or size // 2)
-        other = larger or smaller
-        if other is None:
-            sizes = {dim: value for dim, value in first.sizes.items() if dim != name}
-            static = candidate._replace(inputs=_with_size(inputs, name, size))
-            fixed_sizes = {**fixed, name: size}
-            return _figures(job, model, static, Trial(sizes, first.outputs), fixed_sizes)
-        others[name] = other
-        ran[name] = sorted({size, *(trial.sizes[name] for trial in (larger, smaller) if trial)})
+        trials[name] = [trial for trial in (larger, smaller) if trial]
+    fixed = {name: first.sizes[name] for name, others in trials.items() if not others}
+    inputs = {
+        name: {**spec, "shape": [fixed.get(size, size) for size in spec["shape"]]}
+        for name, spec in inputs.items()
+    }
+    others = {name: trials[name][0] for name in trials if name not in fixed}
+    ran = {
+        name: sorted({first.sizes[name], *(trial.sizes[name] for trial in trials[name])})
+        for name in others
+    }
     outputs = {
         name: {"shape": _shape(name, first, others), "dtype": output.tensor.dtype,
                "key": output.key}
@@ -170,17 +168,6 @@ def _figures(
         for name, sizes in ran.items()
     }
     return {"inputs": inputs, "outputs": outputs, "dims": dims, "ran": ran, "fixed": fixed}
-
-
-def _with_size(inputs: Inputs, dim: str, size: int) -> Inputs:
-    return {
-        name: {**spec, "shape": [size if entry == dim else entry for entry in spec["shape"]]}
-        for name, spec in inputs.items()
-    }
-
-
-def _ranks(trial: Trial) -> dict[str, int]:
-    return {name: len(output.tensor.shape) for name, output in trial.outputs.items()}
 
 
 def _shape(output: str, first: Trial, others: Mapping[str, Trial]) -> list[Any]:
