@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import shutil
 import sqlite3
@@ -122,45 +121,6 @@ def test_the_state_is_deleted_during_a_run(ready: ReadyProject, what: str) -> No
     assert contents(ready.root / "build") == ready.clean_contents()
 
 
-def test_a_truncated_record_counts_as_missing(ready_built: ReadyProject) -> None:
-    for column in ("parts", "figures", "outputs"):
-        half = f"substr({column}, 1, length({column}) / 2)"
-        truncate = f"UPDATE records SET {column} = {half} WHERE target = ?"
-        execute(state(ready_built), truncate, "simplify:a")
-        if column == "outputs":  # all that a freshness check needs
-            ran = ready_built.doit()
-            assert (ran.code, ran.ran, ran.passed) == (0, {"simplify:a"}, set())
-            assert "simplify:a  … the record of its last build cannot be read\n" in ran.out
-        assert ready_built.doit() == UP_TO_DATE
-    assert contents(ready_built.root / "build") == ready_built.clean_contents()
-
-
-def test_a_record_cannot_name_files_outside_the_build_folder(ready_built: ReadyProject) -> None:
-    precious = ready_built.root.parent / "precious"
-    precious.write_text("of somebody else")
-    for lie in ("../../precious", str(precious), "a/../../../precious"):
-        connection = sqlite3.connect(state(ready_built))
-        with connection:
-            for target, text in connection.execute(
-                "SELECT target, outputs FROM records"
-            ).fetchall():
-                outputs = json.dumps({**json.loads(text), lie: ["0" * 64, 16]})
-                connection.execute(
-                    "UPDATE records SET outputs = ? WHERE target = ?", (outputs, target)
-                )
-            connection.execute("INSERT INTO owned VALUES (?, 'export:a')", (lie,))
-        connection.close()
-        ran = ready_built.doit()
-        assert (ran.code, ran.ran, ran.restored) == (0, ALL, ALL)
-        assert "export:a  … the record of its last build cannot be read\n" in ran.out
-        assert ready_built.doit() == UP_TO_DATE
-        execute(state(ready_built), "INSERT INTO owned VALUES (?, 'export:a')", lie)
-        assert ready_built.doit("clean").code == 0
-        assert precious.read_text() == "of somebody else"
-        assert ready_built.files() == set()
-        assert ready_built.doit().code == 0
-
-
 def test_a_wrong_clock_reruns_nothing(ready_built: ReadyProject) -> None:
     """After a jump back, earlier times are in the future."""
     assert ready_built.doit() == UP_TO_DATE
@@ -211,10 +171,3 @@ def test_odd_paths_and_links(tmp_path: Path, runtime_folder: Path) -> None:
         assert project.files() == set()
     finally:
         project.end()
-
-
-def test_a_build_folder_with_a_dangling_link(ready: ReadyProject) -> None:
-    (ready.root / "build").symlink_to("nowhere")
-    ran = ready.doit()
-    assert ran.code == 2
-    assert "cannot make" in ran.out

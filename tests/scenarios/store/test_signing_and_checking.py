@@ -66,24 +66,3 @@ def test_an_engine_is_signed_checked_and_refused(ready: ReadyProject, tmp_path: 
     settings.write_text(f"cache: {{{revoking}}}\n")
     document = json.loads(ready.buildsys("doctor", "--json", str(deployed)).out)
     assert [one["kind"] for one in document["engines"][0]["reasons"]] == ["revoked"]
-
-
-def test_an_engine_of_the_project_may_be_unsigned(ready: ReadyProject, tmp_path: Path) -> None:
-    assert ready.doit("engine:a:ort", "validate:a", "verify:a:ort").code == 0
-    assert "attestation" not in record(ready)
-    shutil.copytree(ready.root / FOLDER, tmp_path / "deployed")
-    settings = ready.root / "configs/project.yaml"
-    settings.write_text(f"cache: {{trusted_keys: ['{OTHER}']}}\n")
-    ours = ready.buildsys("doctor", "a:ort")
-    assert (ours.code, "note: engine.json is not signed" in ours.out) == (0, True)
-    assert ready.buildsys("doctor", str(tmp_path / "deployed")).code == 1
-    assert ready.buildsys("doctor", "a:ort", "--trusted-key", OTHER).code == 1
-    settings.write_text(f"cache: {{trusted_keys: ['{OTHER}'], unsigned: warn}}\n")
-    assert ready.buildsys("doctor", str(tmp_path / "deployed")).code == 0
-    for words in (("doctor", "--trusted-key", OTHER), ("doctor", "a:ort", "--trusted-key", "me")):
-        wrong = ready.doit(*words)
-        assert (wrong.code, wrong.err.count("\n")) == (3, 1)
-    settings.write_text(f"cache: {{revoked_keys: ['{OTHER}']}}\n")
-    refused = ready.doit("list")
-    assert refused.code == 3
-    assert "revoked_keys has no effect without trusted_keys" in refused.err

@@ -9,15 +9,11 @@ from typing import Any
 
 import pytest
 import tiny_project
-from tiny_project import ENGINE, GATE, gated_actions, make_executor
+from tiny_project import GATE, gated_actions, make_executor
 
 from buildsys.errors import BuildsysError, UsageError
-from buildsys.execution.baselines import baseline_digests
 from buildsys.execution.stale_reasons import summarize_reasons
 from buildsys.plan.action import Action
-from buildsys.store.file_digests import hash_file
-from buildsys.store.ledger import Ledger
-from buildsys.store.state_db import ReadOnlyStateDb
 from buildsys.workers.job import Job
 
 SEEN: list[dict[str, Any]] = []
@@ -58,16 +54,6 @@ def test_the_first_build_has_no_baseline_and_is_that_of_the_next(root: Path) -> 
     assert "opset 17" in SEEN[1]["content"]
     assert SEEN[1]["figures"]["latency"] == 2.0
     assert SEEN[1]["reason"] == ""
-
-
-def test_the_engines_of_the_last_comparison_are_known(root: Path) -> None:
-    plan, engines = graph(), []
-    for opset in (17, 18):
-        run(root, graph(opset=opset))
-        engines.append(hash_file(str(root / "build" / plan[ENGINE].outputs["engine"].path)).digest)
-    ledger = Ledger(ReadOnlyStateDb(root / ".buildsys/state.db"))
-    assert set(engines) <= baseline_digests(ledger, [GATE])
-    assert baseline_digests(ledger, ["gate:m:other"]) == set()
 
 
 def test_a_passed_build_does_not_make_its_own_gate_stale(root: Path) -> None:
@@ -149,20 +135,6 @@ def test_an_accepted_build_is_the_baseline_of_itself_and_of_later_builds(
     assert run(root, graph(opset=18)) == []
     assert GATE in run(root, graph(opset=19))
     assert "opset 18" in SEEN[-1]["content"]
-
-
-def test_an_accepted_build_is_the_baseline_of_the_next_without_another_run(root: Path) -> None:
-    run(root, graph())
-    (root / f"do-{GATE}").write_text("fail")
-    with suppress(BuildsysError):
-        run(root, graph(opset=18))
-    executor, _ = make_executor(root, graph(opset=18))
-    executor.accept(GATE, "a wider network")
-    executor.close()
-    (root / f"do-{GATE}").unlink()
-    assert GATE in run(root, graph(opset=19))
-    assert "opset 18" in SEEN[-1]["content"]
-    assert SEEN[-1]["reason"] == ""
 
 
 def test_only_a_rejected_build_can_be_accepted(root: Path) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 import shutil
 import sqlite3
@@ -114,16 +113,6 @@ def test_other_libraries_make_another_build_of_the_same_engine(
     assert project.build(17) == []  # restored
 
 
-def test_another_version_implies_other_files(
-    project: Project, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    for version in ("1", "2"):
-        tools = {"numpy": version, "numpy (files)": version * 64}
-        monkeypatch.setattr(versions, "tool_versions", lambda *_, found=tools: found)
-        project.build(17)
-    assert project.seen[-1]["reason"] == "numpy changed since the baseline was built"
-
-
 @pytest.mark.parametrize("has_store", [True, False])
 def test_a_clean_checkout_finds_its_baseline_in_the_history(
     project: Project, has_store: bool
@@ -187,11 +176,3 @@ def test_an_unreadable_history_is_one_warning(
     warned = [line for line in capsys.readouterr().err.splitlines() if "cannot be read" in line]
     assert len(warned) == 1
     assert "a newer buildsys wrote it" in warned[0]
-
-
-def test_the_result_is_kept_for_other_builds(project: Project) -> None:
-    project.build(17)
-    (found,) = History(project.root / ".buildsys/history.db").builds(target=GATE)
-    result = json.loads((project.root / "build/m/gate/e.json").read_text())
-    assert found.figures["engine"] == result["engine"]
-    assert found.figures["latency"] == 2.0

@@ -65,13 +65,6 @@ def test_a_touch_builds_nothing(root: Path) -> None:
     assert build(root) == []
 
 
-def test_a_change_in_an_imported_module_is_noticed(root: Path) -> None:
-    build(root)
-    (root / "blocks.py").write_text("width = 2\n")
-    assert build(root) == ALL
-    assert "width = 2" in engine_text(root)
-
-
 def test_early_cut_off_stops_at_equal_bytes(root: Path) -> None:
     build(root)
     (root / "net.py").write_text("# a comment\nimport blocks\n")
@@ -136,16 +129,6 @@ def test_a_forgotten_target_is_built_not_restored(root: Path) -> None:
     assert build(root) == []
 
 
-def test_a_forgotten_target_is_restored_again_once_it_has_been_built(root: Path) -> None:
-    build(root)
-    executor, _ = make_executor(root)
-    executor.ledger.forget(EXPORT)
-    executor.close()
-    assert build(root) == [EXPORT]
-    assert build(root, actions(opset=18)) == ALL
-    assert build(root) == []
-
-
 @pytest.mark.parametrize("damage", ["cut", "flip", "gone", "record"])
 def test_a_damaged_store_costs_a_rebuild_and_a_warning(
     root: Path, damage: str, capsys: pytest.CaptureFixture[str]
@@ -180,18 +163,6 @@ def test_an_edit_in_the_build_folder_does_not_reach_the_store(root: Path) -> Non
             file.write("edited in place")
     assert build(root) == []
     assert published(root) == good
-
-
-def test_two_projects_may_share_a_store(root: Path, tmp_path: Path) -> None:
-    build(root)
-    other = tmp_path / "other"
-    shutil.copytree(root, other, ignore=shutil.ignore_patterns("build", ".buildsys"))
-    executor, pool = make_executor(other, store=Store(root / ".buildsys/store"))
-    outcomes = [executor.run(target) for target in ALL]
-    executor.close()
-    assert all(outcome.restored for outcome in outcomes)
-    assert pool.ran == []
-    assert published(other).keys() >= published(root).keys()
 
 
 def test_a_read_only_store_causes_one_warning(
@@ -265,16 +236,6 @@ def test_a_plan_that_moves_an_output_makes_it_stale(root: Path) -> None:
     assert {name for name in published(root) if "bench" in name} == {"m/bench/moved.json"}
 
 
-def test_a_check_sees_targets_that_ran_since_the_last_one(root: Path) -> None:
-    executor, _ = make_executor(root)
-    assert not executor.is_fresh(ENGINE)
-    executor.run(EXPORT)
-    executor.run(ENGINE)
-    assert executor.is_fresh(ENGINE)
-    (root / "build" / MODEL).write_text("other bytes")
-    assert not executor.is_fresh(ENGINE)
-
-
 # --- outcomes and reasons ---
 
 
@@ -306,16 +267,6 @@ def test_a_missing_input_is_reported(root: Path) -> None:
     assert why(executor, ENGINE) == f"input {MODEL} is missing"
     with pytest.raises(StageError, match=r"engine:m:e needs .*model\.onnx, which does not exist"):
         executor.run(ENGINE)
-
-
-def test_forgetting_makes_it_stale_and_forcing_runs_it_anyway(root: Path) -> None:
-    executor, pool = make_executor(root)
-    executor.run(EXPORT)
-    assert executor.run(EXPORT).waited  # up to date when its turn came: nothing to do
-    executor.run(EXPORT, force=True)
-    assert pool.ran == [EXPORT, EXPORT]
-    executor.ledger.forget(EXPORT)
-    assert not executor.is_fresh(EXPORT)
 
 
 # --- failures ---
@@ -478,25 +429,6 @@ def test_a_noisy_benchmark_is_published_and_recorded_as_noisy(root: Path) -> Non
     assert executor.run(BENCH, force=True).status == "passed"
     executor.close()
     assert build(root, actions(duration=2.0)) == [REPORT]
-
-
-def test_a_forgotten_noisy_benchmark_is_measured_again(root: Path) -> None:
-    (root / f"do-{BENCH}").write_text("noise")
-    build(root)
-    executor, _ = make_executor(root)
-    executor.ledger.forget(BENCH)
-    assert why(executor, BENCH) == "forgotten by `doit forget`"
-    executor.close()
-
-
-def test_a_noisy_benchmark_is_neither_stored_nor_restored(root: Path) -> None:
-    (root / f"do-{BENCH}").write_text("noise")
-    build(root)
-    shutil.rmtree(root / "build")
-    assert build(root)[0] == BENCH
-    shutil.rmtree(root / "build")
-    (root / ".buildsys/state.db").unlink()
-    assert build(root)[0] == BENCH
 
 
 def test_after_a_noisy_repetition_the_steady_measurement_is_restored(root: Path) -> None:

@@ -159,19 +159,6 @@ def test_a_kill_between_two_renames_leaves_the_target_stale(root: Path) -> None:
     assert stale(root, actions(17)) == []
 
 
-def test_files_of_a_killed_run_are_removed_later(root: Path) -> None:
-    order(root, EXPORT, "profile")
-    killed = run_process(root, "18", "kill")
-    killed.communicate(timeout=60)
-    assert killed.returncode == -9
-    assert set(published(root)) - {name for name in published(root) if ".tmp" in name} == {
-        "m/export/a-profile.txt"
-    }
-    order(root, EXPORT)
-    build(root, actions(18))
-    assert "m/export/a-profile.txt" not in published(root)
-
-
 def test_a_stage_receives_only_declared_files(root: Path) -> None:
     jobs: list[Job] = []
     executor, pool = make_executor(root)

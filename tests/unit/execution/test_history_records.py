@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tiny_project import ALL, BENCH, ENGINE, EXPORT, make_executor, make_project
+from tiny_project import ALL, ENGINE, EXPORT, make_executor, make_project
 
 from buildsys.errors import BuildsysError
 from buildsys.execution.executor import Executor
@@ -87,17 +87,6 @@ def test_failures_are_recorded_with_their_sentence(root: Path) -> None:
         assert last.outputs == {}
 
 
-def test_restored_targets_are_recorded_after_the_build_folder_was_deleted(root: Path) -> None:
-    first = build(root)
-    for path in sorted((root / "build").rglob("*"), reverse=True):
-        path.unlink() if path.is_file() else path.rmdir()
-    second = build(root)
-    assert [one.target for one in second if one.how == "restored"] == [one.target for one in second]
-    assert second[0].outputs == first[0].outputs
-    assert second[0].run != first[0].run
-    assert history_of(root).builds(target=BENCH)[-1] == first[2]
-
-
 def test_a_history_that_is_a_folder_costs_one_warning(root: Path) -> None:
     (root / ".buildsys" / "history.db").mkdir(parents=True)
     warnings: list[str] = []
@@ -107,12 +96,6 @@ def test_a_history_that_is_a_folder_costs_one_warning(root: Path) -> None:
     assert len(warnings) == 1
     assert warnings[0].startswith("builds of this run are missing in the history: ")
     assert all(map(executor.is_fresh, ALL))
-
-
-def test_the_history_is_no_reason_to_rebuild(root: Path) -> None:
-    build(root)
-    (root / ".buildsys" / "history.db").write_bytes(b"damaged" * 1000)
-    assert build(root) == []
 
 
 def test_a_run_that_stopped_names_the_failure() -> None:

@@ -130,19 +130,6 @@ def test_tools_and_files_are_named_without_paths(tmp_path: Path) -> None:
     assert definition["internalParameters"] == {"key": "k" * 64, "devices": {"gpu.name": "L4"}}
 
 
-@pytest.mark.parametrize("remote", ["", "/srv/git/nets.git"])
-def test_a_repository_without_a_host_is_only_a_commit(
-    root: Path, tmp_path: Path, remote: str
-) -> None:
-    generate_key(tmp_path / "key.pem")
-    build(
-        root, tmp_path / "key.pem", EXPORT, ENGINE, read_checkout=lambda: Checkout(remote, COMMIT)
-    )
-    source = statement(root)["predicate"]["buildDefinition"]["resolvedDependencies"][0]
-    assert "uri" not in source
-    assert source["digest"] == {"gitCommit": COMMIT}
-
-
 def test_without_git_there_is_no_source(root: Path, tmp_path: Path) -> None:
     def no_git() -> Checkout:
         raise UsageError("there is no git repository")

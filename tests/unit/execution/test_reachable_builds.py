@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tiny_project import ALL, ENGINE, EXPORT, actions, build, make_executor, stale
+from tiny_project import ALL, EXPORT, actions, build, make_executor, stale
 
 from buildsys.execution import action_key, key_parts
 from buildsys.execution.build_cache import planned_builds
@@ -76,14 +76,6 @@ def test_superseded_builds_of_every_stage_are_removed(root: Path) -> None:
     assert build(root) == []
 
 
-def test_a_size_limit_removes_superseded_builds(root: Path) -> None:
-    for width in range(8):
-        (root / "blocks.py").write_text(f"width = {width}\n")
-        build(root)
-    collect_garbage(root, actions(), max_bytes=1)
-    assert stored(root) == dict.fromkeys(ALL, 1)
-
-
 def test_builds_of_every_kept_plan_remain(root: Path) -> None:
     for opset in (16, 17, 18):
         build(root, actions(opset))
@@ -92,13 +84,6 @@ def test_builds_of_every_kept_plan_remain(root: Path) -> None:
     for opset in (16, 18):
         shutil.rmtree(root / "build")
         assert build(root, actions(opset)) == []
-
-
-def test_inputs_of_one_plan_do_not_reach_builds_of_another(root: Path) -> None:
-    build(root, actions(16, 1.0))
-    build(root, actions(17, 2.0))
-    collect_garbage(root, actions(16, 2.0), actions(17, 1.0))  # neither bench was ever built
-    assert stored(root) == {EXPORT: 2, ENGINE: 2}
 
 
 def test_an_upstream_build_may_be_in_the_build_folder_only(root: Path) -> None:

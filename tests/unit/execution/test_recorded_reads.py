@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -292,23 +291,6 @@ def test_too_many_reads_are_never_up_to_date(
     assert built(project, *many) == [EXPORT]
 
 
-def test_many_declared_files_are_followed(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(recorded_reads, "_MAX_PARTS", 10)
-    for i in range(11):
-        (project / f"data/{i}.npy").write_text("1")
-    many = [("file", f"data/{i}.npy") for i in range(11)]
-    assert built(project, *many, declared=("data/",), strict=True) == [EXPORT]
-    assert built(project, *many, declared=("data/",), strict=True) == []
-
-
-def test_a_file_without_permission_to_read_fails_nothing(
-    project: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(os, "access", lambda path, mode: not str(path).endswith(CONFIG))
-    assert built(project, FILE) == [EXPORT]
-    assert built(project, FILE) == []
-
-
 def test_variables_of_libraries_are_followed_without_a_report(
     project: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -329,12 +311,6 @@ def test_variables_of_libraries_are_followed_without_a_report(
     assert reasons(project) == []
     monkeypatch.setenv("CACHE_DIR", "other")
     assert reasons(project) == ["read $CACHE_DIR added"]
-
-
-def test_a_named_pipe_does_not_block(project: Path) -> None:
-    os.mkfifo(project / "pipe")
-    assert built(project, ("file", "pipe")) == [EXPORT]
-    assert built(project, ("file", "pipe")) == []
 
 
 class _Remote:

@@ -21,24 +21,6 @@ def test_work_runs_in_order_in_one_other_thread() -> None:
     assert {name for _, name in ran} == {"background_0"}
 
 
-def test_close_waits_for_the_work() -> None:
-    release, done = threading.Event(), threading.Event()
-    background = Background()
-    background.submit(lambda: release.wait(30) and done.set())
-    threading.Timer(0.05, release.set).start()
-    background.close()
-    assert done.is_set()
-
-
-def test_work_is_taken_after_a_close() -> None:
-    ran: list[int] = []
-    background = Background()
-    for number in range(2):
-        background.submit(lambda number=number: ran.append(number))
-        background.close()
-    assert ran == [0, 1]
-
-
 def test_an_unexpected_error_is_raised_by_close() -> None:
     ran: list[int] = []
     background = Background()

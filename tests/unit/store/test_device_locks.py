@@ -79,17 +79,6 @@ def test_one_gpu_runs_one_timed_job_at_a_time(tmp_path: Path, locks: Locks) -> N
     assert (holders[0].pid, holders[0].target) == (other.process.pid, "bench:m:trt")
 
 
-def test_two_gpus_are_used_side_by_side(tmp_path: Path, locks: Locks) -> None:
-    other = OtherProcess(tmp_path, "GPU-1")
-    assert other.holds()
-    with (
-        locks.devices(["GPU-2"], "bench:m:trt", unexpected),
-        locks.devices([], "export:m", unexpected),
-    ):
-        pass
-    other.end()
-
-
 def test_the_first_free_one_of_equal_gpus_is_taken(tmp_path: Path, locks: Locks) -> None:
     both = ["GPU-1", "GPU-2"]
     other = OtherProcess(tmp_path, "GPU-1")
@@ -134,14 +123,6 @@ def test_a_cpu_benchmark_waits_for_a_gpu_benchmark_of_its_project(
     with locks.project("bench:m:ort", exclusive=True, on_wait=wait):
         other.end()
     assert len(holders) == 1
-
-
-def test_several_gpus_are_taken_in_one_order(tmp_path: Path, locks: Locks) -> None:
-    other = OtherProcess(tmp_path, "GPU-2 GPU-1")
-    with locks.devices(["GPU-1", "GPU-2", "GPU-1"], "bench:m:trt", lambda holder: None):
-        pass  # the second one waits: nobody holds one GPU and waits for the other
-    assert other.holds()
-    other.end()
 
 
 def test_a_killed_process_holds_no_gpu(tmp_path: Path, locks: Locks) -> None:

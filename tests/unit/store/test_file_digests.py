@@ -67,19 +67,6 @@ def test_a_file_just_written_is_read_again(
     assert reads == ["f", "f"]
 
 
-def test_a_touched_file_is_read_and_has_the_same_digest(
-    db: StateDb, tmp_path: Path, reads: list[str]
-) -> None:
-    path = settled_file(tmp_path / "f", b"x")
-    cache = DigestCache(db)
-    before = cache.digest(path)
-    os.utime(path)
-    after = cache.digest(path)
-    assert after.digest == before.digest
-    assert after.stamp != before.stamp
-    assert reads == ["f", "f"]
-
-
 def test_new_content_under_the_old_modification_time_is_seen(db: StateDb, tmp_path: Path) -> None:
     path = settled_file(tmp_path / "f", b"old")
     cache = DigestCache(db)
@@ -125,18 +112,6 @@ def test_a_digest_from_before_a_restart_is_not_used(
     monkeypatch.setattr(digest_module, "boot_id", lambda: "the next one")
     assert DigestCache(db).digests([path])[path].digest == sha(b"x")
     assert reads == ["f", "f"]
-
-
-def test_many_large_files_are_read_in_threads(db: StateDb, tmp_path: Path) -> None:
-    contents = {
-        settled_file(tmp_path / f"f{n}", bytes([n]) * (2 << 20)): bytes([n]) * (2 << 20)
-        for n in range(4)
-    }
-    found = DigestCache(db).digests([*contents, str(tmp_path / "absent")])
-    assert {path: found[path].digest for path in contents} == {
-        path: sha(data) for path, data in contents.items()
-    }
-    assert found[str(tmp_path / "absent")] is None
 
 
 def test_a_path_below_a_file_is_absent(db: StateDb, tmp_path: Path) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import sqlite3
-import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, ClassVar
@@ -184,33 +183,12 @@ def test_an_object_of_another_size_is_not_read(
     assert Hostile.served == 0
 
 
-def test_an_endless_object_is_read_up_to_its_recorded_size(clone: Clone, hostile: str) -> None:
-    sizes = [file.size for path, file in Hostile.store.items() if "/objects/" in path]
-    attacked(clone, hostile)  # its size is unknown
-    assert 0 < Hostile.served <= max(sizes)
-
-
 def test_an_endless_record_is_read_up_to_a_limit(
     clone: Clone, hostile: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(Hostile, "records", True)
     assert "is larger than 8 MiB" in attacked(clone, hostile).warnings[0]
     assert Hostile.served == record_file.MAX_SHARED_BYTES + 1
-
-
-def test_a_slow_stream_costs_the_timeout(
-    clone: Clone, hostile: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    silent = threading.Event()
-
-    def drip(size: int) -> bytes:
-        silent.wait(600)
-        return b"x"
-
-    monkeypatch.setattr(Hostile, "content", staticmethod(drip))
-    (warning,) = attacked(clone, hostile, timeout_s=0.5).warnings
-    silent.set()
-    assert "did not fetch outputs within 0.5 s" in warning
 
 
 def test_a_fetch_that_would_fill_the_disk_is_not_begun(

@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import json
 import os
 import shutil
 import signal
@@ -14,7 +13,6 @@ from pathlib import Path
 import pytest
 
 from buildsys.errors import StageError
-from buildsys.store import locks as store_locks
 from buildsys.store.locks import CPU, InterruptedWaitError, LockHolder, Locks, machine_lock_folder
 
 HOLD = (
@@ -69,29 +67,6 @@ def test_a_second_thread_waits_and_learns_the_holder(locks: Locks) -> None:
     assert order == ["first done", "second waited True"]
     assert holders[0] is not None
     assert (holders[0].pid, holders[0].target) == (os.getpid(), "a")
-
-
-def test_a_waiting_thread_learns_a_new_holder(
-    locks: Locks, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(store_locks, "_REPORT_AGAIN_S", 0.0)
-    holders: list[LockHolder | None] = []
-    lock = locks.devices([CPU], "first", unexpected)
-    lock.__enter__()
-
-    def wait() -> None:
-        with locks.devices([CPU], "last", holders.append):
-            pass
-
-    thread = in_thread(wait)
-    until(lambda: len(holders) == 1)
-    path = locks._machine / "device-cpu.lock"
-    second = LockHolder(os.getpid(), "host", "second", "12:00:00")
-    path.write_text(json.dumps(second))
-    until(lambda: len(holders) == 2)
-    lock.__exit__(None, None, None)
-    thread.join()
-    assert [one and one.target for one in holders] == ["first", "second"]
 
 
 def test_a_killed_process_releases_its_lock(tmp_path: Path) -> None:
@@ -275,29 +250,3 @@ def test_an_unusable_folder_in_tmp_is_an_error_with_a_remedy(
         locks.devices([CPU], "a", unexpected),
     ):
         pass
-
-
-def test_a_benchmark_blocks_no_stage_of_another_project(tmp_path: Path) -> None:
-    ours, theirs = (Locks(tmp_path / name, tmp_path / "machine") for name in ("ours", "theirs"))
-    waiting, held = threading.Event(), threading.Event()
-
-    def their_benchmark() -> None:
-        with (
-            theirs.devices([CPU], "bench:n:ort", lambda holder: waiting.set()),
-            theirs.project("bench:n:ort", exclusive=True, on_wait=unexpected),
-        ):
-            held.set()
-
-    with (
-        ours.devices([CPU], "bench:m:ort", unexpected),
-        ours.project("bench:m:ort", exclusive=True, on_wait=unexpected),
-    ):
-        with theirs.project("export:n", exclusive=False, on_wait=unexpected):
-            pass
-        thread = in_thread(their_benchmark)
-        assert waiting.wait(30)
-        with theirs.project("simplify:n", exclusive=False, on_wait=unexpected):
-            pass  # nor does their waiting benchmark block it
-        assert not held.is_set()
-    assert held.wait(30)
-    thread.join(30)

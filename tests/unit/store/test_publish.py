@@ -5,7 +5,6 @@ import os
 import re
 import subprocess
 import sys
-import threading
 import time
 from pathlib import Path
 from types import SimpleNamespace
@@ -75,24 +74,6 @@ def test_the_result_file_comes_last(publisher: Publisher, monkeypatch: pytest.Mo
     monkeypatch.setattr(Path, "replace", record)
     publish(publisher, export_json=b"{}", model_onnx=b"model", zzz=b"")
     assert renamed == ["model.onnx", "zzz", "export.json"]
-
-
-def test_a_reader_never_sees_a_partial_file(publisher: Publisher, build: Path) -> None:
-    contents = [bytes([value]) * 300_000 for value in (65, 66)]
-    publish(publisher, model_onnx=contents[0])
-    stop, seen = threading.Event(), set()
-
-    def read() -> None:
-        while not stop.is_set():
-            seen.add((build / "m/export/model.onnx").read_bytes())
-
-    reader = threading.Thread(target=read)
-    reader.start()
-    for turn in range(20):
-        publish(publisher, model_onnx=contents[turn % 2])
-    stop.set()
-    reader.join()
-    assert seen <= set(contents)
 
 
 def test_a_large_output_is_read_once(
@@ -375,11 +356,6 @@ def test_the_attempt_is_in_the_message_of_a_disk_error(
             publisher.publish("export:m", tree, sealed, last=RESULT)
 
 
-def test_without_a_build_folder_nothing_is_abandoned(publisher: Publisher, build: Path) -> None:
-    publisher.remove_abandoned()
-    assert not build.exists()
-
-
 def test_the_lock_of_a_temporary_folder_is_removed_last(
     publisher: Publisher, build: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -395,24 +371,6 @@ def test_the_lock_of_a_temporary_folder_is_removed_last(
         write(tree, model_onnx=b"x")
         folder = tree.parent.name
     assert removed == [("tree", ["m"]), (folder, ["lock"])]
-
-
-def test_a_folder_that_cannot_be_removed_harms_nothing(
-    publisher: Publisher, build: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    old = build / ".tmp/old"
-    old.mkdir(parents=True)
-    os.utime(old, (0, 0))
-
-    def fail(*_: object, **__: object) -> None:
-        raise OSError(errno.EBUSY, "x")
-
-    with monkeypatch.context() as patch:
-        patch.setattr(os, "rmdir", fail)
-        publisher.remove_abandoned()
-        publish(publisher, export_json=b"{}")
-    assert old.is_dir()
-    assert (build / RESULT).read_bytes() == b"{}"
 
 
 def test_a_file_makes_way_for_a_folder_and_a_folder_for_a_file(

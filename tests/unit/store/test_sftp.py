@@ -76,28 +76,6 @@ def test_a_lost_connection_costs_one_warning(
     assert caplog.text == ""
 
 
-def test_a_server_that_is_gone_costs_one_warning(
-    clone: Clone, server: SshServer, shared: Path
-) -> None:
-    server.close()
-    one = checkout(clone("one"), server, shared)
-    one.build(EXPORT)
-    assert one.pool.ran == [EXPORT]
-    (warning,) = one.warnings
-    assert warning.isprintable()
-    assert PASSWORD not in warning
-
-
-def test_a_wrong_password_costs_one_warning(clone: Clone, server: SshServer, shared: Path) -> None:
-    root = clone("one")
-    url = server.url(shared).replace(PASSWORD, "guessed")
-    one = Checkout(root, url)
-    one.build(EXPORT)
-    (warning,) = one.warnings
-    assert "Permission denied for user ci" in warning
-    assert "guessed" not in warning
-
-
 def test_another_host_key_is_refused(
     clone: Clone, server: SshServer, shared: Path, tmp_path: Path
 ) -> None:
@@ -120,17 +98,3 @@ def test_another_host_key_is_refused(
         two = checkout(clone("two"), impostor, shared)
         assert restored(two.build(EXPORT)) == []
         assert "another one is known" in two.warnings[0]
-
-
-def test_a_folder_without_write_permission_is_read(
-    clone: Clone, server: SshServer, shared: Path
-) -> None:
-    checkout(clone("one"), server, shared).build(EXPORT)
-    server.read_only = True
-    two = checkout(clone("two"), server, shared)
-    assert restored(two.build(EXPORT, ENGINE)) == [EXPORT]
-    (warning,) = two.warnings
-    assert f"could not share {ENGINE}: " in warning and "Permission" in warning
-    three = checkout(clone("three"), server, shared, mode="read-only")
-    assert restored(three.build(EXPORT, ENGINE)) == [EXPORT]
-    assert three.warnings == []

@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import json
-import shutil
 import threading
 import time
 from collections.abc import Callable
@@ -38,15 +37,6 @@ def test_a_read_only_cache_is_never_written(clone: Callable[[str], Path], shared
     shared.mkdir()
     Checkout(clone("one"), shared, READ_ONLY).build()
     assert files(shared) == []
-
-
-def test_fetched_outputs_are_stored_locally(clone: Callable[[str], Path], shared: Path) -> None:
-    Checkout(clone("one"), shared).build()
-    root = clone("two")
-    Checkout(root, shared).build(EXPORT)
-    shutil.rmtree(shared)
-    shutil.rmtree(root / "build")
-    assert restored(Checkout(root, shared).build(EXPORT)) == [EXPORT]
 
 
 @pytest.mark.parametrize("damage", ["cut", "flip", "gone", "record", "path", "other key"])
@@ -123,21 +113,3 @@ def test_a_password_is_not_shown(clone: Callable[[str], Path]) -> None:
     one.build(EXPORT)
     assert "me:***@host" in one.warnings[0]
     assert "secret" not in one.warnings[0]
-
-
-def test_two_machines_may_build_a_target_at_once(
-    clone: Callable[[str], Path], shared: Path
-) -> None:
-    one, two = Checkout(clone("one"), shared), Checkout(clone("two"), shared)
-    both = threading.Barrier(2)
-    for machine in (one, two):
-        machine.pool.meanwhile = lambda job: both.wait(30) and None
-    threads = [threading.Thread(target=machine.build, args=(EXPORT,)) for machine in (one, two)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(60)
-    assert one.pool.ran == two.pool.ran == [EXPORT]
-    assert one.warnings == two.warnings == []
-    assert restored(Checkout(clone("three"), shared).build(EXPORT)) == [EXPORT]
-    assert not list(shared.rglob("*.part"))

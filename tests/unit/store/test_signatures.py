@@ -104,16 +104,6 @@ def test_a_changed_field_does_not_match(keys: tuple[Path, str], change: dict[str
     assert problem(TrustPolicy([public]), changed) == "was altered after it was signed"
 
 
-def test_the_signature_of_a_record_is_its_provenance(keys: tuple[Path, str]) -> None:
-    file, public = keys
-    envelope = signed(RECORD, file).signature
-    statement, signer = open_envelope(envelope, TrustedKeys.of([public]))
-    assert signer == public
-    assert statement["subject"] == [{"name": MODEL, "digest": {"blake3": "d" * 64}}]
-    definition = statement["predicate"]["buildDefinition"]
-    assert definition["externalParameters"] == {"target": EXPORT, "options": {"x": "1"}}
-
-
 def test_a_signature_of_another_statement_does_not_count(keys: tuple[Path, str]) -> None:
     """An engine's envelope is of the same key and type, and says nothing about a record."""
     file, public = keys
@@ -168,14 +158,6 @@ def test_an_unusable_key_is_one_sentence(tmp_path: Path) -> None:
         _ = SigningKey(tmp_path / "other.pem").public_key
 
 
-def test_a_key_of_openssl_is_used_from_its_file_and_as_text(tmp_path: Path) -> None:
-    file = tmp_path / "ours.pem"
-    make = ["openssl", "genpkey", "-algorithm", "ed25519", "-out", str(file)]
-    subprocess.run(make, check=True, capture_output=True)
-    file.chmod(0o600)
-    assert SigningKey(file).sign_statement(b"") == SigningKey(file.read_text()).sign_statement(b"")
-
-
 @pytest.mark.parametrize("mode", [0o644, 0o660, 0o602])
 def test_a_key_that_others_can_read_or_replace_is_not_used(
     keys: tuple[Path, str], mode: int
@@ -197,12 +179,6 @@ def test_a_revoked_key_is_never_trusted(keys: tuple[Path, str]) -> None:
             policy.signer(signed(RECORD, file))
         assert refused.value.problem == f"is signed by the revoked key {public[:16]}"
         assert not policy.tolerates(refused.value)
-
-
-def test_signatures_need_their_library_only_when_used() -> None:
-    code = "import sys, buildsys.execution.executor; print('cryptography' in sys.modules)"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout == "False\n"
 
 
 def test_without_the_library_nothing_is_trusted(

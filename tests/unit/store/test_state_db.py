@@ -9,7 +9,6 @@ from pathlib import Path
 import pytest
 
 from buildsys.errors import StageError
-from buildsys.store import state_db
 from buildsys.store.state_db import StateDb
 
 INSERT = "INSERT INTO owned VALUES (?, ?)"
@@ -58,37 +57,12 @@ def test_another_version_is_set_aside(db: StateDb, warnings_given: list[str]) ->
     assert "version 999" in warnings_given[0]
 
 
-def test_a_missing_table_is_set_aside(db: StateDb, warnings_given: list[str]) -> None:
-    db.write([("DROP TABLE owned", ())])
-    assert db.read(COUNT) == [(0,)]
-    assert len(warnings_given) == 1
-
-
 def test_a_deleted_file_is_created_again(db: StateDb, warnings_given: list[str]) -> None:
     db.write([(INSERT, ("a", "t"))])
     for path in list(db.path.parent.iterdir()):
         path.unlink()
     db.write([(INSERT, ("b", "t"))])
     assert StateDb(db.path).read("SELECT path FROM owned") == [("b",)]
-    assert warnings_given == []
-
-
-def test_a_file_deleted_during_the_open_is_created_again(
-    db: StateDb, monkeypatch: pytest.MonkeyPatch, warnings_given: list[str]
-) -> None:
-    inode = state_db._inode
-
-    def lose_the_file(path: Path) -> int:
-        for found in list(path.parent.iterdir()):
-            found.unlink()
-        return inode(path)
-
-    with monkeypatch.context() as patch:
-        patch.setattr(state_db, "_inode", lose_the_file)
-        db.write([(INSERT, ("lost", "t"))])
-    db.write([(INSERT, ("a", "t"))])
-    db.write([(INSERT, ("b", "t"))])
-    assert StateDb(db.path).read("SELECT path FROM owned") == [("a",), ("b",)]
     assert warnings_given == []
 
 

@@ -26,14 +26,6 @@ def test_the_rtx_parser_finds_its_library(tmp_path: Path, rtx_wheel: Path) -> No
     assert (Path(folder) / "libtensorrt_rtx.so").resolve() == rtx_wheel
 
 
-def test_the_link_follows_an_upgrade(tmp_path: Path, rtx_wheel: Path) -> None:
-    server_environment(tmp_path, {})
-    rtx_wheel.rename(rtx_wheel.with_name("libtensorrt_rtx.so.2"))
-    server_environment(tmp_path, {})
-    assert (tmp_path / "lib" / "libtensorrt_rtx.so").resolve().name == "libtensorrt_rtx.so.2"
-    assert [entry.name for entry in (tmp_path / "lib").iterdir()] == ["libtensorrt_rtx.so"]
-
-
 def test_an_unset_variable_leaves_no_empty_entry(tmp_path: Path, rtx_wheel: Path) -> None:
     assert "" not in server_environment(tmp_path, {})["LD_LIBRARY_PATH"].split(os.pathsep)
 
@@ -56,13 +48,6 @@ def test_an_installed_package_is_not_put_before_the_standard_library(
     assert "PYTHONPATH" not in server_environment(tmp_path, {})
 
 
-def test_telemetry_is_off_by_default(tmp_path: Path) -> None:
-    assert server_environment(tmp_path, {})["ORT_DISABLE_TELEMETRY"] == "1"
-    assert (
-        server_environment(tmp_path, {"ORT_DISABLE_TELEMETRY": "0"})["ORT_DISABLE_TELEMETRY"] == "0"
-    )
-
-
 def test_relative_entries_become_absolute(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     entries = server_environment(
@@ -82,13 +67,3 @@ def test_server_and_job_variables_are_complete() -> None:
     lasting, passing = split_environment(environment)
     assert {**lasting, **passing} == environment
     assert set(lasting) == {"PATH", "OMP_NUM_THREADS"}
-
-
-def test_workers_keep_freed_memory_by_default(
-    tmp_path: Path,
-) -> None:
-    assert server_environment(tmp_path, {})["MALLOC_TRIM_THRESHOLD_"] == "2147483648"
-    assert (
-        server_environment(tmp_path, {"MALLOC_TRIM_THRESHOLD_": "1"})["MALLOC_TRIM_THRESHOLD_"]
-        == "1"
-    )

@@ -76,17 +76,6 @@ def test_start_conditions_change_the_fingerprint(mark: Callable[..., str]) -> No
     assert len(set(given)) == len(given)
 
 
-def test_another_name_of_the_same_interpreter_is_the_same(
-    mark: Callable[..., str], tmp_path: Path
-) -> None:
-    for name in ("one", "two"):
-        (tmp_path / name).symlink_to(sys.executable)
-    (tmp_path / "venv").mkdir()
-    (tmp_path / "venv" / "one").symlink_to(sys.executable)
-    assert mark(python=str(tmp_path / "one")) == mark(python=str(tmp_path / "two"))
-    assert mark(python=str(tmp_path / "one")) != mark(python=str(tmp_path / "venv" / "one"))
-
-
 def test_inherited_state_changes_the_fingerprint(
     mark: Callable[..., str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

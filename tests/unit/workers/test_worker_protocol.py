@@ -58,18 +58,6 @@ def test_pieces_of_any_size_are_joined_into_lines(size: int) -> None:
     assert received == messages
 
 
-def test_an_incomplete_line_is_kept() -> None:
-    buffer = LineBuffer()
-    assert buffer.feed(b'{"n":1}\n{"n"') == [b'{"n":1}']
-    assert buffer.feed(b":2") == []
-    assert buffer.feed(b"}\n") == [b'{"n":2}']
-
-
-def test_an_answer_after_half_a_line_arrives() -> None:
-    stream = b'{"event":"res\n' + encode({"event": "exit"})
-    assert list(decode(LineBuffer().feed(stream))) == [{"event": "exit"}]
-
-
 @pytest.mark.parametrize("kind", [StageError, CheckFailed, Unavailable, WorkerDied])
 def test_errors_keep_their_class(kind: type[StageError]) -> None:
     error = error_from_json(error_to_json(kind("what", "what to do")))
