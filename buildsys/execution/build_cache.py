@@ -214,22 +214,17 @@ class BuildCache:
         """
         declared = {ref.path for ref in action.outputs.values()}
         folders = {PurePosixPath(name).parent for name in declared}
-        words = f"a stored record of {action.target}"
+        strange = [*declared - record.outputs.keys()]
         for name in record.outputs.keys() - declared:
             path = PurePosixPath(name)
-            inside = any(folder in path.parents for folder in folders)
-            inside = action.owns(name) or (inside and not shared)
-            if not inside or path.is_absolute() or ".." in path.parts:
-                problem = f"names {shown(name)}, not one of its files"
-                self._warn("strange", f"{words} {problem}; ignored")
-                return False
-        if not declared <= record.outputs.keys():
-            self._warn("parts", f"{words} does not match its key; ignored")
-            return False
-        if missing := missing_outputs(action, record.status, record.outputs):
-            self._warn("incomplete", f"{words} is without {missing[0]}; ignored")
-            return False
-        return True
+            inside = not shared and any(folder in path.parents for folder in folders)
+            if not (inside or action.owns(name)) or path.is_absolute() or ".." in path.parts:
+                strange.append(name)
+        strange += missing_outputs(action, record.status, record.outputs)
+        if strange:
+            problem = f"has other outputs than it should: {shown(strange[0])}"
+            self._warn("outputs", f"a stored record of {action.target} {problem}; ignored")
+        return not strange
 
     @contextmanager
     def _tolerant(self) -> Iterator[None]:

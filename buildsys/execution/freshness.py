@@ -220,9 +220,7 @@ class FreshnessChecker:
             failed_with_this_key=failed and runs[0].key == key.digest,
             restorable=restorable,
         )
-        parts = latest.parts if latest else None
-        readable = isinstance(parts, dict) and all(isinstance(v, str) for v in parts.values())
-        if latest is None or not readable:
+        if latest is None:
             no_record = kinds.NEVER_BUILT
             if not is_forgotten and self._ledger.has_records(action.target):
                 no_record = kinds.LOST_RECORD

@@ -27,6 +27,7 @@ TOO_MANY = f"{READ}…"  # more than can be followed: never up to date
 _MAX_PARTS = 5000  # an amount that a report and a check of freshness can bear
 _SHOWN = 3
 _SHOWN_LINES = 20  # lines of user code in a result
+_WORDS = {"$*": "the whole environment", "…": "more files than can be followed"}
 Reads = Mapping[str, str]  # label of a part -> file:line that reads it
 
 
@@ -186,7 +187,12 @@ def forbidden(reads: Reads) -> StageError:
     """Make the error for reads forbidden by ``strict_reads``."""
     texts = list(describe(reads, strict=True))
     more = f" (and {len(texts) - 1} more lines)" if len(texts) > 1 else ""
-    return StageError(f"{texts[0]}, which strict_reads forbids{more}", _remedy(reads))
+    names = sorted(label.removeprefix(READ) for label in reads)
+    declared = ", ".join(f'"{name}"' for name in names if _is_declarable(name))
+    hint = "read single files and variables, inside the project, and declare them under reads"
+    if declared:
+        hint = f"declare it in the manifest: reads: [{declared}]"
+    return StageError(f"{texts[0]}, which strict_reads forbids{more}", hint)
 
 
 def add_warnings(file: Path, reads: Reads) -> None:
@@ -206,7 +212,7 @@ def describe(reads: Reads, *, strict: bool) -> Iterator[str]:
     for label, where in sorted(reads.items(), key=lambda item: (item[1], item[0])):
         lines.setdefault(where, []).append(label.removeprefix(READ))
     for where, names in lines.items():
-        listed = ", ".join(map(_in_words, names[:_SHOWN]))
+        listed = ", ".join(_WORDS.get(name, name) for name in names[:_SHOWN])
         more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
         text = f"{where or 'user code'} reads {listed}{more} outside the key"
         declare = ", ".join(f'"{name}"' for name in names[:_SHOWN] if _is_declarable(name))
@@ -214,27 +220,8 @@ def describe(reads: Reads, *, strict: bool) -> Iterator[str]:
         yield text if strict else f"{text}: a change will rerun this target{hint}"
 
 
-def _remedy(reads: Reads) -> str:
-    """Write manifest lines declaring reads."""
-    names = [label.removeprefix(READ) for label in reads]
-    inside = [f'"{name}"' for name in sorted(names) if _is_declarable(name)]
-    if inside:
-        return f"declare it in the manifest: reads: [{', '.join(inside[:20])}]"
-    if ALL_VARIABLES in reads:
-        return "read single variables, and declare them in the manifest under reads"
-    return "move the files into the project, and declare them in the manifest under reads"
-
-
 def _is_declarable(name: str) -> bool:
-    return name not in ("$*", "…") and not name.startswith("/")
-
-
-def _in_words(name: str) -> str:
-    if name == "$*":
-        return "the whole environment"
-    if name == "…":
-        return "more files than can be followed"
-    return name
+    return name not in _WORDS and not name.startswith("/")
 
 
 def _differs_between_terminals(name: str) -> bool:

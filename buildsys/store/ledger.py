@@ -20,7 +20,6 @@ ACCEPTED = "accepted"  # a build that its gate rejects, made the baseline by a p
 RESTORED = "restored"  # in the history: the outputs came from the store
 KEEP_RECORDS = 20  # per target: enough to return to earlier states, few enough to stay fast
 KEEP_HISTORY = 100
-_DEEPEST = 100  # level of a record's JSON
 _READS_NAME = "reads/1:"
 _to_json = partial(json.dumps, separators=(",", ":"))
 
@@ -261,23 +260,12 @@ def _outputs(text: object) -> dict[str, OutputFile | None] | None:
 
 
 def _map(text: object) -> dict[str, Any] | None:
-    """Decode a JSON object.
-
-    None for anything else, and for one nested too deeply to be ours.
-    """
+    """Decode a JSON object, None for anything else."""
     try:
         content = json.loads(text) if isinstance(text, str) else None
     except (ValueError, RecursionError):
         return None
-    if not isinstance(content, dict):
-        return None
-    level: list[Any] = [content]
-    for _ in range(_DEEPEST):
-        if not level:
-            return content
-        inner = (item.values() if isinstance(item, dict) else item for item in level)
-        level = [entry for entries in inner for entry in entries if isinstance(entry, (dict, list))]
-    return None
+    return content if isinstance(content, dict) else None
 
 
 def _is_inside(path: str) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import socket
 import stat
@@ -20,7 +21,6 @@ from buildsys.system.files import open_lock, try_lock
 CPU = "cpu"  # the device of benchmarks on the processor
 _POLL_S = (0.002, 0.005, 0.01, 0.02, 0.05)  # then 0.05 for as long as it takes
 _REPORT_AFTER_S = 0.1  # without an exclusive holder the turnstile is shut for less than that
-_REPORT_AGAIN_S = 1.0  # another one may have got the lock
 
 
 class LockHolder(NamedTuple):
@@ -174,7 +174,6 @@ class Locks:
         self, handles: Mapping[int, Path], on_wait: OnWait, *, shared: bool
     ) -> tuple[int, bool]:
         polls, report_at = 0, time.monotonic() + _REPORT_AFTER_S
-        reported: list[LockHolder | None] = []
         while True:
             for handle, path in handles.items():
                 try:
@@ -188,10 +187,8 @@ class Locks:
                 # being written, or shared by several
                 with suppress(TypeError, ValueError, RecursionError):
                     holder = LockHolder(*json.loads(os.pread(next(iter(handles)), 4096, 0)))
-                if not reported or holder not in (None, reported[-1]):
-                    on_wait(holder)
-                    reported.append(holder)
-                report_at = time.monotonic() + _REPORT_AGAIN_S
+                on_wait(holder)
+                report_at = math.inf
             if self.stopped.wait(_POLL_S[min(polls, len(_POLL_S) - 1)]):
                 raise InterruptedWaitError("interrupted while waiting for another process")
             polls += 1

@@ -35,14 +35,6 @@ class DamagedError(StageError):
     """A damaged file in the store, now in quarantine."""
 
 
-class StoreWriteError(Exception):
-    """A failed write to the store, not a failed read."""
-
-    def __init__(self, cause: OSError) -> None:
-        super().__init__(str(cause))
-        self.cause = cause
-
-
 class StoredAction(NamedTuple):
     """An action record in the store."""
 
@@ -106,26 +98,22 @@ class Store:
     def add(self, file: OutputFile, chunks: Iterable[bytes]) -> bool:
         """Store content from chunks; return False if it does not match ``file``.
 
-        Raises: StoreWriteError: the store cannot be written; what ``chunks`` raises.
+        Raises: OSError: the store cannot be written; what ``chunks`` raises.
         """
         from blake3 import blake3  # not on the path of a run without work
 
         digest, size = blake3(), 0
         with self._temporary() as temporary:
-            with _write_errors():
-                writer = temporary.open("wb")
-            with writer:
+            with temporary.open("wb") as writer:
                 for chunk in chunks:
                     digest.update(chunk)
                     size += len(chunk)
                     if size > file.size:
                         return False
-                    with _write_errors():
-                        writer.write(chunk)
+                    writer.write(chunk)
             if digest.hexdigest() != file.digest or size != file.size:
                 return False
-            with _write_errors():
-                self._move_in(temporary, self.object_path(file.digest))
+            self._move_in(temporary, self.object_path(file.digest))
         return True
 
     def fetch(self, file: OutputFile, target: Path) -> None:
@@ -201,15 +189,6 @@ class Store:
         temporary.chmod(0o444)
         target.parent.mkdir(parents=True, exist_ok=True)
         temporary.replace(target)
-
-
-@contextmanager
-def _write_errors() -> Iterator[None]:
-    """Raise OSErrors as StoreWriteErrors."""
-    try:
-        yield
-    except OSError as error:
-        raise StoreWriteError(error) from error
 
 
 def copy_file(source: Path, target: Path) -> str:

@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from buildsys.system.files import open_regular
-from buildsys.system.printable import nearest
 
 _LOCAL = ("file", "local")
 # these show a file while it is written, so it needs a temporary name
@@ -223,20 +222,15 @@ def _connect_sftp(
         ) from error
 
 
-def remedy_of(url: str, error: Exception) -> str:
-    """Find the remedy for an error of a URL, "" if none is known."""
+def remedy_of(error: Exception) -> str:
+    """Find the remedy for an error of a place, "" if none is known."""
     if isinstance(error, ImportError):
         # fsspec names in words what it needs, and keeps the error of the import as the cause
         cause = error.__cause__ if isinstance(error.__cause__, ImportError) else error
         module = (cause.name or "").partition(".")[0]
         return f"pip install {_REQUIREMENTS.get(module, module)}" if module else ""
     if isinstance(error, ValueError) and str(error).startswith("Protocol not known"):
-        from fsspec import available_protocols
-
-        scheme = url.partition(":")[0]
-        near = nearest(scheme, available_protocols(), count=1)
-        examples = "write a folder, or a URL such as sftp://host/dir or s3://bucket/dir"
-        return f"did you mean {near[0]}://?" if near else examples
+        return "write a folder, or a URL such as sftp://host/dir or s3://bucket/dir"
     if isinstance(error, NotImplementedError):
         return "use a folder, sftp:// or an object storage"
     return ""

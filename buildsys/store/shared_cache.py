@@ -6,7 +6,6 @@ time-out is not used for the rest of the run: it costs that time and one warning
 
 from __future__ import annotations
 
-import shutil
 import threading
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
@@ -20,7 +19,7 @@ from blake3 import blake3
 from buildsys.errors import StageError, joined
 from buildsys.store.file_digests import hash_file
 from buildsys.store.ledger import PASSED, ActionRecord, OutputFile
-from buildsys.store.object_store import Store, StoreWriteError, action_name, object_name
+from buildsys.store.object_store import Store, action_name, object_name
 from buildsys.store.record_file import (
     MAX_SHARED_BYTES,
     RecordError,
@@ -91,39 +90,26 @@ class SharedCache:
         """Copy objects into the store; return False unless all are valid.
 
         No more is read than the recorded sizes.
-        Raises: OSError: the store cannot be written.
         """
         missing = {file.digest: file for file in files if not store.holds(file)}.values()
         if not missing:
             return True
-        needed, free = sum(file.size for file in missing), shutil.disk_usage(store.folder).free
-        if needed > free:
-            problem = f"holds outputs of {needed >> 20} MiB, and {store.folder} has room for"
-            problem = f"{self._name} {problem} {free >> 20} MiB"
-            self._notify(f"{problem}; ignored")
-            return False
 
-        def fetch_all(place: RemoteFolder, timed_out: threading.Event) -> bool | OSError:
+        def fetch_all(place: RemoteFolder, timed_out: threading.Event) -> bool:
             for file in missing:
                 name = object_name(file.digest)
                 size = place.size(name)
                 matches = size in (None, file.size)
                 if matches:
                     with place.open_to_read(name) as reader:
-                        try:
-                            matches = store.add(file, _chunks(reader, timed_out, file.size))
-                        except StoreWriteError as error:
-                            return error.cause
+                        matches = store.add(file, _chunks(reader, timed_out, file.size))
                 if not matches:
                     self._damaged.add(file.digest)
                     self._notify_ignored(name, "does not match its digest")
                     return False
             return True
 
-        result = self._within(fetch_all, "fetch outputs")
-        if isinstance(result, OSError):
-            raise result
-        return result is True
+        return self._within(fetch_all, "fetch outputs") is True
 
     def push(self, record: ActionRecord, store: Store) -> None:
         """Add a record, after its missing objects."""
@@ -160,7 +146,7 @@ class SharedCache:
                     results.append(work(self._connect(), timed_out))
             except Exception as error:  # each protocol has its own
                 problem = " ".join(f"{type(error).__name__}: {error}".split())
-                problem = joined(problem, remedy_of(self._url, error))
+                problem = joined(problem, remedy_of(error))
                 problems.append(f"could not {attempt}: {problem}")
 
         thread = threading.Thread(target=run, daemon=True, name="shared cache")
@@ -288,4 +274,4 @@ class Depot:
         except Exception as error:  # each protocol has its own
             words = " ".join(f"{type(error).__name__}: {error}".split())
             problem = mask_text(f"{self} could not {attempt}: {words}")
-            raise StageError(joined(problem, remedy_of(self._url, error))) from error
+            raise StageError(joined(problem, remedy_of(error))) from error

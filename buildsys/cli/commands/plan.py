@@ -103,7 +103,7 @@ def print_plan(
 
 def _obstacles(session: BuildSession, steps: Sequence[Explanation]) -> dict[str, str]:
     """List the expected causes by target, for a missing engine those of the engine."""
-    from buildsys.execution.availability import expected_obstacle
+    from buildsys.execution.local_runs import expected_obstacle
 
     obstacles: dict[str, str] = {}
     for step in steps:  # in build order: engines first

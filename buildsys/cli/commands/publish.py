@@ -131,7 +131,7 @@ def _place(root: Path, url: str) -> Iterator[RemoteFolder]:
         message = " ".join(f"{type(error).__name__}: {error}".split())
         if isinstance(error, OSError) and error.strerror:
             message = ": ".join(filter(None, (error.filename, error.strerror)))
-        hint = remedy_of(url, error) or "check the URL, its credentials and its permissions"
+        hint = remedy_of(error) or "check the URL, its credentials and its permissions"
         problem = f"cannot use {mask_secrets(url)}: {mask_text(message)}"
         raise StageError(problem, hint) from error
 

@@ -8,7 +8,7 @@ import pytest
 from cli_doubles import make_session
 
 from buildsys.cli.commands.plan import print_plan
-from buildsys.execution import availability
+from buildsys.execution import local_runs
 from buildsys.execution.freshness import FRESH, MAY_RERUN, STALE, Explanation
 from buildsys.execution.stale_reasons import Reason
 from buildsys.plan.action import Action
@@ -56,7 +56,7 @@ def test_targets_that_cannot_run_here_follow_with_the_reason(
             action.target, ""
         )
 
-    monkeypatch.setattr(availability, "expected_obstacle", obstacle)
+    monkeypatch.setattr(local_runs, "expected_obstacle", obstacle)
     names = ("engine:net:ort", "bench:net:ort", "engine:net:rtx", "verify:net:rtx", "bench:net:rtx")
     steps = [one(name, STALE, 1.0) for name in names]
     assert plan(*steps).splitlines()[-2:] == [

@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from buildsys.execution import availability
+from buildsys.execution import local_runs
 from buildsys.execution.action_key import ActionKey
-from buildsys.execution.availability import expected_obstacle, needs_no_device
+from buildsys.execution.local_runs import expected_obstacle, needs_no_device
 from buildsys.plan.action import Action, FileRef, ToolchainRef
 from buildsys.system.devices import GPU_FACTS, NONE
 
@@ -25,17 +25,17 @@ Machine = Callable[..., None]
 @pytest.fixture
 def machine(monkeypatch: pytest.MonkeyPatch) -> Iterator[Machine]:
     def has(gpu: dict[str, str], version: str, missing: str = "") -> None:
-        monkeypatch.setattr(availability, "gpu_facts", lambda: gpu)
+        monkeypatch.setattr(local_runs, "gpu_facts", lambda: gpu)
         found = {missing: "absent"}
         monkeypatch.setattr(
-            availability,
+            local_runs,
             "tool_versions",
             lambda names, _: {names[0]: found.get(names[0], version)},
         )
-        availability._missing_library.cache_clear()
+        local_runs._missing_library.cache_clear()
 
     yield has
-    availability._missing_library.cache_clear()
+    local_runs._missing_library.cache_clear()
 
 
 def action_of(engine: dict[str, Any], stage: str, python: str) -> Action:

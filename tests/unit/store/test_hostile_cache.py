@@ -15,7 +15,7 @@ from checkouts import Checkout, restored
 from fsspec.implementations.memory import MemoryFileSystem
 from tiny_project import EXPORT, MODEL
 
-from buildsys.store import record_file, shared_cache
+from buildsys.store import record_file
 from buildsys.store.object_store import Store
 
 RESULT = "m/export/export.json"
@@ -51,7 +51,6 @@ FORGERIES: dict[str, Callable[[dict[str, Any]], Any]] = {
     "a required output without file": output(MODEL),
     "a result without file": output(RESULT),
     "no outputs": field("outputs", {}),
-    "a larger size than any disk": output(MODEL, ["d" * 64, 1 << 50]),
     "no time": field("started", "yesterday\x1b[31m"),
     "another status": field("status", "failed"),
     "an unavailable target": field("status", "unavailable"),
@@ -189,19 +188,6 @@ def test_an_endless_record_is_read_up_to_a_limit(
     monkeypatch.setattr(Hostile, "records", True)
     assert "is larger than 8 MiB" in attacked(clone, hostile).warnings[0]
     assert Hostile.served == record_file.MAX_SHARED_BYTES + 1
-
-
-def test_a_fetch_that_would_fill_the_disk_is_not_begun(
-    clone: Clone,
-    shared: Path,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    Checkout(clone("one"), shared).build(EXPORT)
-    usage = shared_cache.shutil.disk_usage(shared)._replace(free=3)
-    monkeypatch.setattr(shared_cache.shutil, "disk_usage", lambda path: usage)
-    two = Checkout(clone("two"), shared)
-    assert restored(two.build(EXPORT)) == []
-    assert "has room for 0 MiB; ignored" in two.warnings[0]
 
 
 def test_a_record_without_a_required_output_is_not_current(clone: Clone, shared: Path) -> None:
