@@ -6,14 +6,16 @@ After a power cut they are digested again, and a file that did not survive it is
 from __future__ import annotations
 
 import errno
+import fcntl
 import os
 import shutil
 import threading
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager, suppress
+from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from functools import partial
 from pathlib import Path, PurePosixPath
+from tempfile import mkdtemp
 from types import MappingProxyType
 from typing import TYPE_CHECKING
 
@@ -27,16 +29,13 @@ from buildsys.store.file_digests import (
     stamp_file,
 )
 from buildsys.store.ledger import Ledger, OutputFile
-from buildsys.system.files import SETTLE_NS, Stamp, open_lock, try_lock
+from buildsys.system.files import SETTLE_NS, Stamp, try_lock
 
 if TYPE_CHECKING:
     from concurrent.futures import ThreadPoolExecutor
 
 TEMPORARY = ".tmp"
-_TREE = "tree"
-_LOCK = "lock"
 _LOW_DISK_BYTES = 1 << 20
-_ABANDONED_S = 3600.0  # a folder without a lock file belongs to a process that died creating it
 
 
 class Background:
@@ -215,50 +214,25 @@ class Publisher:
 def temporary_folder(parent: Path, name: str) -> Iterator[Path]:
     """Yield a new folder inside ``parent``, for as long as this process lives."""
     name = name.replace(":", "@").replace("/", "%")
-    with _disk_errors(f"make a temporary folder in {parent}"):
-        while True:
-            folder = parent / TEMPORARY / f"{name}-{os.urandom(6).hex()}"
-            (folder / _TREE).mkdir(parents=True)
-            try:
-                lock = open_lock(folder / _LOCK, 0o644)
-            except FileNotFoundError:
-                continue  # removed as abandoned at this very moment
-            if try_lock(lock) and (folder / _LOCK).exists():
-                break
-            os.close(lock)
-    try:
-        yield folder / _TREE
-    finally:
-        _discard(folder, lock)
+    with ExitStack() as stack:
+        with _disk_errors(f"make a temporary folder in {parent}"):
+            (parent / TEMPORARY).mkdir(parents=True, exist_ok=True)
+            lock = os.open(parent / TEMPORARY, os.O_RDONLY | os.O_CLOEXEC)
+            stack.callback(os.close, lock)
+            fcntl.flock(lock, fcntl.LOCK_SH)
+            folder = Path(mkdtemp(prefix=f"{name}-", dir=parent / TEMPORARY))
+            stack.callback(shutil.rmtree, folder, ignore_errors=True)
+        yield folder
 
 
 def remove_abandoned(parent: Path) -> None:
-    """Delete the temporary folders of dead processes inside ``parent``."""
-    temporary = parent / TEMPORARY
-    for folder in temporary.iterdir() if temporary.is_dir() else ():
-        try:
-            lock = os.open(folder / _LOCK, os.O_RDWR | os.O_CLOEXEC)
-        except FileNotFoundError:
-            with suppress(FileNotFoundError):  # another process may remove it as well
-                if time.time() - folder.stat().st_mtime > _ABANDONED_S:
-                    shutil.rmtree(folder, ignore_errors=True)
-            continue
-        except OSError:  # another user's, or not a folder
-            continue
+    """Delete the temporary folders of dead processes, unless another one has some now."""
+    with suppress(OSError), ExitStack() as stack:
+        lock = os.open(parent / TEMPORARY, os.O_RDONLY | os.O_CLOEXEC)
+        stack.callback(os.close, lock)
         if try_lock(lock):
-            _discard(folder, lock)
-        else:
-            os.close(lock)
-
-
-def _discard(folder: Path, lock: int) -> None:
-    """Delete a temporary folder and close its lock.
-
-    The lock file goes last: a folder without one is left alone for a while.
-    """
-    shutil.rmtree(folder / _TREE, ignore_errors=True)
-    shutil.rmtree(folder, ignore_errors=True)
-    os.close(lock)
+            for folder in (parent / TEMPORARY).iterdir():
+                shutil.rmtree(folder, ignore_errors=True)
 
 
 @contextmanager
