@@ -26,8 +26,15 @@ from typing import NoReturn
 
 from buildsys.errors import BuildsysError, CheckFailed, StageError, Unavailable
 from buildsys.system.processes import die_with_parent
-from buildsys.workers.job import Job, StageResult
-from buildsys.workers.protocol import INTERRUPTED, TERMINAL, Message, encode, error_to_json
+from buildsys.workers.job import (
+    INTERRUPTED,
+    TERMINAL,
+    Job,
+    Message,
+    StageResult,
+    encode,
+    error_to_json,
+)
 from buildsys.workers.read_recorder import ReadRecorder
 from buildsys.workers.result_file import without_long_lists, write_result
 

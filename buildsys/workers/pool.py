@@ -69,8 +69,12 @@ class WorkerPool(contextlib.AbstractContextManager["WorkerPool"]):
         Raises: StageError: raised by the stage. WorkerDied: the process ended without a result.
         KeyboardInterrupt: Ctrl-C ended a job in the foreground.
         """
-        from buildsys.workers.job import LIGHT, TORCH, server_kind_of
-        from buildsys.workers.protocol import JobNotStartedError  # not needed with nothing to do
+        from buildsys.workers.job import (
+            LIGHT,
+            TORCH,
+            JobNotStartedError,  # not needed with nothing to do
+            server_kind_of,
+        )
 
         if job.toolchain is not None:
             from buildsys.workers.launch import check_toolchain

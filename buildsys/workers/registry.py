@@ -25,7 +25,7 @@ from buildsys.errors import StageError
 from buildsys.system import files
 from buildsys.system.files import MAX_RESULT_BYTES, read_limited, replace_file
 from buildsys.system.processes import Process, children_of, time_limit_s
-from buildsys.workers.protocol import RETIRE
+from buildsys.workers.job import RETIRE
 
 IDLE_VARIABLE = "BUILDSYS_WORKER_IDLE"
 _DEFAULT_IDLE_S = 300.0

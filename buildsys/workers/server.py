@@ -29,7 +29,7 @@ from typing import Any, NoReturn
 from buildsys.errors import StageError
 from buildsys.system.files import stamp
 from buildsys.workers.child import flush, fork_child, limit_log, log, run_child, signal_group
-from buildsys.workers.protocol import (
+from buildsys.workers.job import (
     RETIRE,
     TERMINAL,
     LineBuffer,

@@ -19,11 +19,11 @@ from types import FrameType
 from buildsys.errors import WorkerDied
 from buildsys.system.files import read_end
 from buildsys.system.processes import Process, describe_exit, kill_group
-from buildsys.workers.job import Job, late_preload
-from buildsys.workers.protocol import (
+from buildsys.workers.job import (
     INTERRUPTED,
     JOB,
     TERMINAL,
+    Job,
     JobNotStartedError,
     LineBuffer,
     Message,
@@ -31,6 +31,7 @@ from buildsys.workers.protocol import (
     encode,
     error_from_json,
     job_to_json,
+    late_preload,
 )
 
 # a server that has not started a job by then never will, e.g. because of a hanging network disk

@@ -21,10 +21,9 @@ from project_folder import TIMEOUT_S, ProjectFolder, wait_until
 from buildsys.system.processes import Process
 from buildsys.workers import job as jobs
 from buildsys.workers import registry, server_handle
-from buildsys.workers.job import LIGHT, Job
+from buildsys.workers.job import JOB, LIGHT, Job
 from buildsys.workers.launch import server_modules
 from buildsys.workers.pool import WorkerPool
-from buildsys.workers.protocol import JOB
 
 
 @pytest.fixture(scope="module")
