@@ -60,8 +60,9 @@ def fill(folder: Path) -> Path:
 
 def sentence(ran: Ran) -> str:
     """Return the line of the one failed target."""
-    (line,) = [line for line in ran.out.splitlines() if line.startswith("failed ")]
-    return line
+    lines = [line for line in ran.out.splitlines() if line.startswith("failed ")]
+    assert len({line.split()[1] for line in lines}) == 1
+    return lines[0]
 
 
 def test_a_full_build_folder(ready: ReadyProject) -> None:

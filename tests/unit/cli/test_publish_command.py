@@ -180,7 +180,7 @@ def test_only_operators_of_plugins_excuse_validate(
     ("url", "message"),
     [
         ("nowhere://x/y", "cannot use nowhere://x/y: ValueError: Protocol not known: nowhere; wri"),
-        ("sfpt://x/y", "Protocol not known: sfpt; did you mean sftp://?"),
+        ("sfpt://x/y", "Protocol not known: sfpt; write a folder, or a URL"),
         ("/proc/nothing/x", "cannot use /proc/nothing/x: /proc/nothing: No such file"),
         ("nowhere://user:secret@x/y", "nowhere://user:***@x/y"),
     ],
