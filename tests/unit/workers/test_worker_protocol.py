@@ -14,6 +14,7 @@ from buildsys.errors import (
     Unavailable,
     WorkerDied,
 )
+from buildsys.system.toolchains import Toolchain
 from buildsys.workers.job import (
     LIGHT,
     TORCH,
