@@ -183,7 +183,7 @@ class BuildSession(TargetNames):
         return None
 
     def _past_builds(self, *names: str) -> Iterable[AcceptedBuild]:
-        from buildsys.history.past_builds import PastBuilds  # only projects with gates need it
+        from buildsys.history.recorder import PastBuilds  # only projects with gates need it
 
         return PastBuilds(self.project.state).of_gate(*names)
 

@@ -7,10 +7,10 @@ import os
 import re
 import shlex
 import sys
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Mapping
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from buildsys.plan.action import Action, Needs, ToolchainRef
 from buildsys.system import devices, versions
@@ -205,23 +205,22 @@ _GIB = 1 << 30
 _HINT = "run it on a machine that has it"
 
 
-class Machine(NamedTuple):
-    """What a machine has."""
-
-    gpus: Sequence[Mapping[str, str]]  # name and compute_capability of each
-    memory: int  # bytes, 0 if unknown
-    labels: frozenset[str]
-
-
 def lacking(needs: Needs) -> str:
     """Describe what this machine lacks, or "": ``a GPU named H100 (NVIDIA L4 here)``."""
     if not any(needs):
         return ""
     gpus = visible_gpus() if needs.gpu_count else ()
-    labels = (label.strip() for label in os.environ.get(LABELS, "").split(","))
-    lacks = [*_lacking(Machine(gpus, _memory_bytes(), frozenset(labels)), needs, " here")]
-    if needs.gpu_count <= sum(_fits(gpu, needs) for gpu in gpus) < len(gpus):
-        # CUDA might use another one
+    fitting = sum(_fits(gpu, needs) for gpu in gpus)
+    labels = {label.strip() for label in os.environ.get(LABELS, "").split(",")}
+    memory = _memory_bytes()
+    lacks = []
+    if fitting < needs.gpu_count:
+        names = dict.fromkeys(map(_in_words, gpus))
+        lacks.append(f"{_gpus_in_words(needs)} ({', '.join(names) or 'none'} here)")
+    if 0 < memory < needs.memory:
+        lacks.append(f"{in_gib(needs.memory)} of memory ({in_gib(memory)} here)")
+    lacks += [f"the label {label}" for label in needs.labels if label not in labels]
+    if needs.gpu_count <= fitting < len(gpus):  # CUDA might use another one
         alone = "alone in CUDA_VISIBLE_DEVICES (other GPUs are visible here)"
         lacks.append(f"{_gpus_in_words(needs)} {alone}")
     return " and ".join(lacks)
@@ -236,17 +235,6 @@ def obstacle(lacks: str) -> tuple[str, str]:
     """Describe the problem and the next step for what a machine lacks."""
     hint = f"{_HINT}, or list the label in {LABELS} if it applies" if "label" in lacks else _HINT
     return f"it needs {lacks}", hint
-
-
-def _lacking(machine: Machine, needs: Needs, where: str = "") -> Iterator[str]:
-    if needs.gpu_count and sum(_fits(gpu, needs) for gpu in machine.gpus) < needs.gpu_count:
-        has = dict.fromkeys(map(_in_words, machine.gpus))
-        yield f"{_gpus_in_words(needs)} ({', '.join(has) or 'none'}{where})"
-    if needs.memory and 0 < machine.memory < needs.memory:
-        yield f"{in_gib(needs.memory)} of memory ({in_gib(machine.memory)}{where})"
-    for label in needs.labels:
-        if label not in machine.labels:
-            yield f"the label {label}"
 
 
 def _gpus_in_words(needs: Needs) -> str:

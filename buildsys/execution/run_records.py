@@ -30,14 +30,7 @@ _NONE: Mapping[str, Any] = MappingProxyType({})
 class Recorder(Protocol):
     """A history of runs. It never fails a build."""
 
-    def add(
-        self,
-        names: Mapping[str, Any],
-        *,
-        parts: Mapping[str, str],
-        figures: Mapping[str, Any],
-        **more: Any,
-    ) -> Any:
+    def add(self, *names: Any, **facts: Any) -> Any:
         """Record a finished target; return its build, or None."""
 
     def add_measurements(self, build: Any, result: Path) -> None:

@@ -14,8 +14,7 @@ import tiny_project
 from tiny_project import GATE, gated_actions, make_executor, make_project
 
 from buildsys.history.database import History
-from buildsys.history.past_builds import PastBuilds
-from buildsys.history.recorder import Recorder
+from buildsys.history.recorder import PastBuilds, Recorder
 from buildsys.plan.action import Action
 from buildsys.store.ledger import Ledger
 from buildsys.store.state_db import StateDb
