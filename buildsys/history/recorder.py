@@ -102,6 +102,10 @@ class Recorder:
 
         try:
             measurements = read_measurements(result)
+        except Exception as error:  # the history itself is fine
+            self._notify(f"{result} is missing in the history: {error}")
+            return
+        try:
             with self._guard:
                 if not self._has_failed:
                     self._history.add_measurements(build, measurements)
