@@ -103,7 +103,8 @@ class Recorder:
         try:
             measurements = read_measurements(result)
         except Exception as error:  # the history itself is fine
-            self._notify(f"{result} is missing in the history: {error}")
+            if not self._has_failed:
+                self._notify(f"builds of this run are missing in the history: {error}")
             return
         try:
             with self._guard:
