@@ -265,6 +265,7 @@ def fingerprint(
         else package_identities(preloaded, tuple(entries), texts),
         "environment": sorted(environment.items()),
         "process": [line for line in status if line.startswith(_STATUS)],
+        "limits": Path("/proc/self/limits").read_text(),
         "group": Path("/proc/self/cgroup").read_text(),
     }
     return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()
