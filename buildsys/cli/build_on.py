@@ -18,8 +18,8 @@ from buildsys.cli.console.rows import Row, print_rows
 from buildsys.cli.run_files import broken_manifests, write_files
 from buildsys.cli.session import BuildSession
 from buildsys.report.formatting import duration, plural
+from buildsys.report.run_reports import outcome
 from buildsys.report.run_results import FAILED, NOT_RUN
-from buildsys.report.run_summary import outcome
 from buildsys.system.printable import printable
 
 if TYPE_CHECKING:

@@ -17,10 +17,9 @@ from buildsys.errors import BuildsysError, StageError, with_hint
 from buildsys.execution.run_records import why_stopped
 from buildsys.execution.stale_reasons import decode_reasons, summarize_reasons
 from buildsys.report import run_results as ends
-from buildsys.report.junit import junit_xml
 from buildsys.report.key_figures import key_figure
+from buildsys.report.run_reports import junit_xml, outcome, run_summary
 from buildsys.report.run_results import BrokenManifest, RunResults, TargetResult, regression
-from buildsys.report.run_summary import outcome, run_summary
 from buildsys.stages.table import GATE
 from buildsys.system.files import replace_file
 from buildsys.system.printable import printable

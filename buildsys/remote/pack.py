@@ -11,8 +11,7 @@ from tempfile import TemporaryDirectory
 
 from buildsys.errors import StageError
 from buildsys.execution.build_cache import store_folder
-from buildsys.history.database import History, history_file
-from buildsys.history.merge import copy_history
+from buildsys.history.database import History, copy_history, history_file
 from buildsys.project.load import Project
 from buildsys.store.ledger import OutputFile
 from buildsys.store.object_store import Store

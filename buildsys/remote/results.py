@@ -10,8 +10,7 @@ from tempfile import TemporaryDirectory
 
 from buildsys.errors import CheckFailed, StageError, with_hint
 from buildsys.execution.executor import Executor
-from buildsys.history.database import History, history_file
-from buildsys.history.merge import import_history
+from buildsys.history.database import History, history_file, import_history
 from buildsys.plan.action import RESULT, Action
 from buildsys.project.load import Project
 from buildsys.remote.jobs import JobSummary, RemoteJob, TargetSummary

@@ -27,8 +27,7 @@ from buildsys.cli.session import BuildSession
 from buildsys.cli.target_names import ModelFilter, add_filter
 from buildsys.errors import UsageError
 from buildsys.history.builds import RAN, RESTORED, Build
-from buildsys.history.database import History, history_file
-from buildsys.history.merge import import_history
+from buildsys.history.database import History, history_file, import_history
 from buildsys.report.formatting import TIMES, duration, error, first_names, latency, plural, size
 from buildsys.report.key_figures import key_figure
 from buildsys.stages.bench.result import is_recorded_noisy

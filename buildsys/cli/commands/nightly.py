@@ -26,9 +26,9 @@ from buildsys.errors import BuildsysError, CheckFailed, StageError, UsageError
 from buildsys.execution.stale_reasons import REBUILD, Reason
 from buildsys.project.load import empty_project
 from buildsys.report.formatting import first_names, plural
+from buildsys.report.run_reports import outcome
 from buildsys.report.run_results import INTERRUPTED as INTERRUPTED_RUN
 from buildsys.report.run_results import REFUSED, RUNNING, RunResults
-from buildsys.report.run_summary import outcome
 from buildsys.store.ledger import utc_now
 from buildsys.system.files import locked
 from buildsys.system.printable import nearest, printable

@@ -37,7 +37,7 @@ from buildsys.history.recorder import machine_id
 from buildsys.plan.action import Action
 from buildsys.project.plan import model_of
 from buildsys.report.formatting import first_names
-from buildsys.report.html.changes import EngineHistory, PastBuild
+from buildsys.report.html.figures import EngineHistory, PastBuild
 from buildsys.report.html.pages import (
     INDEX,
     MODEL,

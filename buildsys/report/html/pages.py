@@ -24,8 +24,8 @@ from buildsys.report import formatting as q
 from buildsys.report.benchmarks import contender_title
 from buildsys.report.checks import limits_text, margin_text
 from buildsys.report.html import charts, figures, tables
-from buildsys.report.html.changes import EngineHistory, PageChange, changes
 from buildsys.report.html.charts import sparkline
+from buildsys.report.html.figures import EngineHistory, PageChange, changes
 from buildsys.report.ranking import contender_name, headline
 from buildsys.report.report_types import Report, TargetLine
 from buildsys.report.result_files import ABSENT, FAILED, PASSED, STALE

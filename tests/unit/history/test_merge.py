@@ -8,8 +8,7 @@ import pytest
 from recorded_builds import MEASUREMENT, MakeBuild
 
 from buildsys.errors import StageError, UsageError
-from buildsys.history.database import History, digest_of
-from buildsys.history.merge import import_history
+from buildsys.history.database import History, digest_of, import_history
 
 
 def change(file: Path, script: str) -> None:

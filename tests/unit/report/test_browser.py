@@ -18,7 +18,7 @@ from html_page import page_of
 from tiny_results import Results, bench
 
 from buildsys.report.assemble import assemble
-from buildsys.report.html.changes import EngineHistory, PastBuild
+from buildsys.report.html.figures import EngineHistory, PastBuild
 from buildsys.report.html.pages import (
     INDEX,
     GraphPicture,

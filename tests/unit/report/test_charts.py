@@ -10,8 +10,8 @@ from hostile_text import HOSTILE
 from markupsafe import Markup
 
 from buildsys.report.html import figures
-from buildsys.report.html.changes import PastBuild
 from buildsys.report.html.charts import Axis, ChartMark, Series, bar, draw, sparkline, tick_text
+from buildsys.report.html.figures import PastBuild
 from buildsys.report.report_types import RankedEngine, Ranking
 
 NAN, INF = math.nan, math.inf

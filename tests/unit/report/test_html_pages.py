@@ -17,7 +17,7 @@ from html_page import Page, page_of
 from tiny_results import Results, bench
 
 from buildsys.report.assemble import TargetProblem, assemble, assemble_after_failure
-from buildsys.report.html.changes import EngineHistory, PastBuild, changes
+from buildsys.report.html.figures import EngineHistory, PastBuild, changes
 from buildsys.report.html.pages import (
     GraphPicture,
     IndexRow,

@@ -8,9 +8,8 @@ from xml.etree import ElementTree
 
 import pytest
 
-from buildsys.report.junit import junit_xml
+from buildsys.report.run_reports import junit_xml, run_summary
 from buildsys.report.run_results import BrokenManifest, RunResults, TargetResult
-from buildsys.report.run_summary import run_summary
 
 # attributes that the schemas of Ant (windyroad) and Jenkins (junit-10) require or allow
 SUITE = {
