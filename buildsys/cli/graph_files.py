@@ -215,12 +215,6 @@ def _current(session: BuildSession, action: Action) -> tuple[str, str, Path]:
     """Describe the state of the graph in the build folder, and find its file."""
     target, file = action.target, session.project.build / _graph_ref(action)
     if not file.is_file():
-        result = session.result(target)
-        if result.get("status") in ("unavailable", "failed"):
-            why = f"{result['status']}: {result.get('reason') or 'no reason recorded'}"
-            raise StageError(
-                f"{target} has no graph: it is {why}", "remove the cause, then build it again"
-            )
         raise StageError(f"{target} has not been built", f"`buildsys build {target}` builds it")
     explained = session.explain([target])[target]
     if explained.state == FRESH:
