@@ -96,16 +96,14 @@ def run(options: Namespace) -> int:
     if options.serve:
         return _serve(graph, options.port)
     head = {"schema": SCHEMA, "model": graph.model, "graph": graph.as_json()}
-    missing = _missing_graphviz(name) if options.svg else None
-    if options.svg and missing is None:
+    if options.svg:
+        require_dot()
         document, lines = _draw(graph, head, options)
     elif graph.is_onnx:
         document, lines = _describe(session, graph, head, options)
     else:
         document, lines = _describe_engine(session, graph, head, options)
     print_answer(options, document, [*([graph.note] if graph.note else []), *lines])
-    if missing is not None:  # the table above is what can be shown
-        raise missing
     return 0
 
 
@@ -209,16 +207,6 @@ def _built_from(
     request = graph_request(session.project.build / inputs["model"].path)
     nodes: Sequence[Document] = ask_inspection("describe", {"graph": request, "dims": {}})["nodes"]
     return nodes
-
-
-def _missing_graphviz(name: str) -> Unavailable | None:
-    try:
-        require_dot()
-    except Unavailable as error:
-        command = f"`buildsys inspect {name} --serve`"
-        hint = f"{error.hint}; {command} shows the graph in a browser without it"
-        return Unavailable(error.problem, hint)
-    return None
 
 
 def _draw(graph: GraphFile, head: Document, options: Namespace) -> tuple[Document, Sequence[str]]:
