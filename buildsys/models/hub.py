@@ -60,13 +60,7 @@ def _download(name: str) -> Path | None:
 def _fetch(repository: str, path: str, revision: str, shown: str) -> Path | None:
     """Return the path in the cache, None if the repository has no such file."""
     try:
-        from huggingface_hub import constants, hf_hub_download
-        from huggingface_hub.errors import (
-            EntryNotFoundError,
-            LocalEntryNotFoundError,
-            RepositoryNotFoundError,
-            RevisionNotFoundError,
-        )
+        from huggingface_hub import constants, errors, hf_hub_download
     except ImportError as error:
         raise StageError(
             f"{shown} needs huggingface_hub, which is not installed", "pip install huggingface_hub"
@@ -74,15 +68,16 @@ def _fetch(repository: str, path: str, revision: str, shown: str) -> Path | None
     endpoint = os.environ.get("HF_ENDPOINT") or constants.ENDPOINT
     try:
         file = Path(hf_hub_download(repository, path, revision=revision, endpoint=endpoint))
+    except (errors.RepositoryNotFoundError, errors.RevisionNotFoundError) as error:
+        raise StageError(
+            f"{endpoint} has no repository or revision for {shown}, or does not show it to you",
+            "check the name; for a private or gated repository, `hf auth login`",
+        ) from error
     except Exception as error:  # also the HTTP library's
-        if isinstance(error, EntryNotFoundError) and not isinstance(error, LocalEntryNotFoundError):
+        if isinstance(error, errors.EntryNotFoundError) and not isinstance(
+            error, errors.LocalEntryNotFoundError
+        ):
             return None
-        if isinstance(error, RepositoryNotFoundError | RevisionNotFoundError):
-            what = "revision" if isinstance(error, RevisionNotFoundError) else "repository"
-            raise StageError(
-                f"{endpoint} has no {what} for {shown}, or does not show it to you",
-                "check the name; for a private or gated repository, `hf auth login`",
-            ) from error
         reason = error.__cause__ or error  # the cause of an entry that is missing locally
         first = (str(reason).strip().splitlines() or [""])[0]
         raise StageError(

@@ -247,22 +247,14 @@ def _differences(
         what, tensor = f"{kind} {port['name']}", declared[port["name"]]
         if tensor["dtype"] not in (None, port["dtype"]):
             yield f"{what} is {port['dtype']}, the manifest declares {tensor['dtype']}"
-        sizes, declared_sizes = port["shape"], tensor["shape"]
-        if sizes is None or declared_sizes is None:
+        sizes, dims = port["shape"], tensor["shape"]
+        if sizes is None or dims is None:
             continue
-        if len(sizes) != len(declared_sizes):
-            yield (
-                f"{what} has {len(sizes)} dimensions {list(sizes)},"
-                f" the manifest declares {len(declared_sizes)} {list(declared_sizes)}"
-            )
+        if len(sizes) != len(dims):
+            yield f"{what} has the shape {list(sizes)}, the manifest declares {list(dims)}"
             continue
-        for axis, (size, dim) in enumerate(zip(sizes, declared_sizes, strict=True)):
-            if isinstance(dim, str) and isinstance(size, int):
-                yield (
-                    f"{what}: axis {axis} is fixed to {size} in the file,"
-                    f" the manifest declares the dynamic dimension {dim}"
-                )
-            elif isinstance(dim, int) and isinstance(size, int) and dim != size:
+        for axis, (size, dim) in enumerate(zip(sizes, dims, strict=True)):
+            if isinstance(size, int) and dim not in (None, size):
                 yield f"{what}: axis {axis} is {size} in the file, the manifest declares {dim}"
 
 

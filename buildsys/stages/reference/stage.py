@@ -24,13 +24,10 @@ if TYPE_CHECKING:
 
 Tensors = Mapping[str, Tensor]
 Model = Callable[[Tensors, Mapping[str, int]], Tensors]  # golden inputs, dimensions -> outputs
-_DAMAGED = "check the file; export it again if it is damaged"
-_REMEDIES = {  # words of ONNX Runtime about a file
-    "does not exist": "put the data file there, or save the graph again with its weights",
-    "escapes model directory": "save the graph again with its weights next to it",
-    "GetExtDataFromTensorProto": "the data file is incomplete: save the graph again",
-    "is not a registered": "declare the operator in a manifest (`ops`, docs/manifest.md)",
-}
+_DAMAGED = (
+    "save the graph again, with its weights next to it; an operator that is not registered is"
+    " declared in a manifest (`ops`, docs/manifest.md)"
+)
 
 
 class Original(NamedTuple):
@@ -215,8 +212,7 @@ def _onnx_model(job: Job) -> Original:
         try:
             graph = OrtGraph(file, libraries=implementation.libraries, title=name)
         except StageError as error:
-            hints = (remedy for sign, remedy in _REMEDIES.items() if sign in error.problem)
-            error.hint = error.hint or next(hints, _DAMAGED)
+            error.hint = error.hint or _DAMAGED
             raise
     return Original(
         lambda inputs, _dims: graph.run(inputs), f"from {name}", main_float_type(header)

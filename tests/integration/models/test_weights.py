@@ -242,18 +242,6 @@ def test_a_state_dict_is_loaded(tmp_path: Path, state: Any) -> None:
     assert (loaded(tmp_path, state).weight == 2.0).all()
 
 
-def test_a_network_with_a_member_named_module_keeps_its_names(tmp_path: Path) -> None:
-    (tmp_path / "wrapped.py").write_text(
-        "from collections import OrderedDict\nfrom torch import nn\n"
-        "def make(): return nn.Sequential(OrderedDict(module=nn.Linear(4, 3)))\n"
-    )
-    torch.save(linear_state(prefix="module."), tmp_path / "w.pth")
-    weights = {"file": "w.pth", "sha256": None}
-    source = {"python": "wrapped.py:make", "seed": 0, "kwargs": {}, "randomize": False}
-    module: Any = make_module({**source, "weights": weights}, tmp_path).module
-    assert (module.module.weight == 2.0).all()
-
-
 def test_the_digest_is_compared(tmp_path: Path) -> None:
     torch.save(linear_state(), tmp_path / "w.pth")
     right = hashlib.sha256((tmp_path / "w.pth").read_bytes()).hexdigest()
@@ -337,13 +325,7 @@ def test_safetensors_are_loaded(tmp_path: Path) -> None:
     ("content", "message"),
     [
         (safetensors_bytes(b"{}", size=100 * 10**9), "header too large"),
-        (
-            safetensors_bytes({"a": entry(0), "b": entry(4)}, bytes(12)),
-            "invalid offset for tensor `b`",
-        ),
-        (safetensors_bytes({"a": entry(0, dtype="F99")}, bytes(8)), "unknown variant `F99`; save"),
         (LINEAR[:-4], "incomplete metadata, file not fully covered"),
-        (b"", "header too small"),
         (b"\x80\x04\x8c\x02os\x94.", "it looks like a file by torch.save: name it .pth"),
         (
             safetensors_bytes(
@@ -352,7 +334,7 @@ def test_safetensors_are_loaded(tmp_path: Path) -> None:
             "does not fit net.py:make: bias is integer in the file and float in the network",
         ),
     ],
-    ids=["100 GB", "overlap", "dtype", "truncated", "empty", "pickle", "integers"],
+    ids=["100 GB", "truncated", "pickle", "integers"],
 )
 def test_bad_safetensors_are_one_sentence(tmp_path: Path, content: bytes, message: str) -> None:
     pytest.importorskip("safetensors")
@@ -462,20 +444,6 @@ def test_a_damaged_cached_file_is_not_used(tmp_path: Path, monkeypatch: pytest.M
     file.write_bytes(b"half a file")
     with pytest.raises(StageError, match="must start with f37072fd"):
         pretrained("resnet18", "IMAGENET1K_V1")
-
-
-@pytest.mark.parametrize(
-    ("name", "hint"),
-    [
-        ("resnet5", "did you mean resnet50"),
-        ("qqqqqqqq", "list_models"),
-        ("mobilenet_v3_smal", "mobilenet_v3_small"),
-    ],
-)
-def test_an_unknown_model_suggests_similar_names(name: str, hint: str) -> None:
-    with pytest.raises(StageError, match=f"torchvision has no model {name}") as error:
-        drawn(name=name)
-    assert hint in error.value.hint
 
 
 def test_no_backbone_is_downloaded_for_random_weights() -> None:

@@ -10,14 +10,12 @@ import pytest
 import torch
 from export_jobs import IMAGE, NETWORKS, dynamo, line_of
 from export_jobs import export_network as run
-from sample_networks import FixedSizes
 from stage_jobs import ROOT
 
 from buildsys.backends.onnxruntime.session import OrtGraph
 from buildsys.errors import StageError
 from buildsys.onnx_graphs.tensors import tensor_of
 from buildsys.stages.export import exporters
-from buildsys.stages.export.failures import export_failure
 
 
 def failure(folder: Path, name: str, **sections: Any) -> str:
@@ -304,12 +302,6 @@ def test_an_operator_outside_the_opset_names_the_first_opset_with_it(tmp_path: P
     )
 
 
-def test_the_message_names_the_opset_that_torch_asks_for(tmp_path: Path) -> None:
-    message = failure(tmp_path, "Cumulated", export={"opset": 10})
-    assert "lease try opset version 11" in message
-    assert run(tmp_path, "Cumulated", export={"opset": 11}).figures["opset"] == 11
-
-
 def test_an_autograd_function_without_a_symbolic_gets_remedies(tmp_path: Path) -> None:
     message = failure(tmp_path, "Doubled", export={"autograd_inlining": False})
     assert message.startswith(
@@ -348,31 +340,12 @@ def test_the_other_exporter_is_tried(tmp_path: Path) -> None:
     assert message.endswith(f"the other exporter takes the network ({yaml})")
 
 
-def test_all_violated_guards_of_torch_are_listed() -> None:
-    sizes = {axis: torch.export.Dim(name, min=2, max=8) for axis, name in enumerate(("n", "m"))}
-    with pytest.raises(Exception, match="Constraints violated") as violation:
-        torch.export.export(FixedSizes(), (torch.zeros(3, 5),), dynamic_shapes={"x": sizes})
-    found = export_failure(violation.value, "dynamo", 18, ROOT)
-    conflicts = [line for line in found.hint.splitlines() if line.startswith("- ")]
-    assert len(conflicts) == 2, found.hint
-
-
 def test_an_input_that_forward_does_not_use(tmp_path: Path) -> None:
     inputs = {"x": {"shape": ["batch", 4]}, "y": {"shape": ["batch", 4]}}
     message = failure(tmp_path, "IgnoresOne", inputs=inputs)
     assert "the file lacks y, which forward does not use; remove it" in message
     del inputs["y"]
     assert run(tmp_path, "IgnoresOne", inputs=inputs, call={"args": ["x", None]}).status == "passed"
-
-
-def test_an_output_with_the_name_of_an_input(tmp_path: Path) -> None:
-    inputs = {"sum": {"shape": ["batch", 4]}}
-    assert failure(tmp_path, "Nested", inputs=inputs) == (
-        "output sum has the name of an input; give it another name,"
-        " outputs: {sum_out: {key: sum}, heads.0: {}, heads.1.0: {}}"
-    )
-    outputs: dict[str, Any] = {"sum_out": {"key": "sum"}, "heads.0": {}, "heads.1.0": {}}
-    assert run(tmp_path, "Nested", inputs=inputs, outputs=outputs).status == "passed"
 
 
 def test_a_size_that_forward_fixes_is_named(tmp_path: Path) -> None:

@@ -12,7 +12,6 @@ import pytest
 from onnx import ModelProto, TensorProto, helper
 from small_graphs import make_model, simplify_job, weights
 
-from buildsys.errors import StageError
 from buildsys.onnx_graphs.onnx_file import load_model, save_model
 from buildsys.stages.simplify import stage as simplify
 from buildsys.stages.simplify import tools
@@ -187,40 +186,3 @@ def with_the_weight_as_output() -> ModelProto:
 def test_what_a_rewrite_may_use_stays(tmp_path: Path, make: Any) -> None:
     onnx.checker.check_model(make(), full_check=True)
     assert offloaded(tmp_path, make()) == []
-
-
-def test_little_is_not_worth_it(tmp_path: Path) -> None:
-    nodes = [
-        node("Gemm", ["x", "w"], ["g"], name="gemm"),
-        node("MatMul", ["g", "m"], ["y"], name="matmul"),
-    ]
-    wide = (FLOAT, ["batch", 2048])
-    model = network(nodes, {"w": weights(512, 512), "m": weights(512, 2048)}, y=wide)
-    assert offloaded(tmp_path / "little", model) == []
-    nodes[1] = node("Gemm", ["g", "m"], ["y"], name="second")
-    assert offloaded(
-        tmp_path / "all", network(nodes, {"w": weights(512, 512), "m": weights(512, 2048)}, y=wide)
-    ) == ["w", "m"]
-
-
-def test_convolutions_and_tables_too(tmp_path: Path) -> None:
-    model = network([node("Conv", ["x", "w"], ["y"], name="conv", **PAD)], {"w": W4}, **CONV)
-    assert offloaded(tmp_path / "conv", model) == ["w"]
-    table = make_model(
-        [node("Gather", ["table", "ids"], ["y"], name="embedding")],
-        {"ids": (TensorProto.INT64, ["batch", 7])},
-        {"y": (FLOAT, ["batch", 7, 64])},
-        {"table": weights(5000, 64)},
-    )
-    assert offloaded(tmp_path / "gather", table) == ["table"]
-
-
-def test_weights_that_are_cut_short_are_told(tmp_path: Path) -> None:
-    source = written(tmp_path, perceptron())
-    model = load_model(source, external_data=False)
-    data = source.with_name("model.onnx.data")
-    data.write_bytes(data.read_bytes()[:-5000])
-    with pytest.raises(
-        StageError, match=r"the weights of (w1|b) are in 'model\.onnx\.data', which is truncated"
-    ):
-        save_model(model, tmp_path / "copy.onnx", weights_of=source)

@@ -45,10 +45,9 @@ def test_a_ready_file_is_checked_and_copied(tmp_path: Path) -> None:
         ({"x": {"shape": [1, 3, 8, 9]}}, {},
          "input x: axis 3 is 8 in the file, the manifest declares 9"),
         ({"x": {"shape": ["batch", 3, "height", 8]}}, {},
-         "input x: axis 2 is fixed to 8 in the file, the manifest declares the "
-         "dynamic dimension height"),
+         "input x: axis 2 is 8 in the file, the manifest declares height"),
         ({"x": {"shape": ["batch", 3, 8]}}, {},
-         "input x has 4 dimensions ['batch', 3, 8, 8], the manifest declares 3"),
+         "input x has the shape ['batch', 3, 8, 8], the manifest declares ['batch', 3, 8]"),
         ({"x": {"shape": ["batch", 3, 8, 8], "dtype": "float16"}}, {},
          "input x is float32, the manifest declares float16"),
         (IMAGE, {"y": {"dtype": "int64"}}, "output y is float32, the manifest declares int64"),
@@ -101,11 +100,6 @@ def test_a_ready_file_gets_versions_that_onnx_runtime_reads(tmp_path: Path) -> N
     assert set(figures["warnings"]) == lowered
     golden = manifest(source={"onnx": "given.onnx"}, inputs=IMAGE)
     assert reference.run(stage_job("reference", golden, tmp_path, tmp_path)).status == "passed"
-
-
-def test_a_file_of_older_versions_is_unchanged(tmp_path: Path) -> None:
-    figures = given(tmp_path, conv_bn(opset=15)).figures
-    assert (figures["ir_version"], figures["opset"], figures["warnings"]) == (10, 15, [])
 
 
 def test_an_opset_that_cannot_be_lowered_is_an_error(
@@ -197,29 +191,3 @@ def test_a_callable_makes_the_same_model_in_every_stage(tmp_path: Path) -> None:
     golden = load_case(job.outputs["case.opt"])
     found = OrtGraph(tmp_path / "build/m/export/model.onnx").run(golden.inputs)
     assert (found["y"].array == golden.outputs["y"].array).all()
-
-
-@pytest.mark.parametrize(
-    ("source", "message"),
-    [
-        (
-            {"onnx": "graph.py:text"},
-            "graph.py:text returned a str, not an onnx.ModelProto; for a torch.nn.Module, write "
-            "source: {python: graph.py:text}",
-        ),
-        ({"onnx": "graph.py:fails"}, "graph.py:fails failed: TypeError: make_node() missing"),
-        (
-            {"python": "graph.py:make"},
-            "graph.py:make returned ModelProto, not a torch.nn.Module; name it as an ONNX model: "
-            "source: {onnx: graph.py:make}",
-        ),
-    ],
-)
-def test_a_callable_of_another_kind_is_one_sentence(
-    tmp_path: Path, source: Any, message: str
-) -> None:
-    (tmp_path / "graph.py").write_text(GRAPH)
-    resolved = manifest(source=source, inputs={"x": {"shape": ["batch", 4]}})
-    with pytest.raises(StageError) as error:
-        export.run(stage_job("export", resolved, tmp_path / "build", tmp_path))
-    assert str(error.value).startswith(message)

@@ -15,7 +15,6 @@ from stage_jobs import ROOT, manifest, stage_job
 
 from buildsys.errors import StageError
 from buildsys.onnx_graphs.tensors import Case, load_case
-from buildsys.project.load import load_project
 from buildsys.stages.reference import stage as reference
 from buildsys.workers.job import StageResult
 
@@ -53,13 +52,6 @@ def test_every_case_has_its_inputs_and_outputs(tmp_path: Path) -> None:
         assert entry["outputs"]["y"]["mean_abs"] == pytest.approx(np.abs(expected).mean(), rel=1e-5)
         assert entry["inputs"]["x"] == {"dtype": "float32", "shape": [entry["dims"]["batch"], 4]}
     assert figures["weights"] == f"initialized by {NETWORKS}:Affine (torch seed 0)"
-
-
-def test_the_shipped_linear_layer_gives_the_sums_of_its_weights(tmp_path: Path) -> None:
-    reference.run(stage_job("reference", load_project(ROOT).models["linear"].data, tmp_path))
-    assert load_case(tmp_path / "linear/reference/opt.npz").outputs["y"].array.tolist() == [
-        [[[10.0, 14.0, 18.0]]]
-    ]
 
 
 @pytest.mark.parametrize(
@@ -325,14 +317,6 @@ def test_drawn_sizes_are_new_values_of_the_range(tmp_path: Path) -> None:
     assert lengths(none, "drawn") == []
 
 
-@pytest.mark.parametrize(("kwargs", "wanted"), [({"special": 57}, 57), ({"period": 23}, 23)])
-def test_sizes_that_the_source_compares_with_are_added(
-    tmp_path: Path, kwargs: dict[str, int], wanted: int
-) -> None:
-    figures = run(tmp_path, "Branches", source={"kwargs": kwargs}, inputs=LENGTH, dims=LONG).figures
-    assert wanted in lengths(figures, "drawn")
-
-
 @pytest.mark.parametrize(
     ("data", "low", "high"),
     [
@@ -351,20 +335,6 @@ def test_extremes_reach_both_ends(tmp_path: Path, data: Any, low: float, high: f
     assert not any(np.array_equal(value, golden) for value in (*values, *seeds))
 
 
-def test_one_value_is_extreme_in_both_directions(tmp_path: Path) -> None:
-    run(tmp_path, "Branches", inputs={"x": {"shape": [1, 1]}}, dims={})
-    found = [case_of(tmp_path, f"extremes-{n}").inputs["x"].array.item() for n in (1, 2)]
-    assert sorted(np.sign(found)) == [-1, 1]
-    assert min(map(abs, found)) >= 5.9
-
-
-def test_extremes_of_integers_are_the_ends_of_their_range(tmp_path: Path) -> None:
-    data = {"random": "integers", "low": 3, "high": 8}
-    inputs = {"x": {"shape": [2, 50], "dtype": "int64", "data": data}}
-    run(tmp_path, "Branches", inputs=inputs, dims={})
-    assert set(case_of(tmp_path, "extremes-1").inputs["x"].array.ravel()) == {3, 7}
-
-
 def test_cases_that_cannot_be_compared_are_left_out_with_the_reason(tmp_path: Path) -> None:
     uniform = {"x": {"shape": [2, 50], "data": {"random": "uniform"}}}
     infinite = run(tmp_path / "a", "Logarithm", inputs=uniform, dims={}).figures
@@ -375,16 +345,6 @@ def test_cases_that_cannot_be_compared_are_left_out_with_the_reason(tmp_path: Pa
     assert any(
         "(length " in line and "forward of Halved failed" in line for line in refused["warnings"]
     )
-
-
-def test_a_large_input_has_one_new_size_with_ordinary_and_extreme_values(
-    tmp_path: Path, networks: Path
-) -> None:
-    figures = run(tmp_path, "Branches", networks, inputs=WIDE).figures
-    assert set(figures["cases"]) == {"min", "opt", "max", "odd", "drawn-1", "extremes-1"}
-    for case, deviation in (("drawn-1", 1), ("extremes-1", 4)):
-        assert figures["cases"][case]["dims"] == {"batch": 2}
-        assert case_of(tmp_path, case).inputs["x"].array.std() == pytest.approx(deviation, rel=0.1)
 
 
 @pytest.mark.parametrize(
@@ -404,10 +364,3 @@ def test_size_and_extremes_are_compared_apart_if_the_network_refuses_one(
     assert set(figures["cases"]) == {"min", "opt", "max", "odd", compared}
     (warning,) = figures["warnings"]
     assert warning.startswith(f"case {left_out} is not compared: ")
-
-
-def test_files_and_constants_have_no_other_values(tmp_path: Path) -> None:
-    figures = run(
-        tmp_path, "Branches", inputs={"x": {"shape": [2, 3], "data": {"constant": 1}}}, dims={}
-    ).figures
-    assert set(figures["cases"]) == {"opt"}

@@ -10,7 +10,7 @@ import numpy as np
 import onnx
 import pytest
 from onnx import TensorProto, helper, numpy_helper
-from small_graphs import INPUTS, conv_bn, make_model, one_node, simplify_job, typed_network, weights
+from small_graphs import conv_bn, make_model, one_node, simplify_job, typed_network, weights
 
 from buildsys.errors import CheckFailed, StageError
 from buildsys.onnx_graphs.onnx_file import (
@@ -156,21 +156,6 @@ def test_an_invalid_graph_is_one_sentence(tmp_path: Path) -> None:
     ) as caught:
         simplify.run(job)
     assert "\n" not in str(caught.value)
-
-
-def test_a_file_that_is_not_onnx(tmp_path: Path) -> None:
-    job = simplify_job(tmp_path, conv_bn())
-    job.inputs["model"].write_bytes(b"not a graph")
-    with pytest.raises(StageError, match="the exported graph is not valid ONNX"):
-        simplify.run(job)
-
-
-def test_inputs_that_do_not_fit_are_one_sentence(tmp_path: Path) -> None:
-    wrong = {"x": {"shape": ["batch", 5, 8, 8], "dtype": "float32"}}
-    with pytest.raises(StageError, match="Got: 5 Expected: 3"):
-        simplify.run(simplify_job(tmp_path, conv_bn(), inputs=wrong))
-    with pytest.raises(StageError, match="the graph needs the input x"):
-        simplify.run(simplify_job(tmp_path, conv_bn(), inputs={"image": INPUTS["x"]}))
 
 
 def test_random_graphs_are_distinguished_from_wrong_ones(tmp_path: Path) -> None:

@@ -58,14 +58,6 @@ def test_a_hook_gets_a_graphsurgeon_graph_and_its_result_is_cleaned_up(tmp_path:
     assert surgery.graph.ir_version == model.ir_version
 
 
-def test_opsets_of_domains_without_nodes_go(tmp_path: Path) -> None:
-    model = conv_bn()
-    model.opset_import.append(helper.make_opsetid("gone", 1))
-    surgery = Surgery(tmp_path, model, [{"rename": {"x": "z"}}])
-    surgery.run()
-    assert [entry.domain for entry in surgery.graph.opset_import] == [""]
-
-
 def test_without_graphsurgeon_it_says_what_to_install(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -85,15 +77,6 @@ def test_without_graphsurgeon_it_says_what_to_install(
          "hook.py:change returned an int; a surgery hook returns the graph"),
         ("def change(): pass",
          "hook.py:change takes the parameters (none); a surgery hook takes one, the graph"),
-        ("def change(a, b): pass",
-         "hook.py:change takes the parameters (a, b); a surgery hook takes one, the graph"),
-        ("def change(m): raise KeyError('conv9')",
-         "hook.py:change failed: KeyError: 'conv9' (plugins/hooks/hook.py:1"),
-        ("raise OSError('no disk')",
-         "importing plugins/hooks/hook.py failed: OSError: no disk (plugins/hooks/hook.py"),
-        ("import nowhere_to_be",
-         "importing plugins/hooks/hook.py failed: ModuleNotFoundError: No module named 'nowhe"),
-        ("def chnge(m): return m", "plugins/hooks/hook.py has no change; did you mean chnge?"),
         (
             "def change(m):\n    del m.graph.node[0]\n    return m",
             "surgery step 1 (function plugins/hooks/hook.py:change): the graph is not valid ONNX: ",
@@ -116,15 +99,6 @@ def test_without_graphsurgeon_it_says_what_to_install(
 def test_a_wrong_hook(tmp_path: Path, text: str, sentence: str) -> None:
     hook(tmp_path, text)
     assert sentence in Surgery(tmp_path, conv_bn(), [{"function": HOOK}]).error()
-
-
-def test_a_hook_file_that_is_gone(tmp_path: Path) -> None:
-    hook(tmp_path, "def change(model): return model\n", "plugins/hooks/hooks.py")
-    error = Surgery(tmp_path, conv_bn(), [{"function": HOOK}]).error()
-    assert (
-        "plugins/hooks/hook.py does not exist in the project; did you mean plugins/hooks/hooks.py?"
-        in error
-    )
 
 
 SCALED = """\

@@ -293,39 +293,6 @@ def test_tensors_of_any_type_go_through_onnx_runtime(dtype: str) -> None:
         assert y.array.tobytes() == x.array.tobytes()
 
 
-@pytest.mark.parametrize("dtype", ["int4", "uint4"])
-def test_packed_types_go_through_onnx_runtime(dtype: str) -> None:
-    kind = getattr(TensorProto, dtype.upper())
-    node = helper.make_node
-    stored = {"scale": np.float32(1).reshape(())}
-    decode = make_model(
-        [node("DequantizeLinear", ["x", "scale"], ["y"])],
-        {"x": (kind, [5])},
-        {"y": (TensorProto.FLOAT, [5])},
-        stored,
-        21,
-    )
-    values = np.array([1, 2, 3, 7, 5])
-    y = OrtGraph(decode.SerializeToString()).run({"x": tensor_of(values, dtype)})["y"]
-    assert y.array.tolist() == values.tolist()
-    encode = make_model(
-        [node("QuantizeLinear", ["x", "scale"], ["y"], output_dtype=kind)],
-        {"x": (TensorProto.FLOAT, [5])},
-        {"y": (kind, [5])},
-        stored,
-        21,
-    )
-    y = OrtGraph(encode.SerializeToString()).run({"x": tensor_of(values.astype(np.float32))})["y"]
-    assert (y.dtype, y.values().tolist()) == (dtype, values.tolist())
-
-
-def test_strings_go_through_onnx_runtime() -> None:
-    node = helper.make_node("Identity", ["x"], ["y"])
-    model = make_model([node], {"x": (TensorProto.STRING, [2])}, {"y": (TensorProto.STRING, [2])})
-    y = OrtGraph(model.SerializeToString()).run({"x": tensor_of(np.array(["a", "bé"]))})["y"]
-    assert (y.dtype, y.array.tolist()) == ("string", ["a", "bé"])
-
-
 def test_a_node_that_fails_at_run_time_is_named() -> None:
     node = helper.make_node("Reshape", ["x", "shape"], ["y"], name="fold")
     model = make_model(
