@@ -109,38 +109,32 @@ def build_presets(document: ValueNode) -> tuple[dict[str, ValueNode | None], Err
     """Merge every preset of engines.yaml over its base."""
     if not isinstance(document.value, dict):
         return {}, [document.error(expected("a map of engine presets", document.value))]
-    presets: dict[str, ValueNode | None] = dict.fromkeys(document.value)
+    presets: dict[str, ValueNode | None] = {}
     errors: Errors = []
-    for name, node in document.items():
+
+    def add(name: str, users: tuple[str, ...]) -> None:
+        node, use = document.value[name], document.value[name].get("use")
+        presets[name] = None
         if not isinstance(node.value, dict):
             errors.append(node.error(expected("a map of engine fields", node.value)))
-            continue
+            return
         if own_name := node.get("name"):
             text = "an engine preset is named by its key"
             errors.append(own_name.error(text, "remove name", of_key=True))
-        preset = _preset(document, name, (), errors)
+        if use is not None and use.value in (*users, name):
+            chain = " → ".join([*users, name, use.value])
+            errors.append(use.error(f"the engine preset uses itself: {chain}", "break the cycle"))
+            return
+        if use is not None and use.value in document.value and use.value not in presets:
+            add(use.value, (*users, name))
+        preset = _resolve_entry(node, {**dict.fromkeys(document.value), **presets}, errors)
         if preset is not None:
             presets[name] = preset.with_member("name", ValueNode(name, node.origin))
+
+    for name in document.value:
+        if name not in presets:
+            add(name, ())
     return presets, errors
-
-
-def _preset(
-    document: ValueNode, name: str, users: tuple[str, ...], errors: Errors
-) -> ValueNode | None:
-    node = document.value[name]
-    if not isinstance(node.value, dict):
-        return None
-    use = node.get("use")
-    if use is None:
-        return ValueNode(node.value, node.origin)
-    if use.value in (*users, name):
-        chain = " → ".join([*users, name, use.value])
-        errors.append(use.error(f"the engine preset uses itself: {chain}", "break the cycle"))
-        return None
-    if not _is_preset(use, document.value, errors):
-        return None
-    base = _preset(document, use.value, (*users, name), errors)
-    return merge(base, node.without("use")) if base is not None else None
 
 
 def resolve_engines(tree: ValueNode, presets: Presets | None) -> tuple[ValueNode, Errors]:

@@ -12,12 +12,6 @@ INTEGER_RANGES = {
 }
 IMAGE_DTYPES = ("float32", "float16", "bfloat16", "uint8")
 _DEFAULT_INTEGERS = 10
-_UNUSED = {  # kind of random data -> ignored fields with their defaults
-    "normal": {"low": 0, "high": 1},
-    "uniform": {"mean": 0, "std": 1},
-    "integers": {"mean": 0, "std": 1},
-}
-
 DataProblem = tuple[tuple[str, ...], str, str]  # path below `data`, problem, hint
 
 
@@ -62,9 +56,6 @@ def _random_problem(dtype: str, data: Mapping[str, Any]) -> DataProblem | None:
         return ("random",), text, "use constant, npz or python"
     if (dtype in INTEGER_RANGES or dtype == "bool") and kind in ("normal", "uniform"):
         return ("random",), f"cannot draw {kind} values of dtype {dtype}", "use random: integers"
-    for field, default in _UNUSED.get(str(kind), {}).items():
-        if data.get(field, default) != default:
-            return (field,), f"ignored with random: {kind}", "remove it"
     if kind not in ("uniform", "integers"):
         return None
     integers = kind == "integers"

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from buildsys.manifest.shape_cases import (
@@ -29,7 +29,15 @@ from buildsys.manifest.shape_cases import (
     steps_of,
 )
 from buildsys.plan.action import FileRef
-from buildsys.stages.table import EXPORT, REFERENCE, SIMPLIFY, SURGERY
+from buildsys.stages.table import (
+    CONVERT,
+    EXPORT,
+    REFERENCE,
+    SEARCH,
+    SIMPLIFY,
+    SURGERY,
+    target_of,
+)
 
 Spec = Mapping[str, Any]  # a resolved and checked manifest, as plain JSON values
 # input name -> {"min": shape, "opt": shape, "max": shape}
@@ -54,6 +62,39 @@ class Graph(NamedTuple):
             "model": FileRef(f"{self.folder}/model.onnx"),
             "model.data": FileRef(f"{self.folder}/model.onnx.data", optional=True),
         }
+
+
+@dataclass(frozen=True)
+class PlannedConversion:
+    """A graph in another precision than fp32."""
+
+    model: str
+    variant: str  # "fp16", "auto-fp16"; of an engine with its own limits "auto-fp16-NAME"
+    precision: str
+    tolerance: Mapping[str, Any]
+    search: bool = False  # nodes stay in fp32 until the graph is within the limits
+    # sections of the manifest for graphs of ONNX Runtime only: optimize, quantize_weights
+    without_calibration: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def graph(self) -> Graph:
+        """The converted graph."""
+        return Graph(f"{self.model}/{CONVERT}/{self.variant}", self.target)
+
+    @property
+    def target(self) -> str:
+        """The target that converts the graph."""
+        return target_of(CONVERT, self.model, self.variant)
+
+    @property
+    def nodes(self) -> FileRef:
+        """The nodes kept in fp32 by a search."""
+        return FileRef(f"{self.model}/{SEARCH}/{self.variant}/nodes.json")
+
+    @property
+    def search_target(self) -> str:
+        """The target that finds the nodes."""
+        return target_of(SEARCH, self.model, self.variant)
 
 
 @dataclass(frozen=True)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, Literal
 
@@ -22,6 +21,7 @@ from buildsys.plan.engine_typing import (
 )
 from buildsys.plan.graph_points import (
     Graph,
+    PlannedConversion,
     Spec,
     changes_golden,
     further_cases,
@@ -29,7 +29,7 @@ from buildsys.plan.graph_points import (
     profile_values,
 )
 from buildsys.plan.network import PlannedNetwork
-from buildsys.stages.table import CONVERT, PROGRAM, SEARCH, SIMPLIFY, stage_info, target_of
+from buildsys.stages.table import PROGRAM, SIMPLIFY, stage_info, target_of
 from buildsys.system.backend_registry import describe_backend, find_package
 
 ONNXRUNTIME = "onnxruntime"
@@ -40,39 +40,6 @@ _DYNAMIC = ("per_channel", "reduce_range", "exclude")
 TORCH_BASELINES = ("torch", "torch_cuda_graph", "torch_compile")
 _GPU_BASELINES = ("torch_cuda_graph",)
 _BASELINE_PRECISIONS = ("fp32", "fp16", "bf16")
-
-
-@dataclass(frozen=True)
-class PlannedConversion:
-    """A graph in another precision than fp32."""
-
-    model: str
-    variant: str  # "fp16", "auto-fp16"; of an engine with its own limits "auto-fp16-NAME"
-    precision: str
-    tolerance: Mapping[str, Any]
-    search: bool = False  # nodes stay in fp32 until the graph is within the limits
-    # sections of the manifest for graphs of ONNX Runtime only: optimize, quantize_weights
-    without_calibration: Mapping[str, Any] = field(default_factory=dict)
-
-    @property
-    def graph(self) -> Graph:
-        """The converted graph."""
-        return Graph(f"{self.model}/{CONVERT}/{self.variant}", self.target)
-
-    @property
-    def target(self) -> str:
-        """The target that converts the graph."""
-        return target_of(CONVERT, self.model, self.variant)
-
-    @property
-    def nodes(self) -> FileRef:
-        """The nodes kept in fp32 by a search."""
-        return FileRef(f"{self.model}/{SEARCH}/{self.variant}/nodes.json")
-
-    @property
-    def search_target(self) -> str:
-        """The target that finds the nodes."""
-        return target_of(SEARCH, self.model, self.variant)
 
 
 class ModelPlan:

@@ -6,7 +6,8 @@ from collections.abc import Iterator
 from typing import Any
 
 from buildsys.plan.action import Action, FileRef
-from buildsys.plan.model_plan import QUANTIZED, ModelPlan, PlannedConversion
+from buildsys.plan.graph_points import PlannedConversion
+from buildsys.plan.model_plan import QUANTIZED, ModelPlan
 
 
 def plan_convert(model: ModelPlan) -> Iterator[Action]:
