@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from buildsys.deploy.arrays import DeviceArray
     from buildsys.deploy.can_run import can_run
-    from buildsys.deploy.device_arrays import DeviceArray
     from buildsys.deploy.load import load_engine
     from buildsys.errors import EngineError
 
@@ -14,7 +14,7 @@ __version__ = "0.1.0"
 __all__ = ["DeviceArray", "EngineError", "__version__", "can_run", "load_engine"]
 
 _MODULES = {
-    "DeviceArray": "deploy.device_arrays",
+    "DeviceArray": "deploy.arrays",
     "EngineError": "errors",
     "can_run": "deploy.can_run",
     "load_engine": "deploy.load",

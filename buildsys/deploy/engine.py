@@ -15,6 +15,7 @@ import numpy as np
 from buildsys.backends.interface import DeviceSession, Port, Session
 from buildsys.deploy.arrays import (
     NUMPY,
+    DeviceArray,
     InputReader,
     allocator_from,
     allocator_of,
@@ -23,7 +24,6 @@ from buildsys.deploy.arrays import (
     library_of,
     stream_handle,
 )
-from buildsys.deploy.device_arrays import DeviceArray
 from buildsys.errors import EngineError, StageError
 from buildsys.system.backend_registry import Record
 from buildsys.system.printable import nearest

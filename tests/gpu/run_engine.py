@@ -29,7 +29,7 @@ from plain_tensorrt import Bare, build_plan
 from buildsys import EngineError, load_engine
 from buildsys.backends.cuda_device import Device
 from buildsys.backends.cuda_gpus import call, find_driver
-from buildsys.deploy.device_arrays import DeviceArray
+from buildsys.deploy.arrays import DeviceArray
 from buildsys.system.engine_environment import built_with
 from buildsys.system.files import sha256_of
 

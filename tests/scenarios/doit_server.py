@@ -176,13 +176,13 @@ def texts_of_keys(root: Path, known: Mapping[str, str]) -> dict[str, str]:
 
 def know_texts(file: str) -> None:
     """Let every state database of this process, and of builds it starts, begin with texts."""
-    from buildsys.cli import reproducibility
+    from buildsys.cli.commands import check
     from buildsys.store.state_db import StateDb
 
     texts = json.loads(Path(file).read_text(encoding="utf-8") or "{}")
     first = f"import sys; sys.path.append({str(Path(__file__).parent)!r})"
     first += f"; import doit_server; doit_server.know_texts({file!r})"
-    reproducibility.BUILD_PROGRAM = f"{first}; {reproducibility.BUILD_PROGRAM}"
+    check.BUILD_PROGRAM = f"{first}; {check.BUILD_PROGRAM}"
     start = StateDb.__init__
 
     def start_with_texts(self: StateDb, *arguments: Any, **options: Any) -> None:

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from buildsys.cli.reproducibility import (
+from buildsys.cli.commands.check import (
     Artifact,
     compare_builds,
     copy_project,

@@ -13,9 +13,8 @@ import pytest
 from emulated_gpu import EmulatedBuffer, EmulatedDevice, EmulatedSession, EmulatedStream, emulated
 
 from buildsys.backends.tensorrt import inference
-from buildsys.deploy import device_arrays
-from buildsys.deploy.arrays import stream_handle
-from buildsys.deploy.device_arrays import DeviceArray
+from buildsys.deploy import arrays
+from buildsys.deploy.arrays import DeviceArray, stream_handle
 from buildsys.deploy.engine import Engine
 from buildsys.errors import EngineError, StageError
 from buildsys.system.backend_registry import Record
@@ -25,7 +24,7 @@ from buildsys.system.backend_registry import Record
 def gpu(monkeypatch: pytest.MonkeyPatch) -> EmulatedDevice:
     device = EmulatedDevice()
     monkeypatch.setattr("buildsys.backends.cuda_device.Buffer", EmulatedBuffer)
-    monkeypatch.setattr(device_arrays, "_shared_gpu", lambda: device)
+    monkeypatch.setattr(arrays, "_shared_gpu", lambda: device)
     monkeypatch.setattr(inference, "Stream", EmulatedStream)
     return device
 
