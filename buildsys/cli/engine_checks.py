@@ -1,16 +1,29 @@
-"""Built engines by name: may they be deployed, and which one runs."""
+"""Built engines by name: may they be deployed, do they run here, and which one runs.
+
+A process of the interpreter that would load an engine checks it, as a library may crash.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
-from typing import NamedTuple
+import os
+import sys
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import asdict, replace
+from functools import cached_property
+from pathlib import Path
+from typing import Any, NamedTuple
 
-from buildsys.cli.command import unknown_name
+from buildsys.cli.command import print_json, print_lines, unknown_name
+from buildsys.cli.project_root import typed_path
 from buildsys.cli.session import BuildSession
-from buildsys.errors import UsageError
+from buildsys.cli.target_names import ModelFilter
+from buildsys.deploy.can_run import check_signature
+from buildsys.errors import StageError, UsageError
 from buildsys.execution.freshness import FRESH
 from buildsys.execution.stale_reasons import FAILED, summarize_reasons
 from buildsys.plan.action import Action
+from buildsys.project.load import empty_project
 from buildsys.project.plan import model_of
 from buildsys.report.formatting import first_names
 from buildsys.stages.table import (
@@ -24,7 +37,15 @@ from buildsys.stages.table import (
     target_of,
 )
 from buildsys.store.ledger import UNAVAILABLE
+from buildsys.store.signatures import ACCEPT, WARN, SigningKey
+from buildsys.system.backend_registry import Reason
+from buildsys.system.processes import run_python
+from buildsys.system.signatures import UNSIGNED, UNTRUSTED, TrustedKeys, key_name
+from buildsys.system.toolchains import Toolchain, locate_toolchain
 
+SCHEMA = "buildsys/doctor/1"
+_NOT_USABLE = 1
+_LIMIT_S = 120
 STALE, CHECK = "stale", "check"  # kinds of reasons that only the project knows
 NAMED, RECOMMENDED, FIRST = "named", "recommended", "first"  # why an engine is chosen
 _MOST_REASONS = 2
@@ -173,3 +194,189 @@ def _problem(session: BuildSession, engine: Action) -> str | None:
     if not (session.project.build / engine.outputs["engine"].path).is_file():
         return "not built"
     return None if reason is None else reason.problem
+
+
+def check_engines(
+    root: Path,
+    names: Sequence[str],
+    only: ModelFilter,
+    trusted: Sequence[str] = (),
+    revoked: Sequence[str] = (),
+    *,
+    as_json: bool,
+) -> int:
+    """Print the state of engines; return 0 if all are usable.
+
+    A name is a file, a folder, or a target name: the engines of its targets are checked. A file or
+    folder that an engine of this project is built into stands for its target. With ``trusted``
+    keys, one of them must have signed each engine; ``revoked`` ones never count.
+
+    Raises: UsageError: a name is none of these, or a key no public key.
+    """
+    checker = EngineChecker(root, trusted, revoked)
+    engines = checker.matching(names, only) if only else map(checker.find, names)
+    answers = [checker.check(engine) for of_name in engines for engine in of_name]
+    if as_json:
+        print_json({"schema": SCHEMA, "engines": answers})
+    else:
+        print_lines("\n\n".join("\n".join(_lines(answer)) for answer in answers).split("\n"))
+    usable = all(answer["runs"] and answer["current"] is not False for answer in answers)
+    return 0 if usable else _NOT_USABLE
+
+
+class NamedEngine(NamedTuple):
+    """An engine to check."""
+
+    name: str  # as typed, or its target
+    path: Path
+    toolchain: Toolchain | None = None
+    action: Action | None = None  # if it belongs to this project
+
+    @property
+    def is_built(self) -> bool:
+        """True if its folder exists."""
+        return self.path.parent.is_dir()
+
+
+class EngineChecker:
+    """Checks of engines, loading the project only for its own engines."""
+
+    def __init__(
+        self, root: Path, trusted: Sequence[str] = (), revoked: Sequence[str] = ()
+    ) -> None:
+        self._root = root
+        self._must_be_signed = bool(trusted)
+        self._policy = empty_project(root).signing()
+        revoked = [*self._policy.revoked, *revoked]
+        try:
+            self._keys = TrustedKeys.of(trusted or self._policy.trusted, revoked)
+        except ValueError as error:
+            hint = "`buildsys cache keygen FILE` prints public keys, ed25519: and 44 characters"
+            raise UsageError(str(error), hint) from None
+        if revoked and not self._keys.trusted:
+            problem = "revoked keys have no effect without trusted ones"
+            raise UsageError(problem, "add --trusted-key")
+        if not trusted and self._policy.key is not None:  # own results need no other key
+            with suppress(StageError):
+                own = SigningKey(self._policy.key).public_key
+                self._keys = replace(self._keys, trusted=self._keys.trusted | {own})
+
+    @cached_property
+    def _session(self) -> BuildSession:
+        return BuildSession.read_only(self._root)
+
+    def matching(self, names: Sequence[str], only: ModelFilter) -> Iterator[list[NamedEngine]]:
+        """Find the engines of names and of matching models. Raises: UsageError: there are none."""
+        engines = engines_of(self._session, self._session.select(names or [ENGINE], only=only))
+        if not engines:
+            hint = "choose another --tag or --owner, or leave it out"
+            raise UsageError(f"no engine of {' '.join(names)} has {only}", hint)
+        return ([self._of_action(engine)] for engine in engines)
+
+    def find(self, name: str) -> list[NamedEngine]:
+        """Find the engines of a name."""
+        typed = typed_path(name)
+        if not typed.exists() and os.sep not in name and (":" in name or "." not in name):
+            engines = engines_of(self._session, self._session.targets_of(name))
+            if not engines:
+                names = engine_names(self._session)
+                listed = f"engines: {first_names(names, _MOST_ENGINES) or 'none yet'}"
+                short = name.removeprefix(f"{ENGINE}:")
+                raise unknown_name("engine file and no engine", short, names, listed)
+            return [self._of_action(engine) for engine in engines]
+        path = typed.resolve()
+        if path.is_relative_to(empty_project(self._root).build.resolve()):
+            own = (a for a in self._session.actions.values() if a.stage == ENGINE)
+            for engine in map(self._of_action, own):
+                if path in (engine.path.resolve(), engine.path.parent.resolve()):
+                    return [engine._replace(name=name)]
+        return [NamedEngine(name, typed)]
+
+    def _of_action(self, action: Action) -> NamedEngine:
+        project, toolchain = self._session.project, None
+        if action.toolchain:
+            toolchain = locate_toolchain(*action.toolchain, project.root, os.environ)
+        path = project.build / action.outputs["engine"].path
+        return NamedEngine(action.target, path, toolchain, action)
+
+    def check(self, engine: NamedEngine) -> dict[str, Any]:
+        """Check whether an engine can run here, and is current."""
+        signer, problems, note = self._signature(engine)
+        if problems:  # nothing may load its library
+            answer = _refusal(engine, problems)
+        else:
+            answer = _check_in_process(engine, self._root)
+            answer |= {"signed_by": signer} if signer else {}
+            answer["notes"] = [*answer["notes"], *([note] if note else [])]
+        reasons: list[dict[str, str]] = []
+        if engine.action is not None and engine.is_built:
+            own = project_reasons(self._session, engine.action)
+            reasons = [reason._asdict() for reason in own]
+        current = None if engine.action is None else not reasons and engine.path.is_file()
+        return {**answer, "current": current, "reasons": [*answer["reasons"], *reasons]}
+
+    def _signature(self, engine: NamedEngine) -> tuple[str, tuple[Reason, ...], str]:
+        """Return the signer of an engine, the reasons against it, and a note.
+
+        Without ``--trusted-key``, engines that this project built need no signature, and
+        ``unsigned`` of the project says how others are treated.
+        """
+        is_configured = bool(self._policy.trusted) and self._policy.unsigned != ACCEPT
+        if not (self._must_be_signed or is_configured) or not engine.is_built:
+            return "", (), ""
+        signer, problems = check_signature(engine.path, self._keys)
+        tolerated = {UNSIGNED, UNTRUSTED} if self._policy.unsigned == WARN else set()
+        tolerated |= {UNSIGNED} if engine.action is not None else set()
+        if problems and problems[0].kind in tolerated and not self._must_be_signed:
+            return "", (), problems[0].problem
+        if engine.action is not None:  # an engine is signed when it is built
+            again = f"buildsys build -a -s {engine.action.target}"
+            problems = tuple(replace(problem, remedy=again) for problem in problems)
+        return signer, problems, ""
+
+
+def _check_in_process(engine: NamedEngine, root: Path) -> dict[str, Any]:
+    """Check an engine in its own interpreter."""
+    if engine.action is not None and not engine.is_built:
+        problem = f"{engine.name} has not been built"
+        return _refusal(engine, [Reason("file", problem, f"buildsys build {engine.name}")])
+    toolchain, path = engine.toolchain, str(engine.path.absolute())
+    python = str(toolchain.python) if toolchain else sys.executable
+    try:
+        done = run_python(
+            ("-m", "buildsys.doctor", path, "--json", f"--project={root}"),
+            python=python,
+            environment=toolchain.environment(os.environ) if toolchain else None,
+            limit_s=_LIMIT_S,
+        )
+        answer: dict[str, Any] = done.json()
+    except OSError as error:
+        return _refusal(engine, [Reason("library", f"cannot start {python}: {error}", "")])
+    except ValueError:
+        problem = f"{python} gives no answer about the engine: {done.problem}"
+        return _refusal(engine, [Reason("library", problem, "reinstall its library")])
+    if toolchain:
+        for reason in answer["reasons"]:
+            reason["remedy"] = reason["remedy"].replace("pip install", toolchain.pip)
+    return {**answer, "engine": engine.name}
+
+
+def _refusal(engine: NamedEngine, reasons: Iterable[Reason]) -> dict[str, Any]:
+    facts = {"schema": SCHEMA, "engine": engine.name, "built": "", "runs": False}
+    return {**facts, "reasons": [asdict(reason) for reason in reasons], "notes": []}
+
+
+def _lines(answer: Mapping[str, Any]) -> Iterator[str]:
+    """Yield the lines of ``can_run``, then what the project knows."""
+    ours = [reason for reason in answer["reasons"] if reason["kind"] in (STALE, CHECK)]
+    others = [reason for reason in answer["reasons"] if reason["kind"] not in (STALE, CHECK)]
+    yield f"{answer['engine']}: {answer['built']}".removesuffix(": ")
+    signed = f", and is signed by {key_name(answer['signed_by'])}" if "signed_by" in answer else ""
+    yield f"it can run here{signed}" if answer["runs"] else "it cannot run here:"
+    yield from (f"  - {reason['problem']}; {reason['remedy']}".rstrip("; ") for reason in others)
+    if answer["current"]:
+        yield "it matches its manifest and has passed its checks"
+    if ours:
+        yield "it does not match its manifest, or has not passed its checks:"
+    yield from (f"  - {reason['problem']}; {reason['remedy']}" for reason in ours)
+    yield from (f"  note: {note}" for note in answer["notes"])

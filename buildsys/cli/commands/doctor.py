@@ -77,7 +77,7 @@ def run(options: Namespace) -> int:
     """Return 1 if a needed part is broken, or an engine unusable."""
     only = ModelFilter.of(options)
     if options.names or only:
-        from buildsys.cli.engine_doctor import check_engines
+        from buildsys.cli.engine_checks import check_engines
 
         keys = options.trusted_key, options.revoked_key
         return check_engines(options.root, options.names, only, *keys, as_json=options.json)
