@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from buildsys.history.builds import Build, Measurement
 from buildsys.history.database import History
+from buildsys.manifest.shape_cases import format_dims
 from buildsys.stages.bench.result import ENGINE, median_doubt
 from buildsys.stages.table import stage_info
 
@@ -105,8 +106,11 @@ def compare_latencies(history: History, first: Build, second: Build) -> list[Lat
         after = others.get(_place(before))
         if after is None or before.p50_ms <= 0:
             continue
-        noise = list(_noise((first, before), (second, after)))
-        reasons = [*obstacles, *noise, *_other_sizes(before, after)]
+        noisy = _is_noisy(first, before) or _is_noisy(second, after)
+        reasons = [*obstacles, *(["a measurement is noisy"] if noisy else [])]
+        if before.dims != after.dims:
+            sizes = [format_dims(side.dims) or "fixed" for side in (before, after)]
+            reasons.append(f"sizes are {' and '.join(sizes)}")
         intervals = before.interval_ms, after.interval_ms
         changes.append(
             LatencyChange(
@@ -119,7 +123,7 @@ def compare_latencies(history: History, first: Build, second: Build) -> list[Lat
                 *intervals,
                 INCOMPARABLE if reasons else _verdict(*intervals),
                 "; ".join(reasons),
-                noisy=bool(noise),
+                noisy=noisy,
             )
         )
     return changes
@@ -133,23 +137,11 @@ def _place(measurement: Measurement) -> tuple[str, str, str]:
     return measurement.case, measurement.contender, measurement.clock
 
 
-def _noise(*sides: tuple[Build, Measurement]) -> Iterator[str]:
-    noisy = [
-        bool(build.figures.get("noisy"))
-        or bool(m.interval_ms and median_doubt(m.p50_ms, m.interval_ms))
-        for build, m in sides
-    ]
-    if any(noisy):
-        yield f"{'both measurements are' if all(noisy) else 'a measurement is'} noisy"
-
-
-def _other_sizes(before: Measurement, after: Measurement) -> Iterator[str]:
-    if before.dims != after.dims:
-        yield f"sizes are {_sizes(before.dims)} and {_sizes(after.dims)}"
-
-
-def _sizes(dims: Mapping[str, int]) -> str:
-    return " ".join(f"{name}={size}" for name, size in dims.items()) or "fixed"
+def _is_noisy(build: Build, measured: Measurement) -> bool:
+    interval = measured.interval_ms
+    return bool(
+        build.figures.get("noisy") or (interval and median_doubt(measured.p50_ms, interval))
+    )
 
 
 def _verdict(first: tuple[float, float] | None, second: tuple[float, float] | None) -> str:

@@ -12,18 +12,21 @@ from buildsys.stages.gate.result import GateResult
 
 def key_figure(result: GateResult) -> str:
     """List the gates with the changes of their figures."""
+    words = {FAILED: "beyond its limit", NOISY: "undecided"}
     texts = []
     for check in result["checks"]:
-        status, change = check["status"], check.get("change")
-        if status == NOISY:
-            change = None
-        parts = [check["metric"].replace("_", " "), "" if change is None else q.change(change)]
-        if status == FAILED or change is None:
-            within = "not compared" if check.get("limit") is None else "within its limit"
-            words = {PASSED: within, FAILED: "beyond its limit", NOISY: "undecided"}
-            word = words.get(status, status)
-            parts.append(word if change is None else f"({word})")
-        texts.append(" ".join(filter(None, parts)))
+        title, status, change = (
+            check["metric"].replace("_", " "),
+            check["status"],
+            check.get("change"),
+        )
+        word = words.get(status, status)
+        if status == PASSED:
+            word = "not compared" if check.get("limit") is None else "within its limit"
+        if change is None or status == NOISY:
+            texts.append(f"{title} {word}")
+        else:
+            texts.append(f"{title} {q.change(change)}" + (f" ({word})" if status == FAILED else ""))
     return ", ".join(texts)
 
 
