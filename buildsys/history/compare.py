@@ -7,7 +7,6 @@ from dataclasses import dataclass
 
 from buildsys.history.builds import Build, Measurement
 from buildsys.history.database import History
-from buildsys.manifest.shape_cases import format_dims
 from buildsys.stages.bench.result import ENGINE, median_doubt
 from buildsys.stages.table import stage_info
 
@@ -109,8 +108,7 @@ def compare_latencies(history: History, first: Build, second: Build) -> list[Lat
         noisy = _is_noisy(first, before) or _is_noisy(second, after)
         reasons = [*obstacles, *(["a measurement is noisy"] if noisy else [])]
         if before.dims != after.dims:
-            sizes = [format_dims(side.dims) or "fixed" for side in (before, after)]
-            reasons.append(f"sizes are {' and '.join(sizes)}")
+            reasons.append(f"sizes are {_sizes(before.dims)} and {_sizes(after.dims)}")
         intervals = before.interval_ms, after.interval_ms
         changes.append(
             LatencyChange(
@@ -138,10 +136,12 @@ def _place(measurement: Measurement) -> tuple[str, str, str]:
 
 
 def _is_noisy(build: Build, measured: Measurement) -> bool:
-    interval = measured.interval_ms
-    return bool(
-        build.figures.get("noisy") or (interval and median_doubt(measured.p50_ms, interval))
-    )
+    ends = measured.interval_ms
+    return bool(build.figures.get("noisy") or (ends and median_doubt(measured.p50_ms, ends)))
+
+
+def _sizes(dims: Mapping[str, int]) -> str:
+    return " ".join(f"{name}={size}" for name, size in dims.items()) or "fixed"
 
 
 def _verdict(first: tuple[float, float] | None, second: tuple[float, float] | None) -> str:
