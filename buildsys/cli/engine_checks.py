@@ -53,14 +53,6 @@ _MOST_ENGINES = 12
 _UNAVAILABLE = "unavailable here"
 
 
-class EngineReason(NamedTuple):
-    """A reason against deploying an engine, and the command that removes it."""
-
-    kind: str
-    problem: str
-    remedy: str
-
-
 def engines_of(session: BuildSession, targets: Iterable[str]) -> list[Action]:
     """List the engines that targets belong to, in build order."""
     actions = [session.actions[target] for target in targets]
@@ -115,7 +107,7 @@ def required_checks(session: BuildSession, engine: Action) -> list[str]:
 
 def project_reasons(
     session: BuildSession, engine: Action, *, with_gate: bool = True
-) -> Iterator[EngineReason]:
+) -> Iterator[Reason]:
     """Yield reasons against deploying an engine: stale, or without passed checks."""
     checks = [
         name
@@ -127,14 +119,14 @@ def project_reasons(
     if explained.state != FRESH:
         why = summarize_reasons(explained.reasons, _MOST_REASONS)
         problem = f"{engine.target} does not match its manifest: {why}"
-        yield EngineReason(STALE, problem, f"buildsys build {engine.target}")
+        yield Reason(STALE, problem, f"buildsys build {engine.target}")
     for name in checks:
         check, remedy = states[name], f"buildsys build {name}"
         if check.state != FRESH:
             why = summarize_reasons(check.reasons, _MOST_REASONS)
             has_failed = any(cause.kind == FAILED for cause in check.reasons)
             state = "has not passed" if has_failed else "has not run on the current files"
-            yield EngineReason(CHECK, f"{name} {state}: {why}", remedy)
+            yield Reason(CHECK, f"{name} {state}: {why}", remedy)
             continue
         # a gate has no baseline before the second build; validate cannot run operators that
         # only a plugin computes, and verify has compared the engine
@@ -142,10 +134,10 @@ def project_reasons(
         operators = action.options.get("operators", ())
         may_miss = action.stage == GATE or any(entry["kind"] is None for entry in operators)
         if check.last is not None and check.last.status == UNAVAILABLE and not may_miss:
-            yield EngineReason(CHECK, f"{name} could not run here: {check.last.reason}", remedy)
+            yield Reason(CHECK, f"{name} could not run here: {check.last.reason}", remedy)
         if check.noise is not None:
             problem = f"{name} has not passed, it was noisy: {check.noise}"
-            yield EngineReason(CHECK, problem, f"buildsys build --remeasure {engine.model}")
+            yield Reason(CHECK, problem, f"buildsys build --remeasure {engine.model}")
 
 
 def choose_engine(session: BuildSession, engines: Sequence[Action]) -> tuple[Action, str]:
@@ -311,7 +303,7 @@ class EngineChecker:
         reasons: list[dict[str, str]] = []
         if engine.action is not None and engine.is_built:
             own = project_reasons(self._session, engine.action)
-            reasons = [reason._asdict() for reason in own]
+            reasons = [asdict(reason) for reason in own]
         current = None if engine.action is None else not reasons and engine.path.is_file()
         return {**answer, "current": current, "reasons": [*answer["reasons"], *reasons]}
 

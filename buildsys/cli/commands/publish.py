@@ -8,13 +8,14 @@ from argparse import ArgumentParser, Namespace
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import asdict
 from pathlib import Path, PurePosixPath
 from typing import Any, NamedTuple
 
 from buildsys import __version__
 from buildsys.cli.command import add_json, add_names, print_answer, print_json
 from buildsys.cli.console.rows import Row, format_table, print_rows
-from buildsys.cli.engine_checks import EngineReason, engines_of, project_reasons, required_checks
+from buildsys.cli.engine_checks import engines_of, project_reasons, required_checks
 from buildsys.cli.project_root import typed_path
 from buildsys.cli.session import BuildSession
 from buildsys.cli.target_names import ModelFilter, add_filter
@@ -29,6 +30,7 @@ from buildsys.report.formatting import plural, size
 from buildsys.stages.table import BENCH, REPORT, target_of
 from buildsys.store.ledger import ActionRecord
 from buildsys.store.remote_folder import RemoteFolder, connect, remedy_of
+from buildsys.system.backend_registry import Reason
 from buildsys.system.printable import mask_secrets, mask_text
 
 SCHEMA, LIST_SCHEMA = "buildsys/publish/1", "buildsys/publish-list/1"
@@ -93,7 +95,7 @@ class _Publication(NamedTuple):
 
     action: Action
     state: str = ""  # until it is published
-    reasons: Sequence[EngineReason] = ()
+    reasons: Sequence[Reason] = ()
     files: Mapping[str, VersionFile] = {}
 
     @property
@@ -104,7 +106,7 @@ class _Publication(NamedTuple):
     def as_json(self) -> dict[str, Any]:
         """Convert the engine for ``--json``."""
         files = {name: file.recorded.size for name, file in self.files.items()}
-        reasons = [reason._asdict() for reason in self.reasons]
+        reasons = [asdict(reason) for reason in self.reasons]
         return {"engine": self.name, "state": self.state, "reasons": reasons, "files": files}
 
 
@@ -178,7 +180,7 @@ def _select(
             state = REFUSED if are_all or action.target in named else SKIPPED
             problem = f"{action.target} could not be built here: {unavailable}"
             remedy = f"buildsys explain {action.target}"
-            yield _Publication(action, state, [EngineReason("unavailable", problem, remedy)])
+            yield _Publication(action, state, [Reason("unavailable", problem, remedy)])
 
 
 def _records(session: BuildSession, action: Action) -> dict[str, ActionRecord]:

@@ -10,10 +10,10 @@ import pytest
 from cli_doubles import make_session, run_in
 
 from buildsys.cli import engine_checks, project_root
-from buildsys.cli.engine_checks import EngineReason
 from buildsys.cli.session import BuildSession
 from buildsys.errors import UsageError
 from buildsys.execution.freshness import Explanation
+from buildsys.system.backend_registry import Reason
 from buildsys.workers.pool import JobReply, WorkerPool
 
 OPTIONS: dict[str, Any] = {"input": ["x=x.npy"]}
@@ -75,7 +75,7 @@ class Project:
 
     def _reasons(self, _: BuildSession, engine: Any, **__: Any) -> Any:
         reason = self.reasons.get(engine.variant)
-        yield from [] if reason is None else [EngineReason("stale", reason, "")]
+        yield from [] if reason is None else [Reason("stale", reason, "")]
 
     def _work(self, job: Any) -> JobReply:
         self.jobs.append(job)
