@@ -10,7 +10,7 @@ import time
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from buildsys.cli.session import BuildSession
 from buildsys.errors import BuildsysError, StageError, with_hint
@@ -23,9 +23,6 @@ from buildsys.report.run_results import BrokenManifest, RunResults, TargetResult
 from buildsys.stages.table import GATE
 from buildsys.system.files import replace_file
 from buildsys.system.printable import printable
-
-if TYPE_CHECKING:
-    from buildsys.store.ledger import HistoryEntry
 
 _RECENT_RUNS = 20
 _MOST_REASONS = 2
@@ -62,7 +59,7 @@ def write_files(files: Mapping[str, str], run: RunResults, title: str, document:
 
 def collect_results(session: BuildSession, started: str) -> RunResults:
     """Collect the results of the run begun at ``started``."""
-    results = _Results(session, session.ignored(), started)
+    ignored = session.ignored()
     is_interrupted = bool(session.interrupted)
     return RunResults(
         started=started,
@@ -70,7 +67,10 @@ def collect_results(session: BuildSession, started: str) -> RunResults:
         host=socket.gethostname(),
         status=ends.INTERRUPTED if is_interrupted else ends.FINISHED,
         error="interrupted; finished targets are kept" if is_interrupted else "",
-        targets=tuple(results.of(target) for target in session.in_order(session.requested)),
+        targets=tuple(
+            _result(session, target, ignored, started)
+            for target in session.in_order(session.requested)
+        ),
         manifests=tuple(broken_manifests(session)),
     )
 
@@ -101,85 +101,73 @@ def broken_manifests(session: BuildSession) -> Iterator[BrokenManifest]:
         yield BrokenManifest(file, tuple(dict.fromkeys(map(str, errors))))
 
 
-class _Results:
-    """The results of targets, from this run and from the ledger."""
+def _result(
+    session: BuildSession, target: str, ignored: Collection[str], since: str
+) -> TargetResult:
+    """Make the result of one target, from this run and from the ledger."""
+    action, log = session.actions[target], session.log(target)
+    end = session.finished.get(target)
+    has_log = end is not None and not end.waited and log.is_file()
+    return TargetResult(
+        target=target,
+        model=action.model,
+        stage=action.stage,
+        variant=action.variant,
+        owner=session.project.models[action.model].data["owner"],
+        log=os.path.relpath(log, session.project.root) if has_log else "",
+        first_failure=session.first_failures.get(target, ""),
+        **_end(session, target, ignored, since),
+    )
 
-    def __init__(self, session: BuildSession, ignored: Collection[str], since: str) -> None:
-        self._session = session
-        self._ignored = ignored
-        self._since = since
 
-    def of(self, target: str) -> TargetResult:
-        """Make the result of one target."""
-        session, action = self._session, self._session.actions[target]
-        end, log = session.finished.get(target), session.log(target)
-        has_log = end is not None and not end.waited and log.is_file()
-        return TargetResult(
-            target=target,
-            model=action.model,
-            stage=action.stage,
-            variant=action.variant,
-            owner=session.project.models[action.model].data["owner"],
-            log=os.path.relpath(log, session.project.root) if has_log else "",
-            first_failure=session.first_failures.get(target, ""),
-            **self._end(target),
-        )
-
-    def _end(self, target: str) -> dict[str, Any]:
-        session, action = self._session, self._session.actions[target]
-        end = session.finished.get(target)
-        if shortfall := session.shortfall(target):
-            reason = with_hint(end.reason, end.hint) if end else session.recorded_reason(target)
-            seconds = end.seconds if end and not (end.waited or end.restored) else 0.0
-            history = self._history(target) if shortfall == ends.UNAVAILABLE else {}
-            return {"status": shortfall, "reason": reason, "seconds": seconds, **history}
-        if end is None:
-            is_current = session.is_up_to_date(target)
-            return {"status": ends.UP_TO_DATE} if is_current else self._not_run(target)
-        if end.waited:
-            return {"status": ends.UP_TO_DATE, "reason": "built by another run meanwhile"}
-        if end.status == ends.FAILED:
-            history = self._history(target)
-            return {
-                "status": ends.FAILED,
-                "reason": with_hint(end.reason, end.hint),
-                "error": end.error,
-                "seconds": end.seconds,
-                **history,
-                "regressed": history["regressed"] or action.stage == GATE,
-            }
-        why = [decode_reasons(run.why) for run in self._runs(target)[:1]]
+def _end(
+    session: BuildSession, target: str, ignored: Collection[str], since: str
+) -> dict[str, Any]:
+    stage, end = session.actions[target].stage, session.finished.get(target)
+    try:
+        runs = session.executor.ledger.history(target, _RECENT_RUNS)
+    except (BuildsysError, OSError):  # a locked or damaged state: the run reports it
+        runs = []
+    steady = [(run.status, run.started) for run in runs if run.status != ends.NOISY]
+    last_passed, regressed = regression(steady, since)
+    history = {"regressed": regressed, "last_passed": last_passed}
+    if shortfall := session.shortfall(target):
+        reason = with_hint(end.reason, end.hint) if end else session.recorded_reason(target)
+        seconds = end.seconds if end and not (end.waited or end.restored) else 0.0
+        history = history if shortfall == ends.UNAVAILABLE else {}
+        return {"status": shortfall, "reason": reason, "seconds": seconds, **history}
+    if end is None:
+        is_fresh = target in session.fresh
+        return {"status": ends.UP_TO_DATE} if is_fresh else _not_run(session, target, ignored)
+    if end.waited:
+        return {"status": ends.UP_TO_DATE, "reason": "built by another run meanwhile"}
+    if end.status == ends.FAILED:
         return {
-            "status": ends.RESTORED if end.restored else ends.PASSED,
-            "figure": key_figure(action.stage, session.result(target)),
-            "why": summarize_reasons(why[0], _MOST_REASONS) if why else "",
-            "seconds": 0.0 if end.restored else end.seconds,
+            **history,
+            "status": ends.FAILED,
+            "reason": with_hint(end.reason, end.hint),
+            "error": end.error,
+            "seconds": end.seconds,
+            "regressed": regressed or stage == GATE,
         }
+    return {
+        "status": ends.RESTORED if end.restored else ends.PASSED,
+        "figure": key_figure(stage, session.result(target)),
+        "why": summarize_reasons(decode_reasons(runs[0].why), _MOST_REASONS) if runs else "",
+        "seconds": 0.0 if end.restored else end.seconds,
+    }
 
-    def _not_run(self, target: str) -> dict[str, Any]:
-        """Explain a stale target without a run."""
-        session = self._session
-        needed = [target, *(name for name in session.needed([target]) if name != target)]
-        ignored = next((name for name in needed if name in self._ignored), "")
-        if ignored:
-            what = "excluded" if ignored == target else f"needs {ignored}, which is excluded"
-            reason = f"{what} by `doit ignore`; `doit forget {ignored}` includes it"
-            return {"status": ends.IGNORED, "reason": reason}
-        outcomes = [session.finished[name] for name in needed if name in session.finished]
-        failed = [end.target for end in outcomes if end.status == ends.FAILED]
-        reason = f"needs {failed[0]}, which failed" if failed else why_stopped(session.finished)
-        if session.interrupted and not failed:
-            reason = "interrupted"
-        return {"status": ends.NOT_RUN, "reason": reason}
 
-    def _runs(self, target: str) -> list[HistoryEntry]:
-        try:
-            return self._session.executor.ledger.history(target, _RECENT_RUNS)
-        except (BuildsysError, OSError):  # a locked or damaged state: the run reports it
-            return []
-
-    def _history(self, target: str) -> dict[str, Any]:
-        """Look up the time of the last success, and any regression since."""
-        runs = [(run.status, run.started) for run in self._runs(target) if run.status != ends.NOISY]
-        last_passed, regressed = regression(runs, self._since)
-        return {"regressed": regressed, "last_passed": last_passed}
+def _not_run(session: BuildSession, target: str, ignored: Collection[str]) -> dict[str, Any]:
+    """Explain a stale target without a run."""
+    needed = [target, *(name for name in session.needed([target]) if name != target)]
+    if mark := next((name for name in needed if name in ignored), ""):
+        what = "excluded" if mark == target else f"needs {mark}, which is excluded"
+        reason = f"{what} by `doit ignore`; `doit forget {mark}` includes it"
+        return {"status": ends.IGNORED, "reason": reason}
+    outcomes = [session.finished[name] for name in needed if name in session.finished]
+    failed = [end.target for end in outcomes if end.status == ends.FAILED]
+    reason = f"needs {failed[0]}, which failed" if failed else why_stopped(session.finished)
+    if session.interrupted and not failed:
+        reason = "interrupted"
+    return {"status": ends.NOT_RUN, "reason": reason}

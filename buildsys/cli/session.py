@@ -70,7 +70,7 @@ class BuildSession(TargetNames):
         self.remeasures_all = False
         self.repeats_flaky = False
         self.first_failures: dict[str, str] = {}  # why flaky targets were repeated
-        self._fresh: dict[str, str] = {}  # recorded status by up-to-date target
+        self.fresh: dict[str, str] = {}  # recorded status by up-to-date target
         self._idle = threading.Condition()
         self._busy = 0
 
@@ -210,7 +210,7 @@ class BuildSession(TargetNames):
             return False
         if status is None or self._is_measured_again(target, status):
             return False
-        self._fresh[target] = status
+        self.fresh[target] = status
         return True
 
     def _is_measured_again(self, target: str, status: str) -> bool:
@@ -224,14 +224,10 @@ class BuildSession(TargetNames):
         self.rebuilds[target] = Reason(NOISY, reason) if is_noisy else Reason(ASKED_FOR)
         return True
 
-    def is_up_to_date(self, target: str) -> bool:
-        """Return True if this run has found a target up to date."""
-        return target in self._fresh
-
     def are_up_to_date(self, targets: Iterable[str]) -> bool:
         """Check targets, each once."""
         return all(
-            target in self._fresh or target in self.finished or self.is_fresh(target)
+            target in self.fresh or target in self.finished or self.is_fresh(target)
             for target in targets
         )
 
@@ -259,13 +255,13 @@ class BuildSession(TargetNames):
         if self.remeasures_noisy:
             fresh = {name: ends for name, ends in fresh.items() if _NOISY not in ends.values()}
         for targets in fresh.values():
-            self._fresh.update(targets)
+            self.fresh.update(targets)
         return fresh
 
     def shortfall(self, target: str) -> str:
         """Return "unavailable" or "noisy" for a target that ended so, now or earlier, else ""."""
         finished = self.finished.get(target)
-        status = finished.status if finished else self._fresh.get(target, "")
+        status = finished.status if finished else self.fresh.get(target, "")
         return status if status in (_UNAVAILABLE, _NOISY) else ""
 
     def recorded_reason(self, target: str) -> str:
@@ -277,7 +273,7 @@ class BuildSession(TargetNames):
         """Summarize why a target runs."""
         from buildsys.execution.stale_reasons import ASKED_FOR, summarize_reasons
 
-        if target in self._fresh:
+        if target in self.fresh:
             return ASKED_FOR
         try:
             return summarize_reasons(self.executor.examine(target).reasons)
@@ -292,7 +288,7 @@ class BuildSession(TargetNames):
         """
         self._raise_if_interrupted()
         started = time.monotonic()
-        options: dict[str, Any] = {"force": target in self._fresh}
+        options: dict[str, Any] = {"force": target in self.fresh}
         if target in self.rebuilds:
             options = {"force": True, "request": self.rebuilds[target]}
         with self._idle:

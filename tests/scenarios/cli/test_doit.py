@@ -187,17 +187,6 @@ def test_all_errors_in_manifests_are_printed_and_nothing_is_built(project: Proje
     assert not (project.root / "build").exists()
 
 
-def test_resolve_and_schema(built: ProjectFolder) -> None:
-    resolved = built.buildsys("resolve", "lin")
-    assert resolved.code == 0
-    assert "configs/models/lin.yaml:1" in resolved.out
-    unknown = built.buildsys("resolve", "line")
-    assert (unknown.code, unknown.err) == (3, "ERROR: there is no model 'line'; nearest: lin\n")
-    assert built.buildsys("resolve").code == 3
-    assert built.buildsys("schema").code == 0
-    assert json.loads((built.root / "configs/schema/model.schema.json").read_text())["title"]
-
-
 def test_doit_works_from_another_folder(built: ProjectFolder, tmp_path: Path) -> None:
     dodo = str(built.root / "dodo.py")
     assert built.doit("-f", dodo, cwd=tmp_path) == Ran(0, UP_TO_DATE, "")

@@ -71,19 +71,6 @@ def test_a_model_that_is_added_is_built_and_nothing_else(many: ProjectFolder) ->
     assert many.doit() == Ran(0, f"everything is up to date ({8 * (COUNT + 1)} targets)\n", "")
 
 
-def test_a_model_that_is_removed_and_comes_back_is_fresh(many: ProjectFolder) -> None:
-    text = manifest(many, ONE).read_text()
-    manifest(many, ONE).unlink()
-    assert many.doit() == Ran(0, f"everything is up to date ({8 * (COUNT - 1)} targets)\n", "")
-    gone = many.doit(f"build:{ONE}")
-    assert (
-        gone.code,
-        gone.err.startswith(f"ERROR: there is no target 'build:{ONE}'; nearest: "),
-    ) == (3, True)
-    manifest(many, ONE).write_text(text)
-    assert many.doit() == Ran(0, UP_TO_DATE, "")
-
-
 def test_a_broken_manifest_fails_all_but_queries_of_other_models(many: ProjectFolder) -> None:
     many.edit(f"configs/models/{ONE}.yaml", "min_samples: 1", "min_sample: 1")
     for arguments in (

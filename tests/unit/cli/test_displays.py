@@ -168,33 +168,6 @@ def test_warnings_of_targets_that_ran_follow_the_table(
     assert "earlier run" not in out.getvalue()
 
 
-@pytest.mark.parametrize("columns", [50, 80, 160])
-def test_the_closing_table_fits_its_terminal(
-    columns: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("COLUMNS", str(columns))
-    monkeypatch.chdir(tmp_path)
-    session, _ = make_session(tmp_path)
-    write_result(session, "engine:net:rtx", status="unavailable", reason="no GPU can run it " * 8)
-    write_result(session, "export:net", status="passed", opset=17, nodes=122, bytes=1000)
-    write_result(session, "report:net", status="passed")
-    lines = [
-        ConsoleLine(target, action.model, action.stage, action.variant)
-        for target, action in session.actions.items()
-    ]
-    for entry in lines:
-        entry.status, entry.seconds = "passed", 1.0
-    lines[4].status, lines[4].log = "failed", "x.log"
-    out = io.StringIO()
-    session.seconds = 12.34
-    print_summary(out, session, lines)
-    text = out.getvalue()
-    assert max(map(len, text.splitlines())) <= columns
-    assert "opset 17" in text
-    assert "report: build/net/report/report.md\n" in text
-    assert text.splitlines()[-1] == "10 passed, 1 failed in 12.3 s"
-
-
 def test_cache_hits_and_failures_follow_the_tables(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

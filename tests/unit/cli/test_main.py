@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import os
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -157,16 +155,3 @@ def test_outside_of_a_project_only_some_commands_run(
         assert run(arguments) == 0
         assert "buildsys" in capsys.readouterr().out
     assert list(tmp_path.iterdir()) == []
-
-
-@pytest.mark.parametrize("buffered", ["", "1"])
-def test_the_version_may_be_printed_into_a_closed_pipe(tmp_path: Path, buffered: str) -> None:
-    reader, writer = os.pipe()
-    os.close(reader)
-    with open(writer, "wb") as pipe:  # noqa: PTH123 - a descriptor
-        done = subprocess.run(
-            [sys.executable, "-m", "buildsys", "--version"],
-            cwd=tmp_path, env={**os.environ, "PYTHONUNBUFFERED": buffered}, stdout=pipe,
-            stderr=subprocess.PIPE, text=True, check=False,
-        )  # fmt: skip
-    assert done.stderr == ""

@@ -102,15 +102,6 @@ def test_broken_manifests_are_listed_and_the_others_built(nightly: Doit) -> None
     assert found["counts"]["passed"] == len(nightly.session.actions)
 
 
-@pytest.mark.usefixtures("one_broken")
-def test_an_unknown_tag_may_be_that_of_a_broken_manifest(nightly: Doit) -> None:
-    code, out = nightly("nightly", "--tag", "weekly")
-    assert code == 3
-    broken = "left out as broken: configs/models/c.yaml:1: modle: unknown field"
-    assert f"there is no tag 'weekly'; no manifest has any; {broken}\n" in out
-    assert broken in written(nightly)["error"]
-
-
 def test_an_ignored_target_never_ran(nightly: Doit) -> None:
     assert nightly("ignore", "engine:a:ort")[0] == 0
     code, out = nightly("nightly", "a")
@@ -265,15 +256,6 @@ def test_an_interrupted_run_leaves_files_that_say_so(nightly: Doit) -> None:
     code, out = nightly("nightly")
     assert code == 0
     assert "was killed" not in out
-
-
-def test_without_a_place_for_its_files_nothing_runs(nightly: Doit) -> None:
-    (nightly.root / "build").touch()
-    code, out = nightly("nightly")
-    assert (code, nightly.session.finished) == (2, {})
-    assert "ERROR: cannot write" in out
-    (nightly.root / "build").unlink()
-    assert "was killed" not in nightly("nightly")[1]
 
 
 def test_an_ordinary_run_writes_junit_and_a_summary(nightly: Doit) -> None:

@@ -70,15 +70,6 @@ def test_an_ambiguous_name_is_an_error_with_the_candidates(session: BuildSession
     assert len(session.targets_of("build:export")) == len(session.targets_of("a"))
 
 
-def test_an_engine_called_like_a_stage_is_ambiguous(tmp_path: Path) -> None:
-    engines = [{"backend": "onnxruntime", "name": "verify"}]
-    session, _ = make_session(tmp_path, "a", engines=engines)
-    with pytest.raises(UsageError) as caught:
-        session.full_name("a:verify")
-    assert str(caught.value) == "'a:verify' is ambiguous; name one of verify:a, engine:a:verify"
-    assert session.full_name("verify:a:verify") == "verify:a:verify"
-
-
 @pytest.mark.parametrize(
     ("pattern", "targets"),
     [
@@ -91,15 +82,6 @@ def test_an_engine_called_like_a_stage_is_ambiguous(tmp_path: Path) -> None:
 )
 def test_a_pattern_names_targets(session: BuildSession, pattern: str, targets: list[str]) -> None:
     assert session.targets_of(pattern) == targets
-
-
-def test_a_pattern_of_models_names_all_their_targets(tmp_path: Path) -> None:
-    session, _ = make_session(tmp_path, "net1", "net2", "other")
-    for pattern in ("net*", "build:net*"):
-        assert session.targets_of(pattern) == [
-            *session.targets_of("net1"),
-            *session.targets_of("net2"),
-        ]
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,6 @@ from cli_doubles import Doit, ScriptedExecutor, make_session
 
 from buildsys.cli.session import BuildSession
 from buildsys.cli.tasks import ProjectTasks
-from buildsys.errors import StageError
 from buildsys.project.plan import model_of
 
 
@@ -67,12 +66,6 @@ def test_a_target_that_is_named_is_a_task_even_if_it_is_fresh(tmp_path: Path) ->
     )
 
 
-def test_a_group_comes_with_all_that_it_needs(tmp_path: Path) -> None:
-    session, _ = make(tmp_path)
-    needed = {"export:a", "reference:a", "simplify:a", "engine:a:ort", "engine:a:rtx"}
-    assert chosen(session, "engine:a") == ({"engine:a", *needed}, set())
-
-
 def test_only_named_models_are_planned_and_checked(tmp_path: Path) -> None:
     session, _ = make_session(tmp_path, "a", "b")
     asked: list[str] = []
@@ -85,22 +78,6 @@ def test_only_named_models_are_planned_and_checked(tmp_path: Path) -> None:
     ProjectTasks(session).choose_names(("build:b", "export:b"), skip_fresh=True)
     assert asked == ["b"]
     assert list(session.actions._planned) == ["b"]
-
-
-def test_everything_is_a_task_if_nothing_may_be_skipped(tmp_path: Path) -> None:
-    session, _ = make(tmp_path, "a", "b")
-    tasks = {"build:a"} | of(session, "a")
-    assert chosen(session, "build:a", skip_fresh=False) == (tasks, set())
-
-
-def test_a_problem_during_the_check_leaves_everything_to_the_run(tmp_path: Path) -> None:
-    session, executor = make(tmp_path, "a", "b")
-
-    def broken(models: object) -> dict[str, list[str]]:
-        raise StageError("cannot use the build state")
-
-    executor.find = broken  # type: ignore[method-assign]
-    assert chosen(session, "build")[1] == set()
 
 
 def test_models_are_built_one_after_another(doit: Doit) -> None:

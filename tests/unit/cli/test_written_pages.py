@@ -11,7 +11,7 @@ import pytest
 from cli_doubles import make_session, write_result
 
 from buildsys.cli.commands import pages
-from buildsys.cli.commands.pages import remove_pages, update_pages, write_pages
+from buildsys.cli.commands.pages import update_pages, write_pages
 from buildsys.cli.session import BuildSession
 from buildsys.execution.run_records import Outcome
 from buildsys.execution.stale_reasons import Reason, encode_reasons
@@ -164,26 +164,6 @@ def test_the_index_keeps_other_models_and_drops_removed_ones(session: BuildSessi
     assert "gone" in index.read_text()
     rows.write_text("[]")
     assert write_pages(session, []) is None
-
-
-def test_removed_pages_leave_the_index_of_the_others(session: BuildSession) -> None:
-    index = write_pages(session, ["net"])
-    assert index is not None
-    page = index.with_name("net.html")
-    rows = session.project.state / "index_rows.json"
-    other = {**json.loads(rows.read_text())["net"], "model": "other", "page": "other.html"}
-    rows.write_text(json.dumps({**json.loads(rows.read_text()), "other": other}))
-    index.with_name("other.html").write_text("other")
-    vars(session.project)["broken"] = {"other.yaml": "no colon"}
-    assert list(remove_pages(session, {"net"}, dry_run=True)) == [page]
-    assert page.is_file()
-    assert list(remove_pages(session, {"net"}, dry_run=False)) == [page]
-    assert not page.exists()
-    assert "other.html" in index.read_text()
-    assert "net.html" not in index.read_text()
-    list(remove_pages(session, {"other"}, dry_run=False))
-    assert not index.parent.exists()
-    assert not rows.exists()
 
 
 def test_a_model_without_html_has_no_page(session: BuildSession) -> None:
