@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from importlib import import_module, metadata
-from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
 from buildsys.backends.onnxruntime.execution_providers import CPU, compiles, known_providers
@@ -101,6 +99,9 @@ class _OnnxRuntime(BackendDescription):
 
     def reasons(self, record: Record, here: str) -> Iterator[Reason]:
         """Yield reasons by version, provider and processor."""
+        from importlib import import_module
+        from importlib.util import find_spec
+
         from buildsys.system.compatibility import older_library  # slow
         from buildsys.system.engine_environment import visible_gpus, why_no_gpu
 
@@ -125,6 +126,8 @@ class _OnnxRuntime(BackendDescription):
 
 def _context_reasons(record: Record) -> Iterator[Reason]:
     """Yield providers of another version than that whose compiled nodes the engine contains."""
+    from importlib import metadata  # slow
+
     from buildsys.system.engine_environment import version_numbers
 
     for provider in known_providers(record.map("settings")):

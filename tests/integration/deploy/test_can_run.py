@@ -260,9 +260,7 @@ def test_compiled_nodes_of_another_version_of_their_provider(
         figures["settings"].update(ep_context=ep_context, providers=[provider])
         figures["provider_libraries"] = {library: "2.7.0"}
 
-    monkeypatch.setattr(
-        "buildsys.backends.onnxruntime.description.metadata.version", {library: here}.__getitem__
-    )
+    monkeypatch.setattr("importlib.metadata.version", {library: here}.__getitem__)
     file = copied(ort_built, tmp_path)
     edit(file, lambda figures: compiled(figures, ep_context=True))
     problem = f"its nodes were compiled by {library} 2.7.0, but {here} is installed"
