@@ -157,6 +157,15 @@ class Magnitudes:
             places = (np.abs(values.reshape(-1)) * np.float64(BINS / self.span)).astype(np.int64)
             self.counts += np.bincount(np.minimum(places, BINS - 1), minlength=BINS)
 
+    def range(self, algorithm: str, percent: float | None) -> Range:
+        """Choose the range by ``entropy``, ``percentile`` or ``minmax``."""
+        if self.low > self.high:
+            return Range(0.0, 0.0, 0.0)  # empty in every batch
+        limit = self.entropy() if algorithm == "entropy" else self.largest
+        if algorithm == "percentile" and percent is not None:
+            limit = self.percentile(percent)
+        return Range(self.low, self.high, limit)
+
     def percentile(self, percent: float) -> float:
         """Find the magnitude above ``percent`` of all values."""
         total = int(self.counts.sum())
@@ -237,18 +246,6 @@ def measure(
             "check the data; golden inputs of another kind can hide this",
         )
     return {name: magnitudes for name, magnitudes in measured.items() if magnitudes.is_finite}
-
-
-def range_of(magnitudes: Magnitudes, algorithm: str, percentile: float | None) -> Range:
-    """Choose the range of one tensor by ``entropy``, ``percentile`` or ``minmax``."""
-    if magnitudes.low > magnitudes.high:
-        return Range(0.0, 0.0, 0.0)  # empty in every batch
-    limit = magnitudes.largest
-    if algorithm == "entropy":
-        limit = magnitudes.entropy()
-    elif algorithm == "percentile" and percentile is not None:
-        limit = magnitudes.percentile(percentile)
-    return Range(magnitudes.low, magnitudes.high, limit)
 
 
 def save_ranges(path: Path, ranges: Ranges, about: Mapping[str, Any]) -> None:

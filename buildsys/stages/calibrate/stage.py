@@ -19,7 +19,6 @@ from buildsys.stages.calibrate.ranges import (
     Range,
     Ranges,
     measure,
-    range_of,
     save_ranges,
 )
 from buildsys.stages.common.node_patterns import matching_pattern, named_nodes, tensor_origin
@@ -81,7 +80,7 @@ def _measure(job: Job, plan: BatchPlan) -> dict[str, Range]:
     needed = {name for node in tensors.nodes if node.op_type in HEAVY for name in node.input}
     measured = measure(tensors, batches, needed, counted=counted)
     ranges = {
-        name: range_of(magnitudes, options["algorithm"], options.get("percentile"))
+        name: magnitudes.range(options["algorithm"], options.get("percentile"))
         for name, magnitudes in measured.items()
     }
     _require_ranges(tensors, ranges, job.options["exclude"])
