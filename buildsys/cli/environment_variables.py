@@ -98,9 +98,9 @@ def check_variables(root: Path, environment: Mapping[str, str] = os.environ) -> 
 
         overrides = [override_variable(toolchain) for toolchain in _toolchains(root)]
         if name not in overrides:
-            names = [known.removeprefix(PREFIX) for known in (*forms, *overrides)]
+            names = [variable.removeprefix(PREFIX) for variable in (*forms, *overrides)]
             near = nearest(name.removeprefix(PREFIX), names)
-            listed = ", ".join(PREFIX + known for known in near or names)
+            listed = ", ".join(PREFIX + variable for variable in near or names)
             hint = f"{'nearest' if near else 'known'}: {listed}"
             raise UsageError(f"there is no environment variable {name}", hint)
 

@@ -71,14 +71,14 @@ class ModelFilter:
         owners = {name: model.data["owner"] for name, model in models.items()}
         known_tags = sorted({tag for own in tags.values() for tag in own})
         known_owners = sorted({*owners.values()} - {""})
-        for kind, names, known in (
+        for kind, names, values in (
             ("tag", self.tags, known_tags),
             ("owner", self.owners, known_owners),
         ):
             for name in names:
-                if name not in known:
-                    listed = f"{kind}s: {first_names(known, _MOST_MODELS)}"
-                    raise unknown_name(kind, name, known, listed if known else _NO_FILTER)
+                if name not in values:
+                    listed = f"{kind}s: {first_names(values, _MOST_MODELS)}"
+                    raise unknown_name(kind, name, values, listed if values else _NO_FILTER)
         matching = [
             name
             for name in models

@@ -171,8 +171,8 @@ def _collect(project: Project, store: Store, options: Namespace) -> Answer:
     }  # fmt: skip
     verb = "would remove" if options.dry_run else "removed"
     gone = f"{count(len(collection.actions))} records and {count(collection.objects)} files"
-    kept = f"{count(collection.kept_actions)} records remain, {size(collection.kept_bytes)}"
-    lines = [f"{verb} {gone}, {size(collection.bytes)}; {kept}"]
+    remaining = f"{count(collection.kept_actions)} records remain, {size(collection.kept_bytes)}"
+    lines = [f"{verb} {gone}, {size(collection.bytes)}; {remaining}"]
     if max_size is not None and collection.kept_bytes > max_size:
         lines.append(f"what the manifests reach stays, so {size(max_size)} is not met")
     if removed.files:

@@ -204,13 +204,13 @@ def _stages(names: str) -> list[str]:
 
     Raises: UsageError: an unknown stage.
     """
-    known = [name for name in STAGE_DOCS if name != "build"]
+    every_stage = [name for name in STAGE_DOCS if name != "build"]
     stages = []
     for name in filter(None, names.split(",")):
-        stage = name if name in known else name.removesuffix("s")
-        if stage not in known:
-            near = nearest(name, known)
-            hint = f"nearest: {', '.join(near)}" if near else f"stages: {', '.join(known)}"
+        stage = name if name in every_stage else name.removesuffix("s")
+        if stage not in every_stage:
+            near = nearest(name, every_stage)
+            hint = f"nearest: {', '.join(near)}" if near else f"stages: {', '.join(every_stage)}"
             raise UsageError(f"--rebuild: there is no stage {name!r}", hint)
         stages.append(stage)
     return stages
