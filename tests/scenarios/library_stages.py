@@ -1,15 +1,8 @@
-"""Stages that use the real libraries, to compare a forked worker with a fresh process.
-
-As a program it does the same without a worker:
-``python -m tests.scenarios.library_stages NAME FOLDER``.
-"""
+"""Stages that look at the libraries of their worker."""
 
 from __future__ import annotations
 
-import gc
-import hashlib
 import importlib.util
-import json
 import os
 import sys
 from collections.abc import Callable
@@ -20,71 +13,6 @@ from buildsys.workers.job import Job, StageResult
 
 def run(job: Job) -> StageResult:
     return StageResult(figures=STAGES[job.options["do"]](job.outputs["result"].parent))
-
-
-def export(folder: Path) -> dict[str, str]:
-    import torch
-    from onnxscript.function_libs.torch_lib import ops, registration
-
-    del ops  # fills the registry, of which every dynamo export parses 500 functions
-    functions = registration.default_registry._registry
-    for name in set(functions):
-        if not any(part in name for part in ("conv", "batch_norm", "relu")):
-            del functions[name]
-    torch.manual_seed(0)
-    network = torch.nn.Sequential(
-        torch.nn.Conv2d(3, 8, 3), torch.nn.BatchNorm2d(8), torch.nn.ReLU()
-    ).eval()
-    image = torch.ones(1, 3, 32, 32)
-    digests = {}
-    for name, options in {
-        "script": {"dynamo": False, "opset_version": 17},
-        "dynamo": {"dynamo": True},
-    }.items():
-        torch.onnx.export(
-            network,
-            (image,),
-            folder / f"{name}.onnx",
-            external_data=False,
-            verbose=False,
-            **options,
-        )
-        digests[name] = _digest(_without_stack_traces((folder / f"{name}.onnx").read_bytes()))
-    digests["output"] = _digest(network(image.expand(16, 3, 32, 32)).detach().numpy().tobytes())
-    return digests
-
-
-def simplify(folder: Path) -> dict[str, str]:
-    import numpy as np
-    import onnx
-    import onnxruntime
-    import onnxsim
-
-    rng = np.random.default_rng(0)
-    weight = onnx.numpy_helper.from_array(rng.normal(size=(256, 256)).astype(np.float32), "weight")
-    nodes = [
-        onnx.helper.make_node("Identity", ["weight"], ["same"]),
-        onnx.helper.make_node("MatMul", ["x", "same"], ["product"]),
-        onnx.helper.make_node("Relu", ["product"], ["y"]),
-    ]
-    tensors = [
-        onnx.helper.make_tensor_value_info(name, onnx.TensorProto.FLOAT, [512, 256])
-        for name in "xy"
-    ]
-    graph = onnx.helper.make_graph(nodes, "g", tensors[:1], tensors[1:], [weight])
-    opsets = [onnx.helper.make_opsetid("", 17)]
-    simple, _ = onnxsim.simplify(onnx.helper.make_model(graph, ir_version=8, opset_imports=opsets))
-    assert [node.op_type for node in simple.graph.node] == ["MatMul", "Relu"]
-    session = onnxruntime.InferenceSession(
-        simple.SerializeToString(), providers=["CPUExecutionProvider"]
-    )
-    x = rng.normal(size=(512, 256)).astype(np.float32)
-    (y,) = session.run(None, {"x": x})
-    return {
-        "graph": _digest(simple.SerializeToString()),
-        "y": _digest(y.tobytes()),
-        "blas": _digest((x @ x.T).tobytes()),
-    }
 
 
 def name_loaded(folder: Path) -> dict[str, str]:
@@ -129,26 +57,5 @@ def open_rtx_library(folder: Path) -> dict[str, str]:
 
 
 STAGES: dict[str, Callable[[Path], dict[str, str]]] = {
-    stage.__name__: stage
-    for stage in (export, simplify, name_loaded, import_torch, list_threads, open_rtx_library)
+    stage.__name__: stage for stage in (name_loaded, import_torch, list_threads, open_rtx_library)
 }
-
-
-def _without_stack_traces(model: bytes) -> bytes:
-    """Drop where the exporter was called from: it is not the same place in a worker."""
-    import onnx
-
-    proto = onnx.load_from_string(model)
-    for node in proto.graph.node:
-        del node.metadata_props[:]
-    return proto.SerializeToString(deterministic=True)
-
-
-def _digest(content: bytes) -> str:
-    return hashlib.sha256(content).hexdigest()
-
-
-if __name__ == "__main__":
-    gc.disable()  # a second less while torch is imported
-    print(json.dumps(STAGES[sys.argv[1]](Path(sys.argv[2]))), flush=True)
-    os._exit(0)

@@ -7,7 +7,6 @@ import os
 import resource
 import signal
 import subprocess
-import sys
 import time
 from pathlib import Path
 
@@ -34,13 +33,6 @@ def show_environment(job: Job) -> StageResult:
             **{name: os.environ.get(name) for name in ("BUILDSYS_MARK", "TERM")},
         }
     )
-
-
-def list_own_modules(job: Job) -> StageResult:
-    names = ("buildsys", "__main__")  # the server
-    own = [module for name, module in sys.modules.items() if name.partition(".")[0] in names]
-    files = sorted(file for module in own if (file := module.__file__) is not None)
-    return StageResult(figures={"files": dict.fromkeys(files, 1)})
 
 
 def report_progress(job: Job) -> None:

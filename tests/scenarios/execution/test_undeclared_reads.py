@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 from project_folder import ProjectFolder
-from ready_project import VALUES, ReadyProject, TorchProject
+from ready_project import TorchProject
 
 NET = """\
 import glob
@@ -166,36 +166,3 @@ def test_nothing_read_in_the_last_run_goes_stale_silently(reading: ProjectFolder
         taken_back.append(expected)
     assert reasons(reading) == []
     assert reading.doit("export:m").ran == set()
-
-
-def test_a_package_reinstalled_or_edited_is_stale(ready: ReadyProject, tmp_path: Path) -> None:
-    site, target = tmp_path / "site-packages", "reference:a"
-    install(site, "x = 1\n")
-    ready.edit(VALUES, "import numpy\n", "import numpy\nimport someone\nimport someone.deep\n")
-    ready.edit(VALUES, "SCALE = 1.0", "SCALE = 1.0 * someone.x * someone.deep.y")
-    ready.environment["PYTHONPATH"] += f":{site}"
-    assert ready.doit(target).code == 0
-    assert reasons(ready, target) == []
-    install(site, "x = 2\n")
-    assert reasons(ready, target) == ["installed files of someone changed"]
-    assert ready.doit(target).ran == {target}
-    (site / "someone" / "deep.py").write_text("y = 3\n")
-    assert reasons(ready, target) == ["installed files of someone changed"]
-
-
-def install(site: Path, code: str) -> None:
-    """Install version 1.0 of a package, as pip does."""
-    import base64
-    import hashlib
-
-    lines = []
-    for name, text in {"someone/__init__.py": code, "someone/deep.py": "y = 1\n"}.items():
-        path = site / name
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(text)
-        digest = base64.urlsafe_b64encode(hashlib.sha256(text.encode()).digest()).decode()
-        lines.append(f"{name},sha256={digest.rstrip('=')},{len(text)}")
-    info = site / "someone-1.0.dist-info"
-    info.mkdir(exist_ok=True)
-    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: someone\nVersion: 1.0\n")
-    (info / "RECORD").write_text("\n".join([*lines, "someone-1.0.dist-info/RECORD,,"]))

@@ -137,37 +137,3 @@ def test_a_wrong_clock_reruns_nothing(ready_built: ReadyProject) -> None:
         os.utime(values, (other, other))
         assert "reference:a" in ready_built.doit().passed
     assert contents(ready_built.root / "build") == ready_built.clean_contents()
-
-
-def test_odd_paths_and_links(tmp_path: Path, runtime_folder: Path) -> None:
-    project = ReadyProject(tmp_path / "modèles d'été № 1 (ä b)", runtime_folder)
-    project.root.mkdir()
-    project.create()
-    elsewhere = tmp_path / "anders wo"
-    elsewhere.mkdir()
-    inside = project.root / "manifestes d'été"  # a link out of the project is refused
-    inside.mkdir()
-    project.add_model("a").rename(inside / "one.yaml")
-    (project.root / "configs/models/a.yaml").symlink_to(inside / "one.yaml")
-    (project.root / "configs").rename(elsewhere / "configs")
-    (project.root / "configs").symlink_to(elsewhere / "configs")
-    (elsewhere / "build").mkdir()
-    (project.root / "build").symlink_to("../anders wo/build")
-    try:
-        assert project.doit("-n", "2").passed == ALL
-        assert project.doit() == UP_TO_DATE
-        manifest = inside / "one.yaml"
-        manifest.write_text(manifest.read_text().replace("duration: 20ms", "duration: 21ms"))
-        assert project.doit().ran == {"bench:a:ort", "report:a"}
-        other = inside / "two.yaml"
-        other.write_text(manifest.read_text().replace("tool: onnxsim", "tool: none"))
-        (project.root / "configs/models/a.yaml").unlink()
-        (project.root / "configs/models/a.yaml").symlink_to(other)
-        assert "simplify:a" in project.doit().ran
-        assert project.doit() == UP_TO_DATE
-        assert contents(elsewhere / "build") == project.clean_contents()
-        assert project.doit("clean").code == 0
-        assert (project.root / "build").is_symlink()
-        assert project.files() == set()
-    finally:
-        project.end()

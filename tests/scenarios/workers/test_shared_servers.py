@@ -19,10 +19,8 @@ from pool_project import ROOT, STAGES, orchestrator, parent_of, wait_for_end
 from project_folder import TIMEOUT_S, ProjectFolder, wait_until
 
 from buildsys.system.processes import Process
-from buildsys.workers import job as jobs
 from buildsys.workers import registry, server_handle
-from buildsys.workers.job import JOB, LIGHT, Job
-from buildsys.workers.launch import server_modules
+from buildsys.workers.job import JOB, Job
 from buildsys.workers.pool import WorkerPool
 
 
@@ -95,15 +93,6 @@ def test_a_later_run_gets_its_own_variables(
     monkeypatch.delenv("TERM")
     assert run(tmp_path, "show_environment")["TERM"] is None
     assert len(running()) == 1
-
-
-def test_the_fingerprint_covers_all_loaded_modules(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(jobs, "server_kind_of", lambda job: LIGHT)
-    loaded = set(run(tmp_path, "list_own_modules")["files"])
-    assert str(ROOT / "buildsys/workers/server.py") in loaded
-    assert loaded <= set(server_modules())
 
 
 def test_two_runs_share_a_server_undisturbed(tmp_path: Path) -> None:

@@ -155,16 +155,6 @@ def test_a_damaged_store_costs_a_rebuild_and_a_warning(
     assert build(root) == []  # the rebuilt outputs are in the store again
 
 
-def test_an_edit_in_the_build_folder_does_not_reach_the_store(root: Path) -> None:
-    build(root)
-    good = published(root)
-    for name in good:
-        with (root / "build" / name).open("r+") as file:
-            file.write("edited in place")
-    assert build(root) == []
-    assert published(root) == good
-
-
 def test_a_read_only_store_causes_one_warning(
     root: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -190,15 +180,6 @@ def test_a_record_that_could_not_be_read_again_is_not_stored(
     assert line.endswith("the build continues without it")
     assert list(Store(root / "store").actions()) == []
     assert ALL[0] not in stale(root)
-
-
-def test_an_unexpected_optional_output_makes_the_target_stale_and_is_removed(root: Path) -> None:
-    build(root)
-    (root / "build/m/export/model.onnx.data").write_text("of another model")
-    assert stale(root)[0] == EXPORT
-    assert build(root) == []  # restored
-    assert "m/export/model.onnx.data" not in published(root)
-    assert build(root) == []
 
 
 def test_outputs_that_are_no_longer_produced_are_removed(root: Path) -> None:

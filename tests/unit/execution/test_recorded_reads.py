@@ -109,16 +109,6 @@ def test_earlier_content_is_restored(project: Path) -> None:
     assert built(project, FILE) == []
 
 
-def test_earlier_content_is_restored_after_a_run_with_other_reads(project: Path) -> None:
-    built(project, FILE)
-    (project / "net.py").write_text("import blocks  # reads nothing\n")
-    assert built(project) == [EXPORT]
-    (project / "net.py").write_text("import blocks\n")
-    assert built(project, FILE) == []
-    (project / CONFIG).write_text("2")
-    assert reasons(project) == ["read config.json changed (net.py:12)"]
-
-
 def test_a_variable_is_noticed(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SCALE", "1")
     built(project, ("variable", "SCALE"))
