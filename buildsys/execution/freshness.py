@@ -313,12 +313,10 @@ def _from_history(
     """Begin with the usual time and the last run.
 
     A target that cannot run here ends at once, so its runs count only if the latest was one.
-    Importing statistics for the median would cost 10 ms.
     """
     whole = [run for run in runs if run.status in _RESULTS]
     cannot_run = bool(whole) and whole[0].status == ledger.UNAVAILABLE
     typical = [run for run in whole if (run.status == ledger.UNAVAILABLE) == cannot_run]
     seconds = sorted([run.seconds for run in typical[:_TYPICAL_RUNS]])
-    middle = len(seconds) // 2
-    median = (seconds[middle] + seconds[-middle - 1]) / 2 if seconds else None
+    median = seconds[len(seconds) // 2] if seconds else None
     return Freshness(target, key=key, last=next(iter(runs), None), expected_s=median, **more)

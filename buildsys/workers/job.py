@@ -24,7 +24,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -163,20 +162,15 @@ def encode(message: Mapping[str, Any]) -> bytes:
     return json.dumps(message, separators=(",", ":")).encode() + b"\n"
 
 
-@dataclass
 class LineBuffer:
     """A buffer to split received bytes into lines."""
 
-    longest: float = math.inf  # bytes of one message
-    _pieces: list[bytes] = field(default_factory=list)
-    _waiting: int = 0  # bytes of an incomplete line
+    def __init__(self) -> None:
+        self._pieces: list[bytes] = []
 
     def feed(self, piece: bytes) -> list[bytes]:
-        """Split off the lines completed by ``piece``. Raises: ValueError: a line is too long."""
+        """Split off the lines completed by ``piece``."""
         whole, newline, rest = piece.rpartition(b"\n")
-        self._waiting = len(rest) if newline else self._waiting + len(piece)
-        if self._waiting > self.longest:
-            raise ValueError("a message is too long")
         if not newline:
             self._pieces.append(piece)
             return []

@@ -42,7 +42,6 @@ from buildsys.workers.registry import idle_limit_s, remove
 
 _KILL_GRACE_S = 2.0  # between SIGTERM and SIGKILL
 _LOG_CHECK_S = 1.0  # between two looks at the sizes of logs
-_LONGEST_REQUEST = 64 << 20  # bytes; manifests are read up to a fraction of that
 
 
 @dataclass(eq=False)
@@ -50,7 +49,7 @@ class _RunningJob:
     """A job with its channel, and its child as soon as that runs; times are monotonic."""
 
     channel: socket.socket
-    request: LineBuffer = field(default_factory=lambda: LineBuffer(_LONGEST_REQUEST))
+    request: LineBuffer = field(default_factory=LineBuffer)
     terminal: list[int] = field(default_factory=list)  # descriptors, in the foreground
     pid: int = 0
     log: Path | None = None

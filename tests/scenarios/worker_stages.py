@@ -138,11 +138,6 @@ def claim_no_memory(job: Job) -> None:
     )
 
 
-def hold_memory(job: Job) -> None:
-    resting = bytearray(64 << 20)
-    resting[::4096] = b"x" * len(resting[::4096])
-
-
 def start_grandchild(job: Job) -> StageResult:
     return StageResult(figures={"grandchild": _sleeper().pid})
 

@@ -91,17 +91,6 @@ def test_the_history_outlives_the_build_folder_and_never_fails_a_build(
         assert len(history.builds()) == len(ALL)
 
 
-def test_a_damaged_record_of_doit_costs_nothing(ready_built: ReadyProject) -> None:
-    ready_built.doit("ignore", "report:a")
-    for damage in (cut, fill_with_garbage):
-        damage(state(ready_built, "ignored.json"))
-        ran = ready_built.doit()
-        assert (ran.code, ran.out) == (0, UP_TO_DATE.out), ran
-        (warning,) = ran.err.splitlines()
-        assert warning.endswith("will be replaced: the marks of `doit ignore` are lost")
-        assert ready_built.doit() == UP_TO_DATE
-
-
 @pytest.mark.parametrize("what", ["state.db", "."])
 def test_the_state_is_deleted_during_a_run(ready: ReadyProject, what: str) -> None:
     ready.hold()

@@ -11,7 +11,6 @@ import pytest
 from pool_project import STAGES, import_from, orchestrator
 
 from buildsys.errors import CheckFailed, StageError, WorkerDied
-from buildsys.system.toolchains import Toolchain
 from buildsys.workers.job import Job
 from buildsys.workers.pool import JobReply, WorkerPool
 
@@ -71,19 +70,3 @@ def test_ctrl_c_is_for_the_stage(tmp_path: Path) -> None:
         _, errors = process.communicate(timeout=60)
     assert process.returncode == -signal.SIGINT, errors
     assert "in hang" in errors, "the traceback of the stage"
-
-
-def test_the_output_of_a_broken_interpreter_is_printed(
-    pool: WorkerPool, tmp_path: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
-    python = tmp_path / "python"
-    python.write_text("#!/bin/sh\necho loading plugins\nkill -SEGV $$\n")
-    python.chmod(0o755)
-    outputs, toolchain = {"result": tmp_path / "result.json"}, Toolchain("ill", python, {})
-    job = Job(
-        "engine:m:e", STAGES, "m", "e", {"do": "echo"}, {}, outputs, tmp_path, toolchain=toolchain
-    )
-    with pytest.raises(StageError, match="crashed with a segmentation fault") as crashed:
-        pool.run(job, log=None)
-    assert "full log" not in str(crashed.value)
-    assert "loading plugins" in capfd.readouterr().err

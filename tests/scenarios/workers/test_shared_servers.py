@@ -6,7 +6,6 @@ import contextlib
 import json
 import os
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -20,7 +19,7 @@ from project_folder import TIMEOUT_S, ProjectFolder, wait_until
 
 from buildsys.system.processes import Process
 from buildsys.workers import registry, server_handle
-from buildsys.workers.job import JOB, Job
+from buildsys.workers.job import Job
 from buildsys.workers.pool import WorkerPool
 
 
@@ -242,34 +241,3 @@ def test_stopping_now_ends_running_jobs(
         assert row.split()[:3] == [str(server), "bare", "ended"]
         wait_for_end(child)
         assert not lives(server)
-
-
-@pytest.mark.parametrize(
-    "garbage",
-    [
-        b"garbage\n", b"\xff\xfe\n", b"5\n", b"[]\n", b'{"job": 1}\n', b"[" * 100_000 + b"\n",
-        b"x" * (65 << 20),
-    ],
-    ids=["text", "binary", "number", "list", "fields", "deep", "endless"],
-)  # fmt: skip
-def test_garbage_ends_neither_a_server_nor_its_jobs(
-    tmp_path: Path, folder: Path, garbage: bytes
-) -> None:
-    go = tmp_path / "go"
-    with WorkerPool(tmp_path / ".buildsys") as pool, ThreadPoolExecutor(1) as threads:
-        server = run_in(pool, tmp_path)["parent"]
-        job = threads.submit(run_in, pool, tmp_path, "wait_for_file", file=str(go))
-        (address,) = folder.glob("*.sock")
-        control = registry.connect(address)
-        assert control is not None
-        channel, remote = socket.socketpair()
-        with control, channel:
-            with remote:
-                socket.send_fds(control, [JOB], [remote.fileno()])
-            with contextlib.suppress(BrokenPipeError, ConnectionResetError):
-                channel.sendall(garbage)
-            with contextlib.suppress(ConnectionResetError):
-                assert channel.recv(1) == b""  # the server hangs up
-        assert run_in(pool, tmp_path)["parent"] == server
-        go.touch()
-        job.result(timeout=TIMEOUT_S)

@@ -177,14 +177,6 @@ def test_exhausted_memory_is_reported(project: PoolProject, do: str) -> None:
     assert str(error).endswith(f"; full log: build/{do}.log")
 
 
-def test_peak_memory_is_that_of_the_job(project: PoolProject) -> None:
-    before, hungry, after = (
-        project.run(do).peak_rss_mib for do in ("report_progress", "hold_memory", "report_progress")
-    )
-    assert hungry > before + 60
-    assert after < before + 10
-
-
 def test_the_log_has_all_output_of_the_last_run(
     project: PoolProject, capfd: pytest.CaptureFixture[str]
 ) -> None:
@@ -222,14 +214,3 @@ def test_processes_of_a_stage_end_with_it(project: PoolProject) -> None:
         progress += [event["message"] for event in project.events if event["event"] == "progress"]
         limit_s *= 2
     wait_for_end(int(progress[0]))
-
-
-def test_crashes_do_not_disturb_another_job(project: PoolProject) -> None:
-    with ThreadPoolExecutor(3) as threads:
-        file = project.root / "go"
-        steady = threads.submit(project.run, "wait_for_file", file=str(file))
-        crashes = [threads.submit(project.error, do) for do in ("crash", "kill_itself", "abort")]
-        assert all(isinstance(crash.result(), WorkerDied) for crash in crashes)
-        assert not steady.done()
-        file.touch()
-        assert steady.result().status == "passed"

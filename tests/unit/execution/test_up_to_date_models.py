@@ -158,26 +158,6 @@ def test_every_change_causes_a_full_check(
     assert (project.check() == TARGETS) == (project.fresh() == TARGETS), "the full check decides"
 
 
-def test_a_touch_causes_a_full_check_without_a_run(project: Project) -> None:
-    project.check()
-    (project.root / "build/m/export/model.onnx").touch()
-    assert project.remembered() == []
-    project.wait()
-    assert project.check() == TARGETS
-    assert project.remembered() == sorted(TARGETS)
-
-
-def test_a_new_optional_output_causes_a_full_check(project: Project) -> None:
-    (project.root / "do-export:m").unlink()
-    (project.root / "net.py").write_text("z = 1\n")
-    project.build()
-    assert not (project.root / "build/m/export/model.onnx.data").exists()
-    assert project.check() == TARGETS
-    (project.root / "build/m/export/model.onnx.data").write_text("edited by hand")
-    assert project.remembered() == []
-    assert project.check() == []
-
-
 def test_another_manifest_causes_a_full_check(project: Project) -> None:
     project.check()
     assert project.remembered('{"model": "m", "export": {"opset": 18}}') == []
@@ -268,14 +248,6 @@ def test_a_change_during_the_check_is_checked_again(project: Project) -> None:
     planned = PlannedModel(TEXT, list(tiny_project.actions().values()))
     executor.models.check({"m": planned})
     assert executor.models.find({"m": TEXT}) == {}
-    executor.close()
-
-
-def test_a_damaged_state_costs_only_time(project: Project) -> None:
-    executor = project.executor()
-    executor._db.write([("DROP TABLE settled_models", ())])
-    planned = PlannedModel(TEXT, list(tiny_project.actions().values()))
-    assert executor.models.check({"m": planned}) == {"m": PASSED}
     executor.close()
 
 

@@ -85,19 +85,6 @@ def test_a_killed_process_releases_its_lock(tmp_path: Path) -> None:
     assert holders[0].pid == holder.pid
 
 
-def test_shared_holders_of_the_project_run_together(locks: Locks) -> None:
-    together = threading.Barrier(2, timeout=60)
-
-    def stage() -> None:
-        with locks.project("s", exclusive=False, on_wait=unexpected):
-            together.wait()
-
-    threads = [in_thread(stage) for _ in range(2)]
-    for thread in threads:
-        thread.join()
-    assert not together.broken
-
-
 def test_an_exclusive_holder_is_alone(locks: Locks) -> None:
     running: list[str] = []
     overlaps: list[list[str]] = []

@@ -6,7 +6,6 @@ import json
 import shutil
 import stat
 import subprocess
-import sys
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -181,17 +180,6 @@ def test_a_revoked_key_is_never_trusted(keys: tuple[Path, str]) -> None:
         assert not policy.tolerates(refused.value)
 
 
-def test_without_the_library_nothing_is_trusted(
-    keys: tuple[Path, str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    file, public = keys
-    record = signed(RECORD, file)
-    monkeypatch.setitem(sys.modules, "cryptography.exceptions", None)
-    with pytest.raises(SignatureError) as refused:
-        TrustPolicy([public]).signer(record)
-    assert refused.value.remedy == "pip install 'buildsys[signing]'"
-
-
 # --- builds with a shared cache ---
 
 
@@ -280,14 +268,6 @@ def test_results_of_a_revoked_key_are_stale(
     assert not two.executor.is_fresh(EXPORT)
     assert restored(two.build(EXPORT)) == []
     assert f"is signed by the revoked key {public[:16]}; ignored" in two.warnings[0]
-
-
-def test_results_of_this_machine_need_no_signature(clone: Clone, shared: Path) -> None:
-    root, trust = clone("one"), TrustPolicy([OTHER])
-    Checkout(root, shared, trust=trust).build(EXPORT)
-    assert Checkout(root, shared, trust=trust).executor.is_fresh(EXPORT)
-    shutil.rmtree(root / "build")
-    assert restored(Checkout(root, shared, trust=trust).build(EXPORT)) == [EXPORT]
 
 
 def test_without_a_usable_key_nothing_is_shared(clone: Clone, shared: Path, tmp_path: Path) -> None:

@@ -233,18 +233,6 @@ def test_a_file_read_by_a_forked_process_is_seen(project: Path) -> None:
     assert recorded(project, code)["file", "config.json"] == "net.py:3"
 
 
-def test_metadata_of_editable_installations_counts_only_for_the_user(project: Path) -> None:
-    (project / "team.egg-info").mkdir()
-    (project / "team.egg-info/PKG-INFO").write_text("Name: team\nVersion: 1\n")
-    (project / "site-packages").mkdir()
-    look = "from importlib.metadata import version\nassert version('team') == '1'\n"
-    (project / "site-packages/library.py").write_text(look)
-    read = ("file", "team.egg-info/PKG-INFO")
-    assert recorded(project, look)[read] == "net.py:2"
-    by_library = "import sys\nsys.path.append('site-packages')\nimport library\n"
-    assert read not in recorded(project, by_library)
-
-
 @pytest.mark.parametrize(
     "code",
     [

@@ -7,9 +7,7 @@ from typing import Any
 import pytest
 
 from buildsys.errors import (
-    BuildsysError,
     CheckFailed,
-    ManifestError,
     StageError,
     Unavailable,
     WorkerDied,
@@ -73,15 +71,6 @@ def test_errors_keep_their_class(kind: type[StageError]) -> None:
 
 class _Subclass(CheckFailed):
     pass
-
-
-@pytest.mark.parametrize(
-    "error", [ManifestError(Path("m.yaml"), ("opset",), "too new"), _Subclass("too new")]
-)
-def test_other_errors_become_stage_errors(error: BuildsysError) -> None:
-    received = error_from_json(error_to_json(error))
-    assert type(received) is StageError
-    assert "too new" in received.problem
 
 
 def _job(stage: str, **options: Any) -> Job:
