@@ -13,7 +13,7 @@ from buildsys.report.benchmarks import has_slow_tail, tail_note
 from buildsys.report.checks import margin_text
 from buildsys.report.formatting import align, display_width
 from buildsys.report.ranking import rank_text, unique_names
-from buildsys.report.report_types import LATENCY, Ranking, Report, TargetLine
+from buildsys.report.report_types import LATENCY, Ranking, Report, problems
 from buildsys.report.stage_lines import COMMAND_COLUMNS, GATE_COLUMNS, command_cells, gate_cells
 from buildsys.stages.table import SEARCH, VERIFY, target_of
 from buildsys.system.printable import printable
@@ -215,13 +215,9 @@ def _targets(report: Report) -> Lines:
     if rows:
         yield from table(("target", "status", "time>", "result"), rows)
     yield from _further(len(lines), "targets")
-    same_reason: dict[tuple[str, str, str], list[TargetLine]] = {}
-    for line in report.summary:
-        if line.reason:
-            same_reason.setdefault((line.status, line.reason, line.hint), []).append(line)
-    problems = sorted(same_reason.items(), key=lambda item: item[0][0] != "failed")
-    yield from [""] if problems else []
-    for (status, reason, hint), concerned in problems[:_MOST_PROBLEMS]:
+    causes = problems(report.summary)
+    yield from [""] if causes else []
+    for (status, reason, hint), concerned in causes[:_MOST_PROBLEMS]:
         targets = q.first_names([code(line.target) for line in concerned], 4)
         yield f"- {targets} — {status_text(status)}: {sentence(reason)}"
         if "\n" in hint:  # a list, with YAML to copy
@@ -233,8 +229,8 @@ def _targets(report: Report) -> Lines:
         if status == "failed":
             logs = q.first_names([code(line.log) for line in concerned], 4)
             yield f"  Log: {logs}. Run again: {code(f'buildsys build {concerned[0].target}')}."
-    if len(problems) > _MOST_PROBLEMS:
-        yield f"- and {len(problems) - _MOST_PROBLEMS} more reasons in `report.json`"
+    if len(causes) > _MOST_PROBLEMS:
+        yield f"- and {len(causes) - _MOST_PROBLEMS} more reasons in `report.json`"
 
 
 def _further(count: int, noun: str) -> Lines:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import MISSING, dataclass, field
 from typing import Any, TypeVar
 
@@ -427,6 +427,17 @@ class Report:
     ranking: Ranking | None = None
     searches: tuple[SearchLine, ...] = ()
     commands: tuple[CommandLine, ...] = ()
+
+
+def problems(
+    lines: Iterable[TargetLine],
+) -> list[tuple[tuple[str, str, str], list[TargetLine]]]:
+    """Group targets with a reason by status, reason and hint, failures first."""
+    groups: dict[tuple[str, str, str], list[TargetLine]] = {}
+    for line in lines:
+        if line.reason:
+            groups.setdefault((line.status, line.reason, line.hint), []).append(line)
+    return sorted(groups.items(), key=lambda group: group[0][0] != "failed")
 
 
 def fill(kind: type[Line], values: Mapping[str, Any], /, **own: Any) -> Line:

@@ -11,7 +11,7 @@ import hashlib
 import json
 import re
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from importlib.resources import files
@@ -27,8 +27,8 @@ from buildsys.report.html import charts, figures, tables
 from buildsys.report.html.charts import sparkline
 from buildsys.report.html.figures import EngineHistory, PageChange, changes
 from buildsys.report.ranking import contender_name, headline
-from buildsys.report.report_types import Report, TargetLine
-from buildsys.report.result_files import ABSENT, FAILED, PASSED, STALE
+from buildsys.report.report_types import Report, TargetLine, problems
+from buildsys.report.result_files import ABSENT, PASSED, STALE
 from buildsys.system.printable import printable
 
 INDEX = "index.html"
@@ -242,15 +242,16 @@ def _trend(page: ModelPage, engine: str) -> tuple[float | None, ...]:
     return tuple(build.trusted_latency for build in reversed(builds))
 
 
-def _problems(pipeline: Iterable[PipelineRow]) -> list[tuple[str, str, str, list[PipelineRow]]]:
+def _problems(
+    pipeline: Sequence[PipelineRow],
+) -> list[tuple[str, str, str, list[PipelineRow]]]:
     """List status, reason, hint and targets of everything not passed."""
-    problems: dict[tuple[str, str, str], list[PipelineRow]] = {}
-    for row in pipeline:
-        line = row.line
-        if line.status != PASSED and line.reason:
-            problems.setdefault((line.status, line.reason, line.hint), []).append(row)
-    failures_first = sorted(problems.items(), key=lambda item: item[0][0] != FAILED)
-    return [(*key, rows) for key, rows in failures_first]
+    rows = {row.line.target: row for row in pipeline}
+    return [
+        (*key, [rows[line.target] for line in lines])
+        for key, lines in problems([row.line for row in pipeline])
+        if key[0] != PASSED
+    ]
 
 
 def _changes(page: ModelPage, engine: str) -> list[PageChange]:

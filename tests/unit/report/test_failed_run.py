@@ -64,13 +64,6 @@ def test_a_failed_report_target_fails_the_verdict(results: Results) -> None:
     assert report.verdict.text == "FAILED: report:tiny: the worker crashed"
 
 
-def test_other_reports_are_of_no_failure(results: Results) -> None:
-    from buildsys.report.assemble import assemble
-
-    report = assemble("tiny", results.manifest, results.inputs, {})
-    assert "notice" not in as_json(report)
-
-
 def test_a_model_without_any_result_was_not_built(results: Results) -> None:
     for path in results.inputs.values():
         path.unlink()

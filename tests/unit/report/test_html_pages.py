@@ -99,12 +99,6 @@ def test_changes_since_the_last_build(history: EngineHistory, texts: list[str]) 
     assert list(changes(history, ())) == []
 
 
-def test_changes_are_on_the_page(results: Results) -> None:
-    text = shown(page(results, history=(builds(2.2, 2.0, why="opset 17 → 18"),))).text
-    assert "p50 of ort-cpu +10.0 %: 2.00 → 2.20 ms" in text
-    assert "built because opset 17 → 18" in text
-
-
 def test_earlier_builds_of_a_stale_target_are_not_compared(results: Results) -> None:
     problems = {"bench:tiny:ort-cpu": TargetProblem("not run: the run ended early")}
     report = assemble_after_failure("tiny", results.manifest, results.inputs, problems, "")

@@ -78,13 +78,6 @@ def test_the_same_results_give_the_same_bytes(results: Results, tmp_path: Path) 
     assert json.dumps(one.figures) == json.dumps(two.figures)
 
 
-def test_the_verdict_is_on_top(results: Results, tmp_path: Path) -> None:
-    spread(results)
-    lines = markdown_of(results, tmp_path / "report").splitlines()
-    assert lines[0] == "# tiny: build report"
-    assert lines[2].startswith("**FAILED: validate:tiny: output scores in case max is not a number")
-
-
 def test_a_failure_names_output_case_index_and_both_values(results: Results) -> None:
     spread(results)
     row = next(row for row in html_of(results).rows if "not a number | here" in row)
