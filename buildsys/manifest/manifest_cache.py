@@ -44,8 +44,8 @@ def read_entries(file: Path, root: Path, configs: Path) -> dict[str, Entry]:
 
     @cache  # most entries share some files
     def current(path: str) -> list[int] | None:
-        found = stamp(path if path.startswith(os.sep) else start + path)
-        return None if found is None else list(found)
+        state = stamp(path if path.startswith(os.sep) else start + path)
+        return None if state is None else list(state)
 
     try:
         stored = json.loads(read_limited(file, MAX_RESULT_BYTES))

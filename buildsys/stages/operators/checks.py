@@ -36,15 +36,15 @@ def problems(view: ManifestView) -> Problems:
             yield view.problem((*path, "op"), text, hint)
         first.setdefault(op, path)
         names = backend_names()
-        kinds_given = {backend: [*implementations(entry, backend)] for backend in names}
+        implemented = {backend: [*implementations(entry, backend)] for backend in names}
         kinds = {backend: describe_backend(backend).operator_kinds for backend in names}
-        if not any(kinds_given.values()):
+        if not any(implemented.values()):
             hint = "add function, library (ONNX Runtime) or plugin (TensorRT)"
             yield view.problem(path, f"operator {op} has no implementation", hint)
             continue
         for backend, kind in view.map(*path, "use").items():
-            if kind in kinds.get(backend, ()) and kind not in kinds_given[backend]:
-                given = ", ".join(kinds_given[backend])
-                hint = f"given: {given}" if given else f"add {kind}: …"
+            if kind in kinds.get(backend, ()) and kind not in implemented[backend]:
+                names_of_kinds = ", ".join(implemented[backend])
+                hint = f"given: {names_of_kinds}" if names_of_kinds else f"add {kind}: …"
                 text = f"{backend} has no implementation of the kind {kind}"
                 yield view.problem((*path, "use", backend), text, hint)
