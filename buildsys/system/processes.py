@@ -104,17 +104,6 @@ def children_of(pid: int) -> set[int]:
     return children
 
 
-def descendants_of(pid: int) -> set[int]:
-    """List the children of a process, their children, and so on."""
-    descendants: set[int] = set()
-    waiting = [pid]
-    while waiting:
-        new = children_of(waiting.pop()) - descendants
-        descendants |= new
-        waiting += new
-    return descendants
-
-
 def describe_exit(code: int | None) -> str:
     """Write the predicate of a sentence like "the worker of export:m …".
 

@@ -17,10 +17,21 @@ import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from buildsys.system.processes import Process, descendants_of, package_environment
+from buildsys.system.processes import Process, children_of, package_environment
 
 _START_LIMIT_S = 60.0
 _ATTEMPTS = 3  # Ray gives up after 30 s, which is short on a busy machine
+
+
+def descendants_of(pid: int) -> set[int]:
+    """List the children of a process, their children, and so on."""
+    descendants: set[int] = set()
+    waiting = [pid]
+    while waiting:
+        new = children_of(waiting.pop()) - descendants
+        descendants |= new
+        waiting += new
+    return descendants
 
 
 class RayCluster:
