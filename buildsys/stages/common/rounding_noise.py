@@ -20,7 +20,7 @@ from buildsys.onnx_graphs.output_policies import Policy, compare_outputs
 from buildsys.onnx_graphs.result_types import format_error
 from buildsys.onnx_graphs.tensor_comparison import Comparison
 from buildsys.onnx_graphs.tensors import BITS, Tensor, nudge, nudged_tensors
-from buildsys.stages.operators.open_graph import open_graph
+from buildsys.stages.common.equivalence import open_graph
 from buildsys.workers.job import Job
 
 Tensors = Mapping[str, Tensor]

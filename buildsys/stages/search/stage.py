@@ -26,6 +26,7 @@ from buildsys.onnx_graphs.onnx_file import raise_opset
 from buildsys.onnx_graphs.tensor_types import DTYPES
 from buildsys.onnx_graphs.tensors import Case, load_case
 from buildsys.stages.calibrate.ranges import IntermediateTensors
+from buildsys.stages.common.equivalence import open_graph
 from buildsys.stages.common.golden_check import OutputCheck, check_outputs, judge_agreement
 from buildsys.stages.common.node_patterns import matching_pattern, named_nodes
 from buildsys.stages.convert.precision_rules import LARGEST
@@ -40,7 +41,6 @@ from buildsys.stages.convert.typed import (
     BF16_OPSET,
     convert_precision,
 )
-from buildsys.stages.operators.open_graph import open_graph
 from buildsys.workers.job import Job, StageResult
 
 Passes = Callable[[Sequence[str]], bool]

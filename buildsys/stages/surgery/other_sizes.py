@@ -12,8 +12,7 @@ from buildsys.errors import CheckFailed, StageError
 from buildsys.manifest.shape_cases import Dims, Inputs, concrete_shape, format_dims
 from buildsys.onnx_graphs.onnx_file import all_nodes, load_model, tensors_of
 from buildsys.onnx_graphs.output_policies import compare_outputs
-from buildsys.stages.common.equivalence import Limits, random_inputs
-from buildsys.stages.operators.open_graph import open_graph
+from buildsys.stages.common.equivalence import Limits, open_graph, random_inputs
 from buildsys.workers.job import Job
 
 Spans = Mapping[str, Mapping[str, int]]  # dimension -> min, max, multiple_of

@@ -12,6 +12,7 @@ from buildsys.onnx_graphs.output_policies import uninformative_hint, uninformati
 from buildsys.onnx_graphs.tensor_comparison import Comparison
 from buildsys.onnx_graphs.tensor_types import assembled_outputs
 from buildsys.onnx_graphs.tensors import Case, load_case
+from buildsys.stages.common.equivalence import open_graph
 from buildsys.stages.common.golden_check import (
     ORIGINAL,
     and_more,
@@ -24,7 +25,6 @@ from buildsys.stages.common.golden_check import (
 from buildsys.stages.common.rounding_noise import RoundingNoise
 from buildsys.stages.common.stability import UNSTABLE
 from buildsys.stages.operators.implementation import implementation_of
-from buildsys.stages.operators.open_graph import open_graph
 from buildsys.stages.validate.result import ValidateResult
 from buildsys.workers.job import Job, StageResult
 

@@ -9,10 +9,10 @@ from typing import Any
 from buildsys.errors import StageError
 from buildsys.manifest.shape_cases import Dims
 from buildsys.onnx_graphs.tensors import Case
+from buildsys.stages.common.equivalence import open_graph
 from buildsys.stages.common.golden_check import ORIGINAL, check_outputs, is_unstable
 from buildsys.stages.common.rounding_noise import RoundingNoise
 from buildsys.stages.common.stability import UNSTABLE
-from buildsys.stages.operators.open_graph import open_graph
 from buildsys.stages.reference.further_cases import draw_sizes, size_conditions, suggested_sizes
 from buildsys.stages.reference.stage import Original, golden_inputs, load_original, not_finite
 from buildsys.stages.validate.stage import GRAPHS
