@@ -194,9 +194,9 @@ def render_model(page: ModelPage) -> str:
         ranking=tables.ranking(report),
         contenders=figures.contenders(report),
         by_batch=list(figures.by_batch(report)),
-        trends=[(one, chart) for one in page.history if (chart := figures.trend(one.timed))],
-        layers={one.name: [line for line in report.layers if line.engine == one.name]
-                for one in report.engines},
+        trends=[(past, chart) for past in page.history if (chart := figures.trend(past.timed))],
+        layers={engine.name: [line for line in report.layers if line.engine == engine.name]
+                for engine in report.engines},
         tables={"gates": tables.gates(report), "commands": tables.commands(report),
                 "stages": tables.graph_stages(report), "searches": tables.searches(report)},
     )  # fmt: skip

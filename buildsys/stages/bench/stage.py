@@ -194,7 +194,7 @@ def _measure(
             budget_s -= taken_s if len(attempts) > 1 else 0
             if not attempts[-1]["noisy"] or taken_s > budget_s:
                 break
-        steadiest = min(attempts, key=lambda one: len(one["noisy"]))
+        steadiest = min(attempts, key=lambda attempt: len(attempt["noisy"]))
         cases[case] = {"dims": dict(dims), **steadiest, "attempts": len(attempts)}
     contenders = list(dict.fromkeys(name for case in cases.values() for name in case["contenders"]))
     return {

@@ -116,14 +116,14 @@ class TorchNetwork:
                 call()
             torch.cuda.synchronize()
             with torch.cuda.graph(graph, stream=self._stream):
-                kept = call()
+                result = call()
         except RuntimeError as error:
             reason = f"PyTorch cannot capture the network as a CUDA graph: {_first_line(error)}"
             raise Unavailable(reason) from error
 
         def replay() -> Any:
             graph.replay()
-            return kept
+            return result
 
         return replay
 

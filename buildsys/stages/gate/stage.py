@@ -134,9 +134,9 @@ def _find_baseline(job: Job) -> _Baseline:
             "options": other["engine"],
         }
     names = {entry.name for entry in fields(_Baseline)}
-    known = {name: value for name, value in facts.items() if name in names and value}
-    known["figures"] = {**facts.get("figures", {}), **_figures_of_files(job, "baseline.")}
-    return _Baseline(**{"options": job.options["engine"], "engine": engine, **known})
+    own = {name: value for name, value in facts.items() if name in names and value}
+    own["figures"] = {**facts.get("figures", {}), **_figures_of_files(job, "baseline.")}
+    return _Baseline(**{"options": job.options["engine"], "engine": engine, **own})
 
 
 def _figures_of_files(job: Job, prefix: str) -> dict[str, float]:
