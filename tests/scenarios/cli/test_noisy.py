@@ -57,7 +57,7 @@ def test_it_is_measured_again_by_nightly_runs_and_on_request(ready: ReadyProject
     report = (ready.root / "build/a/report/report.md").read_text()
     assert f"1 noisy: {BENCH}" in report
     best = ready.buildsys("best", "a").out
-    assert "No engine to ship\nThe benchmark of ort is noisy" in best
+    assert "No engine to ship\nThe benchmarks of ort are noisy" in best
     assert "`buildsys build --remeasure a` measures again" in best
     assert f"ort     noisy   {REASON}" in best
     shutil.rmtree(ready.root / "build")
