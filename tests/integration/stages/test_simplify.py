@@ -86,13 +86,6 @@ def test_the_bytes_are_the_same_every_time(tmp_path: Path, tool: str) -> None:
     assert len(written) == 1
 
 
-def test_onnxslim_by_choice(tmp_path: Path) -> None:
-    result = simplify.run(simplify_job(tmp_path, conv_bn(), simplify={"tool": "onnxslim"}))
-    assert result.status == "passed", result.reason
-    assert result.figures["tool"] == "onnxslim"
-    assert result.figures["removed"]["BatchNormalization"] == 1
-
-
 def test_onnxslim_missing_says_what_to_install(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
