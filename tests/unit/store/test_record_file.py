@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,6 +15,8 @@ from buildsys.store.record_file import (
     RecordError,
     decode_record,
     encode_record,
+    output_file,
+    read_record,
     shown,
     signed_bytes,
 )
@@ -72,6 +75,28 @@ def test_a_record_of_an_earlier_version_is_read() -> None:
     stored = stored_record(schema=1)
     del stored["origin"], stored["signature"]
     assert decode_record(packed(stored), "", KEY) == RECORD
+
+
+def test_a_local_file_is_read_up_to_a_limit(tmp_path: Path) -> None:
+    path = tmp_path / "record"
+    path.write_bytes(encode_record(RECORD))
+    assert read_record(path, "export:m", KEY) == RECORD
+    for target, key in (("export:other", KEY), ("export:m", "b" * 64)):
+        with pytest.raises(RecordError, match="another key"):
+            read_record(path, target, key)
+    with path.open("ab") as file:
+        file.truncate((64 << 20) + 1)
+    with pytest.raises(RecordError, match=r"^is not an action record: it has 64 MiB, more"):
+        read_record(path, "export:m", KEY)
+
+
+def test_the_signed_bytes_are_those_of_earlier_versions() -> None:
+    assert signed_bytes(replace(RECORD, reason="", figures={})).decode() == (
+        f'{{"figures":{{}},"hint":"","key":"{KEY}","log":"","outputs":{{"m/a":null,"m/b":'
+        f'["{DIGEST}",5]}},"parts":{{"config:x":"1"}},"reason":"","schema":1,"seconds":1.5,'
+        '"started":"2026-01-02T03:04:05Z","status":"passed","target":"export:m"}'
+    )
+    assert output_file([DIGEST, 5]) == OutputFile(DIGEST, 5)
 
 
 def test_a_signature_covers_everything_but_itself_and_the_origin() -> None:
