@@ -10,10 +10,11 @@ from typing import Any
 import numpy as np
 import onnx
 import pytest
+import torch
 from export_jobs import NETWORKS
 from onnx import TensorProto, helper
 from small_graphs import make_model
-from stage_jobs import manifest, stage_job
+from stage_jobs import ROOT, manifest, stage_job
 
 from buildsys.backends.onnxruntime.session import OrtGraph
 from buildsys.errors import StageError
@@ -24,6 +25,7 @@ from buildsys.stages.common.golden_check import check_outputs, is_unstable
 from buildsys.stages.common.rounding_noise import RoundingNoise, size_constants
 from buildsys.stages.export import stage as export
 from buildsys.stages.reference import stage as reference
+from buildsys.stages.reference.further_cases import size_conditions
 from buildsys.stages.surgery import stage as surgery
 from buildsys.stages.validate import stage as validate
 from buildsys.stages.validate import stress
@@ -75,6 +77,20 @@ def test_a_branch_on_a_computed_size_fails(tmp_path: Path, kind: str, size: int)
     result = validate.run(validate_job(tmp_path, "IndirectBranch", kwargs={"kind": kind}))
     assert result.status == "failed"
     assert size in {failure["dims"]["length"] for failure in result.figures["failures"]}
+
+
+class Membership(torch.nn.Module):
+    """Asks for members of unknown things, which have no end."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if 9 in x.shape or x.shape[1] in (11, 13):
+            return x + 1
+        return x
+
+
+def test_conditions_of_membership_end() -> None:
+    conditions = size_conditions(Membership(), ROOT)
+    assert any(condition(11) and not condition(12) for condition in conditions)
 
 
 @pytest.mark.parametrize("least", [4, 40])  # small and large inputs
