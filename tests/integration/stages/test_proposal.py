@@ -310,11 +310,11 @@ def test_a_damaged_onnx_file_is_one_sentence_with_a_remedy(tmp_path: Path) -> No
     external: Any = {"save_as_external_data": True, "location": data.name, "size_threshold": 0}
     write("Add", **external)
     data.write_bytes(b"few")
-    assert refusal() == "the data file is incomplete: save the graph again"
+    assert refusal().startswith("save the graph again, with its weights next to it")
     data.unlink()
-    assert refusal() == "put the data file there, or save the graph again with its weights"
+    assert refusal().startswith("save the graph again, with its weights next to it")
     write("Mine")
-    assert refusal().startswith("declare the operator in a manifest (`ops`")
+    assert "an operator that is not registered is declared in a manifest (`ops`" in refusal()
     file.write_bytes(b"")
     assert refusal() == "export it again, with its outputs"
     file.write_bytes(b"hello")
