@@ -27,8 +27,8 @@ if TYPE_CHECKING:
     from buildsys.execution.executor import Executor
     from buildsys.execution.freshness import Explanation, FreshnessChecker
     from buildsys.execution.run_records import Outcome
-    from buildsys.execution.stale_reasons import Reason
-    from buildsys.history.recorder import Recorder
+    from buildsys.execution.stale_reasons import StaleReason
+    from buildsys.history.recorder import HistoryRecorder
     from buildsys.project.load import Project
     from buildsys.store.ledger import AcceptedBuild
     from buildsys.store.signatures import TrustPolicy
@@ -65,7 +65,7 @@ class BuildSession(TargetNames):
         self.requested: Collection[str] = ()  # targets of this run
         self.up_to_date_targets: Sequence[str] = ()  # those of them that are not tasks of doit
         self.checked_stale_outputs = False  # after a failure
-        self.rebuilds: dict[str, Reason] = {}  # targets to run even if up to date, and why
+        self.rebuilds: dict[str, StaleReason] = {}  # targets to run even if up to date, and why
         self.remeasures_noisy = False  # benchmarks and gates whose last measurement was noisy
         self.remeasures_all = False
         self.repeats_flaky = False
@@ -187,12 +187,12 @@ class BuildSession(TargetNames):
 
         return PastBuilds(self.project.state).of_gate(*names)
 
-    def _make_recorder(self) -> Recorder:
+    def _make_recorder(self) -> HistoryRecorder:
         from buildsys.history.database import History, history_file
-        from buildsys.history.recorder import Recorder
+        from buildsys.history.recorder import HistoryRecorder
         from buildsys.system.git import Checkout
 
-        return Recorder(
+        return HistoryRecorder(
             History(history_file(self.project.state)),
             lambda: self.checkout or Checkout(),
             lambda model: self.project.models[model].text,
@@ -218,10 +218,10 @@ class BuildSession(TargetNames):
         is_noisy = status == _NOISY and (self.remeasures_noisy or self.remeasures_all)
         if not is_noisy and not (self.remeasures_all and self.actions[target].measures):
             return False
-        from buildsys.execution.stale_reasons import ASKED_FOR, NOISY, Reason
+        from buildsys.execution.stale_reasons import ASKED_FOR, NOISY, StaleReason
 
         reason = str(self.result(target).get("reason") or "")
-        self.rebuilds[target] = Reason(NOISY, reason) if is_noisy else Reason(ASKED_FOR)
+        self.rebuilds[target] = StaleReason(NOISY, reason) if is_noisy else StaleReason(ASKED_FOR)
         return True
 
     def are_up_to_date(self, targets: Iterable[str]) -> bool:

@@ -25,7 +25,12 @@ from buildsys.execution.freshness import (
 from buildsys.execution.local_runs import Folders, LocalRuns
 from buildsys.execution.recorded_reads import TOO_MANY, add_warnings, forbidden
 from buildsys.execution.run_records import Outcome, Recorder, RunRecords
-from buildsys.execution.stale_reasons import ASKED_FOR, Reason, encode_reasons, summarize_reasons
+from buildsys.execution.stale_reasons import (
+    ASKED_FOR,
+    StaleReason,
+    encode_reasons,
+    summarize_reasons,
+)
 from buildsys.execution.up_to_date_models import UpToDateModels
 from buildsys.plan.action import RESULT, Action, missing_outputs
 from buildsys.store import ledger
@@ -44,7 +49,7 @@ if TYPE_CHECKING:
     from buildsys.workers.pool import JobReply, WorkerPool
 
 Event = dict[str, Any]
-_REQUESTED = Reason(ASKED_FOR)
+_REQUESTED = StaleReason(ASKED_FOR)
 _LISTED_FILES = 4  # in the details of a failed check
 _ATTEMPTS = 2  # if an input is written while the stage runs
 
@@ -125,7 +130,9 @@ class Executor:
         after = {target: self._actions[target].after for target in targets}
         return explain((self._forecaster.examine(self._actions[name]) for name in targets), after)
 
-    def run(self, target: str, *, force: bool = False, request: Reason = _REQUESTED) -> Outcome:
+    def run(
+        self, target: str, *, force: bool = False, request: StaleReason = _REQUESTED
+    ) -> Outcome:
         """Bring a target up to date; ``force`` rebuilds it for reason ``request``.
 
         Raises: CheckFailed: its result file is published. StageError: nothing is published.

@@ -15,7 +15,7 @@ from buildsys.execution.action_key import ActionKey, KeyBuilder
 from buildsys.execution.baselines import GateBaselines, PastBuilds, no_builds
 from buildsys.execution.build_cache import is_restorable, store_folder
 from buildsys.execution.recorded_reads import TOO_MANY, describe
-from buildsys.execution.stale_reasons import Reason, part_reasons
+from buildsys.execution.stale_reasons import StaleReason, part_reasons
 from buildsys.plan.action import Action, missing_outputs
 from buildsys.store import ledger
 from buildsys.store.file_digests import DigestCache
@@ -54,26 +54,28 @@ class Freshness:
     restorable: bool = False  # the store has the outputs of this key
 
     @cached_property
-    def reasons(self) -> tuple[Reason, ...]:
+    def reasons(self) -> tuple[StaleReason, ...]:
         """The target's own reasons to be stale."""
         if self.up_to_date:
             return ()
         if self.unreadable:
-            return (Reason(kinds.UNREADABLE, self.unreadable),)
-        reasons = [] if self.failure is None else [Reason(kinds.FAILED, self.failure)]
-        reasons += [] if self.noise is None else [Reason(kinds.NOISY, self.noise)]
+            return (StaleReason(kinds.UNREADABLE, self.unreadable),)
+        reasons = [] if self.failure is None else [StaleReason(kinds.FAILED, self.failure)]
+        reasons += [] if self.noise is None else [StaleReason(kinds.NOISY, self.noise)]
         if self.recorded is None:
-            return tuple(reasons or [Reason(self.no_record)])
+            return tuple(reasons or [StaleReason(self.no_record)])
         reasons += part_reasons(self.recorded, self.key.parts if self.key else {})
-        reasons += [Reason(kind, path) for kind, path in self.outputs]
+        reasons += [StaleReason(kind, path) for kind, path in self.outputs]
         if self.untrusted:
-            reasons.append(Reason(kinds.UNTRUSTED))
+            reasons.append(StaleReason(kinds.UNTRUSTED))
         if not reasons and self.key is not None and self.key.reads:
             reads = self.key.undeclared
-            reasons += [Reason(kinds.UNDECLARED, text) for text in describe(reads, strict=True)]
+            reasons += [
+                StaleReason(kinds.UNDECLARED, text) for text in describe(reads, strict=True)
+            ]
         if not reasons and self.unavailable is not None:
-            reasons.append(Reason(kinds.UNAVAILABLE, self.unavailable))
-        return tuple(reasons or [Reason(kinds.OTHER_KEYS)])
+            reasons.append(StaleReason(kinds.UNAVAILABLE, self.unavailable))
+        return tuple(reasons or [StaleReason(kinds.OTHER_KEYS)])
 
 
 @dataclass(frozen=True)
@@ -82,7 +84,7 @@ class Explanation:
 
     target: str
     state: str  # FRESH, STALE, or MAY_RERUN: its own key matches, but an input will be rebuilt
-    reasons: tuple[Reason, ...]
+    reasons: tuple[StaleReason, ...]
     last: HistoryEntry | None
     expected_s: float | None
     restorable: bool
@@ -104,7 +106,7 @@ def explain(
             state = explained[name].state if name in explained else FRESH
             if state != FRESH:
                 effect = "will rerun" if state == STALE else "may rerun"
-                upstream.append(Reason(kinds.UPSTREAM, name, None, effect))
+                upstream.append(StaleReason(kinds.UPSTREAM, name, None, effect))
         state = STALE if freshness.reasons else MAY_RERUN if upstream else FRESH
         explained[freshness.target] = Explanation(
             freshness.target,

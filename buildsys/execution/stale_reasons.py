@@ -63,7 +63,7 @@ TEXTS = {
 }
 
 
-class Reason(NamedTuple):
+class StaleReason(NamedTuple):
     """One reason for a stale target, with old and new value."""
 
     kind: str  # one of the constants above, or the kind of a key part such as "config"
@@ -83,7 +83,7 @@ class Reason(NamedTuple):
         return "".join(c if c.isprintable() else ascii(c)[1:-1] for c in text)
 
 
-def part_reasons(old: Mapping[str, str], new: Mapping[str, str]) -> list[Reason]:
+def part_reasons(old: Mapping[str, str], new: Mapping[str, str]) -> list[StaleReason]:
     """Compare two keys: fields first, code and fields without value last."""
     ranks = {kind: rank for rank, kind in enumerate(_KINDS)}
     changed = [label for label in old.keys() | new.keys() if old.get(label) != new.get(label)]
@@ -102,19 +102,21 @@ def part_reasons(old: Mapping[str, str], new: Mapping[str, str]) -> list[Reason]
         before, after = old.get(label), new.get(label)
         was, now = _as_map(before), _as_map(after)
         if colon or was is None or now is None:
-            reasons.append(Reason(kind, name if colon else kind, before, after))
+            reasons.append(StaleReason(kind, name if colon else kind, before, after))
         else:  # a map of roles
             entries = (e for e in sorted(was.keys() | now.keys()) if was.get(e) != now.get(e))
-            reasons += [Reason(kind, entry, was.get(entry), now.get(entry)) for entry in entries]
+            reasons += [
+                StaleReason(kind, entry, was.get(entry), now.get(entry)) for entry in entries
+            ]
     return reasons
 
 
-def format_reasons(reasons: Iterable[Reason]) -> list[str]:
+def format_reasons(reasons: Iterable[StaleReason]) -> list[str]:
     """Write one line per reason, upstream targets joined."""
     return list(map(_describe_group, _groups(reasons)))
 
 
-def summarize_reasons(reasons: Sequence[Reason], listed: int = 1) -> str:
+def summarize_reasons(reasons: Sequence[StaleReason], listed: int = 1) -> str:
     """Write the first reasons and the number of others on one line."""
     groups = _groups(reasons)
     text = "; ".join(map(_describe_group, groups[:listed]))
@@ -122,7 +124,7 @@ def summarize_reasons(reasons: Sequence[Reason], listed: int = 1) -> str:
     return f"{text} and {hidden} more" if hidden else text
 
 
-def encode_reasons(reasons: Sequence[Reason]) -> str:
+def encode_reasons(reasons: Sequence[StaleReason]) -> str:
     """Encode reasons as JSON for the history, shortened."""
     shortened = [
         [text[:_KEPT_CHARACTERS] if isinstance(text, str) else text for text in reason]
@@ -131,7 +133,7 @@ def encode_reasons(reasons: Sequence[Reason]) -> str:
     return json.dumps(shortened, ensure_ascii=False, separators=(",", ":"))
 
 
-def decode_reasons(text: object) -> tuple[Reason, ...]:
+def decode_reasons(text: object) -> tuple[StaleReason, ...]:
     """Decode the reasons in a history, without unreadable ones."""
     reasons = []
     with suppress(TypeError, ValueError, RecursionError):
@@ -139,13 +141,13 @@ def decode_reasons(text: object) -> tuple[Reason, ...]:
             match item:
                 # older histories have a fifth field, the first changed line
                 case [str(kind), str(subject), str() | None as old, str() | None as new, *_]:
-                    reasons.append(Reason(kind, subject, old, new))
+                    reasons.append(StaleReason(kind, subject, old, new))
     return tuple(reasons)
 
 
-def _groups(reasons: Iterable[Reason]) -> list[list[Reason]]:
+def _groups(reasons: Iterable[StaleReason]) -> list[list[StaleReason]]:
     """Group reasons by line."""
-    lines: dict[object, list[Reason]] = {}
+    lines: dict[object, list[StaleReason]] = {}
     for reason in reasons:
         kind, _, old, new = reason
         shared: object = (kind, new) if kind == UPSTREAM else reason
@@ -155,7 +157,7 @@ def _groups(reasons: Iterable[Reason]) -> list[list[Reason]]:
     return list(lines.values())
 
 
-def _describe_group(same: Sequence[Reason]) -> str:
+def _describe_group(same: Sequence[StaleReason]) -> str:
     """Describe the reasons on one line."""
     first = same[0]
     names = ", ".join(reason.subject for reason in same[:_SHOWN_NAMES])
@@ -176,7 +178,7 @@ def _as_map(value: str | None) -> dict[str, str] | None:
         return None
 
 
-def _describe_part(reason: Reason) -> str:
+def _describe_part(reason: StaleReason) -> str:
     """Describe a changed part."""
     kind, subject, old, new = reason
     if kind == "machines":

@@ -27,7 +27,7 @@ _CHECKOUT_LIMIT_S = 10.0  # for git; without an answer the revision is unknown
 CHECKOUT_FILE = "checkout.json"  # in the state folder of a project that another machine packed
 
 
-class Recorder:
+class HistoryRecorder:
     """Records the targets of one run. Thread-safe.
 
     After a problem, such as a full disk, it records nothing more. ``checkout`` is called in a

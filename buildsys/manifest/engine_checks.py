@@ -126,7 +126,7 @@ def _sections_of_definition(view: ManifestView) -> Problems:
     """Yield what a network defined by hand, ``source: {tensorrt: …}``, does not have."""
     for section in GRAPH_SECTIONS:
         if view.get(section) not in (None, REFUSED, {}, []) and view.is_own(section):
-            text = "changes or makes an ONNX graph, and the network of source.tensorrt is none"
+            text = "changes or makes an ONNX graph, and source.tensorrt makes a network"
             yield view.problem((section,), text, "remove it", of_key=True)
     file = view.get("source", "weights", "file")
     if isinstance(file, str) and not file.endswith(".npz"):

@@ -53,7 +53,7 @@ def _download(name: str) -> Path | None:
     """Return the path in the cache, None if the repository has no such file."""
     parts = parse_hub_name(name)
     if parts is None:
-        raise StageError(f"{name} is no file of the Hub", "write hf://OWNER/NAME@COMMIT/FILE")
+        raise StageError(f"{name} is not a file of the Hub", "write hf://OWNER/NAME@COMMIT/FILE")
     return _fetch(parts.repository, parts.path, parts.commit, name)
 
 

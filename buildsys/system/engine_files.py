@@ -67,7 +67,7 @@ def read_record(engine: Path) -> Record | Reason:
         return Reason("record", f"{path} says that no engine was built: {why}", remedy)
     record = Record(figures["backend"], figures)
     if strange := [name for name in record.files if not is_file_name(name)]:
-        problem = f"{path} names {strange[0]!a}, which is no file of its folder"
+        problem = f"{path} refers to {strange[0]!a}, which is not in its folder"
         return Reason("record", problem, REPLACE)
     return record
 

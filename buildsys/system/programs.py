@@ -12,9 +12,10 @@ import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from buildsys.errors import StageError, Unavailable
+from buildsys.errors import StageError, Unavailable, WorkerDied
 from buildsys.system.devices import NONE, gpu_facts
 from buildsys.system.files import TextCache, shortened_for_key
+from buildsys.system.processes import describe_exit
 from buildsys.system.toolchains import Toolchain
 from buildsys.system.versions import ABSENT, tool_versions
 
@@ -145,6 +146,7 @@ def render_svg(dot: str) -> str:
     """Draw a graph as SVG.
 
     Raises: Unavailable: graphviz is not installed. StageError: it cannot draw this graph.
+    WorkerDied: it was killed.
     """
     program, hint = require_dot(), "draw a part of it"
     with tempfile.TemporaryDirectory() as folder:
@@ -161,6 +163,8 @@ def render_svg(dot: str) -> str:
         except subprocess.TimeoutExpired:
             problem = f"graphviz did not draw the graph within {_DOT_TIMEOUT_S} s"
             raise StageError(problem, hint) from None
+    if done.returncode < 0:
+        raise WorkerDied(f"graphviz {describe_exit(done.returncode)}", "run it again")
     if done.returncode or not done.stdout:
         message = " ".join(done.stderr.decode(errors="replace").split())
         raise StageError(f"graphviz cannot draw the graph: {message[:200]}", hint)

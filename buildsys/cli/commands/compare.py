@@ -24,7 +24,7 @@ from buildsys.cli.target_names import ModelFilter, add_filter
 from buildsys.errors import UsageError
 from buildsys.execution.build_cache import store_folder
 from buildsys.execution.key_parts import flatten_options
-from buildsys.execution.stale_reasons import Reason, format_reasons, part_reasons
+from buildsys.execution.stale_reasons import StaleReason, format_reasons, part_reasons
 from buildsys.history.builds import Build
 from buildsys.history.compare import (
     INCOMPARABLE,
@@ -62,8 +62,8 @@ class BuildComparison:
 
     first: Side
     second: Side
-    manifest: list[Reason] = field(default_factory=list)
-    environment: list[Reason] = field(default_factory=list)
+    manifest: list[StaleReason] = field(default_factory=list)
+    environment: list[StaleReason] = field(default_factory=list)
     graphs: Mapping[str, Any] = field(default_factory=dict)
     figures: list[FigureChange] = field(default_factory=list)
     latencies: list[LatencyChange] = field(default_factory=list)
@@ -215,7 +215,7 @@ def _lines(comparison: BuildComparison) -> Iterator[str]:
     yield from _section("latency", [_latency(change) for change in comparison.latencies])
 
 
-def _shown(reasons: Sequence[Reason]) -> list[str]:
+def _shown(reasons: Sequence[StaleReason]) -> list[str]:
     lines = format_reasons(reasons)
     more = len(lines) - _SHOWN_FIELDS
     return lines[:_SHOWN_FIELDS] + ([f"and {more} more (--json lists all)"] if more > 0 else [])

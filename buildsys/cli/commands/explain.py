@@ -14,7 +14,7 @@ from buildsys.cli.session import BuildSession
 from buildsys.cli.target_names import ModelFilter, add_filter
 from buildsys.execution.freshness import FRESH, MAY_RERUN, STALE, Explanation
 from buildsys.execution.stale_reasons import (
-    Reason,
+    StaleReason,
     decode_reasons,
     format_reasons,
     summarize_reasons,
@@ -93,7 +93,7 @@ def noise_text(model: str, reason: str) -> str:
     )
 
 
-def reasons_json(reasons: Iterable[Reason]) -> list[dict[str, Any]]:
+def reasons_json(reasons: Iterable[StaleReason]) -> list[dict[str, Any]]:
     """Convert reasons to JSON."""
     # "line" was the first changed line of a file; it stays in the schema, always null
     return [{**reason._asdict(), "line": None, "text": str(reason)} for reason in reasons]

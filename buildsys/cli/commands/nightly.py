@@ -23,7 +23,7 @@ from buildsys.cli.session import BuildSession
 from buildsys.cli.target_names import STAGE_DOCS, add_filter
 from buildsys.cli.tasks import run_targets
 from buildsys.errors import BuildsysError, CheckFailed, StageError, UsageError
-from buildsys.execution.stale_reasons import REBUILD, Reason
+from buildsys.execution.stale_reasons import REBUILD, StaleReason
 from buildsys.project.load import empty_project
 from buildsys.report.formatting import first_names, plural
 from buildsys.report.run_reports import outcome
@@ -218,16 +218,16 @@ def _stages(names: str) -> list[str]:
 
 def _rebuilds(
     session: BuildSession, members: Collection[str], stages: Collection[str]
-) -> dict[str, Reason]:
+) -> dict[str, StaleReason]:
     """List the targets of the stages to rebuild and what depends on them, with the reason."""
-    rebuilds: dict[str, Reason] = {}
+    rebuilds: dict[str, StaleReason] = {}
     for target in session.in_order(members):
         action = session.actions[target]
         above = next((rebuilds[name] for name in action.after if name in rebuilds), None)
         if _EVERYTHING in stages:
-            rebuilds[target] = Reason(REBUILD, _EVERYTHING)
+            rebuilds[target] = StaleReason(REBUILD, _EVERYTHING)
         elif above or action.stage in stages:
-            rebuilds[target] = above or Reason(REBUILD, action.stage)
+            rebuilds[target] = above or StaleReason(REBUILD, action.stage)
     return rebuilds
 
 

@@ -27,7 +27,7 @@ from buildsys.errors import BuildsysError
 from buildsys.execution.key_parts import FILES
 from buildsys.execution.stale_reasons import (
     FOLLOWING,
-    Reason,
+    StaleReason,
     decode_reasons,
     summarize_reasons,
 )
@@ -242,7 +242,7 @@ def _pictures(report: Action, build: Path, folder: Path) -> Iterator[GraphPictur
 def _engine_histories(
     history: History, model: str, engines: Iterable[str]
 ) -> Iterator[EngineHistory]:
-    causes: dict[str, dict[Reason, None]] = {}  # of each run, without those that follow from others
+    causes: dict[str, dict[StaleReason, None]] = {}  # by run, without what follows from others
     for build in reversed(history.builds(model=model, limit=_LAST_BUILDS)):
         if build.stage != REPORT:
             reasons = (
@@ -263,7 +263,7 @@ def _engine_histories(
 
 
 def _past_builds(
-    history: History, target: str, limit: int, causes: Mapping[str, Iterable[Reason]]
+    history: History, target: str, limit: int, causes: Mapping[str, Iterable[StaleReason]]
 ) -> Iterator[PastBuild]:
     """Yield builds of one machine and its present hardware, newest first.
 

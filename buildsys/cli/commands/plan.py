@@ -25,7 +25,7 @@ from buildsys.execution.recorded_reads import Reads
 from buildsys.execution.stale_reasons import (
     UNREADABLE,
     UPSTREAM,
-    Reason,
+    StaleReason,
     format_reasons,
     part_reasons,
     summarize_reasons,
@@ -206,7 +206,7 @@ def changed_targets(now: BuildSession, revision: str) -> list[str]:
 class _TargetDifference(NamedTuple):
     target: str
     state: str
-    reasons: tuple[Reason, ...] = ()
+    reasons: tuple[StaleReason, ...] = ()
 
 
 def _differences(before: BuildSession, now: BuildSession) -> Iterator[_TargetDifference]:
@@ -229,9 +229,9 @@ def _differences(before: BuildSession, now: BuildSession) -> Iterator[_TargetDif
                 _parts(old, before.actions[target], reads), _parts(new, action, reads)
             )
         except StageError as error:
-            own = [Reason(UNREADABLE, str(error))]
+            own = [StaleReason(UNREADABLE, str(error))]
         upstream = [
-            Reason(UPSTREAM, name, None, "may rerun" if state == DOWNSTREAM else "will rerun")
+            StaleReason(UPSTREAM, name, None, "may rerun" if state == DOWNSTREAM else "will rerun")
             for name in action.after
             if (state := states.get(name))
         ]

@@ -72,7 +72,7 @@ def run(options: Namespace) -> int:
     version = options.version
     if not re.fullmatch(NAME_PATTERN, version) or len(version) > _LONGEST_VERSION:
         hint = "add --version 1.0.0: letters, digits and _ . + -, beginning with a letter or digit"
-        raise UsageError(f"publish takes a version, and {version!r} is none", hint)
+        raise UsageError(f"{version!r} is not a valid version", hint)
     session = BuildSession.read_only(options.root)
     engines = list(_select(session, names, only))
     is_refused = any(engine.state == REFUSED for engine in engines)

@@ -80,7 +80,7 @@ def _reference_problem(
         return problem, "name a file or the output of a command"
     if view.is_defined and kind in _GRAPHS:
         return (
-            f"{text} is an ONNX graph, and the network of source.tensorrt is none",
+            f"{text} is an ONNX graph, and source.tensorrt makes a network",
             "name engines",
         )
     return None

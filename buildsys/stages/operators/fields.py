@@ -44,7 +44,7 @@ if TYPE_CHECKING:
     class FunctionPerBackend(Spec):
         """A different local function for each backend."""
 
-    class OperatorUse(Spec):
+    class OperatorChoice(Spec):
         """The implementation used by each backend."""
 
 else:
@@ -55,8 +55,8 @@ else:
         "A different local function for each backend.",
         dict.fromkeys(_BACKENDS, _FUNCTION),
     )
-    OperatorUse = _per_backend(
-        "OperatorUse",
+    OperatorChoice = _per_backend(
+        "OperatorChoice",
         "The implementation used by each backend.",
         {name: _use_of(name) for name in _BACKENDS},
     )
@@ -117,7 +117,7 @@ class OperatorSpec(Spec):
     """ONNX local function: an onnxscript function, a FunctionProto or a factory."""
     library: OperatorLibrary | None = Field(None, description="ONNX Runtime custom-op library.")
     plugin: OperatorPlugin | None = Field(None, description="TensorRT plugin.")
-    use: OperatorUse = section()
+    use: OperatorChoice = section()
 
 
 class Sections(Spec):

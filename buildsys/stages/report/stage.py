@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from onnx import ModelProto
 
+from buildsys.errors import WorkerDied
 from buildsys.onnx_graphs.inspection.describe import report_facts
 from buildsys.onnx_graphs.inspection.drawing import draw
 from buildsys.onnx_graphs.inspection.graph import plain_model, with_shapes
@@ -48,6 +49,8 @@ def _draw(graph: ModelProto, title: str, job: Job) -> None:
             job.progress(f"the {title} graph has {drawing.boxes} boxes, too many for a picture")
             return
         svg = render_svg(drawing.dot)
+    except WorkerDied:  # this says nothing about the graph, and the picture would stay missing
+        raise
     except Exception as error:  # a graph of any kind: no picture is worth a failed report
         job.progress(f"the {title} graph cannot be drawn: {error}")
         return

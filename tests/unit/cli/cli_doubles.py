@@ -21,7 +21,7 @@ from buildsys.cli.session import BuildSession
 from buildsys.cli.tasks import ProjectTasks, doit_config
 from buildsys.execution.freshness import Explanation, Freshness, explain
 from buildsys.execution.run_records import Outcome
-from buildsys.execution.stale_reasons import ASKED_FOR, Reason
+from buildsys.execution.stale_reasons import ASKED_FOR, StaleReason
 from buildsys.execution.up_to_date_models import PlannedModel
 from buildsys.plan.action import Action
 from buildsys.project.load import Signing
@@ -38,7 +38,7 @@ MANIFEST: dict[str, Any] = {
 }
 
 
-REQUESTED = Reason(ASKED_FOR)
+REQUESTED = StaleReason(ASKED_FOR)
 
 
 class ScriptedExecutor:
@@ -78,7 +78,7 @@ class ScriptedExecutor:
             if not output.optional
         )
 
-    def run(self, target: str, *, force: bool = False, request: Reason = REQUESTED) -> Any:
+    def run(self, target: str, *, force: bool = False, request: StaleReason = REQUESTED) -> Any:
         self.forced += [target] if force else []
         reason = str(request) if force else self.reasons.get(target, "")
         self._session.on_event(target, {"event": "stale", "reason": reason})

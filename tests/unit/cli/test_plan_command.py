@@ -10,11 +10,11 @@ from cli_doubles import make_session
 from buildsys.cli.commands.plan import print_plan
 from buildsys.execution import local_runs
 from buildsys.execution.freshness import FRESH, MAY_RERUN, STALE, Explanation
-from buildsys.execution.stale_reasons import Reason
+from buildsys.execution.stale_reasons import StaleReason
 from buildsys.plan.action import Action
 
 Plan = Callable[..., str]
-WHY = (Reason("config", "export.opset", "17", "18"),)
+WHY = (StaleReason("config", "export.opset", "17", "18"),)
 
 
 def one(

@@ -15,7 +15,7 @@ from buildsys.cli.session import BuildSession
 from buildsys.cli.target_names import ModelFilter
 from buildsys.errors import StageError, UsageError
 from buildsys.execution.freshness import Explanation
-from buildsys.execution.stale_reasons import FAILED, NEVER_BUILT, NOISY, UPSTREAM, Reason
+from buildsys.execution.stale_reasons import FAILED, NEVER_BUILT, NOISY, UPSTREAM, StaleReason
 from buildsys.store.ledger import HistoryEntry
 
 OPTIONS: dict[str, Any] = {"version": "1.0"}
@@ -47,8 +47,8 @@ def session(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> BuildSession:
         (["a"], {}, "a URL or a folder as its last argument; write s3://"),
         (["a", "s3://bucket/*"], {}, "the URL has one of *?[]; fsspec reads them as a pattern"),
         (["./out"], {}, "publish takes the engines to publish; name a model or MODEL:ENGINE"),
-        (["a", "./out"], {"version": ""}, "publish takes a version, and '' is none; add --version"),
-        (["a", "./out"], {"version": "../x"}, "publish takes a version, and '../x' is none"),
+        (["a", "./out"], {"version": ""}, "'' is not a valid version; add --version"),
+        (["a", "./out"], {"version": "../x"}, "'../x' is not a valid version"),
         (["a", "./out"], {"version": "1\n"}, "is none; add --version 1.0.0: letters"),
         (["b", "./out"], {}, "there is no target 'b'"),
         (["a:otr", "./out"], {}, "there is no target 'a:otr'; nearest: a:ort"),
@@ -88,16 +88,36 @@ def test_unavailable_engines_are_skipped_unless_they_are_named(
 @pytest.mark.parametrize(
     ("target", "state", "reason", "problem"),
     [
-        ("gate:a:ort", "stale", Reason(FAILED, "slower"), "has not passed: last run"),
-        ("gate:a:ort", "stale", Reason(NOISY, "load"), "last measurement was noisy: load"),
+        ("gate:a:ort", "stale", StaleReason(FAILED, "slower"), "has not passed: last run"),
+        ("gate:a:ort", "stale", StaleReason(NOISY, "load"), "last measurement was noisy: load"),
         ("gate:a:ort", "fresh", "load", "has not passed, it was noisy: load"),
-        ("gate:a:ort", "stale", Reason(NEVER_BUILT), "has not run on the current files: never"),
-        ("verify:a:ort", "stale", Reason(FAILED, "differs"), "has not passed: last run failed"),
-        ("validate:a", "may rerun", Reason(UPSTREAM, "export:a"), "has not run on the current"),
-        ("engine:a:ort", "stale", Reason(NEVER_BUILT), "does not match its manifest: never built"),
-        ("bench:a:ort", "stale", Reason(NOISY, "load"), ""),
+        (
+            "gate:a:ort",
+            "stale",
+            StaleReason(NEVER_BUILT),
+            "has not run on the current files: never",
+        ),
+        (
+            "verify:a:ort",
+            "stale",
+            StaleReason(FAILED, "differs"),
+            "has not passed: last run failed",
+        ),
+        (
+            "validate:a",
+            "may rerun",
+            StaleReason(UPSTREAM, "export:a"),
+            "has not run on the current",
+        ),
+        (
+            "engine:a:ort",
+            "stale",
+            StaleReason(NEVER_BUILT),
+            "does not match its manifest: never built",
+        ),
+        ("bench:a:ort", "stale", StaleReason(NOISY, "load"), ""),
         ("bench:a:ort", "fresh", "load", ""),
-        ("report:a", "stale", Reason(NEVER_BUILT), ""),
+        ("report:a", "stale", StaleReason(NEVER_BUILT), ""),
     ],
 )
 def test_an_engine_with_a_failed_noisy_or_missing_check_is_refused(
@@ -105,7 +125,7 @@ def test_an_engine_with_a_failed_noisy_or_missing_check_is_refused(
     monkeypatch: pytest.MonkeyPatch,
     target: str,
     state: str,
-    reason: Reason | str,
+    reason: StaleReason | str,
     problem: str,
 ) -> None:
     session, _ = make_session(tmp_path, "a", gates={"latency": {"tolerance": "5%"}})
@@ -115,7 +135,7 @@ def test_an_engine_with_a_failed_noisy_or_missing_check_is_refused(
             one: Explanation(one, state, (), None, None, False, noise=reason)
             if one == target and isinstance(reason, str)
             else Explanation(one, state, (reason,), None, None, False)
-            if one == target and isinstance(reason, Reason)
+            if one == target and isinstance(reason, StaleReason)
             else Explanation(one, "fresh", (), None, None, False)
             for one in targets
         }

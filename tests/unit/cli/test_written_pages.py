@@ -14,7 +14,7 @@ from buildsys.cli.commands import pages
 from buildsys.cli.commands.pages import update_pages, write_pages
 from buildsys.cli.session import BuildSession
 from buildsys.execution.run_records import Outcome
-from buildsys.execution.stale_reasons import Reason, encode_reasons
+from buildsys.execution.stale_reasons import StaleReason, encode_reasons
 from buildsys.history.builds import Build
 from buildsys.history.database import History, digest_of, history_file
 from buildsys.report.assemble import assemble
@@ -85,7 +85,7 @@ def test_a_page_shows_the_history(session: BuildSession) -> None:
 def test_a_page_names_the_causes_of_a_run(session: BuildSession) -> None:
     """An input that another target has changed is none."""
     cause, effect = (
-        encode_reasons([Reason(kind, name, "0" * 32, "1" * 32)])
+        encode_reasons([StaleReason(kind, name, "0" * 32, "1" * 32)])
         for kind, name in (("source", "plugins/net.py"), ("input", "net/export/model.onnx"))
     )
     add_build(session, 1)

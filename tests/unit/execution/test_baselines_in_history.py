@@ -14,7 +14,7 @@ import tiny_project
 from tiny_project import GATE, gated_actions, make_executor, make_project
 
 from buildsys.history.database import History
-from buildsys.history.recorder import PastBuilds, Recorder
+from buildsys.history.recorder import HistoryRecorder, PastBuilds
 from buildsys.plan.action import Action
 from buildsys.store.ledger import Ledger
 from buildsys.store.state_db import StateDb
@@ -46,9 +46,11 @@ class Project:
     def build(self, opset: int) -> list[str]:
         """Build with another opset; return the targets that ran."""
 
-        def recorder() -> Recorder:
+        def recorder() -> HistoryRecorder:
             history = History(self.root / ".buildsys/history.db")
-            return Recorder(history, lambda: Checkout("host/a", "c0ffee", False), lambda _: "{}")
+            return HistoryRecorder(
+                history, lambda: Checkout("host/a", "c0ffee", False), lambda _: "{}"
+            )
 
         plan = graph(opset)
         executor, pool = make_executor(

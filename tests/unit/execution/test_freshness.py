@@ -32,7 +32,7 @@ from buildsys.execution.freshness import (
     explain,
     is_required,
 )
-from buildsys.execution.stale_reasons import NEVER_BUILT, UPSTREAM, Reason, decode_reasons
+from buildsys.execution.stale_reasons import NEVER_BUILT, UPSTREAM, StaleReason, decode_reasons
 from buildsys.store.ledger import HistoryEntry
 from buildsys.store.state_db import StateDb
 
@@ -62,7 +62,7 @@ def test_a_fresh_target_has_the_time_and_reasons_of_its_build(root: Path) -> Non
     found = examine(root, EXPORT, opset=18)
     assert found.up_to_date
     assert found.last is not None
-    assert decode_reasons(found.last.why) == (Reason("config", "export.opset", "17", "18"),)
+    assert decode_reasons(found.last.why) == (StaleReason("config", "export.opset", "17", "18"),)
     assert (found.last.status, found.last.seconds, found.expected_s) == ("passed", 0.25, 0.25)
 
 
@@ -78,7 +78,7 @@ def test_a_fresh_target_has_the_run_of_its_files_not_a_later_failed_one(
     assert found.last is not None
     assert (found.last.status, decode_reasons(found.last.why)) == (
         "passed",
-        (Reason("never-built"),),
+        (StaleReason("never-built"),),
     )
 
 
@@ -292,7 +292,7 @@ def test_a_failure_counts_for_the_key_that_it_had(root: Path) -> None:
 
 def test_an_explanation_has_the_facts_of_its_target_and_the_effects_upstream() -> None:
     run = HistoryEntry("a", "k", "passed", "2026", 1.5, "")
-    never = (Reason(NEVER_BUILT),)
+    never = (StaleReason(NEVER_BUILT),)
     found = explain(
         [
             Freshness("a", last=run, expected_s=1.5, restorable=True),
@@ -306,10 +306,10 @@ def test_an_explanation_has_the_facts_of_its_target_and_the_effects_upstream() -
     assert found == {
         "a": Explanation("a", STALE, never, run, 1.5, True),
         "b": Explanation(
-            "b", MAY_RERUN, (Reason(UPSTREAM, "a", None, "will rerun"),), run, 2.0, False
+            "b", MAY_RERUN, (StaleReason(UPSTREAM, "a", None, "will rerun"),), run, 2.0, False
         ),
         "c": Explanation(
-            "c", MAY_RERUN, (Reason(UPSTREAM, "b", None, "may rerun"),), None, None, False
+            "c", MAY_RERUN, (StaleReason(UPSTREAM, "b", None, "may rerun"),), None, None, False
         ),
         "d": Explanation("d", STALE, never, None, None, False),
         "e": Explanation("e", FRESH, (), None, None, False),

@@ -13,7 +13,7 @@ from buildsys.execution.executor import Executor
 from buildsys.execution.run_records import Outcome, why_stopped
 from buildsys.history.builds import Build
 from buildsys.history.database import History
-from buildsys.history.recorder import Recorder
+from buildsys.history.recorder import HistoryRecorder
 from buildsys.system.git import Checkout
 
 
@@ -27,9 +27,9 @@ def history_of(root: Path) -> History:
 
 
 def recording(root: Path, warnings: list[str] | None = None, **more: Any) -> Executor:
-    def make_recorder() -> Recorder:
+    def make_recorder() -> HistoryRecorder:
         notify = (warnings if warnings is not None else []).append
-        return Recorder(
+        return HistoryRecorder(
             History(root / ".buildsys" / "history.db", notify), Checkout, lambda _: "{}", notify
         )
 

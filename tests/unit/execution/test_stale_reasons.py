@@ -14,7 +14,7 @@ from buildsys.execution.stale_reasons import (
     OUTPUT_EDITED,
     OUTPUT_MISSING,
     UPSTREAM,
-    Reason,
+    StaleReason,
     decode_reasons,
     encode_reasons,
     format_reasons,
@@ -89,11 +89,11 @@ def test_the_text_of_long_values_shows_their_first_difference() -> None:
 
 def test_text_is_one_line_without_control_characters() -> None:
     assert (
-        str(Reason("failed", "no  such \x1b[31mfile\n1. what to do"))
+        str(StaleReason("failed", "no  such \x1b[31mfile\n1. what to do"))
         == "last run failed: no such \\x1b[31mfile"
     )
-    assert str(Reason("source", "a\nb.py", A, B)) == "a\\nb.py changed"
-    assert str(Reason("source", "\udcff.py", A, B)) == "\\udcff.py changed"
+    assert str(StaleReason("source", "a\nb.py", A, B)) == "a\\nb.py changed"
+    assert str(StaleReason("source", "\udcff.py", A, B)) == "\\udcff.py changed"
 
 
 @given(PARTS, PARTS)
@@ -160,8 +160,8 @@ def test_reasons_follow_from_the_state(found: Freshness, expected: list[str]) ->
 
 
 def test_targets_upstream_share_a_line() -> None:
-    many = [Reason(UPSTREAM, name, None, "will rerun") for name in "abcde"] + [
-        Reason(UPSTREAM, "f", None, "may rerun")
+    many = [StaleReason(UPSTREAM, name, None, "will rerun") for name in "abcde"] + [
+        StaleReason(UPSTREAM, "f", None, "may rerun")
     ]
     assert format_reasons(many) == [
         "upstream: a, b, c and 2 more will rerun",
@@ -171,9 +171,9 @@ def test_targets_upstream_share_a_line() -> None:
 
 def test_a_summary_has_the_first_reason_and_a_count() -> None:
     reasons = [
-        Reason("config", "a", "1", "2"),
-        Reason("tool", "onnx", "1", "2"),
-        Reason(NEVER_BUILT),
+        StaleReason("config", "a", "1", "2"),
+        StaleReason("tool", "onnx", "1", "2"),
+        StaleReason(NEVER_BUILT),
     ]
     assert summarize_reasons(reasons) == "a: 1 → 2 and 2 more"
     assert summarize_reasons(reasons, 2) == "a: 1 → 2; onnx 1 → 2 and 1 more"
@@ -202,17 +202,19 @@ def test_fields_without_a_value_share_a_line_after_all_others() -> None:
 
 def test_reasons_survive_the_history() -> None:
     reasons = (
-        Reason("config", "export.opset", "17", "18"),
-        Reason("source", "ä.py", A, B),
-        Reason(NEVER_BUILT),
+        StaleReason("config", "export.opset", "17", "18"),
+        StaleReason("source", "ä.py", A, B),
+        StaleReason(NEVER_BUILT),
     )
     assert decode_reasons(encode_reasons(reasons)) == reasons
-    assert decode_reasons('[["source","a.py","1","2",12]]') == (Reason("source", "a.py", "1", "2"),)
+    assert decode_reasons('[["source","a.py","1","2",12]]') == (
+        StaleReason("source", "a.py", "1", "2"),
+    )
 
 
 def test_the_history_is_not_filled_with_values() -> None:
     text = encode_reasons(
-        [Reason("config", f"f{number}", "1" * 10_000, None) for number in range(1000)]
+        [StaleReason("config", f"f{number}", "1" * 10_000, None) for number in range(1000)]
     )
     assert len(text) < 10_000
     assert len(decode_reasons(text)) == 30

@@ -13,7 +13,7 @@ from buildsys.errors import StageError
 from buildsys.history import recorder as recorder_module
 from buildsys.history.builds import Build
 from buildsys.history.database import History
-from buildsys.history.recorder import Recorder, machine_id
+from buildsys.history.recorder import HistoryRecorder, machine_id
 from buildsys.system.git import Checkout
 
 CHECKOUT = Checkout("host/acme/models", "abc", True)
@@ -41,11 +41,11 @@ def make_recorder(
     warnings: list[str],
     checkout: Callable[[], Checkout] = lambda: CHECKOUT,
     manifest: Callable[[str], str] = lambda model: f'{{"name": "{model}"}}',
-) -> Recorder:
-    return Recorder(history, checkout, manifest, warnings.append)
+) -> HistoryRecorder:
+    return HistoryRecorder(history, checkout, manifest, warnings.append)
 
 
-def add(recorder: Recorder, **fields: Any) -> Build | None:
+def add(recorder: HistoryRecorder, **fields: Any) -> Build | None:
     given = {
         "target": "bench:m:ort", "key": "k", "how": "ran", "status": "passed",
         "started": "2026-01-02T03:04:05Z", "seconds": 1.5, "reason": "", "why": "", "outputs": {},

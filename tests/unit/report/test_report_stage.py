@@ -1,19 +1,27 @@
 from __future__ import annotations
 
 import json
+from contextlib import nullcontext as ok
 from pathlib import Path
 
+import onnx
 import pytest
 from html_page import Page, page_of
 from markdown_it import MarkdownIt
 from tiny_results import NO_GPU, Results
 
+from buildsys.errors import WorkerDied
 from buildsys.report.assemble import assemble
 from buildsys.report.formatting import TIMES
 from buildsys.report.html.pages import render_model
 from buildsys.report.report_types import as_json
 from buildsys.stages.report.stage import run
 from buildsys.workers.job import Job
+
+GRAPH = """
+<ir_version: 8, opset_import: ["" : 17]>
+g (float[2] x) => (float[2] y) { y = Relu(x) }
+"""
 
 
 def job_for(results: Results, folder: Path, *, markdown: bool = True) -> Job:
@@ -64,6 +72,24 @@ def test_the_stage_passes_whenever_the_report_is_written(results: Results, tmp_p
 def test_markdown_is_written_only_if_it_is_an_output(results: Results, tmp_path: Path) -> None:
     run(job_for(results, tmp_path / "report", markdown=False))
     assert not (tmp_path / "report" / "report.md").exists()
+
+
+def test_a_killed_graphviz_fails_the_stage_and_a_refused_graph_does_not(
+    results: Results, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    onnx.save(onnx.parser.parse_model(GRAPH), tmp_path / "m.onnx")
+    results.inputs["graph:simplify:tiny"] = tmp_path / "m.onnx"
+    job = job_for(results, tmp_path / "report")
+    job.outputs["picture.simplified"] = tmp_path / "report/simplified.svg"
+    job.options["pictures"] = {"simplified": "simplify:tiny"}
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
+    for command in ("exit 1", "kill -9 $$"):
+        dot = tmp_path / "dot"
+        dot.write_text(f"#!/bin/sh\n{command}\n")
+        dot.chmod(0o755)
+        with pytest.raises(WorkerDied, match="killed by signal 9") if "9" in command else ok():
+            run(job)
+        assert not job.outputs["picture.simplified"].exists()
 
 
 def test_the_stage_does_not_override_the_header(results: Results, tmp_path: Path) -> None:
