@@ -49,7 +49,11 @@ def session(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> BuildSession:
         (["./out"], {}, "publish takes the engines to publish; name a model or MODEL:ENGINE"),
         (["a", "./out"], {"version": ""}, "'' is not a valid version; add --version"),
         (["a", "./out"], {"version": "../x"}, "'../x' is not a valid version"),
-        (["a", "./out"], {"version": "1\n"}, "is none; add --version 1.0.0: letters"),
+        (
+            ["a", "./out"],
+            {"version": "1\n"},
+            "is not a valid version; add --version 1.0.0: letters",
+        ),
         (["b", "./out"], {}, "there is no target 'b'"),
         (["a:otr", "./out"], {}, "there is no target 'a:otr'; nearest: a:ort"),
         (
