@@ -18,11 +18,12 @@ Batch = Mapping[str, Array]
 def read_batches(
     file: Path, inputs: Mapping[str, Sequence[int]], *, one_shape_for: str = ""
 ) -> list[Batch]:
-    """Read the batches of an .npz file of arrays ``INDEX/INPUT``, those of ``inputs`` only.
+    """Read calibration batches from the arrays ``INDEX/INPUT`` of an .npz file.
 
-    ``inputs`` has the shapes of the network's inputs, -1 for a dynamic dimension.
-    Raises: StageError: there is no batch, an input is missing or not finite, or a shape does not
-    fit the network, or the others with ``one_shape_for`` a library that needs that.
+    ``inputs`` has the shapes of the network's inputs, -1 for a dynamic dimension; arrays of other
+    inputs are left out.
+    ``one_shape_for`` names a library whose batches must all have the same shape.
+    Raises: StageError: there is no batch, an input is missing or not finite, or a shape is wrong.
     """
     stored: dict[int, dict[str, Array]] = {}
     try:

@@ -193,7 +193,7 @@ _REPAIR = "build it again; if that fails, install another version of coremltools
 
 
 def check_interface(package: Package, interface: Mapping[str, Any]) -> None:
-    """Compare names and types of a package's inputs and outputs with those of the manifest."""
+    """Compare names and types of inputs and outputs between package and manifest."""
     description = package.spec.description
     for role, features in (("inputs", description.input), ("outputs", description.output)):
         arrays = [feature.type.multiArrayType for feature in features]
@@ -236,7 +236,7 @@ def operator_facts(package: Package) -> Figures:
 
 
 def compare_weights(converted: Converted, precision: str) -> Figures:
-    """Compare the converter's weights with those of the program.
+    """Compare the converter's weights with the program's.
 
     Parameters may have been folded into others: a batch norm into its convolution is computed
     here as well, anything else is named in the result.

@@ -149,7 +149,7 @@ def graph_facts(model_file: Path) -> Figures:
 def _node_types(model: ModelProto) -> Counter[str]:
     """Count nodes by the type of their first output.
 
-    ONNX cannot infer types across ONNX Runtime's own operators: these have that of an input.
+    ONNX cannot infer types across ONNX Runtime's own operators, which count as their input's type.
     """
     types = element_types(model)
     counts: Counter[str] = Counter()
@@ -200,8 +200,8 @@ def source_nodes(source: Any, engine: Any) -> dict[str, list[str]]:
 
     ONNX Runtime keeps the names of nodes that it does not change, and of the tensors that a fused
     node returns; a convolution for a blocked layout (NCHWc) is named after its tensor. Nodes whose
-    tensors are not in the engine belong to the nodes next to them. Inserted nodes have those of
-    their reader. Seen in ONNX Runtime 1.31; nodes inside of subgraphs are left out.
+    tensors are not in the engine belong to the nodes next to them. Inserted nodes have the
+    sources of their reader. Seen in ONNX Runtime 1.31; nodes inside subgraphs are left out.
     """
     nodes = list(source.node)
     numbers = {node.name: n for n, node in enumerate(nodes) if node.name}

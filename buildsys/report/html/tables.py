@@ -12,7 +12,6 @@ from buildsys.report.report_types import Check, ComparisonLine, Report
 from buildsys.report.stage_lines import COMMAND_COLUMNS, GATE_COLUMNS, command_cells, gate_cells
 
 MOST_COMPARISONS = 64
-_MOST_FAILURES = 20
 _MOST_NODES = 12
 Rows = tuple[tuple[str, ...], ...]
 
