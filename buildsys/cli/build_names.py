@@ -82,7 +82,7 @@ class BuildNames:
         """
         points = [self._split(name) for name in names]
         if len(points) == 1:
-            (scope, when) = points[0]
+            ((scope, when),) = points
             points = [(scope, when or PREVIOUS), (scope, LAST)]
         (first, start), (second, end) = points or [("", PREVIOUS), ("", LAST)]
         first, second = first or second, second or first
@@ -95,13 +95,12 @@ class BuildNames:
             return [(self._side(first, start or LAST), self._side(second, end or LAST))]
         pairs = []
         problem = UsageError("the history has no builds", "`buildsys build` builds every model")
-        recorded = set(self._history.models())
         for model in only.models(self._session.project.models):
             try:
-                if model in recorded:
-                    pairs.append((self._side(model, start), self._side(model, end)))
-            except UsageError as error:  # its model was built once
-                problem = error
+                pairs.append((self._side(model, start), self._side(model, end)))
+            except UsageError as error:
+                # rather that a model was built only once than that another was never built
+                problem = error if self.of_model(model) else problem
         if not pairs:
             raise problem
         return pairs
@@ -112,19 +111,14 @@ class BuildNames:
         Raises: UsageError: the model or engine is unknown.
         """
         if not name:
-            hint = "`buildsys help compare` explains them"
-            raise UsageError("the name of a build is empty", hint)
+            raise unknown_name("build", name, [], "`buildsys help compare` explains them")
         scope, at, when = name.partition("@")
-        if at:
-            full = self.known_scope(scope) if scope else ""
-            if full is None:
-                models = list(self._session.project.models)
-                raise unknown_name("model or engine", scope, models, f"in {name!r}")
-            return full, when
-        if name in (LAST, PREVIOUS):
-            return "", name
-        if recorded := self.known_scope(name):
-            return recorded, ""
+        known_scope = self.known_scope(scope) if scope not in ("", LAST, PREVIOUS) else ""
+        if at and known_scope is None:
+            models = list(self._session.project.models)
+            raise unknown_name("model or engine", scope, models, f"in {name!r}")
+        if at or known_scope:
+            return known_scope or "", when
         if build := self._with_id(name):
             engine = build.variant if build.stage in ENGINE_STAGES else ""
             return ":".join(filter(None, (build.model, engine))), name

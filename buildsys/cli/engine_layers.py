@@ -2,69 +2,50 @@
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from buildsys.cli.console.rows import format_table
 from buildsys.report.formatting import count, first_names
 
-_SHOWN_LAYERS = 12
-_SHOWN_NODES = 3
+_MOST_LAYERS, _MOST_NODES = 16, 3
 Layer = Mapping[str, Any]
 
 
-def layer_lines(layers: Sequence[Layer], *, of_graph: bool = True) -> list[str]:
-    """Format a table of the slowest layers that fit on a screen.
-
-    They are made of nodes of an ONNX graph, or of the layers of a network defined by hand.
-    """
-    room = max(_SHOWN_LAYERS, shutil.get_terminal_size((80, 40)).lines - 24)
+def layer_lines(layers: Sequence[Layer]) -> list[str]:
+    """Format a table of the slowest layers, and what each is made of."""
     ordered = sorted(layers, key=lambda layer: -layer.get("time_ms", 0.0))
-    printed = ordered if len(ordered) <= room + 1 else ordered[:room]
     rows = [
         (
             layer["name"], layer["kind"], layer["precision"] or "", *_timing(layer),
-            first_names(layer["nodes"], _SHOWN_NODES) if layer["nodes"] else "",
+            first_names(layer["nodes"], _MOST_NODES) if layer["nodes"] else "",
         )
-        for layer in printed
+        for layer in ordered[:_MOST_LAYERS]
     ]  # fmt: skip
-    titles = (
-        f"{count(len(layers))} layers",
-        "kind",
-        "type",
-        "time>",
-        "share>",
-        "ONNX nodes" if of_graph else "layers of the network",
-    )
-    more = [f"{len(ordered) - len(printed)} more layers (--json lists all)"]
-    return [*format_table(titles, rows), *(more if len(printed) < len(ordered) else [])]
+    titles = (f"{count(len(layers))} layers", "kind", "type", "time>", "share>", "made of")
+    more = len(ordered) - len(rows)
+    return [*format_table(titles, rows), *[f"{more} more layers (--json lists all)"] * (more > 0)]
 
 
 def nodes_with_layers(
     nodes: Sequence[Mapping[str, Any]], layers: Sequence[Layer]
 ) -> list[dict[str, Any]]:
-    """List the nodes of a graph, each with its layers; [] of folded nodes.
+    """List the nodes of a graph, each with its layers.
 
-    TensorRT does not name the nodes in a part that it compiles as a whole. If there is one such
-    part, the nodes that no layer names are folded or in it.
+    Folded nodes have none, and TensorRT does not name the nodes of a part that it compiles whole.
     """
     layers_of: dict[str, list[Layer]] = {}
     for layer in layers:
         for name in layer["nodes"]:
             layers_of.setdefault(name, []).append(layer)
-    opaque = [entry for entry in layers if "ForeignNode[" in entry["name"] and not entry["nodes"]]
     rows = []
     for node in nodes:
-        if node["inside"]:
-            continue  # the body of a loop, a condition or a function
-        # the parser names nodes without a name by their output
-        names = [node["name"], *(f"node_of_{output}" for output in node["outputs"])]
-        own = next((layers_of[name] for name in names if name in layers_of), [])
-        rows.append({
-            "name": node["name"] or node["label"], "operator": node["operator"], "layers": own,
-            "compiled_whole": bool(not own and len(opaque) == 1),
-        })  # fmt: skip
+        if not node["inside"]:  # not in the body of a loop, a condition or a function
+            # the parser names nodes without a name by their output
+            names = [node["name"], *(f"node_of_{output}" for output in node["outputs"])]
+            own = next((layers_of[name] for name in names if name in layers_of), [])
+            title = {"name": node["name"] or node["label"], "operator": node["operator"]}
+            rows.append({**title, "layers": own})
     return rows
 
 
@@ -76,12 +57,11 @@ def node_lines(nodes: Sequence[Mapping[str, Any]]) -> list[str]:
 
 def _node_rows(nodes: Sequence[Mapping[str, Any]]) -> Iterator[Sequence[str]]:
     for node in nodes:
-        what = (node["operator"], node["name"])
+        title = (node["operator"], node["name"])
         if not node["layers"]:
-            where = "(compiled as a whole)" if node["compiled_whole"] else "(folded)"
-            yield (*what, where, "", "", "")
+            yield (*title, "(none)", "", "", "")
         for layer in node["layers"]:
-            yield (*what, layer["name"], layer["precision"] or "", *_timing(layer))
+            yield (*title, layer["name"], layer["precision"] or "", *_timing(layer))
 
 
 def _timing(layer: Layer) -> tuple[str, str]:

@@ -7,7 +7,6 @@ repository, which may be read-only.
 from __future__ import annotations
 
 import os
-import shutil
 import tempfile
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
@@ -32,7 +31,7 @@ def read_checkout(root: Path, unversioned: Iterable[Path]) -> Checkout:
     """Read the state of the git checkout around ``root``.
 
     Changes in the ``unversioned`` folders do not count.
-    Raises: UsageError: there is no repository. OSError: there is no git.
+    Raises: UsageError: there is no repository, or no git.
     """
     root, top = root.resolve(), _top(root).resolve()
     folders = (folder.resolve() for folder in unversioned)
@@ -79,8 +78,6 @@ def project_at(project: Project, revision: str, *, leave_out: bool = False) -> I
 
     Raises: UsageError: no git repository, an unknown revision, or wrong manifests in it.
     """
-    if shutil.which("git") is None:
-        raise UsageError("`--since` needs git, which is not installed", "install git")
     top = _top(project.root)
     problem = f"git knows no revision {revision!r}"
     hint = "`git log` and `git tag` list revisions"
@@ -90,15 +87,12 @@ def project_at(project: Project, revision: str, *, leave_out: bool = False) -> I
         tree = Path(name).resolve() / "tree"
         root = Path(os.path.normpath(tree / os.path.relpath(project.root.resolve(), top)))
         there = Path(os.path.normpath(root / configs))
-        if not project.configs.resolve().is_relative_to(top) or not there.is_relative_to(tree):
-            problem = f"{project.configs} is outside the git repository {top}"
-            raise UsageError(problem, "put the manifests under version control")
         root.mkdir(parents=True)
         index, failed = tree.with_name("index"), f"git cannot check out {revision}"
         for command in (("read-tree", commit), ("checkout-index", "-a", f"--prefix={tree}/")):
             _git(top, *command, problem=failed, hint="set TMPDIR to another folder", index=index)
         _link_ignored(project, top, tree)
-        if not (there / "models").is_dir():
+        if not there.is_relative_to(tree) or not (there / "models").is_dir():
             problem = f"{revision} has no manifests: no folder {configs}/models"
             raise UsageError(problem, "name another revision")
         try:
@@ -136,7 +130,10 @@ def _git(
     folder: Path, *arguments: str, problem: str, hint: str = "", index: Path | None = None
 ) -> str:
     """Run git and return its output. Raises: UsageError: ``problem``, as it failed."""
-    done = run_git(folder, *arguments, index=index)
+    try:
+        done = run_git(folder, *arguments, index=index)
+    except FileNotFoundError:
+        raise UsageError("git is not installed", "install git") from None
     if done.returncode:
         message = os.fsdecode(done.stderr).strip().rpartition("\n")[2]
         if "not a git repository" in message:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from argparse import Namespace
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import suppress
 from functools import partial
 from typing import Any
 
@@ -14,19 +13,19 @@ from buildsys.cli.console.rows import titled_lines
 from buildsys.cli.graph_files import (
     ask_inspection,
     find_graph,
+    graph_action,
     graph_request,
     require_onnx_graph,
-    split_graph_name,
     stored_graph,
-    target_of,
+    without_time,
+    writes_onnx,
 )
 from buildsys.cli.session import BuildSession
 from buildsys.errors import StageError, UsageError
+from buildsys.execution.build_cache import store_folder
 from buildsys.history.builds import Build
-from buildsys.plan.action import Action
-from buildsys.project.plan import plan_model
 from buildsys.report.formatting import TIMES, count, first_names, size
-from buildsys.stages.table import ENGINE
+from buildsys.stages.table import ENGINE, target_of
 from buildsys.store.object_store import Store
 
 SCHEMA = "buildsys/diff/1"
@@ -43,14 +42,12 @@ def compare_graphs(session: BuildSession, options: Namespace, first: str, second
 
     Raises: UsageError: a name is wrong, or the graphs belong to different models.
     """
-    names = [split_graph_name(session, "compare", target_of(name)) for name in (first, second)]
-    models = list(dict.fromkeys(model for model, _ in names))
-    if len(models) > 1:
-        raise UsageError(
-            f"graphs of two models are not comparable, found {' and '.join(models)}",
-            f"name two graphs of one model, or compare the models: {' '.join(models)}",
-        )
-    graphs = [find_graph(session, "compare", name) for name in (first, second)]
+    models = [graph_action(session, without_time(name)).model for name in (first, second)]
+    if models[0] != models[1]:
+        problem = f"graphs of two models are not comparable, found {' and '.join(models)}"
+        hint = f"name two graphs of one model, or compare the models: {' '.join(models)}"
+        raise UsageError(problem, hint)
+    graphs = [find_graph(session, name) for name in (first, second)]
     for graph in graphs:
         require_onnx_graph(graph)
     request = {"first": graphs[0].request(), "second": graphs[1].request()}
@@ -152,15 +149,14 @@ def _arrow(pair: Sequence[Any]) -> str:
     return f"{was} → {now}"
 
 
-def compare_recorded_graphs(
-    store: Store, sides: tuple[Side, Side], manifests: tuple[Mapping[str, Any], Mapping[str, Any]]
-) -> dict[str, Any]:
+def compare_recorded_graphs(session: BuildSession, sides: tuple[Side, Side]) -> dict[str, Any]:
     """Compare the graphs of two builds, in the order of stages.
 
     The first stage with a difference is the cause of differences in later stages, so only its
     graphs are compared in detail: ``graph`` is their difference, ``graph_stage`` the stage.
     """
-    first, second = map(_recorded_graphs, sides, manifests)
+    store = Store(store_folder(session.project.state))
+    first, second = (_recorded_graphs(session, side) for side in sides)
     stages: list[dict[str, str]] = []
     compared, difference = "", None
     for stage in _merge_in_order(list(first), list(second)):
@@ -205,39 +201,22 @@ def recorded_difference_lines(comparison: Mapping[str, Any]) -> Iterator[str]:
         yield from difference_lines(difference)
 
 
-def _recorded_graphs(side: Side, manifest: Mapping[str, Any]) -> dict[str, tuple[Build, str]]:
-    """List the build and the output with the graph by stage, in the order of the stages."""
-    planned = _planned(side, manifest)
-    targets = list(planned) or sorted(side.builds, key=lambda target: side.builds[target].position)
+def _recorded_graphs(session: BuildSession, side: Side) -> dict[str, tuple[Build, str]]:
+    """List the builds and outputs with graphs by stage, in the order in which they were built.
+
+    For an engine, only those that the present manifest builds it from.
+    """
+    engine = target_of(ENGINE, side.model, side.engine)
+    needed = session.needed([engine]) if engine in session.actions else side.builds
     graphs = {}
-    for build in (side.builds[target] for target in targets if target in side.builds):
-        role, stage = "model", ":".join(filter(None, (build.stage, build.variant)))
-        if build.stage == ENGINE and build.target in planned:
-            path = planned[build.target].outputs[ENGINE].path
-            role = ENGINE if path.endswith(".onnx") else ""
-            stage = ENGINE if side.engine else stage
-        if role in build.outputs:
+    for build in sorted(side.builds.values(), key=lambda build: build.position):
+        action, role = session.actions.get(build.target), "model"
+        stage = ":".join(filter(None, (build.stage, build.variant)))
+        if build.stage == ENGINE and action is not None and writes_onnx(action):
+            role, stage = ENGINE, ENGINE if side.engine else stage
+        if role in build.outputs and build.target in needed:
             graphs[stage] = build, role
     return graphs
-
-
-def _planned(side: Side, manifest: Mapping[str, Any]) -> dict[str, Action]:
-    """Plan the targets of a recorded manifest in build order.
-
-    For one engine, only those it is built from. {}: another version recorded the manifest.
-    """
-    planned: dict[str, Action] = {}
-    with suppress(LookupError, TypeError, ValueError, AttributeError, UsageError):
-        planned = {action.target: action for action in plan_model(dict(manifest))}
-    waiting = [f"{ENGINE}:{side.model}:{side.engine}"]
-    if waiting[0] not in planned:
-        return planned
-    needed = set[str]()
-    while waiting:
-        target = waiting.pop()
-        waiting += (name for name in planned[target].after if name not in needed)
-        needed.add(target)
-    return {target: action for target, action in planned.items() if target in needed}
 
 
 def _merge_in_order(first: list[str], second: list[str]) -> list[str]:

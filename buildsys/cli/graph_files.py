@@ -17,17 +17,17 @@ from buildsys.cli.console.rows import time_ago
 from buildsys.cli.session import BuildSession
 from buildsys.errors import StageError, UsageError
 from buildsys.execution.build_cache import store_folder
-from buildsys.execution.freshness import FRESH, STALE
+from buildsys.execution.freshness import FRESH
 from buildsys.execution.stale_reasons import summarize_reasons
 from buildsys.history.builds import Build
 from buildsys.history.database import History, history_file
 from buildsys.plan.action import Action
 from buildsys.project.load import Project
-from buildsys.stages.table import ENGINE, SIMPLIFY
+from buildsys.project.plan import model_of
+from buildsys.stages.table import ENGINE, SIMPLIFY, target_of
 from buildsys.store.object_store import Store
 from buildsys.system.processes import run_python
 
-DEFAULT_STAGE = SIMPLIFY
 STORED = "stored"  # the state of an earlier graph, besides fresh, stale and may rerun
 _ROLES = ("model", "engine")  # outputs that are graphs
 _SHOWN_REASONS = 2
@@ -37,14 +37,17 @@ _SHOWN_REASONS = 2
 class GraphFile:
     """A graph as it was built at some time."""
 
-    name: str  # as typed, without the model
-    model: str
-    target: str
+    action: Action
+    when: str  # "" or @WHEN
     state: str
     note: str  # "" if it is up to date
     file: Path
     data: Path | None  # external data
-    is_onnx: bool
+
+    @property
+    def name(self) -> str:
+        """The name without the model, such as ``convert:fp16@previous``."""
+        return stage_of(self.action) + self.when
 
     @property
     def bytes(self) -> int:
@@ -53,10 +56,10 @@ class GraphFile:
 
     def as_json(self) -> dict[str, Any]:
         """Describe the graph's place and state."""
-        return {
-            "name": self.name, "target": self.target, "state": self.state.replace(" ", "-"),
-            "note": self.note, "file": str(self.file), "bytes": self.bytes,
-        }  # fmt: skip
+        state = self.state.replace(" ", "-")
+        place = {"file": str(self.file), "bytes": self.bytes}
+        title = {"name": self.name, "target": self.action.target}
+        return {**title, "state": state, "note": self.note, **place}
 
     def request(self) -> dict[str, str]:
         """Name the graph's files for the inspection process."""
@@ -65,12 +68,11 @@ class GraphFile:
 
 def graph_request(file: Path, data: Path | None = None) -> dict[str, str]:
     """Name the files of a graph for ``ask_inspection``."""
-    data = data or external_data(file)
+    data = data or _external_data(file)
     return {"file": str(file.resolve()), "data": str(data.resolve()) if data else ""}
 
 
-def external_data(file: Path) -> Path | None:
-    """Find the external data next to a graph."""
+def _external_data(file: Path) -> Path | None:
     data = file.with_name(f"{file.name}.data")
     return data if data.is_file() else None
 
@@ -90,26 +92,49 @@ def ask_inspection(question: str, request: Mapping[str, Any]) -> dict[str, Any]:
     return answer
 
 
-def find_graph(session: BuildSession, command: str, name: str) -> GraphFile:
+def find_graph(session: BuildSession, name: str) -> GraphFile:
     """Find the graph of a name; nothing is written.
 
     Raises: UsageError: an unknown or ambiguous name. StageError: the graph is not built, or no
     longer stored.
     """
     typed, at, when = name.partition("@")
-    model, stage = split_graph_name(session, command, typed)
-    action = _action(session, model, stage or DEFAULT_STAGE)
-    title, path = f"{stage or DEFAULT_STAGE}{at}{when}", _graph_ref(action)
+    action = graph_action(session, typed)
     if not at:
-        state, note, file = _current(session, action)
-        data = external_data(file)
-    else:
-        history = History.readable(history_file(session.project.state))
-        names = BuildNames(session, history)
-        build, note = names.of_target(action.target, _role(action), when)
-        state, note = STORED, note or f"{title} was built {time_ago(build.started)}"
-        file, data = stored_graph(Store(store_folder(session.project.state)), build, _role(action))
-    return GraphFile(title, model, action.target, state, note, file, data, path.endswith(".onnx"))
+        return _current_graph(session, action)
+    history, role = History.readable(history_file(session.project.state)), graph_role(action)
+    build, note = BuildNames(session, history).of_target(action.target, role, when)
+    note = note or f"{stage_of(action)}{at}{when} was built {time_ago(build.started)}"
+    files = stored_graph(Store(store_folder(session.project.state)), build, role)
+    return GraphFile(action, at + when, STORED, note, *files)
+
+
+def graph_action(session: BuildSession, name: str) -> Action:
+    """Find the target that writes the graph of a name; a model's is the simplified graph.
+
+    Raises: UsageError: there is none, or several.
+    """
+    full = None if "*" in name else session.full_name(name)
+    if full is not None and full.startswith("build:"):
+        full = target_of(SIMPLIFY, model_of(full))
+    targets = session.targets_of(full or name)
+    graphs = [target for target in targets if graph_role(session.actions[target])]
+    if len(graphs) == 1:
+        return session.actions[graphs[0]]
+    if graphs:
+        raise UsageError(f"{name!r} names several graphs", f"name one of {', '.join(graphs)}")
+    words, models = name.split(":"), session.project.models
+    model = next(filter(models.__contains__, words), None)
+    if model is None:
+        raise unknown_name("model", words[0], models, f"models: {', '.join(models) or 'none yet'}")
+    if ENGINE not in words:
+        require_graph(session.project, model)
+    stage = ":".join(word for word in words if word != model)
+    stages = [stage_of(a) for a in session.actions.of(model).values() if graph_role(a)]
+    listed = f"graphs of {model}: {', '.join(stages)}"
+    if targets:
+        raise UsageError(f"{stage} of {model} writes no graph", listed)
+    raise unknown_name("stage", stage, stages, listed)
 
 
 def require_onnx_graph(graph: GraphFile) -> None:
@@ -117,19 +142,16 @@ def require_onnx_graph(graph: GraphFile) -> None:
 
     Raises: UsageError: it is one.
     """
-    if not graph.is_onnx:
+    if not writes_onnx(graph.action):
         hint = "name the graph from which it was built, such as simplify"
-        raise UsageError(f"{graph.target} is an engine without a readable graph", hint)
+        raise UsageError(f"{graph.action.target} is an engine without a readable graph", hint)
 
 
 def names_graph(session: BuildSession, name: str) -> bool:
     """Check whether a name such as ``MODEL:STAGE@WHEN`` is one of a single graph."""
-    typed = target_of(name)
-    full = None if "*" in typed else session.full_name(typed)
-    if full is None or full not in session.actions:
-        return False
-    action = session.actions[full]
-    return action.stage != ENGINE and bool(_role(action))
+    typed = without_time(name)
+    action = session.actions.get("" if "*" in typed else session.full_name(typed) or "")
+    return action is not None and action.stage != ENGINE and bool(graph_role(action))
 
 
 def stored_graph(store: Store, build: Build, role: str) -> tuple[Path, Path | None]:
@@ -155,88 +177,42 @@ def require_graph(project: Project, model: str) -> None:
         hint = f"`buildsys list --all {model}` shows its commands"
         raise UsageError(f"{model} has no network", hint)
     if "tensorrt" in spec["source"]:
-        engines = [
-            f"`buildsys inspect {model}:engine:{engine['name']}`" for engine in spec["engines"]
-        ]
-        raise UsageError(
-            f"{model} has no ONNX graph: {spec['source']['tensorrt']} defines its network",
-            f"{' or '.join(engines)} shows the layers of an engine" if engines else "",
-        )
+        problem = f"{model} has no ONNX graph: {spec['source']['tensorrt']} defines its network"
+        engines = (f"{model}:{ENGINE}:{engine['name']}" for engine in spec["engines"])
+        commands = " or ".join(f"`buildsys inspect {engine}`" for engine in engines)
+        raise UsageError(problem, commands and f"{commands} shows the layers of an engine")
 
 
-def target_of(name: str) -> str:
+def without_time(name: str) -> str:
     """Cut ``@WHEN`` off the name of a graph."""
     return name.partition("@")[0]
 
 
-def split_graph_name(session: BuildSession, command: str, name: str) -> tuple[str, str]:
-    """Split a name into model and graph, "" for a whole model.
-
-    Raises: UsageError: an ambiguous name, or an unknown model.
-    """
-    full = None if "*" in name else session.full_name(name)
-    if full is None or ":" not in full:  # a pattern or a stage may name a single graph
-        targets = session.targets_of(name)
-        graphs = [target for target in targets if _graph_ref(session.actions[target])]
-        if len(graphs) > 1:
-            raise UsageError(f"{name!r} names several graphs", f"name one of {', '.join(graphs)}")
-        full = graphs[0] if graphs else None
-    if full is not None:
-        stage, model, *variant = full.split(":", 2)
-        return model, "" if stage == "build" else ":".join((stage, *variant))
-    model, _, graph = name.partition(":")
-    if model not in session.project.models and graph in session.project.models:
-        model, graph = graph, model
-    return session.one_model(command, [model] if model else []), graph
-
-
-def _action(session: BuildSession, model: str, stage: str) -> Action:
-    """Find the target of a stage's graph, for example ``convert:fp16``.
-
-    Raises: UsageError: there is none.
-    """
-    graphs: dict[str, list[Action]] = {}
-    for action in session.actions.of(model).values():
-        for name in dict.fromkeys((action.stage, _full_name(action))):
-            graphs.setdefault(name, []).extend([action] if _role(action) else [])
-    if len(graphs.get(stage, ())) == 1:
-        return graphs[stage][0]
-    if not stage.startswith(ENGINE):
-        require_graph(session.project, model)
-    names = [_full_name(action) for group in graphs.values() for action in group]
-    listed = f"graphs of {model}: {', '.join(dict.fromkeys(names))}"
-    if stage in graphs:
-        problem = "has several graphs" if graphs[stage] else "writes no graph"
-        raise UsageError(f"{stage} of {model} {problem}", listed)
-    raise unknown_name("stage", stage, [name for name in graphs if graphs[name]], listed)
-
-
-def _current(session: BuildSession, action: Action) -> tuple[str, str, Path]:
-    """Describe the state of the graph in the build folder, and find its file."""
-    target, file = action.target, session.project.build / _graph_ref(action)
-    if not file.is_file():
-        raise StageError(f"{target} has not been built", f"`buildsys build {target}` builds it")
-    explained = session.explain([target])[target]
-    if explained.state == FRESH:
-        return FRESH, "", file
-    problem = "is stale" if explained.state == STALE else "may have to be rebuilt"
-    last = explained.last
-    built = f"built {time_ago(last.started)}" if last else "in the build folder"
-    why = summarize_reasons(explained.reasons, _SHOWN_REASONS)
-    note = f"{target} {problem} ({why}); shown is the graph {built}"
-    return explained.state, f"{note}; `buildsys build {target}` rebuilds it", file
-
-
-def _role(action: Action) -> str:
+def graph_role(action: Action) -> str:
     """Name the output that is the target's graph, "" without one."""
     return next((role for role in _ROLES if role in action.outputs), "")
 
 
-def _graph_ref(action: Action) -> str:
-    """Name the file of a target's graph, "" without one."""
-    role = _role(action)
-    return action.outputs[role].path if role else ""
+def writes_onnx(action: Action) -> bool:
+    """Check that a target's graph is not an engine that only its library reads."""
+    return action.outputs[graph_role(action)].path.endswith(".onnx")
 
 
-def _full_name(action: Action) -> str:
+def stage_of(action: Action) -> str:
+    """Name a target without its model, such as ``convert:fp16``."""
     return f"{action.stage}:{action.variant}" if action.variant else action.stage
+
+
+def _current_graph(session: BuildSession, action: Action) -> GraphFile:
+    """Find the graph in the build folder, with its state. Raises: StageError: it is not built."""
+    target, note = action.target, ""
+    file = session.project.build / action.outputs[graph_role(action)].path
+    if not file.is_file():
+        raise StageError(f"{target} has not been built", f"`buildsys build {target}` builds it")
+    explained = session.explain([target])[target]
+    if explained.state != FRESH:
+        why, last = summarize_reasons(explained.reasons, _SHOWN_REASONS), explained.last
+        built = f"built {time_ago(last.started)}" if last else "in the build folder"
+        note = f"{target} is {explained.state} ({why}); shown is the graph {built}"
+        note += f"; `buildsys build {target}` rebuilds it"
+    return GraphFile(action, "", explained.state, note, file, _external_data(file))

@@ -18,11 +18,10 @@ from buildsys.cli.graph_differences import (
     compare_recorded_graphs,
     recorded_difference_lines,
 )
-from buildsys.cli.graph_files import names_graph, target_of
+from buildsys.cli.graph_files import names_graph, without_time
 from buildsys.cli.session import BuildSession
 from buildsys.cli.target_names import ModelFilter, add_filter
 from buildsys.errors import UsageError
-from buildsys.execution.build_cache import store_folder
 from buildsys.execution.key_parts import flatten_options
 from buildsys.execution.stale_reasons import StaleReason, format_reasons, part_reasons
 from buildsys.history.builds import Build
@@ -43,7 +42,6 @@ from buildsys.report.formatting import (
     size,
 )
 from buildsys.stages.table import BENCH, ENGINE_STAGES, STAGES
-from buildsys.store.object_store import Store
 
 SCHEMA = "buildsys/compare/1"
 _INDENT = 14
@@ -116,7 +114,7 @@ def run(options: Namespace) -> int:
     session = BuildSession.of_history(options.root)
     if any(names_graph(session, name) for name in options.names):
         first, *others = options.names
-        second = others[0] if others else target_of(first)
+        second = others[0] if others else without_time(first)
         if first == second:
             first = f"{first}@previous"
         return compare_graphs(session, options, first, second)
@@ -172,9 +170,7 @@ def _compare(session: BuildSession, history: History, first: Side, second: Side)
     comparison.environment = part_reasons(
         *({n: parts[n] for n in labels} for parts in environments)
     )
-    store = Store(store_folder(session.project.state))
-    manifests = history.manifest(first.latest()), history.manifest(second.latest())
-    comparison.graphs = compare_recorded_graphs(store, (first, second), manifests)
+    comparison.graphs = compare_recorded_graphs(session, (first, second))
     return comparison
 
 

@@ -51,11 +51,7 @@ def run(options: Namespace) -> int:
         if explanation.target in chosen
     ]
     if options.json:
-        targets = [
-            {**explanation_json(explanation), **searched_json(session, explanation.target)}
-            for explanation in explained
-        ]
-        print_json({"schema": SCHEMA, "targets": targets})
+        print_json({"schema": SCHEMA, "targets": [*map(explanation_json, explained)]})
         return 0
     counts = Counter(map(state_word, explained))
     words = (STALE, MAY_RERUN, FRESH, UNAVAILABLE, NOISY)
@@ -154,19 +150,11 @@ def _row(session: BuildSession, model: str, target: Explanation) -> Row:
         text += refit_note(session, target.target)
         if reasons := decode_reasons(last.why):
             text += f"; reason: {summarize_reasons(reasons, _MOST_CAUSES)}"
-        details = list(_searched(session, target.target))
+        details = list(_search_lines(session, target.target))
     return Row(word, f"{target.target}: {text}" if last else target.target, details)
 
 
-def searched_json(session: BuildSession, target: str) -> dict[str, Any]:
-    """Describe the search that decided the precision of a target's nodes, or {}."""
-    search = _search_of(session, target)
-    if search is None:
-        return {}
-    return {"search": {"target": search.target, "nodes": search.content.get("nodes", [])}}
-
-
-def _searched(session: BuildSession, target: str) -> Iterator[str]:
+def _search_lines(session: BuildSession, target: str) -> Iterator[str]:
     """Yield the nodes that a search keeps in fp32, and what they change."""
     search = _search_of(session, target)
     if search is None:
@@ -182,15 +170,8 @@ def _search_of(session: BuildSession, target: str) -> AnyResult | None:
     actions = session.actions
     if actions[target].stage not in (SEARCH, CONVERT, ENGINE):
         return None
-    upstream = [target, *actions[target].after]
-    upstream += [
-        name
-        for above in upstream
-        if actions[above].stage == CONVERT
-        for name in actions[above].after
-    ]
-    search = next((name for name in upstream if actions[name].stage == SEARCH), None)
-    if search is None:
+    search = next((name for name in session.needed([target]) if actions[name].stage == SEARCH), "")
+    if not search:
         return None
     file = actions[search].outputs["result"].path
     result = read_result(search, session.project.build / file, f"build/{file}", SearchResult)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import shutil
 import signal
 import sys
 import threading
@@ -14,7 +13,6 @@ from functools import partial
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any
 
 from buildsys.cli.command import (
@@ -34,7 +32,8 @@ from buildsys.cli.graph_files import (
     find_graph,
     graph_request,
     require_onnx_graph,
-    target_of,
+    without_time,
+    writes_onnx,
 )
 from buildsys.cli.project_root import shown_path, typed_path
 from buildsys.cli.session import BuildSession
@@ -64,14 +63,15 @@ def add_arguments(parser: ArgumentParser) -> None:
         "`buildsys history`"
     )
     add_json(parser)
-    parser.add_argument("--nodes", action="store_true", help="list every node")
-    parser.add_argument("--node", default="", help="show everything about one node")
-    parser.add_argument("--tensor", default="", help="show everything about one tensor")
-    parser.add_argument(
+    views = parser.add_mutually_exclusive_group()
+    views.add_argument("--nodes", action="store_true", help="list every node")
+    views.add_argument("--node", default="", help="show everything about one node")
+    views.add_argument("--tensor", default="", help="show everything about one tensor")
+    views.add_argument(
         "--serve", action="store_true", help="show the graph in the netron viewer until Ctrl-C"
     )
+    views.add_argument("--svg", default="", help="draw the graph into this file")
     parser.add_argument("--port", type=int, default=0, help="--serve: port; default: a free one")
-    parser.add_argument("--svg", default="", help="draw the graph into this file")
     parser.add_argument("--from", default="", dest="begin", help="draw from this node or tensor")
     parser.add_argument("--to", default="", dest="end", help="draw up to this node or tensor")
     parser.add_argument("--depth", type=positive_integer, help="draw this many nodes from there")
@@ -82,24 +82,20 @@ def run(options: Namespace) -> int:
     if len(options.names) != 1:
         hint = "for example `buildsys inspect resnet50:export`"
         raise UsageError("inspect takes one MODEL or MODEL:STAGE", hint)
-    views = ("nodes", "node", "tensor", "svg", "serve")
-    several = [f"--{name}" for name in views if getattr(options, name)]
-    if len(several) > 1:
-        raise UsageError(f"{' and '.join(several)} cannot be combined", "use one of them")
     if not options.svg and (options.begin or options.end or options.depth):
         raise UsageError("--from, --to and --depth select a part to draw", "add --svg FILE")
     name = options.names[0].removeprefix(PREFIX)
-    session = BuildSession.read_only(options.root, [target_of(name)])
-    graph = find_graph(session, "inspect", name)
+    session = BuildSession.read_only(options.root, [without_time(name)])
+    graph = find_graph(session, name)
     if options.svg or options.serve:
         require_onnx_graph(graph)
     if options.serve:
         return _serve(graph, options.port)
-    head = {"schema": SCHEMA, "model": graph.model, "graph": graph.as_json()}
+    head = {"schema": SCHEMA, "model": graph.action.model, "graph": graph.as_json()}
     if options.svg:
         require_dot()
         document, lines = _draw(graph, head, options)
-    elif graph.is_onnx:
+    elif writes_onnx(graph.action):
         document, lines = _describe(session, graph, head, options)
     else:
         document, lines = _describe_engine(session, graph, head, options)
@@ -129,8 +125,8 @@ def _describe(
         ]
     if options.nodes:
         return document, _node_table(document)
-    if graph.state != STORED and graph.target.startswith(f"{ENGINE}:"):
-        document["placement"] = session.result(graph.target).get("placement", {})
+    if graph.state != STORED and graph.action.target.startswith(f"{ENGINE}:"):
+        document["placement"] = session.result(graph.action.target).get("placement", {})
     return document, _graph_lines(document)
 
 
@@ -165,13 +161,13 @@ def _describe_engine(
     """Describe the record of an engine, or the layers of the ONNX nodes."""
     if options.tensor:
         require_onnx_graph(graph)
-    result = {} if graph.state == STORED else dict(session.result(graph.target))
+    result = {} if graph.state == STORED else dict(session.result(graph.action.target))
     layers = result.get("layer_nodes", [])
     if options.node or options.nodes:
         if not layers:
             hint = "build it on a GPU with profiling_verbosity: detailed, or inspect its ONNX graph"
-            raise UsageError(f"engine.json of {graph.target} does not name its nodes", hint)
-        nodes = nodes_with_layers(_built_from(session, graph, layers), layers)
+            raise UsageError(f"engine.json of {graph.action.target} does not name its nodes", hint)
+        nodes = nodes_with_layers(_nodes_of(session, graph, layers), layers)
         if options.node:
             nodes = [node for node in nodes if node["name"] == options.node]
         if not nodes:
@@ -179,28 +175,27 @@ def _describe_engine(
             raise _unknown("node", options.node, names)
         return {**head, "nodes": nodes}, node_lines(nodes)
     hidden = (*_ENGINE_HEADER, "layer_nodes", "refit_basis")
-    of_graph = "model" in session.actions[graph.target].inputs
     all_bytes = size(result.get("engine_bytes", graph.bytes))
     return {**head, "engine": result}, [
-        f"{graph.target}: {shown_path(graph.file)}, {all_bytes}",
+        f"{graph.action.target}: {shown_path(graph.file)}, {all_bytes}",
         "the engine has no readable graph; from engine.json:",
         *(
             f"  {name:<18}{plain(value)}"
             for name, value in result.items()
             if name not in hidden and value not in (None, "", [], {})
         ),
-        *(["", *layer_lines(layers, of_graph=of_graph)] if layers else []),
+        *(["", *layer_lines(layers)] if layers else []),
     ]
 
 
-def _built_from(
+def _nodes_of(
     session: BuildSession, graph: GraphFile, layers: Sequence[Document]
 ) -> Sequence[Document]:
     """List the nodes of the graph that an engine was built from.
 
     Without a graph, those are the layers of the network that layers of the engine name.
     """
-    inputs = session.actions[graph.target].inputs
+    inputs = graph.action.inputs
     if "model" not in inputs:
         names = dict.fromkeys(name for layer in layers for name in layer["nodes"])
         return [{"name": n, "operator": "layer", "inside": "", "outputs": []} for n in names]
@@ -234,16 +229,12 @@ def _serve(graph: GraphFile, port: int) -> int:
     netron: Any = import_module("netron")
     logging.getLogger("netron").setLevel(logging.CRITICAL)  # it announces the address as well
     signal.signal(signal.SIGTERM, signal.default_int_handler)
-    out = sys.stdout
-    with TemporaryDirectory(prefix="buildsys-netron-") as folder, redirect_stdout(None):
-        file = graph.file
-        if graph.state == STORED:  # its name has no suffix
-            file = Path(folder) / "model.onnx"
-            shutil.copyfile(graph.file, file)
-            if graph.data is not None:
-                file.with_name("model.onnx.data").symlink_to(graph.data)
+    # a stored graph has no suffix, by which netron knows its format
+    content = bytearray(graph.file.read_bytes()) if graph.state == STORED else None
+    name, out = "model.onnx" if content else str(graph.file), sys.stdout
+    with redirect_stdout(None):
         try:
-            host, bound = netron.start(str(file), (_HOST, port), browse=False)
+            host, bound = netron.serve(name, content, (_HOST, port), browse=False)
         except (OSError, OverflowError) as error:
             problem = f"port {port} cannot be used: {error}"
             raise BuildsysError(f"{problem}; without --port a free one is chosen") from None

@@ -107,7 +107,9 @@ def test_mistakes_are_one_line(ready_built: ReadyProject) -> None:
     fails(doit("inspect", "a", "--node", "MatMl"), 3, "the graph has no node 'MatMl'")
     fails(doit("inspect", "a:export", "--tensor", "zz"), 3, "the graph has no tensor 'zz'")
     fails(
-        doit("inspect", "a", "--nodes", "--svg", "x.svg"), 3, "--nodes and --svg cannot be combined"
+        doit("inspect", "a", "--nodes", "--svg", "x.svg"),
+        3,
+        "--svg: not allowed with argument --nodes",
     )
     fails(doit("inspect", "a", "--depth", "3"), 3, "select a part to draw; add --svg FILE")
     fails(

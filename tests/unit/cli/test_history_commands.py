@@ -21,7 +21,6 @@ from buildsys.errors import UsageError
 from buildsys.history.builds import HOST, Build, Measurement
 from buildsys.history.database import History, digest_of
 from buildsys.history.recorder import machine_id
-from buildsys.project.model import model_fields
 from buildsys.report.formatting import TIMES
 from buildsys.store.object_store import Store
 
@@ -311,7 +310,7 @@ def test_revisions_are_compared(recorded: Recorded, run: Run, tmp_path: Path) ->
         (("m", "ort"), "git revision 'ort'; nearest: m:ort"),
         (("m@v9",), "git revision 'v9'"),  # outside of git as well
         (("deadbeef", "m"), "git revision 'deadbeef'"),
-        (("",), "the name of a build is empty"),
+        (("",), "there is no build ''"),
         (("last", "other@last"), "the history has no builds of other"),
         (("a", "b", "c"), "at most two names"),
     ],
@@ -465,19 +464,13 @@ def test_a_graph_that_is_no_longer_stored_is_named(
 
 
 def test_an_engine_is_compared_by_what_it_is_built_from(graphs: Graphs, run: Run) -> None:
-    spec = {
-        "source": {"onnx": "net.onnx"}, "model": "m", "inputs": {"x": {"shape": [1, 4]}},
-        "engines": [
-            {"name": "ort", "backend": "onnxruntime"},
-            {"name": "fast", "backend": "onnxruntime", "precision": "fp16"},
-        ],
-    }  # fmt: skip
-    manifest = model_fields(spec)
+    file = graphs._recorded.root / "configs/models/m.yaml"
+    file.write_text(file.read_text().replace("{name: fast,", "{name: fast, precision: fp16,"))
     for graph in ("c", "d"):
-        graphs.add(manifest=manifest, export="e", simplify="s", convert_fp16=graph)
+        graphs.add(export="e", simplify="s", convert_fp16=graph)
     for name in ("ort", "fast"):
-        graphs._recorded.add(f"engine:m:{name}", 9, manifest=manifest)
+        graphs._recorded.add(f"engine:m:{name}", 9)
     assert "graph" not in run("compare", "m:ort@previous", "m:ort")
     between = json.loads(run("compare", "m:ort", "m:fast", as_json=True))["comparisons"][0]
-    states = {one["stage"]: one["state"] for one in between["graphs"]}
+    states = {graph["stage"]: graph["state"] for graph in between["graphs"]}
     assert states == {"export": "equal", "simplify": "equal", "convert:fp16": "only in the second"}

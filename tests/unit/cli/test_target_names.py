@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from cli_doubles import make_session
 
-from buildsys.cli.graph_files import split_graph_name
+from buildsys.cli.graph_files import graph_action
 from buildsys.cli.session import BuildSession
 from buildsys.errors import UsageError
 
@@ -85,26 +85,35 @@ def test_a_pattern_names_targets(session: BuildSession, pattern: str, targets: l
 
 
 @pytest.mark.parametrize(
-    ("name", "graph"),
+    ("name", "target"),
     [
-        ("a", ("a", "")),
-        ("build:a", ("a", "")),
-        ("a:export", ("a", "export")),
-        ("export:a", ("a", "export")),
-        ("a:ort", ("a", "engine:ort")),
-        ("engine:a:ort", ("a", "engine:ort")),
-        ("a:engine:ort", ("a", "engine:ort")),
-        ("a:engine", ("a", "engine")),
-        ("*:a:ort", ("a", "engine:ort")),
-        ("a:unknown", ("a", "unknown")),
-        ("unknown:a", ("a", "unknown")),
-        ("a:", ("a", "")),
+        ("a", "simplify:a"),
+        ("build:a", "simplify:a"),
+        ("a:export", "export:a"),
+        ("export:a", "export:a"),
+        ("a:ort", "engine:a:ort"),
+        ("a:engine:ort", "engine:a:ort"),
+        ("*:a:ort", "engine:a:ort"),
     ],
 )
-def test_graphs_are_named_like_targets(
-    session: BuildSession, name: str, graph: tuple[str, str]
-) -> None:
-    assert split_graph_name(session, "inspect", name) == graph
+def test_graphs_are_named_like_targets(session: BuildSession, name: str, target: str) -> None:
+    assert graph_action(session, name).target == target
+
+
+@pytest.mark.parametrize(
+    ("name", "problem"),
+    [
+        ("a:engine", "'a:engine' names several graphs"),
+        ("a:simplfy", "there is no stage 'simplfy'; nearest: simplify"),
+        ("unknown:a", "there is no stage 'unknown'; graphs of a: "),
+        ("c:simplify", "there is no model 'c'; models: a, b, export"),
+        ("a:verify:ort", "verify:ort of a writes no graph; graphs of a: "),
+    ],
+)
+def test_other_names_are_no_graphs(session: BuildSession, name: str, problem: str) -> None:
+    with pytest.raises(UsageError) as caught:
+        graph_action(session, name)
+    assert str(caught.value).startswith(problem)
 
 
 @pytest.mark.parametrize("name", ["a", "build:a", "a:export", "export:a", "verify:a:ort", "a:ort"])
