@@ -41,7 +41,7 @@ _SMALLER = {"int64": "int32"}  # for a library without the former; its parser do
 # general remedies: a toolchain need not have onnx, so the graph cannot be examined here
 _REMEDIES = (
     "export with another opset, give the operator a decomposition (ops: function) or a plugin"
-    " (ops: plugin), or replace it by surgery; buildsys ops --model MODEL lists the support of each"
+    " (ops: plugin), or replace it by surgery; buildsys ops MODEL lists the support of each"
     " operator"
 )
 _ASSERTIONS = (  # the text after the parser's condition is the part for users

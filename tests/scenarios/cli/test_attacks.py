@@ -29,7 +29,7 @@ FILES += ("engine/ort/engine", "verify/ort", "bench/ort", "report/report")
 COMMANDS = (
     ("list", "--all", "--status"), ("info", "engine:a:ort"), ("info", "verify:a:ort"),
     ("plan", "a"), ("explain", "a:engine", "a:bench"), ("doctor", "build/a/engine/ort"), ("cache",),
-    ("ops", "--model", "a"), ("pages",), ("history", "a"),
+    ("ops", "a"), ("pages",), ("history", "a"),
 )  # fmt: skip
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 from pathlib import Path
 from typing import Any
 
@@ -38,26 +37,17 @@ def test_a_table_is_made_once_for_a_set_of_versions(
     assert len(made) == 2
 
 
-@pytest.mark.parametrize("attack", ["fifo", "huge", "nested", "types", "folder"])
+@pytest.mark.parametrize("content", [b"[" * 100_000, b"[]"])
 def test_a_damaged_table_is_made_again(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, attack: str
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, content: bytes
 ) -> None:
     made = counting(monkeypatch)
     ops.operator_table(tmp_path)
     (file,) = (tmp_path / "operators").iterdir()
-    file.unlink()
-    if attack == "fifo":
-        os.mkfifo(file)
-    elif attack == "folder":
-        file.mkdir()
-    elif attack == "huge":
-        file.touch()
-        os.truncate(file, 1 << 40)
-    else:
-        file.write_bytes(b"[" * 100_000 if attack == "nested" else b"[]")
-    assert ops.operator_table(tmp_path)["onnx"] == {"number": 2}
-    ops.operator_table(tmp_path)
-    assert len(made) == (3 if attack == "folder" else 2)  # a folder stays in the way
+    file.write_bytes(content)
+    for _ in range(2):
+        assert ops.operator_table(tmp_path)["onnx"] == {"number": 2}
+    assert len(made) == 2
 
 
 def test_registries_that_cannot_be_read_are_one_sentence(
@@ -92,5 +82,5 @@ def test_names_without_their_namespace() -> None:
     assert ([*torch], [*onnx]) == (["aten::asinh", "prims::asinh"], ["Asinh"])
     assert [*ops.chosen_rows(table, ["aten::asinh_"])[0]] == ["aten::asinh"]
     assert [*ops.chosen_rows(table, ["aten.asinh"])[0]] == ["aten::asinh"]
-    with pytest.raises(UsageError, match="there is no operator 'other::asinh' in torch"):
+    with pytest.raises(UsageError, match=r"there is no operator .other::asinh.; nearest: .*asinh"):
         ops.chosen_rows(table, ["other::asinh"])
