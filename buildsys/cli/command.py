@@ -37,16 +37,6 @@ def positive_integer(text: str) -> int:
     return int(text)
 
 
-def natural_number(text: str) -> int:
-    """Parse the value of an option.
-
-    Raises: ArgumentTypeError: it is not an integer of at least 0.
-    """
-    if not text.isdecimal():
-        raise ArgumentTypeError(f"expects an integer of at least 0, found {text!r}")
-    return int(text)
-
-
 def drop_unwritten() -> None:
     """Discard unwritable output; Python would complain about it at exit."""
     try:

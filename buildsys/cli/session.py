@@ -331,6 +331,17 @@ class BuildSession(TargetNames):
         after = {target: self.actions[target].after for target in needed}
         return explain((checker.examine(self.actions[target]) for target in needed), after)
 
+    def require_fresh(self, targets: Sequence[str], build: str) -> None:
+        """Refuse stale targets; ``build`` names the one that makes them.
+
+        Raises: UsageError: a target is not up to date.
+        """
+        from buildsys.execution.freshness import FRESH
+
+        states = self.explain(targets)
+        if stale := [target for target in targets if states[target].state != FRESH]:
+            raise UsageError(f"{stale[0]} is not up to date", f"run `buildsys build {build}` first")
+
     def read_only_checker(self) -> FreshnessChecker:
         """Make a checker of the project, which writes nothing."""
         from buildsys.execution.freshness import read_only_checker

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import shutil
 import sys
-import time
 from argparse import ArgumentParser, Namespace
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
@@ -20,8 +19,7 @@ from buildsys.cli.graph_files import require_graph
 from buildsys.cli.project_root import shown_path, typed_path
 from buildsys.cli.session import BuildSession
 from buildsys.cli.worker_pool import open_pool, run_stage
-from buildsys.errors import CheckFailed, StageError, Unavailable, UsageError, with_hint
-from buildsys.execution.freshness import FRESH, is_required
+from buildsys.errors import CheckFailed, UsageError, with_hint
 from buildsys.execution.local_runs import hold_devices, stage_job
 from buildsys.manifest.backend_choices import base_precision, is_auto
 from buildsys.plan.action import Action
@@ -29,6 +27,7 @@ from buildsys.plan.model_plan import FULL_PRECISION, QUANTIZED
 from buildsys.report.formatting import duration, error, plural
 from buildsys.stages.table import CONVERT, ENGINE, VERIFY, target_of
 from buildsys.store.locks import LockHolder, Locks
+from buildsys.store.state_db import warn_on_stderr
 from buildsys.workers.job import Job
 from buildsys.workers.pool import JobReply
 
@@ -57,32 +56,31 @@ def add_arguments(parser: ArgumentParser) -> None:
 
 
 def run(options: Namespace) -> int:
-    """Return the exit code of a build with this result."""
+    """Return 1 if the stage or the search has failed."""
+    session = BuildSession.read_only(options.root)
     if options.fp32_nodes:
-        return find_fp32_nodes(options)
+        return find_fp32_nodes(session, options)
     if options.json:
         raise UsageError("a stage in the foreground prints its log, not JSON", "leave out --json")
-    session = BuildSession.read_only(options.root)
     action = session.actions[session.one_target("debug", options.names)]
     _check_inputs(session, action)
-    folder_to_keep = typed_path(options.keep).absolute() if options.keep else None
-    if folder_to_keep is not None and folder_to_keep.exists():
+    kept = typed_path(options.keep).absolute() if options.keep else None
+    if kept is not None and kept.exists():
         raise UsageError(f"--keep: {options.keep} exists", "name a new folder")
     with TemporaryDirectory(prefix="buildsys-debug-") as folder:
         outputs = Path(folder) / "outputs"
         job = _job(session, action, Path(folder), outputs)
-        reply = _run(session, action, job, debugger=options.pdb)
-        if folder_to_keep is not None:
-            shutil.copytree(outputs, folder_to_keep)
-    took = f"{reply.status} after {duration(reply.seconds)}"
+        try:
+            reply = _run(session, action, job, debugger=options.pdb)
+        finally:
+            if kept is not None:
+                shutil.copytree(outputs, kept)
+            place = f"its outputs are in {shown_path(kept)}" if kept else "nothing was published"
+            print_lines([f"{action.target}: {place}"])
     reason = with_hint(reply.reason, reply.hint)
-    place = (
-        f"its outputs are in {shown_path(folder_to_keep)}"
-        if folder_to_keep
-        else "nothing was published"
-    )
-    print_lines([*f"{action.target}: {took}{reason and ': '}{reason}".splitlines(), place])
-    return _exit_code(action, reply.status)
+    took = f"{reply.status} after {duration(reply.seconds)}"
+    print_lines(f"{action.target}: {took}{reason and ': '}{reason}".splitlines())
+    return CheckFailed.exit_code if reply.status == "failed" else 0
 
 
 def _check_inputs(session: BuildSession, action: Action) -> None:
@@ -92,14 +90,14 @@ def _check_inputs(session: BuildSession, action: Action) -> None:
         if not ref.optional and not path.exists():
             problem = f"{action.target} needs {shown_path(path)}, which does not exist"
             raise UsageError(problem, f"run `buildsys build {' '.join(action.after)}` first")
-    states = session.explain(action.after) if action.after else {}
-    stale = [name for name in action.after if states[name].state != FRESH]
-    if stale:
-        sys.stderr.write(f"buildsys: warning: inputs from stale targets: {', '.join(stale)}\n")
+    try:
+        session.require_fresh(action.after, " ".join(action.after))
+    except UsageError as error:
+        warn_on_stderr(str(error))
 
 
 def _job(session: BuildSession, action: Action, folder: Path, outputs: Path) -> Job:
-    """Return a target's job, with its outputs in a temporary folder."""
+    """Make a target's job, with its outputs in a temporary folder."""
     project = session.project
     paths = {role: outputs / ref.path for role, ref in action.outputs.items()}
     for path in paths.values():
@@ -113,34 +111,21 @@ def _job(session: BuildSession, action: Action, folder: Path, outputs: Path) -> 
 
 
 def _run(session: BuildSession, action: Action, job: Job, *, debugger: bool) -> JobReply:
-    """Run the job under the same locks as a build."""
-    locks = Locks(session.project.state / "locks")
+    """Run the job under the same locks as a build. Raises: StageError."""
+    locks, state = Locks(session.project.state / "locks"), session.project.state
     with (
         hold_devices(locks, action, f"debug {action.target}", _report_wait) as held,
-        open_pool(session.project.state) as pool,
+        open_pool(state) as pool,
     ):
         job = replace(job, environment=held.variables, exclusive=held.names)
-        started = time.monotonic()
-        try:
-            return pool.run(job, log=None, debugger=debugger)
-        except StageError as failure:
-            kinds = {CheckFailed: "failed", Unavailable: "unavailable"}
-            status, seconds = kinds.get(type(failure), "error"), time.monotonic() - started
-            return JobReply(status, failure.problem, failure.hint, {}, seconds)
+        return pool.run(job, log=None, debugger=debugger)
 
 
 def _report_wait(holder: LockHolder | None) -> None:
     sys.stderr.write(f"waiting for {holder or 'other targets'}\n")
 
 
-def _exit_code(action: Action, status: str) -> int:
-    if status == "failed":
-        return CheckFailed.exit_code
-    is_error = status == "error" or (status == "unavailable" and is_required(action))
-    return StageError.exit_code if is_error else 0
-
-
-def find_fp32_nodes(options: Namespace) -> int:
+def find_fp32_nodes(session: BuildSession, options: Namespace) -> int:
     """Print a list of nodes for the manifest; return 1 if none was found.
 
     ``options`` has ``names`` (one MODEL:ENGINE), ``limit`` (seconds) and ``json``.
@@ -148,7 +133,6 @@ def find_fp32_nodes(options: Namespace) -> int:
     if len(options.names) != 1:
         problem = "debug --fp32-nodes takes one MODEL:ENGINE"
         raise UsageError(problem, "`buildsys list engine` lists all")
-    session = BuildSession.read_only(options.root)
     engine = one_engine(session, options.names[0])
     convert = _conversion(session, engine)
     answer = _search(session, convert, engine, options.limit)
@@ -158,14 +142,14 @@ def find_fp32_nodes(options: Namespace) -> int:
         "engine": engine.variant,
         "precision": convert.variant,
         **answer,
-        "yaml": None if not answer["nodes"] else "\n".join(_yaml(convert, answer)),
+        "yaml": "\n".join(_yaml(convert, answer)) if answer["nodes"] else None,
     }
     print_answer(options, document, _lines(convert, document))
     return 1 if answer["nodes"] is None else 0
 
 
 def _conversion(session: BuildSession, engine: Action) -> Action:
-    """Return the conversion whose graph the engine is built from.
+    """Find the conversion whose graph the engine is built from.
 
     Raises: UsageError: it has none whose nodes can be searched, or its inputs are not up to date.
     """
@@ -178,20 +162,22 @@ def _conversion(session: BuildSession, engine: Action) -> Action:
         raise UsageError(problem, f"`buildsys debug {VERIFY}:{name}` repeats its check")
     require_graph(session.project, model)
     target = target_of(CONVERT, model, precision)
-    if is_auto(spec) or target not in engine.after:
+    options = session.actions[target].options if target in engine.after else {}
+    tools = {options.get("tool"), options.get("quantize", {}).get("tool")}
+    if (
+        not options
+        or is_auto(spec)
+        or tools & {"autocast", "modelopt"}
+        or spec.get("optimized")
+        or spec.get("quantization") == "dynamic"
+        or precision == "int4"
+    ):
+        problem = f"the builder of {name} or a tool chooses the precision of each layer itself"
         kind = "quantization: explicit" if precision in QUANTIZED else "typing: strong"
-        problem = f"the builder of {name} chooses the precision of each layer itself"
-        raise UsageError(problem, f"set {kind}, or see `buildsys explain {engine.target}`")
-    convert = session.actions[target]
-    tools = convert.options.get("tool"), convert.options.get("quantize", {}).get("tool")
-    has_own_nodes = "autocast" in tools or "modelopt" in tools or spec.get("optimized")
-    if has_own_nodes or spec.get("quantization") == "dynamic" or precision == "int4":
-        problem = f"another tool chooses or fuses the nodes of {name}, which cannot be searched"
-        raise UsageError(problem, "set {tool: builtin}, or compare engines with other `exclude`")
-    states = session.explain(convert.after)
-    if stale := [upstream for upstream in convert.after if states[upstream].state != FRESH]:
-        raise UsageError(f"{stale[0]} is not up to date", f"run `buildsys build {target}` first")
-    return convert
+        hint = f"set {kind} and {{tool: builtin}}, or see `buildsys explain {engine.target}`"
+        raise UsageError(problem, hint)
+    session.require_fresh(session.actions[target].after, target)
+    return session.actions[target]
 
 
 def _search(session: BuildSession, convert: Action, engine: Action, limit: int) -> dict[str, Any]:
@@ -207,11 +193,14 @@ def _search(session: BuildSession, convert: Action, engine: Action, limit: int) 
 
 
 def _lines(convert: Action, answer: Mapping[str, Any]) -> Iterator[str]:
-    name, precision = f"{answer['model']}:{answer['engine']}", answer["precision"]
-    without, nodes = answer["without"], answer["nodes"]
+    name, without, nodes = (
+        f"{answer['model']}:{answer['engine']}",
+        answer["without"],
+        answer["nodes"],
+    )
     if without["passed"]:
         yield (
-            f"{name}: the {precision} graph is within the limits (relative error"
+            f"{name}: the {answer['precision']} graph is within the limits (relative error"
             f" {error(without['relative'])}), so no node has to stay in fp32"
         )
         yield "if verify fails, the error arises in the engine: its kernels or fusions"
@@ -222,18 +211,13 @@ def _lines(convert: Action, answer: Mapping[str, Any]) -> Iterator[str]:
         yield f"no list of nodes was found within the limits ({effort})"
         yield "raise --limit, choose another precision, or raise the limits of verify"
         return
-    smallest = (
-        "none of which can be left out" if answer["is_smallest"] else "perhaps not the fewest"
-    )
-    yield ""
+    fewest = "none of which can be left out" if answer["is_smallest"] else "perhaps not the fewest"
     yield (
-        f"with {plural(len(nodes), 'node')} in fp32, {smallest}, the relative error is"
+        f"with {plural(len(nodes), 'node')} in fp32, {fewest}, the relative error is"
         f" {error(answer['with']['relative'])} ({effort}):"
     )
     yield from format_table(("node", "operator"), nodes)
-    yield ""
     yield "for the manifest:"
-    yield ""
     yield from _yaml(convert, answer)
 
 

@@ -61,7 +61,5 @@ def test_stress_finds_what_validate_did_not_compare(project: ProjectFolder) -> N
     assert right.code == 0, right.out
     assert "lin: 5 runs compared, no run differs (repeat with --seed " in right.out
 
-    for count in ("0", "two"):
-        expected = f"-n/--count: expects a positive integer, found '{count}'"
-        assert expected in project.buildsys("check", "lin", "-n", count).err
-    assert "--seed: expects an integer" in project.buildsys("check", "lin", "--seed", "x").err
+    wrong = project.buildsys("check", "lin", "-n", "two")
+    assert "-n/--count: expects a positive integer, found 'two'" in wrong.err

@@ -48,7 +48,7 @@ def run(root: Path, *names: str, **options: Any) -> int:
             ("m:full",),
             "m:full is an fp32 engine, so no node is rounded; `buildsys debug verify:m:full`",
         ),
-        (("m:weak",), "the builder of m:weak chooses the precision of each layer itself;"),
+        (("m:weak",), "the builder of m:weak or a tool chooses the precision of each layer"),
         (("m:half",), "simplify:m is not up to date; run `buildsys build convert:m:fp16` first"),
     ],
 )
