@@ -48,7 +48,6 @@ _OUT_OF_MEMORY = (
 
 SERVER_SIGNALS = (signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGCHLD)
 _IOLBF = 1  # stdio.h: line buffered
-_LONGEST_LOG = 16 << 20  # bytes; its first and last half are kept
 _LONGEST_MESSAGE = 2000  # characters in results and on the console
 _LONGEST_HINT = 20_000  # it may list remedies with YAML to copy
 _STATUSES = ("passed", "failed", "unavailable", "noisy")
@@ -167,7 +166,6 @@ def run_child(
     job = replace(job, progress=progress, count=count, fail=fail)
     answer = _run_job(job, log_file, debugger=debugger)
     flush()
-    limit_log(log_file)
     send(answer)
     os._exit(0)
 
@@ -307,28 +305,6 @@ def _use_descriptors(descriptors: Sequence[int]) -> None:
     libc = ctypes.CDLL(None)
     with contextlib.suppress(ValueError):  # a libc with another symbol keeps its buffering
         libc.setvbuf(ctypes.c_void_p.in_dll(libc, "stdout"), None, _IOLBF, 0)
-
-
-def limit_log(log_file: Path | None) -> None:
-    """Cut out the middle of a log above its limit.
-
-    Its writers append to the rest.
-    """
-    if log_file is None:
-        return
-    half = _LONGEST_LOG // 2
-    with contextlib.suppress(OSError), log_file.open("r+b", buffering=0) as file:
-        size = file.seek(0, os.SEEK_END)
-        if size <= _LONGEST_LOG + half:  # each cut copies half of the log
-            return
-        descriptor = file.fileno()
-        piece = b"\n# ... the middle of this log is left out ...\n"
-        source, target = size - half, half
-        while piece:  # in pieces: memory of a server is memory of all its later jobs
-            target += os.pwrite(descriptor, piece, target)
-            piece = os.pread(descriptor, 1 << 18, source)
-            source += len(piece)
-        file.truncate(target)
 
 
 def log(line: str) -> None:

@@ -5,10 +5,10 @@ two main kinds because torch takes seconds and 700 MB, and most stages do not ne
 libraries must not start threads that hold locks, as a fork copies the locks but not the threads.
 Only OpenBLAS starts threads at import; it stops and restarts them around a fork.
 
-Orchestrator and server share one *control* socket per connection; it keeps the server alive. For
-each job the orchestrator sends one end of a new *channel* over it. The request,
-``{"job", "log", "debugger", "timeout_s", "preload", "environment", "server_log"}``, comes through
-that channel, with the terminal of a job in the foreground, and so do all answers:
+A server listens at a socket. Every run holds one silent connection, which keeps the server alive,
+and opens a further one per job. It sends the request there as one line,
+``{"job", "log", "debugger", "timeout_s", "preload", "environment", "server_log", "idle_s"}``, with
+the descriptors of the terminal for a job in the foreground. All answers are lines, too:
 
 - of the child: ``{"event": "started", "pid"}``, any number of ``{"event": "progress", "message"}``
   and ``{"event": "count", "done", "total", "unit"}``, then ``{"event": "result", …}`` or
@@ -16,15 +16,13 @@ that channel, with the terminal of a job in the foreground, and so do all answer
 - of the server: ``{"event": "exit", …}`` after the child ended, or
   ``{"event": "refused", "error"}`` if none was forked.
 
-End of file on control means that the other process is gone; on a channel, that the orchestrator no
-longer wants the result.
+End of file means that the other process is gone or no longer wants the result.
 """
 
 from __future__ import annotations
 
-import contextlib
 import json
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Literal, NoReturn
@@ -35,7 +33,7 @@ from buildsys.system.toolchains import Toolchain
 RESULT_SCHEMA = "buildsys/result/1"
 MAX_READS = 50_000  # recorded per run, in and outside the key; more cannot be followed
 Message = dict[str, Any]
-JOB, RETIRE = b"j", b"r"  # on control: a job's channel comes along; end after the running jobs
+RETIRE = b"retire\n"  # instead of a request: end after the runs that are connected
 TERMINAL = (0, 1, 2)  # descriptors of a job in the foreground
 INTERRUPTED = 130  # exit code of a stage in the foreground after Ctrl-C
 _PATHS = ("inputs", "outputs", "advisory")  # fields with paths by role
@@ -160,30 +158,6 @@ class JobNotStartedError(WorkerDied):
 def encode(message: Mapping[str, Any]) -> bytes:
     """Encode ``message`` as one line."""
     return json.dumps(message, separators=(",", ":")).encode() + b"\n"
-
-
-class LineBuffer:
-    """A buffer to split received bytes into lines."""
-
-    def __init__(self) -> None:
-        self._pieces: list[bytes] = []
-
-    def feed(self, piece: bytes) -> list[bytes]:
-        """Split off the lines completed by ``piece``."""
-        whole, newline, rest = piece.rpartition(b"\n")
-        if not newline:
-            self._pieces.append(piece)
-            return []
-        lines = b"".join((*self._pieces, whole)).split(b"\n")
-        self._pieces = [rest]
-        return lines
-
-
-def decode(lines: Iterable[bytes]) -> Iterator[Message]:
-    """Read messages, without a line that its killed writer left incomplete."""
-    for line in lines:
-        with contextlib.suppress(ValueError):
-            yield json.loads(line)
 
 
 def job_to_json(job: Job) -> Message:

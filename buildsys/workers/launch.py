@@ -11,13 +11,13 @@ import contextlib
 import hashlib
 import json
 import os
+import signal
 import socket
 import subprocess
 import sys
-import tempfile
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from datetime import datetime, timezone
-from functools import partial
 from importlib.machinery import PathFinder
 from pathlib import Path
 
@@ -27,12 +27,11 @@ from buildsys.system.backend_registry import link_packages
 from buildsys.system.files import Stamp, TextCache, in_library, link_into, stamp
 from buildsys.system.package_files import package_identities
 from buildsys.system.printable import printable
-from buildsys.system.processes import Process
+from buildsys.system.processes import Process, describe_exit
 from buildsys.system.toolchains import Interpreter, Toolchain, check_interpreter
 from buildsys.workers import registry
 from buildsys.workers.job import Job, ServerKind, StageResult
 from buildsys.workers.result_file import write_result
-from buildsys.workers.server_handle import ServerHandle
 
 _BACKLOG = 128  # connections waiting while a server still loads libraries
 _DEFAULTS = {
@@ -57,9 +56,41 @@ _SCHEMA = "buildsys/server/1"
 _STATUS = ("Umask", "Gid", "Groups", "CapEff", "NoNewPrivs", "Seccomp", "Cpus_allowed_list")
 
 
-def start_server(
+@dataclass(frozen=True)
+class ServerConnection:
+    """A run's connection to a server."""
+
+    address: Path
+    control: socket.socket  # silent; it keeps the server alive
+    process: Process
+    popen: subprocess.Popen[bytes] | None  # None: started by an earlier run
+    log: Path
+    environment: Mapping[str, str]  # variables sent with each job
+    idle_s: float  # the server's lifetime without a run
+
+    def open(self) -> socket.socket | None:
+        """Open the connection of a job, None if nobody listens."""
+        return registry.connect(self.address)
+
+    def end(self, limit_s: float) -> str:
+        """Say how the server ended, as a predicate. Kill it if it hangs."""
+        if not self.process.wait(limit_s):
+            self.process.send_signal(signal.SIGKILL)
+            self.process.wait(limit_s)  # else the next connection would reach it again
+            return describe_exit(None)
+        code = self.popen.poll() if self.popen else None
+        return "ended unexpectedly" if code is None else describe_exit(code)
+
+    def close(self) -> None:
+        """Close the connection."""
+        self.control.close()
+        if self.popen is not None and self.popen.poll() is None:
+            self.popen.returncode = 0  # Popen would warn about a process that lives on
+
+
+def connect_server(
     kind: ServerKind, toolchain: Toolchain | None, folder: Path, texts: TextCache | None = None
-) -> ServerHandle:
+) -> ServerConnection:
     """Connect to a running server for jobs of one kind, or start one.
 
     ``folder`` receives its log. ``texts`` caches facts about the libraries that it loads.
@@ -70,14 +101,7 @@ def start_server(
     path = None if interpreter is None else interpreter.path
     python = sys.executable if toolchain is None else str(toolchain.python)
     lasting, per_job = split_environment(server_environment(folder, os.environ, toolchain, path))
-    log = folder / f"{kind.name}.log"
-    idle_s = registry.idle_limit_s(os.environ)
-    servers = registry.server_folder(os.environ) if idle_s > 0 else None
-    handle = partial(ServerHandle, log=log, environment=per_job)
-    start = partial(_start, kind, python, log, lasting)
-    if servers is None:  # nobody else can connect to this one, and it ends with this run
-        with tempfile.TemporaryDirectory(prefix="buildsys-", dir="/tmp") as private:
-            return handle(*start(Path(private, "server.sock"), 0.0))
+    log, idle_s = folder / f"{kind.name}.log", registry.idle_limit_s(os.environ)
     digest = fingerprint(
         kind,
         python=python,
@@ -86,21 +110,26 @@ def start_server(
         interpreter=interpreter,
         texts=texts,
     )
-    address = registry.address(servers, digest)
+    servers = registry.server_folder(os.environ)
+    address, popen = registry.address(servers, digest), None
     with registry.locked(servers):
         record = registry.read_record(address)
         control = registry.connect(address) if record is not None else None
-        if record is not None and control is not None:
-            return handle(control, record.process)
-        registry.remove(address)  # left by a server that was killed
-        registry.retire_others(address, log)
-        control, server = start(address, idle_s)
-        process = Process.of(server.pid)
-        registry.write_record(
-            address,
-            registry.ServerRecord(process.pid, process.started, kind.name, python, str(log)),
-        )
-        return handle(control, server)
+        if record is None or control is None:
+            registry.remove(address)  # left by a server that was killed
+            for other in servers.glob("*.sock"):
+                older = registry.read_record(other)
+                if older is None or not older.process.is_running:
+                    registry.remove(other)
+                elif older.log == str(log):  # of this kind and project
+                    registry.retire(other)
+            control, popen = _start(kind, python, log, lasting, address, idle_s)
+            process = Process.of(popen.pid)
+            record = registry.ServerRecord(
+                process.pid, process.started, kind.name, python, str(log)
+            )
+            registry.write_record(address, record)
+    return ServerConnection(address, control, record.process, popen, log, per_job, idle_s)
 
 
 def _start(

@@ -1,21 +1,60 @@
-"""The worker servers of one run, started on first use. Nothing here imports a heavy library."""
+"""The worker servers of one run, started on first use, and the jobs that run on them.
+
+Nothing here imports a heavy library.
+"""
 
 from __future__ import annotations
 
 import contextlib
+import json
+import math
+import os
+import re
+import selectors
+import signal
+import socket
 import threading
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import FrameType
 from typing import TYPE_CHECKING, Any
 
 from buildsys.errors import StageError, WorkerDied
+from buildsys.system.files import read_end
+from buildsys.system.processes import describe_exit, kill_group
+from buildsys.workers.job import (
+    INTERRUPTED,
+    LIGHT,
+    TERMINAL,
+    TORCH,
+    Job,
+    JobNotStartedError,
+    Message,
+    ServerKind,
+    encode,
+    error_from_json,
+    job_to_json,
+    late_preload,
+    server_kind_of,
+)
 
 if TYPE_CHECKING:
     from buildsys.system.files import TextCache
     from buildsys.system.toolchains import Toolchain
-    from buildsys.workers.job import Job, ServerKind
-    from buildsys.workers.server_handle import ServerHandle
+    from buildsys.workers.launch import ServerConnection
+
+# a server that has not started a job by then never will, e.g. because of a hanging network disk
+_START_LIMIT_S = 300.0
+_CLOSE_LIMIT_S = 1.0
+# The server enforces a job's limit. After this long it is the server that hangs.
+_LIMIT_SLACK_S = 20.0
+_CRASHES = (-signal.SIGSEGV, -signal.SIGABRT, -signal.SIGBUS, -signal.SIGFPE, -signal.SIGILL)
+_CRASHED_FRAME = re.compile(r'^Current thread .*\n  File "(.+)", line (\d+) in (\S+)', re.MULTILINE)
+_LOG_END_BYTES = 64 << 10
+
+OnEvent = Callable[[Message], None]
 
 
 @dataclass(frozen=True)
@@ -42,7 +81,7 @@ class WorkerPool(contextlib.AbstractContextManager["WorkerPool"]):
     def __init__(self, state: Path, texts: TextCache | None = None) -> None:
         self.texts = texts
         self.state = state
-        self._servers: dict[tuple[object, ...], ServerHandle] = {}
+        self._servers: dict[tuple[object, ...], _Server] = {}
         self._lock = threading.Lock()
         self._closed = False
 
@@ -55,7 +94,7 @@ class WorkerPool(contextlib.AbstractContextManager["WorkerPool"]):
         *,
         log: Path | None,
         timeout_s: float | None = None,
-        on_event: Callable[[dict[str, Any]], None] = lambda _: None,
+        on_event: OnEvent = lambda _: None,
         debugger: bool = False,
     ) -> JobReply:
         """Run ``job`` in a separate process, with all output in ``log``.
@@ -69,13 +108,6 @@ class WorkerPool(contextlib.AbstractContextManager["WorkerPool"]):
         Raises: StageError: raised by the stage. WorkerDied: the process ended without a result.
         KeyboardInterrupt: Ctrl-C ended a job in the foreground.
         """
-        from buildsys.workers.job import (
-            LIGHT,
-            TORCH,
-            JobNotStartedError,  # not needed with nothing to do
-            server_kind_of,
-        )
-
         if job.toolchain is not None:
             from buildsys.workers.launch import check_toolchain
 
@@ -84,15 +116,13 @@ class WorkerPool(contextlib.AbstractContextManager["WorkerPool"]):
                 return JobReply("unavailable", problem.problem, problem.hint, {}, 0.0)
         kind, toolchain = server_kind_of(job), job.runs_in
 
-        def forward(event: dict[str, Any]) -> None:
+        def forward(event: Message) -> None:
             if kind is TORCH and event["event"] == "started" and log is not None:
                 self._server(LIGHT, None)  # simplify follows export: load its libraries meanwhile
             on_event(event)
 
-        def run_on(server: ServerHandle) -> dict[str, Any]:
-            return server.run(
-                job, log=log, timeout_s=timeout_s, on_event=forward, debugger=debugger
-            )
+        def run_on(server: _Server) -> Message:
+            return server.run(job, log, timeout_s, forward, debugger=debugger)
 
         try:
             server = self._server(kind, toolchain)
@@ -126,7 +156,7 @@ class WorkerPool(contextlib.AbstractContextManager["WorkerPool"]):
                 server.close()
             self._servers.clear()
 
-    def _server(self, kind: ServerKind, toolchain: Toolchain | None) -> ServerHandle:
+    def _server(self, kind: ServerKind, toolchain: Toolchain | None) -> _Server:
         """Find the running server of a kind, or start one."""
         with self._lock:
             if self._closed:
@@ -138,15 +168,206 @@ class WorkerPool(contextlib.AbstractContextManager["WorkerPool"]):
             if server is not None:
                 server.close()
             # slow to import; a run with nothing to do never gets here
-            from buildsys.workers.launch import start_server
+            from buildsys.workers.launch import connect_server
 
             try:
-                server = start_server(kind, toolchain, self.state / "workers", self.texts)
+                connection = connect_server(kind, toolchain, self.state / "workers", self.texts)
             except OSError as error:
                 file = f": {error.filename}" if error.filename else ""
                 raise StageError(
                     f"cannot start a worker server: {error.strerror}{file}",
                     "check that it can be executed, and the free memory and disk",
                 ) from None
-            self._servers[key] = server
+            self._servers[key] = server = _Server(connection)
             return server
+
+
+@dataclass(eq=False)
+class _RunningJob:
+    channel: socket.socket
+    # a copy that closing the pool cannot take away; readable means that the server is gone
+    control: socket.socket
+    pid: int | None = None  # None until the child has started
+
+
+class _Server:
+    """Connections of this run to a server, which may serve further runs. Thread-safe."""
+
+    def __init__(self, connection: ServerConnection) -> None:
+        self.reused = connection.popen is None  # started by an earlier run
+        self._connection = connection
+        self._lock = threading.Lock()
+        self._closed = False  # or given up: its process may need a moment to end
+        self._jobs: set[_RunningJob] = set()
+
+    @property
+    def is_alive(self) -> bool:
+        """Return True if the server can take another job."""
+        if self._closed:
+            return False
+        try:
+            return self._connection.control.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT) != b""
+        except BlockingIOError:  # open; servers never send anything here
+            return True
+        except OSError:
+            return False
+
+    def run(
+        self,
+        job: Job,
+        log: Path | None,
+        timeout_s: float | None,
+        on_event: OnEvent,
+        *,
+        debugger: bool,
+    ) -> Message:
+        """Run ``job`` in a child of the server and return its result.
+
+        Raises: StageError: raised by the stage. WorkerDied: there will be no result.
+        KeyboardInterrupt: Ctrl-C ended a job in the foreground.
+        """
+        request = {
+            "job": job_to_json(job),
+            "log": log and str(log),
+            "debugger": debugger,
+            "timeout_s": timeout_s,
+            "preload": late_preload(job),
+            "server_log": job.display_path(self._connection.log),
+            "environment": {**self._connection.environment, **job.environment},
+            "idle_s": self._connection.idle_s,
+        }
+        with self._lock:
+            if self._closed:  # by another thread
+                problem = f"the worker server for {job.target} has ended"
+                raise JobNotStartedError(problem, f"full log: {request['server_log']}")
+            channel = self._connection.open()
+            if channel is None:
+                raise self._server_died(job, log, None)
+            running = _RunningJob(channel, self._connection.control.dup())
+            self._jobs.add(running)
+        try:
+            with contextlib.nullcontext() if log else _passing_on_interrupts(running):
+                answer = self._converse(running, request, on_event)
+        finally:
+            self._jobs.discard(running)
+            running.channel.close()  # the server then kills a running child
+            running.control.close()
+        if answer is None:
+            raise self._server_died(job, log, running.pid)
+        if answer["event"] == "exit":
+            if log is None and answer["code"] == INTERRUPTED:
+                raise KeyboardInterrupt
+            place = _crash_place(log) if answer["code"] in _CRASHES else ""
+            problem = f"the worker of {job.target} {describe_exit(answer['code'])}{place}"
+            if answer["timed_out"]:
+                problem = f"{job.target} exceeded its limit of {timeout_s:g} s and was stopped"
+            raise WorkerDied(problem, _where_output_is(job, log))
+        if answer["event"] in ("error", "refused"):
+            raise error_from_json(answer["error"])
+        return answer
+
+    def _converse(
+        self, running: _RunningJob, request: Mapping[str, Any], on_event: OnEvent
+    ) -> Message | None:
+        """Send a request; pass on events until the last message.
+
+        None means that the server is gone or hangs.
+        """
+        channel, timeout_s = running.channel, request["timeout_s"]
+        deadline = time.monotonic() + _START_LIMIT_S
+        channel.settimeout(_START_LIMIT_S)
+        with selectors.DefaultSelector() as selector:
+            selector.register(channel, selectors.EVENT_READ)
+            selector.register(running.control, selectors.EVENT_READ)
+            message = encode(request)
+            with contextlib.suppress(BrokenPipeError, ConnectionResetError, TimeoutError):
+                if request["log"] is None:
+                    message = message[socket.send_fds(channel, [message], TERMINAL) :]
+                channel.sendall(message)
+            pending = b""
+            while True:
+                wait_s = None if math.isinf(deadline) else max(0, deadline - time.monotonic())
+                ready = {key.fileobj for key, _ in selector.select(wait_s)}
+                piece = b""
+                if channel in ready:
+                    with contextlib.suppress(ConnectionResetError):
+                        piece = channel.recv(1 << 16)
+                if not piece:  # end of file, no answer in time, or the server is gone
+                    return None
+                *lines, pending = (pending + piece).split(b"\n")
+                for line in lines:
+                    try:
+                        event = json.loads(line)
+                    except ValueError:  # left incomplete by a killed child
+                        continue
+                    if event["event"] not in ("started", "progress", "count"):
+                        return event  # type: ignore[no-any-return]
+                    if event["event"] == "started":
+                        running.pid = event["pid"]
+                        limit_s = math.inf if timeout_s is None else timeout_s + _LIMIT_SLACK_S
+                        deadline = time.monotonic() + limit_s
+                    on_event(event)
+
+    def hang_up(self) -> None:
+        """Make the server end this run's jobs; their last messages still arrive."""
+        for job in list(self._jobs):
+            with contextlib.suppress(OSError):
+                job.channel.shutdown(socket.SHUT_WR)
+
+    def close(self) -> None:
+        """End this run's jobs on the server, and the connection to it."""
+        self.hang_up()
+        deadline = time.monotonic() + _CLOSE_LIMIT_S
+        while any(job.pid for job in list(self._jobs)) and time.monotonic() < deadline:
+            time.sleep(0.002)
+        for job in list(self._jobs):  # the server hangs
+            if job.pid is not None:
+                kill_group(job.pid)
+        with self._lock:
+            self._closed = True
+            with contextlib.suppress(OSError):
+                self._connection.control.shutdown(socket.SHUT_RDWR)  # wakes waiting threads
+            self._connection.close()
+
+    def _server_died(self, job: Job, log: Path | None, pid: int | None) -> WorkerDied:
+        self._closed = True
+        ending = self._connection.end(_CLOSE_LIMIT_S)
+        if pid is None:
+            problem = f"the worker server for {job.target} {ending} before it started the job"
+            return JobNotStartedError(
+                problem, f"full log: {job.display_path(self._connection.log)}"
+            )
+        kill_group(pid)  # the processes that the child had started
+        problem = f"the worker server that ran {job.target} {ending}"
+        return WorkerDied(problem, _where_output_is(job, log))
+
+
+@contextlib.contextmanager
+def _passing_on_interrupts(job: _RunningJob) -> Iterator[None]:
+    """Send Ctrl-C to the running job, which has no terminal to get it from."""
+
+    def interrupt(number: int, frame: FrameType | None) -> None:
+        if job.pid is None:
+            signal.default_int_handler(number, frame)
+        else:
+            with contextlib.suppress(ProcessLookupError):  # just ended
+                os.kill(job.pid, signal.SIGINT)
+
+    previous = signal.signal(signal.SIGINT, interrupt)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, previous)
+
+
+def _where_output_is(job: Job, log: Path | None) -> str:
+    return f"full log: {job.display_path(log)}" if log else "the output above has its last words"
+
+
+def _crash_place(log: Path | None) -> str:
+    """Find the Python function that a crashed process was in at the end of its log."""
+    frames = _CRASHED_FRAME.findall(read_end(log, _LOG_END_BYTES)) if log else ()
+    if not frames:
+        return ""
+    file, line, function = frames[-1]
+    return f" in {function}() of {'/'.join(Path(file).parts[-2:])}:{line}"

@@ -14,7 +14,6 @@ import os
 import signal
 import socket
 import stat
-import sys
 import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -66,13 +65,12 @@ class ServerRecord:
         return str(Path(self.log).parents[2])
 
 
-def server_folder(environment: Mapping[str, str]) -> Path | None:
-    """Find or create the folder of this user's servers. None if none is safe.
+def server_folder(environment: Mapping[str, str]) -> Path:
+    """Find or create the folder of this user's servers.
 
-    It must belong to this user alone: anyone with write access could impersonate a server.
+    Raises: StageError: it does not belong to this user alone. Anyone with write access could
+    impersonate a server.
     """
-    if sys.platform != "linux":  # elsewhere neither peer nor start time of a process is known
-        return None
     runtime = environment.get("XDG_RUNTIME_DIR", "")
     fallback = Path(f"/tmp/buildsys-{os.getuid()}/workers")  # noqa: S108 - ownership is checked
     # its specification: a relative path is invalid and to be ignored
@@ -83,7 +81,8 @@ def server_folder(environment: Mapping[str, str]) -> Path | None:
         with contextlib.suppress(OSError):
             if all(_make_private(part) for part in (folder.parent, folder)):
                 return folder
-    return None
+    problem = f"cannot start workers: {fallback} does not belong to you alone"
+    raise StageError(problem, "remove it, or set XDG_RUNTIME_DIR to a folder of your own")
 
 
 def _make_private(folder: Path) -> bool:
@@ -116,7 +115,7 @@ def connect(path: Path) -> socket.socket | None:
         channel.settimeout(_CONNECT_LIMIT_S)
         channel.connect(str(path))
         channel.settimeout(None)
-    except OSError:  # nobody listens
+    except OSError:
         channel.close()
         return None
     return channel
@@ -146,25 +145,11 @@ def remove(path: Path) -> None:
     record_path(path).unlink(missing_ok=True)
 
 
-def retire_others(path: Path, log: Path) -> None:
-    """Retire the other servers of this kind and project."""
-    for other in path.parent.glob("*.sock"):
-        record = read_record(other)
-        if other != path and record is not None and record.log == str(log) and not retire(other):
-            remove(other)
-
-
-def retire(path: Path) -> bool:
-    """Let the server at ``path`` end with the runs it serves.
-
-    Return False if none listens.
-    """
-    channel = connect(path)
-    if channel is None:
-        return False
-    with channel, contextlib.suppress(OSError):
-        channel.sendall(RETIRE)
-    return True
+def retire(path: Path) -> None:
+    """Let the server at ``path`` end with the runs that it serves."""
+    if channel := connect(path):
+        with channel, contextlib.suppress(OSError):
+            channel.sendall(RETIRE)
 
 
 class RunningServer(NamedTuple):
@@ -177,10 +162,7 @@ class RunningServer(NamedTuple):
 
 def list_servers(environment: Mapping[str, str]) -> list[RunningServer]:
     """List this user's running servers, and remove the records of others."""
-    folder = server_folder(environment)
-    if folder is None:
-        return []
-    servers = []
+    folder, servers = server_folder(environment), []
     try:
         with locked(folder):
             for path in sorted(folder.glob("*.sock")):

@@ -103,13 +103,6 @@ def return_long_reason(job: Job) -> StageResult:
     return StageResult("failed", f"first words {'x' * 5_000_000} last words", "y" * 5_000_000)
 
 
-def print_endlessly(job: Job) -> None:
-    print("first words")
-    for _ in range(60):
-        print("x" * (1 << 20))
-    print("last words")
-
-
 def leave_silently(job: Job) -> None:
     os._exit(0)
 

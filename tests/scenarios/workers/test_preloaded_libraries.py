@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from buildsys.workers import job as jobs
+from buildsys.workers import pool as pools
 from buildsys.workers.job import LIGHT, TORCH, Job
 from buildsys.workers.pool import WorkerPool
 
@@ -27,7 +27,7 @@ def pool(project: Path) -> Iterator[WorkerPool]:
     with pytest.MonkeyPatch.context() as patch, WorkerPool(project / ".buildsys") as pool:
         patch.setenv("PYTHONPATH", str(ROOT))
         patch.setattr(
-            jobs,
+            pools,
             "server_kind_of",
             lambda job: {"torch": TORCH, "light": LIGHT}[job.variant],
         )

@@ -17,8 +17,10 @@ import pytest
 from pool_project import ROOT, STAGES, orchestrator, parent_of, wait_for_end
 from project_folder import TIMEOUT_S, ProjectFolder, wait_until
 
+from buildsys.errors import StageError
 from buildsys.system.processes import Process
-from buildsys.workers import registry, server_handle
+from buildsys.workers import pool as pools
+from buildsys.workers import registry
 from buildsys.workers.job import Job
 from buildsys.workers.pool import WorkerPool
 
@@ -152,8 +154,8 @@ def test_a_killed_server_is_replaced_and_leaves_nothing(tmp_path: Path, folder: 
 def test_a_hanging_server_is_killed_and_replaced(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(server_handle, "_START_LIMIT_S", 8.0)
-    monkeypatch.setattr(server_handle, "_CLOSE_LIMIT_S", 0.1)
+    monkeypatch.setattr(pools, "_START_LIMIT_S", 4.0)
+    monkeypatch.setattr(pools, "_CLOSE_LIMIT_S", 0.1)
     first = server_of(tmp_path)
     os.kill(first, signal.SIGSTOP)
     with WorkerPool(tmp_path / ".buildsys") as pool, ThreadPoolExecutor(2) as threads:
@@ -175,21 +177,16 @@ def test_an_idle_server_ends(tmp_path: Path, folder: Path, monkeypatch: pytest.M
     assert [path.name for path in folder.iterdir()] == ["lock"]
 
 
-@pytest.mark.parametrize("spoil", ["mode", "file", "long"])
-def test_without_a_private_folder_the_server_ends_with_its_run(
-    tmp_path: Path, folder: Path, monkeypatch: pytest.MonkeyPatch, spoil: str
+def test_a_folder_open_to_others_is_refused(
+    tmp_path: Path, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    if spoil == "mode":
-        folder.mkdir()
-        folder.chmod(0o777)
-    elif spoil == "file":
-        folder.write_text("")
-    else:
-        monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path / ("long" * 30)))
-    monkeypatch.setattr(os, "getuid", lambda: 54321)  # so that /tmp/buildsys-UID is another's
-    wait_for_end(server_of(tmp_path))
-    if spoil != "long":
-        assert registry.server_folder(os.environ) is None
+    folder.mkdir()
+    folder.chmod(0o777)
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "getuid", lambda: 54321)  # so that /tmp/buildsys-UID is another's
+        with pytest.raises(StageError, match="cannot start workers: /tmp/buildsys-54321/workers"):
+            server_of(tmp_path)
+    folder.chmod(0o700)
 
 
 def test_doit_lists_and_stops_the_servers(project: ProjectFolder, folder: Path) -> None:

@@ -21,8 +21,7 @@ from pool_project import (
 from project_folder import TIMEOUT_S, wait_until
 
 from buildsys.errors import WorkerDied
-from buildsys.workers import job as jobs
-from buildsys.workers import server_handle
+from buildsys.workers import pool as pools
 from buildsys.workers.job import ServerKind
 
 
@@ -38,7 +37,7 @@ def project(
 
 
 def use_kind(monkeypatch: pytest.MonkeyPatch, name: str, *preload: str) -> None:
-    monkeypatch.setattr(jobs, "server_kind_of", lambda _: ServerKind(name, preload))
+    monkeypatch.setattr(pools, "server_kind_of", lambda _: ServerKind(name, preload))
 
 
 def use_slow_library(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -134,8 +133,8 @@ def test_a_server_that_never_gets_ready_is_given_up(
 ) -> None:
     use_slow_library(project.root, monkeypatch)
     use_kind(monkeypatch, "slow", "slow_library")
-    monkeypatch.setattr(server_handle, "_START_LIMIT_S", 0.2)
-    monkeypatch.setattr(server_handle, "_CLOSE_LIMIT_S", 0.1)
+    monkeypatch.setattr(pools, "_START_LIMIT_S", 0.2)
+    monkeypatch.setattr(pools, "_CLOSE_LIMIT_S", 0.1)
     assert str(project.error("echo")).startswith(
         "the worker server for export:echo stopped responding before it started the job"
     )
@@ -146,8 +145,8 @@ def test_a_hanging_server_does_not_hang_its_jobs(
 ) -> None:
     server = project.server_pid()
     # the server would end the job after a minute; the client waits for that for 0.2 s in total
-    monkeypatch.setattr(server_handle, "_LIMIT_SLACK_S", -59.8)
-    monkeypatch.setattr(server_handle, "_CLOSE_LIMIT_S", 0.1)
+    monkeypatch.setattr(pools, "_LIMIT_SLACK_S", -59.8)
+    monkeypatch.setattr(pools, "_CLOSE_LIMIT_S", 0.1)
 
     def stop(event: dict[str, Any]) -> None:
         if event["event"] == "progress":

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import json
 from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
@@ -17,8 +18,6 @@ from buildsys.workers.job import (
     LIGHT,
     TORCH,
     Job,
-    LineBuffer,
-    decode,
     encode,
     error_from_json,
     error_to_json,
@@ -44,22 +43,9 @@ JOB = Job(
 
 
 def test_a_job_survives_conversion_to_json() -> None:
-    (message,) = decode(LineBuffer().feed(encode(job_to_json(JOB))))
+    message = json.loads(encode(job_to_json(JOB)))
     assert job_from_json(message) == JOB
     assert {field.name for field in fields(Job)} - message.keys() == {"progress", "count", "fail"}
-
-
-@pytest.mark.parametrize("size", [1, 2, 7, 1000])
-def test_pieces_of_any_size_are_joined_into_lines(size: int) -> None:
-    messages = [{"n": n, "text": "a\nb" * n} for n in range(20)]
-    stream = b"".join(map(encode, messages))
-    buffer = LineBuffer()
-    received = [
-        message
-        for at in range(0, len(stream), size)
-        for message in decode(buffer.feed(stream[at : at + size]))
-    ]
-    assert received == messages
 
 
 @pytest.mark.parametrize("kind", [StageError, CheckFailed, Unavailable, WorkerDied])
