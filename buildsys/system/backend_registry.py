@@ -236,6 +236,7 @@ class BackendPackage:
     module: str
     owner: str = ""  # distribution and version, "" for ours
     metadata: str = ""  # folder of the distribution
+    rival: str = ""  # another distribution with a backend of this name
 
 
 class BrokenBackendError(Unavailable):
@@ -273,7 +274,10 @@ def other_backends() -> Mapping[str, BackendPackage]:
             continue
         owner = f"{name} {distribution.version}" if distribution is not None else "?"
         where = str(getattr(distribution, "_path", ""))
-        packages[entry.name] = BackendPackage(entry.value.partition(":")[0], owner, where)
+        package = BackendPackage(entry.value.partition(":")[0], owner, where)
+        first = packages.setdefault(entry.name, package)
+        if first.owner != owner:
+            packages[entry.name] = replace(first, rival=owner)
     return packages
 
 
@@ -314,6 +318,9 @@ def import_backend(name: str, part: str) -> ModuleType:
         raise Unavailable(f"there is no backend {name!r}", hint)
     if not package.owner:
         return import_module(f"{package.module}.{part}")
+    if package.rival:
+        problem = f"{package.owner} and {package.rival} both have a backend {name}"
+        raise BrokenBackendError(problem, "uninstall one of them")
     try:
         return import_module(f"{package.module}.{part}")
     except Exception as error:  # whatever a package does when it is imported

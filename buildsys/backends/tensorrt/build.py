@@ -95,13 +95,13 @@ def configure(
             raise StageError(text, "remove dla_core, or build on a machine with one")
         config.default_device_type = library.trt.DeviceType.DLA
         config.DLA_core = core
-    ignored = []
     fields = {flag: bool(options[name]) for name, flag in _FLAG_FIELDS.items() if name in options}
     # tf32 is the only flag that is on by default
     changed = {flag: value for flag, value in fields.items() if value or flag == "tf32"}
-    wanted_flags = {**changed, **options["flags"]}
-    flags = [(name, FLAGS.of(library, name), is_on) for name, is_on in wanted_flags.items()]
+    changed |= options["flags"]
+    flags = [(name, FLAGS.of(library, name), is_on) for name, is_on in changed.items()]
     flags += [(name, PRECISION_FLAGS.of(library, name), True) for name in precision_flags(options)]
+    ignored = []
     for name, flag, is_on in flags:
         if is_on:
             config.set_flag(flag)
@@ -109,11 +109,14 @@ def configure(
             config.clear_flag(flag)
         if bool(config.get_flag(flag)) != is_on:
             ignored.append(f"the flag {name} has no effect")
-    if refused := list(dict.fromkeys([*messages.errors, *ignored])):
-        raise StageError(
-            f"{library.title} refuses a field of the engine: {'; '.join(refused)}",
-            "correct the field, or remove it",
-        )
+    _check_fields_taken(library, [*messages.errors, *ignored])
+
+
+def _check_fields_taken(library: TensorRTLibrary, problems: Sequence[str]) -> None:
+    if problems:
+        reason = "; ".join(dict.fromkeys(problems))
+        text = f"{library.title} refuses a field of the engine: {reason}"
+        raise StageError(text, "correct the field, or remove it")
 
 
 def settings_in_force(
@@ -179,12 +182,7 @@ def build_engine(library: TensorRTLibrary, request: BuildRequest) -> Figures:
         set_formats(library, network, options["io"], strong=is_strong(options))
         if options.get("layer_precisions"):
             set_layer_precisions(library, network, options["layer_precisions"])
-        if messages.errors:
-            reason = messages.error_text("")
-            raise StageError(
-                f"{library.title} refuses a field of the engine: {reason}",
-                "correct the field, or remove it",
-            )
+        _check_fields_taken(library, messages.errors)
         if options["network"]:  # the hook has the last word
             call_hook(options["network"], request.project, network, config, messages)
         tensors, _ = io_tensors(network)
@@ -198,18 +196,13 @@ def build_engine(library: TensorRTLibrary, request: BuildRequest) -> Figures:
         phases.append(("build", time.perf_counter()))
         facts = network_facts(library, network)
         facts |= io_facts(library, network, options["io"], request.inputs)
-    if is_strong(options) and options["precision_share"]:  # 0 accepts any precision
-        # the engine of a strongly typed network has the same types
-        shares = facts["precision_shares"]["layers"]
-        problem = precision_problem(options["precision"], shares, 0.0)
-        if problem:
-            request.engine.unlink(missing_ok=True)
-            text = problem.replace("the engine", f"model {request.model}: the engine", 1)
-            hint = "its graph has other types: see the result of the stage convert"
-            if request.definition:
-                name = request.definition.function
-                hint = f"cast its tensors in {name}, which gets the precision as an argument"
-            raise StageError(text, hint)
+    # the engine of a strongly typed network has the same types; a share of 0 accepts any precision
+    shares = facts["precision_shares"]["layers"] if is_strong(options) else {}
+    problem = precision_problem(options["precision"], shares, 0.0)
+    if problem and options["precision_share"]:
+        request.engine.unlink(missing_ok=True)
+        hint = "the graph, or the function that defines the network, has other types"
+        raise StageError(f"model {request.model}: {problem}", hint)
     return {
         "settings": settings,
         "profiles": profiles,
@@ -259,28 +252,25 @@ def _run_builder(
     return cache_facts
 
 
-_MYELIN = ("Myelin error", "The timing cache will not be used")
-
-
 def use_timing_cache(
     library: TensorRTLibrary, config: Any, file: Path | None, messages: Messages
 ) -> None:
-    """Let a builder use the timings in ``file``, if it exists."""
+    """Let a builder use the timings in ``file``, if it exists and can be read."""
     if file is None or not library.has("timing caches"):
         return
-    timing_cache, problem = _read(library, config, file)
-    if problem:
-        messages.warnings.append(problem)
+    timing_cache = empty_cache = config.create_timing_cache(b"")
     with log_of(library).collected() as log:
-        accepted = config.set_timing_cache(timing_cache, False)
-        # the file's name says that it is of this GPU; TensorRT 8.6 refuses its own if Myelin's part
-        # is unreadable
-        if not accepted and _concerns_myelin_only(log):
-            accepted = config.set_timing_cache(timing_cache, True)
-    if not accepted:
-        reason = log.error_text("it was made by another TensorRT or for another GPU")
+        if file.is_file():
+            timing_cache = config.create_timing_cache(file.read_bytes())
+    size = 0 if timing_cache is None else len(bytes(timing_cache.serialize()))
+    # TensorRT 8.6 reports its own cache as broken but loads all timings of kernels
+    is_broken = timing_cache is None or log.errors or log.warnings
+    if is_broken and size <= len(bytes(empty_cache.serialize())):
+        reason = log.error_text("; ".join(log.warnings) or "TensorRT cannot read it")
         messages.warnings.append(f"the timing cache {file.name} is not used: {reason}")
-        config.set_timing_cache(config.create_timing_cache(b""), False)
+        timing_cache = empty_cache
+    # the file's name says that it is of this GPU
+    config.set_timing_cache(timing_cache, True)
 
 
 def keep_timing_cache(library: TensorRTLibrary, config: Any, file: Path | None) -> Figures:
@@ -298,30 +288,3 @@ def keep_timing_cache(library: TensorRTLibrary, config: Any, file: Path | None) 
     return {
         "timing_cache": {"sha256": sha256_of(file), "bytes": len(content), "added_bytes": added}
     }
-
-
-def _read(library: TensorRTLibrary, config: Any, file: Path) -> tuple[Any, str]:
-    """Read a file's cache, or start an empty one; return it and the file's problem."""
-    empty_cache = config.create_timing_cache(b"")
-    if not file.is_file():
-        return empty_cache, ""
-    with log_of(library).collected() as log:
-        timing_cache = config.create_timing_cache(file.read_bytes())
-    size = 0 if timing_cache is None else len(bytes(timing_cache.serialize()))
-    if _concerns_myelin_only(log) and size > len(bytes(empty_cache.serialize())):
-        return timing_cache, ""  # it has timings of kernels
-    if timing_cache is None or log.errors or (log.warnings and not size):
-        reasons = [*log.errors, *log.warnings] or ["TensorRT cannot read it"]
-        text = f"the timing cache {file.name} is broken and starts empty"
-        return empty_cache, f"{text}: {'; '.join(dict.fromkeys(reasons))}"
-    return timing_cache, ""
-
-
-def _concerns_myelin_only(log: Messages) -> bool:
-    """Check whether only the cache's part for fused graphs is broken.
-
-    Seen with TensorRT 8.6.0 on an H200 with a driver of CUDA 13: it loads all kernel timings of a
-    cache that it has just written, and reports errors for the rest; with them a ResNet-50 takes 22
-    s instead of 82 s.
-    """
-    return bool(log.errors) and all(text.startswith(_MYELIN) for text in log.errors)

@@ -13,7 +13,6 @@ from buildsys.backends.tensorrt.library import (
     TensorRTLibrary,
     check_fields,
     join_or,
-    quantization_of,
 )
 from buildsys.backends.tensorrt.plugin_loading import load_plugins
 from buildsys.backends.tensorrt.session import TensorRtSession
@@ -23,27 +22,22 @@ from buildsys.system.files import sha256_of
 # TensorRT-RTX's builder needs the CUDA driver for them
 _GPU_FLAGS = ("refit", "refit_identical", "strip_plan")
 _FIRST_WITH = {"fp16": (5, 3), "int8": (6, 1), "bf16": (8, 0), "fp8": (8, 9)}
-_KNOWN = [capability for capability in CAPABILITIES.members if capability != "current"]
+_RTX_GPUS = [capability for capability in CAPABILITIES.members if capability != "current"]
+_PRECISION_HINT = "lower precision_share to accept this engine, or see docs/precision.md"
 
 
 def check_builder(library: TensorRTLibrary, options: Options) -> None:
     """Check an engine's fields against this machine before a build."""
     precision = options["precision"]
     if not library.has("builds for other GPUs"):
-        gpu = _first_gpu(
-            f"{library.title} builds engines on the GPU that they are for",
-            "build it on a machine with one",
-        )
+        gpu = _gpu(library, f"{library.title} builds engines on the GPU that they are for")
         layers = [entry["precision"] for entry in options.get("layer_precisions", ())]
         for needed in (precision, *layers):
             if not computes_in(needed, gpu.compute_capability):
-                raise Unavailable(f"{_this(gpu)} does not compute in {needed}", _where(needed))
+                raise Unavailable(f"{_title(gpu)} does not compute in {needed}", _where(needed))
         return
     capabilities = options["compute_capabilities"]
-    unsuitable = [
-        capability for capability in capabilities if not computes_in(precision, capability)
-    ]
-    if unsuitable:
+    if unsuitable := [name for name in capabilities if not computes_in(precision, name)]:
         raise StageError(
             f"GPUs of compute capability {join_or(unsuitable)} do not compute in {precision}",
             f"remove them from compute_capabilities; {_where(precision)}",
@@ -52,11 +46,8 @@ def check_builder(library: TensorRTLibrary, options: Options) -> None:
     if "current" in capabilities:
         needs.append("the compute capability 'current'")
     if needs:
-        _first_gpu(
-            f"{' and '.join(needs)} can only be used on a machine with an NVIDIA GPU",
-            "build it on a machine with an RTX GPU, or remove the field",
-        )
-        _check_rtx_gpu()
+        purpose = f"{' and '.join(needs)} can only be used on a machine with an NVIDIA GPU"
+        _gpu(library, purpose)
 
 
 def computes_in(precision: str, compute_capability: str) -> bool:
@@ -68,67 +59,43 @@ def computes_in(precision: str, compute_capability: str) -> bool:
     if compute_capability == "current":
         return True
     capability = tuple(int(part) for part in compute_capability.split("."))
-    return capability >= _FIRST_WITH.get(precision, (0,)) and (precision, capability) != (
-        "fp16",
-        (6, 1),
-    )
+    is_slow = (precision, capability) == ("fp16", (6, 1))
+    return capability >= _FIRST_WITH.get(precision, (0,)) and not is_slow
 
 
 def check_runner(library: TensorRTLibrary, options: Options) -> None:
     """Check an engine's options against this machine's GPU before a run."""
-    if not library.has("builds for other GPUs"):
-        remedy = "run it on a GPU like the one that built it"
-        _first_gpu(f"{library.title} engines run on NVIDIA GPUs", remedy)
-        return
-    built_for = options["compute_capabilities"]
-    named = [capability for capability in built_for if capability != "current"]
-    driver = find_driver()
-    if not driver.gpus:
-        where = f"of compute capability {join_or(named)}" if named else "like the one that built it"
-        text = f"no NVIDIA GPU can run the engine on this machine: {driver.missing}"
-        raise Unavailable(text, driver.remedy or f"run it on a GPU {where}")
-    gpu = _check_rtx_gpu()
+    gpu = _gpu(library, f"{library.title} engines run on NVIDIA GPUs")
+    built_for = options.get("compute_capabilities", ("current",))
     if gpu.compute_capability not in built_for and "current" not in built_for:
         raise Unavailable(
-            f"the engine is built for compute capability {join_or(named)}, and the {gpu.name} of"
-            f" this machine has {gpu.compute_capability}",
+            f"the engine is built for compute capability {join_or(built_for)}, and this is"
+            f" {_title(gpu)}",
             f"add '{gpu.compute_capability}' to the engine's compute_capabilities",
         )
 
 
-def _first_gpu(purpose: str, hint: str) -> Gpu:
+def _gpu(library: TensorRTLibrary, purpose: str) -> Gpu:
+    """Return the first GPU if the library runs on it."""
     driver = find_driver()
     if not driver.gpus:
-        raise Unavailable(f"{purpose}, and here {driver.missing}", driver.remedy or hint)
-    return driver.gpus[0]
-
-
-def _check_rtx_gpu() -> Gpu:
-    where = f"run it on a GPU of compute capability {join_or(_KNOWN)}"
-    gpu = _first_gpu("TensorRT-RTX engines run on NVIDIA GPUs", where)
-    if gpu.compute_capability not in _KNOWN:
+        hint = driver.remedy or "run it on a machine with such a GPU"
+        raise Unavailable(f"{purpose}, and here {driver.missing}", hint)
+    gpu = driver.gpus[0]
+    if library.has("builds for other GPUs") and gpu.compute_capability not in _RTX_GPUS:
+        where = f"run it on a GPU of compute capability {join_or(_RTX_GPUS)}"
         hint = f"{where}, or build the engine with backend: tensorrt for this one"
-        raise Unavailable(f"TensorRT-RTX does not run on {_this(gpu)}", hint)
+        raise Unavailable(f"TensorRT-RTX does not run on {_title(gpu)}", hint)
     return gpu
 
 
-def _this(gpu: Gpu) -> str:
+def _title(gpu: Gpu) -> str:
     return f"the {gpu.name} of this machine (compute capability {gpu.compute_capability})"
 
 
 def _where(precision: str) -> str:
     first = ".".join(map(str, _FIRST_WITH[precision]))
     return f"{precision} needs a GPU of compute capability {first} or later"
-
-
-def precision_hint(options: Options) -> str:
-    """Return the remedy for an engine of another precision than requested."""
-    if options["precision"] == "int8" and quantization_of(options) == "implicit":
-        return (
-            "set quantization: explicit, as a builder ignores calibrated ranges in networks that it"
-            " fuses as a whole, such as transformers (docs/precision.md)"
-        )
-    return "lower precision_share to accept this engine, or see docs/manifest.md, Typing"
 
 
 @dataclass(frozen=True)
@@ -154,7 +121,7 @@ class TensorRtBackend:
             facts = session.describe(options["precision"])
         finally:
             session.close()
-        check_precision(facts, options, precision_hint(options))
+        check_precision(facts, options, _PRECISION_HINT)
         return facts
 
     def load(

@@ -10,8 +10,7 @@ assumed to have its version there, too.
 from __future__ import annotations
 
 import struct
-from collections.abc import Generator, Iterator, Mapping
-from dataclasses import replace
+from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from buildsys.system.backend_registry import Header, Reason, Record, describe_backend
@@ -28,7 +27,6 @@ if TYPE_CHECKING:
 
 # major versions of a build and of the only later runtimes that take its version-compatible engines
 _LATER_MAJORS = {(8, 10), (10, 11)}
-_DRIVERS = {11: "450.80", 12: "525.60", 13: "580.65"}  # the oldest for each CUDA, on Linux
 _AMPERE = (8, 0)
 _RELEASE = 3  # numbers of a version that identify an engine format
 _MAGIC = {"tensorrt": (b"ftrt", b"ptrt"), "tensorrt_rtx": (b"vtrt",)}
@@ -51,8 +49,31 @@ def read_header(content: Content, backend: str) -> Header | None:
 
 def reasons(record: Record, here: str) -> Iterator[Reason]:
     """Yield reasons by the version ``here`` ("": not installed), GPU and driver."""
-    yield from _check_version(record, here)
-    yield from _check_gpu(record)
+    if rule := _version_rule(record, here):
+        title, built = describe_backend(record.backend).title, built_version(record)
+        problem = f"it was built with {title} {built}, but {here} is installed: {rule}"
+        remedy = f"{install_command(record)}, or build it with the installed version"
+        yield Reason("version", problem, remedy)
+    built_for = _capabilities(record)
+    gpu = next(iter(visible_gpus()), None)
+    if gpu is None:
+        target = f"a GPU of compute capability {built_for}" if built_for else "an NVIDIA GPU"
+        yield Reason("gpu", f"it needs an NVIDIA GPU, but {why_no_gpu()}", f"run it on {target}")
+        return
+    yield from _check_driver(record, gpu)
+    capability = gpu["compute_capability"]
+    if built_for and not _fits(record, capability):
+        built_on = record.map("built_with").get("gpu")
+        problem = f"it was built for compute capability {built_for}"
+        remedy = f"add '{capability}' to its compute_capabilities and build it again"
+        if record.backend == "tensorrt":
+            problem = f"it was built on {built_on} for compute capability {built_for}"
+            remedy = (
+                "build it on a GPU like this one, or with hardware_compatibility: ampere_plus if"
+                " both have 8.0 or later"
+            )
+        problem = f"{problem}, but {gpu['gpu']} here has {capability}"
+        yield Reason("compute capability", problem, remedy)
 
 
 def notes(record: Record) -> Iterator[str]:
@@ -74,104 +95,56 @@ def notes(record: Record) -> Iterator[str]:
         yield f"it does not contain its lean runtime: load that of {library} first"
 
 
-def _version_reason(record: Record, here: str) -> Reason | None:
-    """Return the reason against another version; None for the same one, or if unknown."""
+def _version_rule(record: Record, here: str) -> str:
+    """Return the rule that another version violates, "" if none does or it is unknown."""
     built, installed = version_numbers(built_version(record)), version_numbers(here)
-    shared = max(_RELEASE, min(len(built), len(installed)))
-    if not built or not installed or built[:shared] == installed[:shared]:
-        return None
-    return _other_version(record, here, "such an engine only runs with its own version")
+    if not built or not installed:
+        return ""
+    if not record.map("portability").get("version_compatible"):
+        shared = max(_RELEASE, min(len(built), len(installed)))
+        is_same = built[:shared] == installed[:shared]
+        return "" if is_same else "such an engine only runs with its own version"
+    is_later = built[0] == installed[0] and installed >= built[: len(installed)]
+    if is_later or (built[0], installed[0]) in _LATER_MAJORS:
+        return ""
+    return "a version-compatible engine only runs with later versions of this and the next major"
 
 
-def rtx_reasons(record: Record, here: str) -> Iterator[Reason]:
-    """Yield the reasons of TensorRT-RTX."""
-    if reason := _version_reason(record, here):
-        yield reason
-    supported = _capabilities(record)
-    *others, last = supported or [""]
-    built_for = f"{', '.join(others)} or {last}" if others else last
-    gpu = yield from _find_gpu(record, built_for)
-    if gpu is not None and gpu["compute_capability"] not in supported:
-        here = gpu["compute_capability"]
-        problem = f"it was built for compute capability {built_for}"
-        problem = f"{problem}, but {gpu['gpu']} here has {here}"
-        remedy = f"add '{here}' to its compute_capabilities and build it again"
-        yield Reason("compute capability", problem, remedy)
-
-
-def _capabilities(record: Record) -> list[str]:
+def _built_for(record: Record) -> list[str]:
+    """List the compute capabilities of an engine's build."""
     own = str(record.map("built_with").get("compute_capability") or "")
     for recorded in (record.map("portability"), record.map("settings")):
         names = recorded.get("compute_capabilities")
         if isinstance(names, list) and names:
             return [own if name == "current" else str(name) for name in names]
-    return []
+    return [own] if own else []
 
 
-def _check_version(record: Record, here: str) -> Iterator[Reason]:
-    built, installed = version_numbers(built_version(record)), version_numbers(here)
-    if not record.map("portability").get("version_compatible"):
-        if reason := _version_reason(record, here):
-            remedy = f"{reason.remedy}, or set version_compatible: true for later versions"
-            yield replace(reason, remedy=remedy)
-    elif built and installed:
-        later_minor = built[0] == installed[0] and installed >= built[: len(installed)]
-        if not later_minor and (built[0], installed[0]) not in _LATER_MAJORS:
-            later = [str(newer) for older, newer in sorted(_LATER_MAJORS) if older == built[0]]
-            majors = " and ".join([str(built[0]), *later])
-            rule = f"a version-compatible engine only runs with later versions of TensorRT {majors}"
-            yield _other_version(record, here, rule)
+def _runs_on_later(record: Record) -> bool:
+    return record.map("portability").get("hardware_compatibility") == "ampere_plus"
 
 
-def _other_version(record: Record, here: str, rule: str) -> Reason:
-    title = describe_backend(record.backend).title
-    problem = f"it was built with {title} {built_version(record)}, but {here} is installed: {rule}"
-    remedy = f"{install_command(record)}, or build it with the installed version"
-    return Reason("version", problem, remedy)
+def _capabilities(record: Record) -> str:
+    """Return the compute capabilities of an engine's build for messages."""
+    names = ["8.0 or later"] if _runs_on_later(record) else _built_for(record)
+    return " or ".join([", ".join(names[:-1]), names[-1]]) if len(names) > 1 else "".join(names)
 
 
-def _check_gpu(record: Record) -> Iterator[Reason]:
-    built_with = record.map("built_with")
-    built = str(built_with.get("compute_capability") or "")
-    later_too = record.map("portability").get("hardware_compatibility") == "ampere_plus"
-    built_for = "8.0 or later" if later_too else built
-    gpu = yield from _find_gpu(record, built_for)
-    if gpu is None:
-        return
-    here = gpu["compute_capability"]
-    fits = version_numbers(here) >= _AMPERE if later_too else not built or built == here
-    if not fits:
-        wider = "ampere_plus on GPUs from 8.0 on (one of these two is older)"
-        if min(version_numbers(here), version_numbers(built)) >= _AMPERE:
-            wider = "ampere_plus, which is for 8.0 and all later ones"
-        where = built_with.get("gpu") or "another GPU"
-        problem = f"it was built on {where} for compute capability {built_for}"
-        problem = f"{problem}, but {gpu['gpu']} here has {here}"
-        remedy = f"build it on a GPU like this one, or with hardware_compatibility: {wider}"
-        yield Reason("compute capability", problem, remedy)
-
-
-def _find_gpu(record: Record, built_for: str) -> Generator[Reason, None, dict[str, str] | None]:
-    """Find the GPU here; yield the reasons of its absence or its driver."""
-    gpus = visible_gpus()
-    if not gpus:
-        target = f"a GPU of compute capability {built_for}" if built_for else "an NVIDIA GPU"
-        yield Reason("gpu", f"it needs an NVIDIA GPU, but {why_no_gpu()}", f"run it on {target}")
-        return None
-    yield from _check_driver(record, gpus[0])
-    return gpus[0]
+def _fits(record: Record, capability: str) -> bool:
+    if _runs_on_later(record):
+        return version_numbers(capability) >= _AMPERE
+    return capability in _built_for(record)
 
 
 def _check_driver(record: Record, gpu: Mapping[str, Any]) -> Iterator[Reason]:
     description = describe_backend(record.backend)
-    module, title = description.module, description.title
-    needed = cuda_of_library(module) or str(record.map("built_with").get("cuda_runtime") or "")
+    needed = cuda_of_library(description.module) or str(
+        record.map("built_with").get("cuda_runtime") or ""
+    )
     supported = version_numbers(str(gpu.get("cuda") or ""))
     if needed.isdigit() and supported and supported[0] < int(needed):
         problem = (
             f"the NVIDIA driver {gpu.get('driver')} is too old: it supports CUDA up to"
-            f" {gpu['cuda']}, but {title} here needs CUDA {needed}"
+            f" {gpu['cuda']}, but {description.title} here needs CUDA {needed}"
         )
-        oldest = _DRIVERS.get(int(needed), "")
-        newer = f"a driver of version {oldest} or newer" if oldest else "a newer driver"
-        yield Reason("driver", problem, f"install {newer}")
+        yield Reason("driver", problem, f"install a driver that supports CUDA {needed}")

@@ -48,11 +48,7 @@ class TensorRt(BackendDescription):
             remedy = "nvidia-smi" if self.needs_gpu_library else self.install
             return Ability(problem=f"{name} is installed, but unusable: {why}", remedy=remedy)
         here = dict.fromkeys(gpus.capabilities)
-        runs = [
-            capability
-            for capability in here
-            if not self.gpu_generations or capability in self.gpu_generations
-        ]
+        runs = [name for name in here if not self.gpu_generations or name in self.gpu_generations]
         if runs:
             return Ability(f"builds and runs here, compute capability {' and '.join(runs)}")
         why = gpus.problem or f"the GPU here has {' and '.join(here)}; backend: tensorrt is for it"
@@ -87,8 +83,6 @@ class TensorRt(BackendDescription):
         """Yield reasons by version, GPU and driver."""
         from buildsys.backends.tensorrt import compatibility  # slow
 
-        if self.builds_without_gpu:
-            return compatibility.rtx_reasons(record, here)
         return compatibility.reasons(record, here)
 
     def notes(self, record: Record) -> Iterator[str]:

@@ -19,13 +19,12 @@ from buildsys.errors import StageError
 from buildsys.onnx_graphs.tensors import BIT_DTYPES, Array, Tensor, tensor_of
 
 LINEAR = "linear"
-
-
 _LAYOUTS = {  # multiple of the channels, channels in blocks or last, dimensions after the channels
     "chw2": (2, True, 2), "chw4": (4, True, 2), "chw16": (16, True, 2), "chw32": (32, True, 2),
     "cdhw32": (32, True, 3), "hwc": (1, False, 2), "hwc8": (8, False, 2), "hwc16": (16, False, 2),
     "dhwc": (1, False, 3), "dhwc8": (8, False, 3),
 }  # fmt: skip
+_PACKED = ("int4", "float4e2m1")  # two elements share a byte on the device
 
 
 def packed(array: Array, layout: str) -> Array:
@@ -33,10 +32,8 @@ def packed(array: Array, layout: str) -> Array:
     if layout == LINEAR:
         return array
     shape, (axis, blocks, size) = array.shape, _blocks(array.shape, layout)
-    padding = [
-        (0, blocks * size - shape[axis] if dimension == axis else 0)
-        for dimension in range(len(shape))
-    ]
+    padding = [(0, 0)] * len(shape)
+    padding[axis] = (0, blocks * size - shape[axis])
     split = np.pad(array, padding).reshape(*shape[:axis], blocks, size, *shape[axis + 1 :])
     return np.ascontiguousarray(np.moveaxis(split, axis + 1, -1))
 
@@ -56,7 +53,7 @@ def unpacked(memory: Array, layout: str, shape: tuple[int, ...]) -> Array:
     axis, blocks, size = _blocks(shape, layout)
     split = np.moveaxis(memory, -1, axis + 1)
     filled = split.reshape(*shape[:axis], blocks * size, *shape[axis + 1 :])
-    return np.ascontiguousarray(filled[(slice(None),) * axis + (slice(shape[axis]),)])
+    return np.ascontiguousarray(np.take(filled, range(shape[axis]), axis))
 
 
 def _blocks(shape: tuple[int, ...], name: str) -> tuple[int, int, int]:
@@ -64,29 +61,20 @@ def _blocks(shape: tuple[int, ...], name: str) -> tuple[int, int, int]:
 
     A layout with channels last has one block.
     """
-    if name not in _LAYOUTS:
-        raise StageError(
-            f"tensors in the format {name} cannot be inputs or outputs here",
-            "choose another format under io",
-        )
-    multiple, is_blocked, spatial = _LAYOUTS[name]
+    multiple, is_blocked, spatial = _LAYOUTS.get(name, (1, False, len(shape)))
     axis = len(shape) - 1 - spatial
     if axis < 0:
-        text = f"a tensor of shape {list(shape)} has no channels for the format {name}"
-        raise StageError(text, "choose the format linear")
+        text = f"a tensor of shape {list(shape)} cannot have the format {name} here"
+        raise StageError(text, "choose another format under io")
     blocks = -(-shape[axis] // multiple)
     return (axis, blocks, multiple) if is_blocked else (axis, 1, blocks * multiple)
 
 
-_PACKED = ("int4", "float4e2m1")  # two elements share a byte on the device
-
-
-def _stored_types(dtypes: Mapping[str, str]) -> dict[str, tuple[str, np.dtype[np.generic]]]:
-    for name, dtype in dtypes.items():
-        if dtype in _PACKED:
-            text = f"{name} is a tensor of {dtype}, which cannot be an input or output here"
-            raise StageError(text, "cast it in the network")
-    return {name: (dtype, np.dtype(BIT_DTYPES.get(dtype, dtype))) for name, dtype in dtypes.items()}
+def _stored_type(name: str, dtype: str) -> tuple[str, np.dtype[np.generic]]:
+    if dtype in _PACKED:
+        text = f"{name} is a tensor of {dtype}, which cannot be an input or output here"
+        raise StageError(text, "cast it in the network")
+    return dtype, np.dtype(BIT_DTYPES.get(dtype, dtype))
 
 
 @dataclass(frozen=True)
@@ -95,7 +83,6 @@ class EngineTensors:
 
     inputs: tuple[str, ...]
     outputs: tuple[str, ...]
-    input_names: frozenset[str]
     types: Mapping[str, tuple[str, np.dtype[np.generic]]]  # and of its storage
     shapes: Mapping[str, tuple[int, ...]]  # -1 for a dynamic size
     layouts: Mapping[str, str]
@@ -113,8 +100,7 @@ class EngineTensors:
         return cls(
             inputs=inputs,
             outputs=tuple(name for name in names if name not in inputs),
-            input_names=frozenset(inputs),
-            types=_stored_types({name: dtypes[engine.get_tensor_dtype(name)] for name in names}),
+            types={n: _stored_type(n, dtypes[engine.get_tensor_dtype(n)]) for n in names},
             shapes={name: tuple(engine.get_tensor_shape(name)) for name in names},
             layouts=layouts,
             on_host=frozenset(n for n in inputs if engine.get_tensor_location(n) == on_host),
@@ -126,13 +112,10 @@ class EngineTensors:
 
     def require(self, inputs: Mapping[str, object]) -> tuple[str, ...]:
         """Return the names of the inputs."""
-        if inputs.keys() >= self.input_names:
-            return self.inputs
-        missing = [name for name in self.inputs if name not in inputs]
-        raise StageError(
-            f"the engine's input {', '.join(missing)} is not given",
-            "give every input of the engine",
-        )
+        if missing := [name for name in self.inputs if name not in inputs]:
+            problem = f"the engine's input {', '.join(missing)} is not given"
+            raise StageError(problem, "give every input of the engine")
+        return self.inputs
 
     def check_linear(self) -> None:
         """Check that arrays of other libraries can be passed: they are linear."""

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
@@ -80,7 +80,7 @@ def read_layers(text: str, precision: str) -> list[EngineLayer]:
 
 def layer_shares(layers: list[EngineLayer]) -> dict[str, float]:
     """Collect the share of layers per type."""
-    counts = Counter(engine_layer.dtype for engine_layer in layers if engine_layer.dtype)
+    counts = Counter(part.dtype for part in layers if part.dtype)
     return {dtype: round(share, 4) for dtype, share in shares(counts).items()}
 
 
@@ -92,48 +92,34 @@ def precision_facts(
     Of the time, ``other`` has copies and shapes, ``unknown`` parts compiled as a whole without a
     known type.
     """
+    by_name = {part.name: part for part in layers}
     facts: dict[str, Any] = {
-        "engine_layers": dict(sorted(Counter(engine_layer.kind for engine_layer in layers).items()))
+        "engine_layers": dict(sorted(Counter(part.kind for part in layers).items()))
     }
-    types = {
-        engine_layer.name: engine_layer.dtype or ("unknown" if engine_layer.is_fused else "other")
-        for engine_layer in layers
-    }
-    by_layer = layer_shares(layers)
-    by_time: dict[str, float] = {}
+    by_layer, by_time = layer_shares(layers), defaultdict[str, float](float)
     for name, time_ms in times_ms.items():
-        dtype = types.get(name, "other")
-        by_time[dtype] = by_time.get(dtype, 0.0) + time_ms
-    timed: dict[str, float] = {}
+        part = by_name.setdefault(name, EngineLayer(name, "layer", None))
+        by_time[part.dtype or ("unknown" if part.is_fused else "other")] += time_ms
+    of_time = {dtype: round(share, 4) for dtype, share in shares(by_time).items()}
     if by_layer:  # unknown below detailed profiling_verbosity
-        timed = {dtype: round(share, 4) for dtype, share in shares(by_time).items()}
-        facts["precision_shares"] = {"layers": by_layer, **({"time": timed} if timed else {})}
-        facts["precision_of"] = "engine"
+        timed = {"time": of_time} if of_time else {}
+        facts |= {"precision_shares": {"layers": by_layer, **timed}, "precision_of": "engine"}
     if times_ms:
-        by_name = {engine_layer.name: engine_layer for engine_layer in layers}
         facts["slowest_layers"] = [
-            by_name.get(name, EngineLayer(name, "layer", None)).figures(timed, _MOST_NODES)
-            for name, timed in slowest(times_ms)
+            by_name[name].figures(figures, _MOST_NODES) for name, figures in slowest(times_ms)
         ]
-    if any(engine_layer.nodes for engine_layer in layers):
+    if any(part.nodes for part in layers):
         timed_layers = dict(slowest(times_ms, most=None))
-        facts["layer_nodes"] = [
-            engine_layer.figures(timed_layers.get(engine_layer.name, {})) for engine_layer in layers
-        ]
-    if layers and (not by_layer or timed.get("unknown", 0.0) > _MOST_OF_THE_TIME):
-        much = (
-            f"{100 * timed['unknown']:.0f} % of the engine's time is"
-            if by_layer
-            else "the whole engine is"
+        facts["layer_nodes"] = [part.figures(timed_layers.get(part.name, {})) for part in layers]
+    unknown = of_time.get("unknown", 0.0) if by_layer else 1.0
+    if layers and unknown > _MOST_OF_THE_TIME:
+        facts["precision_unknown"] = (
+            f"{100 * unknown:.0f} % of the engine is in parts of unknown types, so the share of"
+            f" {precision} is unknown: TensorRT reports no types inside parts compiled as a whole,"
+            " nor below detailed profiling_verbosity"
         )
-        text = (
-            f"{much} in parts of unknown types, so the share of {precision} is unknown: TensorRT"
-            " reports no types inside parts compiled as a whole, nor below detailed"
-            " profiling_verbosity"
-        )
-        facts["precision_unknown"] = text
         if precision != "fp32":  # a builder keeps fp32 unless it may use less
-            facts["warnings"] = [text]
+            facts["warnings"] = [facts["precision_unknown"]]
     return facts
 
 

@@ -33,22 +33,11 @@ _NOISE = (
 _WRAPPED = re.compile(
     r"(?:Internal Error|API Usage Error|Serialization|Cuda \w+|Myelin) \((?P<text>.*)\)"
 )
-_NO_TACTIC = re.compile(
-    r"[Cc]ould not find any implementation for node (?P<node>.+?)(?: due to .*|\.?\)?\.?)$"
-)
+_NO_TACTIC = re.compile(r"could not find any implementation for node", re.I)
 _OUT_OF_MEMORY = re.compile(
     r"out ?of ?memory|could not be allocated|cudaErrorMemoryAllocation"
     r"|insufficient memory on requested size",
     re.I,
-)
-_OTHER_VERSION = re.compile(
-    r"not compatible with this version of TensorRT|version tag does not match"
-    r"|stdVersionRead == kSERIALIZATION_VERSION"
-    r"|(?:Stream|plan).*version.*(?:mismatch|not supported)",
-    re.I | re.S,
-)
-_OTHER_GPU = re.compile(
-    r"incompatible device|compiled for.*?SM.*?not supported|different (?:GPU|device)", re.I | re.S
 )
 
 
@@ -111,17 +100,14 @@ def clean_message(message: str) -> str:
 def build_failure(messages: Messages, options: Options, title: str) -> StageError:
     """Explain a failed build."""
     reason = messages.error_text(f"{title} built no engine")
-    no_tactic = next(filter(None, map(_NO_TACTIC.search, messages.errors)), None)
-    if no_tactic and options["workspace"] is not None:
+    has_no_tactic = any(map(_NO_TACTIC.search, messages.errors))
+    if has_no_tactic and options["workspace"] is not None:
         limit = f"workspace: {format_size(options['workspace'])}"
-        text = f"no tactic of {no_tactic['node']} works within {limit}: {reason}"
+        text = f"a layer has no tactic within {limit}: {reason}"
         return StageError(text, "increase the engine's workspace, or remove the field")
     if any(map(_OUT_OF_MEMORY.search, messages.errors)):
-        return StageError(
-            f"the GPU is out of memory: {reason}",
-            "stop other programs on the GPU, limit the engine's workspace, or build smaller"
-            " profiles",
-        )
+        hint = "stop other programs on the GPU, limit the engine's workspace, or build smaller"
+        return StageError(f"the GPU is out of memory: {reason}", f"{hint} profiles")
     return StageError(reason)
 
 
@@ -131,9 +117,7 @@ def load_failure(file: str, messages: Messages, release: str) -> StageError:
     if any(map(_OUT_OF_MEMORY.search, messages.errors)):
         text = f"{file} cannot be loaded: the GPU is out of memory: {reason}"
         return StageError(text, "stop other programs on the GPU")
-    problem = f"cannot be loaded by {release}, or is damaged"
-    if _OTHER_VERSION.search(reason):
-        problem = f"was built by another version of TensorRT, and this is {release}"
-    elif _OTHER_GPU.search(reason):
-        problem = "was built for another kind of GPU"
-    return StageError(f"{file} {problem}: {reason}", "build it again on this machine")
+    problem = (
+        f"{file} is damaged, or was built by another version than {release} or for another GPU"
+    )
+    return StageError(f"{problem}: {reason}", "build it again on this machine")

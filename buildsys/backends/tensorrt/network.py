@@ -36,6 +36,11 @@ if TYPE_CHECKING:
     from onnx import ModelProto, NodeProto
 
 Tensors = Mapping[str, Mapping[str, Any]]  # name -> shape and dtype as in the manifest
+_DEFINE = (
+    "write def define(network, trt): …, with the parameters weights and precision if needed;"
+    " weights are contiguous arrays (numpy.ascontiguousarray), and TensorRT returns None for a"
+    " layer that it refuses and for a plugin that is not registered"
+)
 _WEIGHTS = ("kernel", "bias", "shift", "scale", "power", "weights")  # attributes of layers
 _SMALLER = {"int64": "int32"}  # for a library without the former; its parser does the same
 # general remedies: a toolchain need not have onnx, so the graph cannot be examined here
@@ -44,10 +49,8 @@ _REMEDIES = (
     " (ops: plugin), or replace it by surgery; buildsys ops MODEL lists the support of each"
     " operator"
 )
-_ASSERTIONS = (  # the text after the parser's condition is the part for users
-    re.compile(r'.*&& "(?P<text>.+)"', re.DOTALL),
-    re.compile(r"Assertion failed: .+?: (?P<text>[A-Z].+)", re.DOTALL),
-)
+# the text after the parser's condition is the part for users
+_ASSERTION = re.compile(r'.*(?:&& "|Assertion failed: .+?: (?=[A-Z]))(?P<text>.+?)"?', re.DOTALL)
 
 
 @dataclass
@@ -66,13 +69,11 @@ def new_builder(library: TensorRTLibrary) -> Any:
     log = log_of(library)
     with log.collected() as messages:
         try:
-            builder = library.trt.Builder(log.logger)
+            return library.trt.Builder(log.logger)
         except TypeError as error:  # the bindings' translation of a null pointer
-            reasons = dict.fromkeys([*messages.errors, *messages.warnings])
-            reason = "; ".join(reasons) or "it gives no reason"
+            reason = "; ".join([*messages.errors, *messages.warnings]) or "it gives no reason"
             hint = "check nvidia-smi: the driver may be too old, or the GPU full"
             raise StageError(f"{library.title} cannot start on this GPU: {reason}", hint) from error
-    return builder
 
 
 def parse(library: TensorRTLibrary, builder: Any, onnx: Path, *, strong: bool = True) -> Parsed:
@@ -86,8 +87,7 @@ def parse(library: TensorRTLibrary, builder: Any, onnx: Path, *, strong: bool = 
     refused = []
     for number in range(parser.num_errors):
         node = version_adapter.refused_node(library, parser.get_error(number))
-        matches = (match for pattern in _ASSERTIONS if (match := pattern.fullmatch(node.reason)))
-        match = next(matches, None)
+        match = _ASSERTION.fullmatch(node.reason)
         text = match["text"] if match else node.reason
         refused.append(replace(node, reason=" ".join(text.split())))
     if graph is not None:
@@ -196,22 +196,20 @@ def define_network(
     name = definition.function
     function = load_callable(name, request.project)
     network = version_adapter.create_network(library, builder, strong=is_strong(options))
-    weights = _read_weights(definition.weights, request.project)
+    weights = _read_weights(definition.weights)
     names = inspect.signature(function).parameters
     offered = {"weights": weights, "precision": options["precision"]}
-    offered = {word: value for word, value in offered.items() if word in names}
+    arguments = {**{n: offered[n] for n in offered if n in names}, **definition.kwargs}
     keeper: list[Any] = [weights]
     try:
         with (
             _assigned_weights_kept(library, keeper),
             reraise_as_stage_error(f"{name} failed", request.project),
         ):
-            arguments = {**offered, **definition.kwargs}
             keeper.append(function(network, library.trt, **arguments))
     except StageError as failure:
         words = f"; {library.title} says: {messages.error_text('')}" if messages.errors else ""
-        hint = _hint(failure.__cause__, library) or failure.hint
-        raise StageError(failure.problem + words, hint) from failure
+        raise StageError(failure.problem + words, failure.hint or _DEFINE) from failure
     if network.num_outputs == 0 and not messages.errors:
         text = f"{name} marks no output of the network"
         raise StageError(text, "mark each one: network.mark_output(layer.get_output(0))")
@@ -235,18 +233,17 @@ def _assigned_weights_kept(library: TensorRTLibrary, keeper: list[Any]) -> Itera
     A network keeps the arrays in calls such as ``add_constant``, but not these.
     """
     changed = []
-    names = (name for name in dir(library.trt) if name.endswith("Layer"))
-    for layer_class in (getattr(library.trt, name) for name in names):
-        for attribute in _WEIGHTS:
-            own = vars(layer_class).get(attribute)
+    for owner in vars(library.trt).values():
+        for attribute in _WEIGHTS if getattr(owner, "__name__", "").endswith("Layer") else ():
+            own = vars(owner).get(attribute)
             if isinstance(own, property) and own.fset is not None:
-                changed.append((layer_class, attribute, own))
-                setattr(layer_class, attribute, _keeping(own, keeper))
+                changed.append((owner, attribute, own))
+                setattr(owner, attribute, _keeping(own, keeper))
     try:
         yield
     finally:
-        for layer_class, attribute, own in changed:
-            setattr(layer_class, attribute, own)
+        for owner, attribute, own in reversed(changed):
+            setattr(owner, attribute, own)
 
 
 def _keeping(own: property, keeper: list[Any]) -> property:
@@ -257,31 +254,13 @@ def _keeping(own: property, keeper: list[Any]) -> property:
     return property(own.fget, assign)
 
 
-def _read_weights(file: Path | None, project: Path) -> dict[str, Array]:
+def _read_weights(file: Path | None) -> dict[str, Array]:
     """Read the arrays of a file by name, {} without one."""
     try:
         return load_arrays(file) if file is not None else {}
     except (OSError, ValueError) as error:
-        path = file.relative_to(project) if file and file.is_relative_to(project) else file
-        problem = f"{path} cannot be read as an .npz file: {error}"
+        problem = f"{file and file.name} cannot be read as an .npz file: {error}"
         raise StageError(problem, "save it with numpy.savez") from error
-
-
-def _hint(cause: BaseException | None, library: TensorRTLibrary) -> str:
-    """Return the remedy for an exception of a user's function, if there is a known one."""
-    if isinstance(cause, TypeError) and "incompatible function arguments" in str(cause):
-        return "weights are contiguous arrays of a type of TensorRT: numpy.ascontiguousarray"
-    if isinstance(cause, TypeError) and "argument" in str(cause):
-        return (
-            "write def define(network, trt): …, with the parameters weights and precision if it"
-            " needs them, and set source.kwargs for further ones"
-        )
-    if isinstance(cause, AttributeError):
-        return (
-            f"the name is of another version than {library.release}, or TensorRT returned None: it"
-            " refuses a layer, or a plugin is not registered (name its library in ops)"
-        )
-    return ""
 
 
 def _differences(
@@ -293,33 +272,33 @@ def _differences(
 ) -> Iterator[str]:
     """Yield differences between a network's ports and the manifest's."""
     words = DTYPES.words(library)
-    names = [tensor.name for tensor in tensors]
-    if missing := [name for name in declared if name not in names]:
-        yield f"the network has no {kind} {', '.join(missing)}, only {', '.join(names) or 'none'}"
-    if unknown := [name for name in names if name not in declared]:
-        yield f"the manifest declares no {kind} {', '.join(unknown)}"
-    for tensor in (tensor for tensor in tensors if tensor.name in declared):
-        expected, where = declared[tensor.name], f"{kind} {tensor.name}"
-        dtype, shape = expected["dtype"], expected["shape"]
-        if dtype not in words.values():
-            dtype = _SMALLER.get(dtype, dtype)
-        if dtype and words[tensor.dtype] != dtype:
-            yield f"{where} is {words[tensor.dtype]}, and {expected['dtype']} in the manifest"
-        if shape is None:
-            continue
+    by_name = {tensor.name: tensor for tensor in tensors}
+    if by_name.keys() != declared.keys():
+        own, expected = ", ".join(by_name) or "none", ", ".join(declared) or "none"
+        yield f"the network has the {kind}s {own}, and the manifest {expected}"
+    for name, tensor in by_name.items():
+        dtype, shape = (declared.get(name, {}).get(field) for field in ("dtype", "shape"))
+        own_dtype = words[tensor.dtype]
+        if dtype and own_dtype not in (dtype, _SMALLER.get(dtype)):
+            yield f"{kind} {name} is {own_dtype}, and {dtype} in the manifest"
         try:
             sizes = list(tensor.shape)
         except (RuntimeError, ValueError):  # the shapes of its layers contradict each other
-            yield f"{where} has no shape that TensorRT can compute"
+            yield f"{kind} {name} has no shape that TensorRT can compute"
             continue
-        fits = (
-            size == -1 or dims[declared_size]["min"] == size == dims[declared_size]["max"]
-            if isinstance(declared_size, str) and declared_size in dims
-            # a size of an output may follow from values
-            else declared_size is None or size == declared_size or (size == -1 and kind == "output")
-            for size, declared_size in zip(sizes, shape, strict=False)
-        )
-        if len(sizes) != len(shape) or not all(fits):
-            sizes_text = ", ".join("null" if size is None else str(size) for size in shape)
-            text = f"{where} has the shape {sizes}, and [{sizes_text}] in the manifest"
+        is_output = kind == "output"
+        if shape is not None and not (
+            len(sizes) == len(shape)
+            and all(_fits(*pair, dims, is_output) for pair in zip(sizes, shape, strict=True))
+        ):
+            declared_sizes = ", ".join("null" if size is None else str(size) for size in shape)
+            text = f"{kind} {name} has the shape {sizes}, and [{declared_sizes}] in the manifest"
             yield f"{text} (-1 is any size)"
+
+
+def _fits(size: int, declared: Any, dims: Mapping[str, Mapping[str, Any]], is_output: bool) -> bool:
+    """Compare a size of a network, -1 if dynamic, with the manifest's."""
+    if span := dims.get(declared) if isinstance(declared, str) else None:
+        return size == -1 or span["min"] == size == span["max"]
+    # a size of an output may follow from values
+    return declared is None or size == declared or (size == -1 and is_output)

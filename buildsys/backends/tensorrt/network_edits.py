@@ -21,7 +21,6 @@ from buildsys.models.user_code import (
     reraise_as_stage_error,
     with_article,
 )
-from buildsys.system.printable import nearest
 
 _PREFIX = re.compile(r"^node_of_|^[a-z_]+_(before|after)_")  # "reshape_before_/head/Gemm"
 _UNNAMED = "(Unnamed Layer"
@@ -38,9 +37,8 @@ def set_formats(
     for name, chosen in io.items():
         tensor = tensors.get(name)
         if tensor is None:
-            near = nearest(name, tensors, count=1)
-            hint = f"did you mean {near[0]}?" if near else f"it has {', '.join(tensors)}"
-            raise StageError(f"io.{name}: the graph has no input or output of this name", hint)
+            text = f"io.{name}: the graph has no input or output of this name"
+            raise StageError(text, f"it has {', '.join(tensors)}")
         if chosen["format"] is not None:
             tensor.allowed_formats = 1 << int(FORMATS.of(library, chosen["format"]))
         dtype = chosen["dtype"]
@@ -85,16 +83,12 @@ def set_layer_precisions(
     names = [layer.name for layer in computed]
     for entry in entries:
         if not any(fnmatchcase(name, entry["layers"]) for name in names):
-            near = nearest(entry["layers"], names, cutoff=0.3)
-            hint = f"layers are named like {', '.join(near or names[:3])}"
             text = f"layer_precisions: the pattern {entry['layers']} matches no layer"
-            raise StageError(text, hint)
+            raise StageError(text, f"layers are named like {', '.join(names[:3])}")
     for layer in computed:
-        matching = [
-            entry["precision"] for entry in entries if fnmatchcase(layer.name, entry["layers"])
-        ]
+        matching = [entry for entry in entries if fnmatchcase(layer.name, entry["layers"])]
         if matching:
-            dtype = DTYPES.of(library, DTYPE_OF_PRECISION[matching[-1]])
+            dtype = DTYPES.of(library, DTYPE_OF_PRECISION[matching[-1]["precision"]])
             version_adapter.set_layer_precision(library, layer, dtype)
 
 
@@ -136,15 +130,11 @@ def call_hook(reference: str, project: Path, network: Any, config: Any, messages
     with reraise_as_stage_error(f"{reference} failed", project):
         returned = hook(network, config)
     if returned is not None:
-        raise StageError(
-            f"{reference} returned {with_article(type(returned).__name__)};"
-            " a network hook changes the network in place and returns nothing",
-            "remove the return value",
-        )
+        text = f"{reference} returned {with_article(type(returned).__name__)}"
+        raise StageError(f"{text}; a network hook changes the network in place", "return nothing")
     if messages.errors:
-        raise StageError(
-            f"{reference} did what TensorRT refuses: {messages.error_text('')}", "correct the hook"
-        )
+        problem = f"{reference} did what TensorRT refuses: {messages.error_text('')}"
+        raise StageError(problem, "correct the hook")
     if network.num_outputs == 0:
         text = f"{reference} left the network without outputs"
         raise StageError(text, "mark one: network.mark_output(tensor)")

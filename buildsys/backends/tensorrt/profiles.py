@@ -63,13 +63,6 @@ def _explicit_range(ranges: Mapping[str, Any], shape: Sequence[Any]) -> dict[str
     return {**dict.fromkeys(_POINTS, tuple(shape)), **values}
 
 
-def format_ranges(ranges: Profile) -> str:
-    """Return a profile as in ``x [1, 3] to [8, 3]``."""
-    return ", ".join(
-        f"{name} {list(span['min'])} to {list(span['max'])}" for name, span in ranges.items()
-    )
-
-
 def check_against_graph(
     profiles: Sequence[Profile],
     shapes: Mapping[str, Sequence[int]],
@@ -85,27 +78,20 @@ def check_against_graph(
         for number, profile in enumerate(profiles)
         for problem in _mismatches(profile, shapes)
     ]
-    problems += [
-        f"the graph's input {name} has dynamic sizes, and there is no range for it"
-        for name, shape in shapes.items()
-        if -1 in shape and (not profiles or any(name not in profile for profile in profiles))
-    ]
+    for name, shape in shapes.items():
+        spans = [ranges.get(name, {}) for ranges in profiles] or [{}]
+        if -1 in shape and not all(spans):
+            problems.append(
+                f"the graph's input {name} has dynamic sizes, and there is no range for it"
+            )
+        if name in deciding and not all("min_values" in span for span in spans):
+            problems.append(
+                f"the values of the input {name} decide shapes inside the network, and no range is"
+                f" given: profiles: [{{{name}: {{values: {{min: […], opt: […], max: […]}}}}}}]"
+            )
     if problems:
-        hint = (
-            "use the graph's sizes in dims or the engine's profiles, or export it with other axes"
-        )
+        hint = "correct dims or the engine's profiles, or export the graph with other axes"
         raise StageError("; ".join(problems), hint)
-    without_values = [
-        name
-        for name in sorted(deciding)
-        if not profiles or any("min_values" not in p.get(name, ()) for p in profiles)
-    ]
-    if without_values:
-        raise StageError(
-            f"the values of the input {', '.join(without_values)} decide shapes inside the network,"
-            " and no range is given",
-            f"profiles: [{{{without_values[0]}: {{values: {{min: […], opt: […], max: […]}}}}}}]",
-        )
 
 
 def read_profiles(library: TensorRTLibrary, engine: Any, inputs: Iterable[str]) -> list[Profile]:
@@ -135,15 +121,13 @@ def choose_profile(
         if 0 <= number < len(profiles) and _fits(profiles[number], inputs):
             return number
     shapes = {name: value.shape for name, value in inputs.items()}
-    text = f"no optimization profile of the engine holds the shapes {shapes}"
-    if chosen is not None and chosen in range(len(profiles)):
-        text = f"the optimization profile {chosen} of the engine does not hold the shapes {shapes}"
-    elif chosen is not None:
-        text = f"the engine has no optimization profile {chosen}, only {len(profiles)}"
+    which = "no optimization profile" if chosen is None else f"no optimization profile {chosen}"
     existing = "; ".join(
-        f"profile {number}: {format_ranges(ranges)}" for number, ranges in enumerate(profiles)
+        f"profile {number}: {name} {list(span['min'])} to {list(span['max'])}"
+        for number, ranges in enumerate(profiles)
+        for name, span in ranges.items()
     )
-    raise StageError(text, existing)
+    raise StageError(f"{which} of the engine holds the shapes {shapes}", existing)
 
 
 def _fits(ranges: Profile, inputs: Mapping[str, Tensor | DeviceTensor]) -> bool:
@@ -154,9 +138,9 @@ def _fits(ranges: Profile, inputs: Mapping[str, Tensor | DeviceTensor]) -> bool:
             values = tuple(int(number) for number in np.ravel(value.array))
             checks.append((span["min_values"], values, span["max_values"]))
         for low, sizes, high in checks:
-            if len(low) != len(sizes) or any(
-                not a <= n <= b for a, n, b in zip(low, sizes, high, strict=True)
-            ):
+            if len(low) != len(sizes):
+                return False
+            if not all(a <= n <= b for a, n, b in zip(low, sizes, high, strict=True)):
                 return False
     return True
 
@@ -166,11 +150,10 @@ def _mismatches(ranges_of: Profile, shapes: Mapping[str, Sequence[int]]) -> Iter
         if name not in shapes:
             yield f"the graph has no input {name}, only {', '.join(shapes)}"
             continue
-        rank, own_rank = len(shapes[name]), len(ranges["min"])
-        if own_rank != rank:
-            yield f"the graph's input {name} has {rank} dimensions, not {own_rank}"
+        spans = list(zip(ranges["min"], ranges["max"], strict=True))
+        if len(spans) != len(shapes[name]):
+            yield f"the graph's input {name} has {len(shapes[name])} dimensions, not {len(spans)}"
             continue
-        for axis, size in enumerate(shapes[name]):
-            low, high = ranges["min"][axis], ranges["max"][axis]
+        for axis, (size, (low, high)) in enumerate(zip(shapes[name], spans, strict=True)):
             if size >= 0 and not low == high == size:
                 yield f"the graph fixes axis {axis} of {name} at {size}, not {low} to {high}"

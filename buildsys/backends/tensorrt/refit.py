@@ -28,6 +28,7 @@ from buildsys.system.files import sha256_of
 _INHERITED = (
     "settings", "profiles", "inputs", "outputs", "layers", "precision_shares", "precision_of",
 )  # fmt: skip
+_DEPENDING = ("sparsity", "strip_plan", "refit_identical", "refit_individual")
 _MOST_NAMED = 3  # names in a message
 
 
@@ -68,17 +69,15 @@ def build_or_refit(library: TensorRTLibrary, request: BuildRequest) -> Figures:
 def _obstacle(request: BuildRequest) -> str:
     """Return a reason why new weights need a new build, "" if there is none."""
     options = request.options
-    reasons = {
-        "its network hook may use the weights": options["network"],
-        "its layers in fp32 depend on the weights": not is_strong(options) and options.get("auto"),
-        "its calibrated ranges depend on the weights": request.calibration,
-        "its custom operators may use the weights": request.operators,
-        "its sparse kernels depend on the weights": options["sparsity"],
-        "strip_plan leaves the weights out of it": options["strip_plan"],
-        "refit_identical allows equal weights only": options["refit_identical"],
-        "refit_individual allows the weights marked by the hook only": options["refit_individual"],
+    depending = {
+        "network hook": options["network"],
+        "layers in fp32": not is_strong(options) and options.get("auto"),
+        "calibrated ranges": request.calibration,
+        "custom operators": request.operators,
+        **{f"field {name}": options[name] for name in _DEPENDING},
     }
-    return next((reason for reason, applies in reasons.items() if applies), "")
+    names = [name for name, applies in depending.items() if applies]
+    return f"its {' and '.join(names)} may depend on the weights" if names else ""
 
 
 def _same_graph(
@@ -130,5 +129,4 @@ def _refit(
 
 
 def _names(names: Collection[str]) -> str:
-    more = f" and {len(names) - _MOST_NAMED} more" if len(names) > _MOST_NAMED else ""
-    return f"{', '.join(sorted(names)[:_MOST_NAMED])}{more}"
+    return ", ".join([*sorted(names)[:_MOST_NAMED], *(["…"] if len(names) > _MOST_NAMED else [])])

@@ -245,7 +245,7 @@ def test_a_network_hook_changes_network_and_configuration(tmp_path: Path) -> Non
         (
             "gives",
             "hooks.py:gives returned an INetworkDefinition; a network hook changes the network in"
-            " place and",
+            " place; return nothing",
         ),
         (
             "cut",
@@ -276,7 +276,7 @@ def test_formats_of_tensors_reach_the_network(tmp_path: Path) -> None:
     [
         (
             {"xx": {"format": "hwc8"}},
-            "io.xx: the graph has no input or output of this name; did you mean x?",
+            "io.xx: the graph has no input or output of this name; it has x, y",
         ),
         (
             {"x": {"dtype": "float16"}},

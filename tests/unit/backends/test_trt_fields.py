@@ -12,7 +12,6 @@ from trt_double import VERSIONS, options, planned
 from buildsys.backends.cuda_gpus import Driver, Gpu
 from buildsys.backends.interface import OperatorUse
 from buildsys.backends.tensorrt import common_backend, version_adapter
-from buildsys.backends.tensorrt.common_backend import precision_hint
 from buildsys.backends.tensorrt.library import (
     GENERATIONS,
     RTX,
@@ -117,16 +116,6 @@ def test_a_version_before_the_first_is_unavailable() -> None:
 )
 def test_who_quantizes(generation: str, fields: dict[str, Any], quantization: str | None) -> None:
     assert quantization_of(planned(generation, **fields)) == quantization
-
-
-def test_an_engine_left_unquantized_by_its_builder_is_pointed_to_quantizers() -> None:
-    implicit = planned(TRT_8, precision="int8")
-    assert precision_hint(implicit).startswith(
-        "set quantization: explicit, as a builder ignores calibrated ranges"
-    )
-    for fields in ({"precision": "fp16"}, {"precision": "int8", "quantization": "explicit"}):
-        assert precision_hint(planned(TRT_10, **fields)).startswith("lower precision_share")
-    assert precision_hint(planned(TRT_11, precision="int8")).startswith("lower precision_share")
 
 
 @pytest.mark.parametrize(

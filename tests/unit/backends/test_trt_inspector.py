@@ -137,14 +137,14 @@ def test_an_int8_transformer_of_one_part_has_one_known_type() -> None:
     assert facts["precision_shares"]["time"] == {"int8": 0.0099, "other": 0.0297, "unknown": 0.9604}
     assert facts["warnings"] == [facts["precision_unknown"]]
     assert facts["warnings"][0].startswith(
-        "96 % of the engine's time is in parts of unknown types, so the share of int8 is unknown: "
+        "96 % of the engine is in parts of unknown types, so the share of int8 is unknown: "
     )
 
 
 @pytest.mark.parametrize(("precision", "warns"), [("fp16", True), ("fp32", False)])
 def test_an_engine_of_unknown_types_has_a_warning(precision: str, *, warns: bool) -> None:
     facts = precision_facts(read_layers(answer("attention"), precision), {}, precision)
-    assert facts["precision_unknown"].startswith("the whole engine is in parts of unknown types")
+    assert facts["precision_unknown"].startswith("100 % of the engine is in parts of unknown types")
     assert ("warnings" in facts) is warns
     assert "precision_of" not in facts
 

@@ -49,12 +49,7 @@ def test_linear_is_as_it_is() -> None:
     assert unpacked(array, "linear", (2, 3)) is array
 
 
-def test_unsupported_layouts_and_ranks() -> None:
-    with pytest.raises(
-        StageError, match="tensors in the format dla_hwc4 cannot be inputs or outputs here"
-    ):
-        packed(np.ones((1, 4, 2, 2)), "dla_hwc4")
-    with pytest.raises(
-        StageError, match=r"a tensor of shape \[4, 2\] has no channels for the format hwc8"
-    ):
-        packed_shape((4, 2), "hwc8")
+@pytest.mark.parametrize(("shape", "layout"), [((1, 4, 2, 2), "dla_hwc4"), ((4, 2), "hwc8")])
+def test_unsupported_layouts_and_ranks(shape: tuple[int, ...], layout: str) -> None:
+    with pytest.raises(StageError, match=f"cannot have the format {layout} here"):
+        packed(np.ones(shape), layout)
