@@ -116,12 +116,11 @@ class InputReader:
 
     def _host_tensor(self, value: Any) -> Tensor:
         if isinstance(value, np.ndarray | np.generic):
-            is_masked = isinstance(value, np.ma.MaskedArray)
-            objects = value.flat if value.dtype.kind == "O" else ()
-            if is_masked or not value.dtype.isnative:
-                kind = "a mask" if is_masked else "the byte order of another machine"
+            if isinstance(value, np.ma.MaskedArray) or not value.dtype.isnative:
                 hint = f"pass plain numbers, e.g. {self.port.name}.astype({self.port.dtype!r})"
-                raise StageError(f"{self._title} has {kind}", hint)
+                problem = f"{self._title} has a mask or the byte order of another machine"
+                raise StageError(problem, hint)
+            objects = value.flat if value.dtype.kind == "O" else ()
             if not all(isinstance(item, str | bytes) for item in objects):
                 raise self._unreadable("it is an array of Python objects")
             return tensor_of(value)
@@ -157,7 +156,7 @@ class InputReader:
         raise self._wrong_type(tensor.dtype, hint)
 
 
-class SpareMemory:
+class _SpareMemory:
     """Freed memory for later arrays: an allocation takes as long as some networks."""
 
     def __init__(self) -> None:
@@ -165,20 +164,18 @@ class SpareMemory:
         self._buffers: list[Buffer] = []
 
     def take(self, size_bytes: int) -> Buffer | None:
-        """Take memory of exactly this size, if there is any."""
         with self._lock:
-            for at, buffer in enumerate(self._buffers):
-                if buffer.size_bytes == size_bytes:
-                    return self._buffers.pop(at)
-        return None
+            fitting = (b for b in self._buffers if b.size_bytes == size_bytes)
+            if buffer := next(fitting, None):
+                self._buffers.remove(buffer)
+            return buffer
 
     def keep(self, buffer: Buffer) -> bool:
-        """Take memory; return False beyond the limit."""
         with self._lock:
-            if sum(b.size_bytes for b in self._buffers) + buffer.size_bytes > _SPARE_BYTES:
-                return False
-            self._buffers.append(buffer)
-            return True
+            has_room = sum(b.size_bytes for b in self._buffers) + buffer.size_bytes <= _SPARE_BYTES
+            if has_room:
+                self._buffers.append(buffer)
+            return has_room
 
 
 class DeviceArray:
@@ -188,7 +185,7 @@ class DeviceArray:
     ``torch.as_tensor(array, device="cuda")`` or ``cupy.asarray(array)``.
     """
 
-    _spare = SpareMemory()
+    _spare = _SpareMemory()
     is_shared = False  # others may still use the memory when this array is gone, on any stream
 
     def __init__(self, dtype: str, shape: tuple[int, ...]) -> None:
@@ -266,14 +263,6 @@ def _shared_gpu() -> Device:
     return Device(0)
 
 
-def wait_for_stream(number: int) -> None:
-    """Wait for all work on another library's stream. Raises: StageError: it failed."""
-    from buildsys.backends.cuda_device import Stream
-
-    with _shared_gpu().current():
-        Stream(number).synchronize()
-
-
 def as_array(tensor: Tensor, library: str) -> Any:
     """Convert a result to an array of torch or numpy, without a copy.
 
@@ -320,7 +309,10 @@ def read_memory(value: Any, stream: int) -> DeviceTensor:
         raise StageError(problem, "pass an array of torch or cupy")
     else:
         if facts.get("stream"):  # the work that fills it must end
-            wait_for_stream(facts["stream"])
+            from buildsys.backends.cuda_device import Stream
+
+            with _shared_gpu().current():
+                Stream(facts["stream"]).synchronize()
         numpy_dtype, shape = np.dtype(facts["typestr"]), tuple(facts["shape"])
         layout = np.lib.stride_tricks.as_strided(
             np.empty(0, numpy_dtype), shape, facts.get("strides") or None
@@ -341,8 +333,7 @@ def allocator_of(kind: type) -> Allocate:
     """Choose how new outputs are made: by a type's library, else as ``DeviceArray``."""
     library = library_of(kind)
 
-    def allocate(name: str, dtype: str, shape: tuple[int, ...]) -> DeviceTensor:
-        del name
+    def allocate(_: str, dtype: str, shape: tuple[int, ...]) -> DeviceTensor:
         if library == TORCH:
             torch = sys.modules[TORCH]
             kind = getattr(torch, ML_DTYPES.get(dtype, dtype))
@@ -382,8 +373,6 @@ def stream_handle(stream: Any) -> int:
 
     Raises: StageError: it is none of these.
     """
-    if hasattr(stream, "__cuda_stream__"):
-        return int(stream.__cuda_stream__()[1])
     for number in (stream, getattr(stream, "cuda_stream", None), getattr(stream, "ptr", None)):
         if isinstance(number, int):  # torch's name, cupy's name
             return number

@@ -228,15 +228,12 @@ class Engine:
         return f"<Engine {self.name}, {self.backend}, {' -> '.join(ports)}>"
 
     def _wrong_names(self, inputs: Mapping[str, object]) -> EngineError:
-        names = list(self._readers)
-        missing = [name for name in names if name not in inputs]
-        unknown = next((name for name in inputs if name not in names), None)
-        if unknown is None:
-            return EngineError(
-                f"{self.name} needs the input {', '.join(missing)}", "pass all inputs by name"
-            )
-        similar = nearest(str(unknown), missing or names, count=1)
-        problem = f"{self.name} has no input {unknown!r}, it has {', '.join(names)}"
+        missing = [name for name in self._readers if name not in inputs]
+        unknown = next((str(name) for name in inputs if name not in self._readers), "")
+        if not unknown:
+            return EngineError(f"{self.name} needs the input {', '.join(missing)}", "pass it too")
+        similar = nearest(unknown, missing or self._readers, count=1)
+        problem = f"{self.name} has no input {unknown!r}, it has {', '.join(self._readers)}"
         return EngineError(problem, f"did you mean {similar[0]}?" if similar else "")
 
 
@@ -247,27 +244,21 @@ class BoundCall(Generic[AnyArray]):
     """
 
     def __init__(
-        self,
-        engine: Engine,
-        session: Any,
-        outputs: dict[str, AnyArray],
-        inputs: Mapping[str, AnyArray],
+        self, engine: Engine, session: Any, outputs: dict[str, AnyArray], inputs: Any
     ) -> None:
         """Take over a session; keep the arrays and the engine alive."""
         self.outputs = outputs
         self._engine = engine
         self._session = session
         self._inputs = inputs
-        self._process = os.getpid()
 
     def __call__(self) -> dict[str, AnyArray]:
         """Compute once more; return the same arrays with new content, complete.
 
-        Raises: EngineError: it or the engine is closed, or was loaded before a fork; the
-        computation failed.
+        Raises: EngineError: it or the engine is closed; the computation failed.
         """
-        if self._session is None or os.getpid() != self._process:
-            problem = f"this bound call of {self._engine.name} is closed, or of another process"
+        if self._session is None:
+            problem = f"this bound call of {self._engine.name} is closed"
             raise EngineError(problem, "bind it again")
         try:
             self._session.repeat()
@@ -278,7 +269,7 @@ class BoundCall(Generic[AnyArray]):
     def close(self) -> None:
         """Give the execution context back to the engine."""
         session, self._session = self._session, None
-        if session is not None and os.getpid() == self._process:
+        if session is not None:
             self._engine._pool.release(session)
 
     def __enter__(self) -> BoundCall[AnyArray]:

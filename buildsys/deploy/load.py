@@ -13,7 +13,6 @@ from buildsys.deploy.engine import Engine
 from buildsys.errors import EngineError, StageError
 from buildsys.system.backend_registry import Reason, Record
 from buildsys.system.engine_files import RECORD_NAME, REPLACE, is_file_name, read_record
-from buildsys.system.printable import nearest
 
 _MAX_THREADS = 1 << 16
 
@@ -71,23 +70,21 @@ def load_engine(
 
 
 def _options(record: Record, changeable: Options, replaced: Mapping[str, Any]) -> Options:
-    """Replace recorded options."""
+    """Replace recorded options. Raises: StageError: an unknown one, or a wrong value."""
     if not isinstance(replaced, Mapping):
         raise StageError(f"options is {replaced!r}", "pass a mapping of options by name")
-    for name, value in replaced.items():
-        if name not in changeable:
-            similar = nearest(name, changeable, count=1)
-            hint = f"did you mean {similar[0]}?" if similar else ""
-            names = ", ".join(changeable) or "none"
-            problem = f"{record.backend} has no option {name!r} for running, it has {names}"
-            raise StageError(problem, hint)
-        if not _fits(value, type(changeable[name])):
-            hint = f"pass a value such as {changeable[name]!r}"
-            raise StageError(f"the option {name} is {value!r:.100}", hint)
+    if unknown := next((name for name in replaced if name not in changeable), None):
+        problem = f"{record.backend} has no option {unknown!r} for running"
+        raise StageError(problem, f"it has {', '.join(changeable) or 'none'}")
     recorded = {**record.map("portability"), **record.map("settings")}
-    for name, value in recorded.items():
-        if name in changeable and not _fits(value, type(changeable[name])):
-            raise StageError(f"{RECORD_NAME} has the option {name} as {value!r:.100}", REPLACE)
+    for options, title, hint in (
+        (recorded, f"{RECORD_NAME} has a wrong value: ", REPLACE),
+        (replaced, "", ""),
+    ):
+        for name, value in options.items():
+            if name in changeable and not _fits(value, type(changeable[name])):
+                problem = f"{title}the option {name} is {value!r:.100}"
+                raise StageError(problem, hint or f"pass a value such as {changeable[name]!r}")
     return {**changeable, **recorded, **replaced}
 
 

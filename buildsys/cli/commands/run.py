@@ -21,7 +21,7 @@ from buildsys.manifest.shape_cases import WHENS, steps_of
 from buildsys.plan.action import Action
 from buildsys.plan.graph_points import GraphPoint, graph_points
 from buildsys.report.formatting import first_names, plural, significant
-from buildsys.system.files import IMAGE_SUFFIXES, read_limited, replace_file
+from buildsys.system.files import IMAGE_SUFFIXES, replace_file
 from buildsys.system.toolchains import locate_toolchain
 
 SCHEMA = "buildsys/run/1"
@@ -29,7 +29,6 @@ _REASONS = {NAMED: "", RECOMMENDED: " (recommended)", FIRST: " (the first that c
 _STAGES = "buildsys.stages.run"
 _ARRAY_SUFFIXES = (".npy", ".npz")
 _MOST_ROWS = 8
-_MAX_LABELS_BYTES = 16 << 20
 
 
 def add_arguments(parser: ArgumentParser) -> None:
@@ -115,10 +114,11 @@ def _input_file(
     if not path.is_file() or suffix not in (*_ARRAY_SUFFIXES, *IMAGE_SUFFIXES):
         problem = f"there is no image, .npy or .npz file {typed}"
         raise UsageError(problem, suggest_file(path) or "the path is relative to your folder")
-    if not name and suffix != ".npz" and len(inputs) > 1:
-        hint = f"write --input NAME={typed}; inputs: {', '.join(inputs)}"
-        raise UsageError(f"{model} has several inputs", hint)
-    name = name or ("" if suffix == ".npz" else next(iter(inputs)))
+    if not name and suffix != ".npz":
+        if len(inputs) > 1:
+            hint = f"write --input NAME={typed}; inputs: {', '.join(inputs)}"
+            raise UsageError(f"{model} has several inputs", hint)
+        (name,) = inputs
     if suffix in IMAGE_SUFFIXES and name not in preprocess:
         problem = f"the manifest of {model} has no preprocessing of images for {name}"
         hint = f"add for example inputs: {{{name}: {{preprocess: {{resize: 256}}}}}}"
@@ -138,19 +138,10 @@ def _call(
 
     Raises: StageError: a file is unsuitable, or the engine does not run.
     """
-    project, model = session.project, engine.model
-    values = folder / "inputs.npz"
+    project, model, values = session.project, engine.model, folder / "inputs.npz"
     preprocess = _fields(session, model, "inputs", "preprocess")
-    declared = {
-        name: {**tensor, "preprocess": preprocess.get(name)}
-        for name, tensor in point.inputs.items()
-    }
+    declared = {n: {**port, "preprocess": preprocess.get(n)} for n, port in point.inputs.items()}
     labels = _fields(session, model, "outputs", "labels")
-    names = {
-        output: fields.get("names") or _read_labels(project.root, output, fields["file"])
-        for output, fields in labels.items()
-        if "torchvision" not in fields
-    }
     weights = [fields["torchvision"] for fields in labels.values() if "torchvision" in fields]
     target = f"run:{model}:{engine.variant}"
     options = {"inputs": declared, "dims": point.dims, "files": files, "weights": weights}
@@ -158,8 +149,12 @@ def _call(
     prepared = run_stage(
         project, f"{_STAGES}.inputs", target, options, outputs={"inputs": values}, server=server
     )
-    for output, fields in labels.items():
-        names.setdefault(output, prepared["labels"].get(fields.get("torchvision"), []))
+    names = {
+        output: prepared["labels"].get(fields.get("torchvision"))
+        or fields.get("names")
+        or _read_labels(project.root, output, fields["file"])
+        for output, fields in labels.items()
+    }
     described = {
         output: {"activation": fields["activation"], "count": len(names[output])}
         for output, fields in labels.items()
@@ -177,17 +172,14 @@ def _call(
     for output, figures in answer["outputs"].items():
         for row in figures.get("top", ()):
             row["label"] = [names[output][index] for index in row["index"]]
-    return {
-        "latency_ms": answer["latency_ms"],
-        "inputs": prepared["inputs"],
-        "outputs": answer["outputs"],
-    }
+    latency_ms, outputs = answer["latency_ms"], answer["outputs"]
+    return {"latency_ms": latency_ms, "inputs": prepared["inputs"], "outputs": outputs}
 
 
 def _read_labels(root: Path, output: str, name: str) -> list[str]:
     """Read the lines of a file. Raises: UsageError: it cannot be read."""
     try:
-        text = read_limited(root / name, _MAX_LABELS_BYTES).decode("utf-8-sig")
+        text = (root / name).read_text(encoding="utf-8-sig")
     except (OSError, ValueError) as error:
         problem = f"outputs.{output}.labels.file: {name} cannot be read: {error}"
         raise UsageError(problem, "save it as UTF-8, one name per line") from None

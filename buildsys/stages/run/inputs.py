@@ -14,7 +14,6 @@ from buildsys.onnx_graphs.tensors import (
     Array,
     NpzFile,
     Tensor,
-    load_tensors,
     read_npy,
     save_tensors,
     tensor_of,
@@ -23,8 +22,6 @@ from buildsys.system.printable import nearest
 from buildsys.workers.job import Job, StageResult
 
 ARRAY_SUFFIXES = (".npy", ".npz")
-_TENSORS = "__dtypes__"  # an array of our own files, such as golden cases
-_GOLDEN_INPUT = "in."
 Fields = Mapping[str, Any]
 
 
@@ -112,43 +109,28 @@ def _fit(sides: Sequence[int | str], size: Size, dims: Mapping[str, Any]) -> Ite
 
 
 def _read_arrays(file: InputFile, declared: Mapping[str, Fields]) -> Iterator[tuple[str, Tensor]]:
-    """Yield input and tensor of a file's arrays.
+    """Yield input and tensor of a file's arrays, converted to types that numpy does not know.
 
     Raises: StageError: it cannot be read, or has no array of the input's name.
     """
     try:
         if file.path.suffix.lower() == ".npy":
-            yield file.name, _to_tensor(read_npy(file.path), file.name, declared, file.typed)
-            return
-        arrays: Mapping[str, Any] = NpzFile(file.path)
-        if _TENSORS in arrays:  # written by us: types unknown to numpy, inputs of golden cases
-            arrays = load_tensors(file.path)
-            golden = [name for name in arrays if name.startswith(_GOLDEN_INPUT)]
-            arrays = {name.removeprefix(_GOLDEN_INPUT): arrays[name] for name in golden or arrays}
+            arrays: Mapping[str, Array] = {file.name: read_npy(file.path)}
+        else:
+            arrays = NpzFile(file.path)
         inputs = [file.name] if file.name else [*(declared if len(declared) == 1 else arrays)]
         for name in inputs:
             key = next(iter(arrays)) if len(arrays) == len(inputs) == 1 else name
             if key not in arrays or name not in declared:
-                near = nearest(name, declared if key in arrays else arrays, count=1)
-                listed = f"inputs: {', '.join(declared)}; it has {', '.join(arrays) or 'no arrays'}"
-                hint = f"did you mean {near[0]}?" if near else listed
                 problem = f"no array {name}" if key not in arrays else f"the array {name}, no input"
-                raise StageError(f"{file.typed} has {problem}", hint)
-            yield name, _to_tensor(arrays[key], name, declared, f"{file.typed}: {key}")
+                listed = f"inputs: {', '.join(declared)}; it has {', '.join(arrays) or 'no arrays'}"
+                raise StageError(f"{file.typed} has {problem}", listed)
+            array, dtype = arrays[key], declared[name]["dtype"]
+            require_dtype(array, dtype, file.typed, f"the input {name}")
+            yield name, tensor_of(array, dtype)
     except (OSError, ValueError) as error:
         hint = "save numbers or strings with numpy.save or numpy.savez"
         raise StageError(f"{file.typed} cannot be read: {error}", hint) from error
-
-
-def _to_tensor(
-    array: Array | Tensor, name: str, declared: Mapping[str, Fields], title: str
-) -> Tensor:
-    """Convert an array to the type of an input that numpy does not know."""
-    if isinstance(array, Tensor):
-        return array
-    dtype = declared[name]["dtype"]
-    require_dtype(array, dtype, title, f"the input {name}")
-    return tensor_of(array, dtype)
 
 
 def categories(name: str) -> list[str]:

@@ -89,7 +89,7 @@ def test_torch_tensors_give_torch_tensors(engine: Engine) -> None:
 
 
 WRONG = {
-    "no input": ({}, "m:e needs the input x; pass all inputs by name"),
+    "no input": ({}, "m:e needs the input x; pass it too"),
     "another name": ({"X": x_of()}, "m:e has no input 'X', it has x; did you mean x?"),
     "one too many": ({"x": x_of(), "mask": x_of()}, "m:e has no input 'mask', it has x"),
     "float64": (
@@ -99,7 +99,7 @@ WRONG = {
     "strings": ({"x": np.array(["a"])}, "the input x of m:e is string, and the engine takes"),
     "bytes of another machine": (
         {"x": x_of().astype(">f4")},
-        "the input x of m:e has the byte order of another machine; pass plain",
+        "the input x of m:e has a mask or the byte order of another machine; pass plain",
     ),
     "objects": (
         {"x": x_of().astype(object)},
@@ -207,7 +207,7 @@ def test_options_for_running_are_checked(ort_built: Path) -> None:
     with load_engine(ort_built, options={"intra_op_threads": 1}, concurrency=1) as engine:
         assert engine(x=x_of())["y"].shape == (2, 5)
     for options, sentence in (
-        ({"intra_op_thread": 1}, "has no option 'intra_op_thread' for running, it has intra_op_"),
+        ({"intra_op_thread": 1}, "has no option 'intra_op_thread' for running; it has intra_op_"),
         ({"intra_op_threads": "4"}, "the option intra_op_threads is '4'; pass a value such as 0"),
         ({"spinning": 1}, "the option spinning is 1; pass a value such as True"),
         ({"session_config": {"a": 1}}, "session_config is {'a': 1}; pass a value such as"),

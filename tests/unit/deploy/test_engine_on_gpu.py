@@ -14,7 +14,7 @@ from emulated_gpu import EmulatedBuffer, EmulatedDevice, EmulatedSession, Emulat
 
 from buildsys.backends.tensorrt import inference
 from buildsys.deploy import arrays
-from buildsys.deploy.arrays import DeviceArray, stream_handle
+from buildsys.deploy.arrays import DeviceArray
 from buildsys.deploy.engine import Engine
 from buildsys.errors import EngineError, StageError
 from buildsys.system.backend_registry import Record
@@ -111,7 +111,7 @@ def test_a_bound_call_reads_and_writes_the_same_arrays() -> None:
     np.testing.assert_array_equal(new()["y"].numpy(), 2 * x_of(2, 3))
     with call:
         pass
-    with pytest.raises(EngineError, match=r"this bound call of m:trt is closed, .*; bind it again"):
+    with pytest.raises(EngineError, match=r"this bound call of m:trt is closed; bind it again"):
         call()
     engine.close()  # and the other bound call, which would hold its context
     with pytest.raises(EngineError, match="this bound call of m:trt is closed"):
@@ -150,7 +150,6 @@ def test_a_producer_learns_the_stream_of_the_engine() -> None:
     engine.run({"x": given}, stream=SimpleNamespace(cuda_stream=6))
     engine.run({"x": given}, stream=SimpleNamespace(ptr=0))
     assert given.streams == [77, 5, 6, 1]
-    assert stream_handle(SimpleNamespace(__cuda_stream__=lambda: (0, 9))) == 9
 
 
 def test_memory_of_an_array_lives_as_long_as_its_last_user() -> None:

@@ -11,7 +11,7 @@ import pytest
 from PIL import Image
 
 from buildsys.errors import StageError
-from buildsys.onnx_graphs.tensors import load_tensors, save_case, save_tensors, tensor_of
+from buildsys.onnx_graphs.tensors import load_tensors
 from buildsys.stages.run.inputs import run
 from buildsys.workers.job import Job
 
@@ -87,13 +87,9 @@ def test_arrays_come_from_npy_and_npz_files() -> None:
     assert read(ONE, "image=foreign.npy")["image"].array.dtype == np.float32
 
 
-def test_our_own_files_are_inputs() -> None:
-    save_case(Path("opt.npz"), {"image": tensor_of(ZEROS)}, {"y": tensor_of(ZEROS)})
-    assert read(ONE, "opt.npz").keys() == {"image"}
+def test_float32_values_are_rounded_to_types_unknown_to_numpy() -> None:
     half = {"image": {**IMAGE, "dtype": "bfloat16"}}
-    save_tensors(Path("half.npz"), {"image": tensor_of(ZEROS, "bfloat16")})
-    assert read(half, "half.npz")["image"].dtype == "bfloat16"
-    np.save("full.npy", ZEROS)  # numpy has no bfloat16
+    np.save("full.npy", ZEROS)
     assert read(half, "image=full.npy")["image"].dtype == "bfloat16"
 
 
