@@ -7,6 +7,7 @@ import re
 from pathlib import Path
 
 from buildsys.errors import StageError
+from buildsys.models.user_code import first_line
 from buildsys.system.files import sha256_of
 from buildsys.system.weight_names import HUB, parse_hub_name
 
@@ -73,20 +74,21 @@ def _fetch(repository: str, path: str, revision: str, shown: str) -> Path | None
             f"{endpoint} has no repository or revision for {shown}, or does not show it to you",
             "check the name; for a private or gated repository, `hf auth login`",
         ) from error
-    except Exception as error:  # also the HTTP library's
-        if isinstance(error, errors.EntryNotFoundError) and not isinstance(
-            error, errors.LocalEntryNotFoundError
-        ):
+    except errors.EntryNotFoundError as error:
+        if not isinstance(error, errors.LocalEntryNotFoundError):
             return None
-        reason = error.__cause__ or error  # the cause of an entry that is missing locally
-        first = (str(reason).strip().splitlines() or [""])[0]
-        raise StageError(
-            f"{shown} is not in the cache, and {endpoint} did not give it"
-            f" ({type(reason).__name__}: {first:.200})",
-            f"go online, or run `hf download {repository} {path} --revision {revision}` elsewhere"
-            f" and copy it to {constants.HF_HUB_CACHE}",
-        ) from error
+        raise _unreachable(shown, endpoint, error.__cause__ or error) from error
+    except Exception as error:  # also the HTTP library's
+        raise _unreachable(shown, endpoint, error) from error
     digest = file.resolve().name  # large files are stored under their SHA-256
     if _SHA256.fullmatch(digest) and sha256_of(file) != digest:
         raise StageError(f"the cached file {file} of {shown} is damaged", "delete it")
     return file
+
+
+def _unreachable(shown: str, endpoint: str, reason: BaseException) -> StageError:
+    return StageError(
+        f"{shown} is not in the cache, and {endpoint} did not give it"
+        f" ({type(reason).__name__}: {first_line(reason):.200})",
+        "go online, or run `hf download` elsewhere and copy its cache to here",
+    )

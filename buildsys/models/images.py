@@ -22,7 +22,6 @@ if TYPE_CHECKING:
 
 Fields = Mapping[str, Any]  # the fields of ``data`` with images, or of ``preprocess``
 Size = tuple[int, int]  # height, width
-_MAX_PIXELS = 178_956_970  # as Pillow limits files
 _FORMATS = ("BMP", "JPEG", "PNG", "PPM", "TIFF", "WEBP")  # others of Pillow start programs
 _MODES = {"rgb": "RGB", "bgr": "RGB", "gray": "L"}
 _AXES = {"nchw": (-3, -2, -1), "nhwc": (-1, -3, -2)}  # channels, height, width
@@ -34,15 +33,11 @@ def find_images(data: Fields, name: str, count: int, project: Path) -> list[Path
     Raises: StageError: there are fewer.
     """
     paths = image_files(str(project / data["images"]))
-    if not paths:
-        raise StageError(
-            f"{data['images']} has no images for the input {name}",
-            f"image files end in {' '.join(IMAGE_SUFFIXES)}",
-        )
     if len(paths) < count:
         raise StageError(
             f"{data['images']} has {len(paths)} images for the input {name}, {count} are required",
-            "add images, or reduce the number of batches or batch_size",
+            f"add images ({' '.join(IMAGE_SUFFIXES)}), or reduce the number of batches or"
+            " batch_size",
         )
     return [Path(path) for path in paths[:count]]
 
@@ -55,32 +50,27 @@ def read_images(
     A shape without a batch takes one image.
     Raises: StageError: the shape or dtype does not fit images, or a file cannot be read as one.
     """
-    layout = data["layout"]
     expected = 1 if data["color"] == "gray" else 3
-    axes = _AXES[layout]
-    if len(shape) not in (3, 4) or shape[axes[0]] != expected:
+    channels, height, width = _AXES[data["layout"]]
+    if len(shape) not in (3, 4) or shape[channels] != expected:
         raise StageError(
             f"the input {name} has the shape {shape}, which does not fit {data['color']} images"
-            f" in layout {layout}",
-            f"{layout} has {expected} channels at index {axes[0] % 4} of 4 dimensions",
+            f" in layout {data['layout']}",
+            f"declare {expected} channels at axis {channels}, or correct color or layout",
         )
-    channels, height, width = (shape[axis] for axis in axes)
     for field in ("mean", "std"):
-        if len(data[field]) not in (1, channels):
-            raise StageError(
-                f"{field} has {len(data[field])} values, images of the input {name} have {channels}"
-                " channels",
-                "give one value, or one per channel",
-            )
+        if len(data[field]) not in (1, expected):
+            text = f"{field} of the input {name} has {len(data[field])} values"
+            raise StageError(text, f"give one value, or {expected}")
     mean, std = np.asarray(data["mean"], np.float32), np.asarray(data["std"], np.float32)
-    pixels = np.stack([_pixels(file, data, (height, width)) for file in files])
+    pixels = np.stack([_pixels(file, data, (shape[height], shape[width])) for file in files])
     values = (pixels.astype(np.float32) / np.float32(data["divide"]) - mean) / std
     if dtype == "uint8" and not np.array_equal(values, pixels):
         raise StageError(
             f"the input {name} is uint8, but divide, mean or std change the pixel values",
             "set divide: 1",
         )
-    values = values if layout == "nhwc" else values.transpose(0, 3, 1, 2)
+    values = values if data["layout"] == "nhwc" else values.transpose(0, 3, 1, 2)
     return tensor_of(values.reshape(shape) if len(shape) == 3 else values, dtype)
 
 
@@ -124,8 +114,6 @@ def _pixels(file: Path, data: Fields, size: Size) -> Array:
         if wide < width or high < height:
             text = f"resized to {wide} x {high}, it is smaller than the crop of {width} x {height}"
             raise _unreadable(file, text)
-        if wide * high > _MAX_PIXELS:  # a long and thin image
-            raise _unreadable(file, f"resized to {wide} x {high}, it is larger than any image")
         left, top = round((wide - width) / 2), round((high - height) / 2)
         image = image.resize((wide, high), resampling)
         image = image.crop((left, top, left + width, top + height))

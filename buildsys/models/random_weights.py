@@ -14,16 +14,13 @@ PReLU                                     0.1 … 0.4
 other biases                              -0.1 … 0.1
 ========================================  =====================================================
 
-The rest follows from one forward in eval mode. A batch norm's running variance becomes the mean
-square of its input, times a drawn pattern of 0.5 … 1.5 over its channels, and its running mean a
-drawn quarter of the root. Where the output of a convolution or linear layer has a mean square above
-4, its weight is divided by the root: sums of branches and maxima of windows grow from layer to
-layer without norms, up to scores that are all 1 after a sigmoid, and no runtime defines which of
-equal scores are kept. Measured scales are rounded to a power of two: sums differ in their last bits
-between machines and thread counts, and the weights must not.
+The rest follows from one forward in eval mode. A batch norm's statistics become those of its
+input, times a drawn pattern. Where the output of a convolution or linear layer has a mean square
+above 4, its weight is divided by the root: otherwise sums of branches grow from layer to layer, up
+to scores that are all 1 after a sigmoid. Measured scales are rounded to a power of two: sums differ
+in their last bits between machines, and the weights must not.
 
-Before that, a tensor's values depend only on the seed and its name (SFC64 streams of a million
-values, filled in parallel), never on torch's generator.
+Before that, a tensor's values depend only on the seed and its name, never on torch's generator.
 """
 
 from __future__ import annotations
@@ -38,7 +35,6 @@ from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 import torch
 from torch import nn
 from torch.nn.modules.batchnorm import _NormBase
@@ -52,16 +48,13 @@ _LARGEST = 4.0  # mean square of a layer's output
 _NORMS = tuple(
     getattr(nn, name) for name in ("LayerNorm", "GroupNorm", "RMSNorm") if hasattr(nn, name)
 )
-_FILL_METHODS = ("uniform", "normal", "erfinv", "mul", "add", "clamp", "fill", "zero")
-_FILL_FUNCTIONS = (
-    "uniform", "normal", "trunc_normal", "kaiming_uniform", "kaiming_normal", "constant", "zeros",
-    "ones",
-)  # fmt: skip
 _FILLS = frozenset(
-    {getattr(torch.Tensor, f"{name}_") for name in _FILL_METHODS}
-    | {getattr(nn.init, f"{name}_") for name in _FILL_FUNCTIONS}
-)
-Floats = npt.NDArray[np.float32]
+    f"{name}_"
+    for name in (
+        "uniform", "normal", "erfinv", "mul", "add", "clamp", "fill", "zero", "trunc_normal",
+        "kaiming_uniform", "kaiming_normal", "constant", "zeros", "ones",
+    )
+)  # fmt: skip
 
 
 class WeightSpan(NamedTuple):
@@ -80,10 +73,9 @@ class SkipInitialization(TorchFunctionMode):
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Return the tensor to initialize as it is; run other functions."""
-        if func in _FILLS:
+        if getattr(func, "__name__", "") in _FILLS:
             target = args[0] if args else kwargs["tensor"]
-            is_parameter = isinstance(target, nn.Parameter) and target.dim() > 0
-            if is_parameter and target.is_floating_point():
+            if isinstance(target, nn.Parameter) and target.dim() and target.is_floating_point():
                 return target
         return func(*args, **(kwargs or {}))
 
@@ -173,13 +165,12 @@ def _batch_norms(module: nn.Module) -> list[tuple[str, nn.Module]]:
 
 def _scalable(module: nn.Module) -> list[tuple[str, nn.Linear | _ConvNd]]:
     """List the layers with weights neither shared nor computed."""
-    layers = dict(module.named_modules())
     users = Counter(
-        id(parameter) for layer in layers.values() for parameter in layer.parameters(recurse=False)
+        id(weight) for layer in module.modules() for weight in layer.parameters(recurse=False)
     )
     return [
         (path, layer)
-        for path, layer in layers.items()
+        for path, layer in module.named_modules()
         if isinstance(layer, nn.Linear | _ConvNd)
         if users[id(layer._parameters.get("weight"))] == 1
     ]
@@ -214,12 +205,7 @@ def _span(layer: nn.Module, name: str, parameter: torch.Tensor) -> WeightSpan:
 
 def _fill(tensor: torch.Tensor, span: WeightSpan, name: str) -> None:
     """Draw all of ``tensor`` from the stream ``name``."""
-    target = tensor.detach()
-    is_float32 = target.dtype == torch.float32 and target.device.type == "cpu"
-    in_place = is_float32 and target.is_contiguous()
-    values: Floats = (
-        target.view(-1).numpy() if in_place else np.empty(target.numel(), dtype=np.float32)
-    )
+    values = np.empty(tensor.numel(), dtype=np.float32)
     key = int.from_bytes(hashlib.sha256(name.encode()).digest()[:16], "little")
 
     def draw_part(start: int) -> None:
@@ -229,11 +215,6 @@ def _fill(tensor: torch.Tensor, span: WeightSpan, name: str) -> None:
         part *= np.float32(span.high - span.low)
         part += np.float32(span.low)
 
-    starts = range(0, values.size, _STREAM_LENGTH)
-    if len(starts) > 1:
-        with ThreadPoolExecutor(max_workers=2) as pool:
-            list(pool.map(draw_part, starts))
-    elif starts:
-        draw_part(0)
-    if not in_place:
-        target.copy_(torch.from_numpy(values).view(target.shape))
+    with ThreadPoolExecutor(max_workers=2) as pool:
+        list(pool.map(draw_part, range(0, values.size, _STREAM_LENGTH)))
+    tensor.detach().copy_(torch.from_numpy(values).view(tensor.shape))

@@ -1,7 +1,8 @@
 """Networks with named inputs and outputs, as declared in a manifest.
 
 Inputs go to ``forward`` in the manifest's order, those with ``keyword`` by that keyword, or as
-``call`` arranges them. Forward may return a tensor, or nested tuples, lists, dicts and dataclasses
+``call`` arranges them: a string is the name of an input, ``{tuple: […]}`` a tuple and
+``{text: …}`` a string. Forward may return a tensor, or nested tuples, lists, dicts and dataclasses
 of tensors; the tensors are numbered or, below a dict, named by their path (``boxes``, ``heads.0``).
 None is left out.
 """
@@ -21,11 +22,10 @@ from torch import nn
 
 from buildsys.errors import StageError
 from buildsys.manifest.shape_cases import concrete_shape
-from buildsys.models.call_arguments import arranged, call_hint
 from buildsys.models.golden_inputs import golden_input
 from buildsys.models.random_weights import measuring_layers
 from buildsys.models.sources.source_module import GPU, make_module, needs_gpu
-from buildsys.models.user_code import reraise_as_stage_error, unmet_shape, with_article
+from buildsys.models.user_code import reraise_as_stage_error, unmet_shape
 from buildsys.onnx_graphs.tensors import BIT_DTYPES, NATIVE_DTYPES, Array, Tensor, tensor_of
 
 _TORCH_NAMES = {
@@ -55,7 +55,8 @@ class Network:
     def arguments(self, inputs: Tensors) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """Arrange the positional and keyword arguments of forward."""
         if self.call is not None:
-            return arranged(self.call, inputs)
+            args, kwargs = (_arranged(self.call[part], inputs) for part in ("args", "kwargs"))
+            return tuple(args), kwargs
         positional = tuple(inputs[name] for name, key in self.keywords.items() if key is None)
         named = {key: inputs[name] for name, key in self.keywords.items() if key is not None}
         return positional, named
@@ -69,13 +70,8 @@ class Network:
             inputs = {name: tensor.to(GPU) for name, tensor in inputs.items()}
         positional, named = self.arguments(inputs)
         what = f"forward of {type(self.module).__name__} failed on {_describe(inputs)}"
-        try:
-            with reraise_as_stage_error(what, self.project):
-                return self.module(*positional, **named)
-        except StageError as error:
-            if error.hint or self.call is not None:
-                raise
-            raise StageError(error.problem, call_hint(self.module, inputs)) from error
+        with reraise_as_stage_error(what, self.project):
+            return self.module(*positional, **named)
 
     def __call__(self, inputs: Tensors) -> dict[str, torch.Tensor]:
         """Compute the outputs by name, in the manifest's order.
@@ -91,15 +87,27 @@ class Network:
         """
         outputs = name_outputs(result, self.declared)
         if taken := next((name for name in outputs if name in self.keywords), None):
-            hint = "give it another name in outputs"
-            if _fields(result) is not None and not self.declared:
-                names = (
-                    f"{name}_out: {{key: {name}}}" if name in self.keywords else f"{name}: {{}}"
-                    for name in outputs
-                )
-                hint = f"give it another name, outputs: {{{', '.join(names)}}}"
-            raise StageError(f"output {taken} has the name of an input", hint)
+            example = f"{taken}_out: {{key: {taken}}}"
+            raise StageError(
+                f"output {taken} has the name of an input",
+                f"give it another name in outputs, such as {example}",
+            )
         return outputs
+
+
+def _arranged(value: Any, inputs: Tensors) -> Any:
+    """Fill inputs into an argument of ``call``."""
+    if isinstance(value, str):
+        return inputs[value]
+    if isinstance(value, list):
+        return [_arranged(member, inputs) for member in value]
+    if not isinstance(value, dict):
+        return value
+    if value.keys() == {"tuple"}:
+        return tuple(_arranged(value["tuple"], inputs))
+    if value.keys() == {"text"}:
+        return value["text"]
+    return {key: _arranged(member, inputs) for key, member in value.items()}
 
 
 def make_network(options: Mapping[str, Any], project: Path) -> Network:
@@ -179,42 +187,28 @@ def name_outputs(result: Any, declared: Mapping[str, Mapping[str, Any]]) -> dict
     for index, (path, leaf) in enumerate(_leaves(result, "")):
         if not isinstance(leaf, torch.Tensor):
             raise StageError(
-                f"forward returned {with_article(type(leaf).__name__)} as output {path or index};"
+                f"forward returned {type(leaf).__name__} as output {path or index};"
                 " only tensors can be outputs",
                 "let the callable of source.python return a module that calls this network and"
                 " returns tensors",
             )
         tensors[path if is_mapping else f"output{index}"] = leaf
     if not tensors:
-        what = "None" if result is None else with_article(type(result).__name__)
         raise StageError(
-            f"forward returned {what}, without a tensor",
+            f"forward returned {type(result).__name__}, without a tensor",
             "let it return tensors, also in tuples, lists, dicts or dataclasses",
         )
     if not declared:
         return tensors
-    if keyed := [name for name, output in declared.items() if output["key"] and not is_mapping]:
-        raise StageError(
-            f"outputs.{keyed[0]}.key is set, but forward returned {type(result).__name__},"
-            " not a dict",
-            "remove the key",
-        )
     keys = {name: output["key"] or name for name, output in declared.items()}
-    if not is_mapping:  # by position
-        keys = dict(zip(declared, tensors, strict=False))
-    if missing := [key for key in keys.values() if key not in tensors]:
+    if not is_mapping and not any(output["key"] for output in declared.values()):
+        keys = dict(zip(declared, tensors, strict=False))  # by position
+    missing = [key for key in keys.values() if key not in tensors]
+    if missing or len(declared) != len(tensors):
+        sizes = [f"{n} {dtype_name(t.dtype)} {list(t.shape)}" for n, t in tensors.items()]
         raise StageError(
-            f"forward returned no output {missing[0]}", f"it returned {', '.join(tensors)}"
-        )
-    if len(keys) != len(declared) or len(keys) != len(tensors):
-        listed = [
-            n if is_mapping else f"{dtype_name(t.dtype)} {list(t.shape)}"
-            for n, t in tensors.items()
-        ]
-        raise StageError(
-            f"the manifest declares {_count(declared, 'output')} ({', '.join(declared)}), forward"
-            f" returned {_count(tensors, 'tensor')} ({', '.join(listed)})",
-            "declare one output per tensor",
+            f"forward returned {', '.join(sizes)}; the manifest declares {', '.join(declared)}",
+            f"correct the key of {missing[0]}" if missing else "declare one output per tensor",
         )
     return {name: tensors[key] for name, key in keys.items()}
 
@@ -329,7 +323,3 @@ def _describe(inputs: Tensors) -> str:
     return ", ".join(
         f"{name} {dtype_name(value.dtype)} {list(value.shape)}" for name, value in inputs.items()
     )
-
-
-def _count(items: Mapping[str, Any], noun: str) -> str:
-    return f"{len(items)} {noun}{'' if len(items) == 1 else 's'}"

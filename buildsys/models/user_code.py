@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import importlib.util
 import inspect
-import os
 import re
 import sys
 import traceback
@@ -35,7 +34,6 @@ _PIP_NAMES = {  # packages whose modules have other names
     "cv2": "opencv-python-headless", "PIL": "pillow", "skimage": "scikit-image",
     "sklearn": "scikit-learn", "yaml": "pyyaml",
 }  # fmt: skip
-_PIP_COMMAND = re.compile(r"pip install [\w.\[\],=<>~-]+\w\]?")
 _OWN_CODE = Path(__file__).parents[1]
 
 
@@ -79,12 +77,7 @@ def find_object(module: ModuleType, reference: str) -> Any:
     target: Any = module
     for name in qualified.split("."):
         if not hasattr(target, name):
-            public = [
-                public_name
-                for public_name, value in vars(target).items()
-                if not (public_name.startswith("_") or isinstance(value, ModuleType))
-            ]
-            hint = did_you_mean(name, public, "define it there")
+            hint = did_you_mean(name, vars(target), "define it there")
             raise StageError(f"{path} has no {qualified}", hint)
         target = getattr(target, name)
     return target
@@ -97,7 +90,7 @@ def load_module(shown: str, project: Path) -> ModuleType:
     """
     file = project / shown
     if not file.is_file():
-        siblings = sorted(_relative(str(path), project) for path in file.parent.glob("*.py"))
+        siblings = [_relative(str(path), project) for path in file.parent.glob("*.py")]
         hint = did_you_mean(shown, siblings, "check the path, relative to the project")
         raise StageError(f"{shown} does not exist in the project", hint)
     _make_importable(project, file.parent)
@@ -137,15 +130,8 @@ def _make_importable(project: Path, folder: Path) -> None:
         return FileFinder(path, extensions, (_UncachedLoader, [".py"]))
 
     sys.path_hooks.insert(0, find)
-    for entry in dict.fromkeys((str(project), str(folder))):
-        if entry in sys.path:
-            sys.path.remove(entry)
-        sys.path.insert(0, entry)
-    inside = f"{root}{os.sep}"
-    for cached in [
-        path for path in sys.path_importer_cache if f"{path}{os.sep}".startswith(inside)
-    ]:
-        del sys.path_importer_cache[cached]
+    sys.path[:] = dict.fromkeys((str(folder), str(project), *sys.path))
+    sys.path_importer_cache.clear()
 
 
 def check_parameters(
@@ -180,8 +166,6 @@ def reraise_as_stage_error(what: str, project: Path) -> Iterator[None]:
 
 def install_hint(error: BaseException) -> str:
     """Find the pip command for a missing package, or ""."""
-    if isinstance(error, ImportError) and (command := _PIP_COMMAND.search(str(error))):
-        return command[0]  # as transformers says
     if not isinstance(error, ModuleNotFoundError) or not error.name:
         return ""
     top = error.name.partition(".")[0]
@@ -196,8 +180,7 @@ def describe_exception(error: BaseException, project: Path) -> str:
     # a SyntaxError's text ends with its place, which follows
     message = error.msg if isinstance(error, SyntaxError) and error.lineno else str(error)
     lines = [line.strip() for line in message.splitlines() if line.strip()]
-    # a heading says nothing without what follows
-    count = 2 if lines and lines[0].endswith(":") else 1
+    count = 2 if lines and lines[0].endswith(":") else 1  # a heading says nothing alone
     text = f"{type(error).__name__}: {' '.join(lines[:count])}".removesuffix(": ")
     if isinstance(error, SyntaxError) and error.filename and error.lineno:
         where = f"{_relative(error.filename, project)}:{error.lineno}"
@@ -209,6 +192,11 @@ def describe_exception(error: BaseException, project: Path) -> str:
     return f"{text} ({where})" if where and where not in text else text
 
 
+def first_line(error: BaseException) -> str:
+    """Return the first line of an exception's text, else its class."""
+    return next(iter(str(error).strip().splitlines()), type(error).__name__)
+
+
 def innermost_location(frames: list[tuple[str, int]], project: Path) -> str:
     """Return ``file:line`` of the first frame in user or library code.
 
@@ -216,14 +204,13 @@ def innermost_location(frames: list[tuple[str, int]], project: Path) -> str:
     """
     library_line = ""
     for filename, line in frames:
-        path = Path(filename)
-        if path.is_relative_to(_OWN_CODE):
+        if Path(filename).is_relative_to(_OWN_CODE):
             continue
-        in_project = path.is_relative_to(project) or path.is_relative_to(project.resolve())
-        if in_project and not in_library(filename):
+        if in_library(filename):
+            if not library_line and "/torch/" not in filename:
+                library_line = f"{_relative(filename, project)}:{line}"
+        elif any(Path(filename).is_relative_to(root) for root in (project, project.resolve())):
             return f"{_relative(filename, project)}:{line}"
-        if not library_line and "/torch/" not in filename and in_library(filename):
-            library_line = f"{_relative(filename, project)}:{line}"
     return library_line
 
 
@@ -237,12 +224,12 @@ def _relative(filename: str, project: Path) -> str:
 
 
 def unmet_shape(
-    found: Sequence[int], declared: Sequence[int | str | None], dims: Mapping[str, int]
+    sizes: Sequence[int], declared: Sequence[int | str | None], dims: Mapping[str, int]
 ) -> str:
     """Return the declared shape of an output that has another one, "" if it fits."""
     expected = [dims[size] if isinstance(size, str) else size for size in declared]
-    if len(expected) == len(found) and all(
-        size in (None, actual) for size, actual in zip(expected, found, strict=True)
+    if len(expected) == len(sizes) and all(
+        size in (None, actual) for size, actual in zip(expected, sizes, strict=True)
     ):
         return ""
     return f"[{', '.join('?' if size is None else str(size) for size in expected)}]"

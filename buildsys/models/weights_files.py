@@ -16,6 +16,7 @@ from torch import nn
 
 from buildsys.errors import StageError
 from buildsys.models.hub import is_present, locate
+from buildsys.models.user_code import first_line
 from buildsys.system.files import sha256_of
 from buildsys.system.weight_names import INDEX_SUFFIX, read_index
 
@@ -23,8 +24,6 @@ SAFETENSORS = ".safetensors"
 _WRAPPERS = ("state_dict", "model_state_dict", "model")  # keys used by training scripts
 _PARALLEL_PREFIX = "module."  # DataParallel saves every name with it
 _LISTED_NAMES = 3
-_OTHER_WEIGHTS = "name weights of this network, or build the one they are of"
-_PICKLES = (b"\x80", b"PK")  # first bytes of files by torch.save
 State = Mapping[str, Any]
 
 
@@ -54,21 +53,22 @@ def load_weights(
         saved = [state[name] for name in names if name in state]
         if saved and len(saved) < len(names):
             state = {**dict.fromkeys(names, saved[0]), **state}
-    for name in state.keys() & expected.keys():  # torch converts between kinds of numbers
-        if _kind(state[name]) != (kind := _kind(expected[name])):
-            raise StageError(
-                f"the state dict in {weights['file']} does not fit {network}: {name} is"
-                f" {_kind(state[name])} in the file and {kind} in the network",
-                _OTHER_WEIGHTS,
-            )
+    problems = [
+        f"{name} is {_kind(state[name])} in the file and {_kind(expected[name])} in the network"
+        for name in sorted(state.keys() & expected.keys())
+        if _kind(state[name]) != _kind(expected[name])  # torch converts between kinds
+    ]
     try:
-        module.load_state_dict(state)
+        if not problems:
+            module.load_state_dict(state)
     except RuntimeError as error:  # it lists all keys and shapes, one kind a line
-        lines = [line.strip().rstrip(". ") for line in str(error).splitlines()[1:]]
+        problems = [line.strip().rstrip(". ") for line in str(error).splitlines()[1:]]
+    if problems:
         raise StageError(
-            f"the state dict in {weights['file']} does not fit {network}: {'; '.join(lines):.500}",
-            _OTHER_WEIGHTS,
-        ) from error
+            f"the state dict in {weights['file']} does not fit {network}:"
+            f" {'; '.join(problems):.500}",
+            "name weights of this network, or build the one they are of",
+        )
 
 
 def _kind(value: Any) -> str:
@@ -105,10 +105,8 @@ def read_weights(weights: Mapping[str, Any], project: Path) -> State:
     for name, tensors in shards.items():
         shard = read_safetensors(file.parent / name, name)
         if names := tensors ^ shard.keys():
-            raise StageError(
-                f"the shard {name} differs from {file_name} in {shortened(sorted(names))}",
-                f"download or save all files of {file_name} again",
-            )
+            problem = f"the shard {name} differs from {file_name} in {shortened(sorted(names))}"
+            raise StageError(problem, f"download or save all files of {file_name} again")
         state |= shard
     return state
 
@@ -145,10 +143,9 @@ def _read(file: Path, shown: str) -> State:
     except Exception as error:  # a damaged file raises any class
         # torch wraps the reason in advice to load without weights_only, which would execute code
         inner = error.__context__ if isinstance(error, pickle.UnpicklingError) else None
-        first = (str(inner or error).strip().splitlines() or [type(error).__name__])[0]
-        first = first.partition(". Please ")[0].removesuffix(".")
+        reason = first_line(inner or error).partition(". Please ")[0]
         raise StageError(
-            f"torch.load(weights_only=True) cannot read {shown}: {first}",
+            f"torch.load(weights_only=True) cannot read {shown}: {reason.rstrip('.')}",
             "save a plain state dict: torch.save(model.state_dict(), FILE)",
         ) from error
 
@@ -169,14 +166,10 @@ def read_safetensors(file: Path, shown: str) -> dict[str, torch.Tensor]:
         with safe_open(file, framework="pt") as opened:
             return {name: opened.get_tensor(name) for name in opened.keys()}  # noqa: SIM118
     except Exception as error:  # a damaged file raises any class
-        with file.open("rb") as stream:
-            is_pickle = stream.read(2).startswith(_PICKLES)
-        problem = (str(error).strip().splitlines() or [type(error).__name__])[0]
+        reason = first_line(error).partition(", expected one of")[0]
         raise StageError(
-            f"{shown} is not a valid safetensors file: {problem.partition(', expected one of')[0]}",
-            "it looks like a file by torch.save: name it .pth"
-            if is_pickle
-            else "save it again with safetensors.torch.save_model(model, FILE)",
+            f"{shown} is not a valid safetensors file: {reason}",
+            "save it with safetensors.torch.save_model(model, FILE), or name it .pth",
         ) from error
 
 
@@ -186,9 +179,8 @@ def _unwrapped(loaded: Any, shown: str) -> dict[str, Any]:
         loaded = next((state for state in wrapped if isinstance(state, Mapping)), loaded)
         if any(isinstance(value, torch.Tensor) for value in loaded.values()):
             return dict(loaded)
-    content = f"an object of type {type(loaded).__name__} without tensors"
     raise StageError(
-        f"{shown} holds {content}, not a state dict",
+        f"{shown} holds an object of type {type(loaded).__name__} without tensors",
         "save one with torch.save(model.state_dict(), FILE)",
     )
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import types
 from collections.abc import Mapping
 from pathlib import Path
@@ -17,8 +16,7 @@ from torch.utils._pytree import tree_unflatten
 
 from buildsys.errors import StageError
 from buildsys.models.sources.source_module import ProgramInput, SourceModule, needs_gpu
-
-_PROGRAM = "models/model.json"
+from buildsys.models.user_code import first_line
 
 
 def make(source: Mapping[str, Any], project: Path) -> SourceModule:
@@ -53,26 +51,20 @@ def make(source: Mapping[str, Any], project: Path) -> SourceModule:
 
 def _refusal(file: Path, shown: str, error: BaseException) -> StageError:
     """Explain why torch could not load a program, by its description in the archive."""
+    hint = f"save it again with torch {torch.__version__}: torch.export.save(program, FILE)"
     try:
-        text = torch._C.PyTorchFileReader(str(file)).get_record(_PROGRAM)
-        saved_by = str(dict(json.loads(text)).get("torch_version", ""))
-    except (RuntimeError, ValueError, TypeError, RecursionError):
-        problem = f"{shown} is not an archive of torch.export, or damaged"
-        return StageError(problem, "save it with torch.export.save(program, FILE)")
+        text = torch._C.PyTorchFileReader(str(file)).get_record("models/model.json")
+    except RuntimeError:
+        return StageError(f"{shown} is not an archive of torch.export, or damaged", hint)
     if b'"type": "cuda"' in text and not torch.cuda.is_available():
-        return StageError(
-            f"{shown} was saved on a GPU, and torch {torch.__version__} finds none here",
-            "save torch.export.passes.move_to_device_pass(program, 'cpu'), or build on a"
-            " machine with an NVIDIA GPU",
+        hint = (
+            "it was saved on a GPU, and torch finds none here: save"
+            " torch.export.passes.move_to_device_pass(program, 'cpu')"
         )
     while error.__cause__ is not None:
         error = error.__cause__
-    first = (str(error).strip().splitlines() or [type(error).__name__])[0].partition(". ")[0]
-    hint = "save it again, it is damaged"
-    if saved_by not in ("", torch.__version__):
-        hint = f"it was saved by torch {saved_by:.40}, here is {torch.__version__}: use that"
-        hint += " version, or save it again with this one"
-    return StageError(f"torch.export cannot load {shown}: {first.rstrip('.'):.300}", hint)
+    reason = first_line(error).partition(". ")[0].rstrip(".")
+    return StageError(f"torch.export cannot load {shown}: {reason:.300}", hint)
 
 
 def _keep_mode(module: nn.Module, mode: bool = True) -> nn.Module:

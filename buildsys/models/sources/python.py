@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -24,20 +23,10 @@ def make(source: Mapping[str, Any], project: Path) -> SourceModule:
     Raises: StageError: it fails or returns something else, or its weights are not available.
     """
     reference = source["python"]
-    function = load_callable(reference, project)
-    if isinstance(function, nn.Module):
-        raise StageError(
-            f"{reference} is a module, not a callable that returns one",
-            "name its class or a function",
-        )
-    if missing := _missing_arguments(function, source["kwargs"]):
-        fields = ", ".join(f"{name}: …" for name in missing)
-        raise StageError(
-            f"{reference} needs {', '.join(missing)}",
-            f"set source.kwargs: {{{fields}}}; `new` takes --kwargs '{{{fields}}}'",
-        )
-    with reraise_as_stage_error(f"{reference} failed", project):
-        module = function(**source["kwargs"])
+    function, kwargs = load_callable(reference, project), source["kwargs"]
+    arguments = f" with source.kwargs {kwargs}" if kwargs else ""
+    with reraise_as_stage_error(f"{reference} failed{arguments}", project):
+        module = function(**kwargs)
     if not isinstance(module, nn.Module):
         problem = f"{reference} returned {type(module).__name__}, not a torch.nn.Module"
         if type(module).__name__ == "ModelProto":
@@ -52,17 +41,3 @@ def make(source: Mapping[str, Any], project: Path) -> SourceModule:
         return draw(module, source["seed"])
     weights = f"initialized by {reference} (torch seed {source['seed']})"
     return SourceModule(module, weights)
-
-
-def _missing_arguments(function: Callable[..., Any], kwargs: Mapping[str, Any]) -> list[str]:
-    try:
-        parameters = inspect.signature(function).parameters.values()
-    except (TypeError, ValueError):  # written in C
-        return []
-    return [
-        parameter.name
-        for parameter in parameters
-        if parameter.default is parameter.empty
-        and parameter.kind in (parameter.POSITIONAL_OR_KEYWORD, parameter.KEYWORD_ONLY)
-        and parameter.name not in kwargs
-    ]

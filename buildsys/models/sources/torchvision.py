@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import inspect
-import socket
 from collections.abc import Mapping
 from pathlib import Path, PurePosixPath
 from typing import Any
-from urllib.parse import urlparse
 
 import torch
 
@@ -17,8 +15,6 @@ from buildsys.models.sources.source_module import SourceModule, draw, load_file
 from buildsys.models.user_code import reraise_as_stage_error
 from buildsys.system.files import sha256_of
 from buildsys.system.printable import did_you_mean
-
-_DOWNLOAD_TIMEOUT_S = 20.0  # per connection and read, not for the whole file
 
 
 def make(source: Mapping[str, Any], project: Path) -> SourceModule:
@@ -48,9 +44,15 @@ def make(source: Mapping[str, Any], project: Path) -> SourceModule:
                 f"available: {', '.join(available)}",
             )
         chosen = available[weights]
-        _ensure_downloaded(chosen, name)
-        with reraise_as_stage_error(failure, project):
-            module = models.get_model(name, **{**kwargs, "weights": chosen})
+        file = _weights_file(chosen)
+        try:
+            with reraise_as_stage_error(failure, project):
+                module = models.get_model(name, **{**kwargs, "weights": chosen})
+        except StageError as error:
+            if not file.is_file():  # no network, or a read-only cache
+                error.problem += f"; the weights {chosen} are not at {file}"
+                error.hint = f"download {chosen.url} to there, or use weights: null (random)"
+            raise
         return SourceModule(module, f"torchvision {chosen}")
     # some builders load a pretrained backbone by default
     accepted = inspect.signature(models.get_model_builder(name)).parameters
@@ -62,33 +64,16 @@ def make(source: Mapping[str, Any], project: Path) -> SourceModule:
     return draw(module, source["seed"])
 
 
-def _ensure_downloaded(chosen: Any, name: str) -> None:
-    """Put a weights file into torch's cache and check it.
+def _weights_file(chosen: Any) -> Path:
+    """Locate weights in torch's cache, if they are there.
 
-    The file's name contains the first digits of the digest; torch checks them after a download
-    only, so a file truncated later would pass.
+    torch checks their digest, whose first digits are in the name, after a download only.
+    Raises: StageError: the file is damaged.
     """
-    url = str(chosen.url)
-    file_name = PurePosixPath(urlparse(url).path).name
-    file = Path(torch.hub.get_dir()) / "checkpoints" / file_name
-    prefix = file_name.removesuffix(".pth").rpartition("-")[2]
-    if not file.is_file():
-        before = socket.getdefaulttimeout()
-        socket.setdefaulttimeout(_DOWNLOAD_TIMEOUT_S)
-        try:
-            file.parent.mkdir(parents=True, exist_ok=True)
-            torch.hub.download_url_to_file(url, str(file), prefix, progress=False)
-        except (OSError, RuntimeError) as error:  # no network, read-only cache; wrong digest
-            raise StageError(
-                f"the weights {chosen} of {name} are not at {file} and could not be loaded from"
-                f" {url} ({error})",
-                f"put the file there, or use weights: null (random) or"
-                f" weights: {{file: {file.name}, sha256: …}}",
-            ) from error
-        finally:
-            socket.setdefaulttimeout(before)
-    digest = sha256_of(file)
-    if not digest.startswith(prefix):
+    file = Path(torch.hub.get_dir()) / "checkpoints" / PurePosixPath(str(chosen.url)).name
+    prefix = file.stem.rpartition("-")[2]
+    if file.is_file() and not (digest := sha256_of(file)).startswith(prefix):
         raise StageError(
             f"the sha256 of {file} must start with {prefix} but is {digest}", "delete the file"
         )
+    return file

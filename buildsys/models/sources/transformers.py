@@ -25,6 +25,7 @@ CONFIG = "config.json"
 _MAX_CONFIG_BYTES = 16 << 20
 _WEIGHTS = ("model.safetensors", f"model{INDEX_SUFFIX}")
 _PAST, _PRESENT = "past_key_values", "present"
+_UNFIT = ("missing_keys", "mismatched_keys")
 _CACHE = "cache"  # in transformers 5.24 and newer, for past_key_values
 
 
@@ -37,7 +38,10 @@ def make(source: Mapping[str, Any], project: Path) -> SourceModule:
     config = _config(library, source, project)
     name = source["transformers"]
     kwargs = {"dtype": "float32", **source["kwargs"]}
-    kwargs["dtype"] = _dtype(kwargs["dtype"])
+    if not isinstance(dtype := getattr(torch, str(kwargs["dtype"]), None), torch.dtype):
+        problem = f"source.kwargs.dtype: torch has no dtype {kwargs['dtype']}"
+        raise StageError(problem, "e.g. float32, bfloat16")
+    kwargs["dtype"] = dtype
     with reraise_as_stage_error(
         f"{name} with the configuration {config.model_type} failed", project
     ):
@@ -63,11 +67,6 @@ class WithCache(nn.Module):
 
     def __init__(self, model: nn.Module, library: Any) -> None:
         super().__init__()
-        if getattr(model.config, "is_encoder_decoder", False):
-            raise StageError(
-                f"{type(model).__name__} has an encoder, and source.cache is for decoders",
-                "remove cache",
-            )
         self.model = model
         self._library = library
 
@@ -81,10 +80,8 @@ class WithCache(nn.Module):
         cache = next((result.pop(name) for name in (_CACHE, _PAST) if name in result), None)
         layers = getattr(cache, "layers", [cache])
         if not all(hasattr(layer, "keys") for layer in layers):
-            kind = "no cache" if cache is None else type(layers[0]).__name__
-            raise StageError(
-                f"{type(self.model).__name__} returned {kind} with source.cache", "remove cache"
-            )
+            text = f"{type(self.model).__name__} is not a decoder with past key values"
+            raise StageError(text, "remove source.cache")
         result[_PRESENT] = [{"key": layer.keys, "value": layer.values} for layer in layers]
         return result
 
@@ -94,10 +91,7 @@ class WithCache(nn.Module):
         for number in range((len(past) + 1) // 2):
             names = [f"{_PAST}.{number}.{kind}" for kind in ("key", "value")]
             if not past.keys() >= {*names}:
-                raise StageError(
-                    f"the inputs {_PAST} are incomplete at layer {number}",
-                    f"declare {' and '.join(names)}",
-                )
+                raise StageError(f"layer {number} lacks an input", f"add {' and '.join(names)}")
             # update() would concatenate them with an empty tensor of rank 1, which ONNX refuses
             layer = self._library.cache_utils.DynamicLayer()
             layer.lazy_initialization(*(past[name] for name in names))
@@ -118,11 +112,8 @@ def read_config(source: Mapping[str, Any], project: Path) -> tuple[Mapping[str, 
     try:
         fields = dict(json.loads(read_limited(locate(origin, project), _MAX_CONFIG_BYTES)))
     except (OSError, ValueError, TypeError, RecursionError) as error:
-        reason = getattr(error, "strerror", None) or error
-        raise StageError(
-            f"cannot read the configuration {origin}: {reason}",
-            "name the config.json of a transformers model",
-        ) from error
+        problem = f"cannot read the configuration {origin}: {error}"
+        raise StageError(problem, "name the config.json of a transformers model") from error
     return fields, origin
 
 
@@ -159,10 +150,9 @@ def _model_class(library: Any, name: str, config: Any) -> Any:
         model_class = getattr(library, name, None)
         if hasattr(model_class, "_model_mapping") or hasattr(model_class, "_from_config"):
             return model_class
-        raise StageError(
-            f"transformers {library.__version__} has no model class {name}",
-            did_you_mean(name, [attribute for attribute in dir(library) if "Model" in attribute]),
-        )
+        names = [attribute for attribute in dir(library) if "Model" in attribute]
+        problem = f"transformers {library.__version__} has no model class {name}"
+        raise StageError(problem, did_you_mean(name, names))
     from transformers.pipelines import PIPELINE_REGISTRY
 
     tasks = PIPELINE_REGISTRY.get_supported_tasks()
@@ -180,10 +170,9 @@ def _model_class(library: Any, name: str, config: Any) -> Any:
 
 def _from_config(kind: Any, config: Any, kwargs: Mapping[str, Any]) -> nn.Module:
     if hasattr(kind, "_model_mapping"):
-        made: nn.Module = kind.from_config(config, trust_remote_code=False, **kwargs)
-    else:
-        made = kind._from_config(config, **kwargs)
-    return made
+        kwargs = {**kwargs, "trust_remote_code": False}
+        return kind.from_config(config, **kwargs)  # type: ignore[no-any-return]
+    return kind._from_config(config, **kwargs)  # type: ignore[no-any-return]
 
 
 def _weights(source: Mapping[str, Any], project: Path) -> Mapping[str, Any] | None:
@@ -222,11 +211,11 @@ def checkpoint_digest(folder: str, project: Path) -> str:
     weights = locate(weights_file(folder, project), project)
     files = [locate(f"{folder}/{CONFIG}", project), weights]
     shards = [locate(f"{folder}/{file.name}", project) for file in shards_of(weights)]
-    if missing := next((file for file in (*files, *shards) if not file.is_file()), None):
-        raise StageError(
-            f"{folder} has no {missing.name}", "copy the checkpoint again, with all of its files"
-        )
-    return sha256_of(*files, *shards)
+    try:
+        return sha256_of(*files, *shards)
+    except FileNotFoundError as error:
+        problem = f"{folder} has no {Path(error.filename).name}"
+        raise StageError(problem, "copy the checkpoint again, with all of its files") from error
 
 
 def _pretrained(
@@ -243,23 +232,14 @@ def _pretrained(
         output_loading_info=True,
         **kwargs,
     )
-    for what, problem in (("missing_keys", "missing"), ("mismatched_keys", "with another shape")):
-        if names := sorted(key if isinstance(key, str) else key[0] for key in info[what]):
-            saved_by = " or ".join(config.architectures or ())
-            raise StageError(
-                f"the state dict in {weights['file']} does not fit {type(module).__name__}:"
-                f" {len(names)} {problem} ({shortened(names)})",
-                f"it was saved by {saved_by}: name that class" if saved_by else "",
-            )
+    wrong = {key if isinstance(key, str) else key[0] for name in _UNFIT for key in info[name]}
+    if wrong:
+        saved_by = " or ".join(config.architectures or ())
+        raise StageError(
+            f"the state dict in {weights['file']} does not fit {type(module).__name__}: no weights"
+            f" of this shape for {shortened(sorted(wrong))}",
+            f"it was saved by {saved_by}: name that class" if saved_by else "",
+        )
     unused = len(info["unexpected_keys"])
     origin = f"from {weights['file']}"
     return module, origin + (f" without {unused} unused tensors" if unused else "")
-
-
-def _dtype(name: Any) -> torch.dtype:
-    dtype = getattr(torch, name, None) if isinstance(name, str) else None
-    if not isinstance(dtype, torch.dtype):
-        raise StageError(
-            f"source.kwargs.dtype: torch has no dtype {name}", "e.g. float32, bfloat16"
-        )
-    return dtype

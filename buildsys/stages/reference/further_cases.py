@@ -14,6 +14,7 @@ import sys
 import textwrap
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
+from copy import deepcopy
 from dataclasses import dataclass
 from functools import partial
 from itertools import islice
@@ -57,7 +58,7 @@ def further_cases(job: Job, module: nn.Module | None) -> Iterator[FurtherCase]:
 
     Large inputs have few: the smallest new size with ordinary and with extreme values, and other
     drawn sizes only up to a quarter of the shape cases. Networks that test for NaN or infinity get
-    such values as well.
+    such values too.
     """
     options, seed = job.options.get("further"), job.options["source"]["seed"]
     if options is None:
@@ -117,15 +118,19 @@ def _handles_nan(network: nn.Module) -> bool:
 
 
 def draw_sizes(
-    spans: Mapping[str, DimRange], known: Iterable[Dims], seed: int, *, smallest_first: bool = False
+    spans: Mapping[str, DimRange],
+    tested: Iterable[Dims],
+    seed: int,
+    *,
+    smallest_first: bool = False,
 ) -> Iterator[Dims]:
-    """Yield distinct sizes outside ``known``, most of them cheap.
+    """Yield distinct sizes outside ``tested``, most of them cheap.
 
     ``spans`` have ``min``, ``max`` and ``multiple_of``. The sizes end with the ranges. The first
     dimension has the largest of the first sizes, since shape cases seldom have it: a network may
     treat portrait and landscape images differently.
     """
-    seen = [dict(dims) for dims in known]
+    seen = [dict(dims) for dims in tested]
     key = int.from_bytes(hashlib.sha256(",".join(spans).encode()).digest()[:16], "little")
     stream = np.random.Generator(np.random.PCG64(np.random.SeedSequence([seed, key])))
     misses, rising = 0, [*spans][::-1]
@@ -150,17 +155,16 @@ def draw_sizes(
 
 
 def suggested_sizes(
-    spans: Mapping[str, DimRange], known: Sequence[Dims], conditions: Iterable[Condition]
+    spans: Mapping[str, DimRange], tested: Sequence[Dims], conditions: Sequence[Condition]
 ) -> Iterator[Dims]:
     """Yield the smallest sizes on the untested side of conditions."""
     new_sizes: dict[str, list[int]] = {}
-    tested = list(conditions)
     for name, span in spans.items():
-        sizes = [dims[name] for dims in known]
+        sizes = [dims[name] for dims in tested]
         allowed = _allowed(span)
         scanned = [*allowed[:_SCANNED], *allowed[_SCANNED :: max(len(allowed) // _SCANNED, 1)]]
         new_sizes[name] = []
-        for holds in tested:
+        for holds in conditions:
             met = {holds(size) for size in sizes}
             if len(met) > 1:
                 continue
@@ -188,7 +192,8 @@ _ALLOWED = (
     ast.cmpop, ast.operator, ast.unaryop, ast.expr_context,
 )  # fmt: skip
 _REFUSED = (ast.Pow, ast.LShift, ast.MatMult, ast.Is, ast.IsNot)  # slow, or not arithmetic
-_FUNCTIONS = {"int": int, "min": min, "max": max, "len": lambda value: value}
+_FUNCTIONS = {"int": int, "min": min, "max": max}
+_SIZE = "size"
 
 
 def size_conditions(network: nn.Module, project: Path) -> list[Condition]:
@@ -199,24 +204,26 @@ def size_conditions(network: nn.Module, project: Path) -> list[Condition]:
     source, with everything unknown in them taken for the size: a guess that costs no more than
     another case.
     """
-    conditions: dict[tuple[object, ...], Condition] = {}
+    conditions: dict[str, Condition] = {}
     for body, module, layers in _sources(network, project):
         for node, assigned in _expressions(body, {}):
-            try:
-                code = compile(ast.fix_missing_locations(ast.Expression(node)), "<size>", "eval")
-            except (SyntaxError, ValueError, TypeError):
-                continue
             for layer in layers[:: max(len(layers) // _MOST_LAYERS, 1)]:
-                scope = partial(_Scope, assigned, vars(module), layer)
-                condition = partial(_holds, code, scope)
-                probe = scope(2)
-                with suppress(Exception):
-                    eval(code, {"__builtins__": {}}, probe)  # noqa: S307 (only arithmetic)
-                if probe.has_size:
-                    conditions.setdefault((ast.unparse(node), *probe.integers), condition)
+                with suppress(SyntaxError, ValueError, TypeError, RecursionError):
+                    folded = _Folding(assigned, vars(module), layer).visit(deepcopy(node))
+                    text = ast.unparse(folded)
+                    if _names(folded) >= {_SIZE} and text not in conditions:
+                        conditions[text] = partial(_holds, compile(text, "<size>", "eval"))
                 if len(conditions) == _MOST_CONDITIONS:
                     return list(conditions.values())
     return list(conditions.values())
+
+
+def _holds(code: CodeType, size: int) -> bool:
+    try:
+        names = {**_FUNCTIONS, "__builtins__": {}, _SIZE: size}
+        return bool(eval(code, names))  # noqa: S307 (only arithmetic)
+    except Exception:  # of an operator on unsuitable values
+        return False
 
 
 def _sources(
@@ -255,12 +262,13 @@ def _expressions(tree: ast.AST, assigned: Assigned) -> Iterator[tuple[ast.expr, 
         if isinstance(node, ast.FunctionDef):
             if node.name == "__init__":  # constructors know no size
                 continue
-            targets = [n.id for n in ast.walk(node) if isinstance(n, ast.Name) and _is_stored(n)]
+            stored = [n.id for n in ast.walk(node)
+                      if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Store)]  # fmt: skip
             assigned = {
                 statement.targets[0].id: statement.value
                 for statement in ast.walk(node)
                 if isinstance(statement, ast.Assign) and isinstance(statement.targets[0], ast.Name)
-                if targets.count(statement.targets[0].id) == 1 and _is_arithmetic(statement.value)
+                if stored.count(statement.targets[0].id) == 1 and _is_arithmetic(statement.value)
             }
         parts = []
         if isinstance(node, ast.Compare) or (
@@ -271,9 +279,7 @@ def _expressions(tree: ast.AST, assigned: Assigned) -> Iterator[tuple[ast.expr, 
             # min(size, 16) changes at 16, like size < 16
             pairs = zip(node.args, node.args[1:], strict=False)
             parts = [ast.Compare(first, [ast.Lt()], [second]) for first, second in pairs]
-        for part in parts:
-            if _is_arithmetic(part):
-                yield part, assigned
+        yield from ((part, assigned) for part in parts if _is_arithmetic(part))
         yield from _expressions(node, assigned)
 
 
@@ -282,85 +288,65 @@ def _is_arithmetic(tree: ast.AST) -> bool:
     return all(isinstance(n, _ALLOWED) and not isinstance(n, _REFUSED) for n in nodes)
 
 
-def _is_stored(name: ast.Name) -> bool:
-    return isinstance(name.ctx, ast.Store)
+def _names(tree: ast.AST) -> set[str]:
+    return {node.id for node in ast.walk(tree) if isinstance(node, ast.Name)}
 
 
-def _holds(code: CodeType, scope: Callable[[int], _Scope], size: int) -> bool:
-    try:
-        return bool(eval(code, {"__builtins__": {}}, scope(size)))  # noqa: S307 (only arithmetic)
-    except Exception:  # of an operator on unsuitable values
-        return False
+class _Folding(ast.NodeTransformer):
+    """Replace the network's integers by their values, and everything unknown by the size."""
 
-
-class _Scope(dict[str, Any]):
-    """The names of an expression: known integers, and the size for everything else."""
-
-    def __init__(
-        self, assigned: Assigned, names: Mapping[str, Any], layer: object, size: int
-    ) -> None:
-        super().__init__(_FUNCTIONS)
+    def __init__(self, assigned: Assigned, names: Mapping[str, Any], layer: object) -> None:
         self._assigned, self._names, self._layer = assigned, names, layer
-        self._size = _Size(size)
-        self.has_size = False
-        self.integers: list[int] = []
 
-    def __missing__(self, name: str) -> Any:
-        if name in self._assigned:
-            expression = ast.Expression(self._assigned[name])
-            self[name] = self._size  # it may contain itself
-            self.has_size = True
-            code = compile(ast.fix_missing_locations(expression), "<size>", "eval")
-            self[name] = value = eval(code, {"__builtins__": {}}, self)  # noqa: S307
-            return value
-        return self.value(self._layer if name == "self" else self._names.get(name))
+    def visit_Call(self, node: ast.Call) -> ast.expr:
+        """Fold the arguments of int, min and max; other results are unknown."""
+        if isinstance(node.func, ast.Name) and node.func.id in _FUNCTIONS:
+            return ast.Call(node.func, [self.visit(argument) for argument in node.args], [])
+        return ast.Name(_SIZE)
 
-    def value(self, value: object) -> Any:
-        """Wrap a value of the network: integers, shapes and objects; the size for others."""
-        if isinstance(value, int) and not isinstance(value, bool):
-            self.integers.append(value)
-            return value
+    def visit_Name(self, node: ast.Name) -> ast.expr:
+        """Fold a variable, a global name or ``self``."""
+        if node.id in self._assigned:
+            folded: ast.expr = self._without(node.id).visit(deepcopy(self._assigned[node.id]))
+            return folded
+        return self._folded(node)
+
+    def visit_Attribute(self, node: ast.Attribute) -> ast.expr:
+        """Fold ``self.window``."""
+        return self._folded(node)
+
+    def visit_Subscript(self, node: ast.Subscript) -> ast.expr:
+        """Fold ``self.kernel_size[0]``."""
+        return self._folded(node)
+
+    def _without(self, name: str) -> _Folding:
+        """Fold the value of a variable, which may contain itself."""
+        others = {key: value for key, value in self._assigned.items() if key != name}
+        return _Folding(others, self._names, self._layer)
+
+    def _folded(self, node: ast.expr) -> ast.expr:
+        value = self._value(node)
+        if type(value) is int:
+            return ast.Constant(value)
         if isinstance(value, tuple | list) and all(type(member) is int for member in value):
-            self.integers += value
-            return tuple(value)
-        if (value is not None and not callable(value)) or hasattr(value, "named_modules"):
-            return _Object(value, self)
-        self.has_size = True
-        return self._size
+            return ast.Tuple([ast.Constant(member) for member in value])
+        is_layer = hasattr(value, "named_modules")
+        return ast.Name(_SIZE) if value is None or (callable(value) and not is_layer) else _NOTHING
+
+    def _value(self, node: ast.expr) -> Any:
+        """Find the object of a name, attribute or index, None if it is unknown."""
+        if isinstance(node, ast.Name):
+            if node.id in self._assigned:
+                return self._without(node.id)._value(self._assigned[node.id])
+            return self._layer if node.id == "self" else self._names.get(node.id)
+        if isinstance(node, ast.Attribute) and (owner := self._value(node.value)) is not None:
+            is_safe = hasattr(owner, "named_modules") or node.attr == "shape"
+            read = getattr if is_safe else inspect.getattr_static  # runs no code of others
+            return read(owner, node.attr, None)
+        if isinstance(node, ast.Subscript):
+            with suppress(Exception):
+                return self._value(node.value)[ast.literal_eval(node.slice)]
+        return None
 
 
-class _Size(int):
-    """A size; its attributes, members and results are the size again."""
-
-    __iter__ = __contains__ = None  # it has members without end
-
-    def __getattr__(self, name: str) -> _Size:
-        return self
-
-    def __getitem__(self, index: object) -> _Size:
-        return self
-
-    def __call__(self, *_: object, **_named: object) -> _Size:
-        return self
-
-
-class _Object:
-    """A layer, weight or other object of the network, whose integers are known."""
-
-    __iter__ = __contains__ = None
-
-    def __init__(self, value: object, scope: _Scope) -> None:
-        self._value, self._scope = value, scope
-
-    def __getattr__(self, name: str) -> Any:
-        is_layer = hasattr(self._value, "named_modules") or name == "shape"
-        read = getattr if is_layer else inspect.getattr_static  # runs no code of others
-        return self._scope.value(read(self._value, name, None))
-
-    def __getitem__(self, index: Any) -> Any:
-        with suppress(Exception):
-            return self._scope.value(self._value[index])  # type: ignore[index]
-        return self._scope.value(None)
-
-    def __call__(self, *_: object, **_named: object) -> Any:
-        return self._scope.value(None)
+_NOTHING = ast.Constant(None)

@@ -17,11 +17,8 @@ BATCH = "batch"
 _LENGTH, _DECODER_LENGTH = "length", "decoder_length"
 _IMAGE_SIZES = (224, 32, 28, 64, 299, 512)
 _AUDIO_SAMPLES = 16_000
-_FEW = 10  # tokens: golden integers are smaller by default
 _TOKENS = 3  # tokens in the first call with a cache
 _PAST = "past"
-_NAMED = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
-_INTERPOLATIONS = ("nearest", "bilinear", "bicubic", "lanczos")
 _POSITIONAL = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
 
 
@@ -34,32 +31,30 @@ class Candidate(NamedTuple):
 
 
 def likely_inputs(
-    made: SourceModule, given: Inputs, image_size: int | None = None
+    made: SourceModule, described: Inputs, image_size: int | None = None
 ) -> Iterator[Candidate]:
     """Yield possible inputs of the network, the likeliest first.
 
-    ``given`` are those described by the user; ``image_size`` is that of its training, if known.
+    ``described`` are the user's; ``image_size`` is that of its training, if known.
     """
-    from buildsys.models.call_arguments import call_forms
-
     if made.program is not None:
-        inputs = given or _program_inputs(made)
+        inputs = described or _program_inputs(made)
         yield Candidate(inputs, made.call if inputs.keys() == made.program.keys() else None)
         return
     if made.by_keyword:
-        candidates = [given] if given else _transformers_inputs(made.module)
-        for inputs in candidates:
-            yield Candidate(inputs, least={_LENGTH: 1} if _has_past(inputs) else {})
+        for inputs in [described] if described else _transformers_inputs(made.module):
+            has_past = any(name.startswith("past_key_values.") for name in inputs)
+            yield Candidate(inputs, least={_LENGTH: 1} if has_past else {})
         return
-    parameters = inspect.signature(made.module.forward).parameters.values()
-    if given:
-        plain = [_with_keywords(given, [*parameters])]
+    parameters = [*inspect.signature(made.module.forward).parameters.values()]
+    if described:
+        plain = [_with_keywords(described, parameters)]
     else:
-        required = [parameter for parameter in parameters if parameter.default is parameter.empty]
         names = {
             parameter.name: None if parameter.kind in _POSITIONAL else parameter.name
-            for parameter in required
-            if parameter.kind in (*_POSITIONAL, inspect.Parameter.KEYWORD_ONLY)
+            for parameter in parameters
+            if parameter.default is parameter.empty
+            if parameter.kind in (*_POSITIONAL, parameter.KEYWORD_ONLY)
         } or {"input0": None}
         plain = [
             {name: {"shape": shape, "dtype": dtype, "keyword": keyword}
@@ -68,24 +63,23 @@ def likely_inputs(
         ]  # fmt: skip
     yield from map(Candidate, plain)
     for inputs in plain:
-        for _, call in call_forms([*inputs]):
-            yield Candidate(inputs, call)
+        first, *others = inputs
+        structures: list[list[Any]] = [[[*inputs]], [{"tuple": [*inputs]}]]
+        structures += [[{name: name for name in inputs}]]
+        structures += [[first, {"tuple": others}]] if others else []
+        for args in structures:
+            yield Candidate(inputs, {"args": args, "kwargs": {}})
 
 
-def _with_keywords(given: Inputs, parameters: Sequence[inspect.Parameter]) -> Inputs:
-    """Return described inputs; those with the names of parameters reach them in any order."""
-    names = {
-        parameter.name for parameter in parameters if parameter.kind in (*_POSITIONAL, *_NAMED)
-    }
-    takes_any = any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters)
-    if not takes_any and not given.keys() <= names:
-        return given
+def _with_keywords(described: Inputs, parameters: Sequence[inspect.Parameter]) -> Inputs:
+    """Pass inputs with the names of parameters by keyword, unless they are in order."""
     positional = [parameter.name for parameter in parameters if parameter.kind in _POSITIONAL]
-    in_order = [*given][: len(positional)] == positional[: len(given)]
-    return {
-        name: spec if in_order and name in positional else {**spec, "keyword": name}
-        for name, spec in given.items()
-    }
+    names = {parameter.name for parameter in parameters}
+    takes_any = any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters)
+    is_in_order = [*described] == positional[: len(described)]
+    if is_in_order or not (takes_any or described.keys() <= names):
+        return described
+    return {name: {**spec, "keyword": name} for name, spec in described.items()}
 
 
 def _program_inputs(made: SourceModule) -> Inputs:
@@ -111,19 +105,16 @@ def _transformers_inputs(model: nn.Module) -> Iterator[Inputs]:
     model = cached.model if cached else model
     config: Any = model.config
     parameters = inspect.signature(model.forward).parameters
-    text, image = config.get_text_config(), getattr(config, "vision_config", None) or config
+    image = getattr(config, "vision_config", None) or config
     inputs: dict[str, dict[str, Any]] = {}
 
     def add(name: str, shape: list[int | str], dtype: str = "float32", **more: Any) -> None:
         if name in parameters:
             inputs[name] = {"shape": shape, "dtype": dtype, **more}
 
-    tokens: dict[str, Any] = {}
-    if 0 < (getattr(text, "vocab_size", None) or 0) < _FEW:
-        tokens["data"] = {"random": "integers", "low": 0, "high": text.vocab_size}
     main = getattr(model, "main_input_name", "input_ids")
     if main == "input_ids":
-        add("input_ids", [BATCH, _LENGTH], "int64", **tokens)
+        add("input_ids", [BATCH, _LENGTH], "int64")
         if cached:  # a mask would be as long as past and new tokens together
             yield {**inputs, **_past_inputs(cached)}
             return
@@ -138,15 +129,11 @@ def _transformers_inputs(model: nn.Module) -> Iterator[Inputs]:
         frames = 2 * getattr(config, "max_source_positions", 1500)
         add("input_features", [BATCH, getattr(config, "num_mel_bins", 80), frames])
     if getattr(config, "is_encoder_decoder", False):
-        add("decoder_input_ids", [BATCH, _DECODER_LENGTH], "int64", **tokens)
+        add("decoder_input_ids", [BATCH, _DECODER_LENGTH], "int64")
     if inputs:
         yield inputs
     if main in inputs:
         yield {main: inputs[main]}
-
-
-def _has_past(inputs: Inputs) -> bool:
-    return any(name.startswith("past_key_values.") for name in inputs)
 
 
 def _past_inputs(model: nn.Module) -> dict[str, dict[str, Any]]:
@@ -180,23 +167,24 @@ def _first_shapes(
     if isinstance(config, Mapping) and config.get("input_size"):
         yield [BATCH, *config["input_size"]], "float32"
     for layer in module.modules():
-        if isinstance(layer, nn.Embedding):
-            yield [BATCH, 16], "int64"
-        elif isinstance(layer, nn.Conv1d):
-            for size in (64, 16_000):
-                yield [BATCH, layer.in_channels, size], "float32"
-        elif isinstance(layer, nn.Conv2d):
-            for size in _IMAGE_SIZES:
-                yield [BATCH, layer.in_channels, size, size], "float32"
-        elif isinstance(layer, nn.Conv3d):
-            yield [BATCH, layer.in_channels, 16, 112, 112], "float32"
-        elif isinstance(layer, nn.Linear):
-            yield [BATCH, layer.in_features], "float32"
-            yield [BATCH, 16, layer.in_features], "float32"
-        elif isinstance(layer, nn.RNNBase):
-            yield [BATCH, 16, layer.input_size], "float32"
-        else:
-            continue
+        match layer:
+            case nn.Embedding():
+                yield [BATCH, 16], "int64"
+            case nn.Conv1d():
+                for size in (64, 16_000):
+                    yield [BATCH, layer.in_channels, size], "float32"
+            case nn.Conv2d():
+                for size in _IMAGE_SIZES:
+                    yield [BATCH, layer.in_channels, size, size], "float32"
+            case nn.Conv3d():
+                yield [BATCH, layer.in_channels, 16, 112, 112], "float32"
+            case nn.Linear():
+                yield [BATCH, layer.in_features], "float32"
+                yield [BATCH, 16, layer.in_features], "float32"
+            case nn.RNNBase():
+                yield [BATCH, 16, layer.input_size], "float32"
+            case _:
+                continue
         return
     yield [BATCH, 3, 224, 224], "float32"
     yield [BATCH, 4], "float32"
@@ -236,8 +224,6 @@ def trained_weights(name: str) -> TrainedWeights | None:
     if not classes or type(preset).__name__ != "ImageClassification":
         return None
     interpolation = preset.interpolation.value
-    if interpolation not in _INTERPOLATIONS:
-        return None
     fields: dict[str, Any] = {"resize": preset.resize_size[0]}
     fields |= {} if interpolation == "bilinear" else {"interpolation": interpolation}
     fields |= {"mean": list(preset.mean), "std": list(preset.std)}

@@ -9,7 +9,6 @@ from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 from buildsys.errors import StageError
-from buildsys.manifest.schema.base import TENSOR_PATTERN
 from buildsys.manifest.shape_cases import concrete_shape
 from buildsys.models.golden_inputs import golden_input
 from buildsys.onnx_graphs.tensors import Tensor
@@ -246,10 +245,9 @@ def _network(job: Job, source: Mapping[str, Any]) -> Model:
         )  # fmt: skip
         with torch.inference_mode():
             result = network.result({name: to_torch(tensor) for name, tensor in values.items()})
-            fields = getattr(result, "_asdict", None)  # a named tuple's names are free
-            outputs = name_outputs(fields() if fields else result, {})
+            outputs = name_outputs(result, {})
         tensors = {name: from_torch(tensor) for name, tensor in outputs.items()}
-        return _named(tensors, candidate.inputs, has_keys=fields is None)
+        return _named(tensors, candidate.inputs)
 
     described = job.options["inputs"]
     return Model(
@@ -260,19 +258,14 @@ def _network(job: Job, source: Mapping[str, Any]) -> Model:
     )
 
 
-def _named(
-    outputs: Mapping[str, Tensor], inputs: Inputs, *, has_keys: bool
-) -> dict[str, ProposedOutput]:
+def _named(outputs: Mapping[str, Tensor], inputs: Inputs) -> dict[str, ProposedOutput]:
     """Name the outputs of forward as a manifest allows."""
-    has_keys &= [*outputs] != [f"output{index}" for index in range(len(outputs))]
     named: dict[str, ProposedOutput] = {}
     for key, tensor in outputs.items():
-        name = key
-        if not re.fullmatch(TENSOR_PATTERN, name):
-            name = re.sub(r"[^A-Za-z0-9_.:/+-]", "_", name).lstrip(".:/+-") or "output"
-        while name in inputs or name in named or (name != key and name in outputs):
+        name = re.sub(r"[^A-Za-z0-9_.:/+-]", "_", key).lstrip(".:/+-") or "output"
+        while name in inputs or name in named:
             name += "_out"
-        named[name] = ProposedOutput(tensor, key if has_keys and name != key else None)
+        named[name] = ProposedOutput(tensor, key if name != key else None)
     return named
 
 
@@ -292,11 +285,8 @@ def _completed(source: Mapping[str, Any], job: Job) -> dict[str, Any]:
             is_folder = field_name == "checkpoint"
             completed[field_name] = file.removesuffix("/config.json") if is_folder else file
     if not completed["transformers"]:
-        match read_config(completed, job.project)[0].get("architectures"):
-            case [saved_by]:
-                completed["transformers"] = str(saved_by)
-            case _:
-                completed["transformers"] = _AUTO_CLASS
+        saved_by = [*(read_config(completed, job.project)[0].get("architectures") or ())]
+        completed["transformers"] = str(saved_by[0]) if len(saved_by) == 1 else _AUTO_CLASS
     return completed
 
 

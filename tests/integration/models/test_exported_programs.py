@@ -140,10 +140,6 @@ def unknown(program: Any) -> None:
     nodes(program)[0]["target"] = "torch.ops.aten.brand_new.default"
 
 
-def damage(program: Any) -> None:
-    nodes(program)[0]["target"] = "torch.ops.aten.another.default"
-
-
 def on_gpu(content: bytes) -> bytes:
     return content.replace(b'"type": "cpu"', b'"type": "cuda"')
 
@@ -153,42 +149,23 @@ def newer(program: Any) -> None:
     program["torch_version"] = "99.0"
 
 
+SAVE_AGAIN = "; save it again with torch "
+
+
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        (lambda p: b"", "net.pt2 is not an archive of torch.export, or damaged; save it with tor"),
+        (lambda p: b"", f"net.pt2 is not an archive of torch.export, or damaged{SAVE_AGAIN}"),
         (lambda p: p[: len(p) // 2], "net.pt2 is not an archive of torch.export"),
-        (
-            lambda p: changed(p, **{"models/model.json": b"{"}),
-            "net.pt2 is not an archive of torch.exp",
-        ),
-        (
-            lambda p: changed(p, **{"models/model.json": b"[" * 99999}),
-            "net.pt2 is not an archive of torc",
-        ),
-        (lambda p: edited(p, newer), "; it was saved by torch 99.0, here is"),
-        (
-            lambda p: edited(p, unknown),
-            "brand_new.default to an operator; it was saved by torch 99.0, here is",
-        ),
-        (lambda p: edited(p, damage), "another.default to an operator; save it again, it is dama"),
+        (lambda p: changed(p, **{"models/model.json": b"{"}), SAVE_AGAIN),
+        (lambda p: edited(p, newer), SAVE_AGAIN),
+        (lambda p: edited(p, unknown), f"brand_new.default to an operator{SAVE_AGAIN}"),
         (
             lambda p: changed(p, **dict.fromkeys(PARTS, on_gpu)),
-            "net.pt2 was saved on a GPU, and torch 2",
+            "; it was saved on a GPU, and torch finds none here: save torch.export.passes",
         ),
-        (lambda p: edited(p, lambda program: program.clear()), "; save it again, it is damaged"),
     ],
-    ids=[
-        "empty",
-        "truncated",
-        "no JSON",
-        "deep",
-        "newer",
-        "operator",
-        "damaged",
-        "GPU",
-        "no program",
-    ],
+    ids=["empty", "truncated", "no JSON", "newer", "operator", "GPU"],
 )
 def test_a_damaged_or_newer_program_is_one_sentence(
     tmp_path: Path,

@@ -130,22 +130,12 @@ def test_past_key_values_are_inputs_and_outputs() -> None:
     assert torch.allclose(last["present.1.key"], whole["present.1.key"], atol=1e-5)
 
 
-@pytest.mark.parametrize(
-    ("inputs", "message"),
-    [
-        (["past_key_values.1.key", "past_key_values.1.value"], "incomplete at layer 0"),
-        (["past_key_values.0.key"], "incomplete at layer 0; declare past_key_values.0.key and"),
-        (["past_key_values.0.states"], "incomplete at layer 0; declare past_key_values.0.key and"),
-    ],
-)
-def test_an_incomplete_cache_is_one_sentence(inputs: list[str], message: str) -> None:
+def test_an_incomplete_cache_is_one_sentence() -> None:
     pytest.importorskip("transformers")
-    shapes: dict[str, Any] = {name: {"shape": [2, 1, 3, 8]} for name in inputs}
-    with pytest.raises(StageError, match=message):
+    with pytest.raises(StageError, match=r"layer 0 .* add past_key_values.0.key and past_key_val"):
         outputs(
             {"transformers": "LlamaForCausalLM", "config": LLAMA, "cache": True},
-            input_ids=IDS,
-            **shapes,
+            **{"input_ids": IDS, "past_key_values.0.key": {"shape": [2, 1, 3, 8]}},
         )
 
 
@@ -166,14 +156,10 @@ def test_an_incomplete_cache_is_one_sentence(inputs: list[str], message: str) ->
         ({"config": {**BERT, "model_type": "brt"}}, "has no model_type brt; did you mean bert"),
         ({"config": {"hidden_size": 3}}, "has no model_type None"),
         ({"kwargs": {"dtype": "float31"}}, "torch has no dtype float31"),
-        ({"cache": True}, "BertModel returned no cache with source.cache; remove cache"),
+        ({"cache": True}, "BertModel is not a decoder with past key values; remove source.cache"),
         (
             {"transformers": "MambaModel", "config": MAMBA, "cache": True},
-            " with source.cache; remove cache",
-        ),
-        (
-            {"transformers": "T5Model", "config": {"model_type": "t5"}, "cache": True},
-            "T5Model has an encoder, and source.cache is for decoders; remove cache",
+            "MambaModel is not a decoder with past key values; remove source.cache",
         ),
     ],
 )
@@ -243,9 +229,7 @@ def test_manifests_are_proposed_from_the_configuration(tmp_path: Path) -> None:
 def test_a_checkpoint_without_the_head_is_an_error(tmp_path: Path) -> None:
     saved(tmp_path / "bert")
     source = {"transformers": "text-classification", "checkpoint": "bert"}
-    with pytest.raises(
-        StageError, match=r"not fit BertForSeq.* missing \(bert\.pooler.*saved by BertF"
-    ):
+    with pytest.raises(StageError, match=r"not fit BertForSeq.* for bert\.pooler.*saved by BertF"):
         network(source, tmp_path)
 
 

@@ -270,8 +270,8 @@ class Trap:
             {"weight": torch.ones(3, 4), "scale": torch.ones(1)},
             'Missing key(s) in state_dict: "bias"; Unexpected key(s) in state_dict: "scale"',
         ),
-        ([1, 2], "w.pth holds an object of type list without tensors, not a state dict"),
-        ({"epoch": 3}, "w.pth holds an object of type dict without tensors, not a state dict"),
+        ([1, 2], "w.pth holds an object of type list without tensors"),
+        ({"epoch": 3}, "w.pth holds an object of type dict without tensors"),
         (
             Trap(),
             "torch.load(weights_only=True) cannot read w.pth: Unsupported global: GLOBAL exec was "
@@ -326,7 +326,7 @@ def test_safetensors_are_loaded(tmp_path: Path) -> None:
     [
         (safetensors_bytes(b"{}", size=100 * 10**9), "header too large"),
         (LINEAR[:-4], "incomplete metadata, file not fully covered"),
-        (b"\x80\x04\x8c\x02os\x94.", "it looks like a file by torch.save: name it .pth"),
+        (b"\x80\x04\x8c\x02os\x94.", "or name it .pth"),
         (
             safetensors_bytes(
                 {"weight": entry(0, (3, 4)), "bias": entry(48, (3,), "I32")}, bytes(60)
@@ -432,9 +432,8 @@ def test_a_failed_download_names_address_and_remedy(
         pretrained("resnet18", "DEFAULT")
     file = tmp_path / "hub/checkpoints/resnet18-f37072fd.pth"
     assert f"not at {file}" in error.value.problem
-    assert "https://download.pytorch.org/models/resnet18-f37072fd.pth" in error.value.problem
+    assert "https://download.pytorch.org/models/resnet18-f37072fd.pth" in error.value.hint
     assert "weights: null" in error.value.hint
-    assert "{file: resnet18-f37072fd.pth, sha256: …}" in error.value.hint
 
 
 def test_a_damaged_cached_file_is_not_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -213,24 +213,6 @@ def test_values_from_a_callable(tmp_path: Path) -> None:
         assert str(error.value) == f"golden_data.py:{name} {message}"
 
 
-def test_a_long_thin_image_is_not_enlarged_without_end(tmp_path: Path) -> None:
-    """One pixel wide, it would be resized to 20 gigabytes."""
-    (tmp_path / "photos").mkdir()
-    Image.new("L", (1, 100_000)).save(tmp_path / "photos/0.png")
-    data = {
-        "images": "photos",
-        "resize": 256,
-        "interpolation": "nearest",
-        "color": "gray",
-        "layout": "nhwc",
-        "divide": 1.0,
-        "mean": (0.0,),
-        "std": (1.0,),
-    }
-    with pytest.raises(StageError, match="resized to 256 x 25600000, it is larger than any image"):
-        values("float32", data, shape=(1, 8, 8, 1), project=tmp_path)
-
-
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32", "float64"])
 def test_special_values_replace_some(dtype: str) -> None:
     found = values(dtype, shape=(4, 9), special=(np.nan, np.inf, -np.inf))
