@@ -30,23 +30,28 @@ _FIRST_INPUT_ONLY = (  # the others are indices, shapes and sizes
 )  # fmt: skip
 
 
-def element_types(model: ModelProto) -> dict[str, int]:
-    """Infer tensor -> known TensorProto data type for the main graph."""
-    copy = ModelProto(  # without the values of large initializers
+def without_weights(model: ModelProto) -> ModelProto:
+    """Copy a model without the values of large initializers, which shape inference skips."""
+    copy = ModelProto(
         ir_version=model.ir_version, opset_import=model.opset_import, functions=model.functions
     )
     copy.graph.name = model.graph.name
-    for field in ("node", "input", "output", "value_info"):
+    for field in ("node", "input", "output", "value_info", "sparse_initializer"):
         getattr(copy.graph, field).extend(getattr(model.graph, field))
     for tensor in model.graph.initializer:
-        stub = copy.graph.initializer.add()
-        if len(tensor.raw_data) > _STORED_IN_PLACE:
-            stub.name, stub.data_type = tensor.name, tensor.data_type
-            stub.dims.extend(tensor.dims)
-            stub.data_location = TensorProto.EXTERNAL
+        if len(tensor.raw_data) > _STORED_IN_PLACE or tensor.external_data:
+            copy.graph.initializer.add(
+                name=tensor.name, data_type=tensor.data_type, dims=tensor.dims,
+                data_location=TensorProto.EXTERNAL,
+            )  # fmt: skip
         else:
-            stub.CopyFrom(tensor)
-    graph = shape_inference.infer_shapes(copy, data_prop=True).graph
+            copy.graph.initializer.add().CopyFrom(tensor)
+    return copy
+
+
+def element_types(model: ModelProto) -> dict[str, int]:
+    """Infer tensor -> known TensorProto data type for the main graph."""
+    graph = shape_inference.infer_shapes(without_weights(model), data_prop=True).graph
     types = {tensor.name: int(tensor.data_type) for tensor in graph.initializer}
     for value in (*graph.value_info, *graph.input, *graph.output):
         kind = value.type.WhichOneof("value")

@@ -259,7 +259,6 @@ class GraphStage:
     initializers: int | None
     initializer_bytes: int | None
     macs: int | None  # at the opt sizes
-    formula: Mapping[str, int]  # the dynamic dimension -> factor, and "" -> rest
     operator_macs: Mapping[str, int]
     not_counted: Mapping[str, int]  # operator -> nodes
 

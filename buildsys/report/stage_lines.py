@@ -99,7 +99,6 @@ def _graph_stage(target: str, facts: Mapping[str, Any]) -> GraphStage:
         initializers=stored["count"],
         initializer_bytes=stored["bytes"],
         macs=macs["total"],
-        formula=macs["formula"] or {},
         operator_macs=macs["operators"],
         not_counted=macs["not_counted"],
     )

@@ -142,7 +142,7 @@ def _describe_nodes(
     lines: list[str] = []
     for node in chosen:
         ports = filter(None, (*node["inputs"], *node["outputs"]))
-        tensors = {port: _tensor(node, port, document["tensors"]) for port in ports}
+        tensors = {port: document["tensors"].get(port) for port in ports}
         nodes.append({**node, "tensors": tensors})
         where = f" in {node['inside']}" if node["inside"] else ""
         lines += [
@@ -251,10 +251,6 @@ def _unknown(kind: str, name: str, names: Iterable[str]) -> UsageError:
     return UsageError(f"the graph has no {kind} {name!r}", error.hint)
 
 
-def _tensor(node: Document, name: str, tensors: Document) -> Any:
-    return tensors.get(f"{node['inside']}:{name}") or tensors.get(name)
-
-
 def _graph_lines(document: Document) -> list[str]:
     graph, stored = document["graph"], document["initializers"]
     opsets = ", ".join(f"{domain} {version}" for domain, version in document["opsets"].items())
@@ -289,16 +285,8 @@ def _graph_lines(document: Document) -> list[str]:
 def _macs(macs: Document) -> Iterator[str]:
     """Yield the multiply-accumulates in total, by operator, and what is not counted."""
     sizes = ", ".join(f"{name} = {value}" for name, value in macs["dims"].items())
-    terms = [
-        f"{large(factor)} per {name}" if name else large(factor)
-        for name, factor in (macs["formula"] or {}).items()
-    ]
-    yield "".join((
-        "" if macs["complete"] else "at least ",
-        large(macs["total"]),
-        f" at {sizes}" if sizes else "",
-        f"; {' + '.join(terms)}" if terms else "",
-    ))  # fmt: skip
+    least = "" if macs["complete"] else "at least "
+    yield f"{least}{large(macs['total'])}{f' at {sizes}' if sizes else ''}"
     shares = ", ".join(
         f"{name} {large(share['macs'])} in {share['nodes']}"
         for name, share in list(macs["operators"].items())[:_SHOWN_OPERATORS]
@@ -330,7 +318,7 @@ def _node_table(document: Document) -> list[str]:
     for node in document["nodes"]:
         outputs = []
         for name in filter(None, node["outputs"]):
-            tensor = _tensor(node, name, document["tensors"]) or {}
+            tensor = document["tensors"].get(name, {})
             has_shape = tensor.get("shape") is not None
             outputs.append(f"{name} {_shape(tensor['shape'])}" if has_shape else name)
         indent = "  " * (node["inside"].count("/") + 1 if node["inside"] else 0)

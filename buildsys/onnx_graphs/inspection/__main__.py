@@ -18,7 +18,7 @@ from buildsys.errors import StageError, UsageError
 from buildsys.onnx_graphs.inspection.describe import describe
 from buildsys.onnx_graphs.inspection.diff import compare
 from buildsys.onnx_graphs.inspection.drawing import draw
-from buildsys.onnx_graphs.inspection.graph import drop_weights, plain_model, with_shapes
+from buildsys.onnx_graphs.inspection.graph import PlainModel, plain_model
 from buildsys.onnx_graphs.onnx_file import load_model
 from buildsys.system.programs import render_svg
 
@@ -33,10 +33,9 @@ def answer(request: Mapping[str, Any]) -> dict[str, Any]:
             case "describe":
                 return describe(_read(request["graph"]), request["dims"])
             case "compare":
-                graphs = (_read(request[side], with_digests=True) for side in ("first", "second"))
-                return compare(*(plain_model(with_shapes(graph)) for graph in graphs))
+                return compare(_plain(request["first"]), _plain(request["second"]))
             case "draw":
-                body = plain_model(with_shapes(_read(request["graph"]))).body
+                body = _plain(request["graph"]).body
                 ends = request["from"], request["to"], request["depth"]
                 drawing = draw(body, request["title"], *ends)
                 size = {"nodes": drawing.nodes, "boxes": drawing.boxes}
@@ -57,11 +56,12 @@ def respond(request: Mapping[str, Any]) -> str:
         return json.dumps({"error": problem, "hint": _HINT})
 
 
-def _read(graph: Mapping[str, Any], *, with_digests: bool = False) -> ModelProto:
-    model = load_model(Path(graph["file"]), external_data=False)
-    data = Path(graph["data"]) if graph["data"] else None
-    drop_weights(model, with_digests=with_digests, data=data)
-    return model
+def _read(graph: Mapping[str, Any]) -> ModelProto:
+    return load_model(Path(graph["file"]), external_data=False)
+
+
+def _plain(graph: Mapping[str, Any]) -> PlainModel:
+    return plain_model(_read(graph), data=Path(graph["data"]) if graph["data"] else None)
 
 
 if __name__ == "__main__":

@@ -9,10 +9,9 @@ from __future__ import annotations
 import math
 import re
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass, field
-from functools import partial
+from dataclasses import dataclass, replace
 from typing import Any
 
 from onnx import ModelProto
@@ -21,15 +20,12 @@ from buildsys.onnx_graphs.graph_reader import inline_all
 from buildsys.onnx_graphs.inspection.graph import (
     Body,
     PlainNode,
+    Shape,
     StoredTensor,
-    drop_weights,
     plain_model,
-    with_shapes,
-    with_sizes,
 )
-from buildsys.onnx_graphs.onnx_file import ports
+from buildsys.onnx_graphs.tensor_types import without_weights
 
-_FALLBACK = 2  # size of dimensions without one; 1 would broadcast
 _LARGEST = 5
 # indices, shapes and flags
 _NOT_WEIGHTS = ("int64", "int32", "int16", "bool", "string", "undefined")
@@ -40,9 +36,8 @@ def describe(proto: ModelProto, dims: Mapping[str, int]) -> dict[str, Any]:
 
     ``dims`` are sizes of dynamic dimensions; MACs are evaluated at them.
     """
-    model = plain_model(with_shapes(proto))
-    sized = plain_model(with_sizes(proto, dims))
-    counts = _count(proto, dims)
+    model, sized = plain_model(proto), plain_model(proto, dims)
+    macs = _count(proto, dims)
     return {
         "ir_version": model.ir_version,
         "producer": model.producer,
@@ -53,16 +48,15 @@ def describe(proto: ModelProto, dims: Mapping[str, int]) -> dict[str, Any]:
         "initializers": _stored(model.initializers),
         "parameters": _weights(model.initializers),
         "macs": {
-            "total": counts.total,
-            "complete": counts.is_complete,
+            "total": macs.total,
+            "complete": macs.is_complete,
             "dims": dict(dims),
-            "formula": _formula(proto, dims),
             "operators": {
-                name: {"macs": macs, "nodes": counts.counted[name]}
-                for name, macs in counts.by_operator.most_common()
+                name: {"macs": number, "nodes": macs.nodes[name]}
+                for name, number in macs.by_operator.most_common()
             },
-            "not_counted": dict(counts.not_counted),
-            "loops_counted_once": counts.loops,
+            "not_counted": dict(macs.not_counted),
+            "loops_counted_once": macs.loops,
         },
         "functions": [
             {
@@ -81,10 +75,10 @@ def describe(proto: ModelProto, dims: Mapping[str, int]) -> dict[str, Any]:
                 "inputs": list(node.inputs),
                 "outputs": list(node.outputs),
                 "attributes": dict(node.attributes),
-                "macs": macs,
+                "macs": number,
                 "inside": inside,
             }
-            for (node, inside), macs in zip(
+            for (node, inside), (_, number) in zip(
                 model.body.walk(), macs_per_node(sized.body), strict=True
             )
         ],
@@ -93,21 +87,16 @@ def describe(proto: ModelProto, dims: Mapping[str, int]) -> dict[str, Any]:
 
 
 def report_facts(proto: ModelProto, dims: Mapping[str, int]) -> dict[str, Any]:
-    """Collect the facts of a graph for the report.
-
-    ``dims`` are the sizes of the dynamic dimensions. The large weights leave ``proto``.
-    """
-    drop_weights(proto)
-    model, counts = plain_model(proto), _count(proto, dims)
+    """Collect the facts of a graph for the report; ``dims`` are sizes of dynamic dimensions."""
+    model, macs = plain_model(proto), _count(proto, dims)
     return {
         "opsets": dict(model.opsets),
         "initializers": _stored(model.initializers),
         "weights": _weights(model.initializers),
         "macs": {
-            "total": counts.total if counts.is_complete else None,  # a part would look complete
-            "formula": _formula(proto, dims),
-            "operators": dict(counts.by_operator) if counts.is_complete else {},
-            "not_counted": dict(sorted(counts.not_counted.items())),
+            "total": macs.total if macs.is_complete else None,  # a part would look complete
+            "operators": dict(macs.by_operator) if macs.is_complete else {},
+            "not_counted": dict(sorted(macs.not_counted.items())),
         },
     }
 
@@ -133,18 +122,17 @@ def _weights(tensors: list[StoredTensor]) -> int:
 
 
 def _tensors(graph: Body) -> dict[str, Any]:
-    """Describe all tensors by name; names of bodies get a prefix if they are taken."""
+    """Describe all tensors by name, which is unique in a graph and its bodies."""
     bodies = {"": graph}
     for node, inside in graph.walk():
         for attribute, body in node.bodies.items():
             bodies[f"{inside}/{node.label}.{attribute}".lstrip("/")] = body
     tensors: dict[str, Any] = {}
     for inside, body in bodies.items():
-        names = (*body.inputs, *body.initializers, *body.producers, *body.outputs)
-        for name in dict.fromkeys(names):
+        for name in (*body.inputs, *body.initializers, *body.producers, *body.outputs):
             stored, producer = body.initializers.get(name), body.producers.get(name)
             kind = "input" if name in body.inputs else "output" if name in body.outputs else "value"
-            tensors[f"{inside}:{name}" if name in tensors else name] = {
+            tensors[name] = tensors.get(name) or {
                 **_port(body, name),
                 "kind": "initializer" if stored else kind,
                 "bytes": stored.bytes if stored else None,
@@ -161,41 +149,17 @@ def _port(body: Body, name: str) -> dict[str, Any]:
     return {"name": name, "dtype": value.dtype if value else None, "shape": shape}
 
 
-def _count(model: ModelProto, dims: Mapping[str, int]) -> Macs:
-    """Count a model, with functions inlined if possible."""
-    if model.functions:
-        with suppress(RuntimeError, ValueError):  # no conversion to the model's opset
-            model = inline_all(model)
-    return count_macs(plain_model(with_sizes(model, dims)).body)
-
-
-def _formula(model: ModelProto, dims: Mapping[str, int]) -> dict[str, int] | None:
-    """Fit the total as ``{dimension: factor, "": rest}``; None unless one dimension is dynamic."""
-    sizes = (size for port in ports(model)[0] for size in port["shape"] or ())
-    dynamic = {size for size in sizes if isinstance(size, str)}
-    if len(dynamic) != 1:
-        return None
-    (name,) = dynamic
-
-    def count(size: int) -> int | None:
-        counts = _count(model, {name: size})
-        return counts.total if counts.is_complete else None
-
-    fixed, factor = linear_macs(count, dims.get(name, _FALLBACK)) or (0, 0)
-    return {name: factor, **({"": fixed} if fixed else {})} if fixed or factor else None
-
-
 SizesOf = Callable[[str], tuple[int, ...]]
 
 
-@dataclass
+@dataclass(frozen=True)
 class Macs:
     """Multiply-accumulates of a graph by operator, and the nodes without a count."""
 
-    by_operator: Counter[str] = field(default_factory=Counter)
-    counted: Counter[str] = field(default_factory=Counter)  # nodes
-    not_counted: Counter[str] = field(default_factory=Counter)  # unknown operators and shapes
-    loops: int = 0  # counted once, as the number of iterations is unknown
+    by_operator: Counter[str]
+    nodes: Counter[str]  # with a count
+    not_counted: Counter[str]  # unknown operators and shapes
+    loops: int  # counted once, as the number of iterations is unknown
 
     @property
     def total(self) -> int:
@@ -208,59 +172,55 @@ class Macs:
         return not (self.not_counted or self.loops)
 
 
-def count_macs(body: Body, outer: Sequence[Body] = ()) -> Macs:
-    """Count a graph. An If counts as its larger branch, a loop once."""
-    total, scopes = Macs(), (body, *outer)
-    for node in body.nodes:
+def _count(model: ModelProto, dims: Mapping[str, int]) -> Macs:
+    """Count a model, with functions inlined if possible."""
+    if model.functions:
+        with suppress(RuntimeError, ValueError):  # no conversion to the model's opset
+            model = inline_all(without_weights(model))
+    return count_macs(plain_model(model, dims).body)
+
+
+def count_macs(body: Body) -> Macs:
+    """Count a graph. Loops and both branches of an If count once."""
+    macs, loops = Macs(Counter(), Counter(), Counter(), 0), 0
+    for node, number in macs_per_node(body):
         if node.bodies:
-            inner = (count_macs(part, scopes) for part in node.bodies.values())
-            largest = max(inner, key=lambda macs: macs.total)
-            total.by_operator += largest.by_operator
-            total.counted += largest.counted
-            total.not_counted += largest.not_counted
-            total.loops += largest.loops + (node.operator != "If" and largest.total > 0)
-            continue
-        macs = _node_macs(node, scopes)
-        if macs is None:
-            total.not_counted[node.operator] += 1
-        elif macs:
-            total.by_operator[node.operator] += macs
-            total.counted[node.operator] += 1
-    return total
+            loops += node.operator != "If"
+        elif number is None:
+            macs.not_counted[node.operator] += 1
+        elif number:
+            macs.by_operator[node.operator] += number
+            macs.nodes[node.operator] += 1
+    return replace(macs, loops=loops)
 
 
-def macs_per_node(body: Body, outer: Sequence[Body] = ()) -> Iterator[int | None]:
-    """Yield the count of every node, in the order of ``Body.walk``."""
-    scopes = (body, *outer)
-    for node in body.nodes:
-        yield None if node.bodies else _node_macs(node, scopes)
-        for inner in node.bodies.values():
-            yield from macs_per_node(inner, scopes)
+def macs_per_node(body: Body) -> list[tuple[PlainNode, int | None]]:
+    """Count every node, in the order of ``Body.walk``; None if it is unknown."""
+    nodes = [node for node, _ in body.walk()]
+    shapes: dict[str, Shape | None] = {}
+    for part in (body, *(inner for node in nodes for inner in node.bodies.values())):
+        for values in (part.initializers, part.values):
+            shapes |= {name: value.shape for name, value in values.items()}
+
+    def sizes(name: str) -> tuple[int, ...]:
+        """Look up a numeric shape. Raises: LookupError: it is not completely known."""
+        numbers = tuple(size for size in shapes[name] or () if isinstance(size, int))
+        if numbers != shapes[name]:
+            raise LookupError(name)
+        return numbers
+
+    return [(node, None if node.bodies else _node_macs(node, sizes)) for node in nodes]
 
 
-def _node_macs(node: PlainNode, scopes: Sequence[Body]) -> int | None:
-    """Count one node; None if it is unknown."""
+def _node_macs(node: PlainNode, of: SizesOf) -> int | None:
     count = _COUNTS.get(_own_name(node.operator))
     if count is None:
         is_onnx = "::" not in node.operator or node.operator.startswith("ai.onnx")
         return 0 if is_onnx or _WITHOUT_MACS.fullmatch(node.operator) else None
     try:
-        return count(node, partial(_sizes, scopes))
+        return count(node, of)
     except LookupError:
         return None
-
-
-def _sizes(scopes: Sequence[Body], name: str) -> tuple[int, ...]:
-    """Look up the numeric shape of a tensor in nested graphs.
-
-    Raises: LookupError: the shape is not completely known.
-    """
-    value = next(filter(None, (body.value(name) for body in scopes)), None)
-    shape = value.shape if value else None
-    sizes = tuple(size for size in shape or () if isinstance(size, int))
-    if shape is None or len(sizes) < len(shape):
-        raise LookupError(name)
-    return sizes
 
 
 def _convolution(node: PlainNode, of: SizesOf) -> int:
@@ -326,12 +286,3 @@ def _own_name(operator: str) -> str:
     """Strip an operator of the domain of ONNX or ONNX Runtime."""
     domain, _, name = operator.rpartition("::")
     return name if domain in ("", "com.microsoft", "com.microsoft.nchwc") else operator
-
-
-def linear_macs(macs_at: Callable[[int], int | None], size: int) -> tuple[int, int] | None:
-    """Fit a rest and a slope to counts at multiples of a size; None if they are not linear."""
-    first, second, fifth = (macs_at(size * factor) for factor in (1, 2, 5))
-    if first is None or second is None or fifth is None or (second - first) % size:
-        return None
-    slope = (second - first) // size
-    return (first - slope * size, slope) if fifth == first + 4 * size * slope else None

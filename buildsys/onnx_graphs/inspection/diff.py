@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
-from functools import partial
+from collections.abc import Iterable, Mapping, Sequence
+from difflib import SequenceMatcher
 from itertools import groupby, zip_longest
-from operator import attrgetter
 from typing import Any
 
 from buildsys.onnx_graphs.inspection.graph import (
@@ -68,29 +67,24 @@ def compare_bodies(first: Body, second: Body) -> dict[str, Any]:
 class Matching:
     """Pairs of equivalent nodes and tensors of two graphs.
 
-    Nodes with the same operator match, in this order, by their first output, by their own name, by
-    their inputs, and by the consumers of their outputs.
+    Nodes with the same operator match by their first output, then by their name, then by their
+    weights. The others match in the order of both graphs, first those with equal attributes.
     """
 
     def __init__(self, first: Body, second: Body) -> None:
         self.first, self.second = first, second
         self.nodes: dict[PlainNode, PlainNode] = {}
-        self.back: dict[PlainNode, PlainNode] = {}
-        self.tensors = {name: name for name in first.inputs if name in second.inputs}
-        renamed = [
-            [name for name in body.inputs if name not in self.tensors] for body in (first, second)
-        ]
-        if len(renamed[0]) == len(renamed[1]):
-            self.tensors.update(zip(*renamed, strict=True))
-        for key in (_first_output, attrgetter("name")):
-            self._pair_by(key, key)
-        by_inputs = partial(_inputs, first, self.tensors.get), partial(_inputs, second, str)
-        by_consumers = (
-            partial(_consumers, first, self.nodes.get),
-            partial(_consumers, second, lambda node: node),
-        )
-        while self._pair_by(*by_inputs) or self._pair_by(*by_consumers, step=-1):
-            pass
+        for key in (_first_output, _name, _weights):
+            waiting = {(n.operator, text): n for n in self.added if (text := key(n, second))}
+            for node in self.removed:
+                if other := waiting.pop((node.operator, key(node, first)), None):
+                    self.nodes[node] = other
+        self._match_in_order(with_attributes=True)
+        self._match_in_order(with_attributes=False)
+        ends = list(zip(first.inputs, second.inputs, strict=False))
+        for node, other in self.nodes.items():
+            ends += zip(node.outputs, other.outputs, strict=False)
+        self.tensors = {name: other_name for name, other_name in ends if name}
 
     @property
     def removed(self) -> list[PlainNode]:
@@ -100,66 +94,39 @@ class Matching:
     @property
     def added(self) -> list[PlainNode]:
         """Nodes of the second graph alone."""
-        return [node for node in self.second.nodes if node not in self.back]
+        matched = set(self.nodes.values())
+        return [node for node in self.second.nodes if node not in matched]
 
-    def _pair_by(
-        self,
-        key: Callable[[PlainNode], Hashable],
-        other_key: Callable[[PlainNode], Hashable],
-        step: int = 1,
-    ) -> bool:
-        """Pair nodes with equal operators and keys, the most similar first; none is empty."""
-        waiting: dict[Hashable, list[PlainNode]] = {}
-        for other in self.added:
-            kind = other.operator, len(other.outputs), other_key(other)
-            waiting.setdefault(kind, []).append(other)
-        before = len(self.nodes)
-        for node in self.removed[::step]:
-            own_key = key(node)
-            candidates = waiting.get((node.operator, len(node.outputs), own_key))
-            if not own_key or not candidates:
-                continue
-            other = max(candidates, key=partial(self._similarity, node))
-            candidates.remove(other)
-            self.nodes[node], self.back[other] = other, node
-            outputs = zip(node.outputs, other.outputs, strict=True)
-            self.tensors.update((ours, theirs) for ours, theirs in outputs if ours)
-        return len(self.nodes) > before
+    def _match_in_order(self, *, with_attributes: bool) -> None:
+        """Match equal nodes between those that match already."""
+        numbers = {node: number for number, pair in enumerate(self.nodes.items()) for node in pair}
 
-    def _similarity(self, node: PlainNode, other: PlainNode) -> tuple[bool, bool]:
-        contents = _contents(node, self.first) == _contents(other, self.second)
-        return node.attributes == other.attributes, contents
+        def text(node: PlainNode) -> str:
+            attributes = node.attributes if with_attributes else ""
+            return f"{numbers.get(node, node.operator)} {attributes}"
+
+        first, second = ([*map(text, body.nodes)] for body in (self.first, self.second))
+        matcher = SequenceMatcher(None, first, second, autojunk=False)
+        for start, other_start, length in matcher.get_matching_blocks():
+            for offset in range(length):
+                node = self.first.nodes[start + offset]
+                self.nodes.setdefault(node, self.second.nodes[other_start + offset])
 
 
-def _first_output(node: PlainNode) -> str:
+def _first_output(node: PlainNode, _: Body) -> str:
     return next(filter(None, node.outputs), "")
 
 
-def _inputs(body: Body, renamed: Callable[[str], str | None], node: PlainNode) -> Hashable:
-    """Name the inputs that are not stored; without any, the attributes and contents."""
-    names = [renamed(name) for name in node.reads if name not in body.stored]
-    if not names:
-        return (str(node.attributes), *_contents(node, body))
-    return None if None in names else tuple(names)
+def _name(node: PlainNode, _: Body) -> str:
+    return node.name
 
 
-def _consumers(
-    body: Body, paired: Callable[[PlainNode], PlainNode | None], node: PlainNode
-) -> Hashable:
-    """List the nodes that read the outputs, with their ports."""
-    uses = {
-        (place, paired(taker), port)
-        for place, name in enumerate(node.outputs)
-        for taker in body.consumers.get(name, ())
-        for port, read in enumerate(taker.inputs)
-        if read == name
-    }
-    return frozenset(uses) if uses and all(use[1] for use in uses) else None
+def _weights(node: PlainNode, body: Body) -> str:
+    return " ".join(filter(None, _contents(node, body)))
 
 
 def _contents(node: PlainNode, body: Body) -> list[str]:
-    stored = [body.stored.get(name, "") for name in node.inputs]
-    return stored + [tensor.digest for tensor in node.constants]
+    return [*(body.stored.get(name, "") for name in node.inputs), *node.digests]
 
 
 def _groups(nodes: Iterable[PlainNode], body: Body) -> list[list[PlainNode]]:
@@ -233,7 +200,7 @@ def _node_change(node: PlainNode, other: PlainNode, matching: Matching) -> dict[
             continue
         maker, other_maker = ours.producers.get(was), theirs.producers.get(now)
         is_in_group = (maker and maker not in matching.nodes) or (
-            other_maker and other_maker not in matching.back
+            other_maker and other_maker not in matching.nodes.values()
         )
         if not is_in_group and matching.tensors.get(was, was) != now:
             inputs.append(end)
@@ -242,8 +209,7 @@ def _node_change(node: PlainNode, other: PlainNode, matching: Matching) -> dict[
         inner = compare_bodies(node.bodies[name], other.bodies[name])
         if _is_filled(inner):
             bodies[name] = inner
-    constants = [[tensor.digest for tensor in side.constants] for side in (node, other)]
-    if not (attributes or weights or inputs or bodies or constants[0] != constants[1]):
+    if not (attributes or weights or inputs or bodies or node.digests != other.digests):
         return None
     return {
         "label": other.label,

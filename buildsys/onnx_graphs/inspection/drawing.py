@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from html import escape
 
 from buildsys.errors import UsageError
@@ -43,18 +42,13 @@ edge [color="#777777", arrowsize=0.6]
 _FRAME = 'style="rounded"; color="#9a9a94"; fontsize=10; '
 
 
-@dataclass
+@dataclass(frozen=True)
 class Drawing:
     """DOT text with its size."""
 
-    nodes: int = 0  # without constants and bodies
-    boxes: int = 0
-    lines: list[str] = field(default_factory=list)
-
-    @property
-    def dot(self) -> str:
-        """The text for the program ``dot``."""
-        return "\n".join((_HEADER, *self.lines, "}\n"))
+    dot: str
+    nodes: int  # without constants
+    boxes: int
 
 
 def draw(
@@ -64,103 +58,74 @@ def draw(
 
     Raises: UsageError: unknown node or tensor, or no path between them.
     """
-    drawing = Drawing(lines=[f"label={_quoted(title)}; labelloc=t"])
-    part = _Part(body, choose(body, begin, end, depth), "n", drawing)
-    part.draw()
-    drawing.nodes = len(part.nodes)
-    return drawing
-
-
-class _Part:
-    """Nodes of one body: the graph itself, or inside an If, Loop or Scan."""
-
-    def __init__(
-        self, body: Body, nodes: Sequence[PlainNode], prefix: str, drawing: Drawing
-    ) -> None:
-        self._body, self._prefix, self._drawing = body, prefix, drawing
-        self._constants = set(body.stored)
-        self.nodes = [node for node in nodes if not self._is_constant(node)]
-        self._lines = [list(_node_lines(node, body)) for node in self.nodes]
-        producers = {name: n for n, node in enumerate(self.nodes) for name in node.outputs if name}
-        self._sources = [
-            tuple(producers.get(name, name) for name in node.reads if name not in self._constants)
-            for node in self.nodes
-        ]
-        folding = Folding(["\n".join(lines) for lines in self._lines], self._sources)
-        self._items, self._drawn = folding.items, folding.drawn
-
-    def draw(self) -> None:
-        """Add clusters, boxes, edges, inputs and outputs to the drawing."""
-        self._draw_items(self._items)
-        edges: dict[str, None] = {}
-        ends: dict[str, str] = {}
-        for node in sorted(set(self._drawn)):
-            for source in self._sources[node]:
-                if isinstance(source, str):
-                    begin = ends.setdefault(source, f"{self._prefix}i{len(ends)}")
-                else:
-                    begin = self._box(self._drawn[source])
-                edges[f"{begin} -> {self._box(node)}"] = None
-        for name, end in ends.items():
-            self._draw_end(end, name)
-        members = set(self.nodes)
-        for number, writer in enumerate(self.nodes):
-            for place, name in enumerate(writer.outputs):
-                readers = self._body.consumers.get(name, ())
-                if name and (name in self._body.outputs or not members.issuperset(readers)):
-                    end = f"{self._prefix}o{number}_{place}"
-                    self._draw_end(end, name)
-                    edges[f"{self._box(self._drawn[number])} -> {end}"] = None
-        self._drawing.lines += edges
-
-    def _is_constant(self, node: PlainNode) -> bool:
-        """Check for a node that only reads stored tensors, in the order of the graph."""
-        is_output = not set(self._body.outputs).isdisjoint(node.outputs)
-        if is_output or not node.reads or not self._constants.issuperset(node.reads):
-            return False
-        self._constants.update(node.outputs)
-        return True
-
-    def _draw_items(self, items: Sequence[int | Block]) -> None:
-        for item in items:
-            if isinstance(item, Block):
-                with self._frame(f"{TIMES} {item.count}"):
-                    self._draw_items(item.items)
+    constants = set(body.stored)
+    nodes = [n for n in choose(body, begin, end, depth) if not _is_constant(n, body, constants)]
+    labels = [list(_node_lines(node, body)) for node in nodes]
+    producers = {name: n for n, node in enumerate(nodes) for name in node.outputs if name}
+    sources = [
+        tuple(producers.get(name, name) for name in node.reads if name not in constants)
+        for node in nodes
+    ]
+    folding = Folding(["\n".join(lines) for lines in labels], sources)
+    boxes = [_box(number, nodes[number], labels[number]) for number in range(len(nodes))]
+    ends: dict[tuple[str, str], str] = {}
+    edges: dict[str, None] = {}
+    for number in sorted(set(folding.drawn)):
+        for source in sources[number]:
+            if isinstance(source, int):
+                edges[f"{folding.drawn[source]} -> {number}"] = None
             else:
-                self._draw_box(item)
+                end = ends.setdefault(("input", source), f"end{len(ends)}")
+                edges[f"{end} -> {number}"] = None
+    members = set(nodes)
+    for number, node in enumerate(nodes):
+        for name in filter(None, node.outputs):
+            if name in body.outputs or not members.issuperset(body.consumers.get(name, ())):
+                end = ends.setdefault(("output", name), f"end{len(ends)}")
+                edges[f"{folding.drawn[number]} -> {end}"] = None
+    lines = [_HEADER, f"label={_quoted(title)}; labelloc=t", *_framed(folding.items, boxes)]
+    lines += [_tensor(end, name, body) for (_, name), end in ends.items()]
+    return Drawing("\n".join((*lines, *edges, "}\n")), len(nodes), len(set(folding.drawn)))
 
-    def _draw_box(self, number: int) -> None:
-        node, (operator, *details) = self.nodes[number], self._lines[number]
-        fill, line = _color(node.operator)
-        texts = [*filter(None, [_shortened(node.name)]), *details]
-        rest = "".join(f"<br/>{_escaped(text)}" for text in texts)
-        label = f'<<font point-size="11"><b>{_escaped(operator)}</b></font>{rest}>'
-        tooltip = _quoted(f"{node.operator} {node.label}")
-        style = f'label={label}, tooltip={tooltip}, fillcolor="{fill}", color="{line}"'
-        self._drawing.lines.append(f"{self._box(number)} [{style}]")
-        self._drawing.boxes += 1
-        for place, (title, body) in enumerate(node.bodies.items()):
-            if body.nodes:
-                with self._frame(f"{title} of {_shortened(node.label)}"):
-                    prefix = f"{self._box(number)}_{place}_"
-                    _Part(body, choose(body), prefix, self._drawing).draw()
 
-    def _box(self, number: int) -> str:
-        return f"{self._prefix}{number}"
+def _is_constant(node: PlainNode, body: Body, constants: set[str]) -> bool:
+    """Check for a node that only reads ``constants``, and add its outputs to them."""
+    is_output = not set(body.outputs).isdisjoint(node.outputs)
+    if is_output or not node.reads or not constants.issuperset(node.reads):
+        return False
+    constants.update(node.outputs)
+    return True
 
-    @contextmanager
-    def _frame(self, title: str) -> Iterator[None]:
-        """Draw a frame around what is drawn inside."""
-        lines = self._drawing.lines
-        lines.append(f"subgraph cluster_{len(lines)} {{ {_FRAME}label={_quoted(title)}")
-        yield
-        lines.append("}")
 
-    def _draw_end(self, end: str, name: str) -> None:
-        value = self._body.value(name)
-        label = "<br/>".join(_escaped(text) for text in (_shortened(name), value) if text)
-        style = 'fillcolor="#4a4a4a", color="#4a4a4a", fontcolor="white"'
-        self._drawing.lines.append(f"{end} [label=<{label}>, tooltip={_quoted(name)}, {style}]")
+def _framed(
+    items: Sequence[int | Block], boxes: Sequence[str], frame: str = "cluster"
+) -> Iterator[str]:
+    """Yield boxes, with a frame around each repeated block."""
+    for number, item in enumerate(items):
+        if isinstance(item, int):
+            yield boxes[item]
+        else:
+            inner = f"{frame}_{number}"
+            yield f"subgraph {inner} {{ {_FRAME}label={_quoted(f'{TIMES} {item.count}')}"
+            yield from _framed(item.items, boxes, inner)
+            yield "}"
+
+
+def _box(number: int, node: PlainNode, lines: Sequence[str]) -> str:
+    fill, line = _color(node.operator)
+    operator, *details = lines
+    texts = [*filter(None, [_shortened(node.name)]), *details]
+    rest = "".join(f"<br/>{_escaped(text)}" for text in texts)
+    label = f'<<font point-size="11"><b>{_escaped(operator)}</b></font>{rest}>'
+    tooltip = _quoted(f"{node.operator} {node.label}")
+    return f'{number} [label={label}, tooltip={tooltip}, fillcolor="{fill}", color="{line}"]'
+
+
+def _tensor(end: str, name: str, body: Body) -> str:
+    value = body.value(name)
+    label = "<br/>".join(_escaped(text) for text in (_shortened(name), value) if text)
+    style = 'fillcolor="#4a4a4a", color="#4a4a4a", fontcolor="white"'
+    return f"{end} [label=<{label}>, tooltip={_quoted(name)}, {style}]"
 
 
 def _node_lines(node: PlainNode, body: Body) -> Iterator[str]:
@@ -232,16 +197,13 @@ def _nodes(body: Body, name: str, *, forwards: bool) -> list[PlainNode]:
 
     Raises: UsageError: unknown name.
     """
-    named = next((node for node in body.nodes if node.name == name), None)
-    if named:
-        return [named]
+    named = [node for node in body.nodes if node.name == name]
     consumers = body.consumers.get(name, [])
     producer = [body.producers[name]] if name in body.producers else []
-    nodes = consumers or producer if forwards else producer or consumers[:1]
+    nodes = named or (consumers or producer if forwards else producer or consumers[:1])
     if nodes or name in body.inputs:
         return nodes
-    names = [*(node.label for node in body.nodes), *body.producers, *body.inputs]
-    near = nearest(name, names)
+    near = nearest(name, [*(node.label for node in body.nodes), *body.producers, *body.inputs])
     hint = f"nearest: {', '.join(near)}" if near else "`--nodes` lists all nodes and their tensors"
     raise UsageError(f"the graph has no node or tensor {name!r}", hint)
 

@@ -1,4 +1,4 @@
-"""ONNX models as plain data with inferred shapes, without their large weights."""
+"""ONNX models as plain data with inferred shapes, without the values of their weights."""
 
 from __future__ import annotations
 
@@ -10,34 +10,29 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import onnx
 from blake3 import blake3
 from onnx import AttributeProto, GraphProto, ModelProto, NodeProto, TensorProto, numpy_helper
+from onnx.external_data_helper import ExternalDataInfo
 
 from buildsys.onnx_graphs.onnx_file import (
     all_nodes,
     dtype_name,
     operator_name,
     opsets,
+    outside_bytes,
     port_of,
     subgraphs,
-    tensors_of,
 )
+from buildsys.onnx_graphs.tensor_types import without_weights
 
 CONSTANT = "Constant"
 TIMES = "\N{MULTIPLICATION SIGN}"
 # sizes: a number, the name of a dynamic dimension, None: unknown
 Shape = tuple[int | str | None, ...]
-_LARGE = 1024  # bytes; shape inference may need smaller tensors
 _SHOWN_ELEMENTS = 8
 _LONGEST = 80
 _INVENTED = "unk__"  # prefix of dimensions named by shape inference
-_DIGEST = "digest"  # our entry in the external data of a tensor
-_NOT_SHOWN = (
-    AttributeProto.GRAPH, AttributeProto.GRAPHS, AttributeProto.TENSORS,
-    AttributeProto.SPARSE_TENSOR, AttributeProto.TYPE_PROTO,
-)  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -77,7 +72,7 @@ class PlainNode:
     outputs: tuple[str, ...]
     attributes: Mapping[str, str] = field(default_factory=dict)  # as text
     bodies: Mapping[str, Body] = field(default_factory=dict)  # of If, Loop and Scan, by attribute
-    constants: tuple[StoredTensor, ...] = ()  # tensors among its attributes
+    digests: tuple[str, ...] = ()  # of tensors among its attributes
 
     @property
     def label(self) -> str:
@@ -128,8 +123,7 @@ class Body:
         digests = {}
         for node in self.nodes:
             if node.operator == CONSTANT:
-                digest = node.constants[0].digest if node.constants else ""
-                digests.update(dict.fromkeys(filter(None, node.outputs), digest))
+                digests.update(dict.fromkeys(filter(None, node.outputs), "".join(node.digests)))
         return digests | {name: tensor.digest for name, tensor in self.initializers.items()}
 
     @property
@@ -179,49 +173,32 @@ def shape_text(shape: Shape | None) -> str:
     return f"[{', '.join('?' if size is None else str(size) for size in shape)}]"
 
 
-def drop_weights(
-    model: ModelProto, *, with_digests: bool = False, data: Path | None = None
-) -> None:
-    """Remove the values of all large tensors; types and shapes stay.
+def plain_model(
+    model: ModelProto, dims: Mapping[str, int] | None = None, data: Path | None = None
+) -> PlainModel:
+    """Convert a model with shapes at the sizes of ``dims``.
 
-    ``with_digests`` keeps digests of their contents in the tensors; ``data`` has external values.
+    ``data`` has the external values, for their digests.
     """
-    mapped: memoryview | None = None
-    if with_digests and data is not None and data.is_file() and data.stat().st_size:
-        mapped = np.memmap(data, np.uint8, "r").data
-    for tensor in tensors_of(model):
-        size = _stored_bytes(tensor)  # ByteSize() would serialize the message
-        is_external = tensor.data_location == TensorProto.EXTERNAL
-        if not is_external and size < _LARGE:
-            continue
-        digest = ""
-        if with_digests and not is_external:
-            digest = _digest(tensor)
-        elif with_digests and mapped is not None:
-            begin = int(_external(tensor).get("offset", 0))
-            digest = _digest(tensor, mapped[begin : begin + size])
-        name, dtype, dims = tensor.name, tensor.data_type, list(tensor.dims)
-        tensor.Clear()
-        tensor.name, tensor.data_type, tensor.data_location = name, dtype, TensorProto.EXTERNAL
-        tensor.dims.extend(dims)
-        tensor.external_data.add(key="length", value=str(size))
-        tensor.external_data.add(key=_DIGEST, value=digest)
+    shaped = _with_shapes(model, dims or {})
+    tensors = [*model.graph.initializer, *(t.values for t in model.graph.sparse_initializer)]
+    stored = {tensor.name: _stored(tensor, data) for tensor in tensors}
+    producer = f"{model.producer_name} {model.producer_version}".strip()
+    functions = {
+        f"{function.domain}::{function.name}".removeprefix("::"): Body(
+            tuple(function.input), tuple(function.output), tuple(map(_node, function.node))
+        )
+        for function in model.functions
+    }
+    body = _body(shaped.graph, stored)
+    return PlainModel(body, model.ir_version, producer, opsets(model), functions)
 
 
-def with_shapes(model: ModelProto) -> ModelProto:
-    """Infer the shapes of a model without large weights; it stays unchanged if that fails."""
-    try:
-        return onnx.shape_inference.infer_shapes(model, data_prop=True)
-    except (onnx.shape_inference.InferenceError, RuntimeError, ValueError):
-        return model  # types of a later ONNX, or contradictory shapes
-
-
-def with_sizes(model: ModelProto, dims: Mapping[str, int]) -> ModelProto:
-    """Fix the dynamic dimensions that ``dims`` names, and infer the shapes of a model."""
-    sized = ModelProto()
-    sized.CopyFrom(model)
-    bodies = (body for node in all_nodes(sized.graph) for body in subgraphs(node))
-    for graph in (sized.graph, *bodies):
+def _with_shapes(model: ModelProto, dims: Mapping[str, int]) -> ModelProto:
+    """Copy a model without large weights, fix its dimensions and infer its shapes."""
+    copy = without_weights(model)
+    bodies = (body for node in all_nodes(copy.graph) for body in subgraphs(node))
+    for graph in (copy.graph, *bodies) if dims else ():
         for value in (*graph.input, *graph.output):
             for dim in value.type.tensor_type.shape.dim:
                 if dim.dim_param in dims:
@@ -230,75 +207,24 @@ def with_sizes(model: ModelProto, dims: Mapping[str, int]) -> ModelProto:
         for value in graph.value_info:
             if any(not dim.HasField("dim_value") for dim in value.type.tensor_type.shape.dim):
                 value.type.tensor_type.ClearField("shape")
-    for value in sized.graph.output:  # inference replaces names that the exporter invented
+    for value in copy.graph.output if dims else ():  # inference replaces invented names
         for dim in value.type.tensor_type.shape.dim:
             if dim.dim_param:
                 dim.Clear()
-    return with_shapes(sized)
-
-
-def plain_model(model: ModelProto) -> PlainModel:
-    """Convert a model to plain data.
-
-    Call ``drop_weights`` first: all inline values are read.
-    """
-    producer = f"{model.producer_name} {model.producer_version}".strip()
-    functions = {
-        f"{function.domain}::{function.name}".removeprefix("::"): Body(
-            tuple(function.input), tuple(function.output), tuple(map(_node, function.node))
-        )
-        for function in model.functions
-    }
-    return PlainModel(_body(model.graph), model.ir_version, producer, opsets(model), functions)
-
-
-def _external(tensor: TensorProto) -> dict[str, str]:
-    return {entry.key: entry.value for entry in tensor.external_data}
-
-
-def _stored_bytes(tensor: TensorProto) -> int:
-    """Compute the size of inline or external values without reading them."""
-    if tensor.data_location == TensorProto.EXTERNAL:
-        length = _external(tensor).get("length", "")
-        if length.isdecimal():
-            return int(length)
-    if tensor.data_type == TensorProto.STRING:
-        return sum(map(len, tensor.string_data))
     try:
-        bits = onnx.helper.tensor_dtype_to_np_dtype(tensor.data_type).itemsize * 8
-    except (KeyError, TypeError):  # a type of a later ONNX, or none at all
-        bits = 0
-    if tensor.data_type in (TensorProto.INT4, TensorProto.UINT4, TensorProto.FLOAT4E2M1):
-        bits = 4
-    return int(math.prod(tensor.dims) * bits + 7) // 8
+        return onnx.shape_inference.infer_shapes(copy, data_prop=True)
+    except (onnx.shape_inference.InferenceError, RuntimeError, ValueError):
+        return copy  # types of a later ONNX, or contradictory shapes
 
 
-def _digest(tensor: TensorProto, values: bytes | memoryview | None = None) -> str:
-    """Digest type, shape and (by default inline) values."""
-    if values is None:
-        if not tensor.data_type:
-            return ""
-        if tensor.data_type == TensorProto.STRING:
-            values = b"\0".join(tensor.string_data)
-        else:
-            values = tensor.raw_data or numpy_helper.to_array(tensor).tobytes()
-    digest = blake3(f"{tensor.data_type}{list(tensor.dims)}".encode())
-    digest.update(values)
-    return digest.hexdigest()
-
-
-def _body(graph: GraphProto) -> Body:
-    stored = {tensor.name: _stored(tensor) for tensor in graph.initializer}
-    for sparse in graph.sparse_initializer:
-        stored[sparse.values.name] = _stored(sparse.values)
+def _body(graph: GraphProto, stored: Mapping[str, StoredTensor] | None = None) -> Body:
+    if stored is None:
+        stored = {tensor.name: _stored(tensor) for tensor in graph.initializer}
     values = {}
     for port in map(port_of, (*graph.value_info, *graph.input, *graph.output)):
-        shape: Shape | None = None
-        if port["shape"] is not None:
-            shape = tuple(
-                None if str(size).startswith(_INVENTED) else size for size in port["shape"]
-            )
-        values[port["name"]] = Value(port["dtype"], shape)
+        sizes = port["shape"]
+        shape = sizes and tuple(None if str(s).startswith(_INVENTED) else s for s in sizes)
+        values[port["name"]] = Value(port["dtype"], shape if shape is None else tuple(shape))
     return Body(
         inputs=tuple(value.name for value in graph.input if value.name not in stored),
         outputs=tuple(value.name for value in graph.output),
@@ -308,16 +234,37 @@ def _body(graph: GraphProto) -> Body:
     )
 
 
+def _stored(tensor: TensorProto, data: Path | None = None) -> StoredTensor:
+    dtype = dtype_name(tensor.data_type) if tensor.data_type else "undefined"
+    size = outside_bytes(tensor) or len(tensor.raw_data) or tensor.ByteSize()
+    return StoredTensor(dtype, tuple(tensor.dims), tensor.name, size, _digest(tensor, data))
+
+
+def _digest(tensor: TensorProto, data: Path | None) -> str:
+    """Digest type, shape and values; "" for external values without their file."""
+    if tensor.data_location == TensorProto.EXTERNAL:
+        if data is None:
+            return ""
+        place = ExternalDataInfo(tensor)
+        with data.open("rb") as file:
+            file.seek(place.offset or 0)
+            values = file.read(place.length or 0)
+    else:
+        values = tensor.raw_data or b"\0".join(tensor.string_data)
+        values = values or (numpy_helper.to_array(tensor).tobytes() if tensor.data_type else b"")
+    digest = blake3(f"{tensor.data_type}{list(tensor.dims)}".encode())
+    digest.update(values)
+    return digest.hexdigest()
+
+
 def _node(node: NodeProto) -> PlainNode:
     bodies: dict[str, Body] = {}
-    constants: list[StoredTensor] = []
+    digests: list[str] = []
     for attribute in node.attribute:
         if attribute.type == AttributeProto.GRAPH:
             bodies[attribute.name] = _body(attribute.g)
-        for index, graph in enumerate(attribute.graphs):
-            bodies[f"{attribute.name}[{index}]"] = _body(graph)
-        single = attribute.type == AttributeProto.TENSOR
-        constants += map(_stored, [attribute.t] if single else attribute.tensors)
+        elif attribute.type == AttributeProto.TENSOR:
+            digests.append(_digest(attribute.t, None))
     return PlainNode(
         name=node.name,
         operator=operator_name(node),
@@ -325,29 +272,21 @@ def _node(node: NodeProto) -> PlainNode:
         outputs=tuple(node.output),
         attributes={attribute.name: _attribute_text(attribute) for attribute in node.attribute},
         bodies=bodies,
-        constants=tuple(constants),
+        digests=tuple(digests),
     )
-
-
-def _stored(tensor: TensorProto) -> StoredTensor:
-    dtype = dtype_name(tensor.data_type) if tensor.data_type else "undefined"
-    is_external = tensor.data_location == TensorProto.EXTERNAL
-    digest = _external(tensor).get(_DIGEST, "") if is_external else _digest(tensor)
-    return StoredTensor(dtype, tuple(tensor.dims), tensor.name, _stored_bytes(tensor), digest)
 
 
 def _attribute_text(attribute: AttributeProto) -> str:
     if attribute.ref_attr_name:
         return f"@{attribute.ref_attr_name}"
-    if attribute.type == AttributeProto.TENSOR:
-        text = str(_stored(attribute.t))
-        is_short = math.prod(attribute.t.dims) <= _SHOWN_ELEMENTS and attribute.t.data_type
-        if is_short and attribute.t.data_location != TensorProto.EXTERNAL:
-            text += f" = {numpy_helper.to_array(attribute.t).tolist()}"
-    elif attribute.type in _NOT_SHOWN:
-        return str(AttributeProto.AttributeType.Name(attribute.type)).lower()
+    value = onnx.helper.get_attribute_value(attribute)
+    if isinstance(value, TensorProto):
+        text = str(_stored(value))
+        if math.prod(value.dims) <= _SHOWN_ELEMENTS and value.data_type:
+            text += f" = {numpy_helper.to_array(value).tolist()}"
+    elif isinstance(value, GraphProto):
+        return "graph"
     else:
-        value = onnx.helper.get_attribute_value(attribute)
         is_list = not isinstance(value, bytes) and hasattr(value, "__len__")
         entries = [_entry_text(entry) for entry in (value if is_list else [value])]
         text = f"[{', '.join(entries)}]" if is_list else entries[0]

@@ -102,17 +102,10 @@ def graph_stages(report: Report) -> Table:
             text = f"The MACs of {stage.stage} are unknown, because {names} cannot be counted."
             notes.append(text)
         opsets = ", ".join(f"{domain} {version}" for domain, version in stage.opsets.items())
-        factors = [(q.large(factor), term) for term, factor in stage.formula.items()]
-        formula = ""
-        if any(stage.formula):  # else no dimension is dynamic
-            formula = " + ".join(f"{n} {q.TIMES} {term}" if term else n for n, term in factors)
         numbers = q.count(stage.weights), q.count(stage.initializers)
         amounts = q.size(stage.initializer_bytes), q.large(stage.macs)
-        row = (stage.stage, opsets or q.NOTHING, *numbers, *amounts, formula or q.NOTHING)
-        rows.append(row)
-    columns = (
-        "graph", "opsets", "weights>", "initializers>", "their size>", "MACs>", "MACs by size",
-    )  # fmt: skip
+        rows.append((stage.stage, opsets or q.NOTHING, *numbers, *amounts))
+    columns = ("graph", "opsets", "weights>", "initializers>", "their size>", "MACs>")
     return Table(columns, tuple(rows), "Stages of the graph", tuple(notes))
 
 

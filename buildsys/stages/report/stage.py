@@ -7,7 +7,7 @@ from onnx import ModelProto
 from buildsys.errors import WorkerDied
 from buildsys.onnx_graphs.inspection.describe import report_facts
 from buildsys.onnx_graphs.inspection.drawing import draw
-from buildsys.onnx_graphs.inspection.graph import plain_model, with_shapes
+from buildsys.onnx_graphs.inspection.graph import plain_model
 from buildsys.onnx_graphs.onnx_file import load_model
 from buildsys.report.assemble import assemble, opt_sizes
 from buildsys.report.markdown import render
@@ -30,7 +30,7 @@ def run(job: Job) -> StageResult:
             target = role.removeprefix(_GRAPH)
             job.progress(f"counting the graph of {target}")
             graph = load_model(path, external_data=False)
-            graphs[target] = report_facts(graph, opt_sizes(manifest))  # drops the large weights
+            graphs[target] = report_facts(graph, opt_sizes(manifest))
             for title, drawn in job.options.get("pictures", {}).items():
                 if drawn == target:
                     _draw(graph, title, job)
@@ -44,7 +44,7 @@ def run(job: Job) -> StageResult:
 def _draw(graph: ModelProto, title: str, job: Job) -> None:
     """Write the picture of a graph; without one the report stays complete."""
     try:
-        drawing = draw(plain_model(with_shapes(graph)).body, f"{title} graph")
+        drawing = draw(plain_model(graph).body, f"{title} graph")
         if drawing.boxes > _MOST_BOXES:
             job.progress(f"the {title} graph has {drawing.boxes} boxes, too many for a picture")
             return

@@ -21,7 +21,7 @@ from buildsys.errors import StageError
 from buildsys.manifest.default_limits import effective_limits
 from buildsys.onnx_graphs.emulation import emulate
 from buildsys.onnx_graphs.inspection.describe import macs_per_node
-from buildsys.onnx_graphs.inspection.graph import drop_weights, plain_model, with_sizes
+from buildsys.onnx_graphs.inspection.graph import plain_model
 from buildsys.onnx_graphs.onnx_file import raise_opset
 from buildsys.onnx_graphs.tensor_types import DTYPES
 from buildsys.onnx_graphs.tensors import Case, load_case
@@ -132,13 +132,8 @@ def _write_nodes(job: Job, trials: Trials, names: Sequence[str] | None) -> dict[
 
 def _macs(model: ModelProto, cases: Mapping[str, Mapping[str, int]]) -> dict[str, int]:
     """Count the multiply-accumulates of each node at one of the cases."""
-    light = ModelProto()
-    light.CopyFrom(model)
-    drop_weights(light)
     dims = cases["opt"] if "opt" in cases else next(iter(cases.values()), {})
-    body = plain_model(with_sizes(light, dims)).body
-    counts = zip(body.walk(), macs_per_node(body), strict=True)
-    return {node.name: macs or 0 for (node, _), macs in counts}
+    return {node.name: macs or 0 for node, macs in macs_per_node(plain_model(model, dims).body)}
 
 
 @dataclass(frozen=True)
