@@ -7,6 +7,7 @@ import os
 import re
 import shutil
 import signal
+import sys
 import tempfile
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,10 @@ from hypothesis import HealthCheck, settings
 # a slow or busy machine must not fail a test
 settings.register_profile("buildsys", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("buildsys")
+
+# else every process of the tests would compile all modules again
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+sys.dont_write_bytecode = False
 
 # worker servers end with the run that started them, unless a test changes this
 os.environ["BUILDSYS_WORKER_IDLE"] = "0"
