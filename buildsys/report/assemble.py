@@ -10,8 +10,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from buildsys.manifest.backend_choices import chosen_kind, implementations
-from buildsys.report.benchmarks import bench_notes, gpu_states, timings
+from buildsys.report.benchmarks import bench_notes, timings
 from buildsys.report.checks import checks_of, contradictions
 from buildsys.report.engines import engine_lines, layer_lines
 from buildsys.report.formatting import error_text, first_names
@@ -21,7 +20,6 @@ from buildsys.report.report_types import (
     BuildVerdict,
     Check,
     FileLine,
-    OperatorLine,
     Provenance,
     Report,
     TargetLine,
@@ -41,13 +39,10 @@ from buildsys.report.result_files import (
 )
 from buildsys.report.stage_lines import (
     command_lines,
-    conversion_line,
     gate_lines,
     graph_history,
     search_lines,
-    surgery_lines,
 )
-from buildsys.stages.convert.result import ConvertResult
 from buildsys.stages.export.result import ExportResult
 from buildsys.stages.reference.result import ReferenceResult
 from buildsys.stages.simplify.result import SimplifyResult
@@ -61,7 +56,6 @@ _SOURCE_KINDS = (
     "tensorrt",
 )  # fmt: skip
 _MOST_NAMES = 4  # in the verdict
-_GRAPH_RUNTIME = "onnxruntime"  # simplify, convert and validate run graphs in it
 
 
 @dataclass(frozen=True)
@@ -152,15 +146,9 @@ def _assemble(
             for name, span in _section(manifest, "dims").items()
         },
         graph=graph_history(export, simplify, graphs, opt_sizes(manifest)),
-        surgery=tuple(
-            line for result in of_type(results, SurgeryResult) for line in surgery_lines(result)
-        ),
-        custom_operators=tuple(_operator_lines(manifest)),
-        conversions=tuple(map(conversion_line, of_type(results, ConvertResult))),
         checks=checks,
         engines=engines,
         bench=bench,
-        gpu_states=gpu_states(results),
         bench_notes=bench_notes(results),
         gates=gate_lines(results),
         warnings=(
@@ -175,7 +163,7 @@ def _assemble(
         ),
         provenance=_provenance(manifest, results),
         layers=layer_lines(results),
-        searches=tuple(search_lines(results, manifest, bench)),
+        searches=search_lines(results),
         commands=command_lines(results),
     )
     if not engines:
@@ -298,25 +286,6 @@ def _weights(source: Mapping[str, Any]) -> str:
     if weights or "onnx" in source:
         return str(weights or "as in the file")
     return f"not loaded; seed {source.get('seed', 0)}"
-
-
-def _operator_lines(manifest: Manifest) -> Iterator[OperatorLine]:
-    for entry in manifest.get("ops") or ():
-        places = {"checks of the graph": _GRAPH_RUNTIME}
-        for engine in manifest.get("engines") or ():
-            places[f"engine {engine['name']}"] = engine["backend"]
-        for place, backend in places.items():
-            kind, text = chosen_kind(entry, backend), ""
-            if kind is not None:
-                chosen = implementations(entry, backend)[kind]
-                if not isinstance(chosen, str):
-                    names = ("file", "python", "library")
-                    files = (chosen[name] for name in names if name in chosen)
-                    chosen = ", ".join(chosen.get("sources", ())) or next(
-                        map(str, files), "of TensorRT"
-                    )
-                text = f"{kind} {chosen}"
-            yield OperatorLine(entry["op"], place, text)
 
 
 def _provenance(manifest: Manifest, results: Sequence[AnyResult]) -> Provenance:

@@ -7,13 +7,14 @@ from typing import Any
 
 from buildsys.manifest.shape_cases import format_dims
 from buildsys.report.formatting import case_order, percent, plain
-from buildsys.report.report_types import GpuState, TimingLine, fill
+from buildsys.report.report_types import TimingLine, fill
 from buildsys.report.result_files import NOISY, AnyResult, Result, of_type
 from buildsys.stages.bench.result import (
     ENGINE_CONTENDERS,
     ENGINE_CUDA_GRAPH,
     BenchCase,
     BenchResult,
+    GpuReadings,
     Span,
     engine_contender,
 )
@@ -63,27 +64,6 @@ def timings(results: Iterable[AnyResult]) -> tuple[TimingLine, ...]:
     return tuple(lines)
 
 
-def gpu_states(results: Iterable[AnyResult]) -> tuple[GpuState, ...]:
-    """List a line per case with readings of the GPU."""
-    return tuple(
-        GpuState(
-            engine=result.variant,
-            case=case,
-            readings=gpu.get("readings"),
-            sm_clock_mhz=_span(gpu.get("sm_clock_mhz", {}), "MHz"),
-            memory_clock_mhz=_span(gpu.get("memory_clock_mhz", {}), "MHz"),
-            power_w=_span(gpu.get("power_w", {}), "W"),
-            temperature_c=_span(gpu.get("temperature_c", {}), "°C"),
-            throttle=f"not known: {gpu['missing']}"
-            if gpu.get("missing")
-            else ", ".join(f"{why} {percent(n, 0)}" for why, n in gpu.get("throttle", {}).items())
-            or "no",
-        )
-        for result, case, figures in _cases(results)
-        if (gpu := figures.get("gpu"))
-    )
-
-
 def bench_notes(results: Iterable[AnyResult]) -> tuple[str, ...]:
     """List notes on the benchmarks, each sentence once."""
     notes: list[str] = []
@@ -106,6 +86,8 @@ def bench_notes(results: Iterable[AnyResult]) -> tuple[str, ...]:
             if figures.get("attempts", 1) > 1:
                 count = f"measured {figures['attempts']} times, as earlier figures were noisy"
                 notes.append(f"{result.target}, case {case}: {count}")
+            if gpu := figures.get("gpu"):
+                notes.append(f"{result.target}, case {case}: {_gpu_state(gpu)}")
             for name, own in figures.get("contenders", {}).items():
                 if own.get("noisy"):
                     place = f"{result.target}, {contender_title(name)}, case {case}"
@@ -138,7 +120,19 @@ def _cases(results: Iterable[AnyResult]) -> Iterator[tuple[Result[BenchResult], 
             yield result, case, cases[case]
 
 
-def _span(span: Span, unit: str) -> str:
-    values = [span.get("min"), span.get("median"), span.get("max")]
-    text = " / ".join(f"{value:.0f}" for value in values if value is not None)
-    return f"{text} {unit}" if span else ""
+def _gpu_state(gpu: GpuReadings) -> str:
+    """Describe clocks, power and throttling: smallest / median / largest reading."""
+    spans: tuple[tuple[str, Span, str], ...] = (
+        ("SM clock", gpu.get("sm_clock_mhz", {}), "MHz"),
+        ("memory clock", gpu.get("memory_clock_mhz", {}), "MHz"),
+        ("power", gpu.get("power_w", {}), "W"),
+        ("temperature", gpu.get("temperature_c", {}), "°C"),
+    )
+    parts = []
+    for name, span, unit in spans:
+        values = [value for end in ("min", "median", "max") if (value := span.get(end)) is not None]
+        parts += [f"{name} {' / '.join(f'{v:.0f}' for v in values)} {unit}"] if values else []
+    causes = [f"{why} {percent(n, 0)}" for why, n in gpu.get("throttle", {}).items()]
+    missing = gpu.get("missing")
+    throttled = f"not known: {missing}" if missing else ", ".join(causes) or "no"
+    return ", ".join((*parts, f"throttled: {throttled}"))

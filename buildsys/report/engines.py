@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from functools import cache
 from typing import Any
 
 from buildsys.report import formatting
@@ -22,11 +21,6 @@ from buildsys.system.backend_registry import describe_backend, find_package, our
 
 _SHOWN_DIGITS = 16
 _SHOWN_TYPES = 2  # types of layers
-# fields reported elsewhere, or without influence on the engine
-_NOT_SETTINGS = (
-    "name", "backend", "precision", "required", "tolerance", "profiles", "toolchain", "needs",
-    "gates",
-)  # fmt: skip
 
 
 def engine_lines(
@@ -63,7 +57,7 @@ def engine_lines(
             messages=tuple(content.get("messages", [])),
             toolchain=toolchain_name and " ".join(filter(None, (toolchain_name, libraries))),
             executed=executed_precision(content),
-            origin=engine_origin(content, spec, timed.get(name, [])) if is_built else {},
+            origin=engine_origin(content, timed.get(name, [])) if is_built else {},
         )
 
     return tuple(map(line, of_type(results, EngineResult)))
@@ -109,20 +103,12 @@ def _timed_layers(results: Sequence[AnyResult]) -> dict[str, list[SlowLayer]]:
     return {r.variant: r.content.get("slowest_layers", []) for r in of_type(results, BenchResult)}
 
 
-def engine_origin(
-    engine: EngineResult, spec: Mapping[str, Any], timed: Sequence[SlowLayer]
-) -> dict[str, str]:
+def engine_origin(engine: EngineResult, timed: Sequence[SlowLayer]) -> dict[str, str]:
     """Describe the origin of a built engine: title -> text."""
-    defaults = _defaults(str(spec.get("backend"))) if spec else {}
     shares = engine.get("precision_shares", {})
     phases = engine.get("phases", {}).items()
     lines = {
         "built with": _built_with(engine),
-        "settings that are not the defaults": ", ".join(
-            f"{name} {_plain(value)}"
-            for name, value in spec.items()
-            if name not in _NOT_SETTINGS and value != defaults.get(name, "")
-        ),
         "nodes by provider": placement_text(engine.get("placement", {}), timed),
         "precision of the layers": formatting.shares(shares.get("layers", {})),
         "precision of the time": formatting.shares(shares.get("time", {})),
@@ -175,20 +161,6 @@ def _built_with(engine: EngineResult) -> str:
     return ", ".join(parts)
 
 
-@cache
-def _defaults(backend: str) -> Mapping[str, Any]:
-    from buildsys.manifest.schema.engines import engine_spec  # not needed by other commands
-
-    values = {
-        name: field.get_default(call_default_factory=True)
-        for name, field in engine_spec(backend).model_fields.items()
-        if not field.is_required()
-    }
-    return {
-        name: list(value) if isinstance(value, tuple) else value for name, value in values.items()
-    }
-
-
 def _operators(engine: EngineResult) -> Iterator[str]:
     plugins = engine.get("plugins", [])
     for plugin in plugins:
@@ -213,7 +185,7 @@ def _delegated(delegated: Delegated) -> str:
 
 
 def _shape_range(shapes: Mapping[str, list[int]]) -> str:
-    low, opt, high = (_plain(shapes.get(point, [])) for point in ("min", "opt", "max"))
+    low, opt, high = (str(shapes.get(point, [])) for point in ("min", "opt", "max"))
     return low if low == high else f"{low} to {high}, optimized for {opt}"
 
 
@@ -223,14 +195,6 @@ def _timing_cache(cache: TimingCache) -> str:
     start = "with shared timings" if cache.get("lent") else "empty"
     added = formatting.size(cache.get("added_bytes"))
     return f"{cache['digest'][:_SHOWN_DIGITS]}…, started {start}, {added} added"
-
-
-def _plain(value: object) -> str:
-    if isinstance(value, Mapping):
-        return "{" + ", ".join(f"{key}: {_plain(entry)}" for key, entry in value.items()) + "}"
-    if isinstance(value, (list, tuple)):
-        return "[" + ", ".join(map(_plain, value)) + "]"
-    return str(value).lower() if isinstance(value, bool) else str(value)
 
 
 def executed_precision(engine: EngineResult) -> str:

@@ -164,8 +164,6 @@ def _searches(report: Report) -> Lines:
         if line.status == "passed":
             outcome = outcomes.get((SEARCH, line.variant), "")
             yield from ("", f"{code(line.variant)}: {sentence(outcome)}")
-            if line.engines:
-                yield f"p50: {escape(', '.join(line.engines))}."
 
 
 def _latencies(report: Report) -> Lines:

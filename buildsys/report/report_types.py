@@ -67,20 +67,6 @@ class TimingLine:
 
 
 @dataclass(frozen=True)
-class GpuState:
-    """The GPU during one case: smallest, median and largest reading, with units."""
-
-    engine: str
-    case: str
-    readings: int | None
-    sm_clock_mhz: str
-    memory_clock_mhz: str
-    power_w: str
-    temperature_c: str
-    throttle: str
-
-
-@dataclass(frozen=True)
 class LayerLine:
     """One layer of an engine with its share of the engine's time."""
 
@@ -181,7 +167,7 @@ class Ranking:
 
 @dataclass(frozen=True)
 class SearchLine:
-    """One search, with the engines that it served and their rivals."""
+    """One search of mixed precision."""
 
     variant: str  # "auto-int8"
     precision: str
@@ -195,7 +181,6 @@ class SearchLine:
     error_with: float | None
     rtol: float | None  # the limit of the search
     macs_low: float | None  # share of the multiply-accumulates in the precision
-    engines: tuple[str, ...] = ()  # latencies of its engines and their rivals
 
 
 @dataclass(frozen=True)
@@ -233,23 +218,6 @@ class TensorLine:
 
 
 @dataclass(frozen=True)
-class GraphSize:
-    """The size of one ONNX file."""
-
-    nodes: int | None
-    size_bytes: int | None
-
-
-@dataclass(frozen=True)
-class OperatorCount:
-    """Nodes of one operator before and after simplification."""
-
-    operator: str
-    exported: int | None
-    simplified: int | None
-
-
-@dataclass(frozen=True)
 class GraphStage:
     """The graph of one stage."""
 
@@ -272,39 +240,8 @@ class GraphHistory:
     ir_version: int | None
     parameters: int | None
     tool: str
-    exported: GraphSize | None
-    simplified: GraphSize | None
-    operators: tuple[OperatorCount, ...]
     stages: tuple[GraphStage, ...]
     macs_at: Mapping[str, int]  # dynamic dimension -> size
-
-
-@dataclass(frozen=True)
-class SurgeryLine:
-    """One surgery step and its check."""
-
-    when: str
-    step: str
-    nodes: int | None
-    removed: Mapping[str, int]
-    added: Mapping[str, int]
-    against: str
-    relative: float | None  # the worst of all outputs and cases
-    basis: float | None  # error of a computed reference against the golden outputs
-
-
-@dataclass(frozen=True)
-class ConversionLine:
-    """The graph in one precision."""
-
-    precision: str
-    status: str
-    method: str
-    initializers: Mapping[str, int]
-    casts: int | None
-    bytes_before: int | None
-    bytes_after: int | None
-    kept_fp32: tuple[str, ...]
 
 
 @dataclass(frozen=True)
@@ -350,15 +287,6 @@ class Check:
     failures: tuple[FailureLine, ...]
     idle: tuple[str, ...] = ()  # optimization profiles without a comparison
     agreement: Mapping[str, AgreementFigures] = field(default_factory=dict)  # output -> figures
-
-
-@dataclass(frozen=True)
-class OperatorLine:
-    """The implementation of a custom operator in one place, or ""."""
-
-    operator: str
-    place: str
-    implementation: str
 
 
 @dataclass(frozen=True)
@@ -409,13 +337,9 @@ class Report:
     tensors: tuple[TensorLine, ...]
     dims: Mapping[str, str]
     graph: GraphHistory
-    surgery: tuple[SurgeryLine, ...]
-    custom_operators: tuple[OperatorLine, ...]
-    conversions: tuple[ConversionLine, ...]
     checks: tuple[Check, ...]
     engines: tuple[EngineLine, ...]
     bench: tuple[TimingLine, ...]
-    gpu_states: tuple[GpuState, ...]
     bench_notes: tuple[str, ...]
     warnings: tuple[str, ...]
     provenance: Provenance

@@ -3,32 +3,24 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
-from buildsys.manifest.backend_choices import base_precision, full_name, is_auto
 from buildsys.report import formatting as q
 from buildsys.report.report_types import (
     CommandLine,
-    ConversionLine,
     GateLine,
     GraphHistory,
-    GraphSize,
     GraphStage,
-    OperatorCount,
     SearchLine,
-    SurgeryLine,
-    TimingLine,
     fill,
 )
-from buildsys.report.result_files import NOISY, AnyResult, Result, of_type
+from buildsys.report.result_files import NOISY, AnyResult, of_type
 from buildsys.stages.command.result import CommandResult
-from buildsys.stages.convert.result import ConvertResult
 from buildsys.stages.export.result import ExportResult
 from buildsys.stages.gate.result import GateResult
 from buildsys.stages.search.result import SearchedGraph, SearchResult
 from buildsys.stages.simplify.result import SimplifyResult
-from buildsys.stages.surgery.result import SurgeryResult
 
 SHOWN: Mapping[str, Callable[[float], str]] = {
     "latency": lambda value: f"{q.significant(value * 1e3)} ms",
@@ -44,7 +36,6 @@ GATE_COLUMNS = (
 )  # fmt: skip
 _LEAST = ("throughput",)  # figures with a lower limit
 COMMAND_COLUMNS = ("command", "figure", "value>", "interval>", "limit>", "within the limit")
-_FULL = "fp32"
 
 
 def graph_history(
@@ -53,36 +44,16 @@ def graph_history(
     graphs: Mapping[str, Mapping[str, Any]],
     dims: Mapping[str, int],
 ) -> GraphHistory:
-    """Collect the graph's sizes and counts at every stage.
+    """Collect the graph's figures at every stage.
 
     ``graphs`` are the facts of the written graphs by target, ``dims`` the sizes for which
     multiply-accumulates are counted.
     """
-    exported: Mapping[str, Any] = export if "operators" in export else simplify.get("before") or {}
-    simplified: Mapping[str, Any] = simplify.get("after") or {}
-    old, new = exported.get("operators"), simplified.get("operators")
-    counts = [
-        OperatorCount(
-            name,
-            None if old is None else old.get(name, 0),
-            None if new is None else new.get(name, 0),
-        )
-        for name in sorted({*(old or {}), *(new or {})})
-    ]
-    if new is not None:  # the largest changes first
-        counts.sort(key=lambda line: -abs((line.simplified or 0) - (line.exported or 0)))
-    sizes = [
-        GraphSize(graph.get("nodes"), graph.get("bytes")) if graph else None
-        for graph in (exported, simplified)
-    ]
     return fill(
         GraphHistory,
         export,
         exporter=export.get("exporter", ""),
         tool=simplify.get("tool", ""),
-        exported=sizes[0],
-        simplified=sizes[1],
-        operators=tuple(counts),
         stages=tuple(_graph_stage(target, facts) for target, facts in graphs.items()),
         macs_at=dims,
     )
@@ -102,20 +73,6 @@ def _graph_stage(target: str, facts: Mapping[str, Any]) -> GraphStage:
         operator_macs=macs["operators"],
         not_counted=macs["not_counted"],
     )
-
-
-def surgery_lines(result: Result[SurgeryResult]) -> Iterator[SurgeryLine]:
-    """Yield the completed steps of one surgery target."""
-    for step in result.content.get("steps", []):
-        worst = q.worst_comparison({"": step.get("cases", {})})
-        yield fill(SurgeryLine, step, when=result.variant, relative=worst and worst[0])
-
-
-def conversion_line(result: Result[ConvertResult]) -> ConversionLine:
-    """Describe one converted precision."""
-    kept_fp32 = tuple(result.content.get("kept_fp32", []))
-    own = {"precision": result.variant, "status": result.status, "kept_fp32": kept_fp32}
-    return fill(ConversionLine, result.content, **own)
 
 
 def gate_lines(results: Iterable[AnyResult]) -> tuple[GateLine, ...]:
@@ -179,62 +136,23 @@ def command_cells(line: CommandLine) -> tuple[str, ...]:
     )
 
 
-def search_lines(
-    results: Sequence[AnyResult], manifest: Mapping[str, Any], bench: Sequence[TimingLine]
-) -> Iterator[SearchLine]:
-    """Yield one line per search.
-
-    Engines of the same backend in the precision alone, and in fp32, are named next to those of the
-    search, as the middle between them is what was searched for.
-    """
-    searches = of_type(results, SearchResult)
-    variants = {result.variant for result in searches}
-    specs = manifest.get("engines", ())
-    for result in searches:
-        content = result.content
-        served = [spec for spec in specs if _variant_of(spec, variants) == result.variant]
-        backends = {spec["backend"] for spec in served}
-        precisions = {base_precision(spec) for spec in served} | {_FULL}
-        rivals = [
-            spec
-            for spec in specs
-            if not is_auto(spec)
-            and spec["backend"] in backends
-            and base_precision(spec) in precisions
-        ]
-        yield fill(
+def search_lines(results: Iterable[AnyResult]) -> tuple[SearchLine, ...]:
+    """List a line per search."""
+    return tuple(
+        fill(
             SearchLine,
-            content,
+            result.content,
             variant=result.variant,
             status=result.status,
-            kept=tuple(map(tuple, content.get("nodes", []))),
-            is_fp32=content.get("is_fp32", False),
-            is_smallest=content.get("is_smallest", False),
-            error_without=graph_error(content.get("without", SearchedGraph())),
-            error_with=graph_error(content.get("with", SearchedGraph())),
-            rtol=content.get("limits", {}).get("rtol"),
-            engines=tuple(filter(None, (_timed(spec, bench) for spec in (*served, *rivals)))),
+            kept=tuple(map(tuple, result.content.get("nodes", []))),
+            is_fp32=result.content.get("is_fp32", False),
+            is_smallest=result.content.get("is_smallest", False),
+            error_without=graph_error(result.content.get("without", SearchedGraph())),
+            error_with=graph_error(result.content.get("with", SearchedGraph())),
+            rtol=result.content.get("limits", {}).get("rtol"),
         )
-
-
-def _variant_of(engine: Mapping[str, Any], variants: set[str]) -> str:
-    """Name the search of an engine: its own if it has its own limits, "" if none."""
-    if not is_auto(engine):
-        return ""
-    shared = full_name(engine)
-    own = f"{shared}-{engine['name']}"
-    return own if own in variants else shared
-
-
-def _timed(spec: Mapping[str, Any], bench: Sequence[TimingLine]) -> str:
-    """Describe the latency of an engine, "" if it was not timed."""
-    name = spec["name"]
-    lines = [line for line in bench if line.engine == name and line.contender.startswith("engine")]
-    lines = sorted((line for line in lines if line.p50_ms), key=lambda line: line.case != "opt")
-    if not lines:
-        return ""
-    text = f"{name} ({full_name(spec)}) {q.latency(lines[0].p50_ms, noisy=lines[0].noisy)} ms"
-    return f"{text} NOISY" if lines[0].noisy else text
+        for result in of_type(results, SearchResult)
+    )
 
 
 def graph_error(graph: SearchedGraph) -> float | None:

@@ -110,7 +110,7 @@ def graph_stages(report: Report) -> Table:
 
 
 def searches(report: Report) -> Table:
-    """List the nodes that searches kept in fp32, and the latencies that followed."""
+    """List the nodes that searches kept in fp32."""
     rows, notes = [], []
     for line in report.searches:
         in_fp32 = "all" if line.is_fp32 else f"{len(line.kept)} of {q.count(line.candidates)}"
@@ -125,8 +125,6 @@ def searches(report: Report) -> Table:
             needed = "without any of them it exceeds the limits"
             why = needed if line.is_smallest else "perhaps more than needed"
             notes.append(f"In fp32 for {line.variant}: {names}; {why}.")
-        if line.engines:
-            notes.append(f"p50 of {line.variant} and its rivals: {', '.join(line.engines)}.")
     columns = (
         "search", "nodes in fp32>", "relative error>", "limit of the search>",
         "MACs in low precision>", "trials>",

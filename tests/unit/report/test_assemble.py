@@ -114,15 +114,6 @@ def test_the_numbers_of_a_conversion_are_among_the_checks(results: Results) -> N
     assert line.outcome.endswith("worst relative error 3.0e-03 (opt scores)")
 
 
-def test_operators_are_listed_with_the_largest_change_first(results: Results) -> None:
-    lines = report_on(results).graph.operators
-    assert [(line.operator, line.exported, line.simplified) for line in lines[:3]] == [
-        ("Slice", 2, 0),
-        ("Shape", 2, 1),
-        ("Concat", 1, 1),
-    ]
-
-
 def test_the_engine_comes_before_its_baseline(results: Results) -> None:
     first, second = report_on(results).bench[:2]
     assert (first.contender, first.p50_ms, first.speedup) == ("engine", 2.1, 2.0)
@@ -208,13 +199,10 @@ def test_results_without_content_still_give_a_report(results: Results) -> None:
     assert len(report.summary) == len(results.inputs) + 1  # itself
 
 
-def test_engine_provenance_lists_libraries_and_settings(results: Results) -> None:
+def test_engine_provenance_lists_libraries_and_plugins(results: Results) -> None:
     rtx = next(engine for engine in report_on(results).engines if engine.name == "rtx-fp16")
     assert rtx.origin == {
         "built with": "TensorRT-RTX 1.7.1.116, Linux x86_64",
-        "settings that are not the defaults": (
-            "builder_optimization_level 5, compute_capabilities [8.9], flags {tf32: false}"
-        ),
         "precision of the layers": "90.0 % float16, 10.0 % float32",
         "plugins and operator libraries": (
             f"demo::swish by plugin Swish 1 (plugins/swish_plugin.py, sha256 {'f' * 16}…), "
@@ -257,5 +245,5 @@ def test_verify_is_reported_per_profile(results: Results) -> None:
 
 def test_engine_provenance_names_operators_outside_the_delegate() -> None:
     delegated = {"share": 0.8, "operators": {"convolution": 4}, "portable": {"mean": 1}}
-    lines = engine_origin(parse({"delegated": delegated}, EngineResult), {}, [])
+    lines = engine_origin(parse({"delegated": delegated}, EngineResult), [])
     assert lines["operators in the delegate"] == "80 %; in portable kernels: 1 mean"

@@ -10,7 +10,7 @@ import pytest
 from html_page import Page
 
 from buildsys.report.assemble import assemble
-from buildsys.report.benchmarks import bench_notes, gpu_states, timings
+from buildsys.report.benchmarks import bench_notes, timings
 from buildsys.report.html.pages import ModelPage, render_model
 from buildsys.report.markdown import render
 from buildsys.report.result_files import Result, parse
@@ -46,7 +46,7 @@ def result() -> Result[BenchResult]:
 
 def page_of(result: Result[BenchResult]) -> Page:
     report = replace(
-        assemble("m", {}, {}, {}), bench=timings([result]), gpu_states=gpu_states([result])
+        assemble("m", {}, {}, {}), bench=timings([result]), bench_notes=bench_notes([result])
     )
     return Page(render_model(ModelPage(report, "2026-11-22T13:30:00Z")))
 
@@ -67,11 +67,8 @@ def test_the_engine_is_first_with_both_clocks_and_its_memory(result: Result[Benc
 
 def test_an_unreadable_gpu_has_a_reason(result: Result[BenchResult]) -> None:
     result.content["cases"]["opt"]["gpu"] = {"missing": "NVML answers with error 3"}
-    (state,) = gpu_states([result])
-    assert state.throttle == "not known: NVML answers with error 3"
-    assert ["trt", "opt", "—", "—", "—", "—", "—", "not known: NVML answers with error 3"] in (
-        page_of(result).rows
-    )
+    note = "bench:m:trt, case opt: throttled: not known: NVML answers with error 3"
+    assert note in bench_notes([result])
 
 
 def test_engines_on_a_cpu_have_no_gpu_table() -> None:

@@ -7,7 +7,6 @@ from typing import Any
 import pytest
 
 from buildsys.report.key_figures import key_figure
-from buildsys.report.report_types import TimingLine
 from buildsys.report.result_files import Result
 from buildsys.report.stage_lines import search_lines
 
@@ -47,31 +46,8 @@ def test_an_older_result_without_figures_has_none() -> None:
     assert key_figure("search", {"precision": "int8"}) == ""
 
 
-def timing(engine: str, p50_ms: float, case: str = "opt") -> TimingLine:
-    unknown = dict.fromkeys(
-        ("samples", "p90_ms", "p95_ms", "p99_ms", "mean_ms", "min_ms", "max_ms", "batch")
-    )
-    return TimingLine(
-        engine=engine, contender="engine", case=case, dims="", p50_ms=p50_ms, noisy=False,
-        throughput_per_s=None, speedup=None, **unknown,
-    )  # fmt: skip
-
-
-def test_engines_of_a_search_stand_next_to_their_rivals() -> None:
-    engines = [
-        {"name": "auto", "backend": "onnxruntime", "precision": "auto"},
-        {"name": "own", "backend": "onnxruntime", "precision": "auto-int8"},
-        {"name": "plain", "backend": "onnxruntime", "precision": "int8"},
-        {"name": "full", "backend": "onnxruntime", "precision": "fp32"},
-        {"name": "half", "backend": "onnxruntime", "precision": "fp16"},
-        {"name": "other", "backend": "openvino", "precision": "fp32"},
-    ]
-    results = [
-        Result(f"search:m:{variant}", "passed", FOUND)  # type: ignore[arg-type]
-        for variant in ("auto-int8", "auto-int8-own")
-    ]
-    bench = [timing("auto", 3.0), timing("auto", 1.0, "min"), timing("full", 5.0)]
-    shared, own = search_lines(results, {"engines": engines}, bench)
-    assert shared.engines == ("auto (auto-int8) 3.00 ms", "full (fp32) 5.00 ms")
-    assert own.engines == ("full (fp32) 5.00 ms",)
-    assert (shared.kept[0], shared.error_without, shared.rtol) == (("/a", "Conv"), 0.31, 0.16)
+def test_a_line_has_the_nodes_in_fp32_and_the_errors() -> None:
+    result: Any = Result("search:m:auto-int8", "passed", FOUND)
+    (line,) = search_lines([result])
+    assert (line.variant, line.kept[0], line.error_without) == ("auto-int8", ("/a", "Conv"), 0.31)
+    assert (line.error_with, line.rtol) == (0.12, 0.16)

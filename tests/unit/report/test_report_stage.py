@@ -132,13 +132,6 @@ def test_targets_of_an_unavailable_engine_have_its_reason(results: Results, tmp_
     assert "there is no engine" not in text + html_of(results).text
 
 
-def test_removed_operators_are_listed(results: Results) -> None:
-    page = html_of(results)
-    assert "13 nodes, 112 kB" in page.text
-    assert "10 nodes, 112 kB" in page.text
-    assert ["Slice", "2", "0", "-2"] in page.rows
-
-
 @pytest.mark.parametrize("change", ["nothing", "no gpu", "everything"])
 def test_every_row_has_all_columns(results: Results, tmp_path: Path, change: str) -> None:
     if change != "nothing":
@@ -178,18 +171,6 @@ def test_markdown_is_one_screen(results: Results, tmp_path: Path) -> None:
     lines = markdown_of(results, tmp_path / "report").splitlines()
     assert sum(line.startswith("## ") for line in lines) == 3
     assert len(lines) <= 50
-
-
-def test_custom_operators_are_listed_with_their_implementation(results: Results) -> None:
-    library = {"sources": ["plugins/ops/a.c"], "flags": []}
-    results.manifest["ops"] = [
-        {"op": "a::b", "function": None, "library": library, "plugin": None, "use": {}}
-    ]
-    results.manifest["ops"].append({"op": "trt::c", "plugin": {"bundled": True}, "use": {}})
-    rows = html_of(results).rows
-    assert ["a::b", "checks of the graph", "library plugins/ops/a.c"] in rows
-    assert ["a::b", "engine rtx-fp16", "not implemented"] in rows
-    assert ["trt::c", "engine rtx-fp16", "plugin of TensorRT"] in rows
 
 
 def test_each_graph_of_the_chain_has_a_line(results: Results) -> None:
