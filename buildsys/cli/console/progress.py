@@ -131,6 +131,7 @@ class LiveDisplay:
         self._console = text_console(out)
         self._is_closed = False
         self._tasks: dict[str, TaskID] = {}
+        self._lock = threading.Lock()  # of the tasks; a failing redraw would end rich's thread
         self._running = Progress(
             SpinnerColumn(),
             TextColumn("{task.description}", markup=False),
@@ -167,8 +168,9 @@ class LiveDisplay:
         if self._is_closed:
             return
         self._live.start()
-        task = self._running.add_task(line.target, total=None, activity=line.activity)
-        self._tasks[line.target] = task
+        with self._lock:
+            task = self._running.add_task(line.target, total=None, activity=line.activity)
+            self._tasks[line.target] = task
 
     def waits(self, line: ConsoleLine, holder: str) -> None:
         """Draw a target; its last message names the holder."""
@@ -181,8 +183,9 @@ class LiveDisplay:
         from rich.padding import Padding
         from rich.text import Text
 
-        if line.target in self._tasks:
-            self._running.remove_task(self._tasks.pop(line.target))
+        with self._lock:
+            if line.target in self._tasks:
+                self._running.remove_task(self._tasks.pop(line.target))
         text = Text.assemble(_MARKS[line.status], f" {line.target}  ", (line.took, "cyan"))
         reason, *details = printable(line.reason).splitlines() or [""]
         if line.status == "restored":
@@ -216,8 +219,9 @@ class LiveDisplay:
         """Refresh the running targets above the progress bar."""
         from rich.console import Group
 
-        for target, task in list(self._tasks.items()):
-            self._running.update(task, activity=self._lines[target].activity)
+        with self._lock:
+            for target, task in self._tasks.items():
+                self._running.update(task, activity=self._lines[target].activity)
         finished = _count_finished(self._lines)
         self._total.update(self._all, completed=finished, description=self._time_left())
         return Group(self._running, self._total)
