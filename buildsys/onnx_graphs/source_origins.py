@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
-SCHEMA = "buildsys/origins/1"
+SCHEMA = "buildsys/origins/2"
 _FARTHEST = 64  # visited nodes in the search for a known origin
 
 
@@ -31,12 +31,8 @@ def read_origins(file: Path | None) -> dict[str, Origin]:
         content = json.loads(file.read_text(encoding="utf-8")) if file else {}
         if content.get("schema") != SCHEMA:
             return {}
-        lines, modules = content["lines"], content["modules"]
-        return {
-            name: Origin(lines[line], modules[module])
-            for name, (line, module) in content["tensors"].items()
-        }
-    except (OSError, ValueError, AttributeError, KeyError, IndexError, TypeError):
+        return {name: Origin(*origin) for name, origin in content["tensors"].items()}
+    except (OSError, ValueError, AttributeError, KeyError, TypeError):
         return {}
 
 

@@ -12,7 +12,7 @@ import pytest
 from buildsys.cli.commands import COMMANDS
 
 REFERENCE = Path(__file__).resolve().parents[2] / "docs" / "reference"
-SHARE_WITHOUT_REMEDY = 0.064  # impossible states, and remedies in the message; only lower it
+MOST_WITHOUT_REMEDY = 45  # impossible states, and remedies in the message; only lower it
 MODULE = """
 def refuse(name, size, hint=""):
     if size == 1:
@@ -67,8 +67,7 @@ def test_messages_without_a_remedy_become_fewer() -> None:
         if not one.text.startswith("expected ")  # says what to write
     }
     without = [f"{file}: {text}" for file, text, remedy in sorted(found) if not remedy]
-    share = len(without) / len(found)
-    assert share <= SHARE_WITHOUT_REMEDY, "\n".join([f"{share:.4f}", *without])
+    assert len(without) <= MOST_WITHOUT_REMEDY, "\n".join([str(len(without)), *without])
 
 
 def test_every_command_has_a_section_with_its_options() -> None:

@@ -1,15 +1,14 @@
 """Remedies for operators without a translation or an implementation.
 
 Callers pass in facts from the registries, schemas and parsers of this installation. An opset or an
-exporter is named only if the facts or a trial say that it helps; code that the user can write
-always does.
+exporter is named only if the facts say that it helps; code that the user can write always does.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -22,8 +21,6 @@ from buildsys.workers.job import Job
 NEWEST_TORCHSCRIPT_OPSET = 23  # the exporter raises from 24 on
 OLDEST_DYNAMO_OPSET = 18  # it writes no lower one, and converts only some graphs down
 _ONNX_DOMAINS = ("", "ai.onnx", "ai.onnx.ml")
-# tries an export with changed options: its problem, "" if it works, None if unknown
-Attempt = Callable[[Mapping[str, Any]], str | None]
 
 
 @dataclass(frozen=True)
@@ -33,7 +30,6 @@ class Remedy:
     name: str  # such as opset, exporter, registration, local function or plugin
     text: str
     yaml: tuple[str, ...] = ()
-    changes: Mapping[str, Any] = field(default_factory=dict)  # of the export, if that is all
 
 
 class OnnxOperator(NamedTuple):
@@ -57,7 +53,7 @@ class OnnxOperator(NamedTuple):
 def export_remedy(name: str, text: str, **options: Any) -> Remedy:
     """Make a remedy that only changes options of the export."""
     words = (f"{option}: {str(value).lower()}" for option, value in options.items())
-    return Remedy(name, text, (f"export: {{{', '.join(words)}}}",), options)
+    return Remedy(name, text, (f"export: {{{', '.join(words)}}}",))
 
 
 def registration_remedies(
@@ -131,19 +127,6 @@ def higher_opset_remedies(written: int, requested: int) -> list[Remedy]:
         text = f"use torchscript, which writes opset {requested} directly"
         remedies.append(export_remedy("exporter", text, exporter="torchscript", opset=requested))
     return remedies
-
-
-def tried_remedies(remedies: Sequence[Remedy], attempt: Attempt) -> list[Remedy]:
-    """Leave out the export options that do not help when tried; the last remedy names them."""
-    helpful, useless = [], []
-    for remedy in remedies:
-        if problem := attempt(remedy.changes) if remedy.changes else None:
-            useless.append(f"# {remedy.yaml[0]} ({problem})")
-        else:
-            helpful.append(remedy)
-    if useless:
-        helpful.append(Remedy("tried", "these changes do not help", tuple(useless)))
-    return helpful
 
 
 def format_remedies(groups: Iterable[tuple[str, Sequence[Remedy]]]) -> str:

@@ -23,7 +23,6 @@ _OPSETS = {
     # below 18 dynamo converts down, which the export checks; 28 is the newest opset of onnx 1.23
     "dynamo": range(7, 29),
 }
-_BASE_OPSET = 9  # below it, torch searches symbolics from the export's opset up to this one
 _OPERATOR = re.compile(r"\w+::\w+(\.\w+)?")
 _SECTIONS = {"symbolics": ("torchscript", "translations"), "translations": ("dynamo", "symbolics")}
 
@@ -56,7 +55,11 @@ def _options(view: ManifestView) -> Problems:
         if view.get("export", option) is not None:
             text, hint = f"ignored by exporter {exporter}", f"remove it, or use exporter: {other}"
             yield view.problem(("export", option), text, hint, of_key=True)
-    yield from _opset(view, ("export", "opset"), exporter)
+    opset, opsets = view.get("export", "opset"), _OPSETS[exporter]
+    if isinstance(opset, int) and opset not in opsets:
+        span = f"{opsets[0]} to {opsets[-1]}"
+        text = f"opset {opset} is not supported by the {exporter} exporter ({span})"
+        yield view.problem(("export", "opset"), text, "choose an opset in this range")
     if view.get("export", "export_params") is False:
         text = "a file without its weights cannot be validated or built"
         yield view.problem(("export", "export_params"), text, "remove it", of_key=True)
@@ -82,60 +85,14 @@ def _registrations(view: ManifestView) -> Problems:
             yield view.problem((section,), text, hint, of_key=True)
         registered: list[tuple[str, Any]] = []
         for path, entry in view.maps(section, ...):
-            if section == "symbolics":
-                yield from _symbolic_problems(view, path, entry)
-            op = entry.get("op")
+            op, opset = entry.get("op"), entry.get("opset")
             if not isinstance(op, str):
                 continue
             yield from _name_problems(view, (*path, "op"), op)
-            opset = entry.get("opset") if section == "symbolics" else None
-            name = op if section == "symbolics" else op.removesuffix(".default")
-            if (name, opset) in registered:
-                text = f"{name} is registered twice" + (f" for opset {opset}" if opset else "")
+            if (op.removesuffix(".default"), opset) in registered:
+                text = f"{op} is registered twice" + (f" for opset {opset}" if opset else "")
                 yield view.problem((*path, "op"), text, "remove one of the two")
-            registered.append((name, opset))
-
-
-def _opset(view: ManifestView, path: FieldPath, exporter: str) -> Problems:
-    """Yield an opset not supported by its exporter."""
-    opset, opsets = view.get(*path), _OPSETS[exporter]
-    if isinstance(opset, int) and opset not in opsets:
-        span = f"{opsets[0]} to {opsets[-1]}"
-        text = f"opset {opset} is not supported by the {exporter} exporter ({span})"
-        yield view.problem(path, text, "choose an opset in this range")
-
-
-def reaches(exported: int, registered: int) -> bool:
-    """Return true if an export may use a symbolic of another opset.
-
-    Source: torch.onnx._internal.torchscript_exporter.registration._dispatch_opset_version.
-    """
-    if exported >= _BASE_OPSET:
-        return registered <= exported
-    return exported <= registered <= _BASE_OPSET
-
-
-def _symbolic_problems(view: ManifestView, path: FieldPath, entry: dict[str, Any]) -> Problems:
-    """Yield mixtures of the two forms of a symbolic, and unusable opsets."""
-    fields = ("op", "function", "opset")
-    if entry.get("module") is not None:
-        for field in fields:
-            if entry.get(field) is not None:
-                text = "cannot be combined with module, which registers its own functions"
-                hint = f"remove {field} or module"
-                yield view.problem((*path, field), text, hint, of_key=True)
-    missing = [field for field in fields[:2] if entry.get(field) is None]
-    if entry.get("module") is None and missing and not entry.keys() - {*fields, "module"}:
-        text = f"required field is missing: {' and '.join(missing)}"
-        yield view.problem(path, text, "write {op: …, function: …, opset: …} or {module: FILE.py}")
-    yield from _opset(view, (*path, "opset"), "torchscript")
-    opset: Any = entry.get("opset")
-    exported: Any = view.map("export").get("opset", 17)
-    are_valid = isinstance(exported, int) and isinstance(opset, int)
-    if are_valid and opset in _OPSETS["torchscript"] and not reaches(exported, opset):
-        text = f"an export to opset {exported} cannot use a symbolic of opset {opset}"
-        hint = f"set it to {exported} or lower, remove it, or raise export.opset"
-        yield view.problem((*path, "opset"), text, hint)
+            registered.append((op.removesuffix(".default"), opset))
 
 
 def _name_problems(view: ManifestView, path: FieldPath, op: str) -> Problems:

@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import io
-import multiprocessing
 import re
 import tempfile
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import replace
-from multiprocessing.connection import Connection
 from pathlib import Path
 from pydoc import ErrorDuringImport, locate
 from typing import Any
@@ -18,16 +15,12 @@ from typing import Any
 import onnx
 import torch
 
-from buildsys.errors import BuildsysError, CheckFailed, StageError
-from buildsys.models.user_code import describe_exception
+from buildsys.errors import CheckFailed, StageError
 from buildsys.onnx_graphs.onnx_file import (
     INLINE_LIMIT,
     ONE_MESSAGE_LIMIT,
-    all_nodes,
     load_model,
-    opsets,
 )
-from buildsys.onnx_graphs.tensor_types import rename_outer
 from buildsys.stages.export.request import (
     ExportRequest,
     check_guards,
@@ -66,7 +59,6 @@ def export_torchscript(request: ExportRequest) -> onnx.ModelProto:
             _trace(request, str(file))
             model = load_model(file)
     if request.options[_FUNCTIONS]:
-        normalize_functions(model)
         _restore_output_names(model, request.output_names)
     return model
 
@@ -149,45 +141,6 @@ def _restore_output_names(model: onnx.ModelProto, expected: tuple[str, ...]) -> 
         value.name = names.get(value.name, value.name)
 
 
-def normalize_functions(model: onnx.ModelProto) -> None:
-    """Sort local functions and all attributes; number names inside each function.
-
-    The exporter writes them in the order of address hash tables, counts nodes across all functions,
-    and names parameters after one of the calls.
-    """
-    _sort(model.functions, lambda function: (function.domain, function.name))
-    for function in model.functions:
-        names: dict[str, str] = {}
-        function.input[:] = [
-            names.setdefault(name, f"input_{index}") for index, name in enumerate(function.input)
-        ]
-        for index, node in enumerate(function.node):
-            node.name = f"{node.op_type}_{index}"
-            node.input[:] = [names.get(name, name) for name in node.input]
-            rename_outer(node, names)
-            outputs = {name: f"{node.name}_{i}" for i, name in enumerate(node.output) if name}
-            names |= outputs
-            node.output[:] = [outputs.get(name, "") for name in node.output]
-        function.output[:] = [names.get(name, name) for name in function.output]
-        for value in function.value_info:
-            value.name = names.get(value.name, value.name)
-        function.attribute[:] = sorted(function.attribute)
-        _sort(function.attribute_proto, lambda attribute: attribute.name)
-        _sort(function.opset_import, lambda entry: entry.domain)
-    for nodes in (all_nodes(model.graph), *(function.node for function in model.functions)):
-        for node in nodes:
-            _sort(node.attribute, lambda attribute: attribute.name)
-
-
-def _sort(field: Any, key: Any) -> None:
-    # the field owns its messages, which del invalidates
-    copies = [
-        type(message).FromString(message.SerializeToString()) for message in sorted(field, key=key)
-    ]
-    del field[:]
-    field.extend(copies)
-
-
 def export_dynamo(request: ExportRequest) -> onnx.ModelProto:
     """Export by torch.export.
 
@@ -230,52 +183,3 @@ def export_dynamo(request: ExportRequest) -> onnx.ModelProto:
         for message in messages:  # collected to find mismatches; the caller reports them
             warnings.warn(message, stacklevel=2)
         return load_model(file)
-
-
-_LIMIT_S = 60.0
-_LARGEST_BYTES = 1 << 30  # larger weights: a fork copies what the export changes
-
-
-def try_export(request: ExportRequest, changes: Mapping[str, Any]) -> str | None:
-    """Try an export with changed options: "" if it works, None if unknown.
-
-    A process exports once (see ``registrations``), so a trial is a fork of the process that failed.
-    It computes with one thread: the thread pools of torch do not survive a fork.
-    """
-    on_gpu = any(tensor.is_cuda for tensor in request.arguments)  # CUDA does not survive a fork
-    if on_gpu or request.weight_bytes > _LARGEST_BYTES:
-        return None
-    forked = multiprocessing.get_context("fork")
-    receiver, sender = forked.Pipe(duplex=False)
-    trial = forked.Process(target=_send_problem, args=(sender, request, changes))
-    trial.start()
-    sender.close()
-    try:
-        return str(receiver.recv()) if receiver.poll(_LIMIT_S) else None
-    except EOFError:
-        return "it ends with a crash"
-    finally:
-        trial.kill()
-        trial.join()
-        receiver.close()
-
-
-def _send_problem(sender: Connection, request: ExportRequest, changes: Mapping[str, Any]) -> None:
-    torch.set_num_threads(1)
-    options = {**request.options, **changes}
-    export = export_dynamo if options["exporter"] == "dynamo" else export_torchscript
-    problem = ""
-    try:
-        with tempfile.TemporaryDirectory(dir=request.path.parent) as folder:
-            model = export(replace(request, options=options, path=Path(folder) / "model.onnx"))
-        if opsets(model).get("ai.onnx") != options["opset"]:
-            problem = f"it writes opset {opsets(model).get('ai.onnx')}"
-        onnx.checker.check_model(model, full_check=True)
-    except BuildsysError as error:
-        problem = str(error).splitlines()[0]
-    except Exception as error:  # exporters raise any class
-        cause: BaseException = error
-        while cause.__cause__ is not None:
-            cause = cause.__cause__
-        problem = describe_exception(cause, request.project)
-    sender.send(problem)

@@ -24,17 +24,16 @@ from buildsys.backends.operator_support import (
 )
 from buildsys.errors import StageError
 from buildsys.models.user_code import describe_exception, install_hint
+from buildsys.onnx_graphs.onnx_file import first_line
 from buildsys.stages.common.remedies import (
     NEWEST_TORCHSCRIPT_OPSET,
     OLDEST_DYNAMO_OPSET,
-    Attempt,
     Remedy,
     export_remedy,
     format_remedies,
     function_remedies,
     opset_remedies,
     registration_remedies,
-    tried_remedies,
 )
 from buildsys.stages.export.origins import source_line
 
@@ -77,64 +76,51 @@ class UntranslatedOperator:
 
 
 def export_failure(
-    error: Exception,
-    exporter: str,
-    opset: int,
-    project: Path,
-    *,
-    inlines: bool = True,
-    attempt: Attempt = lambda _: None,
+    error: Exception, exporter: str, opset: int, project: Path, *, inlines: bool = True
 ) -> StageError:
     """Turn an exception of torch.onnx.export into a readable error.
 
     ``inlines`` is false with ``autograd_inlining: false``.
     """
-    cause: BaseException = error
-    while True:  # from the outermost exception inwards
+    causes: list[BaseException] = [error]
+    while (inner := causes[-1].__cause__) is not None:
+        causes.append(inner)
+    for cause in causes:
         if match := _PYTHON_FUNCTION.search(str(cause)):
+            problem = f"cannot translate the autograd function {match[1] or ''}"
             remedies = function_remedies(match[1] or "Function", opset, inlines=inlines)
-            return StageError(
-                f"the {exporter} exporter cannot translate the autograd function {match[1] or ''}",
-                format_remedies([("", tried_remedies(remedies, attempt))]),
-            )
+            hint = format_remedies([("", remedies)])
+            return StageError(f"the {exporter} exporter {problem}", hint)
         if match := _UNSUPPORTED.search(str(cause)):
             operators = untranslated_operators(error, project)
             if not operators:
                 name = next(filter(None, match.groups()))
                 name = name.replace(".", "::", 1) if "::" not in name else name
                 operators = [UntranslatedOperator(name, "", "")]
-            return _untranslated_failure(operators, exporter, opset, project, attempt)
+            return _untranslated_failure(operators, exporter, opset, project)
         if isinstance(cause, ModuleNotFoundError) and cause.name:
             return StageError(
                 f"the {exporter} exporter needs the package {cause.name}", install_hint(cause)
             )
-        if cause.__cause__ is None:
-            break
-        cause = cause.__cause__
     problem = f"the {exporter} exporter failed at opset {opset}: "
-    problem += describe_exception(cause, project)
+    problem += describe_exception(causes[-1], project)
     node = _failing_node(_frames(error))
     line = "" if node is None else _call(node, project)[2]
     problem += f", on a node of {line}" if line and line not in problem else ""
     hint = "the log has the complete message"
-    if _DECIDES_BY_VALUE.search(f"{error}\n{cause}"):
+    if _DECIDES_BY_VALUE.search(f"{error}\n{causes[-1]}"):
         hint = (
             "forward decides by the values of a tensor: use torch.where or torch.cond; tracing with"
             " torchscript would keep only the branch of the example"
         )
-    elif _FIXED_SIZE.search(str(cause)):  # tracing would fix it without a word
-        lines = [line.strip() for line in str(cause).splitlines()]
-        conflicts = [line for line in lines if line.startswith("- ") and line not in problem]
+    elif _FIXED_SIZE.search(str(causes[-1])):  # tracing would fix it without a word
         hint = (
             "forward fixes that size, such as by a Python loop over it or int(): make it a number"
             f" in inputs, or change the code; {hint}"
         )
-        hint = "\n".join((*dict.fromkeys(conflicts), hint))
     else:
-        other = _other_exporter(exporter, opset)
-        answer = attempt(other.changes)
-        verb = {None: "may take the network", "": "takes the network"}.get(answer, "fails as well")
-        hint += f"; the other exporter {verb} ({answer or other.yaml[0]})"
+        (yaml,) = _other_exporter(exporter, opset).yaml
+        hint += f"; the other exporter may take the network ({yaml})"
     return StageError(problem, hint)
 
 
@@ -150,52 +136,53 @@ def checker_failure(error: Exception, exporter: str) -> StageError:
     """Turn a rejection by onnx.checker into a readable error."""
     match = _NOT_IN_OPSET.search(str(error))
     if not match:
-        what = next(filter(None, map(str.strip, str(error).splitlines())), type(error).__name__)
-        problem = f"onnx.checker rejects the file ({exporter}): {what}"
+        problem = f"onnx.checker rejects the file ({exporter}): {first_line(error)}"
         return StageError(problem, "try the other exporter: export: {exporter: …}")
     operator, opset = match["op"], int(match["opset"])
-    versions = [v for v in operator_versions().get(("", operator), ()) if v > 0]
-    problem = f"opset {opset} does not have the operator {operator} used in the file"
-    if exporter != "none":
-        problem += f" ({exporter})"
-        remedies = opset_remedies(operator, exporter, opset, versions)
-        return StageError(problem, format_remedies([("", remedies)]))
-    later = [version for version in versions if version > opset]
-    return StageError(problem, f"save it with opset {min(later)} or higher" if later else "")
+    problem = f"opset {opset} does not have the operator {operator} used in the file ({exporter})"
+    remedies = opset_remedies(
+        operator, exporter, opset, operator_versions().get(("", operator), ())
+    )
+    return StageError(problem, format_remedies([("", remedies)]))
 
 
 def _untranslated_failure(
-    operators: Sequence[UntranslatedOperator],
-    exporter: str,
-    opset: int,
-    project: Path,
-    attempt: Attempt,
+    operators: Sequence[UntranslatedOperator], exporter: str, opset: int, project: Path
 ) -> StageError:
-    listed = [f"{operator.name}{operator.where}" for operator in operators]
-    what = f"{len(operators)} operators to opset {opset}: {', '.join(listed)}"
+    listed = ", ".join(f"{operator.name}{operator.where}" for operator in operators)
+    what = f"{len(operators)} operators to opset {opset}: {listed}"
     if len(operators) == 1:
         what = f"the operator {operators[0].name} to opset {opset}{operators[0].where}"
-    needed = opset
-    choices = []
-    if exporter == "torchscript":
-        translations = [dynamo_translation(operator.overload) for operator in operators]
-        needed = max([opset, *(t.opset or 0 for t in translations if t)])
-        lowest = [torchscript_from(operator.name) or 0 for operator in operators]
-        if min(lowest) > opset:
-            text = f"torchscript translates it from opset {max(lowest)} on"
-            choices.append(export_remedy("opset", text, opset=max(lowest)))
-    choices.append(_other_exporter(exporter, needed))
-    registrations = [
+    choices = _translating_exports(operators, exporter, opset)
+    groups = [
         (operator.schema, registration_remedies(operator.name, exporter, opset, project))
         for operator in operators
     ]
     if len(operators) == 1:
-        schema, remedies = registrations[0]
-        groups = [(schema, tried_remedies([*choices, *remedies], attempt))]
+        groups = [(groups[0][0], [*choices, *groups[0][1]])]
     else:  # a function for one of them leaves the others
-        groups = [("", tried_remedies(choices, attempt)), *registrations]
-    problem = f"the {exporter} exporter cannot translate {what}"
-    return StageError(problem, format_remedies(groups))
+        groups = [("", choices), *groups]
+    return StageError(f"the {exporter} exporter cannot translate {what}", format_remedies(groups))
+
+
+def _translating_exports(
+    operators: Sequence[UntranslatedOperator], exporter: str, opset: int
+) -> list[Remedy]:
+    """List the opset and the exporter that translate all ``operators``."""
+    lowest = [torchscript_from(operator.name) for operator in operators]
+    opsets = [opset for opset in lowest if opset is not None]
+    in_torchscript = len(opsets) == len(operators)
+    if exporter == "dynamo":
+        return [_other_exporter(exporter, max(opset, *opsets))] if in_torchscript else []
+    choices = []
+    if in_torchscript and max(opsets) > opset:
+        text = f"torchscript translates it from opset {max(opsets)} on"
+        choices.append(export_remedy("opset", text, opset=max(opsets)))
+    translations = [dynamo_translation(operator.overload) for operator in operators]
+    if all(translations):
+        needed = max(translation.opset or 0 for translation in translations if translation)
+        choices.append(_other_exporter(exporter, max(opset, needed)))
+    return choices
 
 
 def untranslated_operators(error: BaseException, project: Path) -> list[UntranslatedOperator]:

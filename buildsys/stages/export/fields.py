@@ -2,7 +2,7 @@
 
 from typing import Annotated, Literal
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from buildsys.manifest.schema.base import MODULE_PATTERN, Callable, Spec, form, section
 
@@ -57,10 +57,18 @@ class SymbolicSpec(Spec):
     op: str | None = Field(None, description="Operator without overload, such as aten::asinh.")
     function: Callable | None = None
     """FILE.py:CALLABLE: f(g, *inputs) returns the result of g.op(...)."""
-    opset: int | None = None
+    opset: int | None = Field(None, ge=6, le=23)
     """First opset of the function; default: the export's opset only."""
     module: PythonFile | None = None
     """Instead of the others: a file that registers symbolics on import."""
+
+    @model_validator(mode="after")
+    def _check_form(self) -> "SymbolicSpec":
+        is_module = self.module is not None
+        fields = (self.op, self.function, self.opset)
+        if any(fields) if is_module else None in fields[:2]:
+            raise ValueError("expected {op: …, function: …, opset: …} or {module: FILE.py}")
+        return self
 
 
 class TranslationSpec(Spec):

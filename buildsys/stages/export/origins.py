@@ -59,21 +59,9 @@ def source_line(trace: str, project: Path) -> str:
 
 
 def write_origins(origins: dict[str, Origin], path: Path) -> None:
-    """Write the origins, each distinct line and module once."""
-    lines = {origin.line: 0 for origin in origins.values()}
-    modules = {origin.module: 0 for origin in origins.values()}
-    for texts in (lines, modules):
-        texts.update({text: index for index, text in enumerate(texts)})
-    content = {
-        "schema": SCHEMA,
-        "lines": list(lines),
-        "modules": list(modules),
-        "tensors": {
-            name: [lines[origin.line], modules[origin.module]] for name, origin in origins.items()
-        },
-    }
-    text = json.dumps(content, ensure_ascii=False, separators=(",", ":"))
-    path.write_text(text + "\n", encoding="utf-8")
+    """Write the origins."""
+    content = {"schema": SCHEMA, "tensors": origins}
+    path.write_text(json.dumps(content, ensure_ascii=False) + "\n", encoding="utf-8")
 
 
 def _module_path(scopes: str, node: str) -> str:

@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 from onnxscript import OnnxFunction
-from torch.onnx._internal.torchscript_exporter import registration as torch_registration
+from torch.onnx._internal.torchscript_exporter.registration import registry
 
 from buildsys.backends.operator_support import load_symbolics
 from buildsys.errors import BuildsysError, StageError
@@ -43,27 +43,15 @@ class Registration:
         return f"{self.op} ({self.origin}{'' if self.opset is None else f', opset {self.opset}'})"
 
 
-class PluginFiles:
-    """User files with registrations, each executed once."""
+def _function(reference: str, options: Mapping[str, Any], project: Path) -> Callable[..., Any]:
+    return find_callable(_module(reference.rpartition(":")[0], options, project), reference)
 
-    def __init__(self, project: Path, source: Mapping[str, Any]) -> None:
-        """Reuse the module of the network's file, already executed for ``source``."""
-        self._project = project
-        self._modules: dict[str, ModuleType] = {}
-        network = str(source["python"]).rpartition(":")[0] if "python" in source else ""
-        loaded = sys.modules.get(module_name(network)) if network else None
-        if loaded is not None:  # a second execution would define its operators twice
-            self._modules[network] = loaded
 
-    def module(self, file: str) -> ModuleType:
-        """Load the module of a file."""
-        if file not in self._modules:
-            self._modules[file] = load_module(file, self._project)
-        return self._modules[file]
-
-    def function(self, reference: str) -> Callable[..., Any]:
-        """Load the callable ``FILE.py:CALLABLE``."""
-        return find_callable(self.module(reference.rpartition(":")[0]), reference)
+def _module(file: str, options: Mapping[str, Any], project: Path) -> ModuleType:
+    """Load a file; a second execution of the network's would define its operators twice."""
+    if options["source"].get("python", "").startswith(f"{file}:"):
+        return sys.modules[module_name(file)]
+    return load_module(file, project)
 
 
 def _monitored(registration: Registration, project: Path, schema: str) -> Callable[..., Any]:
@@ -101,12 +89,11 @@ def make_translations(
     The network must be built already, as its file may define operators.
     Raises: StageError: a file fails, or an operator or annotation is wrong.
     """
-    files = PluginFiles(project, options["source"])
     table: Table = {}
     registrations = []
     for entry in options["translations"]:
         reference = entry["function"]
-        function, overload = files.function(reference), _overload(entry["op"])
+        function, overload = _function(reference, options, project), _overload(entry["op"])
         registration = Registration(entry["op"], reference, function)
         if isinstance(function, OnnxFunction) and not (
             function.op_signature and function.op_signature.outputs
@@ -138,76 +125,54 @@ def _overload(op: str) -> Any:
 
 
 def register_symbolics(
-    options: Mapping[str, Any], project: Path, of_network: Sequence[Registration] = ()
+    options: Mapping[str, Any], project: Path, of_network: Sequence[Registration]
 ) -> list[Registration]:
     """Register the symbolics of an export.
 
     The network must be built already, as its file may define operators. ``of_network`` are those
     that it registered itself.
-    Raises: StageError: a file fails, or an operator is unknown or registered twice.
+    Raises: StageError: a file fails, or an operator is unknown.
     """
-    load_symbolics()  # the checks below use torch's own
-    files = PluginFiles(project, options["source"])
-    registrations: dict[tuple[str, int | None], Registration] = {}
-    for registration in _load_symbolics(options, files, of_network):
-        key = registration.op, registration.opset
-        if key in registrations:
+    load_symbolics()
+    operators = set(registry.all_functions())
+    registrations: list[Registration] = []
+    for entry in options["symbolics"]:
+        if reference := entry["function"]:
+            opset, function = entry["opset"], _function(reference, options, project)
+            opset = opset or options["export"]["opset"]
+            registrations.append(Registration(entry["op"], reference, function, opset))
+            continue
+        with collected_registrations(entry["module"]) as of_module:
+            _module(entry["module"], options, project)
+        if not (of_module or of_network):
             raise StageError(
-                f"{registration.described} is already registered by {registrations[key].origin}",
-                "keep one of the two",
+                f"{entry['module']} registers no symbolic when it is imported",
+                f'decorate one with {_NEW}.registration.onnx_symbolic("aten::…", opset=…),'
+                " or name op and function",
             )
-        registrations[key] = registration
+        registrations += of_module or of_network
+    for registration in registrations:
         schemas = torch._C._jit_get_schemas_for_operator(registration.op)
-        if not schemas and registration.op not in torch_registration.registry.all_functions():
+        if not schemas and registration.op not in operators:
             names = {schema.name for schema in torch._C._jit_get_all_schemas()}
             raise _unknown_operator(registration.op, sorted(names))
         function = _monitored(registration, project, str(schemas[0]) if schemas else "")
         assert registration.opset is not None
-        torch_registration.registry.register(
-            registration.op, registration.opset, function, custom=True
-        )
-    return list(registrations.values())
-
-
-def _load_symbolics(
-    options: Mapping[str, Any], files: PluginFiles, of_network: Sequence[Registration]
-) -> Iterator[Registration]:
-    """Yield the entries' functions and their files' own registrations."""
-    for entry in options["symbolics"]:
-        file = entry["module"] or entry["function"].rpartition(":")[0]
-        own: list[Registration] = []
-        with collected_registrations(own, file):
-            files.module(file)
-        if entry["module"]:  # executed when the network was built
-            own += [registration for registration in of_network if registration.origin == file]
-        yield from own
-        if entry["function"]:
-            opset = entry["opset"] or options["export"]["opset"]
-            function = files.function(entry["function"])
-            yield Registration(entry["op"], entry["function"], function, opset)
-        elif not own:
-            raise StageError(
-                f"{file} registers no symbolic when it is imported",
-                f'decorate one with {_NEW}.registration.onnx_symbolic("aten::…", opset=…),'
-                " or name op and function",
-            )
+        registry.register(registration.op, registration.opset, function, custom=True)
+    return registrations
 
 
 @contextmanager
-def collected_registrations(
-    registrations: list[Registration], origin: str, *, pass_on: bool = False
-) -> Iterator[None]:
-    """Collect registrations, with ``pass_on`` in addition to torch's registry."""
-    original = torch_registration.registry.register
+def collected_registrations(origin: str) -> Iterator[list[Registration]]:
+    """Collect what torch's registry gets meanwhile, in the name of the file ``origin``."""
+    original, registrations = registry.register, list[Registration]()
 
     def record(name: str, opset: int, func: Callable[..., Any], **options: Any) -> None:
-        if pass_on:
-            original(name, opset, func, **options)
+        original(name, opset, func, **options)
         registrations.append(Registration(name, origin, func, opset))
 
-    methods = vars(torch_registration.registry)
-    methods["register"] = record
+    vars(registry)["register"] = record
     try:
-        yield
+        yield registrations
     finally:
-        del methods["register"]
+        del vars(registry)["register"]

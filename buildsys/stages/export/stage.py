@@ -98,32 +98,22 @@ def _export_network(job: Job, warnings: list[str]) -> tuple[onnx.ModelProto, Exp
     import torch
 
     from buildsys.models.torch_model import make_network
-    from buildsys.stages.export.registrations import Registration
+    from buildsys.stages.export import registrations
     from buildsys.stages.export.request import collect_warnings, export_request
 
     options, exporter = job.options, job.options["export"]["exporter"]
     if job.threads:
         torch.set_num_threads(job.threads)
     job.progress("building the network")
-    registrations: list[Registration] = []
-    if "symbolics" in options:
-        from buildsys.stages.export.registrations import (
-            collected_registrations,
-            register_symbolics,
-        )
-
-        of_network: list[Registration] = []
-        file = options["source"].get("python", "").rpartition(":")[0]
-        with collected_registrations(of_network, file, pass_on=True):
-            network = make_network(options, job.project)
-        registrations = register_symbolics(options, job.project, of_network)
-    else:
+    file = options["source"].get("python", "").rpartition(":")[0]
+    with registrations.collected_registrations(file) as of_network:
         network = make_network(options, job.project)
+    registered: list[registrations.Registration] = []
+    if "symbolics" in options:
+        registered = registrations.register_symbolics(options, job.project, of_network)
     request = export_request(network, options, job.project, job.outputs["model"])
     if "translations" in options:
-        from buildsys.stages.export.registrations import make_translations
-
-        table, registrations = make_translations(options, job.project)
+        table, registered = registrations.make_translations(options, job.project)
         request = replace(request, translations=table)
     job.progress(f"exporting with {exporter}")
     with collect_warnings(warnings, job.project):
@@ -131,7 +121,7 @@ def _export_network(job: Job, warnings: list[str]) -> tuple[onnx.ModelProto, Exp
     reason = "the network has no such operator, or torch's own function takes precedence"
     warnings += [
         f"{registration.described} was never used: {reason}"
-        for registration in registrations
+        for registration in registered
         if not registration.calls
     ]
     opset, written = options["export"]["opset"], opsets(model).get("ai.onnx", 0)
@@ -153,7 +143,7 @@ def _export_network(job: Job, warnings: list[str]) -> tuple[onnx.ModelProto, Exp
 
 
 def _export(request: ExportRequest, job: Job) -> onnx.ModelProto:
-    from buildsys.stages.export.exporters import export_dynamo, export_torchscript, try_export
+    from buildsys.stages.export.exporters import export_dynamo, export_torchscript
 
     exporter, opset = request.options["exporter"], request.options["opset"]
     try:
@@ -166,15 +156,9 @@ def _export(request: ExportRequest, job: Job) -> onnx.ModelProto:
             cause = cause.__cause__
         from buildsys.stages.export.failures import export_failure
 
-        def attempt(changes: Mapping[str, Any]) -> str | None:
-            job.progress("trying a remedy: " + ", ".join(f"{n} {v}" for n, v in changes.items()))
-            return try_export(request, changes)
-
         traceback.print_exception(error)  # to the log: the message has its last line only
         inlines = request.options["autograd_inlining"] is not False
-        raise export_failure(
-            error, exporter, opset, job.project, inlines=inlines, attempt=attempt
-        ) from error
+        raise export_failure(error, exporter, opset, job.project, inlines=inlines) from error
 
 
 def _complete_shapes(

@@ -55,7 +55,9 @@ def compare_other_sizes(
         for output, comparison in compared.items():
             if not comparison.passed:
                 sentence = comparison.sentence("the graph after it", "the graph before")
-                raise CheckFailed(f"it changed {output} {where}: {sentence}")
+                raise CheckFailed(
+                    f"it changed {output} {where}: {sentence}", "correct the step, or narrow dims"
+                )
 
 
 def _sizes(

@@ -85,7 +85,7 @@ def test_frames_of_the_user_go_before_those_of_libraries(tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize(
-    "content", [None, "", "{", "[]", '{"schema": "buildsys/origins/1"}', '{"schema": "other"}']
+    "content", [None, "", "{", "[]", '{"schema": "buildsys/origins/2"}', '{"schema": "other"}']
 )
 def test_an_unreadable_file_has_no_origins(tmp_path: Path, content: str | None) -> None:
     file = tmp_path / "origins.json"
@@ -118,9 +118,8 @@ def refused_engine(
 
 
 def places(*tensors: str) -> dict[str, Any]:
-    found = {name: [index, 0] for index, name in enumerate(tensors)}
-    lines = [f"plugins/net.py:{index}" for index, _ in enumerate(tensors)]
-    return {"schema": "buildsys/origins/1", "lines": lines, "modules": ["head"], "tensors": found}
+    origins = {name: [f"plugins/net.py:{index}", "head"] for index, name in enumerate(tensors)}
+    return {"schema": "buildsys/origins/2", "tensors": origins}
 
 
 def test_the_node_without_a_kernel_is_named_with_its_line_and_remedies(tmp_path: Path) -> None:

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 import pytest
 from yaml import safe_load
@@ -14,14 +12,12 @@ from buildsys.project.model import ModelSpec
 from buildsys.stages.common.remedies import (
     OnnxOperator,
     Remedy,
-    export_remedy,
     format_remedies,
     function_remedies,
     higher_opset_remedies,
     opset_remedies,
     refusal_remedies,
     registration_remedies,
-    tried_remedies,
 )
 
 ROOT = Path(__file__).parents[3]
@@ -33,24 +29,6 @@ def names(remedies: list[Remedy]) -> list[str]:
 
 def yaml(remedies: list[Remedy]) -> list[str]:
     return [line for remedy in remedies for line in remedy.yaml]
-
-
-def test_remedies_that_fail_when_tried_are_left_out() -> None:
-    options = ({"opset": 18}, {"exporter": "dynamo", "opset": 18})
-    remedies = [export_remedy("option", "try it", **changes) for changes in options]
-    remedies += registration_remedies("mine::swish", "torchscript", 17)
-    tried = []
-
-    def attempt(changes: Mapping[str, Any]) -> str | None:
-        tried.append(changes)
-        return "TypeError: no" if "exporter" not in changes else ""
-
-    helpful = tried_remedies(remedies, attempt)
-    assert tried == [*options]
-    assert names(helpful) == ["option", "registration", "tried"]
-    assert helpful[0].yaml == ("export: {exporter: dynamo, opset: 18}",)
-    assert helpful[-1].yaml == ("# export: {opset: 18} (TypeError: no)",)
-    assert tried_remedies(remedies, lambda _: None) == remedies
 
 
 def test_a_quantized_network_is_exported_before_its_quantization() -> None:
