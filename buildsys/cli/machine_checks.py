@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
-import re
 import shutil
 import sys
 import tempfile
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
-from importlib import metadata
 from pathlib import Path
-from shlex import quote
 from typing import Any
 
 from buildsys.errors import StageError
@@ -50,13 +46,6 @@ class Finding:
     text: str = ""
     remedy: str = ""  # a command where there is one
     facts: Mapping[str, Any] = field(default_factory=dict)
-    elsewhere: bool = False  # the remedy is for another machine
-
-    @property
-    def is_next_step(self) -> bool:
-        """True for a remedy of a folder or of an engine's library, on this machine."""
-        is_needed = self.kind == "folder" or bool(self.facts.get("engines"))
-        return is_needed and bool(self.remedy) and not self.elsewhere
 
     def as_json(self) -> dict[str, Any]:
         """Convert the check to the field names of the JSON output."""
@@ -76,22 +65,13 @@ def check_libraries_here(libraries: Mapping[str, Library]) -> Iterator[Finding]:
         elif library.timed_out:
             yield Finding("library", name, UNKNOWN, library.problem, _AGAIN)
         else:
-            packages = _requirement(name)
-            text, remedy = "is not installed", f"{sys.executable} -m pip install {packages}"
+            text, again = "is not installed", ""
             if not library.missing:
-                packages = f"torch {packages}" if name == "torchvision" else packages
-                text = f"cannot be imported: {library.problem}"
-                remedy = f"{sys.executable} -m pip install --force-reinstall {packages}"
+                text, again = f"cannot be imported: {library.problem}", "--force-reinstall "
+            # each version of torchvision needs one version of torch
+            packages = "torch torchvision" if name in ("torch", "torchvision") else name
+            remedy = f"{sys.executable} -m pip install {again}{packages}"
             yield Finding("library", name, BROKEN, text, remedy)
-
-
-def _requirement(name: str) -> str:
-    """Quote our requirement of a package, for example ``'torch>=2.9'``."""
-    with contextlib.suppress(metadata.PackageNotFoundError):
-        for line in metadata.requires("buildsys") or ():
-            if "extra" not in line and re.split(r"[^\w.-]", line)[0] == name:
-                return quote(line.partition(";")[0].strip())
-    return name
 
 
 def check_gpus() -> tuple[Gpus, list[Finding]]:
@@ -158,7 +138,7 @@ class Environment:
         remedy = f"{pip} {again}{description.packages}" if pip else remedy
         if description.needs_gpu_library and library.missing and not gpus.capabilities:
             problem = f"{problem}, and {gpus.problem}"
-            return Ability(problem=problem, remedy=f"{_ON_A_GPU}: {remedy}", elsewhere=True)
+            return Ability(problem=problem, remedy=f"{_ON_A_GPU}: {remedy}")
         return Ability(problem=problem, remedy=remedy)
 
 
@@ -198,7 +178,7 @@ def check_backends(
             )
             text = f"{ability.problem}; {needed} of this project"
         state = _state(ability)
-        yield Finding("backend", backend, state, text, ability.remedy, facts, ability.elsewhere)
+        yield Finding("backend", backend, state, text, ability.remedy, facts)
 
 
 def check_toolchain(
@@ -222,7 +202,7 @@ def check_toolchain(
     text = environment.obstacle.problem or text
     problems = [a for a in (environment.obstacle, *abilities.values()) if a.problem]
     worst = min(problems, key=lambda ability: ability.unknown, default=_ABLE)
-    return Finding("toolchain", name, _state(worst), text, worst.remedy, facts, worst.elsewhere)
+    return Finding("toolchain", name, _state(worst), text, worst.remedy, facts)
 
 
 def check_recorded_environment(toolchains: Iterable[Toolchain]) -> Iterator[Finding]:

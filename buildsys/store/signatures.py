@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 from buildsys.errors import StageError
 from buildsys.store.ledger import ActionRecord
 from buildsys.store.record_file import signed_bytes
-from buildsys.system.files import TextCache, read_limited
+from buildsys.system.files import TextCache
 from buildsys.system.signatures import (
     BROKEN,
     INSTALL,
@@ -39,7 +39,6 @@ if TYPE_CHECKING:
 BUILT_HERE = "built here"
 REFUSE, WARN, ACCEPT = "refuse", "warn", "accept"
 RECORD = "record"  # the byproduct of a statement about a record
-_MAX_KEY_BYTES = 64 << 10
 _OTHERS = 0o027  # may read, or write it together with the group
 
 
@@ -73,13 +72,11 @@ class SigningKey:
         name = "the key" if isinstance(self._source, str) else str(self._source)
         try:
             key = load_pem_private_key(self._read(), None)
-        except (ValueError, TypeError, UnsupportedAlgorithm) as error:  # TypeError: a password
-            raise StageError(
-                f"{name} is not a PEM file without a password",
-                "make one with `buildsys cache keygen FILE`",
-            ) from error
+        except (ValueError, TypeError, UnsupportedAlgorithm):  # TypeError: a password
+            key = None
         if not isinstance(key, Ed25519PrivateKey):
-            raise StageError(f"{name} is not an ed25519 key", "`buildsys cache keygen` makes one")
+            problem = f"{name} is not an ed25519 key in a PEM file without a password"
+            raise StageError(problem, "make one with `buildsys cache keygen FILE`")
         return key
 
     def _read(self) -> bytes:
@@ -87,12 +84,10 @@ class SigningKey:
         if isinstance(self._source, str):
             return self._source.encode()
         try:
-            mode = self._source.stat().st_mode
-            content = read_limited(self._source, _MAX_KEY_BYTES)
+            mode, content = self._source.stat().st_mode, self._source.read_bytes()
         except OSError as error:
-            raise StageError(
-                f"cannot read {self._source}: {error.strerror}", "check the path of the key"
-            ) from error
+            problem = f"cannot read {self._source}: {error.strerror}"
+            raise StageError(problem, "check the path of the key") from error
         if mode & _OTHERS:
             problem = f"{self._source} is a private key that other users can read or replace"
             raise StageError(f"{problem} (mode {mode & 0o777:o})", f"chmod 600 {self._source}")
@@ -103,10 +98,7 @@ class TrustPolicy:
     """The keys trusted by a project, and its treatment of other records."""
 
     def __init__(
-        self,
-        trusted: Iterable[str] = (),
-        unsigned: str = REFUSE,
-        revoked: Iterable[str] = (),
+        self, trusted: Iterable[str] = (), unsigned: str = REFUSE, revoked: Iterable[str] = ()
     ) -> None:
         self.keys = TrustedKeys(frozenset(trusted), frozenset(revoked))
         self.unsigned = unsigned
@@ -129,8 +121,6 @@ class TrustPolicy:
         """Find a record's trusted signer. Raises: SignatureError: it has none."""
         if record.signature is None:
             raise SignatureError(UNSIGNED, "is not signed")
-        if "payload" not in record.signature:
-            raise SignatureError(UNTRUSTED, "is signed in the form of an earlier version")
         statement, signer = open_envelope(record.signature, self.keys)
         digest = hashlib.sha256(signed_bytes(record)).hexdigest()
         if byproduct_digest(statement, RECORD) != digest:
@@ -190,17 +180,13 @@ def generate_key(file: Path) -> str:
     except ImportError as error:
         raise StageError("cryptography is not installed", INSTALL) from error
     key = Ed25519PrivateKey.generate()
-    content = key.private_bytes(
-        serialization.Encoding.PEM,
-        serialization.PrivateFormat.PKCS8,
-        serialization.NoEncryption(),
-    )
+    encoding, form = serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8
     try:
         handle = os.open(file, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
     except OSError as error:
         raise StageError(f"cannot write {file}: {error.strerror}", "name another file") from error
     with os.fdopen(handle, "wb") as writer:
-        writer.write(content)
+        writer.write(key.private_bytes(encoding, form, serialization.NoEncryption()))
     return public_key_text(key)
 
 

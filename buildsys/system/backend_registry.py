@@ -54,7 +54,6 @@ class Ability:
     problem: str = ""
     remedy: str = ""
     unknown: bool = False  # the problem is a time-out
-    elsewhere: bool = False  # the remedy is for another machine
 
 
 @dataclass(frozen=True)

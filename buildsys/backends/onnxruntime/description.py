@@ -42,7 +42,7 @@ class _OnnxRuntime(BackendDescription):
         if cuda and not gpus.capabilities:
             problem = f"the CUDA provider needs an NVIDIA GPU, and {gpus.problem}"
             remedy = "run it on a machine with an NVIDIA GPU"
-            return Ability(problem=problem, remedy=remedy, elsewhere=True)
+            return Ability(problem=problem, remedy=remedy)
         on_gpu = " and on the GPU" if has_cuda and gpus.capabilities else ""
         return Ability(f"builds and runs on the CPU{on_gpu}")
 

@@ -42,7 +42,7 @@ class TensorRt(BackendDescription):
         if self.needs_gpu_library and not gpus.capabilities:
             problem = f"{name} builds on the GPU that will run the engine, and {gpus.problem}"
             remedy = "run it on a machine with an NVIDIA GPU"
-            return Ability(problem=problem, remedy=remedy, elsewhere=True)
+            return Ability(problem=problem, remedy=remedy)
         if not facts.get("builder"):
             why = facts.get("builder_problem") or "cannot create a builder"
             remedy = "nvidia-smi" if self.needs_gpu_library else self.install

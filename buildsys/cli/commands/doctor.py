@@ -189,13 +189,10 @@ def _checks(project: Project, manifests: Finding) -> Iterator[Finding]:
 
 
 def next_step(root: Path, checks: Sequence[Finding]) -> str:
-    """Describe what to do first: a repair, a build, an installation, or nothing."""
+    """Describe what to do first: a repair, a build, or nothing."""
     if broken := [check for check in checks if check.state == BROKEN]:
         return next((check.remedy for check in broken if check.remedy), broken[0].text)
-    return _build_step(root) or next(
-        (check.remedy for check in checks if check.state == MISSING and check.is_next_step),
-        "nothing, everything is up to date",
-    )
+    return _build_step(root) or "nothing, everything is up to date"
 
 
 def _build_step(root: Path) -> str:

@@ -37,8 +37,6 @@ SCHEMA, LIST_SCHEMA = "buildsys/publish/1", "buildsys/publish-list/1"
 PROVENANCE_SCHEMA = "buildsys/provenance/1"
 PUBLISHED, UNCHANGED, REFUSED, SKIPPED = "published", "unchanged", "refused", "skipped"
 _REFUSED = 1
-_LONGEST_VERSION = 100
-_PATTERN = frozenset("*?[]")
 _TIMEOUT_S = 30.0  # for SFTP connections
 
 
@@ -70,7 +68,7 @@ def run(options: Namespace) -> int:
         hint = f"name a model or MODEL:ENGINE before {url}, or `engine` for all of them"
         raise UsageError("publish takes the engines to publish", hint)
     version = options.version
-    if not re.fullmatch(NAME_PATTERN, version) or len(version) > _LONGEST_VERSION:
+    if not re.fullmatch(NAME_PATTERN, version):
         hint = "add --version 1.0.0: letters, digits and _ . + -, beginning with a letter or digit"
         raise UsageError(f"{version!r} is not a valid version", hint)
     session = BuildSession.read_only(options.root)
@@ -81,12 +79,13 @@ def run(options: Namespace) -> int:
     else:
         with _place(options.root, url) as folder:
             engines = [_publish(folder, session, engine, version) for engine in engines]
+    shown_url = mask_secrets(url)
+    documents = [engine.as_json() for engine in engines]
+    document = {"schema": SCHEMA, "url": shown_url, "version": version, "engines": documents}
     if options.json:
-        published = [engine.as_json() for engine in engines]
-        fields = {"url": mask_secrets(url), "version": version}
-        print_json({"schema": SCHEMA, **fields, "engines": published})
+        print_json(document)
     else:
-        _print(engines, mask_secrets(url), version)
+        _print(engines, shown_url, version)
     return _REFUSED if is_refused else 0
 
 
@@ -115,9 +114,6 @@ def _checked_url(typed: str) -> str:
     if "/" not in typed:
         hint = "write s3://bucket/engines, or ./releases for a folder"
         raise UsageError("publish takes a URL or a folder as its last argument", hint)
-    path = typed.partition("://")[2].partition("/")[2]  # a host may be [::1]
-    if not _PATTERN.isdisjoint(path):
-        raise UsageError("the URL has one of *?[]", "fsspec reads them as a pattern")
     return typed if "://" in typed else os.path.abspath(typed_path(typed))  # noqa: PTH100
 
 
@@ -130,12 +126,9 @@ def _place(root: Path, url: str) -> Iterator[RemoteFolder]:
     except BuildsysError:
         raise
     except Exception as error:  # each protocol has its own
-        message = " ".join(f"{type(error).__name__}: {error}".split())
-        if isinstance(error, OSError) and error.strerror:
-            message = ": ".join(filter(None, (error.filename, error.strerror)))
+        message = mask_text(" ".join(f"{type(error).__name__}: {error}".split()))
         hint = remedy_of(error) or "check the URL, its credentials and its permissions"
-        problem = f"cannot use {mask_secrets(url)}: {mask_text(message)}"
-        raise StageError(problem, hint) from error
+        raise StageError(f"cannot use {mask_secrets(url)}: {message}", hint) from error
 
 
 def _publish(
@@ -183,16 +176,19 @@ def _select(
             yield _Publication(action, state, [Reason("unavailable", problem, remedy)])
 
 
+def _others(action: Action) -> list[str]:
+    """Name the targets whose results are published with an engine, if they are up to date."""
+    return [target_of(BENCH, action.model, action.variant), target_of(REPORT, action.model)]
+
+
 def _records(session: BuildSession, action: Action) -> dict[str, ActionRecord]:
     """Read the records of an engine, its checks, benchmark and report, and of all upstream.
 
     Raises: StageError: it is not up to date any more.
     """
     required = [action.target, *required_checks(session, action)]
-    others = [target_of(BENCH, action.model, action.variant), target_of(REPORT, action.model)]
-    explained = session.explain([*required, *others])
     checker, records = session.read_only_checker(), {}
-    for target, explanation in explained.items():
+    for target, explanation in session.explain([*required, *_others(action)]).items():
         record = checker.up_to_date_record(session.actions[target])
         if record is not None and explanation.state == FRESH and explanation.noise is None:
             records[target] = record
@@ -211,12 +207,11 @@ def _files(
         for path, file in records[action.target].files.items()
         if PurePosixPath(path).is_relative_to(folder)
     }
-    others = [target_of(BENCH, action.model, action.variant), target_of(REPORT, action.model)]
-    for target in filter(records.__contains__, (*required_checks(session, action), *others)):
-        recorded = records[target].files
+    reports = (*required_checks(session, action), *_others(action))
+    for target in filter(records.__contains__, reports):
+        stage, recorded = session.actions[target].stage, records[target].files
         for role, ref in session.actions[target].outputs.items():
             if ref.path in recorded:
-                stage = session.actions[target].stage
                 name = f"{stage}.json" if role == RESULT else PurePosixPath(ref.path).name
                 files[f"reports/{name}"] = VersionFile(build / ref.path, recorded[ref.path])
     return files

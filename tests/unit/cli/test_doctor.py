@@ -93,7 +93,6 @@ def test_a_missing_backend_names_its_engines_and_install_command() -> None:
         == "tensorrt is not installed; needed by 2 engines of this project"
     )
     assert findings["tensorrt"].remedy == "pip install 'buildsys[tensorrt]'"
-    assert findings["tensorrt"].is_next_step
     assert findings["tensorrt_rtx"].text.endswith("needed by no engine of this project")
 
 
@@ -105,7 +104,6 @@ def test_without_a_gpu_tensorrt_is_for_another_machine(library: dict[str, Librar
     assert finding.state == MISSING
     assert "and this machine has no NVIDIA driver" in finding.text
     assert "on a machine with an NVIDIA GPU" in finding.remedy
-    assert not finding.is_next_step
     if not library:
         assert finding.remedy.endswith(": pip install 'buildsys[tensorrt]'")
 
@@ -204,7 +202,7 @@ def test_a_library_is_installed_as_we_require_it() -> None:
     found["torch"] = Library("torch", missing=True)
     found["torchvision"] = Library("torchvision", problem="operator torchvision::nms does not")
     broken = {check.name: check for check in machine_checks.check_libraries_here(found)}
-    assert broken["torch"].remedy.startswith(f"{sys.executable} -m pip install 'torch")
+    assert broken["torch"].remedy.startswith(f"{sys.executable} -m pip install torch torchvision")
     assert broken["torchvision"].remedy.endswith(" --force-reinstall torch torchvision")
 
 

@@ -45,7 +45,6 @@ def session(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> BuildSession:
     [
         ([], {}, "publish takes a URL or a folder as its last argument; write s3:"),
         (["a"], {}, "a URL or a folder as its last argument; write s3://"),
-        (["a", "s3://bucket/*"], {}, "the URL has one of *?[]; fsspec reads them as a pattern"),
         (["./out"], {}, "publish takes the engines to publish; name a model or MODEL:ENGINE"),
         (["a", "./out"], {"version": ""}, "'' is not a valid version; add --version"),
         (["a", "./out"], {"version": "../x"}, "'../x' is not a valid version"),
@@ -205,7 +204,7 @@ def test_only_operators_of_plugins_excuse_validate(
     [
         ("nowhere://x/y", "cannot use nowhere://x/y: ValueError: Protocol not known: nowhere; wri"),
         ("sfpt://x/y", "Protocol not known: sfpt; write a folder, or a URL"),
-        ("/proc/nothing/x", "cannot use /proc/nothing/x: /proc/nothing: No such file"),
+        ("/proc/nothing/x", "cannot use /proc/nothing/x: FileNotFoundError: "),
         ("nowhere://user:secret@x/y", "nowhere://user:***@x/y"),
     ],
 )

@@ -147,7 +147,10 @@ def altered_payload(record: dict[str, Any]) -> None:
         (altered_payload, "does not match its signature"),
         (lambda r: r["attestation"]["signatures"][0].update(sig="AAAA"), "does not match"),
         (lambda r: r["attestation"]["signatures"][0].update(sig="?"), "does not match"),
-        (lambda r: r["attestation"].update(payloadType="text/plain"), "payload of type 'text/pl"),
+        (
+            lambda r: r["attestation"].update(payloadType="text/plain"),
+            "does not match its signature",
+        ),
         (lambda r: r["attestation"].update(payload="?"), "no valid DSSE envelope"),
         (lambda r: r["attestation"].update(payload=7), "no valid DSSE envelope"),
         (lambda r: r["attestation"].pop("payload"), "no valid DSSE envelope"),
@@ -170,12 +173,9 @@ def test_an_altered_record_is_refused(signed: Signed, change: Change, problem: s
 @pytest.mark.parametrize(
     ("change", "problem"),
     [
-        (lambda s: s.update(_type="https://in-toto.io/Statement/v0.1"), "has a signed statement"),
-        (
-            lambda s: s.update(predicateType="https://spdx.dev/Document"),
-            "has a signed statement of type 'https://spdx.dev/Document', not https://slsa.dev/",
-        ),
-        (lambda s: s.pop("predicateType"), "is not an in-toto statement"),
+        (lambda s: s.update(_type="https://in-toto.io/Statement/v0.1"), "not an in-toto statement"),
+        (lambda s: s.update(predicateType="https://spdx.dev/Document"), "statement of https://sl"),
+        (lambda s: s.pop("predicateType"), "is not an in-toto statement of"),
         (lambda s: s.update(predicate=[]), "buildsys did not make"),
         (lambda s: s.update(subject=[]), "is not about 'engine.onnx'"),
         (lambda s: s["subject"][0].update(name="other.onnx"), "is not about 'engine.onnx'"),

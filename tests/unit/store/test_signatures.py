@@ -129,7 +129,7 @@ def test_other_signatures_are_not_trusted(keys: tuple[Path, str], tmp_path: Path
         assert problem(policy, forged) == "does not match its signature"
     for before in ({}, {"key": public, "value": "AAAA"}):
         earlier = replace(RECORD, signature=before)
-        assert problem(policy, earlier) == "is signed in the form of an earlier version"
+        assert problem(policy, earlier) == "has no valid DSSE envelope as its signature"
     assert TrustPolicy([public, other]).signer(foreign) == other
 
 
@@ -146,9 +146,9 @@ def test_an_unusable_key_is_one_sentence(tmp_path: Path) -> None:
         _ = SigningKey(tmp_path / "no.pem").public_key
     (tmp_path / "text.pem").write_text("text")
     (tmp_path / "text.pem").chmod(0o600)
-    with pytest.raises(StageError, match="is not a PEM file without a password"):
+    with pytest.raises(StageError, match="is not an ed25519 key in a PEM file"):
         _ = SigningKey(tmp_path / "text.pem").public_key
-    with pytest.raises(StageError, match="the key is not a PEM file"):
+    with pytest.raises(StageError, match="the key is not an ed25519 key"):
         _ = SigningKey("-----BEGIN nothing").public_key
     make = ["openssl", "genpkey", "-algorithm", "x25519", "-out", str(tmp_path / "other.pem")]
     subprocess.run(make, check=True, capture_output=True)
