@@ -74,8 +74,8 @@ def _options(record: Record, changeable: Options, replaced: Mapping[str, Any]) -
     if not isinstance(replaced, Mapping):
         raise StageError(f"options is {replaced!r}", "pass a mapping of options by name")
     if unknown := next((name for name in replaced if name not in changeable), None):
-        problem = f"{record.backend} has no option {unknown!r} for running"
-        raise StageError(problem, f"it has {', '.join(changeable) or 'none'}")
+        hint = f"pass one of {', '.join(changeable) or 'none'}"
+        raise StageError(f"{record.backend} has no option {unknown!r} for running", hint)
     recorded = {**record.map("portability"), **record.map("settings")}
     for options, title, hint in (
         (recorded, f"{RECORD_NAME} has a wrong value: ", REPLACE),

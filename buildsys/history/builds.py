@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import json
-import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from typing import Any
 
+from buildsys.report.result_files import adapter
 from buildsys.store.state_db import Row
 
 RAN, RESTORED = "ran", "restored"
@@ -69,56 +69,38 @@ MEASUREMENT_COLUMNS = (
     "case_name", "contender", "clock", "dims", "batch", "count", "p50_ms", "low_ms", "high_ms",
     "figures",
 )  # fmt: skip
-NUMBERS = ("position", "seconds")
 _JSON = ("outputs", "figures")
-TEXTS = tuple(name for name in COLUMNS if name not in (*NUMBERS, *_JSON, "dirty"))
 
 
 def read_build(row: Row) -> Build | None:
     """Read a build from its row, None if the row is damaged."""
-    values: dict[str, Any] = dict(zip(COLUMNS, row, strict=True))
-    dirty = values["dirty"]
-    outputs, figures = (read_object(values[name]) for name in _JSON)
-    if outputs is None or figures is None or dirty not in (None, 0, 1):
-        return None
-    texts = [*(values[name] for name in TEXTS), *outputs.values()]
-    numbers = [values[name] for name in NUMBERS]
-    if not all(isinstance(text, str) for text in texts):
-        return None
-    if not all(isinstance(number, float) and math.isfinite(number) for number in numbers):
-        return None
-    values |= {"outputs": outputs, "figures": figures}
-    return Build(**{**values, "dirty": None if dirty is None else bool(dirty)})
+    build: Build | None = _valid(Build, dict(zip(COLUMNS, row, strict=True)), _JSON)
+    return build
 
 
 def read_measurement(row: Row) -> Measurement | None:
     """Read a measurement from its row, None if the row is damaged."""
-    case, contender, clock, dims_json, batch, count, p50_ms, low_ms, high_ms, figures_json = row
-    dims, figures = read_object(dims_json), read_object(figures_json)
-    texts = isinstance(case, str) and isinstance(contender, str) and clock in (HOST, GPU)
-    if dims is None or figures is None or not texts or not isinstance(count, int):
+    values = dict(zip(MEASUREMENT_COLUMNS, row, strict=True))
+    ends, case = (values.pop("low_ms"), values.pop("high_ms")), values.pop("case_name")
+    more = {"case": case, "interval_ms": None if None in ends else ends}
+    measurement: Measurement | None = _valid(Measurement, values, ("dims", "figures"), **more)
+    return measurement
+
+
+def _valid(kind: Any, values: dict[str, Any], objects: Sequence[str], **more: Any) -> Any:
+    """Make a build or measurement of values, None if one has a wrong type."""
+    try:
+        parsed = {name: json.loads(values[name]) for name in objects}
+        return adapter(kind).validate_python({**values, **parsed, **more})
+    except (ValueError, TypeError, RecursionError):
         return None
-    if not isinstance(p50_ms, float) or not math.isfinite(p50_ms):
-        return None
-    has_interval = isinstance(low_ms, float) and isinstance(high_ms, float)
-    return Measurement(
-        case,
-        contender,
-        clock,
-        count,
-        p50_ms,
-        (low_ms, high_ms) if has_interval else None,
-        dims,
-        batch if isinstance(batch, int) else None,
-        figures,
-    )
 
 
 def build_row(build: Build) -> tuple[Any, ...]:
     """Convert a build to the values of ``COLUMNS``."""
     values = {name: getattr(build, name) for name in COLUMNS}
     values |= {name: json.dumps(values[name], separators=(",", ":")) for name in _JSON}
-    return (*(values | {name: float(values[name]) for name in NUMBERS}).values(),)
+    return tuple(values.values())
 
 
 def measurement_row(measurement: Measurement) -> tuple[Any, ...]:
@@ -129,12 +111,3 @@ def measurement_row(measurement: Measurement) -> tuple[Any, ...]:
         json.dumps(dict(measurement.dims)), measurement.batch, measurement.count,
         measurement.p50_ms, low_ms, high_ms, json.dumps(dict(measurement.figures)),
     )  # fmt: skip
-
-
-def read_object(text: object) -> dict[str, Any] | None:
-    """Parse a JSON object, None for anything else."""
-    try:
-        value = json.loads(text) if isinstance(text, str) else None
-    except (ValueError, RecursionError):
-        return None
-    return value if isinstance(value, dict) else None

@@ -11,7 +11,7 @@ from buildsys.stages.bench.result import ENGINE, median_doubt
 from buildsys.stages.table import stage_info
 
 SLOWER, FASTER, SAME = "slower", "faster", "no clear difference"
-INCOMPARABLE, NO_INTERVAL = "not comparable", "no interval"
+INCOMPARABLE = "not comparable"
 _COMPLETE = ("passed", "noisy")
 _COMPARED_DEVICES = ("cpu.model", "cpu.cores", "gpu.name", "gpu.compute_capability")
 
@@ -38,21 +38,19 @@ class LatencyChange:
     second_ms: float
     first_interval_ms: tuple[float, float] | None
     second_interval_ms: tuple[float, float] | None
-    verdict: str  # SLOWER, FASTER, SAME, INCOMPARABLE or NO_INTERVAL
+    verdict: str  # SLOWER, FASTER, SAME or INCOMPARABLE
     reason: str = ""  # why they are not comparable
-
     noisy: bool = False  # one of the medians is not steady
 
     @property
     def ratio(self) -> float | None:
-        """The second median over the first, None unless both are steady."""
-        is_known = not self.noisy and self.verdict != NO_INTERVAL
-        return self.second_ms / self.first_ms if is_known else None
+        """The second median over the first, if they are comparable."""
+        return None if self.verdict == INCOMPARABLE else self.second_ms / self.first_ms
 
     @property
     def ratio_interval(self) -> tuple[float, float] | None:
         """The ratios of opposite ends of both intervals."""
-        if self.noisy or self.first_interval_ms is None or self.second_interval_ms is None:
+        if self.verdict == INCOMPARABLE or not (self.first_interval_ms and self.second_interval_ms):
             return None
         (low, high), (other_low, other_high) = self.first_interval_ms, self.second_interval_ms
         return other_low / high, other_high / low
@@ -109,21 +107,16 @@ def compare_latencies(history: History, first: Build, second: Build) -> list[Lat
         reasons = [*obstacles, *(["a measurement is noisy"] if noisy else [])]
         if before.dims != after.dims:
             reasons.append(f"sizes are {_sizes(before.dims)} and {_sizes(after.dims)}")
-        intervals = before.interval_ms, after.interval_ms
-        changes.append(
-            LatencyChange(
-                second.target,
-                before.case,
-                before.contender,
-                before.clock,
-                before.p50_ms,
-                after.p50_ms,
-                *intervals,
-                INCOMPARABLE if reasons else _verdict(*intervals),
-                "; ".join(reasons),
-                noisy=noisy,
-            )
-        )
+        verdict, intervals = INCOMPARABLE, (before.interval_ms, after.interval_ms)
+        match intervals:
+            case (low, high), (other_low, other_high):
+                if not reasons:
+                    verdict = SLOWER if other_low > high else FASTER if other_high < low else SAME
+            case _:
+                reasons.append("a median has no interval")
+        place, medians = (second.target, *_place(before)), (before.p50_ms, after.p50_ms)
+        reason = "; ".join(reasons)
+        changes.append(LatencyChange(*place, *medians, *intervals, verdict, reason, noisy))
     return changes
 
 
@@ -142,12 +135,3 @@ def _is_noisy(build: Build, measured: Measurement) -> bool:
 
 def _sizes(dims: Mapping[str, int]) -> str:
     return " ".join(f"{name}={size}" for name, size in dims.items()) or "fixed"
-
-
-def _verdict(first: tuple[float, float] | None, second: tuple[float, float] | None) -> str:
-    """Compare two intervals: clear if they do not overlap."""
-    if first is None or second is None:
-        return NO_INTERVAL
-    if second[0] > first[1]:
-        return SLOWER
-    return FASTER if second[1] < first[0] else SAME

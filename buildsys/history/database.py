@@ -7,6 +7,7 @@ it, and a file of a newer version is never written. The history of another machi
 from __future__ import annotations
 
 import hashlib
+import json
 import os
 import sqlite3
 import zlib
@@ -27,15 +28,11 @@ from buildsys.history.builds import (
     measurement_row,
     read_build,
     read_measurement,
-    read_object,
 )
-from buildsys.report.formatting import plural
 from buildsys.store.state_db import ReadOnlyStateDb, Schema, StateDb, Statement, warn_on_stderr
 
 # ruff: noqa: S608 - all names in the statements are our own
 
-
-_MAX_TEXT_BYTES = 64 << 20  # the longest resolved manifest
 
 HISTORY = Schema(
     1,  # bump when a table changes, and convert older files: they are set aside otherwise
@@ -179,13 +176,10 @@ class History:
         """Read the resolved manifest of a build's model, {} if unknown."""
         return self._json(build.manifest)
 
-    def machines(self) -> dict[str, set[str]]:
-        """List the ids of machines by name."""
-        ids: dict[str, set[str]] = {}
-        for name, machine_id in self._db.read("SELECT DISTINCT machine, machine_id FROM builds"):
-            if isinstance(name, str) and isinstance(machine_id, str):
-                ids.setdefault(name, set()).add(machine_id)
-        return ids
+    def count_machines(self) -> int:
+        """Count the machines that have built."""
+        rows = self._db.read("SELECT count(DISTINCT machine_id) FROM builds")
+        return int(rows[0][0]) if rows else 0
 
     def models(self) -> list[str]:
         """List the recorded models, sorted."""
@@ -224,10 +218,14 @@ class History:
         self._db.close()
 
     def _json(self, digest: str) -> dict[str, Any]:
-        query = "SELECT content FROM texts WHERE digest = ?"
-        rows = self._db.read(query, (digest,)) if digest else []
-        text = unpack_text(digest, rows[0][0]) if rows else None
-        return read_object(text) or {}
+        """Read a text; {} if it is damaged or of another digest."""
+        rows = self._db.read("SELECT content FROM texts WHERE digest = ?", (digest,))
+        try:
+            text = zlib.decompress(rows[0][0]).decode()
+            content = json.loads(text) if digest_of(text) == digest else None
+        except (LookupError, TypeError, ValueError, RecursionError, zlib.error):
+            content = None
+        return content if isinstance(content, dict) else {}
 
 
 def history_file(state: Path) -> Path:
@@ -238,15 +236,6 @@ def history_file(state: Path) -> Path:
 def digest_of(text: str) -> str:
     """Name a text in the history."""
     return hashlib.sha256(text.encode()).hexdigest()[:32]
-
-
-def unpack_text(digest: object, packed: Any) -> str | None:
-    """Unpack a text, None if it is damaged, too long or of another digest."""
-    try:
-        text = zlib.decompressobj().decompress(packed, _MAX_TEXT_BYTES).decode()
-    except (zlib.error, TypeError, UnicodeDecodeError):
-        return None
-    return text if digest_of(text) == digest else None
 
 
 def _measurement_statements(build: Build, measurements: Iterable[Measurement]) -> list[Statement]:
@@ -265,7 +254,6 @@ INSERT OR IGNORE INTO main.measurements ({ALL_MEASUREMENT_COLUMNS})
     SELECT {ALL_MEASUREMENT_COLUMNS} FROM other.measurements WHERE build IN added;
 INSERT OR IGNORE INTO main.texts SELECT digest, content FROM other.texts;
 """
-_PROJECTS = "SELECT project, count(*) FROM main.builds WHERE id IN added GROUP BY project"
 
 
 class Imported(NamedTuple):
@@ -273,10 +261,9 @@ class Imported(NamedTuple):
 
     added: int
     known: int  # recorded before
-    notes: tuple[str, ...]  # sentences on builds that other projects have made
 
 
-def import_history(history: History, file: Path, project: str = "") -> Imported:
+def import_history(history: History, file: Path) -> Imported:
     """Add another history's builds; the other history stays unchanged.
 
     Raises: UsageError: the file is not a history, or damaged. StageError: our own history cannot be
@@ -300,17 +287,12 @@ def import_history(history: History, file: Path, project: str = "") -> Imported:
         with closing(db):
             db.execute("ATTACH ? AS other", (f"{file.absolute().as_uri()}?{mode}",))
             db.executescript(_ADD_ALL)
-            projects = db.execute(_PROJECTS).fetchall()
+            ((added,),) = db.execute("SELECT count(*) FROM added").fetchall()
             db.execute("COMMIT")
     except sqlite3.Error as error:
-        raise StageError(f"cannot import {file} into {history.path}: {error}") from None
-    notes = [
-        f"{plural(count, 'build')} came from another project, {other}"
-        for other, count in projects
-        if project and other not in (project, "")
-    ]
-    added = sum(count for _, count in projects)
-    return Imported(added, total - added, tuple(notes))
+        problem = f"cannot import {file} into {history.path}: {error}"
+        raise StageError(problem, "check the file, and the free space") from None
+    return Imported(added, total - added)
 
 
 def copy_history(file: Path, folder: Path) -> Path:

@@ -22,7 +22,7 @@ from doit.cmdparse import CmdParseError
 from doit.exceptions import InvalidCommand
 
 from buildsys.cli.commands import COMMANDS
-from buildsys.cli.environment_variables import VARIABLES
+from buildsys.cli.environment_variables import FORMS
 from buildsys.cli.target_names import STAGE_DOCS
 from buildsys.errors import UsageError
 from buildsys.project.json_schema import schema_texts
@@ -131,7 +131,7 @@ def wrong_options(text: str) -> Iterator[str]:
 
 
 def wrong_variables(text: str) -> Iterator[str]:
-    known = {one.name for one in VARIABLES}
+    known = {*FORMS}
     for name in _VARIABLE.findall(text):
         if name not in known and not name.startswith("BUILDSYS_TOOLCHAIN_"):
             yield f"there is no variable {name}"

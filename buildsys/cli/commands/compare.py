@@ -252,11 +252,9 @@ def _latency(timing: LatencyChange) -> str:
     place += "" if timing.contender == "engine" else f" {timing.contender}"
     place += ", GPU" if timing.clock == "gpu" else ""
     text = f"{place}: {first} → {second} ms"
-    if timing.verdict == INCOMPARABLE:
-        return f"{text}, {INCOMPARABLE}: {timing.reason}"
     span = timing.ratio_interval
     if timing.ratio is None or span is None:
-        return f"{text}, not comparable without intervals"
+        return f"{text}, {INCOMPARABLE}: {timing.reason}"
     change = f"{100 * (timing.ratio - 1):+.1f} %"
     low, high = (f"{100 * (end - 1):+.1f}" for end in span)
     return f"{text} ({change}, {low} to {high} %): {timing.verdict}"

@@ -6,7 +6,6 @@ import sys
 import time
 from argparse import ArgumentParser, Namespace
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -66,7 +65,7 @@ def run(options: Namespace) -> int:
         if len(names) != 2:
             hint = "name the file history.db of another machine"
             raise UsageError("history import takes a file", hint)
-        return _import(session, file, typed_path(names[1]), options)
+        return _import(file, typed_path(names[1]), options)
     if len(names) > 1:
         raise UsageError("history takes one name", "`buildsys help history` explains it")
     history = History.readable(file)
@@ -237,20 +236,14 @@ def _overview_lines(overview: Sequence[dict[str, Any]], history: History) -> Ite
     ]
     yield from format_table(titles, rows)
     total = sum(row["builds"] for row in overview)
-    machines = sum(map(len, history.machines().values()))
+    machines = history.count_machines()
     stored = size(history.path.stat().st_size)
     yield f"{plural(total, 'build')} of {plural(machines, 'machine')}: {history.path}, {stored}"
 
 
-def _import(session: BuildSession, file: Path, other: Path, options: Namespace) -> int:
-    from buildsys.cli.git_revision import read_checkout
-
-    project = ""
-    with suppress(UsageError, OSError):  # no repository, or no git
-        folders = session.project.build, session.project.state
-        project = read_checkout(session.project.root, folders).project
-    counts = import_history(History(file), other, project)
-    lines = [f"{plural(counts.added, 'build')} added, {counts.known} known already", *counts.notes]
+def _import(file: Path, other: Path, options: Namespace) -> int:
+    counts = import_history(History(file), other)
+    lines = [f"{plural(counts.added, 'build')} added, {counts.known} known already"]
     print_answer(options, {"schema": IMPORT_SCHEMA, **counts._asdict()}, lines)
     return 0
 

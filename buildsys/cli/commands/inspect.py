@@ -37,7 +37,7 @@ from buildsys.cli.graph_files import (
 )
 from buildsys.cli.project_root import shown_path, typed_path
 from buildsys.cli.session import BuildSession
-from buildsys.errors import BuildsysError, Unavailable, UsageError
+from buildsys.errors import StageError, Unavailable, UsageError
 from buildsys.manifest.shape_cases import case_values
 from buildsys.report.engines import placement_text
 from buildsys.report.formatting import TIMES, count, first_names, large, plain, size
@@ -220,7 +220,7 @@ def _draw(graph: GraphFile, head: Document, options: Namespace) -> tuple[Documen
 def _serve(graph: GraphFile, port: int) -> int:
     """Serve a graph by netron until Ctrl-C or SIGTERM; port 0 is a free one.
 
-    Raises: Unavailable: netron is not installed. BuildsysError: the port is in use.
+    Raises: Unavailable: netron is not installed. StageError: the port is in use.
     """
     if find_spec("netron") is None:
         hint = "`pip install 'buildsys[netron]'` or `pip install netron` installs it"
@@ -237,7 +237,7 @@ def _serve(graph: GraphFile, port: int) -> int:
             host, bound = netron.serve(name, content, (_HOST, port), browse=False)
         except (OSError, OverflowError) as error:
             problem = f"port {port} cannot be used: {error}"
-            raise BuildsysError(f"{problem}; without --port a free one is chosen") from None
+            raise StageError(problem, "without --port a free one is chosen") from None
         out.write(f"serving at http://{host}:{bound}; stop with Ctrl-C\n")
         out.flush()
         with suppress(KeyboardInterrupt):

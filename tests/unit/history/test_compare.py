@@ -10,7 +10,6 @@ from buildsys.history.builds import Build, Measurement
 from buildsys.history.compare import (
     FASTER,
     INCOMPARABLE,
-    NO_INTERVAL,
     SAME,
     SLOWER,
     FigureChange,
@@ -69,16 +68,21 @@ def test_a_latency_changed_if_the_intervals_do_not_overlap(
 
 
 @pytest.mark.parametrize(
-    ("ends", "verdict"),
-    [(None, NO_INTERVAL), ((1.5, 2.0), INCOMPARABLE), ((2.0, 2.2), INCOMPARABLE)],
+    ("ends", "reason"),
+    [
+        (None, "a median has no interval"),
+        ((1.5, 2.0), "a measurement is noisy"),
+        ((2.0, 2.2), "a measurement is noisy"),
+    ],
 )
 def test_a_median_that_is_not_steady_has_no_ratio(
-    history: History, make_build: MakeBuild, ends: tuple[float, float] | None, verdict: str
+    history: History, make_build: MakeBuild, ends: tuple[float, float] | None, reason: str
 ) -> None:
     unsteady = replace(MEASUREMENT, p50_ms=2.0, interval_ms=ends)
     builds = [measured(history, make_build, one) for one in (at(0.96, 1.0, 1.04), unsteady)]
-    (found,) = compare_latencies(history, *builds)
-    assert (found.verdict, found.ratio, found.ratio_interval) == (verdict, None, None)
+    (change,) = compare_latencies(history, *builds)
+    assert (change.verdict, change.reason) == (INCOMPARABLE, reason)
+    assert (change.ratio, change.ratio_interval) == (None, None)
 
 
 def test_the_interval_of_the_ratio_has_opposite_ends(

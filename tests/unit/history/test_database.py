@@ -123,7 +123,7 @@ def test_a_newer_history_and_another_database_are_left_as_they_are(
 def test_damaged_rows_are_left_out(history: History, make_build: MakeBuild) -> None:
     good = make_build()
     history.add(good, [MEASUREMENT])
-    for column, value in (("position", None), ("target", b"x"), ("figures", "[]"), ("dirty", 5)):
+    for column, value in (("position", None), ("target", None), ("figures", "[]"), ("dirty", 5)):
         damaged = make_build()
         history.add(damaged)
         with sqlite3.connect(history.path) as connection:

@@ -32,23 +32,12 @@ def test_an_import_adds_builds_with_all_that_belongs_to_them_once(
     other.add(theirs, [MEASUREMENT], ['{"tool:x": "1"}'])
     other.close()
     content = other.path.read_bytes()
-    assert import_history(history, other.path) == (1, 1, ())
-    assert import_history(history, other.path) == (0, 2, ())
+    assert import_history(history, other.path) == (1, 1)
+    assert import_history(history, other.path) == (0, 2)
     assert {build.id for build in history.builds()} == {ours.id, shared.id, theirs.id}
     assert history.measurements(theirs) == (MEASUREMENT,)
     assert history.environment(theirs) == {"tool:x": "1"}
     assert other.path.read_bytes() == content
-
-
-def test_an_import_names_other_projects(
-    history: History, other: History, make_build: MakeBuild
-) -> None:
-    history.add(make_build())
-    other.add(make_build(machine_id="bbbb", project="host/acme/else"))
-    assert import_history(history, other.path, "host/acme/models").notes == (
-        "1 build came from another project, host/acme/else",
-    )
-    assert import_history(history, other.path, "host/acme/models").notes == ()
 
 
 def test_files_that_are_no_history_are_refused(
