@@ -7,34 +7,26 @@ imports hardly anything.
 from __future__ import annotations
 
 import json
-import os
-import sys
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 FILE = "ignored.json"  # in the state folder
 _IGNORE = "ignore:"  # doit's key of the mark
-_loaded: list[Any] = []  # the session of the dodo file
+_sessions: list[Any] = []  # the session of the dodo file
 
 
 def connect(session: Any) -> None:
     """Let doit's forget and ignore reach the targets of a project."""
-    _loaded[:] = [session]
+    _sessions[:] = [session]
 
 
 def read_marks(file: Path) -> frozenset[str]:
-    """Read the names that doit skips.
-
-    Raises: ValueError: the file is damaged. OSError: it cannot be read.
-    """
+    """Read the names that doit skips; a missing or damaged file has none."""
     try:
-        marks = json.loads(file.read_bytes())
-    except FileNotFoundError:
+        return frozenset(map(str, json.loads(file.read_bytes())))
+    except (OSError, ValueError, TypeError):
         return frozenset()
-    if not isinstance(marks, list) or not all(isinstance(name, str) for name in marks):
-        raise ValueError("it is not a list of names")
-    return frozenset(marks)
 
 
 class Backend:
@@ -44,17 +36,9 @@ class Backend:
 
     def __init__(self, name: str, codec: Any, *, module_name: str | None = None) -> None:
         del codec, module_name
-        self.name = name
-        self._marks: set[str] = set()
-        try:
-            self._marks = {*read_marks(Path(name))}
-        except OSError as error:
-            raise _unusable(name, error) from None
-        except ValueError:
-            Path(name).unlink()
-            lost = "is damaged and will be replaced: the marks of `doit ignore` are lost"
-            sys.stderr.write(f"buildsys: warning: {name} {lost}\n")
-        self._saved = frozenset(self._marks)
+        self.name = name  # doit reads it
+        self._saved = read_marks(Path(name))
+        self._marks = {*self._saved}
 
     def get(self, task_id: str, dependency: str) -> str | None:
         """Look up a mark."""
@@ -72,36 +56,29 @@ class Backend:
 
     def remove(self, task_id: str) -> None:
         """Forget the targets of a name, unless it has failed in a run."""
-        if not any(session.is_run for session in _loaded):
+        if not any(session.is_run for session in _sessions):
             self._marks -= {task_id, *_members(task_id)}
-            for session in _loaded:
+            for session in _sessions:
                 session.forget(task_id)
 
     def remove_all(self) -> None:
         """Forget all targets."""
         self._marks.clear()
-        for session in _loaded:
+        for session in _sessions:
             session.forget("")
 
     def dump(self) -> None:
         """Write changed marks."""
-        if self._marks == self._saved:
-            return
-        new = Path(f"{self.name}.{os.getpid()}")
-        try:
-            new.write_text(json.dumps(sorted(self._marks)))
-            new.replace(self.name)
-        except OSError as error:
-            raise _unusable(self.name, error) from None
+        if self._marks != self._saved:
+            from doit.exceptions import InvalidDodoFile
+
+            from buildsys.system.files import replace_file
+
+            try:
+                replace_file(Path(self.name), json.dumps(sorted(self._marks)).encode())
+            except OSError as error:
+                raise InvalidDodoFile(f"cannot write {self.name}: {error.strerror}") from None
 
 
 def _members(name: str) -> Iterable[str]:
-    return [target for session in _loaded for target in session.members(name)]
-
-
-def _unusable(file: str, error: OSError) -> Exception:
-    from doit.exceptions import InvalidDodoFile
-
-    problem = f"cannot use {file}: {error.strerror or error}; its folder must be writable"
-    unusable: Exception = InvalidDodoFile(problem)
-    return unusable
+    return [target for session in _sessions for target in session.members(name)]

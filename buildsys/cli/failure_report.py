@@ -8,7 +8,6 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import PurePosixPath
 
-from buildsys.cli.project_root import shown_path
 from buildsys.cli.session import BuildSession
 from buildsys.errors import BuildsysError, with_hint
 from buildsys.execution.freshness import FRESH, explain
@@ -79,8 +78,7 @@ def _report_model(session: BuildSession, model: str) -> StaleOutputs:
     except (BuildsysError, OSError) as error:
         return StaleOutputs(model, problem=" ".join(str(error).split()))
     except Exception as error:  # the border: one line, with the traceback in a file
-        path = shown_path(session.keep_traceback(target, error))
-        return StaleOutputs(model, problem=f"unexpected {type(error).__name__}; traceback: {path}")
+        return StaleOutputs(model, problem=session.keep_traceback(target, error))
     if report:
         started.pop(target, None)
     rank = {stage: at for at, stage in enumerate(_FIRST)}

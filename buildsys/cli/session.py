@@ -7,7 +7,6 @@ import contextlib
 import gc
 import json
 import os
-import threading
 import time
 import traceback
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
@@ -16,6 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from buildsys.cli.doit_backend import FILE, read_marks
+from buildsys.cli.project_root import shown_path
 from buildsys.cli.target_names import TargetNames, models_named_by
 from buildsys.errors import BuildsysError, ManifestErrors, UsageError, with_hint
 from buildsys.execution.key_parts import builder_versions
@@ -66,13 +66,10 @@ class BuildSession(TargetNames):
         self.up_to_date_targets: Sequence[str] = ()  # those of them that are not tasks of doit
         self.checked_stale_outputs = False  # after a failure
         self.rebuilds: dict[str, StaleReason] = {}  # targets to run even if up to date, and why
-        self.remeasures_noisy = False  # benchmarks and gates whose last measurement was noisy
-        self.remeasures_all = False
         self.repeats_flaky = False
         self.first_failures: dict[str, str] = {}  # why flaky targets were repeated
         self.fresh: dict[str, str] = {}  # recorded status by up-to-date target
-        self._idle = threading.Condition()
-        self._busy = 0
+        self._running: set[str] = set()
 
     @classmethod
     def load(cls, root: Path, *, leave_out: bool = False, remember: bool = True) -> BuildSession:
@@ -129,22 +126,18 @@ class BuildSession(TargetNames):
         from buildsys.execution.executor import Executor
         from buildsys.execution.local_runs import Folders
         from buildsys.store.object_store import Store
-        from buildsys.store.state_db import warn_on_stderr
-
-        def notify(warning: str) -> None:
-            (self.on_warning or warn_on_stderr)(warning)
 
         project, remote, signer = self.project, None, None
         if key := project.signing().key:
             from buildsys.execution.provenance import ProvenanceSigner
             from buildsys.store.signatures import SigningKey
 
-            signer = ProvenanceSigner(SigningKey(key), notify, lambda: self.checkout)
+            signer = ProvenanceSigner(SigningKey(key), self._warn, lambda: self.checkout)
         if settings := project.shared_cache():
             from buildsys.store.shared_cache import SharedCache
 
             known_hosts = project.state / "known_hosts"
-            remote = SharedCache(notify=notify, known_hosts=known_hosts, **settings)
+            remote = SharedCache(notify=self._warn, known_hosts=known_hosts, **settings)
         return Executor(
             Folders(project.root, project.build, project.state, project.timing_caches()),
             self.actions,
@@ -155,10 +148,15 @@ class BuildSession(TargetNames):
             trust=self.trust,
             jobs=self.jobs if self.jobs > 1 else 0,
             on_event=lambda target, event: self.on_event(target, event),
-            notify=notify,
+            notify=self._warn,
             make_recorder=self._make_recorder,
             past_builds=self._past_builds,
         )
+
+    def _warn(self, warning: str) -> None:
+        from buildsys.store.state_db import warn_on_stderr
+
+        (self.on_warning or warn_on_stderr)(warning)
 
     @cached_property
     def trust(self) -> TrustPolicy:
@@ -208,21 +206,22 @@ class BuildSession(TargetNames):
             status = self.executor.up_to_date_status(target)
         except (BuildsysError, OSError, ValueError):
             return False
-        if status is None or self._is_measured_again(target, status):
+        if status is None:
             return False
         self.fresh[target] = status
         return True
 
-    def _is_measured_again(self, target: str, status: str) -> bool:
-        """Decide on a new measurement of an up-to-date target, and note its reason."""
-        is_noisy = status == _NOISY and (self.remeasures_noisy or self.remeasures_all)
-        if not is_noisy and not (self.remeasures_all and self.actions[target].measures):
-            return False
+    def remeasure(self, names: Iterable[str], *, only_noisy: bool = False) -> None:
+        """Let benchmarks and gates of targets and groups run again."""
         from buildsys.execution.stale_reasons import ASKED_FOR, NOISY, StaleReason
 
-        reason = str(self.result(target).get("reason") or "")
-        self.rebuilds[target] = StaleReason(NOISY, reason) if is_noisy else StaleReason(ASKED_FOR)
-        return True
+        for target in self.needed(target for name in names for target in self.members(name)):
+            if self.actions[target].measures:
+                result = self.result(target)
+                if result.get("status") == _NOISY:
+                    self.rebuilds[target] = StaleReason(NOISY, str(result.get("reason") or ""))
+                elif not only_noisy:
+                    self.rebuilds[target] = StaleReason(ASKED_FOR)
 
     def are_up_to_date(self, targets: Iterable[str]) -> bool:
         """Check targets, each once."""
@@ -231,13 +230,8 @@ class BuildSession(TargetNames):
             for target in targets
         )
 
-    def up_to_date_models(
-        self, models: Iterable[str], check: Collection[str]
-    ) -> dict[str, dict[str, str]]:
-        """List the targets of entirely up-to-date models, with their status.
-
-        Models in ``check`` are checked in full if no earlier run has found them up to date.
-        """
+    def up_to_date_models(self, models: Iterable[str]) -> dict[str, dict[str, str]]:
+        """List the targets of entirely up-to-date models, with their status."""
         # with the executor, which other commands need not load
         from buildsys.execution.up_to_date_models import PlannedModel
 
@@ -245,15 +239,15 @@ class BuildSession(TargetNames):
         self.is_run = True
         try:
             fresh = self.executor.models.find(texts)
-            unknown = [model for model in check if model not in fresh]
+            unknown = [model for model in texts if model not in fresh]
             planned = ((model, list(self.actions.of(model).values())) for model in unknown)
             fresh |= self.executor.models.check(
                 {name: PlannedModel(texts[name], actions) for name, actions in planned}
             )
         except (BuildsysError, OSError, ValueError):  # the targets run, and fail with it
             return {}
-        if self.remeasures_noisy:
-            fresh = {name: ends for name, ends in fresh.items() if _NOISY not in ends.values()}
+        others = self.ignored() | self.rebuilds.keys()  # doit skips and shows, or runs them
+        fresh = {name: ends for name, ends in fresh.items() if others.isdisjoint(ends)}
         for targets in fresh.values():
             self.fresh.update(targets)
         return fresh
@@ -287,40 +281,37 @@ class BuildSession(TargetNames):
         KeyboardInterrupt: the run was interrupted.
         """
         self._raise_if_interrupted()
-        started = time.monotonic()
+        action, started = self.actions[target], time.monotonic()
         options: dict[str, Any] = {"force": target in self.fresh}
         if target in self.rebuilds:
             options = {"force": True, "request": self.rebuilds[target]}
-        with self._idle:
-            self._busy += 1
+        flaky = self.project.models[action.model].data["flaky"] if self.repeats_flaky else ()
+        self._running.add(target)
         try:
             try:
                 self.finished[target] = self.executor.run(target, **options)
             except BuildsysError as error:
-                if self.interrupted or not self.repeats_flaky or not self._is_flaky(target):
+                if self.interrupted or action.stage not in flaky:
                     raise
                 self.first_failures[target] = str(error)
                 self.finished[target] = self.executor.run(target, **options)
         except Exception as error:
-            from buildsys.execution.run_records import Outcome
-
             self._raise_if_interrupted()
-            seconds = getattr(error, "seconds", None)  # by the stage, as reports have it
-            seconds = time.monotonic() - started if seconds is None else seconds
-            problem, hint = getattr(error, "problem", str(error)), getattr(error, "hint", "")
-            kind = type(error).__name__
-            self.finished[target] = Outcome(target, "failed", seconds, problem, hint, error=kind)
-            code = getattr(error, "exit_code", BuildsysError.exit_code)
-            self.exit_code = max(self.exit_code, code)
+            self._note_failure(target, error, time.monotonic() - started)
             raise
         finally:
-            with self._idle:
-                self._busy -= 1
-                self._idle.notify_all()
+            self._running.discard(target)
 
-    def _is_flaky(self, target: str) -> bool:
-        action = self.actions[target]
-        return action.stage in self.project.models[action.model].data["flaky"]
+    def _note_failure(self, target: str, error: Exception, seconds: float) -> None:
+        from buildsys.execution.run_records import Outcome
+
+        if (stage_seconds := getattr(error, "seconds", None)) is not None:  # as reports have it
+            seconds = stage_seconds
+        problem, hint = getattr(error, "problem", str(error)), getattr(error, "hint", "")
+        kind = type(error).__name__
+        self.finished[target] = Outcome(target, "failed", seconds, problem, hint, error=kind)
+        code = getattr(error, "exit_code", BuildsysError.exit_code)
+        self.exit_code = max(self.exit_code, code)
 
     def explain(self, targets: Iterable[str]) -> dict[str, Explanation]:
         """Explain the state of targets and dependencies, in build order."""
@@ -365,19 +356,17 @@ class BuildSession(TargetNames):
         result = self.project.build / self.actions[target].outputs["result"].path
         return result.with_suffix(".log")
 
-    def keep_traceback(self, target: str, error: BaseException) -> Path:
-        """Write a traceback to a file and return its path."""
+    def keep_traceback(self, target: str, error: BaseException) -> str:
+        """Write a traceback to a file; return one line with its path."""
         name = f"{time.strftime('%Y%m%d-%H%M%S')}-{target.replace(':', '-')}-{os.getpid()}.log"
         path = self.project.state / "logs" / name
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text("".join(traceback.format_exception(error)), encoding="utf-8")
-        return path
+        line = f"{type(error).__name__}: {error}".splitlines()[0]
+        return f"unexpected {line}; traceback: {shown_path(path)}"
 
     def interrupt(self, exit_code: int) -> None:
-        """Stop all workers and all waiting; builds then raise KeyboardInterrupt.
-
-        Called from a separate thread (see ``Signals``).
-        """
+        """Stop all workers and all waiting; builds then raise KeyboardInterrupt."""
         self.interrupted = exit_code
         if "executor" in vars(self):
             self.executor.stop()
@@ -389,10 +378,8 @@ class BuildSession(TargetNames):
             raise KeyboardInterrupt
 
     def ignored(self) -> frozenset[str]:
-        """Read the targets that doit skips; a damaged list is reported by doit's backend."""
-        with contextlib.suppress(OSError, ValueError):
-            return read_marks(self.project.state / FILE)
-        return frozenset()
+        """Read the targets that doit skips."""
+        return read_marks(self.project.state / FILE)
 
     def forget(self, name: str) -> None:
         """Drop the records of a target or group, of all targets without a name.
@@ -409,5 +396,6 @@ class BuildSession(TargetNames):
             self._pool.close()
         if "executor" in vars(self):
             self.executor.close()
-        with self._idle:
-            self._idle.wait_for(lambda: not self._busy, timeout=_CLOSE_LIMIT_S)
+        deadline = time.monotonic() + _CLOSE_LIMIT_S
+        while self._running and time.monotonic() < deadline:
+            time.sleep(0.01)

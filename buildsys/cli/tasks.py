@@ -11,7 +11,7 @@ import configparser
 import inspect
 import os
 import sys
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar, TextIO
@@ -24,11 +24,9 @@ from buildsys.cli import doit_backend
 from buildsys.cli.commands.clean import remove_files
 from buildsys.cli.console.reporter import Reporter
 from buildsys.cli.environment_variables import check_variables
-from buildsys.cli.project_root import shown_path
 from buildsys.cli.session import BuildSession
 from buildsys.cli.target_names import STAGE_DOCS
 from buildsys.errors import BuildsysError, CheckFailed, ManifestErrors, StageError, UsageError
-from buildsys.project.plan import model_of
 from buildsys.report.formatting import plural
 from buildsys.system.printable import printable
 
@@ -57,7 +55,7 @@ def load(root: Path) -> tuple[dict[str, Any], ProjectTasks]:
 def doit_config(session: BuildSession) -> dict[str, Any]:
     """Configure doit for a loaded project."""
     doit_backend.connect(session)
-    atexit.register(_report_failures, session)  # other reporters do not
+    atexit.register(_report_failures, session)  # other reporters (`doit -r json`) do not
     session.project.state.mkdir(parents=True, exist_ok=True)
     return {
         # one model after another: doit goes breadth first through one group
@@ -85,14 +83,7 @@ def run_targets(
     """
     session.jobs, session.always = max(1, jobs), force
     tasks = ProjectTasks(session)
-    if single:
-        names = [target for name in names for target in session.members(name)]
-    needs_tasks = force or single or session.remeasures_all or bool(session.rebuilds)
-    tasks.choose_names(names, skip_fresh=not needs_tasks)
-    if single:
-        session.requested = names
-    if BUILD in names:  # one model after another: doit goes breadth first through one group
-        names = [*(f"build:{model}" for model in session.project.models), *names]
+    tasks.choose_run(names, single=single)
     if jobs > 1:
         from buildsys.system.devices import gpu_uuids
 
@@ -100,13 +91,13 @@ def run_targets(
         jobs += _WAITING_THREADS if gpu_uuids() else 0
     config = {
         **doit_config(session),
-        "default_tasks": list(names),
         "num_process": jobs,
         "continue": keep_going,
         "always": force,
-        "single": single,
         "outfile": out or sys.stdout,
     }
+    if BUILD not in names:  # else one model after another
+        config["default_tasks"] = list(names)
     loader = ModuleTaskLoader({"DOIT_CONFIG": config, "task_targets": tasks})
     try:
         code = run_tasks(loader, {}, extra_config={"BACKEND": BACKENDS})
@@ -122,12 +113,12 @@ def run_targets(
 
 def _report_failures(session: BuildSession) -> None:
     """Replace the reports of models with failed targets, unless that is done."""
-    ends = session.finished.items()
-    failed = dict.fromkeys(model_of(target) for target, end in ends if end.status == "failed")
-    if failed and not session.checked_stale_outputs:
+    if not session.checked_stale_outputs and session.exit_code:
         from buildsys.cli.failure_report import report_failure
 
-        report_failure(session, failed)
+        ends = session.finished.values()
+        failed = (session.actions[end.target].model for end in ends if end.status == "failed")
+        report_failure(session, dict.fromkeys(failed))
 
 
 class ProjectTasks:
@@ -135,30 +126,26 @@ class ProjectTasks:
 
     def __init__(self, session: BuildSession) -> None:
         self.session = session
-        self._groups: Collection[str] | None = None  # None: all groups and targets
-        self._targets: Collection[str] = ()  # in build order
+        self._groups: Sequence[str] = (BUILD,)
+        self._targets: dict[str, None] | None = None  # in build order; None: all
 
     def create_doit_tasks(self) -> Iterator[dict[str, Any]]:
         """Yield tasks as doit's dictionaries."""
-        session, groups, targets = self.session, self._groups, self._targets
-        if groups is None:
-            targets = list(session.actions)
-            groups = [BUILD, *(f"build:{model}" for model in session.project.models)]
-        members: dict[str, list[str]] = {BUILD: list(targets)}
+        session = self.session
+        targets = session.actions if self._targets is None else self._targets
+        members: dict[str, list[str]] = {name: [] for name in self._groups}
         for target in targets:
             action = session.actions[target]
-            names = [action.stage, f"build:{action.model}"]
-            for name in (*names, f"{action.stage}:{action.model}") if action.variant else names:
+            for name in (BUILD, f"{BUILD}:{action.model}", action.stage):
                 members.setdefault(name, []).append(target)
-        if self._groups is None:
-            groups = dict.fromkeys((*groups, *members))
-        models = [group for group in groups if group.startswith("build:")]
-        for name in sorted(groups, key=lambda name: name.count(":")):  # a stage before its parts
-            after = models if name == BUILD else members.get(name, [])
-            yield _group_task(session, name, members.get(name, []), after)
-        chosen = set(targets)
+            if action.variant:
+                members.setdefault(f"{action.stage}:{action.model}", []).append(target)
+        models = [group for group in members if group.startswith(f"{BUILD}:")]
+        for name in sorted(members, key=lambda name: name.count(":")):  # a stage before its parts
+            after = models if name == BUILD else members[name]
+            yield _group_task(session, name, members[name], after)
         for target in targets:
-            yield _target_task(session, target, chosen)
+            yield _target_task(session, target, targets)
 
     def choose(self, command: str, names: list[str], options: Mapping[str, Any]) -> None:
         """Choose what a command of doit needs; ``names`` become full names.
@@ -168,46 +155,56 @@ class ProjectTasks:
         session = self.session
         session.jobs = max(1, options.get("num_process") or 1)
         session.always = bool(options.get("always"))
-        paths = [name for name in names if "/" in name]  # doit takes outputs as well
-        names[:] = [*session.full_names(name for name in names if "/" not in name), *paths]
-        if command == "list" and not (names or options["subtasks"] or options["status"]):
-            models = (f"build:{model}" for model in session.project.models)
-            self._groups = [BUILD, *session.actions.stages(), *models]
-            return
-        if not paths and (names or command == "run"):
-            is_whole = command == "run" and not session.always
-            self.choose_names(names or [BUILD], skip_fresh=is_whole and not options["single"])
+        names[:] = session.full_names(map(self._target_of_output, names))
+        if command == "run":
+            self.choose_run(names or [BUILD], single=options["single"])
+        elif names:
+            self._choose(names, [target for name in names for target in session.members(name)])
+        elif command == "list" and not (options["subtasks"] or options["status"]):
+            models = (f"{BUILD}:{model}" for model in session.project.models)
+            self._groups, self._targets = [BUILD, *session.actions.stages(), *models], {}
 
-    def choose_names(self, names: Sequence[str], *, skip_fresh: bool) -> None:
-        """Choose targets with all that they need.
+    def _target_of_output(self, name: str) -> str:
+        """Find the target of an output's path, which doit takes as a name, too."""
+        if "/" not in name:
+            return name
+        build = self.session.project.build
+        path = os.path.relpath(Path(name).absolute(), build)
+        outputs = ((target, action.outputs) for target, action in self.session.actions.items())
+        return next((t for t, refs in outputs if any(r.path == path for r in refs.values())), name)
 
-        With ``skip_fresh``, models that are entirely up to date have no tasks.
+    def choose_run(self, names: Sequence[str], *, single: bool = False) -> None:
+        """Choose targets with all that they need, without models that are up to date.
+
+        ``single``: only the named targets, even if they are up to date.
         """
         session = self.session
-        whole: dict[str, None] = {}  # models
-        single: list[str] = []
+        if single:
+            members = {target for name in names for target in session.members(name)}
+            self._targets = session.requested = dict.fromkeys(session.in_order(members))
+            self._groups = [name for name in names if name not in members]
+            return
+        models: list[str] = []
+        targets: set[str] = set()
         for name in names:
             stage, _, model = name.partition(":")
             if stage == BUILD:
-                whole |= dict.fromkeys([model] if model else session.project.models)
+                models += [model] if model else session.project.models
             else:
-                single += session.members(name)
-        needed = list(session.needed(single))
-        models = dict.fromkeys((*whole, *map(model_of, needed)))
-        fresh = session.up_to_date_models(models, check=whole) if skip_fresh else {}
-        marks = session.ignored()  # targets that doit skips, and shows
-        fresh = {m: ends for m, ends in fresh.items() if marks.isdisjoint(ends)}
-        targets = {name for name in names if name in session.actions}
-        targets |= {target for target in needed if model_of(target) not in fresh}
-        for model in whole.keys() - fresh.keys():
-            targets |= {*session.actions.targets(model)}
-        self._targets = session.in_order(targets)
-        done = [target for model in whole for target in fresh.get(model, ())]
-        done += [target for target in needed if model_of(target) in fresh]
-        session.up_to_date_targets = [t for t in dict.fromkeys(done) if t not in targets]
-        session.requested = {*session.up_to_date_targets, *targets}
-        groups = dict.fromkeys(name for name in names if name not in targets)
-        self._groups = groups | dict.fromkeys(f"build:{model}" for model in whole)
+                targets.update(session.members(name))
+        fresh = {} if session.always else session.up_to_date_models(models)
+        for model in models:
+            targets.update(() if model in fresh else session.actions.targets(model))
+        chosen = self._choose([*names, *(f"{BUILD}:{model}" for model in models)], targets)
+        done = [target for ends in fresh.values() for target in ends if target not in chosen]
+        session.up_to_date_targets = done
+        session.requested = {*done, *chosen}
+
+    def _choose(self, names: Sequence[str], targets: Iterable[str]) -> Collection[str]:
+        needed = self.session.needed(targets)
+        self._groups = [name for name in names if name not in needed]
+        self._targets = dict.fromkeys(self.session.in_order(needed))
+        return self._targets
 
 
 def _group_task(
@@ -281,9 +278,7 @@ def run_target(session: BuildSession, target: str) -> TaskFailed | TaskError | N
     except BuildsysError as error:
         return TaskError(str(error))
     except Exception as error:  # the border: one line, with the traceback in a file
-        line = f"{type(error).__name__}: {error}".splitlines()[0]
-        path = shown_path(session.keep_traceback(target, error))
-        return TaskError(f"unexpected {line}; traceback: {path}")
+        return TaskError(session.keep_traceback(target, error))
     return None
 
 

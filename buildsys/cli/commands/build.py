@@ -82,7 +82,8 @@ def run(options: Namespace) -> int:
             from buildsys.cli.build_on import build_on
 
             return build_on(session, names, options, files)
-        session.remeasures_all = options.remeasure
+        if options.remeasure:
+            session.remeasure(names)
         code = run_targets(
             session,
             names,

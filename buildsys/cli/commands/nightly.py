@@ -126,10 +126,11 @@ class _Night:
             command += ["--rebuild", options.rebuild] if options.rebuild else []
             run = run_on(session, names, options, tuple(command))
             return run.results, run.exit_code
-        session.repeats_flaky = session.remeasures_noisy = True
+        session.repeats_flaky = True
+        session.remeasure(names, only_noisy=True)
         if self._stages:
             members = {target for name in names for target in session.members(name)}
-            session.rebuilds = _rebuilds(session, members, self._stages)
+            session.rebuilds |= _rebuilds(session, members, self._stages)
         code = run_targets(session, names, jobs=options.jobs or _default_jobs(), keep_going=True)
         return collect_results(session, self._started), code
 

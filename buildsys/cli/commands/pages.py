@@ -107,9 +107,7 @@ def update_pages(
         hint = "check the permissions of the build folder and the free space"
         return f"{CANNOT_WRITE}: {' '.join(str(error).split())}; {hint}"
     except Exception as error:  # the border: one line, with the traceback in a file
-        path = shown_path(session.keep_traceback("pages", error))
-        summary = " ".join(f"{type(error).__name__}: {error}".split())
-        return f"{CANNOT_WRITE}: {summary}; traceback: {path}"
+        return f"{CANNOT_WRITE}: {session.keep_traceback('pages', error)}"
     return f"pages: {shown_path(index)}" if index else ""
 
 

@@ -5,15 +5,15 @@ Nothing is imported at the top that a run with nothing to do can go without.
 
 from __future__ import annotations
 
+import _thread
 import os
 import signal
 import sys
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from queue import SimpleQueue
 from types import FrameType
 from typing import TYPE_CHECKING, Any, TextIO
 
@@ -127,40 +127,35 @@ class Reporter:
         line, finished = self._lines.get(task.name), self.session.finished.get(task.name)
         if line is None:
             return
-        if fail.get_name() == "UnmetDependency":
+        if finished is None:  # doit names what it depends on
             unmet = fail.message.split()
-            failed = [t for t in unmet if t in self._lines and self._has_failed(t)]
+            failed = [t for t in unmet if t in self._lines and self._lines[t].status == "failed"]
             line.reason = f"needs {', '.join(failed or unmet[:1])}"
             return
         with self._lock:
             line.status, line.reason = "failed", fail.message.strip()
-            line.log_file, line.seconds = None, finished.seconds if finished else 0.0
+            line.log_file, line.seconds = None, finished.seconds
             log = self.session.log(task.name)
             has_log = os.path.exists(log)  # noqa: PTH110 - no error in an unreadable folder
             line.log = shown_path(log) if has_log and log.name not in line.reason else ""
             self._open_display().ended(line)
 
-    def _has_failed(self, target: str) -> bool:
-        return self._lines[target].status == "failed"
-
     def skip_uptodate(self, task: Any) -> None:
         """Note an up-to-date target."""
-        if task.name in self._lines:
-            self._note_up_to_date(self._lines[task.name])
+        if line := self._lines.get(task.name):
+            self._note_up_to_date(line)
 
     def _note_up_to_date(self, line: ConsoleLine) -> None:
-        line.status = "fresh"
-        if shortfall := self.session.shortfall(line.target):
-            line.status, line.recorded = shortfall, True
+        shortfall = self.session.shortfall(line.target)
+        line.status, line.recorded = shortfall or "fresh", bool(shortfall)
 
     def skip_ignore(self, task: Any) -> None:
         """Note a target skipped because of ``doit ignore``."""
-        if task.name in self._lines:
-            self._lines[task.name].status = "ignored"
+        if line := self._lines.get(task.name):
+            line.status = "ignored"
 
     def cleanup_error(self, exception: Any) -> None:
-        """Keep the error of a failed teardown."""
-        self._problems.append(exception.get_msg())
+        """Do nothing: targets have no teardown."""
 
     def runtime_error(self, msg: str) -> None:
         """Keep an error of doit itself for the end."""
@@ -204,64 +199,54 @@ class Reporter:
 
     def _print_end(self, *, is_broken: bool) -> None:
         """Print the outcome of the run."""
-        lines = list(self._lines.values())
+        session, lines = self.session, list(self._lines.values())
         stale: Sequence[StaleOutputs] = ()
         # with `-s` dependencies don't run, without any failure
         if is_broken or any(line.status == "failed" for line in lines):
-            models = [line.model for line in lines if line.status in ("failed", "not run")]
-            if self.session.interrupted:  # only models that this run has reached
-                reached = {line.model for line in lines if line.has_ended or line.reason}
-                models = [model for model in models if model in reached]
-            if models:
-                from buildsys.cli.failure_report import report_failure
+            from buildsys.cli.failure_report import report_failure
 
-                stale = report_failure(self.session, dict.fromkeys(models))
+            models = {line.model: None for line in lines if line.status in ("failed", "not run")}
+            if session.interrupted:  # only models that this run has reached
+                models = {
+                    line.model: None
+                    for line in lines
+                    if line.model in models and (line.has_ended or line.reason)
+                }
+            stale = report_failure(session, models)
         if stale or any(line.has_ended for line in lines):
+            from buildsys.cli.commands.pages import update_pages
             from buildsys.cli.console.run_summary import print_summary
 
             changed = {line.model for line in lines if line.has_ended}
-            pages = self._write_pages(changed | {outputs.model for outputs in stale})
-            self.session.seconds = time.monotonic() - self.session.began
-            print_summary(self._out, self.session, lines, stale, pages)
+            changed |= {outputs.model for outputs in stale}
+            pages = update_pages(session, [m for m in session.project.models if m in changed])
+            session.seconds = time.monotonic() - session.began
+            print_summary(self._out, session, lines, stale, pages)
         elif not is_broken and not self._problems:
             self._print_nothing_to_do(lines)
         for problem in self._problems:
             self._out.write(printable(f"{problem.strip()}\n"))
-        if self.session.interrupted:
+        if session.interrupted:
             self._out.write(NOTICE)
         self._out.flush()
 
-    def _write_pages(self, changed: Collection[str]) -> str:
-        """Write the pages of changed models; return a line for the console."""
-        from buildsys.cli.commands.pages import update_pages
-
-        models = [model for model in self.session.project.models if model in changed]
-        return update_pages(self.session, models)
-
     def _print_nothing_to_do(self, lines: Sequence[ConsoleLine]) -> None:
         """Print the number of up-to-date targets, and the unavailable and noisy ones."""
-        project = self.session.project
         if not lines:
-            why = "there is no manifest in the models folder yet"
-            why = "nothing is selected" if project.models else why
-            why = "all manifests are broken" if project.broken else why
-            self._out.write(f"no targets: {why}\n")
+            self._out.write("no targets: nothing is selected, or there is no manifest yet\n")
             return
         order = list(STAGE_DOCS)  # remembered targets have none
         lines = sorted(lines, key=lambda line: (line.model, line.variant, order.index(line.stage)))
-        groups = {}
         cause = causes(lines, lambda line: self.session.recorded_reason(line.target))
-        groups["unavailable"] = lines_by_cause(lines, cause)
-        groups["noisy"] = [[line] for line in lines if line.status == "noisy"]
-        for status, rows in groups.items():
-            for group in rows[:_MOST_CAUSES]:
-                target = group[0].target
-                reason = cause.get(target) or self.session.recorded_reason(target)
-                text = f"{status:<11}  {group_name(group)}  {reason.partition(chr(10))[0]}"
-                self._out.write(printable(f"{text.rstrip()}\n"))
-            if more := sum(map(len, rows[_MOST_CAUSES:])):
-                count = plural(more, f"more {status} target")
-                self._out.write(f"and {count}; `buildsys explain` lists all\n")
+        noisy = (line.target for line in lines if line.status == "noisy")
+        cause |= {target: self.session.recorded_reason(target) for target in noisy}
+        groups = lines_by_cause(lines, cause)
+        for group in groups[:_MOST_CAUSES]:
+            line, reason = group[0], cause[group[0].target].partition("\n")[0]
+            text = f"{line.status:<11}  {group_name(group)}  {reason}"
+            self._out.write(printable(f"{text.rstrip()}\n"))
+        if more := sum(map(len, groups[_MOST_CAUSES:])):
+            self._out.write(f"and {plural(more, 'more target')}; `buildsys explain` lists all\n")
         counts = Counter(line.status for line in lines)
         parts = [plural(counts["fresh"], "target")]
         others = ("unavailable", "noisy", "ignored")
@@ -330,7 +315,6 @@ class Signals:
     def __init__(self, stop: Callable[[int], None]) -> None:
         """Call ``stop`` with the exit code after a signal, in a thread."""
         self._stop = stop
-        self._received: SimpleQueue[int] = SimpleQueue()  # its put may be called by handlers
         self._exit_code = 0
         self._earlier_handlers: dict[int, Any] = {}
         self._ended = threading.Event()
@@ -338,7 +322,6 @@ class Signals:
     def catch(self) -> None:
         """Install the handlers, if this is the main thread."""
         if threading.current_thread() is threading.main_thread():
-            threading.Thread(target=self._wait, daemon=True).start()
             for number in (signal.SIGINT, signal.SIGTERM):
                 self._earlier_handlers[number] = signal.signal(number, self._receive)
 
@@ -347,25 +330,23 @@ class Signals:
         if number == signal.SIGINT and self._exit_code:
             exit_at_once(INTERRUPTED)  # Ctrl-C a second time; workers end with this process
         self._exit_code = INTERRUPTED if number == signal.SIGINT else TERMINATED
-        self._received.put(self._exit_code)
+        _thread.start_new_thread(self._end, (self._exit_code,))  # Thread.start takes locks
 
-    def _wait(self) -> None:
-        if exit_code := self._received.get():
-            self._stop(exit_code)
-            if not self._ended.wait(_END_LIMIT_S):  # for example, in a slow download
-                exit_at_once(exit_code, NOTICE)
+    def _end(self, exit_code: int) -> None:
+        self._stop(exit_code)
+        if not self._ended.wait(_END_LIMIT_S):  # for example, in a slow download
+            exit_at_once(exit_code, NOTICE)
 
     def restore(self) -> None:
         """Restore the handlers of before the run."""
         while self._earlier_handlers:
             signal.signal(*self._earlier_handlers.popitem())
         self._ended.set()
-        self._received.put(0)
 
 
 def exit_at_once(code: int, notice: str = "") -> None:
     """End this process at once, after restoring a hidden cursor."""
-    if os.isatty(1) and os.environ.get("TERM", "dumb") not in ("dumb", "unknown"):
+    if os.isatty(1):
         notice = f"\x1b[?25h\r\n{notice}"
     os.write(1, notice.encode())
     os._exit(code)

@@ -66,5 +66,5 @@ def test_an_error_is_reported_and_not_raised(tmp_path: Path) -> None:
 
     executor.examine = break_down  # type: ignore[method-assign,assignment]
     (found,) = report_failure(session, ["net"])
-    assert found.problem.startswith("unexpected AttributeError; traceback: ")
+    assert found.problem.startswith("unexpected AttributeError: nobody expected this; traceback: ")
     assert "nobody expected this" in Path(found.problem.rpartition("traceback: ")[2]).read_text()

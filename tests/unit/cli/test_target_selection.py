@@ -25,17 +25,17 @@ def make(tmp_path: Path, *fresh: str) -> tuple[BuildSession, ScriptedExecutor]:
     return session, executor
 
 
-def chosen(
-    session: BuildSession, *names: str, skip_fresh: bool = True
-) -> tuple[set[str], set[str]]:
-    """Choose names; return the tasks, and the targets that are no tasks as they are up to date."""
+def chosen(session: BuildSession, *names: str, single: bool = False) -> tuple[set[str], set[str]]:
+    """Choose names; return their targets, and those that are no tasks as they are up to date."""
     tasks = ProjectTasks(session)
-    tasks.choose_names(names, skip_fresh=skip_fresh)
+    tasks.choose_run(names, single=single)
     made = {
         task["basename"] if task.get("name") is None else f"{task['basename']}:{task['name']}"
         for task in tasks.create_doit_tasks()
     }
-    assert session.requested == {*session.up_to_date_targets, *made & session.actions.keys()}
+    assert made >= {*names}
+    made &= session.actions.keys()
+    assert {*session.requested} == {*session.up_to_date_targets, *made}
     return made, set(session.up_to_date_targets)
 
 
@@ -45,25 +45,21 @@ def of(session: BuildSession, *models: str) -> set[str]:
 
 def test_everything_is_chosen_without_the_models_that_have_nothing_to_do(tmp_path: Path) -> None:
     session, _ = make(tmp_path, "a")
-    groups = {"build", "build:a", "build:b"}
-    assert chosen(session, "build") == (groups | of(session, "b"), of(session, "a"))
+    assert chosen(session, "build") == (of(session, "b"), of(session, "a"))
 
 
 def test_a_model_with_one_stale_target_is_chosen_whole(tmp_path: Path) -> None:
     session, executor = make(tmp_path, "a", "b")
     executor.fresh.discard("report:b")
-    assert chosen(session, "build:b") == ({"build:b"} | of(session, "b"), set())
+    assert chosen(session, "build:b") == (of(session, "b"), set())
 
 
 def test_a_target_that_is_named_is_a_task_even_if_it_is_fresh(tmp_path: Path) -> None:
-    session, executor = make(tmp_path, "a", "b")
-    statuses = {name: dict.fromkeys(of(session, name), "passed") for name in ("a", "b")}
-    remembered = lambda models: {name: statuses[name] for name in models}  # noqa: E731
-    executor.find = remembered  # type: ignore[method-assign]
-    assert chosen(session, "verify:a:ort", "export") == (
-        {"export", "verify:a:ort"},
-        {"export:a", "reference:a", "simplify:a", "engine:a:ort", "export:b"},
-    )
+    session, _ = make(tmp_path, "a", "b")
+    needed = {"export:a", "reference:a", "simplify:a", "engine:a:ort", "verify:a:ort"}
+    assert chosen(session, "verify:a:ort") == (needed, set())
+    assert chosen(session, "verify:a:ort", single=True) == ({"verify:a:ort"}, set())
+    assert chosen(session, "export") == ({"export:a", "export:b"}, set())
 
 
 def test_only_named_models_are_planned_and_checked(tmp_path: Path) -> None:
@@ -75,7 +71,7 @@ def test_only_named_models_are_planned_and_checked(tmp_path: Path) -> None:
         return {}
 
     session.executor.find = remembered  # type: ignore[method-assign]
-    ProjectTasks(session).choose_names(("build:b", "export:b"), skip_fresh=True)
+    ProjectTasks(session).choose_run(("build:b", "export:b"))
     assert asked == ["b"]
     assert list(session.actions._planned) == ["b"]
 

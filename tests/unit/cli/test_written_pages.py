@@ -182,7 +182,7 @@ def test_a_fault_of_a_page_is_one_line(
 
     monkeypatch.setattr(pages, "render_model", fail)
     line = update_pages(session, ["net"])
-    assert line.startswith("the pages cannot be written: ZeroDivisionError: no reason; traceback: ")
+    assert line.startswith("the pages cannot be written: unexpected ZeroDivisionError: no; ")
     assert Path(line.rpartition(" ")[2]).is_file()
 
 
