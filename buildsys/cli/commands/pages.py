@@ -7,7 +7,6 @@ which change without any input of the report.
 from __future__ import annotations
 
 import base64
-import dataclasses
 import json
 import os
 from argparse import ArgumentParser, Namespace
@@ -51,11 +50,10 @@ from buildsys.report.html.pages import (
     render_index,
     render_model,
 )
-from buildsys.report.report_types import Report
 from buildsys.report.result_files import adapter, load_types, read_report
 from buildsys.stages.table import BENCH, ENGINE, REPORT, VERIFY, target_of
-from buildsys.store.ledger import PASSED, RESTORED, Ledger, utc_now
-from buildsys.store.state_db import ReadOnlyStateDb, warn_on_stderr
+from buildsys.store.ledger import utc_now
+from buildsys.store.state_db import warn_on_stderr
 from buildsys.system.files import MAX_RESULT_BYTES, locked, read_limited, replace_file
 
 if TYPE_CHECKING:
@@ -104,8 +102,7 @@ def update_pages(
     try:
         index = write_pages(session, models, reports)
     except (BuildsysError, OSError) as error:  # such as a full disk
-        hint = "check the permissions of the build folder and the free space"
-        return f"{CANNOT_WRITE}: {' '.join(str(error).split())}; {hint}"
+        return f"{CANNOT_WRITE}: {error}; check the permissions and space of the build folder"
     except Exception as error:  # the border: one line, with the traceback in a file
         return f"{CANNOT_WRITE}: {session.keep_traceback('pages', error)}"
     return f"pages: {shown_path(index)}" if index else ""
@@ -118,21 +115,16 @@ def write_pages(
 
     Raises: BuildsysError, OSError: a page cannot be written.
     """
-    project, folder = session.project, session.project.build / FOLDER
-    # their texts, as parsed manifests of thousands of models would stay: 60 kB each
-    manifests = {name: json.loads(project.models[name].text) for name in models}
+    project, folder, rows = session.project, session.project.build / FOLDER, {}
+    project.state.mkdir(parents=True, exist_ok=True)
     # a run has warned of an unreadable history when it recorded its targets
     notify: Callable[[str], None] = (lambda _: None) if session.is_run else warn_on_stderr
-    project.state.mkdir(parents=True, exist_ok=True)
-    rows = {}
-    # closed before the run closes the state: the last reader would leave the write-ahead log
-    with (
-        closing(ReadOnlyStateDb(project.state / "state.db")) as state,
-        closing(History.read_only(history_file(project.state), notify)) as history,
-    ):
-        for model, manifest in manifests.items():
+    with closing(History.read_only(history_file(project.state), notify)) as history:
+        for model in models:
+            # its text, as parsed manifests of thousands of models would stay: 60 kB each
+            manifest = json.loads(project.models[model].text)
             if "html" in manifest["report"]["formats"]:
-                page = _page(session, manifest, Ledger(state), history, reports.get(model))
+                page = _page(session, manifest, history, reports.get(model))
                 replace_file(folder / page_name(model), render_model(page).encode())
                 rows[model] = index_row(page)
     # a manifest that does not load hides its models
@@ -155,8 +147,12 @@ def _write_index(
 ) -> Path | None:
     """Write the index of all pages and return it; None without pages."""
     folder, file = project.build / FOLDER, project.state / _ROWS
+    types = adapter(dict[str, IndexRow])
     with locked(project.state / f"{_ROWS}.lock"):
-        rows = {**_read_rows(file), **new}
+        rows: dict[str, IndexRow] = {}
+        with suppress(OSError, ValueError):  # missing or damaged
+            rows = types.validate_json(read_limited(file, MAX_RESULT_BYTES))
+        rows |= new
         for model in rows:
             if not keeps(model):
                 (folder / Path(page_name(model)).name).unlink(missing_ok=True)
@@ -167,58 +163,35 @@ def _write_index(
             with suppress(OSError):  # not empty, or not there
                 folder.rmdir()
             return None
-        replace_file(file, adapter(dict[str, IndexRow]).dump_json(linked))
+        replace_file(file, types.dump_json(linked))
         replace_file(folder / INDEX, render_index([*linked.values()], utc_now()).encode())
     return folder / INDEX
 
 
-def _read_rows(path: Path) -> dict[str, IndexRow]:
-    """Read the last index; a damaged file counts as empty."""
-    try:
-        text = read_limited(path, MAX_RESULT_BYTES)
-        rows: dict[str, IndexRow] = adapter(dict[str, IndexRow]).validate_json(text)
-    except (OSError, ValueError):
-        return {}
-    return rows
-
-
 def _page(
-    session: BuildSession,
-    manifest: Mapping[str, Any],
-    ledger: Ledger,
-    history: History,
-    elsewhere: Path | None,
+    session: BuildSession, manifest: Mapping[str, Any], history: History, elsewhere: Path | None
 ) -> ModelPage:
     model, build = str(manifest["model"]), session.project.build
     folder = build / FOLDER
-    report_target = target_of(REPORT, model)
 
     def link(name: str) -> str:
         is_there = name and (build / model / name).is_file()
         return os.path.relpath(build / model / name, folder) if is_there else ""
 
-    def rows(report: Report) -> Iterator[PipelineRow]:
-        for line in report.summary:
-            past = ledger.history(line.target, 1)
-            how = "from the cache" if past and past[0].status == RESTORED else ""
-            # the report cannot say how long it took
-            if line.target == report_target and line.status == PASSED and past:
-                line = dataclasses.replace(line, seconds=past[0].seconds)
-            yield PipelineRow(line, how, link(line.log), link(line.file))
-
     report, is_current = None if elsewhere is None else read_report(elsewhere), False
     if report is None:
         report, is_current = current_report(session, model)
-    engines = [engine.name for engine in report.engines]
-    action = session.actions[report_target]
+    # pictures of another run may show another graph
+    action = session.actions[target_of(REPORT, model)] if is_current else None
     return ModelPage(
         report=report,
         generated=utc_now(),
-        pipeline=tuple(rows(report)),
-        history=tuple(_engine_histories(history, model, engines)),
+        pipeline=tuple(PipelineRow(n, link(n.log), link(n.file)) for n in report.summary),
+        history=tuple(
+            _engine_histories(history, model, [engine.name for engine in report.engines])
+        ),
         history_is_readable=not history.problem,
-        # those of another run may show another graph
-        pictures=tuple(_pictures(action, build, folder)) if is_current else (),
+        pictures=tuple(_pictures(action, build, folder)) if action else (),
         tags=tuple(map(str, manifest.get("tags") or ())),
         owner=str(manifest.get("owner") or ""),
     )
@@ -242,21 +215,16 @@ def _engine_histories(
 ) -> Iterator[EngineHistory]:
     causes: dict[str, dict[StaleReason, None]] = {}  # by run, without what follows from others
     for build in reversed(history.builds(model=model, limit=_LAST_BUILDS)):
-        if build.stage != REPORT:
-            reasons = (
-                reason for reason in decode_reasons(build.why) if reason.kind not in FOLLOWING
-            )
-            causes.setdefault(build.run, {}).update(dict.fromkeys(reasons))
-
-    def builds(stage: str, engine: str, limit: int) -> tuple[PastBuild, ...]:
-        return tuple(_past_builds(history, target_of(stage, model, engine), limit, causes))
-
+        reasons = decode_reasons(build.why) if build.stage != REPORT else ()
+        own = (reason for reason in reasons if reason.kind not in FOLLOWING)
+        causes.setdefault(build.run, {}).update(dict.fromkeys(own))
     for engine in engines:
         yield EngineHistory(
             engine,
-            builds(ENGINE, engine, 4),
-            builds(VERIFY, engine, 4),
-            builds(BENCH, engine, _MOST_BUILDS),
+            *(
+                tuple(_past_builds(history, target_of(stage, model, engine), limit, causes))
+                for stage, limit in ((ENGINE, 4), (VERIFY, 4), (BENCH, _MOST_BUILDS))
+            ),
         )
 
 
@@ -270,33 +238,29 @@ def _past_builds(
     builds = history.builds(target=target, machine_id=machine_id(), limit=limit)
     if not builds and (newest := history.builds(target=target, limit=1)):
         builds = history.builds(target=target, machine_id=newest[0].machine_id, limit=limit)
-    environments = {build.environment: history.environment(build) for build in builds}
-    builds = [
-        build
-        for build in builds
-        if not machine_differences(
-            environments[build.environment], environments[builds[0].environment]
-        )
+    environments = [history.environment(build) for build in builds]
+    pairs = [
+        (build, parts)
+        for build, parts in zip(builds, environments, strict=True)
+        if not machine_differences(parts, environments[0])
     ]
-    for entry, earlier in zip_longest(builds, builds[1:]):
-        why = causes.get(entry.run) or (decode_reasons(entry.why) if entry is builds[0] else ())
-        before = environments[(earlier or entry).environment]
+    for (build, parts), earlier in zip_longest(pairs, pairs[1:]):
+        why = causes.get(build.run) or (decode_reasons(build.why) if build is builds[0] else ())
         yield PastBuild(
-            started=entry.started,
-            status=entry.status,
-            figures=entry.figures,
-            commit=entry.revision[:8] + ("+" if entry.dirty else ""),
+            started=build.started,
+            status=build.status,
+            figures=build.figures,
+            commit=build.revision[:8] + ("+" if build.dirty else ""),
             why=summarize_reasons([*why], _MOST_REASONS) if why else "",
-            mark=_differences(before, environments[entry.environment]),
+            mark=_differences(earlier[1] if earlier else parts, parts),
         )
 
 
 def _differences(before: Mapping[str, str], after: Mapping[str, str]) -> str:
     """Describe the differences of two environments in a few words."""
-    changed = sorted(name for name in {**before, **after} if before.get(name) != after.get(name))
     changes = [
         f"{name.partition(':')[2]} {before.get(name, 'none')} → {after.get(name, 'none')}"
-        for name in changed
-        if not name.endswith(FILES)
+        for name in sorted({**before, **after})
+        if before.get(name) != after.get(name) and not name.endswith(FILES)
     ]
-    return first_names(changes or ["other files of libraries"] * bool(changed), _MOST_DIFFERENCES)
+    return first_names(changes, _MOST_DIFFERENCES)

@@ -112,7 +112,6 @@ class PipelineRow:
     """One target of the pipeline with links to its files."""
 
     line: TargetLine
-    how: str  # built, restored from the cache, up to date; "" if unknown
     log: str = ""  # relative to the page; "" if there is no such file
     result: str = ""
 

@@ -13,7 +13,7 @@ _UNSHOWN = {"style"}
 
 def page_of(report: Report) -> ModelPage:
     """Return the page of a report."""
-    rows = tuple(PipelineRow(line, "from the cache") for line in report.summary)
+    rows = tuple(PipelineRow(line) for line in report.summary)
     return ModelPage(report, "2026-11-22T13:30:00Z", rows)
 
 

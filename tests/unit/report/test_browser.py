@@ -127,7 +127,7 @@ def folder(results: Results) -> Path:
     for line in report.summary:
         files = [results.build / "tiny" / name for name in (line.log, line.file)]
         links = [os.path.relpath(path, folder) for path in files if path.is_file()]
-        rows.append(PipelineRow(line, "from the cache", *links))
+        rows.append(PipelineRow(line, *links))
     page = dataclasses.replace(
         page_of(report),
         pipeline=tuple(rows),
