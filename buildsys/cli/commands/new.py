@@ -8,6 +8,7 @@ import sys
 from argparse import ArgumentParser, Namespace
 from collections import Counter
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, get_args
 
@@ -44,8 +45,8 @@ _SOURCE_DEFAULTS: dict[str, dict[str, Any]] = {  # a worker takes all fields
     "onnx": {},
 }  # fmt: skip
 _PLAIN = re.compile(r"[\w./@-]+(:[\w./@-]+)?")  # a place that needs no quotes in YAML
+_ENGINES = "[{backend: onnxruntime, name: ort-cpu}]"
 _DYNAMO = "export: {exporter: dynamo, opset: 18}  # tracing would fix the sizes of a saved program"
-_ENGINES = ("[ort-cpu]", "[{backend: onnxruntime, name: ort-cpu}]")  # without such a preset
 
 
 def add_arguments(parser: ArgumentParser) -> None:
@@ -93,9 +94,8 @@ def run(options: Namespace) -> int:
         problem = f"{os.path.relpath(file)} exists already"
         raise UsageError(problem, "choose another name, or remove it")
     source = _source(options.root, options.source)
-    source = {**source, **_settings(source, options)}
-    inputs = dict(map(_input, options.input))
-    write_manifest(project, model, try_model(project, model, source, inputs))
+    source |= _settings(source, options)
+    write_manifest(project, model, source, dict(map(_input, options.input)))
     print_lines([f"next: buildsys build {model}"])
     return 0
 
@@ -108,23 +108,25 @@ def _settings(source: Mapping[str, Any], options: Namespace) -> dict[str, Any]:
     """List further fields of the source. Raises: UsageError: it does not have them."""
     import yaml  # only here
 
-    defaults = next(fields for kind, fields in _SOURCE_DEFAULTS.items() if kind in source)
     settings: dict[str, Any] = {
         name: True for name in ("cache", "trusted") if getattr(options, name)
     }
-    if text := options.kwargs:
-        try:
-            settings["kwargs"] = yaml.safe_load(text)
-        except yaml.YAMLError:
-            settings["kwargs"] = None
-        if not isinstance(settings["kwargs"], dict):
-            raise UsageError(f"--kwargs {text} is not a map", "write for example '{width: 64}'")
-    if unknown := [field for field in settings if field not in defaults]:
+    if options.kwargs:
+        with suppress(yaml.YAMLError):
+            settings["kwargs"] = yaml.safe_load(options.kwargs)
+        if not isinstance(settings.get("kwargs"), dict):
+            problem = f"--kwargs {options.kwargs} is not a map"
+            raise UsageError(problem, "write for example '{width: 64}'")
+    if unknown := [field for field in settings if field not in _defaults(source)]:
         raise UsageError(f"--{unknown[0]} is not for models of this kind", "remove it")
     if "exported_program" in source and not options.trusted:
         problem = f"torch can run code of {source['exported_program']} when it loads the file"
         raise UsageError(problem, "if you trust its author, add --trusted")
     return settings
+
+
+def _defaults(source: Mapping[str, Any]) -> dict[str, Any]:
+    return next(fields for kind, fields in _SOURCE_DEFAULTS.items() if kind in source)
 
 
 def _source(root: Path, text: str) -> dict[str, str]:
@@ -171,7 +173,7 @@ def _transformers_source(root: Path, text: str) -> dict[str, str]:
 
 
 def inside_project(root: Path, name: str) -> Path:
-    """Return the path of a typed name. Raises: UsageError: it is outside of the project."""
+    """Locate a typed name. Raises: UsageError: it is outside of the project."""
     path = Path(os.path.abspath(typed_path(name)))  # noqa: PTH100 - links stay
     if not path.is_relative_to(root) or not path.resolve().is_relative_to(root.resolve()):
         raise UsageError(f"{name} is outside of the project {root}", "copy it into the project")
@@ -179,7 +181,7 @@ def inside_project(root: Path, name: str) -> Path:
 
 
 def _input(text: str) -> tuple[str, dict[str, Any]]:
-    """Return name, shape and dtype of ``--input``. Raises: UsageError: it has another form."""
+    """Parse name, shape and dtype of ``--input``. Raises: UsageError: it has another form."""
     from buildsys.manifest.schema.base import DType  # slow to import
 
     match = _INPUT.fullmatch(text)
@@ -197,14 +199,8 @@ def _input(text: str) -> tuple[str, dict[str, Any]]:
 def _describe_folder(project: Project, name: str) -> int:
     """Write a manifest for each ONNX file of a folder; return 2 if one fails."""
     folder, code = inside_project(project.root, name), 0
-    left_out = {project.build, project.state}
-    networks = [
-        file
-        for file in sorted(folder.rglob("*.onnx"))
-        if file.is_file()
-        and left_out.isdisjoint(file.parents)
-        and not any(part.startswith(".") for part in file.relative_to(folder).parts)
-    ]
+    files = [file for file in sorted(folder.rglob("*.onnx")) if file.is_file()]
+    networks = [file for file in files if {project.build, project.state}.isdisjoint(file.parents)]
     if not networks:
         raise UsageError(f"there are no ONNX files in {name}", "name a folder with ONNX files")
     stems = Counter(network.stem for network in networks)
@@ -212,54 +208,50 @@ def _describe_folder(project: Project, name: str) -> int:
         path = network.relative_to(folder).with_suffix("")
         part = path.stem if stems[network.stem] == 1 else str(path)
         model = re.sub(r"[^A-Za-z0-9_.+-]+", "-", part).lstrip("_.+-")[:100] or "model"
-        source = {"onnx": network.relative_to(project.root).as_posix()}
         if (file := _manifest_file(project, model)).exists():
             print_lines([f"kept {os.path.relpath(file)}"])
             continue
+        source = {"onnx": network.relative_to(project.root).as_posix()}
         try:
-            write_manifest(project, model, try_model(project, model, source, {}))
+            write_manifest(project, model, source, {})
         except StageError as error:
             code = error.exit_code
             print_lines([f"failed {source['onnx']}: {error}"])
     return code
 
 
-def try_model(
+def write_manifest(
     project: Project, model: str, source: Mapping[str, Any], inputs: Mapping[str, Any]
-) -> dict[str, Any]:
-    """Run the model in a worker. Raises: StageError: it cannot be loaded or run."""
-    defaults = next(fields for kind, fields in _SOURCE_DEFAULTS.items() if kind in source)
-    options = {"source": {**defaults, **source, "seed": 0}, "inputs": inputs, "outputs": {}}
-    try:
-        figures = run_stage(project, _STAGE, f"new:{model}", options)
-    except StageError as error:
-        if "kwargs" in defaults:
-            error.hint = error.hint or "correct the model, or pass --kwargs '{NAME: VALUE}'"
-        raise
-    completed = figures["source"]
-    fields = ("onnx" if field == "python" and "onnx" in completed else field for field in source)
-    return {**figures, "source": {field: completed[field] for field in fields}}
+) -> None:
+    """Write a manifest from trial runs; remove it again unless it is valid.
 
-
-def write_manifest(project: Project, model: str, proposal: Mapping[str, Any]) -> None:
-    """Write the manifest; remove it again unless it is valid.
-
-    Raises: StageError: no valid manifest describes the model.
+    Raises: StageError: the model cannot be run, or no valid manifest describes it.
     """
-    file = _manifest_file(project, model)
-    for engines in _ENGINES:
-        replace_file(file, "\n".join(_lines(model, proposal, engines)).encode())
-        errors = check_manifests(project, [file])
-        if not (of_file := [error for error in errors if error.file.name == file.name]):
-            print_lines([f"wrote {os.path.relpath(file)}"])
-            return
-        file.unlink()
+    file, proposal = _manifest_file(project, model), try_model(project, model, source, inputs)
+    replace_file(file, "\n".join(_lines(model, proposal)).encode())
+    errors = check_manifests(project, [file])
+    if not (of_file := [error for error in errors if error.file.name == file.name]):
+        print_lines([f"wrote {os.path.relpath(file)}"])
+        return
+    file.unlink()
     hint = "write one by hand, with `call` or a callable that returns a simpler network"
     problem = f"{'.'.join(map(str, of_file[0].key))}: {of_file[0].problem}"
     raise StageError(f"no manifest describes {model}: {problem}", of_file[0].hint or hint)
 
 
-def _lines(model: str, proposal: Mapping[str, Any], engines: str) -> Iterator[str]:
+def try_model(
+    project: Project, model: str, source: Mapping[str, Any], inputs: Mapping[str, Any]
+) -> dict[str, Any]:
+    """Run the model in a worker. Raises: StageError: it cannot be loaded or run."""
+    fields = {**_defaults(source), **source, "seed": 0}
+    options = {"source": fields, "inputs": inputs, "outputs": {}}
+    figures = run_stage(project, _STAGE, f"new:{model}", options)
+    completed = figures["source"]
+    names = ["onnx" if name == "python" and "onnx" in completed else name for name in source]
+    return {**figures, "source": {name: completed[name] for name in names}}
+
+
+def _lines(model: str, proposal: Mapping[str, Any]) -> Iterator[str]:
     """Yield the lines of a manifest."""
     source = proposal["source"]
     yield "# yaml-language-server: $schema=../schema/model.schema.json"
@@ -291,7 +283,7 @@ def _lines(model: str, proposal: Mapping[str, Any], engines: str) -> Iterator[st
             yield f"  {_flow(name)}: {_flow(span)}  # it ran with {ran}"
     for name, size in proposal["fixed"].items():
         yield f"# {name} is fixed to {size}: no other size ran"
-    yield f"engines: {engines}"
+    yield f"engines: {_ENGINES}"
     yield ""
 
 

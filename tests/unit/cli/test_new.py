@@ -13,7 +13,6 @@ from buildsys.cli.main import run
 from buildsys.errors import StageError
 from buildsys.project.load import load_project
 
-TRY_MODEL = new.try_model  # the project fixture replaces it
 COMMIT = "0123456789" * 4
 FOUND: dict[str, Any] = {
     "inputs": {"x:0": {"shape": ["N", 3, "h"], "dtype": "float32", "keyword": None}},
@@ -99,15 +98,6 @@ def test_a_manifest_is_valid_and_has_what_was_found(
     assert [engine["name"] for engine in data["engines"]] == ["ort-cpu"]
 
 
-def test_an_engine_is_written_out_without_its_preset(project: Path) -> None:
-    (project / "configs/engines.yaml").write_text("{}\n")
-    (project / "configs/project.yaml").unlink()
-    (project / "configs/models/resnet18.yaml").unlink()
-    assert run(["new", "first", "--from", "networks/a/net.onnx"]) == 0
-    (engine,) = load_project(project).models["first"].data["engines"]
-    assert (engine["name"], engine["backend"]) == ("ort-cpu", "onnxruntime")
-
-
 def test_inputs_can_be_described(project: Path) -> None:
     arguments = ["--input", "N=N,3,h", "--input", "ids=7:int64", "--input", "scale="]
     assert run(["new", "first", "--from", "plugins/net.py:make", *arguments]) == 0
@@ -180,23 +170,3 @@ def test_a_folder_of_onnx_files(project: Path, capsys: pytest.CaptureFixture[str
     ]
     assert run(["new", "plugins"]) == 3
     assert "there are no ONNX files in plugins; name a folder" in capsys.readouterr().err
-
-
-def fail(*_: object, **__: object) -> None:
-    raise StageError("plugins/net.py:make failed: RuntimeError: no (plugins/net.py:1)")
-
-
-@pytest.mark.parametrize(
-    ("source", "remedy"),
-    [
-        ({"timm": "resnet10t"}, "correct the model, or pass --kwargs '{NAME: VALUE}'"),
-        ({"onnx": "networks/bad.onnx"}, ""),
-    ],
-)
-def test_a_model_that_raises_has_a_remedy(
-    project: Path, monkeypatch: pytest.MonkeyPatch, source: dict[str, str], remedy: str
-) -> None:
-    monkeypatch.setattr(new, "run_stage", fail)
-    with pytest.raises(StageError) as caught:
-        TRY_MODEL(load_project(project), "m", source, {})
-    assert caught.value.hint == remedy
