@@ -29,10 +29,6 @@ class _PerBackend(Spec):
         return {name: value for name, value in serialize(self).items() if value is not None}
 
 
-def _per_backend(name: str, doc: str, fields: dict[str, Any]) -> type[Spec]:
-    return create_model(name, __base__=_PerBackend, __doc__=doc, **fields)
-
-
 def _use_of(backend: str) -> Any:
     kinds = describe_backend(backend).operator_kinds
     text = f"Default: {kinds[0]}{''.join(f', else {kind}' for kind in kinds[1:])}."
@@ -48,17 +44,19 @@ if TYPE_CHECKING:
         """The implementation used by each backend."""
 
 else:
-    _FUNCTION = (Callable | None, Field(None, description="FILE.py:NAME"))
     _BACKENDS = [name for name in backend_names() if describe_backend(name).operator_kinds]
-    FunctionPerBackend = _per_backend(
+    _FUNCTION = (Callable | None, Field(None, description="FILE.py:NAME"))
+    FunctionPerBackend = create_model(
         "FunctionPerBackend",
-        "A different local function for each backend.",
-        dict.fromkeys(_BACKENDS, _FUNCTION),
+        __base__=_PerBackend,
+        __doc__="A different local function for each backend.",
+        **dict.fromkeys(_BACKENDS, _FUNCTION),
     )
-    OperatorChoice = _per_backend(
+    OperatorChoice = create_model(
         "OperatorChoice",
-        "The implementation used by each backend.",
-        {name: _use_of(name) for name in _BACKENDS},
+        __base__=_PerBackend,
+        __doc__="The implementation used by each backend.",
+        **{name: _use_of(name) for name in _BACKENDS},
     )
 
 
@@ -95,13 +93,9 @@ class BundledPlugin(Spec):
     """true: TensorRT's library has a plugin of the operator's name."""
 
 
-def _is_function_map(value: object) -> bool:
-    return isinstance(value, (dict, FunctionPerBackend))
-
-
 OperatorFunction = Annotated[
     Callable | FunctionPerBackend,
-    OneOf(("all", "each"), choose=lambda v: "each" if _is_function_map(v) else "all"),
+    OneOf(("all", "each"), choose=lambda value: "all" if isinstance(value, str) else "each"),
 ]
 OperatorLibrary = Annotated[BuiltLibrary | GivenLibrary, OneOf(("sources", "file"))]
 OperatorPlugin = Annotated[

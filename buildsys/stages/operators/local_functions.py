@@ -7,11 +7,11 @@ from pathlib import Path
 from typing import Any
 
 import onnx
-from onnx import FunctionProto, ModelProto, NodeProto, checker, defs
+from onnx import FunctionProto, ModelProto, NodeProto, defs
 
 from buildsys.errors import StageError
-from buildsys.models.user_code import find_object, load_module, reraise_as_stage_error, with_article
-from buildsys.onnx_graphs.onnx_file import all_nodes, first_line, subgraphs
+from buildsys.models.user_code import find_object, load_module, reraise_as_stage_error
+from buildsys.onnx_graphs.onnx_file import all_nodes, subgraphs
 
 FUNCTIONS_IR_VERSION = 8  # the first with local functions
 _IR_VERSION = 10
@@ -28,47 +28,21 @@ def function_model(references: Mapping[str, str], project: Path) -> ModelProto:
     functions: dict[str, FunctionProto] = {}
     origins: dict[str, str] = {}
     for op, reference in references.items():
-        for function in _functions_of(op, reference, project):
+        loaded = load_functions(reference, project)
+        if op not in map(operator_of, loaded):  # any name is taken for that of the operator
+            loaded[0].domain, loaded[0].name = split_operator(op)
+        for function in loaded:
             name = operator_of(function)
             if functions.setdefault(name, function) != function:
                 raise StageError(
                     f"{origins[name]} and {reference} define {name} differently",
                     "rename one of the functions",
                 )
-            if name not in origins:
-                _check(function, reference)
-                origins[name] = reference
+            origins.setdefault(name, reference)
     model.functions.extend(functions.values())
     for op, reference in origins.items():
         model.metadata_props.add(key=op, value=reference)
     return model
-
-
-def _functions_of(op: str, reference: str, project: Path) -> list[FunctionProto]:
-    functions = load_functions(reference, project)
-    names = [operator_of(function) for function in functions]
-    if op not in names:  # any name is taken for that of the operator
-        if any(operator_of(node) == names[0] for item in functions for node in nodes_of(item)):
-            raise StageError(
-                f"{reference} gives {', '.join(names)}, none of which is {op}",
-                "name the operator's function after it",
-            )
-        functions[0].domain, functions[0].name = split_operator(op)
-    return functions
-
-
-def _check(function: FunctionProto, reference: str) -> None:
-    context = checker.C.CheckerContext()
-    context.ir_version = _IR_VERSION
-    context.opset_imports = {entry.domain: entry.version for entry in function.opset_import}
-    try:
-        checker.check_function(function, context, checker.C.LexicalScopeContext())
-    except checker.ValidationError as error:
-        raise StageError(
-            f"the local function {operator_of(function)} ({reference}) is invalid:"
-            f" {first_line(error)}",
-            "correct the function",
-        ) from error
 
 
 def load_functions(reference: str, project: Path) -> list[FunctionProto]:
@@ -83,9 +57,8 @@ def load_functions(reference: str, project: Path) -> list[FunctionProto]:
         members = list(target) if isinstance(target, (list, tuple)) else [target]
         functions = [proto for member in members for proto in _protos(member)]
     if not functions or len(functions) < len(members):
-        kind = "nothing" if target is None else with_article(type(target).__name__)
         raise StageError(
-            f"{reference} gives {kind}",
+            f"{reference} gives {type(target).__name__}",
             "name an onnxscript function, a FunctionProto, a list of them, or a callable that"
             " returns them",
         )
@@ -189,33 +162,31 @@ def merge_opsets(model: ModelProto, function: FunctionProto, origin: str) -> Non
 
     Raises: StageError: the model imports another version, with other operators.
     """
-    versions = {"" if e.domain in _ONNX else e.domain: e.version for e in model.opset_import}
+    versions = {_domain(entry): entry.version for entry in model.opset_import}
     for entry in function.opset_import:
-        domain = "" if entry.domain in _ONNX else entry.domain
-        version = versions.setdefault(domain, entry.version)
-        if domain not in {"" if e.domain in _ONNX else e.domain for e in model.opset_import}:
+        domain = _domain(entry)
+        if domain not in versions:
             model.opset_import.add().CopyFrom(entry)
-        differs = version != entry.version
-        if differs and not domain:
-            differs = any(
-                _since(node, version) != _since(node, entry.version)
-                for node in nodes_of(function)
-                if node.domain in _ONNX
-            )
-        if differs:
+        elif (domain and entry.version != versions[domain]) or (not domain and any(
+            _since(node, versions[domain]) != _since(node, entry.version)
+            for node in nodes_of(function)
+        )):  # fmt: skip
             name = domain or "opset"
             raise StageError(
                 f"the local function {operator_of(function)} ({origin}) is of {name}"
-                f" {entry.version}, the model of {name} {version}, with other versions of its"
-                " operators",
-                f"write the function for {name} {version}"
-                + (f", or set export.opset: {entry.version}" if not domain else ""),
+                f" {entry.version}, the model of {name} {versions[domain]}, with other versions of"
+                " its operators",
+                f"write the function for {name} {versions[domain]}",
             )
+
+
+def _domain(entry: Any) -> str:
+    return "" if entry.domain in _ONNX else str(entry.domain)
 
 
 def _since(node: NodeProto, version: int) -> int | None:
     try:
-        return int(defs.get_schema(node.op_type, version, "").since_version)
+        return int(defs.get_schema(node.op_type, version, _domain(node)).since_version)
     except defs.SchemaError:
         return None
 
@@ -226,20 +197,14 @@ def check_call(node: NodeProto, function: FunctionProto, what: str) -> None:
     Raises: StageError: the node has other inputs, outputs or attributes; ``what`` begins it.
     """
     attributes = {attribute.name for attribute in node.attribute}
+    required = set(function.attribute)
     optional = {attribute.name for attribute in function.attribute_proto}
-    problem = ""
-    for side, names, parameters in (
-        ("input", node.input, function.input),
-        ("output", node.output, function.output),
-    ):
-        if len(names) > len(parameters):
-            problem = f"the node has {len(names)} {side}s, the function {len(parameters)}"
-    if unknown := sorted(attributes - optional - set(function.attribute)):
-        problem = f"the node has the attribute {unknown[0]}, which the function does not have"
-    elif missing := sorted(set(function.attribute) - attributes):
-        problem = f"the function needs the attribute {missing[0]}, which the node does not have"
-    if problem:
+    names = [*(required - attributes), *(attributes - required - optional)]
+    if len(node.input) > len(function.input) or len(node.output) > len(function.output):
+        names.append("number of inputs or outputs")
+    if names:
         raise StageError(
-            f"{what} does not fit the node {node.name or node.output[0]}: {problem}",
+            f"{what} does not fit the node {node.name or node.output[0]}: they differ in the"
+            f" {names[0]}",
             "correct the inputs and attributes of the function",
         )
