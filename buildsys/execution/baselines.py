@@ -20,8 +20,6 @@ from buildsys.plan.action import Action
 from buildsys.store.ledger import (
     ACCEPTED,
     NOISY,
-    PASSED,
-    UNAVAILABLE,
     AcceptedBuild,
     ActionRecord,
     Ledger,
@@ -36,10 +34,9 @@ _THIS_BUILD = "accepted"  # in keys: a person has made it the baseline
 ABSENT = "absent"  # as in ``action_key``, which imports this module
 _ENVIRONMENT = ("device:", "env:")
 _LIBRARIES = ("tool:",)
-_ACCEPTED = (PASSED, UNAVAILABLE)  # a build without a baseline is one for the next
 _SHOWN_DIGITS = 12
 _SHOWN_DIFFERENCES = 3
-_KEPT_COMPARISONS = 3  # per gate
+_COMPARISONS_TO_KEEP = 3  # per gate
 Parts = Mapping[str, str]
 
 
@@ -48,7 +45,7 @@ def baseline_digests(ledger: Ledger, gates: Iterable[str]) -> set[str]:
     return {
         value
         for gate in gates
-        for record in ledger.records(gate, limit=_KEPT_COMPARISONS)
+        for record in ledger.records(gate, limit=_COMPARISONS_TO_KEEP)
         for label, value in record.parts.items()
         if label == ENGINE or label.startswith("input:")
     }
@@ -75,15 +72,11 @@ class GateBaselines:
         """Find the part of the baseline. ``parts`` are the others of the key."""
         if action.baseline is None:
             return {}
-        records, own = self._comparable(action, parts), _build_of(action, parts)
-        for record in records:
-            if _build_of(action, record.parts) == own:
-                is_accepted = record.status == ACCEPTED
-                return {ENGINE: _THIS_BUILD if is_accepted else record.parts.get(ENGINE, NONE)}
-        if records:
-            return {ENGINE: _engine(action, records[0].parts)}
-        past = next(self._past(action, parts), None)
-        return {ENGINE: past.engine if past else NONE}
+        if record := self._own_record(action, parts):
+            accepted = record.status == ACCEPTED
+            return {ENGINE: _THIS_BUILD if accepted else record.parts.get(ENGINE, NONE)}
+        last = next(self._other_builds(action, parts), None)
+        return {ENGINE: last.engine if last else NONE}
 
     def fetch(
         self, action: Action, parts: Parts, store: Store, folder: Path
@@ -94,39 +87,34 @@ class GateBaselines:
         """
         assert action.baseline is not None
         digest = parts.get(ENGINE, NONE)
-        described: dict[str, Any] = {"current": _engine(action, parts), "reason": ""}
+        facts: dict[str, Any] = {"current": _engine(action, parts), "reason": ""}
         if digest == _THIS_BUILD:
-            records, own = self._comparable(action, parts), _build_of(action, parts)
-            reasons = (
-                record.reason
-                for record in records
-                if record.status == ACCEPTED and _build_of(action, record.parts) == own
-            )
-            return {**described, "accepted": next(reasons, "") or "by a person"}, {}
-        earlier = None if digest == NONE else self._earlier(action, parts, digest)
+            record = self._own_record(action, parts)
+            return {**facts, "accepted": (record and record.reason) or "by a person"}, {}
+        builds = self._other_builds(action, parts)
+        earlier = next((build for build in builds if build.engine == digest), None)
         if earlier is None:
-            return {**described, **self._why_none(action, parts, digest)}, {}
-        if changed := _differences(_LIBRARIES, earlier.parts, parts):
-            described["reason"] = f"{_listed(changed)} changed since the baseline was built"
-        elif not earlier.options:
-            described["reason"] = "the options of the baseline are not known"
+            hint = "the next build is compared with this one"
+            return {**facts, "missing": self._why_none(action, parts, digest), "hint": hint}, {}
         files: dict[str, Path] = {}
-        if not described["reason"]:
-            paths = {
-                "engine": PurePath(action.baseline.engine),
-                "engine.data": PurePath(_data_path(action)),
-            }
+        if changed := _differences(_LIBRARIES, earlier.parts, parts):
+            facts["reason"] = f"{_listed(changed)} changed since the baseline was built"
+        elif not earlier.options:
+            facts["reason"] = "the options of the baseline are not known"
+        else:
+            engine, data = action.baseline.engine, _data_path(action)
+            contents = {"engine": (engine, digest), "engine.data": (data, earlier.data)}
             try:
-                for role, content in (("engine", digest), ("engine.data", earlier.data)):
+                for role, (path, content) in contents.items():
                     if content != ABSENT:
-                        files[role] = folder / paths[role].name
+                        files[role] = folder / PurePath(path).name
                         size = store.object_path(content).stat().st_size
                         store.fetch(OutputFile(content, size), files[role])
             except (OSError, DamagedError):
-                described["reason"], files = "the store no longer has the baseline", {}
+                facts["reason"], files = "the store no longer has the baseline", {}
         when = f"{earlier.started[:16].replace('T', ' ')} UTC"
         return {
-            **described,
+            **facts,
             "options": earlier.options,
             "figures": earlier.figures,
             "description": f"the build of {when} (engine {digest[:_SHOWN_DIGITS]})",
@@ -157,54 +145,49 @@ class GateBaselines:
             if record.status != NOISY and not _differences(_ENVIRONMENT, record.parts, parts)
         ]
 
-    def _earlier(self, action: Action, parts: Parts, digest: str) -> AcceptedBuild | None:
-        """Find the last accepted build with an engine."""
-        own = _build_of(action, parts)
+    def _own_record(self, action: Action, parts: Parts) -> ActionRecord | None:
+        """Find the last record of this build: its engine with its libraries."""
         for record in self._comparable(action, parts):
-            build = _build_of(action, record.parts)
-            if build != own and build[0] == digest:
-                return AcceptedBuild(
-                    digest,
-                    record.parts.get(f"input:{_data_path(action)}", ABSENT),
-                    record.started,
-                    record.parts,
-                    record.figures.get("engine_options"),
-                    record.figures.get("figures", {}),
-                )
-        builds = self._past(action, parts)
-        return next((build for build in builds if build.engine == digest), None)
+            if not _is_other(_engine(action, record.parts), record.parts, action, parts):
+                return record
+        return None
 
-    def _past(self, action: Action, parts: Parts) -> Iterator[AcceptedBuild]:
-        """Yield other accepted builds of the history in this environment, newest first."""
+    def _other_builds(self, action: Action, parts: Parts) -> Iterator[AcceptedBuild]:
+        """Yield the other builds in this environment, newest first, the history's last."""
         assert action.baseline is not None
-        own = _engine(action, parts)
-        for build in self._past_builds(action.target, action.baseline.target, own):
-            if not _differences(_ENVIRONMENT, build.parts, parts) and (
-                build.engine != own or _differences(_LIBRARIES, build.parts, parts)
-            ):
+        recorded = (
+            AcceptedBuild(
+                _engine(action, record.parts),
+                record.parts.get(f"input:{_data_path(action)}", ABSENT),
+                record.started,
+                record.parts,
+                record.figures.get("engine_options"),
+                record.figures.get("figures", {}),
+            )
+            for record in self._comparable(action, parts)
+        )
+        past = self._past_builds(action.target, action.baseline.target, _engine(action, parts))
+        comparable = (b for b in past if not _differences(_ENVIRONMENT, b.parts, parts))
+        for build in chain(recorded, comparable):
+            if _is_other(build.engine, build.parts, action, parts):
                 yield build
 
-    def _why_none(self, action: Action, parts: Parts, digest: str) -> dict[str, str]:
-        """Find the reason for a missing baseline, and its remedy."""
-        hint = "the next build is compared with this one"
-        if digest != NONE:
-            problem = f"the record of the baseline (engine {digest[:_SHOWN_DIGITS]}) is gone"
-            return {"missing": problem, "hint": hint}
-        earlier: Iterable[Parts] = (r.parts for r in self._ledger.records(action.target, limit=1))
+    def _why_none(self, action: Action, parts: Parts, digest: str) -> str:
+        """Find the reason for a missing baseline."""
         assert action.baseline is not None
-        names = action.target, action.baseline.target, _engine(action, parts)
-        past = (build.parts for build in self._past_builds(*names))
-        then = next(chain(earlier, past), None)  # the second in a clean checkout
-        changed = [] if then is None else _differences(_ENVIRONMENT, then, parts)
-        problem = "there is no earlier build"
-        if changed:
-            problem = f"earlier builds ran in another environment ({_listed(changed)} changed)"
-        return {"missing": problem, "hint": hint}
+        if digest != NONE:
+            return f"the record of the baseline (engine {digest[:_SHOWN_DIGITS]}) is gone"
+        past = self._past_builds(action.target, action.baseline.target, _engine(action, parts))
+        recorded = (record.parts for record in self._ledger.records(action.target, limit=1))
+        last = next(chain(recorded, (build.parts for build in past)), parts)
+        if changed := _differences(_ENVIRONMENT, last, parts):
+            return f"earlier builds ran in another environment ({_listed(changed)} changed)"
+        return "there is no earlier build"
 
 
-def _build_of(action: Action, parts: Parts) -> tuple[str, dict[str, str]]:
-    """Identify a build by its engine and runtime libraries."""
-    return _engine(action, parts), {k: v for k, v in parts.items() if k.startswith(_LIBRARIES)}
+def _is_other(engine: str, then: Parts, action: Action, now: Parts) -> bool:
+    """Compare engine and runtime libraries of two builds."""
+    return engine != _engine(action, now) or bool(_differences(_LIBRARIES, then, now))
 
 
 def _engine(action: Action, parts: Parts) -> str:
@@ -228,5 +211,4 @@ def _differences(prefixes: tuple[str, ...], then: Parts, now: Parts) -> list[str
 
 def _listed(names: list[str]) -> str:
     more = len(names) - _SHOWN_DIFFERENCES
-    rest = f" and {more} more" if more > 0 else ""
-    return ", ".join(names[:_SHOWN_DIFFERENCES]) + rest
+    return ", ".join(names[:_SHOWN_DIFFERENCES]) + (f" and {more} more" if more > 0 else "")

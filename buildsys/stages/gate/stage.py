@@ -11,7 +11,7 @@ import math
 import sys
 from collections.abc import Callable, Mapping
 from contextlib import closing
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -56,7 +56,7 @@ class _Baseline:
     hint: str = ""  # what makes it comparable
     reason: str = ""  # why it cannot run here; empty if it can
     engine: Path | None = None
-    options: Mapping[str, Any] = field(default_factory=dict)
+    options: Mapping[str, Any] | None = None
     figures: Mapping[str, float] = field(default_factory=dict)
     accepted: str = ""  # why a person has made this build its own baseline
 
@@ -124,19 +124,20 @@ def _hint(job: Job, status: str, check: GateCheck, baseline: _Baseline) -> str:
 
 def _find_baseline(job: Job) -> _Baseline:
     """Find another engine, or the earlier build that the executor has found."""
-    engine = job.inputs.get("baseline.engine")
-    facts = dict(job.baseline or {"missing": "there is no earlier build"})
+    engine, figures = job.inputs.get("baseline.engine"), _figures_of_files(job, "baseline.")
     if other := job.options.get("baseline"):
-        facts = {
-            "description": f"the engine {other['name']}",
-            "missing": "" if engine else f"there is no engine {other['name']}",
-            "hint": f"see `buildsys explain engine:{job.model}:{other['name']}`",
-            "options": other["engine"],
-        }
-    names = {entry.name for entry in fields(_Baseline)}
-    own = {name: value for name, value in facts.items() if name in names and value}
-    own["figures"] = {**facts.get("figures", {}), **_figures_of_files(job, "baseline.")}
-    return _Baseline(**{"options": job.options["engine"], "engine": engine, **own})
+        return _Baseline(
+            description=f"the engine {other['name']}",
+            missing="" if engine else f"there is no engine {other['name']}",
+            hint=f"see `buildsys explain engine:{job.model}:{other['name']}`",
+            engine=engine,
+            options=other["engine"],
+            figures=figures,
+        )
+    facts: Mapping[str, Any] = job.baseline or {"missing": "there is no earlier build"}
+    names = ("description", "missing", "hint", "reason", "options", "accepted")
+    texts: dict[str, Any] = {name: facts[name] for name in names if facts.get(name)}
+    return _Baseline(engine=engine, figures={**facts.get("figures", {}), **figures}, **texts)
 
 
 def _figures_of_files(job: Job, prefix: str) -> dict[str, float]:
@@ -175,17 +176,16 @@ def _measure(job: Job, baseline: _Baseline, rounds: Rounds, count: int) -> Round
 
     sides = {_NOW: opens(job.inputs["engine"], options["engine"])}
     if baseline.engine is not None and not (baseline.reason or baseline.missing):
-        sides = {_BEFORE: opens(baseline.engine, baseline.options), **sides}
+        sides = {_BEFORE: opens(baseline.engine, baseline.options or options["engine"]), **sides}
     measured = max((len(values) for values in rounds.get(_NOW, {}).values()), default=0)
     try:
         more = measure_rounds(sides, pace, range(measured, count), job.progress)
     except StageError as error:
         if _BEFORE not in sides:
             raise
-        del sides[_BEFORE]
-        alone = measure_rounds(sides, pace, range(count), job.progress)  # if it can run
         baseline.reason = f"it does not run here: {error.problem}"
-        return alone
+        del sides[_BEFORE]
+        return measure_rounds(sides, pace, range(count), job.progress)  # if it can run
     return {
         side: {name: [*rounds.get(side, {}).get(name, []), *values] for name, values in new.items()}
         for side, new in more.items()
@@ -227,24 +227,24 @@ def _check(
         "before": change.before, "after": change.after, "change": change.change,
         "low": change.low, "high": change.high, "confidence": change.confidence,
     }  # fmt: skip
-    against, allowed = f"that of {baseline.description}", f"{q.percent(tolerance)} is allowed"
-    is_timed = metric in _TIMED
     pairs = len(rounds.get(_NOW, {}).get(metric, ()))
-    method = f"in {pairs} pairs of processes" if is_timed else "both as built"
-    interval = "no interval"
+    method = f"in {pairs} pairs of processes" if metric in _TIMED else "both as built"
+    interval = ""
     if change.low is not None and change.high is not None:
         share = round(100 * (change.confidence or 0))
-        interval = f"{share} % interval {q.change(change.low)} to {q.change(change.high)}"
-    if change.is_undecided:
-        text = f"{title} is undecided: its change from {against} has the {interval}, {method}"
-        return {**check, "status": NOISY, "text": f"{text}; {allowed}"}
+        interval = f" ({share} % interval {q.change(change.low)} to {q.change(change.high)})"
     word = "worse" if change.change >= 0 else "better"
     text = (
-        f"{title} is {q.percent(abs(change.change))} {word}{f' ({interval})' if is_timed else ''}"
-        f" than {against}: {show(change.before)} before, {show(change.after)} now, {method};"
-        f" {allowed}"
+        f"{q.percent(abs(change.change))} {word}{interval} than that of {baseline.description}:"
+        f" {show(change.before)} before, {show(change.after)} now, {method};"
+        f" {q.percent(tolerance)} is allowed"
     )
-    return {**check, "status": FAILED if change.is_regression else PASSED, "text": text}
+    status, verb = PASSED, "is"
+    if change.is_undecided:
+        status, verb = NOISY, "is undecided,"
+    elif change.is_regression:
+        status = FAILED
+    return {**check, "status": status, "text": f"{title} {verb} {text}"}
 
 
 def _compare(
