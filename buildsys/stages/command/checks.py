@@ -75,27 +75,22 @@ def _reference_problem(
         return f'there is no engine "{of}" in this model', suggest(of, names, what="engines")
     if not ((kind in _GRAPHS and not of) or (kind == "golden" and of)):
         return f"unknown reference {show_value(text)}", f"references: {', '.join(_KINDS)}"
-    if view.get("source") is None:
-        problem = f"{text} is of a network, and this model has no source"
-        return problem, "name a file or the output of a command"
-    if view.is_defined and kind in _GRAPHS:
-        return (
-            f"{text} is an ONNX graph, and source.tensorrt makes a network",
-            "name engines",
-        )
+    if view.get("source") is None or (view.is_defined and kind in _GRAPHS):
+        return f"this model has no {text}", "name a file, an engine or the output of a command"
     return None
 
 
 def _outputs(view: ManifestView, path: FieldPath) -> Problems:
     for name, text in view.map(*path, "outputs").items():
-        if not isinstance(text, str):
-            continue
-        at, parts = (*path, "outputs", name), PurePosixPath(text).parts
-        if not parts or parts[0] == "/" or ".." in parts or not text.isprintable():
-            hint = "write a file such as model.onnx, or a folder such as model/"
-            yield view.problem(at, f"{show_value(text)} is not inside the working folder", hint)
+        parts = PurePosixPath(text).parts if isinstance(text, str) else ("",)
+        problem = ""
+        if not parts or parts[0] == "/" or ".." in parts or not str(text).isprintable():
+            problem = f"{show_value(text)} is not inside the working folder"
         elif parts[0] in (*RESERVED, RESULT_FILE, LOG_FILE) or text.endswith(LISTING):
-            yield view.problem(at, f"{text} is a name of buildsys", "choose another one")
+            problem = f"{text} is a name of buildsys"
+        if problem:
+            hint = "write a file such as model.onnx, or a folder such as model/"
+            yield view.problem((*path, "outputs", name), problem, hint)
 
 
 def _run(view: ManifestView, path: FieldPath, command: dict[str, Any]) -> Problems:

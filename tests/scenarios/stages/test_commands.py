@@ -190,7 +190,7 @@ WRONG = {
     "elsewhere": ("sh -c 'mkdir mode; touch mode/x'", "it wrote mode/"),
     "a file": ("touch {outputs.model}", "is not a folder"),
     "empty": ("mkdir {outputs.model}", "is empty"),
-    "a pipe": ("sh -c 'mkdir model; mkfifo model/p; touch model/x'", "p is a special file"),
+    "a pipe": ("sh -c 'mkdir model; mkfifo model/p; touch model/x'", "p is not a plain file"),
     "a link": ("sh -c 'mkdir model; ln -s ../none model/l'", "l is a link"),
     "not executable": ("{inputs.script}", "permission denied"),
 }  # fmt: skip

@@ -11,7 +11,7 @@ import pytest
 from buildsys.errors import StageError
 from buildsys.report.key_figures import read_results
 from buildsys.report.stage_lines import command_cells, command_lines
-from buildsys.stages.command.outputs import check_limits, read_figures
+from buildsys.stages.command.outputs import ReportedFigure, check_limits, read_figures
 from buildsys.stages.command.report import key_figure
 from buildsys.workers.job import Job
 
@@ -19,24 +19,24 @@ JOB = Job("command:m:c", "command", "m", "c", {}, {}, {}, Path())
 
 
 def checked(found: dict[str, Any], limits: dict[str, Any] | None = None) -> tuple[Any, str]:
-    return check_limits(found, limits or {}, JOB)
+    bounds = {name: {"min": None, "max": None, **limit} for name, limit in (limits or {}).items()}
+    reported = {name: ReportedFigure(**figure) for name, figure in found.items()}
+    return check_limits(reported, bounds, JOB)
 
 
 @pytest.mark.parametrize(
     ("text", "problem"),
     [
         (None, "did not write {figures}"),
-        ("", "are not JSON"),
-        ("[1]", "are not a map"),
-        ("{}", "are not a map"),
-        ('{"a": 1}', "does not have the right form"),
-        ('{"a": {"unit": "ms"}}', "does not have the right form"),
-        ('{"a": {"value": 1, "units": "ms"}}', "does not have the right form"),
-        ('{"a": {"value": "1"}}', "does not have the right form"),
-        ('{"a": {"value": true}}', "does not have the right form"),
-        ('{"a": {"value": 1, "unit": 2}}', "does not have the right form"),
-        ('{"": {"value": 1}}', "does not have the right form"),
-        ('{"a\\n": {"value": 1}}', "does not have the right form"),
+        ("", "Invalid JSON"),
+        ("[1]", "Input should be an object"),
+        ("{}", "there is none"),
+        ('{"a": 1}', "a: Input should be an object"),
+        ('{"a": {"unit": "ms"}}', "a.value: Field required"),
+        ('{"a": {"value": 1, "units": "ms"}}', "a.units: Extra"),
+        ('{"a": {"value": "1"}}', "a.value: Input should be a valid number"),
+        ('{"a": {"value": true}}', "a.value: Input should be a valid number"),
+        ('{"a\\n": {"value": 1}}', "String should match"),
     ],
 )
 def test_figures_of_another_form(tmp_path: Path, text: str | None, problem: str) -> None:

@@ -86,10 +86,10 @@ REFUSED = {
     "file in a folder": ("mkdir c; ln -s FOREIGN/precious c/x", "c/", "x is a link"),
     "folder in a folder": ("mkdir c; touch c/x; ln -s FOREIGN c/d", "c/", "d is a link"),
     "working folder": ("cd ..; mv a,work x; ln -s FOREIGN a,work", "precious", "a,work is a link"),
-    "pipe": ("mkfifo precious", "precious", "precious is a special file"),
+    "pipe": ("mkfifo precious", "precious", "precious is not a plain file"),
     "folder for a file": ("mkdir out", "out", "out is not a file"),
     "file for a folder": ("touch out", "out/", "out/ is not a folder"),
-    "not UTF-8": ("mkdir c; touch \"c/$(printf 'a\\377')\"", "c/", "is not printable"),
+    "not UTF-8": ("mkdir c; touch \"c/$(printf 'a\\377')\"", "c/", "is not a plain file"),
 }  # fmt: skip
 
 
@@ -110,7 +110,7 @@ def test_a_device_is_refused_without_opening_it(place: Place) -> None:
         os.mknod(place.root / "probe", 0o20600, os.makedev(1, 7))
     except OSError:
         pytest.skip("needs the right to make a device")
-    with pytest.raises(StageError, match="precious is a special file"):
+    with pytest.raises(StageError, match="precious is not a plain file"):
         place.run("mknod precious c 1 7", o="precious")  # opening it for reading never ends
 
 
@@ -138,7 +138,7 @@ def test_other_links_are_left_alone(place: Place, attack: str) -> None:
 def test_figures_are_not_read_through_a_link(place: Place) -> None:
     with pytest.raises(StageError, match=r"figures\.json is a link"):
         place.run("ln -s FOREIGN/figures.json figures.json", "{figures}")
-    with pytest.raises(StageError, match="json is a special file"):
+    with pytest.raises(StageError, match="json is not a plain file"):
         place.run("mkfifo figures.json", "{figures}")
 
 
