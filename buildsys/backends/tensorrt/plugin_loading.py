@@ -37,47 +37,52 @@ def load_plugins(library: TensorRTLibrary, operators: Sequence[OperatorUse]) -> 
     """
     version_adapter.register_bundled_plugins(library)
     plugins = [(use, use.path) for use in operators if use.kind == "plugin" and use.path]
-    new = [(use, path) for use, path in plugins if (library, use) not in _LOADED]
-    if new:
-        if library.has("parser in a library"):
-            try:
-                ctypes.CDLL(_PARSER_LIBRARY)  # in no wheel; without it, the parser aborts
-            except OSError as error:
-                raise StageError(
-                    f"TensorRT-RTX needs {_PARSER_LIBRARY} for graphs with plugins, and it is"
-                    " missing",
-                    "add a folder with a link of this name to TensorRT-RTX's library to"
-                    " LD_LIBRARY_PATH",
-                ) from error
-        # prints the Python line of a plugin that crashes
+    new: dict[Path, list[OperatorUse]] = {}
+    for use, path in plugins:
+        if (library, use) not in _LOADED:
+            new.setdefault(path, []).append(use)
+    if new and library.has("parser in a library"):
+        _load_parser()
+    if new:  # prints the Python line of a plugin that crashes
         faulthandler.enable(sys.__stderr__ or sys.stderr)
-    for path in dict.fromkeys(path for _, path in new):
-        uses = [use for use, its_path in new if its_path == path]
-        operators_of, project = [use.op for use in uses], uses[0].project
-        is_own = path.is_relative_to(project)
-        name = str(path.relative_to(project)) if is_own else path.name
-        if path.suffix == ".py":
-            if not library.has("plugins in Python"):
-                having = join_or(FEATURES["plugins in Python"])
-                raise StageError(
-                    f"{name}: {library.release} takes no plugins written in Python ({having} can)",
-                    "build the plugin as a shared library",
-                )
-            creators = register_file(
-                name, operators_of, PluginGuard(library, project, uses[0].fail)
-            )
-        else:
+    for path, uses in new.items():
+        project, operators_of = uses[0].project, [use.op for use in uses]
+        name = str(path.relative_to(project)) if path.is_relative_to(project) else path.name
+        if path.suffix != ".py":
             creators = _load_library(path, name, operators_of, library)
+        elif library.has("plugins in Python"):
+            guard = PluginGuard(library, project, uses[0].fail)
+            creators = register_file(name, operators_of, guard)
+        else:
+            having = join_or(FEATURES["plugins in Python"])
+            raise StageError(
+                f"{name}: {library.release} takes no plugins written in Python ({having} can)",
+                "build the plugin as a shared library",
+            )
         for use, creator in zip(uses, creators, strict=True):
-            _LOADED[library, use] = {
-                "operator": use.op,
-                "name": creator.name,
-                "version": creator.plugin_version,
-                "namespace": creator.plugin_namespace,
-                "file": name,
-                "file_sha256": sha256_of(path),
-            }
+            facts = {**_facts(use.op, creator), "file": name, "file_sha256": sha256_of(path)}
+            _LOADED[library, use] = facts
     return [_LOADED[library, use] for use, _ in plugins]
+
+
+def _load_parser() -> None:
+    """Load the parser's own library, which is in no wheel; without it, the parser aborts."""
+    try:
+        ctypes.CDLL(_PARSER_LIBRARY)
+    except OSError as error:
+        raise StageError(
+            f"TensorRT-RTX needs {_PARSER_LIBRARY} for graphs with plugins, and it is missing",
+            "add a folder with a link of this name to TensorRT-RTX's library to LD_LIBRARY_PATH",
+        ) from error
+
+
+def _facts(operator: str, creator: Any) -> Figures:
+    return {
+        "operator": operator,
+        "name": creator.name,
+        "version": creator.plugin_version,
+        "namespace": creator.plugin_namespace,
+    }
 
 
 def _load_library(
@@ -103,12 +108,10 @@ def _load_library(
         text = f"{title}: {library.title} takes no plugin from it"
         raise StageError(text, "it has none, or one with a name that is taken")
     new = [name for name in version_adapter.creator_names(library) if name not in before]
-    creators = []
-    for operator in operators:
-        creator = registered_creator(library, operator)
+    creators = [registered_creator(library, operator) for operator in operators]
+    for operator, creator in zip(operators, creators, strict=True):
         if creator is None:
             raise missing_creator(title, operator, new)
-        creators.append(creator)
     return creators
 
 
@@ -126,29 +129,17 @@ def bundled_plugins(library: TensorRTLibrary, request: BuildRequest) -> list[Fig
         domain, _, name = operator.rpartition("::")
         versions = _versions(request, domain, name)
         registered = version_adapter.creators(library)
-        creators = [creator for creator in registered if creator.name == name]
         named = [
-            creator for creator in creators if not versions or creator.plugin_version in versions
+            creator
+            for creator in registered
+            if creator.name == name and (not versions or creator.plugin_version in versions)
         ]
         if not named:
             similar = nearest(name, [creator.name for creator in registered])
-            hint = (
-                f"nearest: {', '.join(similar)}" if similar else "name the operator like its plugin"
-            )
-            problem = f"{library.release} has no plugin {name}"
-            if creators:
-                problem = f"{problem} of version {' or '.join(sorted(versions))}"
-            raise StageError(problem, hint)
-        facts += [
-            {
-                "operator": operator,
-                "name": name,
-                "version": creator.plugin_version,
-                "namespace": creator.plugin_namespace,
-                "bundled": library.release,
-            }
-            for creator in named
-        ]
+            hint = f"nearest: {', '.join(similar)}" if similar else "name it like its plugin"
+            wanted = f" of version {' or '.join(sorted(versions))}" if versions else ""
+            raise StageError(f"{library.release} has no plugin {name}{wanted}", hint)
+        facts += [{**_facts(operator, own), "bundled": library.release} for own in named]
     return facts
 
 

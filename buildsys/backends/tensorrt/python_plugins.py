@@ -52,11 +52,11 @@ _IS_GUARDED = "_buildsys_guarded"
 
 def register_file(path: str, operators: Sequence[str], guard: PluginGuard) -> list[Any]:
     """Register a project file's creators of operators, ``domain::Name``; return them."""
+    library = guard.library
     for operator in operators:
-        if registered_creator(guard.library, operator) is not None:
-            name = operator.rpartition("::")[2]
+        if registered_creator(library, operator) is not None:
             raise StageError(
-                f"{path}: {guard.library.title} already has a plugin for {operator}: {name}",
+                f"{path}: {library.title} already has a plugin for {operator}",
                 "give the operator another name, or each creator its domain as plugin_namespace",
             )
     module = load_module(path, guard.project)
@@ -64,11 +64,11 @@ def register_file(path: str, operators: Sequence[str], guard: PluginGuard) -> li
     for operator in operators:
         creator = _find_creator(module, path, operator, guard)
         guard.wrap(type(creator), ("create_plugin",), f"{path}: plugin {creator.name}")
-        registry = guard.library.trt.get_plugin_registry()
+        registry = library.trt.get_plugin_registry()
         # the file may have registered it on import
-        is_known = registered_creator(guard.library, operator) is not None
+        is_known = registered_creator(library, operator) is not None
         if not is_known and not registry.register_creator(creator, creator.plugin_namespace):
-            text = f"{path}: {guard.library.title} refuses the creator {type(creator).__name__}"
+            text = f"{path}: {library.title} refuses the creator {type(creator).__name__}"
             raise StageError(text)
         _REGISTERED.append(creator)
         creators.append(creator)
@@ -78,28 +78,22 @@ def register_file(path: str, operators: Sequence[str], guard: PluginGuard) -> li
 def registered_creator(library: TensorRTLibrary, operator: str) -> Any:
     """Find the parser's creator for ``domain::Name`` or None."""
     domain, _, name = operator.rpartition("::")
-    for namespace in ("", domain):  # the parser's order
-        creator = version_adapter.find_creator(library, name, VERSION, namespace)
-        if creator is not None:
-            return creator
-    return None
+    find = version_adapter.find_creator
+    # the parser's order
+    creators = (find(library, name, VERSION, namespace) for namespace in ("", domain))
+    return next((creator for creator in creators if creator is not None), None)
 
 
 def _find_creator(module: ModuleType, path: str, operator: str, guard: PluginGuard) -> Any:
     domain, _, name = operator.rpartition("::")
     base = guard.library.trt.IPluginCreatorV3One
-    derived = [
-        item for item in vars(module).values() if isinstance(item, type) and issubclass(item, base)
+    classes = [
+        item
+        for item in dict.fromkeys(v for v in vars(module).values() if isinstance(v, type))
+        if issubclass(item, base) and item is not base
     ]
-    classes = [item for item in dict.fromkeys(derived) if item is not base]
-    creators = [
-        _make_creator(owner, path, guard)
-        for owner in classes
-        if not any(issubclass(other, owner) and other is not owner for other in classes)
-    ]
-    if not creators:
-        hint = f"define a class derived from {guard.library.trt.__name__}.IPluginCreatorV3One"
-        raise StageError(f"{path} has no plugin creator for the operator {operator}", hint)
+    bases = {parent for item in classes for parent in item.__mro__[1:]}
+    creators = [_make_creator(owner, path, guard) for owner in classes if owner not in bases]
     for creator in creators:
         identity = (creator.name, creator.plugin_version)
         if identity == (name, VERSION) and creator.plugin_namespace in ("", domain):
@@ -111,12 +105,11 @@ def _make_creator(owner: type, path: str, guard: PluginGuard) -> Any:
     what = f"{path}: making the creator {owner.__name__} failed"
     with reraise_as_stage_error(what, guard.project):
         creator = owner()
-        missing = [name for name in _CREATOR_FIELDS if getattr(creator, name, None) is None]
+        for name in _CREATOR_FIELDS:
+            if getattr(creator, name, None) is None:
+                raise TypeError(f"it does not set {name}")
         if not len(creator.field_names):  # the parser would read through a null pointer
             creator.field_names = guard.library.trt.PluginFieldCollection([])
-    if missing:
-        text = f"{path}: the creator {owner.__name__} does not set {' and '.join(missing)}"
-        raise StageError(text, "set it in __init__")
     return creator
 
 
@@ -209,12 +202,10 @@ class PluginGuard:
 
 
 def _describe(value: Any) -> str:
-    if value is None:
-        return "nothing"
     if isinstance(value, (list, tuple)):
         kinds = dict.fromkeys(type(item).__name__ for item in value)
         return f"a {type(value).__name__} of {', '.join(kinds) or 'nothing'}"
-    return with_article(type(value).__name__)
+    return "nothing" if value is None else with_article(type(value).__name__)
 
 
 def missing_creator(title: str, operator: str, creators: Iterable[str]) -> StageError:

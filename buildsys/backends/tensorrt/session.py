@@ -8,7 +8,7 @@ Source: TensorRT developer guide, "Enqueueing", "CUDA Graphs", "Multi-Streaming"
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from copy import copy
 from functools import partial
 from pathlib import Path
@@ -115,15 +115,8 @@ class TensorRtSession(Inference):
             # TensorRT 8.6 engine was built without profile sharing
             sessions = [self]
             self.bind(inputs)()  # includes one-time work of a context
-            while len(sessions) < timing.in_flight:
-                try:
-                    sessions.append(self.duplicate())
-                except StageError as failure:
-                    raise StageError(
-                        f"there cannot be {timing.in_flight} inferences in flight:"
-                        f" {failure.problem}",
-                        failure.hint or "set bench.in_flight: 1",
-                    ) from failure
+            for _ in range(1, timing.in_flight):
+                sessions.append(self.duplicate())
                 stack.callback(sessions[-1].close)
                 sessions[-1].bind(inputs)()
             for graph in dict.fromkeys(timing.cuda_graph):
@@ -132,9 +125,8 @@ class TensorRtSession(Inference):
                     with session.gpu.current():
                         launch = session._launch(timing, stack, graph=graph)
                     slots.append(Slot(session.gpu.main_stream, launch))
-                is_blocking = timing.wait == "block"
                 contender = GpuContender(
-                    self.gpu, slots, blocking=is_blocking, explained=self._explained
+                    self.gpu, slots, blocking=timing.wait == "block", explained=self._explained
                 )
                 stack.callback(contender.close)
                 contenders[ENGINE_CUDA_GRAPH if graph else ENGINE] = contender
@@ -152,15 +144,12 @@ class TensorRtSession(Inference):
         other._reset_buffers()
         with other.gpu.current(), self.log.collected() as messages:
             other._context = self._engine.create_execution_context()
-        if other._context is None:
-            other.gpu.close()
-            text = messages.error_text("the engine has no other execution context")
-            raise StageError(text, "set bench.in_flight: 1")
         # choosing a profile that another context uses crashes TensorRT 8.6.0
-        if other._context.active_optimization_profile < 0:
+        if other._context is None or other._context.active_optimization_profile < 0:
             other.close()
-            text = "an optimization profile of this engine serves one inference at a time"
-            raise StageError(text, "set bench.in_flight: 1")
+            reason = messages.error_text("an optimization profile serves one at a time")
+            problem = f"the engine runs one inference at a time: {reason}"
+            raise StageError(problem, "set bench.in_flight: 1")
         return other
 
     def close(self) -> None:
@@ -189,23 +178,22 @@ class TensorRtSession(Inference):
             def report_layer_time(self, layer_name: str, ms: float) -> None:
                 times[layer_name] = times.get(layer_name, 0.0) + ms
 
-        try:
-            for name, span in self.profiles[0].items():
-                dtype, stored = self.tensors.types[name]
-                values = np.zeros(span["opt"], stored)
-                if "opt_values" in span:
-                    values = np.array(span["opt_values"], values.dtype).reshape(span["opt"])
-                elif self._engine.is_shape_inference_io(name):  # zeros there crash TensorRT 8.6
-                    return {}
-                inputs[name] = Tensor(values, dtype)
+        for name, span in self.profiles[0].items():
+            dtype, stored = self.tensors.types[name]
+            values = np.zeros(span["opt"], stored)
+            if "opt_values" in span:
+                values = np.array(span["opt_values"], values.dtype).reshape(span["opt"])
+            elif self._engine.is_shape_inference_io(name):  # zeros there crash TensorRT 8.6
+                return {}
+            inputs[name] = Tensor(values, dtype)
+        with suppress(StageError):
             call = self.bind(inputs)
             call()
             self._timer = Profiler()  # must outlive the context
             self._context.profiler = self._timer
             call()
-        except StageError:
-            return {}
-        return times
+            return times
+        return {}
 
     @contextmanager
     def _explained(self) -> Iterator[None]:
@@ -234,20 +222,13 @@ class TensorRtSession(Inference):
                 raise StageError(text, "set bench.cuda_graph: false") from failure
             stack.callback(self._release, captured)
             steps = [partial(captured.launch, stream)]
-        if timing.copies_in:
-            for buffer, values in self.input_buffers.values():
-                source = HostBuffer(values.nbytes)
-                stack.callback(self._release, source)
-                source.fill(values)
-                copy_in = partial(buffer.copy_from, source.address, source.size_bytes, stream)
-                steps.insert(0, copy_in)
-        if timing.copies_out:
-            for output in self.results.values():
-                target = HostBuffer(output.buffer.size_bytes)
-                stack.callback(self._release, target)
-                steps.append(
-                    partial(output.buffer.copy_to, target.address, target.size_bytes, stream)
-                )
+        for buffer, values in self.input_buffers.values() if timing.copies_in else ():
+            source = self._host_buffer(values.nbytes, stack)
+            source.fill(values)
+            steps.insert(0, partial(buffer.copy_from, source.address, source.size_bytes, stream))
+        for output in self.results.values() if timing.copies_out else ():
+            target = self._host_buffer(output.buffer.size_bytes, stack)
+            steps.append(partial(output.buffer.copy_to, target.address, target.size_bytes, stream))
         if len(steps) == 1:
             return steps[0]
 
@@ -256,6 +237,11 @@ class TensorRtSession(Inference):
                 step()
 
         return launch
+
+    def _host_buffer(self, size_bytes: int, stack: ExitStack) -> HostBuffer:
+        buffer = HostBuffer(size_bytes)
+        stack.callback(self._release, buffer)
+        return buffer
 
     def _release(self, resource: Resource) -> None:
         with self.gpu.current():

@@ -70,8 +70,8 @@ def test_an_engine_names_its_bundled_plugins(tmp_path: Path, generation: str) ->
 @pytest.mark.parametrize(
     ("op", "expected"),
     [
-        ("trt::EficientNMS_TRT", "no plugin EficientNMS_TRT; nearest: EfficientNMS_TRT"),
-        ("trt::Quux", "no plugin Quux; name the operator like its plugin"),
+        ("trt::EficientNMS_TRT", "no plugin EficientNMS_TRT of version 1; nearest: EfficientNMS_TRT"),
+        ("trt::Quux", "no plugin Quux of version 1; name it like its plugin"),
     ],
 )
 def test_a_plugin_that_the_library_does_not_have(tmp_path: Path, op: str, expected: str) -> None:
