@@ -23,7 +23,6 @@ FEATURES = {  # the generations with each
     "names of all refused nodes": SINCE_10,
     "builds for other GPUs": (RTX,),
 }
-_NEWEST_OPSETS = {TRT_8: 17}  # that its parser documents; it reads some nodes of later ones
 _OLDEST = (8, 6)
 
 
@@ -44,11 +43,6 @@ class TensorRTLibrary:
     def has(self, feature: str) -> bool:
         """Check whether this generation has one of ``FEATURES``."""
         return self.generation in FEATURES[feature]
-
-    @property
-    def newest_opset(self) -> int | None:
-        """The newest opset that its parser knows, None if it knows all."""
-        return _NEWEST_OPSETS.get(self.generation)
 
     @property
     def title(self) -> str:

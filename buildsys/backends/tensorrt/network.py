@@ -92,8 +92,6 @@ def parse(library: TensorRTLibrary, builder: Any, onnx: Path, *, strong: bool = 
         refused.append(replace(node, reason=" ".join(text.split())))
     if graph is not None:
         refused = _with_all_nodes(library, parser, graph, refused)
-        refused.sort(key=lambda problem: -1 if problem.index is None else problem.index)
-    refused = [replace(node, until=library.newest_opset) for node in refused]
     return Parsed(builder, network, parser, refused, accepted)
 
 
@@ -159,24 +157,21 @@ def _with_all_nodes(
         nodes.append(refusal)
     reported = {refusal.index for refusal in refused}
     functions = {(function.domain, function.name) for function in model.functions}
+    reason = "the parser does not know this operator, and there is no plugin for it"
     for index, node in enumerate(onnx_nodes):
         if index in reported or parser.supports_operator(node.op_type):
             continue
         if (node.domain, node.op_type) not in functions and not _has_plugin(library, node):
-            reason = "the parser does not know this operator, and there is no plugin for it"
             output = next(iter(node.output), "")
-            nodes.append(UnsupportedNode(index, node.name, node.op_type, reason, output=output))
-    return nodes
-
-
-def plugin_wanted(node: NodeProto) -> tuple[str, str]:
-    """Read the plugin's version and namespace that a node asks for, "" for any namespace."""
-    texts = {entry.name: entry.s.decode(errors="replace") for entry in node.attribute}
-    return texts.get("plugin_version") or "1", texts.get("plugin_namespace", "")
+            refusal = UnsupportedNode(index, node.name, node.op_type, reason, output=output)
+            nodes.append(replace(refusal, until=version_adapter.OPSET_8))
+    return sorted(nodes, key=lambda node: -1 if node.index is None else node.index)
 
 
 def _has_plugin(library: TensorRTLibrary, node: NodeProto) -> bool:
-    version, namespace = plugin_wanted(node)
+    """Check for a plugin of the version and the namespace that a node names."""
+    texts = {entry.name: entry.s.decode(errors="replace") for entry in node.attribute}
+    version, namespace = texts.get("plugin_version") or "1", texts.get("plugin_namespace")
     places = [namespace] if namespace else ["", node.domain]
     find = version_adapter.find_creator
     return any(find(library, node.op_type, version, place) is not None for place in places)

@@ -12,7 +12,6 @@ from typing import Any
 from buildsys.backends.interface import BuildRequest, Figures, OperatorUse
 from buildsys.backends.tensorrt import version_adapter
 from buildsys.backends.tensorrt.library import FEATURES, TensorRTLibrary, join_or
-from buildsys.backends.tensorrt.network import plugin_wanted
 from buildsys.backends.tensorrt.python_plugins import (
     PluginGuard,
     missing_creator,
@@ -20,7 +19,6 @@ from buildsys.backends.tensorrt.python_plugins import (
     registered_creator,
 )
 from buildsys.errors import StageError
-from buildsys.onnx_graphs.graph_reader import read_graph
 from buildsys.system.files import sha256_of
 from buildsys.system.printable import nearest
 
@@ -116,7 +114,7 @@ def _load_library(
 
 
 def bundled_plugins(library: TensorRTLibrary, request: BuildRequest) -> list[Figures]:
-    """List the registered plugins that operators of the request use."""
+    """List the registered plugins that operators of the request use, in all versions."""
     operators = [use.op for use in request.operators if use.kind == "plugin" and use.path is None]
     if operators and not library.has("bundled plugins"):
         raise StageError(
@@ -126,31 +124,12 @@ def bundled_plugins(library: TensorRTLibrary, request: BuildRequest) -> list[Fig
         )
     facts: list[Figures] = []
     for operator in operators:
-        domain, _, name = operator.rpartition("::")
-        versions = _versions(request, domain, name)
+        name = operator.rpartition("::")[2]
         registered = version_adapter.creators(library)
-        named = [
-            creator
-            for creator in registered
-            if creator.name == name and (not versions or creator.plugin_version in versions)
-        ]
+        named = [creator for creator in registered if creator.name == name]
         if not named:
             similar = nearest(name, [creator.name for creator in registered])
             hint = f"nearest: {', '.join(similar)}" if similar else "name it like its plugin"
-            wanted = f" of version {' or '.join(sorted(versions))}" if versions else ""
-            raise StageError(f"{library.release} has no plugin {name}{wanted}", hint)
+            raise StageError(f"{library.release} has no plugin {name}", hint)
         facts += [{**_facts(operator, own), "bundled": library.release} for own in named]
     return facts
-
-
-def _versions(request: BuildRequest, domain: str, name: str) -> set[str]:
-    """Collect the versions of a plugin that a graph asks for; none for a network by hand."""
-    if request.definition:
-        return set()
-    model = read_graph(request.onnx)
-    from buildsys.onnx_graphs.onnx_file import all_nodes  # needs onnx
-
-    nodes = (node for body in (model.graph, *model.functions) for node in all_nodes(body))
-    return {
-        plugin_wanted(node)[0] for node in nodes if (node.domain, node.op_type) == (domain, name)
-    }

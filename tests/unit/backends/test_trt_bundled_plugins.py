@@ -22,12 +22,11 @@ NMS = "trt::EfficientNMS_TRT"
 
 
 def tensorrt(generation: str) -> RecordingTensorRt:
-    """Return a TensorRT with two plugins, one of them in two versions."""
+    """Return a TensorRT with a plugin."""
     made = RecordingTensorRt(generation)
-    for name, version in (("EfficientNMS_TRT", "1"), ("Norm", "1"), ("Norm", "2")):
-        made.creators.append(
-            SimpleNamespace(name=name, plugin_version=version, plugin_namespace="")
-        )
+    made.creators.append(
+        SimpleNamespace(name="EfficientNMS_TRT", plugin_version="1", plugin_namespace="")
+    )
     return made
 
 
@@ -70,8 +69,8 @@ def test_an_engine_names_its_bundled_plugins(tmp_path: Path, generation: str) ->
 @pytest.mark.parametrize(
     ("op", "expected"),
     [
-        ("trt::EficientNMS_TRT", "no plugin EficientNMS_TRT of version 1; nearest: EfficientNMS_TRT"),
-        ("trt::Quux", "no plugin Quux of version 1; name it like its plugin"),
+        ("trt::EficientNMS_TRT", "no plugin EficientNMS_TRT; nearest: EfficientNMS_TRT"),
+        ("trt::Quux", "no plugin Quux; name it like its plugin"),
     ],
 )
 def test_a_plugin_that_the_library_does_not_have(tmp_path: Path, op: str, expected: str) -> None:
@@ -79,16 +78,6 @@ def test_a_plugin_that_the_library_does_not_have(tmp_path: Path, op: str, expect
     with pytest.raises(StageError) as caught:
         build_engine(made.library, request(made, tmp_path, {}, op=op))
     assert str(caught.value) == f"TensorRT 8.6.0 has {expected}"
-
-
-def test_the_versions_that_nodes_name_are_listed(tmp_path: Path) -> None:
-    made = tensorrt(TRT_8)
-    nodes = ({"plugin_version": "2"}, {"plugin_version": "2", "plugin_namespace": ""})
-    plugins = bundled_plugins(made.library, request(made, tmp_path, *nodes, op="trt::Norm"))
-    assert [plugin["version"] for plugin in plugins] == ["2"]
-    with pytest.raises(StageError, match="no plugin Norm of version 3"):
-        wrong = request(made, tmp_path, {"plugin_version": "3"}, op="trt::Norm")
-        bundled_plugins(made.library, wrong)
 
 
 def test_tensorrt_rtx_ships_none(tmp_path: Path) -> None:
