@@ -85,6 +85,21 @@ def find_driver() -> Driver:
     return Driver(cuda_version, tuple(gpus), "" if gpus else _NO_GPU)
 
 
+def gpu_facts() -> dict[str, Any]:
+    """Describe the first GPU and the driver, or the reason for none."""
+    driver = find_driver()
+    if not driver.gpus:
+        return {"kind": "gpu", "missing": driver.missing}
+    gpu = driver.gpus[0]
+    return {
+        "kind": "gpu",
+        "name": gpu.name,
+        "compute_capability": gpu.compute_capability,
+        "memory_bytes": gpu.memory_bytes,
+        "driver_cuda": driver.cuda_version,
+    }
+
+
 def _has_driver() -> bool:
     try:
         ctypes.CDLL("libcuda.so.1")

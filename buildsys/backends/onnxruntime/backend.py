@@ -15,7 +15,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING
 
-from buildsys.backends.cuda_gpus import find_driver
+from buildsys.backends.cuda_gpus import gpu_facts
 from buildsys.backends.interface import (
     BuildRequest,
     Figures,
@@ -89,10 +89,8 @@ def build(request: BuildRequest) -> Figures:
             except StageError as refusal:
                 refusals.append(refusal)
         else:
-            first = refusals[0]
-            text = str(first.__cause__)
-            nodes = refused_nodes(source, {use.op for use in request.operators}, text)
-            if nodes:
+            first, operators = refusals[0], {use.op for use in request.operators}
+            if nodes := refused_nodes(source, operators, str(first.__cause__)):
                 is_explained = any(node.operator in first.problem for node in nodes)
                 others = () if is_explained else (first.problem,)
                 raise_refused(request, "ONNX Runtime", nodes, others)
@@ -225,11 +223,7 @@ def device(options: Options) -> Figures:
             "kind": "xpu",
             "name": f"{first.name} {first.options.get('device_type', '')}".strip(),
         }
-    driver = find_driver()
-    if not driver.gpus:
-        return {"kind": "gpu", "missing": driver.missing}
-    gpu = driver.gpus[0]
-    return {"kind": "gpu", "name": gpu.name, "compute_capability": gpu.compute_capability}
+    return gpu_facts()
 
 
 def _source(request: BuildRequest, folder: Path) -> Path:
@@ -276,10 +270,9 @@ def _load_level(options: Options) -> str:
 def _levels(options: Options) -> list[str]:
     """List the optimization levels to try, the highest first."""
     highest = _optimization(options)
-    if compiles(options):
+    if compiles(options) or highest == "disable":
         return [highest]
-    lower = ("basic", "disable")
-    return [highest, *lower[lower.index(highest) + 1 if highest in lower else 0 :]]
+    return list(dict.fromkeys([highest, "basic", "disable"]))
 
 
 def _messages(options: Options, level: str, *, is_emulated: bool) -> list[str]:

@@ -33,9 +33,10 @@ def check_providers(options: Options) -> None:
     """Check the execution providers and their options."""
     for selected in engine_providers(options):
         provider = selected.provider
-        built_in = provider.title in ort.get_available_providers()
-        plugin = provider.plugin
-        if not built_in and not (plugin and _has_plugin(provider.title, plugin)):
+        is_there = provider.title in ort.get_available_providers() or (
+            provider.plugin and _has_plugin(provider.title, provider.plugin)
+        )
+        if not is_there:
             problem = f"the installed onnxruntime {ort.__version__} has no {provider.name} provider"
             raise Unavailable(problem, provider.install)
         if provider.needs_nvidia and not (driver := find_driver()).gpus:
@@ -79,11 +80,9 @@ def add_providers(session: ort.SessionOptions, options: Options) -> None:
             else:
                 session.add_provider(selected.provider.title, values)
         except ort.capi.onnxruntime_pybind11_state.InvalidArgument as error:
-            texts = ", ".join(f"{name}: {value}" for name, value in values.items())
-            having = f" with {texts}" if texts else ""
             text = f"onnxruntime {ort.__version__} cannot start its {selected.name} provider"
-            hint = "its device is missing here, or a value is wrong: the log says which"
-            raise Unavailable(text + having, hint) from error
+            hint = "its device is missing here, or an option is wrong: the log says which"
+            raise Unavailable(text, hint) from error
         except FAILURES as error:
             reason = str(error).strip().splitlines()[0].rpartition("&) ")[2]
             raise StageError(
@@ -162,9 +161,8 @@ def is_plugin(provider: Provider) -> bool:
 
 def _plugin_devices(selected: EngineProvider) -> list[Any]:
     """Find the devices of a plugin provider that its ``device_type`` names."""
-    provider = selected.provider
+    provider, kind = selected.provider, selected.options.get("device_type", "")
     devices = [device for device in ort.get_ep_devices() if device.ep_name == provider.title]
-    kind = selected.options.get("device_type", "")
     chosen = [device for device in devices if kind in ("", _device_type(device))]
     if not devices:
         problem = f"{provider.plugin} supports no device of this machine"
@@ -181,7 +179,6 @@ def _device_type(device: Any) -> str:
 
 
 _SINCE = "1.23"  # the first ONNX Runtime that compiles ahead of time
-_REMEDY = "remove ep_context: the nodes are then compiled at every load"
 
 
 def compile_graph(source: Path, engine: Path, options: Options, level: str) -> None:
@@ -200,4 +197,5 @@ def compile_graph(source: Path, engine: Path, options: Options, level: str) -> N
         compiler.compile_to_file(str(engine))
     except FAILURES as error:
         refusal = explain("cannot keep what its providers compile", error)
-        raise StageError(refusal.problem, refusal.hint or _REMEDY) from error
+        hint = "remove ep_context: the nodes are then compiled at every load"
+        raise StageError(refusal.problem, refusal.hint or hint) from error

@@ -6,7 +6,7 @@ import math
 import re
 from collections import Counter
 from collections.abc import Collection, Iterator, Mapping
-from functools import lru_cache
+from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -97,22 +97,17 @@ def refused_nodes(
         for index, node in _nodes(nodes):
             operator = Operator(_DOMAINS.get(node.domain, node.domain), node.op_type)
             output = next(iter(node.output), "")
+            refuse = partial(
+                UnsupportedNode, index, node.name, node.op_type, functions=inside, output=output
+            )
             if kernel and (node.op_type, node.name) == (kernel[1], kernel[2]):
                 reason = "ONNX Runtime has no CPU kernel for it with its types"
-                without_kernel.append(
-                    UnsupportedNode(index, node.name, node.op_type, reason, inside, output=output)
-                )
-            if (
-                f"{node.domain}::{node.op_type}" not in implemented
-                and operator not in schema_versions()
-            ):
-                reason = (
-                    f"not an operator of the domain {operator.domain or 'ai.onnx'} in this ONNX"
-                    " Runtime, and no function of the model"
-                )
-                unknown.append(
-                    UnsupportedNode(index, node.name, node.op_type, reason, inside, output=output)
-                )
+                without_kernel.append(refuse(reason))
+            is_known = operator in schema_versions()
+            if not is_known and f"{node.domain}::{node.op_type}" not in implemented:
+                domain = operator.domain or "ai.onnx"
+                reason = f"not an operator of the domain {domain} in this ONNX Runtime"
+                unknown.append(refuse(f"{reason}, and no function of the model"))
     return unknown or without_kernel
 
 
@@ -199,46 +194,38 @@ def source_nodes(source: Any, engine: Any) -> dict[str, list[str]]:
     """Find the nodes of ``source`` that each changed node of ``engine`` computes.
 
     ONNX Runtime keeps the names of nodes that it does not change, and of the tensors that a fused
-    node returns; a convolution for a blocked layout (NCHWc) is named after its tensor. Nodes whose
-    tensors are not in the engine belong to the nodes next to them. Inserted nodes have the
-    sources of their reader. Seen in ONNX Runtime 1.31; nodes inside subgraphs are left out.
+    node returns; a convolution for a blocked layout (NCHWc) is named after its tensor. Other nodes
+    belong to the nodes next to them, and inserted nodes have the sources of their reader. Seen in
+    ONNX Runtime 1.31; nodes inside subgraphs are left out.
     """
-    nodes = list(source.node)
-    numbers = {node.name: n for n, node in enumerate(nodes) if node.name}
-    producers = {name: n for n, node in enumerate(nodes) for name in node.output if name}
-    readers: dict[str, list[int]] = {}
-    for n, node in enumerate(nodes):
-        for name in node.input:
-            readers.setdefault(name, []).append(n)
-    tensors = {name.removeprefix(_CAST) for node in engine.node for name in node.output}
-    tensors |= {value.name for value in (*engine.input, *engine.initializer)}
-    owners = {  # nodes with the same name: number in the source -> in the engine
-        n: place
-        for place, node in enumerate(engine.node)
-        if (n := numbers.get(node.name, -1)) >= 0 and nodes[n].op_type == node.op_type
-    }
+    nodes = list(enumerate(source.node))
+    held = {value.name for value in (*engine.input, *engine.initializer)}
+    same = {(node.name, node.op_type): place for place, node in enumerate(engine.node) if node.name}
+    ends: dict[str, int] = {}  # tensor of the source -> place in the engine
     for place, node in enumerate(engine.node):
-        if node.op_type in _REORDERS:
-            continue
-        outputs = [name.removeprefix(_CAST) for name in node.output]
-        ends = (*outputs, node.name.removesuffix(_BLOCKED))
-        waiting = [n for n, owner in owners.items() if owner == place]
-        waiting += [producers[name] for name in ends if name in producers]
-        seen: set[int] = set()
-        while waiting:
-            n = waiting.pop()
-            if n in seen or owners.setdefault(n, place) != place:
-                continue
-            seen.add(n)
-            waiting += [
-                producers[name] for name in nodes[n].input if name in producers.keys() - tensors
-            ]
-            for name in set(nodes[n].output) - tensors:
-                waiting += readers[name] if len(readers.get(name, ())) == 1 else ()
-    names = [node.name or next(iter(node.output), "") for node in nodes]
+        if node.op_type not in _REORDERS:
+            outputs = [name.removeprefix(_CAST) for name in node.output]
+            ends |= dict.fromkeys([*outputs, node.name.removesuffix(_BLOCKED)], place)
+    owners: dict[int, int] = {}  # number in the source -> place in the engine
+    readers: dict[str, int] = {}
+    for n, node in reversed(nodes):
+        places = [same.get((node.name, node.op_type))]
+        places += [table.get(name) for table in (ends, readers) for name in node.output]
+        place = next((place for place in places if place is not None), None)
+        if place is not None and not held & {*node.output}:
+            owners[n] = place
+            readers |= dict.fromkeys(node.input, place)
+    producers: dict[str, int] = {}
+    for n, node in nodes:
+        before = [producers[name] for name in node.input if name in producers]
+        if before and not held & {*node.output}:
+            owners.setdefault(n, max(before))
+        if n in owners:
+            producers |= dict.fromkeys(node.output, owners[n])
     origins: list[list[str]] = [[] for _ in engine.node]
-    for n, place in sorted(owners.items()):
-        origins[place].append(names[n])
+    for n, node in nodes:
+        if n in owners:
+            origins[owners[n]].append(node.name or next(iter(node.output), ""))
     reading = {name: place for place, node in enumerate(engine.node) for name in node.input}
     for place, node in reversed(list(enumerate(engine.node))):
         following = next((reading[name] for name in node.output if name in reading), None)

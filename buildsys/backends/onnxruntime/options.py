@@ -31,32 +31,15 @@ def _is_provider(entry: object) -> bool:
     return options is None or isinstance(options, dict)
 
 
-def _provider_schema(provider: Provider) -> dict[str, Any]:
-    value = {"type": ["string", "integer", "boolean"]}
-    values = {name: {"enum": [*choices]} for name, choices in provider.choices.items()}
-    others = {"type": "object", "additionalProperties": {"type": "string"}}
-    return {
-        "type": ["object", "null"],
-        "properties": {**dict.fromkeys(provider.options, value), **values, OTHER_OPTIONS: others},
-        "additionalProperties": False,
-    }
-
-
-_WITH_OPTIONS = {
-    "type": "object",
-    "properties": {n: _provider_schema(provider) for n, provider in PROVIDERS.items()},
-    "additionalProperties": False,
-    "minProperties": 1,
-    "maxProperties": 1,
-}
-_ENTRY_SCHEMA = {"anyOf": [{"type": "string", "enum": [*PROVIDERS]}, _WITH_OPTIONS]}
+_NAMES = {"type": "string", "enum": [*PROVIDERS]}
+_WITH_OPTIONS = {"type": "object", "propertyNames": _NAMES, "minProperties": 1, "maxProperties": 1}
 Providers = Annotated[
     tuple[Any, ...],
     form(
         "a list of providers such as [cuda, cpu] or [{openvino: {num_streams: 2}}, cpu]",
         lambda value: isinstance(value, tuple) and bool(value) and all(map(_is_provider, value)),
     ),
-    WithJsonSchema({"type": "array", "items": _ENTRY_SCHEMA, "minItems": 1}),
+    WithJsonSchema({"type": "array", "items": {"anyOf": [_NAMES, _WITH_OPTIONS]}, "minItems": 1}),
 ]
 
 

@@ -29,7 +29,7 @@ from buildsys.onnx_graphs.graph_reader import read_graph
 
 _RECORD = "session.record_ep_graph_assignment_info"
 _SINCE = "1.24"  # the first ONNX Runtime that reports it
-_SHAPES = ("Shape", "Size")
+_INTEGERS = (6, 7, 9)  # ONNX's numbers of int32, int64 and bool
 _MOST_NAMED = 100  # in a result
 _MOST_IN_A_SENTENCE = 5  # in a sentence
 
@@ -73,7 +73,7 @@ def read_placement(graph: OrtGraph, model: Path, options: Options) -> Figures:
         of_shapes = _shape_nodes(model)
         others = []
         for node in on_cpu:
-            if of_shapes[node] or node.operator in _SHAPES:
+            if of_shapes[node]:
                 of_shapes[node] -= 1
             else:
                 others.append(str(node))
@@ -97,11 +97,12 @@ def check_placement(placement: Figures, options: Options) -> Iterator[str]:
     count = on_cpu.get("nodes", 0) - on_cpu.get("shapes", 0)
     if not count:
         return
-    names = on_cpu["names"]
-    more = f" and {count - _MOST_IN_A_SENTENCE} more" if count > _MOST_IN_A_SENTENCE else ""
     run = "runs" if count == 1 else "run"
-    first_names = ", ".join(names[:_MOST_IN_A_SENTENCE])
-    text = f"{count} of {count + elsewhere} nodes {run} on the CPU: {first_names}{more}"
+    names = [
+        *on_cpu["names"][:_MOST_IN_A_SENTENCE],
+        *(["…"] if count > _MOST_IN_A_SENTENCE else []),
+    ]
+    text = f"{count} of {count + elsewhere} nodes {run} on the CPU: {', '.join(names)}"
     if not allows_cpu(options):
         raise CheckFailed(
             f"{text}; providers lists only {', '.join(others)}",
@@ -111,33 +112,17 @@ def check_placement(placement: Figures, options: Options) -> Iterator[str]:
 
 
 def _shape_nodes(model: Path) -> Counter[_Node]:
-    """Count the nodes of a graph that compute shapes only."""
-    graph = read_graph(model).graph
-    nodes: Counter[_Node] = Counter()
-    _count_shape_nodes(graph, {tensor.name for tensor in graph.initializer}, set(), nodes)
-    return nodes
+    """Count the nodes of a graph that compute integers: most compute shapes."""
+    from buildsys.onnx_graphs.onnx_file import all_nodes, operator_name  # need onnx
+    from buildsys.onnx_graphs.tensor_types import element_types
 
-
-def _count_shape_nodes(
-    graph: Any, constants: set[str], shapes: set[str], counts: Counter[_Node]
-) -> None:
-    from buildsys.onnx_graphs.onnx_file import operator_name, subgraphs  # need onnx
-
-    for node in graph.node:
-        inputs = {name for name in node.input if name}
-        bodies = list(subgraphs(node))
-        for body in bodies:
-            own = {tensor.name for tensor in body.initializer}
-            _count_shape_nodes(body, constants | own, shapes, counts)
-        if bodies:
-            continue
-        if node.op_type in _SHAPES or (inputs & shapes and inputs <= shapes | constants):
-            shapes.update(node.output)
-        elif inputs <= constants and not node.op_type.startswith("Random"):
-            constants.update(node.output)
-        else:
-            continue
-        counts[_Node(operator_name(node), node.name)] += 1
+    loaded = read_graph(model)
+    types = element_types(loaded)
+    return Counter(
+        _Node(operator_name(node), node.name)
+        for node in all_nodes(loaded.graph)
+        if any(types.get(name) in _INTEGERS for name in node.output)
+    )
 
 
 _SUFFIX = "_kernel_time"  # events end with it
@@ -168,36 +153,27 @@ def read_layers(profile: Path, *, with_providers: bool = False) -> list[Figures]
     nodes: dict[str, Mapping[str, Any]] = {}
     times_us: dict[str, list[float]] = defaultdict(lambda: [0.0] * len(runs))
     for event in events:
-        name = str(event.get("name", ""))
-        arguments = event.get("args", {})
+        name, arguments = str(event.get("name", "")), event.get("args", {})
         if not name.endswith(_SUFFIX) or arguments.get("op_name") in _CONTAINERS:
             continue
+        name = name.removesuffix(_SUFFIX)
         for number, (begin, end) in enumerate(runs):
             if begin <= event["ts"] <= end:
-                name = name.removesuffix(_SUFFIX)
                 nodes[name] = arguments
                 times_us[name][number] += event["dur"]
-                break
     times_ms = {name: statistics.median(times) / 1000 for name, times in times_us.items()}
-    layers = [
-        {
-            "name": name,
-            "kind": str(nodes[name].get("op_name", "")),
-            "precision": _precision(nodes[name]),
-            **timed,
-        }
-        for name, timed in slowest(times_ms)
-    ]
-    if with_providers:
-        titles = {name: str(arguments.get("provider", "")) for name, arguments in nodes.items()}
-        by_title: dict[str, float] = defaultdict(float)
-        for name, time_ms in times_ms.items():
-            by_title[titles[name]] += time_ms
-        of_time = shares(by_title)
-        for layer in layers:
-            title = titles[str(layer["name"])]
-            layer["provider"] = provider_name(title)
-            layer["provider_share"] = round(of_time.get(title, 0.0), 4)
+    by_provider: dict[str, float] = defaultdict(float)
+    for name, time_ms in times_ms.items():
+        by_provider[provider_name(str(nodes[name].get("provider", "")))] += time_ms
+    of_time = shares(by_provider)
+    layers = []
+    for name, timed in slowest(times_ms):
+        kind, provider = str(nodes[name].get("op_name", "")), str(nodes[name].get("provider", ""))
+        layer = {"name": name, "kind": kind, "precision": _precision(nodes[name]), **timed}
+        if with_providers:
+            share = of_time.get(provider_name(provider), 0.0)
+            layer |= {"provider": provider_name(provider), "provider_share": round(share, 4)}
+        layers.append(layer)
     return layers
 
 

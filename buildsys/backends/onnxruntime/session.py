@@ -20,10 +20,9 @@ from buildsys.onnx_graphs.tensors import BIT_DTYPES, Tensor, tensor_of
 _ORT_NAMES = {"float": "float32", "double": "float64"}  # others have ONNX's names
 _ONNX_TYPE_NUMBERS = {
     "bfloat16": 16, "float8e4m3fn": 17, "float8e4m3fnuz": 18, "float8e5m2": 19,
-    "float8e5m2fnuz": 20, "uint4": 21,
-    "int4": 22, "float4e2m1": 23, "float8e8m0": 24, "uint2": 25, "int2": 26,
+    "float8e5m2fnuz": 20, "float8e8m0": 24,
 }  # fmt: skip
-_PER_BYTE = {"uint4": 2, "int4": 2, "float4e2m1": 2, "uint2": 4, "int2": 4}
+_PACKED = ("uint4", "int4", "float4e2m1", "uint2", "int2")  # several elements share a byte
 FAILURES = (
     *(getattr(ort_errors, name) for name in (
         "EngineError", "EPFail", "Fail", "InvalidArgument", "InvalidGraph", "InvalidProtobuf",
@@ -40,6 +39,10 @@ _CPP_PLACE = re.compile(r"^\S+:\d+ .*? was false\. |^\S+:\d+ \S+ ")
 _FLOAT32 = "most kernels are for float32: convert the network and its inputs"
 _NO_KERNEL = re.compile(r"Could not find an implementation for (\S+) node with name '([^']*)'")
 
+_LEVELS = {
+    "disable": "ORT_DISABLE_ALL", "basic": "ORT_ENABLE_BASIC", "extended": "ORT_ENABLE_EXTENDED",
+    "all": "ORT_ENABLE_ALL",
+}  # fmt: skip
 _ON_GPU = ("CUDAExecutionProvider", "TensorrtExecutionProvider")  # with inputs in GPU memory
 
 T = TypeVar("T")
@@ -76,7 +79,7 @@ class OrtGraph:
         self._title = title
         self.inputs = tuple(_port(argument) for argument in self.session.get_inputs())
         self.outputs = tuple(_port(argument) for argument in self.session.get_outputs())
-        self._input_names = {port.name for port in self.inputs}
+        self._input_names = [port.name for port in self.inputs]
         self._names = [port.name for port in self.outputs]
         self._returns_bits = any(port.dtype in BIT_DTYPES for port in self.outputs)
 
@@ -86,37 +89,25 @@ class OrtGraph:
         self, inputs: Mapping[str, Tensor], profile: int | None = None  # noqa: ARG002
     ) -> dict[str, Tensor]:  # fmt: skip
         """Compute the outputs by name; unknown input tensors are ignored."""
-        missing = self._input_names - inputs.keys()
-        if missing:
-            first = next(port.name for port in self.inputs if port.name in missing)
+        if missing := [name for name in self._input_names if name not in inputs]:
             names_of_inputs = ", ".join(inputs) or "none"
             raise StageError(
-                f"the graph needs the input {first}, and only {names_of_inputs} is given",
+                f"the graph needs the input {missing[0]}, and only {names_of_inputs} is given",
                 "declare it in the manifest's inputs",
             )
-        names = self._names
+        names, what = self._names, f"cannot run {self._title}"
         feeds = {name: _feed(inputs[name]) for name in self._input_names}
-        what = f"cannot run {self._title}"
         if not self._returns_bits:
-            try:
-                results = self.session.run(names, feeds)
-            except FAILURES as error:
-                raise explain(what, error) from error
+            results = _call(what, lambda: self.session.run(names, feeds))
             return {
                 port.name: tensor_of(value) if port.dtype == "string" else Tensor(value, port.dtype)
                 for port, value in zip(self.outputs, results, strict=True)
             }
         # with OrtValues: ``run`` cannot return types unknown to numpy
-        values = {}
-        for name, feed in feeds.items():
-            is_array = isinstance(feed, np.ndarray)
-            if is_array and feed.dtype.kind == "O":
-                raise StageError(
-                    f"ONNX Runtime cannot take the string input {name} together with an output"
-                    " of a type unknown to numpy",
-                    "cast one of them in the network",
-                )
-            values[name] = ort.OrtValue.ortvalue_from_numpy(feed) if is_array else feed
+        values = {
+            name: ort.OrtValue.ortvalue_from_numpy(feed) if isinstance(feed, np.ndarray) else feed
+            for name, feed in feeds.items()
+        }
         results = _call(what, lambda: self.session.run_with_ort_values(names, values))
         return {
             port.name: _read(value, port.dtype)
@@ -169,15 +160,7 @@ def session_options(
     Runtime goes to stderr, in a worker to the target's log.
     """
     options = ort.SessionOptions()
-    level = {
-        "disable": "DISABLE_ALL",
-        "basic": "ENABLE_BASIC",
-        "extended": "ENABLE_EXTENDED",
-        "all": "ENABLE_ALL",
-    }
-    options.graph_optimization_level = getattr(
-        ort.GraphOptimizationLevel, f"ORT_{level[optimization]}"
-    )
+    options.graph_optimization_level = getattr(ort.GraphOptimizationLevel, _LEVELS[optimization])
     options.intra_op_num_threads = intra_op_threads
     options.inter_op_num_threads = inter_op_threads
     options.log_severity_level = severity
@@ -198,8 +181,12 @@ def _call(what: str, function: Callable[[], T]) -> T:
 
 def one_line(error: BaseException) -> str:
     """Return ONNX Runtime's message without its codes and paths."""
-    text = " ".join(_PROVIDER.sub("", _PREFIX.sub("", str(error))).split()).removesuffix(".")
-    return text if len(text) <= 400 else text[:400] + "…"
+    text = " ".join(_PROVIDER.sub("", _PREFIX.sub("", str(error))).split())
+    return _shortened(text.removesuffix("."))
+
+
+def _shortened(text: str) -> str:
+    return text if len(text) <= 400 else f"{text[:400]}…"
 
 
 def explain(what: str, error: BaseException) -> StageError:
@@ -209,59 +196,39 @@ def explain(what: str, error: BaseException) -> StageError:
         problem = f"a provider refuses its options: {one_line(error)}"
         return StageError(problem, "correct them in providers")
     kernel, failed = _NO_KERNEL.search(text), _FAILED_NODE.search(text)
-    if match := kernel or failed:
-        node = f"node {match[2]}" if match[2] else "a node without a name"
     if kernel:
-        text = f"ONNX Runtime has no kernel for {kernel[1]} with these types ({node})"
+        text = f"there is no kernel for {kernel[1]} with these types (node {kernel[2]})"
     elif failed:
-        text = f"{failed[1]} ({node}) failed: {_CPP_PLACE.sub('', failed[3])}"
-    text = text if kernel or len(text) <= 400 else text[:400] + "…"
-    return StageError(f"ONNX Runtime {what}: {text}", _FLOAT32 if kernel else "")
+        text = f"{failed[1]} (node {failed[2]}) failed: {_CPP_PLACE.sub('', failed[3])}"
+    return StageError(f"ONNX Runtime {what}: {_shortened(text)}", _FLOAT32 if kernel else "")
 
 
 def _port(argument: Any) -> Port:
     kind = str(argument.type)
-    if not kind.startswith("tensor("):
+    dtype = kind.removeprefix("tensor(").removesuffix(")")
+    if not kind.startswith("tensor(") or dtype in _PACKED:
         raise StageError(
-            f"{argument.name} has the type {kind}; only tensors can be inputs and outputs",
-            "let the network return and take tensors only",
+            f"{argument.name} has the type {kind}, which cannot be an input or output here",
+            "let the network return and take tensors with elements of at least a byte",
         )
-    name = kind[len("tensor(") : -1]
-    return Port(argument.name, _ORT_NAMES.get(name, name), tuple(argument.shape))
+    return Port(argument.name, _ORT_NAMES.get(dtype, dtype), tuple(argument.shape))
 
 
 def _feed(tensor: Tensor) -> Any:
     if tensor.dtype == "string":
         return tensor.array.astype(object)
+    array = np.asarray(tensor.array, order="C")
     if tensor.dtype in BIT_DTYPES:
-        packed = tensor.array.reshape(-1)
-        per_byte = _PER_BYTE.get(tensor.dtype, 1)
-        if per_byte > 1:  # the first bytes of an array of the same shape
-            flat, packed = packed, np.zeros(packed.size, np.uint8)
-            for place in range(per_byte):
-                lane = flat[place::per_byte]
-                packed[: lane.size] |= lane << np.uint8(8 // per_byte * place)
-        bits = np.array(packed.reshape(tensor.array.shape), order="C")
-        return ort.OrtValue.ortvalue_from_numpy_with_onnx_type(
-            bits, _ONNX_TYPE_NUMBERS[tensor.dtype]
-        )
-    return np.asarray(tensor.array, order="C")
+        number = _ONNX_TYPE_NUMBERS[tensor.dtype]
+        return ort.OrtValue.ortvalue_from_numpy_with_onnx_type(array, number)
+    return array
 
 
 def _read(value: ort.OrtValue, dtype: str) -> Tensor:
     if dtype not in BIT_DTYPES:
         return tensor_of(value.numpy(), dtype)
-    shape, per_byte = tuple(value.shape()), _PER_BYTE.get(dtype, 1)
-    stored = np.dtype(BIT_DTYPES[dtype])
-    count = int(np.prod(shape, dtype=np.int64))
-    size = -(-count // per_byte) * stored.itemsize
+    shape, stored = tuple(value.shape()), np.dtype(BIT_DTYPES[dtype])
+    size = int(np.prod(shape, dtype=np.int64)) * stored.itemsize
     # OrtValue.numpy() refuses these types, so the bytes are copied from memory
     raw = ctypes.string_at(value.data_ptr(), size) if size else b""
-    flat = np.frombuffer(raw, stored)
-    if per_byte > 1:
-        width = 8 // per_byte
-        lanes = [
-            (flat >> np.uint8(width * place)) & np.uint8(2**width - 1) for place in range(per_byte)
-        ]
-        flat = np.stack(lanes, axis=1).reshape(-1)[:count]
-    return Tensor(flat.reshape(shape).copy(), dtype)
+    return Tensor(np.frombuffer(raw, stored).reshape(shape).copy(), dtype)

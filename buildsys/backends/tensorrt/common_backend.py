@@ -6,7 +6,7 @@ import os
 from dataclasses import dataclass
 from pathlib import Path
 
-from buildsys.backends.cuda_gpus import Gpu, find_driver
+from buildsys.backends.cuda_gpus import Gpu, find_driver, gpu_facts
 from buildsys.backends.interface import Figures, OperatorUse, Options, check_precision
 from buildsys.backends.tensorrt.library import (
     CAPABILITIES,
@@ -142,14 +142,4 @@ class TensorRtBackend:
 
     def device(self, options: Options) -> Figures:  # noqa: ARG002 (the same for all options)
         """Describe the first GPU and the driver, or the reason for none."""
-        driver = find_driver()
-        if not driver.gpus:
-            return {"kind": "gpu", "missing": driver.missing}
-        gpu = driver.gpus[0]
-        return {
-            "kind": "gpu",
-            "name": gpu.name,
-            "compute_capability": gpu.compute_capability,
-            "memory_bytes": gpu.memory_bytes,
-            "driver_cuda": driver.cuda_version,
-        }
+        return gpu_facts()
