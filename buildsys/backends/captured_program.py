@@ -12,7 +12,13 @@ from typing import Any
 
 import torch
 
-from buildsys.backends.interface import BuildRequest, Port, UnsupportedNode, raise_refused
+from buildsys.backends.interface import (
+    BuildRequest,
+    Port,
+    UnsupportedNode,
+    raise_refused,
+    required_input,
+)
 from buildsys.errors import BuildsysError, StageError
 from buildsys.onnx_graphs.tensors import Tensor
 
@@ -74,34 +80,21 @@ def check_inputs(
     """
     sizes: dict[str, int] = {}
     for port in ports:
-        if port.name not in inputs:
-            raise StageError(f"the engine needs the input {port.name}", "pass all inputs by name")
-        tensor = inputs[port.name]
-        if tensor.dtype != port.dtype:
-            raise StageError(
-                f"the input {port.name} is {tensor.dtype}, and the engine needs {port.dtype}",
-                "convert the array first",
+        shape = required_input(port, inputs).shape
+        fits = len(shape) == len(port.shape)
+        for size, expected in zip(shape, port.shape, strict=False):
+            if isinstance(expected, str):
+                span = dims[expected]
+                fits &= span["min"] <= size <= span["max"]
+                fits &= sizes.setdefault(expected, size) == size
+            else:
+                fits &= size == expected
+        if not fits:
+            ranges = [f"{name} {span['min']} to {span['max']}" for name, span in dims.items()]
+            text = (
+                f"the input {port.name} has the shape {list(shape)}, but the engine was built for"
             )
-        _check_shape(port, tensor.shape, dims, sizes)
-
-
-def _check_shape(
-    port: Port, shape: tuple[int, ...], dims: Mapping[str, Mapping[str, int]], sizes: dict[str, int]
-) -> None:
-    problem = f"the input {port.name} has the shape {list(shape)}"
-    if len(shape) != len(port.shape):
-        raise StageError(f"{problem}, and the engine needs {len(port.shape)} dimensions")
-    for size, expected in zip(shape, port.shape, strict=True):
-        if isinstance(expected, str):
-            span, other = dims[expected], sizes.setdefault(expected, size)
-            if not span["min"] <= size <= span["max"]:
-                raise StageError(
-                    f"{problem}, but the engine was built for {expected} {span['min']} to"
-                    f" {span['max']}",
-                    f"widen dims.{expected} and build it again",
-                )
-            if size != other:
-                text = f"{problem}: {expected} is {size} there, and {other} in another place"
-                raise StageError(text)
-        elif size != expected:
-            raise StageError(f"{problem}, and the engine needs {list(port.shape)}")
+            raise StageError(
+                f"{text} {', '.join([str(list(port.shape)), *ranges])}",
+                "pass another shape, or widen dims and build it again",
+            )

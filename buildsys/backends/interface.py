@@ -233,6 +233,20 @@ class Session(Protocol):
         ...
 
 
+def required_input(port: Port, inputs: Mapping[str, Tensor]) -> Tensor:
+    """Look up an input by name and check its type.
+
+    Raises: StageError: it is missing, or of another type.
+    """
+    if port.name not in inputs:
+        raise StageError(f"the engine needs the input {port.name}", "pass all inputs by name")
+    tensor = inputs[port.name]
+    if tensor.dtype != port.dtype:
+        text = f"the input {port.name} is {tensor.dtype}, and the engine needs {port.dtype}"
+        raise StageError(text, "convert the array first")
+    return tensor
+
+
 def stand_in_types(session: Session) -> Mapping[str, str]:
     """Return output types that a library lacks, and those that its engines return instead.
 

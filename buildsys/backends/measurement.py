@@ -1,21 +1,17 @@
 """Interleaved timing of several contenders under equal conditions.
 
-Clock speed, caches and neighbours change over seconds; contenders that are timed one after the
-other meet different ones. Here each gets a short block of calls, and the order is reversed every
-round. The first calls of a turn do not count: the previous contender leaves cold caches and threads
-that still spin while they wait for work. Measured with ResNet-18 on two cores: PyTorch's first call
-after ONNX Runtime took 2.2 times as long as its later ones with spinning threads and 1.0 times
-without, ONNX Runtime's first call after PyTorch 1.3 and 1.2 times; from the third call on, neither
-was disturbed.
+Clock speed, caches and neighbours change over seconds, so each contender gets a short block of
+calls in turn, and the order is reversed every round. The first calls of a turn do not count: the
+previous contender leaves cold caches and spinning threads. Measured with ResNet-18 on two cores,
+PyTorch's first call after ONNX Runtime took 2.2 times as long as its later ones; from the third
+call on, neither was disturbed.
 
 On a GPU with one inference in flight, half of the time goes to lone inferences, each waited for:
 the latency of a single request. The other half goes to queued inferences, each between two events:
-the GPU's own time. Events around a lone inference would also count the GPU's wait for the host to
-launch the first kernel. With several in flight both clocks time the same inferences, which then
-share the GPU.
+the GPU's own time, without waits for the host. With several in flight both clocks time the same
+inferences, which then share the GPU.
 
-Source: TensorRT developer guide, "Performance Benchmarking using trtexec": its GPU compute time is
-that of queued inferences, too.
+Source: TensorRT developer guide, "Performance Benchmarking using trtexec".
 """
 
 from __future__ import annotations
@@ -41,11 +37,7 @@ _NS = 1_000_000_000
 
 @dataclass
 class Samples:
-    """Measurements of one contender, in ns and in the order measured.
-
-    On a GPU, lone inferences give the host's time and queued inferences the GPU's: the GPU time of
-    a lone inference would include the wait for the host to launch it.
-    """
+    """Measurements of one contender, in ns and in the order measured."""
 
     wall_ns: list[int] = field(default_factory=list)  # per inference, by the host's clock
     elapsed_ns: int = 0  # total time of the inferences in wall_ns
@@ -163,16 +155,6 @@ class GpuTiming:
     in_flight: int = 1
     wait: str = "spin"  # or block
 
-    @property
-    def copies_in(self) -> bool:
-        """Check whether inputs are copied from the host."""
-        return self.transfers in ("in", "both")
-
-    @property
-    def copies_out(self) -> bool:
-        """Check whether outputs are copied to the host."""
-        return self.transfers in ("out", "both")
-
 
 @dataclass
 class Slot:
@@ -211,9 +193,7 @@ class GpuContender:
 
         Blocks run inside ``explained``, which may add facts to their failures.
         """
-        self._device = device
-        self._explained = explained
-        self._slots = tuple(slots)
+        self._device, self._explained, self._slots = device, explained, tuple(slots)
         pairs = _QUEUE_LENGTH if len(self._slots) == 1 else len(self._slots)
         with device.current():
             self._events = [

@@ -74,9 +74,7 @@ def build(request: BuildRequest) -> Figures:
     }
 
 
-def describe(
-    engine: Path, options: Options, operators: tuple[OperatorUse, ...] = ()  # noqa: ARG001
-) -> Figures:  # fmt: skip
+def describe(engine: Path, options: Options, operators: tuple[OperatorUse, ...] = ()) -> Figures:
     """Describe a package's inputs, outputs, operators and systems."""
     from buildsys.backends.coreml.conversion import operator_facts
 
@@ -94,9 +92,7 @@ def describe(
     }
 
 
-def load(
-    engine: Path, options: Options, operators: tuple[OperatorUse, ...] = ()  # noqa: ARG001
-) -> CoreMlSession:  # fmt: skip
+def load(engine: Path, options: Options, operators: tuple[OperatorUse, ...] = ()) -> CoreMlSession:
     """Compile a built engine with the system's framework."""
     if problem := DESCRIPTION.system_problem():
         raise problem

@@ -14,6 +14,7 @@ from typing import Any
 import coremltools as ct
 import numpy as np
 import torch
+from torch.nn.utils.fusion import fuse_conv_bn_weights
 
 from buildsys.backends.captured_program import load_captured, one_sentence
 from buildsys.backends.coreml.description import DTYPES
@@ -250,20 +251,16 @@ def compare_weights(converted: Converted, precision: str) -> Figures:
     for name, weight in converted.constants.items():
         if weight.dtype.kind != "f" or weight.size == 1:
             continue
-        if any(
-            _close(weight, candidate, precision) for candidate in by_shape.get(weight.shape, ())
-        ):
+        if any(_close(weight, other, precision) for other in by_shape.get(weight.shape, ())):
             compared += 1
             continue
         computed.append(name)
         parameter = parameters.get(name.removesuffix(_ROUNDED))
         if parameter is not None and parameter.shape == weight.shape:
             worst = float(np.abs(weight.astype(np.float32) - parameter).max())
-            raise StageError(
-                f"the weight {name} of the package is not that of the program: they differ by up to"
-                f" {worst:.3g}",
-                "use precision: fp32" if precision == "fp16" else _REPAIR,
-            )
+            problem = f"the weight {name} of the package is not that of the program"
+            hint = "use precision: fp32" if precision == "fp16" else _REPAIR
+            raise StageError(f"{problem}: they differ by up to {worst:.3g}", hint)
     return {
         "count": len(converted.constants),
         "bytes": sum(weight.nbytes for weight in converted.constants.values()),
@@ -273,7 +270,7 @@ def compare_weights(converted: Converted, precision: str) -> Figures:
 
 
 def _close(weight: Array, expected: Array, precision: str) -> bool:
-    if not np.isclose(*_first(weight, expected), rtol=1e-2, atol=1e-3):
+    if not np.isclose(float(weight.flat[0]), float(expected.flat[0]), rtol=1e-2, atol=1e-3):
         return False  # without reading all values
     values = np.asarray(weight, np.float32)
     axes = tuple(range(1, values.ndim))
@@ -283,10 +280,6 @@ def _close(weight: Array, expected: Array, precision: str) -> bool:
         error = np.abs(values - expected)
     limit = _RELATIVE[precision] * np.broadcast_to(largest, values.shape) + _SUBNORMAL[precision]
     return bool(((error <= limit) | (values == expected)).all())
-
-
-def _first(values: Array, expected: Array) -> tuple[float, float]:
-    return float(values.flat[0]), float(expected.flat[0])
 
 
 def _parameters(program: torch.export.ExportedProgram) -> Iterator[tuple[str, Array]]:
@@ -308,23 +301,20 @@ def _folded_convolutions(
 ) -> Iterator[Array]:
     """Yield weights and biases of convolutions with the batch norms after them."""
 
-    def value(node: Any) -> Array | None:
-        return values.get(node.name) if isinstance(node, torch.fx.Node) else None
+    def tensor(node: Any) -> Any:
+        array = values.get(getattr(node, "name", ""))
+        return None if array is None else torch.from_numpy(array)
 
     for norm in program.graph.nodes:
-        if str(norm.target) != _NORM or not isinstance(norm.args[0], torch.fx.Node):
+        conv: Any = norm.args[0] if str(norm.target) == _NORM else None
+        if str(getattr(conv, "target", "")) not in _CONVOLUTIONS:
             continue
-        conv = norm.args[0]
-        if str(conv.target) not in _CONVOLUTIONS:
+        weight, bias = tensor(conv.args[1]), tensor([*conv.args, None][2])
+        scale, shift, mean, variance = map(tensor, norm.args[1:5])
+        if weight is None or mean is None or variance is None:
             continue
-        scale, shift, mean, variance = (value(argument) for argument in norm.args[1:5])
-        weight = value(conv.args[1])
         is_transposed = "convolution" in str(conv.target) and bool(conv.args[6])
-        if weight is None or mean is None or variance is None or is_transposed:
-            continue
-        epsilon = float(norm.args[-1])
-        factor = (1.0 if scale is None else scale) / np.sqrt(variance + epsilon)
-        bias = value(conv.args[2]) if len(conv.args) > 2 else None
-        yield weight * factor.reshape(-1, *(1,) * (weight.ndim - 1))
-        centered = (0.0 if bias is None else bias) - mean
-        yield centered * factor + (0.0 if shift is None else shift)
+        folded = fuse_conv_bn_weights(
+            weight, bias, mean, variance, float(norm.args[-1]), scale, shift, is_transposed
+        )
+        yield from (part.detach().numpy() for part in folded)

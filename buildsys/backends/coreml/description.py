@@ -52,7 +52,7 @@ def oldest_systems(version: int) -> str:
 class _CoreMl(BackendDescription):
     """Core ML."""
 
-    def build_tools(self, options: Mapping[str, Any]) -> tuple[str, ...]:  # noqa: ARG002
+    def build_tools(self, options: Mapping[str, Any]) -> tuple[str, ...]:
         """List the libraries for reading programs and writing packages."""
         return ("torch", "protobuf")
 
@@ -68,7 +68,7 @@ class _CoreMl(BackendDescription):
         end = content[max(0, size - _ZIP_END_BYTES) : size]
         return Header("coreml", truncated=end[:4] != b"PK\x05\x06")
 
-    def reasons(self, record: Record, here: str) -> Iterator[Reason]:  # noqa: ARG002
+    def reasons(self, record: Record, here: str) -> Iterator[Reason]:
         """Yield the reason of a macOS older than the package's target."""
         version = record.figures.get("specification")
         macos = platform.mac_ver()[0].partition(".")[0]

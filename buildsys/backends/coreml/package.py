@@ -192,9 +192,7 @@ class CoreMlSession:
             for sizes in self._interface.get("shapes", ())
         ]
 
-    def run(
-        self, inputs: Mapping[str, Tensor], profile: int | None = None  # noqa: ARG002
-    ) -> dict[str, Tensor]:  # fmt: skip
+    def run(self, inputs: Mapping[str, Tensor], profile: int | None = None) -> dict[str, Tensor]:
         """Return the outputs by name."""
         results = self._predict(self._feeds(inputs))
         return {
@@ -202,7 +200,7 @@ class CoreMlSession:
             for port in self._interface["outputs"]
         }
 
-    def bind(self, inputs: Mapping[str, Tensor], profile: int | None = None) -> Run:  # noqa: ARG002
+    def bind(self, inputs: Mapping[str, Tensor], profile: int | None = None) -> Run:
         """Return a call with these inputs."""
         feeds, model = self._feeds(inputs), self._model
         self._predict(feeds)  # reports wrong inputs

@@ -111,17 +111,15 @@ def build(request: BuildRequest) -> Figures:
     return figures
 
 
-def describe(
-    engine: Path, options: Options, operators: tuple[OperatorUse, ...] = ()  # noqa: ARG001
-) -> Figures:  # fmt: skip
+def describe(engine: Path, options: Options, operators: tuple[OperatorUse, ...] = ()) -> Figures:
     """Describe inputs and outputs."""
     _, interface = open_program(engine)
     return {"inputs": interface["inputs"], "outputs": interface["outputs"]}
 
 
 def load(
-    engine: Path, options: Options, operators: tuple[OperatorUse, ...] = ()  # noqa: ARG001
-) -> ExecuTorchSession:  # fmt: skip
+    engine: Path, options: Options, operators: tuple[OperatorUse, ...] = ()
+) -> ExecuTorchSession:
     """Load a built engine."""
     prepare(options)
     # XNNPACK in ExecuTorch 1.5.1 computes int8 means wrongly once sizes exceed the first run's
@@ -129,7 +127,7 @@ def load(
     return ExecuTorchSession(engine, int(options["threads"]), largest_first=is_int8)
 
 
-def device(options: Options) -> Figures:  # noqa: ARG001
+def device(options: Options) -> Figures:
     """Describe the CPU."""
     return {"kind": "cpu", "name": cpu_model(), "cores": usable_cores()}
 

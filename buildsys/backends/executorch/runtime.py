@@ -55,9 +55,7 @@ class ExecuTorchSession:
         if largest_first and self._dims:
             self._call([self._zeros(port) for port in self.inputs], clone=False)
 
-    def run(
-        self, inputs: Mapping[str, Tensor], profile: int | None = None  # noqa: ARG002
-    ) -> dict[str, Tensor]:  # fmt: skip
+    def run(self, inputs: Mapping[str, Tensor], profile: int | None = None) -> dict[str, Tensor]:
         """Return the outputs by name."""
         values = self._call(self._feeds(inputs), clone=True)
         return {
@@ -65,7 +63,7 @@ class ExecuTorchSession:
             for port, value in zip(self.outputs, values, strict=True)
         }
 
-    def bind(self, inputs: Mapping[str, Tensor], profile: int | None = None) -> Run:  # noqa: ARG002
+    def bind(self, inputs: Mapping[str, Tensor], profile: int | None = None) -> Run:
         """Return a call that leaves its outputs in the program's memory."""
         feeds, method = self._feeds(inputs), self._method
         self._call(feeds, clone=False)  # reports wrong inputs

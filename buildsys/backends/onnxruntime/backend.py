@@ -162,9 +162,7 @@ def _save_optimized(request: BuildRequest, source: Path, level: str, data: Path)
     open_engine(source, session, request.options, request.operators)
 
 
-def describe(
-    engine: Path, options: Options, operators: tuple[OperatorUse, ...] = ()  # noqa: ARG001
-) -> Figures:  # fmt: skip
+def describe(engine: Path, options: Options, operators: tuple[OperatorUse, ...] = ()) -> Figures:
     """Describe operators, types and tensors of the optimized graph."""
     from buildsys.backends.onnxruntime.graphs import graph_facts  # needs onnx
 

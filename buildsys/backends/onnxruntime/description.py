@@ -27,12 +27,7 @@ class _OnnxRuntime(BackendDescription):
     """ONNX Runtime."""
 
     def ability(
-        self,
-        version: str,  # noqa: ARG002
-        facts: Mapping[str, Any],
-        gpus: Gpus,
-        *,
-        cuda: bool = False,
+        self, version: str, facts: Mapping[str, Any], gpus: Gpus, *, cuda: bool = False
     ) -> Ability:
         """Return the abilities of the CPU and CUDA providers."""
         has_cuda = "CUDAExecutionProvider" in (facts.get("providers") or ())
@@ -67,7 +62,7 @@ class _OnnxRuntime(BackendDescription):
             if provider.distributions
         )
 
-    def build_tools(self, options: Mapping[str, Any]) -> tuple[str, ...]:  # noqa: ARG002
+    def build_tools(self, options: Mapping[str, Any]) -> tuple[str, ...]:
         """Name the library that reads the figures of an engine."""
         return ("onnx",)
 

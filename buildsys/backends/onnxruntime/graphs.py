@@ -211,10 +211,10 @@ def source_nodes(source: Any, engine: Any) -> dict[str, list[str]]:
     for n, node in reversed(nodes):
         places = [same.get((node.name, node.op_type))]
         places += [table.get(name) for table in (ends, readers) for name in node.output]
-        place = next((place for place in places if place is not None), None)
-        if place is not None and not held & {*node.output}:
-            owners[n] = place
-            readers |= dict.fromkeys(node.input, place)
+        owner = next((place for place in places if place is not None), None)
+        if owner is not None and not held & {*node.output}:
+            owners[n] = owner
+            readers |= dict.fromkeys(node.input, owner)
     producers: dict[str, int] = {}
     for n, node in nodes:
         before = [producers[name] for name in node.input if name in producers]

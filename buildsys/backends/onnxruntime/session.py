@@ -85,9 +85,7 @@ class OrtGraph:
 
     profiles: Profiles = ()  # it accepts the shapes that its inputs declare
 
-    def run(
-        self, inputs: Mapping[str, Tensor], profile: int | None = None  # noqa: ARG002
-    ) -> dict[str, Tensor]:  # fmt: skip
+    def run(self, inputs: Mapping[str, Tensor], profile: int | None = None) -> dict[str, Tensor]:
         """Compute the outputs by name; unknown input tensors are ignored."""
         if missing := [name for name in self._input_names if name not in inputs]:
             names_of_inputs = ", ".join(inputs) or "none"
@@ -114,7 +112,7 @@ class OrtGraph:
             for port, value in zip(self.outputs, results, strict=True)
         }
 
-    def bind(self, inputs: Mapping[str, Tensor], profile: int | None = None) -> Run:  # noqa: ARG002
+    def bind(self, inputs: Mapping[str, Tensor], profile: int | None = None) -> Run:
         """Return a call for inputs and outputs on the device."""
         self.run(inputs)  # reports wrong inputs
         ports = (*self.inputs, *self.outputs)

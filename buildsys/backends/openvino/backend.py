@@ -118,9 +118,7 @@ def build(request: BuildRequest) -> Figures:
     return {"settings": settings, "profiles": [], "messages": []}
 
 
-def describe(
-    engine: Path, options: Options, operators: tuple[OperatorUse, ...] = ()  # noqa: ARG001
-) -> Figures:  # fmt: skip
+def describe(engine: Path, options: Options, operators: tuple[OperatorUse, ...] = ()) -> Figures:
     """Describe the executed layers and their types."""
     facts = precision_facts(_compiled(engine, options))
     hint = "lower precision_share to accept this engine (docs/manifest.md, engines)"
@@ -129,8 +127,8 @@ def describe(
 
 
 def load(
-    engine: Path, options: Options, operators: tuple[OperatorUse, ...] = ()  # noqa: ARG001
-) -> OpenVinoSession:  # fmt: skip
+    engine: Path, options: Options, operators: tuple[OperatorUse, ...] = ()
+) -> OpenVinoSession:
     """Compile a built engine for its device."""
     prepare(options)
     return OpenVinoSession(_compiled(engine, options))
@@ -139,7 +137,7 @@ def load(
 def slowest_layers(
     engine: Path,
     options: Options,
-    operators: tuple[OperatorUse, ...],  # noqa: ARG001
+    operators: tuple[OperatorUse, ...],
     inputs: Mapping[str, Tensor],
 ) -> list[Figures]:
     """Return the slowest layers, from OpenVINO's own counters."""
@@ -206,10 +204,9 @@ def _unknown_nodes(request: BuildRequest, error: RuntimeError) -> list[Unsupport
     operators = {_OPSET.sub("", name.strip()) for name in match[1].split(",")}
     nodes = []
     for index, node in enumerate(read_graph(request.onnx).graph.node):
-        name = f"{node.domain}.{node.op_type}" if node.domain else node.op_type
-        if name in operators:
-            title = f"{node.domain}::{node.op_type}" if node.domain else node.op_type
-            nodes.append(UnsupportedNode(index, node.name, title, reason))
+        parts = [node.domain, node.op_type] if node.domain else [node.op_type]
+        if ".".join(parts) in operators:
+            nodes.append(UnsupportedNode(index, node.name, "::".join(parts), reason))
     return nodes or [UnsupportedNode(None, "", name, reason) for name in sorted(operators)]
 
 

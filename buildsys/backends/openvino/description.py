@@ -32,7 +32,7 @@ class _OpenVino(BackendDescription):
         """Check for int8: NNCF quantizes the float32 graph, unless a search has done so."""
         return bool(options["precision"] == "int8" and not options.get("auto"))
 
-    def auto_precisions(self, options: Mapping[str, Any]) -> tuple[str, ...]:  # noqa: ARG002
+    def auto_precisions(self, options: Mapping[str, Any]) -> tuple[str, ...]:
         """List bf16 first: it needs no calibration data."""
         return ("bf16", "fp16", "int8")
 

@@ -13,7 +13,16 @@ from typing import Any, TypeVar
 import numpy as np
 import openvino as ov
 
-from buildsys.backends.interface import Figures, Options, Port, Profiles, Run, shares, slowest
+from buildsys.backends.interface import (
+    Figures,
+    Options,
+    Port,
+    Profiles,
+    Run,
+    required_input,
+    shares,
+    slowest,
+)
 from buildsys.errors import StageError
 from buildsys.onnx_graphs.tensors import Tensor, tensor_of
 from buildsys.system.cpu import usable_cores
@@ -44,15 +53,10 @@ class OpenVinoSession:
         self.outputs = tuple(map(port_of, compiled.outputs))
         self._request = compiled.create_infer_request()
 
-    def run(
-        self, inputs: Mapping[str, Tensor], profile: int | None = None  # noqa: ARG002
-    ) -> dict[str, Tensor]:  # fmt: skip
+    def run(self, inputs: Mapping[str, Tensor], profile: int | None = None) -> dict[str, Tensor]:
         """Return the outputs by name."""
-        missing = [port.name for port in self.inputs if port.name not in inputs]
-        if missing:
-            raise StageError(f"the engine needs the input {missing[0]}", "pass all inputs by name")
         # by index: names of tensors may be numbers
-        feeds = {index: _array(port, inputs[port.name]) for index, port in enumerate(self.inputs)}
+        feeds = {index: _array(port, inputs) for index, port in enumerate(self.inputs)}
         call(
             "cannot run the engine",
             lambda: self._request.infer(feeds, share_inputs=True),
@@ -66,7 +70,7 @@ class OpenVinoSession:
     def bind(self, inputs: Mapping[str, Tensor], profile: int | None = None) -> Run:
         """Return a call for inputs in the request's own memory."""
         self.run(inputs, profile)  # reports wrong inputs, and allocates the outputs
-        held = [np.ascontiguousarray(_array(port, inputs[port.name])) for port in self.inputs]
+        held = [_array(port, inputs) for port in self.inputs]
         for index, array in enumerate(held):
             self._request.set_input_tensor(index, ov.Tensor(array, shared_memory=True))
         request = self._request
@@ -120,19 +124,16 @@ def compile_model(
 def import_blob(core: ov.Core, blob: Path, options: Options) -> ov.CompiledModel:
     """Load a compiled model, with its precision set again."""
     try:
-        content = blob.read_bytes()
+        content = io.BytesIO(blob.read_bytes())
+        return core.import_model(content, options["device"], properties(options))
     except OSError as error:
-        raise StageError(
-            f"{blob.name} cannot be read: {error.strerror}", "build it again"
-        ) from error
-    try:
-        return core.import_model(io.BytesIO(content), options["device"], properties(options))
+        text = f"{blob.name} cannot be read: {error.strerror}"
+        raise StageError(text, "build it again") from error
     except RuntimeError as error:
         built = _REQUIREMENTS.search(str(error))
-        if built is None:
-            text = f"{blob.name} is damaged: OpenVINO cannot read it"
-            raise StageError(text, "build it again") from error
-        text = f"{blob.name} was compiled for {built[1]}, and this is {built[2]}"
+        text = f"{blob.name} is damaged: OpenVINO cannot read it"
+        if built is not None:
+            text = f"{blob.name} was compiled for {built[1]}, and this is {built[2]}"
         raise StageError(text, "build it here, or set compiled: false") from error
 
 
@@ -167,13 +168,9 @@ def port_of(port: Any) -> Port:
     return Port(name, dtype, shape)
 
 
-def _array(port: Port, tensor: Tensor) -> Any:
-    if tensor.dtype != port.dtype:  # OpenVINO would convert it without a word
-        raise StageError(
-            f"the input {port.name} is {tensor.dtype}, and the engine needs {port.dtype}",
-            "convert the array first",
-        )
-    return np.asarray(tensor.array, order="C")
+def _array(port: Port, inputs: Mapping[str, Tensor]) -> Any:
+    # of its type, as OpenVINO would convert it without a word
+    return np.asarray(required_input(port, inputs).array, order="C")
 
 
 # they compute nothing, or only shapes

@@ -140,6 +140,6 @@ class TensorRtBackend:
         session.cuda_graphs = bool(options.get("cuda_graphs")) and not operators
         return session
 
-    def device(self, options: Options) -> Figures:  # noqa: ARG002 (the same for all options)
+    def device(self, options: Options) -> Figures:
         """Describe the first GPU and the driver, or the reason for none."""
         return gpu_facts()

@@ -30,12 +30,7 @@ class TensorRt(BackendDescription):
     gpu_generations: tuple[str, ...] = ()  # compute capabilities; default: all
 
     def ability(
-        self,
-        version: str,
-        facts: Mapping[str, Any],
-        gpus: Gpus,
-        *,
-        cuda: bool = False,  # noqa: ARG002
+        self, version: str, facts: Mapping[str, Any], gpus: Gpus, *, cuda: bool = False
     ) -> Ability:
         """Return the abilities on the GPUs here."""
         name = f"{self.distribution} {version}"
@@ -55,15 +50,15 @@ class TensorRt(BackendDescription):
         supported = ", ".join(self.gpu_generations)
         return Ability(f"builds here for compute capabilities {supported}; cannot run here: {why}")
 
-    def runs_on_gpu(self, options: Mapping[str, Any]) -> bool:  # noqa: ARG002
+    def runs_on_gpu(self, options: Mapping[str, Any]) -> bool:
         """Return True."""
         return True
 
-    def run_tools(self, options: Mapping[str, Any]) -> tuple[str, ...]:  # noqa: ARG002
+    def run_tools(self, options: Mapping[str, Any]) -> tuple[str, ...]:
         """Return none: the bindings of CUDA compute nothing."""
         return ()
 
-    def not_reproducible(self, options: Mapping[str, Any]) -> str:  # noqa: ARG002
+    def not_reproducible(self, options: Mapping[str, Any]) -> str:
         """Return the reason for other bytes in every build."""
         return "TensorRT engines are not reproducible"
 

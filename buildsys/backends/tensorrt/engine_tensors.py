@@ -171,18 +171,12 @@ class ValueShapedOutput(EngineOutput):
         output = self
 
         class Allocator(library.trt.IOutputAllocator):  # type: ignore[misc,name-defined]
-            def reallocate_output(
-                self, tensor_name: str, memory: Any, size: int, alignment: int  # noqa: ARG002
-            ) -> int:  # fmt: skip
+            def reallocate_output(self, name: str, memory: Any, size: int, *others: Any) -> int:
                 return output.address_of(size)
 
-            def reallocate_output_async(
-                self, tensor_name: str, memory: Any, size: int,  # noqa: ARG002
-                alignment: int, stream: Any,  # noqa: ARG002
-            ) -> int:  # fmt: skip
-                return output.address_of(size)
+            reallocate_output_async = reallocate_output
 
-            def notify_shape(self, tensor_name: str, shape: Any) -> None:  # noqa: ARG002
+            def notify_shape(self, name: str, shape: Any) -> None:
                 output.shape = tuple(shape)
 
         self.allocator = Allocator()

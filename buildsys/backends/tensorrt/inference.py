@@ -190,7 +190,7 @@ class Inference:
             elif name not in self.tensors.on_host:
                 array = self.tensors.packed(name, value)
                 if name not in self.input_buffers:
-                    self.input_buffers[name] = self._new_buffer(name, array.nbytes), array
+                    self.input_buffers[name] = self.gpu.allocate(array.nbytes), array
                 buffer = self.input_buffers[name][0]
                 self.input_buffers[name] = buffer, array  # alive until it is uploaded
                 buffer.copy_from(array, array.nbytes, stream)
@@ -212,7 +212,7 @@ class Inference:
                 stored = packed_shape(shape, self.tensors.layouts[name])
                 itemsize = self.tensors.types[name][1].itemsize
                 size_bytes = int(np.prod(stored, dtype=np.int64)) * itemsize
-                self.results[name] = EngineOutput(self._new_buffer(name, size_bytes), shape)
+                self.results[name] = EngineOutput(self.gpu.allocate(size_bytes), shape)
             self._set_address(name, self.results[name].buffer.address)
 
     def _value_shaped(self) -> dict[str, EngineOutput]:
@@ -276,13 +276,6 @@ class Inference:
         if self.graph is not None:
             self.gpu.free(self.graph)
             self.graph = None
-
-    def _new_buffer(self, name: str, size_bytes: int) -> Buffer:
-        try:
-            return self.gpu.allocate(size_bytes)
-        except StageError as failure:
-            text = f"there is no memory for {name}: {failure.problem}"
-            raise StageError(text, failure.hint) from failure
 
     def _free_buffers(self) -> None:
         if self._finished is not None:  # an inference may still use them, and the present shapes

@@ -1,12 +1,9 @@
 """Layer precisions of a finished engine, from TensorRT's engine inspector.
 
-The inspector names the type of each input and output of a layer, in words that differ between
-versions: ``Row major linear FP32``, ``Thirty-two wide channel vectorized row major Int8 format``,
-``Half``. If shapes are dynamic, TensorRT 8.6 knows them only for a context whose shapes are set; it
-always reports the type of weights. A layer counts by the narrowest of these types. Layers that
-compute nothing, or only shapes, do not count. Neither do parts compiled as a whole (Myelin) if only
-wider types than requested are visible at their ends: the one of an int8 swin_t takes 97 % of its
-time and has float16 at its ends, but weights of half the bytes inside.
+A layer counts by the narrowest type of its inputs, outputs and weights, in words that differ
+between versions (``Row major linear FP32``, ``Half``). Layers that compute nothing, or only shapes,
+do not count. Neither do parts compiled as a whole (Myelin) if only wider types than requested are
+visible at their ends: the one of an int8 swin_t takes 97 % of its time and has float16 at its ends.
 """
 
 from __future__ import annotations

@@ -1,14 +1,11 @@
 """Plugins in Python files of a project.
 
-A file defines a class derived from ``IPluginCreatorV3One`` with a constructor without arguments
-and the operator's name as ``name``. It may have several, for several operators, and may register
-them itself, as the tutorials do.
+A file defines classes derived from ``IPluginCreatorV3One``, each with a constructor without
+arguments and an operator's name as ``name``, and may register them itself.
 
-TensorRT's bindings print the exception of a callback and go on with a status that the caller may
-ignore. Seen with TensorRT-RTX 1.7: an exception in ``clone`` is a segmentation fault, one in
-``get_capability_interface`` damages the heap, after one in ``get_fields_to_serialize`` or
-``get_workspace_size`` the engine looks like any other. So no failure is returned to TensorRT: the
-process, which serves this stage only, reports it and ends.
+TensorRT's bindings print the exception of a callback and go on, with TensorRT-RTX 1.7 to a
+segmentation fault, a damaged heap or an engine that looks like any other. So no failure is returned
+to TensorRT: the process, which serves this stage only, reports it and ends.
 """
 
 from __future__ import annotations

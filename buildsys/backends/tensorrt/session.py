@@ -222,11 +222,13 @@ class TensorRtSession(Inference):
                 raise StageError(text, "set bench.cuda_graph: false") from failure
             stack.callback(self._release, captured)
             steps = [partial(captured.launch, stream)]
-        for buffer, values in self.input_buffers.values() if timing.copies_in else ():
+        for buffer, values in (
+            self.input_buffers.values() if timing.transfers in ("in", "both") else ()
+        ):
             source = self._host_buffer(values.nbytes, stack)
             source.fill(values)
             steps.insert(0, partial(buffer.copy_from, source.address, source.size_bytes, stream))
-        for output in self.results.values() if timing.copies_out else ():
+        for output in self.results.values() if timing.transfers in ("out", "both") else ():
             target = self._host_buffer(output.buffer.size_bytes, stack)
             steps.append(partial(output.buffer.copy_to, target.address, target.size_bytes, stream))
         if len(steps) == 1:

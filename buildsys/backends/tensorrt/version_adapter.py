@@ -8,7 +8,7 @@ libraries.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
@@ -128,27 +128,25 @@ def report_progress(library: TensorRTLibrary, config: Any, request: BuildRequest
     steps_of: dict[str, int] = {}
     is_cancelled = False
 
+    def tell(call: Callable[..., None], *arguments: Any) -> None:
+        nonlocal is_cancelled
+        try:
+            call(*arguments)
+        except OSError:  # the orchestrator's pipe is closed; nothing may be raised into C++
+            is_cancelled = True
+
     class Monitor(library.trt.IProgressMonitor):  # type: ignore[misc,name-defined]
-        def phase_start(
-            self, phase_name: str, parent_phase: str | None, num_steps: int  # noqa: ARG002
-        ) -> None:  # fmt: skip
-            nonlocal is_cancelled
+        def phase_start(self, phase_name: str, parent_phase: str | None, num_steps: int) -> None:
             steps_of[phase_name] = num_steps
-            try:
-                request.progress(phase_name)
-            except OSError:  # the orchestrator's pipe is closed; nothing may be raised into C++
-                is_cancelled = True
+            tell(request.progress, phase_name)
 
         def phase_finish(self, phase_name: str) -> None:
             steps_of.pop(phase_name, None)
 
         def step_complete(self, phase_name: str, step: int) -> bool:
             """Report a step. False, which cancels the build, if nobody listens any more."""
-            nonlocal is_cancelled
-            try:
-                request.count(step + 1, steps_of.get(phase_name, 0), f"steps of {phase_name}")
-            except OSError:
-                is_cancelled = True
+            total = steps_of.get(phase_name, 0)
+            tell(request.count, step + 1, total, f"steps of {phase_name}")
             return not is_cancelled
 
     monitor = Monitor()
