@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from copy import deepcopy
 from importlib import import_module
 from pathlib import Path
 from types import ModuleType
@@ -10,7 +11,7 @@ from typing import Any
 
 import onnx
 import onnx.inliner
-from onnx import GraphProto, ModelProto, NodeProto, ValueInfoProto, helper, shape_inference
+from onnx import ModelProto, ValueInfoProto, helper
 
 from buildsys.errors import StageError
 from buildsys.manifest.problem import suggest
@@ -26,9 +27,8 @@ from buildsys.onnx_graphs.onnx_file import (
     operator_counts,
     operator_name,
     opsets,
-    subgraphs,
 )
-from buildsys.onnx_graphs.tensor_types import FreshNames, rename_uses
+from buildsys.onnx_graphs.tensor_types import FreshNames, outer_names, rename_uses
 from buildsys.stages.operators.local_functions import (
     FUNCTIONS_IR_VERSION,
     check_call,
@@ -49,33 +49,21 @@ def rename(model: ModelProto, step: Step) -> ModelProto:
 
     Raises: StageError: there is no such name, or the new one is in use.
     """
-    names: Mapping[str, str] = step["rename"]
-    for old in names:
-        _require(old, [*input_names(model), *output_names(model)], "input or output")
-    used = {name for name in _tensor_names(model.graph) if name not in names}
+    names, graph = step["rename"], model.graph
+    used = {name for name in _tensor_names(model) if name not in names}
     for old, new in names.items():
+        _require(old, [*input_names(model), *output_names(model)], "input or output")
         if new in used:
             raise StageError(
                 f"{old} cannot be renamed to {new}: the graph has a tensor of this name",
                 "choose another name",
             )
-    _rename_tensors(model.graph, names)
-    return model
-
-
-def _rename_tensors(graph: GraphProto, names: Mapping[str, str]) -> None:
-    """Rename tensors everywhere, including subgraphs; new names must be unused."""
+    rename_uses(graph, names)
+    for node in graph.node:
+        node.output[:] = [names.get(name, name) for name in node.output]
     for value in (*graph.input, *graph.output, *graph.value_info, *graph.initializer):
         value.name = names.get(value.name, value.name)
-    for sparse in graph.sparse_initializer:
-        sparse.values.name = names.get(sparse.values.name, sparse.values.name)
-    for note in graph.quantization_annotation:
-        note.tensor_name = names.get(note.tensor_name, note.tensor_name)
-    for node in graph.node:
-        node.input[:] = [names.get(name, name) for name in node.input]
-        node.output[:] = [names.get(name, name) for name in node.output]
-        for body in subgraphs(node):
-            _rename_tensors(body, names)
+    return model
 
 
 def fix_dims(model: ModelProto, step: Step, inputs: Inputs) -> ModelProto:
@@ -100,24 +88,22 @@ def cast(model: ModelProto, step: Step) -> ModelProto:
 
     Raises: StageError: there is no such input, or it is an output as well.
     """
-    types: Mapping[str, str] = step["cast"]
-    for name in types:
+    fresh = FreshNames(model.graph)
+    for name, dtype in step["cast"].items():
         _require(name, input_names(model), "input")
-    fresh_names = FreshNames(model.graph)
-    chosen = [value for value in model.graph.input if value.name in types]
-    for number, value in enumerate(chosen):
-        tensor = value.type.tensor_type
-        if value.name in output_names(model):
+        if name in output_names(model):
             raise StageError(
-                f"the input {value.name} is also an output, so its type cannot be changed",
+                f"the input {name} is also an output, so its type cannot be changed",
                 "put an Identity node between them in the network",
             )
-        inner = fresh_names.new(f"{value.name}_as_it_was")
-        rename_uses(model.graph, {value.name: inner})
-        name = fresh_names.new(f"Cast_{value.name}")
-        node = helper.make_node("Cast", [value.name], [inner], name=name, to=tensor.elem_type)
-        model.graph.node.insert(number, node)
-        tensor.elem_type = elem_type(types[value.name])
+        tensor = next(v for v in model.graph.input if v.name == name).type.tensor_type
+        inner = fresh.new(f"{name}_as_it_was")
+        rename_uses(model.graph, {name: inner})
+        node = helper.make_node(
+            "Cast", [name], [inner], fresh.new(f"Cast_{name}"), to=tensor.elem_type
+        )
+        model.graph.node.insert(0, node)
+        tensor.elem_type = elem_type(dtype)
     return model
 
 
@@ -129,7 +115,7 @@ def cut_tensors(model: ModelProto, step: Step) -> tuple[list[str], list[str]]:
     cut = step["cut"]
     inputs = list(input_names(model) if cut["inputs"] is None else cut["inputs"])
     outputs = list(output_names(model) if cut["outputs"] is None else cut["outputs"])
-    tensors = _tensor_names(model.graph)
+    tensors = _tensor_names(model)
     for name in (*inputs, *outputs):
         _require(name, tensors, "tensor")
     return inputs, outputs
@@ -144,42 +130,35 @@ def cut(
     Raises: StageError: nothing is left, an input is unused, or another input is still needed.
     """
     inputs, outputs = cut_tensors(model, step)
-    graph = model.graph
-    needed, nodes = set(outputs) - set(inputs), []
+    graph, needed, nodes = model.graph, set(outputs) - set(inputs), []
     for node in reversed(graph.node):  # topologically sorted
         if needed.intersection(node.output):
             nodes.append(node)
-            needed.update(name for name in _used_by(node) if name not in inputs)
+            needed |= {*node.input, *outer_names(node)} - set(inputs)
     nodes.reverse()
-    used = {name for node in nodes for name in _used_by(node)}
+    used = {name for node in nodes for name in (*node.input, *outer_names(node))}
     made = {name for node in nodes for name in node.output}
-    for name in outputs:
-        if name not in made:
-            problem = f"the cut leaves no node: {name} is not computed from"
-            problem += f" {', '.join(inputs) or 'any input'}"
-            raise StageError(problem, "name outputs downstream of the inputs")
-    for name in inputs:
-        if name not in used:
-            problem = f"{', '.join(outputs)} does not depend on {name}"
-            raise StageError(problem, "list only needed tensors in cut.inputs")
-    for name in input_names(model):
-        if name in used and name not in inputs:
-            problem = f"the cut part still needs the input {name}"
-            raise StageError(problem, "name it in cut.inputs as well")
-    try:
-        inferred = shape_inference.infer_shapes(model).graph
-        values = (*inferred.output, *inferred.value_info)
-    except (ValueError, RuntimeError):  # 2 GiB and more; use the computed types
-        values = ()
-    typed = {value.name: value for value in values if value.type.tensor_type.elem_type}
+    problem = hint = ""
+    if lost := [name for name in outputs if name not in made]:
+        source = ", ".join(inputs) or "any input"
+        problem = f"the cut leaves no node: {lost[0]} is not computed from {source}"
+        hint = "name outputs downstream of the inputs"
+    elif unused := [name for name in inputs if name not in used]:
+        problem = f"{', '.join(outputs)} does not depend on {unused[0]}"
+        hint = "list only needed tensors in cut.inputs"
+    elif missing := [name for name in input_names(model) if name in needed]:
+        problem = f"the cut part still needs the input {missing[0]}"
+        hint = "name it in cut.inputs as well"
+    if problem:
+        raise StageError(problem, hint)
 
     def port(name: str, shape: Sequence[Any]) -> ValueInfoProto:
         return helper.make_tensor_value_info(name, elem_type(kinds[name][0]), list(shape))
 
-    stored = (used | set(outputs)) - set(inputs)
-    new_outputs = [typed.get(name) or port(name, [None] * kinds[name][1]) for name in outputs]
+    old_outputs = {value.name: value for value in graph.output}
+    new_outputs = [old_outputs.get(name) or port(name, [None] * kinds[name][1]) for name in outputs]
     replace_messages(graph.node, nodes)
-    replace_messages(graph.initializer, [t for t in graph.initializer if t.name in stored])
+    replace_messages(graph.initializer, [t for t in graph.initializer if t.name in needed])
     replace_messages(graph.input, [port(name, shapes[name]) for name in inputs])
     replace_messages(graph.output, new_outputs)
     called = {operator_of(node) for node in nodes_of(model)}
@@ -198,10 +177,10 @@ def output_names(model: ModelProto) -> list[str]:
     return [value.name for value in model.graph.output]
 
 
-def _tensor_names(graph: GraphProto) -> list[str]:
+def _tensor_names(model: ModelProto) -> list[str]:
     """List inputs, initializers and node outputs, without those of subgraphs."""
-    names = [value.name for value in graph.input] + [tensor.name for tensor in graph.initializer]
-    names += [name for node in graph.node for name in node.output if name]
+    names = [tensor.name for tensor in (*model.graph.input, *model.graph.initializer)]
+    names += [name for node in model.graph.node for name in node.output if name]
     return [*dict.fromkeys(names)]
 
 
@@ -212,22 +191,9 @@ def _require(name: str, names: Sequence[str], what: str) -> None:
         )
 
 
-def _used_by(node: NodeProto) -> list[str]:
-    """List the tensors a node reads, also inside its subgraphs."""
-    names = [name for name in node.input if name]
-    for body in subgraphs(node):
-        own = {*_tensor_names(body)}
-        names += [name for inner in body.node for name in _used_by(inner) if name not in own]
-        names += [value.name for value in body.output if value.name not in own]
-    return names
-
-
 def replace_messages(field: Any, messages: Iterable[Any]) -> None:
     """Set a repeated field to copies of ``messages``, also from the field."""
-    copies = []
-    for message in messages:
-        copies.append(type(message)())
-        copies[-1].CopyFrom(message)
+    copies = [deepcopy(message) for message in messages]
     del field[:]
     field.extend(copies)
 
@@ -259,13 +225,9 @@ def replace(model: ModelProto, step: Step, project: Path) -> ModelProto:
         node.domain, node.op_type = function.domain, function.name
     if not step["replace"]["inline"]:
         return model
-    name = (function.domain, function.name)
-    inlined: ModelProto = onnx.inliner.inline_selected_functions(model, [name])
-    if any(operator_name(node) == "::".join(name) for node in all_nodes(inlined.graph)):
-        raise StageError(
-            f"onnx cannot inline {reference} into this graph",
-            "keep it as a function: inline: false",
-        )
+    inlined: ModelProto = onnx.inliner.inline_selected_functions(
+        model, [(function.domain, function.name)]
+    )
     return inlined
 
 

@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
@@ -24,10 +24,10 @@ from buildsys.manifest.shape_cases import Inputs, concrete_shape
 from buildsys.manifest.value_ranges import INTEGER_RANGES
 from buildsys.models.golden_inputs import golden_input
 from buildsys.models.user_code import load_callable, reraise_as_stage_error, with_article
-from buildsys.onnx_graphs.onnx_file import load_model, save_model
+from buildsys.onnx_graphs.onnx_file import load_model
 from buildsys.onnx_graphs.tensor_types import main_float_type
 from buildsys.onnx_graphs.tensors import Array, Case, NpzFile, Tensor, tensor_of
-from buildsys.stages.common.equivalence import compare_cases, run_cases
+from buildsys.stages.common.equivalence import compare_cases, open_graph, run_case
 from buildsys.stages.surgery.edits import cut_tensors, output_names
 from buildsys.workers.job import Job
 
@@ -72,10 +72,9 @@ def kept_cases(job: Job, state: GraphState, step: Step) -> StepCases:
         basis = _require_golden(job, state)
         computed = _run_with_outputs(job, state.path, unknown, old_feeds)
     if lossy:
-        changed = ", ".join(f"{name} are not exact in {dtype}" for name, dtype in lossy.items())
         warnings = (
-            f"the golden inputs of {changed}: they are rounded, and the graph before the step"
-            " computes the outputs",
+            f"the golden inputs of {', '.join(lossy)} are not exact in the new type: they are"
+            " rounded, and the graph before the step computes the outputs",
         )
     golden, expected = {}, {}
     for case, tensors in state.golden.items():
@@ -97,33 +96,33 @@ def _ends(state: GraphState, step: Step) -> tuple[list[str], list[str]]:
     if "cut" in step:
         return cut_tensors(load_model(state.path, external_data=False), step)
     case = next(iter(state.golden.values()))
-    ends = []
-    for side, tensors in (("inputs", case.inputs), ("outputs", case.outputs)):
-        declared = step.get(side)  # a hook may remove some
-        ends.append([n for n in (tensors if declared is None else declared) if n in tensors])
-    return ends[0], ends[1]
+    inputs, outputs = (
+        [name for name in tensors if step.get(side) is None or name in step[side]]
+        for side, tensors in (("inputs", case.inputs), ("outputs", case.outputs))
+    )  # a hook may remove some
+    return inputs, outputs
 
 
 def _cast(
     golden: Mapping[str, Case], types: Mapping[str, str]
-) -> tuple[dict[str, dict[str, Tensor]], dict[str, dict[str, Tensor]], dict[str, str]]:
-    """Convert inputs to new types; return them, the same in the old types, and inexact types."""
-    inputs: dict[str, dict[str, Tensor]] = {}
-    restored: dict[str, dict[str, Tensor]] = {}
-    lossy: dict[str, str] = {}
+) -> tuple[dict[str, dict[str, Tensor]], dict[str, dict[str, Tensor]], set[str]]:
+    """Convert inputs to new types; return them, the same in the old types, and inexact inputs."""
+    inputs = {case: dict(tensors.inputs) for case, tensors in golden.items()}
+    restored = {case: dict(tensors.inputs) for case, tensors in golden.items()}
+    lossy = set()
     for case, tensors in golden.items():
-        inputs[case], restored[case] = dict(tensors.inputs), dict(tensors.inputs)
         for name, dtype in types.items():
-            old, values = tensors.inputs[name], tensors.inputs[name].values()
+            values = tensors.inputs[name].values()
             converted = values
             if "int" in dtype and values.dtype.kind in "fiu":
                 if values.dtype.kind == "f":
                     converted = np.rint(values.astype(np.float64))
                 converted = np.clip(converted, *INTEGER_RANGES[dtype])
             inputs[case][name] = tensor_of(converted, dtype)
-            restored[case][name] = tensor_of(inputs[case][name].values(), old.dtype)
+            old_dtype = tensors.inputs[name].dtype
+            restored[case][name] = tensor_of(inputs[case][name].values(), old_dtype)
             if not np.array_equal(restored[case][name].values(), values):
-                lossy[name] = dtype
+                lossy.add(name)
     return inputs, restored, lossy
 
 
@@ -134,28 +133,24 @@ def _run_with_outputs(
     model = load_model(path)
     present = output_names(model)
     model.graph.output.extend(ValueInfoProto(name=name) for name in names if name not in present)
-    with TemporaryDirectory(dir=job.outputs["model"].parent) as folder:
-        probe = Path(folder) / "model.onnx"
-        save_model(model, probe)
-        return run_cases(job, probe, feeds)
+    graph = open_graph(job, model)
+    return {case: run_case(graph, case, feeds) for case in feeds}
 
 
 def _check_cut_inputs(
     declared: Mapping[str, Port], inputs: Tensors, case: str, dims: Mapping[str, int] | None
 ) -> None:
     for name, port in declared.items():
-        tensor = inputs[name]
-        if port["dtype"] not in (None, tensor.dtype):
+        dtype, shape = inputs[name].dtype, inputs[name].shape
+        declares = ""
+        if port["dtype"] not in (None, dtype):
+            declares = port["dtype"]
+        elif port["shape"] and dims is not None and concrete_shape(port["shape"], dims) != shape:
+            declares = str(port["shape"])
+        if declares:
             raise StageError(
-                f"{name} is {tensor.dtype} in the graph, the step declares {port['dtype']}",
-                "correct the dtype in the step",
-            )
-        shape = port["shape"]
-        if shape and dims is not None and concrete_shape(shape, dims) != tensor.shape:
-            raise StageError(
-                f"{name} has the shape {list(tensor.shape)} in case {case}, the step declares"
-                f" {shape}",
-                "correct the shape in the step",
+                f"{name} is {dtype} {list(shape)} in case {case}, the step declares {declares}",
+                "correct the step",
             )
 
 
@@ -188,14 +183,14 @@ def _require_golden(job: Job, state: GraphState) -> float:
 def reference_cases(job: Job, state: GraphState, step: Step, outputs: Sequence[Port]) -> StepCases:
     """Compute the cases with the reference's outputs; ``outputs`` are the new graph's."""
     golden = {}
-    source = step["reference"]["npz"] or step["reference"]["python"]
     for case, before in state.golden.items():
         inputs = dict(before.inputs)
         if step.get("inputs") is not None:
             inputs = _new_inputs(job, before.inputs, step["inputs"], case)
-        if step["reference"]["npz"] is not None:
+        if source := step["reference"]["npz"]:
             arrays = _stored_arrays(job, source, case)
         else:
+            source = step["reference"]["python"]
             arrays = _call_reference(job, source, inputs, before.outputs, case)
         results = {}
         for name, dtype in ((port["name"], port["dtype"]) for port in outputs):
@@ -233,17 +228,14 @@ def _new_inputs(
 def _stored_arrays(job: Job, file: str, case: str) -> Mapping[str, Array]:
     """Read a case's arrays, named ``CASE.NAME``, or ``NAME`` for a single case."""
     try:
-        arrays = NpzFile(job.project / file)
-        prefix = f"{case}."
-        own = {name.removeprefix(prefix): name for name in arrays if name.startswith(prefix)}
-        if not own and len(job.options["cases"]) == 1:
-            own = {name: name for name in arrays}
-        return {output: arrays[name] for output, name in own.items()}
+        arrays = dict(NpzFile(job.project / file).items())
     except (OSError, ValueError) as error:
         raise StageError(
             f"the reference {file} cannot be read as an .npz file: {error}",
             "save it with numpy.savez",
         ) from error
+    own = {n.removeprefix(f"{case}."): a for n, a in arrays.items() if n.startswith(f"{case}.")}
+    return arrays if not own and len(job.options["cases"]) == 1 else own
 
 
 def _call_reference(
@@ -251,12 +243,11 @@ def _call_reference(
 ) -> Mapping[str, Array]:
     """Call a reference with the inputs, and the old outputs if it takes them."""
     call = load_callable(reference, job.project)
-    arguments = [{name: tensor.values() for name, tensor in inputs.items()}]
-    try:
-        inspect.signature(call).bind(None, None)
-        arguments.append({name: tensor.values() for name, tensor in outputs.items()})
-    except (TypeError, ValueError):
-        pass
+    arguments = [
+        {name: tensor.values() for name, tensor in tensors.items()} for tensors in (inputs, outputs)
+    ]
+    with suppress(ValueError):  # a callable written in C has no signature
+        arguments = arguments[: len(inspect.signature(call).parameters)]
     with reraise_as_stage_error(f"the reference {reference} failed in case {case}", job.project):
         returned = call(*arguments)
     if not isinstance(returned, Mapping):

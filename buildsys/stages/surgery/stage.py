@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from copy import deepcopy
 from dataclasses import dataclass, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -31,7 +32,7 @@ from buildsys.onnx_graphs.onnx_file import (
     save_model,
 )
 from buildsys.onnx_graphs.output_policies import load_assembled
-from buildsys.onnx_graphs.result_types import CheckFailure, GraphSummary
+from buildsys.onnx_graphs.result_types import CheckFailure
 from buildsys.onnx_graphs.tensor_comparison import Comparison
 from buildsys.onnx_graphs.tensor_types import assembled_outputs
 from buildsys.onnx_graphs.tensors import Case, load_case, save_case
@@ -61,14 +62,12 @@ _ONNX_DOMAINS = ("", "ai.onnx", "ai.onnx.ml")
 
 @dataclass(frozen=True)
 class StepResult:
-    """A completed step: the new graph and its differences."""
+    """A completed step: the new graph, its cases and their differences."""
 
     figures: SurgeryStep
     state: GraphState
-    expected: Mapping[str, Tensors]
+    cases: StepCases
     differences: Sequence[tuple[str, str, Comparison]]  # case, output
-    warnings: tuple[str, ...]
-    hint: str  # for a difference
 
 
 def run(job: Job) -> StageResult:
@@ -81,8 +80,8 @@ def run(job: Job) -> StageResult:
     with TemporaryDirectory(dir=target.parent, prefix="surgery-") as folder:
         state = _state_before(job)
         before = file_facts(load_model(state.path, external_data=False), state.path)
+        figures = SurgeryResult(before=before, steps=[], warnings=[])
         float_types = {case: tensors.float_type for case, tensors in state.golden.items()}
-        results: list[StepResult] = []
         for number, step in enumerate(job.options["steps"], start=1):
             title = f"surgery step {number} ({describe_step(step)})"
             job.progress(f"step {number}: {describe_step(step)}")
@@ -90,18 +89,22 @@ def run(job: Job) -> StageResult:
                 result = _apply_step(job, step, state, Path(folder) / f"step{number}/model.onnx")
             except StageError as error:
                 raise type(error)(f"{title}: {error.problem}", error.hint) from error
-            results.append(result)
+            figures["steps"].append(result.figures)
+            figures["warnings"] += result.cases.warnings
             state = result.state
-            if failure := _failure(job, number, result):
-                figures = _figures(before, results)
-                return StageResult("failed", f"{title} {failure}", result.hint, figures)
+            if result.differences:
+                is_meant = step.get("changes") == "numbers"
+                hint = (
+                    "" if is_meant else "if this is intended, set changes: numbers and a reference"
+                )
+                reason = f"{title} {_failure(job, f'step{number}', result)}"
+                return StageResult("failed", reason, hint, figures)
         copy_model(state.path, target)
     check_file(target, "the graph after surgery")
     for case, tensors in {**state.golden, **state.further}.items():
         if f"case.{case}" in job.outputs:
             float_type = float_types.get(case, tensors.float_type)  # steps do not keep it
             save_case(job.outputs[f"case.{case}"], tensors.inputs, tensors.outputs, float_type)
-    figures = _figures(before, results)
     model = load_model(target, external_data=False)
     figures["after"] = file_facts(model, target)
     figures["inputs"], figures["outputs"] = ports(model)
@@ -129,35 +132,27 @@ def _state_before(job: Job) -> GraphState:
     return GraphState(source, job.options["inputs"], golden, computed, further)
 
 
-def _failure(job: Job, number: int, result: StepResult) -> str:
-    """Return a step's first difference and keep all tensors; "" without one."""
-    differences = result.differences
-    if not differences:
-        return ""
+def _write_assembled(job: Job, model: ModelProto, outputs: set[str]) -> None:
+    names = load_assembled(job.inputs["assembled"])
+    for step in job.options["steps"]:
+        names = [(step.get("rename") or {}).get(name, name) for name in names]
+    names = sorted({*names, *assembled_outputs(model)} & outputs)
+    job.outputs["assembled"].write_text(json.dumps({"outputs": names}))
+
+
+def _failure(job: Job, step: str, result: StepResult) -> str:
+    """Describe a step's first difference, and save the tensors of all."""
+    expected, computed = result.cases.expected, result.state.computed
     checks = [
         OutputCheck(
-            f"step{number}",
-            case,
-            name,
-            result.expected[case].get(name),
-            result.state.computed[case].get(name),
-            comparison,
+            step, case, name, expected[case].get(name), computed[case].get(name), comparison
         )
-        for case, name, comparison in differences
+        for case, name, comparison in result.differences
     ]
     save_failed_tensors(job.outputs["result"].parent / "failed", checks, result.state.golden)
-    case, name, comparison = differences[0]
-    sentence = comparison.sentence("the graph after it", result.figures["against"])
-    return f"changed {name} in case {case}: {sentence}{and_more(differences)}"
-
-
-def _figures(before: GraphSummary, results: Sequence[StepResult]) -> SurgeryResult:
-    return SurgeryResult(
-        before=before,
-        steps=[result.figures for result in results],
-        warnings=[warning for result in results for warning in result.warnings],
-        checker="passed",
-    )
+    case, name, comparison = result.differences[0]
+    sentence = comparison.sentence("the graph after it", result.cases.against)
+    return f"changed {name} in case {case}: {sentence}{and_more(result.differences)}"
 
 
 def describe_step(step: Step) -> str:
@@ -177,20 +172,17 @@ def describe_step(step: Step) -> str:
 def _apply_step(job: Job, step: Step, state: GraphState, path: Path) -> StepResult:
     """Apply one step and write its graph to ``path``.
 
-    The result holds its differences, if any.
-
     Raises: StageError: it does not fit the graph. CheckFailed: the new graph is invalid or random,
         or has another interface.
     """
     before = load_model(state.path)
     counts, limits, old_interface = operator_counts(before), limits_of(before), interface(before)
-    outputs = load_model(state.path, external_data=False).graph.output
+    outputs = [deepcopy(value) for value in before.graph.output]
     inputs = interface_after(Interface(dict(state.inputs), None), [step]).inputs
-    cut_cases = (
-        kept_cases(job, state, step) if "cut" in step else None
-    )  # its edit needs their types
-    after = _write_checked(_edited(job, step, state, before, inputs, cut_cases), path, outputs)
-    _check_interface(step, old_interface, interface(after))
+    cut_cases = kept_cases(job, state, step) if "cut" in step else None
+    after = _write_checked(_edited(job, step, before, state, inputs, cut_cases), path, outputs)
+    if kind_of(step) in ("function", "replace"):
+        _check_interface(step, old_interface, interface(after))
     cases = cut_cases or _cases_after(job, step, state, after)
     feeds = {case: tensors.inputs for case, tensors in cases.golden.items()}
     actual = run_cases(job, path, feeds)
@@ -208,9 +200,6 @@ def _apply_step(job: Job, step: Step, state: GraphState, path: Path) -> StepResu
     if random or differences:
         first = next(iter(state.golden.values())).inputs
         refuse_random_graph(job, state.path, "the graph before it", first, limits, random)
-    hint = ""
-    if step.get("changes") == "nothing":
-        hint = "if this is intended, set changes: numbers and a reference"
     figures = SurgeryStep(
         step=describe_step(step),
         removed={op: n - now.get(op, 0) for op, n in counts.items() if n > now.get(op, 0)},
@@ -227,19 +216,21 @@ def _apply_step(job: Job, step: Step, state: GraphState, path: Path) -> StepResu
             for case, name, comparison in differences
         ],
     )
-    new_state = GraphState(path, inputs, cases.golden, actual, _carried(job, step, state, after))
-    return StepResult(figures, new_state, cases.expected, differences, cases.warnings, hint)
+    further = _carried(job, step, state, after)
+    return StepResult(
+        figures, GraphState(path, inputs, cases.golden, actual, further), cases, differences
+    )
 
 
 def _edited(
     job: Job,
     step: Step,
-    state: GraphState,
     model: ModelProto,
+    state: GraphState,
     inputs: Inputs,
     cut_cases: StepCases | None,
 ) -> ModelProto:
-    if cut_cases:
+    if cut_cases:  # its edit needs the computed types
         shapes = {name: tensor["shape"] for name, tensor in inputs.items()}
         case = next(iter(cut_cases.golden.values()))
         tensors = {**case.inputs, **case.outputs}
@@ -279,15 +270,18 @@ def _carried(job: Job, step: Step, state: GraphState, after: ModelProto) -> dict
 
 def _check_interface(step: Step, before: dict[str, Any], after: dict[str, Any]) -> None:
     """Raise CheckFailed for undeclared changes of inputs or outputs."""
-    if kind_of(step) not in ("function", "replace"):
-        return
     expected: dict[str, Any] = {"opset": {}}  # may change: callers of the graph do not see it
     for side in ("input", "output"):
         expected[side] = before[side]
         if (declared := step.get(f"{side}s")) is not None:
             present = {port["name"]: port for port in after[side]}
             expected[side] = [
-                {"name": name, **present.get(name, {}), **_set_fields(tensor)}
+                {"name": name, **present.get(name, {})}
+                | {
+                    field: tensor[field]
+                    for field in ("dtype", "shape")
+                    if tensor[field] is not None
+                }
                 for name, tensor in declared.items()
             ]
     changed = next(interface_changes(expected, {**after, "opset": {}}), None)
@@ -301,10 +295,6 @@ def _check_interface(step: Step, before: dict[str, Any], after: dict[str, Any]) 
             f"the values of the new {new[0]} are unknown",
             "set changes: numbers, with a reference for the outputs",
         )
-
-
-def _set_fields(tensor: Mapping[str, Any]) -> dict[str, Any]:
-    return {key: tensor[key] for key in ("dtype", "shape") if tensor[key] is not None}
 
 
 def _write_checked(model: ModelProto, path: Path, before: Sequence[ValueInfoProto]) -> ModelProto:

@@ -164,9 +164,9 @@ def test_tensors_of_a_graph_that_is_wrong_are_not_taken_for_golden_ones(tmp_path
         ({"inputs": {"logits": {"shape": ["batch", 5]}}, "outputs": ["relu"]},
          "relu does not depend on logits"),
         ({"inputs": {"relu": {"shape": ["batch", 4, 9, 9]}}},
-         "relu has the shape [1, 4, 8, 8] in case min, the step declares"),
+         "relu is float32 [1, 4, 8, 8] in case min, the step declares ['batch', 4, 9, 9]"),
         ({"inputs": {"relu": {"shape": ["batch", 4, 8, 8], "dtype": "int8"}}},
-         "relu is float32 in the graph, the step declare"),
+         "relu is float32 [1, 4, 8, 8] in case min, the step declares int8; correct the step"),
     ],
 )  # fmt: skip
 def test_an_invalid_cut(tmp_path: Path, cut: dict[str, Any], sentence: str) -> None:
@@ -311,7 +311,9 @@ def test_an_input_of_a_type_that_does_not_hold_the_values(tmp_path: Path) -> Non
     result = surgery.run()
     assert result.status == "passed", result.reason
     [warning] = result.figures["warnings"]
-    assert warning.startswith("the golden inputs of x are not exact in uint8: they are rounded")
+    assert warning.startswith(
+        "the golden inputs of x are not exact in the new type: they are rounded"
+    )
     assert surgery.case("max").inputs["x"].dtype == "uint8"
     agree(surgery, "max")
 
