@@ -236,13 +236,10 @@ def quantize(
             f"int8 engines of ExecuTorch need torchao: {error}",
             "pip install 'buildsys[executorch]'",
         ) from error
-    shapes = {
-        port["name"]: [-1 if isinstance(size, str) else size for size in port["shape"]]
-        for port in ports["inputs"]
-    }
+    inputs = [port["name"] for port in ports["inputs"]]
     batches = [
         tuple(torch.from_numpy(np.array(array)) for array in batch.values())
-        for batch in read_batches(request.calibration.batches, shapes)
+        for batch in read_batches(request.calibration.batches, inputs)
     ]
     config = get_symmetric_quantization_config(is_per_channel=request.options["per_channel"])
     quantizer: Any = XNNPACKQuantizer().set_global(config)

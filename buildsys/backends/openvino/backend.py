@@ -232,12 +232,8 @@ def quantize(model: ov.Model, request: BuildRequest) -> ov.Model:
         raise Unavailable(
             f"int8 engines of OpenVINO need NNCF: {error}", "pip install 'buildsys[openvino]'"
         ) from error
-    shapes = {
-        port.get_any_name(): [size.get_length() if size.is_static else -1 for size in shape]
-        for port in model.inputs
-        for shape in (port.get_partial_shape(),)
-    }
-    batches = read_batches(request.calibration.batches, shapes)
+    inputs = [port.get_any_name() for port in model.inputs]
+    batches = list(read_batches(request.calibration.batches, inputs))
     options = request.options
     kind = nncf.ModelType.TRANSFORMER if options["model_type"] == "transformer" else None
     request.progress(f"quantizing with {len(batches)} batches")

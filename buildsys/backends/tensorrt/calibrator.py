@@ -28,8 +28,8 @@ def attach_calibrator(
     shapes = {tensor.name: tuple(tensor.shape) for tensor in inputs}
     types = {tensor.name: np.dtype(dtypes[tensor.dtype]) for tensor in inputs}
     batches: list[Batch] = [
-        {name: np.ascontiguousarray(batch[name], types[name]) for name in shapes}
-        for batch in read_batches(calibration.batches, shapes, one_shape_for="TensorRT")
+        {name: np.ascontiguousarray(array, types[name]) for name, array in batch.items()}
+        for batch in read_batches(calibration.batches, shapes)
     ]
     first, remaining = batches[0], iter(batches)
     device = Device(0)

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from buildsys.backends.calibration_batches import read_batches
 from buildsys.errors import StageError
 from buildsys.manifest.shape_cases import concrete_shape
 from buildsys.models.golden_inputs import (
@@ -17,7 +18,7 @@ from buildsys.models.golden_inputs import (
     values_from_callable,
 )
 from buildsys.models.images import describe_images, find_images, read_images
-from buildsys.onnx_graphs.tensors import Array, NpzFile, Tensor, tensor_of, write_array
+from buildsys.onnx_graphs.tensors import Array, Tensor, tensor_of, write_array
 
 Batch = dict[str, Tensor]
 
@@ -86,19 +87,9 @@ def save_batches(path: Path, batches: Iterator[Batch]) -> Iterator[Batch]:
 
 
 def load_batches(path: Path, dtypes: Mapping[str, str]) -> Iterator[Batch]:
-    """Yield the batches of a file by ``save_batches``; ``dtypes`` are the inputs'.
-
-    Raises: StageError: the file is damaged.
-    """
-    try:
-        arrays = NpzFile(path)
-        for index in range(len({name.partition("/")[0] for name in arrays})):
-            yield {name: Tensor(arrays[f"{index}/{name}"], dtype) for name, dtype in dtypes.items()}
-    except (OSError, ValueError, KeyError) as error:
-        raise StageError(
-            f"{path.name} contains no calibration batches: {error}",
-            "make the calibration data again",
-        ) from error
+    """Yield the batches of a file by ``save_batches``; ``dtypes`` are the inputs'."""
+    for batch in read_batches(path, dtypes):
+        yield {name: Tensor(array, dtypes[name]) for name, array in batch.items()}
 
 
 def _values(plan: BatchPlan, name: str) -> Iterator[Tensor]:

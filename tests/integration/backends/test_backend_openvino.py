@@ -13,7 +13,7 @@ from small_graphs import conv_bn, one_node, write
 
 pytest.importorskip("openvino", reason="pip install 'buildsys[openvino]'")
 
-from buildsys.backends.interface import Calibration, GraphRefusedError, load_backend
+from buildsys.backends.interface import GraphRefusedError, load_backend
 from buildsys.backends.onnxruntime.session import OrtGraph
 from buildsys.backends.openvino.session import executed_layers
 from buildsys.errors import StageError, Unavailable
@@ -179,16 +179,3 @@ def test_a_compiled_model_keeps_its_precision(tmp_path: Path) -> None:
     blob.unlink()
     with pytest.raises(StageError, match=r"engine\.blob cannot be read"):
         run(asked.engine, inputs, compiled=True)
-
-
-def test_nan_in_calibration_data_is_refused(tmp_path: Path) -> None:
-    pytest.importorskip("nncf")
-    np.savez(tmp_path / "batches.npz", **{"0/x": np.full((4, 3, 8, 8), np.nan, np.float32)})
-    asked = request(
-        write(tmp_path, conv_bn()),
-        tmp_path / "engine",
-        options(precision="int8"),
-        calibration=Calibration(tmp_path / "batches.npz", "", tmp_path / "unused"),
-    )
-    with pytest.raises(StageError, match="batch 0 of the calibration data has NaN or infinity"):
-        backend.build(asked)

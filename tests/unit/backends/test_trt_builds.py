@@ -156,22 +156,3 @@ def test_a_calibrator_has_its_algorithm_and_gives_every_batch_once(
     assert device.uploads == [0.0, 1.0, 2.0]
     assert (tmp_path / "ranges").read_bytes() == found.read_calibration_cache() == b"ranges"
     assert made.config.get_calibration_profile().get_shape("x") == [(2, 4)] * 3
-
-
-@pytest.mark.parametrize(
-    ("shapes", "problem"),
-    [
-        ([(2, 4), (3, 4)], "batch 1 of the calibration data has x of shape [3, 4], and batch 0"),
-        ([(2, 5)], "has x of shape [2, 5], not ['any', 4]"),
-        ([(2, 4, 1)], "has x of shape [2, 4, 1], not ['any', 4]"),
-        ([], "there is no batch to calibrate with"),
-    ],
-)
-def test_batches_of_another_shape_are_an_error(
-    tmp_path: Path, shapes: list[tuple[int, ...]], problem: str
-) -> None:
-    batches = {f"{n}/x": np.zeros(shape, np.float32) for n, shape in enumerate(shapes)}
-    np.savez(tmp_path / "batches.npz", **batches)
-    with pytest.raises(StageError) as caught:
-        calibrator.read_batches(tmp_path / "batches.npz", {"x": (-1, 4)}, one_shape_for="TensorRT")
-    assert problem in str(caught.value)
