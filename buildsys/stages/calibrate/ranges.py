@@ -1,6 +1,6 @@
 """Value ranges of float32 tensors over the calibration batches.
 
-Tensors are measured in groups of limited memory. Source of the entropy method: TensorRT's
+Source of the entropy method: TensorRT's
 calibrator, S. Migacz, "8-bit inference with TensorRT", GTC 2017. With the method of
 onnxruntime.quantization, 128 bins clip nothing, and 2048 took 18 times as long for resnet18 and
 doubled the error of its outputs.
@@ -9,27 +9,18 @@ doubled the error of its outputs.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
-from onnx import ModelProto, NodeProto, TensorProto, ValueInfoProto, helper
 
-from buildsys.backends.onnxruntime.session import OrtGraph, session_options
 from buildsys.errors import StageError
-from buildsys.onnx_graphs.onnx_file import save_model
-from buildsys.onnx_graphs.tensor_types import FreshNames, element_types
 from buildsys.onnx_graphs.tensors import Array
-from buildsys.stages.calibrate.batches import Batch
+from buildsys.stages.common.intermediate_tensors import Batch, IntermediateTensors
 from buildsys.stages.common.node_patterns import tensor_origin
-from buildsys.stages.operators.implementation import implementation_of
-from buildsys.workers.job import Job
 
-Values = Callable[[Batch], dict[str, Array]]
-_GROUP_BYTES = 1 << 30
 BINS = 4096  # at least half of them are below the largest value
 _LEVELS = 128  # int8 magnitudes
 # Below this number of values, squeezed features of a few images lost 80 % of their range
@@ -37,86 +28,6 @@ _LEVELS = 128  # int8 magnitudes
 _MIN_VALUES = 4 * BINS
 _STRIDE = 8  # bins between two tested ranges
 SCHEMA = "buildsys/ranges/1"
-
-
-class IntermediateTensors:
-    """The float32 inputs and results of a graph, in graph order."""
-
-    def __init__(self, job: Job, model: ModelProto) -> None:
-        """Take a job's graph, which may change for its custom operators."""
-        implementation = implementation_of(job)
-        implementation.apply(model)
-        self._job, self._model, self._libraries = job, model, implementation.libraries
-        self.nodes: Sequence[NodeProto] = model.graph.node
-        types = element_types(model)
-        stored = {tensor.name for tensor in model.graph.initializer}
-        self._ports, self._inner = (
-            [name for name in names if types.get(name) == TensorProto.FLOAT and name not in stored]
-            for names in (
-                [value.name for value in model.graph.input],
-                [name for node in model.graph.node for name in node.output if name],
-            )
-        )
-        self.names = [*self._ports, *self._inner]
-
-    def groups(self, batch: Batch) -> Iterator[Values]:
-        """Yield functions for groups of tensors, sized by their bytes for ``batch``."""
-        yield lambda other: {name: other[name].array for name in self._ports}
-        for group in self._grouped(batch, self._inner, _GROUP_BYTES):
-            yield self._values(group)
-
-    def compared(
-        self, other: IntermediateTensors, batch: Batch
-    ) -> Iterator[tuple[str, Array, Array]]:
-        """Yield each result that both graphs have, with the values of both.
-
-        Only a group of limited memory is computed at a time.
-        """
-        names = set(other._inner)
-        common = [name for name in self._inner if name in names]
-        for group in self._grouped(batch, common, _GROUP_BYTES // 2):
-            own, others = self._values(group)(batch), other._values(group)(batch)
-            yield from ((name, own.pop(name), others.pop(name)) for name in group)
-
-    def _grouped(self, batch: Batch, names: Sequence[str], limit: int) -> Iterator[list[str]]:
-        """Group tensors by their bytes, measured by Size nodes."""
-        fresh = FreshNames(self._model.graph)
-        probes = {name: fresh.new(f"{name}_size") for name in names}
-        nodes = [helper.make_node("Size", [name], [probe]) for name, probe in probes.items()]
-        outputs = [
-            helper.make_tensor_value_info(probe, TensorProto.INT64, []) for probe in probes.values()
-        ]
-        counts = self._open(nodes, outputs).run(batch) if probes else {}
-        group: list[str] = []
-        room = limit
-        for name, probe in probes.items():
-            size = 4 * int(counts[probe].array)
-            if group and size > room:
-                yield group
-                group, room = [], limit
-            group.append(name)
-            room -= size
-        if group:
-            yield group
-
-    def _values(self, names: Sequence[str]) -> Values:
-        outputs = [helper.make_tensor_value_info(name, TensorProto.FLOAT, None) for name in names]
-        graph = self._open([], outputs)
-        return lambda batch: {name: tensor.array for name, tensor in graph.run(batch).items()}
-
-    def _open(self, nodes: Sequence[NodeProto], outputs: Sequence[ValueInfoProto]) -> OrtGraph:
-        """Open a copy with additional nodes and other outputs."""
-        model = ModelProto()
-        model.CopyFrom(self._model)
-        model.graph.node.extend(nodes)
-        del model.graph.output[:]
-        model.graph.output.extend(outputs)
-        options = session_options(optimization="disable", intra_op_threads=self._job.threads)
-        # by path: a graph in memory is limited to 2 GiB
-        with TemporaryDirectory(dir=self._job.outputs["result"].parent) as folder:
-            path = Path(folder) / "tensors.onnx"
-            save_model(model, path)
-            return OrtGraph(path, options, libraries=self._libraries)
 
 
 @dataclass

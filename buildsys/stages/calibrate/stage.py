@@ -15,12 +15,12 @@ from buildsys.stages.calibrate.batches import (
     save_batches,
 )
 from buildsys.stages.calibrate.ranges import (
-    IntermediateTensors,
     Range,
     Ranges,
     measure,
     save_ranges,
 )
+from buildsys.stages.common.intermediate_tensors import IntermediateTensors
 from buildsys.stages.common.node_patterns import matching_pattern, named_nodes, tensor_origin
 from buildsys.stages.convert.quantizers import HEAVY
 from buildsys.workers.job import Job, StageResult

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
 from onnx import ModelProto, NodeProto, TensorProto, defs, numpy_helper
 
-from buildsys.onnx_graphs.onnx_file import all_nodes, opsets, subgraphs
+from buildsys.onnx_graphs.onnx_file import opsets, subgraphs
 from buildsys.onnx_graphs.tensor_types import NOT_A_TENSOR, element_types, schema_of, types_at
 from buildsys.onnx_graphs.tensors import Array, Tensor, tensor_of
 
@@ -96,20 +95,15 @@ class PrecisionRules:
         """Check for unscaled results with constants beyond the 16-bit range."""
         if node.op_type == "ConstantOfShape":
             return self._rounding(fill_value(node))[1]
-        if any(subgraphs(node)):
-            return any(map(self._is_beyond, _constants(node)))
         floats = [name for name in node.input if self.is_float(name)]
         is_arithmetic = node.op_type in _ARITHMETIC and self._constant.issuperset(floats)
         if not is_arithmetic and node.op_type not in _SELECTIONS:
             return False
         for name in floats:
-            if name in self.stored and self._problem(name) and self._is_beyond(self.stored[name]):
+            stored = self.stored.get(name)
+            if stored is not None and self._rounding(numpy_helper.to_array(stored))[1]:
                 self.masks.add(name)
         return any(name in self.masks for name in floats)
-
-    def _is_beyond(self, tensor: TensorProto) -> bool:
-        is_float = tensor.data_type == TensorProto.FLOAT
-        return is_float and self._rounding(numpy_helper.to_array(tensor))[1]
 
     def _decide(self, node: NodeProto) -> NodePrecision:
         floats = {name for name in (*node.input, *node.output) if self.is_float(name)}
@@ -206,19 +200,6 @@ def fill_value(node: NodeProto) -> Array:
         if attribute.name == "value"
     )
     return next(stored, np.zeros(1, np.float32))
-
-
-def _constants(node: NodeProto) -> Iterator[TensorProto]:
-    """Yield the constants in the bodies of an If, Loop or Scan."""
-    for body in subgraphs(node):
-        yield from body.initializer
-        for inner in all_nodes(body):
-            for attribute in inner.attribute:
-                if inner.op_type in ("Constant", "ConstantOfShape"):
-                    if attribute.name == "value":
-                        yield attribute.t
-                    elif attribute.name == "value_float":
-                        yield numpy_helper.from_array(np.float32(attribute.f))
 
 
 def _largest(values: Array) -> float:

@@ -6,10 +6,7 @@ computes in int8 or fp8 and accumulates exactly.
 
 from __future__ import annotations
 
-import math
-from collections import Counter
-from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -22,12 +19,12 @@ from buildsys.onnx_graphs.onnx_file import (
     opsets,
     raise_opset,
 )
-from buildsys.onnx_graphs.tensors import Array, Case
+from buildsys.onnx_graphs.tensors import Case
 from buildsys.report.formatting import percent
-from buildsys.stages.calibrate.ranges import IntermediateTensors, load_ranges
+from buildsys.stages.calibrate.ranges import load_ranges
 from buildsys.stages.common.golden_check import OutputCheck
-from buildsys.stages.common.kept_nodes import REASON
-from buildsys.stages.common.node_patterns import named_nodes
+from buildsys.stages.common.intermediate_tensors import largest_losses
+from buildsys.stages.common.node_patterns import REASON, named_nodes
 from buildsys.stages.convert.quantizers import (
     GRIDS,
     HEAVY,
@@ -60,7 +57,6 @@ def convert(job: Job, in_fp32: Sequence[str], golden: Golden) -> tuple[ModelProt
     quantized = quantized_nodes(model)
     if not quantized:
         raise StageError(f"{options['tool']} quantized no node of the graph", "use tool: builtin")
-    counts = Counter(node.op_type for node in model.graph.node)
     scales = "output channel of a weight" if options["per_channel"] else "tensor"
     warnings = list(_uncovered_inputs(job, golden))
     if precision == "fp8" and options["algorithm"] == "entropy":
@@ -75,9 +71,7 @@ def convert(job: Job, in_fp32: Sequence[str], golden: Golden) -> tuple[ModelProt
         "method": f"explicit quantizers by {options['tool']}, one scale per {scales}; "
         "inputs and outputs keep their types",
         "algorithm": options["algorithm"],
-        "casts": counts["Cast"],
-        "quantizers": counts["QuantizeLinear"],
-        "dequantizers": counts["DequantizeLinear"],
+        "casts": sum(node.op_type == "Cast" for node in model.graph.node),
         "warnings": warnings,
         "quantized": quantized,
         "kept_fp32": [name for name in heavy if name not in quantized],
@@ -101,10 +95,10 @@ def explain(
     losses = largest_losses(job, exact, other, figures["quantized"], case)
     if added := [loss for loss in losses if loss.added > 0][:_SHOWN_LOSSES]:
         layers = ", ".join(
-            f"{loss.node} ({loss.operator}, {percent(loss.before)} → {percent(loss.error)} error)"
+            f"{loss.result.node} ({percent(loss.before)} → {percent(loss.error)} error)"
             for loss in added
         )
-        names = ", ".join(loss.node for loss in added)
+        names = ", ".join(loss.result.node for loss in added)
         remedies.append(f"the largest errors arise at {layers}: quantize: {{exclude: [{names}]}}")
     if are_clipped(precision, options["algorithm"]):
         remedies.append("calibration.algorithm: minmax clips nothing")
@@ -170,56 +164,3 @@ def _uncovered_inputs(job: Job, golden: Golden) -> Iterator[str]:
                 f"the golden input {name} reaches {largest:.3g}, the calibration data only"
                 f" {calibrated:.3g}: calibrate on similar data"
             )
-
-
-@dataclass(frozen=True)
-class Loss:
-    """Error of one node's result, and of its inputs.
-
-    Errors are the norm of the difference over the norm of the float32 tensor.
-    """
-
-    node: str
-    operator: str
-    error: float
-    before: float
-
-    @property
-    def added(self) -> float:
-        """The error added by this node; infinite where an overflow begins."""
-        return self.error - self.before if math.isfinite(self.before) else 0.0
-
-
-def largest_losses(
-    job: Job, exact: ModelProto, converted: ModelProto, nodes: Collection[str], case: Case
-) -> list[Loss]:
-    """Compare both graphs' tensors in one case; list the losses of ``nodes``, largest first.
-
-    Tensors without a counterpart in the other graph are left out. Both graphs may change.
-    """
-    tensors, others = (IntermediateTensors(job, model) for model in (exact, converted))
-    errors: dict[str, float] = {}
-    for name, expected, actual in tensors.compared(others, dict(case.inputs)):
-        if actual.shape == expected.shape:
-            errors[name] = _relative_error(expected, actual)
-    losses = [
-        Loss(
-            node.name,
-            node.op_type,
-            errors[node.output[0]],
-            max((errors.get(name, 0.0) for name in node.input), default=0.0),
-        )
-        for node in tensors.nodes
-        if node.name in nodes and node.output[0] in errors
-    ]
-    return sorted(losses, key=lambda loss: -loss.added)
-
-
-def _relative_error(expected: Array, actual: Array) -> float:
-    if not np.isfinite(actual).all():
-        return math.inf if np.isfinite(expected).all() else 0.0
-    scale = float(np.abs(expected).max(initial=0.0))
-    if scale == 0.0:
-        return math.inf if actual.any() else 0.0
-    a, b = actual.astype(np.float64) / scale, expected.astype(np.float64) / scale
-    return float(np.linalg.norm(a - b) / np.linalg.norm(b))

@@ -38,8 +38,6 @@ class ConvertResult(CheckResult, total=False):
     # quantized graphs
     algorithm: str
     quantized: list[str]
-    quantizers: int
-    dequantizers: int
     # graphs of ONNX Runtime only
     fused: dict[str, int]  # operator -> count
     kernels: dict[str, int]  # operator that computes with quantized weights -> count

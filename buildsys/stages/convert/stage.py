@@ -28,7 +28,7 @@ from buildsys.onnx_graphs.tensor_types import DTYPES
 from buildsys.onnx_graphs.tensors import load_case
 from buildsys.stages.common.equivalence import open_graph
 from buildsys.stages.common.golden_check import and_more, check_outputs, summarize_checks
-from buildsys.stages.common.kept_nodes import kept_nodes
+from buildsys.stages.common.node_patterns import kept_nodes
 from buildsys.stages.convert.precision_rules import LARGEST
 from buildsys.stages.operators.implementation import implementation_of
 from buildsys.workers.job import Job, StageResult

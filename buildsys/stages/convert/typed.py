@@ -7,6 +7,7 @@ Graph inputs and outputs keep their types; subgraphs and local functions keep th
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib import import_module
@@ -27,16 +28,14 @@ from buildsys.onnx_graphs.tensor_types import (
     rename_outer,
 )
 from buildsys.onnx_graphs.tensors import Case, Tensor, tensor_of
-from buildsys.stages.calibrate.ranges import IntermediateTensors
 from buildsys.stages.common.golden_check import OutputCheck
-from buildsys.stages.common.kept_nodes import REASON
+from buildsys.stages.common.intermediate_tensors import largest_losses
 from buildsys.stages.common.node_patterns import (
-    TensorOrigin,
+    REASON,
     check_patterns,
     matching_pattern,
     named_nodes,
     node_name,
-    tensor_origin,
 )
 from buildsys.stages.convert.precision_rules import (
     LARGEST,
@@ -73,10 +72,16 @@ def explain(
         command = f"`buildsys debug --fp32-nodes {job.model}:ENGINE`"
         text = f"{command} finds the nodes that must stay in fp32"
         remedies.append(f"{text}, and precision: auto-{precision} keeps them there")
-    origin = _overflow_origin(job, golden[failed[0].case])
-    figures["overflow"] = origin and {"node": origin.node, "tensor": origin.tensor}
-    if origin is None:
+    exact, written = (load_model(paths["model"]) for paths in (job.inputs, job.outputs))
+    named_nodes(exact)
+    nodes = [node.name for node in exact.graph.node]
+    converted = emulate(written, precision)
+    losses = largest_losses(job, exact, converted, nodes, golden[failed[0].case])
+    if not (losses and math.isinf(losses[0].added)):
+        figures["overflow"] = None
         return "", remedies
+    origin = losses[0].result
+    figures["overflow"] = {"node": origin.node, "tensor": origin.tensor}
     if precision == "fp16":
         remedies.append("bf16 has the range of float32")
     cause = f"the {precision} graph overflows: {origin} is not finite in {precision}, and "
@@ -133,37 +138,6 @@ def _by_autocast(job: Job) -> tuple[ModelProto, Figures]:
         "kept_fp32": [node.name or node.output[0] for node in full],
         "warnings": [],
     }
-
-
-def _overflow_origin(job: Job, golden: Case) -> TensorOrigin | None:
-    """Run one case again to find the origin of an overflow."""
-    typed = load_model(job.outputs["model"])
-    nodes = list(typed.graph.node)
-    emulated = emulate(typed, job.options["precision"])
-    is_finite = {
-        tensor.name: bool(np.isfinite(numpy_helper.to_array(tensor)).all())
-        for tensor in emulated.graph.initializer
-        if tensor.data_type == TensorProto.FLOAT
-    }
-    inputs = dict(golden.inputs)
-    for group in IntermediateTensors(job, emulated).groups(inputs):
-        for name, array in group(inputs).items():
-            is_finite[name] = bool(np.isfinite(array).all())
-    return find_origin(nodes, is_finite)
-
-
-def find_origin(nodes: Sequence[NodeProto], is_finite: Mapping[str, bool]) -> TensorOrigin | None:
-    """Find the first tensor that is infinite although its node's inputs are not.
-
-    A node without numeric inputs, such as a mask constant, is no origin. If a cast overflows, the
-    origin is its input.
-    """
-    for node in nodes:
-        inputs = [is_finite[name] for name in node.input if name in is_finite]
-        result = next((name for name in node.output if not is_finite.get(name, True)), None)
-        if result is not None and inputs and all(inputs):
-            return tensor_origin(node.input[0] if node.op_type == "Cast" else result, nodes)
-    return None
 
 
 @dataclass
@@ -273,7 +247,7 @@ class _Rewriter:
         if (name, low) not in self._names:
             cast = self._fresh.new(f"{name}_as_{self._rules.dtype if low else 'float32'}")
             source = self._names[name, not low]
-            if low and name in self._rules.masks:
+            if low and name in self._rules.masks and self._opset >= 11:  # bounds are attributes
                 source = self._clamp(source)
             self._add_cast(source, cast, self._low_type if low else TensorProto.FLOAT)
             self._names[name, low] = cast
@@ -287,16 +261,11 @@ class _Rewriter:
         self.clamped.append(name)
         limit, result = LARGEST[self._rules.dtype], self._fresh.new(f"{name}_clamped")
         node = helper.make_node("Clip", [name], [result], self._fresh.new(f"{result}_clip"))
-        if self._opset < 11:
-            node.attribute.extend(
-                helper.make_attribute(*limits) for limits in (("max", limit), ("min", -limit))
-            )
-        else:
-            for word, value in (("lowest", -limit), ("largest", limit)):
-                bound = self._fresh.new(f"{result}_{word}")
-                tensor = numpy_helper.from_array(np.array(value, np.float32), bound)
-                self._graph.initializer.append(tensor)
-                node.input.append(bound)
+        for word, value in (("lowest", -limit), ("largest", limit)):
+            bound = self._fresh.new(f"{result}_{word}")
+            tensor = numpy_helper.from_array(np.array(value, np.float32), bound)
+            self._graph.initializer.append(tensor)
+            node.input.append(bound)
         self._nodes.append(node)
         return result
 
@@ -350,19 +319,18 @@ def _hoist_constants(graph: GraphProto) -> None:
     for node in graph.node:
         values: Any = None
         if node.op_type == "Constant" and node.domain in ("", "ai.onnx"):
-            for attribute in node.attribute:
-                if attribute.name == "value" and attribute.t.data_type == TensorProto.FLOAT:
-                    values = numpy_helper.to_array(attribute.t)
-                elif attribute.name in ("value_float", "value_floats"):
-                    values = helper.get_attribute_value(attribute)
+            attribute = node.attribute[0]
+            if attribute.name in ("value_float", "value_floats"):
+                values = helper.get_attribute_value(attribute)
+            elif attribute.name == "value" and attribute.t.data_type == TensorProto.FLOAT:
+                values = numpy_helper.to_array(attribute.t)
         if values is None:
             nodes.append(node)
         else:
-            values = np.asarray(values, np.float32)
-            graph.initializer.append(numpy_helper.from_array(values, node.output[0]))
-    if len(nodes) < len(graph.node):
-        del graph.node[:]
-        graph.node.extend(nodes)
+            tensor = numpy_helper.from_array(np.asarray(values, np.float32), node.output[0])
+            graph.initializer.append(tensor)
+    del graph.node[:]
+    graph.node.extend(nodes)
 
 
 def _name(node: NodeProto) -> str:

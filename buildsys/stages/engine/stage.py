@@ -23,7 +23,7 @@ from buildsys.backends.interface import (
     load_backend,
 )
 from buildsys.errors import StageError, Unavailable
-from buildsys.stages.common.kept_nodes import kept_nodes
+from buildsys.stages.common.node_patterns import kept_nodes
 from buildsys.stages.common.remedies import explain_refusal
 from buildsys.stages.engine.result import BuilderCalibration
 from buildsys.stages.operators.implementation import implementation_of

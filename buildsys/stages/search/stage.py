@@ -25,14 +25,13 @@ from buildsys.onnx_graphs.inspection.graph import plain_model
 from buildsys.onnx_graphs.onnx_file import raise_opset
 from buildsys.onnx_graphs.tensor_types import DTYPES
 from buildsys.onnx_graphs.tensors import Case, load_case
-from buildsys.stages.calibrate.ranges import IntermediateTensors
 from buildsys.stages.common.equivalence import open_graph
 from buildsys.stages.common.golden_check import OutputCheck, check_outputs, judge_agreement
+from buildsys.stages.common.intermediate_tensors import IntermediateTensors, largest_losses
 from buildsys.stages.common.node_patterns import matching_pattern, named_nodes
 from buildsys.stages.convert.precision_rules import LARGEST
 from buildsys.stages.convert.quantized import (
     insert,
-    largest_losses,
     load_named_model,
     quantized_nodes,
 )
@@ -265,7 +264,7 @@ class Trials:
         except StageError:  # without the certain nodes nothing expensive is left
             return list(self.candidates)
         losses = largest_losses(self._job, self._copy(), converted, self.candidates, case)
-        return list(dict.fromkeys([*(loss.node for loss in losses), *self.candidates]))
+        return list(dict.fromkeys([*(loss.result.node for loss in losses), *self.candidates]))
 
     def passes(self, nodes: Sequence[str]) -> bool:
         """Check that the graph with ``nodes`` in fp32 is within the limits in every case."""

@@ -1,0 +1,155 @@
+"""Values of the tensors inside a graph, and the errors that a conversion adds to them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import numpy as np
+from onnx import ModelProto, NodeProto, TensorProto, ValueInfoProto, helper
+
+from buildsys.backends.onnxruntime.session import OrtGraph, session_options
+from buildsys.onnx_graphs.onnx_file import save_model
+from buildsys.onnx_graphs.tensor_types import FreshNames, element_types
+from buildsys.onnx_graphs.tensors import Array, Case, Tensor
+from buildsys.stages.common.node_patterns import TensorOrigin
+from buildsys.stages.operators.implementation import implementation_of
+from buildsys.workers.job import Job
+
+Batch = Mapping[str, Tensor]
+Values = Callable[[Batch], dict[str, Array]]
+_GROUP_BYTES = 1 << 30  # computed at a time
+
+
+class IntermediateTensors:
+    """The float32 inputs and results of a graph, in graph order."""
+
+    def __init__(self, job: Job, model: ModelProto) -> None:
+        """Take a job's graph, which may change for its custom operators."""
+        implementation = implementation_of(job)
+        implementation.apply(model)
+        self._job, self._model, self._libraries = job, model, implementation.libraries
+        self.nodes: Sequence[NodeProto] = model.graph.node
+        types = element_types(model)
+        stored = {tensor.name for tensor in model.graph.initializer}
+        self._ports, self._inner = (
+            [name for name in names if types.get(name) == TensorProto.FLOAT and name not in stored]
+            for names in (
+                [value.name for value in model.graph.input],
+                [name for node in model.graph.node for name in node.output if name],
+            )
+        )
+        self.names = [*self._ports, *self._inner]
+
+    def groups(self, batch: Batch) -> Iterator[Values]:
+        """Yield functions for groups of tensors, sized by their bytes for ``batch``."""
+        yield lambda other: {name: other[name].array for name in self._ports}
+        for group in self._grouped(batch, self._inner, _GROUP_BYTES):
+            yield self._values(group)
+
+    def compared(
+        self, other: IntermediateTensors, batch: Batch
+    ) -> Iterator[tuple[str, Array, Array]]:
+        """Yield each result that both graphs have, with the values of both.
+
+        Only a group of limited memory is computed at a time.
+        """
+        names = set(other._inner)
+        common = [name for name in self._inner if name in names]
+        for group in self._grouped(batch, common, _GROUP_BYTES // 2):
+            own, others = self._values(group)(batch), other._values(group)(batch)
+            yield from ((name, own.pop(name), others.pop(name)) for name in group)
+
+    def _grouped(self, batch: Batch, names: Sequence[str], limit: int) -> Iterator[list[str]]:
+        """Group tensors by their bytes, measured by Size nodes."""
+        fresh = FreshNames(self._model.graph)
+        probes = {name: fresh.new(f"{name}_size") for name in names}
+        nodes = [helper.make_node("Size", [name], [probe]) for name, probe in probes.items()]
+        outputs = [
+            helper.make_tensor_value_info(probe, TensorProto.INT64, []) for probe in probes.values()
+        ]
+        counts = self._open(nodes, outputs).run(batch) if probes else {}
+        group: list[str] = []
+        room = limit
+        for name, probe in probes.items():
+            size = 4 * int(counts[probe].array)
+            if group and size > room:
+                yield group
+                group, room = [], limit
+            group.append(name)
+            room -= size
+        if group:
+            yield group
+
+    def _values(self, names: Sequence[str]) -> Values:
+        outputs = [helper.make_tensor_value_info(name, TensorProto.FLOAT, None) for name in names]
+        graph = self._open([], outputs)
+        return lambda batch: {name: tensor.array for name, tensor in graph.run(batch).items()}
+
+    def _open(self, nodes: Sequence[NodeProto], outputs: Sequence[ValueInfoProto]) -> OrtGraph:
+        """Open a copy with additional nodes and other outputs."""
+        model = ModelProto()
+        model.CopyFrom(self._model)
+        model.graph.node.extend(nodes)
+        del model.graph.output[:]
+        model.graph.output.extend(outputs)
+        options = session_options(optimization="disable", intra_op_threads=self._job.threads)
+        # by path: a graph in memory is limited to 2 GiB
+        with TemporaryDirectory(dir=self._job.outputs["result"].parent) as folder:
+            path = Path(folder) / "tensors.onnx"
+            save_model(model, path)
+            return OrtGraph(path, options, libraries=self._libraries)
+
+
+@dataclass(frozen=True)
+class Loss:
+    """Error of one node's result, and of its inputs.
+
+    Errors are the norm of the difference over the norm of the float32 tensor.
+    """
+
+    result: TensorOrigin
+    error: float
+    before: float
+
+    @property
+    def added(self) -> float:
+        """The error added by this node; infinite where an overflow begins."""
+        return self.error - self.before if math.isfinite(self.before) else 0.0
+
+
+def largest_losses(
+    job: Job, exact: ModelProto, converted: ModelProto, nodes: Collection[str], case: Case
+) -> list[Loss]:
+    """Compare both graphs' tensors in one case; list the losses of ``nodes``, largest first.
+
+    Tensors without a counterpart in the other graph are left out. Both graphs may change.
+    """
+    tensors, others = (IntermediateTensors(job, model) for model in (exact, converted))
+    errors: dict[str, float] = {}
+    for name, expected, actual in tensors.compared(others, dict(case.inputs)):
+        if actual.shape == expected.shape:
+            errors[name] = _relative_error(expected, actual)
+    losses = [
+        Loss(
+            TensorOrigin(node.output[0], node.op_type, node.name),
+            errors[node.output[0]],
+            max((errors.get(name, 0.0) for name in node.input), default=0.0),
+        )
+        for node in tensors.nodes
+        if node.name in nodes and node.output[0] in errors
+    ]
+    return sorted(losses, key=lambda loss: -loss.added)
+
+
+def _relative_error(expected: Array, actual: Array) -> float:
+    if not np.isfinite(actual).all():
+        return math.inf if np.isfinite(expected).all() else 0.0
+    scale = float(np.abs(expected).max(initial=0.0))
+    if scale == 0.0:
+        return math.inf if actual.any() else 0.0
+    a, b = actual.astype(np.float64) / scale, expected.astype(np.float64) / scale
+    return float(np.linalg.norm(a - b) / np.linalg.norm(b))
