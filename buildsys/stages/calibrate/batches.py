@@ -17,7 +17,7 @@ from buildsys.models.golden_inputs import (
     require_dtype,
     values_from_callable,
 )
-from buildsys.models.images import describe_images, find_images, read_images
+from buildsys.models.images import find_images, read_images
 from buildsys.onnx_graphs.tensors import Array, Tensor, tensor_of, write_array
 
 Batch = dict[str, Tensor]
@@ -59,19 +59,6 @@ def draw_batches(plan: BatchPlan) -> Iterator[Batch]:
                     "remove such values from the calibration data",
                 )
         yield batch
-
-
-def describe_data(plan: BatchPlan, name: str) -> dict[str, Any]:
-    """Describe the source of one input's values for a result file."""
-    data, shape = plan.data[name] or {"random": "default"}, list(plan.shape(name))
-    kind = next(name for name in ("images", "npz", "python", "constant", "random") if name in data)
-    source: dict[str, Any] = {"kind": f"{kind} {data[kind]}", "shape": shape}
-    source["samples"] = plan.samples(name)
-    if "images" in data:
-        files = find_images(data, name, plan.samples(name), plan.project)
-        source["preprocessing"] = describe_images(data, plan.shape(name))
-        source["files"] = [str(file.relative_to(plan.project)) for file in files]
-    return source
 
 
 def save_batches(path: Path, batches: Iterator[Batch]) -> Iterator[Batch]:

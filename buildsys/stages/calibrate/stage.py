@@ -9,7 +9,6 @@ from buildsys.onnx_graphs.onnx_file import load_model
 from buildsys.stages.calibrate.batches import (
     Batch,
     BatchPlan,
-    describe_data,
     draw_batches,
     load_batches,
     save_batches,
@@ -51,8 +50,6 @@ def run(job: Job) -> StageResult:
         figures={
             **about,
             "batches": plan.batches,
-            "dims": dict(plan.dims),
-            "data": {name: describe_data(plan, name) for name in plan.inputs},
             "tensors": len(ranges),
             "warnings": [
                 f"the ranges come from random values of the input {name}: calibrate on real data"

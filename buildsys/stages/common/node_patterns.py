@@ -1,10 +1,9 @@
-"""Names of nodes: patterns in the manifest, lists of a search, and places in messages."""
+"""Names of nodes: patterns in the manifest, and places in messages."""
 
 from __future__ import annotations
 
-import json
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from fnmatch import fnmatchcase
 
 from onnx import ModelProto, NodeProto
@@ -12,9 +11,6 @@ from onnx import ModelProto, NodeProto
 from buildsys.errors import StageError
 from buildsys.onnx_graphs.tensor_types import FreshNames
 from buildsys.system.printable import nearest
-from buildsys.workers.job import Job
-
-REASON = "the search keeps it for the limits"
 
 
 def node_name(node: NodeProto) -> str:
@@ -66,24 +62,3 @@ def tensor_origin(tensor: str, nodes: Iterable[NodeProto]) -> TensorOrigin:
     """Find the node that computes a tensor."""
     node = next((node for node in nodes if tensor in node.output), None)
     return TensorOrigin(tensor) if node is None else TensorOrigin(tensor, node.op_type, node.name)
-
-
-@dataclass(frozen=True)
-class KeptNodes:
-    """Nodes in fp32; ``all`` if no other choice is within the limits."""
-
-    names: tuple[str, ...] = ()
-    all: bool = False
-    # with their results, and those that every conversion keeps
-    results: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
-
-
-def kept_nodes(job: Job) -> KeptNodes:
-    """Read the nodes of a job's search, none without one."""
-    if "nodes" not in job.inputs:
-        return KeptNodes()
-    content = json.loads(job.inputs["nodes"].read_text(encoding="utf-8"))
-    names = tuple(node["name"] for node in content["nodes"])
-    nodes = (*content["nodes"], *content["by_rule"])
-    results = {node["name"]: tuple(node["outputs"]) for node in nodes}
-    return KeptNodes(names, content["all"], results)

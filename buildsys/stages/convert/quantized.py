@@ -24,7 +24,7 @@ from buildsys.report.formatting import percent
 from buildsys.stages.calibrate.ranges import load_ranges
 from buildsys.stages.common.golden_check import OutputCheck
 from buildsys.stages.common.intermediate_tensors import largest_losses
-from buildsys.stages.common.node_patterns import REASON, named_nodes
+from buildsys.stages.common.node_patterns import named_nodes
 from buildsys.stages.convert.quantizers import (
     GRIDS,
     HEAVY,
@@ -35,6 +35,7 @@ from buildsys.stages.convert.quantizers import (
     select_nodes,
     set_kernel_shapes,
 )
+from buildsys.stages.search.result import REASON
 from buildsys.workers.job import Job
 
 Figures = dict[str, Any]

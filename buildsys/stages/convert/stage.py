@@ -28,9 +28,9 @@ from buildsys.onnx_graphs.tensor_types import DTYPES
 from buildsys.onnx_graphs.tensors import load_case
 from buildsys.stages.common.equivalence import open_graph
 from buildsys.stages.common.golden_check import and_more, check_outputs, summarize_checks
-from buildsys.stages.common.node_patterns import kept_nodes
 from buildsys.stages.convert.precision_rules import LARGEST
 from buildsys.stages.operators.implementation import implementation_of
+from buildsys.stages.search.result import read_kept_nodes
 from buildsys.workers.job import Job, StageResult
 
 Figures = dict[str, Any]
@@ -46,7 +46,7 @@ def run(job: Job) -> StageResult:
     Raises: StageError: nothing can be converted, or a tool fails. CheckFailed: the result is
     invalid.
     """
-    precision, in_fp32 = job.options["precision"], kept_nodes(job)
+    precision, in_fp32 = job.options["precision"], read_kept_nodes(job.inputs.get("nodes"))
     if in_fp32.all:
         # with any node in the precision the graph exceeds the limits
         method = f"all nodes stay in fp32: no choice of nodes in {precision} is within the limits"

@@ -31,7 +31,6 @@ from buildsys.onnx_graphs.tensors import Case, Tensor, tensor_of
 from buildsys.stages.common.golden_check import OutputCheck
 from buildsys.stages.common.intermediate_tensors import largest_losses
 from buildsys.stages.common.node_patterns import (
-    REASON,
     check_patterns,
     matching_pattern,
     named_nodes,
@@ -116,7 +115,10 @@ def _by_schemas(job: Job, in_fp32: Sequence[str]) -> tuple[ModelProto, Figures]:
         " types",
         "casts": conversion.casts,
         "kept_fp32": list(conversion.reasons),
-        "kept_reasons": {**conversion.reasons, **dict.fromkeys(in_fp32, REASON)},
+        "kept_reasons": {
+            **conversion.reasons,
+            **dict.fromkeys(in_fp32, "the search keeps it for the limits"),
+        },
         "warnings": warnings,
     }
 

@@ -23,10 +23,10 @@ from buildsys.backends.interface import (
     load_backend,
 )
 from buildsys.errors import StageError, Unavailable
-from buildsys.stages.common.node_patterns import kept_nodes
 from buildsys.stages.common.remedies import explain_refusal
 from buildsys.stages.engine.result import BuilderCalibration
 from buildsys.stages.operators.implementation import implementation_of
+from buildsys.stages.search.result import read_kept_nodes
 from buildsys.store.timing_caches import SharedTimingCache
 from buildsys.system.backend_registry import describe_backend
 from buildsys.system.engine_environment import MissingLibraryError, built_with
@@ -168,7 +168,7 @@ def _definition(job: Job) -> Definition | None:
 
 
 def _fp32_nodes(job: Job) -> dict[str, tuple[str, ...]]:
-    nodes = kept_nodes(job)
+    nodes = read_kept_nodes(job.inputs.get("nodes"))
     return {"*": ()} if nodes.all else dict(nodes.results)
 
 

@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
 from buildsys.onnx_graphs.result_types import ResultHeader
 from buildsys.system.typed_dict import TypedDict
 
@@ -14,6 +19,7 @@ class SearchedGraph(TypedDict, total=False):
     reason: str
 
 
+REASON = "the search keeps it for the limits"  # in lists of nodes in fp32
 # "with" is no name in Python
 _Graphs = TypedDict("_Graphs", {"without": SearchedGraph, "with": SearchedGraph}, total=False)
 
@@ -30,3 +36,24 @@ class SearchResult(_Graphs, ResultHeader, total=False):
     exclude: list[str]
     macs_low: float | None  # share of the multiply-accumulates in the precision
     limits: dict[str, float | None]
+
+
+@dataclass(frozen=True)
+class KeptNodes:
+    """Nodes in fp32; ``all`` if no other choice is within the limits."""
+
+    names: tuple[str, ...] = ()
+    all: bool = False
+    # with their results, and those that every conversion keeps
+    results: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+
+
+def read_kept_nodes(file: Path | None) -> KeptNodes:
+    """Read the list that a search wrote for later stages, empty without a search."""
+    if file is None:
+        return KeptNodes()
+    content = json.loads(file.read_text(encoding="utf-8"))
+    names = tuple(node["name"] for node in content["nodes"])
+    nodes = (*content["nodes"], *content["by_rule"])
+    results = {node["name"]: tuple(node["outputs"]) for node in nodes}
+    return KeptNodes(names, content["all"], results)

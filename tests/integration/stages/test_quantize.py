@@ -98,7 +98,6 @@ def test_batches_and_ranges_match_the_data(tmp_path: Path) -> None:
         assert (ranges[name].low, ranges[name].high) == (float(array.min()), float(array.max()))
         assert ranges[name].limit == float(np.abs(array).max())
     assert ranges["r1"].low == 0.0
-    assert figures["data"] == {"x": {"kind": "npz calib.npz", "shape": [4, 3, 8, 8], "samples": 8}}
     assert figures["warnings"] == []
 
 
@@ -107,12 +106,7 @@ def test_images_are_read_in_the_order_of_their_names(tmp_path: Path) -> None:
     (tmp_path / "images/notes.txt").write_text("no image")
     data = {"images": "images", "resize": 9, "mean": (0.5, 0.4, 0.3), "std": (0.2,), "color": "bgr"}
     chain = Chain(tmp_path, calibration={"data": {"x": data}, "batches": 2, "batch_size": 2})
-    figures = chain.run("calibrate:m").figures["data"]["x"]
-    assert figures["files"] == [f"images/cats/{number:03}.png" for number in range(4)]
-    assert figures["preprocessing"] == (
-        "shorter side resized to 9, centre 8 x 8 cut out (bilinear), bgr, / 255,"
-        " - (0.5 0.4 0.3), / (0.2)"
-    )
+    chain.run("calibrate:m")
     with np.load(chain.build / "m/calibrate/batches.npz") as archive:
         found = archive["1/x"][0]
     # 10.8 pixels wide, cut off as by torchvision
