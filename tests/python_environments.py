@@ -71,6 +71,6 @@ def old_python(file: Path, version: str = "3.9.18") -> Path:
     """Write a program with the probe result of an old Python."""
     answer = (
         f'{{"implementation": "CPython", "version": "{version}", "full_version": "{version}",'
-        ' "prefix": "/usr", "standard": "/usr/lib/python3", "path": ["/usr/lib/python3"]}'
+        ' "standard": "/usr/lib/python3", "path": ["/usr/lib/python3"]}'
     )
-    return program(file, f"printf '%s' '{answer}' > $3")
+    return program(file, f"echo '{answer}'")

@@ -18,11 +18,11 @@ from buildsys.report.formatting import plural, size
 from buildsys.store.signatures import SigningKey
 from buildsys.system.backend_registry import Ability, Gpus, backend_names, describe_backend
 from buildsys.system.devices import device_facts
-from buildsys.system.interpreter_probe import LIMIT_VARIABLE, Library, check_libraries
+from buildsys.system.interpreter_probe import Library, check_libraries
 from buildsys.system.nvml import GpuError, read_details
 from buildsys.system.printable import mask_secrets
 from buildsys.system.signatures import key_name
-from buildsys.system.toolchains import Toolchain, check_interpreter
+from buildsys.system.toolchains import LIMIT_VARIABLE, Toolchain, check_interpreter
 from buildsys.system.versions import ENVIRONMENT, environment_facts, installed_versions, module_path
 
 OK, MISSING, BROKEN = "ok", "missing", "broken"  # broken: something that the project needs
@@ -145,8 +145,8 @@ class Environment:
 def check_environment(toolchain: Toolchain, limit_s: float) -> Environment:
     """Probe the interpreter of a toolchain and its libraries."""
     probed, obstacle = check_interpreter(toolchain), _ABLE
-    if probed.interpreter is None or probed.problem:
-        obstacle = Ability("", probed.problem, probed.hint, unknown=probed.timed_out)
+    if probed.interpreter is None:
+        obstacle = Ability("", probed.problem, probed.hint, unknown=not probed.permanent)
         return Environment(toolchain, obstacle)
     names = ("numpy", *(describe_backend(name).module for name in backend_names()))
     variables = toolchain.environment(os.environ)

@@ -139,11 +139,11 @@ class ChildResult:
         return lines[-1].strip() if lines else describe_exit(self.code)
 
     def json(self) -> Any:
-        """Parse the JSON document on stdout.
+        """Parse the JSON document on the last line of stdout.
 
-        Raises: ValueError: stdout is not JSON.
+        Raises: ValueError: it is not JSON.
         """
-        return json.loads(self.stdout)
+        return json.loads(self.stdout.strip().rpartition("\n")[2])
 
 
 def run_python(
@@ -154,23 +154,49 @@ def run_python(
     environment: Mapping[str, str] | None = None,
     limit_s: float | None = None,
 ) -> ChildResult:
-    """Run a one-shot Python process with ``request`` as JSON on its stdin.
+    """Run a one-shot Python process that finds this package.
 
-    Heavy or crash-prone libraries are loaded there, never in the orchestrator. The process finds
-    this package and starts in the temporary folder, as a project may contain its own ``onnx.py``.
+    ``request`` is on its stdin as JSON. Heavy or crash-prone libraries are loaded there, never in
+    the orchestrator.
 
     Raises: OSError: ``python`` cannot be started.
     """
     command = [python, *arguments]
-    try:
-        done = subprocess.run(
-            command, input="" if request is None else json.dumps(request), capture_output=True,
-            text=True, errors="replace", check=False, timeout=limit_s,
-            env=package_environment(environment), cwd=tempfile.gettempdir(),
+    return run_program(command, package_environment(environment), request, limit_s)
+
+
+def run_program(
+    command: Sequence[str],
+    environment: Mapping[str, str],
+    request: object = None,
+    limit_s: float | None = None,
+) -> ChildResult:
+    """Run a program, and kill everything that it started.
+
+    Raises: OSError: it cannot be started.
+    """
+    with contextlib.ExitStack() as stack:
+        # files, as a process that it leaves behind could hold pipes open
+        stdin, *outputs = (stack.enter_context(tempfile.TemporaryFile()) for _ in range(3))
+        stdin.write(b"" if request is None else json.dumps(request).encode())
+        stdin.seek(0)
+        process = subprocess.Popen(
+            command, stdin=stdin, stdout=outputs[0], stderr=outputs[1], env=dict(environment),
+            cwd="/", start_new_session=True,  # a project may contain its own onnx.py
         )  # fmt: skip
-    except subprocess.TimeoutExpired:
-        return ChildResult(None, "", "")
-    return ChildResult(done.returncode, done.stdout, done.stderr)
+        code: int | None = None
+        try:
+            code = process.wait(limit_s)
+        except subprocess.TimeoutExpired:
+            pass
+        finally:
+            kill_group(process.pid)
+            process.wait()
+        texts = []
+        for file in outputs:
+            file.seek(0)
+            texts.append(file.read().decode(errors="replace"))
+    return ChildResult(code, *texts)
 
 
 def package_environment(environment: Mapping[str, str] | None = None) -> dict[str, str]:

@@ -11,10 +11,11 @@ from dataclasses import dataclass, replace
 from importlib.machinery import PathFinder
 from pathlib import Path
 
-from buildsys.errors import StageError, Unavailable
+from buildsys.errors import StageError, Unavailable, UsageError
 
 OVERRIDE_PREFIX = "BUILDSYS_TOOLCHAIN_"
 OLDEST = (3, 10)
+_KEPT_OUTPUT, _LONGEST_LINE = 4000, 160  # characters
 # variables of our interpreter that would change the modules another one finds
 _INTERPRETER_VARIABLES = (
     "PYTHONEXECUTABLE", "PYTHONHOME", "PYTHONPATH", "PYTHONPLATLIBDIR", "PYTHONSTARTUP",
@@ -81,7 +82,6 @@ class Interpreter:
     implementation: str  # "CPython"
     version: str  # "3.10.13"
     full_version: str
-    prefix: str
     standard: str  # the folder of its standard library
     path: tuple[str, ...]  # sys.path
 
@@ -104,18 +104,31 @@ class InterpreterCheck:
     hint: str = ""
     permanent: bool = True  # until a file changes; otherwise the next attempt may succeed
     output: str = ""  # printed instead of a result
-    timed_out: bool = False
 
     def require(self) -> Interpreter:
         """Return a usable interpreter.
 
         Raises: Unavailable: it cannot run stages. StageError: it failed this time.
         """
-        if self.interpreter is not None and not self.problem:
+        if self.interpreter is not None:
             return self.interpreter
         raise (Unavailable if self.permanent else StageError)(self.problem, self.hint)
 
 
+LIMIT_VARIABLE = "BUILDSYS_INTERPRETER_LIMIT"
+_DEFAULT_LIMIT_S = 30.0
+_SCRIPT = """
+import json, os, platform, sys
+print("\\n" + json.dumps({
+    "implementation": platform.python_implementation(),
+    "version": platform.python_version(),
+    "full_version": sys.version,
+    "standard": os.path.dirname(os.__file__),
+    "path": [entry for entry in sys.path if entry],
+}))
+sys.stdout.flush()
+os._exit(0)
+"""
 _checks: dict[tuple[Path, str], InterpreterCheck] = {}  # of this process
 _probing = threading.Lock()
 
@@ -130,8 +143,6 @@ def check_interpreter(toolchain: Toolchain) -> InterpreterCheck:
         return _unusable(toolchain, f"there is no program {python} on PATH")
     if not python.is_file():
         return _unusable(toolchain, f"there is no {python}")
-    if not os.access(python, os.X_OK):
-        return _unusable(toolchain, f"{python} is not executable", f"chmod +x {python}")
     environment = toolchain.environment(os.environ)
     name = python, json.dumps([toolchain.name, environment], sort_keys=True)
     with _probing:  # threads that need the same interpreter wait for one probe
@@ -140,38 +151,56 @@ def check_interpreter(toolchain: Toolchain) -> InterpreterCheck:
     return _checks[name]
 
 
+def probe_limit_s(environment: Mapping[str, str]) -> float:
+    """Parse the time limit for starting an interpreter.
+
+    Raises: UsageError: BUILDSYS_INTERPRETER_LIMIT is not a duration.
+    """
+    from buildsys.system.processes import time_limit_s  # slow to import
+
+    hint = "write 30, 30s or 2min"
+    limit_s = time_limit_s(environment, LIMIT_VARIABLE, _DEFAULT_LIMIT_S, hint)
+    if not limit_s:
+        raise UsageError(f"{LIMIT_VARIABLE}={environment[LIMIT_VARIABLE]} is not a duration", hint)
+    return limit_s
+
+
+def describe_ending(code: int | None, limit_s: float) -> str:
+    """Write the predicate for an interpreter without a result; None: it hung."""
+    from buildsys.system.processes import describe_exit
+
+    within = f"did not respond within {limit_s:g} s ({LIMIT_VARIABLE} allows more)"
+    return within if code is None else describe_exit(code)
+
+
 def _probe(toolchain: Toolchain, environment: Mapping[str, str]) -> InterpreterCheck:
-    # slow to import
-    from buildsys.system.interpreter_probe import INTERPRETER_SCRIPT, probe_limit_s, run_probe
+    from buildsys.system.processes import run_program
 
     python, limit_s = toolchain.python, probe_limit_s(os.environ)
     try:
-        result = run_probe(python, INTERPRETER_SCRIPT, (), environment, limit_s)
+        done = run_program([str(python), "-c", _SCRIPT], environment, limit_s=limit_s)
     except OSError as error:
         reason = (error.strerror or str(error)).lower()
         return _unusable(toolchain, f"{python} cannot be started: {reason}")
-    if result.fields is None:
-        is_passing = result.timed_out or result.crashed
-        printed = f" and printed {result.last_line!r}" if result.last_line else ""
-        problem = f"{python} is not a working Python: it {result.ending}{printed}"
+    try:
+        fields = done.json()
+        interpreter = Interpreter(**{**fields, "path": tuple(fields["path"])})
+    except (ValueError, TypeError, LookupError):
+        is_passing = done.code is None or done.code < 0
+        output = done.stdout + done.stderr
+        last_line = output.strip().rpartition("\n")[2][:_LONGEST_LINE]
+        printed = f" and printed {last_line!r}" if last_line else ""
+        ending = describe_ending(done.code, limit_s)
+        problem = f"{python} is not a working Python: it {ending}{printed}"
         hint = f"try `{python} -c 'import sys'`" if is_passing else ""
-        return replace(
-            _unusable(toolchain, problem, hint),
-            permanent=not is_passing,
-            output=result.output,
-            timed_out=result.timed_out,
-        )
-    fields = dict(result.fields)
-    if fields.pop("pid", result.pid) != result.pid:
-        # exit code, signals and descriptors would be those of a shell
-        hint = f'write `exec` before the interpreter in {python}: exec …/python "$@"'
-        return _unusable(toolchain, f"{python} starts Python as a second process", hint)
-    interpreter = Interpreter(**{**fields, "path": tuple(fields["path"])})
+        check = _unusable(toolchain, problem, hint)
+        return replace(check, permanent=not is_passing, output=output[-_KEPT_OUTPUT:])
     if tuple(map(int, interpreter.version.split(".")[:2])) >= OLDEST:
         return InterpreterCheck(interpreter)
     needed = ".".join(map(str, OLDEST))
-    problem = f"{python} is Python {interpreter.version}, but {needed} or newer is needed"
-    return replace(_unusable(toolchain, problem), interpreter=interpreter)
+    return _unusable(
+        toolchain, f"{python} is Python {interpreter.version}, but {needed} or newer is needed"
+    )
 
 
 def _unusable(toolchain: Toolchain, problem: str, hint: str = "") -> InterpreterCheck:

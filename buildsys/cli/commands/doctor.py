@@ -40,9 +40,9 @@ from buildsys.project.load import Project, empty_project, load_project
 from buildsys.project.plan import model_of
 from buildsys.report.formatting import plural
 from buildsys.system.backend_registry import backend_names, describe_backend
-from buildsys.system.interpreter_probe import check_libraries, probe_limit_s
+from buildsys.system.interpreter_probe import check_libraries
 from buildsys.system.processes import package_environment
-from buildsys.system.toolchains import locate_toolchain
+from buildsys.system.toolchains import locate_toolchain, probe_limit_s
 
 SCHEMA = "buildsys/doctor/1"
 _SOMETHING_BROKEN = 1
