@@ -1,6 +1,6 @@
 """The GPUs of this machine, the ones CUDA shows, and their clocks and power under load.
 
-nvidia-ml-py takes 60 ms to import, so it is imported only where a driver is installed.
+NVML is called through ctypes: the standard library is enough to check an engine's GPU.
 
 Source: NVML API reference, "System Queries", "Device Queries", "Multi Instance GPU Management".
 """
@@ -13,13 +13,15 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from importlib import import_module
 from statistics import median
 from typing import Any
 
 from buildsys.errors import BuildsysError
 
 _LIBRARY = "libnvidia-ml.so.1"
+_BUFFER_BYTES = 96  # NVML's *_BUFFER_SIZE constants are at most this
+_SM_CLOCK, _MEMORY_CLOCK = 1, 2  # nvmlClockType_t
+_TEMPERATURE_OF_GPU = 0  # nvmlTemperatureSensors_t
 
 
 class GpuError(BuildsysError):
@@ -39,32 +41,61 @@ class GpuDetails:
     mig: str  # "on", "off", or "" if the GPU does not support MIG
 
 
-@contextmanager
-def nvml_session(*, fallback: bool = False) -> Iterator[Any]:
-    """Initialize NVML and yield the module ``pynvml``.
+class Nvml:
+    """Queries of the NVIDIA driver. Every one raises GpuError if it is refused."""
 
-    ``fallback`` accepts an interpreter without nvidia-ml-py; the few functions of
-    ``nvml_fallback`` must then do.
-    Raises: GpuError: the driver is missing or an NVML call fails.
-    """
-    try:
-        ctypes.CDLL(_LIBRARY)
-    except OSError as error:
-        raise GpuError(f"{_LIBRARY}: {error}") from error
-    try:
-        nvml: Any = import_module("pynvml")
-    except ModuleNotFoundError as error:
-        if not fallback:
-            raise GpuError("nvidia-ml-py is missing: pip install 'buildsys[gpu]'") from error
-        nvml = import_module("buildsys.system.nvml_fallback")
-    try:
-        nvml.nvmlInit()
+    def __init__(self) -> None:
         try:
-            yield nvml
-        finally:
-            nvml.nvmlShutdown()
-    except nvml.NVMLError as error:
-        raise GpuError(f"the NVIDIA driver does not answer: {error}") from error
+            self._library = ctypes.CDLL(_LIBRARY)
+        except OSError as error:
+            raise GpuError(f"{_LIBRARY}: {error}") from error
+
+    def call(self, function: str, *arguments: Any) -> None:
+        """Call a function of NVML."""
+        status = getattr(self._library, function)(*arguments)
+        if status:
+            raise GpuError(
+                f"the NVIDIA driver does not answer: {function} failed with error {status}"
+            )
+
+    def text(self, function: str, *arguments: Any) -> str:
+        """Query a text."""
+        buffer = ctypes.create_string_buffer(_BUFFER_BYTES)
+        self.call(function, *arguments, buffer, len(buffer))
+        return buffer.value.decode(errors="replace")
+
+    def numbers(self, function: str, *arguments: Any, count: int = 1) -> list[int]:
+        """Query ``count`` unsigned integers."""
+        values = [ctypes.c_uint() for _ in range(count)]
+        self.call(function, *arguments, *map(ctypes.byref, values))
+        return [value.value for value in values]
+
+    def long_numbers(self, function: str, *arguments: Any, count: int = 1) -> list[int]:
+        """Query ``count`` unsigned integers of 64 bits in one structure."""
+        values = (ctypes.c_ulonglong * count)()
+        self.call(function, *arguments, ctypes.byref(values))
+        return list(values)
+
+    def device(self, function: str, identifier: int | str) -> ctypes.c_void_p:
+        """Query a device by its index, UUID or PCI bus id."""
+        device = ctypes.c_void_p()
+        name = identifier.encode() if isinstance(identifier, str) else identifier
+        self.call(function, name, ctypes.byref(device))
+        return device
+
+
+@contextmanager
+def nvml_session() -> Iterator[Nvml]:
+    """Initialize NVML and yield its queries.
+
+    Raises: GpuError: the driver is missing or refuses a query.
+    """
+    nvml = Nvml()
+    nvml.call("nvmlInit_v2")
+    try:
+        yield nvml
+    finally:
+        nvml.call("nvmlShutdown")
 
 
 def read_gpus(visible: str | None) -> list[dict[str, str]]:
@@ -75,9 +106,9 @@ def read_gpus(visible: str | None) -> list[dict[str, str]]:
 
     Raises: GpuError: the driver is missing or does not answer.
     """
-    with nvml_session(fallback=True) as nvml:
+    with nvml_session() as nvml:
         return [
-            {"uuid": nvml.nvmlDeviceGetUUID(device), **_describe(nvml, device)}
+            {"uuid": nvml.text("nvmlDeviceGetUUID", device), **_describe(nvml, device)}
             for device in _visible_devices(nvml, visible)
         ]
 
@@ -91,40 +122,38 @@ def read_details(visible: str | None) -> list[GpuDetails]:
     with nvml_session() as nvml:
         for device in _visible_devices(nvml, visible):
             # not by every MIG instance
-            memory = reported(nvml, nvml.nvmlDeviceGetMemoryInfo, device)
-            mig = reported(nvml, nvml.nvmlDeviceGetMigMode, device)
+            memory = reported(nvml.long_numbers, "nvmlDeviceGetMemoryInfo", device, count=3)
+            total, free, _ = memory or (None, None, None)
+            mig = reported(nvml.numbers, "nvmlDeviceGetMigMode", device, count=2)
+            mode = "" if mig is None else "on" if mig[0] else "off"
             details.append(
-                GpuDetails(
-                    **_describe(nvml, device),
-                    memory_bytes=memory and memory.total,
-                    free_bytes=memory and memory.free,
-                    mig="" if mig is None else "on" if mig[0] else "off",
-                )
+                GpuDetails(**_describe(nvml, device), memory_bytes=total, free_bytes=free, mig=mode)
             )
     return details
 
 
-def reported(nvml: Any, query: Callable[..., Any], *arguments: Any) -> Any:
+def reported(query: Callable[..., Any], *arguments: Any, **options: Any) -> Any:
     """Return the result of an NVML query, None if unsupported."""
     try:
-        return query(*arguments)
-    except nvml.NVMLError:
+        return query(*arguments, **options)
+    except GpuError:
         return None
 
 
-def _describe(nvml: Any, device: Any) -> dict[str, str]:
-    major, minor = nvml.nvmlDeviceGetCudaComputeCapability(device)
-    cuda = nvml.nvmlSystemGetCudaDriverVersion_v2()
+def _describe(nvml: Nvml, device: Any) -> dict[str, str]:
+    major, minor = nvml.numbers("nvmlDeviceGetCudaComputeCapability", device, count=2)
+    (cuda,) = nvml.numbers("nvmlSystemGetCudaDriverVersion_v2")
     return {
-        "name": nvml.nvmlDeviceGetName(device),
+        "name": nvml.text("nvmlDeviceGetName", device),
         "compute_capability": f"{major}.{minor}",
-        "driver": nvml.nvmlSystemGetDriverVersion(),
+        "driver": nvml.text("nvmlSystemGetDriverVersion"),
         "cuda_driver": f"{cuda // 1000}.{cuda % 1000 // 10}",
     }
 
 
-def _visible_devices(nvml: Any, visible: str | None) -> list[Any]:
-    devices = [nvml.nvmlDeviceGetHandleByIndex(index) for index in range(nvml.nvmlDeviceGetCount())]
+def _visible_devices(nvml: Nvml, visible: str | None) -> list[Any]:
+    (count,) = nvml.numbers("nvmlDeviceGetCount_v2")
+    devices = [nvml.device("nvmlDeviceGetHandleByIndex_v2", index) for index in range(count)]
     if visible is None:
         return devices
     chosen = []
@@ -133,11 +162,12 @@ def _visible_devices(nvml: Any, visible: str | None) -> list[Any]:
         if name.isdigit():
             device = devices[int(name)] if int(name) < len(devices) else None
         elif name.startswith("MIG-"):
-            device = reported(nvml, nvml.nvmlDeviceGetHandleByUUID, name)
+            device = reported(nvml.device, "nvmlDeviceGetHandleByUUID", name)
         elif name.startswith("GPU-"):
-            device = next((d for d in devices if nvml.nvmlDeviceGetUUID(d).startswith(name)), None)
+            uuids = {nvml.text("nvmlDeviceGetUUID", device): device for device in devices}
+            device = next((d for uuid, d in uuids.items() if uuid.startswith(name)), None)
         if device is None:
-            break  # CUDA ignores everything after an unknown name as well
+            break  # CUDA ignores everything after an unknown name, too
         chosen.append(device)
     return chosen
 
@@ -238,19 +268,24 @@ def sampled(pci_bus_id: str, every_s: float = 0.2) -> Iterator[Readings]:
 def _sample(pci_bus_id: str, every_s: float, readings: Readings, stop: threading.Event) -> None:
     try:
         with nvml_session() as nvml:
-            device = nvml.nvmlDeviceGetHandleByPciBusId(pci_bus_id)
-            clock, temperature = nvml.nvmlDeviceGetClockInfo, nvml.nvmlDeviceGetTemperature
-            throttle = nvml.nvmlDeviceGetCurrentClocksThrottleReasons
+            device = nvml.device("nvmlDeviceGetHandleByPciBusId_v2", pci_bus_id)
+
+            def read(function: str, *arguments: int) -> int | None:
+                values = reported(nvml.numbers, function, device, *arguments)
+                return values and values[0]  # type: ignore[no-any-return]
+
             is_last = False
             while not is_last:
                 is_last = stop.wait(every_s)
-                power_mw = reported(nvml, nvml.nvmlDeviceGetPowerUsage, device)
+                power_mw = read("nvmlDeviceGetPowerUsage")
+                throttle = "nvmlDeviceGetCurrentClocksThrottleReasons"
+                bits = reported(nvml.long_numbers, throttle, device)
                 reading = Reading(
-                    sm_clock_mhz=reported(nvml, clock, device, nvml.NVML_CLOCK_SM),
-                    memory_clock_mhz=reported(nvml, clock, device, nvml.NVML_CLOCK_MEM),
+                    sm_clock_mhz=read("nvmlDeviceGetClockInfo", _SM_CLOCK),
+                    memory_clock_mhz=read("nvmlDeviceGetClockInfo", _MEMORY_CLOCK),
                     power_w=None if power_mw is None else power_mw / 1000,
-                    temperature_c=reported(nvml, temperature, device, nvml.NVML_TEMPERATURE_GPU),
-                    throttle_bits=reported(nvml, throttle, device),
+                    temperature_c=read("nvmlDeviceGetTemperature", _TEMPERATURE_OF_GPU),
+                    throttle_bits=bits and bits[0],
                 )
                 readings.taken.append(reading)
     except GpuError as error:
