@@ -14,7 +14,6 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext, suppress
 from dataclasses import dataclass, replace
 from functools import cache, partial
-from importlib.util import find_spec
 from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -32,7 +31,7 @@ from buildsys.store.object_store import Store
 from buildsys.store.publish import make_folders
 from buildsys.system.backend_registry import describe_backend
 from buildsys.system.devices import NONE, VISIBLE_DEVICES, equal_gpus, gpu_facts, gpu_uuids
-from buildsys.system.toolchains import Toolchain, check_interpreter, locate_toolchain
+from buildsys.system.toolchains import Toolchain, locate_toolchain
 from buildsys.system.versions import ABSENT, tool_versions
 from buildsys.workers.job import Job
 
@@ -83,7 +82,7 @@ class LocalRuns:
         """
         outputs = {role: tree / ref.path for role, ref in action.outputs.items()}
         make_folders(path.parent for path in (log, *outputs.values()))
-        devices = not needs_no_device(action, key, self.folders.project)
+        devices = not _needs_no_device(action, key)
         holding = hold_devices(self.locks, action, action.target, on_wait, needed=devices)
         with holding as held, self.slots, ExitStack() as stack:
             records = self.ledger.records(action.target) if refits else ()
@@ -275,29 +274,11 @@ def expected_obstacle(action: Action, project: Path) -> str:
     )
 
 
-def needs_no_device(action: Action, key: ActionKey, project: Path) -> bool:
-    """Check that a stage ends as unavailable before it uses a device.
-
-    There is no engine to run, or no module of the library that builds it. Other facts, such as the
-    GPU's, are not enough: if they are wrong, a stage without a lock disturbs another benchmark.
-    """
-    if lacking(action.needs):
-        return True
+def _needs_no_device(action: Action, key: ActionKey) -> bool:
+    """Check that a stage ends as unavailable before it uses a device."""
     engine = action.inputs.get("engine")
-    if engine is not None:
-        return key.files[f"input:{engine.path}"] is None
-    if action.stage != ENGINE or not (backend := action.options["engine"].get("backend")):
-        return False
-    if not _missing_library(backend, action.toolchain, project, has_gpu=False):
-        return False
-    description = describe_backend(backend)
-    package = description.module.partition(".")[0]
-    if description.problem:
-        return True
-    if action.toolchain is None:
-        return find_spec(package) is None
-    interpreter = check_interpreter(locate_toolchain(*action.toolchain, project, os.environ))
-    return interpreter.interpreter is None or not interpreter.interpreter.finds(package)
+    no_engine = engine is not None and key.files[f"input:{engine.path}"] is None
+    return no_engine or bool(lacking(action.needs))
 
 
 def _located(toolchain: ToolchainRef | None, project: Path) -> Toolchain | None:

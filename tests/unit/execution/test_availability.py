@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -10,8 +9,7 @@ from typing import Any
 import pytest
 
 from buildsys.execution import local_runs
-from buildsys.execution.action_key import ActionKey
-from buildsys.execution.local_runs import expected_obstacle, needs_no_device
+from buildsys.execution.local_runs import expected_obstacle
 from buildsys.plan.action import Action, FileRef, ToolchainRef
 from buildsys.system.devices import GPU_FACTS, NONE
 
@@ -113,27 +111,3 @@ def test_a_missing_provider_of_onnxruntime_names_its_package(machine: Machine) -
     assert obstacle(engine) == ""
     machine(NO_GPU, "1.31", "onnxruntime-qnn")
     assert obstacle(engine) == "onnxruntime-qnn is not installed; pip install onnxruntime-qnn"
-
-
-def test_an_engine_needs_no_gpu_only_if_its_library_cannot_be_found(
-    machine: Machine, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    def is_sure(python: str = "", backend: str = "tensorrt", stage: str = "engine") -> bool:
-        action = action_of({"backend": backend}, stage, python)
-        key = ActionKey(action.target, dict, {}, ())
-        return needs_no_device(action, key, tmp_path)
-
-    machine(H100, "absent")
-    assert is_sure()
-    assert not is_sure(stage="reference")
-    assert not is_sure(backend="onnxruntime")  # importable, whatever the metadata says
-    assert is_sure(str(tmp_path / "nowhere/python"))
-    assert is_sure(sys.executable)  # a toolchain without the library
-    assert not is_sure(sys.executable, backend="onnxruntime")
-    package = tmp_path / "tensorrt"
-    package.mkdir()
-    (package / "__init__.py").touch()
-    monkeypatch.syspath_prepend(tmp_path)  # unpacked, without a distribution
-    assert not is_sure()
-    machine(H100, "10.0")
-    assert not is_sure()
