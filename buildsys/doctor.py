@@ -11,7 +11,7 @@ from argparse import ArgumentParser
 
 from buildsys.deploy.can_run import can_run
 from buildsys.errors import EngineError
-from buildsys.system.printable import printable, use_plain_symbols
+from buildsys.system.printable import printable, tolerate_other_encodings
 
 _USAGE = 3
 
@@ -34,7 +34,7 @@ def main(arguments: list[str]) -> int:
         sys.stderr.write(printable(f"{error}\n"))
         return _USAGE
     text = json.dumps(result.as_json(), indent=2) if options.json else str(result)
-    use_plain_symbols(sys.stdout)
+    tolerate_other_encodings(sys.stdout)
     sys.stdout.write(printable(f"{text}\n"))
     return 0 if result else 1
 

@@ -14,7 +14,7 @@ from buildsys.cli.command import BROKEN_PIPE, INTERRUPTED, drop_unwritten, unkno
 from buildsys.cli.commands import COMMANDS, SECTIONS
 from buildsys.cli.project_root import enter_project
 from buildsys.errors import BuildsysError, UsageError
-from buildsys.system.printable import nearest, printable, use_plain_symbols
+from buildsys.system.printable import nearest, printable, tolerate_other_encodings
 
 PROGRAM = "buildsys"
 
@@ -61,7 +61,7 @@ def main() -> None:
 
 def run(words: Sequence[str]) -> int:
     """Run a command and return its exit code; an expected failure is one line."""
-    use_plain_symbols(sys.stdout, sys.stderr)
+    tolerate_other_encodings(sys.stdout, sys.stderr)
     try:
         code = _dispatch(words)
         sys.stdout.flush()  # a closed pipe is met here, not when Python exits

@@ -25,8 +25,7 @@ from buildsys.store.signatures import NO_POLICY, RestoredSigners, TrustPolicy
 from buildsys.store.state_db import StateDb
 
 FRESH, STALE, MAY_RERUN = "fresh", "stale", "may rerun"
-_RECENT_RUNS = 20  # considered for the usual time and the last reasons
-_TYPICAL_RUNS = 5
+_RECENT_RUNS = 20  # considered for the time of a run and the last reasons
 _RESULTS = (ledger.PASSED, ledger.UNAVAILABLE, ledger.NOISY)
 _SUCCEEDED = (ledger.PASSED, ledger.UNAVAILABLE, ledger.RESTORED, ledger.ACCEPTED)
 
@@ -50,7 +49,7 @@ class Freshness:
     unreadable: str = ""  # error for a file that cannot be read
     untrusted: bool = False  # restored from a shared cache without a trusted signature
     last: HistoryEntry | None = None
-    expected_s: float | None = None  # usual time of a run
+    expected_s: float | None = None  # time of the last run with a result
     restorable: bool = False  # the store has the outputs of this key
 
     @cached_property
@@ -312,13 +311,6 @@ def is_strict() -> bool:
 def _from_history(
     target: str, runs: list[HistoryEntry], key: ActionKey | None = None, **more: Any
 ) -> Freshness:
-    """Begin with the usual time and the last run.
-
-    A target that cannot run here ends at once, so its runs count only if the latest was one.
-    """
-    whole = [run for run in runs if run.status in _RESULTS]
-    cannot_run = bool(whole) and whole[0].status == ledger.UNAVAILABLE
-    typical = [run for run in whole if (run.status == ledger.UNAVAILABLE) == cannot_run]
-    seconds = sorted([run.seconds for run in typical[:_TYPICAL_RUNS]])
-    median = seconds[len(seconds) // 2] if seconds else None
-    return Freshness(target, key=key, last=next(iter(runs), None), expected_s=median, **more)
+    """Begin with the last run and the time of the last one with a result."""
+    seconds = next((run.seconds for run in runs if run.status in _RESULTS), None)
+    return Freshness(target, key=key, last=next(iter(runs), None), expected_s=seconds, **more)

@@ -254,24 +254,10 @@ def expected_obstacle(action: Action, project: Path) -> str:
     if missing := _missing_library(backend, action.toolchain, project, has_gpu=has_gpu):
         return missing
     description = describe_backend(backend)
-    for names, remedy in description.one_of(engine):
-        located = _located(action.toolchain, project)
-        if all(version == ABSENT for version in tool_versions(names, located).values()):
-            where = f" in the toolchain {located.name}" if located else ""
-            return f"{' or '.join(names)} is not installed{where}; {remedy}"
     is_build = action.stage == ENGINE
     if not description.runs_on_gpu(engine) or (is_build and description.builds_without_gpu):
         return ""
-    if not has_gpu:
-        return "there is no NVIDIA GPU here; run it on a machine with one"
-    here, built_for = gpu["gpu.compute_capability"], engine.get("compute_capabilities", ())
-    if not built_for or here in built_for or "current" in built_for or " + " in here:
-        return ""
-    supported = ", ".join(built_for)
-    return (
-        f"it is built for GPUs of compute capability {supported}, and the {gpu['gpu.name']} here"
-        f" has {here}; use backend: tensorrt for this GPU"
-    )
+    return "" if has_gpu else "there is no NVIDIA GPU here; run it on a machine with one"
 
 
 def _needs_no_device(action: Action, key: ActionKey) -> bool:

@@ -196,13 +196,6 @@ class BackendDescription:
         """Return further distributions that decide what an engine computes."""
         return tuple(self.libraries.values())[1:]
 
-    def one_of(
-        self,
-        options: Mapping[str, Any],  # noqa: ARG002
-    ) -> tuple[tuple[tuple[str, ...], str], ...]:
-        """Return distributions of which one must be installed, each with the command."""
-        return ()
-
     def build_tools(self, options: Mapping[str, Any]) -> tuple[str, ...]:  # noqa: ARG002
         """Return further distributions used by a build."""
         return ()

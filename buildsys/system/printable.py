@@ -7,7 +7,6 @@ through ``printable``.
 
 from __future__ import annotations
 
-import codecs
 import re
 from collections.abc import Iterable
 from typing import TextIO
@@ -18,13 +17,6 @@ _UNSAFE = re.compile(
     "[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200b\u200e\u200f\u2028-\u202e\u2060-\u206f"
     "\ud800-\udfff\ufeff\ufff9-\ufffb\ufffe\uffff\U000e0000-\U000e007f]"
 )
-
-_PLAIN_SYMBOLS = "buildsys.plain_symbols"  # name of an error handler
-_SUBSTITUTES = {
-    "→": "->", "⇢": "->", "…": "...", "≤": "<=", "≥": ">=", "✓": "ok", "✗": "failed", "·": "|",
-    "\N{EM DASH}": "-", "\N{EN DASH}": "-", "\N{MULTIPLICATION SIGN}": "x",
-    "\N{PLUS-MINUS SIGN}": "+-", "\N{MICRO SIGN}": "u",
-}  # fmt: skip
 
 _SHORTEST_PART = 3  # shorter parts suggest too many names
 _MASK = "***"
@@ -40,22 +32,11 @@ _OPTION = re.compile(
 )
 
 
-def _substitute(error: UnicodeError) -> tuple[str, int]:
-    """Replace characters that an encoding lacks."""
-    if not isinstance(error, UnicodeEncodeError):
-        raise error
-    missing = error.object[error.start : error.end]
-    return "".join(_SUBSTITUTES.get(char, "?") for char in missing), error.end
-
-
-codecs.register_error(_PLAIN_SYMBOLS, _substitute)
-
-
-def use_plain_symbols(*streams: TextIO) -> None:
-    """Let streams in ASCII or Latin-1 print ``->`` for an arrow, where they would fail."""
+def tolerate_other_encodings(*streams: TextIO) -> None:
+    """Let streams in ASCII or Latin-1 print a question mark where they would fail."""
     for stream in streams:
         if hasattr(stream, "reconfigure"):
-            stream.reconfigure(errors=_PLAIN_SYMBOLS)
+            stream.reconfigure(errors="replace")
 
 
 def printable(text: str) -> str:

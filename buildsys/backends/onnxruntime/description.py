@@ -54,14 +54,6 @@ class _OnnxRuntime(BackendDescription):
         ]
         return tuple(dict.fromkeys(filter(None, names)))
 
-    def one_of(self, options: Mapping[str, Any]) -> tuple[tuple[tuple[str, ...], str], ...]:
-        """List the distributions that have each provider."""
-        return tuple(
-            (provider.distributions, provider.install)
-            for provider in known_providers(options)
-            if provider.distributions
-        )
-
     def build_tools(self, options: Mapping[str, Any]) -> tuple[str, ...]:
         """Name the library that reads the figures of an engine."""
         return ("onnx",)

@@ -31,7 +31,6 @@ class Provider:
     options_text: str = ""  # names of its options, separated by spaces
     choices: Mapping[str, tuple[str, ...]] = field(default_factory=dict)  # option -> its values
     refused: Mapping[str, str] = field(default_factory=dict)  # option -> what to use instead
-    distributions: tuple[str, ...] = ()  # those that have it; () if that is unknown
     plugin: str = ""  # the one of them that adds it to any onnxruntime
     elsewhere: str = "run it on a machine with such a device"  # if the plugin finds none
     libraries: tuple[str, ...] = ()  # further distributions that decide what it computes
@@ -85,7 +84,6 @@ _PROVIDERS = (
             "trt_dump_ep_context_model": "use the engine's field ep_context",
             **_STREAMS,
         },
-        distributions=("onnxruntime-gpu",),
         libraries=("tensorrt", *_CUDA_LIBRARIES),
         needs_nvidia=True,
         context_library="tensorrt",
@@ -99,7 +97,6 @@ _PROVIDERS = (
         " use_ep_level_unified_stream enable_skip_layer_norm_strict_mode use_tf32 prefer_nhwc"
         f" fuse_conv_bias sdpa_kernel {_TUNABLE}",
         refused={"enable_cuda_graph": "remove it: it needs arrays at fixed addresses", **_STREAMS},
-        distributions=("onnxruntime-gpu",),
         libraries=_CUDA_LIBRARIES,
         needs_nvidia=True,
         compiles=False,
@@ -119,7 +116,6 @@ _PROVIDERS = (
             "cache_dir": _CACHES,
             "load_config": "remove it: the file that it names is not in the key",
         },
-        distributions=("onnxruntime-ep-openvino", "onnxruntime-openvino"),
         plugin="onnxruntime-ep-openvino",
         elsewhere="it supports Intel's only: use backend: openvino, or a toolchain with"
         " onnxruntime-openvino",
@@ -139,7 +135,6 @@ _PROVIDERS = (
         "DmlExecutionProvider",
         "pip uninstall onnxruntime; pip install onnxruntime-directml, on Windows",
         "device_id device_filter performance_preference disable_metacommands",
-        distributions=("onnxruntime-directml",),
         booleans=("false", "true"),
     ),
     Provider(
@@ -152,7 +147,6 @@ _PROVIDERS = (
         " offload_graph_io_quantization",
         # not saver and ir, which compute nothing and write files into the project
         choices={"backend_type": ("htp", "gpu", "cpu")},
-        distributions=("onnxruntime-qnn",),
         plugin="onnxruntime-qnn",
         context_library="onnxruntime-qnn",
         reads_older_contexts=True,

@@ -32,7 +32,7 @@ from buildsys.cli.session import BuildSession
 from buildsys.cli.target_names import STAGE_DOCS
 from buildsys.errors import BuildsysError, with_hint
 from buildsys.report.formatting import plural
-from buildsys.system.printable import printable, use_plain_symbols
+from buildsys.system.printable import printable, tolerate_other_encodings
 
 if TYPE_CHECKING:
     from buildsys.cli.console.progress import LiveDisplay, PlainDisplay
@@ -56,7 +56,7 @@ class Reporter:
 
     def __init__(self, outstream: TextIO, options: Mapping[str, Any]) -> None:
         del options  # how much captured output to show; nothing is captured here
-        use_plain_symbols(outstream)
+        tolerate_other_encodings(outstream)
         self._out = outstream
         self._lock = threading.RLock()
         self._lines: dict[str, ConsoleLine] = {}

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, TextIO
 
 from buildsys.report.formatting import align
-from buildsys.system.printable import printable_line, use_plain_symbols
+from buildsys.system.printable import printable_line, tolerate_other_encodings
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -41,7 +41,7 @@ class Row:
 
 def print_rows(rows: Iterable[Row], closing: Sequence[str]) -> None:
     """Print rows and closing lines, with colours on a terminal."""
-    use_plain_symbols(sys.stdout)
+    tolerate_other_encodings(sys.stdout)
     rows = list(rows)
     width = max((len(row.word) for row in rows), default=0) + 2
     lines: list[tuple[str, str]] = []  # word and text

@@ -46,20 +46,13 @@ def test_the_light_server_has_no_torch_but_a_stage_can_get_it(
     loaded = _forked(pool, project, "light", "name_loaded")
     unloaded = {"torch": "False", "sympy": "False"}
     assert loaded == {**unloaded, "onnxsim": "True", "onnxruntime": "True", "numpy": "True"}
-    assert _forked(pool, project, "light", "import_torch") == {"sum": "3.0", "found": "True"}
+    assert _forked(pool, project, "light", "find_torch") == {"found": "True"}
 
 
 @pytest.mark.parametrize("server", ["torch", "light"])
 def test_a_server_that_forks_has_one_thread(pool: WorkerPool, project: Path, server: str) -> None:
     _forked(pool, project, server, "name_loaded")  # OpenBLAS ends its threads at the first fork
     assert _forked(pool, project, server, "list_threads") == {"server": "1", "own": "1"}
-
-
-@pytest.mark.parametrize("server", ["torch", "light"])
-def test_nothing_but_openblas_starts_threads_in_a_server(
-    pool: WorkerPool, project: Path, server: str
-) -> None:
-    _forked(pool, project, server, "name_loaded")
     log = (project / ".buildsys" / "workers" / f"{server}.log").read_text()
     threads = int(log.rpartition("ready, ")[2].split()[0])
     assert threads <= (os.cpu_count() or 1)

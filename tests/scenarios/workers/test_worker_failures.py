@@ -185,9 +185,9 @@ def test_closing_fails_running_jobs(project: PoolProject) -> None:
 
 
 @pytest.mark.parametrize(
-    "number", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT], ids=lambda number: number.name
+    ("number", "mode"),
+    [(signal.SIGKILL, "main"), (signal.SIGTERM, "thread"), (signal.SIGINT, "thread")],
 )
-@pytest.mark.parametrize("mode", ["main", "thread"])
 def test_nothing_outlives_the_orchestrator(
     tmp_path: Path, number: signal.Signals, mode: str
 ) -> None:

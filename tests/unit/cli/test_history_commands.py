@@ -123,7 +123,7 @@ def test_commands_print_on_a_terminal_without_unicode(
     monkeypatch.chdir(recorded.root)
     monkeypatch.setattr(main, "_dispatch", lambda *_: print(f"2 {TIMES} Zen → 3") or 0)
     assert main.run([]) == 0
-    assert raw.getvalue() == b"2 x Zen -> 3\n"
+    assert raw.getvalue() == b"2 ? Zen ? 3\n"
 
 
 def test_machines_of_one_name_and_other_hardware_have_tables_of_their_own(

@@ -84,30 +84,8 @@ def test_only_tensorrt_rtx_builds_without_a_gpu(machine: Machine) -> None:
         assert bool(found) is cannot
 
 
-def test_an_rtx_engine_for_other_gpus_recommends_tensorrt(machine: Machine) -> None:
-    machine(H100, "1.7")
-    assert obstacle(RTX, "engine") == ""
-    assert obstacle(RTX) == (
-        "it is built for GPUs of compute capability 8.6, 12.0, and the NVIDIA H100 here has 9.0;"
-        " use backend: tensorrt for this GPU"
-    )
-    for capability in ("8.6", "8.9 + 9.0"):  # CUDA may choose either of two
-        machine(H100 | {"gpu.compute_capability": capability}, "1.7")
-        assert obstacle(RTX) == ""
-    assert obstacle({**RTX, "compute_capabilities": ["current"]}) == ""
-    assert obstacle(TRT) == ""
-
-
 def test_stages_without_an_engine_can_run_anywhere(machine: Machine) -> None:
     machine(NO_GPU, "absent")
     named = {"target": "export:m", "stage": "export", "model": "m", "variant": ""}
     action = Action(**named, options={}, inputs={}, outputs={})  # type: ignore[arg-type]
     assert expected_obstacle(action, Path("/project")) == ""
-
-
-def test_a_missing_provider_of_onnxruntime_names_its_package(machine: Machine) -> None:
-    machine(NO_GPU, "1.31")
-    engine = {"backend": "onnxruntime", "providers": ["qnn", "cpu"]}
-    assert obstacle(engine) == ""
-    machine(NO_GPU, "1.31", "onnxruntime-qnn")
-    assert obstacle(engine) == "onnxruntime-qnn is not installed; pip install onnxruntime-qnn"

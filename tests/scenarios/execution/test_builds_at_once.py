@@ -1,0 +1,76 @@
+"""Several builds at once and a killed worker, with real processes and stages.
+
+``ran`` are all targets brought up to date: ``passed`` the rebuilt ones, ``restored`` the others.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections import Counter
+
+from doit_server import ForkedDoit
+from project_folder import Ran, finish, wait_until
+from ready_project import ReadyProject, contents, targets, workers_in
+
+ALL = targets("a")
+UP_TO_DATE = Ran(0, "everything is up to date (8 targets)\n", "")
+
+
+def read_until(process: ForkedDoit, start: str) -> str:
+    """Read output byte by byte up to a line with this start."""
+    printed = b""
+    while not printed.endswith(b"\n") or not printed.splitlines()[-1].startswith(start.encode()):
+        character = os.read(process.stdout.fileno(), 1)
+        assert character, printed
+        printed += character
+    return printed.decode()
+
+
+def check_right_and_fresh(project: ReadyProject) -> None:
+    """Compare everything with a clean build; the next run must do nothing."""
+    assert project.doit() == UP_TO_DATE
+    assert contents(project.root / "build") == project.clean_contents()
+
+
+def test_three_at_once_build_each_target_once(ready: ReadyProject) -> None:
+    ready.hold()
+    first = ready.start()
+    wait_until(lambda: ready.is_held, "the first one is at work")
+    others = [ready.start("-n", "2"), ready.start()]
+    printed = [read_until(process, "waits        reference:a  ") for process in others]
+    ready.let_go()
+    ran = [finish(first)]
+    ran += [finish(process, printed=text) for process, text in zip(others, printed, strict=True)]
+    assert [one.code for one in ran] == [0, 0, 0]
+    assert Counter(target for one in ran for target in one.passed) == Counter(ALL)
+    seeds = ["min", "min"]  # seed-1 and seed-2 have the sizes of min
+    assert (ready.root / "calls").read_text().split() == ["min", "opt", "max", "odd", *seeds]
+    for text in printed:
+        assert f"for process {first.pid} on " in text
+        assert "(reference:a, since " in text
+    check_right_and_fresh(ready)
+
+
+def test_a_worker_is_killed_under_n_2(ready: ReadyProject) -> None:
+    ready.add_model("b")
+    ready.hold()
+    process = ready.start("-n", "2", "--continue")
+    log = ready.root / "build/a/reference/reference.log"
+    wait_until(lambda: ready.is_held and log in workers_in(ready.root), "reference:a is at work")
+    os.kill(workers_in(ready.root)[log], signal.SIGKILL)
+    ready.let_go()
+    killed = finish(process)
+    assert killed.code == 2
+    sentence = (
+        "the worker of reference:a was killed by signal 9 (SIGKILL), "
+        "probably because memory ran out"
+    )
+    assert killed.out.count(f"{sentence}; full log: build/a/reference/reference.log\n") == 1
+    assert killed.passed == {"export:a"} | targets("b")
+
+    again = ready.doit("-n", "2")
+    assert again.code == 0
+    assert again.passed == (ALL | targets("b")) - killed.passed
+    assert ready.doit() == Ran(0, "everything is up to date (16 targets)\n", "")
+    assert contents(ready.root / "build/a") == contents(ready.root / "build/b")
