@@ -10,11 +10,11 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from buildsys.manifest.schema import engines
 from buildsys.system import backend_registry
 
 SOURCE = Path(__file__).with_name("reference_backend")
 PACKAGE = "buildsys_reference"
+_MODULES = ("buildsys.project.model", "buildsys.project.resolve")  # have all backends
 
 
 def install(site: Path, *, distribution: str = "buildsys-reference", module: str = PACKAGE) -> Path:
@@ -41,19 +41,22 @@ def install(site: Path, *, distribution: str = "buildsys-reference", module: str
 
 @contextmanager
 def registered(site: Path) -> Iterator[None]:
-    """Forget known backends before and after; forget the modules of ``site``."""
-    caches = (
-        backend_registry.other_backends,
-        backend_registry.describe_backend,
-        engines._adapter,
+    """Forget known backends before and after, and the modules of ``site`` and of manifests."""
+    clear = (
+        backend_registry.other_backends.cache_clear,
+        backend_registry.describe_backend.cache_clear,
     )
-    for cached in caches:
-        cached.cache_clear()
+
+    def forget() -> None:
+        for function in clear:
+            function()
+        for name, module in list(sys.modules.items()):
+            file = str(getattr(module, "__file__", "") or "")
+            if file.startswith(f"{site}/") or name in _MODULES:
+                del sys.modules[name]
+
+    forget()
     try:
         yield
     finally:
-        for cached in caches:
-            cached.cache_clear()
-        for name, module in list(sys.modules.items()):
-            if str(getattr(module, "__file__", "") or "").startswith(f"{site}/"):
-                del sys.modules[name]
+        forget()

@@ -24,7 +24,6 @@ _NOT_IN_NAMES = re.compile(r"[^A-Za-z0-9_.+-]+")
 _LONGEST_LABEL = 256  # characters of a value in a name
 
 Axis = tuple[FieldPath, list[ValueNode]]
-MAX_FILES = 100  # extended by one manifest, directly or not
 _KINDS: Mapping[FieldPath, tuple[str, ...]] = {
     ("source",): SOURCE_KINDS,
     ("source", "reference"): REFERENCE_KINDS,
@@ -54,55 +53,38 @@ def merge(base: ValueNode, override: ValueNode, path: FieldPath = ()) -> ValueNo
     return ValueNode(members, override.origin)
 
 
-class Layers:
-    """The files extended by one manifest, and errors in them."""
+def read_layers(workspace: Workspace, file: Path, users: tuple[Path, ...] = ()) -> ValueNode:
+    """Merge a file over its ``extends``; ``users`` are the files that led to this one.
 
-    def __init__(self, workspace: Workspace) -> None:
-        self._workspace = workspace
-        self._files_left = MAX_FILES
-        self.errors: Errors = []
+    Raises: ManifestError: a file cannot be read or is not a map.
+    """
+    document = workspace.document(file)
+    if not isinstance(document.value, dict):
+        raise document.error(expected("a map of manifest fields", document.value))
+    merged = ValueNode({}, document.origin)
+    extends = document.get("extends")
+    for name in (extends.entries() or [extends]) if extends else ():
+        base = _base_file(workspace, name, file, (*users, file))
+        layer = read_layers(workspace, base, (*users, file))
+        merged = merge(merged, layer.without("model", "extends"))
+    return merge(merged, document.without("extends"))
 
-    def read(self, file: Path, users: tuple[Path, ...] = ()) -> ValueNode:
-        """Merge a file over its ``extends``; ``users`` are the files that led to this one.
 
-        Raises: ManifestError: the file cannot be read or is not a map.
-        """
-        document = self._workspace.document(file)
-        if not isinstance(document.value, dict):
-            raise document.error(expected("a map of manifest fields", document.value))
-        merged = ValueNode({}, document.origin)
-        extends = document.get("extends")
-        names = extends.value if extends and isinstance(extends.value, list) else [extends]
-        for name in filter(None, names):
-            try:
-                layer = self.read(self._base_file(name, file, (*users, file)), (*users, file))
-                merged = merge(merged, layer.without("model", "extends"))
-            except ManifestError as error:
-                self.errors.append(error)
-        return merge(merged, document.without("extends"))
-
-    def _base_file(self, node: ValueNode, file: Path, users: tuple[Path, ...]) -> Path:
-        """Find an extended file. Raises: ManifestError."""
-        name, hint = node.value, "paths are relative to this file"
-        if not isinstance(name, str) or not name.strip() or "\0" in name:
-            raise node.error(expected("the path of a manifest", name))
-        located = self._workspace.locate(name, file.parent)
-        if isinstance(located, str):
-            raise node.error(located, hint)
-        path = Path(os.path.normpath(located))
-        if path in users:
-            chain = " → ".join(user.name for user in (*users[users.index(path) :], path))
-            raise node.error(f"the manifest extends itself: {chain}", "break the cycle")
-        self._files_left -= 1
-        if self._files_left < 0:
-            text = f"the manifest extends more than {MAX_FILES} files"
-            raise node.error(text, "merge some of them")
-        if not self._workspace.exists(path):
-            raise node.error(f"file {name} does not exist", suggest_file(path) or hint)
-        if path.is_dir():
-            text = f"expected the path of a manifest, found the folder {show_value(name)}"
-            raise node.error(text, "name a file in it")
-        return path
+def _base_file(workspace: Workspace, node: ValueNode, file: Path, users: tuple[Path, ...]) -> Path:
+    """Find an extended file. Raises: ManifestError."""
+    name, hint = node.value, "paths are relative to this file"
+    if not isinstance(name, str):
+        raise node.error(expected("the path of a manifest", name))
+    located = workspace.locate(name, file.parent)
+    if isinstance(located, str):
+        raise node.error(located, hint)
+    path = Path(os.path.normpath(located))
+    if path in users:
+        chain = " → ".join(user.name for user in (*users[users.index(path) :], path))
+        raise node.error(f"the manifest extends itself: {chain}", "break the cycle")
+    if not workspace.exists(path) or path.is_dir():
+        raise node.error(f"file {name} does not exist", suggest_file(path) or hint)
+    return path
 
 
 def build_presets(document: ValueNode) -> tuple[dict[str, ValueNode | None], Errors]:
@@ -115,25 +97,20 @@ def build_presets(document: ValueNode) -> tuple[dict[str, ValueNode | None], Err
     def add(name: str, users: tuple[str, ...]) -> None:
         node, use = document.value[name], document.value[name].get("use")
         presets[name] = None
-        if not isinstance(node.value, dict):
-            errors.append(node.error(expected("a map of engine fields", node.value)))
-            return
-        if own_name := node.get("name"):
-            text = "an engine preset is named by its key"
-            errors.append(own_name.error(text, "remove name", of_key=True))
-        if use is not None and use.value in (*users, name):
-            chain = " → ".join([*users, name, use.value])
+        if use is not None and use.value in users:
+            chain = " → ".join([*users, use.value])
             errors.append(use.error(f"the engine preset uses itself: {chain}", "break the cycle"))
             return
         if use is not None and use.value in document.value and use.value not in presets:
-            add(use.value, (*users, name))
-        preset = _resolve_entry(node, {**dict.fromkeys(document.value), **presets}, errors)
-        if preset is not None:
+            add(use.value, (*users, use.value))
+        if not isinstance(node.value, dict):
+            errors.append(node.error(expected("a map of engine fields", node.value)))
+        elif preset := _resolve_entry(node, dict.fromkeys(document.value) | presets, errors):
             presets[name] = preset.with_member("name", ValueNode(name, node.origin))
 
     for name in document.value:
         if name not in presets:
-            add(name, ())
+            add(name, (name,))
     return presets, errors
 
 
@@ -154,31 +131,19 @@ def resolve_engines(tree: ValueNode, presets: Presets | None) -> tuple[ValueNode
 
 def _resolve_entry(entry: ValueNode, presets: Presets | None, errors: Errors) -> ValueNode | None:
     use = entry if isinstance(entry.value, str) else entry.get("use")
-    if use is None:
-        if isinstance(entry.value, dict):
-            return entry
-        what = "the name of an engine preset or a map of engine fields"
-        errors.append(entry.error(expected(what, entry.value)))
-        return None
-    if presets is None or not _is_preset(use, presets, errors):
-        return None
-    preset = presets[use.value]
-    if preset is None:
-        return None
-    preset = preset.with_member("name", ValueNode(use.value, use.origin))
-    return preset if use is entry else merge(preset, entry.without("use"))
-
-
-def _is_preset(use: ValueNode, presets: Presets, errors: Errors) -> bool:
-    """Check the name of a preset."""
-    if not isinstance(use.value, str):
-        errors.append(use.error(expected("the name of an engine preset", use.value)))
-    elif use.value not in presets:
+    if use is None and isinstance(entry.value, dict):
+        return entry
+    if use is None or not isinstance(use.value, str):
+        what = "the name of an engine preset"
+        what += " or a map of engine fields" if use is None else ""
+        errors.append((use or entry).error(expected(what, (use or entry).value)))
+    elif presets is not None and use.value not in presets:
         text = f"unknown engine preset {show_value(use.value)}"
         errors.append(use.error(text, suggest(use.value, presets, what="presets")))
-    else:
-        return True
-    return False
+    elif presets is not None and (preset := presets[use.value]) is not None:
+        preset = preset.with_member("name", ValueNode(use.value, use.origin))
+        return preset if use is entry else merge(preset, entry.without("use"))
+    return None
 
 
 def expand_matrix(tree: ValueNode) -> tuple[list[ValueNode], Errors]:
@@ -282,34 +247,33 @@ def name_dynamic_axes(tree: ValueNode) -> tuple[ValueNode, Errors]:
     if not isinstance(axes.value, dict):
         return tree, [axes.error(expected("a map of tensor names", axes.value))]
     errors: Errors = []
+    tensors = {
+        name: section
+        for section in ("outputs", "inputs")
+        for name, _ in (tree.get(section) or axes._replace(value={})).items()
+    }
     for tensor, named in axes.items():
-        parts = {part: node for part in ("inputs", "outputs") if (node := tree.get(part))}
-        section = next((part for part, node in parts.items() if node.get(tensor)), None)
-        if section is None:
-            tensors = [name for part in parts.values() for name, _ in part.items()]
+        if tensor not in tensors:
             text, hint = f'unknown input or output "{tensor}"', suggest(tensor, tensors)
             errors.append(named.error(text, hint, of_key=True))
             continue
-        member = parts[section].value[tensor]
-        shape = member.get("shape")
-        if shape is None or not isinstance(shape.value, list):
+        path = (tensors[tensor], tensor, "shape")
+        shape, missing = nearest(tree, path)
+        if missing or not isinstance(shape.value, list):
             continue  # an output gets its axes from the graph; an input without shape is an error
         sizes = list(shape.value)
         for axis, name in _named_axes(tensor, named):
             if problem := _name_axis(sizes, axis, name):
                 text = f'axis {axis} of "{tensor}" ({len(sizes)} dimensions): {problem}'
                 errors.append(name.error(text, "write {AXIS: NAME} or [AXIS, …], from 0"))
-        member = member.with_member("shape", ValueNode(sizes, shape.origin))
-        tree = tree.with_member(section, parts[section].with_member(tensor, member))
+        tree = replace_at(tree, path, ValueNode(sizes, shape.origin))
     return tree, errors
 
 
 def _named_axes(tensor: str, named: ValueNode) -> list[tuple[Any, ValueNode]]:
-    """List axes with their names; one without an axis for anything but a map or list."""
-    if isinstance(named.value, dict):
-        return list(named.value.items())
+    """List axes with their names."""
     if not isinstance(named.value, list):
-        return [(named.value, named)]
+        return list(named.items()) or [(named.value, named)]
     stem = re.sub(r"\W", "_", tensor)
     return [
         (node.value, ValueNode(f"{stem}_dynamic_axes_{number}", node.origin))
@@ -319,16 +283,14 @@ def _named_axes(tensor: str, named: ValueNode) -> list[tuple[Any, ValueNode]]:
 
 def _name_axis(sizes: list[ValueNode], axis: Any, name: ValueNode) -> str:
     """Name an axis; return the problem, or ""."""
-    if not re.fullmatch(r"-?[0-9]{1,9}", str(axis)) or isinstance(axis, bool):
-        return expected("an integer", axis)
-    if not isinstance(name.value, str):
-        return expected("the name of a dimension", name.value)
-    index = int(axis)
+    index = int(axis) if re.fullmatch(r"-?[0-9]{1,9}", str(axis)) else len(sizes)
     if not -len(sizes) <= index < len(sizes):
         return "it is outside of the shape"
-    is_generated = "_dynamic_axes_" in name.value
-    if isinstance(sizes[index].value, str) and not is_generated:
-        other = sizes[index].value
-        return "" if other == name.value else f"it is {name.value} here, and {other} in the shape"
-    sizes[index] = sizes[index] if isinstance(sizes[index].value, str) else name
+    if not isinstance(name.value, str):
+        return expected("the name of a dimension", name.value)
+    size = sizes[index].value
+    if not isinstance(size, str):
+        sizes[index] = name
+    elif size != name.value and "_dynamic_axes_" not in name.value:
+        return f"it is {name.value} here, and {size} in the shape"
     return ""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 import types
-from collections.abc import Iterable
 from typing import Any, Union, get_args, get_origin
 
 from pydantic import BaseModel, ValidationError
@@ -14,18 +13,13 @@ from buildsys.errors import ManifestError
 from buildsys.manifest.problem import expected, show_value, suggest
 from buildsys.manifest.schema.base import PATTERN_WORDS, fields_of
 from buildsys.manifest.value_tree import FieldPath, ValueNode, error_at
+from buildsys.system.printable import nearest
 
 _OTHER_NAMES = {  # names from torch and other tools -> ours
     "opset_version": "opset", "dynamo": "exporter", "input_names": "inputs",
     "output_names": "outputs", "dynamic_shapes": "dims", "name": "model", "type": "dtype",
     "fp16": "precision", "threads": "intra_op_threads", "sha": "sha256", "tolerance": "rtol",
 }  # fmt: skip
-_REMOVED = {  # section and field -> problem and hint
-    ("gates", "revision"): (
-        "gates do not compare with a git revision any more",
-        "remove it to compare with the last build that passed, or set `engine`, or a `limit`",
-    ),
-}
 _FILE_FIELDS = ("extends", "matrix", "dynamic_axes")  # resolved before validation
 _INTERNAL = re.compile(r"\[key\]|<.*>", re.DOTALL)
 _EXPECTED = {
@@ -49,15 +43,14 @@ _BOUNDS = {  # pydantic's error type -> limit in its context, words
 
 
 def schema_errors(
-    error: ValidationError, tree: ValueNode, root: Any, unset: Iterable[FieldPath] = ()
+    error: ValidationError, tree: ValueNode, root: Any
 ) -> tuple[list[ManifestError], list[FieldPath]]:
     """Translate the errors of ``tree``, validated as ``root``; return also the refused fields.
 
     A misspelled field leaves the intended one unset: only the misspelling is reported.
-    ``unset`` are fields that a file already reported may set.
     """
     errors: list[ManifestError] = []
-    refused = [*unset]
+    refused: list[FieldPath] = []
     missing: list[FieldPath] = []
     for details in error.errors(include_url=False):
         location, kind, context = details["loc"], details["type"], details.get("ctx", {})
@@ -65,14 +58,17 @@ def schema_errors(
         path: FieldPath = tuple(step for step in location if not _INTERNAL.fullmatch(str(step)))
         if kind == "too_short" and len(details["input"]) >= context["min_length"]:
             continue  # pydantic does not count entries that it has already reported
-        refused.append(path)
         if kind == "missing":
             missing.append(path)
         elif kind == "extra_forbidden":
-            sentence, intended = _unknown_field(root, location)
-            refused += [(*path[:-1], intended)] if intended else []
-            errors.append(error_at(tree, path, *sentence, of_key=True))
+            names, name = field_names(root, location[:-1]), str(location[-1])
+            close = [other for other in [_OTHER_NAMES.get(name, "")] if other in names]
+            close = close or nearest(name, names, count=1)
+            refused += [(*path[:-1], intended) for intended in close]
+            hint = suggest(close[0] if close else name, names, what="known fields")
+            errors.append(error_at(tree, path, "unknown field", hint, of_key=True))
         else:
+            refused.append(path)
             if kind == "one_of" and context["field"] in fields_of(details["input"]):
                 path = (*path, context["field"])
             is_key = location[-1:] == ("[key]",)
@@ -80,21 +76,9 @@ def schema_errors(
     errors += [
         error_at(tree, path, "required field is missing", "add the field")
         for path in missing
-        if refused.count(path) == 1  # more than once: misspelled, or reported
+        if path not in refused  # else it is misspelled
     ]
-    return errors, refused
-
-
-def _unknown_field(root: Any, location: FieldPath) -> tuple[tuple[str, str], str]:
-    """Describe an unknown field; find the field that was intended."""
-    names, name = field_names(root, location[:-1]), str(location[-1])
-    parents = [str(step) for step in location[:-1]]
-    if removed := _REMOVED.get(("".join(parents[-1:]), name)):
-        return removed, ""
-    other = _OTHER_NAMES.get(name, "")
-    hint = f"did you mean {other}?" if other in names else suggest(name, names, what="known fields")
-    intended = hint.removeprefix("did you mean ").removesuffix("?")
-    return ("unknown field", hint), intended if intended in names else ""
+    return errors, [*refused, *missing]
 
 
 def field_names(root: Any, location: FieldPath) -> list[str]:
@@ -117,9 +101,6 @@ def _sentence(details: ErrorDetails) -> tuple[str, str]:
         hint = suggest(str(value), [word.strip("'") for word in words], what="expected one of")
         return f"unknown value {show_value(value)}", hint
     if kind == "one_of":
-        removed = [name for name in fields_of(value) if name in context["removed"].split(", ")]
-        if removed:
-            return f"{removed[0]} was removed", context["instead"]
         return _unknown_kind(context["kinds"].split(", "), context["field"], value)
     if bound := _BOUNDS.get(kind.removeprefix("string_")):
         limit, words = bound
@@ -149,11 +130,8 @@ def _unknown_kind(kinds: list[str], field: str, value: Any) -> tuple[str, str]:
 def _member(annotation: Any, step: str | int) -> Any:
     """Find the type of a member, or None."""
     for kind in _members(annotation):
-        origin, arguments = get_origin(kind), get_args(kind)
-        if origin is dict and isinstance(step, str):
-            return arguments[1]
-        if origin is tuple and isinstance(step, int):
-            return arguments[0]
+        if get_origin(kind) in (dict, tuple):
+            return get_args(kind)[1 if get_origin(kind) is dict else 0]
         if _is_spec(kind):
             if step == f"<{kind.__name__}>":
                 return kind
@@ -164,9 +142,6 @@ def _member(annotation: Any, step: str | int) -> Any:
 
 def _members(annotation: Any) -> list[Any]:
     """List the types of a union without annotations, or the only type."""
-    for mark in getattr(annotation, "__metadata__", ()):
-        if hasattr(mark, "load"):
-            return _members(mark.load())
     bare = annotation.__origin__ if hasattr(annotation, "__metadata__") else annotation
     if get_origin(bare) in (Union, types.UnionType):
         return [inner for member in get_args(bare) for inner in _members(member)]

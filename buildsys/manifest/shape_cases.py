@@ -11,7 +11,6 @@ WHENS = (AFTER_EXPORT, AFTER_SIMPLIFY)
 Step = Mapping[str, Any]
 Inputs = dict[str, dict[str, Any]]  # name -> shape and dtype
 KINDS = ("function", "rename", "fix_dims", "cut", "replace", "cast")
-REMOVED_KINDS = ("free_dims", "remove")  # docs/remedies/surgery.md has hooks for these
 DimRange = Mapping[str, int | None]  # min, opt, max, odd, multiple_of as in the manifest
 Dims = dict[str, int]
 

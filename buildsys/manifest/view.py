@@ -1,8 +1,7 @@
 """Access to a merged manifest for the checks across fields.
 
-Checks run even if the schema has refused some values, so that one run reports everything. A refused
-value is replaced by REFUSED, so all other values have the types of the schema and no check computes
-with a value already reported.
+Checks run even if the schema has refused some values, so that one run reports as much as possible.
+A check ends where it needs a refused value, so no check computes with a value already reported.
 """
 
 from __future__ import annotations
@@ -13,20 +12,25 @@ from types import EllipsisType
 from typing import Any, Final
 
 from buildsys.errors import ManifestError
-from buildsys.manifest.problem import Problems, suggest
+from buildsys.manifest.problem import suggest
 from buildsys.manifest.shape_cases import WHENS, exported_interface, interface_after, steps_of
 from buildsys.manifest.value_tree import FieldPath, ValueNode, error_at, nearest, plain
 
 Step = str | int | EllipsisType
 Matches = list[tuple[FieldPath, Any]]
 Maps = list[tuple[FieldPath, dict[str, Any]]]
-REFUSED: Final = object()
+_REFUSED: Final = object()
+
+
+class RefusedError(Exception):
+    """A check needs a value that has already been reported."""
 
 
 class ManifestView:
     """Merged data of one model, with the tree for locating problems.
 
-    ``file`` is the model's own manifest; ``refused`` are the fields already reported.
+    ``file`` is the model's own manifest; ``refused`` are the fields already reported. All other
+    fields have the types of the schema.
     """
 
     def __init__(
@@ -39,35 +43,41 @@ class ManifestView:
         """Prepare; ``data`` is the tree as plain data, and may be changed."""
         self._tree = tree
         self._file = file
+        self._is_refused = False  # a part of it
         self.data: dict[str, Any] = plain(tree) if data is None else data
         refused = list(refused)
-        self._is_refused = bool(refused)  # a part of it
-        for path in refused:
-            parent, last = self.get(*path[:-1]), path[-1]
+        for *parents, last in refused:
+            parent = self.get(*parents)
             if isinstance(parent, dict):
-                parent[str(last)] = REFUSED
+                parent[str(last)] = _REFUSED
             elif isinstance(parent, list):
-                parent[int(last)] = REFUSED
+                parent[int(last)] = _REFUSED
+        self._is_refused = bool(refused)
 
     def get(self, *path: str | int) -> Any:
-        """Return the value at ``path``: None if not set, or REFUSED."""
+        """Return the value at ``path``, or None.
+
+        Raises: RefusedError: a part of it is refused.
+        """
         value: Any = self.data
         for step in path:
             if isinstance(value, dict):
                 value = value.get(step)
             elif isinstance(value, list) and isinstance(step, int) and step < len(value):
                 value = value[step]
-            else:
-                return REFUSED if value is REFUSED else None
+            elif value is not _REFUSED:
+                return None
+        if self._is_refused and _contains_refused(value):
+            raise RefusedError
         return value
 
     def map(self, *path: str | int) -> dict[str, Any]:
-        """Return the map at ``path``; empty if there is none."""
+        """Return the map at ``path``; empty if there is none. Raises: RefusedError."""
         value = self.get(*path)
         return value if isinstance(value, dict) else {}
 
     def list(self, *path: str | int) -> list[Any]:
-        """Return the list at ``path``; empty if there is none."""
+        """Return the list at ``path``; empty if there is none. Raises: RefusedError."""
         value = self.get(*path)
         return value if isinstance(value, list) else []
 
@@ -82,7 +92,7 @@ class ManifestView:
         return ("source", "reference") if self.is_defined else ("source",)
 
     def find(self, *pattern: Step) -> Matches:
-        """Find path and value of each match; ``...`` matches every member."""
+        """Find path and value of each match without a refused part; ``...`` matches all members."""
         if pattern[0] is not ... and pattern[0] not in self.data:
             return []  # most sections of most manifests
         matches: Matches = [((), self.data)]
@@ -97,45 +107,34 @@ class ManifestView:
                 elif isinstance(value, list):
                     chosen = (n for n in range(len(value)) if step is ... or step == n)
                     matches += [((*path, index), value[index]) for index in chosen]
-        return matches
+        return [match for match in matches if not _contains_refused(match[1])]
 
     def maps(self, *pattern: Step) -> Maps:
         """Find path and value of each matching map."""
         return [match for match in self.find(*pattern) if isinstance(match[1], dict)]
-
-    def is_known(self, *path: str | int) -> bool:
-        """Check whether no part of ``path`` is refused."""
-        return not self._is_refused or not contains_refused(self.get(*path))
 
     def is_own(self, *path: str | int) -> bool:
         """Check whether the model's own manifest set the value."""
         node, missing = nearest(self._tree, path)
         return not missing and node.origin.file == self._file
 
+    def sets(self, section: str) -> bool:
+        """Check whether the model's own manifest fills a section."""
+        return self.get(section) not in (None, {}, []) and self.is_own(section)
+
     def dim_range(self, name: str) -> tuple[int, int, int] | None:
-        """Return min, max and step of a dimension, None if unknown."""
+        """Return min, max and step of a dimension, None if it is not declared."""
         span = self.map("dims", name)
-        low, high, step = span.get("min"), span.get("max"), span.get("multiple_of", 1)
-        if isinstance(low, int) and isinstance(high, int) and isinstance(step, int):
-            return low, high, step
-        return None
+        return (span["min"], span["max"], span.get("multiple_of", 1)) if span else None
 
     def undeclared(self, size: object) -> tuple[str, str] | None:
         """Check for a size missing from ``dims``."""
         declared = self.map("dims")
-        if not isinstance(size, str) or size in declared or self.get("dims") is REFUSED:
+        if not isinstance(size, str) or size in declared:
             return None
         close = suggest(size, declared, what="declared")
         add = f"add dims: {{{size}: {{min: …, opt: …, max: …}}}}"
         return f'dimension "{size}" is not declared in dims', close or add
-
-    def duplicates(self, section: str, field: str) -> Problems:
-        """Yield the entries listed twice in a list such as ``cases``."""
-        entries = self.list(section, field)
-        for index, entry in enumerate(entries):
-            if isinstance(entry, str) and entry in entries[:index]:
-                text = f'{field.removesuffix("s")} "{entry}" is listed twice'
-                yield self.problem((section, field, index), text, "remove one of them")
 
     def problem(
         self, path: FieldPath, text: str, hint: str = "", *, of_key: bool = False
@@ -144,18 +143,16 @@ class ManifestView:
         return error_at(self._tree, path, text, hint, of_key=of_key)
 
 
-def contains_refused(value: Any) -> bool:
-    """Check whether a value or a part of it is REFUSED."""
+def _contains_refused(value: Any) -> bool:
     if isinstance(value, (dict, list)):
-        return any(map(contains_refused, value.values() if isinstance(value, dict) else value))
-    return value is REFUSED
+        return any(map(_contains_refused, value.values() if isinstance(value, dict) else value))
+    return value is _REFUSED
 
 
-def shapes_after_surgery(view: ManifestView) -> dict[str, list[Any]] | None:
-    """Compute the shapes of engine inputs; None if a part is refused."""
-    if not all(view.is_known(section) for section in ("inputs", "outputs", "surgery")):
-        return None
-    interface = exported_interface(view.data)
+def shapes_after_surgery(view: ManifestView) -> dict[str, list[Any]]:
+    """Compute the shapes of engine inputs. Raises: RefusedError."""
+    parts = {section: view.get(section) for section in ("inputs", "outputs", "surgery")}
+    interface = exported_interface(parts)
     for when in WHENS:
-        interface = interface_after(interface, steps_of(view.data, when))
+        interface = interface_after(interface, steps_of(parts, when))
     return {name: tensor["shape"] for name, tensor in interface.inputs.items()}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import suppress
 from importlib import import_module
 from typing import Any
 
@@ -10,7 +11,7 @@ from buildsys.manifest.engine_checks import engine_problems, profile_problems
 from buildsys.manifest.problem import Problems, suggest
 from buildsys.manifest.value_ranges import IMAGE_DTYPES, data_problem
 from buildsys.manifest.value_tree import FieldPath
-from buildsys.manifest.view import ManifestView, contains_refused
+from buildsys.manifest.view import ManifestView, RefusedError
 from buildsys.stages.surgery.checks import dims_named_by_surgery
 from buildsys.stages.table import STAGES
 
@@ -30,34 +31,31 @@ _OUTSIDE_THE_KEY = {  # kind of source -> arguments that load other weights or c
 def check_model(view: ManifestView) -> Problems:
     """Yield the problems between the fields of a merged model."""
     checks = [_source, _dims, _tensors, _call, _comparisons, profile_problems, engine_problems]
-    checks += [_preprocessing]
+    checks += [_preprocessing, _duplicates]
     checks += [
         import_module(f"{stage.package}.checks").problems for stage in STAGES if stage.has_checks
     ]
     for check in checks:
-        yield from check(view)
-    for section in view.data:
-        for field in ("cases", "baselines"):
-            yield from view.duplicates(section, field)
+        with suppress(RefusedError):
+            yield from check(view)
 
 
 def _source(view: ManifestView) -> Problems:
-    source = view.network_path
+    place = view.network_path
+    source = view.map(*place)
     for kind, options in _OUTSIDE_THE_KEY.items():
-        for option in view.map(*source, "kwargs") if kind in view.map(*source) else ():
+        for option in source.get("kwargs", {}) if kind in source else ():
             if option in options:
                 text = f"{option} loads what the key does not have"
-                hint = f"name a file under {'.'.join(map(str, source))}.weights"
-                yield view.problem((*source, "kwargs", option), text, hint, of_key=True)
-    saved = view.get(*source, "exported_program")
-    if isinstance(saved, str) and view.get(*source, "trusted") is not True:
-        text = f"torch can run code of {saved} when it loads the file"
+                hint = f"name a file under {'.'.join(map(str, place))}.weights"
+                yield view.problem((*place, "kwargs", option), text, hint, of_key=True)
+    if "exported_program" in source and source.get("trusted") is not True:
+        text = f"torch can run code of {source['exported_program']} when it loads the file"
         hint = "if you trust its author, write trusted: true beside it"
-        yield view.problem((*source, "exported_program"), text, hint, of_key=True)
-    onnx = view.get(*source, "onnx")
-    if isinstance(onnx, str) and ".py:" not in onnx and view.map(*source, "kwargs"):
+        yield view.problem((*place, "exported_program"), text, hint, of_key=True)
+    if ".py:" not in source.get("onnx", ".py:") and source.get("kwargs"):
         text = "a file takes no arguments"
-        yield view.problem((*source, "kwargs"), text, "remove it", of_key=True)
+        yield view.problem((*place, "kwargs"), text, "remove it", of_key=True)
 
 
 def unused_dims(view: ManifestView) -> list[str]:
@@ -74,29 +72,28 @@ def _dims(view: ManifestView) -> Problems:
             if (problem := view.undeclared(size)) and size not in undeclared:
                 undeclared.append(size)
                 yield view.problem(path, *problem)
-    if undeclared or not (view.is_known("inputs") and view.is_known("surgery")):
-        return  # a name that is not known may stand for an unused dimension
-    for name in unused_dims(view):
+    for section in ("inputs", "surgery"):
+        view.get(section)  # a refused name may stand for an unused dimension
+    for name in [] if undeclared else unused_dims(view):
         if view.is_own("dims", name):
             text = f'dimension "{name}" is not used by any input'
             yield view.problem(("dims", name), text, "remove it", of_key=True)
 
 
 def _tensors(view: ManifestView) -> Problems:
-    keywords: list[str] = []
+    keywords: set[str] = set()
     for (_, name), tensor in view.maps("inputs", ...):
-        keyword = tensor.get("keyword")
-        if isinstance(keyword, str):
-            if kind := _takes_names(view) or ("call" if view.map("call") else ""):
+        if keyword := tensor.get("keyword"):
+            if kind := _takes_names(view) or ("call" if view.get("call") else ""):
                 text = f"{kind} has no keyword inputs"
                 yield view.problem(("inputs", name, "keyword"), text, "remove it", of_key=True)
             elif keyword in keywords:
                 text = f'another input has the keyword "{keyword}"'
                 yield view.problem(("inputs", name, "keyword"), text, "remove one of them")
-            keywords.append(keyword)
+            keywords.add(keyword)
         if problem := data_problem(tensor.get("dtype") or "float32", tensor.get("data")):
             field, text, hint = problem
-            yield view.problem(("inputs", name, *(("data", *field) if field else ())), text, hint)
+            yield view.problem(("inputs", name, *field), text, hint)
     for name in view.map("outputs"):
         if name in view.map("inputs"):
             text = f'an input is already named "{name}"'
@@ -117,73 +114,81 @@ def _call(view: ManifestView) -> Problems:
         yield view.problem(("call",), text, "remove it", of_key=True)
         return
     inputs, used = view.map("inputs"), set()
-    for path, name in _named_inputs(view, ("call",), view.map("call")):
+    for path, name in _named_inputs(("call",), view.map("call")):
         used.add(name)
         if name not in inputs:
             hint = suggest(name, inputs, what="inputs")
             if not hint.startswith("did you mean"):
                 hint += f"; a string is {{text: {name}}}"
             yield view.problem(path, f'no input is named "{name}"', hint)
-    if view.is_known("call") and used <= inputs.keys():  # else a misspelled name is unused
+    if used <= inputs.keys():  # else a misspelled name is unused
         for name in inputs.keys() - used:
             text = f'call does not use the input "{name}"'
             yield view.problem(("call",), text, "add it, or remove the input", of_key=True)
 
 
-def _named_inputs(
-    view: ManifestView, path: FieldPath, value: Any
-) -> Iterator[tuple[FieldPath, str]]:
+def _named_inputs(path: FieldPath, value: Any) -> Iterator[tuple[FieldPath, str]]:
     """Yield places and names of inputs in the arguments of a call."""
     if isinstance(value, str):
         yield path, value
     if isinstance(value, list) or (isinstance(value, dict) and value.keys() != {"text"}):
         members = value.items() if isinstance(value, dict) else enumerate(value)
         for step, member in members:
-            yield from _named_inputs(view, (*path, step), member)
+            yield from _named_inputs((*path, step), member)
 
 
 def _comparisons(view: ManifestView) -> Problems:
     outputs = view.map("outputs")
     matched: dict[str, str] = {}  # companion -> output of boxes
-    for (*path, _), policy in view.maps("outputs", ..., "compare"):
-        boxes = str(path[-1])
-        places: list[FieldPath] = [("labels",), ("scores",)]
-        places += [("rows", index) for index in range(len(view.list(*path, "compare", "rows")))]
-        for place in ((*path, "compare", *place) for place in places):
-            name = view.get(*place)
-            if not isinstance(name, str):
+    for path, policy in view.maps("outputs", ..., "compare"):
+        boxes = str(path[1])
+        companions: dict[FieldPath, Any]
+        companions = {(f"{role}s",): policy.get(f"{role}s") for role in ("label", "score")}
+        companions |= {("rows", n): name for n, name in enumerate(policy.get("rows", ()))}
+        for place, name in companions.items():
+            if name is None:
                 continue
             if name not in outputs:
                 hint = suggest(name, outputs, what="outputs")
-                yield view.problem(place, f'no output is named "{name}"', hint)
+                yield view.problem((*path, *place), f'no output is named "{name}"', hint)
             elif name == boxes or name in matched:
                 text = f'output "{name}" is already matched with "{matched.get(name, boxes)}"'
-                yield view.problem(place, text, "remove one of them")
+                yield view.problem((*path, *place), text, "remove one of them")
             elif view.get("outputs", name, "compare") is not None:
                 text = f'output "{name}" has a policy, and is matched with "{boxes}"'
-                yield view.problem(place, text, f"remove outputs.{name}.compare")
+                yield view.problem((*path, *place), text, f"remove outputs.{name}.compare")
             matched.setdefault(name, boxes)
         for role in ("label", "score"):
             if policy.get(f"{role}s") is not None and policy.get(f"{role}_column") is not None:
                 text = f"{role}s already names the output with the {role}s"
-                field = (*path, "compare", f"{role}_column")
+                field = (*path, f"{role}_column")
                 yield view.problem(field, text, "remove one of them", of_key=True)
 
 
 def _preprocessing(view: ManifestView) -> Problems:
     """Yield preprocessing for `run` unsuitable for its input."""
-    for path, fields in view.maps("inputs", ..., "preprocess"):
-        tensor = view.map(*path[:-1])
-        dtype, shape = tensor.get("dtype", "float32"), tensor.get("shape")
-        if isinstance(dtype, str) and dtype not in IMAGE_DTYPES:
+    for (_, name), tensor in view.maps("inputs", ...):
+        fields, path = tensor.get("preprocess"), ("inputs", name, "preprocess")
+        if fields is None:
+            continue
+        dtype, shape = tensor.get("dtype", "float32"), tensor["shape"]
+        if dtype not in IMAGE_DTYPES:
             text = f"cannot convert images to dtype {dtype}"
             yield view.problem(path, text, f"supported: {', '.join(IMAGE_DTYPES)}")
         color, layout = fields.get("color", "rgb"), fields.get("layout", "nchw")
-        channels = 1 if color == "gray" else 3
-        is_complete = isinstance(shape, list) and not contains_refused([*shape, color, layout])
-        axis = _CHANNEL_AXES.get(layout) if is_complete else None
-        if axis and shape and (len(shape) not in (3, 4) or shape[axis] != channels):
+        channels, axis = 1 if color == "gray" else 3, _CHANNEL_AXES[layout]
+        if len(shape) not in (3, 4) or shape[axis] != channels:
             text = f"the shape [{', '.join(map(str, shape))}] does not fit {color} images in"
             letters = "channels, height, width" if axis == -3 else "height, width, channels"
             hint = f"expected [batch, {letters}] or [{letters}] with {channels} channels"
             yield view.problem(path, f"{text} layout {layout}", hint)
+
+
+def _duplicates(view: ManifestView) -> Problems:
+    """Yield entries listed twice in a list such as ``cases``."""
+    for section, field in ((s, f) for s in view.data for f in ("cases", "baselines")):
+        entries = [entry for _, entry in view.find(section, field, ...)]
+        for index, entry in enumerate(entries):
+            if entry in entries[:index]:
+                text = f'{field.removesuffix("s")} "{entry}" is listed twice'
+                yield view.problem((section, field, index), text, "remove one of them")

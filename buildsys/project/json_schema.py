@@ -13,9 +13,8 @@ from typing import Any
 
 from pydantic import TypeAdapter
 
-from buildsys.manifest.schema.engines import Engine
 from buildsys.manifest.schema.project import ProjectSpec
-from buildsys.project.model import ModelSpec
+from buildsys.project.model import Engine, ModelSpec
 
 Schema = dict[str, Any]
 

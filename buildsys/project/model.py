@@ -6,7 +6,7 @@ while typing. Nothing here reads a file or imports a library used by a stage.
 
 from collections.abc import Mapping
 from importlib import import_module
-from typing import Any
+from typing import TYPE_CHECKING, Annotated, Any, Union
 
 from pydantic import Field, create_model
 
@@ -15,17 +15,25 @@ from buildsys.manifest.schema.base import (
     DimName,
     Name,
     NeedsSpec,
+    OneOf,
     Seconds,
     Spec,
     Stage,
     Stages,
     TensorName,
 )
-from buildsys.manifest.schema.engines import Engine
+from buildsys.manifest.schema.engines import EngineBase, engine_spec
 from buildsys.manifest.schema.network import CallSpec, DimSpec, InputSpec, OutputSpec
 from buildsys.manifest.schema.source import Source
 from buildsys.manifest.value_ranges import default_high
 from buildsys.stages.table import STAGES
+from buildsys.system.backend_registry import backend_names
+
+if TYPE_CHECKING:
+    Engine = EngineBase
+else:
+    _ENGINES = Union[tuple(map(engine_spec, backend_names()))]  # noqa: UP007 - of a variable
+    Engine = Annotated[_ENGINES, OneOf(backend_names(), field="backend")]
 
 
 class _ModelFields(Spec):

@@ -5,7 +5,6 @@ Layers, matrix, ``dynamic_axes`` and engine presets are expanded first, then eve
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -17,31 +16,24 @@ from buildsys.manifest.engine_checks import unknown_toolchain
 from buildsys.manifest.file_checks import file_problems
 from buildsys.manifest.layers import (
     Errors,
-    Layers,
     Presets,
     build_presets,
     expand_matrix,
     merge,
     name_dynamic_axes,
+    read_layers,
     resolve_engines,
 )
 from buildsys.manifest.problem import expected
-from buildsys.manifest.schema.engines import Engine
 from buildsys.manifest.schema.project import ProjectSpec
-from buildsys.manifest.schema_errors import field_names, schema_errors
-from buildsys.manifest.value_tree import (
-    FieldPath,
-    ValueNode,
-    ValueOrigin,
-    error_at,
-    plain,
-)
+from buildsys.manifest.schema_errors import schema_errors
+from buildsys.manifest.value_tree import FieldPath, ValueNode, ValueOrigin, plain
 from buildsys.manifest.view import ManifestView
 from buildsys.manifest.workspace import Workspace
 from buildsys.project.checks import check_model, unused_dims
-from buildsys.project.model import ModelSpec, model_fields
+from buildsys.project.model import Engine, ModelSpec, model_fields
 from buildsys.stages.table import GRAPH_SECTIONS, NETWORK_SECTIONS
-from buildsys.system.backend_registry import describe_backend, find_package, package_files
+from buildsys.system.backend_registry import package_files
 
 Resolution = tuple[dict[str, Any], ValueNode]  # a model, and the origins of its values
 _NOT_SHARED = ("model", "extends", "matrix")  # not allowed in project defaults
@@ -74,41 +66,33 @@ class Resolver:
         """Resolve the models of one manifest; return them and all of its errors."""
         for shared in (self.project_file, self.engines_file):
             self.workspace.exists(shared)
-        layers = Layers(self.workspace)
         try:
-            tree = merge(self._defaults, layers.read(file))
+            tree = merge(self._defaults, read_layers(self.workspace, file))
         except ManifestError as error:
             return [], [error]
-        variants, matrix_errors = expand_matrix(tree)
-        errors = [*layers.errors, *matrix_errors]
+        variants, errors = expand_matrix(tree)
         resolutions = []
         for variant in variants:
-            # a broken layer may set any field that is missing
-            names = field_names(ModelSpec, ()) if layers.errors else ()
-            unset = [(name,) for name in names if variant.get(name) is None]
-            model, model_errors = self._resolve_model(variant, self.workspace.relative(file), unset)
+            model, model_errors = self._resolve_model(variant, self.workspace.relative(file))
             errors += model_errors
             resolutions += [model] if model else []
         return resolutions, errors
 
-    def _resolve_model(
-        self, tree: ValueNode, file: Path, unset: Sequence[FieldPath]
-    ) -> tuple[Resolution | None, Errors]:
-        if ("source",) not in unset:
-            tree = _without_inherited_sections(tree, file)
+    def _resolve_model(self, tree: ValueNode, file: Path) -> tuple[Resolution | None, Errors]:
+        tree = _without_inherited_sections(tree, file)
         tree, errors = name_dynamic_axes(tree)
         tree, engine_errors = resolve_engines(tree, self._presets)
-        tree = _without_inherited_members(tree, file)
+        tree = _without_inherited_dims(tree, file)
         errors += engine_errors
         fields: dict[str, Any] = {}
-        refused, written = [*unset], plain(tree)
+        refused: list[FieldPath] = []
+        written = plain(tree)
         try:
             fields = model_fields(written)
         except ValidationError as error:
-            field_errors, refused = schema_errors(error, tree, ModelSpec, unset)
+            field_errors, refused = schema_errors(error, tree, ModelSpec)
             errors += field_errors
-        refused_fields = [error_at(tree, path, "") for path in refused]
-        reported = {(error.file, error.key) for error in (*errors, *refused_fields)}
+        reported = {(error.file, error.key) for error in errors}
         view = ManifestView(tree, file, refused, None if refused else written)
         checks = [*check_model(view), *file_problems(view, self.workspace)]
         for section in ("engines", "commands"):
@@ -119,9 +103,7 @@ class Resolver:
             parts = ((check.file, check.key[:depth]) for depth in range(1, len(check.key) + 1))
             if reported.isdisjoint(parts):
                 errors.append(check)
-        if errors or not fields:  # no fields: the missing ones of a broken layer
-            return None, errors
-        return (fields, self._with_toolchains(tree, fields)), []
+        return (None, errors) if errors else ((fields, self._with_toolchains(tree, fields)), [])
 
     def _with_toolchains(self, tree: ValueNode, fields: dict[str, Any]) -> ValueNode:
         """Add the toolchains that a model uses to its fields, and their origins to the tree."""
@@ -204,28 +186,11 @@ def _without_inherited_sections(tree: ValueNode, file: Path) -> ValueNode:
     return tree.without(*(name for name, node in nodes if node and node.origin.file != file))
 
 
-def _without_inherited_members(tree: ValueNode, file: Path) -> ValueNode:
-    """Drop unused dimensions of shared files, and engines for other kinds of networks.
-
-    All of the engines stay if there is no other: the model would have none.
-    """
-    source, engines, dims = tree.get("source"), tree.get("engines"), tree.get("dims")
-    is_defined = source is not None and source.get("tensorrt") is not None
-    if is_defined and engines is not None and engines.origin.file != file:
-        usable = [engine for engine in engines.entries() if _takes_definition(engine)]
-        tree = tree.with_member("engines", ValueNode(usable or engines.value, engines.origin))
+def _without_inherited_dims(tree: ValueNode, file: Path) -> ValueNode:
+    """Drop unused dimensions of shared files."""
+    dims = tree.get("dims")
     shared = {name for name, node in dims.items() if node.origin.file != file} if dims else set()
-    if dims and shared:
-        unused = shared.intersection(unused_dims(ManifestView(tree, file)))
-        tree = tree.with_member("dims", dims.without(*unused))
-    return tree
-
-
-def _takes_definition(engine: ValueNode) -> bool:
-    """Check an engine's backend; unknown ones are refused elsewhere."""
-    backend = engine.get("backend")
-    name = backend.value if backend else None
-    if not isinstance(name, str) or find_package(name) is None:
-        return True
-    description = describe_backend(name)
-    return description.takes_definition or bool(description.problem)
+    if dims is None or not shared:
+        return tree
+    unused = shared.intersection(unused_dims(ManifestView(tree, file)))
+    return tree.with_member("dims", dims.without(*unused))

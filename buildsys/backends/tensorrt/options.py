@@ -6,7 +6,8 @@ from typing import Annotated, Any, Literal, get_args
 
 from pydantic import Field
 
-from buildsys.manifest.engine_checks import int8_layers, precision_of
+from buildsys.manifest.backend_choices import base_precision
+from buildsys.manifest.engine_checks import int8_layers
 from buildsys.manifest.problem import Problems, suggest
 from buildsys.manifest.schema.base import (
     QUANTIZED,
@@ -103,7 +104,7 @@ def common_problems(view: ManifestView, path: FieldPath, engine: dict[str, Any])
         text = "an engine cannot be built without workspace memory"
         yield view.problem((*path, "workspace"), text, "set a size such as 4GiB, or remove it")
     inputs, outputs = shapes_after_surgery(view), view.map("outputs")
-    if inputs is None or not outputs:
+    if not outputs:
         return  # names of undeclared outputs are known once the engine is built
     names = [*inputs, *outputs]
     for name in view.map(*path, "io"):
@@ -200,7 +201,7 @@ def _contradictions(view: ManifestView, path: FieldPath, engine: dict[str, Any])
     if typing == "weak" and engine.get("weight_streaming") is True:
         text = "weight streaming needs a strongly typed engine"
         yield view.problem((*path, "weight_streaming"), text, "set typing: strong", of_key=True)
-    if typing == "weak" and precision_of(engine) == "fp8":
+    if typing == "weak" and base_precision(engine) == "fp8":
         text = "a weakly typed engine cannot use fp8"
         yield view.problem((*path, "typing"), text, "set typing: strong, or remove it")
     for name in _DLA_ONLY:
@@ -214,7 +215,7 @@ def _contradictions(view: ManifestView, path: FieldPath, engine: dict[str, Any])
 
 
 def _quantization(view: ManifestView, path: FieldPath, engine: dict[str, Any]) -> Problems:
-    chosen, precision = engine.get("quantization"), precision_of(engine)
+    chosen, precision = engine.get("quantization"), base_precision(engine)
     field = (*path, "quantization")
     int8 = int8_layers(engine)
     if chosen == "explicit" and precision in _UNQUANTIZED:

@@ -181,8 +181,6 @@ class OneOf:
     kinds: tuple[str, ...]
     field: str = ""
     choose: Function[[object], str] | None = None
-    removed: tuple[str, ...] = ()  # kinds of earlier versions
-    instead: str = ""  # what to do without these
 
     def __get_pydantic_core_schema__(
         self, source: Any, handler: GetCoreSchemaHandler
@@ -204,12 +202,7 @@ class OneOf:
             tag,
             custom_error_type="one_of",
             custom_error_message="unknown kind",
-            custom_error_context={
-                "kinds": ", ".join(self.kinds),
-                "field": self.field,
-                "removed": ", ".join(self.removed),
-                "instead": self.instead,
-            },
+            custom_error_context={"kinds": ", ".join(self.kinds), "field": self.field},
         )
 
 

@@ -1,25 +1,11 @@
-"""Engines in a manifest with their gates, and the options of their backend.
-
-A manifest has few backends. Importing the options of all of them takes longer than its check, so
-those of a backend are imported at its first engine.
-"""
+"""Engines in a manifest with their gates, and the options of their backend."""
 
 from __future__ import annotations
 
-from functools import cache, partial, reduce
-from operator import or_
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from functools import partial
+from typing import Annotated, Any, Literal
 
-from pydantic import (
-    BeforeValidator,
-    ConfigDict,
-    Field,
-    GetCoreSchemaHandler,
-    GetJsonSchemaHandler,
-    TypeAdapter,
-    create_model,
-)
-from pydantic_core import core_schema
+from pydantic import BeforeValidator, ConfigDict, Field, create_model
 
 from buildsys.errors import Unavailable
 from buildsys.manifest.schema.base import (
@@ -27,16 +13,12 @@ from buildsys.manifest.schema.base import (
     EngineTolerance,
     Name,
     NeedsSpec,
-    OneOf,
     Seconds,
     Spec,
-    fields_of,
 )
 from buildsys.system.backend_registry import (
     BrokenBackendError,
-    backend_names,
     describe_backend,
-    find_package,
     import_backend,
 )
 from buildsys.system.units import parse_duration, parse_percentage, parse_size
@@ -142,48 +124,3 @@ def engine_spec(backend: str) -> type[EngineBase]:
         "unusable": (str, problem),
     }
     return create_model(f"{backend}_unusable", __base__=_UnusableEngine, **fields)
-
-
-class AnyBackend:
-    """Annotation of an engine of any backend."""
-
-    def load(self) -> Any:
-        """Return the union of the engines of all backends."""
-        return _union(backend_names())
-
-    def __get_pydantic_core_schema__(
-        self, source: Any, handler: GetCoreSchemaHandler
-    ) -> core_schema.CoreSchema:
-        """Return a schema that loads a backend's options when it validates them."""
-        return core_schema.no_info_plain_validator_function(_validated)
-
-    def __get_pydantic_json_schema__(
-        self, schema: core_schema.CoreSchema, handler: GetJsonSchemaHandler
-    ) -> dict[str, Any]:
-        """Return the JSON Schema of the engines of all backends."""
-        return handler(_adapter(backend_names()).core_schema)
-
-
-if TYPE_CHECKING:
-    Engine = EngineBase
-else:
-    Engine = Annotated[EngineBase, AnyBackend()]
-
-
-def _validated(engine: object) -> Any:
-    backend = fields_of(engine).get("backend")
-    is_known = isinstance(backend, str) and find_package(backend) is not None
-    names = (backend,) if is_known else backend_names()  # for an error with all names
-    return _adapter(names).validate_python(engine)
-
-
-@cache
-def _adapter(backends: tuple[str, ...]) -> TypeAdapter[Any]:
-    return TypeAdapter(_union(backends))
-
-
-def _union(backends: tuple[str, ...]) -> Any:
-    specs = [engine_spec(backend) for backend in backends]
-    for spec in specs:
-        spec.model_rebuild()  # with the serializer, which a union outside of a model does not build
-    return Annotated[reduce(or_, specs), OneOf(backends, field="backend")]

@@ -188,7 +188,7 @@ def choose(body: Body, begin: str = "", end: str = "", depth: int | None = None)
     if not chosen:
         within = f" within {depth} nodes" if depth is not None else ""
         path = f"from {begin or 'the inputs'} to {end or 'the outputs'}{within}"
-        raise UsageError(f"no path leads {path}")
+        raise UsageError(f"no path leads {path}", "exchange the two, or choose others")
     return [node for node in nodes if node in chosen]
 
 

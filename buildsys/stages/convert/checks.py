@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
-from buildsys.manifest.backend_choices import is_auto
-from buildsys.manifest.engine_checks import int8_layers, precision_of
+from buildsys.manifest.backend_choices import base_precision, is_auto
+from buildsys.manifest.engine_checks import int8_layers
 from buildsys.manifest.problem import Problems, suggest
 from buildsys.manifest.schema.base import QUANTIZED
 from buildsys.manifest.value_ranges import data_problem
 from buildsys.manifest.value_tree import FieldPath
-from buildsys.manifest.view import REFUSED, ManifestView, shapes_after_surgery
+from buildsys.manifest.view import ManifestView, shapes_after_surgery
 
 
 def problems(view: ManifestView) -> Problems:
@@ -20,24 +20,21 @@ def problems(view: ManifestView) -> Problems:
         yield view.problem(("convert", "exclude"), text, "remove it, or use tool: builtin")
     if view.is_defined:  # it has its own quantizers
         return
-    shapes = shapes_after_surgery(view)
-    if shapes is not None and isinstance(view.get("calibration"), dict):
-        yield from _calibration(view, shapes)
     reported: set[FieldPath] = set()
     for path, engine in view.maps("engines", ...):
         calibrated = engine.get("quantization") == "implicit" and int8_layers(engine)
         is_static = engine.get("quantization") != "dynamic"
-        if (precision_of(engine) in QUANTIZED and is_static) or calibrated:
-            for problem in _calibration_use(view, path, engine, shapes or {}):
+        if (base_precision(engine) in QUANTIZED and is_static) or calibrated:
+            for problem in _calibration_use(view, path, engine):
                 if problem.key not in reported:  # several engines may share one problem
                     reported.add(problem.key)
                     yield problem
+    if view.get("calibration") is not None:
+        yield from _calibration(view, shapes_after_surgery(view))
 
 
-def _calibration_use(
-    view: ManifestView, path: FieldPath, engine: dict[str, Any], shapes: dict[str, list[Any]]
-) -> Problems:
-    precision, tool = precision_of(engine), view.get("quantize", "tool")
+def _calibration_use(view: ManifestView, path: FieldPath, engine: dict[str, Any]) -> Problems:
+    precision, tool = base_precision(engine), view.get("quantize", "tool")
     algorithm = view.get("calibration", "algorithm")
     if view.get("calibration") is None:
         field, what = (
@@ -46,11 +43,12 @@ def _calibration_use(
             else ("quantization", "an engine with implicit quantization")
         )
         text = f"{what} needs calibration data, but this model has no section calibration"
+        shapes = shapes_after_surgery(view)
         entries = ", ".join(f"{name}: {_example_data(shape)}" for name, shape in shapes.items())
         yield view.problem((*path, field), text, f"add calibration: {{data: {{{entries}}}}}")
     unsupported = {"per_channel": True, "outputs": False}  # by ModelOpt, with their defaults
     for field, default in unsupported.items() if tool == "modelopt" else ():
-        if view.get("quantize", field) not in (None, REFUSED, default):
+        if view.get("quantize", field) not in (None, default):
             hint = "remove it, or use tool: builtin"
             yield view.problem(("quantize", field), "not supported by ModelOpt", hint, of_key=True)
     chosen = engine.get("quantization", "auto")
@@ -58,13 +56,13 @@ def _calibration_use(
     calibrates_itself = chosen == "implicit" or is_weak
     if algorithm == "percentile" and (calibrates_itself or tool == "modelopt"):
         builder = "TensorRT" if calibrates_itself else "ModelOpt"
-        text = f"engine {engine.get('name')} calibrates with {builder}: entropy or minmax only"
+        text = f"engine {engine['name']} calibrates with {builder}: entropy or minmax only"
         hint = "use one of these, or an explicit quantization with another quantize.tool"
         yield view.problem(("calibration", "algorithm"), text, hint)
 
 
 def _calibration(view: ManifestView, shapes: dict[str, list[Any]]) -> Problems:
-    data = view.map("calibration", "data")
+    data, size = view.map("calibration", "data"), view.get("calibration", "batch_size")
     for name, values in data.items():
         path = ("calibration", "data", name)
         if name not in shapes:
@@ -72,18 +70,15 @@ def _calibration(view: ManifestView, shapes: dict[str, list[Any]]) -> Problems:
             yield view.problem(path, f'unknown input "{name}"', hint, of_key=True)
         elif problem := data_problem(view.get("inputs", name, "dtype") or "float32", values):
             field, text, hint = problem
-            yield view.problem((*path, *field), text, hint)
+            yield view.problem((*path, *field[1:]), text, hint)
     for name, shape in shapes.items():
-        unset = name not in data and view.get("inputs", name, "data") is None
-        if unset and view.get("calibration", "data") is not REFUSED:
+        if name not in data and view.get("inputs", name, "data") is None:
             hint = f"add data: {{{name}: {_example_data(shape)}}}"
             text = f'input "{name}" has no calibration data'
             yield view.problem(("calibration",), text, hint)
-    size = view.get("calibration", "batch_size")
-    for name, shape in shapes.items() if isinstance(size, int) else ():
         first = shape[0] if shape else None
         span = view.dim_range(first) if isinstance(first, str) else (first, first, 1)
-        if span and not (span[0] is not None and span[0] <= size <= span[1]):
+        if size and span and not (span[0] is not None and span[0] <= size <= span[1]):
             text = f'{size} does not fit the first dimension of input "{name}", {first}'
             hint = "choose a size in its range in dims, or remove it"
             yield view.problem(("calibration", "batch_size"), text, hint)

@@ -29,22 +29,22 @@ _SECTIONS = {"symbolics": ("torchscript", "translations"), "translations": ("dyn
 
 def problems(view: ManifestView) -> Problems:
     """Yield options without an effect, and registrations that no exporter takes."""
-    yield from _options(view)
-    yield from _registrations(view)
-
-
-def _options(view: ManifestView) -> Problems:
     if view.is_defined:
         return
     if "onnx" in view.map("source"):
-        for option in view.map("export"):
-            if view.is_own("export", option):
+        own: list[FieldPath] = [("export", option) for option in view.map("export")]
+        own += [(section,) for section in _SECTIONS if view.list(section)]
+        for path in own:
+            if view.is_own(*path):
                 text = "ignored for an ONNX source, which is not exported"
-                yield view.problem(("export", option), text, "remove it", of_key=True)
+                yield view.problem(path, text, "remove it", of_key=True)
         return
-    exporter = view.map("export").get("exporter", "torchscript")
-    if exporter not in ("torchscript", "dynamo"):
-        return
+    exporter = view.get("export", "exporter") or "torchscript"
+    opset, opsets = view.get("export", "opset"), _OPSETS[exporter]
+    if opset is not None and opset not in opsets:
+        span = f"{opsets[0]} to {opsets[-1]}"
+        text = f"opset {opset} is not supported by the {exporter} exporter ({span})"
+        yield view.problem(("export", "opset"), text, "choose an opset in this range")
     if "exported_program" in view.map("source") and exporter == "torchscript":
         text = "the torchscript exporter would fix the dynamic sizes of a saved program"
         hint = "write export: {exporter: dynamo, opset: 18}"
@@ -55,11 +55,6 @@ def _options(view: ManifestView) -> Problems:
         if view.get("export", option) is not None:
             text, hint = f"ignored by exporter {exporter}", f"remove it, or use exporter: {other}"
             yield view.problem(("export", option), text, hint, of_key=True)
-    opset, opsets = view.get("export", "opset"), _OPSETS[exporter]
-    if isinstance(opset, int) and opset not in opsets:
-        span = f"{opsets[0]} to {opsets[-1]}"
-        text = f"opset {opset} is not supported by the {exporter} exporter ({span})"
-        yield view.problem(("export", "opset"), text, "choose an opset in this range")
     if view.get("export", "export_params") is False:
         text = "a file without its weights cannot be validated or built"
         yield view.problem(("export", "export_params"), text, "remove it", of_key=True)
@@ -67,32 +62,25 @@ def _options(view: ManifestView) -> Problems:
         text = "a graph in training mode cannot give the reference's outputs"
         hint = "remove it (the network is exported in evaluation mode)"
         yield view.problem(("export", "training"), text, hint)
-
-
-def _registrations(view: ManifestView) -> Problems:
-    """Yield the problems of ``symbolics`` and ``translations``."""
-    exporter = view.get("export", "exporter") or "torchscript"
-    for section, (used_by, other) in _SECTIONS.items():
-        if not view.list(section) or view.is_defined:
-            continue
-        if "onnx" in view.map("source"):
-            if view.is_own(section):
-                text = "ignored for an ONNX source, which is not exported"
-                yield view.problem((section,), text, "remove it", of_key=True)
-        elif exporter != used_by and exporter in ("torchscript", "dynamo"):
+    for section, (used_by, counterpart) in _SECTIONS.items():
+        if view.list(section) and exporter != used_by:
             text = f"ignored by exporter {exporter}, only {used_by} uses it"
-            hint = f"use {other} for {exporter}, or set export.exporter: {used_by}"
+            hint = f"use {counterpart} for {exporter}, or set export.exporter: {used_by}"
             yield view.problem((section,), text, hint, of_key=True)
-        registered: list[tuple[str, Any]] = []
-        for path, entry in view.maps(section, ...):
-            op, opset = entry.get("op"), entry.get("opset")
-            if not isinstance(op, str):
-                continue
-            yield from _name_problems(view, (*path, "op"), op)
-            if (op.removesuffix(".default"), opset) in registered:
-                text = f"{op} is registered twice" + (f" for opset {opset}" if opset else "")
-                yield view.problem((*path, "op"), text, "remove one of the two")
-            registered.append((op.removesuffix(".default"), opset))
+        yield from _registrations(view, section)
+
+
+def _registrations(view: ManifestView, section: str) -> Problems:
+    registered: list[tuple[str, Any]] = []
+    for path, entry in view.maps(section, ...):
+        op, opset = entry.get("op"), entry.get("opset")
+        if op is None:
+            continue
+        yield from _name_problems(view, (*path, "op"), op)
+        if (op.removesuffix(".default"), opset) in registered:
+            text = f"{op} is registered twice" + (f" for opset {opset}" if opset else "")
+            yield view.problem((*path, "op"), text, "remove one of the two")
+        registered.append((op.removesuffix(".default"), opset))
 
 
 def _name_problems(view: ManifestView, path: FieldPath, op: str) -> Problems:

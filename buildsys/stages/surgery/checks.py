@@ -21,26 +21,20 @@ from buildsys.manifest.shape_cases import (
 )
 from buildsys.manifest.value_ranges import data_problem
 from buildsys.manifest.value_tree import FieldPath
-from buildsys.manifest.view import ManifestView, contains_refused
+from buildsys.manifest.view import ManifestView
 
 StepProblem = tuple[FieldPath, str, str]  # path below the step, problem, hint
 
 
 def problems(view: ManifestView) -> Problems:
-    """Yield the problems of steps, up to the first refused one."""
-    if not (view.is_known("inputs") and view.is_known("outputs")):
-        return
-    interface = exported_interface(view.data)
+    """Yield the problems of steps."""
+    interface = exported_interface({name: view.get(name) for name in ("inputs", "outputs")})
     for when in WHENS:
         for number, step in enumerate(view.list("surgery")):
-            if contains_refused(step):
-                return
-            if step.get("when", AFTER_EXPORT) != when:
-                continue
-            for check in (_tensor_problems, _dim_problems):
-                for path, text, hint in check(view, interface, step):
+            if step.get("when", AFTER_EXPORT) == when:
+                for path, text, hint in _step_problems(view, interface, step):
                     yield view.problem(("surgery", number, *path), text, hint, of_key=True)
-            interface = interface_after(interface, [step])
+                interface = interface_after(interface, [step])
 
 
 def dims_named_by_surgery(view: ManifestView) -> set[str]:
@@ -50,23 +44,25 @@ def dims_named_by_surgery(view: ManifestView) -> set[str]:
     return {dim for dim in dims if isinstance(dim, str)}
 
 
-def _tensor_problems(view: ManifestView, interface: Interface, step: Step) -> Iterator[StepProblem]:
+def _step_problems(view: ManifestView, interface: Interface, step: Step) -> Iterator[StepProblem]:
     for name, tensor in (step.get("inputs") or {}).items():
         yield from _undeclared(view, ("inputs", name), tensor["shape"])
         if problem := data_problem(tensor.get("dtype", "float32"), tensor.get("data")):
             field, text, hint = problem
-            yield ("inputs", name, *(("data", *field) if field else ())), text, hint
+            yield ("inputs", name, *field), text, hint
         if name not in interface.inputs and step.get("changes") != "numbers":
             text = f'input "{name}" is new, so its outputs cannot be compared with earlier ones'
             yield ("inputs", name), text, "set changes: numbers, with a reference for the outputs"
     new_names = list(step.get("rename", {}).values())
+    tensors = (*interface.inputs, *(interface.outputs or ()))
     for old, name in step.get("rename", {}).items():
-        yield from _unknown_tensor(interface, ("rename", old))
+        if interface.outputs is not None and old not in tensors:
+            text = f'unknown input or output "{old}" at this step'
+            yield ("rename", old), text, suggest(old, tensors)
         if new_names.count(name) > 1:
             yield ("rename", old), f'two tensors would be named "{name}"', "choose another name"
     for name, tensor in (step.get("cut", {}).get("inputs") or {}).items():
-        shape = (tensor or {}).get("shape")
-        path: FieldPath = ("cut", "inputs", name)
+        shape, path = (tensor or {}).get("shape"), ("cut", "inputs", name)
         if shape is None and name not in interface.inputs:
             yield path, f'new input "{name}" needs a shape', f"write {name}: {{shape: […]}}"
         elif shape is not None and None in shape:
@@ -79,29 +75,18 @@ def _tensor_problems(view: ManifestView, interface: Interface, step: Step) -> It
             yield ("cast", name), f'unknown input "{name}" at this step', hint
         elif interface.inputs[name]["dtype"] == dtype:
             yield ("cast", name), f'input "{name}" is already {dtype}', "remove it"
-
-
-def _dim_problems(view: ManifestView, interface: Interface, step: Step) -> Iterator[StepProblem]:
     dynamic = sorted(names_in_shapes(interface.inputs))
     for name, value in step.get("fix_dims", {}).items():
-        path: FieldPath = ("fix_dims", name)
         if name not in dynamic:
             hint = suggest(name, dynamic, what="dimensions")
-            yield path, f'no input has the dimension "{name}" at this step', hint
+            yield ("fix_dims", name), f'no input has the dimension "{name}" at this step', hint
         elif span := view.dim_range(name):
             low, high, multiple = span
             if not low <= value <= high or value % multiple:
                 steps = f" in steps of {multiple}" if multiple != 1 else ""
                 text = f"{value} is outside the range of {name} ({low} to {high}{steps})"
-                yield path, text, f"choose a value in this range, or widen dims.{name}"
-
-
-def _unknown_tensor(interface: Interface, path: FieldPath) -> Iterator[StepProblem]:
-    name = str(path[-1])
-    tensors = (*interface.inputs, *(interface.outputs or ()))
-    if interface.outputs is not None and name not in tensors:
-        hint = suggest(name, tensors)
-        yield path, f'unknown input or output "{name}" at this step', hint
+                hint = f"choose a value in this range, or widen dims.{name}"
+                yield ("fix_dims", name), text, hint
 
 
 def _undeclared(view: ManifestView, path: FieldPath, shape: list[Any]) -> Iterator[StepProblem]:

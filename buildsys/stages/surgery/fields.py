@@ -15,7 +15,7 @@ from buildsys.manifest.schema.base import (
     TensorName,
 )
 from buildsys.manifest.schema.network import InputData
-from buildsys.manifest.shape_cases import KINDS, REMOVED_KINDS
+from buildsys.manifest.shape_cases import KINDS
 
 # exporters use any characters in the names of inner tensors
 InnerName = Annotated[str, Field(min_length=1, max_length=500)]
@@ -146,11 +146,7 @@ class CastStep(_Step):
 
 SurgeryStep = Annotated[
     FunctionStep | RenameStep | FixDimsStep | CutStep | ReplaceStep | CastStep,
-    OneOf(
-        KINDS,
-        removed=REMOVED_KINDS,
-        instead="write a hook, {function: FILE.py:CALLABLE}; docs/remedies/surgery.md has it",
-    ),
+    OneOf(KINDS),
 ]
 
 

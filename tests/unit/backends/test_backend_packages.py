@@ -14,7 +14,6 @@ from buildsys.backends.interface import load_backend
 from buildsys.errors import Unavailable
 from buildsys.manifest.schema.engines import engine_spec
 from buildsys.manifest.schema_errors import field_names
-from buildsys.project.model import ModelSpec
 from buildsys.system import backend_registry
 from buildsys.system.backend_registry import (
     backend_names,
@@ -111,6 +110,8 @@ def test_the_fields_depend_on_the_files_of_the_package(site: Path) -> None:
 
 
 def test_the_fields_of_an_engine_are_checked_by_its_package(site: Path) -> None:
+    from buildsys.project.model import ModelSpec
+
     engine = {"name": "e", "backend": "reference", "log_level": 3}
     model = ModelSpec.model_validate({"model": "net", "engines": [engine]})
     dumped = model.model_dump(mode="json")["engines"][0]
@@ -123,6 +124,8 @@ def test_the_fields_of_an_engine_are_checked_by_its_package(site: Path) -> None:
 
 
 def test_an_engine_of_no_backend_names_those_of_all_packages(site: Path) -> None:
+    from buildsys.project.model import ModelSpec
+
     with pytest.raises(ValidationError) as caught:
         ModelSpec.model_validate({"model": "net", "engines": [{"backend": "refrence"}]})
     names = ", ".join((*our_backends(), "reference"))

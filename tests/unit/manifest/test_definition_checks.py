@@ -58,16 +58,3 @@ def test_sections_of_shared_defaults_have_no_effect(project, errors) -> None:
     assert {action.stage for action in ProjectPlan(loaded.models).values()} == {
         "reference", "engine", "verify", "bench", "report",
     }  # fmt: skip
-
-
-def test_default_engines_of_other_backends_are_left_out(project, errors) -> None:
-    errors()
-    manifest = (project.root / NET).read_text()
-    project.write(NET, manifest.replace(f"engines: [{ENGINE}]\n", ""))
-    project.write("configs/project.yaml", "defaults: {engines: [ort-cpu, rtx-fp16, ort-fp16]}")
-    assert errors_of(project) == []
-    engines = project.load().models["net"].data["engines"]
-    assert [engine["name"] for engine in engines] == ["rtx-fp16"]
-    project.write("configs/project.yaml", "defaults: {engines: [ort-cpu]}")
-    (error,) = errors_of(project)  # else the model would have none
-    assert "ONNX Runtime cannot build a network defined with TensorRT's API" in error
