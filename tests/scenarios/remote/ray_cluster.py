@@ -115,11 +115,15 @@ class RayCluster:
         return (self._folder / f"{name}.out").read_text(errors="replace")
 
     def stop_node(self, name: str) -> None:
-        """Kill all processes of a node."""
+        """Kill all processes of a node at once, as its power supply would.
+
+        A worker must not live to see the end of its job.
+        """
         node = self._nodes.pop(name)
-        processes = [Process.of(pid) for pid in (*descendants_of(node.pid), node.pid)]
-        for process in processes:
-            process.send_signal(signal.SIGKILL)
+        processes = [Process.of(pid) for pid in (node.pid, *descendants_of(node.pid))]
+        for number in (signal.SIGSTOP, signal.SIGKILL):
+            for process in processes:
+                process.send_signal(number)
         node.wait()
 
     def close(self) -> None:

@@ -29,7 +29,7 @@ class Run:
 
 
 class RemoteProject(ReadyProject):
-    """A project with the networks ``a`` and ``b``, and an executor for a test."""
+    """A project with the network ``a``, and an executor for a test."""
 
     def __init__(self, folder: Path) -> None:
         super().__init__(folder / "project", folder / "run")
@@ -39,7 +39,6 @@ class RemoteProject(ReadyProject):
         self.environment |= {"BUILDSYS_WORKER_IDLE": "0", "TMPDIR": str(folder / "tmp")}
         self.create()
         self.add_model("a")
-        self.add_model("b")
         (self.root / ".gitignore").write_text("build\n.buildsys\ncalls\n")
 
     def add_failing_model(self) -> None:

@@ -32,6 +32,7 @@ def cluster(project: RemoteProject) -> Iterator[RayCluster]:
 
 @pytest.fixture
 def on_ray(project: RemoteProject, cluster: RayCluster) -> RemoteProject:
+    project.add_model("b")
     project.set_executor(f"{{kind: ray, address: '{cluster.address}'}}")
     return project
 
