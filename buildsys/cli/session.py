@@ -30,7 +30,6 @@ if TYPE_CHECKING:
     from buildsys.execution.stale_reasons import StaleReason
     from buildsys.history.recorder import HistoryRecorder
     from buildsys.project.load import Project
-    from buildsys.store.ledger import AcceptedBuild
     from buildsys.store.signatures import TrustPolicy
     from buildsys.system.git import Checkout
     from buildsys.workers.pool import WorkerPool
@@ -150,7 +149,6 @@ class BuildSession(TargetNames):
             on_event=lambda target, event: self.on_event(target, event),
             notify=self._warn,
             make_recorder=self._make_recorder,
-            past_builds=self._past_builds,
         )
 
     def _warn(self, warning: str) -> None:
@@ -179,11 +177,6 @@ class BuildSession(TargetNames):
         with contextlib.suppress(UsageError, OSError):  # without git, or outside of a repository
             return read_checkout(self.project.root, (self.project.build, self.project.state))
         return None
-
-    def _past_builds(self, *names: str) -> Iterable[AcceptedBuild]:
-        from buildsys.history.recorder import PastBuilds  # only projects with gates need it
-
-        return PastBuilds(self.project.state).of_gate(*names)
 
     def _make_recorder(self) -> HistoryRecorder:
         from buildsys.history.database import History, history_file
@@ -338,9 +331,7 @@ class BuildSession(TargetNames):
         from buildsys.execution.freshness import read_only_checker
 
         project = self.project
-        return read_only_checker(
-            project.root, project.build, project.state, self.trust, self._past_builds
-        )
+        return read_only_checker(project.root, project.build, project.state, self.trust)
 
     def result(self, target: str) -> dict[str, Any]:
         """Read the result file of a target, {} if unreadable."""

@@ -4,14 +4,12 @@ The baseline of a gate is part of its key, by the digest of the earlier engine. 
 engine with its libraries, becomes the baseline of the next one when it passes, not its own: a build
 that has been compared keeps the baseline of that comparison, as its record says. So a passed gate
 stays up to date, and going back to an earlier engine restores its verdict. Failed and noisy gates
-become no baseline, unless a person accepts the build. In a clean checkout, the history takes the
-place of the records.
+become no baseline, unless a person accepts the build.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from itertools import chain
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path, PurePath
 from typing import Any
 
@@ -20,7 +18,6 @@ from buildsys.plan.action import Action
 from buildsys.store.ledger import (
     ACCEPTED,
     NOISY,
-    AcceptedBuild,
     ActionRecord,
     Ledger,
     OutputFile,
@@ -51,22 +48,11 @@ def baseline_digests(ledger: Ledger, gates: Iterable[str]) -> set[str]:
     }
 
 
-# accepted builds outside the ledger, newest first, of a gate, for the target of its engine and the
-# digest of its present engine
-PastBuilds = Callable[[str, str, str], Iterable[AcceptedBuild]]
-
-
-def no_builds(*_: str) -> Iterable[AcceptedBuild]:
-    """List no builds: there is no history."""
-    return ()
-
-
 class GateBaselines:
-    """The baselines of a project's gates, from ledger and history."""
+    """The baselines of a project's gates, from the ledger."""
 
-    def __init__(self, ledger: Ledger, past_builds: PastBuilds = no_builds) -> None:
+    def __init__(self, ledger: Ledger) -> None:
         self._ledger = ledger
-        self._past_builds = past_builds
 
     def parts(self, action: Action, parts: Parts) -> dict[str, str]:
         """Find the part of the baseline. ``parts`` are the others of the key."""
@@ -76,7 +62,7 @@ class GateBaselines:
             accepted = record.status == ACCEPTED
             return {ENGINE: _THIS_BUILD if accepted else record.parts.get(ENGINE, NONE)}
         last = next(self._other_builds(action, parts), None)
-        return {ENGINE: last.engine if last else NONE}
+        return {ENGINE: _engine(action, last.parts) if last else NONE}
 
     def fetch(
         self, action: Action, parts: Parts, store: Store, folder: Path
@@ -92,21 +78,18 @@ class GateBaselines:
             record = self._own_record(action, parts)
             return {**facts, "accepted": (record and record.reason) or "by a person"}, {}
         builds = self._other_builds(action, parts)
-        earlier = next((build for build in builds if build.engine == digest), None)
+        earlier = next((b for b in builds if _engine(action, b.parts) == digest), None)
         if earlier is None:
             hint = "the next build is compared with this one"
             return {**facts, "missing": self._why_none(action, parts, digest), "hint": hint}, {}
         files: dict[str, Path] = {}
         if changed := _differences(_LIBRARIES, earlier.parts, parts):
             facts["reason"] = f"{_listed(changed)} changed since the baseline was built"
-        elif not earlier.options:
-            facts["reason"] = "the options of the baseline are not known"
         else:
-            engine, data = action.baseline.engine, _data_path(action)
-            contents = {"engine": (engine, digest), "engine.data": (data, earlier.data)}
+            paths = {"engine": action.baseline.engine, "engine.data": _data_path(action)}
             try:
-                for role, (path, content) in contents.items():
-                    if content != ABSENT:
+                for role, path in paths.items():
+                    if (content := earlier.parts.get(f"input:{path}", ABSENT)) != ABSENT:
                         files[role] = folder / PurePath(path).name
                         size = store.object_path(content).stat().st_size
                         store.fetch(OutputFile(content, size), files[role])
@@ -115,8 +98,8 @@ class GateBaselines:
         when = f"{earlier.started[:16].replace('T', ' ')} UTC"
         return {
             **facts,
-            "options": earlier.options,
-            "figures": earlier.figures,
+            "options": earlier.figures.get("engine_options"),
+            "figures": earlier.figures.get("figures", {}),
             "description": f"the build of {when} (engine {digest[:_SHOWN_DIGITS]})",
             "identity": {"engine": digest, "started": earlier.started},
         }, files
@@ -147,47 +130,29 @@ class GateBaselines:
 
     def _own_record(self, action: Action, parts: Parts) -> ActionRecord | None:
         """Find the last record of this build: its engine with its libraries."""
-        for record in self._comparable(action, parts):
-            if not _is_other(_engine(action, record.parts), record.parts, action, parts):
-                return record
-        return None
+        records = self._comparable(action, parts)
+        return next((r for r in records if not _is_other(action, r.parts, parts)), None)
 
-    def _other_builds(self, action: Action, parts: Parts) -> Iterator[AcceptedBuild]:
-        """Yield the other builds in this environment, newest first, the history's last."""
-        assert action.baseline is not None
-        recorded = (
-            AcceptedBuild(
-                _engine(action, record.parts),
-                record.parts.get(f"input:{_data_path(action)}", ABSENT),
-                record.started,
-                record.parts,
-                record.figures.get("engine_options"),
-                record.figures.get("figures", {}),
-            )
-            for record in self._comparable(action, parts)
-        )
-        past = self._past_builds(action.target, action.baseline.target, _engine(action, parts))
-        comparable = (b for b in past if not _differences(_ENVIRONMENT, b.parts, parts))
-        for build in chain(recorded, comparable):
-            if _is_other(build.engine, build.parts, action, parts):
-                yield build
+    def _other_builds(self, action: Action, parts: Parts) -> Iterator[ActionRecord]:
+        """Yield the records of other builds in this environment, newest first."""
+        records = self._comparable(action, parts)
+        return (record for record in records if _is_other(action, record.parts, parts))
 
     def _why_none(self, action: Action, parts: Parts, digest: str) -> str:
         """Find the reason for a missing baseline."""
-        assert action.baseline is not None
         if digest != NONE:
             return f"the record of the baseline (engine {digest[:_SHOWN_DIGITS]}) is gone"
-        past = self._past_builds(action.target, action.baseline.target, _engine(action, parts))
-        recorded = (record.parts for record in self._ledger.records(action.target, limit=1))
-        last = next(chain(recorded, (build.parts for build in past)), parts)
-        if changed := _differences(_ENVIRONMENT, last, parts):
-            return f"earlier builds ran in another environment ({_listed(changed)} changed)"
+        for record in self._ledger.records(action.target, limit=1):
+            if changed := _differences(_ENVIRONMENT, record.parts, parts):
+                return f"earlier builds ran in another environment ({_listed(changed)} changed)"
         return "there is no earlier build"
 
 
-def _is_other(engine: str, then: Parts, action: Action, now: Parts) -> bool:
+def _is_other(action: Action, then: Parts, now: Parts) -> bool:
     """Compare engine and runtime libraries of two builds."""
-    return engine != _engine(action, now) or bool(_differences(_LIBRARIES, then, now))
+    return _engine(action, then) != _engine(action, now) or bool(
+        _differences(_LIBRARIES, then, now)
+    )
 
 
 def _engine(action: Action, parts: Parts) -> str:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from buildsys.errors import BuildsysError, CheckFailed, StageError, UsageError, joined
 from buildsys.execution.action_key import ActionKey, KeyBuilder
-from buildsys.execution.baselines import GateBaselines, PastBuilds, no_builds
+from buildsys.execution.baselines import GateBaselines
 from buildsys.execution.build_cache import BuildCache
 from buildsys.execution.freshness import (
     Explanation,
@@ -78,7 +78,6 @@ class Executor:
         on_event: Callable[[str, Event], None] = lambda *_: None,
         notify: Callable[[str], None] = warn_on_stderr,
         make_recorder: Callable[[], Recorder | None] = lambda: None,
-        past_builds: PastBuilds = no_builds,
     ) -> None:
         project, build, state, _ = folders
         self._project, self._build, self._actions = project, build, actions
@@ -94,7 +93,7 @@ class Executor:
             build, store, self.ledger, remote, notify, signer=signer, trust=trust
         )
         self._signer, self._signers = signer, RestoredSigners(self._db)
-        self._baselines = GateBaselines(self.ledger, past_builds)
+        self._baselines = GateBaselines(self.ledger)
         # more threads than cores spin against each other and make no progress
         threads = max(1, len(os.sched_getaffinity(0)) // jobs) if jobs > 1 else 0
         slots = threading.Semaphore(jobs) if jobs else nullcontext()

@@ -12,7 +12,7 @@ from typing import Any
 from buildsys.errors import StageError
 from buildsys.execution import stale_reasons as kinds
 from buildsys.execution.action_key import ActionKey, KeyBuilder
-from buildsys.execution.baselines import GateBaselines, PastBuilds, no_builds
+from buildsys.execution.baselines import GateBaselines
 from buildsys.execution.build_cache import is_restorable, store_folder
 from buildsys.execution.recorded_reads import TOO_MANY, describe
 from buildsys.execution.stale_reasons import StaleReason, part_reasons
@@ -287,14 +287,13 @@ def read_only_checker(
     build: Path,
     state: Path,
     trust: TrustPolicy = NO_POLICY,
-    past_builds: PastBuilds = no_builds,
 ) -> FreshnessChecker:
     """Make a checker for queries: it neither creates nor writes the state."""
     from buildsys.store.state_db import ReadOnlyStateDb  # not needed by a run
 
     db = ReadOnlyStateDb(state / "state.db")
     digests = DigestCache(db)
-    keys = KeyBuilder(project, build, digests, db, GateBaselines(Ledger(db), past_builds))
+    keys = KeyBuilder(project, build, digests, db, GateBaselines(Ledger(db)))
     return FreshnessChecker(build, keys, db, digests, Store(store_folder(state)), trust)
 
 

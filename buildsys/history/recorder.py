@@ -8,21 +8,17 @@ import os
 import threading
 import time
 import uuid
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
-from functools import cache
 from pathlib import Path
 from typing import Any
 
-from buildsys.history.builds import RAN, Build
-from buildsys.history.database import History, digest_of, history_file
-from buildsys.store.ledger import AcceptedBuild
+from buildsys.history.builds import Build
+from buildsys.history.database import History, digest_of
 from buildsys.store.state_db import warn_on_stderr
 from buildsys.system.git import Checkout
 
 _ENVIRONMENT = ("device:", "tool:", "env:")  # parts of a key
-_ACCEPTED = ("passed", "unavailable")  # without a baseline, a build is one for the next
-_MOST_RUNS = 500  # of a gate
 _CHECKOUT_LIMIT_S = 10.0  # for git; without an answer the revision is unknown
 CHECKOUT_FILE = "checkout.json"  # in the state folder of a project that another machine packed
 
@@ -138,34 +134,3 @@ def machine_id() -> str:
 
 def _environment(parts: Mapping[str, str]) -> str:
     return json.dumps({k: v for k, v in sorted(parts.items()) if k.startswith(_ENVIRONMENT)})
-
-
-class PastBuilds:
-    """A reader of the history at each call, as a run adds to it; it warns once."""
-
-    def __init__(self, state: Path) -> None:
-        self._file = history_file(state)
-        self._warn = cache(warn_on_stderr)
-
-    def of_gate(self, gate: str, engine_target: str, engine: str) -> Iterator[AcceptedBuild]:
-        """Yield the accepted builds of a gate on this machine, newest first.
-
-        ``engine`` is the digest of the present one, which identifies the project.
-        """
-        history, here = History.read_only(self._file, self._warn), machine_id()
-        engines = {
-            build.outputs["engine"]: build
-            for build in history.builds(target=engine_target)
-            if "engine" in build.outputs
-        }
-        if engine not in engines:
-            return
-        project = engines[engine].project
-        runs = history.builds(target=gate, machine_id=here, project=project, limit=_MOST_RUNS)
-        for run in runs:
-            digest = run.figures.get("engine")
-            if run.how == RAN and run.status in _ACCEPTED and digest in engines:
-                data = engines[digest].outputs.get("engine.data", "absent")
-                figures = {k: v for k, v in run.figures.items() if isinstance(v, float)}
-                options, then = run.figures.get("engine_options"), history.environment(run)
-                yield AcceptedBuild(digest, data, run.started, then, options, figures)

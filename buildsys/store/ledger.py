@@ -81,17 +81,6 @@ class ActionRecord:
         return {path: output for path, output in self.outputs.items() if output is not None}
 
 
-class AcceptedBuild(NamedTuple):
-    """A build of an engine that its gate accepted."""
-
-    engine: str  # digest
-    data: str  # digest of the weights next to it, or "absent"
-    started: str
-    parts: Mapping[str, str]  # environment and libraries
-    options: Mapping[str, Any] | None
-    figures: Mapping[str, float]
-
-
 class HistoryEntry(NamedTuple):
     """A run in the history of a target."""
 

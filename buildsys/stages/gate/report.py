@@ -31,7 +31,5 @@ def key_figure(result: GateResult) -> str:
 
 
 def history_figures(result: GateResult) -> dict[str, Any]:
-    """Collect the figures measured by the gate, for the gates of later builds."""
-    measured = {k: v for k, v in result.get("figures", {}).items() if math.isfinite(v)}
-    options = result.get("engine_options")
-    return {"engine": result.get("engine"), "engine_options": options, **measured}
+    """Collect the figures measured by the gate."""
+    return {k: v for k, v in result.get("figures", {}).items() if math.isfinite(v)}

@@ -14,6 +14,7 @@ from tiny_project import GATE, gated_actions, make_executor
 from buildsys.errors import BuildsysError, UsageError
 from buildsys.execution.stale_reasons import summarize_reasons
 from buildsys.plan.action import Action
+from buildsys.system import versions
 from buildsys.workers.job import Job
 
 SEEN: list[dict[str, Any]] = []
@@ -33,9 +34,10 @@ def gate_stage(monkeypatch: pytest.MonkeyPatch) -> None:
     SEEN.clear()
 
 
-def graph(opset: int = 17, environment: str = "", **options: Any) -> dict[str, Action]:
-    own = (environment,) if environment else ()
-    return gated_actions(opset, {"engine": {"backend": "onnxruntime"}, **options}, environment=own)
+def graph(opset: int = 17, environment: str = "", tool: str = "") -> dict[str, Action]:
+    fields: Any = {"environment": (environment,) if environment else ()}
+    fields |= {"tools": (tool,)} if tool else {}
+    return gated_actions(opset, {"engine": {"backend": "onnxruntime"}}, **fields)
 
 
 def run(root: Path, plan: dict[str, Action]) -> list[str]:
@@ -159,6 +161,26 @@ def test_builds_of_another_environment_are_no_baseline(
     assert SEEN[-1]["missing"].startswith("earlier builds ran in another environment")
     run(root, graph(opset=19, environment="speed"))
     assert "opset 18" in SEEN[-1]["content"]
+
+
+def test_other_libraries_make_another_build_of_the_same_engine(
+    root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def set_numpy(version: str) -> None:
+        monkeypatch.setattr(
+            versions, "tool_versions", lambda names, *_: dict.fromkeys(names, version)
+        )
+
+    set_numpy("1")
+    run(root, graph(tool="numpy"))
+    set_numpy("2")
+    assert run(root, graph(tool="numpy")) == [GATE]
+    assert SEEN[0]["hint"] == "the next build is compared with this one"
+    assert SEEN[1]["reason"] == "numpy changed since the baseline was built"
+    assert SEEN[1]["figures"]["latency"] == 2.0
+    assert run(root, graph(tool="numpy")) == []  # it stays compared
+    set_numpy("1")
+    assert run(root, graph(tool="numpy")) == []  # restored
 
 
 def test_a_baseline_that_the_store_has_lost_is_named(root: Path) -> None:
