@@ -7,7 +7,7 @@ for its profiles, because the engine is what will be shipped.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from operator import le
 
 from buildsys.backends.interface import Session, load_backend, stand_in_types
@@ -82,28 +82,19 @@ def format_ranges(ranges: Ranges) -> str:
     )
 
 
-@dataclass
-class _Checks:
-    """Everything compared so far."""
+@dataclass(frozen=True)
+class _Outputs:
+    """The outputs of a golden case in one profile, with their verdicts."""
 
-    cases: dict[str, Mapping[str, int]]  # case -> dims
-    profiles: list[Ranges]
-    compared: dict[CaseRun, dict[str, Comparison]] = field(default_factory=dict)  # by output
-    failures: list[CheckFailure] = field(default_factory=list)
-    sentences: list[str] = field(default_factory=list)
-    outside: list[str] = field(default_factory=list)  # cases outside all explicit profiles
-    hints: list[str] = field(default_factory=list)
-    limits: dict[str, float | None] = field(default_factory=dict)
-    agreements: dict[str, Agreement] = field(default_factory=dict)
-    warnings: list[str] = field(default_factory=list)
+    run: CaseRun
+    golden: Case
+    actual: Mapping[str, Tensor]
+    compared: dict[str, Comparison]  # by output
 
-    def name(self, case: str) -> str:
-        return format_case(case, self.cases[case])
-
-    def fail(self, sentence: str, failure: CheckFailure) -> None:
-        """Add a failure; its problem is by default the sentence."""
-        self.sentences.append(sentence)
-        self.failures.append({"problem": sentence, **failure})
+    @property
+    def failed(self) -> dict[str, Comparison]:
+        """The wrong outputs."""
+        return {name: c for name, c in self.compared.items() if not c.passed}
 
 
 def run(job: Job) -> StageResult:
@@ -119,309 +110,290 @@ def run(job: Job) -> StageResult:
     except Unavailable as reason:
         return StageResult("unavailable", reason.problem, reason.hint)
     try:
-        checks = _run_cases(job, session)
+        verification = Verification(job, session)
+        verification.compare_cases()
     finally:
         session.close()
-    figures = _figures(checks)
-    if checks.sentences:
-        return StageResult("failed", _reason(job, checks), _hint(job, checks), figures)
+    figures = verification.figures()
+    if verification.sentences:
+        return StageResult("failed", verification.reason(), verification.hint(), figures)
     return StageResult(figures=figures)
 
 
-def _run_cases(job: Job, session: Session) -> _Checks:
-    """Compare every case in every profile it fits.
+class Verification:
+    """The comparison of a loaded engine with the golden outputs."""
 
-    A case without one fails, unless the manifest gives the engine explicit, narrower profiles.
-    """
-    golden = {name: load_case(job.inputs[f"case.{name}"]) for name in job.options["cases"]}
-    shapes = {
-        name: {input_: tensor.shape for input_, tensor in case.inputs.items()}
-        for name, case in golden.items()
-    }
-    checks = _Checks(dict(job.options["cases"]), [dict(ranges) for ranges in session.profiles])
-    float_type = next((case.float_type for case in golden.values()), "float32")
-    precision = job.options["engine"]["precision"]
-    checks.limits = effective_limits(job.options["tolerance"], precision, float_type)
-    runs = plan_runs(checks.profiles, shapes)
-    covered, used = {run.case for run in runs}, {run.profile for run in runs}
-    outside = [case for case in checks.cases if case not in covered]
-    engine = job.options["engine"]
-    if not describe_backend(engine["backend"]).accepts_all_sizes(engine):
-        checks.outside, outside = outside, []
-    for case in outside:
-        problem = f"case {checks.name(case)} fits no optimization profile of the engine"
-        profiles = "; ".join(map(format_ranges, checks.profiles))
-        dims = dict(checks.cases[case])
-        failure: CheckFailure = {"case": case, "dims": dims, "problem": problem}
-        checks.fail(f"{problem} ({profiles})", failure)
-    for index, profile in enumerate(checks.profiles):
-        if index not in used:
-            ranges = format_ranges(profile)
-            text = f"no golden case fits profile {index} ({ranges}), so it is unverified"
-            checks.fail(text, {"profile": index})
-    finished: dict[int | None, list[ComparedCase]] = {}
-    for number, run in enumerate(runs):
-        where = "" if run.profile is None else f" in profile {run.profile}"
-        job.progress(f"case {run.case}{where}")
-        job.count(number, len(runs), "cases")
-        actual = _run_engine(session, golden[run.case], run.profile)
-        own = golden[run.case]
-        compared = _compare(job, checks, own, actual)
-        _keep(job, checks, run, own, actual, compared)
-        finished.setdefault(run.profile, []).append(
-            ComparedCase(own.inputs, own.outputs, actual, compared)
-        )
-    for place, cases in finished.items():
-        _judge_agreement(checks, output_agreements(cases, checks.limits), place)
-    for output, reason in uninformative_outputs(checks.compared.values()).items():
-        text = f"output '{output}': {reason} in every case, so no case compares anything"
-        checks.fail(text, {"output": output})
-        checks.hints.append(uninformative_hint(output))
-    if not checks.sentences:
-        _run_further_cases(job, session, checks)
-    return checks
+    def __init__(self, job: Job, session: Session) -> None:
+        self._job, self._session = job, session
+        self._options = job.options["engine"]
+        self._cases: dict[str, Mapping[str, int]] = dict(job.options["cases"])  # case -> dims
+        self._profiles = [dict(ranges) for ranges in session.profiles]
+        self._assembled = load_assembled(job.inputs.get("assembled"))
+        self._compared: dict[CaseRun, dict[str, Comparison]] = {}
+        self._limits: dict[str, float | None] = {}
+        self._failures: list[CheckFailure] = []
+        self.sentences: list[str] = []  # one per failure
+        self._outside: list[str] = []  # cases outside all explicit profiles
+        self._hints: list[str] = []
+        self._agreements: dict[str, Agreement] = {}
+        self._warnings: list[str] = []
 
+    def compare_cases(self) -> None:
+        """Compare every case in every profile it fits, then the further cases.
 
-def _judge_agreement(
-    checks: _Checks, agreements: Mapping[str, Agreement], profile: int | None
-) -> None:
-    """Judge the variation of outputs over all cases of a profile."""
-    several = profile is not None and len(checks.profiles) > 1
-    for output, agreement in agreements.items():
-        checks.agreements[f"{output}, profile {profile}" if several else output] = agreement
-        if agreement.uninformative:
-            checks.warnings.append(f"output '{output}': {agreement.uninformative}")
-        if problem := agreement.problem(checks.limits):
-            where = f" in profile {profile}" if several else ""
-            sentence = f"output '{output}'{where}: {problem}"
-            checks.fail(sentence, {"output": output, "problem": problem})
+        A case without one fails, unless the manifest gives the engine explicit, narrower profiles.
+        """
+        job = self._job
+        golden = {name: load_case(job.inputs[f"case.{name}"]) for name in self._cases}
+        float_type = next((case.float_type for case in golden.values()), "float32")
+        precision = self._options["precision"]
+        self._limits = effective_limits(job.options["tolerance"], precision, float_type)
+        runs = plan_runs(self._profiles, {name: _shapes(case) for name, case in golden.items()})
+        self._check_coverage(runs)
+        finished: dict[int | None, list[ComparedCase]] = {}
+        for number, run in enumerate(runs):
+            where = "" if run.profile is None else f" in profile {run.profile}"
+            job.progress(f"case {run.case}{where}")
+            job.count(number, len(runs), "cases")
+            outputs = self._run_case(run, golden[run.case])
+            self._record(outputs)
+            case = outputs.golden
+            finished.setdefault(run.profile, []).append(
+                ComparedCase(case.inputs, case.outputs, outputs.actual, outputs.compared)
+            )
+        for profile, cases in finished.items():
+            self._judge_agreement(output_agreements(cases, self._limits), profile)
+        for output, reason in uninformative_outputs(self._compared.values()).items():
+            text = f"output '{output}': {reason} in every case, so no case compares anything"
+            self._fail(text, {"output": output})
+            self._hints.append(uninformative_hint(output))
+        if not self.sentences:
+            self._compare_further_cases()
 
+    def _check_coverage(self, runs: Sequence[CaseRun]) -> None:
+        """Fail for cases without a profile, and profiles without a case."""
+        covered, used = {run.case for run in runs}, {run.profile for run in runs}
+        outside = [case for case in self._cases if case not in covered]
+        if not describe_backend(self._options["backend"]).accepts_all_sizes(self._options):
+            self._outside, outside = outside, []
+        for case in outside:
+            problem = f"case {self._name(case)} fits no optimization profile of the engine"
+            profiles = "; ".join(map(format_ranges, self._profiles))
+            dims = dict(self._cases[case])
+            self._fail(f"{problem} ({profiles})", {"case": case, "dims": dims, "problem": problem})
+        for index, profile in enumerate(self._profiles):
+            if index not in used:
+                ranges = format_ranges(profile)
+                text = f"no golden case fits profile {index} ({ranges}), so it is unverified"
+                self._fail(text, {"profile": index})
 
-def _run_further_cases(job: Job, session: Session, checks: _Checks) -> None:
-    """Compare the further cases of ``validate`` that fit a profile."""
-    further = job.options.get("further", {"cases": ()})
-    paths = {name: job.inputs.get(f"case.{name}") for name in further["cases"]}
-    # others have no such size, or the network refuses it
-    files = {name: path for name, path in paths.items() if path is not None}
-    if files:
-        job.progress("reading further cases")
-    for name, path in files.items():
-        golden = load_case(path)
-        shapes = {input_: tensor.shape for input_, tensor in golden.inputs.items()}
-        checks.cases[name] = dims_of_shapes(further["shapes"], shapes)
-        case_text = checks.name(name)
-        for run in plan_runs(checks.profiles, {name: shapes}):
-            job.progress(f"case {case_text}")
-            try:
-                actual = _run_engine(session, golden, run.profile)
-            except StageError as error:
-                raise type(error)(f"case {case_text}: {error.problem}", error.hint) from error
-            compared = _compare(job, checks, golden, actual)
-            if _is_unstable(job, session, checks, run, golden, actual, compared):
-                checks.warnings.append(
-                    f"case {case_text} is not compared: its outputs depend on the last bits of the"
-                    " inputs"
-                )
-            else:
-                _keep(job, checks, run, golden, actual, compared)
+    def _judge_agreement(self, agreements: Mapping[str, Agreement], profile: int | None) -> None:
+        """Judge the variation of outputs over all cases of a profile."""
+        several = profile is not None and len(self._profiles) > 1
+        for output, agreement in agreements.items():
+            self._agreements[f"{output}, profile {profile}" if several else output] = agreement
+            if agreement.uninformative:
+                self._warnings.append(f"output '{output}': {agreement.uninformative}")
+            if problem := agreement.problem(self._limits):
+                where = f" in profile {profile}" if several else ""
+                sentence = f"output '{output}'{where}: {problem}"
+                self._fail(sentence, {"output": output, "problem": problem})
 
+    def _compare_further_cases(self) -> None:
+        """Compare the further cases of ``validate`` that fit a profile."""
+        job, further = self._job, self._job.options.get("further", {"cases": ()})
+        paths = {name: job.inputs.get(f"case.{name}") for name in further["cases"]}
+        # others have no such size, or the network refuses it
+        files = {name: path for name, path in paths.items() if path is not None}
+        if files:
+            job.progress("reading further cases")
+        for name, path in files.items():
+            golden = load_case(path)
+            shapes = _shapes(golden)
+            self._cases[name] = dims_of_shapes(further["shapes"], shapes)
+            for run in plan_runs(self._profiles, {name: shapes}):
+                job.progress(f"case {self._name(name)}")
+                try:
+                    outputs = self._run_case(run, golden)
+                except StageError as error:
+                    problem = f"case {self._name(name)}: {error.problem}"
+                    raise type(error)(problem, error.hint) from error
+                if self._is_unstable(outputs):
+                    text = "its outputs depend on the last bits of the inputs"
+                    self._warnings.append(f"case {self._name(name)} is not compared: {text}")
+                else:
+                    self._record(outputs)
 
-def _is_unstable(
-    job: Job,
-    session: Session,
-    checks: _Checks,
-    run: CaseRun,
-    golden: Case,
-    actual: Mapping[str, Tensor],
-    compared: Mapping[str, Comparison],
-) -> bool:
-    """Check if the last bits of the inputs explain every failed output."""
-    failures = {
-        output: Difference(actual[output], golden.outputs[output], comparison)
-        for output, comparison in compared.items()
-        if not comparison.passed
-    }
-    own = replace(golden, outputs=actual)
-
-    def draw(number: int) -> dict[str, Difference]:
-        case = replace(golden, inputs=nudged_tensors(golden.inputs, number))
-        moved = _run_engine(session, case, run.profile)
-        return {
-            name: Difference(moved[name], actual[name], change)
-            for name, change in _compare(job, checks, own, moved).items()
+    def _is_unstable(self, outputs: _Outputs) -> bool:
+        """Check if the last bits of the inputs explain every failed output."""
+        golden, actual = outputs.golden, outputs.actual
+        failures = {
+            output: Difference(actual[output], golden.outputs[output], comparison)
+            for output, comparison in outputs.failed.items()
         }
+        own = replace(golden, outputs=actual)
 
-    return are_explained(failures, draw, checks.limits["rtol"])
-
-
-def _run_engine(session: Session, case: Case, profile: int | None) -> dict[str, Tensor]:
-    """Run a case; types that the library lacks become those of the reference."""
-    actual, stand_ins = session.run(case.inputs, profile), stand_in_types(session)
-    for output, reference in case.outputs.items():
-        stand_in = stand_ins.get(reference.dtype)
-        if output in actual and actual[output].dtype == stand_in:
-            actual[output] = tensor_of(actual[output].values(), reference.dtype)
-    return actual
-
-
-def _compare(
-    job: Job, checks: _Checks, golden: Case, actual: Mapping[str, Tensor]
-) -> dict[str, Comparison]:
-    missing = next((output for output in golden.outputs if output not in actual), None)
-    if missing is not None:
-        raise StageError(
-            f"the engine has no output '{missing}', only {', '.join(actual)}",
-            "build the engine again",
-        )
-    return compare_outputs(
-        actual,
-        golden.outputs,
-        checks.limits,
-        job.options.get("compare"),
-        inputs=golden.inputs,
-        assembled=load_assembled(job.inputs.get("assembled")),
-    )
-
-
-def _keep(
-    job: Job,
-    checks: _Checks,
-    run: CaseRun,
-    golden: Case,
-    actual: Mapping[str, Tensor],
-    compared: dict[str, Comparison],
-) -> None:
-    """Keep the verdicts of a run, and the tensors of a failed one."""
-    checks.compared[run] = compared
-    failed = {
-        output: comparison for output, comparison in compared.items() if not comparison.passed
-    }
-    if not failed:
-        return
-    several = run.profile is not None and len(checks.profiles) > 1
-    where = f", profile {run.profile}" if several else ""
-    for output, comparison in failed.items():
-        place: CheckFailure = {} if run.profile is None else {"profile": run.profile}
-        place |= {"case": run.case, "dims": dict(checks.cases[run.case]), "output": output}
-        difference = comparison.sentence("the engine", "the reference")
-        case = f"output '{output}', case {checks.name(run.case)}{where}"
-        checks.fail(f"{case}: {difference}", {**place, **comparison.failure()})
-    suffix = f"-profile{run.profile}" if several else ""
-    file = job.outputs["result"].parent / "failed" / f"{job.variant}{suffix}-{run.case}.npz"
-    file.parent.mkdir(exist_ok=True)  # shared with the model's other engines
-    tensors = {f"in.{name}": tensor for name, tensor in golden.inputs.items()}
-    tensors |= {f"expected.{name}": golden.outputs[name] for name in failed}
-    save_tensors(file, tensors | {f"actual.{name}": actual[name] for name in failed})
-
-
-def _figures(checks: _Checks) -> VerifyResult:
-    """Collect the figures of every case and every profile.
-
-    A case has those of its worst profile.
-    """
-
-    def badness(comparison: Comparison) -> tuple[bool, bool, float]:
-        return not comparison.passed, comparison.non_finite > 0, comparison.relative
-
-    def figures_of(compared: Mapping[str, Comparison]) -> dict[str, OutputComparison]:
-        return {output: comparison.figures() for output, comparison in compared.items()}
-
-    cases: dict[str, dict[str, Comparison]] = {}
-    for run, compared in checks.compared.items():
-        for output, comparison in compared.items():
-            worst = cases.setdefault(run.case, {})
-            if output not in worst or badness(comparison) > badness(worst[output]):
-                worst[output] = comparison
-    ran = {case: cases[case] for case in checks.cases if case in cases}
-    figures: VerifyResult = {
-        "cases": {case: figures_of(compared) for case, compared in ran.items()},
-        "dims": {case: dict(checks.cases[case]) for case in ran},
-    }
-    if checks.profiles:
-        figures["profiles"] = [
-            {
-                "profile": index,
-                "ranges": {
-                    name: {point: list(shape) for point, shape in span.items()}
-                    for name, span in ranges.items()
-                },
-                "cases": {
-                    run.case: figures_of(compared)
-                    for run, compared in checks.compared.items()
-                    if run.profile == index
-                },
+        def draw(number: int) -> dict[str, Difference]:
+            nudged = nudged_tensors(golden.inputs, number)
+            moved = self._run_case(outputs.run, replace(own, inputs=nudged))
+            return {
+                name: Difference(moved.actual[name], actual[name], change)
+                for name, change in moved.compared.items()
             }
-            for index, ranges in enumerate(checks.profiles)
-        ]
-    if checks.outside:
-        names = ", ".join(map(checks.name, checks.outside))
-        figures["outside_profiles"] = checks.outside
-        checks.warnings.insert(
-            0, f"these cases fit none of the engine's profiles and are not run: {names}"
+
+        return are_explained(failures, draw, self._limits["rtol"])
+
+    def _run_case(self, run: CaseRun, golden: Case) -> _Outputs:
+        """Run a case; types that the library lacks become those of the reference."""
+        actual = self._session.run(golden.inputs, run.profile)
+        stand_ins = stand_in_types(self._session)
+        if missing := [output for output in golden.outputs if output not in actual]:
+            problem = f"the engine has no output '{missing[0]}', only {', '.join(actual)}"
+            raise StageError(problem, "build the engine again")
+        for output, reference in golden.outputs.items():
+            if actual[output].dtype == stand_ins.get(reference.dtype):
+                actual[output] = tensor_of(actual[output].values(), reference.dtype)
+        compared = compare_outputs(
+            actual,
+            golden.outputs,
+            self._limits,
+            self._job.options.get("compare"),
+            inputs=golden.inputs,
+            assembled=self._assembled,
         )
-    if checks.warnings:
-        figures["warnings"] = checks.warnings
-    if checks.agreements:
-        figures["agreement"] = {name: a.figures() for name, a in checks.agreements.items()}
-    figures["tolerance"] = checks.limits
-    figures["failures"] = checks.failures
-    return figures
+        return _Outputs(run, golden, actual, compared)
+
+    def _record(self, outputs: _Outputs) -> None:
+        """Record the verdicts of a run, and save the tensors of a failed one."""
+        run, golden, failed = outputs.run, outputs.golden, outputs.failed
+        self._compared[run] = outputs.compared
+        if not failed:
+            return
+        several = run.profile is not None and len(self._profiles) > 1
+        for output, comparison in failed.items():
+            place: CheckFailure = {} if run.profile is None else {"profile": run.profile}
+            place |= {"case": run.case, "dims": dict(self._cases[run.case]), "output": output}
+            difference = comparison.sentence("the engine", "the reference")
+            where = f", profile {run.profile}" if several else ""
+            case = f"output '{output}', case {self._name(run.case)}{where}"
+            self._fail(f"{case}: {difference}", {**place, **comparison.failure()})
+        suffix = f"-profile{run.profile}" if several else ""
+        name = f"{self._job.variant}{suffix}-{run.case}.npz"
+        file = self._job.outputs["result"].parent / "failed" / name
+        file.parent.mkdir(exist_ok=True)  # shared with the model's other engines
+        tensors = {f"in.{name}": tensor for name, tensor in golden.inputs.items()}
+        tensors |= {f"expected.{name}": golden.outputs[name] for name in failed}
+        save_tensors(file, tensors | {f"actual.{name}": outputs.actual[name] for name in failed})
+
+    def _name(self, case: str) -> str:
+        return format_case(case, self._cases[case])
+
+    def _fail(self, sentence: str, failure: CheckFailure) -> None:
+        """Add a failure; its problem is by default the sentence."""
+        self.sentences.append(sentence)
+        self._failures.append({"problem": sentence, **failure})
+
+    def figures(self) -> VerifyResult:
+        """Collect the figures of every case, by its worst profile, and every profile."""
+
+        def badness(comparison: Comparison) -> tuple[bool, bool, float]:
+            return not comparison.passed, comparison.non_finite > 0, comparison.relative
+
+        def figures_of(compared: Mapping[str, Comparison]) -> dict[str, OutputComparison]:
+            return {output: comparison.figures() for output, comparison in compared.items()}
+
+        cases: dict[str, dict[str, Comparison]] = {}
+        for run, compared in self._compared.items():
+            for output, comparison in compared.items():
+                worst = cases.setdefault(run.case, {})
+                if output not in worst or badness(comparison) > badness(worst[output]):
+                    worst[output] = comparison
+        ran = {case: cases[case] for case in self._cases if case in cases}
+        figures: VerifyResult = {
+            "cases": {case: figures_of(compared) for case, compared in ran.items()},
+            "dims": {case: dict(self._cases[case]) for case in ran},
+        }
+        if self._profiles:
+            figures["profiles"] = [
+                {
+                    "profile": index,
+                    "ranges": {
+                        name: {point: list(shape) for point, shape in span.items()}
+                        for name, span in ranges.items()
+                    },
+                    "cases": {
+                        run.case: figures_of(compared)
+                        for run, compared in self._compared.items()
+                        if run.profile == index
+                    },
+                }
+                for index, ranges in enumerate(self._profiles)
+            ]
+        if self._outside:
+            names = ", ".join(map(self._name, self._outside))
+            figures["outside_profiles"] = self._outside
+            self._warnings.insert(
+                0, f"these cases fit none of the engine's profiles and are not run: {names}"
+            )
+        if self._warnings:
+            figures["warnings"] = self._warnings
+        if self._agreements:
+            figures["agreement"] = {name: a.figures() for name, a in self._agreements.items()}
+        figures["tolerance"] = self._limits
+        figures["failures"] = self._failures
+        return figures
+
+    def reason(self) -> str:
+        """State the first failure and the number of wrong cases."""
+        ran = {run.case for run in self._compared}
+        wrong = {
+            run.case
+            for run, compared in self._compared.items()
+            if not all(comparison.passed for comparison in compared.values())
+        }
+        right = [case for case in self._job.options["cases"] if case in ran - wrong]
+        share, fine = "", ""
+        if wrong and right:
+            share = f" in {len(wrong)} of {len(ran)} cases"
+            fine = f"; it is right in case {', '.join(map(self._name, right))}"
+        more = f" (and {len(self.sentences) - 1} more)" if len(self.sentences) > 1 else ""
+        engine = f"the engine {self._job.variant} of {self._job.model}"
+        return f"{engine} is wrong{share}: {self.sentences[0]}{more}{fine}"
+
+    def hint(self) -> str:
+        """Name what makes a wrong engine right, "" if nothing is known."""
+        if len(self._hints) == len(self.sentences):
+            return self._hints[0]
+        compared = [c for outputs in self._compared.values() for c in outputs.values()]
+        wrong = [comparison for comparison in compared if not comparison.passed]
+        disagrees = any(a.problem(self._limits) for a in self._agreements.values())
+        if (wrong or disagrees) and self._options["precision"] != "fp32":
+            return self._precision_hint()
+        remedy = describe_backend(self._options["backend"]).exact_float32(self._options)
+        is_small = all(c.non_finite == 0 and c.relative < _MAX_TF32_ERROR for c in wrong)
+        if not (remedy and wrong and is_small):
+            return ""
+        cause = "the error is no larger than TF32 can cause"
+        return f"{cause}: try {remedy}, which computes in full float32"
+
+    def _precision_hint(self) -> str:
+        """Explain how to keep nodes in fp32, as far as the backend can."""
+        options = self._options
+        description, precision = describe_backend(options["backend"]), options["precision"]
+        if options.get("auto"):
+            text = "the engine's own rounding exceeds what the search left to it"
+            return f"{text}: raise search.margin, or the limits"
+        remedies = []
+        if precision in ("int8", "fp8") and options.get("quantization") != "dynamic":
+            remedies.append("calibrate on data like the golden inputs (calibration.data)")
+        explicit = options.get("quantization") == "explicit"
+        if not description.takes_float32 and (options.get("typing") != "weak" or explicit):
+            command = f"`buildsys debug --fp32-nodes {self._job.model}:{self._job.variant}`"
+            remedies.append(f"{command} finds the nodes that must stay in fp32")
+        if precision in description.auto_precisions(options):
+            remedies.append(f"precision: auto-{precision} keeps the fewest nodes in fp32")
+        return "; ".join(remedies)
 
 
-def _reason(job: Job, checks: _Checks) -> str:
-    """State the first failure and the number of wrong cases."""
-    ran = {run.case for run in checks.compared}
-    wrong = {
-        run.case
-        for run, compared in checks.compared.items()
-        if not all(comparison.passed for comparison in compared.values())
-    }
-    right = [case for case in job.options["cases"] if case in ran - wrong]
-    share, fine = "", ""
-    if wrong and right:
-        share = f" in {len(wrong)} of {len(ran)} cases"
-        fine = f"; it is right in case {', '.join(map(checks.name, right))}"
-    more = f" (and {len(checks.sentences) - 1} more)" if len(checks.sentences) > 1 else ""
-    engine = f"the engine {job.variant} of {job.model}"
-    return f"{engine} is wrong{share}: {checks.sentences[0]}{more}{fine}"
-
-
-def _hint(job: Job, checks: _Checks) -> str:
-    if len(checks.hints) == len(checks.sentences):
-        return checks.hints[0]
-    options = job.options["engine"]
-    remedy = describe_backend(options["backend"]).exact_float32(options)
-    wrong = [
-        comparison
-        for compared in checks.compared.values()
-        for comparison in compared.values()
-        if not comparison.passed
-    ]
-    disagrees = any(agreement.problem(checks.limits) for agreement in checks.agreements.values())
-    if (wrong or disagrees) and options["precision"] != "fp32":
-        return _precision_hint(job)
-    if not remedy or not wrong or not all(
-        comparison.non_finite == 0 and comparison.relative < _MAX_TF32_ERROR for comparison in wrong
-    ):  # fmt: skip
-        return ""
-    cause = "the error is no larger than TF32 can cause"
-    return f"{cause}: try {remedy}, which computes in full float32"
-
-
-def _precision_hint(job: Job) -> str:
-    """Explain how to keep nodes in fp32, as far as the backend can."""
-    options = job.options["engine"]
-    description, precision = describe_backend(options["backend"]), options["precision"]
-    if options.get("auto"):
-        text = "the engine's own rounding exceeds what the search left to it"
-        return f"{text}: raise search.margin, or the limits"
-    remedies = []
-    if precision in ("int8", "fp8") and options.get("quantization") != "dynamic":
-        remedies.append("calibrate on data like the golden inputs (calibration.data)")
-    explicit = options.get("quantization") == "explicit"
-    if not description.takes_float32 and (options.get("typing") != "weak" or explicit):
-        command = f"`buildsys debug --fp32-nodes {job.model}:{job.variant}`"
-        remedies.append(f"{command} finds the nodes that must stay in fp32")
-    if precision in description.auto_precisions(options):
-        remedies.append(f"precision: auto-{precision} keeps the fewest nodes in fp32")
-    return "; ".join(remedies)
+def _shapes(case: Case) -> dict[str, Shape]:
+    return {name: tensor.shape for name, tensor in case.inputs.items()}
