@@ -260,13 +260,9 @@ def _settings(
 
 
 def _describe_interleaving(contenders: Sequence[str], pace: Pace, timing: GpuTiming | None) -> str:
-    block = f"{pace.block_s * 1000:.0f} ms"
-    if len(contenders) == 1:
-        turns = f"one contender, blocks of {block} without a break"
-    else:
-        turns = (
-            f"{', '.join(contenders[:-1])} and {contenders[-1]} take turns of at least {block} and"
-            f" {pace.block_runs} calls, the order reversed every round"
-        )
+    turns = (
+        f"{', '.join(contenders)} in turns of at least {pace.block_s * 1000:.0f} ms and"
+        f" {pace.block_runs} calls, the order reversed every round"
+    )
     lone = "; half of a turn runs inferences one at a time, and half runs queued inferences"
     return turns if timing is None or timing.in_flight > 1 else turns + lone

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from buildsys.errors import StageError
@@ -15,6 +15,8 @@ from buildsys.onnx_graphs.tensors import Case, load_case
 from buildsys.stages.common.equivalence import open_graph
 from buildsys.stages.common.golden_check import (
     ORIGINAL,
+    OutputCheck,
+    OutputRules,
     and_more,
     check_outputs,
     golden_limits,
@@ -42,8 +44,25 @@ _FIXED = (
 )
 
 
-class _CheckedCase(NamedTuple):
-    """A case with its graph."""
+class GraphCheck:
+    """A graph in ONNX Runtime, to compare with golden outputs."""
+
+    def __init__(self, job: Job, name: str, rules: OutputRules) -> None:
+        path = job.inputs[f"{name}.model"]
+        self._job, self._name, self._rules = job, name, rules
+        self._graph, self._noise = open_graph(job, path), RoundingNoise(job, path)
+
+    def compare(self, golden: Mapping[str, Case]) -> list[OutputCheck]:
+        """Compare all outputs in every case. Raises: StageError: the graph cannot run."""
+        return check_outputs(self._job, self._name, self._graph, golden, self._noise, self._rules)
+
+    def is_unstable(self, case: Case, failed: Sequence[OutputCheck]) -> bool:
+        """Check if the last bits explain the failed outputs of a case."""
+        return is_unstable(self._job, self._graph, self._noise, case, failed, self._rules)
+
+
+class _FurtherCase(NamedTuple):
+    """A further case with its graph."""
 
     graph: str
     tensors: Case
@@ -67,39 +86,32 @@ def run(job: Job) -> StageResult:
         )
     shared = {case: load_case(job.inputs[f"case.{case}"]) for case in job.options["cases"]}
     golden = dict.fromkeys(GRAPHS, shared)
-    is_changed = "simplified_cases" in job.options  # surgery changed the inputs or outputs
-    if is_changed:
+    if "simplified_cases" in job.options:  # surgery changed the inputs or outputs
         golden["simplified"] = {
             case: load_case(job.inputs[f"simplified.case.{case}"])
             for case in job.options["simplified_cases"]
         }
     further = _further_cases(job)
-    if any(group.graph == _UNMODIFIED for group in further.values()):
+    if any(case.graph == _UNMODIFIED for case in further.values()):
         golden = {_UNMODIFIED: {}, **golden}
-    dims = {**job.options["cases"], **{case: group.sizes for case, group in further.items()}}
+    dims = {**job.options["cases"], **{name: case.sizes for name, case in further.items()}}
     warnings, checks = [*_constant(job), *_limited(further)], {}
     for graph in golden:
         job.progress(f"running the {graph} graph in {len(golden[graph])} cases")
-        path = job.inputs[f"{graph}.model"]
-        opened, noise, rules = open_graph(job, path), RoundingNoise(job, path), output_rules(job)
-        if graph == _UNMODIFIED:
-            assembled = assembled_outputs(load_model(path, external_data=False))
-            rules = output_rules(job, "_unmodified")._replace(assembled=assembled)
-        elif graph == "simplified" and is_changed:
-            rules = output_rules(job, "_simplified")
-        checks[graph] = check_outputs(job, graph, opened, golden[graph], noise, rules)
+        opened = GraphCheck(job, graph, _rules(job, graph))
+        checks[graph] = opened.compare(golden[graph])
         for case, (in_graph, tensors, sizes) in further.items():
             if in_graph != graph:
                 continue
             job.progress(f"case {case}")
             case_text = format_case(case, sizes)
             try:
-                group = check_outputs(job, graph, opened, {case: tensors}, noise, rules)
+                group = opened.compare({case: tensors})
             except StageError as error:
                 hint = _FIXED.format(model=job.model)
                 raise type(error)(f"case {case_text}: {error.problem}", hint) from error
             failed = [check for check in group if not check.comparison.passed]
-            if failed and is_unstable(job, opened, noise, tensors, failed, rules):
+            if failed and opened.is_unstable(tensors, failed):
                 warnings.append(f"case {case_text} is not compared: {UNSTABLE}")
                 continue
             golden[graph] = {**golden[graph], case: tensors}
@@ -114,18 +126,7 @@ def run(job: Job) -> StageResult:
         "warnings": warnings,
     }  # fmt: skip
     if failed:
-        first = failed[0]
-        note = first.comparison.note
-        reason = first.sentence() + (f"; {note}" if note else "") + and_more(failed)
-        hint = _FIXED.format(model=job.model)
-        if note:
-            hint = _STABLE
-        elif first.case in further:
-            sizes_text = format_dims(dims[first.case])
-            reason += f"; {first.case} has {sizes_text}" if sizes_text else ""
-        elif first.graph == "simplified" or first.comparison.non_finite:
-            hint = ""
-        return StageResult("failed", reason, hint, figures)
+        return StageResult("failed", *_verdict(job, failed, further), figures)
     for graph in GRAPHS:
         cases: dict[str, dict[str, Comparison]] = {}
         for check in checks[graph]:
@@ -138,7 +139,32 @@ def run(job: Job) -> StageResult:
     return StageResult(figures=figures)
 
 
-def _further_cases(job: Job) -> dict[str, _CheckedCase]:
+def _rules(job: Job, graph: str) -> OutputRules:
+    if graph == _UNMODIFIED:
+        model = load_model(job.inputs[f"{graph}.model"], external_data=False)
+        return output_rules(job, "_unmodified")._replace(assembled=assembled_outputs(model))
+    is_changed = graph == "simplified" and "simplified_cases" in job.options
+    return output_rules(job, "_simplified" if is_changed else "")
+
+
+def _verdict(
+    job: Job, failed: Sequence[OutputCheck], further: Mapping[str, _FurtherCase]
+) -> tuple[str, str]:
+    """Describe the first failure, and its remedy."""
+    first = failed[0]
+    note = first.comparison.note
+    reason = first.sentence() + (f"; {note}" if note else "") + and_more(failed)
+    if note:
+        return reason, _STABLE
+    if first.case in further:
+        sizes_text = format_dims(further[first.case].sizes)
+        reason += f"; {first.case} has {sizes_text}" if sizes_text else ""
+    elif first.graph == "simplified" or first.comparison.non_finite:
+        return reason, ""
+    return reason, _FIXED.format(model=job.model)
+
+
+def _further_cases(job: Job) -> dict[str, _FurtherCase]:
     """Load the further cases, each for its last possible graph.
 
     One graph is enough: ``simplify`` and ``surgery`` compare their graphs with those before.
@@ -161,7 +187,7 @@ def _further_cases(job: Job) -> dict[str, _CheckedCase]:
             inputs = (tensors if original == path else load_case(original)).inputs
             shapes = {tensor: t.shape for tensor, t in inputs.items()}
             sizes = dims_of_shapes(further["shapes"], shapes)
-            cases[name] = _CheckedCase(graph, tensors, sizes)
+            cases[name] = _FurtherCase(graph, tensors, sizes)
     return cases
 
 
@@ -174,7 +200,7 @@ def _constant(job: Job) -> list[str]:
     ]
 
 
-def _limited(further: Mapping[str, _CheckedCase]) -> list[str]:
+def _limited(further: Mapping[str, _FurtherCase]) -> list[str]:
     """List warnings for cases of earlier graphs than the simplified one."""
     graphs: dict[str, list[str]] = {}
     for case, further_case in further.items():

@@ -9,13 +9,11 @@ from typing import Any
 from buildsys.errors import StageError
 from buildsys.manifest.shape_cases import Dims
 from buildsys.onnx_graphs.tensors import Case
-from buildsys.stages.common.equivalence import open_graph
-from buildsys.stages.common.golden_check import ORIGINAL, check_outputs, is_unstable
-from buildsys.stages.common.rounding_noise import RoundingNoise
+from buildsys.stages.common.golden_check import ORIGINAL, output_rules
 from buildsys.stages.common.stability import UNSTABLE
 from buildsys.stages.reference.further_cases import draw_sizes, size_conditions, suggested_sizes
 from buildsys.stages.reference.stage import Original, golden_inputs, load_original, not_finite
-from buildsys.stages.validate.stage import GRAPHS
+from buildsys.stages.validate.stage import GRAPHS, GraphCheck
 from buildsys.workers.job import Job, StageResult
 
 _EXTREMES = (0, 0, 1, -1)  # in turns; 0: as the manifest's data
@@ -26,49 +24,41 @@ def run(job: Job) -> StageResult:
 
     Failures have sizes and seeds.
     """
-    original = load_original(job)
-    paths = {name: job.inputs[f"{name}.model"] for name in GRAPHS}
-    graphs = {
-        name: (open_graph(job, path), RoundingNoise(job, path)) for name, path in paths.items()
-    }
+    original, rules = load_original(job), output_rules(job)
+    graphs = {name: GraphCheck(job, name, rules) for name in GRAPHS}
     count, compared = job.options["count"], 0
     failures, skipped = [], []
     for index, dims in enumerate(islice(_sizes(job, original), count)):
         job.progress(f"{index + 1} of {count}")
         seed, extreme = job.options["seed"] + index, _EXTREMES[index % len(_EXTREMES)]
-        run_ = {"run": index + 1, "dims": dims, "seed": seed, "extreme": extreme}
+        place = {"run": index + 1, "dims": dims, "seed": seed, "extreme": extreme}
+        differences: list[dict[str, Any]] = []
+        problem = ""
         try:
             inputs = golden_inputs(job, dims, {"case": "min", "seed": seed, "extreme": extreme})
             golden = Case(inputs, original.call(inputs, dims), original.float_type)
             problem = not_finite(golden.outputs)
         except StageError as error:  # the original refuses what the manifest allows
             problem = error.problem
-        differences: list[dict[str, Any]] = []
-        for name, (graph, noise) in graphs.items() if not problem else ():
+        for name, graph in graphs.items() if not problem else ():
             try:
-                checks = check_outputs(job, name, graph, {"": golden}, noise=noise)
+                checks = graph.compare({"": golden})
             except StageError as error:
-                differences.append({**run_, "graph": name, "output": "", "problem": error.problem})
-                continue
-            if all(check.comparison.uninformative for check in checks):
-                problem = f"every output is uninformative: {checks[0].comparison.uninformative}"
+                differences.append({**place, "graph": name, "output": "", "problem": error.problem})
                 continue
             failed = [check for check in checks if not check.comparison.passed]
-            if failed and is_unstable(job, graph, noise, golden, failed):
+            if all(check.comparison.uninformative for check in checks):
+                problem = f"every output is uninformative: {checks[0].comparison.uninformative}"
+            elif failed and graph.is_unstable(golden, failed):
                 problem = UNSTABLE
-                continue
-            differences += [
-                {
-                    **run_,
-                    "graph": name,
-                    "output": check.output,
-                    "problem": check.comparison.sentence("ONNX Runtime", ORIGINAL),
-                }
-                for check in failed
-            ]
+            else:
+                for check in failed:
+                    text = check.comparison.sentence("ONNX Runtime", ORIGINAL)
+                    output = {"output": check.output, "problem": text}
+                    differences.append({**place, "graph": name, **output})
         failures += differences
         if problem and not differences:
-            skipped.append({**run_, "problem": problem})
+            skipped.append({**place, "problem": problem})
         else:
             compared += 1
     figures = {"count": count, "compared": compared, "skipped": skipped, "failures": failures}

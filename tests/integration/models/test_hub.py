@@ -57,7 +57,7 @@ def served(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[str
     constants = pytest.importorskip("huggingface_hub.constants")
     Hub.files = {}
     server = ThreadingHTTPServer(("127.0.0.1", 0), Hub)
-    Thread(target=server.serve_forever, daemon=True).start()
+    Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
     monkeypatch.setenv("HF_ENDPOINT", f"http://127.0.0.1:{server.server_port}")
     monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "cache"))
     for variable in ("NO_PROXY", "no_proxy"):

@@ -91,7 +91,7 @@ def test_an_engine_and_pytorch_are_measured_in_turns(tmp_path: Path) -> None:
         )
         assert contender["noisy"].startswith("it was timed too briefly")
     assert case["speedup"] is None
-    assert "engine and torch take turns" in result.figures["interleaving"]
+    assert "engine, torch in turns of at least 50 ms" in result.figures["interleaving"]
 
 
 @pytest.mark.filterwarnings("ignore")  # what PyTorch says about its own compiler
@@ -148,10 +148,14 @@ def test_pytorch_gets_the_inputs_from_before_surgery(tmp_path: Path) -> None:
     assert figures["settings"]["torch"] == "is the network before surgery, with its own inputs"
 
 
-def test_the_machine_and_the_settings_are_recorded(tmp_path: Path) -> None:
-    figures = benched(
-        tmp_path, {"backend": "onnxruntime", "intra_op_threads": 1, "spinning": False}
-    ).figures
+def test_every_case_is_measured_and_the_machine_and_the_settings_are_recorded(
+    tmp_path: Path,
+) -> None:
+    fields = {"backend": "onnxruntime", "intra_op_threads": 1, "spinning": False}
+    figures = benched(tmp_path, fields, bench={"cases": ("min", "max")}).figures
+    assert {name: case["batch"] for name, case in figures["cases"].items()} == {"min": 1, "max": 8}
+    for case in figures["cases"].values():
+        assert (set(case["contenders"]), case["speedup"]) == ({"engine"}, None)
     assert figures["cpu"]
     assert figures["settings"]["threads"] == 1
     assert figures["settings"]["spinning"] is False
@@ -159,6 +163,12 @@ def test_the_machine_and_the_settings_are_recorded(tmp_path: Path) -> None:
     assert len(figures["load"]["average_before"]) == len(figures["load"]["average_after"]) == 3
     assert 0 <= figures["load"]["others_share"] <= 1
     assert all(isinstance(note, str) for note in figures["noisy"])
+    layers = figures["slowest_layers"]
+    assert "Conv" in {layer["kind"] for layer in layers}
+    assert sum(layer["share"] for layer in layers) == pytest.approx(1, abs=0.01)
+    times = [layer["time_ms"] for layer in layers]
+    assert times == sorted(times, reverse=True)
+    assert {layer["precision"] for layer in layers} == {"float32"}
 
 
 def test_pytorch_uses_as_many_threads_as_the_engine(tmp_path: Path) -> None:
@@ -175,19 +185,6 @@ def test_pytorch_uses_as_many_threads_as_the_engine(tmp_path: Path) -> None:
     engine.run(stage_job(spec, "engine", tmp_path, save_at(tmp_path / "model.onnx", conv_bn())))
     assert bench.run(stage_job(spec, "bench", tmp_path)).status == "passed"
     assert torch.get_num_threads() == before
-
-
-@pytest.mark.parametrize("sections", [{}, {"with_torch": True, "bench": {"baselines": ()}}])
-def test_without_a_baseline_there_is_no_speedup(tmp_path: Path, sections: dict[str, Any]) -> None:
-    figures = benched(tmp_path, **sections).figures
-    assert set(figures["cases"]["opt"]["contenders"]) == {"engine"}
-    assert figures["cases"]["opt"]["speedup"] is None
-    assert "one contender, blocks of 50 ms" in figures["interleaving"]
-
-
-def test_every_requested_case_is_measured_with_its_batch(tmp_path: Path) -> None:
-    cases = benched(tmp_path, bench={"cases": ("min", "max")}).figures["cases"]
-    assert {name: case["batch"] for name, case in cases.items()} == {"min": 1, "max": 8}
 
 
 def test_a_baseline_that_rejects_the_inputs_is_named(tmp_path: Path) -> None:
@@ -216,15 +213,14 @@ def test_a_noisy_case_is_repeated_within_the_budget(
     assert re.fullmatch(r"timing case opt again, attempt 3, gives up in 59\.\d s .*", timing[2])
 
 
-@pytest.mark.parametrize(("budget", "attempts"), [(0, 1), (0.3, 2)])
 def test_a_case_that_stays_noisy_has_the_steadiest_figures(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, budget: float, attempts: int
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(bench, "noise", lambda *_: ["a neighbor", "throttled"])
-    result = benched(tmp_path, bench={"noise": {"budget": budget}})
+    result = benched(tmp_path, bench={"noise": {"budget": 0}})
     assert (result.status, result.reason) == ("noisy", "a neighbor (and 1 more)")
     assert result.figures["cases"]["opt"]["noisy"] == ["a neighbor", "throttled"]
-    assert result.figures["cases"]["opt"]["attempts"] >= attempts
+    assert result.figures["cases"]["opt"]["attempts"] == 1
 
 
 def test_without_an_engine_the_bench_is_unavailable(tmp_path: Path) -> None:
@@ -242,13 +238,3 @@ def test_an_engine_that_cannot_run_here_is_not_measured(tmp_path: Path) -> None:
     result = benched(tmp_path, {"backend": "tensorrt_rtx"})
     assert (result.status, result.figures) == ("unavailable", {})
     assert "no NVIDIA GPU" in result.reason
-
-
-def test_the_slowest_layers_are_timed_after_the_benchmark(tmp_path: Path) -> None:
-    layers = benched(tmp_path).figures["slowest_layers"]
-    assert "Conv" in {layer["kind"] for layer in layers}
-    assert sum(layer["share"] for layer in layers) == pytest.approx(1, abs=0.01)
-    assert [layer["time_ms"] for layer in layers] == sorted(
-        (layer["time_ms"] for layer in layers), reverse=True
-    )
-    assert {layer["precision"] for layer in layers} == {"float32"}

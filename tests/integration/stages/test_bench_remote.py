@@ -20,7 +20,6 @@ import pytest
 from engine_jobs import BATCHES, random_x, resolved, save_at, stage_job, write_golden
 from small_graphs import conv_bn
 
-from buildsys.backends.cuda_gpus import find_driver
 from buildsys.backends.interface import OperatorUse
 from buildsys.backends.measurement import Pace, Samples, measure
 from buildsys.errors import StageError
@@ -189,21 +188,6 @@ def test_a_toolchain_without_the_library_is_unavailable(built: Job) -> None:
     assert result.status == "unavailable"
     assert "the library tensorrt is not installed in the toolchain here" in result.reason
     assert str(HERE.python) in result.hint
-
-
-@pytest.mark.skipif(
-    bool(find_driver().gpus), reason="checks what is said on a machine without a GPU"
-)
-def test_an_engine_that_cannot_run_in_the_toolchain_is_unavailable(
-    built: Job, tmp_path: Path
-) -> None:
-    pytest.importorskip("tensorrt_rtx")
-    spec = resolved({"backend": "tensorrt_rtx"}, bench=QUICK)
-    write_golden(tmp_path, {case: {} for case in INPUTS}, INPUTS)
-    engine.run(stage_job(spec, "engine", tmp_path, save_at(tmp_path / "model.onnx", conv_bn())))
-    result = bench.run(with_toolchain(stage_job(spec, "bench", tmp_path), HERE))
-    assert result.status == "unavailable"
-    assert "no NVIDIA GPU" in result.reason
 
 
 def test_a_peer_ends_with_its_stage_even_when_that_is_killed(built: Job, tmp_path: Path) -> None:

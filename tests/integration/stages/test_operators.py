@@ -66,13 +66,6 @@ def test_a_wrong_function_counts_where_it_is_used_and_only_there(
     assert project.run("validate:m", [op]).status == status
 
 
-def test_tensorrt_reads_the_function_that_onnx_runtime_does_not_take(
-    project: OperatorProject,
-) -> None:
-    result = project.run_all((*GRAPHS[:-1], "engine:m:rtx"), [BOTH])
-    assert {"activation", "elementwise"} <= result.figures["layers"].keys()
-
-
 def test_each_backend_gets_its_own_function(project: OperatorProject) -> None:
     project.write(
         "plugins/ops/other.py",
@@ -96,11 +89,7 @@ def test_a_ready_graph_is_its_own_reference_with_the_operator(project: OperatorP
     )
 
 
-@pytest.mark.parametrize(
-    "op",
-    [LIBRARY, {"op": OP, "function": "plugins/ops/swish.py:swish"}],
-    ids=["library", "function"],
-)
+@pytest.mark.parametrize("op", [LIBRARY, FUNCTION], ids=["library", "function"])
 def test_surgery_runs_a_graph_with_its_operator(
     project: OperatorProject, op: dict[str, Any]
 ) -> None:
@@ -150,7 +139,6 @@ FUNCTIONS = {
         "def swish():\n    return 3\n",
         "gives int; name an onnxscript function, a FunctionProto",
     ),
-    "returns nothing": ("def swish():\n    return []\n", "gives list; name"),
     "wants arguments": (
         "def swish(x):\n    return x\n",
         "swish failed: TypeError: swish() missing 1 required",
@@ -255,10 +243,6 @@ def for_another_machine(content: bytearray) -> None:
     struct.pack_into("<H", content, 18, 183)
 
 
-def without_the_symbol(content: bytearray) -> None:
-    content[:] = content.replace(b"RegisterCustomOps", b"RegisterCustomXps")
-
-
 def no_elf(content: bytearray) -> None:
     content[:] = b"MZ, and nothing of use"
 
@@ -267,10 +251,6 @@ def no_elf(content: bytearray) -> None:
     ("change", "expected"),
     [
         (for_another_machine, "plugins/ops/libswish.so cannot be loaded: "),
-        (
-            without_the_symbol,
-            "plugins/ops/libswish.so exports no RegisterCustomOps, which ONNX Runtime calls",
-        ),
         (
             no_elf,
             "plugins/ops/libswish.so is not a shared library for Linux (ELF)",
@@ -283,32 +263,12 @@ def test_a_given_library_that_does_not_fit(
     assert expected in refused(project, given(project, change))
 
 
-@pytest.mark.parametrize(
-    ("name", "source", "expected"),
-    [
-        (
-            "x.c",
-            "extern int nowhere(void);\nvoid *RegisterCustomOps(void) { return nowhere() ? 0 : 0;"
-            " }\n",
-            "x.so cannot be loaded: undefined symbol: nowhere",
-        ),
-        (
-            "x.c",
-            "#include <stdlib.h>\nvoid RegisterCustomOps(void) {}\n"
-            "__attribute__((constructor)) static void start(void) { abort(); }\n",
-            "x.so cannot be loaded: the process aborted (SIGABRT)",
-        ),
-        ("x.cc", "void RegisterCustomOps() {}\n", 'in C++ as extern "C"'),
-    ],
-    ids=["undefined symbol", "crash", "mangled symbol"],
-)
-def test_a_given_library_that_does_not_load(
-    project: OperatorProject, name: str, source: str, expected: str
-) -> None:
-    project.write(name, source)
-    command = ["cc", "-shared", "-fPIC", "-o", "x.so", name]
+def test_a_given_library_with_an_undefined_symbol(project: OperatorProject) -> None:
+    project.write("x.c", "int nowhere(void);\nint RegisterCustomOps(void) { return nowhere(); }\n")
+    command = ["cc", "-shared", "-fPIC", "-o", "x.so", "x.c"]
     subprocess.run(command, check=True, cwd=project.root)
-    assert expected in refused(project, {"op": OP, "library": {"file": "x.so"}})
+    said = refused(project, {"op": OP, "library": {"file": "x.so"}})
+    assert "x.so cannot be loaded: undefined symbol: nowhere" in said
 
 
 def test_an_unimplemented_operator(project: OperatorProject) -> None:

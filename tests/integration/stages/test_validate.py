@@ -216,28 +216,13 @@ def test_a_wrong_graph_fails_with_place_and_values_and_keeps_the_tensors(tmp_pat
     assert "the warnings of export:m name the lines" in result.hint
 
 
-@pytest.mark.parametrize(
-    ("array", "words"),
-    [
-        (np.zeros((3, 6), np.float32), r"has shape \[3, 5\] instead of \[3, 6\]"),
-        (np.zeros((3, 5), np.float64), "has type float32 instead of float64"),
-        (
-            np.full((3, 5), np.nan, np.float32),
-            "15 of 15 elements are NaN or infinite in the reference itself",
-        ),
-    ],
-)
-def test_shape_type_and_nan_are_failures(tmp_path: Path, array: np.ndarray, words: str) -> None:
-    model = conv_bn()
-    result = validate.run(
-        validate_job(tmp_path, model, model, golden(tmp_path, model, y=tensor_of(array)))
-    )
+def test_another_shape_of_the_reference_fails(tmp_path: Path) -> None:
+    wide = golden(tmp_path, conv_bn(), y=tensor_of(np.zeros((3, 6), np.float32)))
+    result = validate.run(validate_job(tmp_path, conv_bn(), conv_bn(), wide))
     assert result.status == "failed"
-    assert [failure["graph"] for failure in result.figures["failures"]] == [
-        "exported",
-        "simplified",
-    ]
-    assert re.search(words, result.reason)
+    graphs = [failure["graph"] for failure in result.figures["failures"]]
+    assert graphs == ["exported", "simplified"]
+    assert re.search(r"has shape \[3, 5\] instead of \[3, 6\]", result.reason)
     json.dumps(result.figures, allow_nan=False)
 
 
