@@ -237,4 +237,4 @@ def test_an_engine_that_cannot_run_here_is_not_measured(tmp_path: Path) -> None:
     pytest.importorskip("tensorrt_rtx")
     result = benched(tmp_path, {"backend": "tensorrt_rtx"})
     assert (result.status, result.figures) == ("unavailable", {})
-    assert "no NVIDIA GPU" in result.reason
+    assert "no NVIDIA driver is installed" in result.reason

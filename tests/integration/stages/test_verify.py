@@ -117,5 +117,5 @@ def test_an_engine_that_cannot_run_here_is_unavailable_not_passed(tmp_path: Path
     pytest.importorskip("tensorrt_rtx")
     result = verified(tmp_path, conv_bn(), golden(conv_bn()), {"backend": "tensorrt_rtx"})
     assert result.status == "unavailable"
-    assert "no NVIDIA GPU" in result.reason
-    assert "8.6, 8.9 or 12.0" in result.hint
+    assert "no NVIDIA driver is installed" in result.reason
+    assert result.hint
