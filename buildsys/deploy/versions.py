@@ -6,18 +6,15 @@
     SHA256SUMS                   for `sha256sum -c`
     version.json                 the files with sizes and digests; without it there is no version
 
-Local folders and SFTP: the folder is written under a hidden name and renamed. In an object storage
-files appear one by one, so version.json is written last, and provenance.json first and exclusively:
-it has the digests of all files, so it keeps another engine out of the same version.
+provenance.json is written first and exclusively: it has the digests of all files, so it keeps
+another engine out of the same version. version.json is written last.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
-import uuid
 from collections.abc import Iterator, Mapping
-from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -63,33 +60,17 @@ def publish_version(folder: RemoteFolder, engine: EngineVersion) -> bool:
     """
     if _is_published(folder, engine):
         return False
-    if not folder.renames:
-        provenance, path = _to_json(engine.provenance), f"{engine.place}/{PROVENANCE}"
-        try:
-            folder.create(path, provenance)
-        except FileExistsError:  # an unfinished publication, perhaps of the same files
-            with folder.open_to_read(path) as reader:
-                is_same = reader.read(len(provenance) + 1) == provenance
-            if not is_same:
-                problem = f"{engine.place} has files of another, unfinished publication"
-                hint = f"choose another --version, or remove {engine.place}"
-                raise StageError(problem, hint) from None
-        _write(folder, engine.place, engine)
-        return True
-    part = f"{engine.model}/{engine.engine}/.{engine.version}.{uuid.uuid4().hex}.part"
+    provenance, path = _to_json(engine.provenance), f"{engine.place}/{PROVENANCE}"
     try:
-        _write(folder, part, engine)
-        folder.rename_folder(part, engine.place)
-    except OSError:
-        if _is_published(folder, engine):  # by another process since the first look
-            return False
-        if folder.system.exists(f"{folder.root}/{engine.place}"):
-            problem = f"{engine.place} exists, but is not a published version"
-            raise StageError(problem, "choose another --version, or remove it") from None
-        raise
-    finally:
-        with suppress(Exception):  # the first problem counts
-            folder.remove(part)
+        folder.create(path, provenance)
+    except FileExistsError:  # an unfinished publication, perhaps of the same files
+        with folder.open_to_read(path) as reader:
+            is_same = reader.read(len(provenance) + 1) == provenance
+        if not is_same:
+            problem = f"{engine.place} has files of another, unfinished publication"
+            hint = f"choose another --version, or remove {engine.place}"
+            raise StageError(problem, hint) from None
+    _write(folder, engine)
     return True
 
 
@@ -131,17 +112,17 @@ def _is_published(folder: RemoteFolder, engine: EngineVersion) -> bool:
     return True
 
 
-def _write(folder: RemoteFolder, place: str, engine: EngineVersion) -> None:
+def _write(folder: RemoteFolder, engine: EngineVersion) -> None:
     """Write the files of a version, last its document."""
     files: dict[str, dict[str, Any]] = {}
     for name, file in engine.files.items():
         sha256 = hashlib.sha256()
-        folder.write(f"{place}/{name}", _checked_chunks(file, sha256), durable=True)
+        folder.write(f"{engine.place}/{name}", _checked_chunks(file, sha256), durable=True)
         size, blake3 = file.recorded.size, file.recorded.digest
         files[name] = {"bytes": size, "sha256": sha256.hexdigest(), "blake3": blake3}
 
     def write(name: str, content: bytes) -> None:
-        folder.write(f"{place}/{name}", [content], durable=True)
+        folder.write(f"{engine.place}/{name}", [content], durable=True)
         digest = hashlib.sha256(content).hexdigest()
         files[name] = {"bytes": len(content), "sha256": digest}
 
@@ -149,11 +130,11 @@ def _write(folder: RemoteFolder, place: str, engine: EngineVersion) -> None:
     sums = (f"{file['sha256']}  {name}\n" for name, file in sorted(files.items()))
     write(CHECKSUMS, "".join(sums).encode())
     for name, figures in files.items():
-        if not folder.has(f"{place}/{name}", figures["bytes"]):
-            raise StageError(f"{place}/{name} was not written completely", "publish it again")
+        if not folder.has(f"{engine.place}/{name}", figures["bytes"]):
+            raise StageError(f"{engine.place}/{name} was not written completely", "publish again")
     names = {"model": engine.model, "engine": engine.engine, "version": engine.version}
     document = {"schema": SCHEMA, **names, "published": utc_now(), "files": files}
-    folder.write(f"{place}/{DOCUMENT}", [_to_json(document)], durable=True)
+    folder.write(f"{engine.place}/{DOCUMENT}", [_to_json(document)], durable=True)
 
 
 def _checked_chunks(file: VersionFile, sha256: Any) -> Iterator[bytes]:

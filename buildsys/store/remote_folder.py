@@ -38,7 +38,7 @@ class RemoteFolder(NamedTuple):
 
     @property
     def renames(self) -> bool:
-        """True if files and folders are renamed atomically."""
+        """True if files are renamed atomically."""
         return not self._protocols.isdisjoint(_NEED_RENAME)
 
     @property
@@ -130,18 +130,6 @@ class RemoteFolder(NamedTuple):
         """Remove a file or folder, if it exists."""
         with suppress(FileNotFoundError):
             self.system.rm(f"{self.root}/{path}", recursive=True)
-
-    def rename_folder(self, old: str, new: str) -> None:
-        """Rename a folder. Raises: OSError: there is one with the new name."""
-        if self.is_local:  # fsspec would move it into the other one
-            Path(self.root, old).rename(Path(self.root, new))
-            return
-        try:
-            self.system.mv(f"{self.root}/{old}", f"{self.root}/{new}")
-        except Exception as error:  # SFTP calls it a failure, without a reason
-            if self.system.exists(f"{self.root}/{new}"):
-                raise FileExistsError(new) from error
-            raise
 
 
 def connect(

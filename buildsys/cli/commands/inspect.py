@@ -5,10 +5,8 @@ from __future__ import annotations
 import logging
 import signal
 import sys
-import threading
 from argparse import ArgumentParser, Namespace
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import redirect_stdout, suppress
 from functools import partial
 from importlib import import_module
 from importlib.util import find_spec
@@ -24,13 +22,11 @@ from buildsys.cli.command import (
     unknown_name,
 )
 from buildsys.cli.console.rows import format_table, titled_lines
-from buildsys.cli.engine_layers import layer_lines, node_lines, nodes_with_layers
 from buildsys.cli.graph_files import (
     STORED,
     GraphFile,
     ask_inspection,
     find_graph,
-    graph_request,
     require_onnx_graph,
     without_time,
     writes_onnx,
@@ -158,50 +154,55 @@ def _describe_nodes(
 def _describe_engine(
     session: BuildSession, graph: GraphFile, head: Document, options: Namespace
 ) -> tuple[Document, Sequence[str]]:
-    """Describe the record of an engine, or the layers of the ONNX nodes."""
+    """Describe the record of an engine, or the layers that ONNX nodes became."""
     if options.tensor:
         require_onnx_graph(graph)
-    result = {} if graph.state == STORED else dict(session.result(graph.action.target))
+    target = graph.action.target
+    result = {} if graph.state == STORED else dict(session.result(target))
     layers = result.get("layer_nodes", [])
     if options.node or options.nodes:
-        if not layers:
+        pairs = [(name, layer) for layer in layers for name in layer["nodes"]]
+        if not pairs:
             hint = "build it on a GPU with profiling_verbosity: detailed, or inspect its ONNX graph"
-            raise UsageError(f"engine.json of {graph.action.target} does not name its nodes", hint)
-        nodes = nodes_with_layers(_nodes_of(session, graph, layers), layers)
-        if options.node:
-            nodes = [node for node in nodes if node["name"] == options.node]
+            raise UsageError(f"engine.json of {target} does not name its nodes", hint)
+        nodes = [{"name": n, "layer": e} for n, e in pairs if options.node in ("", n)]
         if not nodes:
-            names = [name for layer in layers for name in layer["nodes"]]
-            raise _unknown("node", options.node, names)
-        return {**head, "nodes": nodes}, node_lines(nodes)
+            raise _unknown("node", options.node, [name for name, _ in pairs])
+        rows = [(node["name"], *_layer_cells(node["layer"])) for node in nodes]
+        titles = ("node", "layer", "kind", "type", "time>", "share>")
+        return {**head, "nodes": nodes}, format_table(titles, rows)
     hidden = (*_ENGINE_HEADER, "layer_nodes", "refit_basis")
     all_bytes = size(result.get("engine_bytes", graph.bytes))
     return {**head, "engine": result}, [
-        f"{graph.action.target}: {shown_path(graph.file)}, {all_bytes}",
+        f"{target}: {shown_path(graph.file)}, {all_bytes}",
         "the engine has no readable graph; from engine.json:",
         *(
             f"  {name:<18}{plain(value)}"
             for name, value in result.items()
             if name not in hidden and value not in (None, "", [], {})
         ),
-        *(["", *layer_lines(layers)] if layers else []),
+        *(["", *_layer_table(layers)] if layers else []),
     ]
 
 
-def _nodes_of(
-    session: BuildSession, graph: GraphFile, layers: Sequence[Document]
-) -> Sequence[Document]:
-    """List the nodes of the graph that an engine was built from.
+def _layer_table(layers: Sequence[Document]) -> list[str]:
+    """Format a table of the slowest layers, with the nodes that each is made of."""
+    ordered = sorted(layers, key=lambda layer: -layer.get("time_ms", 0.0))[:_SHOWN_ROWS]
+    rows = [(*_layer_cells(layer), first_names(layer["nodes"], 3)) for layer in ordered]
+    titles = (f"{count(len(layers))} layers", "kind", "type", "time>", "share>", "made of")
+    more = len(layers) - len(rows)
+    return [*format_table(titles, rows), *[f"{more} more layers (--json lists all)"] * (more > 0)]
 
-    Without a graph, those are the layers of the network that layers of the engine name.
-    """
-    inputs = graph.action.inputs
-    if "model" not in inputs:
-        names = dict.fromkeys(name for layer in layers for name in layer["nodes"])
-        return [{"name": n, "operator": "layer", "inside": "", "outputs": []} for n in names]
-    request = graph_request(session.project.build / inputs["model"].path)
-    nodes: Sequence[Document] = ask_inspection("describe", {"graph": request, "dims": {}})["nodes"]
-    return nodes
+
+def _layer_cells(layer: Document) -> tuple[str, ...]:
+    time_ms, share = layer.get("time_ms"), layer.get("share")
+    return (
+        layer["name"],
+        layer["kind"],
+        layer["precision"] or "",
+        "" if time_ms is None else f"{time_ms:.4f} ms",
+        "" if share is None else f"{100 * share:.1f} %",
+    )
 
 
 def _draw(graph: GraphFile, head: Document, options: Namespace) -> tuple[Document, Sequence[str]]:
@@ -231,18 +232,15 @@ def _serve(graph: GraphFile, port: int) -> int:
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     # a stored graph has no suffix, by which netron knows its format
     content = bytearray(graph.file.read_bytes()) if graph.state == STORED else None
-    name, out = "model.onnx" if content else str(graph.file), sys.stdout
-    with redirect_stdout(None):
-        try:
-            host, bound = netron.serve(name, content, (_HOST, port), browse=False)
-        except (OSError, OverflowError) as error:
-            problem = f"port {port} cannot be used: {error}"
-            raise StageError(problem, "without --port a free one is chosen") from None
-        out.write(f"serving at http://{host}:{bound}; stop with Ctrl-C\n")
-        out.flush()
-        with suppress(KeyboardInterrupt):
-            threading.Event().wait()
-        netron.stop()
+    name = "model.onnx" if content else str(graph.file)
+    try:
+        host, bound = netron.serve(name, content, (_HOST, port), browse=False)
+    except (OSError, OverflowError) as error:
+        problem = f"port {port} cannot be used: {error}"
+        raise StageError(problem, "without --port a free one is chosen") from None
+    print_lines([f"serving at http://{host}:{bound}; stop with Ctrl-C"])
+    sys.stdout.flush()
+    netron.wait()
     return 0
 
 

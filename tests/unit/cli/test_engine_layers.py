@@ -1,48 +1,49 @@
-"""Tables of engine layers and of the ONNX nodes in them."""
+"""``buildsys inspect`` on an engine that only its library reads: layers, and nodes in them."""
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
 from typing import Any
 
-from buildsys.cli.engine_layers import layer_lines, node_lines, nodes_with_layers
+import pytest
+from cli_doubles import make_session, run_in, write_result
+
+from buildsys.cli.session import BuildSession
+from buildsys.errors import UsageError
 
 CONV = {
     "name": "/conv + /relu", "kind": "CaskConvolution", "precision": "float16", "time_ms": 0.75,
     "share": 0.75, "nodes": ["/conv", "/relu"],
 }  # fmt: skip
 COPY: dict[str, Any] = {"name": "copy", "kind": "Reformat", "precision": None, "nodes": []}
-GEMM = {**CONV, "name": "fc", "kind": "gemm", "time_ms": 0.25, "share": 0.25,
-        "nodes": ["node_of_y"]}  # fmt: skip
 
 
-def node(name: str, operator: str, *outputs: str, inside: str = "") -> dict[str, Any]:
-    return {
-        "name": name, "label": name or outputs[0], "operator": operator, "outputs": outputs,
-        "inside": inside,
-    }  # fmt: skip
+@pytest.fixture
+def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    session, _ = make_session(tmp_path)
+    write_result(session, "engine:net:rtx", status="passed", layer_nodes=[COPY] * 20 + [CONV])
+    monkeypatch.setattr(BuildSession, "read_only", lambda *_: session)
+    return tmp_path
 
 
-NODES = [
-    node("/shape", "Shape", "s"), node("/conv", "Conv", "c"), node("/relu", "Relu", "r"),
-    node("", "Gemm", "y"), node("/inner", "Add", "i", inside="loop"),
-]  # fmt: skip
+def test_the_slowest_layers_come_first(project: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run_in(project, "inspect", "net:rtx") == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0].startswith("engine:net:rtx is stale (never built; ")
+    titles = lines.index(
+        "21 layers      kind             type          time   share  made of"
+    )  # fmt: skip
+    assert lines[titles + 1].endswith("float16  0.7500 ms  75.0 %  /conv, /relu")
+    assert lines[-1] == "1 more layers (--json lists all)"
 
 
-def test_the_slowest_layers_come_first() -> None:
-    assert layer_lines([COPY, GEMM, CONV]) == [
-        "3 layers       kind             type          time   share  made of",
-        "/conv + /relu  CaskConvolution  float16  0.7500 ms  75.0 %  /conv, /relu",
-        "fc             gemm             float16  0.2500 ms  25.0 %  node_of_y",
-        "copy           Reformat",
-    ]
-    assert layer_lines([CONV] * 99)[-1].endswith(" more layers (--json lists all)")
-
-
-def test_nodes_have_their_layer_in_graph_order() -> None:
-    assert node_lines(nodes_with_layers(NODES, [COPY, CONV, GEMM])) == [
-        "operator  node    layer          type          time   share",
-        "Shape     /shape  (none)",
-        "Conv      /conv   /conv + /relu  float16  0.7500 ms  75.0 %",
-        "Relu      /relu   /conv + /relu  float16  0.7500 ms  75.0 %",
-        "Gemm      y       fc             float16  0.2500 ms  25.0 %",
-    ]
+def test_nodes_have_their_layer(project: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run_in(project, "inspect", "net:rtx", nodes=True) == 0
+    assert [line.split("  ")[0] for line in capsys.readouterr().out.splitlines()[2:]] == [
+        "/conv", "/relu",
+    ]  # fmt: skip
+    assert run_in(project, "inspect", "net:rtx", node="/relu", json=True) == 0
+    assert json.loads(capsys.readouterr().out)["nodes"] == [{"name": "/relu", "layer": CONV}]
+    with pytest.raises(UsageError, match="the graph has no node '/rel'; nearest: /relu"):
+        run_in(project, "inspect", "net:rtx", node="/rel")
