@@ -23,7 +23,6 @@ _PLACEHOLDER = re.compile(r"\{([^{}]+)\}")
 _NOT_IN_NAMES = re.compile(r"[^A-Za-z0-9_.+-]+")
 _LONGEST_LABEL = 256  # characters of a value in a name
 
-Axis = tuple[FieldPath, list[ValueNode]]
 _KINDS: Mapping[FieldPath, tuple[str, ...]] = {
     ("source",): SOURCE_KINDS,
     ("source", "reference"): REFERENCE_KINDS,
@@ -146,81 +145,72 @@ def _resolve_entry(entry: ValueNode, presets: Presets | None, errors: Errors) ->
     return None
 
 
-def expand_matrix(tree: ValueNode) -> tuple[list[ValueNode], Errors]:
+def expand_matrix(tree: ValueNode) -> list[ValueNode]:
     """Make one tree per combination; without a matrix, the tree itself.
 
     The last axis varies fastest. Placeholders in the name, such as ``net-op{export.opset}``, are
     replaced by values; to any other name, ``-VALUE`` is appended per axis.
+    Raises: ManifestError: an impossible matrix or name.
     """
     matrix = tree.get("matrix")
     if matrix is None:
-        named, errors = _rename(tree, [])
-        return [named], errors
-    tree = tree.without("matrix")
-    axes, errors = _axes(matrix)
-    if errors:
-        return [tree], errors
-    trees = []
-    for values in itertools.product(*(values for _, values in axes)):
-        variant = tree
-        for (path, _), value in zip(axes, values, strict=True):
+        return [_rename(tree, [])]
+    axes, trees = _axes(matrix), []
+    for values in itertools.product(*axes.values()):
+        variant = tree.without("matrix")
+        for path, value in zip(axes, values, strict=True):
             existing, missing = nearest(variant, path)
             new = value if missing else merge(existing, value, path)
             try:
                 variant = replace_at(variant, path, new)
             except LookupError as error:
                 text = f"unknown field {'.'.join(map(str, path))}"
-                errors.append(value.error(text, f"{error.args[0]} does not exist"))
-        variant, name_errors = _rename(variant, values)
-        errors += name_errors
-        trees.append(variant)
+                raise value.error(text, f"{error.args[0]} does not exist") from None
+        trees.append(_rename(variant, values))
     names = [node.value for variant in trees if (node := variant.get("model"))]
     duplicate = next((name for name in names if names.count(name) > 1), None)
-    if isinstance(duplicate, str) and not errors:
+    if duplicate is not None:
         text = f"two combinations are both named {show_value(duplicate)}"
-        hint = "put placeholders such as {export.opset} into the name"
-        errors.append(matrix.error(text, hint))
-    return trees, errors
+        raise matrix.error(text, "put placeholders such as {export.opset} into the name")
+    return trees
 
 
-def _axes(matrix: ValueNode) -> tuple[list[Axis], Errors]:
+def _axes(matrix: ValueNode) -> dict[FieldPath, list[ValueNode]]:
+    """Read the values of each field. Raises: ManifestError."""
     if not isinstance(matrix.value, dict):
-        return [], [matrix.error(expected("a map of field paths to lists", matrix.value))]
-    axes: list[Axis] = []
-    errors = []
+        raise matrix.error(expected("a map of field paths to lists", matrix.value))
+    axes: dict[FieldPath, list[ValueNode]] = {}
     for name, values in matrix.items():
         path: FieldPath = tuple(name.split("."))
         if path[0] in ("model", "extends", "matrix"):
-            text = f"a matrix cannot vary {path[0]}"
-            errors.append(values.error(text, "remove it", of_key=True))
-        elif not values.entries():
-            errors.append(values.error(expected("a list of values", values.value)))
-        else:
-            axes.append((path, values.value))
-    count = math.prod(len(values) for _, values in axes)
+            raise values.error(f"a matrix cannot vary {path[0]}", "remove it", of_key=True)
+        if not values.entries():
+            raise values.error(expected("a list of values", values.value))
+        axes[path] = values.value
+    count = math.prod(map(len, axes.values()))
     if count > MAX_MODELS:
         text = f"the matrix has {count} combinations, more than {MAX_MODELS}"
-        errors.append(matrix.error(text, "split it into several manifests"))
-    return axes, errors
+        raise matrix.error(text, "split it into several manifests")
+    return axes
 
 
-def _rename(tree: ValueNode, values: Sequence[ValueNode]) -> tuple[ValueNode, Errors]:
+def _rename(tree: ValueNode, values: Sequence[ValueNode]) -> ValueNode:
+    """Name a combination. Raises: ManifestError: a placeholder is not set."""
     model = tree.get("model")
     if model is None or not isinstance(model.value, str):
-        return tree, []
-    errors = []
+        return tree
 
     def fill(match: re.Match[str]) -> str:
         node, missing = nearest(tree, tuple(match[1].split(".")))
         if missing:
             text = f"the name uses {{{match[1]}}}, which is not set"
-            errors.append(model.error(text, "set the field, or use another one"))
-        return "" if missing else _label(plain(node))
+            raise model.error(text, "set the field, or use another one")
+        return _label(plain(node))
 
     name: str = _PLACEHOLDER.sub(fill, model.value)
     if name == model.value:
         name = "-".join([name, *(_label(plain(value)) for value in values)])
-    return tree.with_member("model", ValueNode(name, model.origin)), errors
+    return tree.with_member("model", ValueNode(name, model.origin))
 
 
 def _label(value: Any) -> str:

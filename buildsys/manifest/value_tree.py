@@ -70,16 +70,6 @@ class ValueNode(NamedTuple):
         return self.origin.error(problem, hint, of_key=of_key)
 
 
-def moved(node: ValueNode, path: FieldPath, mark: Mark) -> ValueNode:
-    """Copy a value to another field of its file, with one position for all of its parts."""
-    value = node.value
-    if isinstance(value, dict):
-        value = {name: moved(member, (*path, name), mark) for name, member in value.items()}
-    elif isinstance(value, list):
-        value = [moved(member, (*path, index), mark) for index, member in enumerate(value)]
-    return ValueNode(value, ValueOrigin(node.origin.file, path, mark))
-
-
 def plain(node: ValueNode) -> Any:
     """Convert a node to data without origins."""
     value = node.value

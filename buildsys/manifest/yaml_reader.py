@@ -21,12 +21,11 @@ from yaml.events import (
 )
 
 from buildsys.errors import ManifestError
-from buildsys.manifest.value_tree import FieldPath, Mark, ValueNode, ValueOrigin, moved, plain
+from buildsys.manifest.value_tree import FieldPath, Mark, ValueNode, ValueOrigin, plain
 
 MAX_BYTES = 1 << 20
 MAX_VALUES = 50_000  # an alias counts at every use
 MAX_DEPTH = 50
-_CHARACTERS_PER_VALUE = 200  # a long text counts as several values
 
 # libyaml's loader is seven times faster
 _Loader: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
@@ -40,8 +39,6 @@ _WORDS = {"": None, "~": None, "null": None, "Null": None, "NULL": None} | {
     for spelling in (word, word.capitalize(), word.upper())
 }  # fmt: skip
 _UNPRINTABLE = re.compile("[^\t\n\r\x20-\x7e\x85\xa0-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
-_TAG = "tag:yaml.org,2002:"
-_TAGGED = {"int": (int,), "float": (int, float), "bool": (bool,), "null": (type(None),)}
 
 
 def read_yaml(file: Path, content: bytes) -> Any:
@@ -118,21 +115,21 @@ class _Builder:
             self._refuse(event, path[:4], f"values are nested more than {MAX_DEPTH} deep")
         origin = ValueOrigin(self._file, path, event.start_mark, key_mark)
         if isinstance(event, AliasEvent):
-            return ValueNode(self._aliased(event, path), origin)
+            return self._aliased(event, path)._replace(origin=origin)
+        if event.tag is not None:
+            self._refuse(event, path, f"the tag {event.tag} is not allowed", "remove it")
         before = self._count
         if isinstance(event, ScalarEvent):
-            self._count += len(event.value) // _CHARACTERS_PER_VALUE
             node = ValueNode(self._scalar(event, path), origin)
         else:
-            is_map = isinstance(event, MappingStartEvent)
-            if event.tag not in (None, "!", _TAG + ("map" if is_map else "seq")):
-                self._refuse(event, path, f"tag {event.tag} does not match the value", "remove it")
-            node = ValueNode((self._map if is_map else self._list)(path, depth), origin)
+            read = self._map if isinstance(event, MappingStartEvent) else self._list
+            node = ValueNode(read(path, depth), origin)
         if event.anchor is not None:
             self._anchors[event.anchor] = node, self._count - before
         return node
 
-    def _aliased(self, event: Any, path: FieldPath) -> Any:
+    def _aliased(self, event: Any, path: FieldPath) -> ValueNode:
+        """Find the value of an anchor; its parts keep their places."""
         if event.anchor not in self._anchors:
             text = f"alias *{event.anchor} has no complete anchor before it"
             self._refuse(event, path, text, f"define &{event.anchor} first")
@@ -140,7 +137,7 @@ class _Builder:
         self._count += count
         if self._count > MAX_VALUES:
             self._refuse(event, path, f"the aliases expand to more than {MAX_VALUES} values")
-        return moved(node, path, event.start_mark).value
+        return node
 
     def _list(self, path: FieldPath, depth: int) -> list[ValueNode]:
         nodes: list[ValueNode] = []
@@ -173,19 +170,10 @@ class _Builder:
         return name
 
     def _scalar(self, event: Any, path: FieldPath) -> Any:
-        if event.tag is None:
-            text = event.value
-            is_name = text[:1].isalpha() and text not in _WORDS  # most scalars are names
-            return text if is_name or not event.implicit[0] else self._plain(event, path)
-        if event.tag in ("!", _TAG + "str"):
-            return event.value
-        value = self._plain(event, path)
-        if type(value) not in _TAGGED.get(event.tag.removeprefix(_TAG), ()):
-            self._refuse(event, path, f"tag {event.tag} does not match the value", "remove it")
-        return value
-
-    def _plain(self, event: Any, path: FieldPath) -> Any:
         text: str = event.value
+        # most scalars are quoted or names
+        if not event.implicit[0] or (text[:1].isalpha() and text not in _WORDS):
+            return text
         if text in _WORDS:
             return _WORDS[text]
         for pattern, base in ((_INT, 10), (_OCTAL, 8), (_HEX, 16)):

@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -23,7 +24,7 @@ if TYPE_CHECKING:
 
 STATE_FOLDER = ".buildsys"
 _STORE_LIMIT = "50GiB"
-_SHARED_FILES = 2  # project.yaml and engines.yaml, the first files of a load
+_SHARED = ("project", "engines")  # files in configs/
 
 
 @dataclass(frozen=True)
@@ -181,12 +182,9 @@ def load_project(
     project = empty_project(root, configs=configs)
     load = _ProjectReader(project, remember, links_into)
     models = load.models()
-    if not load.errors:
-        return replace(project, models=models)
     # a preset or default that is wrong is dropped from the models, so none of them can be trusted
-    if not leave_out or load.are_shared_files_broken:
-        raise ManifestErrors(_distinct(load.errors))
-    models = {name: model for name, model in models.items() if name not in load.ambiguous}
+    if load.broken and (not leave_out or load.is_shared_file_broken):
+        raise ManifestErrors(_distinct(chain.from_iterable(load.broken.values())))
     return replace(project, models=models, broken=load.broken)
 
 
@@ -198,8 +196,8 @@ def check_manifests(project: Project, files: Iterable[Path]) -> tuple[ManifestEr
     load = _ProjectReader(project)
     load.models()
     names = {load.relative(str(file)) for file in files}
-    manifests = [load.relative(file) for file in load.files()]
-    checked = {*names, *manifests[:_SHARED_FILES]} if names <= {*manifests} else {*load.broken}
+    shared, manifests = map(set, (load.shared_files(), load.manifests()))
+    checked = {*names, *shared} if names <= {*shared, *manifests} else {*load.broken}
     return _distinct(error for file in checked for error in load.broken.get(file, ()))
 
 
@@ -228,42 +226,44 @@ class _ProjectReader:
     _remember: bool = True
     _links_into: Path | None = None
     _started_ns: int = field(default_factory=time.time_ns)
-    errors: list[ManifestError] = field(default_factory=list)
-    broken: dict[str, list[ManifestError]] = field(default_factory=dict)  # by file
-    ambiguous: set[str] = field(default_factory=set)  # names of several models
-    are_shared_files_broken: bool = False
+    broken: dict[str, list[ManifestError]] = field(default_factory=dict)  # errors by file
 
-    def files(self) -> list[str]:
-        """List the shared files and the manifests."""
-        configs = self._project.configs
-        return [f"{configs}/project.yaml", f"{configs}/engines.yaml", *self._manifests()]
+    @property
+    def is_shared_file_broken(self) -> bool:
+        """True if nothing can be built."""
+        folder = self.relative(f"{self._project.configs}/models")
+        return not self.broken.keys().isdisjoint((*self.shared_files(), folder))
+
+    def shared_files(self) -> list[str]:
+        """Name the files that all models share."""
+        return [self.relative(f"{self._project.configs}/{name}.yaml") for name in _SHARED]
 
     def models(self) -> dict[str, ResolvedModel]:
-        """Resolve the models."""
+        """Resolve the models; those of ambiguous names are left out."""
         cache_file, configs = self._project.state / "manifests.json", self._project.configs
         valid = read_entries(cache_file, self._project.root, configs)
         entries: dict[str, Entry] = {}
-        for number, file in enumerate(self.files()):
-            name = self.relative(file)
-            entry = valid.get(name) or self._resolve(Path(file), is_shared=number < _SHARED_FILES)
-            if entry:
-                entries[name] = entry
+        for file in (*self.shared_files(), *self.manifests()):
+            if entry := valid.get(file) or self._resolve(file):
+                entries[file] = entry
         settled = {
-            name: entry
-            for name, entry in entries.items()
-            if name in valid or all(map(self._is_settled, entry.stamps.values()))
+            file: entry
+            for file, entry in entries.items()
+            if file in valid or all(map(self._is_settled, entry.stamps.values()))
         }
         if self._remember and not settled.keys() <= valid.keys():
             write_entries(cache_file, configs, settled)
         models: dict[str, ResolvedModel] = {}
+        ambiguous: set[str] = set()
         for file, entry in entries.items():
             for name, text in entry.models:
                 if name in models:
                     self._refuse_name(name, file, models[name].file)
+                    ambiguous.add(name)
                 else:
                     trace = partial(_trace_origins, self._project, file, name)
                     models[name] = ResolvedModel(name, file, text, trace)
-        return models
+        return {name: model for name, model in models.items() if name not in ambiguous}
 
     @cached_property
     def _resolver(self) -> Resolver:
@@ -273,15 +273,14 @@ class _ProjectReader:
 
         return Resolver(Workspace(self._project.root, self._project.configs, self._links_into))
 
-    def _resolve(self, file: Path, *, is_shared: bool) -> Entry | None:
-        resolver = self._resolver
+    def _resolve(self, name: str) -> Entry | None:
+        resolver, file = self._resolver, self._project.root / name
         accessed: dict[str, Stamp | None] = {}
         resolver.workspace.accessed = accessed
+        is_shared = name in self.shared_files()
         models, errors = ([], resolver.shared_errors(file)) if is_shared else resolver.resolve(file)
         if errors:
-            self.errors += errors
-            self.broken[self.relative(str(file))] = errors
-            self.are_shared_files_broken |= is_shared
+            self.broken[name] = errors
             return None
         texts = [(data["model"], json.dumps(data, separators=(",", ":"))) for data, _ in models]
         return Entry(texts, accessed)
@@ -291,8 +290,6 @@ class _ProjectReader:
         node = self._resolver.workspace.document(self._project.root / file)
         problem = f'model "{name}" is already declared in {other}'
         error = (node.get("model") or node).error(problem, "rename one of them")
-        self.ambiguous.add(name)
-        self.errors.append(error)
         for broken in (file, other):
             self.broken.setdefault(broken, []).append(error)
 
@@ -300,18 +297,19 @@ class _ProjectReader:
         """Return true if a later change of the file cannot leave the stamp as it is."""
         return stamp is None or stamp.is_settled(self._started_ns)
 
-    def _manifests(self) -> list[str]:
+    def manifests(self) -> list[str]:
+        """List the manifests of the project."""
         folder = f"{self._project.configs}/models"
         try:
             # a Path takes thirty times as long, and there may be thousands
-            return sorted(_yaml_files(folder), key=lambda path: path.split(os.sep))  # noqa: PTH206
+            files = sorted(_yaml_files(folder), key=lambda path: path.split(os.sep))  # noqa: PTH206
         except OSError as error:
             reason = (error.strerror or str(error)).lower()
             hint = "put one YAML file per model there"
-            text = f"cannot read the folder: {reason}"
-            self.are_shared_files_broken = True
-            self.errors.append(ManifestError(Path(self.relative(folder)), (), text, hint))
+            text, name = f"cannot read the folder: {reason}", self.relative(folder)
+            self.broken[name] = [ManifestError(Path(name), (), text, hint)]
             return []
+        return [self.relative(file) for file in files]
 
     def relative(self, path: str) -> str:
         """Return a path relative to the project, if inside."""

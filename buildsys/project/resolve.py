@@ -68,9 +68,10 @@ class Resolver:
             self.workspace.exists(shared)
         try:
             tree = merge(self._defaults, read_layers(self.workspace, file))
+            variants = expand_matrix(tree)
         except ManifestError as error:
             return [], [error]
-        variants, errors = expand_matrix(tree)
+        errors: Errors = []
         resolutions = []
         for variant in variants:
             model, model_errors = self._resolve_model(variant, self.workspace.relative(file))

@@ -38,8 +38,6 @@ FILE = Path("m.yaml")
         ("-.inf", float("-inf")),
         ("'3'", "3"),
         ('"null"', "null"),
-        ("!!str 3", "3"),
-        ("!!float 3", 3),
         ("=", "="),
     ],
 )
@@ -65,12 +63,8 @@ def test_aliases_and_integer_keys():
         ("a: &x [*x]", "1:8: a.0: alias *x has no complete anchor before it"),
         ("a: *nowhere", "1:4: a: alias *nowhere has no complete anchor before it"),
         ("a: 1\n---\nb: 1", "2:1: a file must have one document"),
-        (
-            "a: !!python/object:os.system x",
-            "1:4: a: tag tag:yaml.org,2002:python/object:os.system does not match the value",
-        ),
-        ("a: !!int x", "1:4: a: tag tag:yaml.org,2002:int does not match the value"),
-        ("a: !mine {}", "1:4: a: tag !mine does not match the value"),
+        ("a: !!python/object:os.system x", "1:4: a: the tag tag:yaml.org,2002:python/object:os."),
+        ("a: !mine {}", "1:4: a: the tag !mine is not allowed; remove it"),
         ("a: " + "9" * 5000, "1:4: a: the integer does not fit into 64 bits"),
         ("[" * 1000, "values are nested more than 50 deep"),
         ("- a\n" * 60_000, "the file expands to more than 50000 values"),
@@ -85,19 +79,19 @@ def test_refused_constructs(text, expected):
 
 
 @pytest.mark.parametrize(
-    ("path", "of_key", "position"),
+    ("path", "of_key", "position", "key"),
     [
-        (("a", "b"), True, (2, 3)),
-        (("a", "b", 1, "c"), False, (2, 14)),
-        (("a", "b", 7, "x"), False, (2, 6)),
-        (("d", "b", 0), False, (3, 4)),
-        (("d",), True, (3, 1)),
+        (("a", "b"), True, (2, 3), ("a", "b")),
+        (("a", "b", 1, "c"), False, (2, 14), ("a", "b", 1, "c")),
+        (("a", "b", 7, "x"), False, (2, 6), ("a", "b", 7, "x")),
+        (("d", "b", 0), False, (2, 7), ("a", "b", 0)),  # where it is written
+        (("d",), True, (3, 1), ("d",)),
     ],
 )
-def test_positions_of_keys_values_and_aliases(path, of_key, position):
+def test_positions_of_keys_values_and_aliases(path, of_key, position, key):
     tree = read_nodes(FILE, b"a: &a\n  b: [1, {c: 2}]\nd: *a\n")
     error = error_at(tree, path, "", of_key=of_key)
-    assert (error.line, error.column, error.key) == (*position, path)
+    assert (error.line, error.column, error.key) == (*position, key)
 
 
 def _numbers() -> st.SearchStrategy[object]:
