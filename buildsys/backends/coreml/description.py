@@ -38,11 +38,6 @@ COMPUTE_UNITS = {
 }
 
 
-def specification_version(target: str) -> int | None:
-    """Return the version of a deployment target, None if unknown."""
-    return next((version for version, names in SYSTEMS.items() if target in names), None)
-
-
 def oldest_systems(version: int) -> str:
     """Return e.g. ``macOS 13 or iOS 16``, "" if unknown."""
     names = reversed(SYSTEMS.get(version, ()))

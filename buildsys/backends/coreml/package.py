@@ -12,10 +12,11 @@ import shutil
 import uuid
 import zipfile
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any, NoReturn
+from typing import Any
 
 import numpy as np
 
@@ -91,49 +92,43 @@ def _identifier(item: Path, name: str) -> str:
 
 def unpack(engine: Path, folder: Path) -> Path:
     """Unzip an engine into ``folder``; return the package."""
-    try:
-        with zipfile.ZipFile(engine) as archive:
-            root = _root(engine, archive)
-            archive.extractall(folder)
-    except (zipfile.BadZipFile, OSError, EOFError) as error:
-        _raise_damaged(engine, error)
+    with _opened(engine) as (archive, root):
+        archive.extractall(folder)
     return folder / root
 
 
 def read_engine(engine: Path) -> Package:
     """Read the content of an engine, without unzipping its weights."""
     from coremltools.proto import Model_pb2
-    from google.protobuf.message import DecodeError
 
-    if not engine.is_file():
-        raise StageError(f"{engine.name} does not exist", "build it")
     spec = Model_pb2.Model()
-    try:
-        with zipfile.ZipFile(engine) as archive:
-            root = _root(engine, archive)
-            if damaged := archive.testzip():
-                raise zipfile.BadZipFile(f"the checksum of {damaged} differs")
-            spec.ParseFromString(archive.read(f"{root}/{MODEL}"))
+    with _opened(engine) as (archive, root):
+        if damaged := archive.testzip():
+            raise zipfile.BadZipFile(f"the checksum of {damaged} differs")
+        spec.ParseFromString(archive.read(f"{root}/{MODEL}"))
         interface = json.loads(spec.description.metadata.userDefined[INTERFACE])
-    except (zipfile.BadZipFile, OSError, EOFError, KeyError, ValueError, DecodeError) as error:
-        _raise_damaged(engine, error)
     return Package(spec, interface)
 
 
-def _root(engine: Path, archive: zipfile.ZipFile) -> str:
-    """Return the folder of the package."""
-    names = archive.namelist()
-    roots = {name.partition("/")[0] for name in names}
-    root = next(iter(roots), "")
-    inside = all(".." not in name.split("/") and not name.startswith("/") for name in names)
-    if len(roots) != 1 or not root.endswith(".mlpackage") or not inside:
-        raise StageError(f"{engine.name} is no Core ML package", "build it again")
-    return root
+@contextmanager
+def _opened(engine: Path) -> Iterator[tuple[zipfile.ZipFile, str]]:
+    """Yield the zip of an engine and the folder of its package.
 
+    Raises: StageError: the file is damaged, or what the block reads from it.
+    """
+    from google.protobuf.message import DecodeError
 
-def _raise_damaged(engine: Path, error: Exception) -> NoReturn:
-    text = f"{engine.name} is damaged: {' '.join(str(error).split()) or type(error).__name__}"
-    raise StageError(text, "copy it again, or build it") from error
+    try:
+        with zipfile.ZipFile(engine) as archive:
+            names = archive.namelist()
+            root, *others = {name.partition("/")[0] for name in names} or {""}
+            inside = all(".." not in name.split("/") and name[:1] != "/" for name in names)
+            if others or not root.endswith(".mlpackage") or not inside:
+                raise StageError(f"{engine.name} is no Core ML package", "build it again")
+            yield archive, root
+    except (zipfile.BadZipFile, OSError, EOFError, KeyError, ValueError, DecodeError) as error:
+        text = f"{engine.name} is damaged: {' '.join(str(error).split()) or type(error).__name__}"
+        raise StageError(text, "copy it again, or build it") from error
 
 
 def operations(spec: Any) -> Iterator[Any]:
@@ -196,7 +191,9 @@ class CoreMlSession:
         """Return the outputs by name."""
         results = self._predict(self._feeds(inputs))
         return {
-            port["name"]: _tensor(np.asarray(results[port["feature"]]), port["dtype"])
+            port["name"]: tensor_of(
+                np.asarray(results[port["feature"]], port["dtype"]), port["dtype"]
+            )
             for port in self._interface["outputs"]
         }
 
@@ -240,7 +237,3 @@ class CoreMlSession:
 
 def _sized(shape: tuple[int | str | None, ...], sizes: Mapping[str, int]) -> tuple[int, ...]:
     return tuple(sizes[size] if isinstance(size, str) else int(size or 0) for size in shape)
-
-
-def _tensor(array: Array, dtype: str) -> Tensor:
-    return tensor_of(array.astype(dtype, copy=False), dtype)

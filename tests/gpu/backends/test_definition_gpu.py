@@ -58,30 +58,6 @@ class Small(nn.Module):
     def forward(self, x):
         return self.conv(x).relu().flatten(1)
 """,
-    "plugins/linear.py": """\
-def define(network, trt, weights):
-    x = network.add_input("x", trt.float32, (-1, 8))
-    kernel = weights["kernel"]
-    constant = network.add_constant(kernel.shape, kernel)
-    constant.name = "kernel"
-    none = trt.MatrixOperation.NONE
-    product = network.add_matrix_multiply(x, none, constant.get_output(0), none)
-    product.name = "product"
-    y = product.get_output(0)
-    y.name = "y"
-    network.mark_output(y)
-""",
-    "plugins/linear_numpy.py": """\
-from pathlib import Path
-
-import numpy as np
-
-DATA = Path(__file__).parents[1] / "data"
-
-
-def compute(x):
-    return x @ np.load(DATA / "linear.npz")["kernel"]
-""",
 }  # fmt: skip
 IMAGE = {"x": {"shape": ["batch", 3, 16, 16]}}
 DIMS = {"batch": {"min": 1, "opt": 4, "max": 8}}
@@ -154,23 +130,6 @@ def test_a_defined_network_is_built_verified_timed_and_run(project: ModelProject
     assert np.load(project.root / "y.npz")["y"].shape == (3, 4096)
     again = project.doit("build:small")
     assert "reference:small" not in again.stdout, again.stdout
-
-
-def test_weights_of_a_file_are_verified_against_numpy(project: ModelProject) -> None:
-    kernel = np.random.default_rng(1).standard_normal((8, 4)).astype(np.float32)
-    np.savez(project.root / "data/linear.npz", kernel=kernel)
-    source = {
-        "tensorrt": "plugins/linear.py:define", "weights": {"file": "data/linear.npz"},
-        "reference": {"numpy": "plugins/linear_numpy.py:compute"},
-    }  # fmt: skip
-    ports = {
-        "inputs": {"x": {"shape": ["batch", 8]}}, "outputs": {"y": {"shape": ["batch", 4]}},
-    }  # fmt: skip
-    write_model(project, "linear", source, **ports)
-    ran = project.doit("build:linear")
-    assert ran.returncode == 0, ran.stdout
-    assert project.result("verify", "linear", "trt")["status"] == "passed"
-    assert project.result("bench", "linear", "trt")["status"] == "passed"
 
 
 def test_a_wrong_network_fails_its_check(project: ModelProject) -> None:

@@ -7,14 +7,12 @@ from __future__ import annotations
 
 import importlib.util
 import json
-import math
 import os
 import shutil
 import statistics
 import subprocess
 import sys
 import time
-from contextlib import nullcontext
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
@@ -22,14 +20,14 @@ from typing import Any
 
 import numpy as np
 import pytest
-from gpu_marks import DRIVER, ON_GPU
+from gpu_marks import ON_GPU
 
 from buildsys.backends.cuda_device import CudaGraph, Device, HostBuffer, Stream
 from buildsys.backends.cuda_gpus import pci_bus_id
 from buildsys.backends.measurement import GpuContender, Slot
 from buildsys.errors import StageError
 from buildsys.onnx_graphs.tensors import Tensor, save_case
-from buildsys.system.nvml import read_gpus, sampled
+from buildsys.system.nvml import sampled
 from buildsys.system.toolchains import Toolchain
 
 ROOT = Path(__file__).parents[3]
@@ -42,8 +40,6 @@ of_libraries = pytest.mark.filterwarnings(
     "ignore"
 )  # what PyTorch says about its own exporters and compilers
 BATCH = 8
-# seen by hand on an H200 with TensorRT 8.6.0: GPU time in ms at batch 8, fp16, as a CUDA graph
-H200_MS = {"resnet18": 0.252, "resnet50": 0.540}
 
 
 @pytest.fixture
@@ -154,42 +150,6 @@ def test_nvml_reads_the_gpu_in_use(device: Device) -> None:
     )
     assert figures["power_w"]["max"] > 1
     assert 0 < figures["temperature_c"]["max"] < 120
-    asked = [
-        "nvidia-smi",
-        f"--id={pci_bus_id(0)}",
-        "--query-gpu=uuid,name",
-        "--format=csv,noheader",
-    ]
-    if shutil.which(asked[0]):
-        listed = subprocess.run(asked, capture_output=True, text=True, check=True).stdout.strip()
-        gpu = read_gpus(os.environ.get("CUDA_VISIBLE_DEVICES"))[0]
-        assert listed == f"{gpu['uuid']}, {gpu['name']}"
-
-
-def surely(ratios: list[float]) -> float:
-    """Return the lower end of the 95 % interval of the median, by order statistics."""
-    return sorted(ratios)[max(0, len(ratios) // 2 - math.ceil(len(ratios) ** 0.5))]
-
-
-def test_reading_nvml_does_not_disturb_the_timing(device: Device) -> None:
-    contender = GpuContender(device, [products(device, 1024, 5)[1]], blocking=False)
-    contender.block(0.5, 5)
-    ratios: dict[str, list[float]] = {"gpu_ns": [], "wall_ns": []}
-    for number in range(30):
-        taken = {}
-        # neighbours are compared, in turns: the clocks of a GPU drift by more than the limit
-        for reads in (number % 2 == 0, number % 2 == 1):
-            with sampled(pci_bus_id(0)) if reads else nullcontext():
-                taken[reads] = contender.block(0.1, 5)
-        for clock, found in ratios.items():
-            during, without = (
-                statistics.median(getattr(taken[reads], clock)) for reads in (True, False)
-            )
-            found.append(during / without)
-    contender.close()
-    # single ratios vary by 5 % on a busy host
-    assert surely(ratios["gpu_ns"]) < 1.01
-    assert surely(ratios["wall_ns"]) < 1.02
 
 
 def in_tensorrt(folder: Path, *arguments: str, **environment: str) -> dict[str, Any]:
@@ -304,15 +264,18 @@ def test_an_engine_and_its_baselines_are_timed_in_one_run(
     )
     graph = contenders["engine_cuda_graph"]["gpu"]["p50_ms"]
     assert graph <= contenders["engine"]["gpu"]["p50_ms"] * 1.02
-    if "H200" in DRIVER.gpus[0].name:
-        assert graph <= 1.03 * H200_MS[model]
 
 
 @of_libraries
 @with_tensorrt
 @pytest.mark.parametrize(
     "bench_fields",
-    [{"transfers": "both"}, {"wait": "block"}, {"transfers": "in", "cuda_graph": (True,)}],
+    [
+        {"transfers": "both"},
+        {"wait": "block"},
+        {"transfers": "in", "cuda_graph": (True,)},
+        {"in_flight": 3},
+    ],
 )
 def test_each_way_of_timing_works(
     bench_fields: dict[str, Any], folder: Path, tmp_path: Path
@@ -327,21 +290,3 @@ def test_each_way_of_timing_works(
     own = next(iter(figures["cases"]["opt"]["contenders"].values()))
     assert own["gpu"]["p50_ms"] > 0
     assert set(figures["settings"]) >= {"transfers", "in_flight", "wait"}
-
-
-@of_libraries
-@with_tensorrt
-def test_several_inferences_of_an_engine_are_in_flight(folder: Path, tmp_path: Path) -> None:
-    from buildsys.stages.bench import stage as bench
-
-    engine = engine_of("resnet18", folder)
-    taken = {}
-    for number in (1, 3):
-        job = bench_job(
-            "resnet18", engine, tmp_path / str(number), duration=0.3, in_flight=number, baselines=()
-        )
-        figures = bench.run(job).figures
-        assert figures["settings"]["in_flight"] == number
-        taken[number] = figures["cases"]["opt"]["contenders"]["engine"]
-    assert taken[3]["throughput_per_s"] > 0.9 * taken[1]["throughput_per_s"]
-    assert taken[3]["p50_ms"] > taken[1]["p50_ms"]

@@ -5,22 +5,18 @@ The interpreter that has TensorRT is this one, or that of BUILDSYS_TEST_TOOLCHAI
 
 from __future__ import annotations
 
-import json
-import warnings
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from engine_jobs import resolved, write_golden
 from gpu_marks import TENSORRT_ON_GPU
 from onnx import TensorProto, helper
 from small_graphs import make_model, one_node, weights
-from tensorrt_jobs import IMAGE, SOURCES, build, error_of, image, job_of, options, refusal, run
+from tensorrt_jobs import IMAGE, build, error_of, image, options, refusal, run
 from toolchain import Refused, Toolchain
 
 from buildsys.onnx_graphs.tensors import Tensor, tensor_of
-from buildsys.project.plan import plan_model
 
 pytestmark = TENSORRT_ON_GPU
 
@@ -140,40 +136,9 @@ def test_every_field_reaches_the_builder(
     assert error_of(toolchain, tmp_path, image(2)) <= 2e-2
 
 
-def test_an_engine_of_one_fused_layer_has_an_unknown_type(
-    toolchain: Toolchain, tmp_path: Path
-) -> None:
-    """Float32 at the ends of a fused part proves nothing."""
-    if int(toolchain.version.split(".")[0]) >= 11:
-        pytest.skip("weakly typed engines are for TensorRT 8.6 and 10")
-    t = (TensorProto.FLOAT, ["batch", 64, 128])
-    names = (("x", "wq", "q"), ("x", "wk", "k"), ("q", "kt", "s"), ("p", "x", "y"))
-    nodes = [helper.make_node("MatMul", [a, b], [c], name=f"/{c}") for a, b, c in names]
-    nodes.insert(2, helper.make_node("Transpose", ["k"], ["kt"], name="/t", perm=[0, 2, 1]))
-    nodes.insert(4, helper.make_node("Softmax", ["s"], ["p"], name="/p", axis=-1))
-    model = make_model(
-        nodes, {"x": t}, {"y": t}, {"wq": weights(128, 128), "wk": weights(128, 128, seed=1)}
-    )
-    inputs = {"x": {"shape": ["batch", 64, 128], "dtype": "float32"}}
-    # where the builder does not fuse them, layers this small may be faster in float32
-    facts = build(
-        toolchain, tmp_path, model=model, inputs=inputs, precision="fp16", precision_share=0
-    )
-    untold = facts.get("precision_shares", {}).get("time", {}).get("unknown", 0.0)
-    assert ("precision_unknown" in facts) != (facts["precision_of"] == "engine" and untold <= 0.5)
-
-
 def test_a_missing_accelerator(toolchain: Toolchain, tmp_path: Path) -> None:
     said = refusal(toolchain, tmp_path, precision="fp16", dla_core=0, gpu_fallback=True)
     assert "dla_core: 0 needs a deep learning accelerator, and this machine has none" in said
-
-
-def test_a_build_reports_its_progress(toolchain: Toolchain, tmp_path: Path) -> None:
-    built = build(toolchain, tmp_path)
-    if not toolchain.version.startswith("8."):  # it has no monitors
-        ((done, _, unit),) = built["counted"]
-        assert done > 0, built["said"]
-        assert unit.startswith("steps of ")
 
 
 def test_a_timing_cache_is_used_again_and_a_broken_one_is_a_warning(
@@ -218,19 +183,6 @@ def test_all_operators_unknown_to_the_parser_are_named(
     assert "fine" not in said
 
 
-def test_a_workspace_too_small_for_any_tactic(toolchain: Toolchain, tmp_path: Path) -> None:
-    nodes = [helper.make_node("TopK", ["x", "k"], ["y", "i"], name="/topk", axis=1)]
-    x, y = (TensorProto.FLOAT, ["batch", 200000]), (TensorProto.FLOAT, ["batch", 3000])
-    model = make_model(nodes, {"x": x}, {"y": y}, {"k": np.array([3000])})
-    inputs = {"x": {"shape": ["batch", 200000], "dtype": "float32"}}
-    try:
-        said = refusal(toolchain, tmp_path, model=model, inputs=inputs, workspace="1KiB")
-    except BaseException:
-        pytest.skip("this version has a tactic that needs no workspace")
-    assert "workspace" in said
-    assert "1 KiB" in said
-
-
 def test_unloadable_engines(toolchain: Toolchain, tmp_path: Path) -> None:
     build(toolchain, tmp_path)
     engine = tmp_path / "model.engine"
@@ -267,51 +219,3 @@ def test_more_memory_than_the_gpu_has(toolchain: Toolchain, tmp_path: Path) -> N
     finally:
         toolchain.ask("hold", release=True)
     assert "out of memory" in said
-
-
-def test_resnet18_in_fp16_agrees_with_pytorch(toolchain: Toolchain, tmp_path: Path) -> None:
-    torch, torchvision = pytest.importorskip("torch"), pytest.importorskip("torchvision")
-    torch.manual_seed(0)
-    network = torchvision.models.resnet18(weights=None).eval()
-    for module in network.modules():
-        if isinstance(module, torch.nn.BatchNorm2d):
-            module.running_mean.normal_(0, 0.1)
-            module.running_var.uniform_(0.5, 1.5)
-    file = tmp_path / "m" / "simplify" / "model.onnx"
-    file.parent.mkdir(parents=True)
-    names = {
-        "input_names": ["x"],
-        "output_names": ["y"],
-        "dynamic_axes": {"x": {0: "batch"}, "y": {0: "batch"}},
-    }
-    warnings.simplefilter("ignore")  # the older exporter is deprecated
-    torch.onnx.export(
-        network, torch.zeros(1, 3, 224, 224), str(file), opset_version=17, dynamo=False, **names
-    )
-    fields = {"tactic_sources": list(SOURCES)} if toolchain.version.startswith("8.") else {}
-    spec = resolved(
-        {"backend": "tensorrt", "precision": "fp16", **fields},
-        inputs={"x": {"shape": ["batch", 3, 224, 224]}},
-        dims={"batch": {"min": 1, "opt": 8, "max": 16}},
-    )  # fmt: skip
-    actions = {action.stage: action for action in plan_model(spec, lambda _: toolchain.version)}
-    golden = {}
-    for case, values in actions["verify"].options["cases"].items():
-        batch = values["dims"]["batch"] if "dims" in values else values["batch"]
-        # of different contrast, as the outputs for plain noise differ by only 1 %
-        x = torch.randn(batch, 3, 224, 224) * torch.rand(batch, 1, 1, 1).mul(2)
-        with torch.no_grad():
-            golden[case] = ({"x": tensor_of(x.numpy())}, {"y": tensor_of(network(x).numpy())})
-    write_golden(
-        tmp_path,
-        {case: out for case, (_, out) in golden.items()},
-        {case: x for case, (x, _) in golden.items()},
-    )
-    results = {}
-    for stage in ("engine", "verify"):
-        job = job_of(actions[stage], tmp_path, **({"model": file} if stage == "engine" else {}))
-        results[stage] = toolchain.ask("stage", job=job, project=tmp_path)
-        assert results[stage]["status"] == "passed", results[stage]["reason"]
-    shares = results["engine"]["figures"]["precision_shares"]
-    print(json.dumps({"shares": shares, "seconds": results["engine"]["figures"]["build_seconds"]}))
-    assert shares["layers"]["float16"] > 0.8

@@ -5,9 +5,6 @@ Only macOS can run them. ``[test]`` does not install coremltools.
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 from enum import IntEnum
 from pathlib import Path
 from typing import Any
@@ -15,7 +12,6 @@ from typing import Any
 import pytest
 import torch
 from engine_jobs import DIMS, INPUTS, captured_program
-from stage_jobs import ROOT
 
 pytest.importorskip("coremltools", reason="pip install 'buildsys[coreml]'")
 
@@ -107,21 +103,8 @@ def test_enumerated_shapes_are_the_points_of_dims(tmp_path: Path, source: Path) 
     assert sorted(found) == [[1, 3, 8, 8], [2, 3, 8, 8], [8, 3, 8, 8]]
 
 
-def test_equal_programs_give_equal_engines_in_another_process(
-    tmp_path: Path, built: Any, source: Path
-) -> None:
-    script = (
-        "import sys; sys.path[:0] = ['tests/integration', 'tests/integration/backends']\n"
-        "from pathlib import Path; from test_backend_coreml import build\n"
-        "build(Path(sys.argv[1]), Path(sys.argv[2]))\n"
-    )
-    subprocess.run(
-        [sys.executable, "-W", "ignore", "-c", script, tmp_path, source],
-        cwd=ROOT,
-        check=True,
-        env={**os.environ, "PYTHONPATH": f"{ROOT}/tests", "PYTHONHASHSEED": "7"},
-    )
-    assert (tmp_path / built[0].name).read_bytes() == built[0].read_bytes()
+def test_equal_programs_give_equal_engines(tmp_path: Path, built: Any, source: Path) -> None:
+    assert build(tmp_path, source)[0].read_bytes() == built[0].read_bytes()
 
 
 def test_names_become_identifiers_and_types_stay_those_of_the_manifest(tmp_path: Path) -> None:

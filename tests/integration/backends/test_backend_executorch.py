@@ -71,12 +71,11 @@ def built(tmp_path_factory: pytest.TempPathFactory, source: Path) -> Any:
 
 
 @pytest.fixture(scope="module")
-def quantized(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+def quantized(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path, dict[str, Any]]:
     folder = tmp_path_factory.mktemp("int8")
     source = captured(folder, "InvertedResidual")
     asked, figures = build(folder, source, precision="int8")
-    assert "run the program once with the largest sizes" in figures["messages"][0]
-    return source, asked.engine
+    return source, asked.engine, figures
 
 
 def expected(source: Path, inputs: dict[str, Tensor]) -> np.ndarray:
@@ -101,30 +100,22 @@ def test_the_operators_of_the_delegate_are_counted(built: Any) -> None:
     assert not built[1]["messages"]
 
 
-def test_portable_kernels_are_announced(tmp_path: Path, source: Path) -> None:
-    asked, figures = build(tmp_path, source, delegate="none")
-    assert figures["delegated"]["share"] == 0.0
-    inputs = random_x(3)
-    (found,) = run(asked.engine, inputs).values()
-    np.testing.assert_allclose(found.array, expected(source, inputs), rtol=1e-3, atol=1e-5)
-
-
-def test_an_int8_engine_is_quantized(tmp_path: Path, source: Path) -> None:
-    asked, figures = build(tmp_path, source, precision="int8")
+def test_an_int8_engine_is_quantized(quantized: Any) -> None:
+    source, engine, figures = quantized
+    assert "run the program once with the largest sizes" in figures["messages"][0]
     assert figures["precision_shares"]["layers"]["int8"] > 0.3
     inputs = random_x(4)
-    (found,) = run(asked.engine, inputs).values()
+    (found,) = run(engine, inputs).values()
     one, other = found.array.ravel(), expected(source, inputs).ravel()
     assert one @ other >= 0.95 * np.linalg.norm(one) * np.linalg.norm(other)
 
 
-@pytest.mark.parametrize("sizes", [(1, 2, 8), (3, 8), (4, 8)])
-def test_sizes_of_an_int8_engine_can_grow(quantized: Any, sizes: tuple[int, ...]) -> None:
-    source, engine = quantized
+def test_sizes_of_an_int8_engine_can_grow(quantized: Any) -> None:
+    source, engine, _ = quantized
     session = backend.load(engine, options(precision="int8", threads=1))
     whole = random_x(8)["x"].array
     reference = expected(source, {"x": Tensor(whole, "float32")})
-    for size in sizes:
+    for size in (1, 3, 8):
         inputs = {"x": Tensor(whole[:size], "float32")}
         for each in (session, session.duplicate()):
             (found,) = each.run(inputs).values()
@@ -155,7 +146,10 @@ def test_equal_programs_give_equal_engines(tmp_path: Path, built: Any, source: P
 @pytest.mark.parametrize(
     ("inputs", "problem"),
     [
-        (random_x(9), r"has the shape \[9, 3, 8, 8\], but the engine was built for batch 1 to 8"),
+        (
+            random_x(9),
+            r"has the shape \[9, 3, 8, 8\], but the engine was built for .* batch 1 to 8",
+        ),
         ({}, "the engine needs the input x"),
         (random_x(2, "float16"), "the input x is float16, and the engine needs float32"),
     ],
@@ -189,15 +183,6 @@ def test_a_truncated_file_is_one_sentence(built: Any, tmp_path: Path, cut: float
         backend.load(tmp_path / "engine.pte", options())
     header = DESCRIPTION.read_header(content[:size])
     assert header is None or header.truncated
-
-
-def test_the_header_has_the_size_of_the_file(built: Any) -> None:
-    content = built[0].engine.read_bytes()
-    header = DESCRIPTION.read_header(content)
-    assert header is not None
-    assert not header.truncated
-    assert header.whole_bytes is not None
-    assert header.whole_bytes <= len(content)
 
 
 def test_a_program_of_another_format_version_is_one_sentence(built: Any, tmp_path: Path) -> None:

@@ -48,7 +48,7 @@ def run(engine: Path, inputs: dict[str, Tensor], **fields: Any) -> dict[str, Ten
         session.close()
 
 
-@pytest.mark.parametrize("level", ["disable", "basic", "extended", "all"])
+@pytest.mark.parametrize("level", ["basic", "all"])
 def test_a_loaded_engine_computes_the_same_as_the_saving_session(
     tmp_path: Path, level: str
 ) -> None:
@@ -62,21 +62,19 @@ def test_a_loaded_engine_computes_the_same_as_the_saving_session(
     assert facts["settings"]["graph_optimization_level"] == level
 
 
-@pytest.mark.parametrize("level", ["extended", "all"])
-def test_an_engine_that_cannot_be_loaded_again_is_optimized_less(
-    tmp_path: Path, level: str
-) -> None:
+def test_an_engine_that_cannot_be_loaded_again_is_optimized_less(tmp_path: Path) -> None:
     model = splits_around_a_loop()
-    engine, facts = build(tmp_path, model, graph_optimization_level=level)
+    engine, facts = build(tmp_path, model)
     x = {"x": tensor_of(np.arange(6, dtype=np.float32).reshape(3, 2))}
     expected = OrtGraph(model.SerializeToString()).run(x)
     for name, tensor in run(engine, x).items():
         assert np.array_equal(tensor.array, expected[name].array)
     assert facts["settings"]["graph_optimization_level"] == "basic"
     first, *others = facts["messages"]
-    assert first.startswith(
-        f"ONNX Runtime cannot use the graph optimized up to {level}, so it is optimized up to basic"
+    problem = (
+        "ONNX Runtime cannot use the graph optimized up to all, so it is optimized up to basic"
     )
+    assert first.startswith(problem)
     assert "single static assignment" in first
     assert str(tmp_path) not in first
     assert not any("kind of processor" in message for message in others)

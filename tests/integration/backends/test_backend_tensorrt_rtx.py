@@ -15,7 +15,6 @@ from onnx import TensorProto, helper
 from small_graphs import conv_bn, make_model, one_node, weights, write
 
 from buildsys.backends.cuda_gpus import find_driver
-from buildsys.backends.tensorrt import build as building
 from buildsys.backends.tensorrt import library
 from buildsys.backends.tensorrt.log import log_of
 from buildsys.backends.tensorrt_rtx.options import ComputeCapability, RtxFlag
@@ -90,16 +89,6 @@ def test_every_field_reaches_the_builder(tmp_path: Path) -> None:
     assert {name for name, on in builder_config["flags"].items() if on} == {"strict_nans"}
 
 
-@pytest.mark.parametrize("flag", sorted(set(library.FLAGS.members) - {"exclude_lean_runtime"}))
-def test_every_flag_of_the_schema_can_be_set(flag: str) -> None:
-    """Settings are checked on a configuration, without a build."""
-    builder = trt.Builder(LOG.logger)
-    config = builder.create_builder_config()
-    with LOG.collected() as found:
-        building.configure(LIBRARY, builder, config, options(flags={flag: True}), found)
-    assert config.get_flag(library.FLAGS.of(LIBRARY, flag))
-
-
 def test_the_flags_of_the_schema_are_those_of_the_backend() -> None:
     assert set(get_args(RtxFlag)) == set(library.FLAGS.members)
     assert set(get_args(ComputeCapability)) == set(library.CAPABILITIES.members)
@@ -110,13 +99,6 @@ def test_a_refused_setting_fails_instead_of_being_ignored(tmp_path: Path) -> Non
         StageError, match="kEXCLUDE_LEAN_RUNTIME can only be set if kVERSION_COMPATIBLE"
     ):
         build(tmp_path, one_node("Relu"), flags={"exclude_lean_runtime": True})
-
-
-def test_a_profile_refused_by_tensorrt_is_an_error() -> None:
-    builder = trt.Builder(LOG.logger)
-    wrong = {"x": {"min": (4, 3), "opt": (2, 3), "max": (8, 3)}}
-    with LOG.collected(), pytest.raises(StageError, match="refuses the optimization profile 0"):
-        building.add_profiles(LIBRARY, builder, builder.create_builder_config(), [wrong])
 
 
 def test_all_refused_nodes_are_named_at_once(tmp_path: Path) -> None:

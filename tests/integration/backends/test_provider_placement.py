@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib.util
 import platform
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +15,7 @@ from engine_jobs import engine_options, request
 from onnx import TensorProto, helper
 from small_graphs import make_model, weights, write
 
-from buildsys.backends.onnxruntime import backend, execution_providers
+from buildsys.backends.onnxruntime import backend
 from buildsys.backends.onnxruntime.engine_session import (
     add_providers,
     engine_session_options,
@@ -33,7 +32,6 @@ from buildsys.backends.onnxruntime.placement import (
 from buildsys.backends.onnxruntime.session import explain
 from buildsys.errors import CheckFailed, StageError, Unavailable
 from buildsys.onnx_graphs.tensors import tensor_of
-from buildsys.system.backend_registry import describe_backend
 
 FLOAT = TensorProto.FLOAT
 WANTED = {"providers": ["openvino"]}
@@ -220,12 +218,6 @@ def test_options_of_openvino_are_properties_for_its_plugin() -> None:
     assert openvino_plugin_options({"device_type": "GPU"}, "GPU") == {}
 
 
-def test_an_available_plugin_is_still_a_plugin() -> None:
-    """The CPU's provider stands for a registered plugin: it is available and has a device."""
-    assert not is_plugin(PROVIDERS["cpu"])
-    assert is_plugin(replace(PROVIDERS["cpu"], plugin="onnxruntime-cpu"))
-
-
 @pytest.mark.skipif(not HAS_QNN, reason="needs onnxruntime-qnn")
 @pytest.mark.parametrize("provider", ["qnn", {"qnn": {"backend_path": "libQnnHtp.so"}}])
 @pytest.mark.parametrize("ep_context", [False, True])
@@ -250,25 +242,6 @@ def test_an_engine_of_qnn_is_built_and_loaded(
     assert np.allclose(found, np.maximum(x @ weights(4, 4), 0), atol=1e-5)
 
 
-@pytest.mark.parametrize(("machine", "kind"), [("x86_64", "cpu"), ("aarch64", "xpu")])
-def test_the_device_of_qnn_is_simulated_on_x86(
-    monkeypatch: pytest.MonkeyPatch, machine: str, kind: str
-) -> None:
-    monkeypatch.setattr(execution_providers, "machine", lambda: machine)
-    options = engine_options("onnxruntime", providers=["qnn"])
-    assert backend.device(options)["kind"] == kind
-    assert backend.device({**options, "providers": ["openvino"]})["kind"] == "cpu"
-
-
-def test_compiled_nodes_are_not_expected_to_be_reproducible() -> None:
-    description = describe_backend("onnxruntime")
-    options = engine_options("onnxruntime", providers=["qnn"])
-    assert not description.not_reproducible(options)
-    assert description.not_reproducible({**options, "ep_context": True}) == (
-        "what the providers compile is not reproducible"
-    )
-
-
 REFUSED = (
     "/onnxruntime_src/onnxruntime/core/session/plugin_ep/ep_plugin_provider_interfaces.cc:71"
     " virtual std::unique_ptr<onnxruntime::IExecutionProvider>"
@@ -285,14 +258,6 @@ def test_refused_options_are_one_sentence_without_places_in_c() -> None:
         " set"
     )
     assert refusal.hint == "correct them in providers"
-
-
-@pytest.mark.skipif(HAS_OPENVINO, reason="OpenVINO is installed")
-def test_a_plugin_without_a_device_here_names_the_alternative() -> None:
-    with pytest.raises(Unavailable, match="supports no device of this machine") as caught:
-        add_providers(ort.SessionOptions(), engine_options("onnxruntime", providers=["openvino"]))
-    assert "use backend: openvino" in caught.value.hint
-    assert "pip install" not in caught.value.hint
 
 
 def test_nothing_is_kept_of_providers_that_compile_nothing(tmp_path: Path) -> None:

@@ -34,13 +34,6 @@ def test_a_model_without_dynamic_inputs_has_no_profile() -> None:
     assert resolve_profiles({"scale": INPUTS["scale"]}, {}, [fixed]) == []
 
 
-def test_explicit_profiles_are_used_as_they_are() -> None:
-    narrow = {**GOOD, "ids": {"min": [1, 8], "opt": [1, 8], "max": [1, 8]}}
-    first, second = resolve_profiles(INPUTS, DIMS, [GOOD, narrow])
-    assert first["ids"]["max"] == (4, 32)
-    assert second["ids"]["max"] == (1, 8)
-
-
 @pytest.mark.parametrize(
     ("shapes", "problem"),
     [
