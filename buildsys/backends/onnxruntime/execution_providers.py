@@ -14,9 +14,12 @@ from typing import Any
 CPU = "cpu"
 OTHER_OPTIONS = "config"  # options of a provider that this table lacks, passed on
 _CUDA_LIBRARIES = ("nvidia-cudnn-cu12", "nvidia-cudnn-cu13", "nvidia-cublas-cu12", "nvidia-cublas")
-_CACHES = "remove it: files of a cache are not in the key; ep_context: true keeps the result"
-_STREAM = "remove it: engines run on ONNX Runtime's stream"
-_STREAMS = {"has_user_compute_stream": _STREAM, "user_compute_stream": _STREAM}
+# options that name files or streams of their own
+REFUSED_OPTIONS = (
+    "trt_engine_cache_enable", "trt_engine_cache_path", "trt_timing_cache_enable",
+    "trt_timing_cache_path", "trt_dump_ep_context_model", "cache_dir", "load_config",
+    "ModelCacheDirectory", "has_user_compute_stream", "user_compute_stream", "enable_cuda_graph",
+)  # fmt: skip
 _ONNXRUNTIME_GPU = "pip uninstall onnxruntime; pip install onnxruntime-gpu"
 _TUNABLE = "tunable_op_enable tunable_op_tuning_enable tunable_op_max_tuning_duration_ms"
 
@@ -30,7 +33,6 @@ class Provider:
     install: str  # the command that installs it, or the place that has it
     options_text: str = ""  # names of its options, separated by spaces
     choices: Mapping[str, tuple[str, ...]] = field(default_factory=dict)  # option -> its values
-    refused: Mapping[str, str] = field(default_factory=dict)  # option -> what to use instead
     plugin: str = ""  # the one of them that adds it to any onnxruntime
     elsewhere: str = "run it on a machine with such a device"  # if the plugin finds none
     libraries: tuple[str, ...] = ()  # further distributions that decide what it computes
@@ -76,14 +78,6 @@ _PROVIDERS = (
         " trt_sparsity_enable trt_auxiliary_streams trt_tactic_sources trt_profile_min_shapes"
         " trt_profile_opt_shapes trt_profile_max_shapes trt_force_sequential_engine_build"
         " trt_context_memory_sharing_enable trt_engine_hw_compatible trt_detailed_build_log",
-        refused={
-            "trt_engine_cache_enable": _CACHES,
-            "trt_engine_cache_path": _CACHES,
-            "trt_timing_cache_enable": _CACHES,
-            "trt_timing_cache_path": _CACHES,
-            "trt_dump_ep_context_model": "use the engine's field ep_context",
-            **_STREAMS,
-        },
         libraries=("tensorrt", *_CUDA_LIBRARIES),
         needs_nvidia=True,
         context_library="tensorrt",
@@ -96,7 +90,6 @@ _PROVIDERS = (
         " cudnn_conv_use_max_workspace cudnn_conv1d_pad_to_nc1d do_copy_in_default_stream"
         " use_ep_level_unified_stream enable_skip_layer_norm_strict_mode use_tf32 prefer_nhwc"
         f" fuse_conv_bias sdpa_kernel {_TUNABLE}",
-        refused={"enable_cuda_graph": "remove it: it needs arrays at fixed addresses", **_STREAMS},
         libraries=_CUDA_LIBRARIES,
         needs_nvidia=True,
         compiles=False,
@@ -112,10 +105,6 @@ _PROVIDERS = (
             "precision": ("FP32", "FP16", "ACCURACY"),
             "model_priority": ("LOW", "MEDIUM", "HIGH", "DEFAULT"),
         },
-        refused={
-            "cache_dir": _CACHES,
-            "load_config": "remove it: the file that it names is not in the key",
-        },
         plugin="onnxruntime-ep-openvino",
         elsewhere="it supports Intel's only: use backend: openvino, or a toolchain with"
         " onnxruntime-openvino",
@@ -128,7 +117,6 @@ _PROVIDERS = (
         "use the onnxruntime of a Mac: pip install onnxruntime",
         "ModelFormat MLComputeUnits RequireStaticInputShapes EnableOnSubgraphs"
         " SpecializationStrategy ProfileComputePlan AllowLowPrecisionAccumulationOnGPU",
-        refused={"ModelCacheDirectory": _CACHES.partition(";")[0]},
     ),
     Provider(
         "directml",
@@ -165,7 +153,6 @@ _PROVIDERS = (
         "pip uninstall onnxruntime; pip install onnxruntime-rocm, on a machine with an AMD GPU",
         "device_id gpu_mem_limit arena_extend_strategy miopen_conv_exhaustive_search"
         f" miopen_conv_use_max_workspace do_copy_in_default_stream {_TUNABLE}",
-        refused=_STREAMS,
         compiles=False,
     ),
     Provider(

@@ -11,6 +11,7 @@ from buildsys.backends.onnxruntime.execution_providers import (
     CPU,
     OTHER_OPTIONS,
     PROVIDERS,
+    REFUSED_OPTIONS,
     Provider,
     known_providers,
     provider_entry,
@@ -80,6 +81,9 @@ class OnnxRuntimeEngine(EngineBase):
 
 
 ENGINE = OnnxRuntimeEngine
+_REFUSED = (
+    "remove it: files and streams are not in the key; ep_context keeps what is compiled"
+)
 
 
 def problems(view: ManifestView, path: FieldPath, engine: dict[str, Any]) -> Problems:
@@ -144,9 +148,9 @@ def _option_problems(
             if not texts:
                 text = expected("a map of texts by option", value)
                 yield view.problem((*path, name), text, 'such as {new_option: "1"}')
-        elif name in provider.refused:
+        elif name in REFUSED_OPTIONS:
             text = f"{name} cannot be set here"
-            yield view.problem((*path, name), text, provider.refused[name], of_key=True)
+            yield view.problem((*path, name), text, _REFUSED, of_key=True)
         elif name not in provider.options:
             hint = suggest(name, provider.options, what="options") or "remove it"
             hint += f"; an option of another version goes into {OTHER_OPTIONS}: {{{name}: …}}"

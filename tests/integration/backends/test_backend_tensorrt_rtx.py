@@ -10,7 +10,7 @@ from typing import Any, get_args
 
 import onnx
 import pytest
-from engine_jobs import INPUTS, engine_options, refused_nodes, request
+from engine_jobs import engine_options, refused_nodes, request
 from onnx import TensorProto, helper
 from small_graphs import conv_bn, make_model, one_node, weights, write
 
@@ -165,27 +165,6 @@ def test_a_failed_build_gives_its_reason_and_writes_nothing(tmp_path: Path) -> N
     assert not (tmp_path / "engine.engine").exists()
 
 
-def test_values_that_decide_shapes_need_a_range(tmp_path: Path) -> None:
-    model = make_model(
-        [helper.make_node("Reshape", ["x", "shape"], ["y"], name="reshape")],
-        {"x": (TensorProto.FLOAT, ["batch", 3, 8, 8]), "shape": (TensorProto.INT64, [2])},
-        {"y": (TensorProto.FLOAT, ["a", "b"])},
-    )
-    inputs = {**INPUTS, "shape": {"shape": [2], "dtype": "int64"}}
-    with pytest.raises(StageError, match="the values of the input shape decide shapes inside"):
-        tensorrt_rtx.build(request(write(tmp_path, model), tmp_path, options(), inputs))
-    sizes = {"min": (1, 3, 8, 8), "opt": (2, 3, 8, 8), "max": (4, 3, 8, 8)}
-    values = {"min": (3, 64), "opt": (6, 64), "max": (12, 64)}
-    explicit = options(profiles=({"x": sizes, "shape": {"values": values}},))
-    facts = tensorrt_rtx.build(request(write(tmp_path, model), tmp_path, explicit, inputs))
-    shape = {
-        **dict.fromkeys(("min", "opt", "max"), (2,)),
-        "min_values": (3, 64),
-        "opt_values": (6, 64),
-    }
-    assert facts["profiles"] == [{"x": sizes, "shape": {**shape, "max_values": (12, 64)}}]
-
-
 HOOKS = """\
 def tweak(network, config):
     network.get_output(0).name = "renamed"
@@ -335,12 +314,6 @@ def test_fields_for_a_gpu_are_unavailable_without_one(fields: dict[str, Any], na
         f"{named} can only be used on a machine with an NVIDIA GPU"
     )
     assert caught.value.hint
-
-
-def test_messages_of_one_build_do_not_leak_into_the_next(tmp_path: Path) -> None:
-    with pytest.raises(StageError):
-        build(tmp_path / "bad", one_node("NoSuchOperator"))
-    assert build(tmp_path / "good", one_node("Relu"))["messages"] == []
 
 
 def test_the_installed_library_has_the_names_too() -> None:

@@ -71,15 +71,9 @@ def test_the_walk_finds_known_uses() -> None:
          "    return engine.device_memory_size_v2", []),
         ("def f(library, engine):\n    if library.generation == TRT_10:\n        return 1\n"
          "    return engine.device_memory_size_v2", [library.TRT_8]),
-        ("def f(library, engine):\n    if library.generation == TRT_10:\n        x = 1\n"
-         "    return engine.device_memory_size_v2", [library.TRT_8]),
         ("def f(library, config):\n    if library.generation in UNTIL_10 and config:\n"
          "        config.int8_calibrator = 1\n    else:\n        config.int8_calibrator = 2",
          [library.TRT_11, library.RTX]),
-        ("def f(library, engine, x):\n    if x or library.generation != RTX:\n        return\n"
-         "    engine.create_runtime_config()", []),
-        ("def f(library, engine):\n    a = engine.device_memory_size_v2 if library.generation in"
-         " SINCE_10 else 0", []),
     ],
 )  # fmt: skip
 def test_a_planted_wrong_name_is_found(source: str, lacking: list[str]) -> None:
