@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 import numpy as np
 from cuda.bindings import driver as cuda
 
-from buildsys.backends.cuda_gpus import CudaError, call, format_size
+from buildsys.backends.cuda_gpus import CudaError, call, describe_error, format_size
 from buildsys.errors import StageError
 from buildsys.onnx_graphs.tensors import Array
 
@@ -33,11 +33,7 @@ class Resource:
         self.handle = handle
 
     def release(self) -> None:
-        """Free it and ignore the status.
-
-        CUDA answers with errors of earlier work, which its caller has already reported; raised here
-        they would replace the first error.
-        """
+        """Free it; ignore the status, which may be of earlier work."""
         if self._free is not None:
             self._free(self.handle)
 
@@ -132,7 +128,6 @@ class Buffer(Resource):
 
     def copy_from(self, source: Array | int, size_bytes: int, stream: Stream) -> None:
         """Put a copy from a contiguous array, or a host address, on ``stream``."""
-        # cuda-bindings finds the address of an array faster than numpy does
         if self._has_room(size_bytes):
             call(cuda.cuMemcpyHtoDAsync, self.handle, source, size_bytes, stream.handle)
 
@@ -176,19 +171,11 @@ class CudaGraph(Resource):
         call(cuda.cuStreamBeginCapture, stream.handle, _CAPTURE_MODE)
         try:
             work()
-        except BaseException:
-            _, graph = cuda.cuStreamEndCapture(stream.handle)  # or it stays in capture mode
-            if graph is not None and int(graph):
-                cuda.cuGraphDestroy(graph)
-            raise
-        try:
-            graph = call(cuda.cuStreamEndCapture, stream.handle)
-            if not int(graph):
-                raise StageError("there is none")
-        except StageError as failure:
-            raise StageError(
-                f"the work cannot be captured as a CUDA graph: {failure.problem}", failure.hint
-            ) from failure
+        finally:
+            status, graph = cuda.cuStreamEndCapture(stream.handle)  # or it stays in capture mode
+        if status or not int(graph):
+            reason = describe_error(status)
+            raise StageError(f"the work cannot be captured as a CUDA graph: {reason}")
         try:
             executable = call(cuda.cuGraphInstantiate, graph, 0)
         finally:

@@ -81,9 +81,7 @@ class OnnxRuntimeEngine(EngineBase):
 
 
 ENGINE = OnnxRuntimeEngine
-_REFUSED = (
-    "remove it: files and streams are not in the key; ep_context keeps what is compiled"
-)
+_REFUSED = "remove it: files and streams are not in the key; ep_context keeps what is compiled"
 
 
 def problems(view: ManifestView, path: FieldPath, engine: dict[str, Any]) -> Problems:

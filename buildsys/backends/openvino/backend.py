@@ -219,9 +219,6 @@ def _bounded_shape(request: BuildRequest, name: str) -> ov.PartialShape:
     return ov.PartialShape(sizes)
 
 
-_PRESETS = {"performance": "PERFORMANCE", "mixed": "MIXED"}
-
-
 def quantize(model: ov.Model, request: BuildRequest) -> ov.Model:
     """Return ``model`` with int8 quantizers, from the calibration data of the manifest."""
     assert request.calibration is not None
@@ -238,18 +235,17 @@ def quantize(model: ov.Model, request: BuildRequest) -> ov.Model:
     kind = nncf.ModelType.TRANSFORMER if options["model_type"] == "transformer" else None
     request.progress(f"quantizing with {len(batches)} batches")
     nncf.set_log_level("ERROR")
-    preset = getattr(nncf.QuantizationPreset, _PRESETS[options["quantization_preset"]])
-    # weights of 7 bits: the engine runs on all processors, and those without VNNI overflow at 8
-    advanced = nncf.AdvancedQuantizationParameters(overflow_fix=nncf.OverflowFix.ENABLE)
-    data = nncf.Dataset(batches)
     try:
         quantized: ov.Model = nncf.quantize(
             model,
-            data,
-            preset=preset,
+            nncf.Dataset(batches),
+            preset=nncf.QuantizationPreset[options["quantization_preset"].upper()],
             subset_size=len(batches),
             model_type=kind,
-            advanced_parameters=advanced,
+            # weights of 7 bits: the engine runs on all processors, and those without VNNI overflow
+            advanced_parameters=nncf.AdvancedQuantizationParameters(
+                overflow_fix=nncf.OverflowFix.ENABLE
+            ),
         )
     except (RuntimeError, ValueError, nncf.ValidationError) as error:
         cause = " ".join(str(error).split())[:400]
