@@ -55,8 +55,13 @@ def registered(site: Path) -> Iterator[None]:
             if file.startswith(f"{site}/") or name in _MODULES:
                 del sys.modules[name]
 
+    modules = {name: sys.modules[name] for name in _MODULES if name in sys.modules}
     forget()
     try:
         yield
     finally:
         forget()
+        for name, module in modules.items():  # others hold and patch these
+            package, _, attribute = name.rpartition(".")
+            sys.modules[name] = module
+            setattr(sys.modules[package], attribute, module)
