@@ -18,6 +18,7 @@ from buildsys.manifest.shape_cases import concrete_shape
 from buildsys.onnx_graphs.emulation import emulate
 from buildsys.onnx_graphs.onnx_file import load_model, opsets, save_model
 from buildsys.onnx_graphs.output_policies import Policy, compare_outputs
+from buildsys.onnx_graphs.result_types import ComparedCases
 from buildsys.onnx_graphs.tensor_comparison import Comparison, compare
 from buildsys.onnx_graphs.tensor_types import float_types, narrowest_float
 from buildsys.onnx_graphs.tensors import Tensor, tensor_of
@@ -87,24 +88,16 @@ def _refuse_unimplemented(model: ModelProto, implementation: Implementation) -> 
     implemented = {use.op for use in implementation.uses}
     implemented |= {operator_of(function) for function in model.functions}
     domains = {"ai.onnx", *(domain for domain, _ in schema_versions())}
-    missing = [
-        node
-        for node in nodes_of(model)
-        if node.domain not in domains and operator_of(node) not in implemented
-    ]
-    if not missing:
-        return
-    op = operator_of(missing[0])
-    count = sum(operator_of(node) == op for node in missing)
-    others = len({operator_of(node) for node in missing}) - 1
-    more = f" and {others} more operator{'s' * (others > 1)}" if others else ""
-    operator, opset = OnnxOperator(*split_operator(op)), opsets(model).get("ai.onnx", 0)
-    remedies = refusal_remedies(operator, "onnxruntime", opset)
-    raise StageError(
-        f"nothing implements {op}{more} for ONNX Runtime ({count} node{'s' * (count > 1)},"
-        f" the first is {missing[0].name or missing[0].output[0]})",
-        format_remedies([("", remedies)]),
-    )
+    nodes = [node for node in nodes_of(model) if node.domain not in domains]
+    missing = [node for node in nodes if operator_of(node) not in implemented]
+    if missing:
+        op, first = operator_of(missing[0]), missing[0].name or missing[0].output[0]
+        operator, opset = OnnxOperator(*split_operator(op)), opsets(model).get("ai.onnx", 0)
+        remedies = refusal_remedies(operator, "onnxruntime", opset)
+        raise StageError(
+            f"nothing implements {op} for ONNX Runtime (node {first})",
+            format_remedies([("", remedies)]),
+        )
 
 
 def random_inputs(
@@ -176,6 +169,34 @@ def compare_cases(
         case: compare_outputs(actual[case], outputs, limits, policies, inputs=feeds[case])
         for case, outputs in expected.items()
     }
+
+
+def differences(
+    compared: Mapping[str, Mapping[str, Comparison]],
+) -> list[tuple[str, str, Comparison]]:
+    """List case, output and comparison of all that differ."""
+    return [
+        (case, output, comparison)
+        for case, comparisons in compared.items()
+        for output, comparison in comparisons.items()
+        if comparison.problem
+    ]
+
+
+def figures_of(compared: Mapping[str, Mapping[str, Comparison]]) -> ComparedCases:
+    """Collect the figures of comparisons for a result file."""
+    return {
+        case: {output: comparison.figures() for output, comparison in comparisons.items()}
+        for case, comparisons in compared.items()
+    }
+
+
+def changed_counts(
+    before: Mapping[str, int], after: Mapping[str, int]
+) -> tuple[dict[str, int], dict[str, int]]:
+    """Count the nodes of each operator that an edit removed and added."""
+    removed = {op: n - after.get(op, 0) for op, n in before.items() if n > after.get(op, 0)}
+    return removed, {op: n - before.get(op, 0) for op, n in after.items() if n > before.get(op, 0)}
 
 
 def random_operators(operators: Collection[str]) -> list[str]:

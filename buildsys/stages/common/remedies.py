@@ -209,31 +209,28 @@ class _RefusedGraph:
         model = load_model(file, external_data=False)
         self.opset = opsets(model).get("ai.onnx", 0)
         self._nodes = list(all_nodes(model.graph))
-        self._outer = list(model.graph.node)
         self._functions = [node for function in model.functions for node in function.node]
         self._producers = {name: node for node in self._nodes for name in node.output if name}
         self._origins = origins
 
     def operator(self, refused: UnsupportedNode) -> OnnxOperator:
         """Find the operator of a refused node with its domain."""
-        node = next(self._candidates(refused), None)
+        node = self._find(refused, refused.operator)
         domain = "" if node is None or node.domain in ("", "ai.onnx") else str(node.domain)
         return OnnxOperator(domain, refused.operator, refused.until)
 
     def origin(self, refused: UnsupportedNode) -> Origin | None:
         """Find the origin of a refused node or its function."""
-        nodes = self._candidates(refused)
-        if refused.functions:
-            nodes = (node for node in self._nodes if node.op_type == refused.functions[0])
-        node = next(nodes, None)
+        node = self._find(refused, next(iter(refused.functions), refused.operator))
         return None if node is None else origin_of(node, self._producers, self._origins)
 
-    def _candidates(self, refused: UnsupportedNode) -> Iterator[Any]:
-        """Yield possible nodes for a refused one, the most certain first."""
-        nodes = (*self._nodes, *self._functions)
-        same = [node for node in nodes if node.op_type == refused.operator]
-        yield from (node for node in same if refused.output and refused.output in node.output)
-        yield from (node for node in same if refused.name and refused.name == node.name)
-        if refused.index is not None and refused.index < len(self._outer):
-            yield from (node for node in same if node is self._outer[refused.index])
-        yield from same
+    def _find(self, refused: UnsupportedNode, op_type: str) -> Any:
+        """Find a node by its output or name, otherwise the first of its type."""
+        same = [node for node in (*self._nodes, *self._functions) if node.op_type == op_type]
+        exact = (
+            node
+            for node in same
+            if refused.output in filter(None, node.output)
+            or (node.name and node.name == refused.name)
+        )
+        return next(exact, same[0] if same else None)

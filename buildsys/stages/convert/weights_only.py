@@ -23,6 +23,7 @@ from buildsys.onnx_graphs.onnx_file import (
     opsets,
     save_model,
 )
+from buildsys.stages.common.equivalence import changed_counts
 from buildsys.stages.common.node_patterns import check_patterns, matching_pattern, named_nodes
 from buildsys.workers.job import Job
 
@@ -97,7 +98,7 @@ def _fuse(
             fused: ModelProto = optimize_model(str(path), kind, *sizes, fusions, opt_level=0).model
     if _MICROSOFT not in opsets(fused):
         fused.opset_import.append(helper.make_opsetid(_MICROSOFT, 1))
-    added = _added_operators(before, operator_counts(fused))
+    _, added = changed_counts(before, operator_counts(fused))
     # constants and casts are only moved
     if not any(op.startswith(_MICROSOFT) or op.endswith("Normalization") for op in added):
         operators = ", ".join(list(before)[:6])
@@ -128,7 +129,7 @@ def _quantize(
         else:
             quantized = _dynamic_int8(model, section, exclude, Path(scratch))
         ONNXModel(quantized).clean_initializers()  # Gemm's are replaced by transposed ones
-    added = _added_operators(before, operator_counts(quantized))
+    _, added = changed_counts(before, operator_counts(quantized))
     kernels = {op: added[op] for op in _RESULTS[precision] if op in added}
     if not kernels:
         operators = ", ".join(list(before)[:6])
@@ -191,10 +192,6 @@ def _dynamic_int8(
         nodes_to_exclude=exclude,
     )
     return load_model(target)
-
-
-def _added_operators(before: Mapping[str, int], after: Mapping[str, int]) -> dict[str, int]:
-    return {op: n - before.get(op, 0) for op, n in after.items() if n > before.get(op, 0)}
 
 
 @contextmanager

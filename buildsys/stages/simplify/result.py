@@ -14,5 +14,4 @@ class SimplifyResult(ResultHeader, total=False):
     removed: dict[str, int]  # operator -> nodes
     added: dict[str, int]
     equal: ComparedCases  # empty if the graphs were not compared
-    checker: str
     warnings: list[str]

@@ -21,7 +21,10 @@ from buildsys.onnx_graphs.result_types import GraphSummary
 from buildsys.onnx_graphs.tensor_types import assembled_outputs
 from buildsys.onnx_graphs.tensors import Tensor, load_case
 from buildsys.stages.common.equivalence import (
+    changed_counts,
     compare_cases,
+    differences,
+    figures_of,
     limits_of,
     random_inputs,
     random_operators,
@@ -30,10 +33,7 @@ from buildsys.stages.common.equivalence import (
 )
 from buildsys.stages.operators.implementation import implementation_of
 from buildsys.stages.simplify.result import SimplifyResult
-from buildsys.stages.simplify.tools import (
-    simplify_by_onnxsim,
-    simplify_by_onnxslim,
-)
+from buildsys.stages.simplify.tools import simplify_by_onnxsim, simplify_by_onnxslim
 from buildsys.workers.job import Job, StageResult
 
 Tool = Callable[[Path, Path, Mapping[str, Any], bool], None]
@@ -96,20 +96,12 @@ def run(job: Job) -> StageResult:
         figures["warnings"] = [*warnings, f"the graphs were not compared: {reason}"]
         return StageResult(figures=figures)
     compared = compare_cases(actual, outputs, limits, inputs, job.options.get("compare"))
-    different = [
-        (case, name, comparison)
-        for case, comparisons in compared.items()
-        for name, comparison in comparisons.items()
-        if comparison.problem
-    ]
+    different = differences(compared)
     random = random_operators(before["operators"])
     if random or different:
         first = next(iter(inputs.values()))
         refuse_random_graph(job, source, "the exported graph", first, limits, random)
-    figures["equal"] = {
-        case: {name: comparison.figures() for name, comparison in comparisons.items()}
-        for case, comparisons in compared.items()
-    }
+    figures["equal"] = figures_of(compared)
     if different:
         case, name, comparison = different[0]
         sentence = comparison.sentence("the simplified graph", "the exported graph")
@@ -155,13 +147,7 @@ def _check_simplified(target: Path, ports: dict[str, Any], tool: str) -> GraphSu
 
 
 def _figures(tool: str, before: GraphSummary, after: GraphSummary) -> SimplifyResult:
-    old, new = before["operators"], after["operators"]
+    removed, added = changed_counts(before["operators"], after["operators"])
     return SimplifyResult(
-        tool=tool,
-        before=before,
-        after=after,
-        removed={op: n - new.get(op, 0) for op, n in old.items() if n > new.get(op, 0)},
-        added={op: n - old.get(op, 0) for op, n in new.items() if n > old.get(op, 0)},
-        equal={},
-        checker="passed",
+        tool=tool, before=before, after=after, removed=removed, added=added, equal={}
     )

@@ -27,7 +27,7 @@ from buildsys.models.user_code import load_callable, reraise_as_stage_error, wit
 from buildsys.onnx_graphs.onnx_file import load_model
 from buildsys.onnx_graphs.tensor_types import main_float_type
 from buildsys.onnx_graphs.tensors import Array, Case, NpzFile, Tensor, tensor_of
-from buildsys.stages.common.equivalence import compare_cases, open_graph, run_case
+from buildsys.stages.common.equivalence import compare_cases, differences, open_graph, run_case
 from buildsys.stages.surgery.edits import cut_tensors, output_names
 from buildsys.workers.job import Job
 
@@ -167,14 +167,12 @@ def _require_golden(job: Job, state: GraphState) -> float:
     golden = {case: tensors.outputs for case, tensors in state.golden.items()}
     feeds = {case: tensors.inputs for case, tensors in state.golden.items()}
     compared = compare_cases(state.computed, golden, _limits(job, state), feeds)
-    for case, outputs in compared.items():
-        for name, comparison in outputs.items():
-            if comparison.problem:
-                raise CheckFailed(
-                    "the graph before this step cannot compute new golden outputs: its output"
-                    f" {name} differs in case {case}: {comparison.sentence('it', 'the network')}",
-                    "see the limits in validate",
-                )
+    for case, name, comparison in differences(compared):
+        raise CheckFailed(
+            "the graph before this step cannot compute new golden outputs: its output"
+            f" {name} differs in case {case}: {comparison.sentence('it', 'the network')}",
+            "see the limits in validate",
+        )
     return max(
         comparison.relative for outputs in compared.values() for comparison in outputs.values()
     )

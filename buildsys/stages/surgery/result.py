@@ -34,4 +34,3 @@ class SurgeryResult(ResultHeader, total=False):
     inputs: list[TensorPort]
     outputs: list[TensorPort]
     warnings: list[str]
-    checker: str

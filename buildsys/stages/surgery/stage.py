@@ -37,7 +37,10 @@ from buildsys.onnx_graphs.tensor_comparison import Comparison
 from buildsys.onnx_graphs.tensor_types import assembled_outputs
 from buildsys.onnx_graphs.tensors import Case, load_case, save_case
 from buildsys.stages.common.equivalence import (
+    changed_counts,
     compare_cases,
+    differences,
+    figures_of,
     limits_of,
     random_operators,
     refuse_random_graph,
@@ -187,38 +190,31 @@ def _apply_step(job: Job, step: Step, state: GraphState, path: Path) -> StepResu
     feeds = {case: tensors.inputs for case, tensors in cases.golden.items()}
     actual = run_cases(job, path, feeds)
     compared = compare_cases(actual, cases.expected, cases.limits or limits, feeds)
-    differences = [
-        (case, name, comparison)
-        for case, comparisons in compared.items()
-        for name, comparison in comparisons.items()
-        if comparison.problem
-    ]
+    different = differences(compared)
     now, random = operator_counts(after), random_operators(counts)
     keeps_ports = step.get("inputs") is None and step.get("outputs") is None
-    if step.get("changes") == "nothing" and keeps_ports and not random and not differences:
+    if step.get("changes") == "nothing" and keeps_ports and not random and not different:
         compare_other_sizes(job, inputs, state.path, path, limits)
-    if random or differences:
+    if random or different:
         first = next(iter(state.golden.values())).inputs
         refuse_random_graph(job, state.path, "the graph before it", first, limits, random)
+    removed, added = changed_counts(counts, now)
     figures = SurgeryStep(
         step=describe_step(step),
-        removed={op: n - now.get(op, 0) for op, n in counts.items() if n > now.get(op, 0)},
-        added={op: n - counts.get(op, 0) for op, n in now.items() if n > counts.get(op, 0)},
+        removed=removed,
+        added=added,
         nodes=sum(now.values()),
         against=cases.against,
         basis=cases.basis,
-        cases={
-            case: {name: comparison.figures() for name, comparison in comparisons.items()}
-            for case, comparisons in compared.items()
-        },
+        cases=figures_of(compared),
         failures=[
             cast(CheckFailure, {"case": case, "output": name, **comparison.failure()})
-            for case, name, comparison in differences
+            for case, name, comparison in different
         ],
     )
     further = _carried(job, step, state, after)
     return StepResult(
-        figures, GraphState(path, inputs, cases.golden, actual, further), cases, differences
+        figures, GraphState(path, inputs, cases.golden, actual, further), cases, different
     )
 
 

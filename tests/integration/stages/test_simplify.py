@@ -47,7 +47,6 @@ def test_onnxsim_folds_batch_norm_and_the_result_computes_the_same(tmp_path: Pat
     assert figures["removed"]["BatchNormalization"] == 1
     assert figures["removed"]["Identity"] == 1
     assert figures["after"]["operators"]["Conv"] == 1
-    assert figures["checker"] == "passed"
     assert set(figures["equal"]) == set(job.options["cases"])
     assert (
         0 < figures["equal"]["odd"]["y"]["relative"] <= 1e-5
