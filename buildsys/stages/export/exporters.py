@@ -23,9 +23,8 @@ from buildsys.onnx_graphs.onnx_file import (
 )
 from buildsys.stages.export.request import (
     ExportRequest,
-    check_guards,
+    capture,
     collect_warnings,
-    recorded_guards,
 )
 
 _TORCHSCRIPT_OPTIONS = (
@@ -149,23 +148,19 @@ def export_dynamo(request: ExportRequest) -> onnx.ModelProto:
     within ``dims``.
     """
     messages: list[str] = []
-    dynamic_shapes: dict[str, Any] | None = None
-    if request.dynamic_inputs:
-        axes = [dict(request.dynamic_inputs.get(name, {})) for name in request.input_names]
-        dynamic_shapes = request.by_parameter(axes)
     with tempfile.TemporaryDirectory(dir=request.path.parent) as name:
         folder = Path(name)
         file = folder / request.path.name
-        with collect_warnings(messages, request.project), recorded_guards() as guards:
-            exported = torch.onnx.export(
-                request.module,
-                request.arguments,
+        with collect_warnings(messages, request.project):
+            torch.onnx.export(
+                capture(request),
+                (),
                 str(file),
                 dynamo=True,
                 opset_version=request.options["opset"],
                 input_names=list(request.input_names),
                 output_names=list(request.output_names),
-                dynamic_shapes=dynamic_shapes,
+                dynamic_shapes=request.dynamic_shapes(str),
                 external_data=request.weight_bytes >= INLINE_LIMIT,  # this file is temporary
                 verbose=bool(request.options["verbose"]),
                 artifacts_dir=str(folder),
@@ -178,8 +173,6 @@ def export_dynamo(request: ExportRequest) -> onnx.ModelProto:
         if request.options["verify"] and mismatches:
             hint = "validate compares all sizes; set export.verify: false to see its result"
             raise CheckFailed(f"export.verify: {mismatches[0]}", hint)
-        if exported is not None and exported.exported_program is not None:
-            check_guards(exported.exported_program, guards, request)
         for message in messages:  # collected to find mismatches; the caller reports them
             warnings.warn(message, stacklevel=2)
         return load_model(file)

@@ -117,6 +117,8 @@ def checker_failure(error: Exception, exporter: str) -> StageError:
         return StageError(problem, "try the other exporter: export: {exporter: …}")
     operator, opset = match["op"], int(match["opset"])
     problem = f"opset {opset} does not have the operator {operator} used in the file ({exporter})"
+    if exporter == "none":
+        return StageError(problem, "save it with a later opset")
     remedies = opset_remedies(
         operator, exporter, opset, operator_versions().get(("", operator), ())
     )

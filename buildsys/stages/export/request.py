@@ -21,7 +21,6 @@ from typing import Any
 import sympy  # type: ignore[import-untyped]
 import torch
 from torch import nn
-from torch.fx.experimental.symbolic_shapes import ShapeEnv
 from torch.utils._sympy.printers import PythonPrinter
 
 from buildsys.errors import CheckFailed, StageError
@@ -42,7 +41,6 @@ _MOST_RUNS = 16
 _LIMIT, _STEPS = 1e-3, 8  # relative, and in steps of a narrow type; both sides run in PyTorch
 
 DynamicAxes = Mapping[str, Mapping[int, str]]
-Frames = list[tuple[str, int]]
 
 
 @dataclass(frozen=True, eq=False)
@@ -75,9 +73,15 @@ class ExportRequest:
         """Return the named options set in the manifest."""
         return {name: self.options[name] for name in names if self.options[name] is not None}
 
-    def by_parameter(self, values: Sequence[Any]) -> dict[str, Any]:
-        """Map the parameters of forward to one value per input, as torch.export expects."""
-        return dict(inspect.signature(self.module.forward).bind(*values).arguments)
+    def dynamic_shapes(self, dim: Callable[[str], Any]) -> dict[str, Any] | None:
+        """Map the parameters of forward to their dynamic axes, as torch.export expects."""
+        axes = [
+            {axis: dim(name) for axis, name in self.dynamic_inputs.get(tensor, {}).items()}
+            for tensor in self.input_names
+        ]
+        if not any(axes):
+            return None
+        return dict(inspect.signature(self.module.forward).bind(*axes).arguments)
 
 
 def export_request(
@@ -173,87 +177,75 @@ def collect_warnings(messages: list[str], project: Path) -> Iterator[None]:
             note(text)
 
 
-@contextmanager
-def recorded_guards() -> Iterator[dict[Any, Frames]]:
-    """Collect the conditions that torch.export assumes, with their frames, innermost first.
+def capture(request: ExportRequest) -> torch.export.ExportedProgram:
+    """Capture the network's program, with the ranges of its dynamic sizes.
 
-    A torch without this internal function records none.
+    Raises: CheckFailed: it is wrong at sizes within ``dims``. Exception: torch.export refuses it.
     """
-    guards: dict[Any, Frames] = {}  # by sympy expression
-    original: Any = getattr(ShapeEnv, "_log_guard", None)
-    if original is None:
-        yield guards
-        return
-
-    def log_guard(self: ShapeEnv, prefix: str, guard: Any, *more: Any, **named: Any) -> Any:
-        if "suppressed" not in prefix and guard not in guards:
-            frames, frame = [], inspect.currentframe()
-            while frame is not None:
-                frames.append((frame.f_code.co_filename, frame.f_lineno))
-                frame = frame.f_back
-            guards[guard] = frames
-        return original(self, prefix, guard, *more, **named)
-
-    ShapeEnv._log_guard = log_guard  # type: ignore[method-assign, assignment]
-    try:
-        yield guards
-    finally:
-        ShapeEnv._log_guard = original  # type: ignore[method-assign]
+    hints = {
+        name: torch.export.Dim.DYNAMIC(min=span["min"], max=span["max"])
+        for name, span in request.ranges.items()
+    }
+    shapes = request.dynamic_shapes(lambda dim: hints[dim])
+    with torch.no_grad():
+        program = torch.export.export(
+            request.module, request.arguments, dynamic_shapes=shapes, strict=False
+        )
+    check_guards(program, request)
+    return program
 
 
-def check_guards(program: Any, guards: Mapping[Any, Frames], request: ExportRequest) -> None:
+def check_guards(program: Any, request: ExportRequest) -> None:
     """Run a captured program at sizes within ``dims`` that its guards exclude.
 
     Raises: CheckFailed: the program differs from the network there.
     """
-    symbols = _symbols(program, request)
+    values = {node.name: node.meta.get("val") for node in program.graph.nodes}
+    names: dict[str, str] = {}  # torch's symbol -> the manifest's dimension
+    for name, node in zip(request.input_names, program.graph_signature.user_inputs, strict=True):
+        for axis, dim in request.dynamic_inputs.get(name, {}).items():
+            names[str(values[str(node)].shape[axis])] = dim
+    fakes = (value for value in values.values() if hasattr(value, "fake_mode"))
+    environments = [fake.fake_mode.shape_env for fake in fakes]
     excluded: dict[tuple[int, ...], tuple[Dims, Any]] = {}
-    for condition in guards:
-        names = {symbol: symbols.get(str(symbol), "") for symbol in condition.free_symbols}
-        if names and all(name in request.ranges for name in names.values()):
-            dims = _excluded_sizes(condition, names, request.ranges)
+    for guard in environments[0].guards if environments and environments[0] else ():
+        symbols = {str(symbol) for symbol in guard.expr.free_symbols}
+        if symbols and all(names.get(symbol) in request.ranges for symbol in symbols):
+            dims = _excluded_sizes(guard.expr, names, request.ranges)
             if dims is not None:
                 sizes = {**request.example, **dims}
-                excluded.setdefault(tuple(sizes.values()), (sizes, condition))
+                excluded.setdefault(tuple(sizes.values()), (sizes, guard))
     if not excluded or not _agrees(program, request, request.arguments):
         return  # not a program that PyTorch can run as it is: validate compares the graph
-    for sizes, condition in itertools.islice(excluded.values(), _MOST_RUNS):
+    for sizes, guard in itertools.islice(excluded.values(), _MOST_RUNS):
         try:
             inputs = request.inputs_at(sizes)
         except StageError:  # the manifest's data has no such size
             continue
         if not _agrees(program, request, inputs):
-            named = {s: sympy.Symbol(symbols[str(s)], integer=True) for s in condition.free_symbols}
-            line = innermost_location(guards[condition], request.project)
+            named = {s: sympy.Symbol(names[str(s)], integer=True) for s in guard.expr.free_symbols}
+            condition = PythonPrinter().doprint(guard.expr.xreplace(named))
+            frame = guard.sloc.framework_loc
+            frames = [] if frame is None else [(frame.filename, frame.lineno)]
+            line = innermost_location(frames, request.project)
             ranges = " and ".join(sorted(f"dims.{symbol}" for symbol in named.values()))
             raise CheckFailed(
-                f"the exported program is right only for"
-                f" {PythonPrinter().doprint(condition.xreplace(named))}"
-                f"{f' ({line})' if line else ''}, but dims allow {format_dims(sizes)}, where it"
-                " differs from the network",
+                f"the exported program is right only for {condition}{f' ({line})' if line else ''},"
+                f" but dims allow {format_dims(sizes)}, where it differs from the network",
                 f"narrow {ranges}, set multiple_of, or replace the branch in the code by one that"
                 " does not depend on the size (torch.where, torch.cond)",
             )
 
 
-def _symbols(program: Any, request: ExportRequest) -> dict[str, str]:
-    """Map torch's symbols to the manifest's dimensions."""
-    values = {node.name: node.meta.get("val") for node in program.graph.nodes}
-    symbols = {}
-    for name, node in zip(request.input_names, program.graph_signature.user_inputs, strict=True):
-        for axis, dim in request.dynamic_inputs.get(name, {}).items():
-            symbols[str(values[str(node)].shape[axis])] = dim
-    return symbols
-
-
 def _excluded_sizes(
-    condition: Any, names: Mapping[Any, str], ranges: Mapping[str, DimRange]
+    condition: Any, names: Mapping[str, str], ranges: Mapping[str, DimRange]
 ) -> Dims | None:
     """Find the smallest sizes within ``ranges`` for which a condition does not hold.
 
     torch takes sizes of 0 and 1 for special; the case min compares those.
     """
-    dims = sorted(set(names.values()))
+    symbols = {symbol: names[str(symbol)] for symbol in condition.free_symbols}
+    dims = sorted(set(symbols.values()))
     most = max(round(_TRIED_SIZES ** (1 / len(dims))), 2)
     constants = [int(number) for number in condition.atoms(sympy.Integer)]
     near = [size for c in constants for size in (c - 1, c, c + 1, 2 * c)]
@@ -265,7 +257,7 @@ def _excluded_sizes(
         values.append(sorted({size for size in (*near, *spread) if size in allowed and size >= 2}))
     for sizes in sorted(itertools.product(*values), key=sum):
         chosen = dict(zip(dims, sizes, strict=True))
-        numbers = {symbol: sympy.Integer(chosen[name]) for symbol, name in names.items()}
+        numbers = {symbol: sympy.Integer(chosen[name]) for symbol, name in symbols.items()}
         if condition.xreplace(numbers) == sympy.false:
             return chosen
     return None

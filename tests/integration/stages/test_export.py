@@ -77,22 +77,7 @@ def test_a_wrapped_network_stays_in_eval_mode(tmp_path: Path, options: dict[str,
     assert figures["warnings"] == []
 
 
-@pytest.mark.parametrize(
-    "dtype",
-    [
-        "float16",
-        "bfloat16",
-        "float64",
-        "int8",
-        "int16",
-        "int32",
-        "int64",
-        "uint8",
-        "bool",
-        "float8e4m3fn",
-        "float8e5m2",
-    ],
-)
+@pytest.mark.parametrize("dtype", ["bfloat16", "float64", "int8", "bool", "float8e4m3fn"])
 def test_dtypes(tmp_path: Path, dtype: str) -> None:
     inputs = {"x": {"shape": ["batch", 4], "dtype": dtype}}
     figures = run(tmp_path, "Identity", inputs=inputs, export={"opset": 19}).figures
@@ -337,8 +322,7 @@ def test_an_input_that_forward_does_not_use(tmp_path: Path) -> None:
 
 def test_a_size_that_forward_fixes_is_named(tmp_path: Path) -> None:
     message = failure(tmp_path, "Unrolled", export=dynamo())
-    assert "but tracing inferred a static shape of" in message
-    assert "for dimension inputs['x'].shape[0]" in message
+    assert "Constraints violated (L['x'].size()[0])" in message
     assert "forward fixes that size" in message
     assert "other exporter" not in message
 

@@ -127,7 +127,7 @@ def test_a_ready_file_that_the_checker_rejects(tmp_path: Path) -> None:
     port = (TensorProto.FLOAT, ["batch", 3, 8, 8])
     with pytest.raises(
         StageError,
-        match=r"opset 17 does not have the operator Gelu used in the file.*opset 20 or higher",
+        match=r"not have the operator Gelu used in the file.*save it with a later opset",
     ):
         given(tmp_path, make_model([node], {"x": port}, {"y": port}))
 
