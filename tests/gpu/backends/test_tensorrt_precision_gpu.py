@@ -6,28 +6,18 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from engine_jobs import resolved, write_golden
 from gpu_marks import TENSORRT_ON_GPU
 from small_graphs import write
 from tensorrt_jobs import (
-    IMAGE,
-    SOURCES,
     build,
     convolutions,
     error_of,
     image,
-    job_of,
     options,
     refusal,
     request,
 )
 from toolchain import Toolchain
-
-from buildsys.backends.onnxruntime.session import OrtGraph
-from buildsys.project.plan import plan_model
-from buildsys.stages.calibrate import stage as calibrate
-from buildsys.stages.convert import stage as convert
-from buildsys.workers.job import Job
 
 pytestmark = TENSORRT_ON_GPU
 
@@ -80,46 +70,6 @@ def test_an_int8_engine_is_calibrated(toolchain: Toolchain, tmp_path: Path, algo
     assert facts["precision_shares"]["layers"]["int8"] > 0.3
     assert (tmp_path / "ranges").read_bytes().startswith(b"TRT-")
     assert error_of(toolchain, tmp_path, image(4)) <= 0.15
-
-
-def test_a_weakly_typed_builder_accepts_quantizers(toolchain: Toolchain, tmp_path: Path) -> None:
-    """The stages of a project, those of TensorRT in its interpreter."""
-    if int(toolchain.version.split(".")[0]) >= 11:
-        pytest.skip("weakly typed engines are for TensorRT 8.6 and 10")
-    sources = {"tactic_sources": list(SOURCES)} if toolchain.version.startswith("8.") else {}
-    spec = resolved(
-        {"backend": "tensorrt", "precision": "int8", "typing": "weak", "quantization": "explicit",
-         **sources},
-        inputs={"x": {"shape": IMAGE["x"]["shape"]}},
-        calibration={"data": {"x": {"random": "normal"}}, "batches": 4},
-    )  # fmt: skip
-    actions = {action.stage: action for action in plan_model(spec, lambda _: toolchain.version)}
-    write(tmp_path / "m" / "simplify", convolutions())
-    exact = OrtGraph(tmp_path / "m" / "simplify" / "model.onnx")
-    given = {
-        case: image(dims["batch"], dims["batch"])
-        for case, dims in actions["verify"].options["cases"].items()
-    }
-    write_golden(tmp_path, {case: exact.run(x) for case, x in given.items()}, given)
-    for stage in (calibrate, convert):
-        found = stage.run(
-            Job(**job_of(actions[stage.__name__.split(".")[-2]], tmp_path), project=tmp_path)
-        )
-        assert found.status == "passed", found.reason
-    results = {}
-    for name in ("engine", "verify"):
-        results[name] = toolchain.ask(
-            "stage", job=job_of(actions[name], tmp_path), project=tmp_path
-        )
-        assert results[name]["status"] == "passed", results[name]["reason"]
-    built = results["engine"]["figures"]
-    assert (built["settings"]["typing"], built["settings"]["quantization"]) == ("weak", "explicit")
-    assert built["settings"]["flags"]["int8"]
-    assert built["settings"]["flags"]["fp16"]
-    assert "calibration" not in built
-    assert not list(tmp_path.rglob("calibration.cache"))
-    assert built["precision_of"] == "engine"
-    assert built["precision_shares"]["layers"]["int8"] >= 0.5
 
 
 def test_an_engine_in_another_precision_fails_with_the_figure(

@@ -174,16 +174,6 @@ def test_a_gpu_that_tensorrt_rtx_does_not_support_is_unavailable(
     )
 
 
-def test_generations_without_the_precision_are_refused() -> None:
-    with pytest.raises(
-        StageError,
-        match=r"GPUs of compute capability 7\.5 do not compute in bf16; remove them from",
-    ):
-        common_backend.check_builder(
-            library(RTX), options(RTX, precision="bf16", compute_capabilities=["7.5", "8.9"])
-        )
-
-
 def test_plugins_in_python_need_a_later_version(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
