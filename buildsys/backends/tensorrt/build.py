@@ -24,7 +24,6 @@ from buildsys.backends.tensorrt.library import (
 from buildsys.backends.tensorrt.log import Messages, build_failure, log_of
 from buildsys.backends.tensorrt.network import (
     Parsed,
-    check_parsed,
     define_network,
     io_tensors,
     network_facts,
@@ -171,8 +170,7 @@ def build_engine(library: TensorRTLibrary, request: BuildRequest) -> Figures:
         if request.definition:
             parsed = define_network(library, builder, request, messages)
         else:
-            parsed = parse(library, builder, request.onnx, strong=is_strong(options))
-            check_parsed(library, request, parsed, messages)
+            parsed = parse(library, builder, request, messages)
         phases.append(("define" if request.definition else "parse", time.perf_counter()))
         network, config = parsed.network, builder.create_builder_config()
         if request.fp32_nodes:  # weakly typed; strongly typed graphs say it by types

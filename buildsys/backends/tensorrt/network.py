@@ -60,8 +60,6 @@ class Parsed:
     builder: Any
     network: Any
     keeper: Any  # owns the memory of the network's weights
-    refused: list[UnsupportedNode]
-    accepted: bool
 
 
 def new_builder(library: TensorRTLibrary) -> Any:
@@ -76,11 +74,16 @@ def new_builder(library: TensorRTLibrary) -> Any:
             raise StageError(f"{library.title} cannot start on this GPU: {reason}", hint) from error
 
 
-def parse(library: TensorRTLibrary, builder: Any, onnx: Path, *, strong: bool = True) -> Parsed:
-    """Parse a file; keep the network, as a temporary one crashes."""
-    network = version_adapter.create_network(library, builder, strong=strong)
+def parse(
+    library: TensorRTLibrary, builder: Any, request: BuildRequest, messages: Messages
+) -> Parsed:
+    """Parse a graph; keep the network, as a temporary one crashes.
+
+    Raises: GraphRefusedError: all refused nodes.
+    """
+    network = version_adapter.create_network(library, builder, strong=is_strong(request.options))
     parser = library.trt.OnnxParser(network, log_of(library).logger)
-    with _parsable(library, onnx) as file:
+    with _parsable(library, request.onnx) as file:
         accepted = bool(parser.parse_from_file(str(file)))
         names_all = accepted or library.has("names of all refused nodes")
         graph = None if names_all else read_graph(file)
@@ -92,25 +95,17 @@ def parse(library: TensorRTLibrary, builder: Any, onnx: Path, *, strong: bool = 
         refused.append(replace(node, reason=" ".join(text.split())))
     if graph is not None:
         refused = _with_all_nodes(library, parser, graph, refused)
-    return Parsed(builder, network, parser, refused, accepted)
-
-
-def check_parsed(
-    library: TensorRTLibrary, request: BuildRequest, parsed: Parsed, messages: Messages
-) -> None:
-    """Check a parsed graph for refused nodes."""
-    nodes = [node for node in parsed.refused if node.operator]
-    others = [node.reason for node in parsed.refused if not node.operator]
+    nodes = [node for node in refused if node.operator]
+    others = [node.reason for node in refused if not node.operator]
     if nodes:
         raise_refused(request, library.title, nodes, others, _REMEDIES)
-    problem = ""
-    if others or not parsed.accepted:
+    where = f"model {request.model}: {library.title}"
+    if others or not accepted:
         reason = "; ".join(others) or messages.error_text("no reason is given")
-        problem = f"cannot read {request.onnx.name}: {reason}"
-    elif parsed.network.num_outputs == 0:  # the parser accepts some files that are not ONNX
-        problem = f"finds no graph with outputs in {request.onnx.name}"
-    if problem:
-        raise StageError(f"model {request.model}: {library.title} {problem}")
+        raise StageError(f"{where} cannot read {request.onnx.name}: {reason}")
+    if network.num_outputs == 0:  # the parser accepts some files that are not ONNX
+        raise StageError(f"{where} finds no graph with outputs in {request.onnx.name}")
+    return Parsed(builder, network, parser)
 
 
 def network_facts(library: TensorRTLibrary, network: Any) -> Figures:
@@ -218,7 +213,7 @@ def define_network(
     if problems:
         hint = "correct the function, or inputs, outputs and dims in the manifest"
         raise StageError(f"{name}: {'; '.join(problems)}", hint)
-    return Parsed(builder, network, keeper, [], accepted=True)
+    return Parsed(builder, network, keeper)
 
 
 @contextmanager

@@ -8,14 +8,15 @@ from types import SimpleNamespace
 import onnx
 import pytest
 from onnx import TensorProto, helper
-from trt_double import RecordingTensorRt
+from trt_double import RecordingTensorRt, planned
 
+from buildsys.backends.interface import GraphRefusedError
+from buildsys.backends.tensorrt.build import build_engine
 from buildsys.backends.tensorrt.library import GENERATIONS, TRT_8
-from buildsys.backends.tensorrt.network import new_builder, parse
 
 
-def with_a_function(folder: Path, opset: int = 17) -> Path:
-    """Write y = own.Next(x) = x + 2 with weights in another file; return its path.
+def with_a_function(folder: Path, opset: int = 17) -> None:
+    """Write y = own.Next(x) = x + 2 with weights in another file.
 
     ``opset`` is that of the graph; the function has 17.
     """
@@ -39,16 +40,15 @@ def with_a_function(folder: Path, opset: int = 17) -> Path:
         functions=[successor],
         opset_imports=[helper.make_opsetid("", opset), helper.make_opsetid("own", 1)],
     )
-    onnx.save(model, folder / "m.onnx")
-    (folder / "m.onnx.data").write_bytes(b"weights")
-    return folder / "m.onnx"
+    onnx.save(model, folder / "model.onnx")
+    (folder / "model.onnx.data").write_bytes(b"weights")
 
 
 @pytest.mark.parametrize("generation", GENERATIONS)
 def test_functions_are_inlined_for_a_parser_without_them(tmp_path: Path, generation: str) -> None:
     made = RecordingTensorRt(generation)
-    file = with_a_function(tmp_path)
-    assert parse(made.library, new_builder(made.library), file).accepted
+    with_a_function(tmp_path)
+    build_engine(made.library, made.request(tmp_path, planned(generation)))
     model = onnx.load_from_string(made.parsed)
     onnx.checker.check_model(model, full_check=True)
     kinds = [node.op_type for node in model.graph.node]
@@ -74,15 +74,15 @@ def test_all_refused_nodes_of_a_parser_that_names_none(tmp_path: Path) -> None:
     ]
     ports = [helper.make_tensor_value_info(name, TensorProto.FLOAT, [4]) for name in "xy"]
     model = helper.make_model(helper.make_graph(nodes, "g", *[[port] for port in ports]))
-    onnx.save(model, tmp_path / "m.onnx")
+    onnx.save(model, tmp_path / "model.onnx")
     made.operators = {"Relu", "Selu"}
     made.creators = [SimpleNamespace(name="Odd", plugin_version="2", plugin_namespace="own")]
     made.refusals = [(1, 'Assertion failed: alpha > 0 && "Selu needs  a positive\nalpha"')]
-    parsed = parse(made.library, new_builder(made.library), tmp_path / "m.onnx")
+    with pytest.raises(GraphRefusedError) as caught:
+        build_engine(made.library, made.request(tmp_path, planned(TRT_8)))
     unknown = "the parser does not know this operator, and there is no plugin for it"
-    assert [(r.index, r.name, r.operator, r.output, r.reason) for r in parsed.refused] == [
+    assert [(r.index, r.name, r.operator, r.output, r.reason) for r in caught.value.nodes] == [
         (1, "/selu", "Selu", "b", "Selu needs a positive alpha"),
         (3, "/even", "Even", "y", unknown),
     ]
-    assert not parsed.accepted
-    assert {refusal.until for refusal in parsed.refused} == {17}
+    assert {refusal.until for refusal in caught.value.nodes} == {17}
