@@ -6,7 +6,6 @@ import logging
 import re
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -48,7 +47,8 @@ def convert(request: BuildRequest, folder: Path) -> Converted:
     request.progress("reading the program")
     program, ports = load_captured(request, "Core ML")
     hint = "another minimum_deployment_target may support it; the log has the complete message"
-    with _quiet(), one_sentence(f"model {request.model}: Core ML cannot take the program", hint):
+    logging.getLogger("coremltools").setLevel(logging.ERROR)  # it logs about its own code
+    with one_sentence(f"model {request.model}: Core ML cannot take the program", hint):
         program = program.run_decompositions({})
         _remove_assertions(program)
         if nodes := unsupported_nodes(program):
@@ -171,18 +171,6 @@ def _constants(model: Any) -> Iterator[tuple[str, Array]]:
                 yield operation.outputs[0].name, np.asarray(value)
 
 
-@contextmanager
-def _quiet() -> Iterator[None]:
-    """Keep the converter from logging about its own code."""
-    logger = logging.getLogger("coremltools")
-    level = logger.level
-    logger.setLevel(logging.ERROR)
-    try:
-        yield
-    finally:
-        logger.setLevel(level)
-
-
 _RELATIVE = {"fp32": 1e-5, "fp16": 2.0**-10}  # relative to the largest weight of its channel
 _SUBNORMAL = {"fp32": 1e-12, "fp16": 2.0**-24}
 _ROUNDED = "_to_fp16"  # what the converter appends to a parameter's name
@@ -195,16 +183,14 @@ _REPAIR = "build it again; if that fails, install another version of coremltools
 
 def check_interface(package: Package, interface: Mapping[str, Any]) -> None:
     """Compare names and types of inputs and outputs between package and manifest."""
+    from coremltools.proto.FeatureTypes_pb2 import ArrayFeatureType
+
     description = package.spec.description
     for role, features in (("inputs", description.input), ("outputs", description.output)):
-        arrays = [feature.type.multiArrayType for feature in features]
-        types = [
-            type(array).DESCRIPTOR.enum_types_by_name["ArrayDataType"].values_by_number[
-                array.dataType
-            ].name
-            for array in arrays
-        ]  # fmt: skip
-        ports = dict(zip((feature.name for feature in features), types, strict=True))
+        ports = {
+            feature.name: ArrayFeatureType.ArrayDataType.Name(feature.type.multiArrayType.dataType)
+            for feature in features
+        }
         expected = {
             port["feature"]: DTYPES["int32" if port["dtype"] == "bool" else port["dtype"]]
             for port in interface[role]
