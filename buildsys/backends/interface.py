@@ -18,7 +18,6 @@ from typing import Any, NamedTuple, NoReturn, Protocol, cast, runtime_checkable
 from buildsys.errors import StageError, Unavailable
 from buildsys.onnx_graphs.tensors import Tensor
 from buildsys.system.backend_registry import describe_backend, import_backend
-from buildsys.system.engine_environment import visible_gpus, why_no_gpu
 from buildsys.system.toolchains import Toolchain
 
 Options = Mapping[str, Any]  # the engine's fields as in the manifest, without its name
@@ -408,9 +407,9 @@ def load_backend(
         raise Unavailable(description.problem, description.install)
     if to_run and (problem := description.system_problem()):
         raise problem
-    where = f" in the toolchain {toolchain.name}" if toolchain is not None else ""
-    install = description.install
+    where, install = "", description.install
     if toolchain is not None:
+        where = f" in the toolchain {toolchain.name}"
         install = f"{toolchain.pip} {description.packages}"
     for module, library in description.libraries.items():
         try:
@@ -420,8 +419,5 @@ def load_backend(
             missing = error.name if isinstance(error, ModuleNotFoundError) else None
             if missing and f"{module}.".startswith(f"{missing}."):
                 text = f"the library {library} is not installed{where}"
-                if description.needs_gpu_library and not visible_gpus():
-                    text = f"{text}, and {why_no_gpu()}"
-                    install = f"on a machine with an NVIDIA GPU: {install}"
             raise Unavailable(text, install) from error
     return cast(Backend, import_backend(name, "backend"))
