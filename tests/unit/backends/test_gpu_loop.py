@@ -90,22 +90,11 @@ def test_a_lone_inference_takes_launch_and_work_and_a_queued_one_its_work_alone(
     timed, machine = contender(monkeypatch)
     samples = timed.block(0.02, 5)
     assert set(samples.wall_ns) == {120 * US}
-    assert set(samples.gpu_ns) == {
-        100 * US
-    }  # the first one, which would also hold its launch, does not count
+    assert set(samples.gpu_ns) == {100 * US}  # without the first, which would hold its launch
     assert samples.elapsed_ns == sum(samples.wall_ns)
     assert samples.elapsed_ns >= 10_000 * US
     assert samples.queued_ns >= 10_000 * US
     assert 2 <= machine.most_at_work <= 5
-
-
-def test_launches_longer_than_the_work_are_measured(monkeypatch: pytest.MonkeyPatch) -> None:
-    timed, _ = contender(monkeypatch, launch_us=50, work_us=10)
-    samples = timed.block(0.01, 5)
-    assert set(samples.wall_ns) == {60 * US}
-    assert set(samples.gpu_ns) == {
-        50 * US
-    }  # from one to the next: the GPU waits for launches, as it would in service
 
 
 @pytest.mark.parametrize("in_flight", [1, 3])

@@ -58,7 +58,6 @@ def test_a_plain_engine_is_for_all(generation: str) -> None:
     ("fields", "versions"),
     [
         ({"tactic_shared_memory": "64KiB"}, LATER),
-        ({"tiling_optimization_level": "fast"}, LATER),
         ({"strip_plan": True}, LATER),
         ({"weight_streaming": True, "typing": "strong"}, LATER),
         ({"flags": {"strict_nans": True}}, LATER),

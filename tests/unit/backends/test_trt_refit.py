@@ -89,13 +89,6 @@ def test_an_engine_gets_the_weights_of_the_same_graph(
     assert facts["layers"] == {"activation": 1}
     assert facts["profiles"]
     assert "not_refitted" not in facts
-    # and can be refitted itself
-    header = {"started": "later", "build_seconds": 1.0,
-              "engine_sha256": hashlib.sha256(engine.read_bytes()).hexdigest()}  # fmt: skip
-    (folders[1] / "engine.json").write_text(json.dumps({**facts, **header}))
-    onnx_file(folders[0], BEFORE)
-    again = EarlierBuild(engine, folders[1] / "engine.json")
-    assert build(made, folders[0], (again,))["refitted_from"]["started"] == "later"
 
 
 @pytest.mark.parametrize("generation", VERSIONS)
