@@ -5,11 +5,11 @@ A process of the interpreter that would load an engine checks it, as a library m
 
 from __future__ import annotations
 
+import json
 import os
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import suppress
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -19,7 +19,7 @@ from buildsys.cli.project_root import typed_path
 from buildsys.cli.session import BuildSession
 from buildsys.cli.target_names import ModelFilter
 from buildsys.deploy.can_run import check_signature
-from buildsys.errors import StageError, UsageError
+from buildsys.errors import UsageError
 from buildsys.execution.freshness import FRESH
 from buildsys.execution.stale_reasons import FAILED, summarize_reasons
 from buildsys.plan.action import Action
@@ -37,7 +37,7 @@ from buildsys.stages.table import (
     target_of,
 )
 from buildsys.store.ledger import UNAVAILABLE
-from buildsys.store.signatures import ACCEPT, WARN, SigningKey
+from buildsys.store.signatures import ACCEPT, WARN
 from buildsys.system.backend_registry import Reason
 from buildsys.system.processes import run_python
 from buildsys.system.signatures import UNSIGNED, UNTRUSTED, TrustedKeys, key_name
@@ -231,7 +231,11 @@ class NamedEngine(NamedTuple):
 
 
 class EngineChecker:
-    """Checks of engines, loading the project only for its own engines."""
+    """Checks of engines, loading the project only for its own engines.
+
+    An engine must be signed by a trusted key if ``trusted`` has some, or if the project does not
+    own it and has trusted keys; the records of its own engines say who built them.
+    """
 
     def __init__(
         self, root: Path, trusted: Sequence[str] = (), revoked: Sequence[str] = ()
@@ -248,10 +252,6 @@ class EngineChecker:
         if revoked and not self._keys.trusted:
             problem = "revoked keys have no effect without trusted ones"
             raise UsageError(problem, "add --trusted-key")
-        if not trusted and self._policy.key is not None:  # own results need no other key
-            with suppress(StageError):
-                own = SigningKey(self._policy.key).public_key
-                self._keys = replace(self._keys, trusted=self._keys.trusted | {own})
 
     @cached_property
     def _session(self) -> BuildSession:
@@ -308,22 +308,14 @@ class EngineChecker:
         return {**answer, "current": current, "reasons": [*answer["reasons"], *reasons]}
 
     def _signature(self, engine: NamedEngine) -> tuple[str, tuple[Reason, ...], str]:
-        """Return the signer of an engine, the reasons against it, and a note.
-
-        Without ``--trusted-key``, engines that this project built need no signature, and
-        ``unsigned`` of the project says how others are treated.
-        """
-        is_configured = bool(self._policy.trusted) and self._policy.unsigned != ACCEPT
-        if not (self._must_be_signed or is_configured) or not engine.is_built:
+        """Return the signer of an engine, the reasons against it, and a note."""
+        own_rules = engine.action is None and self._keys.trusted and self._policy.unsigned != ACCEPT
+        if not (self._must_be_signed or own_rules) or not engine.is_built:
             return "", (), ""
         signer, problems = check_signature(engine.path, self._keys)
-        tolerated = {UNSIGNED, UNTRUSTED} if self._policy.unsigned == WARN else set()
-        tolerated |= {UNSIGNED} if engine.action is not None else set()
-        if problems and problems[0].kind in tolerated and not self._must_be_signed:
+        is_tolerated = self._policy.unsigned == WARN and not self._must_be_signed
+        if is_tolerated and problems and problems[0].kind in (UNSIGNED, UNTRUSTED):
             return "", (), problems[0].problem
-        if engine.action is not None:  # an engine is signed when it is built
-            again = f"buildsys build -a -s {engine.action.target}"
-            problems = tuple(replace(problem, remedy=again) for problem in problems)
         return signer, problems, ""
 
 
@@ -341,7 +333,7 @@ def _check_in_process(engine: NamedEngine, root: Path) -> dict[str, Any]:
             environment=toolchain.environment(os.environ) if toolchain else None,
             limit_s=_LIMIT_S,
         )
-        answer: dict[str, Any] = done.json()
+        answer: dict[str, Any] = json.loads(done.stdout)  # of several lines
     except OSError as error:
         return _refusal(engine, [Reason("library", f"cannot start {python}: {error}", "")])
     except ValueError:

@@ -46,16 +46,13 @@ class InputReader:
         self._title = f"the input {port.name} of {engine}"
         is_native = port.dtype not in BIT_DTYPES and port.dtype != "string"
         self._dtype = np.dtype(port.dtype) if is_native else None
-        self._fixed = [
-            (axis, size)
-            for axis, size in enumerate(port.shape)
-            if isinstance(size, int) and size >= 0
+        self._limits: list[tuple[float, float]] = [
+            (size, size) if isinstance(size, int) and size >= 0 else (0, math.inf)
+            for size in port.shape
         ]
-        self._ranges = [
-            (axis, int(span[0]), int(span[1]))
-            for axis, span in enumerate(ranges[: len(port.shape)])
-            if isinstance(span, list)
-        ]
+        for axis, span in enumerate(ranges[: len(port.shape)]):
+            if isinstance(span, list):
+                self._limits[axis] = int(span[0]), int(span[1])
 
     def read(self, value: Any) -> Tensor:
         """Read an array in host memory.
@@ -91,20 +88,18 @@ class InputReader:
         return tensor
 
     def _check_shape(self, shape: tuple[int, ...]) -> None:
-        if len(shape) != len(self.port.shape) or any(shape[at] != size for at, size in self._fixed):
-            sizes = ("?" if size in (None, -1) else str(size) for size in self.port.shape)
-            expected = f"and the engine takes [{', '.join(sizes)}]"
-            problem = f"{self._title} has the shape {list(shape)}, {expected}"
-            raise StageError(problem, "convert the array first")
-        for axis, low, high in self._ranges:
-            if not low <= shape[axis] <= high:
-                name = self.port.shape[axis]
-                dims = f"dims.{name}" if isinstance(name, str) else "dims of the manifest"
-                raise StageError(
-                    f"{self._title} has the shape {list(shape)}, and the engine was verified for"
-                    f" sizes of axis {axis} from {low} to {high}",
-                    f"widen {dims} and build it again",
-                )
+        limits = self._limits
+        if len(shape) == len(limits) and all(
+            low <= size <= high for size, (low, high) in zip(shape, limits, strict=True)
+        ):
+            return
+        sizes = []
+        for name, (low, high) in zip(self.port.shape, limits, strict=True):
+            is_free, title = high == math.inf, "?" if name in (None, -1) else str(name)
+            sizes.append(title if is_free or low == high else f"{title} from {low} to {high}")
+        problem = f"{self._title} has the shape {list(shape)}, and the engine takes"
+        hint = "convert the array, or widen `dims` in the manifest and build it again"
+        raise StageError(f"{problem} [{', '.join(sizes)}]", hint)
 
     def _unreadable(self, error: object) -> StageError:
         problem = f"{self._title} cannot be read: {' '.join(str(error).split())}"
@@ -313,11 +308,8 @@ def read_memory(value: Any, stream: int) -> DeviceTensor:
 
             with _shared_gpu().current():
                 Stream(facts["stream"]).synchronize()
-        numpy_dtype, shape = np.dtype(facts["typestr"]), tuple(facts["shape"])
-        layout = np.lib.stride_tricks.as_strided(
-            np.empty(0, numpy_dtype), shape, facts.get("strides") or None
-        )
-        dtype, address, is_dense = numpy_dtype.name, facts["data"][0], layout.flags.c_contiguous
+        dtype, shape = np.dtype(facts["typestr"]).name, tuple(facts["shape"])
+        address, is_dense = facts["data"][0], facts.get("strides") is None
     if not is_dense:
         hint = "make it contiguous, e.g. with torch's .contiguous()"
         raise StageError("is not contiguous in GPU memory", hint)

@@ -80,8 +80,8 @@ def print_plan(
     if as_json:
         targets = [explanation_json(step) for step in steps]
         document = {"schema": SCHEMA, "jobs": jobs, **times, "targets": targets}
-        document |= {"unavailable": unavailable} if unavailable else {}
-        print_json(document | ({"expected_unavailable": obstacles} if obstacles else {}))
+        more = {"unavailable": unavailable, "expected_unavailable": obstacles}
+        print_json(document | {name: causes for name, causes in more.items() if causes})
         return
     width = max((len(step.target) for step in steps), default=0)
     rows = []
@@ -161,28 +161,17 @@ def print_since(options: Namespace, only: ModelFilter) -> None:
     with project_at(now.project, options.since) as there:
         before = BuildSession(there.project)
         chosen = now.select(options.names, before, only=only)
-        differences = [
-            difference for difference in _differences(before, now) if difference.target in chosen
-        ]
+        differences = [change for change in _differences(before, now) if change.target in chosen]
     if options.json:
-        states = {DOWNSTREAM: "behind"}  # its name in JSON since the first version
-        targets = [
-            {
-                "target": difference.target,
-                "state": states.get(difference.state, difference.state),
-                "reasons": reasons_json(difference.reasons),
-            }
-            for difference in differences
-        ]
+        targets = [change.as_json() for change in differences]
         fields = {"since": options.since, "commit": there.commit, "targets": targets}
         print_json({"schema": SINCE_SCHEMA, **fields})
         return
-    counts = Counter(difference.state for difference in differences)
+    counts = Counter(change.state for change in differences)
     words = [word for word in (CHANGED, ADDED, REMOVED, DOWNSTREAM) if counts[word]]
     summary = ", ".join(f"{counts[word]} {word}" for word in words) or "no differences"
     rows = (
-        Row(difference.state, difference.target, format_reasons(difference.reasons))
-        for difference in differences
+        Row(change.state, change.target, format_reasons(change.reasons)) for change in differences
     )
     print_rows(rows, [f"since {options.since} ({there.commit[:10]}): {summary}"])
 
@@ -207,6 +196,11 @@ class _TargetDifference(NamedTuple):
     target: str
     state: str
     reasons: tuple[StaleReason, ...] = ()
+
+    def as_json(self) -> dict[str, Any]:
+        """Convert the difference to JSON, where downstream targets are called behind."""
+        state = "behind" if self.state == DOWNSTREAM else self.state
+        return {"target": self.target, "state": state, "reasons": reasons_json(self.reasons)}
 
 
 def _differences(before: BuildSession, now: BuildSession) -> Iterator[_TargetDifference]:
@@ -247,11 +241,8 @@ def _parts(keys: KeyBuilder, action: Action, reads: Reads) -> Mapping[str, str]:
     """List key parts for manifest fields and sources."""
     has_files = action.sources or action.weights
     parts = keys.build(action, reads).parts if has_files else declared_parts(action)
-    return {
-        label: value
-        for label, value in parts.items()
-        if label.partition(":")[0] not in _NOT_IN_A_REVISION
-    }
+    others = _NOT_IN_A_REVISION
+    return {name: value for name, value in parts.items() if name.partition(":")[0] not in others}
 
 
 class _RealPathDigests(DigestCache):

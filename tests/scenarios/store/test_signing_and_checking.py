@@ -56,10 +56,9 @@ def test_an_engine_is_signed_checked_and_refused(ready: ReadyProject, tmp_path: 
     del ready.environment["BUILDSYS_SIGNING_KEY"]
     settings = ready.root / "configs/project.yaml"
     settings.write_text(f"cache: {{trusted_keys: ['{OTHER}']}}\n")
-    for name in (str(deployed), "a:ort"):
-        refused = ready.buildsys("doctor", name)
-        assert refused.code == 1
-        assert f"is not signed by a trusted key, but by {public[:16]}" in refused.out
+    refused = ready.buildsys("doctor", str(deployed))
+    assert refused.code == 1
+    assert f"is not signed by a trusted key, but by {public[:16]}" in refused.out
     settings.write_text(f"cache: {{trusted_keys: ['{public}']}}\n")
     assert "is signed by" in ready.buildsys("doctor", str(deployed)).out
     revoking = f"trusted_keys: ['{public}'], revoked_keys: ['{public}']"

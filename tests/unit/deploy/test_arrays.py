@@ -72,12 +72,10 @@ def test_a_fitting_array_is_not_copied() -> None:
     assert as_array(Tensor(array, "float32"), NUMPY) is array
 
 
-@pytest.mark.parametrize(("name", "remedy"), [("n", "dims.n"), (None, "dims of the manifest")])
-def test_sizes_outside_of_what_was_verified_are_refused(name: str | None, remedy: str) -> None:
-    checked = InputReader("m:e", Port("x", "float32", (name, 2)), [[1, 8], 2])
+def test_sizes_outside_of_what_was_verified_are_refused() -> None:
+    checked = InputReader("m:e", Port("x", "float32", ("n", 2)), [[1, 8], 2])
     for size in (1, 8):
         assert checked.read(np.zeros((size, 2), np.float32)).shape == (size, 2)
     for size in (0, 9):
-        with pytest.raises(StageError, match="verified for sizes of axis 0 from 1 to 8") as caught:
+        with pytest.raises(StageError, match=r"takes \[n from 1 to 8, 2\]; .* widen `dims`"):
             checked.read(np.zeros((size, 2), np.float32))
-        assert caught.value.hint == f"widen {remedy} and build it again"
