@@ -17,7 +17,6 @@ from buildsys.stages.table import stage_info
 from buildsys.system.printable import printable, printable_line
 
 if TYPE_CHECKING:
-    from rich.console import RenderableType
     from rich.progress import TaskID
 
 _MARKS = {
@@ -48,8 +47,9 @@ def open_display(
     return PlainDisplay(out, lines, time_left)
 
 
-def _count_finished(lines: Mapping[str, ConsoleLine]) -> int:
-    return sum(line.status not in ("running", "not run") for line in lines.values())
+def _count_finished(lines: Mapping[str, ConsoleLine]) -> str:
+    finished = sum(line.status not in ("running", "not run") for line in lines.values())
+    return f"{finished} of {len(lines)} targets done"
 
 
 class PlainDisplay:
@@ -65,23 +65,17 @@ class PlainDisplay:
         self._heart = threading.Thread(target=self._keep_beating, daemon=True)
         self._heart.start()
 
-    def started(self, line: ConsoleLine) -> None:
-        """Print a running target and the reason."""
-        self._print("run", line.target, f"… {line.why}" if line.why else "")
-
-    def waits(self, line: ConsoleLine, holder: str) -> None:
-        """Print the process blocking a target."""
-        self._print("waits", line.target, f"for {holder}")
+    def started(self, line: ConsoleLine, word: str, note: str) -> None:
+        """Print a running or waiting target and the reason."""
+        self._print(word, line.target, note)
 
     def ended(self, line: ConsoleLine) -> None:
         """Print a target's end, with its time and key figure or reason."""
         word = "done" if line.status == "passed" else line.status
         reason, *details = line.reason.splitlines() or [""]
         self._print(word, line.target, line.took, reason or line.figure)
-        for detail in details:
+        for detail in (*details, *line.log_lines):
             self._print("", detail)
-        if line.status == "failed" and line.log:
-            self._print("", f"log: {line.log}")
 
     def warn(self, warning: str) -> None:
         """Print a warning on stderr."""
@@ -91,12 +85,11 @@ class PlainDisplay:
 
     def beat(self) -> None:
         """Print the running targets."""
-        state = f"{_count_finished(self._lines)} of {len(self._lines)} targets done"
-        state = f"({', '.join(filter(None, (state, self._time_left())))})"
+        state = ", ".join(filter(None, (_count_finished(self._lines), self._time_left())))
         for line in list(self._lines.values()):
             if line.status == "running":
                 taken = duration(time.monotonic() - line.began)
-                self._print("running", line.target, taken, line.activity, state)
+                self._print("running", line.target, taken, line.activity, f"({state})")
 
     def close(self) -> None:
         """End the thread; the lines stay."""
@@ -115,77 +108,60 @@ class PlainDisplay:
 
 
 class LiveDisplay:
-    """Permanent lines of finished targets, and redrawn running targets and progress below."""
+    """Permanent lines of finished targets, and redrawn progress and running targets below."""
 
     def __init__(
         self, out: TextIO, lines: Mapping[str, ConsoleLine], time_left: Callable[[], str]
     ) -> None:
-        from rich.live import Live
-        from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+        from rich import progress
         from rich.table import Column
+        from rich.text import Text
 
         from buildsys.cli.console.rows import text_console
 
-        self._lines = lines
-        self._time_left = time_left
-        self._console = text_console(out)
+        class Activity(progress.ProgressColumn):
+            """What a target does at the moment."""
+
+            def render(self, task: progress.Task) -> Text:
+                return Text(task.fields["activity"](), "dim")
+
+        def total() -> str:
+            return ", ".join(filter(None, (_count_finished(lines), time_left())))
+
         self._is_closed = False
         self._tasks: dict[str, TaskID] = {}
-        self._lock = threading.Lock()  # of the tasks; a failing redraw would end rich's thread
-        self._running = Progress(
-            SpinnerColumn(),
-            TextColumn("{task.description}", markup=False),
-            TimeElapsedColumn(),
-            TextColumn(
-                "{task.fields[activity]}",
-                style="dim",
-                markup=False,
-                table_column=Column(no_wrap=True, overflow="ellipsis", ratio=1),
-            ),
-            console=self._console,
+        self._progress = progress.Progress(
+            progress.SpinnerColumn(),
+            progress.TextColumn("{task.description}", markup=False),
+            progress.TimeElapsedColumn(),
+            Activity(Column(no_wrap=True, overflow="ellipsis", ratio=1)),
+            console=text_console(out),
             expand=True,
-        )
-        self._total = Progress(
-            BarColumn(bar_width=max(4, min(30, self._console.width // 5))),
-            TextColumn("{task.completed:.0f} of {task.total:.0f} targets done"),
-            TimeElapsedColumn(),
-            TextColumn("{task.description}", style="dim"),
-            console=self._console,
-        )
-        self._all = self._total.add_task("", total=len(lines))
-        self._live = Live(
-            console=self._console,
-            get_renderable=self._render,
             transient=True,
             refresh_per_second=_FRAMES_PER_S,
             # doit exchanges the standard streams from several threads under -n
             redirect_stdout=False,
             redirect_stderr=False,
         )
+        self._progress.add_task("total", total=None, activity=total)
 
-    def started(self, line: ConsoleLine) -> None:
-        """Draw a target."""
-        if self._is_closed:
+    def started(self, line: ConsoleLine, word: str, note: str) -> None:
+        """Draw a target; its activity says why it runs or waits."""
+        del word, note
+        if self._is_closed or line.target in self._tasks:
             return
-        self._live.start()
-        with self._lock:
-            task = self._running.add_task(line.target, total=None, activity=line.activity)
-            self._tasks[line.target] = task
-
-    def waits(self, line: ConsoleLine, holder: str) -> None:
-        """Draw a target; its last message names the holder."""
-        del holder
-        if line.target not in self._tasks:
-            self.started(line)
+        self._progress.start()
+        task = self._progress.add_task(line.target, total=None, activity=lambda: line.activity)
+        self._tasks[line.target] = task
 
     def ended(self, line: ConsoleLine) -> None:
         """Print the permanent line."""
         from rich.padding import Padding
         from rich.text import Text
 
-        with self._lock:
-            if line.target in self._tasks:
-                self._running.remove_task(self._tasks.pop(line.target))
+        if line.target in self._tasks:
+            self._progress.remove_task(self._tasks.pop(line.target))
+        console = self._progress.console
         text = Text.assemble(_MARKS[line.status], f" {line.target}  ", (line.took, "cyan"))
         reason, *details = printable(line.reason).splitlines() or [""]
         if line.status == "restored":
@@ -194,37 +170,25 @@ class LiveDisplay:
             why = "" if line.why in OBVIOUS else line.why
             text.append(f"  {printable_line(line.figure)}".rstrip())
             text.append(f"  {printable_line(why)}".rstrip(), "dim")
-        self._console.print(text, no_wrap=True, overflow="ellipsis")
+        console.print(text, no_wrap=True, overflow="ellipsis")
         if reason:
             style = "red" if line.status == "failed" else "dim"
-            self._console.print(Padding(Text(reason, style), (0, 0, 0, 2)))
-        if line.status == "failed" and line.log:
-            details.append(f"log: {printable_line(line.log)}")
-        for detail in details:  # unwrapped, so that YAML can be copied from a narrow terminal
-            self._console.print(Text(f"  {detail}"), soft_wrap=True)
+            console.print(Padding(Text(reason, style), (0, 0, 0, 2)))
+        for detail in (*details, *line.log_lines):
+            # unwrapped, so that YAML can be copied from a narrow terminal
+            console.print(Text(f"  {printable_line(detail)}"), soft_wrap=True)
 
     def warn(self, warning: str) -> None:
         """Print a warning above the running targets."""
         from rich.text import Text
 
         text = f"buildsys: warning: {printable_line(warning)}"
-        self._console.print(Text(text, "yellow"), soft_wrap=True)
+        self._progress.console.print(Text(text, "yellow"), soft_wrap=True)
 
     def close(self) -> None:
         """Remove the running targets."""
         self._is_closed = True
-        self._live.stop()
-
-    def _render(self) -> RenderableType:
-        """Refresh the running targets above the progress bar."""
-        from rich.console import Group
-
-        with self._lock:
-            for target, task in self._tasks.items():
-                self._running.update(task, activity=self._lines[target].activity)
-        finished = _count_finished(self._lines)
-        self._total.update(self._all, completed=finished, description=self._time_left())
-        return Group(self._running, self._total)
+        self._progress.stop()
 
 
 class Estimate:

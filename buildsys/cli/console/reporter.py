@@ -274,11 +274,12 @@ class Reporter:
             elif kind == "stale":
                 line.why = event["reason"]
                 if not self._is_without_engine(line):
-                    self._open_display().started(line)
+                    note = f"… {line.why}" if line.why else ""
+                    self._open_display().started(line, "run", note)
             elif kind == "waiting":
                 line.message = f"waiting for {event['holder']}"
                 if event["elsewhere"]:
-                    self._open_display().waits(line, event["holder"])
+                    self._open_display().started(line, "waits", f"for {event['holder']}")
 
     def _warn(self, warning: str) -> None:
         """Print a warning, on a terminal above the live display."""

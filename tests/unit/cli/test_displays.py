@@ -48,7 +48,7 @@ def test_only_a_capable_terminal_gets_the_live_display(monkeypatch: pytest.Monke
 def test_plain_lines() -> None:
     out = io.StringIO()
     display = PlainDisplay(out, {}, str)
-    display.started(line("running", why="export.opset: 17 → 18"))
+    display.started(line("running"), "run", "… export.opset: 17 → 18")
     display.ended(line("passed", seconds=1.84))
     display.ended(line("unavailable", seconds=0.2, reason="no GPU"))
     display.ended(
@@ -107,9 +107,9 @@ def test_the_live_display_shortens_messages_and_never_names(
     running.target = "running"
     out = Terminal()
     display = LiveDisplay(out, lines, lambda: "~30 min left")
-    display.started(running)
+    display.started(running, "run", "")
     display.close()
-    display.started(running)  # too late: nothing is drawn below the summary
+    display.started(running, "run", "")  # too late: nothing is drawn below the summary
     rows = {CONTROL.sub("", text) for text in re.split(r"[\r\n]+", out.getvalue())}
     assert any(re.search(r"running +0:00:00 +case opt", row) for row in rows)
     assert any("3 of 4 targets done" in row for row in rows)
@@ -124,7 +124,7 @@ def test_target_names_are_no_markup(monkeypatch: pytest.MonkeyPatch) -> None:
     lines = {name: ConsoleLine(name, "b", "bench", "ort", "running") for name in names}
     display = LiveDisplay(out, lines, str)
     for entry in lines.values():
-        display.started(entry)
+        display.started(entry, "run", "")
     display.close()
     assert all(name in out.getvalue() for name in names)
 
@@ -227,7 +227,7 @@ def test_a_target_may_end_while_the_display_is_redrawn(monkeypatch: pytest.Monke
     ending = EndingLine("export:a", "a", "export", "", "passed")
     display = LiveDisplay(Terminal(), {"export:a": ending}, str)
     end = threading.Thread(target=display.ended, args=[ending])
-    display.started(ending)
+    display.started(ending, "run", "")
     is_drawn.set()
     assert is_read.wait(60)
     end.join()
