@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import shlex
-import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -84,7 +83,6 @@ def nightly_scripts(project: ReadyProject, summary: Path) -> Iterator[str]:
     entries = [line for line in lines if not line.startswith("#")]
     assert [line.partition("=")[0] for line in entries[:-1]] == ["PROJECT", "PYTHON"]
     command = entries[-1].split(maxsplit=5)[5]
-    shutil.rmtree(project.root / ".buildsys")  # as in a new clone
     assert "%" not in command, "cron replaces it by a newline"
     printed = shell(project, command, "sh", PROJECT=str(project.root), PYTHON=sys.executable)
     assert printed == "", "cron would send a mail"

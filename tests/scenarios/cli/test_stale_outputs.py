@@ -8,7 +8,7 @@ import re
 import signal
 
 from project_folder import TIMEOUT_S, Ran, wait_until
-from ready_project import NETWORK, VALUES, ReadyProject, contents, network
+from ready_project import NETWORK, VALUES, ReadyProject, contents
 
 UP_TO_DATE = Ran(0, "everything is up to date (8 targets)\n", "")
 MANIFEST = "configs/models/a.yaml"
@@ -73,18 +73,20 @@ def doctors_kinds(project: ReadyProject, name: str = "a:ort") -> list[str]:
 def test_a_failed_check(ready_built: ReadyProject) -> None:
     before = reports(ready_built)
     fail_validation(ready_built)
+    ran = ready_built.doit()
+    assert ran.code == 1
+    assert LINE.findall(ran.out) == ["verify ort, bench ort"]
+    assert "report on this failure: build/a/report/report.md\n" in ran.out
     for _ in range(2):  # the second time the report is that on the first failure
-        ran = ready_built.doit()
-        assert ran.code == 1
-        (names,) = LINE.findall(ran.out)
-        assert names == "verify ort, bench ort"
-        assert "report on this failure: build/a/report/report.md\n" in ran.out
         assert verdict(ready_built) == FAILED
         now = reports(ready_built)
         assert (now["last_passed.md"], now["last_passed.json"]) == (
             before["report.md"],
             before["report.json"],
         )
+        again = ready_built.doit("-r", "json")
+        assert again.code == 1
+        json.loads(again.out)  # and nothing else
     text = now["report.md"].decode()
     rows = dict(re.findall(r"^\| `(\S+)` +\| (\S+)", text, re.MULTILINE))
     assert rows["validate:a"] == "FAILED"
@@ -123,24 +125,15 @@ def test_an_error_in_the_first_stage(ready_built: ReadyProject) -> None:
     for name, content in files.items():  # bad input loses nothing that was built
         if not name.startswith("a/report/") and not name.endswith(".log"):
             assert (ready_built.root / "build" / name).read_bytes() == content, name
-    (ready_built.root / NETWORK).write_bytes(network(0))
-    check_repaired(ready_built)
 
 
 def test_a_first_build_leaves_nothing_stale(ready: ReadyProject) -> None:
     fail_validation(ready)
     first = ready.doit()
-    assert (first.code, " stale (" in first.out, "on this failure" in first.out) == (
-        1,
-        False,
-        False,
-    )
+    assert first.code == 1
+    assert " stale (" not in first.out
+    assert "on this failure" not in first.out
     assert not (ready.root / "build/a/report").exists()
-    repair(ready)
-    assert ready.doit().code == 0
-    fail_validation(ready)
-    assert ready.doit("reference:a").code == 0  # no failure: only the requested target was built
-    assert verdict(ready) == PASSED
 
 
 def test_models_that_were_not_reached(ready_built: ReadyProject) -> None:
@@ -161,13 +154,6 @@ def test_models_that_were_not_reached(ready_built: ReadyProject) -> None:
     }
 
 
-def test_another_reporter(ready_built: ReadyProject) -> None:
-    fail_validation(ready_built)
-    ran = ready_built.doit("-r", "json")
-    assert (ran.code, verdict(ready_built)) == (1, FAILED)
-    json.loads(ran.out)  # and nothing else
-
-
 def test_a_report_that_cannot_be_replaced_is_reported(ready_built: ReadyProject) -> None:
     (ready_built.root / "build/a/report/last_passed.md").mkdir()
     fail_validation(ready_built)
@@ -177,27 +163,17 @@ def test_a_report_that_cannot_be_replaced_is_reported(ready_built: ReadyProject)
     assert "): report, verify ort, bench ort; the report could not be updated: cannot pub" in line
 
 
-def kill(project: ReadyProject, *arguments: str) -> None:
-    """Run doit and kill it in the middle of the stage ``reference``."""
-    project.hold()
-    process = project.start(*arguments)
-    wait_until(lambda: project.is_held, "reference:a is at work")
-    os.kill(process.pid, signal.SIGKILL)
-    process.communicate(timeout=TIMEOUT_S)
-    project.finish_runs()
-
-
 def test_after_a_kill_the_next_run_leaves_nothing_stale(ready_built: ReadyProject) -> None:
     fail_validation(ready_built)
-    kill(ready_built)
+    ready_built.hold()
+    process = ready_built.start()
+    wait_until(lambda: ready_built.is_held, "reference:a is at work")
+    os.kill(process.pid, signal.SIGKILL)
+    process.communicate(timeout=TIMEOUT_S)
+    ready_built.finish_runs()
     assert verdict(ready_built) == PASSED  # nobody was left to say otherwise
     assert ready_built.doit().code == 1
     assert verdict(ready_built) == FAILED
-    ready_built.edit(MANIFEST, TOO_STRICT, "")
-    ready_built.edit(VALUES, "SCALE = 2.0", "SCALE = 3.0")
-    kill(ready_built)
-    assert verdict(ready_built) == FAILED
-    check_repaired(ready_built)
 
 
 def test_an_interrupted_run_reports_on_the_models_it_reached(ready_built: ReadyProject) -> None:
@@ -210,5 +186,3 @@ def test_an_interrupted_run_reports_on_the_models_it_reached(ready_built: ReadyP
     assert (process.returncode, err) == (130, "")
     assert LINE.findall(out) == ["engine ort, verify ort, bench ort, reference, simplify, validate"]
     assert json.loads(reports(ready_built)["report.json"])["verdict"]["status"] == "stale"
-    ready_built.let_go()
-    check_repaired(ready_built)

@@ -29,3 +29,9 @@ def test_remeasure_measures_all_that_is_requested_again(noisy: Doit) -> None:
     assert f"run          {OTHER}  … requested" in out
     noisy("build", "--remeasure", "verify:net:ort")
     assert noisy.executor.forced == []
+
+
+def test_a_nightly_run_measures_noisy_benchmarks_again(noisy: Doit) -> None:
+    code, out = noisy("nightly")
+    assert (code, noisy.executor.forced) == (0, [BENCH])
+    assert f"run          {BENCH}  … last measurement was noisy: a busy neighbor" in out
