@@ -8,7 +8,7 @@ text. ``--tag`` and ``--owner`` select models.
 from __future__ import annotations
 
 from argparse import ArgumentParser, Namespace
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING
@@ -18,12 +18,11 @@ from buildsys.errors import UsageError
 from buildsys.plan.action import Action
 from buildsys.project.plan import ProjectPlan, model_of
 from buildsys.report.formatting import first_names
-from buildsys.stages.table import ENGINE, STAGES, target_of
+from buildsys.stages.table import ENGINE, STAGES
 
 if TYPE_CHECKING:
     from buildsys.project.load import Project, ResolvedModel
 
-_NO_FILTER = "no manifest has any"
 _MOST_TARGETS, _MOST_MODELS = 8, 12  # in messages
 STAGE_DOCS = {
     "build": "everything of every model (the default)",
@@ -67,24 +66,16 @@ class ModelFilter:
         models = {name: model for project in projects for name, model in project.items()}
         if not self:  # without reading thousands of manifests
             return list(models)
-        tags = {name: model.data["tags"] for name, model in models.items()}
-        owners = {name: model.data["owner"] for name, model in models.items()}
-        known_tags = sorted({tag for own in tags.values() for tag in own})
-        known_owners = sorted({*owners.values()} - {""})
-        for kind, names, values in (
-            ("tag", self.tags, known_tags),
-            ("owner", self.owners, known_owners),
-        ):
+        tags = {name: {*model.data["tags"]} for name, model in models.items()}
+        owners = {name: {model.data["owner"]} - {""} for name, model in models.items()}
+        matching = list(models)
+        for kind, names, values in (("tag", self.tags, tags), ("owner", self.owners, owners)):
+            present = sorted(set().union(*values.values()))
             for name in names:
-                if name not in values:
-                    listed = f"{kind}s: {first_names(values, _MOST_MODELS)}"
-                    raise unknown_name(kind, name, values, listed if values else _NO_FILTER)
-        matching = [
-            name
-            for name in models
-            if (not self.tags or not {*tags[name]}.isdisjoint(self.tags))
-            and (not self.owners or owners[name] in self.owners)
-        ]
+                if name not in present:
+                    listed = f"{kind}s: {first_names(present, _MOST_MODELS) or 'none'}"
+                    raise unknown_name(kind, name, present, listed)
+            matching = [m for m in matching if not names or not values[m].isdisjoint(names)]
         if not matching:
             raise UsageError(f"no model has {self}", "choose another --owner or --tag")
         return matching
@@ -148,9 +139,9 @@ class TargetNames:
             targets = {target for project in projects for target in project.targets_of(name)}
             if not targets and name != "build":
                 plans = [action for project in projects for action in project.actions.values()]
-                spelled = dict.fromkeys(text for action in plans for text in _spellings(action))
+                spelled = dict.fromkeys(text for action in plans for text, _ in _spellings(action))
                 listed = "`buildsys list --all` lists all targets"
-                raise unknown_name("target", name, ["build", *spelled], listed)
+                raise unknown_name("target", name, [*STAGE_DOCS, *spelled], listed)
             if only:
                 targets = {target for target in targets if model_of(target) in models}
                 if not targets:
@@ -171,7 +162,7 @@ class TargetNames:
         return [target for target in self.actions if fnmatchcase(target, name)] or [
             target
             for target, action in self.actions.items()
-            if any(fnmatchcase(spelling, name) for spelling in _spellings(action))
+            if any(fnmatchcase(spelled, name) for spelled, _ in _spellings(action))
         ]
 
     def full_name(self, name: str) -> str | None:
@@ -180,33 +171,17 @@ class TargetNames:
         Only the models in ``name`` are planned.
         Raises: UsageError: the name is ambiguous.
         """
-        readings = self._readings(name)
-        if name in readings and name in self.actions:  # as printed everywhere
-            return name
-        if len(readings) > 1:
+        named = [part for part in name.split(":") if part in self.project.models]
+        actions = (action for model in named for action in self.actions.of(model).values())
+        spellings = (pair for action in actions for pair in _spellings(action))
+        readings = dict.fromkeys(full for spelled, full in spellings if spelled == name)
+        if name in STAGE_DOCS:
+            readings = {name: None, **readings}
+        if len(readings) > 1 and name not in self.actions:  # a target is named as it is printed
             # a group with the ambiguous name is spelled as a pattern
             spelled = (f"{reading}:*" if reading == name else reading for reading in readings)
             raise UsageError(f"{name!r} is ambiguous", f"name one of {', '.join(spelled)}")
-        return next(iter(readings), None)
-
-    def _readings(self, name: str) -> dict[str, None]:
-        """List the full names of a short one."""
-        readings: list[str] = []
-        match name.split(":"):
-            case [word]:
-                readings += [word] if word in STAGE_DOCS else []
-                readings += [f"build:{word}"] if word in self.project.models else []
-            case [first, second]:
-                for stage, model in ((first, second), (second, first)):
-                    planned = self.actions.of(model).values() if stage in STAGE_DOCS else ()
-                    if any(stage in ("build", action.stage) for action in planned):
-                        readings.append(f"{stage}:{model}")
-                engine = target_of(ENGINE, first, second)
-                readings += [engine] if engine in self.actions else []
-            case [first, second, variant]:
-                both = (f"{first}:{second}:{variant}", f"{second}:{first}:{variant}")
-                readings += [target for target in both if target in self.actions]
-        return dict.fromkeys(readings)
+        return name if name in readings else next(iter(readings), None)
 
     def full_names(self, names: Iterable[str], only: ModelFilter = _EVERY_MODEL) -> list[str]:
         """List names for doit, patterns as targets.
@@ -260,11 +235,15 @@ def models_named_by(names: Collection[str]) -> set[str]:
     return {part for name in names for part in name.split(":")}
 
 
-def _spellings(action: Action) -> Iterable[str]:
-    """Yield the names of a target and of its groups."""
+def _spellings(action: Action) -> Iterator[tuple[str, str]]:
+    """Yield the names of a target and of its groups, each with the full name."""
     model, stage, variant = action.model, action.stage, action.variant
-    yield from (action.target, model, f"build:{model}", stage, f"{stage}:{model}")
-    yield f"{model}:{stage}"
+    for name in (model, f"build:{model}", f"{model}:build"):
+        yield name, f"build:{model}"
+    for name in (f"{stage}:{model}", f"{model}:{stage}"):
+        yield name, f"{stage}:{model}"
     if variant:
-        yield f"{model}:{stage}:{variant}"
-        yield from [f"{model}:{variant}"] if stage == ENGINE else []
+        for name in (action.target, f"{model}:{stage}:{variant}"):
+            yield name, action.target
+        if stage == ENGINE:
+            yield f"{model}:{variant}", action.target
