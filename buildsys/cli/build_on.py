@@ -6,7 +6,7 @@ import signal
 import sys
 import time
 from argparse import Namespace
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from types import FrameType
@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, NoReturn
 from buildsys.cli.command import INTERRUPTED, TERMINATED
 from buildsys.cli.commands.pages import update_pages
 from buildsys.cli.console.rows import Row, print_rows
-from buildsys.cli.run_files import broken_manifests, write_files
+from buildsys.cli.run_files import RunFiles, broken_manifests
 from buildsys.cli.session import BuildSession
 from buildsys.report.formatting import duration, plural
 from buildsys.report.run_reports import outcome
@@ -29,7 +29,7 @@ _MOST_ROWS = 30
 
 
 def build_on(
-    session: BuildSession, names: Sequence[str], options: Namespace, files: Mapping[str, str]
+    session: BuildSession, names: Sequence[str], options: Namespace, files: RunFiles
 ) -> int:
     """Run ``buildsys build --on`` for targets and groups; return its exit code.
 
@@ -48,7 +48,8 @@ def build_on(
     if len(rows) > _MOST_ROWS:
         rows[_MOST_ROWS:] = [Row("", f"and {plural(len(rows) - _MOST_ROWS, 'more target')}")]
     print_rows(rows, [f"{outcome(run.results)} in {duration(run.results.seconds)}"])
-    return max(run.exit_code, write_files(files, run.results, "Build"))
+    files.write(run.results, run.exit_code)
+    return run.exit_code
 
 
 def run_on(

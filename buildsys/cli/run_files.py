@@ -5,15 +5,17 @@ from __future__ import annotations
 import json
 import os
 import socket
-import sys
 import time
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from buildsys.cli.command import INTERRUPTED
+from buildsys.cli.project_root import shown_path
 from buildsys.cli.session import BuildSession
-from buildsys.errors import BuildsysError, StageError, with_hint
+from buildsys.errors import BuildsysError, StageError, UsageError, with_hint
 from buildsys.execution.run_records import why_stopped
 from buildsys.execution.stale_reasons import decode_reasons, summarize_reasons
 from buildsys.report import run_results as ends
@@ -22,39 +24,74 @@ from buildsys.report.run_reports import junit_xml, outcome, run_summary
 from buildsys.report.run_results import BrokenManifest, RunResults, TargetResult, regression
 from buildsys.stages.table import GATE
 from buildsys.system.files import replace_file
-from buildsys.system.printable import printable
 
 _RECENT_RUNS = 20
 _MOST_REASONS = 2
 
 
-def write_unfinished(files: Mapping[str, str], started: str, error: str = "") -> int:
-    """Write files about a run that goes on, or that an error refused; return 2 on a failure."""
-    status = ends.REFUSED if error else ends.RUNNING
-    error = error or "the run has not finished; if its process is gone, it was killed"
-    run = RunResults(started, 0.0, socket.gethostname(), status=status, error=error)
-    return write_files(files, run, "Build")
+class RunFiles:
+    """The files about a run, written at its begin and again at its end."""
 
+    def __init__(
+        self,
+        paths: Mapping[str, Path],
+        title: str = "Build",
+        document: Callable[[RunResults, int | None], Mapping[str, Any]] | None = None,
+    ) -> None:
+        """Prepare files by kind: junit, summary, results or json.
 
-def write_files(files: Mapping[str, str], run: RunResults, title: str, document: str = "") -> int:
-    """Write files about a run; return exit code 2 on a failure.
+        ``document`` makes the JSON of a nightly run, which must reach all targets.
+        """
+        self._paths = paths
+        self._title = title
+        self._document = document
 
-    ``document`` is the JSON of a nightly run, which must reach all targets.
-    """
-    contents = {
-        "junit": lambda: junit_xml(run, strict=bool(document)),
-        "summary": lambda: run_summary(run, title).encode(),
-        "json": lambda: document.encode(),
-        "results": lambda: json.dumps(asdict(run)).encode(),
-    }
-    code = 0
-    for option, name in files.items():
+    @contextmanager
+    def begin(self, started: str) -> Iterator[None]:
+        """Replace files of earlier runs, and again if the run is refused or interrupted.
+
+        Raises: UsageError: a file cannot be written; nobody would learn how the run ended.
+        """
+        killed = f"the run has not finished; if process {os.getpid()} is gone, it was killed"
         try:
-            replace_file(Path(name), contents[option]())
-        except OSError as error:
-            sys.stderr.write(printable(f"ERROR: cannot write {name}: {error.strerror}\n"))
-            code = StageError.exit_code
-    return code
+            self._write_unfinished(started, ends.RUNNING, killed, None)
+        except StageError as error:
+            raise UsageError(error.problem, "name another file, or correct its folder") from None
+        try:
+            yield
+        except BuildsysError as error:
+            self._write_unfinished(started, ends.REFUSED, str(error), error.exit_code)
+            raise
+        except KeyboardInterrupt:
+            problem = "interrupted before the first target"
+            self._write_unfinished(started, ends.INTERRUPTED, problem, INTERRUPTED)
+            raise
+
+    def _write_unfinished(self, started: str, status: str, error: str, code: int | None) -> None:
+        host = socket.gethostname()
+        self.write(RunResults(started, 0.0, host, status=status, error=error), code)
+
+    def write(self, run: RunResults, exit_code: int | None) -> None:
+        """Write all files. Raises: StageError: one cannot be written."""
+        failures = []
+        for kind, path in self._paths.items():
+            try:
+                replace_file(path, self._content(kind, run, exit_code).encode())
+            except OSError as error:
+                failures.append(f"cannot write {shown_path(path)}: {error.strerror}")
+        if failures:
+            raise StageError("; ".join(failures), "the targets are built: run it again")
+
+    def _content(self, kind: str, run: RunResults, exit_code: int | None) -> str:
+        match kind:
+            case "junit":
+                return junit_xml(run, strict=self._document is not None).decode()
+            case "summary":
+                return run_summary(run, self._title)
+            case "results":
+                return json.dumps(asdict(run))
+        assert self._document is not None
+        return json.dumps(self._document(run, exit_code), indent=2) + "\n"
 
 
 def collect_results(session: BuildSession, started: str) -> RunResults:

@@ -11,7 +11,7 @@ from buildsys.cli.project_root import typed_path
 from buildsys.cli.session import BuildSession
 from buildsys.cli.target_names import ModelFilter, add_filter
 from buildsys.cli.tasks import run_targets
-from buildsys.errors import BuildsysError, UsageError
+from buildsys.errors import UsageError
 from buildsys.store.ledger import utc_now
 
 SCHEMA = "buildsys/build/1"
@@ -66,45 +66,40 @@ def run(options: Namespace) -> int:
     """Build, and write the files about the run."""
     if options.input:
         raise UsageError("build takes no --input", "`buildsys run` runs an engine")
-    files = {name: getattr(options, name) for name in ("junit", "summary", "results")}
-    files = {name: str(typed_path(file).absolute()) for name, file in files.items() if file}
-    started = utc_now()
-    if files:
-        from buildsys.cli.run_files import write_unfinished
+    names = {kind: getattr(options, kind) for kind in ("junit", "summary", "results")}
+    paths = {kind: typed_path(name).absolute() for kind, name in names.items() if name}
+    if not (paths or options.json or options.on):  # what follows takes 30 ms
+        return _build(BuildSession.load(options.root), options)
+    from buildsys.cli.run_files import RunFiles, collect_results, results_document
 
-        # not those of an earlier run, whatever happens
-        if write_unfinished(files, started):
-            return UsageError.exit_code
-    try:
+    files, started = RunFiles(paths), utc_now()
+    with files.begin(started):
         session = BuildSession.load(options.root)
-        names = chosen_names(session, options)
         if options.on:
             from buildsys.cli.build_on import build_on
 
-            return build_on(session, names, options, files)
-        if options.remeasure:
-            session.remeasure(names)
-        code = run_targets(
-            session,
-            names,
-            jobs=options.jobs,
-            keep_going=options.keep_going,
-            force=options.force,
-            single=options.single,
-            out=sys.stderr if options.json else sys.stdout,
-        )
-    except BuildsysError as error:
-        if files:
-            write_unfinished(files, started, str(error))
-        raise
-    if files or options.json:
-        from buildsys.cli.run_files import collect_results, results_document, write_files
-
-        results = collect_results(session, started)
-        code = max(code, write_files(files, results, "Build"))
-        if options.json:
-            print_json({"schema": SCHEMA, **results_document(results, code)})
+            return build_on(session, chosen_names(session, options), options, files)
+        code = _build(session, options)
+    results = collect_results(session, started)
+    if options.json:
+        print_json({"schema": SCHEMA, **results_document(results, code)})
+    files.write(results, code)
     return code
+
+
+def _build(session: BuildSession, options: Namespace) -> int:
+    names = chosen_names(session, options)
+    if options.remeasure:
+        session.remeasure(names)
+    return run_targets(
+        session,
+        names,
+        jobs=options.jobs,
+        keep_going=options.keep_going,
+        force=options.force,
+        single=options.single,
+        out=sys.stderr if options.json else sys.stdout,
+    )
 
 
 def chosen_names(session: BuildSession, options: Namespace) -> list[str]:

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import socket
-import sys
 from argparse import ArgumentParser, Namespace
 from collections.abc import Collection, Sequence
 from contextlib import ExitStack
@@ -14,11 +12,11 @@ from pathlib import Path
 from typing import Any
 
 from buildsys import __version__
-from buildsys.cli.command import INTERRUPTED, add_names, print_lines
+from buildsys.cli.command import add_names, print_lines, unknown_name
 from buildsys.cli.commands.build import add_executor, add_jobs, chosen_names
 from buildsys.cli.console.rows import Row, print_rows
 from buildsys.cli.project_root import shown_path
-from buildsys.cli.run_files import collect_results, results_document, write_files
+from buildsys.cli.run_files import RunFiles, collect_results, results_document
 from buildsys.cli.session import BuildSession
 from buildsys.cli.target_names import STAGE_DOCS, add_filter
 from buildsys.cli.tasks import run_targets
@@ -27,11 +25,9 @@ from buildsys.execution.stale_reasons import REBUILD, StaleReason
 from buildsys.project.load import empty_project
 from buildsys.report.formatting import first_names, plural
 from buildsys.report.run_reports import outcome
-from buildsys.report.run_results import INTERRUPTED as INTERRUPTED_RUN
-from buildsys.report.run_results import REFUSED, RUNNING, RunResults
+from buildsys.report.run_results import RUNNING, RunResults
 from buildsys.store.ledger import utc_now
 from buildsys.system.files import locked
-from buildsys.system.printable import nearest, printable
 
 SCHEMA = "buildsys/nightly/1"
 FOLDER = "nightly"  # in the build folder
@@ -56,111 +52,79 @@ def add_arguments(parser: ArgumentParser) -> None:
 
 def run(options: Namespace) -> int:
     """Build under the lock of nightly runs, and always write the files."""
-    project = empty_project(options.root)
+    project, started = empty_project(options.root), utc_now()
+    folder, lock = project.build / FOLDER, project.state / "nightly.lock"
     stages = _stages(options.rebuild) + ([_EVERYTHING] if options.all else [])
-    lock = project.state / "nightly.lock"
     with ExitStack() as stack:
+        killed = _run_in(folder)
         try:
             lock.parent.mkdir(parents=True, exist_ok=True)
             stack.enter_context(locked(lock, timeout_s=0.0))
         except BlockingIOError:
-            holder = _run_in(project.build / FOLDER)
-            problem = f"another nightly run is in progress{f': {_title(holder)}' if holder else ''}"
+            problem = f"another nightly run is in progress{f': {_title(killed)}' if killed else ''}"
             raise StageError(problem, "wait until it has finished") from None
-        except OSError as error:
-            problem = f"cannot lock {lock}: {error.strerror}"
-            raise StageError(problem, "check the permissions of its folder") from None
-        return _Night(options, project.build / FOLDER, stages).run()
+        if killed:
+            text = f"the previous nightly run ({_title(killed)}) was killed; finished targets"
+            print_lines([f"{text} are kept, the rest runs now"])
+
+        def document(results: RunResults, code: int | None) -> dict[str, Any]:
+            index = _index(folder)
+            return {
+                "schema": SCHEMA,
+                **results_document(results, code),
+                "pid": os.getpid(),
+                "buildsys": __version__,
+                "names": options.names,
+                "tags": options.tag,
+                "owners": options.owner,
+                "rebuild": stages,
+                "killed": killed,
+                "html": os.path.relpath(index, options.root) if index.is_file() else None,
+            }
+
+        names = {"junit": "junit.xml", "summary": "summary.md", "json": "nightly.json"}
+        title = f"Nightly run of {started[:16].replace('T', ' ')} UTC"
+        files = RunFiles({kind: folder / name for kind, name in names.items()}, title, document)
+        with files.begin(started):
+            results, code = _build(options, stages, started)
+        files.write(results, code)
+    _print_end(results, folder)
+    return code
 
 
-class _Night:
-    """One nightly run."""
+def _build(options: Namespace, stages: Sequence[str], started: str) -> tuple[RunResults, int]:
+    """Build everything stale, here or on other machines; return results and exit code."""
+    session = BuildSession.load(options.root, leave_out=True)
+    project = session.project
+    if not project.models and not project.broken:
+        folder = os.path.relpath(project.configs / "models", options.root)
+        problem = f"there is nothing to build: {folder} has no manifest"
+        raise UsageError(problem, "put one YAML file per model there")
+    names = chosen_names(session, options)
+    if options.on:
+        from buildsys.cli.build_on import run_on
 
-    def __init__(self, options: Namespace, folder: Path, stages: Sequence[str]) -> None:
-        self._options = options
-        self._folder = folder
-        self._stages = stages  # to rebuild, or everything
-        self._started = utc_now()
-        self._killed = _run_in(folder)
-
-    def run(self) -> int:
-        """Build and write the files; return the exit code."""
-        if self._killed:
-            text = f"the previous nightly run ({_title(self._killed)}) was killed; finished targets"
-            sys.stdout.write(printable(f"{text} are kept, the rest runs now\n"))
-            sys.stdout.flush()
-        problem = "the run has not finished; if its process is gone, it was killed"
-        if code := self._write_unfinished(RUNNING, f"{problem} (process {os.getpid()})", 0):
-            return code  # nobody would learn how the run ended
-        try:
-            session = BuildSession.load(self._options.root, leave_out=True)
-            results, code = self._build(session)
-            code = _exit_code(results, code)
-            if self._html() is None:  # the reporter updates the pages of models that have changed
-                from buildsys.cli.commands.pages import update_pages
-
-                print_lines(filter(None, [update_pages(session, list(session.project.models))]))
-            code = max(code, self._write(results, code))
-        except BuildsysError as error:
-            self._write_unfinished(REFUSED, str(error), error.exit_code)
-            raise
-        except KeyboardInterrupt:
-            problem = "interrupted before the first target"
-            self._write_unfinished(INTERRUPTED_RUN, problem, INTERRUPTED)
-            raise
-        _print_end(results, self._folder)
-        return code
-
-    def _build(self, session: BuildSession) -> tuple[RunResults, int]:
-        """Build everything stale, here or on other machines; return results and exit code."""
-        options, project = self._options, session.project
-        if not project.models and not project.broken:
-            folder = os.path.relpath(project.configs / "models", options.root)
-            problem = f"there is nothing to build: {folder} has no manifest"
-            raise UsageError(problem, "put one YAML file per model there")
-        names = chosen_names(session, options)
-        if options.on:
-            from buildsys.cli.build_on import run_on
-
-            command = ["nightly", *(["--all"] if options.all else [])]
-            command += ["--rebuild", options.rebuild] if options.rebuild else []
-            run = run_on(session, names, options, tuple(command))
-            return run.results, run.exit_code
+        command = ["nightly", *(["--all"] if options.all else [])]
+        command += ["--rebuild", options.rebuild] if options.rebuild else []
+        run = run_on(session, names, options, tuple(command))
+        results, code = run.results, run.exit_code
+    else:
         session.repeats_flaky = True
         session.remeasure(names, only_noisy=True)
-        if self._stages:
+        if stages:
             members = {target for name in names for target in session.members(name)}
-            session.rebuilds |= _rebuilds(session, members, self._stages)
+            session.rebuilds |= _rebuilds(session, members, stages)
         code = run_targets(session, names, jobs=options.jobs or _default_jobs(), keep_going=True)
-        return collect_results(session, self._started), code
+        results = collect_results(session, started)
+    if not _index(project.build / FOLDER).is_file():  # a run updates the pages of its models
+        from buildsys.cli.commands.pages import update_pages
 
-    def _write_unfinished(self, status: str, error: str, code: int) -> int:
-        host = socket.gethostname()
-        return self._write(RunResults(self._started, 0.0, host, status=status, error=error), code)
-
-    def _html(self) -> str | None:
-        """Locate the index of the HTML reports, relative to the project."""
-        index = _index(self._folder)
-        return os.path.relpath(index, self._options.root) if index.is_file() else None
-
-    def _write(self, results: RunResults, code: int) -> int:
-        """Write the files; return exit code 2 on a failure."""
-        document = {
-            "schema": SCHEMA,
-            **results_document(results, None if results.status == RUNNING else code),
-            "pid": os.getpid(),
-            "buildsys": __version__,
-            "names": self._options.names,
-            "tags": self._options.tag,
-            "owners": self._options.owner,
-            "rebuild": self._stages,
-            "killed": self._killed,
-            "html": self._html(),
-        }
-        files = {"junit": "junit.xml", "summary": "summary.md", "json": "nightly.json"}
-        paths = {kind: str(self._folder / name) for kind, name in files.items()}
-        title = f"Nightly run of {results.started[:16].replace('T', ' ')} UTC"
-        return write_files(paths, results, title, json.dumps(document, indent=2) + "\n")
+        print_lines(filter(None, [update_pages(session, list(project.models))]))
+    if results.manifests:
+        return results, max(code, UsageError.exit_code)
+    if not code and results.regressed:
+        return results, CheckFailed.exit_code
+    return results, BuildsysError.exit_code if not code and results.never_ran else code
 
 
 def _default_jobs() -> int:
@@ -169,14 +133,6 @@ def _default_jobs() -> int:
 
     gpus = len(equal_gpus()) or len(gpu_uuids()[:1])
     return gpus + 1 if gpus else 0
-
-
-def _exit_code(results: RunResults, code: int) -> int:
-    if results.manifests:
-        return max(code, UsageError.exit_code)
-    if not code and results.regressed:
-        return CheckFailed.exit_code
-    return BuildsysError.exit_code if not code and results.never_ran else code
 
 
 def _index(folder: Path) -> Path:
@@ -210,9 +166,8 @@ def _stages(names: str) -> list[str]:
     for name in filter(None, names.split(",")):
         stage = name if name in every_stage else name.removesuffix("s")
         if stage not in every_stage:
-            near = nearest(name, every_stage)
-            hint = f"nearest: {', '.join(near)}" if near else f"stages: {', '.join(every_stage)}"
-            raise UsageError(f"--rebuild: there is no stage {name!r}", hint)
+            listed = f"stages: {', '.join(every_stage)}"
+            raise unknown_name("stage", name, every_stage, listed)
         stages.append(stage)
     return stages
 

@@ -184,7 +184,7 @@ def test_a_rebuild_of_engines_includes_what_reads_them_and_names_its_reason(
 
 def test_an_unknown_stage_is_one_sentence(nightly: Doit) -> None:
     code, out = nightly("nightly", "--rebuild", "engins")
-    assert (code, out) == (3, "ERROR: --rebuild: there is no stage 'engins'; nearest: engine\n")
+    assert (code, out) == (3, "ERROR: there is no stage 'engins'; nearest: engine\n")
 
 
 def test_a_project_without_manifests_is_an_error(
