@@ -47,11 +47,6 @@ class ConsoleLine:
         return "" if self.seconds is None else duration(self.seconds)
 
     @property
-    def log_lines(self) -> list[str]:
-        """The line that names the log of a failure."""
-        return [f"log: {self.log}"] if self.status == "failed" and self.log else []
-
-    @property
     def activity(self) -> str:
         """The present activity: counter, progress message and last log line."""
         why = "" if self.why in OBVIOUS else self.why

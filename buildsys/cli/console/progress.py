@@ -1,4 +1,4 @@
-"""Plain and live displays of a run's targets, and its remaining time."""
+"""Display of a run's targets, and its remaining time."""
 
 from __future__ import annotations
 
@@ -7,25 +7,25 @@ import threading
 import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
+from functools import cached_property
 from typing import TYPE_CHECKING, TextIO
 
-from buildsys.cli.console.lines import OBVIOUS, ConsoleLine
+from buildsys.cli.console.lines import ConsoleLine
 from buildsys.cli.session import BuildSession
 from buildsys.execution.freshness import FRESH
 from buildsys.report.formatting import duration
 from buildsys.stages.table import stage_info
-from buildsys.system.printable import printable, printable_line
+from buildsys.system.printable import printable_line
 
 if TYPE_CHECKING:
-    from rich.progress import TaskID
+    from rich.progress import Progress, TaskID
 
-_MARKS = {
-    "passed": ("✓", "green"),
-    "restored": ("✓", "cyan"),
-    "fresh": ("✓", "green"),
-    "unavailable": ("-", "yellow"),
-    "noisy": ("~", "yellow"),
-    "failed": ("✗", "bold red"),
+_STYLES = {
+    "done": "green",
+    "restored": "cyan",
+    "unavailable": "yellow",
+    "noisy": "yellow",
+    "failed": "bold red",
 }
 _FRAMES_PER_S = 4  # each takes 2 ms of a core, next to the stage or benchmark that runs
 _RESTORED_S = 0.2
@@ -33,86 +33,29 @@ _LEAST_LEFT = 0.1  # share of the usual time left to a target that exceeds it
 _HEARTBEAT_S = 30.0  # some CI services end a job after minutes without output
 
 
-def open_display(
-    out: TextIO, lines: Mapping[str, ConsoleLine], time_left: Callable[[], str] = str
-) -> PlainDisplay | LiveDisplay:
-    """Open a live display on a capable terminal, else plain lines.
+class Display:
+    """Lines of finished targets, with the running ones redrawn below on a capable terminal.
 
-    CI services that give their jobs a terminal show its control characters. The methods are called
-    from several threads, one at a time.
+    In logs and pipes, lines at the start of targets, and every half minute. CI services that give
+    their jobs a terminal show its control characters. The methods are called from several
+    threads, one at a time.
     """
-    is_capable = os.environ.get("TERM", "dumb") not in ("dumb", "unknown")
-    if out.isatty() and is_capable and not os.environ.get("CI"):
-        return LiveDisplay(out, lines, time_left)
-    return PlainDisplay(out, lines, time_left)
-
-
-def _count_finished(lines: Mapping[str, ConsoleLine]) -> str:
-    finished = sum(line.status not in ("running", "not run") for line in lines.values())
-    return f"{finished} of {len(lines)} targets done"
-
-
-class PlainDisplay:
-    """Lines at the start and end of targets, and every half minute, for logs and pipes."""
 
     def __init__(
-        self, out: TextIO, lines: Mapping[str, ConsoleLine], time_left: Callable[[], str]
+        self, out: TextIO, lines: Mapping[str, ConsoleLine], time_left: Callable[[], str] = str
     ) -> None:
         self._out = out
         self._lines = lines
         self._time_left = time_left
+        is_capable = os.environ.get("TERM", "dumb") not in ("dumb", "unknown")
+        self._is_live = out.isatty() and is_capable and not os.environ.get("CI")
+        self._tasks: dict[str, TaskID] = {}
         self._closed = threading.Event()
-        self._heart = threading.Thread(target=self._keep_beating, daemon=True)
-        self._heart.start()
+        if not self._is_live:
+            threading.Thread(target=self._keep_beating, daemon=True).start()
 
-    def started(self, line: ConsoleLine, word: str, note: str) -> None:
-        """Print a running or waiting target and the reason."""
-        self._print(word, line.target, note)
-
-    def ended(self, line: ConsoleLine) -> None:
-        """Print a target's end, with its time and key figure or reason."""
-        word = "done" if line.status == "passed" else line.status
-        reason, *details = line.reason.splitlines() or [""]
-        self._print(word, line.target, line.took, reason or line.figure)
-        for detail in (*details, *line.log_lines):
-            self._print("", detail)
-
-    def warn(self, warning: str) -> None:
-        """Print a warning on stderr."""
-        from buildsys.store.state_db import warn_on_stderr
-
-        warn_on_stderr(warning)
-
-    def beat(self) -> None:
-        """Print the running targets."""
-        state = ", ".join(filter(None, (_count_finished(self._lines), self._time_left())))
-        for line in list(self._lines.values()):
-            if line.status == "running":
-                taken = duration(time.monotonic() - line.began)
-                self._print("running", line.target, taken, line.activity, f"({state})")
-
-    def close(self) -> None:
-        """End the thread; the lines stay."""
-        self._closed.set()
-        self._heart.join()
-
-    def _keep_beating(self) -> None:
-        with suppress(OSError, ValueError):  # nobody reads the output any more
-            while not self._closed.wait(_HEARTBEAT_S):
-                self.beat()
-
-    def _print(self, word: str, *rest: str) -> None:
-        text = "  ".join(part for part in rest if part)
-        self._out.write(f"{word:<11}  {printable_line(text)}\n")
-        self._out.flush()
-
-
-class LiveDisplay:
-    """Permanent lines of finished targets, and redrawn progress and running targets below."""
-
-    def __init__(
-        self, out: TextIO, lines: Mapping[str, ConsoleLine], time_left: Callable[[], str]
-    ) -> None:
+    @cached_property
+    def _progress(self) -> Progress:
         from rich import progress
         from rich.table import Column
         from rich.text import Text
@@ -125,17 +68,12 @@ class LiveDisplay:
             def render(self, task: progress.Task) -> Text:
                 return Text(task.fields["activity"](), "dim")
 
-        def total() -> str:
-            return ", ".join(filter(None, (_count_finished(lines), time_left())))
-
-        self._is_closed = False
-        self._tasks: dict[str, TaskID] = {}
-        self._progress = progress.Progress(
+        bars = progress.Progress(
             progress.SpinnerColumn(),
             progress.TextColumn("{task.description}", markup=False),
             progress.TimeElapsedColumn(),
             Activity(Column(no_wrap=True, overflow="ellipsis", ratio=1)),
-            console=text_console(out),
+            console=text_console(self._out),
             expand=True,
             transient=True,
             refresh_per_second=_FRAMES_PER_S,
@@ -143,52 +81,77 @@ class LiveDisplay:
             redirect_stdout=False,
             redirect_stderr=False,
         )
-        self._progress.add_task("total", total=None, activity=total)
+        bars.add_task("total", total=None, activity=self._total)
+        return bars
+
+    def _total(self) -> str:
+        ended = sum(line.status not in ("running", "not run") for line in self._lines.values())
+        parts = (f"{ended} of {len(self._lines)} targets done", self._time_left())
+        return ", ".join(filter(None, parts))
 
     def started(self, line: ConsoleLine, word: str, note: str) -> None:
-        """Draw a target; its activity says why it runs or waits."""
-        del word, note
-        if self._is_closed or line.target in self._tasks:
-            return
-        self._progress.start()
-        task = self._progress.add_task(line.target, total=None, activity=lambda: line.activity)
-        self._tasks[line.target] = task
+        """Show a running or waiting target and the reason."""
+        if not self._is_live:
+            self._print(word, line.target, note)
+        elif line.target not in self._tasks and not self._closed.is_set():
+            self._progress.start()
+            task = self._progress.add_task(line.target, total=None, activity=lambda: line.activity)
+            self._tasks[line.target] = task
 
     def ended(self, line: ConsoleLine) -> None:
-        """Print the permanent line."""
-        from rich.padding import Padding
-        from rich.text import Text
-
+        """Print a target's end, with its time and key figure or reason."""
         if line.target in self._tasks:
             self._progress.remove_task(self._tasks.pop(line.target))
-        console = self._progress.console
-        text = Text.assemble(_MARKS[line.status], f" {line.target}  ", (line.took, "cyan"))
-        reason, *details = printable(line.reason).splitlines() or [""]
-        if line.status == "restored":
-            text.append("from the store", "dim")
-        elif line.status == "passed":
-            why = "" if line.why in OBVIOUS else line.why
-            text.append(f"  {printable_line(line.figure)}".rstrip())
-            text.append(f"  {printable_line(why)}".rstrip(), "dim")
-        console.print(text, no_wrap=True, overflow="ellipsis")
-        if reason:
-            style = "red" if line.status == "failed" else "dim"
-            console.print(Padding(Text(reason, style), (0, 0, 0, 2)))
-        for detail in (*details, *line.log_lines):
-            # unwrapped, so that YAML can be copied from a narrow terminal
-            console.print(Text(f"  {printable_line(detail)}"), soft_wrap=True)
+        word = "done" if line.status == "passed" else line.status
+        reason, *details = line.reason.splitlines() or [""]
+        self._print(word, line.target, line.took, reason or line.figure)
+        if line.status == "failed" and line.log:
+            details.append(f"log: {line.log}")
+        for detail in details:
+            self._print("", detail)
 
     def warn(self, warning: str) -> None:
-        """Print a warning above the running targets."""
-        from rich.text import Text
+        """Print a warning, on a terminal above the running targets."""
+        from buildsys.store.state_db import warn_on_stderr
 
-        text = f"buildsys: warning: {printable_line(warning)}"
-        self._progress.console.print(Text(text, "yellow"), soft_wrap=True)
+        if self._is_live:
+            self._print("warning", warning)
+        else:
+            warn_on_stderr(warning)
+
+    def beat(self) -> None:
+        """Print the running targets."""
+        for line in list(self._lines.values()):
+            if line.status == "running":
+                taken = duration(time.monotonic() - line.began)
+                self._print("running", line.target, taken, line.activity, f"({self._total()})")
 
     def close(self) -> None:
-        """Remove the running targets."""
-        self._is_closed = True
-        self._progress.stop()
+        """Remove the running targets; the lines stay."""
+        self._closed.set()
+        if self._is_live:
+            self._progress.stop()
+
+    def _keep_beating(self) -> None:
+        with suppress(OSError, ValueError):  # nobody reads the output any more
+            while not self._closed.wait(_HEARTBEAT_S):
+                self.beat()
+
+    def _print(self, word: str, *rest: str) -> None:
+        text = f"{word:<11}  {printable_line('  '.join(part for part in rest if part))}"
+        if self._is_live:
+            from rich.text import Text
+
+            styled = Text(text)
+            styled.stylize(_STYLES.get(word, "yellow"), 0, len(word))
+            is_short = word in ("done", "restored")
+            # reasons stay whole, so that YAML can be copied from a narrow terminal
+            self._progress.console.print(
+                styled, no_wrap=is_short, overflow="ellipsis", soft_wrap=not is_short
+            )
+            return
+        self._out.write(f"{text}\n")
+        self._out.flush()
 
 
 class Estimate:

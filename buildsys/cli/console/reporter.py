@@ -26,7 +26,7 @@ from buildsys.cli.console.lines import (
     lines_by_cause,
     target_line,
 )
-from buildsys.cli.console.progress import Estimate, open_display
+from buildsys.cli.console.progress import Display, Estimate
 from buildsys.cli.project_root import shown_path
 from buildsys.cli.session import BuildSession
 from buildsys.cli.target_names import STAGE_DOCS
@@ -35,7 +35,6 @@ from buildsys.report.formatting import plural
 from buildsys.system.printable import printable, tolerate_other_encodings
 
 if TYPE_CHECKING:
-    from buildsys.cli.console.progress import LiveDisplay, PlainDisplay
     from buildsys.cli.failure_report import StaleOutputs
 
 NOTICE = "interrupted; finished targets are kept, the rest will run next time\n"
@@ -60,7 +59,7 @@ class Reporter:
         self._out = outstream
         self._lock = threading.RLock()
         self._lines: dict[str, ConsoleLine] = {}
-        self._display: PlainDisplay | LiveDisplay | None = None
+        self._display: Display | None = None
         self._estimate: Estimate | None = None
         self._problems: list[str] = []
         self._loading: threading.Thread | None = None
@@ -298,9 +297,9 @@ class Reporter:
                 self._estimate = Estimate(self.session, self._lines)
         prepare()
 
-    def _open_display(self) -> PlainDisplay | LiveDisplay:
+    def _open_display(self) -> Display:
         if self._display is None:
-            self._display = open_display(self._out, self._lines, lambda: str(self._estimate or ""))
+            self._display = Display(self._out, self._lines, lambda: str(self._estimate or ""))
         return self._display
 
 

@@ -11,7 +11,7 @@ from rich import box
 from rich.table import Table
 from rich.text import Text
 
-from buildsys.cli.console.lines import ENDED, OBVIOUS, ConsoleLine, causes, row_title, table_rows
+from buildsys.cli.console.lines import ConsoleLine, causes, row_title, table_rows
 from buildsys.cli.console.rows import text_console
 from buildsys.cli.project_root import shown_path
 from buildsys.cli.session import BuildSession
@@ -33,7 +33,6 @@ _ORDER = ("passed", "restored", "fresh", "unavailable", "noisy", "failed", "igno
 _MOST_TABLES = 100  # more models than that: only those with something else than passed targets
 _MOST_WARNINGS, _WARNING_LENGTH = 5, 240  # per model, and in characters: torch's are long
 _MOST_OTHER_MODELS = 10  # with stale outputs but without a table
-_WITH_REASONS = 110  # columns of a terminal with room for the reasons
 _PLAIN_WIDTH = 120  # tables in logs and pipes, unless COLUMNS is set
 
 
@@ -66,7 +65,7 @@ def print_summary(
     for model in ended:
         if model in short:
             continue
-        console.print(_table(session, model, models[model], console.width))
+        console.print(_table(session, model, models[model]))
         for warning in _warnings(session, models[model]):
             print_line(warning, "yellow")
         for row in models[model]:
@@ -117,34 +116,29 @@ def _failure(session: BuildSession, line: ConsoleLine) -> Iterator[str]:
     yield ""
 
 
-def _table(session: BuildSession, model: str, lines: Sequence[ConsoleLine], width: int) -> Table:
+def _table(session: BuildSession, model: str, lines: Sequence[ConsoleLine]) -> Table:
     def reason_of(line: ConsoleLine) -> str:  # the hint was printed above
         return str(session.result(line.target).get("reason", "")) or line.reason
 
     cause = causes(lines, reason_of)
-    has_column = width >= _WITH_REASONS
-    style = {"title_justify": "left", "title_style": "bold", "box": box.SIMPLE_HEAD}
-    table = Table(title=model, show_edge=False, **style)  # type: ignore[arg-type]
+    table = Table(
+        title=model, title_justify="left", title_style="bold", box=box.SIMPLE_HEAD, show_edge=False
+    )
     table.add_column("target", overflow="fold")
     table.add_column("status", no_wrap=True)
     table.add_column("time", justify="right", no_wrap=True)
     table.add_column("key figure", overflow="fold")
-    if has_column:
-        table.add_column("reason", overflow="fold", style="dim")
     for group in table_rows(lines, cause):
         line = group[0]
-        result = session.result(line.target) if line.status in (*ENDED, "fresh") else {}
         figure = "" if line.status == "failed" else line.reason  # a failure is printed below
         if line.status in ("unavailable", "noisy"):
             figure = cause.get(line.target) or reason_of(line)
         elif line.status in _GOOD:
-            figure = key_figure(line.stage, result)
+            figure = key_figure(line.stage, session.result(line.target))
         seconds = [row.seconds for row in group if row.seconds is not None]
         status = Text(line.status, _STYLES.get(line.status, "dim"))
         took = duration(sum(seconds)) if seconds else ""
-        cells = [Text(row_title(group)), status, Text(took), Text(printable_line(figure))]
-        why = printable_line(line.why) if line.has_ended and line.why not in OBVIOUS else ""
-        table.add_row(*cells, *([Text(why)] if has_column else []))
+        table.add_row(Text(row_title(group)), status, Text(took), Text(printable_line(figure)))
     return table
 
 

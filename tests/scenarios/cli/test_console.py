@@ -76,7 +76,10 @@ def test_ctrl_c_leaves_a_usable_terminal_and_readable_lines(ready: ReadyProject)
     try:
         wait_until(lambda: ready.is_held, "reference:a is at work")
         wait_until(lambda: "first build" in run.text, "the remaining time is shown")
-        wait_until(lambda: any("✓ export:a" in one for one in run.lines()), "export:a is done")
+        wait_until(
+            lambda: any(re.match("done +export:a", line) for line in run.lines()),
+            "export:a is done",
+        )
         assert any(re.search(r"reference:a .* case min", one) for one in run.lines())
     finally:
         os.killpg(run.process.pid, signal.SIGINT)

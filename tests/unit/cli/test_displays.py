@@ -11,7 +11,7 @@ import pytest
 from cli_doubles import make_session, write_result
 
 from buildsys.cli.console.lines import ConsoleLine, last_line, target_line
-from buildsys.cli.console.progress import LiveDisplay, PlainDisplay, open_display
+from buildsys.cli.console.progress import Display
 from buildsys.cli.console.run_summary import print_summary
 from buildsys.cli.session import BuildSession
 from buildsys.execution.run_records import Outcome
@@ -34,20 +34,21 @@ def outside_ci(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("CI", raising=False)
 
 
-def test_only_a_capable_terminal_gets_the_live_display(monkeypatch: pytest.MonkeyPatch) -> None:
-    def opened(out: io.StringIO) -> type:
-        return type(open_display(out, {}))
-
-    monkeypatch.setenv("TERM", "xterm")
-    assert opened(Terminal()) is LiveDisplay
-    assert opened(io.StringIO()) is PlainDisplay
-    monkeypatch.setenv("TERM", "dumb")
-    assert opened(Terminal()) is PlainDisplay
+@pytest.mark.parametrize(("term", "is_live"), [("xterm", True), ("dumb", False)])
+def test_only_a_capable_terminal_is_redrawn(
+    monkeypatch: pytest.MonkeyPatch, term: str, *, is_live: bool
+) -> None:
+    monkeypatch.setenv("TERM", term)
+    for out, is_redrawn in ((Terminal(), is_live), (io.StringIO(), False)):
+        display = Display(out, {})
+        display.started(line("running"), "run", "")
+        display.close()
+        assert bool(CONTROL.search(out.getvalue())) == is_redrawn
 
 
 def test_plain_lines() -> None:
     out = io.StringIO()
-    display = PlainDisplay(out, {}, str)
+    display = Display(out, {})
     display.started(line("running"), "run", "… export.opset: 17 → 18")
     display.ended(line("passed", seconds=1.84))
     display.ended(line("unavailable", seconds=0.2, reason="no GPU"))
@@ -76,7 +77,7 @@ def test_a_heartbeat_shows_what_runs_in_a_log(
     lines = {running.target: running, "export:net": target_line("export:net")}
     out = io.StringIO()
     monkeypatch.setattr(time, "monotonic", lambda: 160.0)
-    display = PlainDisplay(out, lines, lambda: "about 3 min left")
+    display = Display(out, lines, lambda: "about 3 min left")
     display.beat()
     running.status = "passed"
     display.beat()
@@ -100,13 +101,14 @@ def test_the_last_line_of_a_log_is_its_state(tmp_path: Path) -> None:
 def test_the_live_display_shortens_messages_and_never_names(
     columns: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setenv("TERM", "xterm")
     monkeypatch.setenv("COLUMNS", str(columns))
     monkeypatch.setenv("LINES", "20")
     running = line("running", message="case opt " * 30)
     lines = {f"{number}": line("passed") for number in range(3)} | {"running": running}
     running.target = "running"
     out = Terminal()
-    display = LiveDisplay(out, lines, lambda: "~30 min left")
+    display = Display(out, lines, lambda: "~30 min left")
     display.started(running, "run", "")
     display.close()
     display.started(running, "run", "")  # too late: nothing is drawn below the summary
@@ -122,7 +124,7 @@ def test_target_names_are_no_markup(monkeypatch: pytest.MonkeyPatch) -> None:
     names = ["bench:b:ort", "engine:car:[red]"]  # rich has emojis of these names
     out = Terminal()
     lines = {name: ConsoleLine(name, "b", "bench", "ort", "running") for name in names}
-    display = LiveDisplay(out, lines, str)
+    display = Display(out, lines)
     for entry in lines.values():
         display.started(entry, "run", "")
     display.close()
@@ -225,7 +227,7 @@ def test_a_target_may_end_while_the_display_is_redrawn(monkeypatch: pytest.Monke
     monkeypatch.setattr(threading, "excepthook", failures.append)
     monkeypatch.setenv("TERM", "xterm")
     ending = EndingLine("export:a", "a", "export", "", "passed")
-    display = LiveDisplay(Terminal(), {"export:a": ending}, str)
+    display = Display(Terminal(), {"export:a": ending})
     end = threading.Thread(target=display.ended, args=[ending])
     display.started(ending, "run", "")
     is_drawn.set()

@@ -13,7 +13,7 @@ from cli_doubles import make_session, write_result
 
 from buildsys.cli.command import print_lines
 from buildsys.cli.console.lines import ConsoleLine
-from buildsys.cli.console.progress import LiveDisplay, PlainDisplay
+from buildsys.cli.console.progress import Display
 from buildsys.cli.console.rows import Row, print_rows
 from buildsys.cli.console.run_summary import print_summary
 
@@ -56,11 +56,9 @@ def test_displays_of_targets(out: io.StringIO) -> None:
         )
         for status in ("running", "passed", "failed", "unavailable")
     }  # fmt: skip
-    kind = LiveDisplay if out.isatty() else PlainDisplay
-    display = kind(out, ended, str)
+    display = Display(out, ended)
     for line in ended.values():
-        display.started(line)
-        display.waits(line, HOSTILE)
+        display.started(line, "run", HOSTILE)
         if line.status != "running":
             display.ended(line)
     display.close()
