@@ -155,7 +155,9 @@ class ProjectTasks:
         session = self.session
         session.jobs = max(1, options.get("num_process") or 1)
         session.always = bool(options.get("always"))
-        names[:] = session.full_names(map(self._target_of_output, names))
+        if any("/" in name for name in names):
+            return  # doit takes outputs as well
+        names[:] = session.full_names(names)
         if command == "run":
             self.choose_run(names or [BUILD], single=options["single"])
         elif names:
@@ -163,15 +165,6 @@ class ProjectTasks:
         elif command == "list" and not (options["subtasks"] or options["status"]):
             models = (f"{BUILD}:{model}" for model in session.project.models)
             self._groups, self._targets = [BUILD, *session.actions.stages(), *models], {}
-
-    def _target_of_output(self, name: str) -> str:
-        """Find the target of an output's path, which doit takes as a name, too."""
-        if "/" not in name:
-            return name
-        build = self.session.project.build
-        path = os.path.relpath(Path(name).absolute(), build)
-        outputs = ((target, action.outputs) for target, action in self.session.actions.items())
-        return next((t for t, refs in outputs if any(r.path == path for r in refs.values())), name)
 
     def choose_run(self, names: Sequence[str], *, single: bool = False) -> None:
         """Choose targets with all that they need, without models that are up to date.

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from buildsys.report.formatting import duration, plural
-from buildsys.stages.table import ENGINE, ENGINE_STAGES, target_of
+from buildsys.stages.table import ENGINE, ENGINE_STAGES, STAGES, target_of
 from buildsys.system.files import read_end
 from buildsys.system.printable import printable_line
 
 ENDED = ("passed", "restored", "unavailable", "noisy", "failed")
 OBVIOUS = ("never built", "requested")  # reasons in the executor's words, not repeated
+_MOST_CAUSES = 12  # causes of shortfalls, if there is nothing to do
 _TAIL_BYTES = 4096  # bytes at the end of a log
 
 
@@ -99,6 +101,30 @@ def table_rows(lines: Iterable[ConsoleLine], cause: Mapping[str, str]) -> list[l
         why = cause.get(line.target)
         groups.setdefault((why, line.variant) if why else (line.target,), []).append(line)
     return [*groups.values()]
+
+
+def up_to_date_lines(
+    lines: Iterable[ConsoleLine], recorded_reason: Callable[[str], str]
+) -> Iterator[str]:
+    """Write the unavailable and noisy targets of a run without work, and counts."""
+    order = [stage.name for stage in STAGES]  # remembered targets have none
+    lines = sorted(lines, key=lambda line: (line.model, line.variant, order.index(line.stage)))
+    if not lines:
+        yield "no targets: nothing is selected, or there is no manifest yet"
+        return
+    cause = causes(lines, lambda line: recorded_reason(line.target))
+    noisy = [line.target for line in lines if line.status == "noisy"]
+    groups = lines_by_cause(lines, {**cause, **{name: recorded_reason(name) for name in noisy}})
+    for group in groups[:_MOST_CAUSES]:
+        target, status = group[0].target, group[0].status
+        reason = cause.get(target) or recorded_reason(target)
+        yield f"{status:<11}  {group_name(group)}  {reason.partition(chr(10))[0]}"
+    if more := sum(map(len, groups[_MOST_CAUSES:])):
+        yield f"and {plural(more, 'more target')}; `buildsys explain` lists all"
+    counts = Counter(line.status for line in lines)
+    others = ("unavailable", "noisy", "ignored")
+    parts = [f"{counts[status]} {status}" for status in others if counts[status]]
+    yield f"everything is up to date ({', '.join((plural(counts['fresh'], 'target'), *parts))})"
 
 
 def row_title(group: Sequence[ConsoleLine]) -> str:

@@ -11,27 +11,19 @@ import signal
 import sys
 import threading
 import time
-from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from types import FrameType
 from typing import TYPE_CHECKING, Any, TextIO
 
+from doit.reporter import ConsoleReporter
+
 from buildsys.cli.command import INTERRUPTED, TERMINATED
-from buildsys.cli.console.lines import (
-    ConsoleLine,
-    causes,
-    engine_of,
-    group_name,
-    lines_by_cause,
-    target_line,
-)
+from buildsys.cli.console.lines import ConsoleLine, engine_of, target_line, up_to_date_lines
 from buildsys.cli.console.progress import Display, Estimate
 from buildsys.cli.project_root import shown_path
 from buildsys.cli.session import BuildSession
-from buildsys.cli.target_names import STAGE_DOCS
 from buildsys.errors import BuildsysError, with_hint
-from buildsys.report.formatting import plural
 from buildsys.system.printable import printable, tolerate_other_encodings
 
 if TYPE_CHECKING:
@@ -39,12 +31,11 @@ if TYPE_CHECKING:
 
 NOTICE = "interrupted; finished targets are kept, the rest will run next time\n"
 _END_LIMIT_S = 10.0  # for the main thread, once all workers are stopped
-_MOST_CAUSES = 12  # causes of shortfalls, if there is nothing to do
 _MOST_ESTIMATED = 500  # targets: planning and checking each takes 10 ms of processor time
 _LOADING_LIMIT_S = 5.0  # at the end of a run, for the thread that estimates it
 
 
-class Reporter:
+class Reporter(ConsoleReporter):  # type: ignore[misc]  # doit has no type information
     """Reports the targets of a run to the console; a subclass has the session.
 
     ``execute_task`` and progress messages come from doit's threads, everything else from the main
@@ -54,14 +45,13 @@ class Reporter:
     session: BuildSession
 
     def __init__(self, outstream: TextIO, options: Mapping[str, Any]) -> None:
-        del options  # how much captured output to show; nothing is captured here
+        super().__init__(outstream, options)
         tolerate_other_encodings(outstream)
         self._out = outstream
         self._lock = threading.RLock()
         self._lines: dict[str, ConsoleLine] = {}
         self._display: Display | None = None
         self._estimate: Estimate | None = None
-        self._problems: list[str] = []
         self._loading: threading.Thread | None = None
         self._signals = Signals(self.session.interrupt)
 
@@ -80,13 +70,9 @@ class Reporter:
             if name in reached and task.actions:
                 self._lines[name] = target_line(name)
         for name in self.session.up_to_date_targets:
-            self._lines[name] = target_line(name)
-            self._note_up_to_date(self._lines[name])
+            self._note_up_to_date(self._lines.setdefault(name, target_line(name)))
         self.session.on_event = self._take_event
         self.session.on_warning = self._warn
-
-    def get_status(self, task: Any) -> None:
-        """Do nothing before an up-to-date check."""
 
     def execute_task(self, task: Any) -> None:
         """Note a running target; its stale reason will show it."""
@@ -153,16 +139,6 @@ class Reporter:
         if line := self._lines.get(task.name):
             line.status = "ignored"
 
-    def cleanup_error(self, exception: Any) -> None:
-        """Do nothing: targets have no teardown."""
-
-    def runtime_error(self, msg: str) -> None:
-        """Keep an error of doit itself for the end."""
-        self._problems.append(msg)
-
-    def teardown_task(self, task: Any) -> None:
-        """Do nothing: targets have no teardown."""
-
     def complete_run(self) -> None:
         """End the run; after an interruption doit calls this during exception handling.
 
@@ -205,13 +181,10 @@ class Reporter:
             from buildsys.cli.failure_report import report_failure
 
             models = {line.model: None for line in lines if line.status in ("failed", "not run")}
-            if session.interrupted:  # only models that this run has reached
-                models = {
-                    line.model: None
-                    for line in lines
-                    if line.model in models and (line.has_ended or line.reason)
-                }
-            stale = report_failure(session, models)
+            # after an interruption only models that this run has reached
+            reached = {line.model for line in lines if line.has_ended or line.reason}
+            unreached = models.keys() - reached if session.interrupted else ()
+            stale = report_failure(session, [name for name in models if name not in unreached])
         if stale or any(line.has_ended for line in lines):
             from buildsys.cli.commands.pages import update_pages
             from buildsys.cli.console.run_summary import print_summary
@@ -221,36 +194,14 @@ class Reporter:
             pages = update_pages(session, [m for m in session.project.models if m in changed])
             session.seconds = time.monotonic() - session.began
             print_summary(self._out, session, lines, stale, pages)
-        elif not is_broken and not self._problems:
-            self._print_nothing_to_do(lines)
-        for problem in self._problems:
+        elif not is_broken and not self.runtime_errors:
+            summary = up_to_date_lines(lines, session.recorded_reason)
+            self._out.writelines(printable(f"{text.rstrip()}\n") for text in summary)
+        for problem in self.runtime_errors:
             self._out.write(printable(f"{problem.strip()}\n"))
         if session.interrupted:
             self._out.write(NOTICE)
         self._out.flush()
-
-    def _print_nothing_to_do(self, lines: Sequence[ConsoleLine]) -> None:
-        """Print the number of up-to-date targets, and the unavailable and noisy ones."""
-        if not lines:
-            self._out.write("no targets: nothing is selected, or there is no manifest yet\n")
-            return
-        order = list(STAGE_DOCS)  # remembered targets have none
-        lines = sorted(lines, key=lambda line: (line.model, line.variant, order.index(line.stage)))
-        cause = causes(lines, lambda line: self.session.recorded_reason(line.target))
-        noisy = (line.target for line in lines if line.status == "noisy")
-        cause |= {target: self.session.recorded_reason(target) for target in noisy}
-        groups = lines_by_cause(lines, cause)
-        for group in groups[:_MOST_CAUSES]:
-            line, reason = group[0], cause[group[0].target].partition("\n")[0]
-            text = f"{line.status:<11}  {group_name(group)}  {reason}"
-            self._out.write(printable(f"{text.rstrip()}\n"))
-        if more := sum(map(len, groups[_MOST_CAUSES:])):
-            self._out.write(f"and {plural(more, 'more target')}; `buildsys explain` lists all\n")
-        counts = Counter(line.status for line in lines)
-        parts = [plural(counts["fresh"], "target")]
-        others = ("unavailable", "noisy", "ignored")
-        parts += [f"{counts[status]} {status}" for status in others if counts[status]]
-        self._out.write(f"everything is up to date ({', '.join(parts)})\n")
 
     def _take_event(self, target: str, event: Mapping[str, Any]) -> None:
         """Show an event of the executor."""
