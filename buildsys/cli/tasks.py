@@ -11,7 +11,7 @@ import configparser
 import inspect
 import os
 import sys
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar, TextIO
@@ -161,7 +161,8 @@ class ProjectTasks:
         if command == "run":
             self.choose_run(names or [BUILD], single=options["single"])
         elif names:
-            self._choose(names, [target for name in names for target in session.members(name)])
+            members = (target for name in names for target in session.members(name))
+            self._choose(names, session.needed(members))
         elif command == "list" and not (options["subtasks"] or options["status"]):
             models = (f"{BUILD}:{model}" for model in session.project.models)
             self._groups, self._targets = [BUILD, *session.actions.stages(), *models], {}
@@ -174,8 +175,7 @@ class ProjectTasks:
         session = self.session
         if single:
             members = {target for name in names for target in session.members(name)}
-            self._targets = session.requested = dict.fromkeys(session.in_order(members))
-            self._groups = [name for name in names if name not in members]
+            session.requested = self._choose(names, members)
             return
         models: list[str] = []
         targets: set[str] = set()
@@ -188,15 +188,15 @@ class ProjectTasks:
         fresh = {} if session.always else session.up_to_date_models(models)
         for model in models:
             targets.update(() if model in fresh else session.actions.targets(model))
-        chosen = self._choose([*names, *(f"{BUILD}:{model}" for model in models)], targets)
+        names = [*names, *(f"{BUILD}:{model}" for model in models)]
+        chosen = self._choose(names, session.needed(targets))
         done = [target for ends in fresh.values() for target in ends if target not in chosen]
         session.up_to_date_targets = done
         session.requested = {*done, *chosen}
 
-    def _choose(self, names: Sequence[str], targets: Iterable[str]) -> Collection[str]:
-        needed = self.session.needed(targets)
-        self._groups = [name for name in names if name not in needed]
-        self._targets = dict.fromkeys(self.session.in_order(needed))
+    def _choose(self, names: Sequence[str], targets: Collection[str]) -> Collection[str]:
+        self._groups = [name for name in names if name not in targets]
+        self._targets = dict.fromkeys(self.session.in_order(targets))
         return self._targets
 
 
@@ -205,19 +205,19 @@ def _group_task(
 ) -> dict[str, Any]:
     """Make the task of everything, a stage, a model, or a stage of a model."""
     stage, _, model = name.partition(":")
+    doc = STAGE_DOCS.get(stage, f"{stage} of every model")
+    if model:
+        doc = f"{f'{stage} of every variant' if stage != BUILD else 'everything'} of {model}"
     task: dict[str, Any] = {
+        "basename": name if stage == BUILD else stage,
         "actions": None,
+        "doc": doc,
         "uptodate": [UpToDate(session, members)],
         "clean": [(clean, [session, name])],
     }
-    if stage == BUILD:
-        doc = f"everything of {model}" if model else STAGE_DOCS[BUILD]
-        return {"basename": name, "doc": doc, "task_dep": [*after], **task}
-    if model:
-        doc = f"{stage} of every variant of {model}"
-        return {"basename": stage, "name": model, "doc": doc, "task_dep": [*after], **task}
-    doc = STAGE_DOCS.get(stage, f"{stage} of every model")
-    return {"basename": stage, "name": None, "doc": doc, **task}  # doit adds the members
+    if stage == BUILD or model:
+        task["task_dep"] = [*after]  # doit adds the members of a stage
+    return task if stage == BUILD else {**task, "name": model or None}
 
 
 def _target_task(session: BuildSession, target: str, tasks: Collection[str]) -> dict[str, Any]:
