@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import os
 import sqlite3
 import time
-from collections.abc import Callable
 from pathlib import Path
 
-import pytest
 from command_answers import answer, commit, git, states, texts
-from project_folder import ProjectFolder, wait_until
+from project_folder import ProjectFolder, Ran, wait_until
 from test_doit import HEAVY, TARGETS, imported
 
 from buildsys.system.files import Stamp
@@ -45,7 +42,10 @@ def everything(root: Path) -> dict[Path, tuple[int, int, int]]:
 # --- explain ---
 
 
-def test_a_fresh_target_shows_when_why_and_how_fast_it_was_built(built: ProjectFolder) -> None:
+def test_fresh_targets_show_when_why_and_how_fast_they_were_built(
+    built_once: tuple[ProjectFolder, Ran],
+) -> None:
+    built = built_once[0]
     explained = built.buildsys("explain", "export:lin")
     assert (explained.code, explained.err) == (0, "")
     line, count = explained.out.splitlines()
@@ -53,11 +53,6 @@ def test_a_fresh_target_shows_when_why_and_how_fast_it_was_built(built: ProjectF
     assert " UTC) in " in line
     assert line.endswith("; reason: never built")
     assert count == "1 fresh"
-
-
-def test_without_a_name_all_targets_are_explained_and_fresh_ones_together(
-    built: ProjectFolder,
-) -> None:
     first, count = built.buildsys("explain").out.splitlines()
     assert first.startswith("fresh  lin: all 8 targets, last built ")
     assert count == "8 fresh"
@@ -167,7 +162,7 @@ def test_no_worker_is_started_and_nothing_heavy_imported(built: ProjectFolder) -
 # --- plan ---
 
 
-def test_a_plan_has_the_usual_times(built: ProjectFolder) -> None:
+def test_a_plan_has_the_usual_times_and_writes_nothing(built: ProjectFolder) -> None:
     built.edit("configs/models/lin.yaml", "duration: 50ms", "duration: 60ms")
     first, second, count = built.buildsys("plan").out.splitlines()
     assert first.split()[:2] == ["run", "bench:lin:ort"]
@@ -175,11 +170,7 @@ def test_a_plan_has_the_usual_times(built: ProjectFolder) -> None:
     assert second.split()[:2] == ["run", "report:lin"]
     assert count.startswith("2 targets; usual time: ")
     assert "at best" in built.buildsys("plan", "-n", "2").out
-
-
-def test_explain_and_plan_write_nothing_and_make_nothing(built: ProjectFolder) -> None:
     built.add_model("new")
-    built.edit("configs/models/lin.yaml", "opset: 17", "opset: 18")
     git(built.root, "init", "-q")
     commit(built.root, "one")
     before = everything(built.root)
@@ -191,23 +182,14 @@ def test_explain_and_plan_write_nothing_and_make_nothing(built: ProjectFolder) -
 # --- bad input ---
 
 
-@pytest.mark.parametrize(
-    "damage",
-    [
-        lambda file: file.write_bytes(b"not a database" * 999),
-        lambda file: os.truncate(file, 20_000),
-        lambda file: sqlite3.connect(file).execute("PRAGMA user_version=999").connection.close(),
-    ],
-)
-def test_a_state_that_cannot_be_read_is_one_warning_and_left_alone(
-    built: ProjectFolder, damage: Callable[[Path], object]
-) -> None:
-    damage(built.root / ".buildsys/state.db")
-    before = everything(built.root)
-    explained = built.buildsys("explain")
-    assert explained.code == 0
-    assert explained.out.endswith("8 stale\n")
-    assert len(explained.err.splitlines()) == 1
-    assert "nothing is known of earlier builds" in explained.err
-    assert texts(built, "explain", "export:lin", warned=True) == {"export:lin": ["never built"]}
-    assert everything(built.root) == before
+def test_a_state_that_cannot_be_read_is_one_warning_and_left_alone(built: ProjectFolder) -> None:
+    file = built.root / ".buildsys/state.db"
+    for damage in (b"not a database" * 999, file.read_bytes()[:20_000]):
+        file.write_bytes(damage)
+        before = everything(built.root)
+        explained = built.buildsys("explain")
+        assert explained.code == 0
+        assert explained.out.endswith("8 stale\n")
+        assert len(explained.err.splitlines()) == 1
+        assert "nothing is known of earlier builds" in explained.err
+        assert everything(built.root) == before

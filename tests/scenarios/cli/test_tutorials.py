@@ -5,9 +5,8 @@ from __future__ import annotations
 import os
 from importlib.util import find_spec
 
-import pytest
 from documented_commands import shown_commands
-from example_pages import run_page, write_files
+from example_pages import run_page
 from project_folder import REPOSITORY, ProjectFolder
 
 TUTORIALS = REPOSITORY / "docs" / "tutorials"
@@ -37,21 +36,14 @@ SLOW = {  # run with BUILDSYS_LONG_TESTS=1
 def test_the_tutorials_work_one_after_the_other(empty_place: ProjectFolder) -> None:
     is_long = os.environ.get("BUILDSYS_LONG_TESTS") == "1"
     not_run = NOT_RUN if is_long else {**NOT_RUN, **SLOW}
-    for name in ONE_AFTER_THE_OTHER:
+    has_openvino = find_spec("openvino") and find_spec("nncf")
+    for name in (*ONE_AFTER_THE_OTHER, *(["openvino"] if has_openvino else [])):
         assert run_page(empty_place, TUTORIALS / f"{name}.md", not_run)
 
 
 def test_a_custom_operator(empty_place: ProjectFolder) -> None:
     assert empty_place.buildsys("init").code == 0
     assert run_page(empty_place, TUTORIALS / "custom-operator.md") == 2
-
-
-def test_openvino(empty_place: ProjectFolder) -> None:
-    if not find_spec("openvino") or not find_spec("nncf"):  # importing them takes seconds
-        pytest.skip("pip install 'buildsys[openvino]'")
-    assert empty_place.buildsys("init").code == 0
-    write_files(empty_place, TUTORIALS / "own-model.md")
-    assert run_page(empty_place, TUTORIALS / "openvino.md", {**NOT_RUN, **SLOW})
 
 
 def test_what_is_not_run_is_shown_and_every_page_is_tested() -> None:
