@@ -12,7 +12,7 @@ from buildsys.cli.session import BuildSession
 from buildsys.errors import BuildsysError, with_hint
 from buildsys.execution.freshness import FRESH, explain
 from buildsys.execution.run_records import why_stopped
-from buildsys.execution.stale_reasons import NEVER_BUILT, NOISY, UPSTREAM, summarize_reasons
+from buildsys.execution.stale_reasons import NEVER_BUILT, UPSTREAM, summarize_reasons
 from buildsys.plan.action import Action
 from buildsys.report.assemble import TargetProblem, assemble_after_failure
 from buildsys.report.formatting import first_names, plural
@@ -68,34 +68,30 @@ def _report_model(session: BuildSession, model: str) -> StaleOutputs:
     started: dict[str, str] = {}
     try:
         problems, started = read_state(session, model)
-        try:
+        if problems:
             outputs = session.actions[target].outputs
             _replace_report(session, session.actions[target])
             path = outputs.get("markdown", outputs["result"]).path
-            report = path if problems and (session.project.build / path).is_file() else ""
-        except (BuildsysError, OSError) as error:
-            problem = " ".join(str(error).split()) if target in started else ""
+            report = path if (session.project.build / path).is_file() else ""
     except (BuildsysError, OSError) as error:
-        return StaleOutputs(model, problem=" ".join(str(error).split()))
+        if started and target not in started:  # there was no report to replace
+            return StaleOutputs(model, started)
+        problem = " ".join(str(error).split())
     except Exception as error:  # the border: one line, with the traceback in a file
         return StaleOutputs(model, problem=session.keep_traceback(target, error))
     if report:
         started.pop(target, None)
-    rank = {stage: at for at, stage in enumerate(_FIRST)}
-    stages = {name: session.actions[name].stage for name in started}
-    ordered = sorted(started, key=lambda name: rank.get(stages[name], len(rank)))
-    return StaleOutputs(model, {name: started[name] for name in ordered}, report, problem)
+    return StaleOutputs(model, started, report, problem)
 
 
 def read_state(session: BuildSession, model: str) -> tuple[Problems, dict[str, str]]:
-    """Read problems, and the start of the run per stale output.
+    """Read problems, and the start of the run per stale output, what people use first.
 
     Raises: StageError, OSError: the state cannot be read.
     """
     actions = session.actions.of(model)
     facts = {target: session.executor.examine(target) for target in actions}
-    after = {target: action.after for target, action in actions.items()}
-    explained = explain(facts.values(), after)
+    explained = explain(facts.values(), {name: action.after for name, action in actions.items()})
     failed: dict[str, str] = {}
     for target, fact in facts.items():
         finished = session.finished.get(target)
@@ -106,28 +102,22 @@ def read_state(session: BuildSession, model: str) -> tuple[Problems, dict[str, s
             failed[target] = fact.failure  # in an earlier run, with the same inputs
     stopped = "interrupted" if session.interrupted else why_stopped(session.finished)
     problems: dict[str, TargetProblem] = {}
-    measured_again: set[str] = set()  # noisy benchmarks, and what only waits for them
-    for target in actions:
-        reasons = explained[target].reasons
-        kinds = {reason.kind for reason in reasons}
-        stale_inputs = {name for name in after[target] if explained[name].state != FRESH}
+    for target, state in explained.items():
+        needed = [name for name in session.needed([target]) if name in failed]
         if target in failed:
             problems[target] = TargetProblem(failed[target], failed=True)
-        elif kinds == {NOISY} or (kinds == {UPSTREAM} and measured_again >= stale_inputs):
-            measured_again.add(target)  # its result says so
-        elif explained[target].state != FRESH:
-            needed = [name for name in session.needed([target]) if name in failed]
+        elif state.state != FRESH:
             why = f"not run: it needs {', '.join(needed)}" if needed else f"not run: {stopped}"
             if not session.is_run and not needed:
-                why = f"not up to date: {summarize_reasons(reasons)}"
-                why = "never built" if NEVER_BUILT in kinds else why
+                is_new = any(reason.kind == NEVER_BUILT for reason in state.reasons)
+                stale = f"not up to date: {summarize_reasons(state.reasons)}"
+                why = "never built" if is_new else stale
             problems[target] = TargetProblem(why)
     results = {target: session.result(target) for target in problems}
-    return problems, {
-        target: str(result.get("started") or "")
-        for target, result in results.items()
-        if result.get("status") == PASSED
-    }
+    passed = [name for name, result in results.items() if result.get("status") == PASSED]
+    rank = {stage: at for at, stage in enumerate(_FIRST)}
+    passed.sort(key=lambda name: rank.get(actions[name].stage, len(rank)))
+    return problems, {name: str(results[name].get("started") or "") for name in passed}
 
 
 def current_report(session: BuildSession, model: str) -> tuple[Report, bool]:
