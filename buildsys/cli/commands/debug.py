@@ -14,8 +14,6 @@ from typing import Any
 
 from buildsys.cli.command import add_json, add_names, positive_integer, print_answer, print_lines
 from buildsys.cli.console.rows import format_table
-from buildsys.cli.engine_checks import one_engine
-from buildsys.cli.graph_files import require_graph
 from buildsys.cli.project_root import shown_path, typed_path
 from buildsys.cli.session import BuildSession
 from buildsys.cli.worker_pool import open_pool, run_stage
@@ -130,10 +128,7 @@ def find_fp32_nodes(session: BuildSession, options: Namespace) -> int:
 
     ``options`` has ``names`` (one MODEL:ENGINE), ``limit`` (seconds) and ``json``.
     """
-    if len(options.names) != 1:
-        problem = "debug --fp32-nodes takes one MODEL:ENGINE"
-        raise UsageError(problem, "`buildsys list engine` lists all")
-    engine = one_engine(session, options.names[0])
+    engine = session.actions[session.one_target("debug --fp32-nodes", options.names)]
     convert = _conversion(session, engine)
     answer = _search(session, convert, engine, options.limit)
     document = {
@@ -144,7 +139,7 @@ def find_fp32_nodes(session: BuildSession, options: Namespace) -> int:
         **answer,
         "yaml": "\n".join(_yaml(convert, answer)) if answer["nodes"] else None,
     }
-    print_answer(options, document, _lines(convert, document))
+    print_answer(options, document, _lines(document))
     return 1 if answer["nodes"] is None else 0
 
 
@@ -155,23 +150,17 @@ def _conversion(session: BuildSession, engine: Action) -> Action:
     """
     model, name = engine.model, f"{engine.model}:{engine.variant}"
     engines = session.project.models[model].data["engines"]
-    spec = next(entry for entry in engines if entry["name"] == engine.variant)
-    precision = base_precision(spec)
+    spec: dict[str, Any] = next((e for e in engines if e["name"] == engine.variant), {})
+    precision = base_precision(spec) if spec else FULL_PRECISION
     if precision == FULL_PRECISION:
-        problem = f"{name} is an fp32 engine, so no node is rounded"
+        problem = f"{name} is not an engine of low precision, so no node is rounded"
         raise UsageError(problem, f"`buildsys debug {VERIFY}:{name}` repeats its check")
-    require_graph(session.project, model)
     target = target_of(CONVERT, model, precision)
     options = session.actions[target].options if target in engine.after else {}
     tools = {options.get("tool"), options.get("quantize", {}).get("tool")}
-    if (
-        not options
-        or is_auto(spec)
-        or tools & {"autocast", "modelopt"}
-        or spec.get("optimized")
-        or spec.get("quantization") == "dynamic"
-        or precision == "int4"
-    ):
+    has_own_nodes = tools & {"autocast", "modelopt"} or precision == "int4"
+    has_own_nodes = has_own_nodes or spec.get("optimized") or spec.get("quantization") == "dynamic"
+    if not options or is_auto(spec) or has_own_nodes:
         problem = f"the builder of {name} or a tool chooses the precision of each layer itself"
         kind = "quantization: explicit" if precision in QUANTIZED else "typing: strong"
         hint = f"set {kind} and {{tool: builtin}}, or see `buildsys explain {engine.target}`"
@@ -192,20 +181,16 @@ def _search(session: BuildSession, convert: Action, engine: Action, limit: int) 
     return {name: result[name] for name in fields}
 
 
-def _lines(convert: Action, answer: Mapping[str, Any]) -> Iterator[str]:
-    name, without, nodes = (
-        f"{answer['model']}:{answer['engine']}",
-        answer["without"],
-        answer["nodes"],
-    )
-    if without["passed"]:
+def _lines(answer: Mapping[str, Any]) -> Iterator[str]:
+    name, nodes = f"{answer['model']}:{answer['engine']}", answer["nodes"]
+    if answer["without"]["passed"]:
         yield (
             f"{name}: the {answer['precision']} graph is within the limits (relative error"
-            f" {error(without['relative'])}), so no node has to stay in fp32"
+            f" {error(answer['without']['relative'])}), so no node has to stay in fp32"
         )
         yield "if verify fails, the error arises in the engine: its kernels or fusions"
         return
-    yield f"{name}: {without['reason']}"
+    yield f"{name}: {answer['without']['reason']}"
     effort = f"{plural(answer['trials'], 'trial')} in {answer['seconds']:.0f} s"
     if nodes is None:
         yield f"no list of nodes was found within the limits ({effort})"
@@ -217,8 +202,7 @@ def _lines(convert: Action, answer: Mapping[str, Any]) -> Iterator[str]:
         f" {error(answer['with']['relative'])} ({effort}):"
     )
     yield from format_table(("node", "operator"), nodes)
-    yield "for the manifest:"
-    yield from _yaml(convert, answer)
+    yield from ("for the manifest:", *answer["yaml"].splitlines())
 
 
 def _yaml(convert: Action, answer: Mapping[str, Any]) -> Iterator[str]:

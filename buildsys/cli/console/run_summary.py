@@ -32,7 +32,7 @@ _GOOD = ("passed", "restored", "fresh")
 _ORDER = ("passed", "restored", "fresh", "unavailable", "noisy", "failed", "ignored", "not run")
 _MOST_TABLES = 100  # more models than that: only those with something else than passed targets
 _MOST_WARNINGS, _WARNING_LENGTH = 5, 240  # per model, and in characters: torch's are long
-_MOST_OTHER_MODELS = 10  # with stale outputs but without a table
+_MOST_STALE = 20  # models with stale outputs
 _PLAIN_WIDTH = 120  # tables in logs and pipes, unless COLUMNS is set
 
 
@@ -60,35 +60,28 @@ def print_summary(
     for line in lines:
         models.setdefault(line.model, []).append(line)
     ended = [model for model, rows in models.items() if any(row.has_ended for row in rows)]
-    short = [model for model in ended if all(row.status in _GOOD for row in models[model])]
-    short = short if len(ended) > _MOST_TABLES else []
+    passed = [model for model in ended if all(row.status in _GOOD for row in models[model])]
+    left_out = passed if len(ended) > _MOST_TABLES else []
     for model in ended:
-        if model in short:
-            continue
-        console.print(_table(session, model, models[model]))
-        for warning in _warnings(session, models[model]):
-            print_line(warning, "yellow")
-        for row in models[model]:
-            if row.stage == REPORT and row.status in _GOOD:
-                outputs = session.actions[row.target].outputs
-                file = outputs.get("markdown", outputs["result"])
-                print_line(f"report: {shown_path(build / file.path)}")
-        if state := stale_outputs.pop(model, None):
-            if state.report:
+        if model not in left_out:
+            console.print(_table(session, model, models[model]))
+            for warning in _warnings(session, models[model]):
+                print_line(warning, "yellow")
+            for row in models[model]:
+                if row.stage == REPORT and row.status in _GOOD:
+                    outputs = session.actions[row.target].outputs
+                    file = outputs.get("markdown", outputs["result"])
+                    print_line(f"report: {shown_path(build / file.path)}")
+            if (state := stale_outputs.get(model)) and state.report:
                 print_line(f"report on this failure: {shown_path(build / state.report)}")
-            if text := state.describe(shown_path(build / model)):
-                print_line(text, "yellow")
-        console.print()
-    if short:
-        print_line(
-            f"{len(short)} models passed; `buildsys explain` and the pages show their targets"
-        )
-    others = [state.describe(shown_path(build / model)) for model, state in stale_outputs.items()]
-    others = [text for text in others if text]
-    for text in others[:_MOST_OTHER_MODELS]:
+            console.print()
+    if left_out:
+        print_line(f"{len(left_out)} models passed; the pages show their targets")
+    described = [
+        state.describe(shown_path(build / model)) for model, state in stale_outputs.items()
+    ]
+    for text in list(filter(None, described))[:_MOST_STALE]:
         print_line(text, "yellow")
-    if len(others) > _MOST_OTHER_MODELS:
-        print_line(f"and {len(others) - _MOST_OTHER_MODELS} more models", "yellow")
     for line in lines:
         if line.status == "failed":
             for text in _failure(session, line):

@@ -35,7 +35,7 @@ def test_it_stays_visible_and_is_measured_again_on_request(ready: ReadyProject) 
         idle = ready.doit("build:a")
         assert "`buildsys build --remeasure a` and nightly runs measure again" in idle.out
         assert idle.out.endswith("everything is up to date (7 targets, 1 noisy)\n")
-        remeasured = ready.doit("build", "--remeasure", BENCH, program="buildsys")
+        remeasured = ready.doit("build", "--remeasure", "a", program="buildsys")
         assert "last measurement was noisy" in remeasured.out
     assert first.code == 0
     assert "7 passed, 1 noisy in" in first.out

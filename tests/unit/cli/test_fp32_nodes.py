@@ -41,12 +41,11 @@ def run(root: Path, *names: str, **options: Any) -> int:
 @pytest.mark.parametrize(
     ("names", "problem"),
     [
-        ((), "debug --fp32-nodes takes one MODEL:ENGINE"),
-        (("m",), "m has several engines; name one of full, half, small, weak"),
-        (("m:ful",), "there is no model or engine 'm:ful'; nearest: m:full"),
+        ((), "debug --fp32-nodes takes the name of one target"),
+        (("m:ful",), "there is no target 'm:ful'; nearest: m:full"),
         (
             ("m:full",),
-            "m:full is an fp32 engine, so no node is rounded; `buildsys debug verify:m:full`",
+            "m:full is not an engine of low precision, so no node is rounded; `buildsys d",
         ),
         (("m:weak",), "the builder of m:weak or a tool chooses the precision of each layer"),
         (("m:half",), "simplify:m is not up to date; run `buildsys build convert:m:fp16` first"),
