@@ -60,7 +60,7 @@ def session(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> BuildSession:
             {},
             "there is no engine of export:a; `buildsys list engine` lists all",
         ),
-        (["./out"], {"tag": ["x"]}, "there is no tag 'x'; no manifest has any"),
+        (["./out"], {"tag": ["x"]}, "there is no tag 'x'; tags: none"),
         (["a", "./out"], {"list": True}, "publish --list takes a URL and nothing else"),
     ],
 )
