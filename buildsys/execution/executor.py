@@ -34,7 +34,7 @@ from buildsys.execution.stale_reasons import (
 from buildsys.execution.up_to_date_models import UpToDateModels
 from buildsys.plan.action import RESULT, Action, missing_outputs
 from buildsys.store import ledger
-from buildsys.store.file_digests import DigestCache, stamp_file
+from buildsys.store.file_digests import DigestCache
 from buildsys.store.ledger import ActionRecord, HistoryEntry, Ledger, OutputFile
 from buildsys.store.locks import LockHolder, Locks
 from buildsys.store.object_store import Store
@@ -147,7 +147,6 @@ class Executor:
                 record = self.ledger.lookup(target, key.digest)
                 if record is not None:
                     return Outcome.recorded(record, waited=True)
-            stamp_file(str(self._log(action)))  # refuses a FIFO, which its writers would wait for
             reasons = freshness.reasons or (request,)
             self._on_event(target, {"event": "stale", "reason": summarize_reasons(reasons)})
             why = encode_reasons(reasons)

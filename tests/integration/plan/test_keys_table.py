@@ -15,7 +15,7 @@ from __future__ import annotations
 import os
 import re
 import shutil
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 from functools import cache
@@ -576,17 +576,3 @@ def test_a_file_with_another_digest_than_the_manifest_is_stale_and_fails(
         session.executor.close()
         with pytest.raises(ManifestErrors, match="digest"):
             bench.project.build()
-
-
-def outputs(project: KeyProject, models: Iterable[str]) -> dict[str, str]:
-    """Return the digests of reproducible outputs."""
-    files = [
-        file
-        for model in models
-        for ending in ("onnx", "npz")
-        for file in project.root.glob(f"build/{model}/**/*.{ending}")
-    ]
-    return {
-        str(path.relative_to(project.root)): sha256(path.read_bytes()).hexdigest()
-        for path in sorted(files)
-    }

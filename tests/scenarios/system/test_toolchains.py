@@ -3,27 +3,14 @@
 from __future__ import annotations
 
 import json
-import os
-import signal
-from pathlib import Path
 from typing import Any
 
 import pytest
-from project_folder import TIMEOUT_S, wait_until
 from python_environments import ONNX, Environment, old_python, program
-from ready_project import ReadyProject, processes_marked, targets
+from ready_project import ReadyProject, targets
 
 PROJECT, MODEL = "configs/project.yaml", "configs/models/a.yaml"
 OURS = {"engine:a:ort", "verify:a:ort", "bench:a:ort"}
-_WAITING = """\
-import time
-from pathlib import Path
-
-__version__ = "1.0"
-Path("held").touch()
-while Path("hold").exists():
-    time.sleep(0.01)
-"""
 THEIRS = {"engine:a:other", "verify:a:other", "bench:a:other"}
 
 
@@ -51,17 +38,6 @@ def declare(project: ReadyProject, *toolchains: str) -> None:
 def result(project: ReadyProject, name: str) -> dict[str, Any]:
     found: dict[str, Any] = json.loads((project.root / f"build/a/{name}.json").read_text())
     return found
-
-
-def servers(project: ReadyProject) -> list[int]:
-    """Return the worker servers of toolchains, without their children."""
-    program = "envs/other/bin/python -m buildsys.workers.server"
-    theirs = {pid for pid, command in processes_marked(project.mark).items() if program in command}
-    return [pid for pid in theirs if _parent(pid) not in theirs]
-
-
-def _parent(pid: int) -> int:
-    return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
 
 
 def test_an_engine_is_built_verified_and_timed_in_its_toolchain(
@@ -202,47 +178,3 @@ def test_a_broken_or_required_toolchain_fails_only_its_targets(
     again = ready.doit("engine:a:gone")  # not restored as unavailable
     assert again.code == 2
     assert gone in again.out
-
-
-def test_its_server_outlives_a_run_and_is_replaced_when_it_is_killed(
-    ready: ReadyProject, environment: Environment
-) -> None:
-    ready.doit("engine:a:other")
-    (server,) = servers(ready)
-    ready.doit("verify:a:other")
-    assert servers(ready) == [server]
-    os.kill(server, signal.SIGKILL)
-    wait_until(lambda: not servers(ready), "the server is gone")
-    ready.edit(MODEL, "name: other,", "name: other, intra_op_threads: 1,")
-    again = ready.doit("verify:a:other")
-    assert again.passed == {"engine:a:other", "verify:a:other"}
-    # what can be imported has changed: another server
-    (second,) = servers(ready)
-    environment.write("added.py", "")
-    ready.edit(MODEL, "intra_op_threads: 1,", "intra_op_threads: 2,")
-    assert ready.doit("engine:a:other").passed == {"engine:a:other"}
-    assert second not in servers(ready)
-
-
-def test_a_killed_server_fails_only_its_target(
-    ready: ReadyProject, environment: Environment
-) -> None:
-    assert ready.doit("simplify:a").code == 0  # whose data is held otherwise
-    environment.uninstall("onnxruntime")
-    environment.write("onnxruntime/__init__.py", _WAITING)
-    assert ready.doit("reference:a").code == 0  # it would wait as well
-    ready.hold()
-    run = ready.start("--continue", "engine:a")
-    wait_until(lambda: ready.is_held, "the library is being loaded")
-    (server,) = servers(ready)
-    os.kill(server, signal.SIGKILL)
-    out, err = run.communicate(timeout=TIMEOUT_S)
-    assert run.returncode == 2, out + err
-    assert (
-        "the worker server that ran engine:a:other ended unexpectedly" in out or "(SIGKILL)" in out
-    )
-    assert "done         engine:a:ort" in out
-    wait_until(lambda: not servers(ready), "nothing of it is left")
-    environment.uninstall("onnxruntime")
-    environment.install("onnxruntime")
-    assert ready.doit("engine:a:other").passed == {"engine:a:other"}

@@ -10,7 +10,6 @@ from hypothesis import strategies as st
 
 from buildsys.execution.action_key import (
     ActionKey,
-    content_parts,
     declared_parts,
     own_code,
 )
@@ -150,17 +149,6 @@ def test_all_own_modules_are_found(tmp_path: Path) -> None:
     assert sorted(own_code(str(tmp_path))) == [f"{tmp_path}/a.py", f"{tmp_path}/inner/c.py"]
 
 
-def test_the_documentation_of_an_action_is_not_in_its_parts() -> None:
-    assert declared_parts(replace(ACTION, doc="another")) == declared_parts(ACTION)
-
-
-def test_a_file_without_a_digest_is_absent() -> None:
-    assert content_parts("input", {"m/a": "d", "m/b": None}) == {
-        "input:m/a": "d",
-        "input:m/b": "absent",
-    }
-
-
 def test_changes_are_ordered_by_kind() -> None:
     old = {
         "code:buildsys.x": "a",
@@ -184,7 +172,3 @@ def test_changes_are_ordered_by_kind() -> None:
         "tool:torch",
         "code:buildsys.x",
     ]
-
-
-def test_equal_parts_have_no_changes() -> None:
-    assert part_reasons({"a": "1"}, {"a": "1"}) == []

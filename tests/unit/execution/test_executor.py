@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import json
-import os
 import shutil
-import time
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -55,14 +53,6 @@ def test_only_affected_targets_are_built(root: Path) -> None:
     assert build(root, actions(duration=2.0)) == [BENCH, REPORT]
     assert build(root, actions(opset=18, duration=2.0)) == ALL
     assert "opset 18" in engine_text(root)
-
-
-def test_a_touch_builds_nothing(root: Path) -> None:
-    build(root)
-    time.sleep(0.06)
-    for path in [root / "net.py", *(root / "build").rglob("*")]:
-        os.utime(path)
-    assert build(root) == []
 
 
 def test_early_cut_off_stops_at_equal_bytes(root: Path) -> None:
@@ -166,20 +156,6 @@ def test_a_read_only_store_causes_one_warning(
     assert pool.ran == ALL
     assert capsys.readouterr().err.count("cannot write to the store") == 1
     assert stale(root) == []
-
-
-def test_a_record_that_could_not_be_read_again_is_not_stored(
-    root: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("buildsys.store.record_file._MAX_NAME_BYTES", 1)
-    executor, _ = make_executor(root, store=Store(root / "store"))
-    executor.run(ALL[0])
-    executor.close()
-    (line,) = capsys.readouterr().err.splitlines()
-    assert "cannot be the name of a file" in line
-    assert line.endswith("the build continues without it")
-    assert list(Store(root / "store").actions()) == []
-    assert ALL[0] not in stale(root)
 
 
 def test_outputs_that_are_no_longer_produced_are_removed(root: Path) -> None:
@@ -305,20 +281,6 @@ def test_a_stage_that_breaks_leaves_the_previous_outputs_alone(
     assert build(root) == []
 
 
-def test_a_fifo_in_place_of_a_log_blocks_nothing(root: Path) -> None:
-    log = root / "build/m/export/export.log"
-    log.parent.mkdir(parents=True)
-    os.mkfifo(log)
-    for _ in range(2):  # without a build to restore, and with one
-        with pytest.raises(StageError, match=r"export\.log is not a regular file; remove it"):
-            make_executor(root)[0].run(EXPORT)
-        log.unlink()
-        build(root)
-        (root / "build" / MODEL).unlink()
-        log.unlink()
-        os.mkfifo(log)
-
-
 @pytest.mark.parametrize("word", ["half", "silent"])
 def test_a_stage_that_does_not_write_its_outputs_fails(root: Path, word: str) -> None:
     order(root, EXPORT, word)
@@ -362,15 +324,6 @@ def test_a_required_engine_must_be_available(root: Path, monkeypatch: pytest.Mon
     assert why(lenient, ENGINE) == "required, but unavailable: no GPU"
     with pytest.raises(StageError, match="is required"):
         lenient.run(ENGINE)
-
-
-def test_an_unusable_state_folder_is_one_clear_error(root: Path) -> None:
-    (root / ".buildsys").write_text("a file where the folder belongs")
-    executor, pool = make_executor(root)
-    assert not executor.is_fresh(EXPORT)
-    with pytest.raises(StageError, match="writable"):
-        executor.run(EXPORT)
-    assert pool.ran == []
 
 
 def test_a_failure_has_the_duration_of_its_stage_everywhere(root: Path) -> None:

@@ -203,7 +203,3 @@ def test_memory_and_labels(monkeypatch: pytest.MonkeyPatch) -> None:
     )
     monkeypatch.setattr(key_parts, "_memory_bytes", lambda: 0)  # not known
     assert lacking(Needs(memory=64 << 30)) == ""
-
-
-def test_the_memory_of_this_machine_is_known() -> None:
-    assert 1 << 30 <= key_parts._memory_bytes() < 1 << 50

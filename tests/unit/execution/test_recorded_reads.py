@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -46,16 +47,26 @@ def executor_for(
         export = replace(export, sources=())
     graph[EXPORT] = export
     executor, pool = make_executor(root, graph, **options)
+
+    def found() -> list[Any]:
+        names = ((k, n if k == "variable" else str(root / n), *line) for k, n, *line in reads)
+        return [read(*name) for name in names]
+
+    after_each_run(executor, found)
+    return executor, pool.ran
+
+
+def after_each_run(executor: Executor, reads: Callable[[], list[Any] | None]) -> None:
+    """Let every run report these reads; None keeps those it has."""
+    pool: Any = executor.here.pool
     run = pool.run
 
-    def with_reads(job: Any, **keywords: Any) -> Any:
-        found = []
-        for kind, name, *line in reads if job.target == EXPORT else ():
-            found.append(read(kind, name if kind == "variable" else str(root / name), *line))
-        return replace(run(job, **keywords), reads=found)
+    def run_and_read(job: Any, **keywords: Any) -> Any:
+        reply = run(job, **keywords)
+        found = reads() if job.target == EXPORT else None
+        return reply if found is None else replace(reply, reads=found)
 
-    pool.run = with_reads  # type: ignore[method-assign]
-    return executor, pool.ran
+    pool.run = run_and_read
 
 
 def built(root: Path, *reads: tuple[Any, ...], **options: Any) -> list[str]:
@@ -155,17 +166,13 @@ def test_what_changes_after_the_read_is_read_again_or_fails(
     project: Path, what: tuple[str, str]
 ) -> None:
     executor, ran = executor_for(project, what)
-    pool = executor.here.pool
-    run = pool.run
 
-    def and_write(job: Any, **keywords: Any) -> Any:
-        reply = run(job, **keywords)
+    def write() -> None:
         if len(ran) < writes:
             (project / CONFIG).write_text(f"written after run {len(ran)}")
             (project / "data" / f"{len(ran)}.npy").write_text("")
-        return reply
 
-    pool.run = and_write  # type: ignore[method-assign]
+    after_each_run(executor, write)
     writes = 2
     executor.run(EXPORT)
     assert ran == [EXPORT, EXPORT]
@@ -177,24 +184,15 @@ def test_what_changes_after_the_read_is_read_again_or_fails(
 
 
 def test_files_that_the_stage_writes_itself_do_not_fail_it(project: Path) -> None:
-    assert built(
-        project,
-        (
-            "file",
-            CONFIG,
-            3,
-        ),
-    ) == [EXPORT]
+    assert built(project, ("file", CONFIG, 3)) == [EXPORT]
     executor, _ = executor_for(project)
-    run = executor.here.pool.run
 
-    def caching(job: Any, **keywords: Any) -> Any:
+    def cache() -> list[Any]:
         found = read("file", str(project / "cache.json"), written=True)
         (project / "cache.json").write_text("cached")
-        temporary = read("file", str(project / "gone.tmp"), written=True)
-        return replace(run(job, **keywords), reads=[found, temporary])
+        return [found, read("file", str(project / "gone.tmp"), written=True)]
 
-    executor.here.pool.run = caching  # type: ignore[method-assign]
+    after_each_run(executor, cache)
     executor.run(EXPORT, force=True)
     assert executor.is_fresh(EXPORT)
     key = executor.examine(EXPORT).key
@@ -256,16 +254,12 @@ def test_a_declared_read_is_in_the_key(project: Path, monkeypatch: pytest.Monkey
 @pytest.mark.parametrize("name", ["config.json", "data/"])
 def test_a_declared_file_that_changes_meanwhile_is_not_recorded(project: Path, name: str) -> None:
     executor, _ = executor_for(project, declared=(name,))
-    pool = executor.here.pool
-    run = pool.run
 
-    def and_write(job: Any, **keywords: Any) -> Any:
-        reply = run(job, **keywords)
+    def write() -> None:
         (project / CONFIG).write_text("2")
         (project / "data" / "a.npy").write_text("2")
-        return reply
 
-    pool.run = and_write  # type: ignore[method-assign]
+    after_each_run(executor, write)
     with pytest.raises(StageError, match="changed while export:m ran; nothing was published"):
         executor.run(EXPORT)
     executor.close()
@@ -285,15 +279,8 @@ def test_variables_of_libraries_are_followed_without_a_report(
     project: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     executor, _ = executor_for(project, strict=True)
-    run = executor.here.pool.run
-
-    def with_reads(job: Any, **keywords: Any) -> Any:
-        reads = [
-            ["variable", name, "", None, False] for name in ("CACHE_DIR", "TERM", "TORCH_LOGS")
-        ]
-        return replace(run(job, **keywords), reads=reads)
-
-    executor.here.pool.run = with_reads  # type: ignore[method-assign]
+    names = ("CACHE_DIR", "TERM", "TORCH_LOGS")
+    after_each_run(executor, lambda: [["variable", name, "", None, False] for name in names])
     executor.run(EXPORT)
     executor.close()
     monkeypatch.setenv("TERM", "other")

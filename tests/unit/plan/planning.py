@@ -20,3 +20,20 @@ def plan_of(
     """Plan a manifest; ``toolchains`` are those of project.yaml. Actions by target."""
     fields = model_fields(manifest) | ({"toolchains": toolchains} if toolchains else {})
     return {action.target: action for action in plan_model(fields, version_of)}
+
+
+def plan_engines(
+    *engines: Mapping[str, Any], version: str = "", **sections: Any
+) -> dict[str, Action]:
+    """Plan the model ``m`` with engines ``e0``, ``e1`` … of ONNX Runtime or what they name."""
+    manifest = {
+        "model": "m",
+        "source": {"torchvision": "resnet18"},
+        "inputs": {"x": {"shape": ("batch", 3, 8, 8)}},
+        "dims": {"batch": {"min": 1, "opt": 4, "max": 8}},
+        "engines": tuple(
+            {"backend": "onnxruntime", "name": f"e{i}", **engine}
+            for i, engine in enumerate(engines)
+        ),
+    }
+    return plan_of({**manifest, **sections}, version_of=lambda _: version)

@@ -2,27 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Any
-
-from planning import plan_of
-
-from buildsys.plan.action import Action
+from planning import plan_engines as plan
 
 CALIBRATION = {"data": {"x": {"images": "data/calib"}}}
-
-
-def plan(*engines: dict[str, Any], **sections: Any) -> dict[str, Action]:
-    manifest = {
-        "model": "m",
-        "source": {"torchvision": "resnet18"},
-        "inputs": {"x": {"shape": ("batch", 3, 8, 8)}},
-        "dims": {"batch": {"min": 1, "opt": 4, "max": 8}},
-        "engines": tuple(
-            {"backend": "onnxruntime", "name": f"e{i}", **engine}
-            for i, engine in enumerate(engines)
-        ),
-    }
-    return plan_of({**manifest, **sections})
 
 
 def test_a_model_without_int8_has_no_calibration_targets() -> None:

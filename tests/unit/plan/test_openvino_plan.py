@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from planning import plan_of
+from planning import plan_engines
 
 from buildsys.plan.action import Action
 
@@ -13,16 +13,8 @@ CALIBRATION = {"data": {"x": {"npz": "data/calibration.npz"}}}
 
 
 def plan(**fields: Any) -> dict[str, Action]:
-    """Return the targets of a model with one engine ``e``."""
-    manifest = {
-        "model": "m",
-        "source": {"torchvision": "resnet18"},
-        "inputs": {"x": {"shape": ("batch", 3, 8, 8)}},
-        "dims": {"batch": {"min": 1, "opt": 4, "max": 8}},
-        "calibration": CALIBRATION,
-        "engines": ({"backend": "openvino", "name": "e", **fields},),
-    }
-    return plan_of(manifest)
+    engine = {"backend": "openvino", "name": "e", **fields}
+    return plan_engines(engine, calibration=CALIBRATION)
 
 
 @pytest.mark.parametrize("precision", ["fp32", "fp16", "bf16", "int8"])

@@ -9,23 +9,14 @@ from planning import plan_of
 
 from buildsys.plan.action import Action, BaselineRef, FileRef
 
-MANIFEST: dict[str, Any] = {
-    "model": "net",
-    "source": {"torchvision": "resnet18"},
-    "inputs": {"x": {"shape": ["batch", 3, 8, 8]}},
-    "dims": {"batch": {"min": 1, "opt": 4, "max": 8}},
-    "engines": [
-        {"backend": "onnxruntime", "name": "fast"},
-        {"backend": "onnxruntime", "name": "ort"},
-    ],
-}
-
-
+ENGINES = [{"backend": "onnxruntime", "name": name} for name in ("fast", "ort")]
 TIMED = {"latency": {"tolerance": "5%"}}
 
 
 def plan(toolchains: dict[str, Any] | None = None, **sections: Any) -> dict[str, Action]:
-    return plan_of({**MANIFEST, **sections}, toolchains=toolchains)
+    manifest = {"model": "net", "source": {"torchvision": "resnet18"}, "engines": ENGINES}
+    manifest |= {"inputs": {"x": {"shape": [4, 3, 8, 8]}}, **sections}
+    return plan_of(manifest, toolchains=toolchains)
 
 
 def test_without_gates_there_is_no_target() -> None:
@@ -33,7 +24,7 @@ def test_without_gates_there_is_no_target() -> None:
 
 
 def test_gates_of_a_model_hold_for_every_engine_without_own_ones() -> None:
-    own = [MANIFEST["engines"][0], {**MANIFEST["engines"][1], "gates": {"size": {"limit": "1MB"}}}]
+    own = [ENGINES[0], {**ENGINES[1], "gates": {"size": {"limit": "1MB"}}}]
     planned = plan(gates={"latency": {"tolerance": "5%"}}, engines=own)
     assert planned["gate:net:fast"].options["gates"] == {
         "latency": {"tolerance": 0.05, "limit": None}

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-import pytest
 from planning import plan_of
 
 from buildsys.plan.action import Action
@@ -41,33 +40,6 @@ def test_a_model_without_operators_has_no_operator_targets() -> None:
             for role in (*action.inputs, *action.outputs)
             if "library" in role or "functions" in role
         ]
-
-
-@pytest.mark.parametrize(
-    "op",
-    [
-        {"function": FUNCTION},
-        {"library": LIBRARY},
-        {"plugin": PLUGIN},
-        {"plugin": {"bundled": True}},
-        {"function": FUNCTION, "library": LIBRARY, "use": {"onnxruntime": "library"}},
-        {"function": {"onnxruntime": FUNCTION, "tensorrt_rtx": f"{FUNCTION}_too"}},
-        {"library": LIBRARY, "plugin": {"library": "plugins/ops/libswish.so"}},
-    ],
-)
-@pytest.mark.parametrize(
-    "source", [{}, {"source": {"onnx": "models/net.onnx"}}], ids=["torch", "onnx"]
-)
-def test_every_input_is_written_by_an_earlier_target(
-    op: dict[str, Any], source: dict[str, Any]
-) -> None:
-    actions = plan({"op": "a::b", **op}, **source)
-    seen: set[str] = set()
-    for target, action in actions.items():
-        assert seen.issuperset(action.after), target
-        written = {ref.path for before in action.after for ref in actions[before].outputs.values()}
-        assert {ref.path for ref in action.inputs.values()} <= written, target
-        seen.add(target)
 
 
 def test_a_common_function_affects_the_export_only() -> None:

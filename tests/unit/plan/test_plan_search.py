@@ -5,25 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from planning import plan_of
+from planning import plan_engines as plan
 
 from buildsys.plan.action import Action
 
 CALIBRATION = {"data": {"x": {"random": "normal"}}}
-
-
-def plan(*engines: dict[str, Any], version: str = "", **sections: Any) -> dict[str, Action]:
-    manifest = {
-        "model": "m",
-        "source": {"torchvision": "resnet18"},
-        "inputs": {"x": {"shape": ("batch", 3, 8, 8)}},
-        "dims": {"batch": {"min": 1, "opt": 4, "max": 8}},
-        "engines": tuple(
-            {"backend": "onnxruntime", "name": f"e{i}", **engine}
-            for i, engine in enumerate(engines)
-        ),
-    }
-    return plan_of({**manifest, **sections}, version_of=lambda _: version)
 
 
 def targets(found: dict[str, Action], *stages: str) -> list[str]:

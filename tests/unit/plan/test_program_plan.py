@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from planning import plan_of
+from planning import plan_engines
 
 from buildsys.plan.action import Action
 
@@ -12,15 +12,7 @@ ENGINE = {"backend": "executorch", "name": "e"}
 
 
 def plan(*engines: dict[str, Any], **sections: Any) -> dict[str, Action]:
-    manifest = {
-        "model": "m",
-        "source": {"torchvision": "resnet18"},
-        "inputs": {"x": {"shape": ("batch", 3, 8, 8)}},
-        "dims": {"batch": {"min": 1, "opt": 4, "max": 8}},
-        "engines": engines or (ENGINE,),
-        **sections,
-    }
-    return plan_of(manifest)
+    return plan_engines(*(engines or (ENGINE,)), **sections)
 
 
 def test_the_program_is_the_only_input_of_the_engine() -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from buildsys.plan.dependencies import Import, SourceTree, parse_python
+from buildsys.plan.dependencies import Import, SourceTree
 
 
 class Texts(dict[str, str]):
@@ -123,11 +123,6 @@ def test_a_file_that_does_not_parse_still_has_its_digest(project: Path, text: st
     assert closure(project, "net.py") == {"net.py"}
 
 
-def test_an_invalid_escape_in_a_user_file_causes_no_warning(project: Path) -> None:
-    write(project, net="x = '\\d'\nimport other", other="")
-    assert closure(project, "net.py") == {"net.py", "other.py"}
-
-
 def test_a_file_is_parsed_once_per_content(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write(project, net="import blocks", blocks="")
     texts = Texts()
@@ -147,19 +142,6 @@ def test_with_a_package_only_its_modules_count(project: Path) -> None:
     )
     tree = SourceTree(str(project), digest, Texts(), package="pack")
     assert set(tree.dependencies(["pack/a.py"]).files) == {"pack/a.py", "pack/b.py", "pack/c.py"}
-
-
-def test_shared_modules_of_a_package_are_examined_once(project: Path) -> None:
-    write(project, pack__a="import pack.c", pack__b="import pack.c", pack__c="import pack.d")
-    write(project, pack__d="")
-    asked: list[str] = []
-    tree = SourceTree(
-        str(project), lambda path: asked.append(path) or digest(path), Texts(), package="pack"
-    )
-    for source in ("a", "b"):
-        found = tree.dependencies([f"pack/{source}.py"]).files
-        assert set(found) == {f"pack/{name}.py" for name in (source, "c", "d")}
-    assert sorted(asked) == sorted({*asked})
 
 
 def test_imports_without_a_local_file_are_outside(project: Path) -> None:
@@ -223,12 +205,3 @@ def test_an_onnx_file_depends_on_its_external_data(project: Path) -> None:
 def test_an_invalid_onnx_file_has_no_external_data(project: Path, content: bytes) -> None:
     (project / "net.onnx").write_bytes(content)
     assert closure(project, "net.onnx") == {"net.onnx"}
-
-
-def test_import_statements_are_read_exactly() -> None:
-    code = b"import a.b, c\nfrom ..d.e import f as g, h\n"
-    assert sorted(parse_python(code).imports) == [
-        Import(0, "a.b", []),
-        Import(0, "c", []),
-        Import(2, "d.e", ["f", "h"]),
-    ]

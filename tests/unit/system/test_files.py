@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -69,16 +67,6 @@ def test_a_lock_has_one_holder(tmp_path: Path) -> None:
         assert not try_lock(handle)
         assert try_lock(handle, shared=True)
         os.close(handle)
-
-
-def test_a_killed_process_releases_its_lock(tmp_path: Path) -> None:
-    code = (
-        "import os, sys; from pathlib import Path; from buildsys.system.files import locked\n"
-        "with locked(Path(sys.argv[1])):\n    os.kill(os.getpid(), 9)\n"
-    )
-    subprocess.run([sys.executable, "-c", code, tmp_path / "lock"], check=False)
-    with locked(tmp_path / "lock", timeout_s=0):
-        pass
 
 
 def test_a_limited_read_refuses_what_may_never_end(tmp_path: Path) -> None:

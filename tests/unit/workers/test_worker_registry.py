@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import os
-import socket
 import sys
 from pathlib import Path
 
@@ -68,22 +67,3 @@ def test_a_folder_open_to_others_is_not_used(
     (runtime / "buildsys").rmdir()
     (runtime / "buildsys").symlink_to(tmp_path)
     assert registry.server_folder({"XDG_RUNTIME_DIR": str(runtime)}) != runtime / "buildsys"
-
-
-def test_waiting_for_the_lock_has_a_limit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(registry, "_LOCK_LIMIT_S", 0.02)
-    with registry.locked(tmp_path), pytest.raises(BlockingIOError), registry.locked(tmp_path):
-        pass
-    with registry.locked(tmp_path):
-        pass
-
-
-def test_a_connection_needs_a_listener(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)  # for a short address
-    with socket.socket(socket.AF_UNIX) as listener:
-        listener.bind("a.sock")
-        assert registry.connect(Path("a.sock")) is None
-        listener.listen()
-        channel = registry.connect(Path("a.sock"))
-        assert channel is not None
-        channel.close()
