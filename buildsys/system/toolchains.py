@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import os
+import platform
 import re
+import sys
 import threading
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
@@ -93,6 +95,13 @@ class Interpreter:
     def finds(self, module: str) -> bool:
         """Check whether a module is on its path; nothing is imported."""
         return PathFinder.find_spec(module, list(self.path)) is not None
+
+
+def own_interpreter() -> Interpreter:
+    """Describe the interpreter of this process."""
+    implementation, version = platform.python_implementation(), platform.python_version()
+    standard = os.path.dirname(os.__file__)  # noqa: PTH120
+    return Interpreter(implementation, version, sys.version, standard, tuple(sys.path))
 
 
 @dataclass(frozen=True)

@@ -83,43 +83,36 @@ def tool_versions(names: Iterable[str], toolchain: Toolchain | None = None) -> d
     ``python`` is the interpreter's major and minor version; ``cc`` and ``c++`` are compilers.
     With a ``toolchain`` they are those of its interpreter.
     """
-    if toolchain is None:
-        return {name: _own_version(name) for name in names}
-    from buildsys.system.toolchains import check_interpreter
+    path, release = tuple(sys.path), python_version()
+    if toolchain is not None:
+        from buildsys.system.toolchains import check_interpreter
 
-    interpreter = check_interpreter(toolchain).interpreter
-    if interpreter is None:
-        python = UNUSABLE if toolchain.python.exists() else ABSENT
-        return {name: python if name == "python" else ABSENT for name in names}
-    installed = installed_versions(interpreter.path)
-    return {
-        name: interpreter.release
-        if name == "python"
-        else _listed_version(name, installed)
-        or _package_version(name.replace("-", "_"), interpreter.path)
-        or ABSENT
-        for name in names
-    }
-
-
-def _own_version(name: str) -> str:
-    if name in compilers.LANGUAGES:
-        return compilers.compiler_identity(name)
-    return python_version() if name == "python" else distribution_version(name)
+        interpreter = check_interpreter(toolchain).interpreter
+        if interpreter is None:
+            python = UNUSABLE if toolchain.python.exists() else ABSENT
+            return {name: python if name == "python" else ABSENT for name in names}
+        path, release = interpreter.path, interpreter.release
+    versions = {}
+    for name in names:
+        if name == "python":
+            versions[name] = release
+        elif name in compilers.LANGUAGES and toolchain is None:
+            versions[name] = compilers.compiler_identity(name)
+        else:
+            versions[name] = distribution_version(name, path)
+    return versions
 
 
 @cache
-def distribution_version(name: str) -> str:
+def distribution_version(name: str, path: tuple[str, ...]) -> str:
     """Look up the version of a distribution in any spelling, or ``absent``."""
-    listed = _listed_version(name, installed_versions(tuple(sys.path)))
-    if listed:
+    if listed := _listed_version(name, installed_versions(path)):
         return listed
-    from importlib import metadata  # slow; only needed for eggs, zip files and custom finders
+    from importlib import metadata  # slow; only needed for eggs and zip files
 
-    try:
-        return metadata.version(name)
-    except metadata.PackageNotFoundError:
-        return ABSENT
+    other = next(iter(metadata.distributions(name=name, path=list(path))), None)
+    version = other.version if other is not None else ""
+    return version or _package_version(name.replace("-", "_"), path) or ABSENT
 
 
 def _listed_version(name: str, installed: Mapping[str, str]) -> str:

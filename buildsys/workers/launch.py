@@ -28,7 +28,7 @@ from buildsys.system.files import Stamp, TextCache, in_library, link_into, stamp
 from buildsys.system.package_files import package_identities
 from buildsys.system.printable import printable
 from buildsys.system.processes import Process, describe_exit
-from buildsys.system.toolchains import Interpreter, Toolchain, check_interpreter
+from buildsys.system.toolchains import Interpreter, Toolchain, check_interpreter, own_interpreter
 from buildsys.workers import registry
 from buildsys.workers.job import Job, ServerKind, StageResult
 from buildsys.workers.result_file import write_result
@@ -97,19 +97,13 @@ def connect_server(
     Raises: OSError: it cannot be started. UsageError: BUILDSYS_WORKER_IDLE is not a duration.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    interpreter = None if toolchain is None else check_interpreter(toolchain).require()
-    path = None if interpreter is None else interpreter.path
-    python = sys.executable if toolchain is None else str(toolchain.python)
-    lasting, per_job = split_environment(server_environment(folder, os.environ, toolchain, path))
+    interpreter, python = own_interpreter(), sys.executable
+    if toolchain is not None:
+        interpreter, python = check_interpreter(toolchain).require(), str(toolchain.python)
+    environment = server_environment(folder, os.environ, toolchain, interpreter.path)
+    lasting, per_job = split_environment(environment)
     log, idle_s = folder / f"{kind.name}.log", registry.idle_limit_s(os.environ)
-    digest = fingerprint(
-        kind,
-        python=python,
-        environment=lasting,
-        folder=folder,
-        interpreter=interpreter,
-        texts=texts,
-    )
+    digest = fingerprint(kind, python, interpreter, lasting, folder, texts)
     servers = registry.server_folder(os.environ)
     address, popen = registry.address(servers, digest), None
     with registry.locked(servers):
@@ -212,12 +206,12 @@ def server_environment(
     folder: Path,
     base: Mapping[str, str],
     toolchain: Toolchain | None = None,
-    path: Sequence[str] | None = None,
+    path: Sequence[str] = (),
 ) -> dict[str, str]:
     """Choose the variables of a server in our or a toolchain's interpreter.
 
-    ``folder`` receives links; ``path`` is the module path of a toolchain's interpreter, which gets
-    only this package of ours.
+    ``folder`` receives links; ``path`` is the module path of the interpreter. That of a toolchain
+    gets only this package of ours.
     """
     package = Path(buildsys.__file__).resolve().parent
     if toolchain is not None:
@@ -252,29 +246,24 @@ def _prepend(environment: dict[str, str], name: str, entry: Path) -> None:
 
 def fingerprint(
     kind: ServerKind,
-    *,
     python: str,
+    interpreter: Interpreter,
     environment: Mapping[str, str],
     folder: Path,
-    interpreter: Interpreter | None = None,
     texts: TextCache | None = None,
 ) -> str:
     """Digest everything a server started now depends on.
 
     ``folder`` is the project's folder of worker logs: projects do not share servers.
-    ``interpreter`` describes ``python`` unless that is this process's interpreter. ``texts`` caches
-    facts about preloaded libraries, whose edited modules would stay in the memory of a server.
+    ``texts`` caches facts about preloaded libraries, whose edited modules would stay in the memory
+    of a server.
     """
-    if interpreter is None:
-        version, path, standard = sys.version, tuple(sys.path), str(Path(os.__file__).parent)
-    else:
-        version, path = interpreter.full_version, interpreter.path
-        standard = interpreter.standard
+    standard = interpreter.standard
     # not where this process looks for modules only because of how it was called
     program = str(Path(sys.argv[0]).absolute().parent)
     ours = {"", str(Path.cwd()), str(folder.parent.parent), program}
     named = filter(None, environment.get("PYTHONPATH", "").split(os.pathsep))
-    entries = dict.fromkeys([*named, *(entry for entry in path if entry not in ours)])
+    entries = dict.fromkeys([*named, *(name for name in interpreter.path if name not in ours)])
     unchanging = {standard, f"{standard}/lib-dynload"}  # these belong to the interpreter
     status = Path("/proc/self/status").read_text().splitlines()
     preloaded = sorted({name.partition(".")[0] for name in kind.preload})
@@ -282,7 +271,12 @@ def fingerprint(
         "schema": _SCHEMA,
         "kind": [kind.name, kind.preload, kind.without],
         # a virtual environment has several names for one interpreter
-        "python": [str(Path(python).parent), os.path.realpath(python), version, stamp(python)],
+        "python": [
+            str(Path(python).parent),
+            os.path.realpath(python),
+            interpreter.full_version,
+            stamp(python),
+        ],
         "folder": str(folder),
         "code": [(path, stamp(path)) for path in server_modules()],
         "modules": {

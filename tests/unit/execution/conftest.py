@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -28,3 +30,11 @@ def _known_facts(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(StateDb, "__init__", start_with_facts)
     monkeypatch.setattr(StateDb, "set", keep)
+
+
+@pytest.fixture
+def db(tmp_path: Path) -> Iterator[StateDb]:
+    (tmp_path / "state").mkdir()
+    db = StateDb(tmp_path / "state" / "state.db")
+    yield db
+    db.close()

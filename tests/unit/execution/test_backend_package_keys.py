@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -18,14 +17,6 @@ from buildsys.store.file_digests import DigestCache
 from buildsys.store.state_db import StateDb
 
 OWN = {"engine:m:ref", "verify:m:ref", "bench:m:ref"}
-
-
-@pytest.fixture
-def db(tmp_path: Path) -> Iterator[StateDb]:
-    found = StateDb(tmp_path / "state" / "state.db")
-    (tmp_path / "state").mkdir()
-    yield found
-    found.close()
 
 
 def planned(**fields: Any) -> tuple[Action, ...]:

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import importlib
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from hashlib import sha256
 from pathlib import Path
@@ -20,14 +20,6 @@ from buildsys.plan.action import Action, FileRef, Needs, ToolchainRef
 from buildsys.store.file_digests import DigestCache
 from buildsys.store.state_db import StateDb
 from buildsys.system import versions
-
-
-@pytest.fixture
-def db(tmp_path: Path) -> Iterator[StateDb]:
-    found = StateDb(tmp_path / "state" / "state.db")
-    (tmp_path / "state").mkdir()
-    yield found
-    found.close()
 
 
 def parts(root: Path, db: StateDb, action: Action | None = None) -> Mapping[str, str]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import base64
 import hashlib
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -28,14 +27,6 @@ from buildsys.system.files import Stamp
 
 MODULES = 300  # of a large distribution
 DEEP = "sub/m299.py"
-
-
-@pytest.fixture
-def db(tmp_path: Path) -> Iterator[StateDb]:
-    found = StateDb(tmp_path / "state" / "state.db")
-    (tmp_path / "state").mkdir()
-    yield found
-    found.close()
 
 
 def write_distribution(site: Path, name: str, version: str = "1.0") -> Path:

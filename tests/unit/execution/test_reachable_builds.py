@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import random
 import shutil
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -11,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tiny_project import ALL, EXPORT, actions, build, make_executor, stale
+from tiny_project import ALL, EXPORT, actions, build, stale
 
 from buildsys.execution import action_key, key_parts
 from buildsys.execution.build_cache import planned_builds
@@ -95,43 +94,3 @@ def test_an_upstream_build_may_be_in_the_build_folder_only(root: Path) -> None:
     collect_garbage(root, actions())
     (root / "build/m/engine/e/engine.bin").unlink()
     assert build(root) == []
-
-
-@pytest.mark.parametrize("seed", range(6))
-def test_what_could_be_restored_still_can_be(root: Path, seed: int) -> None:
-    draw, graph = random.Random(seed), actions()
-    for _ in range(12):
-        step = draw.choice(["opset", "duration", "width", "force", "spoil", "build", "collect"])
-        if step == "opset":
-            graph = actions(
-                draw.choice([16, 17, 18]), duration=graph["bench:m:e"].options["duration"]
-            )
-        elif step == "duration":
-            graph = actions(
-                graph[EXPORT].options["export"]["opset"], duration=draw.choice([1.0, 2.0])
-            )
-        elif step == "width":
-            (root / "blocks.py").write_text(f"width = {draw.randrange(3)}\n")
-        elif step == "force":
-            executor, _ = make_executor(root, graph)
-            executor.run(EXPORT, force=True)
-            executor.close()
-        elif step == "spoil" and (root / "build").exists():
-            shutil.rmtree(root / "build")
-        elif step == "build":
-            build(root, graph)
-        else:
-            plain, collected = root.with_name("plain"), root.with_name("collected")
-            for copy in (plain, collected):
-                shutil.copytree(root, copy)
-            collect_garbage(collected, graph)
-            fresh = stale(plain, graph)
-            assert stale(collected, graph) == fresh
-            assert build(collected, graph) == build(plain, graph)
-            collect_garbage(collected, graph)
-            assert stored(collected) == dict.fromkeys(ALL, 1)
-            assert stale(collected, graph) == []
-            shutil.rmtree(collected / "build")
-            assert build(collected, graph) == []
-            for copy in (plain, collected):
-                shutil.rmtree(copy)

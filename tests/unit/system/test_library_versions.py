@@ -40,7 +40,9 @@ def test_onnxruntime_has_several_distributions(
 ) -> None:
     install_empty(tmp_path, "onnxruntime_gpu", "1.22.0")
     monkeypatch.setattr(sys, "path", [str(tmp_path)])
-    assert versions.distribution_version("onnxruntime") == "1.22.0 (onnxruntime-gpu)"
+    assert (
+        versions.distribution_version("onnxruntime", (str(tmp_path),)) == "1.22.0 (onnxruntime-gpu)"
+    )
 
 
 def test_variables_for_paths_and_logging_do_not_count() -> None:

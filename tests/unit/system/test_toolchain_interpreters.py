@@ -22,6 +22,7 @@ def _nothing_known(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "_checks", {})
     versions.installed_versions.cache_clear()
     versions.distribution_folders.cache_clear()
+    versions.distribution_version.cache_clear()
 
 
 @pytest.fixture
@@ -147,6 +148,7 @@ def test_a_module_without_a_version_is_identified_by_its_files(tmp_path: Path) -
     first = tool_versions(["tensorrt"], named(environment.python))["tensorrt"]
     assert first.startswith("of unknown version, files ")
     environment.write("tensorrt/__init__.py", "import libnvinfer  # the second one\n")
+    versions.distribution_version.cache_clear()
     assert tool_versions(["tensorrt"], named(environment.python))["tensorrt"] != first
 
 

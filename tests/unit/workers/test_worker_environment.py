@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import os
+import sys
 from pathlib import Path
 
 import pytest
@@ -20,14 +21,18 @@ def rtx_wheel(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def test_the_rtx_parser_finds_its_library(tmp_path: Path, rtx_wheel: Path) -> None:
-    environment = server_environment(tmp_path / "workers", {"LD_LIBRARY_PATH": "/mine"})
+    environment = server_environment(
+        tmp_path / "workers", {"LD_LIBRARY_PATH": "/mine"}, path=sys.path
+    )
     folder, mine = environment["LD_LIBRARY_PATH"].split(os.pathsep)
     assert mine == "/mine"
     assert (Path(folder) / "libtensorrt_rtx.so").resolve() == rtx_wheel
 
 
 def test_an_unset_variable_leaves_no_empty_entry(tmp_path: Path, rtx_wheel: Path) -> None:
-    assert "" not in server_environment(tmp_path, {})["LD_LIBRARY_PATH"].split(os.pathsep)
+    assert "" not in server_environment(tmp_path, {}, path=sys.path)["LD_LIBRARY_PATH"].split(
+        os.pathsep
+    )
 
 
 def test_the_server_finds_a_checkout(tmp_path: Path) -> None:

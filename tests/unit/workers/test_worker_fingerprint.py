@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from buildsys.system.toolchains import own_interpreter
 from buildsys.workers import launch as module
 from buildsys.workers.job import BARE, ServerKind
 from buildsys.workers.launch import fingerprint
@@ -28,9 +29,7 @@ def mark(tmp_path: Path, library: Path) -> Callable[..., str]:
 
     def mark(kind: ServerKind = BARE, python: str = sys.executable, **variables: str) -> str:
         environment = {"PYTHONPATH": str(library), **variables}
-        return fingerprint(
-            kind, python=python, environment=environment, folder=tmp_path / "workers"
-        )
+        return fingerprint(kind, python, own_interpreter(), environment, tmp_path / "workers")
 
     return mark
 
@@ -116,13 +115,9 @@ def test_an_edited_module_of_a_preloaded_library_changes_the_fingerprint(
     (tmp_path / "workers").mkdir()
 
     def mark(*preload: str) -> str:
-        return fingerprint(
-            ServerKind("bare", preload=preload),
-            python=sys.executable,
-            environment={"PYTHONPATH": str(library)},
-            folder=tmp_path / "workers",
-            texts=Texts(),
-        )
+        kind, environment = ServerKind("bare", preload=preload), {"PYTHONPATH": str(library)}
+        interpreter, folder = own_interpreter(), tmp_path / "workers"
+        return fingerprint(kind, sys.executable, interpreter, environment, folder, Texts())
 
     first = mark("package.deep"), mark()
     (library / "package/deep.py").write_text("x = 2")
