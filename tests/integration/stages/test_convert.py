@@ -297,15 +297,6 @@ def test_an_overflow_on_the_way_fails_and_names_the_node(tmp_path: Path) -> None
     assert np.array_equal(OrtGraph(path).run({"x": tensor_of(small)})["y"].array.round(6), small)
 
 
-def test_excluded_nodes_stay_in_float32_and_do_not_overflow(tmp_path: Path) -> None:
-    exclude = ("further up", "down")
-    result, _ = convert_file(tmp_path, overflowing(), "fp16", LARGE, exclude=exclude)
-    assert (result.status, result.reason) == ("passed", "")
-    assert result.figures["kept_reasons"] == {name: f"excluded by {name}" for name in exclude}
-    with pytest.raises(StageError, match=r"convert.exclude: dwon matches no node; did you mean"):
-        convert_file(tmp_path, overflowing(), "fp16", LARGE, exclude=("dwon",))
-
-
 def test_bf16_has_the_range(tmp_path: Path) -> None:
     result, _ = convert_file(tmp_path, overflowing(), "bf16")
     assert result.status == "passed", result.reason

@@ -189,14 +189,6 @@ def test_modules_as_functions_keep_the_output_names(tmp_path: Path) -> None:
     )
 
 
-def test_operator_export_type_and_custom_opsets(tmp_path: Path) -> None:
-    options = {"operator_export_type": "onnx_fallthrough", "custom_opsets": {"org.pytorch.aten": 3}}
-    run(tmp_path, "Asinh", export=options)
-    model = model_of(tmp_path)
-    assert [node.op_type for node in model.graph.node] == ["asinh"]
-    assert {entry.domain: entry.version for entry in model.opset_import}["org.pytorch.aten"] == 3
-
-
 def test_verify_and_report_of_dynamo(tmp_path: Path) -> None:
     run(tmp_path, "Affine", export=dynamo(verify=True, report=True))
     files = sorted(path.name for path in (tmp_path / "m/export").iterdir())

@@ -48,13 +48,6 @@ def test_both_exporters_record_line_and_module(tmp_path: Path, options: dict[str
     assert str(ROOT).encode() not in (tmp_path / "m/export/origins.json").read_bytes()
 
 
-def test_a_ready_file_has_no_origins(tmp_path: Path) -> None:
-    spec = manifest(source={"onnx": "m.onnx"})
-    assert all(
-        "origins" not in action.outputs and not action.advisory for action in plan_model(spec)
-    )
-
-
 def test_advisory_files_are_in_no_key() -> None:
     spec = manifest(
         source={"python": f"{NETWORKS}:Affine"}, engines=[{"backend": "onnxruntime", "name": "e"}]

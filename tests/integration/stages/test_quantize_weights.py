@@ -10,8 +10,7 @@ import numpy as np
 import onnx
 import pytest
 from engine_jobs import random_x, request, resolved, stage_job, write_golden
-from onnx import TensorProto, helper
-from small_graphs import conv_bn, make_model, weights, write
+from small_graphs import conv_bn, parse, weights, write
 
 from buildsys.backends.onnxruntime import backend
 from buildsys.backends.onnxruntime.graphs import check_kernels
@@ -20,30 +19,24 @@ from buildsys.errors import CheckFailed, StageError
 from buildsys.stages.convert import stage as convert
 from buildsys.workers.job import StageResult
 
-FLOAT = TensorProto.FLOAT
 BERT = {"model_type": "bert"}
 INT4 = {"precision": "int4"}
 DYNAMIC = {"precision": "int8", "quantization": "dynamic"}
 
 
+SHAPE = "(float[batch,3,8,8] x) => (float[batch,3,8,8] y)"
+
+
 def feed_forward() -> onnx.ModelProto:
     """matmul → bias → gelu, in single nodes → matmul"""
-    node = helper.make_node
-    nodes = [
-        node("MatMul", ["x", "w"], ["first"], name="/up"),
-        node("Add", ["first", "b"], ["biased"], name="/bias"),
-        node("Div", ["biased", "root"], ["scaled"], name="/div"),
-        node("Erf", ["scaled"], ["erf"], name="/erf"),
-        node("Add", ["erf", "one"], ["shifted"], name="/add"),
-        node("Mul", ["biased", "shifted"], ["doubled"], name="/mul"),
-        node("Mul", ["doubled", "half"], ["gelu"], name="/gelu"),
-        node("MatMul", ["gelu", "v"], ["y"], name="/down"),
-    ]
+    text = """{ ["/up"] first = MatMul(x, w) ["/bias"] biased = Add(first, b)
+        ["/div"] scaled = Div(biased, root) ["/erf"] erf = Erf(scaled)
+        ["/add"] shifted = Add(erf, one) ["/mul"] doubled = Mul(biased, shifted)
+        ["/gelu"] gelu = Mul(doubled, half) ["/down"] y = MatMul(gelu, v) }"""
     numbers = {"root": 2**0.5, "one": 1.0, "half": 0.5}
     stored = {name: np.array(value, np.float32) for name, value in numbers.items()}
     stored |= {"w": weights(8, 64), "b": weights(64, seed=1), "v": weights(64, 8, seed=2)}
-    shape = ["batch", 3, 8, 8]
-    return make_model(nodes, {"x": (FLOAT, shape)}, {"y": (FLOAT, shape)}, stored)
+    return parse(SHAPE + text, stored)
 
 
 def converted(
@@ -96,15 +89,11 @@ def test_activations_are_quantized_at_run_time(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("engine", [INT4, DYNAMIC])
 def test_an_excluded_gemm_keeps_its_weights(tmp_path: Path, engine: dict[str, Any]) -> None:
-    node = helper.make_node
-    nodes = [
-        node("Flatten", ["x"], ["flat"], name="/flatten"),
-        node("Gemm", ["flat", "w", "b"], ["hidden"], name="/first", transB=1),
-        node("Gemm", ["hidden", "v"], ["y"], name="/second", transB=1),
-    ]
+    text = """(float[batch,3,8,8] x) => (float[batch,16] y) { ["/flatten"] flat = Flatten(x)
+        ["/first"] hidden = Gemm <transB = 1> (flat, w, b)
+        ["/second"] y = Gemm <transB = 1> (hidden, v) }"""
     stored = {"w": weights(32, 192), "b": weights(32, seed=1), "v": weights(16, 32, seed=2)}
-    ports = {"x": (FLOAT, ["batch", 3, 8, 8])}, {"y": (FLOAT, ["batch", 16])}
-    model = make_model(nodes, *ports, stored)
+    model = parse(text, stored)
     section = {"exclude": ["/second"]}
     result, _ = converted(tmp_path, engine, model, quantize_weights=section)
     assert result.status == "passed", result.reason
@@ -125,12 +114,6 @@ def test_a_graph_is_fused_and_quantized(tmp_path: Path) -> None:
     assert {"BiasGelu", "MatMulNBits"} <= set(operators(path))
 
 
-def test_a_fusion_can_be_disabled(tmp_path: Path) -> None:
-    options = {**BERT, "disable": ["bias_gelu"]}
-    result, _ = converted(tmp_path, {"optimized": True}, optimize=options)
-    assert result.figures["fused"] == {"com.microsoft::Gelu": 1}
-
-
 def test_a_model_type_that_does_not_fit_is_refused(tmp_path: Path) -> None:
     with pytest.raises(StageError, match="fused no node of this graph as model_type bert") as found:
         converted(tmp_path, {"optimized": True}, conv_bn(), optimize=BERT)
@@ -138,11 +121,8 @@ def test_a_model_type_that_does_not_fit_is_refused(tmp_path: Path) -> None:
 
 
 def test_a_graph_without_products_cannot_be_quantized(tmp_path: Path) -> None:
-    node = helper.make_node("Relu", ["x"], ["y"], name="/relu")
-    shape = ["batch", 3, 8, 8]
-    model = make_model([node], {"x": (FLOAT, shape)}, {"y": (FLOAT, shape)})
     with pytest.raises(StageError, match="no weight of the graph can be quantized to int4"):
-        converted(tmp_path, INT4, model)
+        converted(tmp_path, INT4, parse(SHAPE + "{ y = Relu(x) }"))
 
 
 def test_a_large_error_fails_with_a_remedy(tmp_path: Path) -> None:

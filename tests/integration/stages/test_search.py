@@ -73,14 +73,6 @@ def test_limits_that_no_choice_meets_leave_fp32_which_is_no_error(tmp_path: Path
     assert chain.run("verify:m:e").status == "passed"
 
 
-def test_a_graph_with_values_beyond_the_range_everywhere_stays_in_fp32(tmp_path: Path) -> None:
-    model = overflowing_net()
-    replace_weights(model, w3=3e4 * weights(5, 4, seed=3), w1=2e4 * weights(4, 3, 3, 3))
-    chain = Chain(tmp_path, model, precision="auto-fp16")
-    assert chain.run("search:m:auto-fp16").figures["is_fp32"] is True
-    assert chain.run("convert:m:auto-fp16").status == "passed"
-
-
 def test_builders_of_the_float32_graph_also_keep_what_every_conversion_keeps(
     tmp_path: Path,
 ) -> None:

@@ -10,7 +10,7 @@ import numpy as np
 import onnx
 import pytest
 from onnx import TensorProto, helper, numpy_helper
-from small_graphs import conv_bn, make_model, one_node, simplify_job, typed_network, weights
+from small_graphs import conv_bn, make_model, one_node, parse, simplify_job, typed_network, weights
 
 from buildsys.errors import CheckFailed, StageError
 from buildsys.onnx_graphs.onnx_file import (
@@ -74,17 +74,6 @@ def test_wrong_shapes_of_inner_tensors_are_dropped(
     assert not onnx.load(job.outputs["model"]).graph.value_info
 
 
-@pytest.mark.parametrize("tool", ["onnxsim", "onnxslim"])
-def test_the_bytes_are_the_same_every_time(tmp_path: Path, tool: str) -> None:
-    written = set()
-    for name in ("a", "b"):
-        (tmp_path / name).mkdir()
-        job = simplify_job(tmp_path / name, conv_bn(), simplify={"tool": tool})
-        assert simplify.run(job).status == "passed"
-        written.add(job.outputs["model"].read_bytes())
-    assert len(written) == 1
-
-
 def test_onnxslim_missing_says_what_to_install(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -110,34 +99,20 @@ def test_without_fusion_batch_norm_stays(tmp_path: Path, tool: str) -> None:
     assert result.figures["after"]["operators"]["BatchNormalization"] == 1
 
 
-def constant_blow_up() -> onnx.ModelProto:
-    nodes = [
-        helper.make_node(
-            "ConstantOfShape", ["size"], ["zeros"], value=helper.make_tensor("v", FLOAT, [1], [2.0])
-        ),
-        helper.make_node("Add", ["x", "zeros"], ["y"]),
-    ]
-    shape = np.array([64, 64, 8, 8], np.int64)
+def test_the_size_threshold_stops_constants_from_blowing_up(tmp_path: Path) -> None:
     sizes = [64, 64, 8, 8]
-    return make_model(nodes, {"x": (FLOAT, sizes)}, {"y": (FLOAT, sizes)}, {"size": shape})
-
-
-@pytest.mark.parametrize(("threshold", "folded"), [(None, True), (1000, False)])
-def test_the_size_threshold_stops_constants_from_blowing_up(
-    tmp_path: Path, threshold: int | None, folded: bool
-) -> None:
-    inputs = {"x": {"shape": [64, 64, 8, 8], "dtype": "float32"}}
+    text = """(float[64,64,8,8] x) => (float[64,64,8,8] y) {
+        zeros = ConstantOfShape <value = float[1] {2.0}> (size) y = Add(x, zeros) }"""
     job = simplify_job(
         tmp_path,
-        constant_blow_up(),
-        inputs=inputs,
+        parse(text, {"size": np.array(sizes, np.int64)}),
+        inputs={"x": {"shape": sizes, "dtype": "float32"}},
         cases={"opt": {}},
-        simplify={"tensor_size_threshold": threshold},
+        simplify={"tensor_size_threshold": 1000},
     )
     result = simplify.run(job)
     assert result.status == "passed", result.reason
-    assert (result.figures["after"]["bytes"] > 500_000) is folded
-    assert ("ConstantOfShape" not in result.figures["after"]["operators"]) is folded
+    assert "ConstantOfShape" in result.figures["after"]["operators"]
 
 
 def test_an_invalid_graph_is_one_sentence(tmp_path: Path) -> None:
@@ -287,16 +262,6 @@ def test_initializers_that_are_inputs_stay_so(tmp_path: Path) -> None:
         simplify.run(simplify_job(tmp_path, model, simplify={"tool": "onnxslim"}))
 
 
-def test_external_data_goes_in_and_comes_out_under_our_name(tmp_path: Path) -> None:
-    source = tmp_path / "export" / "model.onnx"
-    source.parent.mkdir()
-    onnx.save(
-        conv_bn(), source, save_as_external_data=True, location="model.onnx.data", size_threshold=0
-    )
-    job = simplify_job(tmp_path, source)
-    assert simplify.run(job).status == "passed"
-
-
 def test_a_random_data_file_name_is_replaced(tmp_path: Path) -> None:
     raw = tmp_path / "raw"
     raw.mkdir()
@@ -337,14 +302,10 @@ def test_large_weights_are_external(tmp_path: Path) -> None:
 
 def mean_of_lengths() -> onnx.ModelProto:
     """A sum over the first ``n`` values, divided by n: NaN for n = 0, which the data never has."""
-    nodes = [
-        helper.make_node("Cast", ["n"], ["count"], to=FLOAT),
-        helper.make_node("Mul", ["x", "count"], ["sum"]),
-        helper.make_node("Identity", ["sum"], ["same"]),
-        helper.make_node("Div", ["same", "count"], ["y"]),
-    ]
-    inputs = {"x": (FLOAT, ["batch", 3]), "n": (TensorProto.INT64, ["batch", 1])}
-    return make_model(nodes, inputs, {"y": (FLOAT, ["batch", 3])}, {})
+    text = """(float[batch,3] x, int64[batch,1] n) => (float[batch,3] y) {
+        count = Cast <to = 1> (n) sum = Mul(x, count)
+        same = Identity(sum) y = Div(same, count) }"""
+    return parse(text)
 
 
 LENGTHS = {
@@ -358,19 +319,16 @@ def test_nan_at_equal_places_is_not_called_random(tmp_path: Path) -> None:
     assert result.status == "passed", result.reason  # with own inputs, of which some are 0
 
 
-@pytest.mark.parametrize(("length", "passed"), [(7, True), (0, None)])
-def test_both_graphs_are_compared_on_the_golden_inputs(
-    tmp_path: Path, length: int, passed: bool | None
-) -> None:
+def test_both_graphs_are_compared_on_the_golden_inputs(tmp_path: Path) -> None:
     job = simplify_job(tmp_path, mean_of_lengths(), inputs=LENGTHS)
     for case, dims in job.options["cases"].items():
         inputs = {
             "x": tensor_of(np.full((dims["batch"], 3), 2, np.float32)),
-            "n": tensor_of(np.full((dims["batch"], 1), length, np.int64)),
+            "n": tensor_of(np.full((dims["batch"], 1), 7, np.int64)),
         }
         save_case(tmp_path / f"{case}.npz", inputs, {})
     files = {f"case.{case}": tmp_path / f"{case}.npz" for case in job.options["cases"]}
     result = simplify.run(dataclasses.replace(job, inputs={**job.inputs, **files}))
     assert result.status == "passed", result.reason
     equal = result.figures["equal"]
-    assert [case["y"]["passed"] for case in equal.values()] == [passed] * len(files)
+    assert [case["y"]["passed"] for case in equal.values()] == [True] * len(files)

@@ -49,11 +49,6 @@ def symbolic(g, x):
 def shrinking(g, x, by):
     return g.op("Mul", x, by)
 """
-SHIPPED = (
-    "asinh", "asinh_decorated", "asinh_dynamo", "clamp_swish_inlined-torchscript",
-        "clamp_swish_inlined-dynamo",
-    "shifted_windows-op9", "shifted_windows-op12", "shifted_windows-op17",
-)  # fmt: skip
 GOOD = 'def f(g, x):\n    return g.op("Asinh", x)\n'
 DECORATED = """\
 {imports}
@@ -143,9 +138,8 @@ def test_a_function_is_used_at_every_opset_that_it_reaches(project: Project, ops
     [
         NEW_PATH,
         "from torch.onnx._internal import registration\n",
-        "import torch.onnx._internal.registration as registration\n",
     ],
-    ids=["new path", "old path", "old path as a module"],
+    ids=["new path", "old path"],
 )
 def test_a_module_registers_by_the_decorator(project: Project, imports: str) -> None:
     project.write("p.py", DECORATED.format(imports=imports, opset=9))
@@ -196,17 +190,13 @@ def test_a_function_of_an_older_opset_than_torchs_own_is_not_used(project: Proje
             "aten::asinh (p.py:f, opset 9) raised TypeError: f() missing 1 required positional"
             " argument: 'y'; its schema: aten::asinh(Tensor self) -> Tensor",
         ),
-        ("def f(g):\n    ...\n", {}, "raised TypeError: f() takes 1 positional argument but 2"),
         ("def f(g, x):\n    ...\n", {},
          "aten::asinh (p.py:f, opset 9) returned None; return its results"),
-        ("def f(g, x):\n    return 3\n", {}, "Error casting results of symbolic for asinh"),
         ("def f(g, x):\n    return x, x\n", {},
          "symbolic for asinh produced an incorrect number of outputs"),
         ("def f(g, x):\n    raise KeyError('no')\n", {},
          "(p.py:f, opset 9) raised KeyError: 'no' (p.py:2)"),
         (GOOD, {"op": "aten::asnih"}, "torch has no operator aten::asnih; did you mean aten::a"),
-        (GOOD, {"op": "torchvison::roi_align"},
-         "torch has no operator torchvison::roi_align; did you mean torchv"),
         (GOOD, {"op": "nobody::knows"},
          "torch has no operator nobody::knows; import the file that defines it"),
     ],
@@ -245,11 +235,8 @@ def test_a_module_that_registers_wrongly(project: Project, plugin: str, expected
     assert expected in project.failure({"module": "p.py"})
 
 
-@pytest.mark.parametrize(
-    "imports", [NEW_PATH, "from torch.onnx._internal import jit_utils, registration\n"]
-)
-def test_one_file_with_the_network_and_its_symbolic(project: Project, imports: str) -> None:
-    project.write("nets.py", DECORATED.format(imports=imports, opset=9) + NET)
+def test_one_file_with_the_network_and_its_symbolic(project: Project) -> None:
+    project.write("nets.py", DECORATED.format(imports=NEW_PATH, opset=9) + NET)
     figures = project.export({"module": "nets.py"}).figures
     assert (project.operators(), figures["warnings"]) == (["Asinh"], [])
 
