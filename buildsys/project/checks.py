@@ -9,13 +9,12 @@ from typing import Any
 
 from buildsys.manifest.engine_checks import engine_problems, profile_problems
 from buildsys.manifest.problem import Problems, suggest
-from buildsys.manifest.value_ranges import IMAGE_DTYPES, data_problem
+from buildsys.manifest.value_ranges import data_problem
 from buildsys.manifest.value_tree import FieldPath
 from buildsys.manifest.view import ManifestView, RefusedError
 from buildsys.stages.surgery.checks import dims_named_by_surgery
 from buildsys.stages.table import STAGES
 
-_CHANNEL_AXES = {"nchw": -3, "nhwc": -1}  # from the end: the batch is optional
 _OUTSIDE_THE_KEY = {  # kind of source -> arguments that load other weights or code
     "timm": ("pretrained", "checkpoint_path", "pretrained_cfg", "pretrained_cfg_overlay"),
     "transformers": (
@@ -31,7 +30,7 @@ _OUTSIDE_THE_KEY = {  # kind of source -> arguments that load other weights or c
 def check_model(view: ManifestView) -> Problems:
     """Yield the problems between the fields of a merged model."""
     checks = [_source, _dims, _tensors, _call, _comparisons, profile_problems, engine_problems]
-    checks += [_preprocessing, _duplicates]
+    checks.append(_duplicates)
     checks += [
         import_module(f"{stage.package}.checks").problems for stage in STAGES if stage.has_checks
     ]
@@ -138,50 +137,16 @@ def _named_inputs(path: FieldPath, value: Any) -> Iterator[tuple[FieldPath, str]
 
 
 def _comparisons(view: ManifestView) -> Problems:
+    """Yield companions of boxes that are not outputs: they would not be compared."""
     outputs = view.map("outputs")
-    matched: dict[str, str] = {}  # companion -> output of boxes
     for path, policy in view.maps("outputs", ..., "compare"):
-        boxes = str(path[1])
         companions: dict[FieldPath, Any]
         companions = {(f"{role}s",): policy.get(f"{role}s") for role in ("label", "score")}
         companions |= {("rows", n): name for n, name in enumerate(policy.get("rows", ()))}
         for place, name in companions.items():
-            if name is None:
-                continue
-            if name not in outputs:
+            if name is not None and name not in outputs:
                 hint = suggest(name, outputs, what="outputs")
                 yield view.problem((*path, *place), f'no output is named "{name}"', hint)
-            elif name == boxes or name in matched:
-                text = f'output "{name}" is already matched with "{matched.get(name, boxes)}"'
-                yield view.problem((*path, *place), text, "remove one of them")
-            elif view.get("outputs", name, "compare") is not None:
-                text = f'output "{name}" has a policy, and is matched with "{boxes}"'
-                yield view.problem((*path, *place), text, f"remove outputs.{name}.compare")
-            matched.setdefault(name, boxes)
-        for role in ("label", "score"):
-            if policy.get(f"{role}s") is not None and policy.get(f"{role}_column") is not None:
-                text = f"{role}s already names the output with the {role}s"
-                field = (*path, f"{role}_column")
-                yield view.problem(field, text, "remove one of them", of_key=True)
-
-
-def _preprocessing(view: ManifestView) -> Problems:
-    """Yield preprocessing for `run` unsuitable for its input."""
-    for (_, name), tensor in view.maps("inputs", ...):
-        fields, path = tensor.get("preprocess"), ("inputs", name, "preprocess")
-        if fields is None:
-            continue
-        dtype, shape = tensor.get("dtype", "float32"), tensor["shape"]
-        if dtype not in IMAGE_DTYPES:
-            text = f"cannot convert images to dtype {dtype}"
-            yield view.problem(path, text, f"supported: {', '.join(IMAGE_DTYPES)}")
-        color, layout = fields.get("color", "rgb"), fields.get("layout", "nchw")
-        channels, axis = 1 if color == "gray" else 3, _CHANNEL_AXES[layout]
-        if len(shape) not in (3, 4) or shape[axis] != channels:
-            text = f"the shape [{', '.join(map(str, shape))}] does not fit {color} images in"
-            letters = "channels, height, width" if axis == -3 else "height, width, channels"
-            hint = f"expected [batch, {letters}] or [{letters}] with {channels} channels"
-            yield view.problem(path, f"{text} layout {layout}", hint)
 
 
 def _duplicates(view: ManifestView) -> Problems:

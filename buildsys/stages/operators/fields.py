@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from itertools import chain
+from typing import TYPE_CHECKING, Annotated, Literal
 
-from pydantic import Field, SerializerFunctionWrapHandler, create_model, model_serializer
+from pydantic import Field
 
 from buildsys.manifest.schema.base import (
     CXX_SOURCE_PATTERN,
@@ -13,7 +14,6 @@ from buildsys.manifest.schema.base import (
     OneOf,
     Spec,
     form,
-    section,
 )
 from buildsys.system.backend_registry import backend_names, describe_backend
 
@@ -21,43 +21,13 @@ Operator = Annotated[str, Field(pattern=OPERATOR_PATTERN)]
 LibrarySource = Annotated[str, Field(pattern=CXX_SOURCE_PATTERN)]
 
 
-class _PerBackend(Spec):
-    """A value for each backend; a backend that someone installs changes no resolved manifest."""
-
-    @model_serializer(mode="wrap")
-    def _given(self, serialize: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        return {name: value for name, value in serialize(self).items() if value is not None}
-
-
-def _use_of(backend: str) -> Any:
-    kinds = describe_backend(backend).operator_kinds
-    text = f"Default: {kinds[0]}{''.join(f', else {kind}' for kind in kinds[1:])}."
-    return (Literal[kinds] | None, Field(None, description=text))
-
-
 if TYPE_CHECKING:
-
-    class FunctionPerBackend(Spec):
-        """A different local function for each backend."""
-
-    class OperatorChoice(Spec):
-        """The implementation used by each backend."""
-
+    Backend = str
+    OperatorKind = str
 else:
-    _BACKENDS = [name for name in backend_names() if describe_backend(name).operator_kinds]
-    _FUNCTION = (Callable | None, Field(None, description="FILE.py:NAME"))
-    FunctionPerBackend = create_model(
-        "FunctionPerBackend",
-        __base__=_PerBackend,
-        __doc__="A different local function for each backend.",
-        **dict.fromkeys(_BACKENDS, _FUNCTION),
-    )
-    OperatorChoice = create_model(
-        "OperatorChoice",
-        __base__=_PerBackend,
-        __doc__="The implementation used by each backend.",
-        **{name: _use_of(name) for name in _BACKENDS},
-    )
+    _KINDS = {name: describe_backend(name).operator_kinds for name in backend_names()}
+    Backend = Literal[tuple(name for name, kinds in _KINDS.items() if kinds)]
+    OperatorKind = Literal[tuple(dict.fromkeys(chain.from_iterable(_KINDS.values())))]
 
 
 class BuiltLibrary(Spec):
@@ -94,7 +64,7 @@ class BundledPlugin(Spec):
 
 
 OperatorFunction = Annotated[
-    Callable | FunctionPerBackend,
+    Callable | dict[Backend, Callable],
     OneOf(("all", "each"), choose=lambda value: "all" if isinstance(value, str) else "each"),
 ]
 OperatorLibrary = Annotated[BuiltLibrary | GivenLibrary, OneOf(("sources", "file"))]
@@ -111,7 +81,8 @@ class OperatorSpec(Spec):
     """ONNX local function: an onnxscript function, a FunctionProto or a factory."""
     library: OperatorLibrary | None = Field(None, description="ONNX Runtime custom-op library.")
     plugin: OperatorPlugin | None = Field(None, description="TensorRT plugin.")
-    use: OperatorChoice = section()
+    use: dict[Backend, OperatorKind] = Field({})
+    """Kind of implementation by backend; default: the first that it has."""
 
 
 class Sections(Spec):

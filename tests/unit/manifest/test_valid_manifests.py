@@ -82,23 +82,6 @@ def test_a_dimension_named_only_by_surgery_is_used(project):
     assert "is not used by any input" in project.errors()[0]
 
 
-def test_profiles_are_checked_against_the_inputs_after_surgery(project):
-    project.model("""\
-        surgery:
-          - {rename: {x: image}}
-        engines:
-          - backend: tensorrt_rtx
-            name: rtx
-            profiles: [{x: {min: [1, 3, 32, 32], opt: [2, 3, 32, 32], max: [4, 3, 32, 32]}}]
-        """)
-    errors = project.errors()
-    assert any('profiles.0.x: unknown input "x"; inputs: image' in error for error in errors)
-    file = project.root / NET
-    file.write_text(file.read_text().replace("[{x:", "[{image:"))
-    assert list(project.load().models) == ["net"]
-
-
-NET = "configs/models/net.yaml"
 FIRST = "{name: first, run: make, outputs: {model: model/}}"
 
 
