@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from buildsys.onnx_graphs.result_types import ResultHeader
-from buildsys.report.result_files import AnyResult, parse, read_result
+from buildsys.report.result_files import AnyResult, adapter, parse, read_result
 from buildsys.stages.table import COMMAND, STAGE_INFO
 
 
@@ -40,6 +40,14 @@ def result_type(stage: str) -> type[ResultHeader]:
         return ResultHeader
     kind: type[ResultHeader] = getattr(import_module(f"{row.package}.result"), row.result)
     return kind
+
+
+def load_result_types() -> None:
+    """Build the schemas of all result files: it takes longer than reading them."""
+    for stage in STAGE_INFO:
+        kind: Any = result_type(stage)
+        adapter(kind)
+        stage_report(stage, "key_figure")
 
 
 def read_results(inputs: Mapping[str, Path]) -> tuple[AnyResult, ...]:

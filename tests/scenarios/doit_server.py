@@ -32,7 +32,8 @@ from pathlib import Path
 from typing import Any
 
 REPOSITORY = Path(__file__).resolve().parents[2]
-PACKAGES = ("cli", "execution", "manifest", "plan", "report", "store", "system", "workers")
+PACKAGES = ("cli", "execution", "history", "manifest", "plan", "project", "report", "store")
+PACKAGES += ("system", "workers")
 FURTHER = ("blake3", "rich.console", "tomllib" if sys.version_info >= (3, 11) else "tomli")
 FURTHER += ("doit.doit_cmd", "pydantic.types", "yaml")
 
@@ -206,6 +207,7 @@ def make_classes() -> None:
     """Make what a run makes at its first use: classes of manifests and results, templates."""
     from buildsys.cli.commands.pages import prepare
     from buildsys.project.model import model_fields
+    from buildsys.report.key_figures import load_result_types
     from buildsys.system.backend_registry import our_backends
 
     manifest = {
@@ -220,6 +222,15 @@ def make_classes() -> None:
     }
     model_fields(manifest)
     prepare()
+    load_result_types()
+
+
+def remember_plugins() -> None:
+    """Look up doit's plugins once: each run reads the metadata of all packages four times."""
+    plugin = importlib.import_module("doit.plugin")
+    plugin.entry_points = cache(plugin.entry_points)  # type: ignore[attr-defined]
+    for kind in ("COMMAND", "LOADER", "BACKEND", "REPORTER"):
+        plugin.entry_points(group=f"doit.{kind}")
 
 
 def serve(channel: socket.socket) -> str:
@@ -293,11 +304,17 @@ def run(program: str) -> None:
 
 def import_ours() -> None:
     """Import the modules of the orchestrator."""
+    from buildsys.stages.table import STAGES
+
     for package in PACKAGES:
         found = importlib.import_module(f"buildsys.{package}")
         for module in pkgutil.walk_packages(found.__path__, f"{found.__name__}."):
             with contextlib.suppress(ImportError):  # of an extra that is not installed
                 importlib.import_module(module.name)
+    for stage in STAGES:
+        for part in ("plan", "checks", "report", "result"):
+            with contextlib.suppress(ImportError):  # it does not have one
+                importlib.import_module(f"{stage.package}.{part}")
 
 
 if __name__ == "__main__":
@@ -305,6 +322,7 @@ if __name__ == "__main__":
         importlib.import_module(name)
     import_ours()
     make_classes()
+    remember_plugins()
     know_texts(sys.argv[2])
     importlib.import_module("forked_modules").fork_modules()
     gc.freeze()  # else a collection would write to every page that the processes share

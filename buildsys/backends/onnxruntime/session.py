@@ -164,6 +164,8 @@ def session_options(
     options.log_severity_level = severity
     # unsigned weights of int8 graphs on x86 without VNNI, where signed ones overflow 16-bit sums
     options.add_session_config_entry("session.x64quantprecision", "1")
+    # idle threads sleep: spinning pays only where engines are timed
+    options.add_session_config_entry("session.intra_op.allow_spinning", "0")
     if few_runs:
         options.add_session_config_entry("session.disable_prepacking", "1")
     return options

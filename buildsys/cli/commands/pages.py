@@ -39,6 +39,7 @@ from buildsys.report.formatting import first_names
 from buildsys.report.html.figures import EngineHistory, PastBuild
 from buildsys.report.html.pages import (
     INDEX,
+    MACROS,
     MODEL,
     GraphPicture,
     IndexRow,
@@ -87,7 +88,7 @@ def run(options: Namespace) -> int:
 
 def prepare() -> None:
     """Load templates and types: they take longer than a page."""
-    for name in (MODEL, INDEX):
+    for name in (MODEL, INDEX, MACROS):
         environment().get_template(name)
     load_types()
 

@@ -33,6 +33,7 @@ from buildsys.system.printable import printable
 
 INDEX = "index.html"
 MODEL = "model.html"
+MACROS = "macros.html"
 STATUS_TEXTS = {"absent": "no result", "partial": "incomplete"}
 _CODE = re.compile(r"`([^`\n]+?)(?:`|(?=\.\.\.$))")  # the last one may be cut off
 

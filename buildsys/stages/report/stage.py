@@ -10,6 +10,7 @@ from buildsys.onnx_graphs.inspection.drawing import draw
 from buildsys.onnx_graphs.inspection.graph import plain_model
 from buildsys.onnx_graphs.onnx_file import load_model
 from buildsys.report.assemble import assemble, opt_sizes
+from buildsys.report.key_figures import load_result_types
 from buildsys.report.markdown import render
 from buildsys.report.report_types import as_json
 from buildsys.system.programs import render_svg
@@ -17,6 +18,7 @@ from buildsys.workers.job import Job, StageResult
 
 _MOST_BOXES = 400
 _GRAPH = "graph:"  # + target: the role of the graph it wrote
+load_result_types()  # once per server: it takes longer than all else of this stage
 
 
 def run(job: Job) -> StageResult:
