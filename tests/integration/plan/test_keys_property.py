@@ -239,7 +239,7 @@ def damage(root: Path, how: str, number: int) -> None:
 
 
 @settings(
-    max_examples=int(os.environ.get("BUILDSYS_TEST_EXAMPLES", "8")),
+    max_examples=int(os.environ.get("BUILDSYS_TEST_EXAMPLES", "4")),
     deadline=None,
     suppress_health_check=[HealthCheck.too_slow],
 )
