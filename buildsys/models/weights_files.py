@@ -1,11 +1,13 @@
-"""Files of weights: state dicts saved by torch, and safetensors.
+"""Files of weights, of the project or the Hugging Face Hub: state dicts of torch, safetensors.
 
-Neither format executes code.
+Neither format executes code. Files of the Hub are at a commit, in its own cache.
 """
 
 from __future__ import annotations
 
+import os
 import pickle
+import re
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -15,15 +17,15 @@ import torch
 from torch import nn
 
 from buildsys.errors import StageError
-from buildsys.models.hub import is_present, locate
 from buildsys.models.user_code import first_line
 from buildsys.system.files import sha256_of
-from buildsys.system.weight_names import INDEX_SUFFIX, read_index
+from buildsys.system.weight_names import HUB, INDEX_SUFFIX, parse_hub_name, read_index
 
 SAFETENSORS = ".safetensors"
 _WRAPPERS = ("state_dict", "model_state_dict", "model")  # keys used by training scripts
 _PARALLEL_PREFIX = "module."  # DataParallel saves every name with it
 _LISTED_NAMES = 3
+_SHA256 = re.compile(r"[0-9a-f]{64}")
 State = Mapping[str, Any]
 
 
@@ -189,3 +191,83 @@ def shortened(names: Sequence[str]) -> str:
     """Return the first names and the number of the others."""
     more = len(names) - _LISTED_NAMES
     return ", ".join(names[:_LISTED_NAMES]) + (f" and {more} more" if more > 0 else "")
+
+
+def locate(name: str, project: Path) -> Path:
+    """Locate the path of a project's file, or of a downloaded file of the Hub.
+
+    Raises: StageError: the Hub does not have it, or cannot be reached.
+    """
+    if not name.startswith(HUB):
+        return project / name
+    file = _download(name)
+    if file is None:
+        raise StageError(f"the Hub has no file {name}", "check the name and the commit")
+    return file
+
+
+def is_present(name: str, project: Path) -> bool:
+    """Check for a file of the project or the Hub, which is downloaded.
+
+    Raises: StageError: the Hub cannot be reached.
+    """
+    if name.startswith(HUB):
+        return _download(name) is not None
+    return (project / name).is_file()
+
+
+def pinned(repository: str, revision: str, path: str) -> str:
+    """Return the name of a file at the commit of a branch or tag; the file is downloaded.
+
+    Raises: StageError: the Hub does not have it, or cannot be reached.
+    """
+    description = f"{path} of {repository} at {revision}"
+    file = _fetch(repository, path, revision, description)
+    if file is None:
+        raise StageError(f"the Hub has no {description}", "check the name and the revision")
+    commit = file.parents[path.count("/")].name  # the cache has a folder per commit
+    return f"{HUB}{repository}@{commit}/{path}"
+
+
+def _download(name: str) -> Path | None:
+    """Return the path in the cache, None if the repository has no such file."""
+    parts = parse_hub_name(name)
+    if parts is None:
+        raise StageError(f"{name} is not a file of the Hub", "write hf://OWNER/NAME@COMMIT/FILE")
+    return _fetch(parts.repository, parts.path, parts.commit, name)
+
+
+def _fetch(repository: str, path: str, revision: str, shown: str) -> Path | None:
+    """Return the path in the cache, None if the repository has no such file."""
+    try:
+        from huggingface_hub import constants, errors, hf_hub_download
+    except ImportError as error:
+        raise StageError(
+            f"{shown} needs huggingface_hub, which is not installed", "pip install huggingface_hub"
+        ) from error
+    endpoint = os.environ.get("HF_ENDPOINT") or constants.ENDPOINT
+    try:
+        file = Path(hf_hub_download(repository, path, revision=revision, endpoint=endpoint))
+    except (errors.RepositoryNotFoundError, errors.RevisionNotFoundError) as error:
+        raise StageError(
+            f"{endpoint} has no repository or revision for {shown}, or does not show it to you",
+            "check the name; for a private or gated repository, `hf auth login`",
+        ) from error
+    except errors.EntryNotFoundError as error:
+        if not isinstance(error, errors.LocalEntryNotFoundError):
+            return None
+        raise _unreachable(shown, endpoint, error.__cause__ or error) from error
+    except Exception as error:  # also the HTTP library's
+        raise _unreachable(shown, endpoint, error) from error
+    digest = file.resolve().name  # large files are stored under their SHA-256
+    if _SHA256.fullmatch(digest) and sha256_of(file) != digest:
+        raise StageError(f"the cached file {file} of {shown} is damaged", "delete it")
+    return file
+
+
+def _unreachable(shown: str, endpoint: str, reason: BaseException) -> StageError:
+    return StageError(
+        f"{shown} is not in the cache, and {endpoint} did not give it"
+        f" ({type(reason).__name__}: {first_line(reason):.200})",
+        "go online, or run `hf download` elsewhere and copy its cache to here",
+    )

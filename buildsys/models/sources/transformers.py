@@ -12,11 +12,10 @@ import torch
 from torch import nn
 
 from buildsys.errors import StageError
-from buildsys.models.hub import is_present, locate
 from buildsys.models.random_weights import SkipInitialization
 from buildsys.models.sources.source_module import SourceModule, draw, import_library
 from buildsys.models.user_code import reraise_as_stage_error
-from buildsys.models.weights_files import read_weights, shortened
+from buildsys.models.weights_files import is_present, locate, read_weights, shortened
 from buildsys.system.files import read_limited, sha256_of
 from buildsys.system.printable import did_you_mean
 from buildsys.system.weight_names import INDEX_SUFFIX, shards_of

@@ -53,20 +53,16 @@ def run(job: Job) -> StageResult:
         backend.prepare(options)
         figures = _build(job, backend)
     except Unavailable as reason:
-        return _unavailable(job, reason)
+        for role in job.outputs.keys() - {"result"}:
+            job.outputs[role].unlink(missing_ok=True)
+        backend_name = {"backend": options["backend"]}
+        return StageResult("unavailable", reason.problem, reason.hint, backend_name)
     return StageResult(figures={"backend": options["backend"], **figures})
 
 
-def _unavailable(job: Job, reason: Unavailable) -> StageResult:
-    for role in job.outputs.keys() - {"result"}:
-        job.outputs[role].unlink(missing_ok=True)
-    backend = {"backend": job.options["engine"]["backend"]}
-    return StageResult("unavailable", reason.problem, reason.hint, backend)
-
-
 def _build(job: Job, backend: Backend) -> Figures:
-    options = job.options["engine"]
-    clock = time.perf_counter()
+    options, clock = job.options["engine"], time.perf_counter
+    started = clock()
     implementation = implementation_of(job, options["backend"])
     with TemporaryDirectory(dir=job.outputs["engine"].parent) as folder:
         program = job.inputs.get("program", Path())
@@ -95,52 +91,30 @@ def _build(job: Job, backend: Backend) -> Figures:
             progress=job.progress,
             count=job.count,
         )
-        prepared = time.perf_counter()
-        sources = [
-            job.inputs[role] for role in ("program", "model", "model.data") if role in job.inputs
-        ]
-        origin = "program_sha256" if "program" in job.inputs else "onnx_sha256"
-        if made_by := request.definition:
-            origin = "definition_sha256"
-            sources = [job.project / made_by.function.rpartition(":")[0]]
-            sources += [made_by.weights] if made_by.weights else []
+        prepared = clock()
         try:
             built = backend.build(request)
         except GraphRefusedError as refusal:
             raise explain_refusal(refusal, request, job) from refusal
-        finished = time.perf_counter()
+        finished = clock()
         files = _output_files(job)
         job.progress("reading the engine back")
-        start = time.perf_counter()
         described = backend.describe(request.engine, options, request.operators)
-        read_s = time.perf_counter() - start
         phases = {
-            "prepare": prepared - clock,
+            "prepare": prepared - started,
             **built.pop("phases", {"build": finished - prepared}),
-            "read_back": read_s,
+            "read_back": clock() - finished,
         }
+        figures: Figures = {**built, "messages": [*built.get("messages", ())], **described}
+        if shared and "refitted_from" not in built:
+            if timing_cache := shared.merge_back(private, lent):
+                figures["timing_cache"] = timing_cache
+            figures["messages"] += shared.warnings
         digests = {file.name: sha256_of(file) for file in files}
         device = backend.device(options)
-        flags = options.get("flags") or {}
-        settings = {name: options.get(name, flags.get(name)) for name in _PORTABILITY}
-        portability = {n: v for n, v in settings.items() if v not in (None, False, "none")}
-        messages = list(built.get("messages", ()))
-        timing_cache: Figures = {}
-        if shared and "refitted_from" not in built:
-            timing_cache = shared.merge_back(private, lent)
-            messages += shared.warnings
-        uses = {
-            use.op: use.kind if use.path is None else f"{use.kind} {use.path.name}"
-            for use in request.operators
-        }
         return {
-            **built,
-            "messages": messages,
-            **({"timing_cache": timing_cache} if timing_cache else {}),
-            **described,
-            **({"operators": uses} if uses else {}),
-            **({"ranges": job.options["ranges"]} if "ranges" in job.options else {}),
-            **_calibration_figures(request.calibration),
+            **figures,
+            **_optional_figures(job, request),
             "build_seconds": round(finished - prepared, 3),
             "phases": {name: round(duration, 3) for name, duration in phases.items()},
             "engine_sha256": sha256_of(*files) if len(files) > 1 else digests[files[0].name],
@@ -149,11 +123,50 @@ def _build(job: Job, backend: Backend) -> Figures:
                 file.name: {"bytes": file.stat().st_size, "sha256": digests[file.name]}
                 for file in files
             },
-            origin: sha256_of(*sources),
-            "portability": portability,
+            **_origin(job, request.definition),
+            "portability": _portability(options),
             "built_with": built_with(options["backend"], device),
             "device": device,
         }
+
+
+def _optional_figures(job: Job, request: BuildRequest) -> Figures:
+    """Describe operators, ranges and calibration, where there are any."""
+    figures: Figures = {}
+    if request.operators:
+        figures["operators"] = {
+            use.op: use.kind if use.path is None else f"{use.kind} {use.path.name}"
+            for use in request.operators
+        }
+    if "ranges" in job.options:
+        figures["ranges"] = job.options["ranges"]
+    if calibration := request.calibration:
+        recorded: BuilderCalibration = {}
+        if calibration.algorithm:
+            recorded["algorithm"] = calibration.algorithm
+        if calibration.batches.is_file():
+            recorded["batches_sha256"] = sha256_of(calibration.batches)
+        if calibration.cache.is_file():
+            recorded["cache_sha256"] = sha256_of(calibration.cache)
+        figures["calibration"] = recorded
+    return figures
+
+
+def _origin(job: Job, definition: Definition | None) -> dict[str, str]:
+    """Digest what the engine was made from."""
+    if definition is not None:
+        function = job.project / definition.function.rpartition(":")[0]
+        weights = [definition.weights] if definition.weights else []
+        return {"definition_sha256": sha256_of(function, *weights)}
+    name = "program_sha256" if "program" in job.inputs else "onnx_sha256"
+    roles = [role for role in ("program", "model", "model.data") if role in job.inputs]
+    return {name: sha256_of(*(job.inputs[role] for role in roles))}
+
+
+def _portability(options: Mapping[str, Any]) -> dict[str, Any]:
+    flags = options.get("flags") or {}
+    settings = {name: options.get(name, flags.get(name)) for name in _PORTABILITY}
+    return {n: v for n, v in settings.items() if v not in (None, False, "none")}
 
 
 def _definition(job: Job) -> Definition | None:
@@ -185,19 +198,6 @@ def _calibration(job: Job) -> Calibration | None:
             "set calibration.algorithm to one of these, or quantization: explicit for the engine",
         )
     return Calibration(job.inputs["batches"], algorithm, job.outputs["calibration"])
-
-
-def _calibration_figures(calibration: Calibration | None) -> dict[str, BuilderCalibration]:
-    if calibration is None:
-        return {}
-    figures: BuilderCalibration = {}
-    if calibration.algorithm:
-        figures["algorithm"] = calibration.algorithm
-    if calibration.batches.is_file():
-        figures["batches_sha256"] = sha256_of(calibration.batches)
-    if calibration.cache.is_file():
-        figures["cache_sha256"] = sha256_of(calibration.cache)
-    return {"calibration": figures}
 
 
 def _output_files(job: Job) -> list[Path]:

@@ -271,8 +271,8 @@ def _named(outputs: Mapping[str, Tensor], inputs: Inputs) -> dict[str, ProposedO
 
 def _completed(source: Mapping[str, Any], job: Job) -> dict[str, Any]:
     """Complete a source of transformers with the class of its checkpoint, at a commit."""
-    from buildsys.models.hub import pinned
     from buildsys.models.sources.transformers import read_config
+    from buildsys.models.weights_files import pinned
 
     completed = dict(source)
     for field_name in ("checkpoint", "config"):

@@ -15,8 +15,7 @@ import torch
 from torch import nn
 
 from buildsys.errors import StageError
-from buildsys.models.hub import is_present, locate, pinned
-from buildsys.models.weights_files import load_weights
+from buildsys.models.weights_files import is_present, load_weights, locate, pinned
 
 COMMIT = "0123456789" * 4
 NAME = f"hf://owner/net@{COMMIT}"

@@ -6,6 +6,7 @@ import hashlib
 import json
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
@@ -136,13 +137,12 @@ def test_a_build_gets_a_private_copy_and_shares_its_additions(
 def test_the_calibration_of_a_builder_is_recorded(tmp_path: Path) -> None:
     batches, cache = tmp_path / "batches.npz", tmp_path / "calibration.cache"
     batches.write_bytes(b"batches")
-    assert engine._calibration_figures(None) == {}
-    assert engine._calibration_figures(Calibration(batches, "entropy", cache)) == {
-        "calibration": {
-            "algorithm": "entropy",
-            "batches_sha256": hashlib.sha256(b"batches").hexdigest(),
-        }
-    }
     cache.write_bytes(b"ranges")
-    found = engine._calibration_figures(Calibration(batches, "minmax", cache))["calibration"]
-    assert found["cache_sha256"] == hashlib.sha256(b"ranges").hexdigest()
+    request: Any = SimpleNamespace(operators=(), calibration=Calibration(batches, "entropy", cache))
+    assert engine._optional_figures(engine_job(tmp_path, "onnxruntime"), request)[
+        "calibration"
+    ] == {
+        "algorithm": "entropy",
+        "batches_sha256": hashlib.sha256(b"batches").hexdigest(),
+        "cache_sha256": hashlib.sha256(b"ranges").hexdigest(),
+    }

@@ -13,6 +13,7 @@ from small_graphs import conv_bn, make_model
 from stage_jobs import ROOT, manifest, stage_job
 
 from buildsys.errors import StageError
+from buildsys.models.user_code import load_callable
 from buildsys.onnx_graphs.tensors import Case, load_case
 from buildsys.stages.reference import stage as reference
 from buildsys.workers.job import StageResult
@@ -107,7 +108,7 @@ def test_a_network_file_may_import_old_names_of_torch(tmp_path: Path) -> None:
 def test_a_missing_package_names_the_pip_command(tmp_path: Path, line: str, hint: str) -> None:
     (tmp_path / "net.py").write_text(f"import torch\n{line}\n")
     with pytest.raises(StageError, match=r"importing net\.py failed") as error:
-        run(tmp_path, "", tmp_path, source={"python": "net.py:make"})
+        load_callable("net.py:make", tmp_path)
     assert error.value.hint == hint
 
 
@@ -177,9 +178,7 @@ def test_keywords_go_to_their_parameters(tmp_path: Path) -> None:
     assert case_of(tmp_path).outputs["output0"].array.tolist() == [5.0] * 3
 
 
-@pytest.mark.parametrize(
-    "dtype", ["bfloat16", "float16", "complex64", "float8e4m3fn", "int8", "uint64", "bool"]
-)
+@pytest.mark.parametrize("dtype", ["bfloat16", "complex64", "float8e4m3fn", "uint64", "bool"])
 def test_dtypes_come_through_unchanged(tmp_path: Path, dtype: str) -> None:
     run(tmp_path, "Identity", inputs={"x": {"shape": ["batch", 4], "dtype": dtype}})
     golden = case_of(tmp_path)

@@ -74,8 +74,11 @@ def test_a_graph_for_the_traced_size_only_has_a_remedy() -> None:
 
 def test_equal_outputs_pass(tmp_path: Path) -> None:
     model = conv_bn()
-    result = validate.run(validate_job(tmp_path, model, model, golden(tmp_path, model)))
+    job = validate_job(tmp_path, model, model, golden(tmp_path, model))
+    result = validate.run(replace(job, options={**job.options, "constant": {"x": 1}}))
     assert result.status == "passed", result.reason
+    (warning,) = result.figures["warnings"]
+    assert warning.startswith("input x is 1 in every case, so its effect is not compared; to")
     assert set(result.figures["graphs"]) == {"exported", "simplified"}
     found = result.figures["graphs"]["simplified"]["odd"]["y"]
     assert found["passed"] is True
@@ -110,28 +113,6 @@ def test_an_output_that_is_always_zero_is_not_passed(tmp_path: Path) -> None:
     allowed = {"y": {"policy": "auto", "allow_zero": True}}
     result = validate.run(replace(job, options={**job.options, "compare": allowed}))
     assert result.status == "passed", result.reason
-
-
-@pytest.mark.parametrize(
-    ("float_type", "rtol", "status"),
-    [("float32", None, "failed"), ("float16", None, "passed"), ("float16", 1e-4, "failed")],
-)
-def test_the_default_limit_is_not_tighter_than_the_rounding_of_the_network(
-    tmp_path: Path, float_type: str, rtol: float | None, status: str
-) -> None:
-    model = conv_bn()
-    cases = golden(tmp_path, model)
-    for path in cases.values():
-        case = load_case(path)
-        y = case.outputs["y"].array
-        rounded = {"y": tensor_of(y + np.float32(2**-9) * np.abs(y).max())}  # 2 eps of float16
-        save_case(path, case.inputs, rounded, float_type)
-    job = validate_job(tmp_path, model, model, cases)
-    limits = {**TOLERANCE, "rtol": rtol}
-    result = validate.run(replace(job, options={**job.options, "tolerance": limits}))
-    assert result.status == status, result.reason
-    expected = rtol or (8 * 2**-10 if float_type == "float16" else 1e-4)
-    assert result.figures["tolerance"] == {**limits, "rtol": expected}
 
 
 def cancelling(scale: float) -> onnx.ModelProto:
@@ -254,17 +235,7 @@ def test_outputs_too_many_or_too_few_are_failures(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "dtype",
-    [
-        "bfloat16",
-        "float8e4m3fn",
-        "float8e4m3fnuz",
-        "float8e5m2",
-        "float8e5m2fnuz",
-        "float16",
-        "uint64",
-        "bool",
-    ],
+    "dtype", ["bfloat16", "float8e4m3fn", "float8e5m2fnuz", "float16", "uint64", "bool"]
 )
 def test_tensors_of_any_type_go_through_onnx_runtime(dtype: str) -> None:
     kind = getattr(TensorProto, dtype.upper())
