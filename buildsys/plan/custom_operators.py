@@ -13,7 +13,7 @@ from buildsys.stages.table import OPERATORS, target_of
 MAIN = "onnxruntime"  # validation runs its implementations; the exported file has its functions
 # how a backend implements one operator, unless it uses the graph's own function
 Entry = dict[str, Any]
-Library = Mapping[str, Any]  # ``sources`` and ``flags``, or ``file`` and ``symbol``
+Library = Mapping[str, Any]  # ``sources`` and ``flags``, or ``file``
 
 
 class PlannedOperator(NamedTuple):
@@ -131,9 +131,9 @@ def _library(entry: Mapping[str, Any], backend: str) -> Library | None:
     kind = chosen_kind(entry, backend)
     if kind == "library":
         library: Library = entry["library"]
-        return {**library, "symbol": "RegisterCustomOps"} if "file" in library else library
+        return library
     if kind == "plugin" and "library" in entry["plugin"]:
-        return {"file": entry["plugin"]["library"], "symbol": ""}
+        return {"file": entry["plugin"]["library"]}
     return None
 
 

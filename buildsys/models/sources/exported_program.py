@@ -9,7 +9,6 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.export.graph_signature import InputKind, TensorArgument
 from torch.export.passes import move_to_device_pass
 from torch.export.pt2_archive._package import load_pt2
 from torch.utils._pytree import tree_unflatten
@@ -45,8 +44,7 @@ def make(source: Mapping[str, Any], project: Path) -> SourceModule:
     module.eval = types.MethodType(_keep_mode, module)  # type: ignore[method-assign]
     for part in module.modules():
         part.training = False
-    inputs, call = _inputs(exported)
-    return SourceModule(module, f"from {shown}", program=inputs, call=call)
+    return SourceModule(module, f"from {shown}", program=_inputs(exported))
 
 
 def _refusal(file: Path, shown: str, error: BaseException) -> StageError:
@@ -72,50 +70,19 @@ def _keep_mode(module: nn.Module, mode: bool = True) -> nn.Module:
     return module
 
 
-def _inputs(
-    exported: torch.export.ExportedProgram,
-) -> tuple[dict[str, ProgramInput], Mapping[str, Any] | None]:
-    """List the tensor inputs in order, and the ``call`` if arguments are not one tensor each."""
-    shapes = {node.name: node.meta.get("val") for node in exported.graph.nodes}
-    leaves = [
-        _Name(spec.arg.name) if isinstance(spec.arg, TensorArgument) else spec.arg.value
-        for spec in exported.graph_signature.input_specs
-        if spec.kind == InputKind.USER_INPUT
-    ]
-    args, kwargs = tree_unflatten(leaves, exported.call_spec.in_spec)
-    is_flat = all(isinstance(value, _Name) for value in (*args, *kwargs.values()))
-    keywords = {str(value): key for key, value in kwargs.items() if isinstance(value, _Name)}
-    inputs = {
-        str(name): ProgramInput(
-            tuple(size if isinstance(size, int) else str(size) for size in shapes[name].shape),
-            str(shapes[name].dtype).removeprefix("torch."),
-            keywords.get(name) if is_flat else None,
+def _inputs(exported: torch.export.ExportedProgram) -> dict[str, ProgramInput]:
+    """List the tensor inputs in order; nested ones are not passed by keyword."""
+    values = {node.name: node.meta.get("val") for node in exported.graph.nodes}
+    names = exported.graph_signature.user_inputs
+    leaves = [name if isinstance(name, str) else None for name in names]
+    _, kwargs = tree_unflatten(leaves, exported.call_spec.in_spec)
+    keywords = {name: key for key, name in kwargs.items() if isinstance(name, str)}
+    return {
+        name: ProgramInput(
+            tuple(size if isinstance(size, int) else str(size) for size in values[name].shape),
+            str(values[name].dtype).removeprefix("torch."),
+            keywords.get(name),
         )
         for name in leaves
-        if isinstance(name, _Name)
+        if name is not None and isinstance(values[name], torch.Tensor)
     }
-    call = {
-        "args": [_of_manifest(value) for value in args],
-        "kwargs": {key: _of_manifest(value) for key, value in kwargs.items()},
-    }
-    return inputs, None if is_flat else call
-
-
-class _Name(str):
-    """The name of a tensor input, unlike a string argument."""
-
-    __slots__ = ()
-
-
-def _of_manifest(value: Any) -> Any:
-    """Express an argument as the manifest's ``call`` has it."""
-    if isinstance(value, _Name):
-        return str(value)
-    if isinstance(value, str):
-        return {"text": value}
-    if isinstance(value, Mapping):
-        return {str(key): _of_manifest(member) for key, member in value.items()}
-    if isinstance(value, tuple | list):
-        members = [_of_manifest(member) for member in value]
-        return {"tuple": members} if isinstance(value, tuple) else members
-    return value

@@ -39,7 +39,6 @@ class SourceModule:
     needs_forward: bool = False  # one that measures layers, after drawing weights
     by_keyword: bool = False  # forward takes the inputs by their names
     program: Mapping[str, ProgramInput] | None = None  # inputs of a saved program in order
-    call: Mapping[str, Any] | None = None  # for a saved program with nested or constant arguments
 
 
 def make_module(source: Mapping[str, Any], project: Path) -> SourceModule:

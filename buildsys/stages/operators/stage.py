@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import platform
 import re
 import shlex
 import shutil
@@ -24,7 +23,6 @@ from buildsys.system.compilers import (
     linker_of,
 )
 from buildsys.system.files import sha256_of
-from buildsys.system.processes import describe_exit, run_python
 from buildsys.workers.job import Job, StageResult
 
 
@@ -69,34 +67,26 @@ def _write_functions(job: Job, role: str, references: dict[str, str]) -> dict[st
     }
 
 
-REGISTER = "RegisterCustomOps"  # ONNX Runtime's entry point of a library of custom operators
 _ERROR = re.compile(r"error:|undefined (reference|symbol)|cannot find |multiple definition")
 _TIMEOUT_S = 600
 # an undefined symbol fails the link instead of the load of an engine
 _LINK_FLAGS = ("-shared", "-Wl,-z,defs")
-_LOAD_TIMEOUT_S = 120
-_MISSING_SYMBOL = 3
-# RTLD_NOW finds undefined symbols; os._exit skips the library's destructors
-_LOAD = f"""
-import ctypes, os, sys
-path, symbol = sys.argv[1:]
-try:
-    library = ctypes.CDLL(path, mode=os.RTLD_NOW | os.RTLD_LOCAL)
-except OSError as error:
-    sys.exit(str(error))
-os._exit(0 if hasattr(library, symbol) else {_MISSING_SYMBOL})
-"""
 
 
 def make_library(entry: Mapping[str, Any], target: Path, project: Path) -> OperatorLibrary:
     """Write the library of ``entry`` and return its figures.
 
-    ``entry`` has ``sources`` and ``flags``, or ``file`` and ``symbol``.
-    Raises: StageError: it does not compile (all messages go to the log), or it does not load here.
+    ``entry`` has ``sources`` and ``flags``, or ``file``.
+    Raises: StageError: it does not compile (all messages go to the log), or is no library.
     """
     if "file" in entry:
         file = entry["file"]
-        check_library(project / file, file, entry["symbol"])
+        with (project / file).open("rb") as stream:
+            if stream.read(4) != b"\x7fELF":
+                raise StageError(
+                    f"{file} is not a shared library for Linux (ELF)",
+                    "name C or C++ files as library: {sources: […]}",
+                )
         shutil.copyfile(project / file, target)
         return {"from": file, "bytes": target.stat().st_size}
     sources, flags = entry["sources"], entry["flags"]
@@ -113,7 +103,6 @@ def make_library(entry: Mapping[str, Any], target: Path, project: Path) -> Opera
             objects.append(str(file))
         command = [*_LINK_FLAGS, *objects, "-o", str(target), *flags]
         _run(linker_of(sources), command, sources[0], project)
-    check_library(target, f"the library compiled from {sources[0]}", REGISTER)
     return {"from": list(sources), "flags": list(flags), "bytes": target.stat().st_size}
 
 
@@ -158,35 +147,3 @@ def _refuse_untracked(source: str, dependencies: Path, flags: Sequence[str], pro
                 'include it by its path relative to the including file, #include "…", or add its'
                 " sources to library.sources",
             )
-
-
-def check_library(path: Path, shown: str, symbol: str) -> None:
-    """Check for a shared library of Linux; given a symbol, also load it.
-
-    Raises: StageError: one of these does not hold.
-    """
-    with path.open("rb") as stream:
-        if stream.read(4) != b"\x7fELF":
-            raise StageError(
-                f"{shown} is not a shared library for Linux (ELF)",
-                "name C or C++ files as library: {sources: […]}",
-            )
-    if not symbol:
-        return
-    # load it in a child process, safe from crashes
-    arguments = ["-c", _LOAD, str(path.absolute()), symbol]
-    done = run_python(arguments, limit_s=_LOAD_TIMEOUT_S)
-    sys.stderr.write(done.stderr)  # to the target's log
-    if done.code == _MISSING_SYMBOL:
-        raise StageError(
-            f"{shown} exports no {symbol}, which ONNX Runtime calls to register operators",
-            f'define {symbol}, in C++ as extern "C"',
-        )
-    if done.code != 0:
-        problem = done.problem.replace(f"{path.absolute()}: ", "")
-        if done.code is None or done.code < 0:
-            problem = f"the process {describe_exit(done.code)}"
-        raise StageError(
-            f"{shown} cannot be loaded: {problem}",
-            f"build it for {platform.machine()}, linked with the libraries that it needs",
-        )

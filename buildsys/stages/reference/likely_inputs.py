@@ -38,8 +38,7 @@ def likely_inputs(
     ``described`` are the user's; ``image_size`` is that of its training, if known.
     """
     if made.program is not None:
-        inputs = described or _program_inputs(made)
-        yield Candidate(inputs, made.call if inputs.keys() == made.program.keys() else None)
+        yield Candidate(described or _program_inputs(made))
         return
     if made.by_keyword:
         for inputs in [described] if described else _transformers_inputs(made.module):

@@ -8,9 +8,7 @@ from typing import Any
 
 import onnx
 import pytest
-import torch
 from onnx import TensorProto, helper
-from torch import nn
 
 from buildsys.errors import StageError
 from buildsys.stages.reference import proposal
@@ -222,31 +220,6 @@ def test_the_way_in_which_forward_takes_its_inputs(
     }
     assert {"keyword": keywords, **figures} | found == {"keyword": keywords, **figures}
     assert figures["ran"]
-
-
-def test_a_saved_program_with_nested_inputs(tmp_path: Path) -> None:
-    class Nested(nn.Linear):
-        def forward(self, parts: Any, scale: float, *, more: Any) -> torch.Tensor:
-            return super().forward(parts["a"]) * scale + parts["b"][0] + more[0]
-
-    n = torch.export.Dim("n", min=2, max=16)
-    parts = {"a": torch.randn(4, 3), "b": (torch.randn(4, 2),)}
-    program = torch.export.export(
-        Nested(3, 2),
-        (parts, 0.5),
-        {"more": [torch.randn(2)]},
-        dynamic_shapes={
-            "parts": {"a": {0: n}, "b": ({0: n},)}, "scale": None, "more": [{0: None}],
-        },
-    )  # fmt: skip
-    torch.export.save(program, tmp_path / "net.pt2")
-    found = propose(tmp_path, exported_program="net.pt2", trusted=True)
-    assert found["call"] == {
-        "args": [{"a": "parts_a", "b": {"tuple": ["parts_b_0"]}}, 0.5],
-        "kwargs": {"more": ["more_0"]},
-    }
-    assert found["inputs"]["parts_b_0"]["shape"] == ["batch", 2]
-    assert found["outputs"]["output0"]["shape"] == ["batch", 2]
 
 
 def test_a_decoder_with_a_cache(tmp_path: Path) -> None:
