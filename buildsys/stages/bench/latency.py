@@ -12,8 +12,7 @@ from buildsys.history.statistics import median_interval
 from buildsys.manifest.default_limits import STEADY_INTERVAL
 from buildsys.report.formatting import percent
 from buildsys.stages.bench.result import (
-    ENGINE,
-    ENGINE_CUDA_GRAPH,
+    ENGINE_CONTENDERS,
     BenchCase,
     ContenderResult,
     Latencies,
@@ -103,9 +102,8 @@ def noise(case: str, figures: BenchCase, limits: Mapping[str, Any]) -> Iterator[
     contenders, limit = figures["contenders"], limits["interval"]
     engine = contenders[engine_contender(contenders)]
     for name, contender in contenders.items():
-        if name not in (ENGINE, ENGINE_CUDA_GRAPH) and _is_certainly_slower(contender, engine):
-            continue
-        if limit is None:
+        is_baseline = name not in ENGINE_CONTENDERS
+        if limit is None or (is_baseline and _is_certainly_slower(contender, engine)):
             continue
         latencies = _decisive(contender)
         ends = latencies.get("p50_interval_ms") or _interval_of_samples(latencies)
@@ -142,13 +140,11 @@ def _decisive(contender: ContenderResult) -> Latencies:
 
 def _is_certainly_slower(contender: ContenderResult, engine: ContenderResult) -> bool:
     """Compare intervals of medians by every clock of both; False if one is not known."""
-    pairs: list[tuple[Latencies, Latencies]] = [(contender, engine)]
+    clocks: list[tuple[Latencies, Latencies]] = [(contender, engine)]
     if "gpu" in contender and "gpu" in engine:
-        pairs.append((contender["gpu"], engine["gpu"]))
-    intervals = [
-        (baseline["p50_interval_ms"], other["p50_interval_ms"]) for baseline, other in pairs
-    ]
-    return all(slow and fast and slow[0] > fast[1] for slow, fast in intervals)
+        clocks.append((contender["gpu"], engine["gpu"]))
+    ends = [(slow["p50_interval_ms"], fast["p50_interval_ms"]) for slow, fast in clocks]
+    return all(slow and fast and slow[0] > fast[1] for slow, fast in ends)
 
 
 def _interval_of_samples(figures: Latencies) -> tuple[float, float]:

@@ -12,7 +12,6 @@ from buildsys.stages.bench.result import (
     BenchCase,
     BenchResult,
     engine_contender,
-    recorded_interval,
 )
 
 _CLEARLY_FASTER = 0.98
@@ -46,10 +45,6 @@ def _main_case(cases: Mapping[str, BenchCase]) -> str:
     return "opt" if "opt" in cases else next(iter(cases), "")
 
 
-def _as_list(interval: tuple[float, float] | None) -> list[float] | None:
-    return None if interval is None else list(interval)
-
-
 def history_figures(result: BenchResult) -> dict[str, Any]:
     """Collect the engine's latencies in the main case."""
     cases = result.get("cases", {})
@@ -68,9 +63,9 @@ def history_figures(result: BenchResult) -> dict[str, Any]:
         "case": name,
         "contender": contender,
         "latency_p50_ms": own.get("p50_ms"),
-        "latency_interval_ms": _as_list(recorded_interval(own)),
+        "latency_interval_ms": own.get("p50_interval_ms"),
         "gpu_p50_ms": gpu.get("p50_ms"),
-        "gpu_interval_ms": _as_list(recorded_interval(gpu)),
+        "gpu_interval_ms": gpu.get("p50_interval_ms"),
         "throughput_per_s": own.get("throughput_per_s"),
         "speedup": case.get("speedup"),
         "fastest": min(medians, key=lambda name: medians[name], default=None),

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Container, Mapping, Sequence
 from typing import Any
 
@@ -133,8 +132,5 @@ def engine_contender(contenders: Container[str]) -> str:
 
 def recorded_interval(latencies: Mapping[str, Any]) -> tuple[float, float] | None:
     """Read the interval of a median, None if it was not measured."""
-    match latencies.get("p50_interval_ms"):
-        case [float(low), float(high)] if math.isfinite(low) and math.isfinite(high):
-            return low, high
-        case _:
-            return None
+    ends = latencies.get("p50_interval_ms")
+    return (ends[0], ends[1]) if ends else None
