@@ -12,7 +12,6 @@ from engine_jobs import BATCHES, random_x, resolved, save_at, stage_job, write_g
 from onnx import TensorProto, helper, numpy_helper
 from small_graphs import conv_bn, make_model
 
-from buildsys.backends.cuda_gpus import find_driver
 from buildsys.backends.onnxruntime.session import OrtGraph
 from buildsys.onnx_graphs.tensors import Tensor
 from buildsys.stages.engine import stage as engine
@@ -108,14 +107,3 @@ def test_an_engine_correct_only_at_batch_1_fails_with_the_wrong_cases(tmp_path: 
     assert result.figures["cases"]["min"]["y"]["passed"] is True
     kept = tmp_path / "m" / "verify" / "failed"
     assert sorted(path.name for path in kept.iterdir()) == ["e-max.npz", "e-odd.npz", "e-opt.npz"]
-
-
-@pytest.mark.skipif(
-    bool(find_driver().gpus), reason="checks what is said on a machine without a GPU"
-)
-def test_an_engine_that_cannot_run_here_is_unavailable_not_passed(tmp_path: Path) -> None:
-    pytest.importorskip("tensorrt_rtx")
-    result = verified(tmp_path, conv_bn(), golden(conv_bn()), {"backend": "tensorrt_rtx"})
-    assert result.status == "unavailable"
-    assert "no NVIDIA driver is installed" in result.reason
-    assert result.hint

@@ -126,10 +126,6 @@ def test_a_slower_engine_fails_with_one_sentence(run: RunGate) -> None:
     assert result.hint == ACCEPT
 
 
-def test_a_slowdown_within_the_tolerance_passes(run: RunGate) -> None:
-    assert run(LATENCY, baseline=BASELINE, slower=0.049).status == "passed"
-
-
 def test_a_comparison_that_proves_nothing_is_undecided_and_no_pass(run: RunGate) -> None:
     result = run(LATENCY, baseline=BASELINE, spread=0.05)
     assert result.status == "noisy"
@@ -276,14 +272,6 @@ def test_without_a_baseline_nothing_passes_that_is_relative(run: RunGate) -> Non
     assert result.reason == "latency is not comparable: there is no earlier build (also: size)"
     assert result.hint == "the next build is compared with this one"  # this gate is up to date
     assert result.figures["figures"]["size"] == 1000  # for the next build
-
-
-def test_files_are_compared_exactly(run: RunGate) -> None:
-    gates = {"size": {"tolerance": 0.02, "limit": None}}
-    assert run(gates, baseline=BASELINE, size=1020).status == "passed"
-    result = run(gates, baseline=BASELINE, size=1021)
-    assert result.status == "failed"
-    assert "1.00 kB before, 1.02 kB now" in result.reason
 
 
 def test_an_earlier_build_with_other_libraries_is_not_comparable_in_time(run: RunGate) -> None:
