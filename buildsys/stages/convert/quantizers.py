@@ -2,9 +2,6 @@
 
 TensorRT reads such a pair as int8 or fp8. Weights keep their float32 values and get a pair each; an
 activation gets one for the whole tensor. All zero points are 0, as TensorRT requires.
-
-The quantizer of onnxruntime.quantization is not used: it needs its own settings and repairs for
-int8 (betas of Gemm, types of tensors), and its scales of fp8 activations ignore the ranges.
 """
 
 from __future__ import annotations
@@ -134,30 +131,31 @@ def insert_quantizers(
 
     ``limits`` maps each tensor to the magnitude of the largest value of ``grid``.
     """
-    writer, nodes = _Writer(model, limits, grid, per_channel), list(model.graph.node)
-    shared = {
-        node.input[place]
-        for node in nodes
-        for place in selection.chosen.get(node.name, ())
-        if grid.is_shared and node.input[place] not in writer.weights
-    }
-    dequantized: dict[str, str] = {}  # tensor -> its dequantized form, for all nodes that follow
+    weights, writer = _stored(model), _Writer(model, grid)
+    places = [selection.chosen.get(node.name, ()) for node in model.graph.node]
+    inputs = zip(model.graph.node, places, strict=True)
+    activations = {node.input[place] for node, chosen in inputs for place in chosen} - set(weights)
+    dequantized: dict[str, str] = {}
 
-    def share(names: Iterable[str]) -> None:
-        dequantized.update(
-            (name, writer.quantize_activation(name)) for name in names if name in shared
-        )
+    def quantize(names: Iterable[str]) -> None:
+        for name in filter(activations.__contains__, names):
+            dequantized[name] = writer.add_pair(name, np.float64(limits[name]))
 
-    share(value.name for value in model.graph.input)
-    for node in nodes:
-        for place in selection.chosen.get(node.name, ()):
-            node.input[place] = writer.quantize_input(node, place)
-        node.input[:] = [dequantized.get(name, name) for name in node.input]
+    quantize(value.name for value in model.graph.input)
+    for node, chosen in zip(list(model.graph.node), places, strict=True):
+        for place, name in enumerate(node.input):
+            if place in chosen and name in weights:
+                values = np.abs(numpy_helper.to_array(weights[name]).astype(np.float64))
+                axis = channel_axis(node, place, values.ndim) if per_channel else None
+                node.input[place] = writer.quantize_weight(name, values, axis)
+            elif name in dequantized and (grid.is_shared or place in chosen):
+                node.input[place] = dequantized[name]
         writer.nodes.append(node)
         results = list(node.output)
-        if outputs and node.name in selection.chosen:
-            writer.quantize_output(node)
-        share(results)
+        if outputs and chosen and limits.get(results[0], 0.0) > 0.0:
+            node.output[0] = writer.fresh.new(f"{results[0]}_exact")
+            writer.add_pair(node.output[0], np.float64(limits[results[0]]), target=results[0])
+        quantize(results)
     del model.graph.node[:]
     model.graph.node.extend(writer.nodes)
 
@@ -194,52 +192,29 @@ def limits_of(ranges: Ranges, precision: str, algorithm: str) -> dict[str, float
 
 
 class _Writer:
-    """Rewrites the nodes; every tensor gets at most one pair."""
+    """Writes pairs of quantizers; a weight gets at most one per axis."""
 
-    def __init__(
-        self, model: ModelProto, limits: Mapping[str, float], grid: Grid, per_channel: bool
-    ) -> None:
-        self._graph, self._limits, self._grid = model.graph, limits, grid
-        self._per_channel = per_channel
-        self._fresh = FreshNames(model.graph)
-        self._pairs: dict[tuple[str, int | None], str] = {}
-        self.weights = _stored(model)
+    def __init__(self, model: ModelProto, grid: Grid) -> None:
+        self._graph, self._grid = model.graph, grid
+        self._weights: dict[tuple[str, int | None], str] = {}
+        self.fresh = FreshNames(model.graph)
         self.nodes: list[NodeProto] = []
 
-    def quantize_activation(self, name: str) -> str:
-        return self._dequantized(name, np.float64(self._limits[name]), None)
+    def quantize_weight(self, name: str, magnitudes: Array, axis: int | None) -> str:
+        if (name, axis) not in self._weights:
+            others = tuple(i for i in range(magnitudes.ndim) if i != axis)
+            self._weights[name, axis] = self.add_pair(name, magnitudes.max(axis=others), axis)
+        return self._weights[name, axis]
 
-    def quantize_input(self, node: NodeProto, place: int) -> str:
-        name = node.input[place]
-        if name not in self.weights:
-            return self.quantize_activation(name)
-        values = np.abs(numpy_helper.to_array(self.weights[name]).astype(np.float64))
-        axis = channel_axis(node, place, values.ndim) if self._per_channel else None
-        others = tuple(i for i in range(values.ndim) if i != axis)
-        largest = values.max() if axis is None else values.max(axis=others)
-        return self._dequantized(name, largest, axis)
-
-    def quantize_output(self, node: NodeProto) -> None:
-        """Quantize a result for the nodes downstream."""
-        name = node.output[0]
-        if self._limits.get(name, 0.0) > 0.0:
-            node.output[0] = self._fresh.new(f"{name}_exact")
-            self._add_pair(node.output[0], name, np.float64(self._limits[name]), None)
-
-    def _dequantized(self, name: str, largest: Array | np.float64, axis: int | None) -> str:
-        if (name, axis) not in self._pairs:
-            self._pairs[name, axis] = self._fresh.new(f"{name}_dequantized")
-            self._add_pair(name, self._pairs[name, axis], largest, axis)
-        return self._pairs[name, axis]
-
-    def _add_pair(
-        self, source: str, target: str, largest: Array | np.float64, axis: int | None
-    ) -> None:
+    def add_pair(
+        self, source: str, largest: Array | np.float64, axis: int | None = None, target: str = ""
+    ) -> str:
+        target = target or self.fresh.new(f"{source}_dequantized")
         scale = np.asarray(largest / self._grid.largest, np.float32)
         # a channel of zeros gets 1
         scale = np.where(scale > np.finfo(np.float32).tiny, scale, np.float32(1.0))
         scale_name, zero_name, quantized = (
-            self._fresh.new(f"{target}_{part}") for part in ("scale", "zero_point", "quantized")
+            self.fresh.new(f"{target}_{part}") for part in ("scale", "zero_point", "quantized")
         )
         zeros = b"\0" * int(scale.size)
         self._graph.initializer.extend((
@@ -249,8 +224,9 @@ class _Writer:
         attributes: dict[str, Any] = {} if axis is None else {"axis": axis}
         ends = {"QuantizeLinear": (source, quantized), "DequantizeLinear": (quantized, target)}
         for operator, (read, result) in ends.items():
-            inputs, name = [read, scale_name, zero_name], self._fresh.new(f"{result}_{operator}")
+            inputs, name = [read, scale_name, zero_name], self.fresh.new(f"{result}_{operator}")
             self.nodes.append(helper.make_node(operator, inputs, [result], name, **attributes))
+        return target
 
 
 def channel_axis(node: NodeProto, place: int, dimensions: int) -> int | None:
