@@ -113,34 +113,26 @@ def _quantize(
     """Quantize the weights; return the graph with its figures."""
     from onnxruntime.quantization.onnx_model import ONNXModel
 
-    names = [node.name for node in model.graph.node]
-    check_patterns("quantize_weights.exclude", section["exclude"], names)
-    kinds = _OPERATORS[precision]
+    check_patterns(
+        "quantize_weights.exclude", section["exclude"], [node.name for node in model.graph.node]
+    )
+    kinds, before = _OPERATORS[precision], operator_counts(model)
     products = [node.name for node in model.graph.node if node.op_type in kinds]
     excluded = [name for name in products if matching_pattern(name, section["exclude"])]
     exclude = [*excluded, *(f"{name}{_OF_GEMM}" for name in excluded)]
-    before = operator_counts(model)
-    with (
-        TemporaryDirectory(dir=folder) as scratch,
-        _one_error("onnxruntime.quantization fails", "exclude nodes"),
-    ):
-        if precision == "int4":
-            quantized = _weights_in_int4(model, section, exclude)
-        else:
-            quantized = _dynamic_int8(model, section, exclude, Path(scratch))
+    with _one_error("onnxruntime.quantization fails", "exclude nodes"):
+        quantize = _weights_in_int4 if precision == "int4" else _dynamic_int8
+        quantized = quantize(model, section, exclude, folder)
         ONNXModel(quantized).clean_initializers()  # Gemm's are replaced by transposed ones
     _, added = changed_counts(before, operator_counts(quantized))
     kernels = {op: added[op] for op in _RESULTS[precision] if op in added}
     if not kernels:
-        operators = ", ".join(list(before)[:6])
         raise StageError(
             f"no weight of the graph can be quantized to {precision}: it has no matrix product"
-            f" with a constant, only {operators}",
+            f" with a constant, only {', '.join(list(before)[:6])}",
             "remove the engine, or shorten quantize_weights.exclude",
         )
-    left = {
-        node.name.removesuffix(_OF_GEMM) for node in quantized.graph.node if node.op_type in kinds
-    }
+    left = [n.name.removesuffix(_OF_GEMM) for n in quantized.graph.node if n.op_type in kinds]
     reasons = {
         name: "excluded" if name in excluded else "its second input is not a constant matrix"
         for name in products
@@ -156,7 +148,7 @@ def _quantize(
 
 
 def _weights_in_int4(
-    model: ModelProto, section: Mapping[str, Any], exclude: list[str]
+    model: ModelProto, section: Mapping[str, Any], exclude: list[str], _: Path
 ) -> ModelProto:
     from onnxruntime.quantization.matmul_nbits_quantizer import MatMulNBitsQuantizer
     from onnxruntime.quantization.onnx_model import ONNXModel
@@ -181,17 +173,18 @@ def _dynamic_int8(
 ) -> ModelProto:
     from onnxruntime.quantization import QuantType, quantize_dynamic
 
-    target = folder / "quantized.onnx"
-    quantize_dynamic(
-        model,
-        target,
-        op_types_to_quantize=["MatMul", "Gemm", "Attention"],
-        per_channel=section["per_channel"],
-        reduce_range=section["reduce_range"],
-        weight_type=QuantType.QInt8,
-        nodes_to_exclude=exclude,
-    )
-    return load_model(target)
+    with TemporaryDirectory(dir=folder) as scratch:
+        target = Path(scratch) / "quantized.onnx"
+        quantize_dynamic(
+            model,
+            target,
+            op_types_to_quantize=list(_OPERATORS["int8"]),
+            per_channel=section["per_channel"],
+            reduce_range=section["reduce_range"],
+            weight_type=QuantType.QInt8,
+            nodes_to_exclude=exclude,
+        )
+        return load_model(target)
 
 
 @contextmanager
