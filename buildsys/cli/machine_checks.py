@@ -56,22 +56,28 @@ class Finding:
         return {**fields, "facts": dict(self.facts)} if self.facts else fields
 
 
+def _obstacle(library: Library, name: str, install: str) -> Ability:
+    """Describe why a library cannot be used, and what installs it."""
+    if library.timed_out:
+        return Ability(problem=f"{name} {library.problem}", remedy=_AGAIN, unknown=True)
+    if library.missing:
+        return Ability(problem=f"{name} is not installed", remedy=install)
+    again = install.replace(" install ", " install --force-reinstall ", 1)
+    return Ability(problem=f"{name} cannot be imported: {library.problem}", remedy=again)
+
+
 def check_libraries_here(libraries: Mapping[str, Library]) -> Iterator[Finding]:
     """Yield the state of the libraries needed by every project."""
     for name in LIBRARIES:
         library = libraries[name]
         if library.is_usable:
             yield Finding("library", name, OK, library.version, facts=dict(library.facts or {}))
-        elif library.timed_out:
-            yield Finding("library", name, UNKNOWN, library.problem, _AGAIN)
-        else:
-            text, again = "is not installed", ""
-            if not library.missing:
-                text, again = f"cannot be imported: {library.problem}", "--force-reinstall "
-            # each version of torchvision needs one version of torch
-            packages = "torch torchvision" if name in ("torch", "torchvision") else name
-            remedy = f"{sys.executable} -m pip install {again}{packages}"
-            yield Finding("library", name, BROKEN, text, remedy)
+            continue
+        # each version of torchvision needs one version of torch
+        packages = "torch torchvision" if name in ("torch", "torchvision") else name
+        obstacle = _obstacle(library, name, f"{sys.executable} -m pip install {packages}")
+        state = UNKNOWN if obstacle.unknown else BROKEN
+        yield Finding("library", name, state, obstacle.problem, obstacle.remedy)
 
 
 def check_gpus() -> tuple[Gpus, list[Finding]]:
@@ -123,23 +129,17 @@ class Environment:
             return Ability(problem=description.problem, remedy=description.install)
         library = self.libraries[description.module]
         pip = self.toolchain.pip if self.toolchain else ""
-        if library.timed_out:
-            return Ability(problem=f"{backend} {library.problem}", remedy=_AGAIN, unknown=True)
-        if library.is_usable and not self.has_cuda and description.needs_cuda:
+        if not library.is_usable:
+            install = f"{pip} {description.packages}" if pip else description.install
+            obstacle = _obstacle(library, backend, install)
+            if library.missing and description.needs_gpu_library and not gpus.capabilities:
+                problem = f"{obstacle.problem}, and {gpus.problem}"
+                return Ability(problem=problem, remedy=f"{_ON_A_GPU}: {install}")
+            return obstacle
+        if description.needs_cuda and not self.has_cuda:
             remedy = f"{pip} cuda-bindings" if pip else "pip install 'buildsys[gpu]'"
             return Ability(problem=f"{backend} needs cuda-bindings", remedy=remedy)
-        if library.is_usable:
-            return description.ability(library.version, library.facts or {}, gpus, cuda=cuda)
-        problem, again = f"{backend} is not installed", ""
-        if not library.missing:
-            problem = f"{backend} cannot be imported: {library.problem}"
-            again = "--force-reinstall "
-        remedy = description.install.replace("install ", f"install {again}")
-        remedy = f"{pip} {again}{description.packages}" if pip else remedy
-        if description.needs_gpu_library and library.missing and not gpus.capabilities:
-            problem = f"{problem}, and {gpus.problem}"
-            return Ability(problem=problem, remedy=f"{_ON_A_GPU}: {remedy}")
-        return Ability(problem=problem, remedy=remedy)
+        return description.ability(library.version, library.facts or {}, gpus, cuda=cuda)
 
 
 def check_environment(toolchain: Toolchain, limit_s: float) -> Environment:
@@ -151,12 +151,9 @@ def check_environment(toolchain: Toolchain, limit_s: float) -> Environment:
     names = ("numpy", *(describe_backend(name).module for name in backend_names()))
     variables = toolchain.environment(os.environ)
     libraries = check_libraries(toolchain.python, names, variables, limit_s)
-    numpy = libraries["numpy"]
-    if not numpy.is_usable:
-        why = "has no numpy" if numpy.missing else f"has an unusable numpy: {numpy.problem}"
-        remedy = _AGAIN if numpy.timed_out else f"{toolchain.pip} numpy"
-        problem = f"the toolchain {toolchain.name} {why}"
-        obstacle = Ability("", problem, remedy, unknown=numpy.timed_out)
+    if not libraries["numpy"].is_usable:
+        title = f"numpy of the toolchain {toolchain.name}"
+        obstacle = _obstacle(libraries["numpy"], title, f"{toolchain.pip} numpy")
     python = f"{probed.interpreter.implementation} {probed.interpreter.version}, {toolchain.python}"
     has_cuda = probed.interpreter.finds("cuda")
     return Environment(toolchain, obstacle, python, libraries, has_cuda)
@@ -195,9 +192,7 @@ def check_toolchain(
     ]
     abilities = {backend: environment.ability(backend, gpus) for backend in backends}
     listed = ", ".join(f"{item} {version}" for item, version in versions.items())
-    parts = [
-        ability.problem or f"{backend} {ability.text}" for backend, ability in abilities.items()
-    ]
+    parts = [a.problem or f"{backend} {a.text}" for backend, a in abilities.items()]
     text = "; ".join([f"{environment.python}: {listed}", *parts])
     text = environment.obstacle.problem or text
     problems = [a for a in (environment.obstacle, *abilities.values()) if a.problem]

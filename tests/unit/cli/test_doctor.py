@@ -128,7 +128,10 @@ def test_a_toolchain_has_the_libraries_of_its_interpreter(tmp_path: Path) -> Non
 def test_a_toolchain_names_the_command_that_installs_a_missing_library(tmp_path: Path) -> None:
     bare = PythonFolder(tmp_path / "bare")
     finding = check_toolchain(check_environment(Toolchain("bare", bare.python, {}), 60), NO_GPU, {})
-    assert (finding.state, finding.text) == (MISSING, "the toolchain bare has no numpy")
+    assert (finding.state, finding.text) == (
+        MISSING,
+        "numpy of the toolchain bare is not installed",
+    )
     assert finding.remedy == f"{bare.python} -m pip install numpy"
     gone = check_toolchain(
         check_environment(Toolchain("gone", tmp_path / "none", {}), 60), NO_GPU, {}
