@@ -19,7 +19,7 @@ SECTIONS = {
     },
     "Results": {
         "best": "rank the engines of a model on this machine, and name the one to ship",
-        "history": "show recorded builds and the trend of latencies, or import a history",
+        "history": "show recorded builds, or import a history",
         "compare": "compare two graphs, or two builds: manifest, graph, accuracy, size, latency",
         "gate": "accept a build that its gate rejects as the baseline of later builds",
         "inspect": "show a graph: operators, tensors, weights, multiply-accumulates; or draw it",

@@ -1,9 +1,7 @@
-"""buildsys history: recorded builds, and the trend of latencies."""
+"""buildsys history: recorded builds."""
 
 from __future__ import annotations
 
-import sys
-import time
 from argparse import ArgumentParser, Namespace
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict
@@ -20,12 +18,12 @@ from buildsys.cli.command import (
     print_lines,
     unknown_name,
 )
-from buildsys.cli.console.rows import format_table, plot_lines, time_ago
+from buildsys.cli.console.rows import format_table, time_ago
 from buildsys.cli.project_root import typed_path
 from buildsys.cli.session import BuildSession
 from buildsys.cli.target_names import ModelFilter, add_filter
 from buildsys.errors import UsageError
-from buildsys.history.builds import RAN, RESTORED, Build
+from buildsys.history.builds import RESTORED, Build
 from buildsys.history.database import History, history_file, import_history
 from buildsys.report.formatting import TIMES, duration, error, first_names, latency, plural, size
 from buildsys.report.key_figures import key_figure
@@ -104,23 +102,22 @@ def _named(
     model, _, engine = scope.partition(":")
     full, builds = names.full_name(name), names.of_model(model)
     stage = full.partition(":")[0]
-    engines: list[str] = []
-    if stage in name.split(":") and stage != "build":  # a target by its full name
+    is_target = stage in name.split(":") and stage != "build"
+    if is_target:
         builds = [build for build in builds if f"{build.target}:".startswith(f"{full}:")]
-    else:
-        if engine:
-            builds = [b for b in builds if b.stage in ENGINE_STAGES and b.variant == engine]
-        engines = sorted({build.variant for build in builds if build.stage in ENGINE_STAGES})
+    elif engine:
+        builds = [b for b in builds if b.stage in ENGINE_STAGES and b.variant == engine]
     if not builds:
         hint = f"`buildsys build {name}` builds it"
         raise UsageError(f"the history has no builds of {name}", hint)
-    return model, engines, builds
+    engines = {build.variant for build in builds if build.stage in ENGINE_STAGES}
+    return model, [] if is_target else sorted(engines), builds
 
 
 def _engine_lines(
     history: History, name: str, builds: Sequence[Build], count: int
 ) -> Iterator[str]:
-    """Yield an engine's runs: a table and a plot for each machine."""
+    """Yield an engine's runs: a table for each machine."""
     machines: dict[tuple[str, str], list[Build]] = {}
     for build in builds:
         if build.stage in ENGINE_STAGES and build.variant == name.partition(":")[2]:
@@ -132,7 +129,6 @@ def _engine_lines(
         hardware = next(filter(None, (_hardware(history, build) for build in own)), "")
         yield f"{name} on {', '.join(filter(None, (title, hardware)))}"
         yield from _run_table(own, count)
-        yield from _trend([b for b in own if b.stage == BENCH and b.how == RAN])
         yield ""
 
 
@@ -153,7 +149,7 @@ def _run_table(builds: Sequence[Build], count: int) -> Iterator[str]:
         rows.append(
             [
                 last.short_id,
-                _when(last.started),
+                last.started[:16].replace("T", " "),
                 _revision(last),
                 latency(p50_ms, noisy=noisy) if (p50_ms := bench.get("latency_p50_ms")) else "",
                 _precision(bench),
@@ -172,32 +168,12 @@ def _run_table(builds: Sequence[Build], count: int) -> Iterator[str]:
         yield f"  and {len(runs) - count} older (-n {len(runs)} shows all)"
 
 
-def _trend(benchmarks: Sequence[Build]) -> Iterator[str]:
-    """Yield a plot of the steady medians of benchmarks, given newest first."""
-    steady = [build.figures for build in benchmarks if not is_recorded_noisy(build.figures)]
-    points: list[tuple[float, tuple[float, float] | None]] = []
-    for figures in reversed(steady):
-        match figures.get("latency_p50_ms"), figures.get("latency_interval_ms"):
-            case float(p50_ms), [float(low), float(high)]:
-                points.append((p50_ms, (low, high)))
-            case float(p50_ms), _:
-                points.append((p50_ms, None))
-    if len(points) < 2:
-        return
-    left_out = len(benchmarks) - len(steady)
-    yield ""
-    noisy = f", {left_out} noisy left out" if left_out else ""
-    yield f"  median latency in ms, newest at the right{noisy}"
-    encoding = (sys.stdout.encoding or "").lower().replace("-", "")
-    yield from (f"  {line}" for line in plot_lines(points, ascii_only=encoding != "utf8"))
-
-
 def _target_lines(builds: Sequence[Build]) -> Iterator[str]:
     """Yield a table of single targets."""
     rows = [
         [
             build.short_id,
-            _when(build.started),
+            build.started[:16].replace("T", " "),
             _revision(build),
             build.target,
             duration(build.seconds),
@@ -271,12 +247,6 @@ def _precision(bench: Mapping[str, Any]) -> str:
             return f"{100 * max(high - p50_ms, p50_ms - low) / p50_ms:.1f} %"
         case _:
             return ""
-
-
-def _when(started: str) -> str:
-    """Format a time without the present year."""
-    year = time.strftime("%Y-", time.gmtime())
-    return started[:16].removeprefix(year).replace("T", " ")
 
 
 def _revision(build: Build) -> str:

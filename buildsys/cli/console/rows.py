@@ -1,8 +1,7 @@
-"""Text output of commands: coloured rows, titled lines, tables and plots."""
+"""Text output of commands: coloured rows, titled lines and tables."""
 
 from __future__ import annotations
 
-import math
 import os
 import sys
 import time
@@ -24,9 +23,6 @@ _STYLES = {
     "unavailable": "yellow",
 }  # fmt: skip
 _UNITS = ((86400, "day"), (3600, "h"), (60, "min"))
-_PLOT_WIDTH, _PLOT_STEPS = 60, 7  # columns, with labels less than 80; lines above the lowest
-_POINT, _BAR, _AXIS = "●", "│", "┤"
-_ASCII = str.maketrans({_POINT: "*", _BAR: "|", _AXIS: "|"})
 
 
 @dataclass(frozen=True)
@@ -101,35 +97,3 @@ def time_ago(started: str) -> str:
             count = past // seconds
             return f"{count} {unit}{'s' * (unit == 'day' and count > 1)} ago ({moment})"
     return f"{past} s ago ({moment})"
-
-
-def plot_lines(
-    points: Sequence[tuple[float, tuple[float, float] | None]], *, ascii_only: bool = False
-) -> list[str]:
-    """Plot values and their intervals from left to right; each line is a round level.
-
-    Of more points than columns, the last are drawn.
-    """
-    from buildsys.report.html.charts import round_step
-
-    drawn = [(value, span or (value, value)) for value, span in points[-_PLOT_WIDTH:]]
-    drawn = [(value, span) for value, span in drawn if all(map(math.isfinite, (value, *span)))]
-    if not drawn:
-        return []
-    bottom, top = min(low for _, (low, _) in drawn), max(high for _, (_, high) in drawn)
-    margin = max(0.0, (0.02 * abs(top) or 1.0) - (top - bottom)) / 2  # a flat line stays flat
-    level = round_step(top - bottom + 2 * margin, _PLOT_STEPS)
-    first, last = round((bottom - margin) / level), round((top + margin) / level)
-    step = max(1, min(4, _PLOT_WIDTH // len(drawn)))
-    grid = {number: [" "] * (step * len(drawn)) for number in range(last, first - 1, -1)}
-    for at, (value, (low, high)) in enumerate(drawn):
-        for number in range(round(low / level), round(high / level) + 1):
-            grid[number][at * step] = _BAR
-        grid[round(value / level)][at * step] = _POINT
-    decimals = max(0, -math.floor(math.log10(level)))
-    labels = align([[f"{number * level:,.{decimals}f}"] for number in grid], [True])
-    lines = [
-        f"{label[0]} {_AXIS} {''.join(cells)}".rstrip()
-        for label, cells in zip(labels, grid.values(), strict=True)
-    ]
-    return [line.translate(_ASCII) for line in lines] if ascii_only else lines

@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import io
-import math
 import re
 import sys
 import time
@@ -11,7 +10,6 @@ import pytest
 from buildsys.cli.console.rows import (
     Row,
     format_table,
-    plot_lines,
     print_rows,
     text_console,
     time_ago,
@@ -85,33 +83,3 @@ class ClosedPipe(io.StringIO):
 def test_a_closed_pipe_does_not_end_the_process() -> None:
     with pytest.raises(BrokenPipeError):
         text_console(ClosedPipe()).print("a row")
-
-
-def test_values_and_intervals_are_drawn_from_left_to_right() -> None:
-    lines = plot_lines([(1.0, None), (2.0, (1.5, 2.5)), (4.0, None)])
-    assert lines == [
-        "4.0 ┤         ●",
-        "3.5 ┤",
-        "3.0 ┤",
-        "2.5 ┤     │",
-        "2.0 ┤     ●",
-        "1.5 ┤     │",
-        "1.0 ┤ ●",
-    ]
-
-
-def test_a_flat_line_stays_flat() -> None:
-    lines = plot_lines([(1.0, None), (1.0001, None)], ascii_only=True)
-    assert [line.count("*") for line in lines] == [0, 0, 2, 0, 0]
-    assert "\n".join(lines).isascii()
-
-
-def test_the_last_values_are_shown_in_80_columns() -> None:
-    lines = plot_lines([(float(n), None) for n in range(1000)])
-    assert max(map(len, lines)) <= 78
-    assert lines[-1].startswith("  940")
-
-
-def test_what_is_not_finite_is_left_out() -> None:
-    assert plot_lines([(math.nan, None)]) == []
-    assert plot_lines([(1.0, (math.nan, 2.0)), (1.0, None)]) == plot_lines([(1.0, None)])
