@@ -17,7 +17,6 @@ from typing import Any, NamedTuple
 from buildsys.cli.command import print_json, print_lines, unknown_name
 from buildsys.cli.project_root import typed_path
 from buildsys.cli.session import BuildSession
-from buildsys.cli.target_names import ModelFilter
 from buildsys.deploy.can_run import check_signature
 from buildsys.errors import UsageError
 from buildsys.execution.freshness import FRESH
@@ -191,7 +190,6 @@ def _problem(session: BuildSession, engine: Action) -> str | None:
 def check_engines(
     root: Path,
     names: Sequence[str],
-    only: ModelFilter,
     trusted: Sequence[str] = (),
     revoked: Sequence[str] = (),
     *,
@@ -206,8 +204,7 @@ def check_engines(
     Raises: UsageError: a name is none of these, or a key no public key.
     """
     checker = EngineChecker(root, trusted, revoked)
-    engines = checker.matching(names, only) if only else map(checker.find, names)
-    answers = [checker.check(engine) for of_name in engines for engine in of_name]
+    answers = [checker.check(engine) for name in names for engine in checker.find(name)]
     if as_json:
         print_json({"schema": SCHEMA, "engines": answers})
     else:
@@ -256,14 +253,6 @@ class EngineChecker:
     @cached_property
     def _session(self) -> BuildSession:
         return BuildSession.read_only(self._root)
-
-    def matching(self, names: Sequence[str], only: ModelFilter) -> Iterator[list[NamedEngine]]:
-        """Find the engines of names and of matching models. Raises: UsageError: there are none."""
-        engines = engines_of(self._session, self._session.select(names or [ENGINE], only=only))
-        if not engines:
-            hint = "choose another --tag or --owner, or leave it out"
-            raise UsageError(f"no engine of {' '.join(names)} has {only}", hint)
-        return ([self._of_action(engine)] for engine in engines)
 
     def find(self, name: str) -> list[NamedEngine]:
         """Find the engines of a name."""

@@ -33,7 +33,6 @@ from buildsys.cli.machine_checks import (
     check_toolchain,
 )
 from buildsys.cli.session import BuildSession
-from buildsys.cli.target_names import ModelFilter, add_filter
 from buildsys.errors import BuildsysError, ManifestErrors, UsageError
 from buildsys.execution.freshness import FRESH, is_strict
 from buildsys.project.load import Project, empty_project, load_project
@@ -70,17 +69,15 @@ def add_arguments(parser: ArgumentParser) -> None:
         default=[],
         help="this key is not trusted (repeatable), like those of cache.revoked_keys",
     )
-    add_filter(parser)
 
 
 def run(options: Namespace) -> int:
     """Return 1 if a needed part is broken, or an engine unusable."""
-    only = ModelFilter.of(options)
-    if options.names or only:
+    if options.names:
         from buildsys.cli.engine_checks import check_engines
 
         keys = options.trusted_key, options.revoked_key
-        return check_engines(options.root, options.names, only, *keys, as_json=options.json)
+        return check_engines(options.root, options.names, *keys, as_json=options.json)
     if options.trusted_key or options.revoked_key:
         raise UsageError("keys are for engines", "name an engine: doctor ENGINE")
     return check_machine(options.root, as_json=options.json)

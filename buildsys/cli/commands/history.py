@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from argparse import ArgumentParser, Namespace
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -21,7 +21,6 @@ from buildsys.cli.command import (
 from buildsys.cli.console.rows import format_table, time_ago
 from buildsys.cli.project_root import typed_path
 from buildsys.cli.session import BuildSession
-from buildsys.cli.target_names import ModelFilter, add_filter
 from buildsys.errors import UsageError
 from buildsys.history.builds import RESTORED, Build
 from buildsys.history.database import History, history_file, import_history
@@ -49,16 +48,12 @@ def add_arguments(parser: ArgumentParser) -> None:
     parser.add_argument(
         "-n", type=positive_integer, default=10, dest="count", help="number of builds to show"
     )
-    add_filter(parser)
 
 
 def run(options: Namespace) -> int:
     """Print builds, newest first. Having none is no error."""
     session, names = BuildSession.of_history(options.root), list(options.names)
     file = history_file(session.project.state)
-    only = ModelFilter.of(options)
-    if only and names:
-        raise UsageError(f"history takes {names[0]} or {only}, not both", "name one of them")
     if names[:1] == [_IMPORT] and (len(names) == 2 or _IMPORT not in session.project.models):
         if len(names) != 2:
             hint = "name the file history.db of another machine"
@@ -68,8 +63,7 @@ def run(options: Namespace) -> int:
         raise UsageError("history takes one name", "`buildsys help history` explains it")
     history = History.readable(file)
     if not names:
-        models = only.models(session.project.models) if only else history.models()
-        overview = _overview(history, models)
+        overview = _overview(history)
         document = {"schema": SCHEMA, "file": str(file), "models": overview}
         print_answer(options, document, _overview_lines(overview, history))
         return 0
@@ -186,10 +180,10 @@ def _target_lines(builds: Sequence[Build]) -> Iterator[str]:
     yield from format_table(titles, rows)
 
 
-def _overview(history: History, models: Iterable[str]) -> list[dict[str, Any]]:
+def _overview(history: History) -> list[dict[str, Any]]:
     """Count the builds of recorded models."""
     rows = []
-    for model in filter(history.models().__contains__, models):
+    for model in history.models():
         builds = history.builds(model=model)
         engines = {build.variant for build in builds if build.stage in ENGINE_STAGES}
         rows.append(
@@ -203,7 +197,7 @@ def _overview(history: History, models: Iterable[str]) -> list[dict[str, Any]]:
 
 def _overview_lines(overview: Sequence[dict[str, Any]], history: History) -> Iterator[str]:
     if not overview:
-        yield "the history has no builds of these models yet; `buildsys build` builds them"
+        yield "the history has no builds yet; `buildsys build` builds every model"
         return
     titles = ("model", "engines>", "builds>", "last built")
     rows = [

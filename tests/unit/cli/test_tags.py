@@ -104,8 +104,7 @@ def test_clean_removes_the_files_and_records_of_an_owner_only(tagged: Doit) -> N
 @pytest.mark.parametrize(
     "name",
     [
-        "build", "clean", "compare", "doctor", "explain", "history", "list", "nightly", "pages",
-        "plan", "publish",
+        "build", "clean", "compare", "explain", "list", "nightly", "pages", "plan", "publish",
     ],
 )  # fmt: skip
 def test_every_command_on_several_models_has_the_filter(name: str) -> None:
