@@ -62,7 +62,7 @@ def _obstacle(library: Library, name: str, install: str) -> Ability:
         return Ability(problem=f"{name} {library.problem}", remedy=_AGAIN, unknown=True)
     if library.missing:
         return Ability(problem=f"{name} is not installed", remedy=install)
-    again = install.replace(" install ", " install --force-reinstall ", 1)
+    again = install.replace("pip install", "pip install --force-reinstall", 1)
     return Ability(problem=f"{name} cannot be imported: {library.problem}", remedy=again)
 
 

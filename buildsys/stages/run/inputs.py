@@ -11,9 +11,8 @@ from buildsys.manifest.shape_cases import concrete_shape
 from buildsys.models.golden_inputs import require_dtype
 from buildsys.models.images import Size, describe_images, read_images, size_axes, size_of
 from buildsys.onnx_graphs.tensors import (
-    Array,
-    NpzFile,
     Tensor,
+    load_arrays,
     read_npy,
     save_tensors,
     tensor_of,
@@ -22,6 +21,7 @@ from buildsys.system.printable import nearest
 from buildsys.workers.job import Job, StageResult
 
 ARRAY_SUFFIXES = (".npy", ".npz")
+_GOLDEN_INPUT = "in."  # in the files of golden cases
 Fields = Mapping[str, Any]
 
 
@@ -115,9 +115,11 @@ def _read_arrays(file: InputFile, declared: Mapping[str, Fields]) -> Iterator[tu
     """
     try:
         if file.path.suffix.lower() == ".npy":
-            arrays: Mapping[str, Array] = {file.name: read_npy(file.path)}
+            arrays = {file.name: read_npy(file.path)}
         else:
-            arrays = NpzFile(file.path)
+            arrays = load_arrays(file.path)
+            golden = [name for name in arrays if name.startswith(_GOLDEN_INPUT)]
+            arrays = {n.removeprefix(_GOLDEN_INPUT): arrays[n] for n in golden or arrays}
         inputs = [file.name] if file.name else [*(declared if len(declared) == 1 else arrays)]
         for name in inputs:
             key = next(iter(arrays)) if len(arrays) == len(inputs) == 1 else name

@@ -11,7 +11,7 @@ import pytest
 from PIL import Image
 
 from buildsys.errors import StageError
-from buildsys.onnx_graphs.tensors import load_tensors
+from buildsys.onnx_graphs.tensors import load_tensors, save_case, tensor_of
 from buildsys.stages.run.inputs import run
 from buildsys.workers.job import Job
 
@@ -87,9 +87,13 @@ def test_arrays_come_from_npy_and_npz_files() -> None:
     assert read(ONE, "image=foreign.npy")["image"].array.dtype == np.float32
 
 
-def test_float32_values_are_rounded_to_types_unknown_to_numpy() -> None:
+def test_golden_cases_are_inputs() -> None:
+    save_case(Path("opt.npz"), {"image": tensor_of(ZEROS)}, {"y": tensor_of(ZEROS)})
+    assert read(ONE, "opt.npz").keys() == {"image"}
     half = {"image": {**IMAGE, "dtype": "bfloat16"}}
-    np.save("full.npy", ZEROS)
+    save_case(Path("half.npz"), {"image": tensor_of(ZEROS, "bfloat16")}, {})
+    assert read(half, "half.npz")["image"].dtype == "bfloat16"
+    np.save("full.npy", ZEROS)  # numpy has no bfloat16
     assert read(half, "image=full.npy")["image"].dtype == "bfloat16"
 
 
