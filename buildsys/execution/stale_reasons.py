@@ -27,22 +27,14 @@ _KEPT_REASONS, _KEPT_CHARACTERS = 30, 200  # per run, in the history
 _SHOWN_CHARACTERS = 60  # in a value; JSON has it whole
 _SHOWN_NAMES = 3  # upstream targets on one line
 _CONTEXT = 16  # characters before the first difference of two long values
-_KINDS = (
-    "machines",
-    "needs",
-    "config",
-    "weights",
-    "source",
-    "read",
-    "input",
-    "tool",
-    "device",
-    "env",
+# in the order of reasons
+_KINDS = [
+    "machines", "needs", "config", "weights", "source", "read", "input", "tool", "device", "env",
     "code",
-)
+]  # fmt: skip
 _DIGEST = re.compile(r"[0-9a-f]{32,128}")
 _PREFIX = {"config": "", "source": "", "tool": ""}  # other kinds are named
-_NO_VALUE = {None, "null"}  # before and after: a field of another version that nobody has set
+_NO_VALUE = {None, "null"}  # before and after
 TEXTS = {
     NEVER_BUILT: "never built",
     FORGOTTEN: "forgotten by `doit forget`",
@@ -84,7 +76,10 @@ class StaleReason(NamedTuple):
 
 
 def part_reasons(old: Mapping[str, str], new: Mapping[str, str]) -> list[StaleReason]:
-    """Compare two keys: fields first, code and fields without value last."""
+    """Compare two keys: fields first, code last.
+
+    Fields of another version of buildsys that nobody has set are no reasons.
+    """
     ranks = {kind: rank for rank, kind in enumerate(_KINDS)}
     changed = [label for label in old.keys() | new.keys() if old.get(label) != new.get(label)]
     reasons = []
@@ -92,14 +87,11 @@ def part_reasons(old: Mapping[str, str], new: Mapping[str, str]) -> list[StaleRe
     implied = {f"{label}{FILES}" for label in changed if label.startswith("tool:")}
     changed = [label for label in changed if label not in implied]
 
-    def rank(label: str) -> tuple[bool, int, str]:
-        kind = label.partition(":")[0]
-        has_value = kind != "config" or {old.get(label), new.get(label)} != _NO_VALUE
-        return not has_value, ranks.get(kind, 99), label
-
-    for label in sorted(changed, key=rank):
+    for label in sorted(changed, key=lambda label: (ranks.get(label.partition(":")[0], 99), label)):
         kind, colon, name = label.partition(":")
         before, after = old.get(label), new.get(label)
+        if kind == "config" and {before, after} == _NO_VALUE:
+            continue
         was, now = _as_map(before), _as_map(after)
         if colon or was is None or now is None:
             reasons.append(StaleReason(kind, name if colon else kind, before, after))
@@ -146,26 +138,19 @@ def decode_reasons(text: object) -> tuple[StaleReason, ...]:
 
 
 def _groups(reasons: Iterable[StaleReason]) -> list[list[StaleReason]]:
-    """Group reasons by line."""
+    """Group reasons by line: targets upstream share one."""
     lines: dict[object, list[StaleReason]] = {}
     for reason in reasons:
-        kind, _, old, new = reason
-        shared: object = (kind, new) if kind == UPSTREAM else reason
-        if kind == "config" and {old, new} == _NO_VALUE:
-            shared = (kind, new)
+        shared: object = (UPSTREAM, reason.new) if reason.kind == UPSTREAM else reason
         lines.setdefault(shared, []).append(reason)
     return list(lines.values())
 
 
 def _describe_group(same: Sequence[StaleReason]) -> str:
     """Describe the reasons on one line."""
-    first = same[0]
     names = ", ".join(reason.subject for reason in same[:_SHOWN_NAMES])
     names += f" and {len(same) - _SHOWN_NAMES} more" if len(same) > _SHOWN_NAMES else ""
-    if first.kind == "config" and {first.old, first.new} == _NO_VALUE:
-        field = "field" if len(same) == 1 else "fields"
-        return f"{field} without a value {'removed' if first.new is None else 'added'}: {names}"
-    return str(first._replace(subject=names))
+    return str(same[0]._replace(subject=names))
 
 
 def _as_map(value: str | None) -> dict[str, str] | None:

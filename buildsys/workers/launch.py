@@ -227,6 +227,7 @@ def server_environment(
             _prepend(environment, "PYTHONPATH", package.parent)
     for name, value in _DEFAULTS.items():
         environment.setdefault(name, value)
+    environment["CUDA_DEVICE_ORDER"] = "PCI_BUS_ID"  # as the driver sorts GPUs, also for the keys
     # TensorRT-RTX's parser opens libtensorrt_rtx.so for Python plugins and aborts without it; the
     # wheel only has libtensorrt_rtx.so.1. Through a link the loader recognizes the loaded library.
     spec = PathFinder.find_spec("tensorrt_rtx_libs", path)
