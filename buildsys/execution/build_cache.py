@@ -20,7 +20,7 @@ from buildsys.execution.action_key import ABSENT, ActionKey, KeyBuilder
 from buildsys.execution.recorded_reads import READ, Reads, is_followed
 from buildsys.plan.action import Action, missing_outputs
 from buildsys.store.file_digests import THREADS_FROM_BYTES, DigestCache, run_all
-from buildsys.store.ledger import NOISY, PASSED, UNAVAILABLE, ActionRecord, Ledger, OutputFile
+from buildsys.store.ledger import PASSED, UNAVAILABLE, ActionRecord, Ledger, OutputFile
 from buildsys.store.object_store import DamagedError, Store
 from buildsys.store.record_file import RecordError, shown
 from buildsys.store.signatures import BUILT_HERE, NO_POLICY, TrustPolicy
@@ -38,13 +38,12 @@ RecordsOf = Callable[[str], Sequence[ActionRecord]]  # target -> its known build
 
 
 class BuildCache:
-    """Lookup in the ledger, the store and the shared cache."""
+    """Lookup in the store and the shared cache."""
 
     def __init__(
         self,
         build: Path,
         store: Store,
-        ledger: Ledger,
         remote: SharedCache | None,
         notify: Callable[[str], None],
         *,
@@ -53,7 +52,6 @@ class BuildCache:
     ) -> None:
         self._build = build
         self._store = store
-        self._ledger = ledger
         self._remote = remote
         self._notify = notify
         self._signer = signer
@@ -89,17 +87,14 @@ class BuildCache:
         read_shared: Callable[[str], ActionRecord | None],
     ) -> ActionRecord | None:
         """Find a record with this key and complete outputs."""
-        # the ledger does not know where a record came from
-        local = (self._stored,) if self._trust.is_active else (self._ledger.lookup, self._stored)
-        for look_up in local:
-            record = look_up(action.target, key.digest)
-            if (
-                record is not None
-                and self._is_valid(record, action, key)
-                and all(map(self._store.holds, record.files.values()))
-                and self._is_trusted(record)
-            ):
-                return record
+        record = self._stored(action.target, key.digest)
+        if (
+            record is not None
+            and self._is_valid(record, action, key)
+            and all(map(self._store.holds, record.files.values()))
+            and self._is_trusted(record)
+        ):
+            return record
         record = read_shared(key.digest)
         if record is None or not self._is_valid(record, action, key, shared=True):
             return None
@@ -252,13 +247,10 @@ def _reads_of(record: ActionRecord, key: ActionKey) -> Reads:
 
 def is_restorable(store: Store, ledger: Ledger, action: Action, key: ActionKey) -> bool:
     """Look for the outputs of a key in the store, without writing anything."""
-    target = action.target
-    if ledger.is_forgotten(target) or not (store.has_actions() or ledger.has_records(target)):
+    if ledger.is_forgotten(action.target) or not store.has_actions():
         return False
     try:
-        record = ledger.lookup(target, key.digest)
-        if record is None or record.status == NOISY:
-            record = store.read_action(target, key.digest, read_only=True)
+        record = store.read_action(action.target, key.digest, read_only=True)
     except StageError:
         return False
     return (

@@ -89,9 +89,7 @@ class Executor:
         background = self._background = Background()
         self._runs = RunRecords(self.ledger, build, background, make_recorder)
         self._publisher = Publisher(build, self._digests, self.ledger)
-        self._cache = BuildCache(
-            build, store, self.ledger, remote, notify, signer=signer, trust=trust
-        )
+        self._cache = BuildCache(build, store, remote, notify, signer=signer, trust=trust)
         self._signer, self._signers = signer, RestoredSigners(self._db)
         self._baselines = GateBaselines(self.ledger)
         # more threads than cores spin against each other and make no progress
