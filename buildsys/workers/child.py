@@ -276,6 +276,8 @@ def _as_expected(error: BaseException, job: Job, log_file: Path | None) -> Build
     hint = f"full log: {job.display_path(log_file)}" if log_file else "see the traceback above"
     if isinstance(error, MemoryError) or any(sign in str(error) for sign in _OUT_OF_MEMORY):
         return StageError(f"{job.target} ran out of memory ({line})", hint)
+    if isinstance(error, ImportError):
+        hint = f"`buildsys doctor` names the next step; {hint}"
     return StageError(f"{job.target} failed unexpectedly: {line}", hint)
 
 

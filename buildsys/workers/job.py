@@ -7,14 +7,13 @@ Only OpenBLAS starts threads at import; it stops and restarts them around a fork
 
 A server listens at a socket. Every run holds one silent connection, which keeps the server alive,
 and opens a further one per job. It sends the request there as one line,
-``{"job", "log", "debugger", "timeout_s", "preload", "environment", "server_log", "idle_s"}``, with
-the descriptors of the terminal for a job in the foreground. All answers are lines, too:
+``{"job", "log", "debugger", "timeout_s", "preload", "environment", "idle_s"}``, with the
+descriptors of the terminal for a job in the foreground. All answers are lines, too:
 
 - of the child: ``{"event": "started", "pid"}``, any number of ``{"event": "progress", "message"}``
   and ``{"event": "count", "done", "total", "unit"}``, then ``{"event": "result", …}`` or
   ``{"event": "error", "error"}``;
-- of the server: ``{"event": "exit", …}`` after the child ended, or
-  ``{"event": "refused", "error"}`` if none was forked.
+- of the server: ``{"event": "exit", …}`` after the child ended, or an error if none was forked.
 
 End of file means that the other process is gone or no longer wants the result.
 """
@@ -111,7 +110,7 @@ class ServerKind:
     """One kind of server."""
 
     name: str
-    preload: tuple[str, ...] = ()  # the first must be importable, the others may be missing
+    preload: tuple[str, ...] = ()  # they may be missing
     without: tuple[str, ...] = ()  # modules that look missing during the preload
 
 

@@ -232,14 +232,13 @@ class _Server:
             "debugger": debugger,
             "timeout_s": timeout_s,
             "preload": late_preload(job),
-            "server_log": job.display_path(self._connection.log),
             "environment": {**self._connection.environment, **job.environment},
             "idle_s": self._connection.idle_s,
         }
         with self._lock:
             if self._closed:  # by another thread
                 problem = f"the worker server for {job.target} has ended"
-                raise JobNotStartedError(problem, f"full log: {request['server_log']}")
+                raise JobNotStartedError(problem, self._where_log_is(job))
             channel = self._connection.open()
             if channel is None:
                 raise self._server_died(job, log, None)
@@ -262,7 +261,7 @@ class _Server:
             if answer["timed_out"]:
                 problem = f"{job.target} exceeded its limit of {timeout_s:g} s and was stopped"
             raise WorkerDied(problem, _where_output_is(job, log))
-        if answer["event"] in ("error", "refused"):
+        if answer["event"] == "error":
             raise error_from_json(answer["error"])
         return answer
 
@@ -329,14 +328,15 @@ class _Server:
                 self._connection.control.shutdown(socket.SHUT_RDWR)  # wakes waiting threads
             self._connection.close()
 
+    def _where_log_is(self, job: Job) -> str:
+        return f"full log: {job.display_path(self._connection.log)}"
+
     def _server_died(self, job: Job, log: Path | None, pid: int | None) -> WorkerDied:
         self._closed = True
         ending = self._connection.end(_CLOSE_LIMIT_S)
         if pid is None:
             problem = f"the worker server for {job.target} {ending} before it started the job"
-            return JobNotStartedError(
-                problem, f"full log: {job.display_path(self._connection.log)}"
-            )
+            return JobNotStartedError(problem, self._where_log_is(job))
         kill_group(pid)  # the processes that the child had started
         problem = f"the worker server that ran {job.target} {ending}"
         return WorkerDied(problem, _where_output_is(job, log))

@@ -57,7 +57,6 @@ class Server:
         self._idle_s: float = start["idle_s"]
         self._end_at = 0.0  # unless there is a connection
         self._retiring = False  # ends with the last connection
-        self._problem = ""
         self._loaded_late: set[str] = set()  # or tried to
         self._connections: set[_Connection] = set()
         self._selector = selectors.DefaultSelector()
@@ -75,10 +74,8 @@ class Server:
         self._selector.register(self._listener, selectors.EVENT_READ, self._accept)
         self._address = Path(start["path"])
 
-    def serve(self, problem: str) -> NoReturn:
-        """Run jobs until nobody can send one. A ``problem`` refuses every job."""
-        self._problem = problem
-        self._retiring = bool(problem)
+    def serve(self) -> NoReturn:
+        """Run jobs until nobody can send one."""
         while True:
             for key, _ in self._selector.select(self._enforce_limits()):
                 key.data(key.fileobj)
@@ -132,22 +129,18 @@ class Server:
     def _start_job(self, job: _Connection, message: Message) -> None:
         timeout_s = message["timeout_s"]
         self._idle_s = message["idle_s"]  # of the latest run
-        problem = self._problem
-        if not problem:
-            for name in message["preload"]:
-                if name not in self._loaded_late:
-                    _load(name)
-                    self._loaded_late.add(name)
-            try:
-                job.pid = fork_child(partial(self._run_in_child, message, job))
-            except OSError as error:
-                target = message["job"]["target"]
-                problem = f"cannot start a worker for {target}: {error.strerror}"
-        if problem:
-            hint = f"`buildsys doctor` names the next step; full log: {message['server_log']}"
-            refusal = error_to_json(StageError(problem, hint))
-            self._close(job, {"event": "refused", "error": refusal})
-        elif timeout_s is not None:
+        for name in message["preload"]:
+            if name not in self._loaded_late:
+                _load(name)
+                self._loaded_late.add(name)
+        try:
+            job.pid = fork_child(partial(self._run_in_child, message, job))
+        except OSError as error:
+            problem = f"cannot start a worker for {message['job']['target']}: {error.strerror}"
+            refusal = error_to_json(StageError(problem, "free memory, or allow more processes"))
+            self._close(job, {"event": "error", "error": refusal})
+            return
+        if timeout_s is not None:
             job.stop_at = time.monotonic() + timeout_s
 
     def _run_in_child(self, message: Message, job: _Connection) -> NoReturn:
@@ -224,42 +217,33 @@ class Server:
         os._exit(0)  # the teardown of torch takes a second
 
 
-def preload(modules: Iterable[str], without: Iterable[str] = ()) -> str:
-    """Import ``modules`` while ``without`` look missing. Return the first one's problem.
+def preload(modules: Iterable[str], without: Iterable[str] = ()) -> None:
+    """Import ``modules`` while ``without`` look missing.
 
-    Later ones that cannot be imported are skipped: a stage that needs them reports that.
+    What cannot be imported is skipped: a stage that needs it reports that.
     """
     hidden = [name for name in without if name not in sys.modules]
     loaded: dict[str, Any] = sys.modules
     loaded.update(dict.fromkeys(hidden))
     try:
-        for position, name in enumerate(modules):
-            problem = _load(name)
-            if problem and position == 0:
-                return problem
+        for name in modules:
+            _load(name)
     finally:
         for name in hidden:  # a stage may import it
             del loaded[name]
     tasks = Path("/proc/self/task")
     threads = str(len(list(tasks.iterdir()))) if tasks.exists() else "an unknown number of"
     log(f"ready, {threads} threads")
-    return ""
 
 
-def _load(name: str) -> str:
-    """Import a module; return any problem, as broken libraries raise anything."""
+def _load(name: str) -> None:
     if name in sys.modules:
-        return ""
+        return
     log(f"importing {name}")  # the last such line names a library that crashes
     try:
         importlib.import_module(name)
-    except Exception as error:
-        if isinstance(error, ModuleNotFoundError) and error.name == name:
-            log(f"{name} is not installed")
-            return f"{name} is not installed"
-        traceback.print_exc()
-        return f"cannot import {name}: {type(error).__name__}: {error}"
-    return ""
+    except Exception as error:  # broken libraries raise anything
+        log(f"cannot import {name}: {type(error).__name__}: {error}")
 
 
 def main() -> NoReturn:
@@ -278,7 +262,8 @@ def main() -> NoReturn:
     os.chdir("/")  # the project may be moved or deleted
     server = Server(start)
     gc.disable()  # a collection would write to the pages shared with the children
-    server.serve(preload(start["preload"], start["without"]))
+    preload(start["preload"], start["without"])
+    server.serve()
 
 
 if __name__ == "__main__":

@@ -103,6 +103,10 @@ def return_long_reason(job: Job) -> StageResult:
     return StageResult("failed", f"first words {'x' * 5_000_000} last words", "y" * 5_000_000)
 
 
+def import_broken_torch(job: Job) -> None:
+    __import__("broken_torch")
+
+
 def leave_silently(job: Job) -> None:
     os._exit(0)
 

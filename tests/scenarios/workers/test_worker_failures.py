@@ -92,28 +92,14 @@ def test_a_killed_server_fails_its_jobs_and_is_replaced(project: PoolProject) ->
 def test_a_library_that_cannot_be_imported_is_named(
     project: PoolProject, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    problem = "ImportError: libcudart.so: cannot open shared object file"
-    (project.root / "broken_torch.py").write_text(
-        "raise ImportError('libcudart.so: cannot open shared object file')"
-    )
+    (project.root / "broken_torch.py").write_text("raise ImportError('no libcudart.so')")
     import_from(monkeypatch, project.root)
     use_kind(monkeypatch, "broken", "broken_torch")
-    for _ in range(2):
-        assert str(project.error("echo")) == (
-            f"cannot import broken_torch: {problem}; `buildsys doctor` names the next step; "
-            "full log: .buildsys/workers/broken.log"
-        )
-    assert "Traceback" in (project.root / ".buildsys/workers/broken.log").read_text()
-
-
-def test_a_missing_library_is_one_sentence(
-    project: PoolProject, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    use_kind(monkeypatch, "none", "no_such_torch")
-    assert str(project.error("echo")) == (
-        "no_such_torch is not installed; `buildsys doctor` names the next step; "
-        "full log: .buildsys/workers/none.log"
-    )
+    error = project.error("import_broken_torch")
+    assert error.problem.endswith("failed unexpectedly: ImportError: no libcudart.so")
+    assert error.hint.startswith("`buildsys doctor` names the next step; full log: build/import_")
+    log = (project.root / ".buildsys/workers/broken.log").read_text()
+    assert "cannot import broken_torch: ImportError: no libcudart.so" in log
 
 
 def test_a_library_that_crashes_the_server_is_reported(
