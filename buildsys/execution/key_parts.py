@@ -210,19 +210,27 @@ def lacking(needs: Needs) -> str:
     if not any(needs):
         return ""
     gpus = visible_gpus() if needs.gpu_count else ()
-    fitting = sum(_fits(gpu, needs) for gpu in gpus)
+    fitting = sum(
+        words(needs.gpu) <= words(gpu["name"])
+        and needs.compute_capability in ("", gpu["compute_capability"])
+        for gpu in gpus
+    )
     labels = {label.strip() for label in os.environ.get(LABELS, "").split(",")}
     memory = _memory_bytes()
     lacks = []
+    gpu_text = "a GPU" if needs.gpu_count == 1 else f"{needs.gpu_count} GPUs"
+    gpu_text += f" named {needs.gpu}" if needs.gpu else ""
+    capability = needs.compute_capability
+    gpu_text += f" of compute capability {capability}" if capability else ""
     if fitting < needs.gpu_count:
-        names = dict.fromkeys(map(_in_words, gpus))
-        lacks.append(f"{_gpus_in_words(needs)} ({', '.join(names) or 'none'} here)")
+        names = dict.fromkeys(f"{gpu['name']} ({gpu['compute_capability']})" for gpu in gpus)
+        lacks.append(f"{gpu_text} ({', '.join(names) or 'none'} here)")
+    elif fitting < len(gpus):  # CUDA might use another one
+        alone = "alone in CUDA_VISIBLE_DEVICES (other GPUs are visible here)"
+        lacks.append(f"{gpu_text} {alone}")
     if 0 < memory < needs.memory:
         lacks.append(f"{in_gib(needs.memory)} of memory ({in_gib(memory)} here)")
     lacks += [f"the label {label}" for label in needs.labels if label not in labels]
-    if needs.gpu_count <= fitting < len(gpus):  # CUDA might use another one
-        alone = "alone in CUDA_VISIBLE_DEVICES (other GPUs are visible here)"
-        lacks.append(f"{_gpus_in_words(needs)} {alone}")
     return " and ".join(lacks)
 
 
@@ -235,22 +243,6 @@ def obstacle(lacks: str) -> tuple[str, str]:
     """Describe the problem and the next step for what a machine lacks."""
     hint = f"{_HINT}, or list the label in {LABELS} if it applies" if "label" in lacks else _HINT
     return f"it needs {lacks}", hint
-
-
-def _gpus_in_words(needs: Needs) -> str:
-    parts = [f"named {needs.gpu}"] if needs.gpu else []
-    parts += [f"of compute capability {needs.compute_capability}"] * bool(needs.compute_capability)
-    return " ".join(["a GPU" if needs.gpu_count == 1 else f"{needs.gpu_count} GPUs", *parts])
-
-
-def _in_words(gpu: Mapping[str, str]) -> str:
-    name, capability = gpu["name"], gpu["compute_capability"]
-    return f"{name} ({capability})" if name and capability else name or capability
-
-
-def _fits(gpu: Mapping[str, str], needs: Needs) -> bool:
-    capability = needs.compute_capability
-    return words(needs.gpu) <= words(gpu["name"]) and capability in ("", gpu["compute_capability"])
 
 
 def words(name: str) -> set[str]:

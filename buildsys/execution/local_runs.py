@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext, suppress
 from dataclasses import dataclass, replace
-from functools import cache, partial
+from functools import partial
 from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -22,7 +22,7 @@ from buildsys.errors import BuildsysError, CheckFailed, StageError, Unavailable,
 from buildsys.execution.action_key import ActionKey
 from buildsys.execution.baselines import GateBaselines
 from buildsys.execution.key_parts import lacking, obstacle
-from buildsys.plan.action import RESULT, Action, FileRef, ToolchainRef
+from buildsys.plan.action import RESULT, Action, FileRef
 from buildsys.stages.table import COMMAND, ENGINE, stage_info
 from buildsys.store.file_digests import hash_file
 from buildsys.store.ledger import FAILED, UNAVAILABLE, ActionRecord, Ledger
@@ -30,9 +30,8 @@ from buildsys.store.locks import CPU, Locks, OnWait
 from buildsys.store.object_store import Store
 from buildsys.store.publish import make_folders
 from buildsys.system.backend_registry import describe_backend
-from buildsys.system.devices import NONE, VISIBLE_DEVICES, equal_gpus, gpu_facts, gpu_uuids
-from buildsys.system.toolchains import Toolchain, locate_toolchain
-from buildsys.system.versions import ABSENT, tool_versions
+from buildsys.system.devices import VISIBLE_DEVICES, equal_gpus, gpu_uuids
+from buildsys.system.toolchains import locate_toolchain
 from buildsys.workers.job import Job
 
 if TYPE_CHECKING:
@@ -240,24 +239,23 @@ def expected_obstacle(action: Action, project: Path) -> str:
     """Find a known obstacle to ``action`` on this machine and its remedy, or ""."""
     if lacks := lacking(action.needs):
         return with_hint(*obstacle(lacks))
+    located = locate_toolchain(*action.toolchain, project, os.environ) if action.toolchain else None
+    engine, remedy, on_gpu = action.options.get("engine"), "", False
     if action.stage == COMMAND:
-        from buildsys.system.programs import missing_requirement  # not needed by most projects
+        names, on_gpu = action.options["versions"], action.options["device"] == "cuda"
+    elif engine is not None:
+        description = describe_backend(engine["backend"])
+        if description.problem:
+            return f"{description.problem}; {description.install}"
+        names = (description.distribution,)
+        remedy = f"{located.pip} {description.packages}" if located else description.install
+        builds_anywhere = action.stage == ENGINE and description.builds_without_gpu
+        on_gpu = description.runs_on_gpu(engine) and not builds_anywhere
+    else:
+        return ""
+    from buildsys.system.programs import missing_requirement  # not needed by a run
 
-        located, options = _located(action.toolchain, project), action.options
-        missing_program = missing_requirement(located, options["versions"], options["device"])
-        return "; ".join(missing_program or ())
-    engine = action.options.get("engine")
-    if engine is None:
-        return ""
-    backend, gpu = engine["backend"], gpu_facts()
-    has_gpu = gpu["gpu.name"] != NONE
-    if missing := _missing_library(backend, action.toolchain, project, has_gpu=has_gpu):
-        return missing
-    description = describe_backend(backend)
-    is_build = action.stage == ENGINE
-    if not description.runs_on_gpu(engine) or (is_build and description.builds_without_gpu):
-        return ""
-    return "" if has_gpu else "there is no NVIDIA GPU here; run it on a machine with one"
+    return "; ".join(missing_requirement(located, names, on_gpu=on_gpu, remedy=remedy) or ())
 
 
 def _needs_no_device(action: Action, key: ActionKey) -> bool:
@@ -265,28 +263,3 @@ def _needs_no_device(action: Action, key: ActionKey) -> bool:
     engine = action.inputs.get("engine")
     no_engine = engine is not None and key.files[f"input:{engine.path}"] is None
     return no_engine or bool(lacking(action.needs))
-
-
-def _located(toolchain: ToolchainRef | None, project: Path) -> Toolchain | None:
-    return locate_toolchain(*toolchain, project, os.environ) if toolchain else None
-
-
-@cache
-def _missing_library(
-    backend: str, toolchain: ToolchainRef | None, project: Path, *, has_gpu: bool
-) -> str:
-    located = _located(toolchain, project)
-    if located is not None and not located.python.exists():
-        problem = f"there is no {located.python}, the interpreter of the toolchain {located.name}"
-        return f"{problem}; create it, or correct toolchains.{located.name}.python"
-    description = describe_backend(backend)
-    if description.problem:
-        return f"{description.problem}; {description.install}"
-    library = description.distribution
-    if tool_versions((library,), located)[library] != ABSENT:
-        return ""
-    where = f" in the toolchain {located.name}" if located else ""
-    remedy = f"{located.pip} {description.packages}" if located else description.install
-    if description.needs_gpu_library and not has_gpu:
-        remedy = f"on a machine with an NVIDIA GPU: {remedy}"
-    return f"{library} is not installed{where}; {remedy}"

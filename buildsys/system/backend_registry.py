@@ -18,10 +18,11 @@ import os
 import re
 import sys
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import cache
 from importlib import import_module
-from importlib.machinery import PathFinder
+from importlib.util import find_spec
 from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
@@ -324,15 +325,13 @@ def import_backend(name: str, part: str) -> ModuleType:
         ) from error
 
 
-def package_folder(package: BackendPackage) -> Path | None:
-    """Return the folder of a backend's package, without importing the package."""
-    path: list[str] | None = None
-    for step in package.module.split("."):
-        spec = PathFinder.find_spec(step, path)
-        if spec is None or spec.submodule_search_locations is None:
-            return None
-        path = list(spec.submodule_search_locations)
-    return Path(path[0]) if path else None
+def package_folder(module: str) -> Path | None:
+    """Return the folder of a package, without importing it."""
+    with suppress(ImportError):
+        spec = find_spec(module)
+        places = spec.submodule_search_locations if spec is not None else None
+        return Path(places[0]) if places else None
+    return None
 
 
 def package_files(name: str) -> Iterator[Path]:
@@ -342,7 +341,7 @@ def package_files(name: str) -> Iterator[Path]:
         return
     if package.metadata:
         yield Path(package.metadata, "entry_points.txt")
-    folder = package_folder(package)
+    folder = package_folder(package.module)
     if folder is not None:
         yield folder
         yield from sorted(folder.glob("*.py"))
@@ -364,7 +363,7 @@ def link_packages(folder: Path) -> Path:
     link_into(folder, ours.name, ours)
     for package in other_backends().values():
         top = package.module.partition(".")[0]
-        package_root = package_folder(replace(package, module=top))
+        package_root = package_folder(top)
         if package_root is not None and package.metadata:
             link_into(folder, top, package_root)
             link_into(folder, Path(package.metadata).name, Path(package.metadata))

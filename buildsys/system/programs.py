@@ -59,9 +59,12 @@ def find_program(
 
 
 def missing_requirement(
-    toolchain: Toolchain | None, distributions: Sequence[str], device: str
+    toolchain: Toolchain | None, distributions: Sequence[str], *, on_gpu: bool, remedy: str = ""
 ) -> tuple[str, str] | None:
-    """Find a program's missing requirement and the remedy."""
+    """Find a missing interpreter, distribution or GPU, and the remedy.
+
+    ``remedy`` installs the distributions.
+    """
     python = interpreter_of(toolchain)
     if toolchain is not None and not python.exists():
         problem = f"there is no {python}, the interpreter of the toolchain {toolchain.name}"
@@ -71,8 +74,8 @@ def missing_requirement(
         where = f" in the toolchain {toolchain.name}" if toolchain is not None else ""
         verb = "is" if len(missing) == 1 else "are"
         problem = f"{' and '.join(missing)} {verb} not installed{where}"
-        return problem, f"{python} -m pip install {' '.join(missing)}"
-    if device == "cuda" and gpu_facts()["gpu.name"] == NONE:
+        return problem, remedy or f"{python} -m pip install {' '.join(missing)}"
+    if on_gpu and gpu_facts()["gpu.name"] == NONE:
         return "there is no NVIDIA GPU here", "run it on a machine with one"
     return None
 

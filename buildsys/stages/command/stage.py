@@ -45,7 +45,8 @@ def run(job: Job) -> StageResult:
     Raises: StageError: it failed, or wrote no output. Unavailable: it cannot run here.
     """
     options, toolchain = job.options, job.toolchain
-    if missing := missing_requirement(toolchain, options["versions"], options["device"]):
+    on_gpu = options["device"] == "cuda"
+    if missing := missing_requirement(toolchain, options["versions"], on_gpu=on_gpu):
         raise Unavailable(*missing)
     versions = tool_versions(("python", *options["versions"]), toolchain)
     versions |= {"name": toolchain.name} if toolchain else {}
