@@ -9,11 +9,12 @@ what works on another machine; the functions of our backends do not repeat it.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib import import_module
 from pathlib import Path
-from typing import Any, NamedTuple, NoReturn, Protocol, cast, runtime_checkable
+from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn, Protocol, cast, runtime_checkable
 
 from buildsys.errors import StageError, Unavailable
 from buildsys.onnx_graphs.tensors import Tensor
@@ -341,6 +342,15 @@ def shares(amounts: Mapping[str, float]) -> dict[str, float]:
     return {name: part / total for name, part in sorted(amounts.items())} if total else {}
 
 
+def layer_facts(kinds: Iterable[str], dtypes: Iterable[str], source: str) -> Figures:
+    """Collect layers by kind and the share of each type; ``source`` is what has them."""
+    facts: Figures = {"engine_layers": dict(sorted(Counter(kinds).items()))}
+    if by_type := shares(Counter(dtypes)):
+        rounded = {dtype: round(share, 4) for dtype, share in by_type.items()}
+        facts |= {"precision_shares": {"layers": rounded}, "precision_of": source}
+    return facts
+
+
 def profiled_runs() -> Iterator[int]:
     """Yield the numbers of the runs of a profile: up to 20 in half a second, at least two."""
     began = time.monotonic()
@@ -421,3 +431,16 @@ def load_backend(
                 text = f"the library {library} is not installed{where}"
             raise Unavailable(text, install) from error
     return cast(Backend, import_backend(name, "backend"))
+
+
+if TYPE_CHECKING:
+    from buildsys.backends.coreml import backend as coreml
+    from buildsys.backends.executorch import backend as executorch
+    from buildsys.backends.onnxruntime import backend as onnxruntime
+    from buildsys.backends.openvino import backend as openvino
+    from buildsys.backends.tensorrt import backend as tensorrt
+    from buildsys.backends.tensorrt_rtx import backend as tensorrt_rtx
+
+    _CONFORMING: tuple[Backend, ...] = (
+        coreml, executorch, onnxruntime, openvino, tensorrt, tensorrt_rtx,
+    )  # fmt: skip

@@ -8,12 +8,16 @@ from __future__ import annotations
 
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import TYPE_CHECKING
 
 import coremltools as ct
 
 from buildsys.backends.coreml.description import COMPUTE_UNITS, DESCRIPTION, oldest_systems
-from buildsys.backends.coreml.package import oldest_version, read_engine, write_engine
+from buildsys.backends.coreml.package import (
+    CoreMlSession,
+    oldest_version,
+    read_engine,
+    write_engine,
+)
 from buildsys.backends.interface import (
     BuildRequest,
     Figures,
@@ -23,13 +27,6 @@ from buildsys.backends.interface import (
 )
 from buildsys.errors import StageError, Unavailable
 from buildsys.system.cpu import cpu_model
-
-if TYPE_CHECKING:
-    from buildsys.backends.coreml import backend as _this_module
-    from buildsys.backends.coreml.package import CoreMlSession
-    from buildsys.backends.interface import Backend
-
-    _CONFORMS: Backend = _this_module
 
 RUN_OPTIONS: Options = {"compute_units": "all"}
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import re
-from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,7 +17,13 @@ from torch.nn.utils.fusion import fuse_conv_bn_weights
 from buildsys.backends.captured_program import load_captured, one_sentence
 from buildsys.backends.coreml.description import DTYPES
 from buildsys.backends.coreml.package import Package, block_operations, operations
-from buildsys.backends.interface import BuildRequest, Figures, UnsupportedNode, raise_refused
+from buildsys.backends.interface import (
+    BuildRequest,
+    Figures,
+    UnsupportedNode,
+    layer_facts,
+    raise_refused,
+)
 from buildsys.errors import StageError
 from buildsys.onnx_graphs.tensors import Array
 
@@ -204,22 +209,18 @@ def operator_facts(package: Package) -> Figures:
     """Collect the operators of a package and the types of their results."""
     from coremltools.proto import MIL_pb2
 
-    kinds, types = Counter[str](), Counter[str]()
     names = {MIL_pb2.FLOAT16: "float16", MIL_pb2.FLOAT32: "float32"}
+    kinds, types = [], []
     for operation in operations(package.spec):
         kind = operation.type.rpartition(".")[2]
         if kind == "const":
             continue
-        kinds[kind] += 1
+        kinds.append(kind)
         outputs = (output.type.tensorType.dataType for output in operation.outputs)
         dtypes = {names[dtype] for dtype in outputs if dtype in names}
         if dtypes and kind not in _WITHOUT_NUMBERS:
-            types["float32" if "float32" in dtypes else "float16"] += 1
-    facts: Figures = {"engine_layers": dict(kinds.most_common())}
-    if total := types.total():
-        shares = {name: round(count / total, 4) for name, count in types.most_common()}
-        facts |= {"precision_shares": {"layers": shares}, "precision_of": "network"}
-    return facts
+            types.append(max(dtypes))  # float32, if one is
+    return layer_facts(kinds, types, "network")
 
 
 def compare_weights(converted: Converted, precision: str) -> Figures:

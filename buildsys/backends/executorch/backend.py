@@ -11,7 +11,7 @@ import json
 from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
@@ -35,12 +35,6 @@ from buildsys.backends.interface import (
 )
 from buildsys.errors import StageError, Unavailable
 from buildsys.system.cpu import cpu_model, usable_cores
-
-if TYPE_CHECKING:
-    from buildsys.backends.executorch import backend as _this_module
-    from buildsys.backends.interface import Backend
-
-    _CONFORMS: Backend = _this_module
 
 RUN_OPTIONS: Options = {"threads": 0}
 _MOST_NAMED = 5

@@ -13,7 +13,6 @@ from contextlib import suppress
 from importlib import metadata
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import TYPE_CHECKING
 
 from buildsys.backends.cuda_gpus import gpu_facts
 from buildsys.backends.interface import (
@@ -48,12 +47,6 @@ from buildsys.errors import StageError, Unavailable
 from buildsys.onnx_graphs.graph_reader import read_graph, require_onnx
 from buildsys.onnx_graphs.tensors import Tensor
 from buildsys.system.cpu import cpu_model, usable_cores
-
-if TYPE_CHECKING:
-    from buildsys.backends.interface import Backend
-    from buildsys.backends.onnxruntime import backend as _this_module
-
-    _CONFORMS: Backend = _this_module
 
 RUN_OPTIONS: Options = {
     "intra_op_threads": 0, "inter_op_threads": 1, "spinning": True, "session_config": {},

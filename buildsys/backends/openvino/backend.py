@@ -15,7 +15,7 @@ from contextlib import suppress
 from functools import cache
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import openvino as ov
 
@@ -46,13 +46,6 @@ from buildsys.errors import StageError, Unavailable
 from buildsys.onnx_graphs.graph_reader import read_graph
 from buildsys.onnx_graphs.tensors import Tensor
 from buildsys.system.cpu import cpu_model, usable_cores
-
-if TYPE_CHECKING:
-    from buildsys.backends.interface import Backend
-    from buildsys.backends.openvino import backend as _this_module
-
-    _CONFORMS: Backend = _this_module
-
 
 RUN_OPTIONS: Options = {"threads": 0, "streams": 0, "pin_threads": False, "config": {}}
 _CAPABILITIES = {"fp16": "FP16", "bf16": "BF16", "int8": "INT8"}

@@ -5,7 +5,6 @@ from __future__ import annotations
 import io
 import re
 import statistics
-from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
@@ -19,8 +18,8 @@ from buildsys.backends.interface import (
     Port,
     Profiles,
     Run,
+    layer_facts,
     required_input,
-    shares,
     slowest,
 )
 from buildsys.errors import StageError
@@ -185,13 +184,8 @@ _MOST_NODES = 50
 def precision_facts(compiled: ov.CompiledModel) -> Figures:
     """Collect the executed layers by kind, and the share of each type."""
     layers = list(executed_layers(compiled))
-    kinds = Counter(kind for _, kind, _, _ in layers)
-    types = Counter(dtype for _, kind, dtype, _ in layers if kind not in _COMPUTES_NOTHING)
-    facts: Figures = {"engine_layers": dict(sorted(kinds.items()))}
-    if types:
-        by_layer = {name: round(share, 4) for name, share in shares(types).items()}
-        facts |= {"precision_shares": {"layers": by_layer}, "precision_of": "engine"}
-    return facts
+    dtypes = (dtype for _, kind, dtype, _ in layers if kind not in _COMPUTES_NOTHING)
+    return layer_facts((kind for _, kind, _, _ in layers), dtypes, "engine")
 
 
 def layers_by_time(

@@ -3,20 +3,14 @@
 from __future__ import annotations
 
 from functools import partial
-from typing import TYPE_CHECKING
 
 import tensorrt
 
+from buildsys.backends.interface import Options
 from buildsys.backends.tensorrt.common_backend import TensorRtBackend
 from buildsys.backends.tensorrt.library import library_of
 from buildsys.backends.tensorrt.refit import build_or_refit
 from buildsys.backends.tensorrt.version_adapter import check_refit
-
-if TYPE_CHECKING:
-    from buildsys.backends.interface import Backend, Options
-    from buildsys.backends.tensorrt import backend as _this_module
-
-    _CONFORMS: Backend = _this_module
 
 RUN_OPTIONS: Options = {"cuda_graphs": True}
 _LIBRARY = library_of(tensorrt)

@@ -6,19 +6,13 @@ Its networks are always strongly typed: an engine's precision is that of the ONN
 from __future__ import annotations
 
 from functools import partial
-from typing import TYPE_CHECKING
 
 import tensorrt_rtx
 
+from buildsys.backends.interface import Options
 from buildsys.backends.tensorrt.build import build_engine
 from buildsys.backends.tensorrt.common_backend import TensorRtBackend
 from buildsys.backends.tensorrt.library import library_of
-
-if TYPE_CHECKING:
-    from buildsys.backends.interface import Backend, Options
-    from buildsys.backends.tensorrt_rtx import backend as _this_module
-
-    _CONFORMS: Backend = _this_module
 
 RUN_OPTIONS: Options = {"runtime_cache": False}
 _LIBRARY = library_of(tensorrt_rtx)
