@@ -57,52 +57,46 @@ def build(request: BuildRequest) -> Figures:
     options = request.options
     request.progress("loading the compiler")
     lowered = lower(request)
-    messages, names = [], [f"{name} ({count})" for name, count in lowered.portable.most_common()]
-    first_names = ", ".join([*names[:_MOST_NAMED], *(["…"] if len(names) > _MOST_NAMED else [])])
-    if options["delegate"] == "xnnpack":
+    names = [f"{name} ({count})" for name, count in lowered.portable.most_common(_MOST_NAMED)]
+    others = f"portable kernels run the others, most of them {', '.join(names)}"
+    share, is_int8 = f"XNNPACK runs {100 * lowered.share:.0f} %", options["precision"] == "int8"
+    messages = []
+    if options["delegate"] == "xnnpack" and lowered.portable:
+        messages.append(f"{share} of the operators; {others}")
         if lowered.share < options["delegated_share"]:
+            least = f"{100 * options['delegated_share']:.0f} %"
             raise StageError(
-                f"XNNPACK runs only {100 * lowered.share:.0f} % of the operators (the minimum is"
-                f" {100 * options['delegated_share']:.0f} %); the others: {first_names}",
+                f"{share} of the operators, and the minimum is {least}; {others}",
                 "lower delegated_share to accept this engine, or set delegate: none",
             )
-        if lowered.portable:
-            total = lowered.delegated.total() + lowered.portable.total()
-            messages.append(
-                f"portable kernels run {lowered.portable.total()} of {total} operators, which"
-                f" XNNPACK does not: {first_names}"
-            )
+    if is_int8 and not lowered.quantized:
+        text = "the engine was requested in int8, but none of its operators is quantized"
+        raise StageError(text, "use fp32 for this network")
+    if is_int8 and request.dims:
+        messages.append(
+            "XNNPACK computes int8 means (global pooling) wrongly once sizes exceed those of the"
+            " first run: on a device, run the program once with the largest sizes (done here when"
+            " it is loaded)"
+        )
     request.engine.write_bytes(lowered.content)
     settings = {name: options[name] for name in ("precision", "delegate", "per_channel")}
     settings["threads"] = int(options["threads"]) or usable_cores()
-    figures: Figures = {
+    operators = lowered.delegated + lowered.portable
+    of_int8 = round(lowered.quantized / (operators.total() or 1), 4)
+    of_types = {"int8": of_int8, **({"float32": round(1 - of_int8, 4)} if of_int8 < 1 else {})}
+    figures: Figures = {"precision_shares": {"layers": of_types}} if is_int8 else {}
+    return {
         "settings": settings,
         "profiles": [],
-        "layers": dict((lowered.delegated + lowered.portable).most_common()),
+        "layers": dict(operators.most_common()),
         "delegated": {
             "share": round(lowered.share, 4),
             "operators": dict(lowered.delegated.most_common()),
             "portable": dict(lowered.portable.most_common()),
         },
+        **figures,
         "messages": messages,
     }
-    if options["precision"] == "int8":
-        if request.dims:
-            messages.append(
-                "XNNPACK computes int8 means (global pooling) wrongly once sizes exceed those of"
-                " the first run: on a device, run the program once with the largest sizes (done"
-                " here when it is loaded)"
-            )
-        total = lowered.delegated.total() + lowered.portable.total()
-        share = lowered.quantized / total if total else 0.0
-        shares = {"int8": round(share, 4), "float32": round(1 - share, 4)}
-        figures["precision_shares"] = {"layers": {name: s for name, s in shares.items() if s}}
-        if not lowered.quantized:
-            raise StageError(
-                "the engine was requested in int8, but none of its operators is quantized",
-                "use fp32 for this network",
-            )
-    return figures
 
 
 def describe(engine: Path, options: Options, operators: tuple[OperatorUse, ...] = ()) -> Figures:
