@@ -48,7 +48,6 @@ class _CoreMl(BackendDescription):
     """Core ML."""
 
     def build_tools(self, options: Mapping[str, Any]) -> tuple[str, ...]:
-        """List the libraries for reading programs and writing packages."""
         return ("torch", "protobuf")
 
     def accepts_all_sizes(self, options: Mapping[str, Any]) -> bool:
@@ -64,7 +63,6 @@ class _CoreMl(BackendDescription):
         return Header("coreml", truncated=end[:4] != b"PK\x05\x06")
 
     def reasons(self, record: Record, here: str) -> Iterator[Reason]:
-        """Yield the reason of a macOS older than the package's target."""
         version = record.figures.get("specification")
         macos = platform.mac_ver()[0].partition(".")[0]
         if not macos or not isinstance(version, int) or version not in SYSTEMS:
@@ -74,7 +72,6 @@ class _CoreMl(BackendDescription):
             yield Reason("version", problem, "build it with a lower minimum_deployment_target")
 
     def notes(self, record: Record) -> Iterator[str]:
-        """Yield what the package needs."""
         version = record.figures.get("specification")
         if isinstance(version, int) and (names := oldest_systems(version)):
             yield f"it needs {names} or newer, and coremltools to run in Python"

@@ -35,7 +35,6 @@ class _ExecuTorch(BackendDescription):
         return Header("executorch", whole_bytes=whole, truncated=len(content) < whole)
 
     def reasons(self, record: Record, here: str) -> Iterator[Reason]:
-        """Yield the reason of an older version."""
         from buildsys.system.compatibility import older_library  # slow
 
         return older_library(

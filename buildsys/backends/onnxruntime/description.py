@@ -29,7 +29,6 @@ class _OnnxRuntime(BackendDescription):
     def ability(
         self, version: str, facts: Mapping[str, Any], gpus: Gpus, *, cuda: bool = False
     ) -> Ability:
-        """Return the abilities of the CPU and CUDA providers."""
         has_cuda = "CUDAExecutionProvider" in (facts.get("providers") or ())
         if cuda and not has_cuda:
             remedy = "pip install onnxruntime-gpu"
@@ -42,11 +41,9 @@ class _OnnxRuntime(BackendDescription):
         return Ability(f"builds and runs on the CPU{on_gpu}")
 
     def runs_on_gpu(self, options: Mapping[str, Any]) -> bool:
-        """Check for providers of NVIDIA GPUs."""
         return any(provider.needs_nvidia for provider in known_providers(options))
 
     def run_tools(self, options: Mapping[str, Any]) -> tuple[str, ...]:
-        """List the libraries and plugins of the providers."""
         names = [
             library
             for provider in known_providers(options)
@@ -85,7 +82,6 @@ class _OnnxRuntime(BackendDescription):
         return Header("onnxruntime") if is_onnx and start[2] in _NEXT else None
 
     def reasons(self, record: Record, here: str) -> Iterator[Reason]:
-        """Yield reasons by version, provider and processor."""
         from importlib import import_module
         from importlib.util import find_spec
 

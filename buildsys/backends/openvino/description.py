@@ -21,7 +21,6 @@ class _OpenVino(BackendDescription):
         return ("nncf",) if self.quantizes(options) else ()
 
     def further_files(self, options: Mapping[str, Any]) -> tuple[str, ...]:
-        """List the compiled model, if it is kept."""
         return (BLOB,) if options.get("compiled") else ()
 
     def not_reproducible(self, options: Mapping[str, Any]) -> str:
@@ -48,7 +47,6 @@ class _OpenVino(BackendDescription):
         return Header("openvino", truncated=b"</net>" not in content[max(0, size - 100) : size])
 
     def reasons(self, record: Record, here: str) -> Iterator[Reason]:
-        """Yield reasons by version, and for a compiled model by processor."""
         from buildsys.system import compatibility as rules  # slow
         from buildsys.system.cpu import engine_instructions
 
