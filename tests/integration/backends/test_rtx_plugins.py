@@ -124,9 +124,14 @@ def test_an_engine_with_a_python_plugin_is_built(project: Project, elem_type: in
     assert b"ScaledClip" in (project.root / "out" / "e.engine").read_bytes()
 
 
-@pytest.mark.parametrize(
-    "callback", ["clone", "get_capability_interface", "get_fields_to_serialize", "create_plugin"]
+CALLBACKS = (
+    "clone create_plugin get_capability_interface get_fields_to_serialize get_output_data_types"
+    " get_output_shapes supports_format_combination configure_plugin get_workspace_size"
+    " get_valid_tactics"
 )
+
+
+@pytest.mark.parametrize("callback", CALLBACKS.split())
 def test_a_raising_callback_fails_with_its_line(project: Project, callback: str) -> None:
     owner = "ScaledClipCreator" if callback == "create_plugin" else "ScaledClip"
     project.write(
