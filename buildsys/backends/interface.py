@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn, Protocol, cast, runtime_checkable
+from typing import Any, NamedTuple, NoReturn, Protocol, cast, runtime_checkable
 
 from buildsys.errors import StageError, Unavailable
 from buildsys.onnx_graphs.tensors import Tensor
@@ -431,16 +431,3 @@ def load_backend(
                 text = f"the library {library} is not installed{where}"
             raise Unavailable(text, install) from error
     return cast(Backend, import_backend(name, "backend"))
-
-
-if TYPE_CHECKING:
-    from buildsys.backends.coreml import backend as coreml
-    from buildsys.backends.executorch import backend as executorch
-    from buildsys.backends.onnxruntime import backend as onnxruntime
-    from buildsys.backends.openvino import backend as openvino
-    from buildsys.backends.tensorrt import backend as tensorrt
-    from buildsys.backends.tensorrt_rtx import backend as tensorrt_rtx
-
-    _CONFORMING: tuple[Backend, ...] = (
-        coreml, executorch, onnxruntime, openvino, tensorrt, tensorrt_rtx,
-    )  # fmt: skip

@@ -82,8 +82,7 @@ def run(request: dict[str, Any]) -> Any:
 def inspect(request: dict[str, Any]) -> Any:
     """Return the inspector's raw answer."""
     trt = importlib.import_module("tensorrt")
-    from buildsys.backends.tensorrt.library import library_of
-    from buildsys.backends.tensorrt.log import log_of
+    from buildsys.backends.tensorrt.library import library_of, log_of
 
     runtime = trt.Runtime(log_of(library_of(trt)).logger)
     engine = runtime.deserialize_cuda_engine(Path(request["engine"]).read_bytes())

@@ -7,9 +7,9 @@ from functools import partial
 import tensorrt
 
 from buildsys.backends.interface import Options
+from buildsys.backends.tensorrt.build import build_or_refit
 from buildsys.backends.tensorrt.common_backend import TensorRtBackend
 from buildsys.backends.tensorrt.library import library_of
-from buildsys.backends.tensorrt.refit import build_or_refit
 from buildsys.backends.tensorrt.version_adapter import check_refit
 
 RUN_OPTIONS: Options = {"cuda_graphs": True}

@@ -16,12 +16,14 @@ from buildsys.backends.interface import Allocate, DeviceTensor, Port, Run
 from buildsys.backends.tensorrt.engine_tensors import (
     EngineOutput,
     EngineTensors,
+    Profile,
+    Shape,
     ValueShapedOutput,
+    choose_profile,
     packed_shape,
+    read_profiles,
 )
-from buildsys.backends.tensorrt.library import TensorRTLibrary
-from buildsys.backends.tensorrt.log import Log, Messages, log_of
-from buildsys.backends.tensorrt.profiles import Profile, Shape, choose_profile, read_profiles
+from buildsys.backends.tensorrt.library import Log, Messages, TensorRTLibrary, log_of
 from buildsys.errors import StageError
 from buildsys.onnx_graphs.tensors import Array, Tensor
 

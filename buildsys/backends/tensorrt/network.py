@@ -25,8 +25,7 @@ from buildsys.backends.interface import (
     shares,
 )
 from buildsys.backends.tensorrt import version_adapter
-from buildsys.backends.tensorrt.library import DTYPES, TensorRTLibrary, is_strong
-from buildsys.backends.tensorrt.log import Messages, log_of
+from buildsys.backends.tensorrt.library import DTYPES, Messages, TensorRTLibrary, is_strong, log_of
 from buildsys.errors import StageError
 from buildsys.models.user_code import load_callable, reraise_as_stage_error
 from buildsys.onnx_graphs.graph_reader import read_graph

@@ -11,8 +11,7 @@ from typing import Any
 
 from buildsys.backends.interface import DTYPE_OF_PRECISION, Figures
 from buildsys.backends.tensorrt import version_adapter
-from buildsys.backends.tensorrt.library import DTYPES, FORMATS, TensorRTLibrary
-from buildsys.backends.tensorrt.log import Messages
+from buildsys.backends.tensorrt.library import DTYPES, FORMATS, Messages, TensorRTLibrary
 from buildsys.backends.tensorrt.network import io_tensors
 from buildsys.errors import StageError
 from buildsys.models.user_code import (

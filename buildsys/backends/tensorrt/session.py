@@ -30,8 +30,7 @@ from buildsys.backends.tensorrt import version_adapter
 from buildsys.backends.tensorrt.engine_tensors import LINEAR
 from buildsys.backends.tensorrt.inference import Inference
 from buildsys.backends.tensorrt.inspector import precision_facts, read_layers
-from buildsys.backends.tensorrt.library import DTYPES, TensorRTLibrary
-from buildsys.backends.tensorrt.log import load_failure, log_of
+from buildsys.backends.tensorrt.library import DTYPES, TensorRTLibrary, load_failure, log_of
 from buildsys.errors import StageError
 from buildsys.onnx_graphs.tensors import Tensor
 

@@ -26,8 +26,8 @@ from buildsys.backends.tensorrt.library import (
     TRT_11,
     UNTIL_10,
     TensorRTLibrary,
+    log_of,
 )
-from buildsys.backends.tensorrt.log import log_of
 from buildsys.errors import StageError
 from buildsys.onnx_graphs.graph_reader import Weight
 from buildsys.onnx_graphs.tensors import Array

@@ -16,7 +16,7 @@ from small_graphs import conv_bn, make_model, one_node, weights, write
 
 from buildsys.backends.cuda_gpus import find_driver
 from buildsys.backends.tensorrt import library
-from buildsys.backends.tensorrt.log import log_of
+from buildsys.backends.tensorrt.library import log_of
 from buildsys.backends.tensorrt_rtx.options import ComputeCapability, RtxFlag
 from buildsys.errors import StageError, Unavailable
 

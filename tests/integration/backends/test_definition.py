@@ -13,9 +13,9 @@ from engine_jobs import engine_options, request
 from buildsys.backends.interface import BuildRequest, Definition
 from buildsys.backends.tensorrt import build as building
 from buildsys.backends.tensorrt import library, network
-from buildsys.backends.tensorrt.log import log_of
+from buildsys.backends.tensorrt.build import build_or_refit
+from buildsys.backends.tensorrt.library import log_of
 from buildsys.backends.tensorrt.network import new_builder
-from buildsys.backends.tensorrt.refit import build_or_refit
 from buildsys.errors import StageError
 from buildsys.onnx_graphs.tensors import save_tensors, tensor_of
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from buildsys.backends.tensorrt.profiles import check_against_graph, resolve_profiles
+from buildsys.backends.tensorrt.engine_tensors import check_against_graph, resolve_profiles
 from buildsys.errors import StageError
 
 INPUTS = {

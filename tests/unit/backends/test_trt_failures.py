@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from buildsys.backends.tensorrt.log import Messages, build_failure, clean_message, load_failure
+from buildsys.backends.tensorrt.library import Messages, build_failure, clean_message, load_failure
 
 TOPK = (
     "4: Could not find any implementation for node /topk due to insufficient workspace. See"

@@ -15,8 +15,8 @@ from onnx import helper, numpy_helper
 from trt_double import RecordingTensorRt, options, planned
 
 from buildsys.backends.interface import Calibration, EarlierBuild
+from buildsys.backends.tensorrt.build import build_or_refit
 from buildsys.backends.tensorrt.library import RTX, TRT_8, TRT_10, TRT_11, TensorRTLibrary
-from buildsys.backends.tensorrt.refit import build_or_refit
 from buildsys.backends.tensorrt.version_adapter import check_refit
 from buildsys.errors import StageError
 
