@@ -73,25 +73,22 @@ class RunFiles:
 
     def write(self, run: RunResults, exit_code: int | None) -> None:
         """Write all files. Raises: StageError: one cannot be written."""
-        failures = []
+        is_strict = self._document is not None
+        document = self._document(run, exit_code) if self._document else {}
+        contents = {
+            "junit": lambda: junit_xml(run, strict=is_strict),
+            "summary": lambda: run_summary(run, self._title).encode(),
+            "json": lambda: (json.dumps(document, indent=2) + "\n").encode(),
+            "results": lambda: json.dumps(asdict(run)).encode(),
+        }
+        problem = ""
         for kind, path in self._paths.items():
             try:
-                replace_file(path, self._content(kind, run, exit_code).encode())
+                replace_file(path, contents[kind]())
             except OSError as error:
-                failures.append(f"cannot write {shown_path(path)}: {error.strerror}")
-        if failures:
-            raise StageError("; ".join(failures), "the targets are built: run it again")
-
-    def _content(self, kind: str, run: RunResults, exit_code: int | None) -> str:
-        match kind:
-            case "junit":
-                return junit_xml(run, strict=self._document is not None).decode()
-            case "summary":
-                return run_summary(run, self._title)
-            case "results":
-                return json.dumps(asdict(run))
-        assert self._document is not None
-        return json.dumps(self._document(run, exit_code), indent=2) + "\n"
+                problem = problem or f"cannot write {shown_path(path)}: {error.strerror}"
+        if problem:
+            raise StageError(problem, "the targets are built: run it again")
 
 
 def collect_results(session: BuildSession, started: str) -> RunResults:
@@ -197,14 +194,13 @@ def _end(
 
 def _not_run(session: BuildSession, target: str, ignored: Collection[str]) -> dict[str, Any]:
     """Explain a stale target without a run."""
-    needed = [target, *(name for name in session.needed([target]) if name != target)]
+    needed = [target, *session.needed([target])]
     if mark := next((name for name in needed if name in ignored), ""):
         what = "excluded" if mark == target else f"needs {mark}, which is excluded"
         reason = f"{what} by `doit ignore`; `doit forget {mark}` includes it"
         return {"status": ends.IGNORED, "reason": reason}
-    outcomes = [session.finished[name] for name in needed if name in session.finished]
-    failed = [end.target for end in outcomes if end.status == ends.FAILED]
-    reason = f"needs {failed[0]}, which failed" if failed else why_stopped(session.finished)
-    if session.interrupted and not failed:
-        reason = "interrupted"
+    ended = [session.finished[name] for name in needed if name in session.finished]
+    reason = "interrupted" if session.interrupted else why_stopped(session.finished)
+    if failed := [end.target for end in ended if end.status == ends.FAILED]:
+        reason = f"needs {failed[0]}, which failed"
     return {"status": ends.NOT_RUN, "reason": reason}

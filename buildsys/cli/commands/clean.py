@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import sys
 from argparse import ArgumentParser, Namespace
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 
 from buildsys.cli.command import add_names
@@ -42,36 +43,26 @@ def run(options: Namespace) -> int:
 
 def remove_files(session: BuildSession, targets: Sequence[str], *, dry_run: bool) -> None:
     """Remove the files of targets, and the pages of removed reports."""
+    build, actions = session.project.build, session.actions
     for target in targets:
-        for path in _remove_target_files(session, target, dry_run=dry_run):
-            sys.stdout.write(printable(f"{target} - removing {shown_path(path)}\n"))
-    actions = session.actions
+        declared = {output.path for output in actions[target].outputs.values()}
+        paths = {build / path for path in declared | session.executor.ledger.owned(target)}
+        for path in sorted({*paths, session.log(target)}):
+            if path.is_file() or path.is_symlink():
+                sys.stdout.write(f"{target} - removing {printable(shown_path(path))}\n")
+                if not dry_run:
+                    path.unlink(missing_ok=True)
+                    _remove_empty_folders(path.parent, build)
     models = {model_of(target) for target in targets if actions[target].stage == REPORT}
     if models:
         from buildsys.cli.commands.pages import remove_pages
 
         for path in remove_pages(session, models, dry_run=dry_run):
-            sys.stdout.write(printable(f"removing {shown_path(path)}\n"))
-
-
-def _remove_target_files(session: BuildSession, target: str, *, dry_run: bool) -> Iterator[Path]:
-    """Remove the recorded and declared files of a target, and its log; yield them."""
-    build = session.project.build
-    declared = {output.path for output in session.actions[target].outputs.values()}
-    paths = {build / path for path in declared | session.executor.ledger.owned(target)}
-    for path in sorted({*paths, session.log(target)}):
-        if not path.is_file() and not path.is_symlink():
-            continue
-        yield path
-        if not dry_run:
-            path.unlink(missing_ok=True)
-            _remove_empty_folders(path.parent, build)
+            sys.stdout.write(f"removing {printable(shown_path(path))}\n")
 
 
 def _remove_empty_folders(folder: Path, build: Path) -> None:
-    while folder != build and build in folder.parents:
-        try:
+    with suppress(OSError):  # not empty
+        while build in folder.parents:
             folder.rmdir()
-        except OSError:  # not empty
-            return
-        folder = folder.parent
+            folder = folder.parent

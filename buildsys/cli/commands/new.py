@@ -25,14 +25,7 @@ _SOURCES = (
     "torchvision:NAME, timm:NAME, hf:FOLDER, hf:OWNER/NAME, FILE.py:CALLABLE, FILE.onnx or FILE.pt2"
 )
 _HUB_PLACE = re.compile(r"(hf://)?[\w.-]+/[\w.-]+(@[\w./-]+?)?(/config\.json)?")
-_HUB_FILE = "hf://OWNER/NAME@COMMIT/model.safetensors"
 _STAGE = "buildsys.stages.reference.proposal"
-_SOURCE_NOTES = {
-    "torchvision": "random weights; add `weights: DEFAULT` for the trained ones",
-    "timm": f"random weights; add `weights: {{file: {_HUB_FILE}}}` for trained ones",
-    "python": "weights as the callable sets them",
-    "config": f"random weights; add `weights: {{file: {_HUB_FILE}}}` for trained ones",
-}
 _SOURCE_DEFAULTS: dict[str, dict[str, Any]] = {  # a worker takes all fields
     "torchvision": {"weights": None, "kwargs": {}},
     "timm": {"weights": None, "kwargs": {}},
@@ -53,16 +46,10 @@ def add_arguments(parser: ArgumentParser) -> None:
     """Declare the options of ``buildsys new``."""
     add_names(parser, "MODEL --from SOURCE | FOLDER")
     parser.epilog = (
-        "SOURCE is torchvision:NAME, timm:NAME, FILE.py:CALLABLE, FILE.onnx, FILE.pt2 (saved by\n"
-        "torch.export) or, for transformers, hf:FOLDER (a checkpoint), hf:FOLDER/config.json\n"
-        "(random weights) or hf:OWNER/NAME[@REVISION] (of the Hub, pinned to its commit). A class\n"
-        "or task other than that of the checkpoint goes first: hf:text-classification:FOLDER.\n"
         "The model is run at several sizes; its inputs, outputs and dynamic axes are written to\n"
         "configs/models/MODEL.yaml. --input describes an input of unknown shape; a word is a\n"
         "dynamic dimension: --input image=batch,3,224,224 or --input ids=batch,16:int64\n"
-        "--kwargs passes arguments to the source, --kwargs '{width: 64}'. With --cache, a decoder\n"
-        "of transformers takes past key values as inputs and returns them. A FOLDER: all its ONNX\n"
-        "files, named like them; existing manifests are kept, and 2 is returned if a file fails"
+        "A FOLDER: all its ONNX files, named like them; existing manifests are kept"
     )
     parser.add_argument("--from", dest="source", default="", help=f"the model: {_SOURCES}")
     parser.add_argument(
@@ -165,8 +152,7 @@ def _transformers_source(root: Path, text: str) -> dict[str, str]:
     if path.is_file() if field == "config" else path.is_dir():
         inside = inside_project(root, place).relative_to(root).as_posix()
         return {"transformers": name, field: inside}
-    in_project = "://" not in place and path.parent.exists()
-    if in_project or not _HUB_PLACE.fullmatch(place):
+    if path.parent.exists() or not _HUB_PLACE.fullmatch(place):
         hint = "write hf:FOLDER, hf:FOLDER/config.json or, of the Hub, hf:OWNER/NAME[@REVISION]"
         raise UsageError(f"there is no checkpoint {place}", hint)
     return {"transformers": name, field: f"hf://{place.removeprefix('hf://')}"}
@@ -261,9 +247,10 @@ def _lines(model: str, proposal: Mapping[str, Any]) -> Iterator[str]:
         field: value if isinstance(value, str) and _PLAIN.fullmatch(value) else _flow(value)
         for field, value in source.items()
     }
-    notes = [f"  # {note}" for field, note in _SOURCE_NOTES.items() if field in source]
+    is_random = not {"checkpoint", "onnx", "exported_program"} & source.keys()
+    note = "  # random weights, unless the callable sets them: see `weights`" if is_random else ""
     fields = ", ".join(f"{field}: {text}" for field, text in texts.items())
-    yield f"source: {{{fields}}}{''.join(notes)}"
+    yield f"source: {{{fields}}}{note}"
     if "exported_program" in source:
         yield _DYNAMO
     yield "inputs:" + ("  # guessed, and accepted by the network" if proposal["guessed"] else "")

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from cli_doubles import make_session, write_result
 
-from buildsys.cli.commands.clean import _remove_target_files
+from buildsys.cli.commands.clean import remove_files
 from buildsys.errors import CheckFailed, StageError
 from buildsys.plan.action import Action
 from buildsys.project import plan as stage_table
@@ -68,7 +68,9 @@ def test_a_result_that_cannot_be_read_counts_as_none(tmp_path: Path) -> None:
         assert session.result("export:net") == {}
 
 
-def test_clean_removes_the_files_of_a_target_and_nothing_else(tmp_path: Path) -> None:
+def test_clean_removes_the_files_of_a_target_and_nothing_else(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     session, executor = make_session(tmp_path)
     for target in ("verify:net:ort", "verify:net:rtx"):
         write_result(session, target, status="passed")
@@ -76,16 +78,13 @@ def test_clean_removes_the_files_of_a_target_and_nothing_else(tmp_path: Path) ->
     (folder / "ort.failed.npz").write_text("tensors of a failed check")
     (folder / "mine.txt").write_text("")
     executor.owned = lambda target: {"net/verify/ort.failed.npz"}  # type: ignore[method-assign]
-    expected = {folder / "ort.json", folder / "ort.log", folder / "ort.failed.npz"}
-    assert set(_remove_target_files(session, "verify:net:ort", dry_run=True)) == expected
-    assert all(path.exists() for path in expected)
-    assert set(_remove_target_files(session, "verify:net:ort", dry_run=False)) == expected
+    expected = {"ort.json", "ort.log", "ort.failed.npz"}
+    for dry_run in (True, False):
+        assert all((folder / name).exists() for name in expected)
+        remove_files(session, ["verify:net:ort"], dry_run=dry_run)
+        assert capsys.readouterr().out.count("verify:net:ort - removing ") == len(expected)
     assert {path.name for path in folder.iterdir()} == {"rtx.json", "rtx.log", "mine.txt"}
-
-
-def test_clean_removes_folders_that_it_empties_but_not_the_build_folder(tmp_path: Path) -> None:
-    session, _ = make_session(tmp_path)
     write_result(session, "export:net", status="passed")
-    list(_remove_target_files(session, "export:net", dry_run=False))
+    remove_files(session, ["export:net"], dry_run=False)
+    assert not (session.project.build / "net/export").exists()
     assert session.project.build.is_dir()
-    assert not list(session.project.build.iterdir())
