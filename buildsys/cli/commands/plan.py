@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 from buildsys.cli.command import add_json, add_names, positive_integer, print_json
 from buildsys.cli.commands.explain import explanation_json, reasons_json
-from buildsys.cli.console.lines import engine_of, group_name, lines_by_cause, target_line
+from buildsys.cli.console.lines import engine_of, group_lines, group_name, target_line
 from buildsys.cli.console.rows import Row, print_rows
 from buildsys.cli.session import BuildSession
 from buildsys.cli.target_names import ModelFilter, add_filter
@@ -95,7 +95,7 @@ def print_plan(
         names = first_names(list(unavailable), _MOST_UNAVAILABLE)
         closing.append(f"{len(unavailable)} unavailable on this machine: {names}")
     lines = [target_line(target, "unavailable") for target in obstacles]
-    for group in lines_by_cause(lines, obstacles)[:_MOST_UNAVAILABLE]:
+    for group in group_lines(lines, obstacles)[:_MOST_UNAVAILABLE]:
         why = obstacles[group[0].target]
         closing.append(f"cannot run on this machine: {group_name(group)}: {why}")
     print_rows(rows, closing)

@@ -83,23 +83,11 @@ def causes(lines: Iterable[ConsoleLine], reason: Callable[[ConsoleLine], str]) -
     return {target: reason(lacking.get(engine_of(line), line)) for target, line in lacking.items()}
 
 
-def lines_by_cause(
-    lines: Iterable[ConsoleLine], cause: Mapping[str, str]
-) -> list[list[ConsoleLine]]:
-    """Group the unavailable lines, one group for each cause."""
+def group_lines(lines: Iterable[ConsoleLine], cause: Mapping[str, str]) -> list[list[ConsoleLine]]:
+    """Group lines with one cause; others stay alone."""
     groups: dict[str, list[ConsoleLine]] = {}
     for line in lines:
-        if line.target in cause:
-            groups.setdefault(cause[line.target], []).append(line)
-    return [*groups.values()]
-
-
-def table_rows(lines: Iterable[ConsoleLine], cause: Mapping[str, str]) -> list[list[ConsoleLine]]:
-    """Group the lines of a model: stages of an engine with one cause share a row."""
-    groups: dict[tuple[str, ...], list[ConsoleLine]] = {}
-    for line in lines:
-        why = cause.get(line.target)
-        groups.setdefault((why, line.variant) if why else (line.target,), []).append(line)
+        groups.setdefault(cause.get(line.target, line.target), []).append(line)
     return [*groups.values()]
 
 
@@ -113,12 +101,11 @@ def up_to_date_lines(
         yield "no targets: nothing is selected, or there is no manifest yet"
         return
     cause = causes(lines, lambda line: recorded_reason(line.target))
-    noisy = [line.target for line in lines if line.status == "noisy"]
-    groups = lines_by_cause(lines, {**cause, **{name: recorded_reason(name) for name in noisy}})
+    cause |= {line.target: recorded_reason(line.target) for line in lines if line.status == "noisy"}
+    groups = group_lines((line for line in lines if line.target in cause), cause)
     for group in groups[:_MOST_CAUSES]:
-        target, status = group[0].target, group[0].status
-        reason = cause.get(target) or recorded_reason(target)
-        yield f"{status:<11}  {group_name(group)}  {reason.partition(chr(10))[0]}"
+        reason = cause[group[0].target].partition("\n")[0]
+        yield f"{group[0].status:<11}  {group_name(group)}  {reason}"
     if more := sum(map(len, groups[_MOST_CAUSES:])):
         yield f"and {plural(more, 'more target')}; `buildsys explain` lists all"
     counts = Counter(line.status for line in lines)

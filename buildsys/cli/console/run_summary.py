@@ -11,7 +11,7 @@ from rich import box
 from rich.table import Table
 from rich.text import Text
 
-from buildsys.cli.console.lines import ConsoleLine, causes, row_title, table_rows
+from buildsys.cli.console.lines import ConsoleLine, causes, group_lines, row_title
 from buildsys.cli.console.rows import text_console
 from buildsys.cli.project_root import shown_path
 from buildsys.cli.session import BuildSession
@@ -121,7 +121,7 @@ def _table(session: BuildSession, model: str, lines: Sequence[ConsoleLine]) -> T
     table.add_column("status", no_wrap=True)
     table.add_column("time", justify="right", no_wrap=True)
     table.add_column("key figure", overflow="fold")
-    for group in table_rows(lines, cause):
+    for group in group_lines(lines, cause):
         line = group[0]
         figure = "" if line.status == "failed" else line.reason  # a failure is printed below
         if line.status in ("unavailable", "noisy"):

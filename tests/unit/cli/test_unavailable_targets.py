@@ -8,10 +8,9 @@ from cli_doubles import Doit, passed
 from buildsys.cli.console.lines import (
     ConsoleLine,
     causes,
+    group_lines,
     group_name,
-    lines_by_cause,
     row_title,
-    table_rows,
 )
 
 GONE = passed(status="unavailable", reason="no GPU", hint="run it on one")
@@ -55,16 +54,13 @@ def test_stages_with_one_cause_share_a_row() -> None:
         "verify b unavailable", "engine c unavailable", "verify c unavailable", "engine d passed",
         "verify d unavailable",
     )  # fmt: skip
-    cause = causes(listed, lambda one: reasons[one.variant])
-    assert [row_title(group) for group in table_rows(listed, cause)] == [
-        "engine, verify a", "engine, verify b", "engine, verify c", "engine d", "verify d"
-    ]  # fmt: skip
-    assert [group_name(group) for group in lines_by_cause(listed, cause)] == [
-        "engine, verify a, b, d of m", "engine, verify c of m"
+    cause = causes(listed, lambda line: reasons[line.variant])
+    assert [row_title(group) for group in group_lines(listed, cause)] == [
+        "engine, verify a, b, d", "engine, verify c", "engine d"
     ]  # fmt: skip
     listed += lines("n", "verify a unavailable")
-    cause = causes(listed, lambda one: reasons[one.variant])
-    assert group_name(lines_by_cause(listed, cause)[0]) == "6 targets of 2 models"
+    cause = causes(listed, lambda line: reasons[line.variant])
+    assert group_name(group_lines(listed, cause)[0]) == "6 targets of 2 models"
 
 
 def unavailable_since_an_earlier_run(doit: Doit) -> None:
