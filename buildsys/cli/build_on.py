@@ -14,18 +14,14 @@ from typing import TYPE_CHECKING, NoReturn
 
 from buildsys.cli.command import INTERRUPTED, TERMINATED
 from buildsys.cli.commands.pages import update_pages
-from buildsys.cli.console.rows import Row, print_rows
-from buildsys.cli.run_files import RunFiles, broken_manifests
+from buildsys.cli.run_files import RunFiles, broken_manifests, print_results
 from buildsys.cli.session import BuildSession
-from buildsys.report.formatting import duration, plural
+from buildsys.report.formatting import duration
 from buildsys.report.run_reports import outcome
-from buildsys.report.run_results import FAILED, NOT_RUN
 from buildsys.system.printable import printable
 
 if TYPE_CHECKING:
     from buildsys.remote.driver import RemoteRun
-
-_MOST_ROWS = 30
 
 
 def build_on(
@@ -40,14 +36,7 @@ def build_on(
     command += [f"--{name.replace('_', '-')}" for name in flags if getattr(options, name)]
     command += ["-j", str(options.jobs)] if options.jobs else []
     run = run_on(session, names, options, tuple(command))
-    rows = [
-        Row(target.status, f"{target.target}  {target.reason}".rstrip())
-        for target in run.results.targets
-        if target.status in (FAILED, NOT_RUN)
-    ]
-    if len(rows) > _MOST_ROWS:
-        rows[_MOST_ROWS:] = [Row("", f"and {plural(len(rows) - _MOST_ROWS, 'more target')}")]
-    print_rows(rows, [f"{outcome(run.results)} in {duration(run.results.seconds)}"])
+    print_results(run.results, f"{outcome(run.results)} in {duration(run.results.seconds)}")
     files.write(run.results, run.exit_code)
     return run.exit_code
 

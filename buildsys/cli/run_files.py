@@ -13,12 +13,14 @@ from pathlib import Path
 from typing import Any
 
 from buildsys.cli.command import INTERRUPTED
+from buildsys.cli.console.rows import Row, print_rows
 from buildsys.cli.project_root import shown_path
 from buildsys.cli.session import BuildSession
 from buildsys.errors import BuildsysError, StageError, UsageError, with_hint
 from buildsys.execution.run_records import why_stopped
 from buildsys.execution.stale_reasons import decode_reasons, summarize_reasons
 from buildsys.report import run_results as ends
+from buildsys.report.formatting import first_names, plural
 from buildsys.report.key_figures import key_figure
 from buildsys.report.run_reports import junit_xml, outcome, run_summary
 from buildsys.report.run_results import BrokenManifest, RunResults, TargetResult, regression
@@ -27,6 +29,8 @@ from buildsys.system.files import replace_file
 
 _RECENT_RUNS = 20
 _MOST_REASONS = 2
+_MOST_LINES = 30  # lines per kind at the end of the output
+_MOST_NAMES = 5  # on one line
 
 
 class RunFiles:
@@ -204,3 +208,29 @@ def _not_run(session: BuildSession, target: str, ignored: Collection[str]) -> di
     if failed := [end.target for end in ended if end.status == ends.FAILED]:
         reason = f"needs {failed[0]}, which failed"
     return {"status": ends.NOT_RUN, "reason": reason}
+
+
+def print_results(results: RunResults, closing: str) -> None:
+    """Print broken, failed, regressed and missed targets."""
+    rows = [Row("broken", error) for manifest in results.manifests for error in manifest.errors]
+    kinds = {
+        "failed": results.failed,
+        "regressed": results.regressed,
+        "noisy": results.noisy,
+        "flaky": results.flaky,
+    }
+    for word, targets in kinds.items():
+        for target in targets[:_MOST_LINES]:
+            reason = target.reason.partition("\n")[0]
+            if word == "flaky":
+                reason = f"passed when repeated; {target.first_failure}"
+            parts = [target.target, reason]
+            parts += [f"last passed {target.last_passed[:10]}"] if target.last_passed else []
+            parts += [f"owner: {target.owner}"] if target.owner else []
+            rows.append(Row(word, "  ".join(filter(None, parts))))
+        if len(targets) > _MOST_LINES:
+            rows.append(Row(word, f"and {plural(len(targets) - _MOST_LINES, 'more target')}"))
+    for reason, targets in results.never_ran_by_reason.items():
+        names = first_names([target.target for target in targets], _MOST_NAMES)
+        rows.append(Row("never ran", f"{names}  {reason}"))
+    print_rows(rows, [closing])

@@ -7,23 +7,25 @@ import os
 from argparse import ArgumentParser, Namespace
 from collections.abc import Collection, Sequence
 from contextlib import ExitStack
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from buildsys import __version__
 from buildsys.cli.command import add_names, print_lines, unknown_name
 from buildsys.cli.commands.build import add_executor, add_jobs, chosen_names
-from buildsys.cli.console.rows import Row, print_rows
 from buildsys.cli.project_root import shown_path
-from buildsys.cli.run_files import RunFiles, collect_results, results_document
+from buildsys.cli.run_files import (
+    RunFiles,
+    collect_results,
+    print_results,
+    results_document,
+)
 from buildsys.cli.session import BuildSession
 from buildsys.cli.target_names import STAGE_DOCS, add_filter
 from buildsys.cli.tasks import run_targets
 from buildsys.errors import BuildsysError, CheckFailed, StageError, UsageError
 from buildsys.execution.stale_reasons import REBUILD, StaleReason
 from buildsys.project.load import empty_project
-from buildsys.report.formatting import first_names, plural
 from buildsys.report.run_reports import outcome
 from buildsys.report.run_results import RUNNING, RunResults
 from buildsys.store.ledger import utc_now
@@ -32,8 +34,6 @@ from buildsys.system.files import locked
 SCHEMA = "buildsys/nightly/1"
 FOLDER = "nightly"  # in the build folder
 _EVERYTHING = "everything"
-_MOST_LINES = 30  # lines per kind at the end of the output
-_MOST_NAMES = 5  # on one line
 
 
 def add_arguments(parser: ArgumentParser) -> None:
@@ -88,7 +88,9 @@ def run(options: Namespace) -> int:
         with files.begin(started):
             results, code = _build(options, stages, started)
         files.write(results, code)
-    _print_end(results, folder)
+    shown = [path for path in (folder / "summary.md", _index(folder)) if path.is_file()]
+    places = " and ".join(map(shown_path, shown))
+    print_results(results, f"nightly: {outcome(results)}; see {places}")
     return code
 
 
@@ -185,26 +187,3 @@ def _rebuilds(
         elif above or action.stage in stages:
             rebuilds[target] = above or StaleReason(REBUILD, action.stage)
     return rebuilds
-
-
-def _print_end(results: RunResults, folder: Path) -> None:
-    """Print failed, regressed and missed targets, and the files."""
-    rows = [Row("broken", error) for manifest in results.manifests for error in manifest.errors]
-    flaky = [
-        replace(target, reason=f"passed when repeated; {target.first_failure}")
-        for target in results.flaky
-    ]
-    listed = {"failed": results.failed, "regressed": results.regressed, "noisy": results.noisy}
-    for word, targets in {**listed, "flaky": flaky}.items():
-        for target in targets[:_MOST_LINES]:
-            parts = [target.target, target.reason.partition("\n")[0]]
-            parts += [f"last passed {target.last_passed[:10]}"] if target.last_passed else []
-            parts += [f"owner: {target.owner}"] if target.owner else []
-            rows.append(Row(word, "  ".join(filter(None, parts))))
-        if len(targets) > _MOST_LINES:
-            rows.append(Row(word, f"and {plural(len(targets) - _MOST_LINES, 'more target')}"))
-    for reason, targets in results.never_ran_by_reason.items():
-        names = first_names([target.target for target in targets], _MOST_NAMES)
-        rows.append(Row("never ran", f"{names}  {reason}"))
-    files = [folder / "summary.md", *([_index(folder)] if _index(folder).is_file() else [])]
-    print_rows(rows, [f"nightly: {outcome(results)}; see {' and '.join(map(shown_path, files))}"])
