@@ -46,16 +46,6 @@ def test_only_the_named_manifests_are_checked(
     assert check(capsys, "b.yaml") == (3, [error.removeprefix("configs/models/")])
 
 
-def test_a_name_in_use_is_an_error(models: Path, capsys: Output) -> None:
-    (models / "b.yaml").write_text(f"model: a\n{MANIFEST}")
-    code, errors = check(capsys, "configs/models/a.yaml", "configs/models/b.yaml")
-    assert code == 3
-    assert errors == [
-        'configs/models/b.yaml:1:8: model: model "a" is already declared in configs/models/a.yaml; '
-        "rename one of them"
-    ]
-
-
 def test_a_shared_file_checks_all_that_may_use_it(models: Path, capsys: Output) -> None:
     (models / "_base.yaml").write_text("exprot: {}\n")
     (models / "b.yaml").write_text(f"model: b\nextends: _base.yaml\n{MANIFEST}")

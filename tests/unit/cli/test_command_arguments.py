@@ -10,11 +10,8 @@ from cli_doubles import Doit
     ("arguments", "offered"),
     [
         (("build:ne",), "build:net"),
-        (("exprt:net",), "export:net"),
         (("info", "validat:net"), "validate:net"),
-        (("list", "bild"), "build"),
         (("forget", "engine:net:otr"), "engine:net:ort"),
-        (("clean", "simplify:nt"), "simplify:net"),
         (("ignore", "bnch"), "bench"),
     ],
 )
@@ -54,9 +51,7 @@ def test_patterns_are_accepted_by_every_command(doit: Doit) -> None:
     [
         ("build", "export:net", "-a", "-s"),
         ("build", "--force", "export:net", "--single"),
-        ("build", "export:net", "-n", "2", "-as"),
         ("build", "-a", "export:net", "-s", "--continue", "-j", "2"),
-        ("-as", "export:net"),
         ("run", "-s", "-a", "export:net"),
     ],
 )

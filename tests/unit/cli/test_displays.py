@@ -2,7 +2,6 @@ from __future__ import annotations
 
 import io
 import re
-import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -208,30 +207,3 @@ def line_of(session: BuildSession) -> Callable[[str], ConsoleLine]:
         return ConsoleLine(target, action.model, action.stage, action.variant)
 
     return line
-
-
-def test_a_target_may_end_while_the_display_is_redrawn(monkeypatch: pytest.MonkeyPatch) -> None:
-    class EndingLine(ConsoleLine):
-        """Ends in another thread while the display reads it."""
-
-        @property
-        def activity(self) -> str:
-            if is_drawn.is_set() and not end.ident:
-                end.start()
-                is_read.set()
-                end.join(0.2)
-            return ""
-
-    failures: list[object] = []
-    is_drawn, is_read = threading.Event(), threading.Event()
-    monkeypatch.setattr(threading, "excepthook", failures.append)
-    monkeypatch.setenv("TERM", "xterm")
-    ending = EndingLine("export:a", "a", "export", "", "passed")
-    display = Display(Terminal(), {"export:a": ending})
-    end = threading.Thread(target=display.ended, args=[ending])
-    display.started(ending, "run", "")
-    is_drawn.set()
-    assert is_read.wait(60)
-    end.join()
-    display.close()
-    assert not failures

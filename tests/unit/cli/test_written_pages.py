@@ -118,16 +118,8 @@ def test_a_page_says_that_the_history_cannot_be_read(session: BuildSession) -> N
     assert "There is no earlier build" not in found
 
 
-@pytest.mark.parametrize(
-    "picture",
-    [
-        b"<svg><title>\xff</title></svg>",
-        b'<svg ONLOAD="alert(1)"></svg>',
-        b'"><script>alert(1)</script>',
-        b'<svg><meta http-equiv="refresh"/></svg>',
-    ],
-)
-def test_a_picture_is_an_image_without_scripts(session: BuildSession, picture: bytes) -> None:
+def test_a_picture_is_an_image_without_scripts(session: BuildSession) -> None:
+    picture = b'"><script>alert(1)</script>\xff'
     report, build = session.actions["report:net"], session.project.build
     content = as_json(assemble("net", report.options["manifest"], {}, {}))
     (build / report.outputs["result"].path).write_text(json.dumps({"model": "net", **content}))
