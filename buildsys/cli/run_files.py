@@ -7,28 +7,27 @@ import os
 import socket
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 from buildsys.cli.command import INTERRUPTED
+from buildsys.cli.console.lines import ConsoleLine
 from buildsys.cli.console.rows import Row, print_rows
 from buildsys.cli.project_root import shown_path
 from buildsys.cli.session import BuildSession
-from buildsys.errors import BuildsysError, StageError, UsageError, with_hint
+from buildsys.errors import BuildsysError, StageError, UsageError
 from buildsys.execution.run_records import why_stopped
-from buildsys.execution.stale_reasons import decode_reasons, summarize_reasons
 from buildsys.report import run_results as ends
 from buildsys.report.formatting import first_names, plural
-from buildsys.report.key_figures import key_figure
 from buildsys.report.run_reports import junit_xml, outcome, run_summary
 from buildsys.report.run_results import BrokenManifest, RunResults, TargetResult, regression
 from buildsys.stages.table import GATE
 from buildsys.system.files import replace_file
 
 _RECENT_RUNS = 20
-_MOST_REASONS = 2
+_STATUSES = {"fresh": ends.UP_TO_DATE, "not run": ends.NOT_RUN}  # of lines on the console
 _MOST_LINES = 30  # lines per kind at the end of the output
 _MOST_NAMES = 5  # on one line
 
@@ -97,8 +96,8 @@ class RunFiles:
 
 def collect_results(session: BuildSession, started: str) -> RunResults:
     """Collect the results of the run begun at ``started``."""
-    ignored = session.ignored()
     is_interrupted = bool(session.interrupted)
+    marks = session.ignored()
     return RunResults(
         started=started,
         seconds=session.seconds or time.monotonic() - session.began,
@@ -106,8 +105,8 @@ def collect_results(session: BuildSession, started: str) -> RunResults:
         status=ends.INTERRUPTED if is_interrupted else ends.FINISHED,
         error="interrupted; finished targets are kept" if is_interrupted else "",
         targets=tuple(
-            _result(session, target, ignored, started)
-            for target in session.in_order(session.requested)
+            _result(session, session.lines[target], marks, started)
+            for target in session.in_order(session.lines)
         ),
         manifests=tuple(broken_manifests(session)),
     )
@@ -140,74 +139,44 @@ def broken_manifests(session: BuildSession) -> Iterator[BrokenManifest]:
 
 
 def _result(
-    session: BuildSession, target: str, ignored: Collection[str], since: str
+    session: BuildSession, line: ConsoleLine, marks: Collection[str], since: str
 ) -> TargetResult:
     """Make the result of one target, from this run and from the ledger."""
-    action, log = session.actions[target], session.log(target)
-    end = session.finished.get(target)
+    target, end, log = line.target, session.finished.get(line.target), session.log(line.target)
+    status, reason = _STATUSES.get(line.status, line.status), line.reason
     has_log = end is not None and not end.waited and log.is_file()
+    is_failure = status == ends.FAILED
+    is_built = status in (ends.PASSED, ends.RESTORED)
+    if status == ends.IGNORED:
+        reason = "it needs a target that is excluded by `doit ignore`"
+        if target in marks:
+            reason = f"excluded by `doit ignore`; `doit forget {target}` includes it"
+    elif status == ends.NOT_RUN:
+        stopped = "interrupted" if session.interrupted else why_stopped(session.finished)
+        reason = f"{reason}, which failed" if reason.startswith("needs ") else stopped
+    last_passed, regressed = "", False
+    if is_failure or status == ends.UNAVAILABLE:
+        with suppress(BuildsysError, OSError):  # a locked or damaged state: the run reports it
+            runs = session.executor.ledger.history(target, _RECENT_RUNS)
+            steady = [(run.status, run.started) for run in runs if run.status != ends.NOISY]
+            last_passed, regressed = regression(steady, since)
     return TargetResult(
         target=target,
-        model=action.model,
-        stage=action.stage,
-        variant=action.variant,
-        owner=session.project.models[action.model].data["owner"],
+        model=line.model,
+        stage=line.stage,
+        variant=line.variant,
+        status=status,
+        reason=reason,
+        error=end.error if end is not None and is_failure else "",
+        seconds=line.seconds or 0.0,
+        figure=line.figure if is_built else "",
+        why=line.why if is_built else "",
+        owner=session.project.models[line.model].data["owner"],
         log=os.path.relpath(log, session.project.root) if has_log else "",
         first_failure=session.first_failures.get(target, ""),
-        **_end(session, target, ignored, since),
+        last_passed=last_passed,
+        regressed=regressed or (is_failure and line.stage == GATE),
     )
-
-
-def _end(
-    session: BuildSession, target: str, ignored: Collection[str], since: str
-) -> dict[str, Any]:
-    stage, end = session.actions[target].stage, session.finished.get(target)
-    try:
-        runs = session.executor.ledger.history(target, _RECENT_RUNS)
-    except (BuildsysError, OSError):  # a locked or damaged state: the run reports it
-        runs = []
-    steady = [(run.status, run.started) for run in runs if run.status != ends.NOISY]
-    last_passed, regressed = regression(steady, since)
-    history = {"regressed": regressed, "last_passed": last_passed}
-    if shortfall := session.shortfall(target):
-        reason = with_hint(end.reason, end.hint) if end else session.recorded_reason(target)
-        seconds = end.seconds if end and not (end.waited or end.restored) else 0.0
-        history = history if shortfall == ends.UNAVAILABLE else {}
-        return {"status": shortfall, "reason": reason, "seconds": seconds, **history}
-    if end is None:
-        is_fresh = target in session.fresh
-        return {"status": ends.UP_TO_DATE} if is_fresh else _not_run(session, target, ignored)
-    if end.waited:
-        return {"status": ends.UP_TO_DATE, "reason": "built by another run meanwhile"}
-    if end.status == ends.FAILED:
-        return {
-            **history,
-            "status": ends.FAILED,
-            "reason": with_hint(end.reason, end.hint),
-            "error": end.error,
-            "seconds": end.seconds,
-            "regressed": regressed or stage == GATE,
-        }
-    return {
-        "status": ends.RESTORED if end.restored else ends.PASSED,
-        "figure": key_figure(stage, session.result(target)),
-        "why": summarize_reasons(decode_reasons(runs[0].why), _MOST_REASONS) if runs else "",
-        "seconds": 0.0 if end.restored else end.seconds,
-    }
-
-
-def _not_run(session: BuildSession, target: str, ignored: Collection[str]) -> dict[str, Any]:
-    """Explain a stale target without a run."""
-    needed = [target, *session.needed([target])]
-    if mark := next((name for name in needed if name in ignored), ""):
-        what = "excluded" if mark == target else f"needs {mark}, which is excluded"
-        reason = f"{what} by `doit ignore`; `doit forget {mark}` includes it"
-        return {"status": ends.IGNORED, "reason": reason}
-    ended = [session.finished[name] for name in needed if name in session.finished]
-    reason = "interrupted" if session.interrupted else why_stopped(session.finished)
-    if failed := [end.target for end in ended if end.status == ends.FAILED]:
-        reason = f"needs {failed[0]}, which failed"
-    return {"status": ends.NOT_RUN, "reason": reason}
 
 
 def print_results(results: RunResults, closing: str) -> None:

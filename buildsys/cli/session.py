@@ -9,7 +9,7 @@ import json
 import os
 import time
 import traceback
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -24,6 +24,7 @@ from buildsys.project.plan import ProjectPlan
 from buildsys.system.files import MAX_RESULT_BYTES, read_limited
 
 if TYPE_CHECKING:
+    from buildsys.cli.console.lines import ConsoleLine
     from buildsys.execution.executor import Executor
     from buildsys.execution.freshness import Explanation, FreshnessChecker
     from buildsys.execution.run_records import Outcome
@@ -61,8 +62,8 @@ class BuildSession(TargetNames):
         self.interrupted = 0  # the exit code, once a signal has arrived
         self.is_run = False  # doit has checked a target: it is not forgetting or cleaning
         self.cleaned: set[str] = set()  # doit cleans a target again for each of its groups
-        self.requested: Collection[str] = ()  # targets of this run
-        self.up_to_date_targets: Sequence[str] = ()  # those of them that are not tasks of doit
+        self.up_to_date_targets: Sequence[str] = ()  # of this run that are not tasks of doit
+        self.lines: dict[str, ConsoleLine] = {}  # of this run, by target
         self.checked_stale_outputs = False  # after a failure
         self.rebuilds: dict[str, StaleReason] = {}  # targets to run even if up to date, and why
         self.repeats_flaky = False

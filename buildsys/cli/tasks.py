@@ -175,7 +175,7 @@ class ProjectTasks:
         session = self.session
         if single:
             members = {target for name in names for target in session.members(name)}
-            session.requested = self._choose(names, members)
+            self._choose(names, members)
             return
         models: list[str] = []
         targets: set[str] = set()
@@ -192,7 +192,6 @@ class ProjectTasks:
         chosen = self._choose(names, session.needed(targets))
         done = [target for ends in fresh.values() for target in ends if target not in chosen]
         session.up_to_date_targets = done
-        session.requested = {*done, *chosen}
 
     def _choose(self, names: Sequence[str], targets: Collection[str]) -> Collection[str]:
         self._groups = [name for name in names if name not in targets]

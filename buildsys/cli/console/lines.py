@@ -91,17 +91,15 @@ def group_lines(lines: Iterable[ConsoleLine], cause: Mapping[str, str]) -> list[
     return [*groups.values()]
 
 
-def up_to_date_lines(
-    lines: Iterable[ConsoleLine], recorded_reason: Callable[[str], str]
-) -> Iterator[str]:
+def up_to_date_lines(lines: Iterable[ConsoleLine]) -> Iterator[str]:
     """Write the unavailable and noisy targets of a run without work, and counts."""
     order = [stage.name for stage in STAGES]  # remembered targets have none
     lines = sorted(lines, key=lambda line: (line.model, line.variant, order.index(line.stage)))
     if not lines:
         yield "no targets: nothing is selected, or there is no manifest yet"
         return
-    cause = causes(lines, lambda line: recorded_reason(line.target))
-    cause |= {line.target: recorded_reason(line.target) for line in lines if line.status == "noisy"}
+    cause = causes(lines, lambda line: line.reason)
+    cause |= {line.target: line.reason for line in lines if line.status == "noisy"}
     groups = group_lines((line for line in lines if line.target in cause), cause)
     for group in groups[:_MOST_CAUSES]:
         reason = cause[group[0].target].partition("\n")[0]

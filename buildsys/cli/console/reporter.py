@@ -49,7 +49,7 @@ class Reporter(ConsoleReporter):  # type: ignore[misc]  # doit has no type infor
         tolerate_other_encodings(outstream)
         self._out = outstream
         self._lock = threading.RLock()
-        self._lines: dict[str, ConsoleLine] = {}
+        self._lines = self.session.lines
         self._display: Display | None = None
         self._estimate: Estimate | None = None
         self._loading: threading.Thread | None = None
@@ -131,8 +131,10 @@ class Reporter(ConsoleReporter):  # type: ignore[misc]  # doit has no type infor
             self._note_up_to_date(line)
 
     def _note_up_to_date(self, line: ConsoleLine) -> None:
-        shortfall = self.session.shortfall(line.target)
-        line.status, line.recorded = shortfall or "fresh", bool(shortfall)
+        line.status = "fresh"
+        if shortfall := self.session.shortfall(line.target):
+            line.status, line.recorded = shortfall, True
+            line.reason = self.session.recorded_reason(line.target)
 
     def skip_ignore(self, task: Any) -> None:
         """Note a target skipped because of ``doit ignore``."""
@@ -195,7 +197,7 @@ class Reporter(ConsoleReporter):  # type: ignore[misc]  # doit has no type infor
             session.seconds = time.monotonic() - session.began
             print_summary(self._out, session, lines, stale, pages)
         elif not is_broken and not self.runtime_errors:
-            summary = up_to_date_lines(lines, session.recorded_reason)
+            summary = up_to_date_lines(lines)
             self._out.writelines(printable(f"{text.rstrip()}\n") for text in summary)
         for problem in self.runtime_errors:
             self._out.write(printable(f"{problem.strip()}\n"))
