@@ -5,7 +5,7 @@ from __future__ import annotations
 from argparse import Namespace
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 from buildsys.cli.build_names import Side
 from buildsys.cli.command import print_answer
@@ -14,27 +14,31 @@ from buildsys.cli.graph_files import (
     ask_inspection,
     find_graph,
     graph_action,
-    graph_request,
     require_onnx_graph,
-    stored_graph,
     without_time,
-    writes_onnx,
 )
 from buildsys.cli.session import BuildSession
-from buildsys.errors import StageError, UsageError
-from buildsys.execution.build_cache import store_folder
+from buildsys.errors import UsageError
 from buildsys.history.builds import Build
 from buildsys.report.formatting import TIMES, count, first_names, size
 from buildsys.stages.table import ENGINE, target_of
-from buildsys.store.object_store import Store
 
 SCHEMA = "buildsys/diff/1"
-EQUAL, DIFFERENT, UNKNOWN = "equal", "different", "unknown"
+EQUAL, DIFFERENT = "equal", "different"
 ONLY_FIRST, ONLY_SECOND = "only in the first", "only in the second"
+_GRAPH_FILES = ("model", "model.data")  # outputs of stages
 _INDENT = 14
 _SHOWN = 12  # kinds of a change
 _SHOWN_NAMES = 4
 _section = partial(titled_lines, indent=_INDENT)
+
+
+class StagePair(NamedTuple):
+    """A stage in two builds."""
+
+    stage: str
+    state: str  # EQUAL | DIFFERENT | ONLY_FIRST | ONLY_SECOND
+    graphs: tuple[str, ...]  # as `buildsys compare` takes them
 
 
 def compare_graphs(session: BuildSession, options: Namespace, first: str, second: str) -> int:
@@ -149,74 +153,47 @@ def _arrow(pair: Sequence[Any]) -> str:
     return f"{was} → {now}"
 
 
-def compare_recorded_graphs(session: BuildSession, sides: tuple[Side, Side]) -> dict[str, Any]:
-    """Compare the graphs of two builds, in the order of stages.
-
-    The first stage with a difference is the cause of differences in later stages, so only its
-    graphs are compared in detail: ``graph`` is their difference, ``graph_stage`` the stage.
-    """
-    store = Store(store_folder(session.project.state))
-    first, second = (_recorded_graphs(session, side) for side in sides)
-    stages: list[dict[str, str]] = []
-    compared, difference = "", None
-    for stage in _merge_in_order(list(first), list(second)):
-        state, note = ONLY_SECOND if stage in second else ONLY_FIRST, ""
-        if stage in first and stage in second:
-            build, role = first[stage]
-            builds = build, second[stage][0]
-            digests = [[b.outputs.get(name) for name in (role, f"{role}.data")] for b in builds]
+def compare_recorded_graphs(session: BuildSession, first: Side, second: Side) -> list[StagePair]:
+    """Compare the files of the graphs of two builds, in the order of stages."""
+    before, after = (_recorded_graphs(session, side) for side in (first, second))
+    pairs: list[StagePair] = []
+    for stage in _merge_in_order(list(before), list(after)):
+        builds = [graphs[stage] for graphs in (before, after) if stage in graphs]
+        state = ONLY_SECOND if stage in after else ONLY_FIRST
+        if len(builds) == 2:
+            digests = [[b.outputs.get(name) for name in _GRAPH_FILES] for b in builds]
             state = EQUAL if digests[0] == digests[1] else DIFFERENT
-        if state == DIFFERENT and not compared:
-            try:
-                requests = [graph_request(*stored_graph(store, b, role)) for b in builds]
-                answer = ask_inspection("compare", {"first": requests[0], "second": requests[1]})
-                if answer["is_equal"]:
-                    state = EQUAL
-                else:
-                    compared, difference = stage, answer
-            except StageError as error:
-                state, note = UNKNOWN, error.problem
-        stages.append({"stage": stage, "state": state, "note": note})
-    return {"graph": difference, "graph_stage": compared, "graphs": stages}
+        names = tuple(f"{build.model}:{stage}@{build.short_id}" for build in builds)
+        pairs.append(StagePair(stage, state, names))
+    return pairs
 
 
-def recorded_difference_lines(comparison: Mapping[str, Any]) -> Iterator[str]:
-    """Yield the stages with other graphs, and the first difference in full."""
-    difference, compared = comparison["graph"], comparison["graph_stage"]
-    changed = [graphs for graphs in comparison["graphs"] if graphs["state"] != EQUAL]
-    lines, later = [], []
-    for graphs in changed:
-        stage, text = graphs["stage"], graphs["note"] or graphs["state"]
-        if difference is not None and stage == compared:
-            before, after = difference["nodes"]
-            text = f"{count(before)} → {count(after)} nodes"
-        elif text == DIFFERENT:
-            later.append(stage)
-            continue
-        is_first = graphs == changed[0] and graphs["state"] != UNKNOWN
-        lines.append(f"{'first differs in ' if is_first else ''}{stage}: {text}")
-    lines += [f"then differs in {', '.join(later)}"] if later else []
+def recorded_difference_lines(pairs: Sequence[StagePair]) -> Iterator[str]:
+    """Yield the stages with other graphs, and what shows the first difference."""
+    changed = [pair for pair in pairs if pair.state != EQUAL]
+    lines = [f"{pair.stage}: {pair.state}" for pair in changed if pair.state != DIFFERENT]
+    if different := [pair for pair in changed if pair.state == DIFFERENT]:
+        first, *later = different
+        start = "first differs" if first == changed[0] else "differs"
+        lines.append(f"{start} in {first.stage}: `buildsys compare {' '.join(first.graphs)}`")
+        names = ", ".join(pair.stage for pair in later)
+        lines += [f"then differs in {names}"] if later else []
     yield from _section("graph", lines)
-    if difference is not None:
-        yield from difference_lines(difference)
 
 
-def _recorded_graphs(session: BuildSession, side: Side) -> dict[str, tuple[Build, str]]:
-    """List the builds and outputs with graphs by stage, in the order in which they were built.
+def _recorded_graphs(session: BuildSession, side: Side) -> dict[str, Build]:
+    """List the builds with graphs by stage, in the order in which they were built.
 
     For an engine, only those that the present manifest builds it from.
     """
     engine = target_of(ENGINE, side.model, side.engine)
     needed = session.needed([engine]) if engine in session.actions else side.builds
-    graphs = {}
-    for build in sorted(side.builds.values(), key=lambda build: build.position):
-        action, role = session.actions.get(build.target), "model"
-        stage = ":".join(filter(None, (build.stage, build.variant)))
-        if build.stage == ENGINE and action is not None and writes_onnx(action):
-            role, stage = ENGINE, ENGINE if side.engine else stage
-        if role in build.outputs and build.target in needed:
-            graphs[stage] = build, role
-    return graphs
+    ordered = sorted(side.builds.values(), key=lambda build: build.position)
+    return {
+        ":".join(filter(None, (build.stage, build.variant))): build
+        for build in ordered
+        if _GRAPH_FILES[0] in build.outputs and build.target in needed
+    }
 
 
 def _merge_in_order(first: list[str], second: list[str]) -> list[str]:

@@ -19,7 +19,6 @@ from buildsys.errors import StageError, UsageError
 from buildsys.execution.build_cache import store_folder
 from buildsys.execution.freshness import FRESH
 from buildsys.execution.stale_reasons import summarize_reasons
-from buildsys.history.builds import Build
 from buildsys.history.database import History, history_file
 from buildsys.plan.action import Action
 from buildsys.project.load import Project
@@ -104,9 +103,14 @@ def find_graph(session: BuildSession, name: str) -> GraphFile:
         return _current_graph(session, action)
     history, role = History.readable(history_file(session.project.state)), graph_role(action)
     build, note = BuildNames(session, history).of_target(action.target, role, when)
+    store = Store(store_folder(session.project.state))
+    digests = [build.outputs[name] for name in (role, f"{role}.data") if name in build.outputs]
+    file, *data = (store.object_path(digest).resolve() for digest in digests)
+    if not all(path.is_file() for path in (file, *data)):
+        problem = f"the graph of build {build.short_id} of {build.target} is no longer in the store"
+        raise StageError(problem, "`buildsys history` lists the builds")
     note = note or f"{stage_of(action)}{at}{when} was built {time_ago(build.started)}"
-    files = stored_graph(Store(store_folder(session.project.state)), build, role)
-    return GraphFile(action, at + when, STORED, note, *files)
+    return GraphFile(action, at + when, STORED, note, file, data[0] if data else None)
 
 
 def graph_action(session: BuildSession, name: str) -> Action:
@@ -152,19 +156,6 @@ def names_graph(session: BuildSession, name: str) -> bool:
     typed = without_time(name)
     action = session.actions.get("" if "*" in typed else session.full_name(typed) or "")
     return action is not None and action.stage != ENGINE and bool(graph_role(action))
-
-
-def stored_graph(store: Store, build: Build, role: str) -> tuple[Path, Path | None]:
-    """Find the files of a recorded build's graph, the second of its external data.
-
-    Raises: StageError: they are no longer stored.
-    """
-    digests = [build.outputs[name] for name in (role, f"{role}.data") if name in build.outputs]
-    files = [store.object_path(digest).resolve() for digest in digests]
-    if not all(file.is_file() for file in files):
-        problem = f"the graph of build {build.short_id} of {build.target} is no longer in the store"
-        raise StageError(problem, "`buildsys history` lists the builds")
-    return files[0], files[1] if len(files) > 1 else None
 
 
 def require_graph(project: Project, model: str) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from contextlib import suppress
+from contextlib import AbstractContextManager, suppress
 from pathlib import Path
 from threading import Condition
 from typing import Any, Generic, TypeVar
@@ -31,7 +31,7 @@ from buildsys.system.printable import nearest
 AnyArray = TypeVar("AnyArray")
 
 
-class Engine:
+class Engine(AbstractContextManager["Engine"]):
     """A built engine in this process, made by ``load_engine``.
 
     ``inputs`` and ``outputs`` are in the order of the graph; a dynamic size in a ``shape`` is a
@@ -202,10 +202,6 @@ class Engine:
                 call.close()
             self._pool.close()
 
-    def __enter__(self) -> Engine:
-        """Enter a ``with`` block that closes the engine."""
-        return self
-
     def __exit__(self, *_: object) -> None:
         """Close the engine."""
         self.close()
@@ -237,7 +233,7 @@ class Engine:
         return EngineError(problem, f"did you mean {similar[0]}?" if similar else "")
 
 
-class BoundCall(Generic[AnyArray]):
+class BoundCall(AbstractContextManager["BoundCall[Any]"], Generic[AnyArray]):
     """Inferences on the same arrays in GPU memory, made by ``Engine.bind``.
 
     It holds an execution context until it is closed. Only one thread at a time may call it.
@@ -271,10 +267,6 @@ class BoundCall(Generic[AnyArray]):
         session, self._session = self._session, None
         if session is not None:
             self._engine._pool.release(session)
-
-    def __enter__(self) -> BoundCall[AnyArray]:
-        """Enter a ``with`` block that closes the call."""
-        return self
 
     def __exit__(self, *_: object) -> None:
         """Close the call."""

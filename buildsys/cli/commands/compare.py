@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from argparse import ArgumentParser, Namespace
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 from functools import partial
 from typing import Any
@@ -14,6 +14,7 @@ from buildsys.cli.commands.explain import reasons_json
 from buildsys.cli.console.rows import titled_lines
 from buildsys.cli.graph_differences import (
     EQUAL,
+    StagePair,
     compare_graphs,
     compare_recorded_graphs,
     recorded_difference_lines,
@@ -62,7 +63,7 @@ class BuildComparison:
     second: Side
     manifest: list[StaleReason] = field(default_factory=list)
     environment: list[StaleReason] = field(default_factory=list)
-    graphs: Mapping[str, Any] = field(default_factory=dict)
+    graphs: list[StagePair] = field(default_factory=list)
     figures: list[FigureChange] = field(default_factory=list)
     latencies: list[LatencyChange] = field(default_factory=list)
     engines: dict[str, str] = field(default_factory=dict)  # engines of one side -> first or second
@@ -76,7 +77,7 @@ class BuildComparison:
     def is_empty(self) -> bool:
         """True if nothing differs, and nothing was measured again."""
         parts = self.manifest, self.environment, self.engines, self.changed_figures, self.latencies
-        return not any(parts) and all(stage["state"] == EQUAL for stage in self.graphs["graphs"])
+        return not any(parts) and all(pair.state == EQUAL for pair in self.graphs)
 
     def as_json(self) -> dict[str, Any]:
         """Convert the comparison for ``--json``."""
@@ -85,7 +86,7 @@ class BuildComparison:
             "second": self.second.as_json(),
             "manifest": reasons_json(self.manifest),
             "environment": reasons_json(self.environment),
-            **self.graphs,
+            "graphs": [pair._asdict() for pair in self.graphs],
             "engines": self.engines,
             "figures": [asdict(change) for change in self.figures],
             "latencies": [
@@ -170,7 +171,7 @@ def _compare(session: BuildSession, history: History, first: Side, second: Side)
     comparison.environment = part_reasons(
         *({n: parts[n] for n in labels} for parts in environments)
     )
-    comparison.graphs = compare_recorded_graphs(session, (first, second))
+    comparison.graphs = compare_recorded_graphs(session, first, second)
     return comparison
 
 
