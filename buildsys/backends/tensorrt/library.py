@@ -113,9 +113,14 @@ class EnumTable(NamedTuple):
         return {value: word for word, value in values.items() if value is not None}
 
 
-def _members(generations: tuple[str, ...], *words: str) -> dict[str, Member]:
-    """Return members named like their words."""
-    return {word: Member(word.upper(), generations) for word in words}
+def _table(enumeration: str, words: Mapping[tuple[str, ...], str]) -> EnumTable:
+    """Make a table of values named like their words, by generations."""
+    members = {
+        word: Member(word.upper(), generations)
+        for generations, text in words.items()
+        for word in text.split()
+    }
+    return EnumTable(enumeration, members)
 
 
 DTYPES = EnumTable(
@@ -124,7 +129,9 @@ DTYPES = EnumTable(
         "float32": Member("FLOAT"),
         "float16": Member("HALF"),
         "bfloat16": Member("BF16", SINCE_10),
-        **_members(GENERATIONS, "int8", "uint8", "int32"),
+        "int8": Member("INT8"),
+        "uint8": Member("UINT8"),
+        "int32": Member("INT32"),
         "int64": Member("INT64", SINCE_10),
         "bool": Member("BOOL"),
         "float8e4m3fn": Member("FP8"),
@@ -133,42 +140,25 @@ DTYPES = EnumTable(
         "float4e2m1": Member("FP4", SINCE_10),
     },
 )
-FLAGS = EnumTable(
-    "BuilderFlag",
-    {
-        **_members(GENERATIONS, "tf32", "sparse_weights", "direct_io", "gpu_fallback", "refit"),
-        **_members(SINCE_10, "refit_individual", "refit_identical", "strip_plan"),
-        **_members(SINCE_10, "weight_streaming", "strict_nans", "editable_timing_cache"),
-        **_members(SINCE_10, "disable_compilation_cache", "monitor_memory"),
-        **_members(SINCE_10, "distributive_independence"),
-        **_members((RTX,), "require_user_allocation"),
-        **_members(GENERATIONS, "version_compatible", "exclude_lean_runtime", "debug"),
-    },
-)
+FLAGS = _table("BuilderFlag", {
+    GENERATIONS: "tf32 sparse_weights direct_io gpu_fallback refit version_compatible"
+    " exclude_lean_runtime debug",
+    SINCE_10: "refit_individual refit_identical strip_plan weight_streaming strict_nans"
+    " editable_timing_cache disable_compilation_cache monitor_memory distributive_independence",
+    (RTX,): "require_user_allocation",
+})  # fmt: skip
+_GPUS = ("7.5", "8.0", "8.6", "8.9", "12.0", "12.1")
 CAPABILITIES = EnumTable(
     "ComputeCapability",
-    {
-        **{
-            name: Member(f"SM{name.replace('.', '')}", (RTX,))
-            for name in ("7.5", "8.0", "8.6", "8.9", "12.0", "12.1")
-        },
-        **_members((RTX,), "current"),
-    },
+    {name: Member(f"SM{name.replace('.', '')}", (RTX,)) for name in _GPUS}
+    | {"current": Member("CURRENT", (RTX,))},
 )
-TILING = EnumTable(
-    "TilingOptimizationLevel", _members(SINCE_10, "none", "fast", "moderate", "full")
-)
-VERBOSITY = EnumTable(
-    "ProfilingVerbosity", _members(GENERATIONS, "layer_names_only", "none", "detailed")
-)
-POOLS = EnumTable(
-    "MemoryPoolType",
-    {
-        **_members(GENERATIONS, "workspace", "tactic_dram"),
-        **_members(SINCE_10, "tactic_shared_memory"),
-        **_members(GENERATIONS, "dla_managed_sram", "dla_local_dram", "dla_global_dram"),
-    },
-)
+TILING = _table("TilingOptimizationLevel", {SINCE_10: "none fast moderate full"})
+VERBOSITY = _table("ProfilingVerbosity", {GENERATIONS: "layer_names_only none detailed"})
+POOLS = _table("MemoryPoolType", {
+    GENERATIONS: "workspace tactic_dram dla_managed_sram dla_local_dram dla_global_dram",
+    SINCE_10: "tactic_shared_memory",
+})  # fmt: skip
 PRECISION_FLAGS = EnumTable(
     "BuilderFlag",
     {
@@ -179,27 +169,15 @@ PRECISION_FLAGS = EnumTable(
         "prefer": Member("PREFER_PRECISION_CONSTRAINTS", UNTIL_10),
     },
 )
-TACTIC_SOURCES = EnumTable(
-    "TacticSource",
-    {
-        **_members(UNTIL_10, "cublas", "cublas_lt", "cudnn"),
-        **_members(GENERATIONS, "edge_mask_convolutions", "jit_convolutions"),
-    },
-)
-HARDWARE = EnumTable(
-    "HardwareCompatibilityLevel",
-    {
-        **_members(GENERATIONS, "none", "ampere_plus"),
-        **_members(SINCE_10, "same_compute_capability"),
-    },
-)
-FORMATS = EnumTable(
-    "TensorFormat",
-    {
-        **_members(GENERATIONS, "linear", "chw2", "chw4", "chw16", "chw32", "hwc", "hwc8", "hwc16"),
-        **_members(GENERATIONS, "dhwc", "dhwc8", "cdhw32", "dla_linear", "dla_hwc4"),
-    },
-)
+TACTIC_SOURCES = _table("TacticSource", {
+    UNTIL_10: "cublas cublas_lt cudnn", GENERATIONS: "edge_mask_convolutions jit_convolutions",
+})  # fmt: skip
+HARDWARE = _table("HardwareCompatibilityLevel", {
+    GENERATIONS: "none ampere_plus", SINCE_10: "same_compute_capability",
+})  # fmt: skip
+FORMATS = _table("TensorFormat", {
+    GENERATIONS: "linear chw2 chw4 chw16 chw32 hwc hwc8 hwc16 dhwc dhwc8 cdhw32 dla_linear dla_hwc4"
+})  # fmt: skip
 
 # fields that not all generations have, unless they have a value that requests nothing
 _FIELDS: Mapping[str, tuple[str, ...]] = {
