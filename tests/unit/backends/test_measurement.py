@@ -1,4 +1,4 @@
-"""Timing loops on a simulated GPU with work of known length."""
+"""Interleaved contenders on a simulated clock, and timing loops on a simulated GPU."""
 
 from __future__ import annotations
 
@@ -12,8 +12,105 @@ import pytest
 from buildsys.backends import cuda_device as device
 from buildsys.backends import measurement
 from buildsys.backends.cuda_gpus import CudaError
-from buildsys.backends.measurement import GpuContender, Slot
+from buildsys.backends.measurement import GpuContender, LocalCall, Pace, Samples, Slot, measure
 from buildsys.errors import StageError
+
+MS = 1_000_000
+
+
+class Bench:
+    """Contenders of fixed durations, with the order of their calls."""
+
+    def __init__(self, **durations_ms: int) -> None:
+        self.now = 0
+        self.calls: list[str] = []
+        self.contenders = {
+            name: self._contender(name, duration * MS) for name, duration in durations_ms.items()
+        }
+
+    def clock(self) -> int:
+        return self.now
+
+    def _contender(self, name: str, duration: int) -> LocalCall:
+        def call() -> None:
+            self.calls.append(name)
+            self.now += duration
+
+        return LocalCall(call, self.clock)
+
+    def measure(self, pace: Pace) -> dict[str, list[int]]:
+        return {
+            name: Samples.joined(blocks).wall_ns
+            for name, blocks in measure(self.contenders, pace).items()
+        }
+
+    def turns(self) -> list[tuple[str, int]]:
+        turns: list[tuple[str, int]] = []
+        for name in self.calls:
+            if turns and turns[-1][0] == name:
+                turns[-1] = (name, turns[-1][1] + 1)
+            else:
+                turns.append((name, 1))
+        return turns
+
+
+def test_every_contender_is_measured_for_the_duration() -> None:
+    bench = Bench(fast=1, slow=7)
+    samples = bench.measure(Pace(duration_s=0.5, warmup_s=0, min_samples=1))
+    assert sum(samples["fast"]) >= 500 * MS
+    assert sum(samples["slow"]) >= 500 * MS
+    assert set(samples["fast"]) == {1 * MS}
+    assert set(samples["slow"]) == {7 * MS}
+    alone = Bench(only=10)
+    pace = Pace(duration_s=0.2, warmup_s=0, min_samples=1, block_s=0.1, block_runs=1)
+    assert len(alone.measure(pace)["only"]) == 20
+    assert len(alone.calls) == 21, "it needs no settling"
+
+
+def test_a_measurement_lasts_until_every_contender_has_enough_samples() -> None:
+    bench = Bench(fast=1, slow=60)
+    blocks = measure(bench.contenders, Pace(duration_s=0.05, warmup_s=0, min_samples=100))
+    assert len(blocks["fast"]) == len(blocks["slow"])
+    assert min(len(Samples.joined(taken).wall_ns) for taken in blocks.values()) >= 100
+
+
+def test_contenders_take_turns_and_the_order_is_reversed_every_round() -> None:
+    bench = Bench(a=10, b=10)
+    pace = Pace(0.4, 0, 1, block_s=0.1, block_runs=1, settle_s=0.02, settle_runs=1)
+    bench.measure(pace)
+    # warm-up a b, then rounds a b, b a, a b, b a: neighbours of the same contender join
+    turns = [("a", 1), ("b", 1), ("a", 12), ("b", 24), ("a", 24), ("b", 24), ("a", 12)]
+    assert bench.turns() == turns
+
+
+def test_the_first_calls_of_a_turn_do_not_count() -> None:
+    bench = Bench(a=10, b=10)
+    pace = Pace(0.1, 0.05, 1, block_s=0.1, block_runs=1, settle_s=0.03, settle_runs=2)
+    samples = bench.measure(pace)
+    assert {name: len(taken) for name, taken in samples.items()} == {"a": 10, "b": 10}
+    assert bench.calls.count("a") == 5 + 3 + 10
+
+
+def test_a_contender_whose_work_fails_is_named() -> None:
+    def fail() -> None:
+        raise StageError("the CUDA driver's cuEventSynchronize failed", "end other programs")
+
+    contenders = {"engine": LocalCall(lambda: None), "torch_compile": LocalCall(fail)}
+    with pytest.raises(
+        StageError, match="timing torch_compile failed: the CUDA driver's cuEventSynchronize"
+    ) as raised:
+        measure(contenders, Pace(0.01, 0, 1))
+    assert raised.value.hint == "end other programs"
+
+
+def test_the_count_is_of_the_slowest_contender_after_each_round() -> None:
+    bench = Bench(fast=1, slow=10)
+    counted: list[tuple[int, int, str]] = []
+    pace = Pace(duration_s=0.3, warmup_s=0, min_samples=1)
+    measure(bench.contenders, pace, lambda *found: counted.append(found))
+    assert [found[0] for found in counted] == [10, 20, 30]
+    assert {found[1:] for found in counted} == {(0, "samples")}
+
 
 US = 1000
 

@@ -1,10 +1,17 @@
-"""Optimization profiles from dims, explicit ones, and checks against the graph."""
+"""Optimization profiles, and memory layouts compared with the developer guide."""
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 
-from buildsys.backends.tensorrt.engine_tensors import check_against_graph, resolve_profiles
+from buildsys.backends.tensorrt.engine_tensors import (
+    check_against_graph,
+    packed,
+    packed_shape,
+    resolve_profiles,
+    unpacked,
+)
 from buildsys.errors import StageError
 
 INPUTS = {
@@ -67,3 +74,50 @@ def test_values_that_decide_shapes_need_a_range() -> None:
     check_against_graph(profiles, shapes, {"scale"})
     with pytest.raises(StageError, match="the values of the input scale decide shapes inside"):
         check_against_graph(resolve_profiles(INPUTS, DIMS, [GOOD]), shapes, {"scale"})
+
+
+LAYOUTS = {"chw2": 2, "chw4": 4, "chw16": 16, "chw32": 32, "hwc": 1, "hwc8": 8, "hwc16": 16}
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("channels", [1, 3, 8, 33])
+def test_each_element_is_where_the_format_puts_it(layout: str, channels: int) -> None:
+    n, h, w, multiple = 2, 3, 5, LAYOUTS[layout]
+    array = np.arange(n * channels * h * w, dtype=np.float32).reshape(n, channels, h, w) + 1
+    memory = packed(array, layout)
+    assert memory.flags["C_CONTIGUOUS"]
+    assert memory.shape == packed_shape(array.shape, layout)
+    rounded = -(-channels // multiple) * multiple
+    corners = (0, 0, 0, 0), (1, channels - 1, 2, 4), (1, channels // 2, 1, 3)
+    for batch, channel, row, column in corners:
+        if layout.startswith("chw"):
+            place = (
+                ((batch * (rounded // multiple) + channel // multiple) * h + row) * w + column
+            ) * multiple
+            place += channel % multiple
+        else:
+            place = ((batch * h + row) * w + column) * rounded + channel
+        assert memory.reshape(-1)[place] == array[batch, channel, row, column]
+    assert memory.sum() == array.sum()  # what fills up is zero
+    assert np.array_equal(unpacked(memory, layout, array.shape), array)
+
+
+@pytest.mark.parametrize("layout", ["dhwc", "dhwc8", "cdhw32"])
+def test_volumes_round_trip(layout: str) -> None:
+    array = np.random.default_rng(0).standard_normal((2, 5, 3, 4, 6)).astype(np.float16)
+    memory = packed(array, layout)
+    assert memory.shape == packed_shape(array.shape, layout)
+    assert np.array_equal(unpacked(memory, layout, array.shape), array)
+
+
+def test_linear_is_as_it_is() -> None:
+    array = np.ones((2, 3))
+    assert packed(array, "linear") is array
+    assert packed_shape((2, 3), "linear") == (2, 3)
+    assert unpacked(array, "linear", (2, 3)) is array
+
+
+@pytest.mark.parametrize(("shape", "layout"), [((1, 4, 2, 2), "dla_hwc4"), ((4, 2), "hwc8")])
+def test_unsupported_layouts_and_ranks(shape: tuple[int, ...], layout: str) -> None:
+    with pytest.raises(StageError, match=f"cannot have the format {layout} here"):
+        packed(np.ones(shape), layout)
