@@ -118,7 +118,7 @@ def _from_npz(
     return tensor_of(array[tuple(slice(size) for size in shape)], dtype)
 
 
-def read_array(file: Path, shown: str, key: str) -> tuple[Array, str]:
+def read_array(file: Path, title: str, key: str) -> tuple[Array, str]:
     """Read one array of an .npz file, and its name for messages.
 
     Raises: StageError: no such file or array.
@@ -126,11 +126,11 @@ def read_array(file: Path, shown: str, key: str) -> tuple[Array, str]:
     try:
         arrays = NpzFile(file)
         if key not in arrays:
-            raise StageError(f"{shown} has no array {key}", f"it has {', '.join(arrays)}")
-        return arrays[key], f"{shown}: {key}"
+            raise StageError(f"{title} has no array {key}", f"it has {', '.join(arrays)}")
+        return arrays[key], f"{title}: {key}"
     except (OSError, ValueError) as error:
         raise StageError(
-            f"{shown} cannot be read as an .npz file: {error}", "save it with numpy.savez"
+            f"{title} cannot be read as an .npz file: {error}", "save it with numpy.savez"
         ) from error
 
 

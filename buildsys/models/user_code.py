@@ -83,22 +83,22 @@ def find_object(module: ModuleType, reference: str) -> Any:
     return target
 
 
-def load_module(shown: str, project: Path) -> ModuleType:
+def load_module(path: str, project: Path) -> ModuleType:
     """Execute a file of the project as a private module.
 
     Raises: StageError: no such file, or it raises.
     """
-    file = project / shown
+    file = project / path
     if not file.is_file():
         siblings = [_relative(str(path), project) for path in file.parent.glob("*.py")]
-        hint = did_you_mean(shown, siblings, "check the path, relative to the project")
-        raise StageError(f"{shown} does not exist in the project", hint)
+        hint = did_you_mean(path, siblings, "check the path, relative to the project")
+        raise StageError(f"{path} does not exist in the project", hint)
     _make_importable(project, file.parent)
-    name = module_name(shown)
+    name = module_name(path)
     spec = spec_from_file_location(name, file, loader=_UncachedLoader(name, str(file)))
     if spec is None or spec.loader is None:
-        raise StageError(f"{shown} is not a Python file", "name a file that ends in .py")
-    with reraise_as_stage_error(f"importing {shown} failed", project):
+        raise StageError(f"{path} is not a Python file", "name a file that ends in .py")
+    with reraise_as_stage_error(f"importing {path} failed", project):
         module = module_from_spec(spec)
         sys.modules[name] = module  # dataclasses and pickle look their module up by name
         try:
@@ -109,13 +109,13 @@ def load_module(shown: str, project: Path) -> ModuleType:
         return module
 
 
-def module_name(shown: str) -> str:
+def module_name(path: str) -> str:
     """Return the name of a file's module.
 
     It is private, so it shadows nothing, and free of the checkout's path, as exporters write it
     into files.
     """
-    return "_buildsys_" + re.sub(r"\W", "_", shown.removesuffix(".py"))
+    return "_buildsys_" + re.sub(r"\W", "_", path.removesuffix(".py"))
 
 
 def _make_importable(project: Path, folder: Path) -> None:

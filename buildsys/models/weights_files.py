@@ -113,7 +113,7 @@ def read_weights(weights: Mapping[str, Any], project: Path) -> State:
     return state
 
 
-def _shards(index: Path, shown: str, project: Path) -> Mapping[str, set[str]]:
+def _shards(index: Path, title: str, project: Path) -> Mapping[str, set[str]]:
     """List the shards of an index with their tensors, none of another file.
 
     Raises: StageError: the index is damaged, or a shard missing.
@@ -124,22 +124,22 @@ def _shards(index: Path, shown: str, project: Path) -> Mapping[str, set[str]]:
         shards = read_index(index)
     except (OSError, ValueError) as error:
         raise StageError(
-            f"{shown} is not an index of shards: {error}", "download or save it again"
+            f"{title} is not an index of shards: {error}", "download or save it again"
         ) from error
     for name in shards:
-        part = f"{shown.removesuffix(index.name)}{name}"
+        part = f"{title.removesuffix(index.name)}{name}"
         if not is_present(part, project):
-            text = f"{part}, a shard of {shown}, does not exist"
-            raise StageError(text, f"download or save all files of {shown} again")
+            text = f"{part}, a shard of {title}, does not exist"
+            raise StageError(text, f"download or save all files of {title} again")
     return shards
 
 
-def _read(file: Path, shown: str) -> State:
+def _read(file: Path, title: str) -> State:
     """Read the tensors of a file. Raises: StageError: damaged."""
     if file.name.endswith(SAFETENSORS):
-        return read_safetensors(file, shown)
+        return read_safetensors(file, title)
     try:
-        return _unwrapped(torch.load(file, map_location="cpu", weights_only=True), shown)
+        return _unwrapped(torch.load(file, map_location="cpu", weights_only=True), title)
     except StageError:
         raise
     except Exception as error:  # a damaged file raises any class
@@ -147,12 +147,12 @@ def _read(file: Path, shown: str) -> State:
         inner = error.__context__ if isinstance(error, pickle.UnpicklingError) else None
         reason = first_line(inner or error).partition(". Please ")[0]
         raise StageError(
-            f"torch.load(weights_only=True) cannot read {shown}: {reason.rstrip('.')}",
+            f"torch.load(weights_only=True) cannot read {title}: {reason.rstrip('.')}",
             "save a plain state dict: torch.save(model.state_dict(), FILE)",
         ) from error
 
 
-def read_safetensors(file: Path, shown: str) -> dict[str, torch.Tensor]:
+def read_safetensors(file: Path, title: str) -> dict[str, torch.Tensor]:
     """Read the tensors of a safetensors file, mapped into memory.
 
     Raises: StageError: it cannot be read, or the library is not installed.
@@ -161,7 +161,7 @@ def read_safetensors(file: Path, shown: str) -> dict[str, torch.Tensor]:
         from safetensors import safe_open
     except ImportError as error:
         raise StageError(
-            f"reading {shown} needs safetensors, which is not installed",
+            f"reading {title} needs safetensors, which is not installed",
             "pip install 'buildsys[safetensors]'",
         ) from error
     try:
@@ -170,19 +170,19 @@ def read_safetensors(file: Path, shown: str) -> dict[str, torch.Tensor]:
     except Exception as error:  # a damaged file raises any class
         reason = first_line(error).partition(", expected one of")[0]
         raise StageError(
-            f"{shown} is not a valid safetensors file: {reason}",
+            f"{title} is not a valid safetensors file: {reason}",
             "save it with safetensors.torch.save_model(model, FILE), or name it .pth",
         ) from error
 
 
-def _unwrapped(loaded: Any, shown: str) -> dict[str, Any]:
+def _unwrapped(loaded: Any, title: str) -> dict[str, Any]:
     if isinstance(loaded, Mapping):
         wrapped = (loaded.get(key) for key in _WRAPPERS)
         loaded = next((state for state in wrapped if isinstance(state, Mapping)), loaded)
         if any(isinstance(value, torch.Tensor) for value in loaded.values()):
             return dict(loaded)
     raise StageError(
-        f"{shown} holds an object of type {type(loaded).__name__} without tensors",
+        f"{title} holds an object of type {type(loaded).__name__} without tensors",
         "save one with torch.save(model.state_dict(), FILE)",
     )
 
@@ -237,37 +237,37 @@ def _download(name: str) -> Path | None:
     return _fetch(parts.repository, parts.path, parts.commit, name)
 
 
-def _fetch(repository: str, path: str, revision: str, shown: str) -> Path | None:
+def _fetch(repository: str, path: str, revision: str, title: str) -> Path | None:
     """Return the path in the cache, None if the repository has no such file."""
     try:
         from huggingface_hub import constants, errors, hf_hub_download
     except ImportError as error:
         raise StageError(
-            f"{shown} needs huggingface_hub, which is not installed", "pip install huggingface_hub"
+            f"{title} needs huggingface_hub, which is not installed", "pip install huggingface_hub"
         ) from error
     endpoint = os.environ.get("HF_ENDPOINT") or constants.ENDPOINT
     try:
         file = Path(hf_hub_download(repository, path, revision=revision, endpoint=endpoint))
     except (errors.RepositoryNotFoundError, errors.RevisionNotFoundError) as error:
         raise StageError(
-            f"{endpoint} has no repository or revision for {shown}, or does not show it to you",
+            f"{endpoint} has no repository or revision for {title}, or does not show it to you",
             "check the name; for a private or gated repository, `hf auth login`",
         ) from error
     except errors.EntryNotFoundError as error:
         if not isinstance(error, errors.LocalEntryNotFoundError):
             return None
-        raise _unreachable(shown, endpoint, error.__cause__ or error) from error
+        raise _unreachable(title, endpoint, error.__cause__ or error) from error
     except Exception as error:  # also the HTTP library's
-        raise _unreachable(shown, endpoint, error) from error
+        raise _unreachable(title, endpoint, error) from error
     digest = file.resolve().name  # large files are stored under their SHA-256
     if _SHA256.fullmatch(digest) and sha256_of(file) != digest:
-        raise StageError(f"the cached file {file} of {shown} is damaged", "delete it")
+        raise StageError(f"the cached file {file} of {title} is damaged", "delete it")
     return file
 
 
-def _unreachable(shown: str, endpoint: str, reason: BaseException) -> StageError:
+def _unreachable(title: str, endpoint: str, reason: BaseException) -> StageError:
     return StageError(
-        f"{shown} is not in the cache, and {endpoint} did not give it"
+        f"{title} is not in the cache, and {endpoint} did not give it"
         f" ({type(reason).__name__}: {first_line(reason):.200})",
         "go online, or run `hf download` elsewhere and copy its cache to here",
     )
