@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -220,26 +219,6 @@ def test_the_way_in_which_forward_takes_its_inputs(
     }
     assert {"keyword": keywords, **figures} | found == {"keyword": keywords, **figures}
     assert figures["ran"]
-
-
-def test_a_decoder_with_a_cache(tmp_path: Path) -> None:
-    pytest.importorskip("transformers")
-    sizes = {"vocab_size": 20, "hidden_size": 8, "num_attention_heads": 2, "num_hidden_layers": 1}
-    ids = {"bos_token_id": 1, "eos_token_id": 2}
-    (tmp_path / "config.json").write_text(json.dumps({"model_type": "llama", **sizes, **ids}))
-    task: Any = {"transformers": "text-generation", "checkpoint": None, "config": "config.json"}
-    found = propose(tmp_path, **task, cache=True)
-    assert {name: one["shape"] for name, one in found["inputs"].items()} == {
-        "input_ids": ["batch", "length"],
-        "past_key_values.0.key": ["batch", 2, "past", 4],
-        "past_key_values.0.value": ["batch", 2, "past", 4],
-    }
-    assert {name: one["shape"] for name, one in found["outputs"].items()} == {
-        "logits": ["batch", "length", 20],
-        "present.0.key": ["batch", 2, None, 4],
-        "present.0.value": ["batch", 2, None, 4],
-    }
-    assert found["ran"] == {"batch": [1, 2, 8], "length": [1, 16, 32], "past": [16, 32]}
 
 
 def test_a_callable_of_an_onnx_model_becomes_an_onnx_source(tmp_path: Path) -> None:
