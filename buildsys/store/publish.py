@@ -32,7 +32,7 @@ from buildsys.store.ledger import Ledger, OutputFile
 from buildsys.system.files import SETTLE_NS, Stamp, try_lock
 
 if TYPE_CHECKING:
-    from concurrent.futures import ThreadPoolExecutor
+    from concurrent.futures import Future, ThreadPoolExecutor
 
 TEMPORARY = ".tmp"
 _LOW_DISK_BYTES = 1 << 20
@@ -44,7 +44,7 @@ class Background:
     def __init__(self) -> None:
         self._guard = threading.Lock()
         self._executor: ThreadPoolExecutor | None = None
-        self._failure: BaseException | None = None
+        self._futures: list[Future[None]] = []
 
     def submit(self, work: Callable[[], None]) -> None:
         """Run a piece of work after earlier ones."""
@@ -53,7 +53,7 @@ class Background:
         with self._guard:
             if self._executor is None:
                 self._executor = ThreadPoolExecutor(1, "background")
-            self._executor.submit(self._run, work)
+            self._futures.append(self._executor.submit(work))
 
     def close(self) -> None:
         """Wait until all work is done.
@@ -62,17 +62,11 @@ class Background:
         """
         with self._guard:
             executor, self._executor = self._executor, None
+            futures, self._futures = self._futures, []
         if executor is not None:
             executor.shutdown()
-        failure, self._failure = self._failure, None
-        if failure is not None:
-            raise failure
-
-    def _run(self, work: Callable[[], None]) -> None:
-        try:
-            work()
-        except BaseException as error:
-            self._failure = self._failure or error
+        for future in futures:
+            future.result()
 
 
 def make_folders(folders: Iterable[Path]) -> None:
