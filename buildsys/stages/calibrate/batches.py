@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import zipfile
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -19,37 +18,18 @@ from buildsys.models.golden_inputs import (
 )
 from buildsys.models.images import find_images, read_images
 from buildsys.onnx_graphs.tensors import Array, Tensor, tensor_of, write_array
+from buildsys.workers.job import Job
 
 Batch = dict[str, Tensor]
 
 
-@dataclass(frozen=True)
-class BatchPlan:
-    """Inputs, their shapes in one batch, their data, and the batch count."""
-
-    inputs: Mapping[str, Mapping[str, Any]]  # name -> shape (with names of dims), dtype
-    dims: Mapping[str, int]
-    data: Mapping[str, Mapping[str, Any] | None]
-    batches: int
-    seed: int
-    project: Path
-
-    def shape(self, name: str) -> tuple[int, ...]:
-        """Return the shape of an input in every batch."""
-        return concrete_shape(self.inputs[name]["shape"], self.dims)
-
-    def samples(self, name: str) -> int:
-        """Return the total size of the first dimension over all batches."""
-        return self.batches * (self.shape(name)[0] if self.shape(name) else 1)
-
-
-def draw_batches(plan: BatchPlan) -> Iterator[Batch]:
-    """Yield the batches one by one.
+def draw_batches(job: Job) -> Iterator[Batch]:
+    """Yield the calibration batches of a job one by one.
 
     Raises: StageError: the data does not match an input, is too small, or is not finite.
     """
-    sources = {name: _values(plan, name) for name in plan.inputs}
-    for index in range(plan.batches):
+    sources = {name: _values(job, name) for name in job.options["inputs"]}
+    for index in range(job.options["calibration"]["batches"]):
         batch = {name: next(values) for name, values in sources.items()}
         for name, tensor in batch.items():
             if count := tensor.non_finite():
@@ -79,37 +59,44 @@ def load_batches(path: Path, dtypes: Mapping[str, str]) -> Iterator[Batch]:
         yield {name: Tensor(array, dtypes[name]) for name, array in batch.items()}
 
 
-def _values(plan: BatchPlan, name: str) -> Iterator[Tensor]:
+def _values(job: Job, name: str) -> Iterator[Tensor]:
     """Yield the values of one input for every batch."""
-    data, shape, dtype = plan.data[name] or {}, plan.shape(name), plan.inputs[name]["dtype"]
-    size, seed, project = shape[0] if shape else 1, plan.seed, plan.project
-    files = find_images(data, name, plan.samples(name), project) if "images" in data else []
-    array = _read_samples(plan, name, data) if "npz" in data else None
-    for index in range(plan.batches):
+    section, port, project = job.options["calibration"], job.options["inputs"][name], job.project
+    data, dtype, seed = section["data"][name], port["dtype"], section["seed"]
+    shape, kinds = concrete_shape(port["shape"], job.options["dims"]), data or {}
+    size, where = (shape[0] if shape else 1), f"input {name}, calibration batch"
+    samples = section["batches"] * size
+    files = find_images(data, name, samples, project) if "images" in kinds else []
+    array = _read_samples(project, name, data, shape, dtype, samples) if "npz" in kinds else None
+    for index in range(section["batches"]):
         part = slice(index * size, (index + 1) * size)
         if files:
             yield read_images(files[part], data, name, shape, dtype)
         elif array is not None:
             yield tensor_of(array[part] if shape else array[index], dtype)
-        elif "python" in data:
-            where = f"input {name}, calibration batch {index}"
-            yield values_from_callable(data["python"], shape, dtype, index, seed, project, where)
+        elif "python" in kinds:
+            call = data["python"]
+            yield values_from_callable(call, shape, dtype, index, seed, project, f"{where} {index}")
         else:
             case = f"calibration/{index}"
-            yield golden_input(
-                name, shape, dtype, plan.data[name], case=case, seed=seed, project=project
-            )
+            yield golden_input(name, shape, dtype, data, case=case, seed=seed, project=project)
 
 
-def _read_samples(plan: BatchPlan, name: str, data: Mapping[str, Any]) -> Array:
+def _read_samples(
+    project: Path,
+    name: str,
+    data: Mapping[str, Any],
+    shape: tuple[int, ...],
+    dtype: str,
+    samples: int,
+) -> Array:
     """Read one array with all batches along its first dimension."""
-    array, what = read_array(plan.project / data["npz"], data["npz"], data["key"] or name)
-    shape, needed = plan.shape(name), plan.samples(name)
-    require_dtype(array, plan.inputs[name]["dtype"], what, f"input {name}")
-    if array.ndim != max(1, len(shape)) or array.shape[1:] != shape[1:] or len(array) < needed:
+    array, what = read_array(project / data["npz"], data["npz"], data["key"] or name)
+    require_dtype(array, dtype, what, f"input {name}")
+    if array.ndim != max(1, len(shape)) or array.shape[1:] != shape[1:] or len(array) < samples:
         raise StageError(
-            f"{what} has the shape {array.shape}; {plan.batches} batches of the input {name} have"
-            f" {shape} and need {needed} samples",
+            f"{what} has the shape {array.shape}; batches of the input {name} have {shape} and"
+            f" need {samples} samples",
             "all dimensions but the first must match; add samples, or reduce batches or batch_size",
         )
     return array

@@ -8,13 +8,11 @@ from buildsys.errors import StageError
 from buildsys.onnx_graphs.onnx_file import load_model
 from buildsys.stages.calibrate.batches import (
     Batch,
-    BatchPlan,
     draw_batches,
     load_batches,
     save_batches,
 )
 from buildsys.stages.calibrate.ranges import (
-    Range,
     Ranges,
     measure,
     save_ranges,
@@ -31,57 +29,36 @@ def run(job: Job) -> StageResult:
     Raises: StageError: the data does not match the inputs, or a tensor is NaN or has no range.
     """
     options = job.options["calibration"]
-    plan = BatchPlan(
-        inputs=job.options["inputs"],
-        dims=job.options["dims"],
-        data=options["data"],
-        batches=options["batches"],
-        seed=options["seed"],
-        project=job.project,
-    )
-    job.progress(f"drawing {plan.batches} calibration batches")
-    for _ in save_batches(job.outputs["batches"], draw_batches(plan)):
+    dtypes = {name: port["dtype"] for name, port in job.options["inputs"].items()}
+    job.progress(f"drawing {options['batches']} calibration batches")
+    for _ in save_batches(job.outputs["batches"], draw_batches(job)):
         pass
-    ranges = _measure(job, plan)
-    about = {field: options[field] for field in ("algorithm", "percentile") if field in options}
-    save_ranges(job.outputs["ranges"], ranges, about)
-    drawn = [name for name, data in plan.data.items() if not data or "random" in data]
-    return StageResult(
-        figures={
-            **about,
-            "batches": plan.batches,
-            "tensors": len(ranges),
-            "warnings": [
-                f"the ranges come from random values of the input {name}: calibrate on real data"
-                for name in drawn
-            ],
-        }
-    )
-
-
-def _measure(job: Job, plan: BatchPlan) -> dict[str, Range]:
-    """Measure the range of every tensor."""
-    options = job.options["calibration"]
     model = load_model(job.inputs["model"])
     named_nodes(model)
     tensors = IntermediateTensors(job, model)
-    dtypes = {name: spec["dtype"] for name, spec in plan.inputs.items()}
-    job.progress(f"measuring {len(tensors.names)} tensors on {plan.batches} batches")
-    counted = options["algorithm"] != "minmax"
+    job.progress(f"measuring {len(tensors.names)} tensors on {options['batches']} batches")
 
     def batches() -> Iterator[Batch]:
         for number, batch in enumerate(load_batches(job.outputs["batches"], dtypes), start=1):
             yield batch
-            job.count(number, plan.batches, "batches")
+            job.count(number, options["batches"], "batches")
 
     needed = {name for node in tensors.nodes if node.op_type in HEAVY for name in node.input}
-    measured = measure(tensors, batches, needed, counted=counted)
+    counted = options["algorithm"] != "minmax"
     ranges = {
         name: magnitudes.range(options["algorithm"], options.get("percentile"))
-        for name, magnitudes in measured.items()
+        for name, magnitudes in measure(tensors, batches, needed, counted=counted).items()
     }
     _require_ranges(tensors, ranges, job.options["exclude"])
-    return ranges
+    about = {field: options[field] for field in ("algorithm", "percentile") if field in options}
+    save_ranges(job.outputs["ranges"], ranges, about)
+    warnings = [
+        f"the ranges come from random values of the input {name}: calibrate on real data"
+        for name, data in options["data"].items()
+        if not data or "random" in data
+    ]
+    figures = {"batches": options["batches"], "tensors": len(ranges), "warnings": warnings}
+    return StageResult(figures={**about, **figures})
 
 
 def _require_ranges(tensors: IntermediateTensors, ranges: Ranges, exclude: list[str]) -> None:

@@ -311,11 +311,11 @@ GOOD = np.zeros((8, 3, 8, 8), np.float32)
 BAD_DATA: dict[str, tuple[np.ndarray, str]] = {
     "shape": (
         np.zeros((8, 3, 7, 7), np.float32),
-        "calib.npz: x has the shape (8, 3, 7, 7); 2 batches of the input x have (3, 3, 8, 8)",
+        "calib.npz: x has the shape (8, 3, 7, 7); batches of the input x have (3, 3, 8, 8)",
     ),
     "few": (
         GOOD[:5],
-        "calib.npz: x has the shape (5, 3, 8, 8); 2 batches of the input x have (3, 3, 8, 8) and"
+        "calib.npz: x has the shape (5, 3, 8, 8); batches of the input x have (3, 3, 8, 8) and"
         " need 6 samples",
     ),
     "nan": (
