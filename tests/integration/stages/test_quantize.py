@@ -19,8 +19,6 @@ from buildsys.backends.onnxruntime.session import OrtGraph
 from buildsys.errors import StageError
 from buildsys.stages.calibrate.ranges import load_ranges
 from buildsys.stages.convert.fields import QuantizedOperator
-from buildsys.stages.engine import stage as engine
-from buildsys.workers.job import Job
 
 IMAGES = "(float[batch,3,8,8] x) => (float[batch,3,8,8] y)"
 
@@ -106,23 +104,6 @@ def test_images_are_read_in_the_order_of_their_names(tmp_path: Path) -> None:
     assert np.array_equal(found, expected.transpose(2, 0, 1))
 
 
-def test_an_algorithm_that_cuts_outliers_gives_a_smaller_range(tmp_path: Path) -> None:
-    values = np.random.default_rng(5).standard_normal((96, 3, 8, 8)).astype(np.float32)
-    values[0, 0, 0, 0] = 100.0
-    np.savez(tmp_path / "calib.npz", x=values)
-    limits = {}
-    for algorithm in ("minmax", "entropy", "percentile"):
-        sizes = {"batches": 12, "batch_size": 8, "algorithm": algorithm}
-        data = {"data": {"x": {"npz": "calib.npz"}}, **sizes}
-        chain = Chain(tmp_path / algorithm, calibration=data)
-        chain.project = tmp_path
-        chain.run("calibrate:m")
-        limits[algorithm] = load_ranges(chain.build / "m/calibrate/ranges.json")["x"].limit
-    assert limits["minmax"] == 100.0
-    assert 2.0 < limits["percentile"] < 5.0
-    assert 2.0 < limits["entropy"] < 10.0
-
-
 def test_excluded_nodes_stay_and_are_reported(tmp_path: Path) -> None:
     chain = Chain(tmp_path, quantize={"exclude": ("/head*",)})
     figures = chain.quantize().figures
@@ -142,16 +123,6 @@ def test_a_wrong_quantization_fails_with_the_layer_that_loses_most(tmp_path: Pat
     )
     assert "quantize: {exclude: [/second" in result.hint
     assert (chain.build / "m/convert/int8/failed/int8-min.npz").is_file()
-
-
-def test_a_range_clipped_too_far_is_reported(tmp_path: Path) -> None:
-    values = np.random.default_rng(5).standard_normal((64, 3, 8, 8)).astype(np.float32)
-    np.savez(tmp_path / "calib.npz", x=values)
-    sizes = {"batches": 8, "batch_size": 8, "algorithm": "percentile", "percentile": 60.0}
-    chain = Chain(tmp_path, calibration={"data": {"x": {"npz": "calib.npz"}}, **sizes})
-    result = chain.quantize()
-    assert result.status == "failed"
-    assert "calibration.algorithm: minmax clips nothing" in result.hint
 
 
 def sigmoid_net(offset: float) -> onnx.ModelProto:
@@ -364,15 +335,6 @@ def test_a_graph_without_quantizable_nodes_is_an_error(tmp_path: Path) -> None:
     chain.run("calibrate:m")
     with pytest.raises(StageError, match="no node of the graph can be quantized: its operators"):
         chain.run("convert:m:int8")
-
-
-def test_tensorrt_has_no_calibrator_for_percentiles(tmp_path: Path) -> None:
-    options = {"calibration": {"algorithm": "percentile"}, "engine": {"backend": "tensorrt"}}
-    job = Job("engine:m:e", "engine", "m", "e", options, {}, {}, tmp_path)
-    with pytest.raises(
-        StageError, match="engine e: TensorRT's calibrators are entropy and minmax, not percentile"
-    ):
-        engine._calibration(job)
 
 
 def test_an_fp8_engine_of_onnxruntime_equals_its_graph(tmp_path: Path) -> None:

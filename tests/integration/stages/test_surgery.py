@@ -64,7 +64,6 @@ def test_renamed_ends_have_renamed_golden_cases(tmp_path: Path) -> None:
             "surgery step 1 (rename imag → z): the graph has no input or output imag; its input or"
             " outputs",
         ),
-        ({"xx": "z"}, "the graph has no input or output xx; did you mean x?"),
         (
             {"x": "conv"},
             "x cannot be renamed to conv: the graph has a tensor of this name; choose another name",
@@ -237,20 +236,10 @@ GELU = """\
             "plain", "Old", ["x"], ["y"], [helper.make_node("CastLike", ["x", "x"], ["y"])],
             [helper.make_opsetid("", 17)]
         )
-
-    def none_at_all():
-        return helper.make_function(
-            "plain", "None", [], ["y"], [helper.make_node("Constant", [], ["y"], value_float=1.0)],
-            [helper.make_opsetid("", 20)]
-        )
-
-    def text():
-        return "gelu"
 """
 
 
-@pytest.mark.parametrize("name", ["gelu", "build"])
-@pytest.mark.parametrize("inline", [True, False])
+@pytest.mark.parametrize(("name", "inline"), [("gelu", True), ("build", False)])
 def test_an_operator_is_replaced_by_a_local_function(
     tmp_path: Path, name: str, inline: bool
 ) -> None:
@@ -270,14 +259,9 @@ def test_an_operator_is_replaced_by_a_local_function(
     ("op", "name", "sentence"),
     [
         ("Gulu", "gelu", "the graph has no Gulu; did you mean Gelu?"),
-        ("ns::Gelu", "gelu", "the graph has no ns::Gelu; did you mean Gelu?"),
         ("Gelu", "older",
          "plain::Old (plugins/hooks/hook.py:older) is of opset 17, the model of opset 20, with"
          " other versions of its operators; write the function for opset 20"),
-        ("Gelu", "none_at_all",
-         "hook.py:none_at_all does not fit the node g: the node has 1 inputs, the function 0"),
-        ("Gelu", "text",
-         "hook.py:text gives a str; name an onnxscript function"),
         ("Gelu", "glu", "plugins/hooks/hook.py has no glu; did you mean gelu?"),
     ],
 )  # fmt: skip

@@ -73,14 +73,8 @@ def test_without_graphsurgeon_it_says_what_to_install(
     [
         ("def change(model): pass",
          "hook.py:change returned nothing; a surgery hook returns the graph;"),
-        ("def change(model): return 3",
-         "hook.py:change returned an int; a surgery hook returns the graph"),
         ("def change(): pass",
          "hook.py:change takes the parameters (none); a surgery hook takes one, the graph"),
-        (
-            "def change(m):\n    del m.graph.node[0]\n    return m",
-            "surgery step 1 (function plugins/hooks/hook.py:change): the graph is not valid ONNX: ",
-        ),
         (
             "def change(m):\n    m.graph.node[0].op_type = 'Cnov'\n    return m",
             "the graph is not valid ONNX: No Op registered for Cnov",
@@ -114,9 +108,6 @@ SCALED = """\
         return {"y": numpy.abs(inputs["x"]) * 2}
 
     def nothing(inputs): pass
-
-    def other(inputs):
-        return {"z": inputs["x"]}
 
     def double(model):
         model.graph.node[0].op_type = "Abs"
@@ -183,10 +174,6 @@ def test_a_reference_in_a_file(tmp_path: Path) -> None:
             "nothing",
             "the reference plugins/hooks/hook.py:nothing returned nothing; expected a dict of"
             " output names to arrays",
-        ),
-        (
-            "other",
-            "the reference plugins/hooks/hook.py:other has no output y in case min; it has: z",
         ),
         (
             "raising",
