@@ -104,22 +104,12 @@ class ForTorchscript(nn.Module):
         return x + 1
 
 
-class FixedSizes(nn.Module):
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return x.reshape(3, 5) * 2
-
-
 class Unrolled(nn.Module):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         total = torch.zeros_like(x[0])
         for row in x:
             total = torch.tanh(total + row)
         return total
-
-
-class Spectrum(nn.Module):
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return torch.view_as_real(torch.fft.rfft(x))
 
 
 class NoKernel(nn.Module):

@@ -101,22 +101,15 @@ def opset_remedies(
     return [export_remedy("opset", text, **options, opset=first)]
 
 
-def function_remedies(name: str, opset: int, *, inlines: bool) -> list[Remedy]:
-    """List remedies for an autograd function without a symbolic.
-
-    ``inlines``: the exporter already tries the operators of its forward.
-    """
+def function_remedies(name: str, opset: int) -> list[Remedy]:
+    """List remedies for an autograd function without a symbolic."""
     node = f'return g.op("custom_domain::{name}", x).setType(x.type())'
     lines = ("@staticmethod", "def symbolic(g, x):", f"    {node}")
     text, newer = "dynamo exports the operators of its forward", max(opset, OLDEST_DYNAMO_OPSET)
-    remedies = [
+    return [
         Remedy("symbolic", f"give {name} a static method that writes ONNX nodes", lines),
         export_remedy("exporter", text, exporter="dynamo", opset=newer),
     ]
-    if not inlines:
-        text = "let torchscript export the operators of its forward"
-        remedies.insert(0, export_remedy("inlining", text, autograd_inlining=True))
-    return remedies
 
 
 def higher_opset_remedies(written: int, requested: int) -> list[Remedy]:

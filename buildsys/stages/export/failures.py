@@ -50,13 +50,8 @@ _NOT_IN_OPSET = re.compile(
 )
 
 
-def export_failure(
-    error: Exception, exporter: str, opset: int, project: Path, *, inlines: bool = True
-) -> StageError:
-    """Turn an exception of torch.onnx.export into a readable error.
-
-    ``inlines`` is false with ``autograd_inlining: false``.
-    """
+def export_failure(error: Exception, exporter: str, opset: int, project: Path) -> StageError:
+    """Turn an exception of torch.onnx.export into a readable error."""
     causes: list[BaseException] = [error]
     while (inner := causes[-1].__cause__) is not None:
         causes.append(inner)
@@ -64,7 +59,7 @@ def export_failure(
     for cause in causes:
         if match := _PYTHON_FUNCTION.search(str(cause)):
             problem = f"cannot translate the autograd function {match[1] or ''}"
-            remedies = function_remedies(match[1] or "Function", opset, inlines=inlines)
+            remedies = function_remedies(match[1] or "Function", opset)
             hint = format_remedies([("", remedies)])
             return StageError(f"the {exporter} exporter {problem}", hint)
         if match := _UNSUPPORTED.search(str(cause)):

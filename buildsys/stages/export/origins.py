@@ -82,27 +82,20 @@ def _module_path(scopes: str, node: str) -> str:
     return ".".join(path)
 
 
-def strip_traces(model: onnx.ModelProto) -> list[str]:
-    """Remove the exporter's traces, doc strings and version; return their names.
+def strip_traces(model: onnx.ModelProto) -> None:
+    """Remove the exporter's traces, doc strings and version.
 
     Node and tensor names stay, as do metadata and doc string of the model itself, set by people.
     """
-    stripped: set[str] = set()
     for part in (model.graph, *model.functions):
         for message in _messages(part):
-            traces = {e.key for e in message.metadata_props if e.key.startswith(_TRACES)}
-            if traces:
-                stripped |= traces
-                entries = [entry for entry in message.metadata_props if entry.key not in traces]
+            entries = [e for e in message.metadata_props if not e.key.startswith(_TRACES)]
+            if len(entries) < len(message.metadata_props):
                 del message.metadata_props[:]
                 message.metadata_props.extend(entries)
-            if message.doc_string:
-                stripped.add("doc_string")
-                message.ClearField("doc_string")
-    if model.producer_version:  # a new version (2.14.1, 2.14.1+cu130) need not change any node
-        stripped.add("producer_version")
-        model.ClearField("producer_version")
-    return sorted(stripped)
+            message.ClearField("doc_string")
+    # a new version (2.14.1, 2.14.1+cu130) need not change any node
+    model.ClearField("producer_version")
 
 
 def _messages(message: Any) -> Iterator[Any]:

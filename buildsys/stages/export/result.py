@@ -11,7 +11,6 @@ class ExportResult(ResultHeader, total=False):
     exporter: str  # torchscript | dynamo | none (a given ONNX file)
     weights: str  # their origin, in words
     parameters: int
-    modules: dict[str, int]  # class of torch modules -> count; absent for a given ONNX file
     opset: int
     ir_version: int
     producer: str
@@ -22,4 +21,3 @@ class ExportResult(ResultHeader, total=False):
     bytes: int
     sha256: str
     warnings: list[str]
-    stripped: list[str]  # names of metadata that would differ from run to run

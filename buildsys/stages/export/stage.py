@@ -8,7 +8,6 @@ is read back and compared with the manifest.
 from __future__ import annotations
 
 import traceback
-from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
@@ -79,7 +78,7 @@ def run(job: Job) -> StageResult:
     figures["ir_version"] = model.ir_version
     figures["producer"] = f"{model.producer_name} {model.producer_version}".strip()
     figures["inputs"], figures["outputs"] = ports(model)
-    figures["stripped"] = strip_traces(model)
+    strip_traces(model)
     path, external = job.outputs["model"], job.options["export"]["external_data"]
     save_model(model, path, inline_limit=_INLINE_LIMITS[external])
     job.progress("checking the file")
@@ -132,12 +131,10 @@ def _export_network(job: Job, warnings: list[str]) -> tuple[onnx.ModelProto, Exp
         remedies = format_remedies([("", higher_opset_remedies(written, opset))])
         raise StageError(f"{problem}: it cannot convert this network down", remedies)
     _check_signature(model, options["inputs"], options["outputs"], request.output_names)
-    classes = Counter(type(module).__name__ for module in network.module.modules())
     figures = ExportResult(
         exporter=exporter,
         weights=network.weights,
         parameters=sum(parameter.numel() for parameter in network.module.parameters()),
-        modules=dict(classes.most_common()),
     )
     return model, figures
 
@@ -157,8 +154,7 @@ def _export(request: ExportRequest, job: Job) -> onnx.ModelProto:
         from buildsys.stages.export.failures import export_failure
 
         traceback.print_exception(error)  # to the log: the message has its last line only
-        inlines = request.options["autograd_inlining"] is not False
-        raise export_failure(error, exporter, opset, job.project, inlines=inlines) from error
+        raise export_failure(error, exporter, opset, job.project) from error
 
 
 def _complete_shapes(

@@ -9,18 +9,16 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from copy import deepcopy
 from dataclasses import dataclass, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, cast
 
-from onnx import ModelProto, ValueInfoProto, shape_inference
+from onnx import ModelProto, shape_inference
 
 from buildsys.errors import CheckFailed, StageError
 from buildsys.manifest.shape_cases import Inputs, Interface, interface_after, kind_of
 from buildsys.onnx_graphs.onnx_file import (
-    all_nodes,
     check_file,
     copy_model,
     file_facts,
@@ -180,10 +178,9 @@ def _apply_step(job: Job, step: Step, state: GraphState, path: Path) -> StepResu
     """
     before = load_model(state.path)
     counts, limits, old_interface = operator_counts(before), limits_of(before), interface(before)
-    outputs = [deepcopy(value) for value in before.graph.output]
     inputs = interface_after(Interface(dict(state.inputs), None), [step]).inputs
     cut_cases = kept_cases(job, state, step) if "cut" in step else None
-    after = _write_checked(_edited(job, step, before, state, inputs, cut_cases), path, outputs)
+    after = _write_checked(_edited(job, step, before, state, inputs, cut_cases), path)
     if kind_of(step) in ("function", "replace"):
         _check_interface(step, old_interface, interface(after))
     cases = cut_cases or _cases_after(job, step, state, after)
@@ -293,39 +290,28 @@ def _check_interface(step: Step, before: dict[str, Any], after: dict[str, Any]) 
         )
 
 
-def _write_checked(model: ModelProto, path: Path, before: Sequence[ValueInfoProto]) -> ModelProto:
+def _write_checked(model: ModelProto, path: Path) -> ModelProto:
     """Write ``model`` with fresh shapes; return it without external data.
 
     Inner shapes are inferred again, as old ones may be wrong; only outputs of custom operators keep
-    theirs, which cannot be inferred. An output without a shape gets the one it had ``before``.
-    Opsets of unused domains are removed: graphsurgeon leaves them.
+    theirs, which cannot be inferred.
     Raises: CheckFailed: the graph is invalid.
     """
     graph = model.graph
-    functions = {(function.domain, function.name) for function in model.functions}
+    defined = {(function.domain, function.name) for function in model.functions}
     custom = {
         name
         for node in graph.node
-        if node.domain not in _ONNX_DOMAINS and (node.domain, node.op_type) not in functions
+        if node.domain not in _ONNX_DOMAINS and (node.domain, node.op_type) not in defined
         for name in node.output
     }
     edits.replace_messages(graph.value_info, [v for v in graph.value_info if v.name in custom])
-    used = {"", "ai.onnx", *(node.domain for node in all_nodes(graph))}
-    for function in model.functions:
-        used |= {function.domain, *(node.domain for node in function.node)}
-    edits.replace_messages(model.opset_import, [e for e in model.opset_import if e.domain in used])
     path.parent.mkdir(parents=True, exist_ok=True)
     save_model(model, path)
     written = load_model(path, external_data=False)
     # the checker reports the reason of a failure
     with suppress(shape_inference.InferenceError, ValueError, RuntimeError):
         written = shape_inference.infer_shapes(written, data_prop=True)
-    old_types = {value.name: value.type for value in before}
-    for value in written.graph.output:
-        if value.name in old_types and not value.type.tensor_type.HasField("shape"):
-            old = old_types[value.name]
-            if value.type.tensor_type.elem_type in (0, old.tensor_type.elem_type):
-                value.type.CopyFrom(old)
     save_model(written, path)
     try:
         check_file(path, "the graph")

@@ -102,7 +102,7 @@ def test_a_hint_is_a_numbered_list_per_operator() -> None:
 
 
 def all_yaml() -> list[str]:
-    remedies = [*higher_opset_remedies(18, 17), *function_remedies("F", 17, inlines=False)]
+    remedies = [*higher_opset_remedies(18, 17), *function_remedies("F", 17)]
     for exporter in ("torchscript", "dynamo"):
         remedies += registration_remedies("mine::swish", exporter, 18)
     for backend in ("onnxruntime", "tensorrt_rtx"):
