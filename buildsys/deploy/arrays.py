@@ -160,17 +160,20 @@ class _SpareMemory:
 
     def take(self, size_bytes: int) -> Buffer | None:
         with self._lock:
-            fitting = (b for b in self._buffers if b.size_bytes == size_bytes)
+            # the last one first: calls then find the same addresses, which CUDA graphs need
+            fitting = (b for b in reversed(self._buffers) if b.size_bytes == size_bytes)
             if buffer := next(fitting, None):
                 self._buffers.remove(buffer)
             return buffer
 
-    def keep(self, buffer: Buffer) -> bool:
+    def keep(self, buffer: Buffer) -> list[Buffer]:
+        """Take memory; return the oldest that is beyond the limit."""
         with self._lock:
-            has_room = sum(b.size_bytes for b in self._buffers) + buffer.size_bytes <= _SPARE_BYTES
-            if has_room:
-                self._buffers.append(buffer)
-            return has_room
+            self._buffers.append(buffer)
+            surplus = []
+            while sum(b.size_bytes for b in self._buffers) > _SPARE_BYTES:
+                surplus.append(self._buffers.pop(0))
+            return surplus
 
 
 class DeviceArray:
@@ -238,12 +241,10 @@ class DeviceArray:
         """Free the memory, after all work on the GPU."""
         if not hasattr(self, "_buffer"):  # its allocation has failed
             return
-        if self.is_shared or not self._spare.keep(self._buffer):
-            try:
-                with self._gpu.current():
-                    self._buffer.release()
-            except StageError:  # the GPU has failed before
-                pass
+        if surplus := [self._buffer] if self.is_shared else self._spare.keep(self._buffer):
+            with suppress(StageError), self._gpu.current():  # the GPU has failed before
+                for buffer in surplus:
+                    buffer.release()
 
     def __repr__(self) -> str:
         """Show type, shape and address."""

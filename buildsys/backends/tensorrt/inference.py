@@ -124,7 +124,10 @@ class Inference:
             }
             for name, new in outputs.items():
                 self._set_address(name, new.address)
-            self._start(queue, messages)
+            if stream is None:
+                self._start_again(messages)
+            else:
+                self._start(queue, messages)
             for name, output in self._value_shaped().items():
                 queue.synchronize()  # its shape is known now
                 dtype, stored = self.tensors.types[name]

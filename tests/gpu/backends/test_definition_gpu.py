@@ -97,7 +97,7 @@ def project(tmp_path_factory: pytest.TempPathFactory) -> ModelProject:
     (root / "configs/models").mkdir(parents=True)
     (root / "data").mkdir()
     shutil.copy(ROOT / "dodo.py", root)
-    (root / "pyproject.toml").touch()
+    shutil.copy(ROOT / "buildsys/cli/templates/doit.cfg", root)
     python = os.environ.get("BUILDSYS_TEST_TOOLCHAIN", "")
     toolchains = {"toolchains": {"other": {"python": python}}} if python else {}
     (root / "configs/project.yaml").write_text(yaml.safe_dump(toolchains), encoding="utf-8")
