@@ -15,7 +15,7 @@ from buildsys.store.file_digests import hash_file
 from buildsys.store.ledger import ActionRecord
 from buildsys.store.object_store import Store, StoredAction
 from buildsys.store.record_file import RecordError, read_record
-from buildsys.store.timing_caches import list_files
+from buildsys.store.timing_caches import SUFFIX
 
 _ABANDONED_S = 3600.0
 
@@ -38,23 +38,6 @@ class Collection:
     bytes: int
     kept_actions: int
     kept_bytes: int
-
-
-@dataclass(frozen=True)
-class TimingCacheUsage:
-    """The number of files of each kind, and the size of all."""
-
-    shared: int
-    broken: int
-    bytes: int
-
-
-@dataclass(frozen=True)
-class TimingCacheCollection:
-    """The result of a garbage collection or its dry run."""
-
-    files: int
-    bytes: int
 
 
 def usage(store: Store) -> list[StageUsage]:
@@ -174,34 +157,14 @@ def collect(
         )
 
 
-def timing_cache_usage(folder: Path) -> TimingCacheUsage:
-    """Measure the usage of a folder of timing caches.
+def timing_caches(folder: Path, unused_for_s: float = 0.0) -> dict[Path, int]:
+    """List the timing caches of a folder that were not used for a while, with their sizes.
 
     Raises: OSError: it cannot be read.
     """
-    kinds = list_files(folder)
-    size = sum(status.st_size for kind in kinds for status in _stats(kind).values())
-    return TimingCacheUsage(len(kinds.shared), len(kinds.broken), size)
-
-
-def collect_timing_caches(
-    folder: Path, *, unused_for_s: float | None, dry_run: bool
-) -> TimingCacheCollection:
-    """Remove timing caches set aside, or all that were not used for ``unused_for_s``.
-
-    Raises: OSError: the folder cannot be read or written.
-    """
-    shared, broken = list_files(folder)
-    stats = _stats(broken)
-    if unused_for_s is not None:
-        oldest = time.time() - unused_for_s
-        every = _stats([*broken, *shared])
-        stats = {path: stat for path, stat in every.items() if stat.st_mtime < oldest}
-    if not dry_run:
-        for path in stats:
-            path.unlink(missing_ok=True)
-            path.with_suffix(".lock").unlink(missing_ok=True)
-    return TimingCacheCollection(len(stats), sum(stat.st_size for stat in stats.values()))
+    stats = _stats(folder.glob(f"*{SUFFIX}*"))
+    oldest = time.time() - unused_for_s
+    return {path: stat.st_size for path, stat in stats.items() if stat.st_mtime <= oldest}
 
 
 def _digests(record: ActionRecord) -> list[str]:

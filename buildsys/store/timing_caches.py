@@ -1,7 +1,6 @@
 """TensorRT timing caches: measured tactic times, reused by later builds.
 
     FOLDER/LIBRARY-VERSION_GPU_….timing_cache   a JSON line of conditions, TensorRT's bytes
-    FOLDER/….broken                             a damaged file, or one for other conditions
 
 Files are checked at every read and replaced atomically. A build gets a private copy; of two builds
 at the same time, the one with more timings stays. A cache only saves time: any problem with it
@@ -14,30 +13,19 @@ import hashlib
 import json
 import os
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from buildsys.system.files import read_limited, replace_file
 
 SCHEMA = "buildsys/timing-cache/1"
-SUFFIX, BROKEN = ".timing_cache", ".broken"
+SUFFIX = ".timing_cache"
 _MAX_BYTES = 1 << 30
 Conditions = Mapping[str, str]  # library, GPU, driver and builder settings that timings hold for
-
-
-class BrokenCacheError(Exception):
-    """An unusable timing cache file."""
-
-
-class TimingCacheFiles(NamedTuple):
-    """The files of a folder by kind."""
-
-    shared: list[Path]
-    broken: list[Path]  # set aside
 
 
 @dataclass
@@ -58,17 +46,11 @@ class SharedTimingCache:
 
     def checkout(self, private: Path) -> bytes | None:
         """Copy the shared cache to a private file and return it."""
-        try:
-            content = self._read()
-            if content is not None:
-                private.write_bytes(content)
-                with suppress(OSError):  # only the time of its last use
-                    os.utime(self.path)
-        except OSError as error:
-            private.unlink(missing_ok=True)
-            problem = f"the timing cache {self.path} cannot be read: {error.strerror}"
-            self.warnings.append(f"{problem}; the build goes on without it")
-            return None
+        content = self._read()
+        if content is not None:
+            private.write_bytes(content)
+            with suppress(OSError):  # only the time of its last use
+                os.utime(self.path)
         return content
 
     def merge_back(self, private: Path, original: bytes | None) -> dict[str, Any]:
@@ -76,17 +58,19 @@ class SharedTimingCache:
         if not private.is_file() or private.stat().st_size == 0:
             return {}
         built = private.read_bytes()
-        try:
-            current = self._read()
-            is_of_another_build = current is not None and current != original
-            if not (is_of_another_build and len(current or b"") >= len(built)):
+        current = self._read()
+        is_of_another_build = current is not None and current != original
+        if not (is_of_another_build and len(current or b"") >= len(built)):
+            header = {"schema": SCHEMA, "sha256": _digest(built), "made_for": self.conditions}
+            try:
                 self.folder.mkdir(parents=True, exist_ok=True)
-                write_shared(self.path, built, self.conditions)
-        except OSError as error:
-            self.warnings.append(
-                f"the timing cache of this build cannot be kept in {self.folder}: "
-                f"{error.strerror or error}; the next build times its tactics again"
-            )
+                content = json.dumps(header, default=dict).encode() + b"\n" + built
+                replace_file(self.path, content, durable=True)
+            except OSError as error:
+                self.warnings.append(
+                    f"the timing cache of this build cannot be kept in {self.folder}: "
+                    f"{error.strerror or error}; the next build times its tactics again"
+                )
         # a cache that shrank was started again by the builder
         used = original if original is not None and len(built) >= len(original) else None
         figures = {
@@ -97,73 +81,23 @@ class SharedTimingCache:
         return figures if used is None else {**figures, "lent": _digest(used)}
 
     def _read(self) -> bytes | None:
+        """Read the shared cache; a damaged or foreign one is a warning, and will be replaced."""
         try:
-            return read_shared(self.path, self.conditions)
-        except BrokenCacheError as error:
-            aside = set_aside(self.path).name
+            stored = read_limited(self.path, _MAX_BYTES)
+            line, _, content = stored.partition(b"\n")
+            header = json.loads(line)
+            expected = {"schema": SCHEMA, "sha256": _digest(content)}
+            if header != {**expected, "made_for": dict(self.conditions)}:
+                raise ValueError("it is damaged, or for another GPU or library")
+        except FileNotFoundError:
+            return None
+        except (OSError, ValueError) as error:
+            problem = error.strerror if isinstance(error, OSError) else error
             self.warnings.append(
-                f"the timing cache {self.path.name} is unusable: {error}; it was renamed to"
-                f" {aside}, and a new one is started"
+                f"the timing cache {self.path} is unusable: {problem}; a new one is started"
             )
             return None
-
-
-def read_shared(path: Path, conditions: Conditions | None = None) -> bytes | None:
-    """Read the content of a shared cache, None if there is none.
-
-    Raises: BrokenCacheError: it is damaged, or for other conditions. OSError: it cannot be read.
-    """
-    try:
-        stored = read_limited(path, _MAX_BYTES)
-    except FileNotFoundError:
-        return None
-    except ValueError as error:
-        raise BrokenCacheError(f"it is not a timing cache: {error}") from error
-    line, _, content = stored.partition(b"\n")
-    try:
-        header = json.loads(line)
-    except ValueError:
-        header = None
-    if not isinstance(header, dict) or header.get("schema") != SCHEMA:
-        raise BrokenCacheError("it has no timing cache header")
-    if _digest(content) != header.get("sha256"):
-        raise BrokenCacheError("its content is damaged")
-    if conditions is not None and header.get("made_for") != dict(conditions):
-        raise BrokenCacheError(f"it is for {header.get('made_for')}")
-    return content
-
-
-def write_shared(path: Path, content: bytes, conditions: Conditions) -> None:
-    """Replace a shared cache.
-
-    Raises: OSError: it cannot be written; the previous one stays.
-    """
-    header = {"schema": SCHEMA, "sha256": _digest(content), "made_for": dict(conditions)}
-    replace_file(path, json.dumps(header).encode() + b"\n" + content, durable=True)
-
-
-def list_files(folder: Path) -> TimingCacheFiles:
-    """List the files of a folder."""
-    return TimingCacheFiles(
-        sorted(folder.glob(f"*{SUFFIX}")), sorted(folder.glob(f"*{SUFFIX}{BROKEN}*"))
-    )
-
-
-def damaged(folder: Path) -> Iterator[tuple[Path, str]]:
-    """Yield every damaged file of a folder and its problem."""
-    for path in list_files(folder).shared:
-        try:
-            read_shared(path)
-        except BrokenCacheError as error:
-            yield path, str(error)
-
-
-def set_aside(path: Path) -> Path:
-    """Take a file out of use; return its new path.
-
-    Raises: OSError: it cannot be renamed.
-    """
-    return path.replace(path.with_name(path.name + BROKEN))
+        return content
 
 
 def _digest(content: bytes) -> str:

@@ -7,6 +7,7 @@ import sys
 from argparse import ArgumentParser, Namespace
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
+from pathlib import Path
 from typing import Any, TypeVar
 
 from buildsys.cli.command import add_json, add_names, print_answer, print_lines
@@ -20,7 +21,6 @@ from buildsys.report.formatting import count, plural, size
 from buildsys.store import garbage_collection
 from buildsys.store.object_store import Store
 from buildsys.store.signatures import generate_key
-from buildsys.store.timing_caches import damaged, set_aside
 from buildsys.system.units import number_or_text, parse_duration, parse_size
 from buildsys.workers import registry
 
@@ -116,7 +116,7 @@ Answer = tuple[Mapping[str, Any], Sequence[str]]
 
 def _show(project: Project, store: Store, _options: Namespace) -> Answer:
     usage, folder = garbage_collection.usage(store), project.timing_caches()
-    timings = garbage_collection.timing_cache_usage(folder)
+    timings = garbage_collection.timing_caches(folder)
     quarantined = sum(1 for _ in store.folder.glob("quarantine/*"))
     total, limit = sum(row.bytes for row in usage), project.store_limit()
     stages = {row.stage or "unreferenced": row for row in usage}
@@ -125,7 +125,7 @@ def _show(project: Project, store: Store, _options: Namespace) -> Answer:
         "bytes": total,
         "limit_bytes": limit,
         "quarantined": quarantined,
-        "timing_caches": {"folder": str(folder), **asdict(timings)},
+        "timing_caches": {"folder": str(folder), **_sums(timings)},
     }
     rows = [(n, count(row.actions), size(row.bytes)) for n, row in stages.items() if row.bytes]
     lines = [f"{store.folder}: {size(total)}, {f'limit {size(limit)}' if limit else 'no limit'}"]
@@ -133,18 +133,13 @@ def _show(project: Project, store: Store, _options: Namespace) -> Answer:
     if quarantined:
         place = store.folder / "quarantine"
         lines.append(f"{count(quarantined)} in quarantine: {place} (safe to delete)")
-    if timings.shared + timings.broken:
-        broken = f", {count(timings.broken)} set aside (safe to delete)" if timings.broken else ""
-        kinds = f"{count(timings.shared)} in use{broken}"
-        lines.append(f"{folder}: {size(timings.bytes)} of timing caches: {kinds}")
+    if timings:
+        lines.append(f"{folder}: {plural(len(timings), 'timing cache')}, {_total(timings)}")
     return document, lines
 
 
-def _verify(project: Project, store: Store, _options: Namespace) -> Answer:
+def _verify(_project: Project, store: Store, _options: Namespace) -> Answer:
     problems = garbage_collection.verify(store, _print_progress)
-    for path, why in list(damaged(project.timing_caches())):
-        set_aside(path)
-        problems.append(f"{path} is unusable: {why}")
     if not problems:
         return {"damaged": []}, [f"{store.folder}: all objects match their digests"]
     moved = f"{count(len(problems))} moved into quarantine; affected targets will be rebuilt"
@@ -161,13 +156,14 @@ def _collect(project: Project, store: Store, options: Namespace) -> Answer:
         reached=reached_by(project.root, [*filter(None, options.keep_refs.split(","))]),
         dry_run=options.dry_run,
     )
-    removed = garbage_collection.TimingCacheCollection(0, 0)
-    if max_size is None or older_than is not None:  # not only the store's size is limited
-        removed = garbage_collection.collect_timing_caches(
-            project.timing_caches(), unused_for_s=older_than, dry_run=options.dry_run
-        )
+    removed: dict[Path, int] = {}
+    if older_than is not None:
+        removed = garbage_collection.timing_caches(project.timing_caches(), older_than)
+    if not options.dry_run:
+        for path in removed:
+            path.unlink(missing_ok=True)
     document = {
-        "dry_run": options.dry_run, **asdict(collection), "timing_caches": asdict(removed)
+        "dry_run": options.dry_run, **asdict(collection), "timing_caches": _sums(removed)
     }  # fmt: skip
     verb = "would remove" if options.dry_run else "removed"
     gone = f"{count(len(collection.actions))} records and {count(collection.objects)} files"
@@ -175,9 +171,17 @@ def _collect(project: Project, store: Store, options: Namespace) -> Answer:
     lines = [f"{verb} {gone}, {size(collection.bytes)}; {remaining}"]
     if max_size is not None and collection.kept_bytes > max_size:
         lines.append(f"what the manifests reach stays, so {size(max_size)} is not met")
-    if removed.files:
-        lines.append(f"{verb} {plural(removed.files, 'timing cache')}, {size(removed.bytes)}")
+    if removed:
+        lines.append(f"{verb} {plural(len(removed), 'timing cache')}, {_total(removed)}")
     return document, lines
+
+
+def _sums(sizes: Mapping[Path, int]) -> dict[str, int]:
+    return {"files": len(sizes), "bytes": sum(sizes.values())}
+
+
+def _total(sizes: Mapping[Path, int]) -> str:
+    return size(sum(sizes.values()))
 
 
 def _quantity(parse: Callable[[object], T], text: str, name: str) -> T | None:

@@ -11,13 +11,7 @@ from pathlib import Path
 from project_folder import ProjectFolder
 from test_bad_disks import read_only, small_disk
 
-from buildsys.store.timing_caches import (
-    SharedTimingCache,
-    damaged,
-    list_files,
-    read_shared,
-    write_shared,
-)
+from buildsys.store.timing_caches import SharedTimingCache
 
 CONDITIONS = {
     "library": "tensorrt-8.6.1",
@@ -31,36 +25,28 @@ def digest(data: bytes) -> str:
     return sha256(data).hexdigest()
 
 
-def fill(folder: Path) -> None:
-    """Fill a folder with a cache and one that was set aside."""
-    write_shared(folder / "some.timing_cache", b"a" * 1000, CONDITIONS)
-    (folder / "other.timing_cache.broken-20260101T000000").write_bytes(b"x")
+def fill(folder: Path) -> Path:
+    """Write a cache."""
+    folder.mkdir(parents=True)
+    file = folder / "some.timing_cache"
+    file.write_bytes(b"a" * 1000)
+    return file
 
 
-def test_show_verify_and_collect(project: ProjectFolder) -> None:
+def test_show_and_collect(project: ProjectFolder) -> None:
     folder = project.root / ".buildsys/timing_caches"
-    assert "timing caches" not in project.buildsys("cache").out
-    fill(folder)
-    shown = project.buildsys("cache")
-    assert f"{folder}: " in shown.out
-    assert "of timing caches: 1 in use, 1 set aside (safe to delete)\n" in shown.out
+    assert "timing cache" not in project.buildsys("cache").out
+    file = fill(folder)
+    assert f"{folder}: 1 timing cache, 1.00 kB\n" in project.buildsys("cache").out
     facts = json.loads(project.buildsys("cache", "--json").out)["timing_caches"]
-    assert (facts["shared"], facts["broken"]) == (1, 1)
-
-    assert "would remove 1 timing cache, " in project.buildsys("cache", "gc", "--dry-run").out
-    assert len(list_files(folder).broken) == 1
-    assert "removed 1 timing cache, " in project.buildsys("cache", "gc").out
-    assert [len(kind) for kind in list_files(folder)] == [1, 0], "others go by age alone"
-    (path,) = list_files(folder).shared
-    os.utime(path, (time.time() - 9e6,) * 2)
-    assert "removed 1 timing cache," in project.buildsys("cache", "gc", "--older-than", "30d").out
-    assert not path.exists()
-
-    fill(folder)
-    path.write_bytes(path.read_bytes()[:-1])
-    verified = project.buildsys("cache", "verify")
-    assert verified.code == 1
-    assert f"{path} is unusable: its content is damaged" in verified.out
+    assert facts == {"folder": str(folder), "files": 1, "bytes": 1000}
+    assert "timing cache" not in project.buildsys("cache", "gc", "--older-than", "30d").out
+    os.utime(file, (time.time() - 9e6,) * 2)
+    collect = "cache", "gc", "--older-than", "30d"
+    assert "would remove 1 timing cache, " in project.buildsys(*collect, "--dry-run").out
+    assert file.exists()
+    assert "removed 1 timing cache, " in project.buildsys(*collect).out
+    assert not file.exists()
 
 
 def test_a_folder_that_clones_share(project: ProjectFolder, tmp_path: Path) -> None:
@@ -93,9 +79,8 @@ def test_a_full_disk(tmp_path: Path) -> None:
         (warning,) = build_on(folder, tmp_path)
         assert "cannot be kept in" in warning
         assert "No space left on device; the next build times its tactics again" in warning
-        assert list(damaged(folder)) == [], "its files are complete"
-        (path,) = list_files(folder).shared
-        assert read_shared(path, CONDITIONS) is not None
+        complete = SharedTimingCache(folder, CONDITIONS)
+        assert complete.checkout(tmp_path / "look") == b"first" * 2000
         assert not [path for path in folder.rglob(".*") if path.is_file()], (
             "a temporary file is left"
         )
