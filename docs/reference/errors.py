@@ -81,8 +81,13 @@ def _sort_key(message: Message) -> tuple[str, str]:
     return message.text.lstrip("… :'`\"([").lower(), message.remedy
 
 
-def messages(source: str) -> Iterator[Message]:
-    """Yield the messages of errors in a module."""
+@cache
+def messages(source: str) -> tuple[Message, ...]:
+    """List the messages of errors in a module."""
+    return tuple(_messages(source))
+
+
+def _messages(source: str) -> Iterator[Message]:
     if not any(name in source for name in _NAMES | _error_classes()):
         return  # parsing takes most of the time
     tree = ast.parse(source)

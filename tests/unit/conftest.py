@@ -6,7 +6,15 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from looked_up_once import look_up_once
 from tiny_project import make_project
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _looked_up_once() -> Iterator[None]:
+    with pytest.MonkeyPatch.context() as patch:
+        look_up_once(patch)
+        yield
 
 
 @pytest.fixture

@@ -33,12 +33,8 @@ from buildsys.report.html.pages import (
 GENERATED = "2026-11-22T13:30:00Z"
 BROWSERS = ("chromium", "chromium-browser", "google-chrome", "chrome")
 WIDTHS = (390, 1400)
-# a page in a frame of each width, and with the styles of a dark screen and of paper
-VARIANTS = {
-    "": "",
-    "dark.": "@media screen and (prefers-color-scheme:dark){",
-    "print.": "@media print{",
-}
+# a page in a frame of each width, and with the styles of paper
+VARIANTS = {"": "", "print.": "@media print{"}
 HARNESS = """
 <iframe style="border: 0; height: 900px"></iframe><pre></pre><script>
 const frame = document.querySelector("iframe"), found = {};
@@ -74,7 +70,6 @@ const fire = (name) => frame.contentWindow.dispatchEvent(new Event(name));
     facts.links = [...doc.links].map((one) => one.href);
     facts.ids = all(doc, "[id]").map((one) => one.id);
     if (!doc.querySelector(".index")) {
-      facts.pill = style(doc, ".pill").backgroundColor;
       facts.scroll = style(doc, ".scroll").overflowX;
       facts.closed = [closed(doc), fire("beforeprint") && closed(doc)];
       facts.closed.push(fire("afterprint") && closed(doc));
@@ -201,8 +196,7 @@ def test_pages_fit_every_screen_and_every_link_works(folder: Path, tmp_path: Pat
             assert parts.scheme == "file"
             assert Path(unquote(parts.path)).is_file(), link
             assert not parts.fragment or parts.fragment in facts["ids"], link
-    light, dark, paper = (found[f"{prefix}tiny.html 1400"] for prefix in VARIANTS)
-    assert light["pill"] == paper["pill"] != dark["pill"]
+    screen, paper = (found[f"{prefix}tiny.html 1400"] for prefix in VARIANTS)
     assert paper["scroll"] == "visible"
-    closed, printed, after = light["closed"]
+    closed, printed, after = screen["closed"]
     assert closed == after > printed == 0
