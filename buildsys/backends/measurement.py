@@ -218,20 +218,14 @@ class GpuContender:
         self._events.clear()
 
     def _time_lone(self, at_least_s: float, at_least_runs: int) -> Samples:
-        slot, clock = self._slots[0], time.perf_counter_ns
-        launch, stream, (_, end) = slot.launch, slot.stream, self._events[0]
-        times: list[int] = []
-        first = clock()
-        deadline = first + at_least_s * _NS
-        while True:
-            start = clock()
-            launch()
-            end.record(stream)
+        slot, (_, end) = self._slots[0], self._events[0]
+
+        def run() -> None:
+            slot.launch()
+            end.record(slot.stream)
             end.wait()
-            stop = clock()
-            times.append(stop - start)
-            if stop >= deadline and len(times) >= at_least_runs:
-                return Samples(times, stop - first)
+
+        return LocalCall(run, time.perf_counter_ns).block(at_least_s, at_least_runs)
 
     def _time_queued(self, at_least_s: float, at_least_runs: int) -> Samples:
         slot, clock = self._slots[0], time.perf_counter_ns

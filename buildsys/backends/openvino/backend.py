@@ -148,16 +148,12 @@ def slowest_layers(
 def device(options: Options) -> Figures:
     """Describe the device and what it can compute in."""
     core, name = _core(), options["device"]
-    facts: Figures = (
-        {"kind": name.lower(), "name": cpu_model()} if name == "CPU" else {"kind": "xpu"}
-    )
-    if name == "CPU":
-        facts["cores"] = usable_cores()
+    on_cpu = {"kind": "cpu", "name": cpu_model(), "cores": usable_cores()}
+    facts: Figures = on_cpu if name == "CPU" else {"kind": "xpu"}
     with suppress(RuntimeError):
         facts.setdefault("name", str(core.get_property(name, "FULL_DEVICE_NAME")))
         capabilities: Any = core.get_property(name, "OPTIMIZATION_CAPABILITIES")
-        facts["capabilities"] = " ".join(capabilities)
-        return facts
+        return {**facts, "capabilities": " ".join(capabilities)}
     return {**facts, "missing": f"OpenVINO finds no {name}"}
 
 

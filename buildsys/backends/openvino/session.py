@@ -193,13 +193,11 @@ def layers_by_time(
 ) -> list[Figures]:
     """Collect the slowest layers of a model compiled with PERF_COUNT, the slowest first."""
     layers = {name: (kind, dtype, nodes) for name, kind, dtype, nodes in executed_layers(compiled)}
-    medians = {name: statistics.median(entries) for name, entries in times_ms.items()}
     entries: list[Figures] = []
-    for name, timed in slowest(medians):
+    for name, timed in slowest({name: statistics.median(ms) for name, ms in times_ms.items()}):
         kind, dtype, nodes = layers.get(name, ("layer", None, []))
-        entries.append({
-            "name": name, "kind": kind, "precision": dtype, **timed, "nodes": nodes[:_MOST_NODES],
-        })  # fmt: skip
+        facts = {"name": name, "kind": kind, "precision": dtype}
+        entries.append({**facts, **timed, "nodes": nodes[:_MOST_NODES]})
     return entries
 
 
