@@ -18,7 +18,7 @@ from typing import Any, ClassVar, TextIO
 
 from doit.api import run_tasks
 from doit.cmd_base import ModuleTaskLoader
-from doit.exceptions import InvalidCommand, InvalidDodoFile, InvalidTask, TaskError, TaskFailed
+from doit.exceptions import InvalidDodoFile, TaskError, TaskFailed
 
 from buildsys.cli import doit_backend
 from buildsys.cli.commands.clean import remove_files
@@ -26,7 +26,7 @@ from buildsys.cli.console.reporter import Reporter
 from buildsys.cli.environment_variables import check_variables
 from buildsys.cli.session import BuildSession
 from buildsys.cli.target_names import STAGE_DOCS
-from buildsys.errors import BuildsysError, CheckFailed, ManifestErrors, StageError, UsageError
+from buildsys.errors import BuildsysError, CheckFailed, ManifestErrors, UsageError
 from buildsys.report.formatting import plural
 from buildsys.system.printable import printable
 
@@ -45,11 +45,10 @@ def load(root: Path) -> tuple[dict[str, Any], ProjectTasks]:
         check_variables(root)
         session = BuildSession.load(root)
         return doit_config(session), ProjectTasks(session)
-    except ManifestErrors as error:
-        summary = f"{plural(len(error.errors), 'error')} in the manifests"
-        raise InvalidDodoFile(printable(f"{summary}\n{error}")) from None
     except (BuildsysError, OSError) as error:
-        raise InvalidDodoFile(printable(str(error))) from None
+        count = len(error.errors) if isinstance(error, ManifestErrors) else 0
+        title = f"{plural(count, 'error')} in the manifests\n" if count else ""
+        raise InvalidDodoFile(printable(f"{title}{error}")) from None
 
 
 def doit_config(session: BuildSession) -> dict[str, Any]:
@@ -103,8 +102,6 @@ def run_targets(
         code = run_tasks(loader, {}, extra_config={"BACKEND": BACKENDS})
     except SystemExit as end:  # the reporter knows the code better than doit
         code = end.code
-    except (InvalidCommand, InvalidDodoFile, InvalidTask) as error:
-        raise StageError(str(error)) from None
     except (ValueError, configparser.Error) as error:
         problem = f"cannot read pyproject.toml or doit.cfg: {error}".splitlines()[0]
         raise UsageError(problem, "correct it, doit reads both") from None
@@ -251,14 +248,9 @@ class UpToDate:
         return self.session.are_up_to_date(self.targets)
 
     def __repr__(self) -> str:
-        """List stale targets with the reasons, and unavailable and noisy ones."""
-        session, lines = self.session, []
-        for target in self.targets:
-            if not session.are_up_to_date([target]):
-                lines.append(f"{target}: {session.stale_reason(target)}")
-            elif shortfall := session.shortfall(target):
-                lines.append(f"{target}: {shortfall}: {session.recorded_reason(target)}")
-        return printable("; ".join(lines))
+        """List stale targets with the reasons."""
+        stale = [t for t in self.targets if not self.session.are_up_to_date([t])]
+        return printable("; ".join(f"{t}: {self.session.stale_reason(t)}" for t in stale))
 
 
 def run_target(session: BuildSession, target: str) -> TaskFailed | TaskError | None:

@@ -51,8 +51,7 @@ class Display:
         self._is_live = out.isatty() and is_capable and not os.environ.get("CI")
         self._tasks: dict[str, TaskID] = {}
         self._closed = threading.Event()
-        if not self._is_live:
-            threading.Thread(target=self._keep_beating, daemon=True).start()
+        self._heart = threading.Thread(target=self._keep_beating, daemon=True)
 
     @cached_property
     def _progress(self) -> Progress:
@@ -92,6 +91,8 @@ class Display:
     def started(self, line: ConsoleLine, word: str, note: str) -> None:
         """Show a running or waiting target and the reason."""
         if not self._is_live:
+            if self._heart.ident is None:
+                self._heart.start()
             self._print(word, line.target, note)
         elif line.target not in self._tasks and not self._closed.is_set():
             self._progress.start()
@@ -129,7 +130,7 @@ class Display:
     def close(self) -> None:
         """Remove the running targets; the lines stay."""
         self._closed.set()
-        if self._is_live:
+        if "_progress" in vars(self):
             self._progress.stop()
 
     def _keep_beating(self) -> None:

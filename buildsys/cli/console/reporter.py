@@ -50,8 +50,8 @@ class Reporter(ConsoleReporter):  # type: ignore[misc]  # doit has no type infor
         self._out = outstream
         self._lock = threading.RLock()
         self._lines = self.session.lines
-        self._display: Display | None = None
         self._estimate: Estimate | None = None
+        self._display = Display(self._out, self._lines, lambda: str(self._estimate or ""))
         self._loading: threading.Thread | None = None
         self._signals = Signals(self.session.interrupt)
 
@@ -99,7 +99,7 @@ class Reporter(ConsoleReporter):  # type: ignore[misc]  # doit has no type infor
                 line.status = "restored" if finished.restored else line.status
                 line.figure = key_figure(line.stage, self.session.result(line.target))
             if not self._is_without_engine(line):
-                self._open_display().ended(line)
+                self._display.ended(line)
 
     def _is_without_engine(self, line: ConsoleLine) -> bool:
         """Return True after the line of the target's own unavailable engine."""
@@ -123,7 +123,7 @@ class Reporter(ConsoleReporter):  # type: ignore[misc]  # doit has no type infor
             log = self.session.log(task.name)
             has_log = os.path.exists(log)  # noqa: PTH110 - no error in an unreadable folder
             line.log = shown_path(log) if has_log and log.name not in line.reason else ""
-            self._open_display().ended(line)
+            self._display.ended(line)
 
     def skip_uptodate(self, task: Any) -> None:
         """Note an up-to-date target."""
@@ -166,8 +166,7 @@ class Reporter(ConsoleReporter):  # type: ignore[misc]  # doit has no type infor
     def _end_display(self) -> None:
         if self._loading:
             self._loading.join(_LOADING_LIMIT_S)
-        if self._display:
-            self._display.close()
+        self._display.close()
         if self.session.interrupted:
             self.session.close()
             for line in self._lines.values():
@@ -227,18 +226,15 @@ class Reporter(ConsoleReporter):  # type: ignore[misc]  # doit has no type infor
                 line.why = event["reason"]
                 if not self._is_without_engine(line):
                     note = f"… {line.why}" if line.why else ""
-                    self._open_display().started(line, "run", note)
+                    self._display.started(line, "run", note)
             elif kind == "waiting":
                 line.message = f"waiting for {event['holder']}"
                 if event["elsewhere"]:
-                    self._open_display().started(line, "waits", f"for {event['holder']}")
+                    self._display.started(line, "waits", f"for {event['holder']}")
 
     def _warn(self, warning: str) -> None:
-        """Print a warning, on a terminal above the live display."""
-        from buildsys.store.state_db import warn_on_stderr
-
         with self._lock:
-            (self._display.warn if self._display else warn_on_stderr)(warning)
+            self._display.warn(warning)
 
     def _load(self) -> None:
         """Estimate the run, and load modules for its end."""
@@ -249,11 +245,6 @@ class Reporter(ConsoleReporter):  # type: ignore[misc]  # doit has no type infor
             if len(self._lines) <= _MOST_ESTIMATED:
                 self._estimate = Estimate(self.session, self._lines)
         prepare()
-
-    def _open_display(self) -> Display:
-        if self._display is None:
-            self._display = Display(self._out, self._lines, lambda: str(self._estimate or ""))
-        return self._display
 
 
 class Signals:
