@@ -24,12 +24,6 @@ from buildsys.onnx_graphs.tensor_types import (
 
 _FLOAT = TensorProto.FLOAT
 _TYPE_ATTRIBUTES = ("to", "dtype", "output_dtype", "output_datatype")
-# they only select or move values that are rounded already
-_EXACT = (
-    "Abs", "Concat", "DepthToSpace", "Expand", "Flatten", "Gather", "Identity", "Max", "MaxPool",
-    "Min", "Neg", "Relu", "Reshape", "Slice", "SpaceToDepth", "Split", "Squeeze", "Tile",
-    "Transpose", "Unsqueeze", "Where",
-)  # fmt: skip
 
 
 def emulate(model: ModelProto, precision: str) -> ModelProto:
@@ -97,21 +91,13 @@ class _Emulation:
                 attribute.i = _FLOAT
             if attribute.t.data_type == self._low:
                 attribute.t.CopyFrom(_in_float32(attribute.t))
-        exact = node.op_type in _EXACT
         for index, name in enumerate(node.output):
-            if name not in self._is_low:
-                continue
-            is_output = name in self._low_outputs
-            full = self._in_float(name) if is_output else name
-            if exact:
-                node.output[index] = full
-                if is_output:
-                    self._add_cast(full, name, self._low)
-            else:
+            if name in self._is_low:
+                is_output = name in self._low_outputs
                 node.output[index] = raw = self._fresh.new(f"{name}_unrounded")
                 low = name if is_output else self._fresh.new(f"{name}_{self._dtype}")
                 self._add_cast(raw, low, self._low)
-                self._add_cast(low, full, _FLOAT)
+                self._add_cast(low, self._in_float(name) if is_output else name, _FLOAT)
 
     def _in_float(self, name: str) -> str:
         self._renamed[name] = self._fresh.new(f"{name}_float32")

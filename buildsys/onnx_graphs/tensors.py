@@ -28,20 +28,16 @@ NATIVE_DTYPES = (
 )  # fmt: skip
 BIT_DTYPES = {
     "bfloat16": "uint16",
-    **dict.fromkeys(
-        ("float8e4m3fn", "float8e4m3fnuz", "float8e5m2", "float8e5m2fnuz", "float8e8m0"), "uint8"
-    ),
+    **dict.fromkeys(("float8e4m3fn", "float8e4m3fnuz", "float8e5m2", "float8e5m2fnuz"), "uint8"),
     # one element per byte
-    **dict.fromkeys(("float4e2m1", "int4", "uint4", "int2", "uint2"), "uint8"),
+    **dict.fromkeys(("float4e2m1", "int4", "uint4"), "uint8"),
 }
 ML_DTYPES = {  # the same names as in torch, which has no types below 8 bits
     "bfloat16": "bfloat16", "float8e4m3fn": "float8_e4m3fn", "float8e4m3fnuz": "float8_e4m3fnuz",
     "float8e5m2": "float8_e5m2", "float8e5m2fnuz": "float8_e5m2fnuz",
-    "float8e8m0": "float8_e8m0fnu", "float4e2m1": "float4_e2m1fn",
-    "int4": "int4", "uint4": "uint4", "int2": "int2", "uint2": "uint2",
+    "float4e2m1": "float4_e2m1fn", "int4": "int4", "uint4": "uint4",
 }  # fmt: skip
 _NAME_OF_ML_DTYPE = {theirs: ours for ours, theirs in ML_DTYPES.items()}
-_INTEGER_BITS = {"int4": 4, "uint4": 4, "int2": 2, "uint2": 2}
 _DTYPES_KEY, _FLOAT_TYPE = "__dtypes__", "float_type"
 # earliest time of a zip entry, so that equal tensors give equal bytes
 _EPOCH = (1980, 1, 1, 0, 0, 0)
@@ -75,10 +71,9 @@ class Tensor:
         values = self.array
         if self.dtype == "bfloat16":
             values = (values.astype(np.uint32) << np.uint32(16)).view(np.float32)
-        elif self.dtype in ("int4", "int2"):
-            spare = np.int8(8 - _INTEGER_BITS[self.dtype])
-            values = np.right_shift(np.left_shift(values.view(np.int8), spare), spare)
-        elif self.dtype in BIT_DTYPES and self.dtype not in _INTEGER_BITS:
+        elif self.dtype == "int4":
+            values = np.right_shift(np.left_shift(values.view(np.int8), 4), 4)
+        elif self.dtype in BIT_DTYPES and self.dtype != "uint4":
             values = values.view(_ml_dtype(self.dtype)).astype(np.float32)
         return values
 
@@ -124,9 +119,8 @@ def tensor_of(array: npt.ArrayLike, dtype: str | None = None) -> Tensor:
     if dtype in BIT_DTYPES:
         if values.dtype.name == ML_DTYPES[dtype]:
             bits = values.view(BIT_DTYPES[dtype])
-        elif dtype in _INTEGER_BITS:
-            mask = np.uint8(2 ** _INTEGER_BITS[dtype] - 1)
-            bits = values.astype(np.int8).view(np.uint8) & mask
+        elif dtype in ("int4", "uint4"):
+            bits = values.astype(np.int8).view(np.uint8) & np.uint8(0x0F)
         elif dtype == "bfloat16":
             bits = _bfloat16_bits(np.asarray(values, np.float32, order="C"))
         else:

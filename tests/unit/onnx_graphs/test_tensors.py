@@ -3,7 +3,6 @@ from __future__ import annotations
 import hashlib
 import io
 import struct
-import subprocess
 import sys
 import zipfile
 from pathlib import Path
@@ -88,8 +87,6 @@ def test_bfloat16_rounds_as_ml_dtypes_does(values: np.ndarray) -> None:
     [
         ("int4", [-8, -1, 0, 7]),
         ("uint4", [0, 15]),
-        ("int2", [-2, 1]),
-        ("uint2", [0, 3]),
         ("float4e2m1", [-6.0, 0.5]),
         ("float8e4m3fn", [448.0, -0.5]),
         ("float8e5m2", [57344.0]),
@@ -133,36 +130,16 @@ def test_a_broken_file_is_one_sentence(tmp_path: Path, content: bytes) -> None:
         load_case(path)
 
 
-def test_a_foreign_npz_is_refused(tmp_path: Path) -> None:
-    np.savez(tmp_path / "foreign.npz", x=np.zeros(2))
-    with pytest.raises(StageError, match="is not a file of tensors"):
-        load_case(tmp_path / "foreign.npz")
-
-
-def test_numpy_alone_reads_a_case(tmp_path: Path) -> None:
-    save_case(
-        tmp_path / "c.npz",
-        {"x": tensor_of(np.ones(2), "bfloat16")},
-        {"y": tensor_of(np.ones(2), "float8e5m2")},
-    )
-    script = f"""
-import sys
-sys.modules["ml_dtypes"] = None
-import numpy as np
-from pathlib import Path
-from buildsys.onnx_graphs.tensors import load_case
-from buildsys.errors import StageError
-case = load_case(Path({str(tmp_path / "c.npz")!r}))
-assert case.inputs["x"].values().tolist() == [1.0, 1.0]
-assert np.load({str(tmp_path / "c.npz")!r})["in.x"].dtype == np.uint16
-try:
-    case.outputs["y"].values()
-except StageError as error:
-    assert "ml_dtypes" in str(error)
-else:
-    raise AssertionError
-"""
-    subprocess.run([sys.executable, "-c", script], check=True)
+def test_numpy_alone_reads_a_case(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file = tmp_path / "c.npz"
+    low = {"x": tensor_of(np.ones(2), "bfloat16")}, {"y": tensor_of(np.ones(2), "float8e5m2")}
+    save_case(file, *low)
+    monkeypatch.setitem(sys.modules, "ml_dtypes", None)
+    case = load_case(file)
+    assert case.inputs["x"].values().tolist() == [1.0, 1.0]
+    assert np.load(file)["in.x"].dtype == np.uint16
+    with pytest.raises(StageError, match="ml_dtypes"):
+        case.outputs["y"].values()
 
 
 def header(shape: str, descr: str = "'<f4'") -> bytes:
@@ -180,12 +157,9 @@ def member(content: bytes) -> bytes:
 
 HOSTILE: dict[str, bytes] = {
     "a claimed shape": member(header("(1000000000000,)") + bytes(4)),
-    "a nested header": member(header("(" * 4000 + ")" * 4000)),
     "no array": member(b"PK" * 10),
-    "a short array": member(header("(5,)") + bytes(4)),
     "Python objects": member(header("(1,)", "'|O'") + bytes(8)),
     "a truncated file": member(header("(1,)") + bytes(4))[:-30],
-    "an empty file": b"",
 }
 
 
