@@ -50,7 +50,7 @@ def engine_problems(view: ManifestView) -> Problems:
 
 
 def _auto_problems(view: ManifestView, path: FieldPath, fields: Fields) -> Problems:
-    """Yield precisions that no search can complete, and choices that it makes itself."""
+    """Yield precisions and tools that no search can use."""
     if not is_auto(fields):
         return
     backend, precision = describe_backend(fields["backend"]), base_precision(fields)
@@ -60,13 +60,6 @@ def _auto_problems(view: ManifestView, path: FieldPath, fields: Fields) -> Probl
         text = f"{backend.title} cannot keep single nodes of {precision} engines in fp32"
         hint = f"use auto-{' or auto-'.join(choices)}" if choices else ""
         yield view.problem((*path, "precision"), text, hint or "name a precision, such as fp16")
-    elif fields.get("layer_precisions"):
-        hint = f"remove it, or set precision: {precision}"
-        text = "the search chooses the layers in fp32"
-        yield view.problem((*path, "layer_precisions"), text, hint, of_key=True)
-    elif fields.get("quantization") == "implicit":
-        text = "a search cannot foresee the ranges of a builder's own calibration"
-        yield view.problem((*path, "quantization"), text, "remove it, or set explicit")
     if view.get(section, "tool") == tool:
         text = "ModelOpt chooses the nodes itself, so precision: auto has no effect"
         yield view.problem((section, "tool"), text, "use tool: builtin, or another precision")

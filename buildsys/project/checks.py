@@ -30,7 +30,6 @@ _OUTSIDE_THE_KEY = {  # kind of source -> arguments that load other weights or c
 def check_model(view: ManifestView) -> Problems:
     """Yield the problems between the fields of a merged model."""
     checks = [_source, _dims, _tensors, _call, _comparisons, profile_problems, engine_problems]
-    checks.append(_duplicates)
     checks += [
         import_module(f"{stage.package}.checks").problems for stage in STAGES if stage.has_checks
     ]
@@ -147,13 +146,3 @@ def _comparisons(view: ManifestView) -> Problems:
             if name is not None and name not in outputs:
                 hint = suggest(name, outputs, what="outputs")
                 yield view.problem((*path, *place), f'no output is named "{name}"', hint)
-
-
-def _duplicates(view: ManifestView) -> Problems:
-    """Yield entries listed twice in a list such as ``cases``."""
-    for section, field in ((s, f) for s in view.data for f in ("cases", "baselines")):
-        entries = [entry for _, entry in view.find(section, field, ...)]
-        for index, entry in enumerate(entries):
-            if entry in entries[:index]:
-                text = f'{field.removesuffix("s")} "{entry}" is listed twice'
-                yield view.problem((section, field, index), text, "remove one of them")

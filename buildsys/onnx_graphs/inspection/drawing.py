@@ -17,14 +17,8 @@ _LONGEST_BLOCK = 400  # nodes
 _FEWEST_SAVED = 4  # nodes; a shorter repetition is drawn as it is
 _COLORS = {  # operators -> fill and line
     r"\w*(Conv|Gemm|MatMul)\w*|Einsum|LSTM|GRU|RNN|Attention": ("#e3edf7", "#5b84b1"),
-    r"\w*Normalization|LRN": ("#e6f0e2", "#6f9a5e"),
     r"\w*(Relu|[ECS]elu|Elu|Sigmoid|Swish|Tanh|Gelu|Soft\w+)|Clip|Mish|Erf": ("#faf3dc", "#b79b45"),
-    r"\w*Pool|Reduce\w+|Resize|Upsample|GridSample|RoiAlign|TopK": ("#e0f0ee", "#549a92"),
-    r"\w*Reshape|Transpose|Flatten|\w*Squeeze|Slice|Split|Concat|Gather\w*|Shape|Size|Expand|Tile"
-    r"|Pad|Cast|Identity|ConstantOfShape|Range|Scatter\w*|\w+ToSpace|\w+ToDepth": (
-        "#f2f2f0",
-        "#9a9a94",
-    ),
+    r"\w*(Normalization|Pool)|LRN|Reduce\w+|Resize": ("#e6f0e2", "#6f9a5e"),
     "If|Loop|Scan|SequenceMap": ("#efe8f5", "#8a6bab"),
 }
 _PLAIN, _CUSTOM = ("#ffffff", "#8a8a8a"), ("#fae6dd", "#c07a55")

@@ -95,13 +95,6 @@ def _run(view: ManifestView, path: FieldPath, command: dict[str, Any]) -> Proble
         if name not in (*names, FIGURES):
             hint = suggest(name, [*names, FIGURES], what="declared")
             yield view.problem((*path, "run", *at), f"{{{name}}} is not declared", hint)
-    if FIGURES in used:
-        return
-    if not command.get("outputs"):
+    if FIGURES not in used and not command.get("outputs"):
         hint = "add outputs, or pass {figures} to the program"
         yield view.problem(path, "the command has no outputs and reports no figures", hint)
-    for field in ("limits", "measures"):
-        if command.get(field):
-            text = "is about figures, and the command reports none"
-            hint = "pass {figures} to the program, which writes them to this file"
-            yield view.problem((*path, field), text, hint, of_key=True)

@@ -46,11 +46,6 @@ def _calibration_use(view: ManifestView, path: FieldPath, engine: dict[str, Any]
         shapes = shapes_after_surgery(view)
         entries = ", ".join(f"{name}: {_example_data(shape)}" for name, shape in shapes.items())
         yield view.problem((*path, field), text, f"add calibration: {{data: {{{entries}}}}}")
-    unsupported = {"per_channel": True, "outputs": False}  # by ModelOpt, with their defaults
-    for field, default in unsupported.items() if tool == "modelopt" else ():
-        if view.get("quantize", field) not in (None, default):
-            hint = "remove it, or use tool: builtin"
-            yield view.problem(("quantize", field), "not supported by ModelOpt", hint, of_key=True)
     chosen = engine.get("quantization", "auto")
     is_weak = chosen == "auto" and engine.get("typing") == "weak" and not is_auto(engine)
     calibrates_itself = chosen == "implicit" or is_weak

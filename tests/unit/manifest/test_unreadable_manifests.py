@@ -26,18 +26,6 @@ from test_manifest_errors import NET
         ("model: net\nsource: [torchvision]\n", None),
         (b"x" * 10_000_000, "it has 9 MiB, more than 1 MiB"),
     ],
-    ids=[
-        "tab",
-        "indent",
-        "empty",
-        "comment",
-        "list",
-        "text",
-        "twice",
-        "bytes",
-        "list-for-map",
-        "10-MB",
-    ],
 )
 def test_an_unreadable_file(yaml_errors, content, expected):
     errors = yaml_errors(content)
