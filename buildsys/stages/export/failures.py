@@ -1,16 +1,17 @@
 """Exporter failures in plain sentences, with remedies.
 
-The node that an exporter was translating is still in the frames of its exception, with its schema
-and source line.
+An exporter stops at the first operator without a translation and names only that one. The program
+it was translating is still in the frames of its exception, so all of them are listed.
 """
 
 from __future__ import annotations
 
 import re
 import traceback
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from types import FrameType
+from typing import Any, NamedTuple
 
 import torch
 
@@ -50,12 +51,26 @@ _NOT_IN_OPSET = re.compile(
 )
 
 
+class _Call(NamedTuple):
+    """The first call of an operator; schema and line are "" if unknown."""
+
+    overload: str  # aten::add.Tensor, as in dynamo's registry
+    schema: str = ""
+    line: str = ""
+
+    @property
+    def operator(self) -> str:
+        """The operator without its overload, as symbolic functions are registered."""
+        return self.overload.partition(".")[0]
+
+
 def export_failure(error: Exception, exporter: str, opset: int, project: Path) -> StageError:
     """Turn an exception of torch.onnx.export into a readable error."""
     causes: list[BaseException] = [error]
     while (inner := causes[-1].__cause__) is not None:
         causes.append(inner)
-    overload, schema, line = _failing_call(causes, project)
+    frames = [frame for cause in causes for frame, _ in traceback.walk_tb(cause.__traceback__)]
+    failing = _failing_calls(frames, project)
     for cause in causes:
         if match := _PYTHON_FUNCTION.search(str(cause)):
             problem = f"cannot translate the autograd function {match[1] or ''}"
@@ -63,21 +78,17 @@ def export_failure(error: Exception, exporter: str, opset: int, project: Path) -
             hint = format_remedies([("", remedies)])
             return StageError(f"the {exporter} exporter {problem}", hint)
         if match := _UNSUPPORTED.search(str(cause)):
-            name = overload or next(filter(None, match.groups()))
-            where = f" ({line})" if line else ""
-            problem = f"cannot translate the operator {name.partition('.')[0]} to opset {opset}"
-            remedies = [
-                *_translating_exports(name, exporter, opset),
-                *registration_remedies(name.partition(".")[0], exporter, opset, project),
-            ]
-            hint = format_remedies([(schema, remedies)])
-            return StageError(f"the {exporter} exporter {problem}{where}", hint)
+            calls = [*failing, *_untranslated_calls(frames, project)]
+            calls = calls or [_Call(next(filter(None, match.groups())))]
+            first_calls = {call.overload: call for call in reversed(calls)}
+            return _untranslated_failure([*first_calls.values()][::-1], exporter, opset, project)
         if isinstance(cause, ModuleNotFoundError) and cause.name:
             return StageError(
                 f"the {exporter} exporter needs the package {cause.name}", install_hint(cause)
             )
     problem = f"the {exporter} exporter failed at opset {opset}: "
     problem += describe_exception(causes[-1], project)
+    line = failing[0].line if failing else ""
     problem += f", on a node of {line}" if line and line not in problem else ""
     hint = "the log has the complete message"
     if _DECIDES_BY_VALUE.search(f"{error}\n{causes[-1]}"):
@@ -120,32 +131,87 @@ def checker_failure(error: Exception, exporter: str) -> StageError:
     return StageError(problem, format_remedies([("", remedies)]))
 
 
-def _translating_exports(overload: str, exporter: str, opset: int) -> list[Remedy]:
-    """List the opset and the exporter that translate an operator."""
-    lowest = torchscript_from(overload.partition(".")[0])
+def _untranslated_failure(
+    calls: Sequence[_Call], exporter: str, opset: int, project: Path
+) -> StageError:
+    places = [call.operator + (f" ({call.line})" if call.line else "") for call in calls]
+    what = f"{len(calls)} operators to opset {opset}: {', '.join(places)}"
+    if len(calls) == 1:
+        name, _, place = places[0].partition(" ")
+        what = f"the operator {name} to opset {opset} {place}".rstrip()
+    exports = _translating_exports(calls, exporter, opset)
+    groups = [
+        (call.schema, registration_remedies(call.operator, exporter, opset, project))
+        for call in calls
+    ]
+    if len(calls) == 1:
+        groups = [(calls[0].schema, [*exports, *groups[0][1]])]
+    elif exports:  # a function for one operator leaves the others
+        groups = [("", exports), *groups]
+    return StageError(f"the {exporter} exporter cannot translate {what}", format_remedies(groups))
+
+
+def _translating_exports(calls: Sequence[_Call], exporter: str, opset: int) -> list[Remedy]:
+    """List the opset and the exporter that translate all operators."""
+    lowest = [torchscript_from(call.operator) for call in calls]
+    opsets = [opset, *(number for number in lowest if number is not None)]
+    in_torchscript, needed = len(opsets) > len(calls), max(opsets)
     if exporter == "dynamo":
-        return [] if lowest is None else [_other_exporter(exporter, max(opset, lowest))]
-    choices = []
-    if lowest is not None and lowest > opset:
-        text = f"torchscript translates it from opset {lowest} on"
-        choices.append(export_remedy("opset", text, opset=lowest))
-    if translation := dynamo_translation(overload):
-        choices.append(_other_exporter(exporter, max(opset, translation.opset or 0)))
-    return choices
+        return [_other_exporter(exporter, needed)] if in_torchscript else []
+    exports = []
+    if in_torchscript and needed > opset:
+        text = f"torchscript translates it from opset {needed} on"
+        exports.append(export_remedy("opset", text, opset=needed))
+    translations = [dynamo_translation(call.overload) for call in calls]
+    if all(translations):
+        needed = max(opset, *(t.opset or 0 for t in translations if t))
+        exports.append(_other_exporter(exporter, needed))
+    return exports
 
 
-def _failing_call(causes: Sequence[BaseException], project: Path) -> tuple[str, str, str]:
-    """Find overload, schema and source line of the node that failed, "" each if unknown."""
-    frames = [frame for cause in causes for frame, _ in traceback.walk_tb(cause.__traceback__)]
-    for frame in reversed(frames):
-        node: Any = frame.f_locals.get("node")
-        if isinstance(node, torch.fx.Node):
-            schema, trace = str(getattr(node.target, "_schema", "")), node.stack_trace or ""
-            return schema.partition("(")[0] or str(node.target), schema, source_line(trace, project)
-        if isinstance(node, torch._C.Node):
-            schema = node.schema()
-            if schema == "(no schema)":
-                schema = next(iter(operator_schemas(node.kind())), "")
-            line = source_line(str(node.sourceRange()), project)
-            return schema.partition("(")[0] or node.kind(), schema, line
-    return "", "", ""
+def _failing_calls(frames: Sequence[FrameType], project: Path) -> list[_Call]:
+    """Find the node that failed."""
+    nodes = (frame.f_locals.get("node") for frame in reversed(frames))
+    failing = (node for node in nodes if isinstance(node, torch._C.Node | torch.fx.Node))
+    return [_describe_call(node, project) for node in failing][:1]
+
+
+def _untranslated_calls(frames: Sequence[FrameType], project: Path) -> Iterator[_Call]:
+    """Find the nodes of the program that the exporter has no translation for."""
+    from torch.onnx._internal.torchscript_exporter._globals import GLOBALS
+    from torch.onnx._internal.torchscript_exporter.registration import registry as symbolics
+
+    for frame in frames:
+        graph, program = frame.f_locals.get("graph"), frame.f_locals.get("exported_program")
+        registry: Any = frame.f_locals.get("registry")
+        if frame.f_code.co_name == "_optimize_graph" and isinstance(graph, torch._C.Graph):
+            for node in _all_nodes(graph):
+                group = symbolics.get_function_group(node.kind().removesuffix("_"))
+                is_operator = not node.kind().startswith(("prim::", "onnx::"))
+                opset = GLOBALS.export_onnx_opset_version
+                if is_operator and (group is None or group.get(opset) is None):
+                    yield _describe_call(node, project)
+        elif program is not None and hasattr(registry, "get_decomps"):
+            for node in program.graph.nodes:
+                is_operator = isinstance(node.target, torch._ops.OpOverload)
+                if is_operator and not registry.get_decomps(node.target):
+                    yield _describe_call(node, project)
+
+
+def _all_nodes(block: Any) -> Iterator[Any]:
+    for node in block.nodes():
+        yield node
+        for inner in node.blocks():
+            yield from _all_nodes(inner)
+
+
+def _describe_call(node: Any, project: Path) -> _Call:
+    """Describe a node of a captured or traced program."""
+    if isinstance(node, torch.fx.Node):
+        schema, trace = str(getattr(node.target, "_schema", "")), node.stack_trace or ""
+        name = str(node.target)
+    else:
+        schema, trace, name = node.schema(), str(node.sourceRange()), node.kind()
+        if schema == "(no schema)":
+            schema = next(iter(operator_schemas(name)), "")
+    return _Call(schema.partition("(")[0] or name, schema, source_line(trace, project))
