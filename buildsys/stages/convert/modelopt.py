@@ -69,9 +69,8 @@ def _one_error(action: str) -> Iterator[None]:
     try:
         yield
     except ModuleNotFoundError as error:
-        if (error.name or "").partition(".")[0] != "modelopt":
-            raise StageError(f"ModelOpt cannot be loaded: {first_line(error)}", INSTALL) from error
-        raise StageError("ModelOpt is not installed", INSTALL) from error
+        problem = f"ModelOpt is not installed, or lacks a package: {first_line(error)}"
+        raise StageError(problem, INSTALL) from error
     except Exception as error:  # any error of it or its libraries
         problem = f"ModelOpt cannot {action} the graph: {first_line(error)}"
         raise StageError(problem, "use tool: builtin") from error
