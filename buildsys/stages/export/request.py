@@ -147,16 +147,12 @@ def collect_warnings(messages: list[str], project: Path) -> Iterator[None]:
     """
 
     def note(message: str) -> None:
-        lines = [line.strip() for line in message.splitlines() if line.strip()]
-        text = lines[0][:_MAX_LENGTH] if lines else ""
+        text = next(filter(None, map(str.strip, message.splitlines())), "")[:_MAX_LENGTH]
         if text and text not in messages and not text.startswith(_EXPECTED):
             messages.append(text)
 
-    class Collector(logging.Handler):
-        def emit(self, record: logging.LogRecord) -> None:
-            note(record.getMessage())
-
-    handler = Collector(logging.WARNING)
+    handler = logging.Handler(logging.WARNING)
+    handler.emit = lambda record: note(record.getMessage())  # type: ignore[method-assign]
     loggers = [logging.getLogger(name) for name in _LOGGERS]
     for logger in loggers:
         logger.addHandler(handler)

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from math import prod
 from pathlib import Path
 
-from onnx import ModelProto, TensorProto, numpy_helper
+from onnx import TensorProto, numpy_helper
 
 from buildsys.errors import CheckFailed, StageError
 from buildsys.manifest.shape_cases import Dims, Inputs, concrete_shape, format_dims
@@ -33,7 +33,7 @@ def compare_other_sizes(
     """
     spans: Spans = job.options.get("spans", {})
     golden_sizes = [case["dims"] for case in job.options["cases"].values()]
-    sizes = list(_sizes(inputs, spans, golden_sizes, _new_constants(before, after)))
+    sizes = list(_sizes(inputs, spans, golden_sizes, _constants(after) - _constants(before)))
     if not sizes:
         return
     graphs = {path: open_graph(job, path) for path in (before, after)}
@@ -79,19 +79,14 @@ def _sizes(
                 yield dims
 
 
-def _new_constants(before: Path, after: Path) -> set[int]:
-    """List the integers above 1 that only the second graph contains."""
-    old, new = (set(_constants(load_model(path, external_data=False))) for path in (before, after))
-    return new - old
-
-
-def _constants(model: ModelProto) -> Iterator[int]:
-    values: list[float] = []
+def _constants(path: Path) -> set[int]:
+    """List the single integers above 1 in a graph and its functions."""
+    model, values = load_model(path, external_data=False), list[float]()
     for tensor in tensors_of(model):
         if prod(tensor.dims) == 1 and tensor.data_type in _NUMBERS:
-            values += [float(numpy_helper.to_array(tensor).item())]
-    bodies = (model.graph, *model.functions)
-    for node in (node for body in bodies for node in all_nodes(body)):
-        values += [a.i for a in node.attribute if a.name == "value_int"]
-        values += [n for a in node.attribute if a.name == "value_ints" for n in a.ints]
-    yield from (int(value) for value in values if 1 < value < _LARGEST and value == int(value))
+            values.append(float(numpy_helper.to_array(tensor).item()))
+    for body in (model.graph, *model.functions):
+        for node in all_nodes(body):
+            values += [a.i for a in node.attribute if a.name == "value_int"]
+            values += [n for a in node.attribute if a.name == "value_ints" for n in a.ints]
+    return {int(value) for value in values if 1 < value < _LARGEST and value == int(value)}

@@ -59,6 +59,7 @@ from buildsys.stages.surgery.result import SurgeryResult, SurgeryStep
 from buildsys.workers.job import Job, StageResult
 
 _ONNX_DOMAINS = ("", "ai.onnx", "ai.onnx.ml")
+_INTENDED = "if this is intended, set changes: numbers and a reference"
 
 
 @dataclass(frozen=True)
@@ -94,10 +95,7 @@ def run(job: Job) -> StageResult:
             figures["warnings"] += result.cases.warnings
             state = result.state
             if result.differences:
-                is_meant = step.get("changes") == "numbers"
-                hint = (
-                    "" if is_meant else "if this is intended, set changes: numbers and a reference"
-                )
+                hint = "" if step.get("changes") == "numbers" else _INTENDED
                 reason = f"{title} {_failure(job, f'step{number}', result)}"
                 return StageResult("failed", reason, hint, figures)
         copy_model(state.path, target)
@@ -131,14 +129,6 @@ def _state_before(job: Job) -> GraphState:
         if role.startswith("case.") and role not in origins.values()
     }
     return GraphState(source, job.options["inputs"], golden, computed, further)
-
-
-def _write_assembled(job: Job, model: ModelProto, outputs: set[str]) -> None:
-    names = load_assembled(job.inputs["assembled"])
-    for step in job.options["steps"]:
-        names = [(step.get("rename") or {}).get(name, name) for name in names]
-    names = sorted({*names, *assembled_outputs(model)} & outputs)
-    job.outputs["assembled"].write_text(json.dumps({"outputs": names}))
 
 
 def _failure(job: Job, step: str, result: StepResult) -> str:
@@ -269,12 +259,7 @@ def _check_interface(step: Step, before: dict[str, Any], after: dict[str, Any]) 
         if (declared := step.get(f"{side}s")) is not None:
             present = {port["name"]: port for port in after[side]}
             expected[side] = [
-                {"name": name, **present.get(name, {})}
-                | {
-                    field: tensor[field]
-                    for field in ("dtype", "shape")
-                    if tensor[field] is not None
-                }
+                {"name": name, **present.get(name, {}), **_set_fields(tensor)}
                 for name, tensor in declared.items()
             ]
     changed = next(interface_changes(expected, {**after, "opset": {}}), None)
@@ -288,6 +273,10 @@ def _check_interface(step: Step, before: dict[str, Any], after: dict[str, Any]) 
             f"the values of the new {new[0]} are unknown",
             "set changes: numbers, with a reference for the outputs",
         )
+
+
+def _set_fields(tensor: Mapping[str, Any]) -> dict[str, Any]:
+    return {key: tensor[key] for key in ("dtype", "shape") if tensor[key] is not None}
 
 
 def _write_checked(model: ModelProto, path: Path) -> ModelProto:
