@@ -392,7 +392,6 @@ REBUILT = {"nothing", "touch", "module", "bench"}
 # calibration file, ops body).
 LIKE_REBUILT = {
     "weights", "onnx weights", "keyword", "rename", "surgery step", "convert exclude", "quantize",
-    "calibration file",
 }  # fmt: skip
 
 
