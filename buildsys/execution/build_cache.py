@@ -20,7 +20,7 @@ from buildsys.execution.action_key import ABSENT, ActionKey, KeyBuilder
 from buildsys.execution.recorded_reads import READ, Reads, is_followed
 from buildsys.plan.action import Action, missing_outputs
 from buildsys.store.file_digests import THREADS_FROM_BYTES, DigestCache, run_all
-from buildsys.store.ledger import PASSED, UNAVAILABLE, ActionRecord, Ledger, OutputFile
+from buildsys.store.ledger import NOISY, PASSED, UNAVAILABLE, ActionRecord, Ledger, OutputFile
 from buildsys.store.object_store import DamagedError, Store
 from buildsys.store.record_file import RecordError, shown
 from buildsys.store.signatures import BUILT_HERE, NO_POLICY, TrustPolicy
@@ -250,7 +250,9 @@ def is_restorable(store: Store, ledger: Ledger, action: Action, key: ActionKey) 
     if ledger.is_forgotten(action.target) or not store.has_actions():
         return False
     try:
-        record = store.read_action(action.target, key.digest, read_only=True)
+        record = ledger.lookup(action.target, key.digest)  # without pydantic
+        if record is None or record.status == NOISY:
+            record = store.read_action(action.target, key.digest, read_only=True)
     except StageError:
         return False
     return (
