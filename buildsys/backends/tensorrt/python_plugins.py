@@ -187,22 +187,15 @@ class PluginGuard:
             "get_valid_tactics": int,
         }
         if name in types and not isinstance(value, types[name]):
-            return f"returned {_describe(value)} instead of {with_article(types[name].__name__)}"
+            return f"returned {value!r:.80} instead of {with_article(types[name].__name__)}"
         if name not in lists:
             return ""
         is_list = isinstance(value, (list, tuple))
         if not is_list or not all(isinstance(item, lists[name]) for item in value):
-            return f"returned {_describe(value)} instead of a list of {lists[name].__name__}"
+            return f"returned {value!r:.80} instead of a list of {lists[name].__name__}"
         if name != "get_valid_tactics" and len(value) != plugin.num_outputs:
             return f"returned {len(value)} of {plugin.num_outputs} outputs"
         return ""
-
-
-def _describe(value: Any) -> str:
-    if isinstance(value, (list, tuple)):
-        kinds = dict.fromkeys(type(item).__name__ for item in value)
-        return f"a {type(value).__name__} of {', '.join(kinds) or 'nothing'}"
-    return "nothing" if value is None else with_article(type(value).__name__)
 
 
 def missing_creator(title: str, operator: str, creators: Iterable[str]) -> StageError:
