@@ -54,9 +54,7 @@ RUN_OPTIONS: Options = {
 _INLINE_LIMIT_BYTES = 1_800_000_000  # an ONNX file is one protobuf message, limited to 2 GiB
 
 
-def prepare(options: Options) -> None:
-    """Check the execution providers and their options."""
-    check_providers(options)
+prepare = check_providers
 
 
 def build(request: BuildRequest) -> Figures:
@@ -84,9 +82,7 @@ def build(request: BuildRequest) -> Figures:
         else:
             first, operators = refusals[0], {use.op for use in request.operators}
             if nodes := refused_nodes(source, operators, str(first.__cause__)):
-                is_explained = any(node.operator in first.problem for node in nodes)
-                others = () if is_explained else (first.problem,)
-                raise_refused(request, "ONNX Runtime", nodes, others)
+                raise_refused(request, "ONNX Runtime", nodes)
             raise StageError(f"model {request.model}: {first.problem}", first.hint) from first
     names = ("precision", "provider", "inter_op_threads", "execution_mode", "spinning")
     settings = {

@@ -103,27 +103,26 @@ def test_the_facts_are_those_of_the_optimized_graph(tmp_path: Path) -> None:
     assert json.loads(json.dumps(best)) == best
 
 
-def test_an_fp16_graph_on_the_cpu_explains_its_arithmetic(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("precision", "level", "errors", "message"),
+    [
+        ("fp16", "basic", (0, 1e-2), "float16 in float32"),
+        ("bf16", "all", (1e-4, 5e-2), "bfloat16 is emulated"),
+    ],
+)
+def test_a_graph_of_16_bits_on_the_cpu_explains_its_arithmetic(
+    tmp_path: Path, precision: str, level: str, errors: tuple[float, float], message: str
+) -> None:
     typed = conv_bn()
-    convert_precision(typed, "fp16")
-    engine, facts = build(tmp_path, typed, precision="fp16", graph_optimization_level="basic")
+    convert_precision(typed, precision)
+    engine, facts = build(tmp_path, typed, precision=precision, graph_optimization_level=level)
     inputs = random_x(2)
     exact = OrtGraph(conv_bn().SerializeToString()).run(inputs)["y"].array
-    found = run(engine, inputs, precision="fp16")["y"].array
-    assert 0 < np.abs(found - exact).max() < 1e-2 * np.abs(exact).max()
-    assert facts["precision_shares"]["weights"]["float16"] > 0.9
-    assert any("float16 in float32" in message for message in facts["messages"])
-
-
-def test_a_bf16_graph_is_emulated_on_the_cpu(tmp_path: Path) -> None:
-    typed = conv_bn()
-    convert_precision(typed, "bf16")
-    engine, facts = build(tmp_path, typed, precision="bf16")
-    inputs = random_x(2)
-    exact = OrtGraph(conv_bn().SerializeToString()).run(inputs)["y"].array
-    found = run(engine, inputs, precision="bf16")["y"].array
-    assert 1e-4 * np.abs(exact).max() < np.abs(found - exact).max() < 5e-2 * np.abs(exact).max()
-    assert any("bfloat16 is emulated" in message for message in facts["messages"])
+    error = np.abs(run(engine, inputs, precision=precision)["y"].array - exact).max()
+    least, most = (limit * np.abs(exact).max() for limit in errors)
+    assert least < error < most
+    assert precision == "bf16" or facts["precision_shares"]["weights"]["float16"] > 0.9
+    assert any(message in text for text in facts["messages"])
     assert [path.name for path in engine.parent.iterdir()] == ["engine.onnx"]
 
 
@@ -211,17 +210,21 @@ def test_strings_can_be_bound_too(tmp_path: Path) -> None:
     session.bind(inputs)()
 
 
-def test_large_graphs_have_external_weights(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(backend, "_INLINE_LIMIT_BYTES", 1000)
-    wide = make_model(
+def wide() -> onnx.ModelProto:
+    """Return a product with weights of 32 kB."""
+    return make_model(
         [helper.make_node("MatMul", ["x", "w"], ["y"], name="mm")],
         {"x": (TensorProto.FLOAT, IMAGE)},
         {"y": (TensorProto.FLOAT, [*IMAGE[:3], 1000])},
         {"w": np.ones((8, 1000), np.float32)},
     )
-    engine, facts = build(tmp_path, wide)
+
+
+def test_large_graphs_have_external_weights(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(backend, "_INLINE_LIMIT_BYTES", 1000)
+    engine, facts = build(tmp_path, wide())
     assert engine.with_name("engine.onnx.data").stat().st_size >= 32_000
     assert engine.stat().st_size < 5_000
     moved = tmp_path / "published"
@@ -234,14 +237,8 @@ def test_large_graphs_have_external_weights(
 
 @pytest.mark.parametrize("level", ["disable", "all"])
 def test_an_engine_includes_the_external_weights_of_its_source(tmp_path: Path, level: str) -> None:
-    model = make_model(
-        [helper.make_node("MatMul", ["x", "w"], ["y"], name="mm")],
-        {"x": (TensorProto.FLOAT, IMAGE)},
-        {"y": (TensorProto.FLOAT, [*IMAGE[:3], 1000])},
-        {"w": np.ones((8, 1000), np.float32)},
-    )
     source = tmp_path / "model.onnx"
-    save_model(model, source, inline_limit=0)
+    save_model(wide(), source, inline_limit=0)
     (tmp_path / "engine").mkdir()
     asked = request(source, tmp_path / "engine", options(graph_optimization_level=level))
     backend.build(asked)
