@@ -89,9 +89,6 @@ class BuildNames:
         if first and only:
             raise UsageError(f"compare takes {first} or {only}, not both", "name one of them")
         if first:
-            if ":" in first + second:  # a model is compared with an engine by that engine
-                engine = (first if ":" in first else second).partition(":")[2]
-                first, second = (s if ":" in s else f"{s}:{engine}" for s in (first, second))
             return [(self._side(first, start or LAST), self._side(second, end or LAST))]
         pairs = []
         problem = UsageError("the history has no builds", "`buildsys build` builds every model")
@@ -197,13 +194,13 @@ class BuildNames:
         if when == LAST:
             return here[0], ""
         if when == PREVIOUS:
-            earlier = [build for build in here if build.run != here[0].run]
-            if not earlier:
+            earlier = next((build for build in here if build.run != here[0].run), None)
+            if earlier is None:
                 hint = "`buildsys history` lists the builds"
                 raise UsageError(f"the history has only one run of {scope}", hint)
-            return earlier[0], ""
+            return earlier, ""
+        model = scope.partition(":")[0]
         if build := self._with_id(when):
-            model = scope.partition(":")[0]
             if build.model != model:
                 problem = f"the build {when} is one of {build.model}, not of {model}"
                 raise UsageError(problem, f"`buildsys history {model}` lists those of {model}")
