@@ -129,9 +129,6 @@ def _write(folder: RemoteFolder, engine: EngineVersion) -> None:
     write(PROVENANCE, _to_json(engine.provenance))
     sums = (f"{file['sha256']}  {name}\n" for name, file in sorted(files.items()))
     write(CHECKSUMS, "".join(sums).encode())
-    for name, figures in files.items():
-        if not folder.has(f"{engine.place}/{name}", figures["bytes"]):
-            raise StageError(f"{engine.place}/{name} was not written completely", "publish again")
     names = {"model": engine.model, "engine": engine.engine, "version": engine.version}
     document = {"schema": SCHEMA, **names, "published": utc_now(), "files": files}
     folder.write(f"{engine.place}/{DOCUMENT}", [_to_json(document)], durable=True)

@@ -118,7 +118,6 @@ class History:
         *,
         target: str = "",
         model: str = "",
-        stage: str = "",
         project: str = "",
         machine_id: str = "",
         limit: int = -1,
@@ -130,7 +129,7 @@ class History:
         # `+`: the index of machines would lead through all builds of one
         machine = "+machine_id" if target or model else "machine_id"
         conditions = {
-            "target = ?": target, "model = ?": model, "stage = ?": stage,
+            "target = ?": target, "model = ?": model,
             f"{machine} = ?": machine_id, "project IN (?, '')": project,
         }  # fmt: skip
         values = {condition: value for condition, value in conditions.items() if value}

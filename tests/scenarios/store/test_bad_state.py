@@ -68,7 +68,9 @@ def test_the_history_outlives_the_build_folder_and_never_fails_a_build(
     path = state(ready_built, "history.db")
     with closing(History.read_only(path)) as history:
         first = history.builds()
-        measured = history.measurements(history.builds(stage="bench")[0])
+        measured = history.measurements(
+            next(build for build in history.builds() if build.stage == "bench")
+        )
     assert ({build.target for build in first}, {build.how for build in first}) == (ALL, {RAN})
     assert "opt" in {one.case for one in measured}
     assert all(one.count and one.p50_ms > 0 for one in measured)

@@ -41,7 +41,7 @@ def test_builds_are_selected_newest_first(history: History, make_build: MakeBuil
     ours = "host/acme/models"
     assert history.builds(model="m", project=ours) == [unknown, export]
     assert history.builds(target=TARGET, limit=1) == [unknown]
-    assert history.builds(stage="bench", model="other") == [other]
+    assert history.builds(model="other") == [other]
 
 
 def test_a_clock_set_back_keeps_the_order(history: History, make_build: MakeBuild) -> None:
