@@ -88,8 +88,6 @@ def _base_file(workspace: Workspace, node: ValueNode, file: Path, users: tuple[P
 
 def build_presets(document: ValueNode) -> tuple[dict[str, ValueNode | None], Errors]:
     """Merge every preset of engines.yaml over its base."""
-    if not isinstance(document.value, dict):
-        return {}, [document.error(expected("a map of engine presets", document.value))]
     presets: dict[str, ValueNode | None] = {}
     errors: Errors = []
 

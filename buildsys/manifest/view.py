@@ -97,16 +97,12 @@ class ManifestView:
             return []  # most sections of most manifests
         matches: Matches = [((), self.data)]
         for step in pattern:
-            parents, matches = matches, []
-            for path, value in parents:
-                if isinstance(value, dict):
-                    if step is ...:
-                        matches += [((*path, name), member) for name, member in value.items()]
-                    elif step in value:
-                        matches.append(((*path, step), value[step]))
-                elif isinstance(value, list):
-                    chosen = (n for n in range(len(value)) if step is ... or step == n)
-                    matches += [((*path, index), value[index]) for index in chosen]
+            matches = [
+                ((*path, key), member)
+                for path, value in matches
+                for key, member in _members(value)
+                if step is ... or step == key
+            ]
         return [match for match in matches if not _contains_refused(match[1])]
 
     def maps(self, *pattern: Step) -> Maps:
@@ -143,10 +139,14 @@ class ManifestView:
         return error_at(self._tree, path, text, hint, of_key=of_key)
 
 
+def _members(value: Any) -> Iterable[tuple[str | int, Any]]:
+    if isinstance(value, dict):
+        return value.items()
+    return enumerate(value) if isinstance(value, list) else ()
+
+
 def _contains_refused(value: Any) -> bool:
-    if isinstance(value, (dict, list)):
-        return any(map(_contains_refused, value.values() if isinstance(value, dict) else value))
-    return value is _REFUSED
+    return value is _REFUSED or any(_contains_refused(member) for _, member in _members(value))
 
 
 def shapes_after_surgery(view: ManifestView) -> dict[str, list[Any]]:

@@ -47,8 +47,19 @@ class Resolver:
         self.project_file = workspace.configs / "project.yaml"
         self.engines_file = workspace.configs / "engines.yaml"
         self._toolchains: ValueNode | None = None  # None: project.yaml is broken
-        self._defaults, self._project_errors = self._read_project()
-        self._presets, self._engine_errors = self._read_presets()
+        self._presets: Presets | None = None  # None: engines.yaml is broken
+        self._defaults = ValueNode({}, ValueOrigin(workspace.relative(self.project_file), ()))
+        self._project_errors: Errors = []
+        self._engine_errors: Errors = []
+        try:
+            self._read_project(self._read(self.project_file, "a map of settings"))
+        except ManifestError as error:
+            self._project_errors = [error]
+        try:
+            presets = self._read(self.engines_file, "a map of engine presets")
+            self._presets, self._engine_errors = build_presets(presets)
+        except ManifestError as error:
+            self._engine_errors = [error]
 
     def shared_errors(self, file: Path) -> Errors:
         """Record a shared file and return its errors."""
@@ -126,36 +137,28 @@ class Resolver:
             for file in package_files(backend.value):
                 self.workspace.exists(file)
 
-    def _read_project(self) -> tuple[ValueNode, Errors]:
-        """Read the defaults of project.yaml and its errors; remember its toolchains."""
-        empty = ValueNode({}, ValueOrigin(self.workspace.relative(self.project_file), ()))
-        if not self.workspace.exists(self.project_file):
-            self._toolchains = empty
-            return empty, []
-        try:
-            document = self.workspace.document(self.project_file)
-        except ManifestError as error:
-            return empty, [error]
+    def _read(self, file: Path, what: str) -> ValueNode:
+        """Read a shared file, empty if it does not exist. Raises: ManifestError."""
+        if not self.workspace.exists(file):
+            return ValueNode({}, ValueOrigin(self.workspace.relative(file), ()))
+        document = self.workspace.document(file)
         if not isinstance(document.value, dict):
-            return empty, [document.error(expected("a map of settings", document.value))]
-        toolchains, defaults = (document.get(name) or empty for name in ("toolchains", "defaults"))
-        errors = _validate(document, ProjectSpec)
-        for name in _NOT_SHARED:
-            if misplaced := defaults.get(name):
-                text = f"{name} cannot be a default of all models"
-                errors.append(misplaced.error(text, "move it to a manifest", of_key=True))
-        if not errors:
-            self._toolchains = toolchains
-        is_map = isinstance(defaults.value, dict)
-        return defaults.without(*_NOT_SHARED) if is_map else empty, errors
+            raise document.error(expected(what, document.value))
+        return document
 
-    def _read_presets(self) -> tuple[Presets | None, Errors]:
-        if not self.workspace.exists(self.engines_file):
-            return {}, []
-        try:
-            return build_presets(self.workspace.document(self.engines_file))
-        except ManifestError as error:
-            return None, [error]
+    def _read_project(self, document: ValueNode) -> None:
+        """Read the defaults and toolchains of project.yaml, and its errors."""
+        defaults, toolchains = (document.get(name) for name in ("defaults", "toolchains"))
+        self._project_errors = _validate(document, ProjectSpec)
+        if defaults is not None and isinstance(defaults.value, dict):
+            for name in _NOT_SHARED:
+                if misplaced := defaults.get(name):
+                    text = f"{name} cannot be a default of all models"
+                    error = misplaced.error(text, "move it to a manifest", of_key=True)
+                    self._project_errors.append(error)
+            self._defaults = defaults.without(*_NOT_SHARED)
+        if not self._project_errors:
+            self._toolchains = toolchains or self._defaults.without(*self._defaults.value)
 
 
 def _validate(node: ValueNode, spec: Any) -> Errors:

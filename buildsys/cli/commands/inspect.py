@@ -226,7 +226,6 @@ def _serve(graph: GraphFile, port: int) -> int:
     if find_spec("netron") is None:
         hint = "`pip install 'buildsys[netron]'` or `pip install netron` installs it"
         raise Unavailable("netron is not installed", hint)
-    print_lines([graph.note] if graph.note else [])
     netron: Any = import_module("netron")
     logging.getLogger("netron").setLevel(logging.CRITICAL)  # it announces the address as well
     signal.signal(signal.SIGTERM, signal.default_int_handler)
@@ -238,7 +237,8 @@ def _serve(graph: GraphFile, port: int) -> int:
     except (OSError, OverflowError) as error:
         problem = f"port {port} cannot be used: {error}"
         raise StageError(problem, "without --port a free one is chosen") from None
-    print_lines([f"serving at http://{host}:{bound}; stop with Ctrl-C"])
+    note = [graph.note] if graph.note else []
+    print_lines([*note, f"serving at http://{host}:{bound}; stop with Ctrl-C"])
     sys.stdout.flush()
     netron.wait()
     return 0
