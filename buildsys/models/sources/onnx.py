@@ -15,8 +15,10 @@ from buildsys.models.user_code import load_callable, reraise_as_stage_error, wit
 from buildsys.onnx_graphs.onnx_file import load_model
 
 
-def load_onnx(source: Mapping[str, Any], project: Path) -> onnx.ModelProto:
-    """Load the model of an ``onnx`` source.
+def load_onnx(
+    source: Mapping[str, Any], project: Path, *, external_data: bool = True
+) -> onnx.ModelProto:
+    """Load the model of an ``onnx`` source, perhaps without the weights next to a file.
 
     Raises: StageError: the file cannot be read, or the callable fails or returns something else.
     """
@@ -27,7 +29,7 @@ def load_onnx(source: Mapping[str, Any], project: Path) -> onnx.ModelProto:
                 f"{name} does not exist in the project",
                 "check source.onnx, relative to the project",
             )
-        return load_model(project / name)
+        return load_model(project / name, external_data=external_data)
     random.seed(source["seed"])
     np.random.seed(source["seed"] % 2**32)
     make = load_callable(name, project)

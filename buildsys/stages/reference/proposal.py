@@ -187,14 +187,13 @@ def _shape(output: str, first: Trial, others: Mapping[str, Trial]) -> list[Any]:
 
 
 def _onnx(job: Job, source: Mapping[str, Any]) -> Model:
-    from buildsys.models.sources.onnx import is_callable, load_onnx
-    from buildsys.onnx_graphs.onnx_file import load_model, ports
+    from buildsys.models.sources.onnx import load_onnx
+    from buildsys.onnx_graphs.onnx_file import ports
 
     name, described = source["onnx"], job.options["inputs"]
     original = load_original(replace(job, options={**job.options, "source": source}))
     inputs: dict[str, dict[str, Any]] = {}
-    made = load_onnx(source, job.project) if is_callable(source) else None
-    for port in ports(made or load_model(job.project / name, external_data=False))[0]:
+    for port in ports(load_onnx(source, job.project, external_data=False))[0]:
         if port["name"] in described:
             inputs[port["name"]] = described[port["name"]]
             continue

@@ -182,31 +182,22 @@ def _onnx_model(job: Job) -> Original:
 
     source = job.options["source"]
     name = source["onnx"]
+    implementation, file = implementation_of(job), job.project / name
     with TemporaryDirectory(dir=job.outputs["result"].parent) as folder:
-        implementation, file = implementation_of(job), job.project / name
-        if is_callable(source):
-            file = Path(folder) / "source.onnx"
-            save_model(load_onnx(source, job.project), file)
-        elif not file.is_file():
-            raise StageError(
-                f"{name} does not exist in the project",
-                "check source.onnx, relative to the project",
-            )
-        header = load_model(file, external_data=False)
+        header = load_onnx(source, job.project, external_data=False)
         is_new = header.ir_version > newest_ir_version() or any(
             entry.version > newest_opset() for entry in header.opset_import if not entry.domain
         )
-        if is_new or "operators" in job.options or "graph_functions" in job.inputs:
-            model, _ = fit_versions(load_model(file), name)
+        is_bfloat16 = "bfloat16" in float_types(header)  # ONNX Runtime has few kernels for it
+        has_operators = "operators" in job.options or "graph_functions" in job.inputs
+        if is_new or is_bfloat16 or has_operators or is_callable(source):
+            whole = header if is_callable(source) else load_onnx(source, job.project)
+            model, _ = fit_versions(whole, name)
             if "graph_functions" in job.inputs:
                 add_functions(model, load_model(job.inputs["graph_functions"]))
             implementation.apply(model)
             file = Path(folder) / "model.onnx"
-            save_model(model, file)
-        if "bfloat16" in float_types(header):  # ONNX Runtime has few kernels for it
-            emulated = Path(folder) / "emulated.onnx"
-            save_model(emulate(load_model(file), "bf16"), emulated)
-            file = emulated
+            save_model(emulate(model, "bf16") if is_bfloat16 else model, file)
         if not header.graph.output:
             raise StageError(f"{name} has no outputs", "export it again, with its outputs")
         try:
