@@ -92,7 +92,6 @@ class BenchResult(ResultHeader, total=False):
     noisy: list[str]
     settings: dict[str, Any]
     left_out: dict[str, str]  # baseline -> reason
-    engine_toolchain: dict[str, str]
     slowest_layers: list[SlowLayer]  # only ONNX Runtime; measured after all contenders
 
 

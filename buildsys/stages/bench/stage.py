@@ -7,7 +7,6 @@ benchmark.
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext, suppress
@@ -109,7 +108,6 @@ def open_baselines(
 
 TimedEngine = LocalEngine | RemoteEngine
 _MAIN_CASE = "opt"  # the case whose layers are timed; without it, the first
-_MALLOC = ("MALLOC_", "GLIBC_TUNABLES")
 
 
 def run(job: Job) -> StageResult:
@@ -140,8 +138,6 @@ def run(job: Job) -> StageResult:
             figures["settings"] |= baselines.settings
             if baselines.left_out:
                 figures["left_out"] = baselines.left_out
-            if engine.versions:
-                figures["engine_toolchain"] = dict(engine.versions)
         # profiling slows a session down, so it gets a separate one after the timing
         job.progress("timing the engine's layers")
         case = _MAIN_CASE if _MAIN_CASE in figures["cases"] else next(iter(figures["cases"]), "")
@@ -248,8 +244,6 @@ def _settings(
     job: Job, threads: int, device: dict[str, Any], timing: GpuTiming | None
 ) -> dict[str, Any]:
     settings: dict[str, Any] = {"threads": threads, "device": device}
-    if malloc := [f"{n}={v}" for n, v in sorted(os.environ.items()) if n.startswith(_MALLOC)]:
-        settings["malloc"] = " ".join(malloc)
     if timing is not None:
         settings |= {name: getattr(timing, name) for name in ("transfers", "in_flight", "wait")}
     if "spinning" in job.options["engine"]:

@@ -12,7 +12,7 @@ import signal
 import subprocess
 import sys
 import traceback
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, closing, contextmanager, suppress
 from multiprocessing import Pipe
 from multiprocessing.connection import Connection
@@ -31,10 +31,9 @@ from buildsys.backends.measurement import (
 )
 from buildsys.errors import StageError, Unavailable
 from buildsys.onnx_graphs.tensors import load_case
-from buildsys.system.backend_registry import describe_backend, link_packages
+from buildsys.system.backend_registry import link_packages
 from buildsys.system.processes import describe_exit, die_with_parent
 from buildsys.system.toolchains import Toolchain
-from buildsys.workers.result_file import loaded_versions
 
 if TYPE_CHECKING:
     from buildsys.backends.cuda_device import Device
@@ -63,7 +62,6 @@ class LocalEngine:
         self._backend = load_backend(name, toolchain, options.get("unusable", ""), to_run=True)
         self._loaded_from = engine, options, uses
         self.device = self._backend.device(options)
-        self.versions: Mapping[str, str] = {}  # libraries in another process
         self.processes: tuple[int, ...] = ()  # IDs of other processes
         self._gpu: Device | None = None
         self._taken_bytes = 0  # by free GPU memory before and after
@@ -172,12 +170,11 @@ class RemoteEngine:
         operators = [(u.op, u.kind, u.path and str(u.path), str(u.project)) for u in uses]
         place = toolchain.name, python
         try:
-            loaded = self.ask("load", backend, str(engine), dict(options), operators, *place)
+            request = "load", backend, str(engine), dict(options), operators, *place
+            self.device: Figures = self.ask(*request)
         except BaseException:
             self.close()
             raise
-        self.device: Figures = loaded[0]
-        self.versions: Mapping[str, str] = loaded[1]
 
     def bind(self, case: Path, timing: GpuTiming | None) -> dict[str, Contender]:
         """Bind the contenders of the engine on the golden inputs of ``case``."""
@@ -255,8 +252,7 @@ def serve(pipe: Connection[Any, Any]) -> None:
             try:
                 if request == "load":
                     engine = stack.enter_context(closing(_load(*arguments)))
-                    module = describe_backend(arguments[0]).module
-                    answer = engine.device, loaded_versions(module)
+                    answer = engine.device
                 elif request == "bind":
                     contenders = engine.bind(Path(arguments[0]), arguments[1])
                     answer = list(contenders)

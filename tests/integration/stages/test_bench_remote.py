@@ -116,7 +116,6 @@ def test_a_stage_with_a_toolchain_times_its_engine_there(
     result = bench.run(with_toolchain(built, shouting))
     assert result.status == "passed"
     assert result.figures["cases"]["opt"]["contenders"]["engine"]["count"] >= 5
-    assert set(result.figures["engine_toolchain"]) >= {"python", "numpy", "onnxruntime"}
     assert "buildsys.stages.bench.timed_engine" in capfd.readouterr().err
 
 
