@@ -310,7 +310,7 @@ def _leaves(value: Any, path: str) -> Iterator[tuple[str, Any]]:
 
 
 def _fields(value: Any) -> Mapping[Any, Any] | None:
-    """Return the items of a dict or dataclass, else None."""
+    """List the items of a dict or dataclass, None for others."""
     if isinstance(value, Mapping):
         return value
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
@@ -319,7 +319,7 @@ def _fields(value: Any) -> Mapping[Any, Any] | None:
 
 
 def _describe(inputs: Tensors) -> str:
-    """Return e.g. ``ids int64 [2, 16], mask bool [2, 16]``."""
+    """Describe as in ``ids int64 [2, 16], mask bool [2, 16]``."""
     return ", ".join(
         f"{name} {dtype_name(value.dtype)} {list(value.shape)}" for name, value in inputs.items()
     )

@@ -110,7 +110,7 @@ def load_module(path: str, project: Path) -> ModuleType:
 
 
 def module_name(path: str) -> str:
-    """Return the name of a file's module.
+    """Derive the name of a file's module.
 
     It is private, so it shadows nothing, and free of the checkout's path, as exporters write it
     into files.
@@ -176,7 +176,7 @@ def install_hint(error: BaseException) -> str:
 
 
 def describe_exception(error: BaseException, project: Path) -> str:
-    """Return ``Type: message (file:line)`` of the innermost project or library line."""
+    """Describe as ``Type: message (file:line)`` with the innermost project or library line."""
     # a SyntaxError's text ends with its place, which follows
     message = error.msg if isinstance(error, SyntaxError) and error.lineno else str(error)
     lines = [line.strip() for line in message.splitlines() if line.strip()]
@@ -193,12 +193,12 @@ def describe_exception(error: BaseException, project: Path) -> str:
 
 
 def first_line(error: BaseException) -> str:
-    """Return the first line of an exception's text, else its class."""
+    """Take the first line of an exception's text, else its class."""
     return next(iter(str(error).strip().splitlines()), type(error).__name__)
 
 
 def innermost_location(frames: list[tuple[str, int]], project: Path) -> str:
-    """Return ``file:line`` of the first frame in user or library code.
+    """Find ``file:line`` of the first frame in user or library code.
 
     ``frames`` are innermost first; user code has priority, and torch is not a library here.
     """
@@ -226,7 +226,7 @@ def _relative(filename: str, project: Path) -> str:
 def unmet_shape(
     sizes: Sequence[int], declared: Sequence[int | str | None], dims: Mapping[str, int]
 ) -> str:
-    """Return the declared shape of an output that has another one, "" if it fits."""
+    """Format the declared shape of an output with another one, "" if it fits."""
     expected = [dims[size] if isinstance(size, str) else size for size in declared]
     if len(expected) == len(sizes) and all(
         size in (None, actual) for size, actual in zip(expected, sizes, strict=True)

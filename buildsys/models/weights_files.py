@@ -188,7 +188,7 @@ def _unwrapped(loaded: Any, title: str) -> dict[str, Any]:
 
 
 def shortened(names: Sequence[str]) -> str:
-    """Return the first names and the number of the others."""
+    """List the first names and the number of the others."""
     more = len(names) - _LISTED_NAMES
     return ", ".join(names[:_LISTED_NAMES]) + (f" and {more} more" if more > 0 else "")
 
@@ -217,7 +217,7 @@ def is_present(name: str, project: Path) -> bool:
 
 
 def pinned(repository: str, revision: str, path: str) -> str:
-    """Return the name of a file at the commit of a branch or tag; the file is downloaded.
+    """Name a file at the commit of a branch or tag; the file is downloaded.
 
     Raises: StageError: the Hub does not have it, or cannot be reached.
     """
@@ -230,7 +230,7 @@ def pinned(repository: str, revision: str, path: str) -> str:
 
 
 def _download(name: str) -> Path | None:
-    """Return the path in the cache, None if the repository has no such file."""
+    """Download into the cache; None if the repository has no such file."""
     parts = parse_hub_name(name)
     if parts is None:
         raise StageError(f"{name} is not a file of the Hub", "write hf://OWNER/NAME@COMMIT/FILE")
@@ -238,7 +238,7 @@ def _download(name: str) -> Path | None:
 
 
 def _fetch(repository: str, path: str, revision: str, title: str) -> Path | None:
-    """Return the path in the cache, None if the repository has no such file."""
+    """Download into the cache; None if the repository has no such file."""
     try:
         from huggingface_hub import constants, errors, hf_hub_download
     except ImportError as error:

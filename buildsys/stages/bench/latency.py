@@ -134,7 +134,7 @@ def mark_noisy(contenders: Mapping[str, ContenderResult], limits: Mapping[str, A
 
 
 def _decisive(contender: ContenderResult) -> Latencies:
-    """Return the latencies by the GPU's clock, as the host's is noisier, if there is one."""
+    """Choose the latencies by the GPU's clock, as the host's is noisier, if there is one."""
     return contender.get("gpu", contender)
 
 
@@ -148,6 +148,6 @@ def _is_certainly_slower(contender: ContenderResult, engine: ContenderResult) ->
 
 
 def _interval_of_samples(figures: Latencies) -> tuple[float, float]:
-    """Return the interval over single samples: a lower bound in width."""
+    """Compute the interval over single samples: a lower bound in width."""
     interval = median_interval(figures["samples_ms"])
     return (interval.low, interval.high) if interval else (figures["min_ms"], figures["max_ms"])

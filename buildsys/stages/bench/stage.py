@@ -150,7 +150,7 @@ def run(job: Job) -> StageResult:
 
 
 def _verdict(model: str, figures: BenchResult) -> StageResult:
-    """Return the result: noisy figures are shown, but not trusted."""
+    """Judge the figures: noisy figures are shown, but not trusted."""
     reasons = figures["noisy"]
     if not reasons:
         return StageResult(figures=figures)

@@ -19,7 +19,7 @@ _Variable = Annotated[str, Field(pattern=VARIABLE_PATTERN)]
 
 
 def _split(value: object) -> object:
-    """Return the arguments of a command on one line. No shell reads it."""
+    """Split a command on one line into its arguments. No shell reads it."""
     if not isinstance(value, str):
         return tuple(value) if isinstance(value, list) else value
     try:

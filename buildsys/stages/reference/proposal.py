@@ -290,6 +290,6 @@ def _completed(source: Mapping[str, Any], job: Job) -> dict[str, Any]:
 
 
 def _word(text: str) -> str:
-    """Return the name of a dimension without other characters."""
+    """Write the name of a dimension without other characters."""
     word = re.sub(r"\W+", "_", text, flags=re.ASCII).strip("_") or "dim"
     return word if not word[0].isdigit() else f"dim_{word}"
