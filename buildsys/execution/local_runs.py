@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext, suppress
 from dataclasses import dataclass, replace
+from datetime import datetime, timezone
 from functools import partial
 from pathlib import Path
 from types import MappingProxyType
@@ -32,7 +33,7 @@ from buildsys.store.publish import make_folders
 from buildsys.system.backend_registry import describe_backend
 from buildsys.system.devices import VISIBLE_DEVICES, equal_gpus, gpu_uuids
 from buildsys.system.toolchains import locate_toolchain
-from buildsys.workers.job import Job
+from buildsys.workers.job import Job, StageResult
 
 if TYPE_CHECKING:
     from buildsys.workers.pool import JobReply, WorkerPool
@@ -106,9 +107,13 @@ class LocalRuns:
                 return run(job)
             except (CheckFailed, Unavailable) as error:
                 error.seconds = time.perf_counter() - begun
-                if not outputs[RESULT].exists():
-                    raise
                 from buildsys.workers.pool import JobReply
+
+                if not outputs[RESULT].exists():  # no worker was started
+                    from buildsys.workers.result_file import write_result
+
+                    result = StageResult("unavailable", error.problem, error.hint)
+                    write_result(job, result, started=datetime.now(timezone.utc), versions={})
 
                 status = FAILED if isinstance(error, CheckFailed) else UNAVAILABLE
                 return JobReply(status, error.problem, error.hint, {}, error.seconds)

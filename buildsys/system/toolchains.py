@@ -17,7 +17,7 @@ from buildsys.errors import StageError, Unavailable, UsageError
 
 OVERRIDE_PREFIX = "BUILDSYS_TOOLCHAIN_"
 OLDEST = (3, 10)
-_KEPT_OUTPUT, _LONGEST_LINE = 4000, 160  # characters
+_LONGEST_LINE = 160  # characters
 # variables of our interpreter that would change the modules another one finds
 _INTERPRETER_VARIABLES = (
     "PYTHONEXECUTABLE", "PYTHONHOME", "PYTHONPATH", "PYTHONPLATLIBDIR", "PYTHONSTARTUP",
@@ -112,16 +112,6 @@ class InterpreterCheck:
     problem: str = ""
     hint: str = ""
     permanent: bool = True  # until a file changes; otherwise the next attempt may succeed
-    output: str = ""  # printed instead of a result
-
-    def require(self) -> Interpreter:
-        """Return a usable interpreter.
-
-        Raises: Unavailable: it cannot run stages. StageError: it failed this time.
-        """
-        if self.interpreter is not None:
-            return self.interpreter
-        raise (Unavailable if self.permanent else StageError)(self.problem, self.hint)
 
 
 LIMIT_VARIABLE = "BUILDSYS_INTERPRETER_LIMIT"
@@ -160,6 +150,20 @@ def check_interpreter(toolchain: Toolchain) -> InterpreterCheck:
     return _checks[name]
 
 
+def require_interpreter(toolchain: Toolchain) -> Interpreter:
+    """Return the interpreter of a toolchain that can run stages.
+
+    Raises: Unavailable: it cannot. StageError: it hangs or crashes; the next attempt may succeed.
+    """
+    check = check_interpreter(toolchain)
+    if check.interpreter is None:
+        raise (Unavailable if check.permanent else StageError)(check.problem, check.hint)
+    if not check.interpreter.finds("numpy"):
+        problem = f"the toolchain {toolchain.name} has no numpy"
+        raise Unavailable(problem, f"{toolchain.pip} numpy")
+    return check.interpreter
+
+
 def probe_limit_s(environment: Mapping[str, str]) -> float:
     """Parse the time limit for starting an interpreter.
 
@@ -196,14 +200,12 @@ def _probe(toolchain: Toolchain, environment: Mapping[str, str]) -> InterpreterC
         interpreter = Interpreter(**{**fields, "path": tuple(fields["path"])})
     except (ValueError, TypeError, LookupError):
         is_passing = done.code is None or done.code < 0
-        output = done.stdout + done.stderr
-        last_line = output.strip().rpartition("\n")[2][:_LONGEST_LINE]
+        last_line = (done.stdout + done.stderr).strip().rpartition("\n")[2][:_LONGEST_LINE]
         printed = f" and printed {last_line!r}" if last_line else ""
         ending = describe_ending(done.code, limit_s)
         problem = f"{python} is not a working Python: it {ending}{printed}"
         hint = f"try `{python} -c 'import sys'`" if is_passing else ""
-        check = _unusable(toolchain, problem, hint)
-        return replace(check, permanent=not is_passing, output=output[-_KEPT_OUTPUT:])
+        return replace(_unusable(toolchain, problem, hint), permanent=not is_passing)
     if tuple(map(int, interpreter.version.split(".")[:2])) >= OLDEST:
         return InterpreterCheck(interpreter)
     needed = ".".join(map(str, OLDEST))

@@ -7,7 +7,6 @@ changes.
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import json
 import os
@@ -17,21 +16,17 @@ import subprocess
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from datetime import datetime, timezone
 from importlib.machinery import PathFinder
 from pathlib import Path
 
 import buildsys
-from buildsys.errors import StageError, Unavailable
 from buildsys.system.backend_registry import link_packages
 from buildsys.system.files import Stamp, TextCache, in_library, link_into, stamp
 from buildsys.system.package_files import package_identities
-from buildsys.system.printable import printable
 from buildsys.system.processes import Process, describe_exit
-from buildsys.system.toolchains import Interpreter, Toolchain, check_interpreter, own_interpreter
+from buildsys.system.toolchains import Interpreter, Toolchain, own_interpreter, require_interpreter
 from buildsys.workers import registry
-from buildsys.workers.job import Job, ServerKind, StageResult
-from buildsys.workers.result_file import write_result
+from buildsys.workers.job import ServerKind
 
 _BACKLOG = 128  # connections waiting while a server still loads libraries
 _DEFAULTS = {
@@ -99,7 +94,7 @@ def connect_server(
     folder.mkdir(parents=True, exist_ok=True)
     interpreter, python = own_interpreter(), sys.executable
     if toolchain is not None:
-        interpreter, python = check_interpreter(toolchain).require(), str(toolchain.python)
+        interpreter, python = require_interpreter(toolchain), str(toolchain.python)
     environment = server_environment(folder, os.environ, toolchain, interpreter.path)
     lasting, per_job = split_environment(environment)
     log, idle_s = folder / f"{kind.name}.log", registry.idle_limit_s(os.environ)
@@ -158,37 +153,6 @@ def _start(
         control = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         control.connect(str(address))
     return control, process
-
-
-def check_toolchain(job: Job, toolchain: Toolchain, log: Path | None) -> Unavailable | None:
-    """Write the result file of ``job`` if its toolchain is unusable. Return the reason, or None.
-
-    Without ``log``, output of the interpreter is printed.
-    Raises: StageError: the interpreter hangs or crashes; the next attempt may succeed.
-    """
-    check = check_interpreter(toolchain)
-    try:
-        if not check.require().finds("numpy"):
-            problem = f"the toolchain {toolchain.name} has no numpy"
-            raise Unavailable(problem, f"{toolchain.pip} numpy")
-    except StageError as error:
-        if log is None:
-            sys.stderr.write(printable(check.output))
-        else:
-            with contextlib.suppress(OSError):  # the error itself says what matters
-                log.parent.mkdir(parents=True, exist_ok=True)
-                log.write_text(f"# {job.target}\n{check.output}\n{error}\n", encoding="utf-8")
-        if not isinstance(error, Unavailable):
-            if log is not None:
-                error.hint = f"{error.hint}; full log: {job.display_path(log)}"
-            raise
-        result = StageResult("unavailable", error.problem, error.hint)
-        now = datetime.now(timezone.utc)
-        write_result(
-            job, result, started=now, measured={"seconds": 0.0, "peak_rss_mib": 0.0}, versions={}
-        )
-        return error
-    return None
 
 
 def split_environment(environment: Mapping[str, str]) -> tuple[dict[str, str], dict[str, str]]:

@@ -24,6 +24,7 @@ from typing import TYPE_CHECKING, Any
 from buildsys.errors import StageError, WorkerDied
 from buildsys.system.files import read_end
 from buildsys.system.processes import describe_exit, kill_group
+from buildsys.system.toolchains import Toolchain, require_interpreter
 from buildsys.workers.job import (
     INTERRUPTED,
     LIGHT,
@@ -42,7 +43,6 @@ from buildsys.workers.job import (
 
 if TYPE_CHECKING:
     from buildsys.system.files import TextCache
-    from buildsys.system.toolchains import Toolchain
     from buildsys.workers.launch import ServerConnection
 
 # a server that has not started a job by then never will, e.g. because of a hanging network disk
@@ -106,14 +106,11 @@ class WorkerPool(contextlib.AbstractContextManager["WorkerPool"]):
         unit), ``finished`` (status, seconds, peak_rss_mib). They arrive in the calling thread; an
         exception there stops the job.
         Raises: StageError: raised by the stage. WorkerDied: the process ended without a result.
+        Unavailable: also if there is no result, as its toolchain cannot be used.
         KeyboardInterrupt: Ctrl-C ended a job in the foreground.
         """
-        if job.toolchain is not None:
-            from buildsys.workers.launch import check_toolchain
-
-            problem = check_toolchain(job, job.toolchain, log)
-            if problem is not None:
-                return JobReply("unavailable", problem.problem, problem.hint, {}, 0.0)
+        if job.toolchain is not None:  # even if the stage uses it through another process
+            require_interpreter(job.toolchain)
         kind, toolchain = server_kind_of(job), job.runs_in
 
         def forward(event: Message) -> None:

@@ -18,6 +18,7 @@ _LIBRARIES = (
     "tensorrt", "tensorrt_rtx", "torch", "torchvision",
 )  # fmt: skip
 TARGET_FIELDS = ("target", "stage", "model", "variant")  # jobs and actions have them
+_NOTHING_RAN = {"seconds": 0.0, "peak_rss_mib": 0.0}
 _REPLY_ITEMS = 16
 _SCALARS = (str, int, float, type(None))
 
@@ -27,7 +28,7 @@ def write_result(
     result: StageResult,
     *,
     started: datetime,
-    measured: Mapping[str, float],
+    measured: Mapping[str, float] = _NOTHING_RAN,
     versions: Mapping[str, str] | None = None,
 ) -> None:
     """Write the output ``result`` of ``job``. ``versions`` default to those in this process.

@@ -170,8 +170,7 @@ def test_a_broken_or_required_toolchain_fails_only_its_targets(
     assert ran.code == 2
     assert ran.passed >= {"engine:a:ort"}
     assert "did not respond within 4 s" in ran.out
-    assert "full log: build/a/engine/slow/engine.log" in ran.out
-    assert "loading plugins" in (ready.root / "build/a/engine/slow/engine.log").read_text()
+    assert "and printed 'loading plugins'" in ran.out
     assert "crashed with a segmentation fault (SIGSEGV)" in ran.out
     assert "the worker of engine:a:other crashed with a segmentation fault (SIGSEGV)" in ran.out
     assert "full log: build/a/engine/other/engine.log" in ran.out
