@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from importlib.machinery import PathFinder
 from pathlib import Path
 
-from buildsys.errors import StageError, Unavailable, UsageError
+from buildsys.errors import StageError, Unavailable
 
 OVERRIDE_PREFIX = "BUILDSYS_TOOLCHAIN_"
 OLDEST = (3, 10)
@@ -133,10 +133,7 @@ _probing = threading.Lock()
 
 
 def check_interpreter(toolchain: Toolchain) -> InterpreterCheck:
-    """Check a toolchain's interpreter, which is started once per process.
-
-    Raises: UsageError: BUILDSYS_INTERPRETER_LIMIT is not a duration.
-    """
+    """Check a toolchain's interpreter, which is started once per process."""
     python = toolchain.python
     if not python.is_absolute():
         return _unusable(toolchain, f"there is no program {python} on PATH")
@@ -165,17 +162,10 @@ def require_interpreter(toolchain: Toolchain) -> Interpreter:
 
 
 def probe_limit_s(environment: Mapping[str, str]) -> float:
-    """Parse the time limit for starting an interpreter.
-
-    Raises: UsageError: BUILDSYS_INTERPRETER_LIMIT is not a duration.
-    """
+    """Read the time limit for starting an interpreter."""
     from buildsys.system.processes import time_limit_s  # slow to import
 
-    hint = "write 30, 30s or 2min"
-    limit_s = time_limit_s(environment, LIMIT_VARIABLE, _DEFAULT_LIMIT_S, hint)
-    if not limit_s:
-        raise UsageError(f"{LIMIT_VARIABLE}={environment[LIMIT_VARIABLE]} is not a duration", hint)
-    return limit_s
+    return time_limit_s(environment, LIMIT_VARIABLE, _DEFAULT_LIMIT_S)
 
 
 def describe_ending(code: int | None, limit_s: float) -> str:

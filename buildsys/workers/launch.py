@@ -89,7 +89,7 @@ def connect_server(
     """Connect to a running server for jobs of one kind, or start one.
 
     ``folder`` receives its log. ``texts`` caches facts about the libraries that it loads.
-    Raises: OSError: it cannot be started. UsageError: BUILDSYS_WORKER_IDLE is not a duration.
+    Raises: OSError: it cannot be started.
     """
     folder.mkdir(parents=True, exist_ok=True)
     interpreter, python = own_interpreter(), sys.executable

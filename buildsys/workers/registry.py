@@ -36,12 +36,8 @@ _STOP_LIMIT_S = 2.0
 
 
 def idle_limit_s(environment: Mapping[str, str]) -> float:
-    """Read the lifetime of an idle server. 0: it ends with its run.
-
-    Raises: UsageError: BUILDSYS_WORKER_IDLE is not a duration.
-    """
-    hint = "write 300, 300s, 5min or 1h; 0 keeps no servers"
-    return time_limit_s(environment, IDLE_VARIABLE, _DEFAULT_IDLE_S, hint)
+    """Read the lifetime of an idle server. 0: it ends with its run."""
+    return time_limit_s(environment, IDLE_VARIABLE, _DEFAULT_IDLE_S)
 
 
 @dataclass(frozen=True)

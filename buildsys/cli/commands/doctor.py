@@ -84,10 +84,7 @@ def run(options: Namespace) -> int:
 
 
 def check_machine(root: Path, *, as_json: bool) -> int:
-    """Print the state of the installation; return the exit code.
-
-    Raises: UsageError: BUILDSYS_INTERPRETER_LIMIT is not a duration.
-    """
+    """Print the state of the installation; return the exit code."""
     project, manifests, code = _read_project(root)
     checks = list(_checks(project, manifests))
     following = next_step(root, checks)

@@ -10,10 +10,10 @@ from pathlib import Path
 import pytest
 from python_environments import RELEASE, Environment, old_python, program
 
-from buildsys.errors import StageError, Unavailable, UsageError
+from buildsys.errors import StageError, Unavailable
 from buildsys.system import toolchains as module
 from buildsys.system import versions
-from buildsys.system.toolchains import Toolchain, probe_limit_s, require_interpreter
+from buildsys.system.toolchains import Toolchain, require_interpreter
 from buildsys.system.versions import tool_versions
 
 
@@ -98,12 +98,6 @@ def test_a_crashing_interpreter_fails_with_its_signal(tmp_path: Path) -> None:
     ) as caught:
         require_interpreter(named(program(tmp_path / "python", "kill -SEGV $$")))
     assert not isinstance(caught.value, Unavailable)
-
-
-@pytest.mark.parametrize("text", ["soon", "0", "-3", "5m"])
-def test_an_invalid_limit_is_rejected(text: str) -> None:
-    with pytest.raises(UsageError, match="is not a duration"):
-        probe_limit_s({"BUILDSYS_INTERPRETER_LIMIT": text})
 
 
 def test_a_process_starts_an_interpreter_once(tmp_path: Path, starts: list[object]) -> None:

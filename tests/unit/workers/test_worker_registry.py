@@ -6,7 +6,6 @@ from pathlib import Path
 
 import pytest
 
-from buildsys.errors import UsageError
 from buildsys.workers import registry
 from buildsys.workers.registry import (
     ServerRecord,
@@ -32,12 +31,6 @@ def test_a_relative_runtime_folder_is_ignored(
     folder = registry.server_folder({"XDG_RUNTIME_DIR": "run"})
     assert folder is None or folder.is_absolute()
     assert not (tmp_path / "run").exists()
-
-
-@pytest.mark.parametrize("text", ["soon", "-1", "5m", "1e9", "10 minutes"])
-def test_an_invalid_idle_limit_is_rejected(text: str) -> None:
-    with pytest.raises(UsageError, match="is not a duration; write 300, 300s, 5min or 1h"):
-        idle_limit_s({registry.IDLE_VARIABLE: text})
 
 
 def test_a_record_is_read_as_it_was_written(tmp_path: Path) -> None:
