@@ -106,11 +106,6 @@ def problems(view: ManifestView, path: FieldPath, engine: dict[str, Any]) -> Pro
             text = f"not supported by {', '.join(sorted(named)) or 'these providers'}"
             hint = f"remove it, or use one of {', '.join(able)}"
             yield view.problem((*path, "ep_context"), text, hint, of_key=True)
-    for name in engine.get("session_config") or ():
-        if name.startswith("ep.context_"):
-            place = (*path, "session_config", name)
-            text = f"{name} cannot be set here"
-            yield view.problem(place, text, "use the field ep_context", of_key=True)
     entries = engine.get("providers")
     if not isinstance(entries, list):
         return
@@ -127,11 +122,9 @@ def problems(view: ManifestView, path: FieldPath, engine: dict[str, Any]) -> Pro
             field = (*place, name) if with_options else place
             text = f"unknown execution provider {show_value(name)}"
             yield view.problem(field, text, hint, of_key=with_options)
-        elif name in names:
-            yield view.problem(place, f"{name} is listed twice", "remove one of them")
-        elif names[-1:] == [CPU]:
-            hint = "put cpu last, or remove what follows it"
-            yield view.problem(place, f"no node is left for {name} after cpu", hint)
+        elif name in names or names[-1:] == [CPU]:
+            text = f"{name} is listed twice or after cpu, which takes all nodes"
+            yield view.problem(place, text, "list each provider once, cpu last")
         elif with_options:
             yield from _option_problems(view, (*place, name), PROVIDERS[name], options)
         names.append(name)
