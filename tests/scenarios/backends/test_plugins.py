@@ -24,7 +24,7 @@ def clipped_signal(project: ProjectFolder) -> ProjectFolder:
             manifest.unlink()
     project.edit("configs/models/clipped_signal.yaml", ", trt-fp32", "")
     with (root / "configs/models/clipped_signal.yaml").open("a") as manifest:
-        manifest.write("bench: {duration: 50ms, warmup: 10ms, baselines: [], noise: null}\n")
+        manifest.write("bench: {duration: 5ms, warmup: 1ms, baselines: [], noise: null}\n")
     return project
 
 

@@ -39,7 +39,7 @@ engines:
     profiles:
       - {x: {min: [1, 4], opt: [1, 4], max: [1, 4]}}
       - {x: {min: [2, 4], opt: [5, 4], max: [6, 4]}}
-bench: {duration: 50ms, warmup: 10ms, baselines: [], noise: null}
+bench: {duration: 5ms, warmup: 1ms, baselines: [], noise: null}
 """
 
 

@@ -61,7 +61,7 @@ def test_fresh_targets_show_when_why_and_how_fast_they_were_built(
 
 def test_every_reason_is_shown_from_old_to_new(built: ProjectFolder) -> None:
     built.edit("configs/models/lin.yaml", "opset: 17", "opset: 18")
-    built.edit("configs/models/lin.yaml", "duration: 50ms", "duration: 60ms")
+    built.edit("configs/models/lin.yaml", "duration: 5ms", "duration: 6ms")
     built.edit("plugins/models/small.py", "manual_seed(0)", "manual_seed(1)")
     (built.root / "build/lin/reference/min.npz").write_bytes(b"edited")
     (built.root / "build/lin/validate/result.json").unlink()
@@ -81,7 +81,7 @@ def test_every_reason_is_shown_from_old_to_new(built: ProjectFolder) -> None:
     assert "output missing: lin/validate/result.json" in found["validate:lin"]
     assert found["engine:lin:ort"][0].startswith("onnxruntime 1.2.3 → ")
     assert found["verify:lin:ort"][1].startswith("device cpu.model: another CPU → ")
-    assert found["bench:lin:ort"][0] == "bench.duration: 0.05 → 0.06"
+    assert found["bench:lin:ort"][0] == "bench.duration: 0.005 → 0.006"
     state = states(built, "explain")
     assert state == dict.fromkeys(TARGETS, "stale")
 
@@ -163,10 +163,10 @@ def test_no_worker_is_started_and_nothing_heavy_imported(built: ProjectFolder) -
 
 
 def test_a_plan_has_the_usual_times_and_writes_nothing(built: ProjectFolder) -> None:
-    built.edit("configs/models/lin.yaml", "duration: 50ms", "duration: 60ms")
+    built.edit("configs/models/lin.yaml", "duration: 5ms", "duration: 6ms")
     first, second, count = built.buildsys("plan").out.splitlines()
     assert first.split()[:2] == ["run", "bench:lin:ort"]
-    assert first.endswith("s  bench.duration: 0.05 → 0.06")
+    assert first.endswith("s  bench.duration: 0.005 → 0.006")
     assert second.split()[:2] == ["run", "report:lin"]
     assert count.startswith("2 targets; usual time: ")
     assert "at best" in built.buildsys("plan", "-n", "2").out

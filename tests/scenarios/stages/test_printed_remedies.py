@@ -31,7 +31,7 @@ outputs: {{y: {{}}}}
 dims: {{batch: {{min: 1, opt: 2, max: 4}}}}
 {export}
 engines: [{{backend: onnxruntime, name: ort}}, {{backend: tensorrt_rtx, name: rtx}}]
-bench: {{duration: 50ms, warmup: 10ms, baselines: [], noise: null}}
+bench: {{duration: 5ms, warmup: 1ms, baselines: [], noise: null}}
 """
 
 

@@ -35,7 +35,7 @@ def project(module_place: ProjectFolder) -> ProjectFolder:
     made.edit(
         "configs/project.yaml",
         "defaults:\n",
-        "defaults:\n  bench: {duration: 20ms, warmup: 5ms, baselines: [], noise: null}\n",
+        "defaults:\n  bench: {duration: 5ms, warmup: 1ms, baselines: [], noise: null}\n",
     )
     return made
 
