@@ -6,16 +6,15 @@ import signal
 import sys
 import time
 from argparse import Namespace
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import replace
-from types import FrameType
 from typing import TYPE_CHECKING, NoReturn
 
 from buildsys.cli.command import INTERRUPTED, TERMINATED
 from buildsys.cli.commands.pages import update_pages
 from buildsys.cli.run_files import RunFiles, broken_manifests, print_results
 from buildsys.cli.session import BuildSession
+from buildsys.report import run_results as ends
 from buildsys.report.formatting import duration
 from buildsys.report.run_reports import outcome
 from buildsys.system.printable import printable
@@ -62,37 +61,27 @@ def run_on(
         trust=session.trust,
         show=_print,
     )
+    interrupted_code = INTERRUPTED
+
+    def terminate(*_: object) -> NoReturn:
+        nonlocal interrupted_code
+        interrupted_code = TERMINATED
+        raise KeyboardInterrupt
+
+    earlier = signal.signal(signal.SIGTERM, terminate)
     try:
-        with _interruptible() as received:
-            run = run_remotely(session.project, options.on, request)
-        if received:
-            run = run._replace(exit_code=TERMINATED if signal.SIGTERM in received else INTERRUPTED)
+        run = run_remotely(session.project, options.on, request)
+        if run.results.status == ends.INTERRUPTED:
+            run = run._replace(exit_code=interrupted_code)
         models = dict.fromkeys(session.actions[target].model for target in targets)
         session.seconds = time.monotonic() - began
         if line := update_pages(session, models, run.reports):
             _print(line)
     finally:
         session.close()
+        signal.signal(signal.SIGTERM, earlier)
     manifests = tuple(broken_manifests(session))
     return run._replace(results=replace(run.results, manifests=manifests))
-
-
-@contextmanager
-def _interruptible() -> Iterator[list[int]]:
-    """Raise KeyboardInterrupt for SIGINT and SIGTERM; yield the signals received."""
-    received: list[int] = []
-
-    def receive(number: int, frame: FrameType | None) -> NoReturn:
-        del frame
-        received.append(number)
-        raise KeyboardInterrupt
-
-    earlier = {n: signal.signal(n, receive) for n in (signal.SIGINT, signal.SIGTERM)}
-    try:
-        yield received
-    finally:
-        for number, handler in earlier.items():
-            signal.signal(number, handler)
 
 
 def _print(line: str) -> None:
