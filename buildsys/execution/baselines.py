@@ -73,7 +73,7 @@ class GateBaselines:
         """
         assert action.baseline is not None
         digest = parts.get(ENGINE, NONE)
-        facts: dict[str, Any] = {"current": _engine(action, parts), "reason": ""}
+        facts: dict[str, Any] = {"reason": ""}
         if digest == _THIS_BUILD:
             record = self._own_record(action, parts)
             return {**facts, "accepted": (record and record.reason) or "by a person"}, {}

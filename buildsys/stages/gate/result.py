@@ -38,7 +38,6 @@ class GateBaseline(TypedDict, total=False):
 class GateResult(ResultHeader, total=False):
     """Figures of an engine against those of its baseline."""
 
-    engine: str  # digest; "" if it is compared with another engine
     baseline: GateBaseline
     checks: list[GateCheck]
     figures: dict[str, float]  # for comparisons with later builds

@@ -84,7 +84,6 @@ def run(job: Job) -> StageResult:
         if NOISY not in statuses or FAILED in statuses or _BEFORE not in rounds:
             break
     result = {
-        "engine": (job.baseline or {}).get("current", ""),
         "baseline": {
             "description": baseline.missing or baseline.description or baseline.accepted,
             "method": "rounds" if _BEFORE in rounds else "" if baseline.missing else "figures",

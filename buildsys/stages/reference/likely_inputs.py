@@ -201,16 +201,15 @@ class TrainedWeights(NamedTuple):
         """Add fields of inputs and outputs to an interface."""
         inputs, outputs = interface["inputs"], interface["outputs"]
         square = [3, self.size, self.size]
-        if [tensor["shape"][1:] for tensor in inputs.values()] != [square]:
+        if [port["shape"][1:] for port in inputs.values()] != [square]:
             return {**interface}
-        inputs = {name: {**port, "preprocess": self.preprocess} for name, port in inputs.items()}
-        outputs = {
-            name: {**port, "labels": self.labels}
-            if (port["shape"] or [None])[-1] == self.classes
-            else port
-            for name, port in outputs.items()
+        scores = [name for name, port in outputs.items()
+                  if (port["shape"] or [None])[-1] == self.classes]  # fmt: skip
+        return {
+            **interface,
+            "inputs": {n: {**port, "preprocess": self.preprocess} for n, port in inputs.items()},
+            "outputs": outputs | {n: {**outputs[n], "labels": self.labels} for n in scores},
         }
-        return {**interface, "inputs": inputs, "outputs": outputs}
 
 
 def trained_weights(name: str) -> TrainedWeights | None:
