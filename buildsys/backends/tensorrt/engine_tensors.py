@@ -349,7 +349,7 @@ def _fits(ranges: Profile, inputs: Mapping[str, Tensor | DeviceTensor]) -> bool:
 def _mismatches(ranges_of: Profile, shapes: Mapping[str, Sequence[int]]) -> Iterator[str]:
     for name, ranges in ranges_of.items():
         if name not in shapes:
-            yield f"the graph has no input {name}, only {', '.join(shapes)}"
+            yield f"the graph has no input {name}, only {', '.join(shapes) or 'none'}"
             continue
         spans = list(zip(ranges["min"], ranges["max"], strict=True))
         if len(spans) != len(shapes[name]):

@@ -98,12 +98,10 @@ def parse(
     others = [node.reason for node in refused if not node.operator]
     if nodes:
         raise_refused(request, library.title, nodes, others, _REMEDIES)
-    where = f"model {request.model}: {library.title}"
     if others or not accepted:
         reason = "; ".join(others) or messages.error_text("no reason is given")
-        raise StageError(f"{where} cannot read {request.onnx.name}: {reason}")
-    if network.num_outputs == 0:  # the parser accepts some files that are not ONNX
-        raise StageError(f"{where} finds no graph with outputs in {request.onnx.name}")
+        problem = f"{library.title} cannot read {request.onnx.name}: {reason}"
+        raise StageError(f"model {request.model}: {problem}")
     return Parsed(builder, network, parser)
 
 
@@ -199,9 +197,6 @@ def define_network(
     except StageError as failure:
         words = f"; {library.title} says: {messages.error_text('')}" if messages.errors else ""
         raise StageError(failure.problem + words, failure.hint or _DEFINE) from failure
-    if network.num_outputs == 0 and not messages.errors:
-        text = f"{name} marks no output of the network"
-        raise StageError(text, "mark each one: network.mark_output(layer.get_output(0))")
     inputs, outputs = io_tensors(network)
     problems = [*_differences(library, "input", inputs, request.inputs, request.dims)]
     if definition.outputs:

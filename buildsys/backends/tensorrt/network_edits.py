@@ -18,7 +18,6 @@ from buildsys.models.user_code import (
     check_parameters,
     load_callable,
     reraise_as_stage_error,
-    with_article,
 )
 
 _PREFIX = re.compile(r"^node_of_|^[a-z_]+_(before|after)_")  # "reshape_before_/head/Gemm"
@@ -127,16 +126,10 @@ def call_hook(reference: str, project: Path, network: Any, config: Any, messages
     parameters = "a network hook takes two, the network and the configuration"
     check_parameters(hook, reference, 2, parameters, "def tweak(network, config): …")
     with reraise_as_stage_error(f"{reference} failed", project):
-        returned = hook(network, config)
-    if returned is not None:
-        text = f"{reference} returned {with_article(type(returned).__name__)}"
-        raise StageError(f"{text}; a network hook changes the network in place", "return nothing")
+        hook(network, config)
     if messages.errors:
         problem = f"{reference} did what TensorRT refuses: {messages.error_text('')}"
         raise StageError(problem, "correct the hook")
-    if network.num_outputs == 0:
-        text = f"{reference} left the network without outputs"
-        raise StageError(text, "mark one: network.mark_output(tensor)")
 
 
 def io_facts(

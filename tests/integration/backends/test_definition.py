@@ -123,7 +123,7 @@ def test_a_defined_network_is_built(tmp_path: Path) -> None:
     ("function", "expected"),
     [
         ("missing", "net.py has no missing"),
-        ("without_output", "net.py:without_output marks no output of the network; mark each one:"),
+        ("without_output", "the network has the outputs none, and the manifest y"),
         ("refused", "net.py:refused did what TensorRT-RTX refuses: "),
         ("of_another_version", "has no attribute 'int65' (net.py:43); write def define(network,"),
         ("of_no_plugin", "TensorRT returns None for a layer that it refuses and for a plugin that"),
