@@ -11,10 +11,8 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from pydantic import TypeAdapter
-
 from buildsys.manifest.schema.project import ProjectSpec
-from buildsys.project.model import Engine, ModelSpec
+from buildsys.project.model import ModelSpec
 
 Schema = dict[str, Any]
 
@@ -55,6 +53,8 @@ def write_schemas(folder: Path) -> list[Path]:
 def schema_texts() -> dict[str, str]:
     """Return file name -> text of every JSON Schema."""
     model, project = _model_schema(), _partial(ProjectSpec.model_json_schema())
+    engine = model["properties"]["engines"]["items"]["anyOf"][1]
+    presets = {"type": "object", "additionalProperties": engine, "$defs": model["$defs"]}
     sections = {name: field for name, field in model["properties"].items() if name not in _ALONE}
     project["$defs"] |= model["$defs"]
     project["properties"]["defaults"] = {
@@ -66,7 +66,7 @@ def schema_texts() -> dict[str, str]:
     schemas = {
         "model.schema.json": ("A model's manifest", model),
         "project.schema.json": ("Project settings", project),
-        "engines.schema.json": ("Engine presets", _engines_schema()),
+        "engines.schema.json": ("Engine presets", presets),
     }
     return {
         file: json.dumps({"$schema": _DIALECT, "title": title, **schema}, indent=2) + "\n"
@@ -76,8 +76,9 @@ def schema_texts() -> dict[str, str]:
 
 def _model_schema() -> Schema:
     schema: Schema = _partial(ModelSpec.model_json_schema(by_alias=True))
-    for engine in _engine_definitions(schema["$defs"]):
-        engine["properties"]["use"] = _USE
+    for section in schema["$defs"].values():
+        if "backend" in section.get("properties", {}):
+            section["properties"]["use"] = _USE
     fields = schema["properties"]
     for name, field in fields.items():  # a section is described by its class
         section = schema["$defs"].get(field.get("$ref", "").rpartition("/")[2])
@@ -89,19 +90,6 @@ def _model_schema() -> Schema:
     fields["model"] = {"type": "string", "description": fields["model"]["description"]}
     fields |= {"extends": _EXTENDS, "matrix": _MATRIX, "dynamic_axes": _DYNAMIC_AXES}
     return schema
-
-
-def _engines_schema() -> Schema:
-    schema = _partial(TypeAdapter(Engine).json_schema())
-    definitions = schema.pop("$defs")
-    for engine in _engine_definitions(definitions):
-        engine["properties"]["use"] = _USE
-        del engine["properties"]["name"]  # the key is the name
-    return {"type": "object", "additionalProperties": schema, "$defs": definitions}
-
-
-def _engine_definitions(definitions: Schema) -> list[Schema]:
-    return [entry for entry in definitions.values() if "backend" in entry.get("properties", {})]
 
 
 def _partial(schema: Any) -> Any:

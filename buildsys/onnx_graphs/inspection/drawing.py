@@ -91,17 +91,15 @@ def _is_constant(node: PlainNode, body: Body, constants: set[str]) -> bool:
     return True
 
 
-def _framed(
-    items: Sequence[int | Block], boxes: Sequence[str], frame: str = "cluster"
-) -> Iterator[str]:
+def _framed(items: Sequence[int | Block], boxes: Sequence[str]) -> Iterator[str]:
     """Yield boxes, with a frame around each repeated block."""
     for number, item in enumerate(items):
         if isinstance(item, int):
             yield boxes[item]
         else:
-            inner = f"{frame}_{number}"
-            yield f"subgraph {inner} {{ {_FRAME}label={_quoted(f'{TIMES} {item.count}')}"
-            yield from _framed(item.items, boxes, inner)
+            label = _quoted(f"{TIMES} {item.count}")
+            yield f"subgraph cluster_{number} {{ {_FRAME}label={label}"
+            yield from (boxes[node] for node in item.nodes)
             yield "}"
 
 
@@ -220,9 +218,9 @@ def _reached(
 
 @dataclass(frozen=True)
 class Block:
-    """``count`` equal runs of consecutive nodes; ``items`` are the first of them."""
+    """``count`` equal runs of consecutive nodes; ``nodes`` are the first of them."""
 
-    items: tuple[int | Block, ...]
+    nodes: tuple[int, ...]
     count: int
 
 
@@ -232,22 +230,16 @@ class Folding:
     def __init__(self, labels: Sequence[str], sources: Sources) -> None:
         self._labels, self._sources = labels, sources
         self.drawn = list(range(len(labels)))  # the drawn node that stands for each node
-        self.items = self._fold(0, len(labels))
-
-    def _fold(self, begin: int, end: int) -> list[int | Block]:
-        items: list[int | Block] = []
+        self.items: list[int | Block] = []
+        begin, end = 0, len(labels)
         while begin < end:
             length, count = self._repeats_at(begin, end)
-            if count == 1:
-                items.append(begin)
-                begin += 1
-                continue
-            items.append(Block(tuple(self._fold(begin, begin + length)), count))
             stop = begin + length * count
             for node in range(begin + length, stop):
                 self.drawn[node] = self.drawn[node - length]
+            block = Block(tuple(range(begin, begin + length)), count)
+            self.items.append(begin if count == 1 else block)
             begin = stop
-        return items
 
     def _repeats_at(self, begin: int, end: int) -> tuple[int, int]:
         """Find the repetition that saves most nodes: its length and count."""
