@@ -127,17 +127,17 @@ def copy_model(source: Path, target: Path) -> None:
         shutil.copyfile(data_path(source), data_path(target))
 
 
-def check_file(path: Path, what: str) -> None:
+def check_file(path: Path, what: str, failure: type[StageError] = StageError) -> None:
     """Run the ONNX checker on a file, including shapes and types.
 
-    Raises: StageError: the graph is invalid; ``what`` names it, e.g. ``the exported graph``.
+    Raises: failure: the graph is invalid; ``what`` names it, e.g. ``the exported graph``.
     """
     try:
         # by path: a proto would be serialized again, with a limit of 2 GiB
         onnx.checker.check_model(str(path), full_check=True)
     except (*_INVALID, ValueError, RuntimeError) as error:
         problem = f"{what} is not valid ONNX: {first_line(error)}"
-        raise StageError(problem, "repair the graph, or the step that wrote it") from error
+        raise failure(problem, "repair the graph, or the step that wrote it") from error
 
 
 def file_facts(model: ModelProto, path: Path) -> GraphSummary:

@@ -14,7 +14,7 @@ from typing import Any
 
 from onnx import ModelProto, TensorProto
 
-from buildsys.errors import CheckFailed, StageError
+from buildsys.errors import CheckFailed
 from buildsys.onnx_graphs.emulation import emulate
 from buildsys.onnx_graphs.onnx_file import (
     check_file,
@@ -97,10 +97,7 @@ def _write(job: Job, model: ModelProto) -> Figures:
     )
     opset = opsets(model)["ai.onnx"]
     save_model(model, target)
-    try:
-        check_file(target, f"the graph converted to {precision}")
-    except StageError as error:
-        raise CheckFailed(error.problem, error.hint) from error
+    check_file(target, f"the graph converted to {precision}", CheckFailed)
     return {
         "precision": precision,
         "opset": opset,

@@ -7,12 +7,13 @@ import sys
 import tempfile
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
+from copy import deepcopy
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 from onnx import GraphProto, ModelProto, TensorProto, helper
-from onnx.external_data_helper import ExternalDataInfo, load_external_data_for_model
+from onnx.external_data_helper import load_external_data_for_model
 
 from buildsys.errors import StageError, Unavailable
 from buildsys.onnx_graphs.onnx_file import (
@@ -68,7 +69,7 @@ def _run(onnxsim: ModuleType, source: Path, target: Path, options: Mapping[str, 
     skeleton = load_model(source, external_data=False) if is_external else ModelProto()
     order = {tensor.name: index for index, tensor in enumerate(skeleton.graph.initializer)}
     can_offload = not options["mutable_initializer"]
-    offloaded = offload_weights(skeleton, source.parent) if can_offload else []
+    offloaded = offload_weights(skeleton) if can_offload else []
     if file_bytes(source) - sum(map(outside_bytes, offloaded)) < ONE_MESSAGE_LIMIT:
         graph: str | ModelProto = str(source)
         if offloaded:
@@ -155,8 +156,6 @@ def simplify_by_onnxslim(
             f"onnxslim cannot simplify the graph: {first_line(error)}",
             "try simplify: {tool: onnxsim}",
         ) from error
-    if slimmed is None:
-        raise StageError("onnxslim returned no graph", "try simplify: {tool: onnxsim}")
     save_model(slimmed, target)
 
 
@@ -165,38 +164,23 @@ _LARGE_BYTES = 1 << 20
 # with the same input are merged, both only if the weights are known.
 _WEIGHT_INDEX = {"Conv": 1, "ConvTranspose": 1, "Gather": 0, "Gemm": 1}
 _FOLDED = "BatchNormalization"  # is folded into preceding weights
-_COMPARED_BYTES = 4096
 
 
-def offload_weights(model: ModelProto, folder: Path) -> list[TensorProto]:
+def offload_weights(model: ModelProto) -> list[TensorProto]:
     """Turn large, unused-by-rewrites external weights into inputs; return their tensors.
 
     A simplifier copies a graph several times, weights included: vgg11's 507 MB become 1.2 GB of
     memory, with the same weights in the end. As a graph input a weight has no value to fold or
     rewrite, so the changes hold for every value, and the weight is copied from file to file.
 
-    ``folder`` holds the external data, not loaded in ``model``. Nothing is offloaded if most of the
-    weights would stay: the rest is copied once more for the tool.
+    Nothing is offloaded if most of the weights would stay: the rest is copied once more for the
+    tool.
     """
     if model.functions or any(node.op_type == _FOLDED for node in all_nodes(model.graph)):
         return []
-    stored = model.graph.initializer
-    names = _plain_weights(model.graph)
-    large = [t for t in stored if t.name in names and outside_bytes(t) >= _LARGE_BYTES]
-    # a simplifier merges equal tensors
-    keys = []
-    for tensor in large:
-        place = ExternalDataInfo(tensor)
-        with (folder / place.location).open("rb") as stream:
-            stream.seek(place.offset or 0)
-            keys.append((tensor.data_type, tuple(tensor.dims), stream.read(_COMPARED_BYTES)))
-    count = Counter(keys)
-    offloaded = []
-    for tensor, key in zip(large, keys, strict=True):
-        if count[key] == 1:
-            copy = TensorProto()
-            copy.CopyFrom(tensor)
-            offloaded.append(copy)
+    stored, names = model.graph.initializer, _plain_weights(model.graph)
+    large = (t for t in stored if t.name in names and outside_bytes(t) >= _LARGE_BYTES)
+    offloaded = [deepcopy(tensor) for tensor in large]
     if 2 * sum(map(outside_bytes, offloaded)) < sum(map(outside_bytes, stored)):
         return []
     _remove(stored, offloaded)

@@ -302,8 +302,5 @@ def _write_checked(model: ModelProto, path: Path) -> ModelProto:
     with suppress(shape_inference.InferenceError, ValueError, RuntimeError):
         written = shape_inference.infer_shapes(written, data_prop=True)
     save_model(written, path)
-    try:
-        check_file(path, "the graph")
-    except StageError as error:
-        raise CheckFailed(error.problem, error.hint) from error
+    check_file(path, "the graph", CheckFailed)
     return written

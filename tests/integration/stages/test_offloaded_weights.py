@@ -36,11 +36,8 @@ def written(folder: Path, model: ModelProto) -> Path:
 
 
 def offloaded(folder: Path, model: ModelProto) -> list[str]:
-    path = written(folder, model)
-    return [
-        tensor.name
-        for tensor in offload_weights(load_model(path, external_data=False), path.parent)
-    ]
+    skeleton = load_model(written(folder, model), external_data=False)
+    return [tensor.name for tensor in offload_weights(skeleton)]
 
 
 def test_offloading_changes_neither_graph_nor_weights(
@@ -90,9 +87,6 @@ STAY = {
     "a batch norm": (IMAGES + """{ c = Conv <pads = [1, 1, 1, 1]> (x, w)
         y = BatchNormalization(c, s, s, s, s) }""", FILTERS),
     "a product with a bias": (ROWS + "{ m = MatMul(x, w) y = Add(m, s) }", LARGE),
-    "equal weights": (
-        ROWS + "{ a = Gemm(x, w) y = Gemm(a, v) }", {**LARGE, "v": LARGE["w"]}
-    ),
     "a constant product": (
         ROWS + "{ k = Gemm(c, w) y = Add(x, k) }", {**LARGE, "c": weights(1, 512)}
     ),
