@@ -20,10 +20,7 @@ from buildsys.onnx_graphs.onnx_file import (
     ONE_MESSAGE_LIMIT,
     load_model,
 )
-from buildsys.stages.export.request import (
-    ExportRequest,
-    capture,
-)
+from buildsys.stages.export.request import ExportRequest, check_guards, recorded_guards
 
 _TORCHSCRIPT_OPTIONS = (
     "export_params", "keep_initializers_as_inputs", "do_constant_folding", "custom_opsets",
@@ -129,24 +126,26 @@ def export_dynamo(request: ExportRequest) -> onnx.ModelProto:
     The exporter's reports are moved to the model's folder.
     Raises: CheckFailed: the program is wrong at sizes within ``dims``.
     """
-    program = capture(request)
     with tempfile.TemporaryDirectory(dir=request.path.parent) as folder:
         file = Path(folder) / request.path.name
-        torch.onnx.export(
-            program,
-            (),
-            str(file),
-            dynamo=True,
-            opset_version=request.options["opset"],
-            input_names=list(request.input_names),
-            output_names=list(request.output_names),
-            dynamic_shapes=request.dynamic_shapes(str),
-            external_data=request.weight_bytes >= INLINE_LIMIT,  # this file is temporary
-            verbose=bool(request.options["verbose"]),
-            artifacts_dir=folder,
-            custom_translation_table=dict(request.translations) or None,
-            **request.set_options(*_DYNAMO_OPTIONS),
-        )
+        with recorded_guards() as guards:
+            exported = torch.onnx.export(
+                request.module,
+                request.arguments,
+                str(file),
+                dynamo=True,
+                opset_version=request.options["opset"],
+                input_names=list(request.input_names),
+                output_names=list(request.output_names),
+                dynamic_shapes=request.dynamic_shapes(str),
+                external_data=request.weight_bytes >= INLINE_LIMIT,  # this file is temporary
+                verbose=bool(request.options["verbose"]),
+                artifacts_dir=folder,
+                custom_translation_table=dict(request.translations) or None,
+                **request.set_options(*_DYNAMO_OPTIONS),
+            )
+        if exported is not None and exported.exported_program is not None:
+            check_guards(exported.exported_program, guards, request)
         for report in Path(folder).glob("onnx_export_*"):
             report.rename(request.path.parent / _TIME_STAMP.sub("", report.name))
         return load_model(file)

@@ -21,6 +21,7 @@ from typing import Any
 import sympy  # type: ignore[import-untyped]
 import torch
 from torch import nn
+from torch.fx.experimental.symbolic_shapes import ShapeEnv
 from torch.utils._sympy.printers import PythonPrinter
 
 from buildsys.errors import CheckFailed, StageError
@@ -41,6 +42,7 @@ _MOST_RUNS = 16
 _LIMIT, _STEPS = 1e-3, 8  # relative, and in steps of a narrow type; both sides run in PyTorch
 
 DynamicAxes = Mapping[str, Mapping[int, str]]
+Frames = list[tuple[str, int]]
 
 
 @dataclass(frozen=True, eq=False)
@@ -173,25 +175,35 @@ def collect_warnings(messages: list[str], project: Path) -> Iterator[None]:
             note(text)
 
 
-def capture(request: ExportRequest) -> torch.export.ExportedProgram:
-    """Capture the network's program, with the ranges of its dynamic sizes.
+@contextmanager
+def recorded_guards() -> Iterator[dict[Any, Frames]]:
+    """Collect the conditions that torch.export assumes, with their frames, innermost first.
 
-    Raises: CheckFailed: it is wrong at sizes within ``dims``. Exception: torch.export refuses it.
+    The guards are in no program that the dynamo exporter returns. A torch without this internal
+    function records none.
     """
-    hints = {
-        name: torch.export.Dim.DYNAMIC(min=span["min"], max=span["max"])
-        for name, span in request.ranges.items()
-    }
-    shapes = request.dynamic_shapes(lambda dim: hints[dim])
-    with torch.no_grad():
-        program = torch.export.export(
-            request.module, request.arguments, dynamic_shapes=shapes, strict=False
-        )
-    check_guards(program, request)
-    return program
+    guards: dict[Any, Frames] = {}  # by sympy expression
+    original: Any = getattr(ShapeEnv, "_log_guard", None)
+
+    def log_guard(self: ShapeEnv, prefix: str, guard: Any, *more: Any, **named: Any) -> Any:
+        if "suppressed" not in prefix and guard not in guards:
+            frames, frame = [], inspect.currentframe()
+            while frame is not None:
+                frames.append((frame.f_code.co_filename, frame.f_lineno))
+                frame = frame.f_back
+            guards[guard] = frames
+        return original(self, prefix, guard, *more, **named)
+
+    if original is not None:
+        ShapeEnv._log_guard = log_guard  # type: ignore[method-assign, assignment]
+    try:
+        yield guards
+    finally:
+        if original is not None:
+            ShapeEnv._log_guard = original  # type: ignore[method-assign]
 
 
-def check_guards(program: Any, request: ExportRequest) -> None:
+def check_guards(program: Any, guards: Mapping[Any, Frames], request: ExportRequest) -> None:
     """Run a captured program at sizes within ``dims`` that its guards exclude.
 
     Raises: CheckFailed: the program differs from the network there.
@@ -201,32 +213,28 @@ def check_guards(program: Any, request: ExportRequest) -> None:
     for name, node in zip(request.input_names, program.graph_signature.user_inputs, strict=True):
         for axis, dim in request.dynamic_inputs.get(name, {}).items():
             names[str(values[str(node)].shape[axis])] = dim
-    fakes = (value for value in values.values() if hasattr(value, "fake_mode"))
-    environments = [fake.fake_mode.shape_env for fake in fakes]
     excluded: dict[tuple[int, ...], tuple[Dims, Any]] = {}
-    for guard in environments[0].guards if environments and environments[0] else ():
-        symbols = {str(symbol) for symbol in guard.expr.free_symbols}
+    for condition in guards:
+        symbols = {str(symbol) for symbol in condition.free_symbols}
         if symbols and all(names.get(symbol) in request.ranges for symbol in symbols):
-            dims = _excluded_sizes(guard.expr, names, request.ranges)
+            dims = _excluded_sizes(condition, names, request.ranges)
             if dims is not None:
                 sizes = {**request.example, **dims}
-                excluded.setdefault(tuple(sizes.values()), (sizes, guard))
+                excluded.setdefault(tuple(sizes.values()), (sizes, condition))
     if not excluded or not _agrees(program, request, request.arguments):
         return  # not a program that PyTorch can run as it is: validate compares the graph
-    for sizes, guard in itertools.islice(excluded.values(), _MOST_RUNS):
+    for sizes, condition in itertools.islice(excluded.values(), _MOST_RUNS):
         try:
             inputs = request.inputs_at(sizes)
         except StageError:  # the manifest's data has no such size
             continue
         if not _agrees(program, request, inputs):
-            named = {s: sympy.Symbol(names[str(s)], integer=True) for s in guard.expr.free_symbols}
-            condition = PythonPrinter().doprint(guard.expr.xreplace(named))
-            frame = guard.sloc.framework_loc
-            frames = [] if frame is None else [(frame.filename, frame.lineno)]
-            line = innermost_location(frames, request.project)
+            named = {s: sympy.Symbol(names[str(s)], integer=True) for s in condition.free_symbols}
+            text = PythonPrinter().doprint(condition.xreplace(named))
+            line = innermost_location(guards[condition], request.project)
             ranges = " and ".join(sorted(f"dims.{symbol}" for symbol in named.values()))
             raise CheckFailed(
-                f"the exported program is right only for {condition}{f' ({line})' if line else ''},"
+                f"the exported program is right only for {text}{f' ({line})' if line else ''},"
                 f" but dims allow {format_dims(sizes)}, where it differs from the network",
                 f"narrow {ranges}, set multiple_of, or replace the branch in the code by one that"
                 " does not depend on the size (torch.where, torch.cond)",

@@ -19,9 +19,10 @@ from buildsys.onnx_graphs.source_origins import Origin
 from buildsys.stages.export.origins import source_line, write_origins
 from buildsys.stages.export.request import (
     ExportRequest,
-    capture,
+    check_guards,
     collect_warnings,
     export_request,
+    recorded_guards,
 )
 from buildsys.stages.program.result import ProgramResult
 from buildsys.system.files import sha256_of
@@ -48,15 +49,9 @@ def write_program(job: Job) -> ProgramResult:
     path, warnings = job.outputs["program"], list[str]()
     request = export_request(network, job.options, job.project, path)
     job.progress("capturing the program")
-    with collect_warnings(warnings, job.project):
-        try:
-            program = capture(request)
-        except BuildsysError:
-            raise
-        except Exception as error:  # any class
-            traceback.print_exception(error)  # to the log: the message has its first line only
-            what = describe_exception(error, request.project)
-            raise StageError(f"torch.export cannot capture the network: {what}", _HINT) from error
+    with collect_warnings(warnings, job.project), recorded_guards() as guards:
+        program = capture(request)
+    check_guards(program, guards, request)
     if needs_gpu(job.options["source"]):  # it is built into engines for other devices
         program = move_to_device_pass(program, "cpu")
     ports = ports_of(program, request)
@@ -87,6 +82,31 @@ def write_program(job: Job) -> ProgramResult:
         sha256=sha256_of(path),
         warnings=warnings,
     )
+
+
+def capture(request: ExportRequest) -> torch.export.ExportedProgram:
+    """Capture the network's program, with the ranges of its dynamic sizes.
+
+    Raises: StageError: torch.export refuses the network.
+    """
+    hints = {
+        name: torch.export.Dim.DYNAMIC(min=span["min"], max=span["max"])
+        for name, span in request.ranges.items()
+    }
+    try:
+        with torch.no_grad():
+            return torch.export.export(
+                request.module,
+                request.arguments,
+                dynamic_shapes=request.dynamic_shapes(lambda dim: hints[dim]),
+                strict=False,
+            )
+    except BuildsysError:
+        raise
+    except Exception as error:  # any class
+        traceback.print_exception(error)  # to the log: the message has its first line only
+        what = describe_exception(error, request.project)
+        raise StageError(f"torch.export cannot capture the network: {what}", _HINT) from error
 
 
 def ports_of(
