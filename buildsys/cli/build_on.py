@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import signal
 import sys
-import time
 from argparse import Namespace
 from collections.abc import Sequence
 from dataclasses import replace
@@ -50,7 +49,6 @@ def run_on(
     from buildsys.remote.driver import Request
     from buildsys.remote.driver import run_on as run_remotely
 
-    began = time.monotonic()
     chosen = {target for name in names for target in session.members(name)}
     targets = session.in_order(session.needed(chosen))
     request = Request(
@@ -74,7 +72,6 @@ def run_on(
         if run.results.status == ends.INTERRUPTED:
             run = run._replace(exit_code=interrupted_code)
         models = dict.fromkeys(session.actions[target].model for target in targets)
-        session.seconds = time.monotonic() - began
         if line := update_pages(session, models, run.reports):
             _print(line)
     finally:

@@ -100,7 +100,7 @@ def collect_results(session: BuildSession, started: str) -> RunResults:
     marks = session.ignored()
     return RunResults(
         started=started,
-        seconds=session.seconds or time.monotonic() - session.began,
+        seconds=time.monotonic() - session.began,
         host=socket.gethostname(),
         status=ends.INTERRUPTED if is_interrupted else ends.FINISHED,
         error="interrupted; finished targets are kept" if is_interrupted else "",

@@ -58,7 +58,6 @@ class BuildSession(TargetNames):
         self.always = False  # even targets that are up to date run
         self.finished: dict[str, Outcome] = {}  # in this process, failed targets as well
         self.exit_code = 0  # the worst failure so far
-        self.seconds: float | None = None  # as the console shows it
         self.interrupted = 0  # the exit code, once a signal has arrived
         self.is_run = False  # doit has checked a target: it is not forgetting or cleaning
         self.cleaned: set[str] = set()  # doit cleans a target again for each of its groups
@@ -247,7 +246,7 @@ class BuildSession(TargetNames):
         return fresh
 
     def shortfall(self, target: str) -> str:
-        """Return "unavailable" or "noisy" for a target that ended so, now or earlier, else ""."""
+        """Name the status of an unavailable or noisy target, now or earlier, else ""."""
         finished = self.finished.get(target)
         status = finished.status if finished else self.fresh.get(target, "")
         return status if status in (_UNAVAILABLE, _NOISY) else ""
@@ -344,7 +343,7 @@ class BuildSession(TargetNames):
         return result if isinstance(result, dict) else {}
 
     def log(self, target: str) -> Path:
-        """Return the path of a target's full log."""
+        """Locate a target's full log."""
         result = self.project.build / self.actions[target].outputs["result"].path
         return result.with_suffix(".log")
 

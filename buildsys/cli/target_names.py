@@ -50,7 +50,7 @@ class ModelFilter:
         return cls(tuple(options.tag), tuple(options.owner))
 
     def __bool__(self) -> bool:
-        """Return True unless every model matches."""
+        """Check whether some models may not match."""
         return bool(self.tags or self.owners)
 
     def __str__(self) -> str:

@@ -62,8 +62,8 @@ def run(options: Namespace) -> int:
         raise UsageError("a stage in the foreground prints its log, not JSON", "leave out --json")
     action = session.actions[session.one_target("debug", options.names)]
     _check_inputs(session, action)
-    kept = typed_path(options.keep).absolute() if options.keep else None
-    if kept is not None and kept.exists():
+    destination = typed_path(options.keep).absolute() if options.keep else None
+    if destination is not None and destination.exists():
         raise UsageError(f"--keep: {options.keep} exists", "name a new folder")
     with TemporaryDirectory(prefix="buildsys-debug-") as folder:
         outputs = Path(folder) / "outputs"
@@ -71,9 +71,13 @@ def run(options: Namespace) -> int:
         try:
             reply = _run(session, action, job, debugger=options.pdb)
         finally:
-            if kept is not None:
-                shutil.copytree(outputs, kept)
-            place = f"its outputs are in {shown_path(kept)}" if kept else "nothing was published"
+            if destination is not None:
+                shutil.copytree(outputs, destination)
+            place = (
+                f"its outputs are in {shown_path(destination)}"
+                if destination
+                else "nothing was published"
+            )
             print_lines([f"{action.target}: {place}"])
     reason = with_hint(reply.reason, reply.hint)
     took = f"{reply.status} after {duration(reply.seconds)}"

@@ -88,8 +88,8 @@ def run(options: Namespace) -> int:
         with files.begin(started):
             results, code = _build(options, stages, started)
         files.write(results, code)
-    shown = [path for path in (folder / "summary.md", _index(folder)) if path.is_file()]
-    places = " and ".join(map(shown_path, shown))
+    reports = [path for path in (folder / "summary.md", _index(folder)) if path.is_file()]
+    places = " and ".join(map(shown_path, reports))
     print_results(results, f"nightly: {outcome(results)}; see {places}")
     return code
 

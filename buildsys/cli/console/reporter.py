@@ -102,7 +102,7 @@ class Reporter(ConsoleReporter):  # type: ignore[misc]  # doit has no type infor
                 self._display.ended(line)
 
     def _is_without_engine(self, line: ConsoleLine) -> bool:
-        """Return True after the line of the target's own unavailable engine."""
+        """Check for a line of the target's own unavailable engine."""
         engine = self._lines.get(engine_of(line))
         is_gone = engine is not None and engine.status == "unavailable"
         return is_gone and line.status in ("running", "unavailable")
@@ -193,7 +193,6 @@ class Reporter(ConsoleReporter):  # type: ignore[misc]  # doit has no type infor
             changed = {line.model for line in lines if line.has_ended}
             changed |= {outputs.model for outputs in stale}
             pages = update_pages(session, [m for m in session.project.models if m in changed])
-            session.seconds = time.monotonic() - session.began
             print_summary(self._out, session, lines, stale, pages)
         elif not is_broken and not self.runtime_errors:
             summary = up_to_date_lines(lines)

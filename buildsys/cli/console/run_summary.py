@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import time
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, TextIO
@@ -95,7 +96,7 @@ def print_summary(
     if pages:
         print_line(pages)
     totals = ", ".join(f"{counts[status]} {status}" for status in _ORDER if counts[status])
-    print_line(f"{totals} in {duration(session.seconds)}")
+    print_line(f"{totals} in {duration(time.monotonic() - session.began)}")
 
 
 def _failure(session: BuildSession, line: ConsoleLine) -> Iterator[str]:

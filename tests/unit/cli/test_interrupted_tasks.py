@@ -13,19 +13,10 @@ import time
 from typing import Any
 
 import pytest
-from cli_doubles import Doit, fail
+from cli_doubles import Doit
 
 from buildsys.cli.console.reporter import NOTICE
 from buildsys.errors import WorkerDied
-
-
-@pytest.mark.parametrize("processes", [(), ("-n", "2")])
-def test_ctrl_c_ends_with_130_and_no_traceback(doit: Doit, processes: tuple[str, ...]) -> None:
-    doit.actions["simplify:net"] = fail(KeyboardInterrupt())
-    code, out = doit(*processes)
-    assert code == 130
-    assert "Traceback" not in out
-    assert "interrupted" in out
 
 
 def test_sigterm_ends_with_143(doit: Doit) -> None:
