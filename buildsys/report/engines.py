@@ -14,7 +14,6 @@ from buildsys.stages.engine.result import (
     EngineResult,
     ProviderNodes,
     SlowLayer,
-    TimingCache,
 )
 from buildsys.stages.table import BENCH, VERIFY
 from buildsys.system.backend_registry import describe_backend, find_package, our_backends
@@ -124,7 +123,6 @@ def engine_origin(engine: EngineResult, timed: Sequence[SlowLayer]) -> dict[str,
         ),
         "refitted from": refit_origin(engine),
         "not refitted": engine.get("not_refitted", ""),
-        "timing cache": _timing_cache(engine.get("timing_cache", {})),
     }
     return {title: text for title, text in lines.items() if text not in ("", formatting.NOTHING)}
 
@@ -187,14 +185,6 @@ def _delegated(delegated: Delegated) -> str:
 def _shape_range(shapes: Mapping[str, list[int]]) -> str:
     low, opt, high = (str(shapes.get(point, [])) for point in ("min", "opt", "max"))
     return low if low == high else f"{low} to {high}, optimized for {opt}"
-
-
-def _timing_cache(cache: TimingCache) -> str:
-    if not cache.get("digest"):
-        return ""
-    start = "with shared timings" if cache.get("lent") else "empty"
-    added = formatting.size(cache.get("added_bytes"))
-    return f"{cache['digest'][:_SHOWN_DIGITS]}…, started {start}, {added} added"
 
 
 def executed_precision(engine: EngineResult) -> str:

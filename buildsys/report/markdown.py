@@ -15,7 +15,7 @@ from buildsys.report.formatting import align, display_width
 from buildsys.report.ranking import rank_text, unique_names
 from buildsys.report.report_types import LATENCY, Ranking, Report, problems
 from buildsys.report.stage_lines import COMMAND_COLUMNS, GATE_COLUMNS, command_cells, gate_cells
-from buildsys.stages.table import SEARCH, VERIFY, target_of
+from buildsys.stages.table import VERIFY, target_of
 from buildsys.system.printable import printable
 
 _SPECIAL = re.compile(r"([\\`*<|\[\]~]|(?<![^\W_])_|_(?![^\W_])|&(?=#?\w+;))")
@@ -104,7 +104,6 @@ def _lines(report: Report) -> Lines:
         ship = f"Best engine: {code(shipped.engine)}. " if shipped.engine else ""
         yield from ("", f"{ship}{escape(shipped.why)}")
     yield from _engines(report)
-    yield from _searches(report)
     yield from _latencies(report)
     if report.gates:
         yield from section("## Gates")
@@ -155,15 +154,6 @@ def _engines(report: Report) -> Lines:
     ]
     yield from table(columns, rows)
     yield from _further(len(report.engines), "engines")
-
-
-def _searches(report: Report) -> Lines:
-    """Yield one sentence per search of mixed precision."""
-    outcomes = {(line.stage, line.variant): line.outcome for line in report.summary}
-    for line in report.searches:
-        if line.status == "passed":
-            outcome = outcomes.get((SEARCH, line.variant), "")
-            yield from ("", f"{code(line.variant)}: {sentence(outcome)}")
 
 
 def _latencies(report: Report) -> Lines:

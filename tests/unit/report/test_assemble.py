@@ -212,7 +212,6 @@ def test_engine_provenance_lists_libraries_and_plugins(results: Results) -> None
             "0: image [1, 3] to [16, 3], optimized for [8, 3]; 1: image [1, 3]"
         ),
         "build": "prepare 100 ms, build 4.00 s, read back 100 ms",
-        "timing cache": f"{'d' * 16}…, started with shared timings, 1.50 kB added",
     }
     page = Page(render_model(page_of(report_on(results))))
     assert "precision of the layers 90.0 % float16, 10.0 % float32" in page.text
