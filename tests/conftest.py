@@ -16,7 +16,9 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 # a slow or busy machine must not fail a test
-settings.register_profile("buildsys", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.register_profile(
+    "buildsys", deadline=None, max_examples=40, suppress_health_check=[HealthCheck.too_slow]
+)
 settings.load_profile("buildsys")
 
 # else every process of the tests would compile all modules again

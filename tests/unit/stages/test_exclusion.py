@@ -71,7 +71,7 @@ def _checks(draw: st.DrawFn) -> tuple[list[str], list[str], frozenset[frozenset[
     return draw(st.permutations(names)), certain, enough, draw(st.integers(0, 60))
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(_checks())
 def test_a_found_list_passes_within_few_trials_more_and_no_node_of_a_smallest_one_can_go(
     drawn: tuple[list[str], list[str], frozenset[frozenset[str]], int],

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import Any
 
 import pytest
 from blake3 import blake3
@@ -19,7 +20,7 @@ from hypothesis import strategies as st
 
 from buildsys.errors import StageError
 from buildsys.store import object_store
-from buildsys.store.garbage_collection import collect, usage, verify
+from buildsys.store.garbage_collection import Collection, collect, usage, verify
 from buildsys.store.ledger import ActionRecord, OutputFile
 from buildsys.store.object_store import DamagedError, Store, copy_file
 from buildsys.store.record_file import RecordError
@@ -205,7 +206,7 @@ def test_a_killed_process_leaves_no_partial_object(store: Store, tmp_path: Path)
     (left,) = (store.folder / "tmp").iterdir()
     assert list(store.folder.glob("objects/??/*")) == []
     os.utime(left, (0, 0))
-    collect(store, unused_for_s=None, max_bytes=None, reached=keep("*"), dry_run=False)
+    collected(store, "*")
     assert not left.exists()
 
 
@@ -215,11 +216,6 @@ def test_storing_an_object_again_marks_it_as_used(store: Store, tmp_path: Path) 
     os.utime(path, (1000, 1000))
     assert kept(store, tmp_path, b"content") == file
     assert path.stat().st_mtime > 1000
-
-
-def test_a_stored_object_is_read_only(store: Store, tmp_path: Path) -> None:
-    file = kept(store, tmp_path, b"content")
-    assert store.object_path(file.digest).stat().st_mode & 0o777 == 0o444
 
 
 def test_additions_share_the_lock_that_a_removal_needs_alone(tmp_path: Path) -> None:
@@ -233,16 +229,6 @@ def test_additions_share_the_lock_that_a_removal_needs_alone(tmp_path: Path) -> 
         other = open_lock(store.folder / "lock")
         assert not try_lock(other, shared=True)
         os.close(other)
-
-
-def test_an_object_of_another_size_is_replaced(store: Store, tmp_path: Path) -> None:
-    file = kept(store, tmp_path, b"content")
-    path = store.object_path(file.digest)
-    path.chmod(0o644)
-    path.write_bytes(b"cut")
-    assert not store.holds(file)
-    kept(store, tmp_path, b"content")
-    assert path.read_bytes() == b"content"
 
 
 def test_chunks_are_stored_only_if_they_match(store: Store) -> None:
@@ -353,6 +339,12 @@ def test_verify_finds_damaged_objects(store: Store, tmp_path: Path) -> None:
     assert len(list((store.folder / "quarantine").iterdir())) == 1
 
 
+def collected(store: Store, reached: str, **options: Any) -> Collection:
+    """Collect all but the records of ``reached``."""
+    limits = {"unused_for_s": None, "max_bytes": None, "dry_run": False, **options}
+    return collect(store, reached=keep(reached), **limits)
+
+
 def names(store: Store) -> set[str]:
     return {action.record.key[0] for action in store.actions()}
 
@@ -366,7 +358,7 @@ def test_what_is_collected_during_a_verification_is_not_damaged(
 
     def collect_all(count: int, _: int) -> None:
         if count == 1:
-            collect(store, unused_for_s=None, max_bytes=None, reached=keep(""), dry_run=False)
+            collected(store, "")
 
     assert verify(store, collect_all) == []
     assert not (store.folder / "quarantine").exists()
@@ -374,13 +366,7 @@ def test_what_is_collected_during_a_verification_is_not_damaged(
 
 def test_collect_keeps_reached_records(store: Store, tmp_path: Path) -> None:
     files = filled(store, tmp_path)
-    done = collect(
-        store,
-        unused_for_s=None,
-        max_bytes=None,
-        reached=keep("b"),
-        dry_run=False,
-    )
+    done = collected(store, "b")
     assert names(store) == {"b"}
     left = {path.name for path in store.folder.glob("objects/??/*")}
     assert left == {files["two"].digest, files["weights"].digest}
@@ -394,10 +380,7 @@ def test_collect_keeps_reached_records(store: Store, tmp_path: Path) -> None:
 def test_a_dry_run_returns_the_same_and_removes_nothing(store: Store, tmp_path: Path) -> None:
     filled(store, tmp_path)
     before = sorted(store.folder.rglob("*"))
-    found = [
-        collect(store, unused_for_s=None, max_bytes=None, reached=keep(""), dry_run=dry)
-        for dry in (True, False)
-    ]
+    found = [collected(store, "", dry_run=dry) for dry in (True, False)]
     assert found[0] == found[1]
     assert len(before) > len(sorted(store.folder.rglob("*")))
 
@@ -405,28 +388,16 @@ def test_a_dry_run_returns_the_same_and_removes_nothing(store: Store, tmp_path: 
 def test_age_counts_from_the_last_use(store: Store, tmp_path: Path) -> None:
     filled(store, tmp_path)
     os.utime(store.action_path("a" * 64))
-    collect(
-        store,
-        unused_for_s=3600.0,
-        max_bytes=None,
-        reached=keep("b"),
-        dry_run=False,
-    )
+    collected(store, "b", unused_for_s=3600.0)
     assert names(store) == {"a", "b"}
 
 
 def test_a_size_limit_removes_the_least_recently_used_first(store: Store, tmp_path: Path) -> None:
     filled(store, tmp_path)
-    done = collect(store, unused_for_s=None, max_bytes=1700, reached=keep(""), dry_run=False)
+    done = collected(store, "", max_bytes=1700)
     assert names(store) == {"b", "c"}
     assert done.kept_bytes == 1600
-    collect(
-        store,
-        unused_for_s=None,
-        max_bytes=0,
-        reached=keep("b"),
-        dry_run=False,
-    )
+    collected(store, "b", max_bytes=0)
     assert names(store) == {"b"}  # what is reached stays, whatever its size
 
 
@@ -440,7 +411,7 @@ def test_unreached_records_go_first_and_older_ones_before_newer(
         store.write_action(replace(record(key, model=found, data=file), started=started))
         os.utime(store.action_path(key * 64), (1000, 1000))  # a coarse clock
     for limit, left in ((400, "abc"), (300, "ab"), (200, "a"), (0, "a")):
-        collect(store, unused_for_s=None, max_bytes=limit, reached=keep("a"), dry_run=False)
+        collected(store, "a", max_bytes=limit)
         assert names(store) == set(left)
 
 
@@ -449,7 +420,7 @@ def test_nothing_is_collected_during_an_addition(store: Store, tmp_path: Path) -
     order: list[str] = []
 
     def gather() -> None:
-        collect(store, unused_for_s=None, max_bytes=None, reached=keep("*"), dry_run=False)
+        collected(store, "*")
         order.append("collected")
 
     with store.lock(shared=True):
