@@ -5,11 +5,13 @@ from __future__ import annotations
 import json
 import os
 import re
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import onnx
 import pytest
 from engine_jobs import BATCHES, random_x, resolved, save_at, stage_job, write_golden
 from small_graphs import conv_bn
@@ -24,6 +26,7 @@ from buildsys.system.cpu import usable_cores
 from buildsys.workers.job import StageResult
 
 INPUTS = {case: random_x(batch) for case, batch in BATCHES.items()}
+ORT = {"backend": "onnxruntime"}
 QUICK = {"duration": 0.05, "warmup": 0.01, "min_samples": 5, "noise": None}
 IF_LONG = pytest.mark.skipif(
     os.environ.get("BUILDSYS_LONG_TESTS", "0") in ("", "0"),
@@ -43,35 +46,29 @@ class Slow(torch.nn.Module):
 
 def benched(
     build: Path,
-    engine_fields: dict[str, Any] | None = None,
+    engine_fields: Mapping[str, Any] = ORT,
     *,
-    with_torch: bool = False,
+    net: str = "",
+    graph: onnx.ModelProto | None = None,
     said: list[str] | None = None,
     **sections: Any,
 ) -> StageResult:
-    if with_torch:
-        build.mkdir(parents=True, exist_ok=True)
-        (build / "net.py").write_text(NET)
+    """Benchmark the engine of a graph, perhaps next to a network with the code ``net``."""
+    if net:
+        (build / "net.py").write_text(net)
         sections["source"] = {"python": "net.py:Slow"}
-    spec = resolved(
-        engine_fields or {"backend": "onnxruntime"},
-        bench={**QUICK, **sections.pop("bench", {})},
-        **sections,
-    )
+    bench_section = {**QUICK, **sections.pop("bench", {})}
+    spec = resolved(engine_fields, bench=bench_section, **sections)
     write_golden(build, {case: {} for case in INPUTS}, INPUTS)
-    assert (
-        engine.run(
-            stage_job(spec, "engine", build, save_at(build / "model.onnx", conv_bn()))
-        ).status
-        == "passed"
-    )
+    file = save_at(build / "m/simplify/model.onnx", graph or conv_bn())
+    assert engine.run(stage_job(spec, "engine", build, file)).status == "passed"
     job = stage_job(spec, "bench", build)
     return bench.run(job if said is None else replace(job, progress=said.append))
 
 
 def test_an_engine_and_pytorch_are_measured_in_turns(tmp_path: Path) -> None:
     said: list[str] = []
-    result = benched(tmp_path, with_torch=True, said=said)
+    result = benched(tmp_path, net=NET, said=said)
     assert result.status == "passed"
     assert said[-2:] == ["timing case opt", "timing the engine's layers"]
     assert json.loads(json.dumps(result.figures)) == result.figures
@@ -99,22 +96,16 @@ def test_an_engine_and_pytorch_are_measured_in_turns(tmp_path: Path) -> None:
 def test_pytorch_and_onnxruntime_are_baselines_on_the_cpu(
     tmp_path: Path, compiled: tuple[str, ...]
 ) -> None:
-    (tmp_path / "net.py").write_text(NET.replace("range(200)", "range(2)"))
-    spec = resolved(
-        {"backend": "onnxruntime", "graph_optimization_level": "disable"},
-        bench={**QUICK, "baselines": ("torch", "torch_cuda_graph", *compiled, "onnxruntime")},
-        source={"python": "net.py:Slow"},
-    )
-    write_golden(tmp_path, {case: {} for case in INPUTS}, INPUTS)
-    model = save_at(tmp_path / "m/simplify/model.onnx", conv_bn())
-    assert engine.run(stage_job(spec, "engine", tmp_path, model)).status == "passed"
-    figures = bench.run(stage_job(spec, "bench", tmp_path)).figures
+    baselines = ("torch", "torch_cuda_graph", *compiled, "onnxruntime")
+    fields = {"backend": "onnxruntime", "graph_optimization_level": "disable"}
+    net = NET.replace("range(200)", "range(2)")
+    figures = benched(tmp_path, fields, net=net, bench={"baselines": baselines}).figures
     asked = {"engine", "torch", *compiled, "onnxruntime"}  # a CUDA graph is nothing for a CPU
     assert set(figures["cases"]["opt"]["contenders"]) == asked, figures.get("left_out")
 
 
 def test_a_baseline_that_cannot_run_is_left_out_with_its_reason(tmp_path: Path) -> None:
-    spec = resolved({"backend": "onnxruntime"}, bench={**QUICK, "baselines": ("onnxruntime",)})
+    spec = resolved(ORT, bench={**QUICK, "baselines": ("onnxruntime",)})
     write_golden(tmp_path, {case: {} for case in INPUTS}, INPUTS)
     good = save_at(tmp_path / "m/simplify/model.onnx", conv_bn())
     assert engine.run(stage_job(spec, "engine", tmp_path, good)).status == "passed"
@@ -125,25 +116,12 @@ def test_a_baseline_that_cannot_run_is_left_out_with_its_reason(tmp_path: Path) 
 
 
 def test_pytorch_gets_the_inputs_from_before_surgery(tmp_path: Path) -> None:
-    (tmp_path / "net.py").write_text(NET)
-    renamed = rename(conv_bn(), {"rename": {"x": "image"}})
-    spec = resolved(
-        {"backend": "onnxruntime"},
-        bench=QUICK,
-        source={"python": "net.py:Slow"},
-        surgery=[{"rename": {"x": "image"}}],
-    )
-    write_golden(tmp_path, {case: {} for case in INPUTS}, INPUTS)
     (tmp_path / "m/surgery/after_export").mkdir(parents=True)
     for case, inputs in INPUTS.items():
         save_case(tmp_path / f"m/surgery/after_export/{case}.npz", {"image": inputs["x"]}, {})
-    assert (
-        engine.run(
-            stage_job(spec, "engine", tmp_path, save_at(tmp_path / "model.onnx", renamed))
-        ).status
-        == "passed"
-    )
-    figures = bench.run(stage_job(spec, "bench", tmp_path)).figures
+    step = {"rename": {"x": "image"}}
+    graph = rename(conv_bn(), step)
+    figures = benched(tmp_path, net=NET, graph=graph, surgery=[step]).figures
     assert set(figures["cases"]["opt"]["contenders"]) == {"engine", "torch"}
     assert figures["settings"]["torch"] == "is the network before surgery, with its own inputs"
 
@@ -176,24 +154,15 @@ def test_pytorch_uses_as_many_threads_as_the_engine(tmp_path: Path) -> None:
 
     before = torch.get_num_threads()
     fields = {"backend": "onnxruntime", "intra_op_threads": usable_cores() + 1}
-    text = NET.replace(
-        "for _", f"assert torch.get_num_threads() == {usable_cores() + 1}\n        for _"
-    )
-    (tmp_path / "net.py").write_text(text)
-    spec = resolved(fields, bench=QUICK, source={"python": "net.py:Slow"})
-    write_golden(tmp_path, {case: {} for case in INPUTS}, INPUTS)
-    engine.run(stage_job(spec, "engine", tmp_path, save_at(tmp_path / "model.onnx", conv_bn())))
-    assert bench.run(stage_job(spec, "bench", tmp_path)).status == "passed"
+    count = usable_cores() + 1
+    net = NET.replace("for _", f"assert torch.get_num_threads() == {count}\n        for _")
+    assert benched(tmp_path, fields, net=net).status == "passed"
     assert torch.get_num_threads() == before
 
 
 def test_a_baseline_that_rejects_the_inputs_is_named(tmp_path: Path) -> None:
-    (tmp_path / "net.py").write_text(NET.replace("x * 1.0", "x @ x[:, :, :3]"))
-    spec = resolved({"backend": "onnxruntime"}, bench=QUICK, source={"python": "net.py:Slow"})
-    write_golden(tmp_path, {case: {} for case in INPUTS}, INPUTS)
-    engine.run(stage_job(spec, "engine", tmp_path, save_at(tmp_path / "model.onnx", conv_bn())))
     with pytest.raises(StageError, match=r"forward of Slow failed on x float32 \[2, 3, 8, 8\]"):
-        bench.run(stage_job(spec, "bench", tmp_path))
+        benched(tmp_path, net=NET.replace("x * 1.0", "x @ x[:, :, :3]"))
 
 
 def test_a_noisy_case_is_repeated_within_the_budget(
@@ -225,7 +194,7 @@ def test_a_case_that_stays_noisy_has_the_steadiest_figures(
 
 def test_without_an_engine_the_bench_is_unavailable(tmp_path: Path) -> None:
     write_golden(tmp_path, {case: {} for case in INPUTS}, INPUTS)
-    result = bench.run(stage_job(resolved({"backend": "onnxruntime"}), "bench", tmp_path))
+    result = bench.run(stage_job(resolved(ORT), "bench", tmp_path))
     assert result.status == "unavailable"
     assert "there is no engine: see the result" in result.reason
 

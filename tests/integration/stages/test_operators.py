@@ -308,13 +308,3 @@ def test_a_conversion_that_cannot_run_is_not_checked_and_says_so(project: Operat
     assert made.figures["warnings"][-1] == (
         f"nothing implements {OP} for ONNX Runtime: the numbers of the graph are not checked"
     )
-
-
-def test_tensorrt_without_an_implementation_names_the_remedy(project: OperatorProject) -> None:
-    project.run_all(GRAPHS, [LIBRARY])
-    said = refused(project, LIBRARY, targets=("engine:m:rtx",))
-    assert (
-        said
-        == f"nothing implements {OP} for TensorRT-RTX; add function or plugin to its entry in ops"
-    )
-    project.run_all(("engine:m:ort", "verify:m:ort"), [LIBRARY])
