@@ -13,7 +13,7 @@ import pkgutil
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from functools import cache, lru_cache
-from typing import Any, NamedTuple
+from typing import Any
 
 import onnx.defs
 import torch
@@ -101,14 +101,6 @@ _BLOCKED = "_block_list_in_opset"
 _MAX_CALL_DEPTH = 4
 
 
-class Translation(NamedTuple):
-    """Dynamo's translation of an operator."""
-
-    opset: int | None  # the lowest with a translation and all its operators; None: only by parts
-    operators: tuple[str, ...] = ()  # ONNX operators newer than torchlib's own opset
-    by_parts: bool = False  # below that opset torch decomposes it and translates the parts
-
-
 def operator_schemas(operator: str) -> tuple[str, ...]:
     """Return the schemas of one operator; none if unknown."""
     return tuple(str(schema) for schema in torch._C._jit_get_schemas_for_operator(operator))
@@ -137,22 +129,18 @@ def torchscript_from(operator: str) -> int | None:
     return lowest
 
 
-def dynamo_translation(operator: str) -> Translation | None:
-    """Return dynamo's translation of an overload (``aten::add.Tensor``), if any.
+def dynamo_opset(operator: str) -> int | None:
+    """Return the lowest opset of dynamo's translation of an overload (``aten::add.Tensor``).
 
-    A translation registered for an opset may write operators newer than that, an invalid file
-    there; so their opsets count as well.
+    0: torch decomposes it and translates the parts. A translation registered for an opset may write
+    operators newer than that, an invalid file there; so their opsets count as well.
     """
     for opset in DYNAMO_OPSETS:
         functions = translations(opset).get(operator, ())
         if functions:
-            newer = {
-                name: since for function in functions for name, since in _newer_operators(function)
-            }
-            lowest = max([opset, *newer.values()])
-            by_parts = lowest > DYNAMO_OPSETS[0] and _is_decomposed(operator)
-            return Translation(lowest, tuple(sorted(newer)), by_parts)
-    return Translation(None, by_parts=True) if _is_decomposed(operator) else None
+            newer = (since for function in functions for since in _newer_operators(function))
+            return max([opset, *newer])
+    return 0 if _is_decomposed(operator) else None
 
 
 def _only_refuses(function: Callable[..., Any]) -> bool:
@@ -190,8 +178,8 @@ def _registry_for(opset: int) -> ONNXRegistry:
     return registry
 
 
-def _newer_operators(function: Any, depth: int = 0) -> Iterator[tuple[str, int]]:
-    """Yield a translation's ONNX operators newer than torchlib's opset."""
+def _newer_operators(function: Any, depth: int = 0) -> Iterator[int]:
+    """Yield the opsets of a translation's ONNX operators newer than torchlib's opset."""
     plain = getattr(function, "func", None) or getattr(function, "function", None) or function
     code = getattr(plain, "__code__", None)
     if code is None or depth > _MAX_CALL_DEPTH:
@@ -199,7 +187,7 @@ def _newer_operators(function: Any, depth: int = 0) -> Iterator[tuple[str, int]]
     for name in code.co_names:
         since = abs(operator_versions().get(("", name), (0,))[0])
         if since > DYNAMO_OPSETS[0]:
-            yield name, since
+            yield since
         called = plain.__globals__.get(name)
         is_onnx = callable(called) and "onnx" in str(getattr(called, "__module__", ""))
         if is_onnx and called is not function:
@@ -250,15 +238,11 @@ def _torch_rows() -> dict[str, Any]:
     for name in sorted(names):
         if name.startswith(("onnx::", "onnx_symbolic::")):
             continue
-        dynamo = list(filter(None, map(dynamo_translation, overloads.get(name, [name]))))
-        opsets = [translation.opset for translation in dynamo if translation.opset is not None]
+        opsets = [dynamo_opset(overload) for overload in overloads.get(name, [name])]
+        lowest = [opset for opset in opsets if opset is not None]
         rows[name] = {
             "torchscript": torchscript_from(name),
-            "dynamo": min(opsets, default=None),
-            "by_parts": any(translation.by_parts for translation in dynamo),
-            "writes": sorted(
-                {operator for translation in dynamo for operator in translation.operators}
-            ),
+            "dynamo": min(filter(None, lowest), default=0 if lowest else None),
             "schemas": schemas.get(name, []),
         }
     return rows
@@ -267,8 +251,7 @@ def _torch_rows() -> dict[str, Any]:
 def make_table() -> dict[str, Any]:
     """Make the table for the installed libraries, as JSON values.
 
-    ``torch``: operator -> {torchscript: opset or None, dynamo: opset or None, by_parts, writes,
-    schemas}.
+    ``torch``: operator -> {torchscript: opset or None, dynamo: opset, 0 or None, schemas}.
     ``onnx``: operator -> {opsets, onnxruntime: [{opset, types, body}], tensorrt_rtx: bool or None}.
     """
     rows: dict[str, Any] = {}

@@ -26,7 +26,7 @@ from buildsys.system.processes import run_python
 from buildsys.system.versions import python_version, tool_versions
 
 SCHEMA = "buildsys/ops/1"
-TABLE_SCHEMA = "buildsys/operators/2"  # the reader's table
+TABLE_SCHEMA = "buildsys/operators/3"  # the reader's table
 _LIBRARIES = ("torch", "torchvision", "onnx", "onnxscript", "onnxruntime", "tensorrt_rtx")
 # libraries print to stdout, too
 _READER = (
@@ -142,11 +142,9 @@ def chosen_rows(table: Mapping[str, Rows], names: Sequence[str]) -> tuple[Rows, 
 def _exported(row: Row) -> tuple[str, str]:
     """Describe the support of both exporters."""
     traced = f"from opset {row['torchscript']}" if row["torchscript"] else _NO
-    parts = "decomposed" if row["by_parts"] else ""
-    if not row["dynamo"]:
-        return traced, parts or _NO
-    writes = f" ({', '.join(row['writes'])})" if row["writes"] else ""
-    return traced, f"from opset {row['dynamo']}{writes}" + (f", else {parts}" if parts else "")
+    if row["dynamo"] is None:
+        return traced, _NO
+    return traced, f"from opset {row['dynamo']}" if row["dynamo"] else "decomposed"
 
 
 def _opsets(row: Row) -> str:

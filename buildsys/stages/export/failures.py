@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 import torch
 
 from buildsys.backends.operator_support import (
-    dynamo_translation,
+    dynamo_opset,
     operator_schemas,
     operator_versions,
     torchscript_from,
@@ -162,9 +162,9 @@ def _translating_exports(calls: Sequence[_Call], exporter: str, opset: int) -> l
     if in_torchscript and needed > opset:
         text = f"torchscript translates it from opset {needed} on"
         exports.append(export_remedy("opset", text, opset=needed))
-    translations = [dynamo_translation(call.overload) for call in calls]
-    if all(translations):
-        needed = max(opset, *(t.opset or 0 for t in translations if t))
+    translated = [dynamo_opset(call.overload) for call in calls]
+    if None not in translated:
+        needed = max(opset, *filter(None, translated))
         exports.append(_other_exporter(exporter, needed))
     return exports
 

@@ -70,21 +70,14 @@ def test_a_symbolic_function_that_only_refuses_is_none(registries: ModuleType) -
 def test_dynamo_needs_the_opset_of_the_operators_that_it_writes(
     registries: ModuleType, tmp_path: Path
 ) -> None:
-    translation = registries.dynamo_translation("torchvision::deform_conv2d")
-    assert translation == registries.Translation(19, ("DeformConv",))
+    assert registries.dynamo_opset("torchvision::deform_conv2d") == 19
     assert exports(tmp_path, "Deformed", "dynamo", 19, inputs=DEFORMED)
 
 
 def test_dynamo_by_its_registry_by_parts_or_not_at_all(registries: ModuleType) -> None:
-    assert registries.dynamo_translation("aten::asinh") == registries.Translation(18)
-    assert registries.dynamo_translation("aten::rms_norm") == registries.Translation(
-        23, ("RMSNormalization",), by_parts=True
-    )
-    assert registries.dynamo_translation("aten::adaptive_avg_pool2d") == registries.Translation(
-        None, by_parts=True
-    )
-    assert registries.dynamo_translation("aten::_linalg_eigh") is None
-    assert registries.dynamo_translation("nobody::knows") is None
+    operators = ("asinh", "rms_norm", "adaptive_avg_pool2d", "_linalg_eigh", "nobody_knows")
+    opsets = [registries.dynamo_opset(f"aten::{name}") for name in operators]
+    assert opsets == [18, 23, 0, None, None]
 
 
 def runs(folder: Path, operator: str, opset: int, element: int) -> bool:
