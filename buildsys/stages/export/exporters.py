@@ -86,21 +86,13 @@ def _trace(request: ExportRequest, file: str | io.BytesIO) -> None:
 
 @contextmanager
 def _doc_strings_kept() -> Iterator[None]:
-    """Keep the doc strings of nodes, which hold their origins.
-
-    ``verbose`` would also print the graph. In a torch without this internal function origins are
-    unknown.
-    """
+    """Keep the doc strings of nodes, which hold their origins."""
     kind: Any = torch._C.Graph
-    original = getattr(kind, "_export_onnx", None)
-    if original is None:
-        yield
-        return
+    original = kind._export_onnx
 
     def export_onnx(graph: Any, *arguments: Any) -> Any:
         changed = list(arguments)
-        if changed[_STRIPS_DOC_STRINGS : _STRIPS_DOC_STRINGS + 1] == [True]:
-            changed[_STRIPS_DOC_STRINGS] = False
+        changed[_STRIPS_DOC_STRINGS : _STRIPS_DOC_STRINGS + 1] = [False]
         return original(graph, *changed)
 
     kind._export_onnx = export_onnx

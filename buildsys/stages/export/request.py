@@ -11,6 +11,7 @@ from __future__ import annotations
 import inspect
 import itertools
 import logging
+import traceback
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -179,28 +180,22 @@ def collect_warnings(messages: list[str], project: Path) -> Iterator[None]:
 def recorded_guards() -> Iterator[dict[Any, Frames]]:
     """Collect the conditions that torch.export assumes, with their frames, innermost first.
 
-    The guards are in no program that the dynamo exporter returns. A torch without this internal
-    function records none.
+    They are in no program that the dynamo exporter returns.
     """
     guards: dict[Any, Frames] = {}  # by sympy expression
-    original: Any = getattr(ShapeEnv, "_log_guard", None)
+    original: Any = ShapeEnv._log_guard
 
     def log_guard(self: ShapeEnv, prefix: str, guard: Any, *more: Any, **named: Any) -> Any:
         if "suppressed" not in prefix and guard not in guards:
-            frames, frame = [], inspect.currentframe()
-            while frame is not None:
-                frames.append((frame.f_code.co_filename, frame.f_lineno))
-                frame = frame.f_back
-            guards[guard] = frames
+            stack = traceback.walk_stack(None)
+            guards[guard] = [(frame.f_code.co_filename, line) for frame, line in stack]
         return original(self, prefix, guard, *more, **named)
 
-    if original is not None:
-        ShapeEnv._log_guard = log_guard  # type: ignore[method-assign, assignment]
+    ShapeEnv._log_guard = log_guard  # type: ignore[method-assign, assignment]
     try:
         yield guards
     finally:
-        if original is not None:
-            ShapeEnv._log_guard = original  # type: ignore[method-assign]
+        ShapeEnv._log_guard = original  # type: ignore[method-assign]
 
 
 def check_guards(program: Any, guards: Mapping[Any, Frames], request: ExportRequest) -> None:
