@@ -31,8 +31,10 @@ Tensors = Mapping[str, Tensor]
 Limits = Mapping[str, float]
 
 _MAYBE_FIXED = (
-    "the graph may be right only for the sizes of the trace: the warnings of the export name the"
-    " lines; make these sizes numbers in inputs, or change the code"
+    "the graph may be right only for the sizes of the trace, and warnings of the export name the"
+    " lines: limit dims, make the sizes numbers in inputs, or try the exporter that keeps sizes"
+    " which forward neither loops over nor turns into numbers: export: {exporter: dynamo, opset:"
+    " 18}"
 )
 _RANDOM_OPERATORS = frozenset((
     "Bernoulli", "Dropout", "Multinomial", "RandomNormal", "RandomNormalLike", "RandomUniform",
@@ -126,35 +128,19 @@ def run_cases(job: Job, path: Path, feeds: Mapping[str, Tensors]) -> dict[str, d
     The session is closed: two at a time would double the memory.
     """
     graph = open_graph(job, path)
-    return {case: run_case(graph, case, feeds) for case in feeds}
+    return {case: run_case(graph, case, inputs) for case, inputs in feeds.items()}
 
 
-def run_case(graph: OrtGraph, case: str, feeds: Mapping[str, Tensors]) -> dict[str, Tensor]:
+def run_case(graph: OrtGraph, case: str, inputs: Tensors) -> dict[str, Tensor]:
     """Run one case.
 
-    Raises: StageError: it fails; if another case runs, a size is fixed in the graph.
+    Raises: StageError: it fails.
     """
     try:
-        return graph.run(feeds[case])
+        return graph.run(inputs)
     except StageError as error:
-        others = [other for other in feeds if other != case and _runs(graph, feeds[other])]
-        if not others:
-            raise StageError(error.problem, error.hint or _MAYBE_FIXED) from error
-        raise StageError(
-            f"{error.problem}; case {case} fails, unlike {', '.join(others)}: a size is fixed in"
-            " the graph",
-            "limit dims to the sizes that run, or make the size a number in inputs; if exporter"
-            " torchscript fixed it, dynamo keeps sizes that forward neither loops over nor turns"
-            " into numbers: export: {exporter: dynamo, opset: 18}",
-        ) from error
-
-
-def _runs(graph: OrtGraph, inputs: Tensors) -> bool:
-    try:
-        graph.run(inputs)
-    except StageError:
-        return False
-    return True
+        problem = f"{error.problem}; case {case} fails"
+        raise StageError(problem, error.hint or _MAYBE_FIXED) from error
 
 
 def compare_cases(

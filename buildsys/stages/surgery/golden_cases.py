@@ -134,7 +134,7 @@ def _run_with_outputs(
     present = output_names(model)
     model.graph.output.extend(ValueInfoProto(name=name) for name in names if name not in present)
     graph = open_graph(job, model)
-    return {case: run_case(graph, case, feeds) for case in feeds}
+    return {case: run_case(graph, case, inputs) for case, inputs in feeds.items()}
 
 
 def _check_cut_inputs(

@@ -14,7 +14,7 @@ from small_graphs import CASES, conv_bn, data_role, make_model, weights, write
 from buildsys.backends.onnxruntime.session import OrtGraph, session_options
 from buildsys.errors import StageError
 from buildsys.onnx_graphs.tensors import Tensor, load_case, load_tensors, save_case, tensor_of
-from buildsys.stages.common.equivalence import random_inputs, run_case
+from buildsys.stages.common.equivalence import random_inputs
 from buildsys.stages.validate import stage as validate
 from buildsys.workers.job import Job
 
@@ -54,22 +54,6 @@ def validate_job(
         outputs={"result": folder / "validate" / "result.json"},
         project=folder,
     )  # fmt: skip
-
-
-def test_a_graph_for_the_traced_size_only_has_a_remedy() -> None:
-    x = y = (TensorProto.FLOAT, ["batch", 4])
-    node = helper.make_node("Reshape", ["x", "shape"], ["y"])
-    model = make_model([node], {"x": x}, {"y": y}, {"shape": np.array([5, 4])})
-    graph = OrtGraph(model.SerializeToString())
-    feeds = {str(n): {"x": tensor_of(np.ones((n, 4), np.float32))} for n in (1, 2)}
-    with pytest.raises(StageError) as error:
-        run_case(graph, "1", feeds)
-    assert "make these sizes numbers in inputs" in error.value.hint
-    feeds["5"] = {"x": tensor_of(np.ones((5, 4), np.float32))}
-    with pytest.raises(StageError) as error:
-        run_case(graph, "1", feeds)
-    assert "case 1 fails, unlike 5: a size is fixed in the graph" in error.value.problem
-    assert "make the size a number in inputs" in error.value.hint
 
 
 def test_equal_outputs_pass(tmp_path: Path) -> None:
