@@ -162,7 +162,7 @@ class KeyBuilder:
                 return made | parts
             tools = (label for label in parts if label.startswith(TOOL))
             imported = [label.removeprefix(TOOL) for label in tools if not label.endswith(FILES)]
-            made |= parts | self._environment.of_imports(action, imported)
+            made |= parts | self._environment.identities(imported, action.runs_in)
             return made | (self._baselines.parts(action, made) if self._baselines else {})
 
         key = ActionKey(action.target, make_parts, files, missing, covered=frozenset(covered))
@@ -183,7 +183,7 @@ class KeyBuilder:
         parts = self._values.parts(new, variables_of(action))
         labels = (label for label in new if label.startswith(TOOL) and not label.endswith(FILES))
         if tools := [label.removeprefix(TOOL) for label in labels]:
-            parts |= self._environment.of_distributions(action, tools)
+            parts |= self._environment.of_distributions(tools, action.runs_in)
         whole = {**key.parts, **parts}
         lines = {label: new.get(label, "") for label in parts}
         return replace(key, make_parts=lambda: whole, reads=lines)
@@ -201,7 +201,7 @@ class KeyBuilder:
             key.covered,
             key.parts,
             self._values,
-            lambda module: self._environment.of_module(action, module)[0],
+            lambda module: self._environment.of_module(action.runs_in, module)[0],
         )
         return self.with_reads(action, key, outside) if outside else key, changed
 
@@ -248,7 +248,7 @@ class KeyBuilder:
             modules.setdefault(item.module.partition(".")[0], []).append(item)
         variables = list(inside.variables)
         for module, imports in modules.items():
-            tools, root = self._environment.of_module(action, module)
+            tools, root = self._environment.of_module(action.runs_in, module)
             parts |= tools
             if root is not None and root != self._project:  # on PYTHONPATH, or installed editable
                 tree = self._tree(root, files, covered, package=module)

@@ -54,7 +54,7 @@ class EnvironmentParts:
             action.probes,
         )  # fmt: skip
         if environment not in self._facts:
-            tools = self._tool_parts(action.tools, action.runs_in)
+            tools = self.of_distributions(action.tools, action.runs_in)
             if action.probes:
                 from buildsys.system.programs import probe  # not needed by most projects
 
@@ -64,7 +64,7 @@ class EnvironmentParts:
             variables = dict(versions.environment_facts(action.environment, os.environ))
             if toolchain is not None:  # a peer may have tools and variables of the same names
                 peer = f"{toolchain.name}/" if action.peer_tools else ""
-                for label, value in self._tool_parts(action.peer_tools, toolchain).items():
+                for label, value in self.of_distributions(action.peer_tools, toolchain).items():
                     name = label.removeprefix(TOOL)
                     both = name.removesuffix(FILES) in action.tools
                     tools[f"{TOOL}{peer if both else ''}{name}"] = value
@@ -76,24 +76,12 @@ class EnvironmentParts:
             }
         return self._facts[environment]
 
-    def of_imports(self, action: Action, names: Collection[str]) -> Parts:
-        """Identify distributions imported by user code."""
-        return self._identities(names, action.runs_in)
-
-    def of_distributions(self, action: Action, names: Collection[str]) -> Parts:
-        """Identify distributions imported by user code, with their versions."""
-        return self._versions(names, action.runs_in) | self.of_imports(action, names)
-
-    def of_module(self, action: Action, module: str) -> tuple[Parts, str | None]:
-        """Find the versions of the distributions with a module, or its folder."""
-        return self._of_module(action.runs_in, module)
-
     def of_package(self, action: Action, module: str) -> tuple[Parts, str | None]:
         """Find the same for a backend's package, with the identity of its distributions.
 
         Its folder is imported in a toolchain as well, but without its other distributions.
         """
-        parts, root = self._of_module(None, module)
+        parts, root = self.of_module(None, module)
         owners = {
             normalized(backend.owner.partition(" ")[0]) for backend in other_backends().values()
         }
@@ -102,10 +90,11 @@ class EnvironmentParts:
             for name in (label.removeprefix(TOOL) for label in parts)
             if name != _OURS and (action.toolchain is None or normalized(name) in owners)
         ]
-        identities = self._identities(names, None)
+        identities = self.identities(names, None)
         return {f"{TOOL}{name}": parts[f"{TOOL}{name}"] for name in names} | identities, root
 
-    def _of_module(self, toolchain: ToolchainRef | None, module: str) -> tuple[Parts, str | None]:
+    def of_module(self, toolchain: ToolchainRef | None, module: str) -> tuple[Parts, str | None]:
+        """Find the versions of the distributions with a module, or its folder."""
         place = toolchain, module
         if place not in self._providers:
             path = self._module_path(toolchain)
@@ -116,14 +105,15 @@ class EnvironmentParts:
             self._providers[place] = self._versions(providing, toolchain), root
         return self._providers[place]
 
-    def _tool_parts(self, names: Collection[str], toolchain: ToolchainRef | None) -> Parts:
-        return self._versions(names, toolchain) | self._identities(names, toolchain)
+    def of_distributions(self, names: Collection[str], toolchain: ToolchainRef | None) -> Parts:
+        """Look up the versions and identities of distributions."""
+        return self._versions(names, toolchain) | self.identities(names, toolchain)
 
     def _versions(self, names: Collection[str], toolchain: ToolchainRef | None) -> Parts:
         numbers = versions.tool_versions(names, self._located(toolchain))
         return {f"{TOOL}{name}": version for name, version in numbers.items()}
 
-    def _identities(self, names: Collection[str], toolchain: ToolchainRef | None) -> Parts:
+    def identities(self, names: Collection[str], toolchain: ToolchainRef | None) -> Parts:
         """Identify distributions without unique versions."""
         if not names:
             return {}

@@ -25,7 +25,7 @@ from buildsys.plan.action import Action, Needs, ToolchainRef
 from buildsys.store.file_digests import boot_id
 from buildsys.store.ledger import Ledger
 from buildsys.store.state_db import StateDb
-from buildsys.system.files import SETTLE_NS
+from buildsys.system.files import SETTLE_NS, stamp
 
 # fields covered by the manifest, by the stamps of files and by our own code
 COVERED_ELSEWHERE = frozenset((
@@ -136,8 +136,8 @@ class _Moment:
         self._build = build
         self._keys = keys
         self._digests: dict[str, str] = {}  # by environment
-        code = [(path, _plain_stamp(path)) for path in sorted(own_code())]
-        self._newest_ns = max(max(stamp[:2]) for _, stamp in code if stamp)
+        code = [(path, stamp(path)) for path in sorted(own_code())]
+        self._newest_ns = max(max(written[:2]) for _, written in code if written)
         # the boot of the machine and the state common to all models
         self.valid_in = f"{boot_id()} {_digest((code, is_strict(), settings))}"
 
@@ -150,14 +150,14 @@ class _Moment:
 
     def token(self, text: str, environments: Iterable[str], files: Iterable[str]) -> str:
         """Digest the manifest, environments and present files of a model."""
-        stamps = [_plain_stamp(self._build + name) for name in files]
+        stamps = [stamp(self._build + name) for name in files]
         digests = [self._digests[line] for line in environments]
         return _digest((text, self.valid_in, digests, stamps))
 
     def newest_ns(self, files: Iterable[str]) -> int:
         """Find the time of the last write to a file or to our code."""
-        stamps = (_plain_stamp(self._build + name) for name in files)
-        return max(self._newest_ns, *(max(stamp[:2]) for stamp in stamps if stamp))
+        stamps = (stamp(self._build + name) for name in files)
+        return max(self._newest_ns, *(max(written[:2]) for written in stamps if written))
 
 
 def environment_of(action: Action, recorded: Reads | None = None) -> str:
@@ -189,15 +189,6 @@ def action_in(line: str) -> tuple[Action, Reads]:
 
 def _as_tuple(value: Any) -> Any:
     return tuple(value) if isinstance(value, list) else value
-
-
-def _plain_stamp(path: str) -> tuple[int, ...]:
-    """Read the fields of a ``Stamp``: making and formatting thousands takes time."""
-    try:
-        status = os.stat(path)  # noqa: PTH116 - a Path costs three times as much
-    except (OSError, ValueError):
-        return ()
-    return status.st_mtime_ns, status.st_ctime_ns, status.st_size, status.st_ino
 
 
 def _digest(value: object) -> str:

@@ -57,14 +57,14 @@ def test_an_edit_deep_in_a_library_counts(
 
     def identities() -> tuple[str, str]:
         parts = EnvironmentParts(str(tmp_path), db)
-        return parts.of_imports(action, [name])[label], parts.of_action(action)[label]
+        return parts.identities([name], None)[label], parts.of_action(action)[label]
 
     imported, used = identities()
     (package / DEEP).write_text("changed = True\n")
     edited = identities()
     assert edited[0] != imported
     assert edited[1] != used
-    assert EnvironmentParts(str(tmp_path), db).of_imports(action, ["unknown"]) == {}
+    assert EnvironmentParts(str(tmp_path), db).identities(["unknown"], None) == {}
 
 
 @pytest.fixture
@@ -84,12 +84,12 @@ def test_libraries_of_user_code_are_those_of_the_toolchain(
 ) -> None:
     parts = EnvironmentParts(str(tmp_path), db)
     names = ["biglib", "onnxscript"]
-    found = parts.of_distributions(in_toolchain, names)
+    found = parts.of_distributions(names, in_toolchain.runs_in)
     assert {label: found[label] for label in ("tool:biglib", "tool:onnxscript")} == {
         "tool:biglib": "2.0", "tool:onnxscript": "2.0",
     }  # fmt: skip
     assert found.keys() == {f"tool:{name}{end}" for name in names for end in ("", FILES)}
-    here = parts.of_distributions(replace(in_toolchain, toolchain=None), names)
+    here = parts.of_distributions(names, None)
     assert here["tool:biglib"] == "1.0"
     for name in names:  # the same modules, so the same files
         assert here[f"tool:{name}{FILES}"] == found[f"tool:{name}{FILES}"]
@@ -99,9 +99,9 @@ def test_libraries_of_user_code_are_those_of_the_toolchain(
     again = EnvironmentParts(str(tmp_path), db)
     for name in names:
         label = f"tool:{name}{FILES}"
-        assert again.of_imports(in_toolchain, [name])[label] != found[label]
-        assert again.of_imports(replace(in_toolchain, toolchain=None), [name])[label] == here[label]
-    tools, root = parts.of_module(in_toolchain, "biglib")
+        assert again.identities([name], in_toolchain.runs_in)[label] != found[label]
+        assert again.identities([name], None)[label] == here[label]
+    tools, root = parts.of_module(in_toolchain.runs_in, "biglib")
     assert (tools, root) == ({"tool:biglib": "2.0"}, None)
     assert variables_of(in_toolchain)["A"] == "1"
 
@@ -112,8 +112,7 @@ def test_a_module_in_a_library_folder_without_a_distribution_counts_with_its_fil
     environment = Environment(tmp_path / "env")
     environment.write("loose/__init__.py", "")
     toolchain = ToolchainRef("other", "env/bin/python", ())
-    action = Action("engine:m:e", "engine", "m", "e", {}, {}, {}, toolchain=toolchain)
-    tools, root = EnvironmentParts(str(tmp_path), db).of_module(action, "loose")
+    tools, root = EnvironmentParts(str(tmp_path), db).of_module(toolchain, "loose")
     assert (tools, root) == ({}, str(environment.libraries))
 
 
