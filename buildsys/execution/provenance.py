@@ -67,19 +67,18 @@ class ProvenanceSigner:
         self._read_checkout = read_checkout
         self._invocation = f"urn:uuid:{uuid.uuid4()}"
         self._guard = threading.Lock()
-        self._is_prepared = False
-        self._has_key = False
+        self._has_key: bool | None = None  # not looked at yet
         self._checkout: Checkout | None = None
 
     def prepare(self) -> None:
         """Read key and checkout before a long build; warn of an unusable key."""
         with self._guard:
-            if self._is_prepared:
+            if self._has_key is not None:
                 return
-            self._is_prepared = True
             try:
                 self._has_key = bool(self._key.public_key)
             except StageError as error:
+                self._has_key = False
                 text = f"cannot sign results: {error}"
                 self._notify(f"{text}; engines stay unsigned, and nothing is shared")
                 return
@@ -97,20 +96,15 @@ class ProvenanceSigner:
         return replace(record, signature=self._envelope(self._statement(*names, subjects, content)))
 
     def sign_engine(self, action: Action, key: ActionKey, tree: Path, started: str) -> None:
-        """Add the envelope to the new ``engine.json`` in ``tree``, or warn."""
+        """Add the envelope to the new ``engine.json`` in ``tree``."""
         from buildsys.workers.result_file import format_figures  # not needed by most runs
 
         result = tree / action.outputs[RESULT].path
         if action.stage != ENGINE or not self._has_key or not result.is_file():
             return
-        try:
-            figures = json.loads(result.read_text(encoding="utf-8"))
-            files = figures["files"].items()
-            subjects = [described(name, sha256=facts["sha256"]) for name, facts in files]
-        except (ValueError, LookupError, TypeError, AttributeError):
-            problem = f"cannot sign {action.target}: {result.name} does not list its files"
-            self._notify(f"{problem}; it stays unsigned")
-            return
+        figures = json.loads(result.read_text(encoding="utf-8"))
+        files = figures["files"].items()
+        subjects = [described(name, sha256=facts["sha256"]) for name, facts in files]
         record = described(RECORD_NAME, sha256=content_digest(figures))
         record["annotations"] = {"content": f"JSON without {ENVELOPE}, sorted, without spaces"}
         statement = self._statement(key.target, key.digest, key.parts, started, subjects, record)

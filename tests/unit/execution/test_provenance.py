@@ -154,15 +154,6 @@ def test_an_unusable_key_is_a_warning_and_the_engine_stays_unsigned(
     assert envelope(root) is None
 
 
-def test_an_engine_without_a_list_of_files_stays_unsigned(
-    root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    generate_key(tmp_path / "key.pem")
-    monkeypatch.setitem(tiny_project.STAGES, "engine", tiny_project.engine)
-    *_, warning = build(root, tmp_path / "key.pem", EXPORT, ENGINE)
-    assert "cannot sign engine:m:e: engine.json does not list its files" in warning
-
-
 def test_the_libraries_of_in_toto_accept_envelope_and_statement(root: Path, tmp_path: Path) -> None:
     dsse = pytest.importorskip("securesystemslib.dsse")
     v1 = pytest.importorskip("in_toto_attestation.v1.statement")
