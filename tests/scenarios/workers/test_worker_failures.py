@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import sys
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -142,16 +141,6 @@ def test_a_hanging_server_does_not_hang_its_jobs(
     problem = "the worker server that ran export:hang stopped responding"
     assert str(error) == f"{problem}; full log: build/hang.log"
     assert project.server_pid() != server
-
-
-def test_a_missing_interpreter_is_named(
-    project: PoolProject, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(sys, "executable", "/no/such/python")
-    assert str(project.error("echo")) == (
-        "cannot start a worker server: No such file or directory: /no/such/python; check that it"
-        " can be executed, and the free memory and disk"
-    )
 
 
 def test_closing_fails_running_jobs(project: PoolProject) -> None:
