@@ -18,7 +18,7 @@ import onnx
 import onnx.checker
 import onnx.shape_inference
 
-from buildsys.errors import BuildsysError, StageError
+from buildsys.errors import BuildsysError, CheckFailed, StageError
 from buildsys.models.sources.onnx import load_onnx
 from buildsys.onnx_graphs.onnx_file import (
     INLINE_LIMIT,
@@ -43,6 +43,11 @@ _FILE_VERSIONS = "buildsys.backends.onnxruntime.file_versions"
 _UNUSED = (
     "remove it from inputs; if forward requires an argument, call gives it a constant:"
     " call: {args: [NAME, null]}"
+)
+_MISMATCHES = (  # in warnings of the dynamo exporter
+    "has a large absolute difference",
+    "has a large relative difference",
+    "fails ONNX checker",
 )
 # larger weights go to a separate file; by external_data: unset, false, true
 _INLINE_LIMITS = {None: INLINE_LIMIT, False: 2**31 - 2**24, True: -1}
@@ -117,6 +122,10 @@ def _export_network(job: Job, warnings: list[str]) -> tuple[onnx.ModelProto, Exp
     job.progress(f"exporting with {exporter}")
     with collect_warnings(warnings, job.project):
         model = _export(request, job)
+    mismatches = [text for text in warnings if any(sign in text for sign in _MISMATCHES)]
+    if options["export"]["verify"] and mismatches:
+        hint = "validate compares all sizes; set export.verify: false to see its result"
+        raise CheckFailed(f"export.verify: {mismatches[0]}", hint)
     reason = "the network has no such operator, or torch's own function takes precedence"
     warnings += [
         f"{registration.described} was never used: {reason}"

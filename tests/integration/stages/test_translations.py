@@ -9,7 +9,7 @@ import onnx
 import pytest
 from stage_jobs import manifest, stage_job
 
-from buildsys.errors import StageError
+from buildsys.errors import CheckFailed, StageError
 from buildsys.stages.export import stage as export
 from buildsys.workers.job import StageResult
 
@@ -80,12 +80,16 @@ class Project:
         self.root.mkdir()
         (self.root / "nets.py").write_text(NET)
 
-    def export(self, plugin: str, *translations: dict[str, Any], net: str = "Halve") -> StageResult:
+    def export(
+        self, plugin: str, *translations: dict[str, Any], net: str = "Halve", **fields: object
+    ) -> StageResult:
         (self.root / "p.py").write_text(HEAD + plugin)
         entries = list(translations) or [{"op": "translated::halve", "function": "p.py:f"}]
         sections: dict[str, Any] = {"source": {"python": f"nets.py:{net}"}}
         resolved = manifest(
-            **sections, export={"exporter": "dynamo", "opset": 18}, translations=entries
+            **sections,
+            export={"exporter": "dynamo", "opset": 18, **fields},
+            translations=entries,
         )
         return export.run(stage_job("export", resolved, self.build, self.root))
 
@@ -137,6 +141,14 @@ def test_two_outputs(project: Project) -> None:
     )
     project.export(plugin, entry, net="Ends")
     assert {operator for _, operator in project.nodes()} == {"ReduceMin", "ReduceMax"}
+
+
+def test_the_exporter_compares_a_translation_if_verify_asks_for_it(project: Project) -> None:
+    entry = {"op": "translated::halve", "function": "p.py:f"}
+    wrong = "def f(x, by=0.5):\n    return op.Neg(x)\n"
+    assert project.export(wrong, entry).status == "passed"  # validate compares it
+    with pytest.raises(CheckFailed, match=r"export\.verify: .* has a large .* difference"):
+        project.export(wrong, entry, verify=True)
 
 
 def test_an_unused_translation_is_a_warning(project: Project) -> None:
