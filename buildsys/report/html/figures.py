@@ -235,35 +235,6 @@ def _latency_strip(line: TimingLine, kind: str, axis: Axis) -> Markup:
     return draw([Series(f"{kind} faint" if line.noisy else kind, marks)], axis, None, label)
 
 
-def by_batch(report: Report) -> Iterator[tuple[str, Chart]]:
-    """Yield steady latencies and throughputs by batch size, if there are several sizes."""
-    names, colors = unique_names(report.bench), _colors(report)
-    for title, figure in (("p50 (ms)", "p50_ms"), ("items per second", "throughput_per_s")):
-        points = [
-            (line, float(line.batch), getattr(line, figure))
-            for line in sorted(report.bench, key=lambda line: line.batch or 0)
-            if line.batch and not line.noisy and _is_positive(getattr(line, figure))
-        ]
-        sizes = sorted({batch for _, batch, _ in points})
-        if len(sizes) < 2:
-            return
-        marks: dict[tuple[str, str], list[ChartMark]] = {key: [] for key in names}
-        for line, batch, value in points:
-            key = line.engine, line.contender
-            text = f"{names[key]}, batch size {line.batch}: {q.significant(value)}"
-            interval = line.p50_interval_ms if figure == "p50_ms" else None
-            marks[key].append(ChartMark(batch, value, text, y_interval=interval))
-        svg = draw(
-            [Series(colors[key], own) for key, own in marks.items()],
-            Axis.around(sizes, is_log=True, margin=0.04),
-            Axis.around([value for *_, value in points], is_log=True, margin=0.1),
-            f"{title} against batch size",
-            height=220,
-            x_ticks=sizes if len(sizes) <= 8 else None,
-        )
-        yield title, Chart(svg, tuple((colors[key], name) for key, name in names.items()))
-
-
 def trend(builds: Sequence[PastBuild]) -> Chart | None:
     """Draw the latency of builds (newest first), with intervals, failures and environments.
 

@@ -193,7 +193,6 @@ def render_model(page: ModelPage) -> str:
         pareto=figures.pareto(report.ranking),
         ranking=tables.ranking(report),
         contenders=figures.contenders(report),
-        by_batch=list(figures.by_batch(report)),
         trends=[(past, chart) for past in page.history if (chart := figures.trend(past.timed))],
         layers={engine.name: [line for line in report.layers if line.engine == engine.name]
                 for engine in report.engines},
