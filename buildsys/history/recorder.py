@@ -19,15 +19,14 @@ from buildsys.store.state_db import warn_on_stderr
 from buildsys.system.git import Checkout
 
 _ENVIRONMENT = ("device:", "tool:", "env:")  # parts of a key
-_CHECKOUT_LIMIT_S = 10.0  # for git; without an answer the revision is unknown
 CHECKOUT_FILE = "checkout.json"  # in the state folder of a project that another machine packed
 
 
 class HistoryRecorder:
     """Records the targets of one run. Thread-safe.
 
-    After a problem, such as a full disk, it records nothing more. ``checkout`` is called in a
-    thread, ``manifest`` with the name of a model.
+    After a problem, such as a full disk, it records nothing more. ``manifest`` is called with the
+    name of a model.
     """
 
     def __init__(
@@ -46,8 +45,8 @@ class HistoryRecorder:
         self._has_failed = False
         self._known_texts: set[str] = set()
         self._checkout = Checkout()
-        self._git = threading.Thread(target=self._look_up, args=(checkout,), daemon=True)
-        self._git.start()
+        with suppress(Exception):  # without git, or outside of a repository
+            self._checkout = checkout()
 
     def add(
         self,
@@ -67,7 +66,6 @@ class HistoryRecorder:
         try:
             environment = _environment(parts)
             manifest = self._manifest(names["model"])
-            self._git.join(_CHECKOUT_LIMIT_S)
             checkout = self._checkout
             build = Build(
                 id=uuid.uuid4().hex,
@@ -117,10 +115,6 @@ class HistoryRecorder:
         if not self._has_failed:
             self._has_failed = True
             self._notify(f"builds of this run are missing in the history: {error}")
-
-    def _look_up(self, checkout: Callable[[], Checkout]) -> None:
-        with suppress(Exception):  # without git, or outside of a repository
-            self._checkout = checkout()
 
 
 def machine_id() -> str:
