@@ -8,7 +8,7 @@ import secrets
 import socket
 import time
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
+from contextlib import closing, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import NamedTuple
@@ -32,7 +32,7 @@ from buildsys.remote.jobs import (
     plan_jobs,
     read_summary,
 )
-from buildsys.remote.pack import pack_project, put_history
+from buildsys.remote.pack import pack_project, put_earlier_builds
 from buildsys.remote.ray import Ray
 from buildsys.remote.results import (
     check_results,
@@ -54,10 +54,11 @@ from buildsys.report.run_results import (
     RunResults,
     TargetResult,
 )
-from buildsys.store.ledger import utc_now
+from buildsys.store.ledger import Ledger, utc_now
 from buildsys.store.object_store import Store
 from buildsys.store.shared_cache import Depot
 from buildsys.store.signatures import NO_POLICY, TrustPolicy
+from buildsys.store.state_db import StateDb
 from buildsys.system.files import replace_file
 from buildsys.system.git import Checkout
 
@@ -147,10 +148,10 @@ def _pack(project: Project, depot: Depot, request: Request) -> list[str]:
         for name in (*action.sources, *action.weights, *action.reads)
         if not name.startswith("$")
     }
-    has_gates = any(action.baseline for action in request.actions.values())
+    gates = [target for target, action in request.actions.items() if action.baseline]
     packs = {
         "--pack": pack_project(depot, project, named),
-        "--earlier": put_history(depot, project) if has_gates else None,
+        "--earlier": put_earlier_builds(depot, project, gates),
     }
     options = [f"{name}={file.digest}:{file.size}" for name, file in packs.items() if file]
     if request.checkout is not None:
@@ -209,8 +210,11 @@ def _merge(
     """Merge summaries and histories; fetch outputs, or only the reports of models."""
     actions, executor = request.actions, request.fetch_into
     targets = merge_targets(jobs, summaries, actions)
-    is_needed = executor is not None or request.trust.is_active
-    records, problems = read_records(depot, targets if is_needed else {}, request.trust)
+    if executor is None and not request.trust.is_active:  # for the next run of gates
+        read = {target: end for target, end in targets.items() if actions[target].baseline}
+    else:
+        read = targets
+    records, problems = read_records(depot, read, request.trust)
     merge_histories(depot, project, run, summaries.values())
     results = tuple(check_results(project, targets, problems, request.since or since))
     reports: dict[str, Path] = {}
@@ -225,6 +229,11 @@ def _merge(
             reports[action.model] = folder / f"{action.model}.json"
             depot.get(file, reports[action.model])
         fetch_log(depot, project.build, action, end)
+    if executor is None:
+        with closing(StateDb(project.state / "state.db")) as db:
+            for target in filter(records.__contains__, targets):
+                if actions[target].baseline:
+                    Ledger(db).add(records[target])
     return results, reports
 
 

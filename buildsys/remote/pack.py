@@ -4,22 +4,26 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from contextlib import closing, suppress
+from dataclasses import asdict
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from buildsys.errors import StageError
+from buildsys.execution.baselines import baseline_digests
 from buildsys.execution.build_cache import store_folder
-from buildsys.history.database import History, copy_history, history_file
+from buildsys.history.database import copy_history, history_file
 from buildsys.project.load import Project
-from buildsys.store.ledger import OutputFile
+from buildsys.report.result_files import adapter
+from buildsys.store.ledger import ActionRecord, Ledger, OutputFile
 from buildsys.store.object_store import Store
 from buildsys.store.record_file import check_name, output_file
 from buildsys.store.shared_cache import Depot
+from buildsys.store.state_db import ReadOnlyStateDb, StateDb
 from buildsys.system.git import run_git
 
-_ENGINES = 3  # per gate, newest first
+_BUILDS = 3  # per gate
 _ENVIRONMENT = "pyvenv.cfg"  # in the folder of a virtual environment
 _OTHER_FOLDERS = (".git", "__pycache__", ".mypy_cache", ".ruff_cache", ".pytest_cache")
 
@@ -74,22 +78,35 @@ def put_history(depot: Depot, project: Project) -> OutputFile | None:
         return depot.put(copy_history(file, Path(folder)))
 
 
-def unpack_earlier_builds(depot: Depot, pack: OutputFile, project: Project) -> None:
-    """Make earlier builds the history of a new project, with their engines in its store.
+def put_earlier_builds(depot: Depot, project: Project, gates: Collection[str]) -> OutputFile | None:
+    """Store the records that gates compare with, and their engines; None without any.
 
-    Raises: StageError: the history cannot be read.
+    Raises: StageError: the store cannot be used.
     """
-    depot.get(pack, history_file(project.state))
     store = Store(store_folder(project.state))
-    with closing(History.read_only(history_file(project.state))) as history:
-        for target in history.targets("engine"):
-            builds = [build.outputs for build in history.builds(target=target)]
-            engines = [[o[role] for role in sorted(o) if role.startswith("engine")] for o in builds]
-            for digest in [d for files in engines[:_ENGINES] for d in files]:
-                with suppress(StageError):  # damaged: the gate says that it is gone
-                    if (size := depot.size(digest)) is not None:
-                        engine = OutputFile(digest, size)
-                        store.add(engine, depot.chunks(engine))
+    with closing(ReadOnlyStateDb(project.state / "state.db")) as db:
+        ledger = Ledger(db)
+        records = [r for gate in gates for r in ledger.records(gate, limit=_BUILDS)[::-1]]
+        engines = baseline_digests(ledger, gates)
+    for path in filter(Path.is_file, map(store.object_path, engines)):
+        depot.put(path)
+    return depot.put_bytes(json.dumps([*map(asdict, records)]).encode()) if records else None
+
+
+def unpack_earlier_builds(depot: Depot, pack: OutputFile, project: Project) -> None:
+    """Add the records of ``put_earlier_builds`` to a new project. Raises: StageError."""
+    store = Store(store_folder(project.state))
+    with closing(StateDb(project.state / "state.db")) as db:
+        ledger, targets = Ledger(db), set()
+        for values in json.loads(b"".join(depot.chunks(pack))):
+            record: ActionRecord = adapter(ActionRecord).validate_python(values)
+            ledger.add(record)
+            targets.add(record.target)
+        for digest in baseline_digests(ledger, targets):
+            with suppress(StageError):  # damaged: the gate says that it is gone
+                if (size := depot.size(digest)) is not None:
+                    engine = OutputFile(digest, size)
+                    store.add(engine, depot.chunks(engine))
 
 
 def _listed(root: Path) -> list[str]:

@@ -71,6 +71,17 @@ def test_reports_come_without_fetching_and_only_trusted_machines_count(
     assert not [*(project.store / "runs").iterdir()]
 
 
+def test_a_gate_compares_with_the_build_of_an_earlier_run(over_ssh: RemoteProject) -> None:
+    manifest = over_ssh.root / "configs/models/a.yaml"
+    manifest.write_text(manifest.read_text() + "gates: {size: {tolerance: 1%}}\n")
+    for factor, status in ((1, "unavailable"), (2, "passed")):
+        over_ssh.write_network(factor)
+        ran = over_ssh.run("build", "--on", "there", "gate:a:ort", "--results", "r.json")
+        assert ran.code == 0, ran.out
+        targets = json.loads((over_ssh.root / "r.json").read_bytes())["targets"]
+        assert [t["status"] for t in targets if t["stage"] == "gate"] == [status]
+
+
 def test_an_interruption_ends_the_commands_there(over_ssh: RemoteProject) -> None:
     (over_ssh.root / "hold").touch()  # travels: the stage waits for ever
     process = subprocess.Popen(

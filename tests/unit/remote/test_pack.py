@@ -2,15 +2,25 @@ from __future__ import annotations
 
 import os
 import subprocess
+from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from buildsys.errors import StageError
+from buildsys.execution.build_cache import store_folder
 from buildsys.project.load import Project, empty_project
-from buildsys.remote.pack import pack_project, unpack_project
-from buildsys.store.ledger import OutputFile
+from buildsys.remote.pack import (
+    pack_project,
+    put_earlier_builds,
+    unpack_earlier_builds,
+    unpack_project,
+)
+from buildsys.store.ledger import ActionRecord, Ledger, OutputFile
+from buildsys.store.object_store import Store
 from buildsys.store.shared_cache import Depot
+from buildsys.store.state_db import StateDb
 
 
 @pytest.fixture
@@ -102,3 +112,27 @@ def test_a_store_that_does_not_answer_is_one_sentence(tmp_path: Path) -> None:
         Depot(str(tmp_path / "file")).put_bytes(b"x")
     with pytest.raises(StageError, match="write a folder, or a URL"):
         Depot("s33://bucket/folder")
+
+
+def test_earlier_builds_of_gates_travel_with_their_engines(
+    project: Project, depot: Depot, tmp_path: Path
+) -> None:
+    (project.state / "state.db").unlink()
+    assert put_earlier_builds(depot, project, ["gate:net:ort"]) is None
+    store = Store(store_folder(project.state))
+    engine = depot.put_bytes(b"an engine")
+    store.add(engine, [b"an engine"])
+    parts = {"input:net/engine.onnx": engine.digest, "baseline:engine": "none"}
+    figures = {"figures": {"p50_ms": 1.5, "ratio": float("inf")}}
+    gate = ActionRecord("gate:net:ort", "k", parts, {}, "passed", "2026-01-02T03:04:05Z", 1.0)
+    first, second = gate, replace(gate, key="l", figures=figures)
+    with closing(StateDb(project.state / "state.db")) as db:
+        for record in (first, second):
+            Ledger(db).add(record)
+    pack = put_earlier_builds(depot, project, ["gate:net:ort"])
+    assert pack is not None
+    there = empty_project(tmp_path / "there")
+    unpack_earlier_builds(depot, pack, there)
+    with closing(StateDb(there.state / "state.db")) as db:
+        assert Ledger(db).records("gate:net:ort") == [second, first]
+    assert Store(store_folder(there.state)).holds(engine)
