@@ -9,8 +9,11 @@ from __future__ import annotations
 import json
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
+from pydantic import Field
+
+from buildsys.manifest.schema.base import Spec
 from buildsys.manifest.schema.project import ProjectSpec
 from buildsys.project.model import ModelSpec
 
@@ -18,27 +21,19 @@ Schema = dict[str, Any]
 
 _DIALECT = "https://json-schema.org/draft/2020-12/schema"
 _PATH: Schema = {"type": "string", "minLength": 1}
-_MATRIX: Schema = {
-    "type": "object",
-    "description": "Field path -> values: one model per combination, named MODEL-VALUE….",
-    "additionalProperties": {"type": "array", "minItems": 1},
-}
-_DYNAMIC_AXES: Schema = {
-    "type": "object",
-    "description": "As in torch.onnx.export: tensor -> {axis: dimension} or a list of axes.",
-    "additionalProperties": {
-        "anyOf": [
-            {"type": "object", "additionalProperties": {"type": "string"}},
-            {"type": "array", "items": {"type": "integer"}},
-        ]
-    },
-}
-_EXTENDS: Schema = {
-    "anyOf": [_PATH, {"type": "array", "items": _PATH}],
-    "description": "Manifests to merge under this one, relative to this file; later ones win.",
-}
 _USE: Schema = {**_PATH, "description": "Engine preset of engines.yaml to start from."}
 _ALONE = ("model", "extends", "matrix")  # not allowed in project defaults
+
+
+class _FileFields(Spec):
+    """Fields that are applied before the others are checked."""
+
+    extends: str | tuple[str, ...] = ()
+    """Manifests to merge under this one, relative to this file; later ones win."""
+    matrix: dict[str, Annotated[tuple[Any, ...], Field(min_length=1)]] = Field({})
+    """Field path -> values: one model per combination, named MODEL-VALUE…."""
+    dynamic_axes: dict[str, dict[str, str] | tuple[int, ...]] = Field({})
+    """As in torch.onnx.export: tensor -> {axis: dimension} or a list of axes."""
 
 
 def write_schemas(folder: Path) -> list[Path]:
@@ -88,7 +83,7 @@ def _model_schema() -> Schema:
     fields["engines"]["items"] = {"anyOf": [preset, fields["engines"]["items"]]}
     # without the pattern, which placeholders do not match
     fields["model"] = {"type": "string", "description": fields["model"]["description"]}
-    fields |= {"extends": _EXTENDS, "matrix": _MATRIX, "dynamic_axes": _DYNAMIC_AXES}
+    fields |= _partial(_FileFields.model_json_schema())["properties"]
     return schema
 
 
