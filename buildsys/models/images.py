@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from buildsys.errors import StageError
+from buildsys.models.user_code import import_library
 from buildsys.onnx_graphs.tensors import Array, Tensor, tensor_of
 from buildsys.system.files import IMAGE_SUFFIXES, image_files
 
@@ -141,10 +142,9 @@ def _decoded(file: Path, mode: str) -> Image.Image:
 
     Raises: StageError: it cannot be read as an image, or has more than 8 bits per channel.
     """
-    try:
-        from PIL import Image, ImageOps
-    except ImportError as error:
-        raise StageError("images need the package Pillow", "pip install pillow") from error
+    import_library("PIL", Path.cwd())
+    from PIL import Image, ImageOps
+
     try:
         with warnings.catch_warnings(), Image.open(file, formats=_FORMATS) as opened:
             warnings.simplefilter("ignore")  # large images are allowed below the limit

@@ -8,6 +8,7 @@ between two builds easily has, and the build would then use the old code.
 
 from __future__ import annotations
 
+import importlib
 import importlib.util
 import inspect
 import re
@@ -162,6 +163,12 @@ def reraise_as_stage_error(what: str, project: Path) -> Iterator[None]:
     except Exception as error:
         problem = f"{what}: {describe_exception(error, project)}"
         raise StageError(problem, install_hint(error)) from error
+
+
+def import_library(name: str, project: Path) -> Any:
+    """Import a library. Raises: StageError: it is not installed, or fails."""
+    with reraise_as_stage_error(f"importing {name} failed", project):
+        return importlib.import_module(name)
 
 
 def install_hint(error: BaseException) -> str:

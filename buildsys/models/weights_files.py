@@ -17,7 +17,7 @@ import torch
 from torch import nn
 
 from buildsys.errors import StageError
-from buildsys.models.user_code import first_line
+from buildsys.models.user_code import first_line, import_library
 from buildsys.system.files import sha256_of
 from buildsys.system.weight_names import HUB, INDEX_SUFFIX, parse_hub_name, read_index
 
@@ -157,13 +157,7 @@ def read_safetensors(file: Path, title: str) -> dict[str, torch.Tensor]:
 
     Raises: StageError: it cannot be read, or the library is not installed.
     """
-    try:
-        from safetensors import safe_open
-    except ImportError as error:
-        raise StageError(
-            f"reading {title} needs safetensors, which is not installed",
-            "pip install 'buildsys[safetensors]'",
-        ) from error
+    safe_open = import_library("safetensors", Path.cwd()).safe_open
     try:
         with safe_open(file, framework="pt") as opened:
             return {name: opened.get_tensor(name) for name in opened.keys()}  # noqa: SIM118
@@ -239,15 +233,11 @@ def _download(name: str) -> Path | None:
 
 def _fetch(repository: str, path: str, revision: str, title: str) -> Path | None:
     """Download into the cache; None if the repository has no such file."""
+    library = import_library("huggingface_hub", Path.cwd())
+    errors = library.errors
+    endpoint = os.environ.get("HF_ENDPOINT") or library.constants.ENDPOINT
     try:
-        from huggingface_hub import constants, errors, hf_hub_download
-    except ImportError as error:
-        raise StageError(
-            f"{title} needs huggingface_hub, which is not installed", "pip install huggingface_hub"
-        ) from error
-    endpoint = os.environ.get("HF_ENDPOINT") or constants.ENDPOINT
-    try:
-        file = Path(hf_hub_download(repository, path, revision=revision, endpoint=endpoint))
+        file = Path(library.hf_hub_download(repository, path, revision=revision, endpoint=endpoint))
     except (errors.RepositoryNotFoundError, errors.RevisionNotFoundError) as error:
         raise StageError(
             f"{endpoint} has no repository or revision for {title}, or does not show it to you",

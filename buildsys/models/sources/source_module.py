@@ -14,7 +14,6 @@ from torch import nn
 
 from buildsys.errors import StageError
 from buildsys.models.random_weights import draw_parameters, has_measured_layers
-from buildsys.models.user_code import reraise_as_stage_error
 from buildsys.models.weights_files import load_weights
 
 GPU = "cuda"
@@ -77,21 +76,6 @@ def _provide_old_names() -> None:
 def needs_gpu(source: Mapping[str, Any]) -> bool:
     """Check for a network that is built on a GPU."""
     return source.get("device") == GPU
-
-
-def import_library(name: str, project: Path) -> Any:
-    """Import the library of a source.
-
-    Raises: StageError: it is not installed, or fails.
-    """
-    with reraise_as_stage_error(f"importing {name} failed", project):
-        try:
-            return import_module(name)
-        except ModuleNotFoundError as error:
-            if error.name != name:
-                raise
-            problem = f"source.{name} needs the package {name}, which is not installed"
-            raise StageError(problem, f"pip install {name}") from error
 
 
 def load_file(

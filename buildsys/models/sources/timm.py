@@ -8,8 +8,8 @@ from typing import Any
 
 from buildsys.errors import StageError
 from buildsys.models.random_weights import SkipInitialization
-from buildsys.models.sources.source_module import SourceModule, draw, import_library, load_file
-from buildsys.models.user_code import reraise_as_stage_error
+from buildsys.models.sources.source_module import SourceModule, draw, load_file
+from buildsys.models.user_code import import_library, reraise_as_stage_error
 from buildsys.system.printable import did_you_mean
 
 

@@ -13,8 +13,8 @@ from torch import nn
 
 from buildsys.errors import StageError
 from buildsys.models.random_weights import SkipInitialization
-from buildsys.models.sources.source_module import SourceModule, draw, import_library
-from buildsys.models.user_code import reraise_as_stage_error
+from buildsys.models.sources.source_module import SourceModule, draw
+from buildsys.models.user_code import import_library, reraise_as_stage_error
 from buildsys.models.weights_files import is_present, locate, read_weights, shortened
 from buildsys.system.files import read_limited, sha256_of
 from buildsys.system.printable import did_you_mean
