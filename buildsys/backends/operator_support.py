@@ -37,15 +37,10 @@ def operator_versions() -> Mapping[tuple[str, str], tuple[int, ...]]:
     return {key: tuple(sorted(opsets, key=abs)) for key, opsets in sorted(versions.items())}
 
 
-def ort_support(domain: str, operator: str, since: tuple[int, ...]) -> list[dict[str, Any]] | None:
-    """Return kernel support per operator version in ONNX Runtime's CPU provider.
+def ort_support(domain: str, operator: str, since: tuple[int, ...]) -> list[dict[str, Any]]:
+    """Return kernel support per operator version in ONNX Runtime's CPU provider."""
+    from buildsys.backends.onnxruntime import graphs
 
-    None without ONNX Runtime.
-    """
-    try:
-        from buildsys.backends.onnxruntime import graphs
-    except ImportError:
-        return None
     rows = []
     for version in since:
         if version > 0:
@@ -62,10 +57,8 @@ def ort_support(domain: str, operator: str, since: tuple[int, ...]) -> list[dict
 
 def ort_operators() -> dict[str, list[str]]:
     """Return the kernel types of ONNX Runtime's operators outside ONNX's domains."""
-    try:
-        from buildsys.backends.onnxruntime import graphs
-    except ImportError:
-        return {}
+    from buildsys.backends.onnxruntime import graphs
+
     return {
         f"{operator.domain}::{operator.name}": sorted(
             {t for version in since for t in graphs.kernel_types(operator, version)}
