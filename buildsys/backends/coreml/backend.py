@@ -25,7 +25,7 @@ from buildsys.backends.interface import (
     Options,
     precision_problem,
 )
-from buildsys.errors import StageError, Unavailable
+from buildsys.errors import StageError
 from buildsys.system.cpu import cpu_model
 
 RUN_OPTIONS: Options = {"compute_units": "all"}
@@ -40,14 +40,6 @@ def prepare(options: Options) -> None:
             f"coremltools {ct.__version__} has no deployment target {target} (it has {targets})",
             "pip install -U coremltools, or set another minimum_deployment_target",
         )
-    try:
-        import coremltools.libmilstoragepython
-        import coremltools.libmodelpackage  # noqa: F401
-    except ImportError as error:
-        raise Unavailable(
-            f"coremltools has no libraries that write packages on this platform: {error}",
-            "use a Python that coremltools has wheels for, such as 3.12, on Linux or macOS",
-        ) from error
 
 
 def build(request: BuildRequest) -> Figures:
