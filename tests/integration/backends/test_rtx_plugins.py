@@ -6,7 +6,9 @@ import json
 import shutil
 import subprocess
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import pytest
@@ -35,6 +37,16 @@ def pool(tmp_path_factory: pytest.TempPathFactory) -> Iterator[WorkerPool]:
         yield pool
 
 
+@cache
+def compiled(*flags: str) -> bytes:
+    compiler = shutil.which("c++") or pytest.skip("there is no C++ compiler")
+    with TemporaryDirectory() as folder:
+        file = Path(folder, "plugin.so")
+        options = ("-std=c++17", "-shared", "-fPIC", *flags)
+        subprocess.run([compiler, *options, str(SOURCE), "-o", str(file)], check=True)
+        return file.read_bytes()
+
+
 class Project:
     """A project with one graph and one plugin."""
 
@@ -53,12 +65,9 @@ class Project:
         self, *flags: str, name: str = "Same", entry: str = "getCreators", file: str = LIBRARY
     ) -> Path:
         """Build the library with the operator mydomain::Same."""
-        compiler = shutil.which("c++") or pytest.skip("there is no C++ compiler")
-        defined = (f'-DNAME="{name}"', f"-DENTRY={entry}", *flags)
-        options = ("-std=c++17", "-shared", "-fPIC", *defined)
-        command = (compiler, *options, str(SOURCE), "-o", str(self.root / file))
-        subprocess.run(command, check=True)
-        return self.root / file
+        path = self.root / file
+        path.write_bytes(compiled(f'-DNAME="{name}"', f"-DENTRY={entry}", *flags))
+        return path
 
     def build(self, *plugins: tuple[str, str], **node: Any) -> JobReply:
         """Run the stage engine, as a job with these plugins: (operator, file)."""
