@@ -302,7 +302,8 @@ def run_model(suite: str, name: str, folder: Path, timeout_s: float) -> dict[str
             command = ("timeout", f"{timeout_s}", *command)
             ended = subprocess.run(command, cwd=folder, stdout=log, stderr=subprocess.STDOUT)
         lines = (folder / f"{side}.log").read_text().strip().splitlines() or ["no output"]
-        return not ended.returncode, lines[-1], round(time.perf_counter() - start, 1)
+        last = next((line for line in lines if line.startswith("failed ")), lines[-1])
+        return not ended.returncode, last, round(time.perf_counter() - start, 1)
 
     passed, exporter, plain_s = run("plain", sys.executable, HERE.name, "--plain", suite, name)
     if not passed or exporter not in OPSET:
