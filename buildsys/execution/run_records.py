@@ -59,7 +59,7 @@ class RunRecords:
         self._make_recorder = make_recorder
 
     def prepare(self) -> None:
-        """Open the history. Its recorder asks git in a thread."""
+        """Open the history, whose recorder looks up the checkout."""
         _ = self._recorder
 
     def add(
