@@ -37,7 +37,7 @@ def test_the_example_of_the_page_works(empty_place: ProjectFolder) -> None:
     explained = project.buildsys("explain", "engine:small:rtx").out
     assert "plugins/small.py" in explained
     assert ran(project) == ["engine:small:rtx"]
-    for command in (("check", "small"), ("ops", "--model", "small"), ("inspect", "small")):
+    for command in (("check", "small"), ("inspect", "small")):
         refused = project.buildsys(*command)
         assert refused.code == 3, command
         sentence = "small has no ONNX graph: plugins/small.py:define defines its network"
