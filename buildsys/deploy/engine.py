@@ -265,7 +265,7 @@ class BoundCall(AbstractContextManager["BoundCall[Any]"], Generic[AnyArray]):
     def close(self) -> None:
         """Give the execution context back to the engine."""
         session, self._session = self._session, None
-        if session is not None:
+        if session is not None and os.getpid() == self._engine._process:
             self._engine._pool.release(session)
 
     def __exit__(self, *_: object) -> None:
