@@ -61,8 +61,8 @@ def with_hint(problem: str, hint: str) -> str:
 
 def joined(*sentences: str) -> str:
     """Return the nonempty sentences on one line, or several for a list."""
-    kept = [sentence for sentence in sentences if sentence]
-    return ("\n" if any("\n" in sentence for sentence in kept) else "; ").join(kept)
+    nonempty = [sentence for sentence in sentences if sentence]
+    return ("\n" if any("\n" in sentence for sentence in nonempty) else "; ").join(nonempty)
 
 
 @dataclass(eq=False)
