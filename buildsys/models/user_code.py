@@ -89,11 +89,7 @@ def load_module(path: str, project: Path) -> ModuleType:
 
     Raises: StageError: no such file, or it raises.
     """
-    file = project / path
-    if not file.is_file():
-        siblings = [_relative(str(path), project) for path in file.parent.glob("*.py")]
-        hint = did_you_mean(path, siblings, "check the path, relative to the project")
-        raise StageError(f"{path} does not exist in the project", hint)
+    file = project_file(path, project)
     _make_importable(project, file.parent)
     name = module_name(path)
     spec = spec_from_file_location(name, file, loader=_UncachedLoader(name, str(file)))
@@ -108,6 +104,17 @@ def load_module(path: str, project: Path) -> ModuleType:
             del sys.modules[name]
             raise
         return module
+
+
+def project_file(path: str, project: Path) -> Path:
+    """Locate a file of the project. Raises: StageError: it does not exist."""
+    file = project / path
+    if not file.is_file():
+        siblings = file.parent.glob(f"*{file.suffix}")
+        names = [_relative(str(sibling), project) for sibling in siblings]
+        hint = did_you_mean(path, names, "check the path, relative to the project")
+        raise StageError(f"{path} does not exist in the project", hint)
+    return file
 
 
 def module_name(path: str) -> str:

@@ -17,7 +17,7 @@ import torch
 from torch import nn
 
 from buildsys.errors import StageError
-from buildsys.models.user_code import first_line, import_library
+from buildsys.models.user_code import first_line, import_library, project_file
 from buildsys.system.files import sha256_of
 from buildsys.system.weight_names import HUB, INDEX_SUFFIX, parse_hub_name, read_index
 
@@ -88,11 +88,6 @@ def read_weights(weights: Mapping[str, Any], project: Path) -> State:
     """
     file_name = str(weights["file"])
     file = locate(file_name, project)
-    if not file.is_file():
-        raise StageError(
-            f"the weights file {file_name} does not exist in the project",
-            "check the path, relative to the project",
-        )
     shards = _shards(file, file_name, project)
     files = [file, *(file.parent / name for name in shards)]
     if weights["sha256"] and (digest := sha256_of(*files)) != weights["sha256"]:
@@ -193,7 +188,7 @@ def locate(name: str, project: Path) -> Path:
     Raises: StageError: the Hub does not have it, or cannot be reached.
     """
     if not name.startswith(HUB):
-        return project / name
+        return project_file(name, project)
     file = _download(name)
     if file is None:
         raise StageError(f"the Hub has no file {name}", "check the name and the commit")

@@ -15,7 +15,7 @@ from torch.utils._pytree import tree_unflatten
 
 from buildsys.errors import StageError
 from buildsys.models.sources.source_module import ProgramInput, SourceModule, needs_gpu
-from buildsys.models.user_code import first_line
+from buildsys.models.user_code import first_line, project_file
 
 
 def make(source: Mapping[str, Any], project: Path) -> SourceModule:
@@ -24,12 +24,7 @@ def make(source: Mapping[str, Any], project: Path) -> SourceModule:
     Raises: StageError: it is missing, damaged, or not readable by this torch.
     """
     name = source["exported_program"]
-    file = project / name
-    if not file.is_file():
-        raise StageError(
-            f"{name} does not exist in the project",
-            "check source.exported_program, relative to the project",
-        )
+    file = project_file(name, project)
     try:
         exported = load_pt2(str(file)).exported_programs["model"]
         tensors = [*exported.state_dict.values(), *exported.constants.values()]

@@ -11,7 +11,12 @@ import numpy as np
 import onnx
 
 from buildsys.errors import StageError
-from buildsys.models.user_code import load_callable, reraise_as_stage_error, with_article
+from buildsys.models.user_code import (
+    load_callable,
+    project_file,
+    reraise_as_stage_error,
+    with_article,
+)
 from buildsys.onnx_graphs.onnx_file import load_model
 
 
@@ -24,12 +29,7 @@ def load_onnx(
     """
     name = source["onnx"]
     if not is_callable(source):
-        if not (project / name).is_file():
-            raise StageError(
-                f"{name} does not exist in the project",
-                "check source.onnx, relative to the project",
-            )
-        return load_model(project / name, external_data=external_data)
+        return load_model(project_file(name, project), external_data=external_data)
     random.seed(source["seed"])
     np.random.seed(source["seed"] % 2**32)
     make = load_callable(name, project)

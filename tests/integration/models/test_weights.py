@@ -280,7 +280,7 @@ class Trap:
             "Unsupported global: GLOBAL torch.nn.modules.linear.Linear was not an allowed global by"
             " default; save a plain state dict: torch.save(model.state_dict(), FILE)",
         ),
-        (None, "the weights file w.pth does not exist in the project"),
+        (None, "w.pth does not exist in the project; check the path"),
     ],
     ids=["shape", "names", "list", "no tensors", "code", "module", "missing"],
 )
