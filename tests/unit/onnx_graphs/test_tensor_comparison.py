@@ -2,7 +2,6 @@ from __future__ import annotations
 
 import json
 import math
-from typing import Any
 
 import numpy as np
 import pytest
@@ -145,36 +144,8 @@ def test_shape_and_type_are_compared_first() -> None:
     assert found.problem == "has type float32 instead of float64"
 
 
-def test_each_limit_can_fail_alone() -> None:
-    b = np.array([[1.0, 2.0, 3.0], [3.0, 2.0, 1.0]])
-    near = b + np.array([[0.02, 0.0, 0.0], [0.0, 0.0, 0.0]])
-    open_limits: dict[str, Any] = {"rtol": 1.0, "cosine": -1.0, "atol": None, "top1": None}
-    assert compare(near, b, open_limits).passed
-    for limit, value, word in (
-        ("rtol", 1e-3, "relative"),
-        ("cosine", 0.9999999, "cosine"),
-        ("atol", 1e-2, "absolute"),
-    ):
-        found = compare(near, b, {**open_limits, limit: value})
-        assert not found.passed
-        assert word in found.problem
-    swapped = np.array([[1.0, 2.5, 2.4], [3.0, 2.0, 1.0]])
-    found = compare(swapped, b, {**open_limits, "top1": 0.6})
-    assert (found.passed, found.top1) == (False, 0.5)
-    assert "top-1 agreement 0.5, at least 0.6" in found.problem
-
-
 def test_ties_agree_in_top1() -> None:
     assert compare(np.array([[2.0, 1.9]]), np.array([[2.0, 2.0]]), {"rtol": 1}).top1 == 1.0
-
-
-@pytest.mark.parametrize("dtype", [np.int64, np.uint8, np.bool_])
-def test_integers_must_be_equal(dtype: type) -> None:
-    b = np.array([1, 0, 1], dtype)
-    a = np.array([1, 1, 1], dtype)
-    found = compare(a, b, {"rtol": 100.0, "cosine": -1.0})
-    assert (found.passed, found.worst_index) == (False, (1,))
-    assert "1 of 3 elements differ" in found.problem
 
 
 def test_large_integers_are_compared_exactly() -> None:
@@ -195,17 +166,6 @@ def test_types_unknown_to_numpy_are_compared_by_value() -> None:
     assert compare(b, b, LIMITS).passed
     found = compare(tensor_of(np.array([1.0, 2.5]), "bfloat16"), b, LIMITS)
     assert found.relative == 0.25
-
-
-def test_a_failure_names_place_and_error() -> None:
-    b = np.full((3, 20), 0.42)
-    a = b.copy()
-    a[2, 17] = 0.31
-    found = compare(a, b, {"rtol": 1e-4, "cosine": 0.5})
-    assert found.sentence("ONNX Runtime", "PyTorch") == (
-        "at [2, 17] ONNX Runtime has 0.31 and PyTorch 0.42 (relative error 2.7e-01, allowed 0.0001)"
-    )
-    assert found.failure()["index"] == [2, 17]
 
 
 def test_figures_are_json() -> None:
