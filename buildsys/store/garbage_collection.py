@@ -61,13 +61,7 @@ def stored_bytes(store: Store) -> int:
 
     Raises: OSError: the store cannot be read.
     """
-    total = 0
-    with suppress(FileNotFoundError):  # there is no store yet
-        for folder in os.scandir(store.folder / "objects"):
-            for file in os.scandir(folder):
-                with suppress(FileNotFoundError):
-                    total += file.stat().st_size
-    return total
+    return sum(_sizes(store).values())
 
 
 def verify(store: Store, progress: Callable[[int, int], None]) -> list[str]:

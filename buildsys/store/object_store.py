@@ -50,15 +50,15 @@ class Store:
         self.folder = folder
 
     def object_path(self, digest: str) -> Path:
-        """Return the path of the object with a digest."""
+        """Locate the object with a digest."""
         return self.folder / object_name(digest)
 
     def action_path(self, key: str) -> Path:
-        """Return the path of the record of an action key."""
+        """Locate the record of an action key."""
         return self.folder / action_name(key)
 
     def has_actions(self) -> bool:
-        """Return True if there may be any record."""
+        """Check for a folder of records."""
         return os.path.exists(f"{self.folder}/actions")  # noqa: PTH110 - asked for every target
 
     def actions(self) -> Iterator[StoredAction]:
@@ -71,7 +71,7 @@ class Store:
                 continue  # just removed, or damaged, which `verify` reports
 
     def holds(self, file: OutputFile) -> bool:
-        """Return True if an object of this name and size exists."""
+        """Look for an object of this name and size."""
         try:
             return self.object_path(file.digest).stat().st_size == file.size
         except OSError:
@@ -220,10 +220,10 @@ def copy_file(source: Path, target: Path) -> str:
 
 
 def object_name(digest: str) -> str:
-    """Return the path of an object within a store."""
+    """Name the file of an object within a store."""
     return f"objects/{digest[:2]}/{digest}"
 
 
 def action_name(key: str) -> str:
-    """Return the path of an action record within a store."""
+    """Name the file of an action record within a store."""
     return f"actions/{key[:2]}/{key}.json"
