@@ -179,12 +179,6 @@ def _call(what: str, function: Callable[[], T]) -> T:
         raise explain(what, error) from error
 
 
-def one_line(error: BaseException) -> str:
-    """Return ONNX Runtime's message without its codes and paths."""
-    text = " ".join(_PROVIDER.sub("", _PREFIX.sub("", str(error))).split())
-    return _shortened(text.removesuffix("."))
-
-
 def _shortened(text: str) -> str:
     return text if len(text) <= 400 else f"{text[:400]}…"
 
@@ -193,8 +187,8 @@ def explain(what: str, error: BaseException) -> StageError:
     """Return ONNX Runtime's error as one sentence, with the node or provider that it names."""
     text = " ".join(_PREFIX.sub("", str(error)).split())
     if _PROVIDER.match(text):
-        problem = f"a provider refuses its options: {one_line(error)}"
-        return StageError(problem, "correct them in providers")
+        reason = _shortened(_PROVIDER.sub("", text).removesuffix("."))
+        return StageError(f"a provider refuses its options: {reason}", "correct them in providers")
     kernel, failed = _NO_KERNEL.search(text), _FAILED_NODE.search(text)
     if kernel:
         text = f"there is no kernel for {kernel[1]} with these types (node {kernel[2]})"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import re
 import statistics
+import traceback
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
@@ -36,7 +37,6 @@ DTYPES = {  # OpenVINO's name -> ONNX's
     "u8": "uint8", "boolean": "bool", "string": "string",
 }  # fmt: skip
 _RUNNABLE = frozenset(DTYPES.values()) - {"bfloat16", "string"}
-_REQUIREMENTS = re.compile(r"blob: +meta=[\d.]+;(.+)\n +current: +meta=[\d.]+;(.+)")
 _LOCATION = re.compile(r"^(Exception from |Check '.*' failed at |\S+\.(cpp|hpp):\d+:?\s*)")
 
 
@@ -125,15 +125,11 @@ def import_blob(core: ov.Core, blob: Path, options: Options) -> ov.CompiledModel
     try:
         content = io.BytesIO(blob.read_bytes())
         return core.import_model(content, options["device"], properties(options))
-    except OSError as error:
-        text = f"{blob.name} cannot be read: {error.strerror}"
-        raise StageError(text, "build it again") from error
-    except RuntimeError as error:
-        built = _REQUIREMENTS.search(str(error))
-        text = f"{blob.name} is damaged: OpenVINO cannot read it"
-        if built is not None:
-            text = f"{blob.name} was compiled for {built[1]}, and this is {built[2]}"
-        raise StageError(text, "build it here, or set compiled: false") from error
+    except (OSError, RuntimeError) as error:
+        problem = f"{blob.name} is missing, damaged, or compiled for another version or processor"
+        hint = "build it here, or set compiled: false; the log has OpenVINO's message"
+        traceback.print_exception(error)
+        raise StageError(problem, hint) from error
 
 
 def call(what: str, function: Callable[[], T], hint: str = "") -> T:

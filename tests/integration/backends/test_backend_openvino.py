@@ -165,17 +165,8 @@ def test_a_compiled_model_keeps_its_precision(tmp_path: Path) -> None:
     blob = asked.engine.with_name("engine.blob")
     content = blob.read_bytes()
     version = b"ov=" + content.partition(b";ov=")[2].partition(b";")[0]
-    damaged = {
-        "is damaged": content[: len(content) // 2],
-        "engine.blob was compiled for ov=1999.1.1;isa=": content.replace(
-            version, b"ov=1999.1.1".ljust(len(version), b"1")[: len(version)]
-        ),
-    }
-    for problem, bad in damaged.items():
+    older = b"ov=1999.1.1".ljust(len(version), b"1")[: len(version)]
+    for bad in (content[: len(content) // 2], content.replace(version, older)):
         blob.write_bytes(bad)
-        with pytest.raises(StageError) as caught:
+        with pytest.raises(StageError, match=r"engine\.blob is missing, damaged, or compiled for"):
             run(asked.engine, inputs, compiled=True)
-        assert problem[:20] in str(caught.value)
-    blob.unlink()
-    with pytest.raises(StageError, match=r"engine\.blob cannot be read"):
-        run(asked.engine, inputs, compiled=True)
