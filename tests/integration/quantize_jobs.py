@@ -117,7 +117,8 @@ class Chain:
     def action(self, target: str) -> Action:
         return next(action for action in plan_model(self.resolved) if action.target == target)
 
-    def run(self, target: str) -> StageResult:
+    def run(self, target: str, stage: str = "", **options: Any) -> StageResult:
+        """Run a target, or another stage with its inputs and further options."""
         action = self.action(target)
         outputs = {role: self.build / ref.path for role, ref in action.outputs.items()}
         for path in outputs.values():
@@ -129,12 +130,12 @@ class Chain:
             stage=action.stage,
             model="m",
             variant=action.variant,
-            options=action.options,
+            options={**action.options, **options},
             inputs=inputs,
             outputs=outputs,
             project=self.project,
         )
-        return STAGES[action.stage].run(job)
+        return STAGES[stage or action.stage].run(job)
 
     def quantize(self, precision: str = "int8") -> StageResult:
         self.run("calibrate:m")

@@ -73,8 +73,8 @@ def kept_cases(job: Job, state: GraphState, step: Step) -> StepCases:
         computed = _run_with_outputs(job, state.path, unknown, old_feeds)
     if lossy:
         warnings = (
-            f"the golden inputs of {', '.join(lossy)} are not exact in the new type: they are"
-            " rounded, and the graph before the step computes the outputs",
+            f"the golden inputs of {', '.join(sorted(lossy))} are not exact in the new type: they"
+            " are rounded, and the graph before the step computes the outputs",
         )
     golden, expected = {}, {}
     for case, tensors in state.golden.items():

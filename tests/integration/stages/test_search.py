@@ -137,3 +137,14 @@ def test_an_openvino_engine_computes_the_searched_int8_graph(tmp_path: Path) -> 
     assert built.status == "passed", built.reason
     assert built.figures["precision_shares"]["layers"]["int8"] > 0
     assert chain.run("verify:m:e").status == "passed"
+
+
+def test_a_search_within_a_time_needs_no_manifest(tmp_path: Path) -> None:
+    chain = Chain(tmp_path, overflowing_net(), precision="fp16")
+    found = chain.run("convert:m:fp16", "search", limit_s=600.0).figures
+    assert (found["without"]["passed"], found["with"]["passed"]) == (False, True)
+    assert found["nodes"] == [["Mul_b", "Mul"], ["Div_d", "Div"]]
+    assert found["is_smallest"] is True
+    found = chain.run("convert:m:fp16", "search", limit_s=0.0).figures
+    assert found["is_smallest"] is False
+    assert found["nodes"] is None or found["with"]["passed"]
