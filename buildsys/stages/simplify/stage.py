@@ -37,7 +37,6 @@ from buildsys.stages.simplify.tools import simplify_by_onnxsim, simplify_by_onnx
 from buildsys.workers.job import Job, StageResult
 
 Tool = Callable[[Path, Path, Mapping[str, Any], bool], None]
-Outputs = dict[str, dict[str, Tensor]]  # by case
 
 _KEEP = "simplify: {tool: none} keeps the exported graph"
 _TOOLS: Mapping[str, Tool] = {"onnxsim": simplify_by_onnxsim, "onnxslim": simplify_by_onnxslim}
@@ -65,35 +64,28 @@ def run(job: Job) -> StageResult:
     comparable = not implementation_of(job).missing_operators(source)
     outputs = run_cases(job, source, inputs) if comparable else {}
 
-    def simplified(*, fuse: bool) -> tuple[SimplifyResult, Outputs]:
+    problems: list[CheckFailed] = []
+    after, actual = before, outputs
+    for fuse in dict.fromkeys((spec["fuse"], False)):
+        job.progress(f"simplifying {before['nodes']} nodes with {tool}")
         _TOOLS[tool](source, target, {**spec, "fuse": fuse}, initializers_are_inputs)
-        figures = _figures(tool, before, _check_simplified(target, ports, tool))
-        if not comparable:
-            return figures, {}
-        job.progress(f"comparing both graphs in {len(inputs)} cases")
         try:
-            return figures, run_cases(job, target, inputs)
+            after = _check_simplified(target, ports, tool)
+            actual = run_cases(job, target, inputs) if comparable else {}
+            break
+        except CheckFailed as error:
+            problems.append(error)
         except StageError as error:  # the exported graph runs
-            problem = f"simplification broke the graph: {error.problem}"
-            raise CheckFailed(problem, _KEEP) from error
-
-    job.progress(f"simplifying {before['nodes']} nodes with {tool}")
-    try:
-        figures, actual = simplified(fuse=spec["fuse"])
-    except CheckFailed as error:
-        if not spec["fuse"]:
-            raise
-        # onnxsim 0.8.1 drops the empty inputs of Concat, whatever its axis
-        job.progress(f"simplifying again with {tool}, without fusing")
-        try:
-            figures, actual = simplified(fuse=False)
-        except CheckFailed:
-            raise error from None
-        figures["warnings"] = [f"{error.problem}; simplified without fusing instead"]
+            problems.append(CheckFailed(f"simplification broke the graph: {error.problem}", _KEEP))
+    else:
+        raise problems[0]
+    figures = _figures(tool, before, after)
+    # onnxsim 0.8.1 drops the empty inputs of Concat, whatever its axis
+    warnings = [f"{error.problem}; simplified without fusing instead" for error in problems]
+    figures["warnings"] = warnings
     if not comparable:  # validate fails, but engines of other backends can be built
         reason = "ONNX Runtime has no implementation of an operator"
-        warnings = figures.get("warnings", [])
-        figures["warnings"] = [*warnings, f"the graphs were not compared: {reason}"]
+        warnings.append(f"the graphs were not compared: {reason}")
         return StageResult(figures=figures)
     compared = compare_cases(actual, outputs, limits, inputs, job.options.get("compare"))
     different = differences(compared)
