@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import statistics
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -29,7 +29,7 @@ from buildsys.onnx_graphs.graph_reader import read_graph
 
 _RECORD = "session.record_ep_graph_assignment_info"
 _SINCE = "1.24"  # the first ONNX Runtime that reports it
-_INTEGERS = (6, 7, 9)  # ONNX's numbers of int32, int64 and bool
+_SHAPES = ("Shape", "Size")
 _MOST_NAMED = 100  # in a result
 _MOST_IN_A_SENTENCE = 5  # in a sentence
 
@@ -70,13 +70,8 @@ def read_placement(graph: OrtGraph, model: Path, options: Options) -> Figures:
             placed.append(_Node(f"{domain}{node.op_type}", node.name))
     placement: Figures = {name: {"nodes": len(placed)} for name, placed in nodes.items()}
     if on_cpu := nodes.get(CPU):
-        of_shapes = _shape_nodes(model)
-        others = []
-        for node in on_cpu:
-            if of_shapes[node]:
-                of_shapes[node] -= 1
-            else:
-                others.append(str(node))
+        of_shapes = {*_shape_nodes(read_graph(model).graph)}
+        others = [str(node) for node in on_cpu if node not in of_shapes]
         placement[CPU] |= {"shapes": len(on_cpu) - len(others), "names": others[:_MOST_NAMED]}
     return placement
 
@@ -111,18 +106,20 @@ def check_placement(placement: Figures, options: Options) -> Iterator[str]:
     yield text
 
 
-def _shape_nodes(model: Path) -> Counter[_Node]:
-    """Count the nodes of a graph that compute integers: most compute shapes."""
-    from buildsys.onnx_graphs.onnx_file import all_nodes, operator_name  # need onnx
-    from buildsys.onnx_graphs.tensor_types import element_types
+def _shape_nodes(graph: Any) -> Iterator[_Node]:
+    """Yield the nodes of a graph, not of bodies in it, that compute shapes or constants only."""
+    from buildsys.onnx_graphs.onnx_file import operator_name  # needs onnx
 
-    loaded = read_graph(model)
-    types = element_types(loaded)
-    return Counter(
-        _Node(operator_name(node), node.name)
-        for node in all_nodes(loaded.graph)
-        if any(types.get(name) in _INTEGERS for name in node.output)
-    )
+    constants, sizes = {tensor.name for tensor in graph.initializer}, set[str]()
+    for node in graph.node:
+        inputs = {name for name in node.input if name}
+        if node.op_type in _SHAPES or (inputs & sizes and inputs <= sizes | constants):
+            sizes.update(node.output)
+        elif inputs <= constants and not node.op_type.startswith("Random"):
+            constants.update(node.output)
+        else:
+            continue
+        yield _Node(operator_name(node), node.name)
 
 
 _SUFFIX = "_kernel_time"  # events end with it
