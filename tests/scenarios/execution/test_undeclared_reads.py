@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 import json
-import shutil
 from collections.abc import Callable
-from pathlib import Path
 
 import pytest
 from project_folder import ProjectFolder
-from ready_project import TorchProject
 
 NET = """\
 import glob
@@ -92,22 +89,11 @@ def touch_weights(project: ProjectFolder, value: float = 1.0) -> None:
     torch.save(state, project.root / "weights/net.pth")
 
 
-@pytest.fixture(scope="module")
-def read_once(torch_place: TorchProject, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A built network that reads much without a declaration; only to be copied."""
-    kept = tmp_path_factory.mktemp("reading") / "project"
-    with torch_place.cleared():
-        torch_place.create()
-        build_reading(torch_place)
-        shutil.copytree(torch_place.root, kept)
-    return kept
-
-
 @pytest.fixture
-def reading(read_once: Path, empty_place: TorchProject) -> ProjectFolder:
-    """A copy of that network."""
-    empty_place.copy_from(read_once)
-    return empty_place
+def reading(project: ProjectFolder) -> ProjectFolder:
+    """A built network that reads much without a declaration."""
+    build_reading(project)
+    return project
 
 
 def build_reading(project: ProjectFolder) -> None:
