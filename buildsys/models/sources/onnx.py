@@ -11,12 +11,7 @@ import numpy as np
 import onnx
 
 from buildsys.errors import StageError
-from buildsys.models.user_code import (
-    load_callable,
-    project_file,
-    reraise_as_stage_error,
-    with_article,
-)
+from buildsys.models.user_code import load_callable, project_file, reraise_as_stage_error
 from buildsys.onnx_graphs.onnx_file import load_model
 
 
@@ -36,9 +31,8 @@ def load_onnx(
     with reraise_as_stage_error(f"{name} failed", project):
         model = make(**source["kwargs"])
     if not isinstance(model, onnx.ModelProto):
-        kind = with_article(type(model).__name__)
         raise StageError(
-            f"{name} returned {kind}, not an onnx.ModelProto",
+            f"{name} returned {type(model).__name__}, not an onnx.ModelProto",
             f"for a torch.nn.Module, write source: {{python: {name}}}",
         )
     return model

@@ -9,8 +9,6 @@ from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 from buildsys.errors import StageError
-from buildsys.manifest.shape_cases import concrete_shape
-from buildsys.models.golden_inputs import golden_input
 from buildsys.onnx_graphs.tensors import Tensor
 from buildsys.stages.reference.likely_inputs import (
     Candidate,
@@ -19,7 +17,7 @@ from buildsys.stages.reference.likely_inputs import (
     likely_inputs,
     trained_weights,
 )
-from buildsys.stages.reference.stage import load_original
+from buildsys.stages.reference.stage import golden_inputs, load_original
 from buildsys.system.weight_names import HUB, parse_hub_name
 from buildsys.workers.job import Job, StageResult
 
@@ -107,18 +105,10 @@ def _batches(inputs: Inputs) -> set[Any]:
 
 
 def _try(job: Job, model: Model, candidate: Candidate, sizes: Mapping[str, int]) -> Trial:
-    values = {
-        name: golden_input(
-            name,
-            concrete_shape(spec["shape"], sizes),
-            spec["dtype"],
-            spec.get("data"),
-            case="opt",
-            seed=job.options["source"]["seed"],
-            project=job.project,
-        )
-        for name, spec in candidate.inputs.items()
-    }
+    data = {name: spec.get("data") for name, spec in candidate.inputs.items()}
+    trial = replace(job, options={**job.options, "inputs": candidate.inputs, "data": data})
+    case = {"case": "opt", "seed": job.options["source"]["seed"]}
+    values = golden_inputs(trial, dict(sizes), case)
     return Trial(sizes, model.run(candidate, values))
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -63,9 +62,8 @@ def run(job: Job) -> StageResult:
     warnings = []
     if "further" in job.options:
         job.progress("choosing further cases")  # reads the network's source
-    pending = deque(further_cases(job, original.module))
-    while pending:
-        further = pending.popleft()
+    pending = list(further_cases(job, original.module))
+    for further in pending:
         job.progress(f"case {further.name}")
         try:
             inputs = golden_inputs(job, further.dims, further.values)
@@ -74,7 +72,7 @@ def run(job: Job) -> StageResult:
         except StageError as error:  # the original refuses what the manifest allows
             problem = error.problem
         if problem and further.fallback:
-            pending.append(further.fallback)
+            pending.append(further.fallback)  # comes last
         elif problem and not further.is_optional:
             case_text = format_case(further.name, further.dims)
             warnings.append(f"case {case_text} is not compared: {problem}")
