@@ -85,6 +85,8 @@ class GateBaselines:
         files: dict[str, Path] = {}
         if changed := _differences(_LIBRARIES, earlier.parts, parts):
             facts["reason"] = f"{_listed(changed)} changed since the baseline was built"
+        elif not earlier.figures.get("engine_options"):
+            facts["reason"] = "the options of the baseline are not known"
         else:
             paths = {"engine": action.baseline.engine, "engine.data": _data_path(action)}
             try:

@@ -183,6 +183,17 @@ def test_other_libraries_make_another_build_of_the_same_engine(
     assert run(root, graph(tool="numpy")) == []  # restored
 
 
+def test_options_that_are_not_known_are_no_guess(
+    root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as patch:
+        patch.setitem(tiny_project.STAGES, "gate", lambda job: {"figures": {}})
+        run(root, graph())
+    run(root, graph(opset=18))
+    assert SEEN[-1]["reason"] == "the options of the baseline are not known"
+    assert SEEN[-1]["content"] is None
+
+
 def test_a_baseline_that_the_store_has_lost_is_named(root: Path) -> None:
     run(root, graph())
     for path in (root / ".buildsys/store").rglob("*"):
