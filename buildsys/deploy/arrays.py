@@ -156,23 +156,27 @@ class _SpareMemory:
 
     def __init__(self) -> None:
         self._lock = RLock()  # collected garbage may free an array while another one is made
-        self._buffers: list[Buffer] = []
+        self._buffers: dict[int, list[Buffer]] = {}
+        self._bytes = 0
 
     def take(self, size_bytes: int) -> Buffer | None:
         with self._lock:
-            # the last one first: calls then find the same addresses, which CUDA graphs need
-            fitting = (b for b in reversed(self._buffers) if b.size_bytes == size_bytes)
-            if buffer := next(fitting, None):
-                self._buffers.remove(buffer)
-            return buffer
+            if not (buffers := self._buffers.get(size_bytes)):
+                return None
+            self._bytes -= size_bytes
+            # the last one: calls then find the same addresses, which CUDA graphs need
+            return buffers.pop()
 
     def keep(self, buffer: Buffer) -> list[Buffer]:
-        """Take memory; return the oldest that is beyond the limit."""
+        """Take memory; beyond the limit return all of it."""
         with self._lock:
-            self._buffers.append(buffer)
-            surplus = []
-            while sum(b.size_bytes for b in self._buffers) > _SPARE_BYTES:
-                surplus.append(self._buffers.pop(0))
+            self._buffers.setdefault(buffer.size_bytes, []).append(buffer)
+            self._bytes += buffer.size_bytes
+            if self._bytes <= _SPARE_BYTES:
+                return []
+            surplus = [kept for buffers in self._buffers.values() for kept in buffers]
+            self._buffers.clear()
+            self._bytes = 0
             return surplus
 
 

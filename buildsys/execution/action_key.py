@@ -331,9 +331,9 @@ def listed_files(ref: FileRef, build: Path) -> list[str]:
     """
     try:
         names = json.loads(read_limited(build / ref.path, MAX_RESULT_BYTES))
-    except (OSError, ValueError):  # missing, or damaged: its digest is in the key
+        paths = [PurePosixPath(name) for name in names]
+    except (OSError, ValueError, TypeError):  # missing, or damaged: its digest is in the key
         return []
-    paths = (PurePosixPath(name) for name in names if isinstance(name, str))
     inside = (path for path in paths if path.parts and ".." not in path.parts)
     return [f"{ref.folder}/{path}" for path in inside if not path.is_absolute()]
 

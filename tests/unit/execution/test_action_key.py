@@ -11,11 +11,13 @@ from hypothesis import strategies as st
 from buildsys.execution.action_key import (
     ActionKey,
     declared_parts,
+    listed_files,
     own_code,
 )
 from buildsys.execution.key_parts import flatten_options
 from buildsys.execution.stale_reasons import part_reasons
 from buildsys.plan.action import Action, FileRef
+from buildsys.system.files import MAX_RESULT_BYTES
 
 ACTION = Action(
     target="export:m",
@@ -172,3 +174,18 @@ def test_changes_are_ordered_by_kind() -> None:
         "tool:torch",
         "code:buildsys.x",
     ]
+
+
+def test_a_listing_names_files_of_its_folder_only(tmp_path: Path) -> None:
+    listing = tmp_path / "m/files.json"
+    ref = FileRef("m/files.json", folder="m/out")
+    assert listed_files(ref, tmp_path) == []
+    listing.parent.mkdir()
+    listing.write_text('["a.bin", "b/c.bin", "", "../d", "b/../../d", "/etc/passwd"]')
+    assert listed_files(ref, tmp_path) == ["m/out/a.bin", "m/out/b/c.bin"]
+    for damaged in ('["a.bin"', "5", "[5]", '["a.bin", null]'):
+        listing.write_text(damaged)
+        assert listed_files(ref, tmp_path) == []
+    with listing.open("w") as stream:
+        stream.truncate(MAX_RESULT_BYTES + 1)
+    assert listed_files(ref, tmp_path) == []
