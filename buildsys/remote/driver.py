@@ -210,11 +210,9 @@ def _merge(
     """Merge summaries and histories; fetch outputs, or only the reports of models."""
     actions, executor = request.actions, request.fetch_into
     targets = merge_targets(jobs, summaries, actions)
-    if executor is None and not request.trust.is_active:  # for the next run of gates
-        read = {target: end for target, end in targets.items() if actions[target].baseline}
-    else:
-        read = targets
-    records, problems = read_records(depot, read, request.trust)
+    gates = {target: end for target, end in targets.items() if actions[target].baseline}
+    is_needed = executor is not None or request.trust.is_active  # else for the next run of gates
+    records, problems = read_records(depot, targets if is_needed else gates, request.trust)
     merge_histories(depot, project, run, summaries.values())
     results = tuple(check_results(project, targets, problems, request.since or since))
     reports: dict[str, Path] = {}
@@ -231,9 +229,8 @@ def _merge(
         fetch_log(depot, project.build, action, end)
     if executor is None:
         with closing(StateDb(project.state / "state.db")) as db:
-            for target in filter(records.__contains__, targets):
-                if actions[target].baseline:
-                    Ledger(db).add(records[target])
+            for target in filter(records.__contains__, gates):
+                Ledger(db).add(records[target])
     return results, reports
 
 

@@ -23,7 +23,6 @@ from buildsys.store.shared_cache import Depot
 from buildsys.store.state_db import ReadOnlyStateDb, StateDb
 from buildsys.system.git import run_git
 
-_BUILDS = 3  # per gate
 _ENVIRONMENT = "pyvenv.cfg"  # in the folder of a virtual environment
 _OTHER_FOLDERS = (".git", "__pycache__", ".mypy_cache", ".ruff_cache", ".pytest_cache")
 
@@ -86,7 +85,7 @@ def put_earlier_builds(depot: Depot, project: Project, gates: Collection[str]) -
     store = Store(store_folder(project.state))
     with closing(ReadOnlyStateDb(project.state / "state.db")) as db:
         ledger = Ledger(db)
-        records = [r for gate in gates for r in ledger.records(gate, limit=_BUILDS)[::-1]]
+        records = [r for gate in gates for r in ledger.records(gate, limit=3)[::-1]]
         engines = baseline_digests(ledger, gates)
     for path in filter(Path.is_file, map(store.object_path, engines)):
         depot.put(path)
@@ -97,12 +96,11 @@ def unpack_earlier_builds(depot: Depot, pack: OutputFile, project: Project) -> N
     """Add the records of ``put_earlier_builds`` to a new project. Raises: StageError."""
     store = Store(store_folder(project.state))
     with closing(StateDb(project.state / "state.db")) as db:
-        ledger, targets = Ledger(db), set()
-        for values in json.loads(b"".join(depot.chunks(pack))):
-            record: ActionRecord = adapter(ActionRecord).validate_python(values)
+        content, ledger = json.loads(b"".join(depot.chunks(pack))), Ledger(db)
+        records: list[ActionRecord] = [*map(adapter(ActionRecord).validate_python, content)]
+        for record in records:
             ledger.add(record)
-            targets.add(record.target)
-        for digest in baseline_digests(ledger, targets):
+        for digest in baseline_digests(ledger, {record.target for record in records}):
             with suppress(StageError):  # damaged: the gate says that it is gone
                 if (size := depot.size(digest)) is not None:
                     engine = OutputFile(digest, size)

@@ -132,8 +132,7 @@ def merge_histories(
     with closing(History(history_file(project.state))) as history:
         for packed in filter(None, (summary.history for summary in summaries)):
             with TemporaryDirectory(dir=project.state) as folder:
-                file = Path(folder) / "history.db"
-                depot.get(packed, file)
+                depot.get(packed, file := Path(folder) / "history.db")
                 import_history(history, file)
         history.drop_repeated(run)  # by the next job of the same model
 
