@@ -195,8 +195,6 @@ class DeviceArray:
 
         Raises: StageError: too little memory is left.
         """
-        from buildsys.backends.cuda_device import Buffer
-
         self.dtype = dtype
         self.shape = shape
         self._stored = np.dtype(BIT_DTYPES.get(dtype, dtype))
@@ -204,6 +202,8 @@ class DeviceArray:
         self._gpu = _shared_gpu()
         buffer = self._spare.take(self.nbytes)
         if buffer is None:
+            from buildsys.backends.cuda_device import Buffer
+
             with self._gpu.current():
                 buffer = Buffer(self.nbytes, self._gpu.main_stream)
         self._buffer = buffer
