@@ -126,7 +126,7 @@ def dynamo_opset(operator: str) -> int | None:
     """Return the lowest opset of dynamo's translation of an overload (``aten::add.Tensor``).
 
     0: torch decomposes it and translates the parts. A translation registered for an opset may write
-    operators newer than that, an invalid file there; so their opsets count as well.
+    operators newer than that, an invalid file there; so their opsets count, too.
     """
     for opset in DYNAMO_OPSETS:
         functions = translations(opset).get(operator, ())

@@ -153,7 +153,7 @@ class ProjectTasks:
         session.jobs = max(1, options.get("num_process") or 1)
         session.always = bool(options.get("always"))
         if any("/" in name for name in names):
-            return  # doit takes outputs as well
+            return  # doit takes outputs, too
         names[:] = session.full_names(names)
         if command == "run":
             self.choose_run(names or [BUILD], single=options["single"])

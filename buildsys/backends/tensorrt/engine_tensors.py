@@ -209,9 +209,9 @@ def resolve_profiles(
     dims: Mapping[str, Mapping[str, Any]],
     explicit: Sequence[Mapping[str, Mapping[str, Any]]] | None,
 ) -> list[Profile]:
-    """Make an engine's profiles: its explicit ones, or one from ``dims``.
+    """Make an engine's profiles: ``explicit``, or a single one from ``dims``.
 
-    The manifest's checks have compared explicit ones with the inputs. Inputs without a dynamic
+    The manifest's checks have compared ``explicit`` with the inputs. Inputs without a dynamic
     dimension have no entry; a model without dynamic inputs has no profile.
     """
     dynamic = {

@@ -6,7 +6,7 @@ from buildsys.onnx_graphs.result_types import ResultHeader
 
 
 class CalibrateResult(ResultHeader, total=False):
-    """The measured ranges ."""
+    """The measured ranges."""
 
     algorithm: str
     percentile: float

@@ -96,7 +96,7 @@ def export_failure(error: Exception, exporter: str, opset: int, project: Path) -
             "forward decides by the values of a tensor: use torch.where or torch.cond; tracing with"
             " torchscript would keep only the branch of the example"
         )
-    elif _FIXED_SIZE.search(str(causes[-1])):  # tracing would fix it without a word
+    elif _FIXED_SIZE.search(str(causes[-1])):  # tracing would fix it silently
         hint = (
             "forward fixes that size, such as by a Python loop over it or int(): make it a number"
             f" in inputs, or change the code; {hint}"

@@ -164,7 +164,7 @@ def register_symbolics(
 
 @contextmanager
 def collected_registrations(origin: str) -> Iterator[list[Registration]]:
-    """Collect what torch's registry gets meanwhile, in the name of the file ``origin``."""
+    """Collect what the block adds to torch's registry, as of the file ``origin``."""
     original, registrations = registry.register, list[Registration]()
 
     def record(name: str, opset: int, func: Callable[..., Any], **options: Any) -> None:

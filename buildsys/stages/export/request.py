@@ -1,7 +1,7 @@
 """The request to an exporter, its warnings, and the sizes that a captured program assumes.
 
 torch.export follows one side of a branch such as ``if length % 7 == 0`` and notes the condition.
-Within ``Dim.DYNAMIC`` it drops it without a word. A condition alone does not make a graph wrong:
+Within ``Dim.DYNAMIC`` it drops it silently. A condition alone does not make a graph wrong:
 many branches only choose between equal ways. So the program runs in PyTorch at a size outside the
 condition, and fails if it differs from the network there.
 """
