@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from functools import cached_property
 from typing import TYPE_CHECKING, TextIO
@@ -18,6 +18,7 @@ from buildsys.stages.table import stage_info
 from buildsys.system.printable import printable_line
 
 if TYPE_CHECKING:
+    from rich.console import RenderableType
     from rich.progress import Progress, TaskID
 
 _STYLES = {
@@ -56,6 +57,7 @@ class Display:
     @cached_property
     def _progress(self) -> Progress:
         from rich import progress
+        from rich.constrain import Constrain
         from rich.table import Column
         from rich.text import Text
 
@@ -67,12 +69,21 @@ class Display:
             def render(self, task: progress.Task) -> Text:
                 return Text(task.fields["activity"](), "dim")
 
-        bars = progress.Progress(
+        console = text_console(self._out)
+
+        class Bars(progress.Progress):
+            """Bars with room for the ^C of the terminal, which would wrap and shift the rows."""
+
+            def get_renderables(self) -> Iterator[RenderableType]:
+                table = self.make_tasks_table(self.tasks)
+                yield Constrain(table, console.width - len("^C"))
+
+        bars = Bars(
             progress.SpinnerColumn(),
             progress.TextColumn("{task.description}", markup=False),
             progress.TimeElapsedColumn(),
             Activity(Column(no_wrap=True, overflow="ellipsis", ratio=1)),
-            console=text_console(self._out),
+            console=console,
             expand=True,
             transient=True,
             refresh_per_second=_FRAMES_PER_S,

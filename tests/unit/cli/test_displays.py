@@ -115,6 +115,8 @@ def test_the_live_display_shortens_messages_and_never_names(
     assert any(re.search(r"running +0:00:00 +case opt", row) for row in rows)
     assert any("3 of 4 targets done" in row for row in rows)
     assert max(map(len, rows)) <= columns
+    drawn = [row for row in rows if "running" in row or "targets done" in row]
+    assert max(map(len, drawn)) <= columns - 2, "room for the ^C of the terminal"
     assert columns < 80 or "~30 min left" in out.getvalue()
 
 
