@@ -280,13 +280,6 @@ class DeviceSession(Protocol):
         """
         ...
 
-    def repeat(self) -> None:
-        """Run the last ``enqueue`` again, on the same memory; the outputs are then complete.
-
-        Raises: StageError: the shape of an output depends on values.
-        """
-        ...
-
 
 class Backend(Protocol):
     """The functions of a backend module.

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, suppress
+from functools import partial
 from pathlib import Path
 from threading import Condition
-from typing import Any, Generic, TypeVar
-from weakref import WeakSet
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -64,7 +64,6 @@ class Engine(AbstractContextManager["Engine"]):
         }
         self._pool = SessionPool(name, session, concurrency)
         self._takes_gpu_memory = isinstance(session, DeviceSession)
-        self._bound: WeakSet[BoundCall[Any]] = WeakSet()
         self._process = os.getpid()
 
     def __call__(
@@ -164,33 +163,18 @@ class Engine(AbstractContextManager["Engine"]):
         *,
         profile: int | None = None,
         out: Mapping[str, AnyArray] | None = None,
-    ) -> BoundCall[AnyArray]:
-        """Prepare a call that runs repeatedly on the same arrays in GPU memory.
+    ) -> Callable[[], dict[str, AnyArray]]:
+        """Prepare a call that repeats ``run`` on the same arrays in GPU memory.
 
-        It computes from the content that the arrays have when it is called. The arguments are those
-        of ``run``. The call counts in ``concurrency`` until it is closed.
-        Raises: EngineError: as ``run``; an input is in host memory; the shape of an output depends
-        on values.
+        It computes from the content that the arrays have when it is called.
+        Raises: EngineError: as ``run``, or an input is in host memory.
         """
         is_mapping = isinstance(inputs, Mapping)  # else ``run`` says so
         if is_mapping and not (self._takes_gpu_memory and all(map(is_on_gpu, inputs.values()))):
             problem = f"not all inputs of {self.name} are in GPU memory"
             raise EngineError(problem, "call the engine instead of binding it")
         outputs = self.run(inputs, profile=profile, out=out)
-        session: Any = self._pool.acquire()
-        call = BoundCall(self, session, outputs, {**inputs})
-        self._bound.add(call)
-        try:
-            tensors = {
-                name: self._readers[name].read_on_gpu(value, session.stream)
-                for name, value in inputs.items()
-            }
-            session.enqueue(tensors, allocator_from(outputs, session.stream), None, profile)
-            call()
-        except StageError as error:
-            call.close()
-            raise EngineError(error.problem, error.hint) from error
-        return call
+        return partial(self.run, {**inputs}, profile=profile, out=outputs)
 
     def close(self) -> None:
         """Wait for running calls, then free the engine.
@@ -198,8 +182,6 @@ class Engine(AbstractContextManager["Engine"]):
         Later calls fail. Closing twice is no error. In a fork of the process it does nothing.
         """
         if os.getpid() == self._process:
-            for call in list(self._bound):
-                call.close()
             self._pool.close()
 
     def __exit__(self, *_: object) -> None:
@@ -231,50 +213,6 @@ class Engine(AbstractContextManager["Engine"]):
         similar = nearest(unknown, missing or self._readers, count=1)
         problem = f"{self.name} has no input {unknown!r}, it has {', '.join(self._readers)}"
         return EngineError(problem, f"did you mean {similar[0]}?" if similar else "")
-
-
-class BoundCall(AbstractContextManager["BoundCall[Any]"], Generic[AnyArray]):
-    """Inferences on the same arrays in GPU memory, made by ``Engine.bind``.
-
-    It holds an execution context until it is closed. Only one thread at a time may call it.
-    """
-
-    def __init__(
-        self, engine: Engine, session: Any, outputs: dict[str, AnyArray], inputs: Any
-    ) -> None:
-        """Take over a session; keep the arrays and the engine alive."""
-        self.outputs = outputs
-        self._engine = engine
-        self._session = session
-        self._inputs = inputs
-
-    def __call__(self) -> dict[str, AnyArray]:
-        """Compute once more; return the same arrays with new content, complete.
-
-        Raises: EngineError: it or the engine is closed; the computation failed.
-        """
-        if self._session is None:
-            problem = f"this bound call of {self._engine.name} is closed"
-            raise EngineError(problem, "bind it again")
-        try:
-            self._session.repeat()
-        except StageError as error:
-            raise EngineError(error.problem, error.hint) from error
-        return self.outputs
-
-    def close(self) -> None:
-        """Give the execution context back to the engine."""
-        session, self._session = self._session, None
-        if session is not None and os.getpid() == self._engine._process:
-            self._engine._pool.release(session)
-
-    def __exit__(self, *_: object) -> None:
-        """Close the call."""
-        self.close()
-
-    def __del__(self) -> None:
-        """Close the call."""
-        self.close()
 
 
 class SessionPool:

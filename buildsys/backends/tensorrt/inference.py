@@ -142,13 +142,6 @@ class Inference:
                 self._running_on = stream
         return {name: outputs[name] for name in self.tensors.outputs}
 
-    def repeat(self) -> None:
-        """Run the last ``enqueue`` again, on the same memory, and wait for it."""
-        if names := ", ".join(self._value_shaped()):
-            problem = f"the shape of the output {names} depends on values"
-            raise StageError(problem, "call the engine instead of binding it")
-        self._execute()
-
     def _execute(self) -> None:
         with self.gpu.current(), self.log.collected() as messages:
             self._start_again(messages)
