@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from contextlib import nullcontext, suppress
 from functools import partial
 from pathlib import Path
@@ -16,10 +16,8 @@ from buildsys.execution.action_key import ActionKey, KeyBuilder
 from buildsys.execution.baselines import GateBaselines
 from buildsys.execution.build_cache import BuildCache
 from buildsys.execution.freshness import (
-    Explanation,
     Freshness,
     FreshnessChecker,
-    explain,
     is_required,
 )
 from buildsys.execution.local_runs import Folders, LocalRuns
@@ -101,7 +99,6 @@ class Executor:
         self._keys = KeyBuilder(project, build, self._digests, self._db, self._baselines)
         checked = (build, self._keys, self._db, self._digests)
         self._checker = FreshnessChecker(*checked, trust=trust)
-        self._forecaster = FreshnessChecker(*checked, store, trust)
         self.models = UpToDateModels(build, self._db, self._keys, self._checker)
 
     def is_fresh(self, target: str) -> bool:
@@ -118,14 +115,6 @@ class Executor:
     def examine(self, target: str) -> Freshness:
         """Examine a target. Raises: StageError: unusable state."""
         return self._checker.examine(self._actions[target])
-
-    def forecast(self, targets: Sequence[str]) -> dict[str, Explanation]:
-        """Predict a run of targets in build order, with their usual times.
-
-        Raises: StageError: the state cannot be used.
-        """
-        after = {target: self._actions[target].after for target in targets}
-        return explain((self._forecaster.examine(self._actions[name]) for name in targets), after)
 
     def run(
         self, target: str, *, force: bool = False, request: StaleReason = _REQUESTED

@@ -27,7 +27,6 @@ class StageInfo:
     doc: str  # what `buildsys list` says about all its targets
     result: str = ""  # type of its result file, in `result.py`; "": the common fields
     planned_for: Literal["network", "engines", "actions"] = "network"
-    usual_s: float = 10.0  # for an image classifier on two cores, unless its plan knows better
     has_artifacts: bool = True  # else it writes numbers about artifacts
     has_graph: bool = False  # writes an ONNX graph
     needs_graph: bool = True  # not planned for networks defined by hand
@@ -48,7 +47,6 @@ STAGES = (
         OPERATORS,
         "build functions and libraries of custom operators",
         "OperatorsResult",
-        usual_s=20,
         needs_graph=False,
         sections=("ops",),
         has_checks=True,
@@ -57,25 +55,22 @@ STAGES = (
         EXPORT,
         "export to ONNX",
         "ExportResult",
-        usual_s=6,
         has_graph=True,
         compared=("bytes", "nodes"),
         sections=("export", "symbolics", "translations"),
         has_checks=True,
     ),
-    StageInfo(PROGRAM, "capture the networks with torch.export", "ProgramResult", usual_s=5),
+    StageInfo(PROGRAM, "capture the networks with torch.export", "ProgramResult"),
     StageInfo(
         REFERENCE,
         "record golden inputs and outputs of the original model",
         "ReferenceResult",
-        usual_s=5,
         needs_graph=False,
     ),
     StageInfo(
         SURGERY,
         "edit graphs as their manifests say",
         "SurgeryResult",
-        usual_s=2,
         has_graph=True,
         sections=("surgery",),
         has_checks=True,
@@ -84,7 +79,6 @@ STAGES = (
         SIMPLIFY,
         "simplify the exported graphs",
         "SimplifyResult",
-        usual_s=2,
         has_graph=True,
         compared=("bytes", "nodes"),
         sections=("simplify",),
@@ -93,21 +87,18 @@ STAGES = (
         CALIBRATE,
         "measure the ranges for int8 and fp8",
         "CalibrateResult",
-        usual_s=30,
         sections=("calibration",),
     ),
     StageInfo(
         SEARCH,
         "find the nodes to keep in fp32 (precision: auto)",
         "SearchResult",
-        usual_s=60,
         sections=("search",),
     ),
     StageInfo(
         CONVERT,
         "convert graphs to other precisions",
         "ConvertResult",
-        usual_s=4,
         has_graph=True,
         compared=("bytes",),
         sections=("convert", "quantize", "optimize", "quantize_weights"),
@@ -117,7 +108,6 @@ STAGES = (
         VALIDATE,
         "compare the graphs in ONNX Runtime with the original model",
         "ValidateResult",
-        usual_s=4,
         has_artifacts=False,
         is_required_check=True,
         compared=("relative",),
@@ -135,7 +125,6 @@ STAGES = (
         "compare the engines with the golden outputs",
         "VerifyResult",
         planned_for="engines",
-        usual_s=2,
         has_artifacts=False,
         is_required_check=True,
         compared=("relative",),
@@ -174,7 +163,6 @@ STAGES = (
         REPORT,
         "write the reports",
         planned_for="actions",
-        usual_s=0.5,
         has_artifacts=False,
         sections=("report",),
     ),

@@ -126,7 +126,6 @@ class BackendDescription:
     runs_on: str = ""  # the only operating system that runs its engines: "macOS"
     same_platform: bool = False  # an engine runs on the operating system of its build only
     any_processor: bool = False  # an engine also runs on other families of processors
-    build_seconds: float = 10.0  # for an image classifier, until one was built
     problem: str = field(default="", compare=False)  # why a package is broken
 
     @property

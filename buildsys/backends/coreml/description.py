@@ -89,5 +89,4 @@ DESCRIPTION = _CoreMl(
     operator_kinds=(),
     any_processor=True,
     runs_on="macOS",
-    build_seconds=15.0,
 )

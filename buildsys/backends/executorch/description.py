@@ -53,5 +53,4 @@ DESCRIPTION = _ExecuTorch(
     takes_program=True,
     operator_kinds=(),
     any_processor=True,
-    build_seconds=12.0,
 )

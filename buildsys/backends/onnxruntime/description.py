@@ -166,5 +166,4 @@ DESCRIPTION = _OnnxRuntime(
     takes_ranges=False,  # the shapes are in the graph
     environment=("onnxruntime",),
     operator_kinds=("function", "library"),
-    build_seconds=1.0,
 )

@@ -81,5 +81,4 @@ DESCRIPTION = _OpenVino(
     able="builds and runs on the CPU",
     takes_float32=True,
     environment=(r"(OV|OPENVINO)_.+",),
-    build_seconds=3.0,
 )

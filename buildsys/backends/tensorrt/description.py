@@ -97,5 +97,4 @@ DESCRIPTION = TensorRt(
     calibrators=("entropy", "minmax"),
     keeps_timings=True,
     same_platform=True,
-    build_seconds=60.0,
 )

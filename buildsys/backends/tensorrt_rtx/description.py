@@ -12,5 +12,4 @@ DESCRIPTION = TensorRt(
     operator_kinds=("function", "plugin"),
     gpu_generations=("7.5", "8.0", "8.6", "8.9", "12.0", "12.1"),
     builds_without_gpu=True,
-    build_seconds=5.0,  # keeps_timings: its timing cache is empty
 )

@@ -12,7 +12,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from buildsys.cli.command import add_json, add_names, positive_integer, print_json
+from buildsys.cli.command import add_json, add_names, print_json
 from buildsys.cli.commands.explain import explanation_json, reasons_json
 from buildsys.cli.console.lines import engine_of, group_lines, group_name, target_line
 from buildsys.cli.console.rows import Row, print_rows
@@ -20,7 +20,7 @@ from buildsys.cli.session import BuildSession
 from buildsys.cli.target_names import ModelFilter, add_filter
 from buildsys.errors import StageError
 from buildsys.execution.action_key import KeyBuilder, declared_parts
-from buildsys.execution.freshness import FRESH, STALE, Explanation
+from buildsys.execution.freshness import FRESH, MAY_RERUN, STALE, Explanation
 from buildsys.execution.recorded_reads import Reads
 from buildsys.execution.stale_reasons import (
     UNREADABLE,
@@ -50,9 +50,6 @@ def add_arguments(parser: ArgumentParser) -> None:
     add_json(parser)
     add_filter(parser)
     parser.add_argument("--since", default=None, help="compare with a git revision")
-    parser.add_argument(
-        "-n", type=positive_integer, default=1, dest="jobs", help="number of targets at a time"
-    )
 
 
 def run(options: Namespace) -> int:
@@ -63,23 +60,26 @@ def run(options: Namespace) -> int:
         return 0
     session = BuildSession.read_only(options.root, () if only else options.names)
     explained = session.explain(session.select(options.names, only=only))
-    print_plan(session, list(explained.values()), jobs=options.jobs, as_json=options.json)
+    print_plan(session, list(explained.values()), as_json=options.json)
     return 0
 
 
-def print_plan(
-    session: BuildSession, explained: Sequence[Explanation], *, jobs: int, as_json: bool
-) -> None:
+def print_plan(session: BuildSession, explained: Sequence[Explanation], *, as_json: bool) -> None:
     """Print the targets of the next run, in order."""
     steps = [step for step in explained if step.state != FRESH]
-    times = _usual_times(session, steps, jobs)
+    executed = [step for step in steps if not step.restorable]
+    times = {
+        name: sum(step.expected_s or 0.0 for step in executed if step.state in states)
+        for name, states in (("expected_s", (STALE,)), ("expected_at_most_s", (STALE, MAY_RERUN)))
+    }
+    unknown = sum(step.expected_s is None for step in executed)
     unavailable = {
         step.target: step.unavailable for step in explained if step.unavailable is not None
     }
     obstacles = _obstacles(session, steps)
     if as_json:
         targets = [explanation_json(step) for step in steps]
-        document = {"schema": SCHEMA, "jobs": jobs, **times, "targets": targets}
+        document = {"schema": SCHEMA, **times, "unknown": unknown, "targets": targets}
         more = {"unavailable": unavailable, "expected_unavailable": obstacles}
         print_json(document | {name: causes for name, causes in more.items() if causes})
         return
@@ -90,7 +90,7 @@ def print_plan(
         usual = "unknown" if step.expected_s is None else duration(step.expected_s)
         text = f"{step.target:<{width}}  {'' if step.restorable else usual:>10}"
         rows.append(Row(word, text, note=summarize_reasons(step.reasons, _MOST_REASONS)))
-    closing = [_summary(steps, times, jobs)]
+    closing = [_summary(steps, times, unknown)]
     if unavailable:
         names = first_names(list(unavailable), _MOST_UNAVAILABLE)
         closing.append(f"{len(unavailable)} unavailable on this machine: {names}")
@@ -115,36 +115,14 @@ def _obstacles(session: BuildSession, steps: Sequence[Explanation]) -> dict[str,
     return obstacles
 
 
-def _usual_times(session: BuildSession, steps: Sequence[Explanation], jobs: int) -> dict[str, Any]:
-    """Add up usual times for the JSON output; unbuilt steps have none."""
-    executed = [step for step in steps if not step.restorable]
-    usual = {step.target: step.expected_s or 0.0 for step in executed}
-    total_s = sum(usual.values())
-    ends: dict[str, float] = {}  # when each step ends, after those that it waits for
-    for target, seconds in usual.items():
-        action = session.actions[target]
-        before = (ends.get(name, 0.0) for name in (*action.after, *action.order))
-        ends[target] = seconds + max(before, default=0.0)
-    return {
-        "expected_s": sum(usual[step.target] for step in executed if step.state == STALE),
-        "expected_at_most_s": total_s,
-        "expected_parallel_s": max(max(ends.values(), default=0.0), total_s / jobs),
-        "unknown": sum(step.expected_s is None for step in executed),
-    }
-
-
-def _summary(steps: Sequence[Explanation], times: Mapping[str, Any], jobs: int) -> str:
+def _summary(steps: Sequence[Explanation], times: Mapping[str, float], unknown: int) -> str:
     if not steps:
         return "everything is up to date: nothing would run"
     count, run_s = plural(len(steps), "target"), times["expected_s"]
-    may_rerun_s = times["expected_at_most_s"] - run_s
-    parts = {
-        "{} for what will run": run_s,
-        "{} for what may rerun": may_rerun_s,
-        f"at best {{}} with -n {jobs}": times["expected_parallel_s"] if jobs > 1 else 0,
-    }
-    listed = [text.format(duration(seconds)) for text, seconds in parts.items() if seconds]
-    listed += [f"unknown for {times['unknown']}"] if times["unknown"] else []
+    rerun_s = times["expected_at_most_s"] - run_s
+    listed = [f"{duration(run_s)} for what will run"] if run_s else []
+    listed += [f"{duration(rerun_s)} for what may rerun"] if rerun_s else []
+    listed += [f"unknown for {unknown}"] if unknown else []
     if not listed:
         return f"{count}; nothing has to run, everything is in the store"
     return f"{count}; usual time: {', '.join(listed)}"

@@ -12,7 +12,6 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
 from types import FrameType
 from typing import TYPE_CHECKING, Any, TextIO
 
@@ -20,10 +19,10 @@ from doit.reporter import ConsoleReporter
 
 from buildsys.cli.command import INTERRUPTED, TERMINATED
 from buildsys.cli.console.lines import ConsoleLine, engine_of, target_line, up_to_date_lines
-from buildsys.cli.console.progress import Display, Estimate
+from buildsys.cli.console.progress import Display
 from buildsys.cli.project_root import shown_path
 from buildsys.cli.session import BuildSession
-from buildsys.errors import BuildsysError, with_hint
+from buildsys.errors import with_hint
 from buildsys.system.printable import printable, tolerate_other_encodings
 
 if TYPE_CHECKING:
@@ -31,8 +30,7 @@ if TYPE_CHECKING:
 
 NOTICE = "interrupted; finished targets are kept, the rest will run next time\n"
 _END_LIMIT_S = 10.0  # for the main thread, once all workers are stopped
-_MOST_ESTIMATED = 500  # targets: planning and checking each takes 10 ms of processor time
-_LOADING_LIMIT_S = 5.0  # at the end of a run, for the thread that estimates it
+_LOADING_LIMIT_S = 5.0  # at the end of a run, for the thread that loads modules
 
 
 class Reporter(ConsoleReporter):  # type: ignore[misc]  # doit has no type information
@@ -50,8 +48,7 @@ class Reporter(ConsoleReporter):  # type: ignore[misc]  # doit has no type infor
         self._out = outstream
         self._lock = threading.RLock()
         self._lines = self.session.lines
-        self._estimate: Estimate | None = None
-        self._display = Display(self._out, self._lines, lambda: str(self._estimate or ""))
+        self._display = Display(self._out, self._lines)
         self._loading: threading.Thread | None = None
         self._signals = Signals(self.session.interrupt)
 
@@ -208,8 +205,10 @@ class Reporter(ConsoleReporter):  # type: ignore[misc]  # doit has no type infor
         line, kind = self._lines.get(target), event["event"]
         with self._lock:
             if kind in ("started", "waiting") and self._loading is None:
+                from buildsys.cli.commands.pages import prepare
+
                 # while the first worker works, which delays nothing
-                self._loading = threading.Thread(target=self._load, daemon=True)
+                self._loading = threading.Thread(target=prepare, daemon=True)
                 self._loading.start()
             if line is None:
                 return
@@ -234,16 +233,6 @@ class Reporter(ConsoleReporter):  # type: ignore[misc]  # doit has no type infor
     def _warn(self, warning: str) -> None:
         with self._lock:
             self._display.warn(warning)
-
-    def _load(self) -> None:
-        """Estimate the run, and load modules for its end."""
-        from buildsys.cli.commands.pages import prepare
-
-        # the targets report an unreadable state
-        with suppress(BuildsysError, OSError, ValueError):
-            if len(self._lines) <= _MOST_ESTIMATED:
-                self._estimate = Estimate(self.session, self._lines)
-        prepare()
 
 
 class Signals:

@@ -15,7 +15,6 @@ from buildsys.plan.model_plan import (
 )
 
 _PACE = ("duration", "warmup", "min_samples", "noise")
-_OVERHEAD = 1.7  # uncounted starts of turns, loading and binding
 GPU_CLOCK = ("cuda_graph", "transfers", "in_flight", "wait")  # only for the GPU's own clock
 
 
@@ -31,7 +30,6 @@ def plan_bench(model: ModelPlan, engine: EnginePlan) -> Iterator[Action]:
         bench["gpu"] = {field: section[field] for field in GPU_CLOCK}
     options = {"engine": engine.options, "bench": bench, "cases": cases}
     inputs = {**engine.files, **final.golden(cases)}
-    turns_s = bench["duration"] + bench["warmup"]
     after = [f"engine:{name}:{engine.name}", final.golden_target]
     tools = ["python", "numpy"]  # the timed calls are made in Python
     environment = [*engine.environment]
@@ -67,7 +65,6 @@ def plan_bench(model: ModelPlan, engine: EnginePlan) -> Iterator[Action]:
         environment=tuple(dict.fromkeys((*environment, "speed"))),
         **timed_fields(engine, tools),
         server="torch" if torch else "light",
-        usual_s=_OVERHEAD * len(cases) * (1 + len(engine.baselines)) * turns_s,
         doc=f"benchmark the engine {engine.name} of {name}",
     )
 

@@ -77,7 +77,6 @@ def plan_engine(model: ModelPlan, engine: EnginePlan) -> Iterator[Action]:
         refits=bool(engine.spec.get("refit")),
         server=engine.server,
         alone_on_gpu=engine.on_gpu,  # builders time tactics
-        usual_s=engine.description.build_seconds,
         doc=f"build the engine {engine.name} of {name}",
     )
 

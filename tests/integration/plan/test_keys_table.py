@@ -555,7 +555,7 @@ def test_every_field_of_an_action_is_classified() -> None:
     )
     elsewhere = (  # ``needs``: what the machine lacks is in the key
         "stage model variant after order advisory required timeout_s doc strict_reads measures"
-        " exclusive alone_on_gpu refits server preload usual_s needs"
+        " exclusive alone_on_gpu refits server preload needs"
     )
     assert set(Action.__dataclass_fields__) == {*in_key.split(), *elsewhere.split()}
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import io
 import json
 from argparse import Namespace
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -19,7 +19,7 @@ from buildsys.cli.loader import Loader
 from buildsys.cli.main import parse, parser_of
 from buildsys.cli.session import BuildSession
 from buildsys.cli.tasks import ProjectTasks, doit_config
-from buildsys.execution.freshness import Explanation, Freshness, explain
+from buildsys.execution.freshness import Freshness
 from buildsys.execution.run_records import Outcome
 from buildsys.execution.stale_reasons import ASKED_FOR, StaleReason
 from buildsys.execution.up_to_date_models import PlannedModel
@@ -91,10 +91,6 @@ class ScriptedExecutor:
     def examine(self, target: str) -> Freshness:
         is_fresh = target in self.fresh
         return Freshness(target, up_to_date=is_fresh, unreadable=self.reasons.get(target, ""))
-
-    def forecast(self, targets: Sequence[str]) -> dict[str, Explanation]:
-        found = (Freshness(one, up_to_date=one in self.fresh, expected_s=None) for one in targets)
-        return explain(found, {})
 
     def replace_by_failure(
         self, target: str, write: Callable[[], tuple[Mapping[str, bytes], str]]

@@ -45,7 +45,7 @@ def test_mistakes_are_one_sentence_with_the_nearest_name(
 ) -> None:
     for words, sentence in (
         (["explain", "--jsno"], "explain has no option --jsno; nearest: --json; run `buildsys"),
-        (["plan", "net", "-n", "0"], "-n: expects a positive integer, found '0'; write a number"),
+        (["history", "net", "-n", "0"], "-n: expects a positive integer, found '0'; write a number"),
         (["schema", "x"], "schema takes no arguments, found 'x'; type it without a name"),
         (["inspect", "net", "--node"], "--node: expected one argument; run `buildsys help insp"),
         (["infer", "net"], "`buildsys infer` is now `buildsys run`\n"),
@@ -72,7 +72,7 @@ def test_a_completion_file_has_the_options_and_targets(
 
 
 def test_options_may_stand_anywhere() -> None:
-    _, parser = parser_of("plan")
+    _, parser = parser_of("build")
     options = parse(parser, ["a", "--json", "b", "--tag", "x", "-n", "3", "--tag", "y", "c"])
     assert (options.names, options.json, options.jobs) == (["a", "b", "c"], True, 3)
     assert options.tag == ["x", "y"]

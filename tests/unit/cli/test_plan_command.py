@@ -25,8 +25,8 @@ def one(
 
 @pytest.fixture
 def plan(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Plan:
-    def printed(*steps: Explanation, jobs: int = 1, as_json: bool = False) -> str:
-        print_plan(make_session(tmp_path)[0], steps, jobs=jobs, as_json=as_json)
+    def printed(*steps: Explanation, as_json: bool = False) -> str:
+        print_plan(make_session(tmp_path)[0], steps, as_json=as_json)
         return capsys.readouterr().out
 
     return printed
@@ -78,22 +78,3 @@ def test_restored_targets_take_no_time(plan: Plan) -> None:
     )
     found = json.loads(plan(*steps, as_json=True))
     assert [step["restorable"] for step in found["targets"]] == [True, False]
-
-
-def test_steps_that_wait_for_each_other_are_not_sped_up_by_jobs(plan: Plan) -> None:
-    chain = [
-        one("export:net", STALE, 3.0),
-        one("simplify:net", STALE, 4.0),
-        one("reference:net", STALE, 1.0),
-    ]
-    found = json.loads(plan(*chain, jobs=4, as_json=True))
-    assert (found["expected_s"], found["expected_at_most_s"], found["expected_parallel_s"]) == (
-        8.0,
-        8.0,
-        7.0,
-    )
-    assert (
-        plan(*chain, jobs=4)
-        .splitlines()[-1]
-        .endswith("8.00 s for what will run, at best 7.00 s with -n 4")
-    )
