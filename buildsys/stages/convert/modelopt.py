@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from importlib import import_module
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import Any
 
 import numpy as np
-from onnx import ModelProto
+from onnx import ModelProto, TensorProto
 
 from buildsys.errors import StageError
 from buildsys.onnx_graphs.onnx_file import dtype_name, first_line, load_model, save_model
+from buildsys.onnx_graphs.tensor_types import DTYPES, element_types
 from buildsys.stages.calibrate.batches import load_batches
 from buildsys.stages.convert.quantizers import Selection
+from buildsys.stages.convert.typed import HEAVY
+from buildsys.stages.convert.typed import explain as explain
 from buildsys.workers.job import Job
 
 INSTALL = "pip install 'buildsys[quantize]'"
@@ -52,16 +56,31 @@ def quantize_by_modelopt(job: Job, model: ModelProto, selection: Selection) -> M
         return load_model(target)
 
 
-def autocast(source: Path, precision: str) -> ModelProto:
-    """Convert the graph of ``source`` to ``fp16`` or ``bf16``; inputs and outputs keep their types.
+def convert(job: Job, in_fp32: Sequence[str], golden: object) -> tuple[ModelProto, dict[str, Any]]:  # noqa: ARG001
+    """Convert the graph to 16 bits by AutoCast; inputs and outputs keep their types.
 
-    Raises: StageError: ModelOpt is not installed, or fails.
+    Raises: StageError: ModelOpt is not installed, or fails, or converts nothing.
     """
+    source, precision = job.inputs["model"], job.options["precision"]
+    job.progress(f"converting to {DTYPES[precision]} with ModelOpt AutoCast")
     with _one_error("convert"):
         model: ModelProto = import_module("modelopt.onnx.autocast").convert_to_mixed_precision(
             str(source), low_precision_type=precision, keep_io_types=True
         )
-    return model
+    casts = sum(node.op_type == "Cast" for node in model.graph.node)
+    if not casts:
+        raise StageError("ModelOpt AutoCast kept all nodes in float32", "use tool: builtin")
+    types = element_types(model)
+    return model, {
+        "method": "by NVIDIA ModelOpt AutoCast; inputs and outputs keep their types",
+        "casts": casts,
+        "kept_fp32": [
+            node.name or node.output[0]
+            for node in model.graph.node
+            if node.op_type in HEAVY and types.get(node.output[0]) == TensorProto.FLOAT
+        ],
+        "warnings": [],
+    }
 
 
 @contextmanager

@@ -28,7 +28,6 @@ from buildsys.onnx_graphs.tensor_types import DTYPES
 from buildsys.onnx_graphs.tensors import load_case
 from buildsys.stages.common.equivalence import open_graph
 from buildsys.stages.common.golden_check import and_more, check_outputs, summarize_checks
-from buildsys.stages.convert.precision_rules import LARGEST
 from buildsys.stages.operators.implementation import implementation_of
 from buildsys.stages.search.result import read_kept_nodes
 from buildsys.workers.job import Job, StageResult
@@ -64,7 +63,7 @@ def run(job: Job) -> StageResult:
         return StageResult(figures=figures)
     job.progress(f"running the {job.variant} graph in {len(golden)} cases")
     written = load_model(job.outputs["model"])  # engines are built from it
-    if DTYPES.get(precision) in LARGEST:
+    if precision in DTYPES:
         written = emulate(written, precision)
     checks = check_outputs(job, precision, open_graph(job, written), golden)
     failed, numbers = summarize_checks(job, checks, golden)
@@ -84,6 +83,8 @@ def _converter(options: Mapping[str, Any]) -> str:
         return "buildsys.stages.convert.quantized"
     if options.keys() & {"optimize", "quantize_weights"}:
         return "buildsys.stages.convert.weights_only"
+    if options.get("tool") == "autocast":
+        return "buildsys.stages.convert.modelopt"
     return "buildsys.stages.convert.typed"
 
 

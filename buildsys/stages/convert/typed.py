@@ -9,26 +9,28 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
-from importlib import import_module
 from typing import Any
 
 import numpy as np
-from onnx import GraphProto, ModelProto, NodeProto, TensorProto, helper, numpy_helper
+from onnx import GraphProto, ModelProto, NodeProto, TensorProto, helper
+from onnx.numpy_helper import from_array, to_array
 
 from buildsys.errors import StageError
 from buildsys.onnx_graphs.emulation import emulate
-from buildsys.onnx_graphs.onnx_file import load_model, opsets, raise_opset
+from buildsys.onnx_graphs.onnx_file import load_model, opsets, raise_opset, subgraphs
 from buildsys.onnx_graphs.tensor_types import (
     DTYPES,
     ELEM_TYPES,
+    NOT_A_TENSOR,
     FreshNames,
     element_types,
     outer_names,
     rename_outer,
+    schema_of,
+    types_at,
 )
-from buildsys.onnx_graphs.tensors import Case, Tensor, tensor_of
-from buildsys.stages.common.golden_check import OutputCheck
+from buildsys.onnx_graphs.tensors import Array, Case, Tensor, tensor_of
+from buildsys.stages.common.golden_check import OutputCheck, and_more
 from buildsys.stages.common.intermediate_tensors import largest_losses
 from buildsys.stages.common.node_patterns import (
     check_patterns,
@@ -36,18 +38,43 @@ from buildsys.stages.common.node_patterns import (
     named_nodes,
     node_name,
 )
-from buildsys.stages.convert.precision_rules import (
-    LARGEST,
-    NodePrecision,
-    PrecisionRules,
-    fill_value,
-)
+from buildsys.stages.search.result import REASON
 from buildsys.workers.job import Job
 
 BF16_OPSET, BF16_IR_VERSION = 22, 10  # the first with bfloat16 convolution and pooling
+# the largest finite values; -3.4e38, the lowest float32, is also beyond bfloat16
+LARGEST = {"float16": 65504.0, "bfloat16": float.fromhex("0x1.fep127")}
 HEAVY = frozenset(
     ("Attention", "Conv", "ConvTranspose", "Einsum", "GRU", "Gemm", "LSTM", "MatMul", "RNN")
 )
+# Their results leave float16's range or lose important digits (indices, sums of squares,
+# coordinates), or they quantize.
+_SENSITIVE = frozenset((
+    "CumSum", "DequantizeLinear", "DynamicQuantizeLinear", "NonMaxSuppression", "Pow",
+    "QuantizeLinear", "Range", "ReduceL2", "ReduceLogSum", "ReduceLogSumExp", "ReduceProd",
+    "ReduceSumSquare", "RoiAlign",
+))  # fmt: skip
+# Attributes that set the type of the result.
+_TYPE_ATTRIBUTES = frozenset(("dtype", "output_dtype", "output_datatype"))
+# Outputs after the first follow stash_type.
+_STATISTICS = frozenset(("LayerNormalization", "RMSNormalization"))
+_INTEGERS = (TensorProto.INT32, TensorProto.INT64)
+# Arithmetic on sizes and positions: float16 rounds integers beyond 2048, bfloat16 beyond 256.
+_INDEX_OPERATORS = frozenset((
+    "Abs", "Add", "Cast", "Ceil", "Concat", "Div", "Expand", "Floor", "Gather", "Max", "Min", "Mod",
+    "Mul", "Neg", "Reciprocal", "Reshape", "Round", "Slice", "Sqrt", "Squeeze", "Sub", "Transpose",
+    "Unsqueeze",
+))  # fmt: skip
+# ONNX defines these in bfloat16; TensorRT's parser does not.
+_NOT_IN_BFLOAT16 = frozenset(("ConvTranspose", "HardSwish", "LpNormalization", "Mish"))
+# They select or move values, so a constant beyond the range in their results is a mask.
+_SELECTIONS = frozenset((
+    "Concat", "Expand", "Flatten", "Gather", "GatherElements", "GatherND", "Identity", "Max", "Min",
+    "Pad", "Reshape", "ScatterElements", "ScatterND", "Slice", "Split", "Squeeze", "Tile",
+    "Transpose", "Trilu", "Unsqueeze", "Where",
+))  # fmt: skip
+_ARITHMETIC = frozenset(("Add", "Mul", "Neg", "Sub"))  # (1 - mask) * -3.4e38
+_FLUSHED_LIMIT = 0.1  # share of a tensor's non-zero values that may become zero
 Figures = dict[str, Any]
 Golden = Mapping[str, Case]
 
@@ -57,9 +84,33 @@ def convert(job: Job, in_fp32: Sequence[str], golden: Golden) -> tuple[ModelProt
 
     Raises: StageError: no expensive operator can be converted.
     """
-    if job.options.get("tool") == "autocast":
-        return _by_autocast(job)
-    return _by_schemas(job, in_fp32)
+    precision, model = job.options["precision"], load_model(job.inputs["model"])
+    version, warnings = opsets(model).get("ai.onnx", 1), []
+    if precision == "bf16":
+        model, problem = raise_opset(model, BF16_OPSET, BF16_IR_VERSION)
+        if problem:
+            text = f"opset {version} is kept, without bfloat16 for some operators"
+            warnings.append(f"{text}: {problem}")
+        elif version < BF16_OPSET:
+            raised = f"opset {version} was raised to {BF16_OPSET}"
+            warnings.append(f"{raised}, the first with bfloat16 convolutions")
+    job.progress(f"converting {len(model.graph.node)} nodes to {DTYPES[precision]}")
+    exclude = [*job.options.get("exclude", ()), *in_fp32]
+    if exclude:
+        named_nodes(model)  # for patterns of nodes without a unique name
+    conversion = convert_precision(model, precision, exclude)
+    warnings += [f"{problem}; its nodes stay in float32" for problem in conversion.problems]
+    if clamped := conversion.clamped:
+        limited = f"constants of masks are limited to the range of {DTYPES[precision]}"
+        warnings.append(f"{limited}: {clamped[0]}{and_more(clamped)}")
+    return model, {
+        "method": "by the ONNX schemas of the opset, node by node; inputs and outputs keep their"
+        " types",
+        "casts": conversion.casts,
+        "kept_fp32": list(conversion.reasons),
+        "kept_reasons": {**conversion.reasons, **dict.fromkeys(in_fp32, REASON)},
+        "warnings": warnings,
+    }
 
 
 def explain(
@@ -87,69 +138,8 @@ def explain(
     return cause, remedies
 
 
-def _by_schemas(job: Job, in_fp32: Sequence[str]) -> tuple[ModelProto, Figures]:
-    precision = job.options["precision"]
-    model = load_model(job.inputs["model"])
-    warnings: list[str] = []
-    if precision == "bf16":
-        version, original = opsets(model).get("ai.onnx", 1), model
-        model, problem = raise_opset(model, BF16_OPSET, BF16_IR_VERSION)
-        if problem:
-            text = f"opset {version} is kept, without bfloat16 for some operators"
-            warnings.append(f"{text}: {problem}")
-        elif model is not original:
-            raised = f"opset {version} was raised to {BF16_OPSET}"
-            warnings.append(f"{raised}, the first with bfloat16 convolutions")
-    job.progress(f"converting {len(model.graph.node)} nodes to {DTYPES[precision]}")
-    exclude = [*job.options.get("exclude", ()), *in_fp32]
-    if exclude:
-        named_nodes(model)  # for patterns of nodes without a unique name
-    conversion = convert_precision(model, precision, exclude)
-    warnings += [f"{problem}; its nodes stay in float32" for problem in conversion.problems]
-    if clamped := conversion.clamped:
-        more = f" and {len(clamped) - 1} more" if len(clamped) > 1 else ""
-        limited = f"constants of masks are limited to the range of {DTYPES[precision]}"
-        warnings.append(f"{limited}: {clamped[0]}{more}")
-    return model, {
-        "method": "by the ONNX schemas of the opset, node by node; inputs and outputs keep their"
-        " types",
-        "casts": conversion.casts,
-        "kept_fp32": list(conversion.reasons),
-        "kept_reasons": {
-            **conversion.reasons,
-            **dict.fromkeys(in_fp32, "the search keeps it for the limits"),
-        },
-        "warnings": warnings,
-    }
-
-
-def _by_autocast(job: Job) -> tuple[ModelProto, Figures]:
-    modelopt = import_module("buildsys.stages.convert.modelopt")  # only in keys of its targets
-    precision = job.options["precision"]
-    job.progress(f"converting to {DTYPES[precision]} with ModelOpt AutoCast")
-    model: ModelProto = modelopt.autocast(job.inputs["model"], precision)
-    types = element_types(model)
-    heavy = [node for node in model.graph.node if node.op_type in HEAVY]
-    full = [node for node in heavy if types.get(node.output[0]) == TensorProto.FLOAT]
-    casts = sum(node.op_type == "Cast" for node in model.graph.node)
-    if not casts:
-        raise StageError("ModelOpt AutoCast kept all nodes in float32", "use tool: builtin")
-    return model, {
-        "method": "by NVIDIA ModelOpt AutoCast; inputs and outputs keep their types",
-        "casts": casts,
-        "kept_fp32": [node.name or node.output[0] for node in full],
-        "warnings": [],
-    }
-
-
-@dataclass
-class Conversion:
-    """Summary of a converted graph."""
-
-    casts: int = 0  # inserted
-    clamped: list[str] = field(default_factory=list)  # masks limited to the 16-bit range
-    reasons: dict[str, str] = field(default_factory=dict)  # node -> why it stays in float32
-    problems: list[str] = field(default_factory=list)  # of initializers that stay in float32
+class _InFloat32(Exception):
+    """The reason that a node stays in float32."""
 
 
 def convert_precision(model: ModelProto, precision: str, exclude: Sequence[str] = ()) -> Conversion:
@@ -161,99 +151,216 @@ def convert_precision(model: ModelProto, precision: str, exclude: Sequence[str] 
     """
     dtype = DTYPES[precision]
     _hoist_constants(model.graph)
-    rules = PrecisionRules(model, dtype)
-    heavy = [node for node in model.graph.node if node.op_type in HEAVY]
-    heavy_types = {rules.types.get(name) for node in heavy for name in node.output}
+    conversion = Conversion(model, dtype)
+    heavy = {node_name(n): n.output for n in model.graph.node if n.op_type in HEAVY}
+    heavy_types = {conversion.types.get(name) for names in heavy.values() for name in names}
     if heavy_types == {ELEM_TYPES[dtype]}:
-        return Conversion()
+        return conversion
     if heavy_types and heavy_types <= set(ELEM_TYPES.values()):
         raise StageError(
             f"the network computes in another 16-bit type than {dtype}",
             "precision: fp32 keeps the types of the network",
         )
     check_patterns("convert.exclude", exclude, [node_name(node) for node in model.graph.node])
-    decisions = [rules.decide(node) for node in model.graph.node]
-    for index, node in enumerate(model.graph.node):
-        pattern = matching_pattern(node_name(node), exclude)
-        if pattern and decisions[index].is_low:
-            decisions[index] = NodePrecision(reason=f"excluded by {pattern}")
-    pairs = zip(model.graph.node, decisions, strict=True)
-    reasons = {_name(node): decision.reason for node, decision in pairs if decision.reason}
-    are_kept = bool(heavy) and all(_name(node) in reasons for node in heavy)
-    if are_kept or not any(decision.is_low for decision in decisions):
-        reason = reasons.get(_name(heavy[0]), "") if heavy else ""
+    conversion.rewrite(exclude)
+    if not conversion.low_nodes or (heavy and conversion.reasons.keys() >= heavy.keys()):
+        first = next(iter(heavy), "")
+        reason = conversion.reasons.get(first, "")
         raise StageError(
             f"no expensive operator can compute in {dtype}"
-            + (f": {_name(heavy[0])} stays in float32, because {reason}" if reason else ""),
+            + (f": {first} stays in float32, because {reason}" if reason else ""),
             "export with a higher opset" if reason.endswith("opset") else "",
         )
-    rewriter = _Rewriter(model.graph, rules, decisions, opsets(model).get("ai.onnx", 1))
-    rewriter.rewrite()
-    problems = list(rules.problems.values())
-    return Conversion(rewriter.casts, rewriter.clamped, reasons, problems)
+    return conversion
 
 
-class _Rewriter:
-    """Rewrites the nodes in order; ``_names`` maps (tensor, is 16-bit) to names."""
+class Conversion:
+    """Decides and rewrites the nodes of one graph in order.
 
-    def __init__(
-        self, graph: GraphProto, rules: PrecisionRules, decisions: list[NodePrecision], opset: int
-    ) -> None:
+    ``reasons`` say why nodes stay in float32. A tensor has up to two names, in float32 and in 16
+    bits; a cast makes the second one where it is needed. Masks are float32 tensors with constants
+    beyond the 16-bit range, such as attention masks; ``clamped`` lists those limited to it.
+    """
+
+    def __init__(self, model: ModelProto, dtype: str) -> None:
+        self.types, self.low_nodes, self.casts = element_types(model), 0, 0
         self.clamped: list[str] = []
-        self.casts = 0
-        self._graph, self._rules, self._decisions = graph, rules, decisions
-        self._opset = opset
-        self._low_type = ELEM_TYPES[rules.dtype]
-        self._outputs = {value.name for value in graph.output}
-        self._low_tensors: set[str] = set()
-        self._nodes: list[NodeProto] = []
-        self._fresh = FreshNames(graph)
-        names = (*(value.name for value in graph.input), *rules.stored)
-        self._names: dict[tuple[str, bool], str] = {(name, False): name for name in names}
+        self.reasons: dict[str, str] = {}
+        self._graph, self._dtype, self._opsets = model.graph, dtype, opsets(model)
+        self._fresh, self._nodes = FreshNames(model.graph), list[NodeProto]()
+        inputs = {value.name for value in model.graph.input}
+        self._stored = {  # callers cannot replace them
+            tensor.name: tensor
+            for tensor in model.graph.initializer
+            if tensor.data_type == TensorProto.FLOAT and tensor.name not in inputs
+        }
+        self._rounded: dict[str, tuple[Tensor, str]] = {}  # initializer -> values, or a problem
+        self._names: dict[tuple[str, bool], str] = {
+            (name, False): name for name in (*inputs, *self._stored)
+        }
+        self._outputs = {value.name for value in model.graph.output}
+        self._in_full = set(self._outputs)
+        self._masks: set[str] = set()
+        # constants are computed from initializers and integers alone
+        self._constants, self._index_tensors = set(self._stored), set[str]()
 
-    def rewrite(self) -> None:
-        self._store_initializers()
-        for node, decision in zip(list(self._graph.node), self._decisions, strict=True):
-            self._rewire_inputs(node, decision)
-            self._nodes.append(node)
-            self._rewire_outputs(node, decision)
+    @property
+    def problems(self) -> list[str]:
+        """The reasons for initializers that stay in float32."""
+        return [problem for _, problem in self._rounded.values() if problem]
+
+    def rewrite(self, exclude: Sequence[str]) -> None:
+        """Rewrite the graph, except for nodes that match ``exclude``."""
+        for node in list(self._graph.node):
+            low_inputs: set[int] = set()
+            low_outputs: set[int] = set()
+            try:
+                low_inputs, low_outputs = self._low_places(node, exclude)
+            except _InFloat32 as reason:
+                self.reasons[node_name(node)] = str(reason)
+            self._track(node, is_low=bool(low_outputs))
+            self._rewrite(node, low_inputs, low_outputs)
+            self.low_nodes += bool(low_inputs | low_outputs)
         del self._graph.node[:]
         self._graph.node.extend(self._nodes)
-        for value in self._graph.value_info:
-            if value.name in self._low_tensors:
-                value.type.tensor_type.elem_type = self._low_type
+        self._store_initializers()
 
-    def _rewire_inputs(self, node: NodeProto, decision: NodePrecision) -> None:
-        for index, name in enumerate(node.input):
-            if self._rules.is_float(name):
-                node.input[index] = self._name_of(name, low=index in decision.inputs)
-        captured = sorted(name for name in outer_names(node) if self._rules.is_float(name))
+    # --- which nodes become 16-bit
+
+    def _low_places(self, node: NodeProto, exclude: Sequence[str]) -> tuple[set[int], set[int]]:
+        """List the places of a node's 16-bit inputs and outputs; none without float32.
+
+        Raises: _InFloat32: it stays in float32.
+        """
+        is_index = self._is_index_arithmetic(node)
+        if is_index:
+            self._index_tensors.update(node.output)
+        if any(subgraphs(node)):
+            raise _InFloat32("it has subgraphs")
+        if not any(map(self._is_float, (*node.input, *node.output))):
+            return set(), set()
+        schema = schema_of(node, self._opsets)
+        if schema is None:
+            raise _InFloat32("ONNX does not define the operator")
+        if is_index:
+            raise _InFloat32("it computes sizes or positions")
+        if node.op_type in _SENSITIVE:
+            raise _InFloat32("its results need the range or the digits of float32")
+        if self._dtype == "bfloat16" and node.op_type in _NOT_IN_BFLOAT16:
+            raise _InFloat32(f"TensorRT does not support {node.op_type} in {self._dtype}")
+        if _TYPE_ATTRIBUTES & schema.attributes.keys() or node.op_type == "ConstantOfShape":
+            raise _InFloat32("an attribute sets the type of its result")
+        for name in filter(None, (*node.input, *node.output)):
+            if self.types.get(name, NOT_A_TENSOR) <= 0:
+                raise _InFloat32(f"the type of {name} is not known or not a tensor")
+        inputs, outputs = (
+            {
+                place
+                for place, name in enumerate(names)
+                if self._is_float(name) and f"tensor({self._dtype})" in types_at(ports, place)
+            }
+            for names, ports in ((node.input, schema.inputs), (node.output, schema.outputs))
+        )
+        has_statistics = node.op_type in _STATISTICS
+        outputs &= {0} if has_statistics else outputs
+        fixed = any(self._is_float(n) and i not in outputs for i, n in enumerate(node.output))
+        if not inputs | outputs or (fixed and not has_statistics):
+            raise _InFloat32(f"{node.op_type} does not support {self._dtype} in this opset")
+        for place in sorted(inputs):
+            if problem := self._rounding_problem(node.input[place]):
+                raise _InFloat32(problem)
+        if pattern := matching_pattern(node_name(node), exclude):
+            raise _InFloat32(f"excluded by {pattern}")
+        return inputs, outputs
+
+    def _track(self, node: NodeProto, *, is_low: bool) -> None:
+        """Note which results are masks, and which are constant."""
+        results = {name for name in node.output if self._is_float(name)}
+        floats = [name for name in node.input if self._is_float(name)]
+        is_constant = self._constants.issuperset(floats)
+        if not is_low and self._is_mask(node, floats, is_constant=is_constant):
+            self._masks |= results
+        if is_constant:
+            self._constants |= results
+
+    def _is_mask(self, node: NodeProto, floats: Sequence[str], *, is_constant: bool) -> bool:
+        """Check for unscaled results with constants beyond the 16-bit range."""
+        if node.op_type == "ConstantOfShape":
+            return self._round(_fill_value(node))[1]
+        if node.op_type not in _SELECTIONS and not (node.op_type in _ARITHMETIC and is_constant):
+            return False
+        stored = [name for name in floats if name in self._stored]
+        self._masks |= {n for n in stored if self._round(to_array(self._stored[n]))[1]}
+        return not self._masks.isdisjoint(floats)
+
+    def _rounding_problem(self, name: str) -> str:
+        """Find the reason an initializer cannot be 16-bit, if any."""
+        if name not in self._stored:
+            return ""
+        if name not in self._rounded:
+            values, problem = to_array(self._stored[name]), ""
+            low, is_beyond = self._round(values)
+            nonzero = int(np.count_nonzero(values))
+            lost = nonzero - int(np.count_nonzero(low.values()))
+            if is_beyond:
+                problem = f"{name} has values up to {_largest(values):.3g}"
+            elif lost > _FLUSHED_LIMIT * nonzero:
+                problem = f"{lost} of {nonzero} values of {name} would become zero"
+            self._rounded[name] = low, problem
+        return self._rounded[name][1]
+
+    def _round(self, values: Array) -> tuple[Tensor, bool]:
+        """Round ``values`` to 16 bits; True if a finite one overflowed."""
+        with np.errstate(over="ignore"):
+            largest = tensor_of(np.float32(_largest(values)), self._dtype)
+            return tensor_of(values, self._dtype), not np.isfinite(largest.values())
+
+    def _is_index_arithmetic(self, node: NodeProto) -> bool:
+        if node.op_type not in _INDEX_OPERATORS:
+            return False
+        if node.op_type == "Cast" and self.types.get(node.input[0]) in _INTEGERS:
+            return True
+        computed = {n for n in node.input if self._is_float(n) and n not in self._stored}
+        return bool(computed) and computed <= self._index_tensors
+
+    def _is_float(self, name: str) -> bool:
+        return bool(name) and self.types.get(name) == TensorProto.FLOAT
+
+    # --- the new nodes
+
+    def _rewrite(self, node: NodeProto, low_inputs: set[int], low_outputs: set[int]) -> None:
+        for place, name in enumerate(node.input):
+            if self._is_float(name):
+                node.input[place] = self._name_of(name, low=place in low_inputs)
+        captured = sorted(filter(self._is_float, outer_names(node)))
         rename_outer(node, {name: self._name_of(name, low=False) for name in captured})
-
-    def _rewire_outputs(self, node: NodeProto, decision: NodePrecision) -> None:
-        for index, name in enumerate(node.output):
-            is_low = index in decision.outputs
+        self._nodes.append(node)
+        for place in range(len(node.output)):
+            name, is_low = node.output[place], place in low_outputs
+            self._names[name, is_low] = name
             if is_low and name in self._outputs:
-                node.output[index] = self._fresh.new(f"{name}_{self._rules.dtype}")
-                self._names[name, True] = node.output[index]
-                self._names[name, False] = name
-                self._add_cast(node.output[index], name, TensorProto.FLOAT)
-            else:
-                self._names[name, is_low] = name
-                self._low_tensors |= {name} if is_low else set()
-        if 0 in decision.outputs:
-            _set_result_type(node, self._rules.dtype)
+                node.output[place] = self._fresh.new(f"{name}_{self._dtype}")
+                self._names[name, True], self._names[name, False] = node.output[place], name
+                self._add_cast(node.output[place], name, TensorProto.FLOAT)
+        for attribute in node.attribute if low_outputs and node.op_type == "Cast" else ():
+            if attribute.name == "to":
+                attribute.i = ELEM_TYPES[self._dtype]
 
     def _name_of(self, name: str, *, low: bool) -> str:
-        """Name a tensor in one precision, with a cast if needed."""
-        if (name, low) not in self._names:
-            cast = self._fresh.new(f"{name}_as_{self._rules.dtype if low else 'float32'}")
-            source = self._names[name, not low]
-            if low and name in self._rules.masks and self._opset >= 11:  # bounds are attributes
-                source = self._clamp(source)
-            self._add_cast(source, cast, self._low_type if low else TensorProto.FLOAT)
-            self._names[name, low] = cast
-        return self._names[name, low]
+        """Name a tensor in one precision, with a cast or a copy if needed."""
+        self._in_full |= set() if low else {name}
+        if (name, low) in self._names:
+            return self._names[name, low]
+        if low and name in self._rounded:
+            self._names[name, low] = self._fresh.new(f"{name}_{self._dtype}")
+            return self._names[name, low]
+        cast = self._fresh.new(f"{name}_as_{self._dtype if low else 'float32'}")
+        source = self._names[name, not low]
+        if low and name in self._masks and self._opsets.get("ai.onnx", 1) >= 11:
+            source = self._clamp(source)  # before, bounds are attributes
+        self._add_cast(source, cast, ELEM_TYPES[self._dtype] if low else TensorProto.FLOAT)
+        self._names[name, low] = cast
+        return cast
 
     def _clamp(self, name: str) -> str:
         """Limit a mask to the 16-bit range, as ``model.half()`` builds it.
@@ -261,12 +368,11 @@ class _Rewriter:
         Infinities would become NaN where all elements of a row are masked.
         """
         self.clamped.append(name)
-        limit, result = LARGEST[self._rules.dtype], self._fresh.new(f"{name}_clamped")
+        limit, result = LARGEST[self._dtype], self._fresh.new(f"{name}_clamped")
         node = helper.make_node("Clip", [name], [result], self._fresh.new(f"{result}_clip"))
         for word, value in (("lowest", -limit), ("largest", limit)):
             bound = self._fresh.new(f"{result}_{word}")
-            tensor = numpy_helper.from_array(np.array(value, np.float32), bound)
-            self._graph.initializer.append(tensor)
+            self._graph.initializer.append(from_array(np.array(value, np.float32), bound))
             node.input.append(bound)
         self._nodes.append(node)
         return result
@@ -278,62 +384,48 @@ class _Rewriter:
 
     def _store_initializers(self) -> None:
         """Store each initializer in the precisions its nodes use."""
-        low: set[str] = set()
-        full = set(self._outputs)
-        for node, decision in zip(self._graph.node, self._decisions, strict=True):
-            for index, name in enumerate(node.input):
-                (low if index in decision.inputs else full).add(name)
-            full |= outer_names(node)
-        tensors, made = list(self._graph.initializer), []
+        low = {n: self._names[n, True] for n in self._rounded if (n, True) in self._names}
+        # without a use in float32 the 16-bit values get its name
+        renamed = {new: name for name, new in low.items() if name not in self._in_full}
+        for node in self._graph.node:
+            node.input[:] = [renamed.get(name, name) for name in node.input]
+        replaced = set(renamed.values())
+        tensors = [t for t in self._graph.initializer if t.name not in replaced]
+        for name, new in low.items():
+            values, _ = self._rounded[name]
+            content, elem_type = values.array.tobytes(), ELEM_TYPES[self._dtype]
+            stored_name = renamed.get(new, new)
+            tensors.append(helper.make_tensor(stored_name, elem_type, values.shape, content, True))
         del self._graph.initializer[:]
-        for tensor in tensors:
-            name = tensor.name
-            is_low = name in low and name in self._rules.stored
-            if name in full or not is_low:
-                self._graph.initializer.append(tensor)
-            if is_low:
-                low_name = self._fresh.new(f"{name}_{self._rules.dtype}") if name in full else name
-                self._names[name, True] = low_name
-                made.append(_tensor_proto(low_name, self._rules.low_values.pop(name)))
-                self._low_tensors.add(low_name)
-        self._graph.initializer.extend(made)
-
-
-def _set_result_type(node: NodeProto, dtype: str) -> None:
-    """Change the attribute for the type of a node's result, if any."""
-    for attribute in node.attribute:
-        if node.op_type == "Cast" and attribute.name == "to":
-            attribute.i = ELEM_TYPES[dtype]
-    if node.op_type == "ConstantOfShape":
-        value = _tensor_proto("value", tensor_of(fill_value(node), dtype))
-        del node.attribute[:]
-        node.attribute.append(helper.make_attribute("value", value))
-
-
-def _tensor_proto(name: str, values: Tensor) -> TensorProto:
-    elem_type = ELEM_TYPES[values.dtype]
-    return helper.make_tensor(name, elem_type, values.shape, values.array.tobytes(), raw=True)
+        self._graph.initializer.extend(tensors)
+        for value in self._graph.value_info:
+            if value.name in replaced or self._names.get((value.name, True)) == value.name:
+                value.type.tensor_type.elem_type = ELEM_TYPES[self._dtype]
 
 
 def _hoist_constants(graph: GraphProto) -> None:
     """Turn float32 Constant nodes into initializers."""
     nodes = []
     for node in graph.node:
-        values: Any = None
         if node.op_type == "Constant" and node.domain in ("", "ai.onnx"):
-            attribute = node.attribute[0]
-            if attribute.name in ("value_float", "value_floats"):
-                values = helper.get_attribute_value(attribute)
-            elif attribute.name == "value" and attribute.t.data_type == TensorProto.FLOAT:
-                values = numpy_helper.to_array(attribute.t)
-        if values is None:
-            nodes.append(node)
-        else:
-            tensor = numpy_helper.from_array(np.asarray(values, np.float32), node.output[0])
-            graph.initializer.append(tensor)
+            name, value = node.attribute[0].name, helper.get_attribute_value(node.attribute[0])
+            if name == "value" and value.data_type == TensorProto.FLOAT:
+                value, name = to_array(value), "value_floats"
+            if name in ("value_float", "value_floats"):
+                tensor = from_array(np.asarray(value, np.float32), node.output[0])
+                graph.initializer.append(tensor)
+                continue
+        nodes.append(node)
     del graph.node[:]
     graph.node.extend(nodes)
 
 
-def _name(node: NodeProto) -> str:
-    return node.name or f"{node.op_type} of {node.output[0]}"
+def _fill_value(node: NodeProto) -> Array:
+    """Read the value of a ConstantOfShape node, an array of one element."""
+    stored = (to_array(a.t) for a in node.attribute if a.name == "value")
+    return next(stored, np.zeros(1, np.float32))
+
+
+def _largest(values: Array) -> float:
+    """Find the largest finite magnitude."""
+    return float(np.abs(values[np.isfinite(values)]).max(initial=0.0))

@@ -29,7 +29,6 @@ from buildsys.stages.common.equivalence import open_graph
 from buildsys.stages.common.golden_check import OutputCheck, check_outputs, judge_agreement
 from buildsys.stages.common.intermediate_tensors import IntermediateTensors, largest_losses
 from buildsys.stages.common.node_patterns import matching_pattern, named_nodes
-from buildsys.stages.convert.precision_rules import LARGEST
 from buildsys.stages.convert.quantized import (
     insert,
     load_named_model,
@@ -38,6 +37,7 @@ from buildsys.stages.convert.quantized import (
 from buildsys.stages.convert.typed import (
     BF16_IR_VERSION,
     BF16_OPSET,
+    LARGEST,
     convert_precision,
 )
 from buildsys.workers.job import Job, StageResult
