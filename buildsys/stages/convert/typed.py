@@ -85,21 +85,19 @@ def convert(job: Job, in_fp32: Sequence[str], golden: Golden) -> tuple[ModelProt
     Raises: StageError: no expensive operator can be converted.
     """
     precision, model = job.options["precision"], load_model(job.inputs["model"])
-    version, warnings = opsets(model).get("ai.onnx", 1), []
+    warnings = []
     if precision == "bf16":
         model, problem = raise_opset(model, BF16_OPSET, BF16_IR_VERSION)
         if problem:
-            text = f"opset {version} is kept, without bfloat16 for some operators"
+            text = f"opset {opsets(model)['ai.onnx']} is kept, without bfloat16 for some operators"
             warnings.append(f"{text}: {problem}")
-        elif version < BF16_OPSET:
-            raised = f"opset {version} was raised to {BF16_OPSET}"
-            warnings.append(f"{raised}, the first with bfloat16 convolutions")
     job.progress(f"converting {len(model.graph.node)} nodes to {DTYPES[precision]}")
     exclude = [*job.options.get("exclude", ()), *in_fp32]
     if exclude:
         named_nodes(model)  # for patterns of nodes without a unique name
     conversion = convert_precision(model, precision, exclude)
-    warnings += [f"{problem}; its nodes stay in float32" for problem in conversion.problems]
+    problems = [problem for _, problem in conversion.rounded.values() if problem]
+    warnings += [f"{problem}; its nodes stay in float32" for problem in problems]
     if clamped := conversion.clamped:
         limited = f"constants of masks are limited to the range of {DTYPES[precision]}"
         warnings.append(f"{limited}: {clamped[0]}{and_more(clamped)}")
@@ -124,9 +122,8 @@ def explain(
         remedies.append(f"{text}, and precision: auto-{precision} keeps them there")
     exact, written = (load_model(paths["model"]) for paths in (job.inputs, job.outputs))
     named_nodes(exact)
-    nodes = [node.name for node in exact.graph.node]
-    converted = emulate(written, precision)
-    losses = largest_losses(job, exact, converted, nodes, golden[failed[0].case])
+    nodes, case = [node.name for node in exact.graph.node], golden[failed[0].case]
+    losses = largest_losses(job, exact, emulate(written, precision), nodes, case)
     if not (losses and math.isinf(losses[0].added)):
         figures["overflow"] = None
         return "", remedies
@@ -156,20 +153,16 @@ def convert_precision(model: ModelProto, precision: str, exclude: Sequence[str] 
     heavy_types = {conversion.types.get(name) for names in heavy.values() for name in names}
     if heavy_types == {ELEM_TYPES[dtype]}:
         return conversion
-    if heavy_types and heavy_types <= set(ELEM_TYPES.values()):
-        raise StageError(
-            f"the network computes in another 16-bit type than {dtype}",
-            "precision: fp32 keeps the types of the network",
-        )
     check_patterns("convert.exclude", exclude, [node_name(node) for node in model.graph.node])
     conversion.rewrite(exclude)
-    if not conversion.low_nodes or (heavy and conversion.reasons.keys() >= heavy.keys()):
+    is_low = ELEM_TYPES[dtype] in heavy_types or not conversion.low_nodes.isdisjoint(heavy)
+    if not conversion.low_nodes or (heavy and not is_low):
         first = next(iter(heavy), "")
         reason = conversion.reasons.get(first, "")
+        why = f": {first} stays in float32, because {reason}" if reason else ""
         raise StageError(
-            f"no expensive operator can compute in {dtype}"
-            + (f": {first} stays in float32, because {reason}" if reason else ""),
-            "export with a higher opset" if reason.endswith("opset") else "",
+            f"no expensive operator can compute in {dtype}{why}",
+            "export with a higher opset, or keep the types of the network by precision: fp32",
         )
     return conversion
 
@@ -183,7 +176,7 @@ class Conversion:
     """
 
     def __init__(self, model: ModelProto, dtype: str) -> None:
-        self.types, self.low_nodes, self.casts = element_types(model), 0, 0
+        self.types, self.low_nodes, self.casts = element_types(model), set[str](), 0
         self.clamped: list[str] = []
         self.reasons: dict[str, str] = {}
         self._graph, self._dtype, self._opsets = model.graph, dtype, opsets(model)
@@ -194,7 +187,7 @@ class Conversion:
             for tensor in model.graph.initializer
             if tensor.data_type == TensorProto.FLOAT and tensor.name not in inputs
         }
-        self._rounded: dict[str, tuple[Tensor, str]] = {}  # initializer -> values, or a problem
+        self.rounded: dict[str, tuple[Tensor, str]] = {}  # initializer -> values, or a problem
         self._names: dict[tuple[str, bool], str] = {
             (name, False): name for name in (*inputs, *self._stored)
         }
@@ -203,11 +196,6 @@ class Conversion:
         self._masks: set[str] = set()
         # constants are computed from initializers and integers alone
         self._constants, self._index_tensors = set(self._stored), set[str]()
-
-    @property
-    def problems(self) -> list[str]:
-        """The reasons for initializers that stay in float32."""
-        return [problem for _, problem in self._rounded.values() if problem]
 
     def rewrite(self, exclude: Sequence[str]) -> None:
         """Rewrite the graph, except for nodes that match ``exclude``."""
@@ -218,14 +206,12 @@ class Conversion:
                 low_inputs, low_outputs = self._low_places(node, exclude)
             except _InFloat32 as reason:
                 self.reasons[node_name(node)] = str(reason)
+            self.low_nodes |= {node_name(node)} if low_inputs | low_outputs else set()
             self._track(node, is_low=bool(low_outputs))
             self._rewrite(node, low_inputs, low_outputs)
-            self.low_nodes += bool(low_inputs | low_outputs)
         del self._graph.node[:]
         self._graph.node.extend(self._nodes)
         self._store_initializers()
-
-    # --- which nodes become 16-bit
 
     def _low_places(self, node: NodeProto, exclude: Sequence[str]) -> tuple[set[int], set[int]]:
         """List the places of a node's 16-bit inputs and outputs; none without float32.
@@ -274,46 +260,42 @@ class Conversion:
         return inputs, outputs
 
     def _track(self, node: NodeProto, *, is_low: bool) -> None:
-        """Note which results are masks, and which are constant."""
-        results = {name for name in node.output if self._is_float(name)}
-        floats = [name for name in node.input if self._is_float(name)]
-        is_constant = self._constants.issuperset(floats)
-        if not is_low and self._is_mask(node, floats, is_constant=is_constant):
-            self._masks |= results
-        if is_constant:
-            self._constants |= results
-
-    def _is_mask(self, node: NodeProto, floats: Sequence[str], *, is_constant: bool) -> bool:
-        """Check for unscaled results with constants beyond the 16-bit range."""
+        """Note which results are constant, and which are masks: unscaled beyond 16 bits."""
+        results, floats = (
+            {n for n in names if self._is_float(n)} for names in (node.output, node.input)
+        )
+        is_constant, is_mask = floats <= self._constants, False
         if node.op_type == "ConstantOfShape":
-            return self._round(_fill_value(node))[1]
-        if node.op_type not in _SELECTIONS and not (node.op_type in _ARITHMETIC and is_constant):
-            return False
-        stored = [name for name in floats if name in self._stored]
-        self._masks |= {n for n in stored if self._round(to_array(self._stored[n]))[1]}
-        return not self._masks.isdisjoint(floats)
+            is_mask = any(self._round(to_array(value.t))[1] for value in node.attribute)
+        elif node.op_type in _SELECTIONS or (node.op_type in _ARITHMETIC and is_constant):
+            stored = [name for name in floats if name in self._stored]
+            self._masks |= {n for n in stored if self._round(to_array(self._stored[n]))[1]}
+            is_mask = not self._masks.isdisjoint(floats)
+        self._masks |= results if is_mask and not is_low else set()
+        self._constants |= results if is_constant else set()
 
     def _rounding_problem(self, name: str) -> str:
         """Find the reason an initializer cannot be 16-bit, if any."""
         if name not in self._stored:
             return ""
-        if name not in self._rounded:
+        if name not in self.rounded:
             values, problem = to_array(self._stored[name]), ""
             low, is_beyond = self._round(values)
             nonzero = int(np.count_nonzero(values))
             lost = nonzero - int(np.count_nonzero(low.values()))
             if is_beyond:
-                problem = f"{name} has values up to {_largest(values):.3g}"
+                largest = np.abs(values[np.isfinite(values)]).max()
+                problem = f"{name} has values up to {largest:.3g}"
             elif lost > _FLUSHED_LIMIT * nonzero:
                 problem = f"{lost} of {nonzero} values of {name} would become zero"
-            self._rounded[name] = low, problem
-        return self._rounded[name][1]
+            self.rounded[name] = low, problem
+        return self.rounded[name][1]
 
     def _round(self, values: Array) -> tuple[Tensor, bool]:
         """Round ``values`` to 16 bits; True if a finite one overflowed."""
         with np.errstate(over="ignore"):
-            largest = tensor_of(np.float32(_largest(values)), self._dtype)
-            return tensor_of(values, self._dtype), not np.isfinite(largest.values())
+            low = tensor_of(values, self._dtype)
+        return low, bool((np.isfinite(values) & ~np.isfinite(low.values())).any())
 
     def _is_index_arithmetic(self, node: NodeProto) -> bool:
         if node.op_type not in _INDEX_OPERATORS:
@@ -325,8 +307,6 @@ class Conversion:
 
     def _is_float(self, name: str) -> bool:
         return bool(name) and self.types.get(name) == TensorProto.FLOAT
-
-    # --- the new nodes
 
     def _rewrite(self, node: NodeProto, low_inputs: set[int], low_outputs: set[int]) -> None:
         for place, name in enumerate(node.input):
@@ -351,7 +331,7 @@ class Conversion:
         self._in_full |= set() if low else {name}
         if (name, low) in self._names:
             return self._names[name, low]
-        if low and name in self._rounded:
+        if low and name in self.rounded:
             self._names[name, low] = self._fresh.new(f"{name}_{self._dtype}")
             return self._names[name, low]
         cast = self._fresh.new(f"{name}_as_{self._dtype if low else 'float32'}")
@@ -384,7 +364,7 @@ class Conversion:
 
     def _store_initializers(self) -> None:
         """Store each initializer in the precisions its nodes use."""
-        low = {n: self._names[n, True] for n in self._rounded if (n, True) in self._names}
+        low = {n: self._names[n, True] for n in self.rounded if (n, True) in self._names}
         # without a use in float32 the 16-bit values get its name
         renamed = {new: name for name, new in low.items() if name not in self._in_full}
         for node in self._graph.node:
@@ -392,7 +372,7 @@ class Conversion:
         replaced = set(renamed.values())
         tensors = [t for t in self._graph.initializer if t.name not in replaced]
         for name, new in low.items():
-            values, _ = self._rounded[name]
+            values, _ = self.rounded[name]
             content, elem_type = values.array.tobytes(), ELEM_TYPES[self._dtype]
             stored_name = renamed.get(new, new)
             tensors.append(helper.make_tensor(stored_name, elem_type, values.shape, content, True))
@@ -418,14 +398,3 @@ def _hoist_constants(graph: GraphProto) -> None:
         nodes.append(node)
     del graph.node[:]
     graph.node.extend(nodes)
-
-
-def _fill_value(node: NodeProto) -> Array:
-    """Read the value of a ConstantOfShape node, an array of one element."""
-    stored = (to_array(a.t) for a in node.attribute if a.name == "value")
-    return next(stored, np.zeros(1, np.float32))
-
-
-def _largest(values: Array) -> float:
-    """Find the largest finite magnitude."""
-    return float(np.abs(values[np.isfinite(values)]).max(initial=0.0))

@@ -127,7 +127,6 @@ def test_bf16_raises_the_opset_and_is_emulated_on_the_cpu(tmp_path: Path) -> Non
     result, path = convert_file(tmp_path, conv_bn(17), "bf16")
     assert result.figures["opset"] == 22
     assert result.figures["initializers"] == {"bfloat16": 6}
-    assert "opset 17 was raised to 22" in result.figures["warnings"][0]
     model = onnx.load(path)
     with pytest.raises(StageError, match="no kernel"):
         OrtGraph(path)
@@ -345,9 +344,8 @@ def test_a_network_in_the_requested_precision_is_unchanged() -> None:
 
 
 def test_a_network_in_another_16_bit_type_is_refused_with_a_remedy() -> None:
-    with pytest.raises(StageError, match="computes in another 16-bit type than float16") as error:
+    with pytest.raises(StageError, match=r"no expensive operator can .* by precision: fp32"):
         convert_precision(typed_network(TensorProto.BFLOAT16), "fp16")
-    assert error.value.hint == "precision: fp32 keeps the types of the network"
 
 
 LOWEST = float(np.finfo(np.float32).min)
