@@ -205,9 +205,13 @@ class GpuContender:
         """Run inferences without a break, at least this long and often."""
         with self._device.current(), self._explained():
             if len(self._slots) > 1:
-                return self._time_concurrent(at_least_s, at_least_runs)
+                return self._time_queue(self._slots, at_least_s, at_least_runs)
             samples = self._time_lone(at_least_s / 2, at_least_runs)
-            samples.add(self._time_queued(at_least_s / 2, at_least_runs))
+            slot = self._slots[0]
+            slots = [Slot(slot.stream, slot.launch) for _ in range(_QUEUE_LENGTH)]
+            queued = self._time_queue(slots, at_least_s / 2, at_least_runs + 1)
+            # the first inference found an idle stream
+            samples.gpu_ns, samples.queued_ns = queued.gpu_ns[1:], queued.elapsed_ns
             return samples
 
     def close(self) -> None:
@@ -227,32 +231,11 @@ class GpuContender:
 
         return LocalCall(run, time.perf_counter_ns).block(at_least_s, at_least_runs)
 
-    def _time_queued(self, at_least_s: float, at_least_runs: int) -> Samples:
-        slot, clock = self._slots[0], time.perf_counter_ns
-        launch, stream = slot.launch, slot.stream
-        times: list[int] = []
-        queue: deque[tuple[Event, Event]] = deque()
-        first = clock()
-        deadline = first + at_least_s * _NS
-        count = 0
-        while clock() < deadline or count <= at_least_runs:  # one more: the first does not count
-            if len(queue) == len(self._events):
-                begin, end = queue.popleft()
-                times.append(end.elapsed_ns(begin))
-            begin, end = self._events[count % len(self._events)]
-            begin.record(stream)
-            launch()
-            end.record(stream)
-            queue.append((begin, end))
-            count += 1
-        times += [end.elapsed_ns(begin) for begin, end in queue]
-        # the first inference found an idle stream
-        return Samples(gpu_ns=times[1:], queued_ns=clock() - first)
-
-    def _time_concurrent(self, at_least_s: float, at_least_runs: int) -> Samples:
+    def _time_queue(self, slots: Sequence[Slot], at_least_s: float, at_least_runs: int) -> Samples:
+        """Keep one inference per slot on its stream; time each by both clocks."""
         clock, samples = time.perf_counter_ns, Samples()
         running: deque[tuple[Slot, Event, Event]] = deque()
-        idle = deque((slot, *pair) for slot, pair in zip(self._slots, self._events, strict=True))
+        idle = deque((slot, *pair) for slot, pair in zip(slots, self._events, strict=True))
 
         def finish_oldest() -> None:
             slot, begin, end = running.popleft()

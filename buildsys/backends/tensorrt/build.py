@@ -25,11 +25,7 @@ from buildsys.backends.interface import (
 )
 from buildsys.backends.tensorrt import network_edits, version_adapter
 from buildsys.backends.tensorrt.calibrator import attach_calibrator
-from buildsys.backends.tensorrt.engine_tensors import (
-    add_profiles,
-    check_against_graph,
-    resolve_profiles,
-)
+from buildsys.backends.tensorrt.engine_tensors import add_profiles, resolve_profiles
 from buildsys.backends.tensorrt.library import (
     FLAGS,
     POOLS,
@@ -199,11 +195,11 @@ def build_engine(library: TensorRTLibrary, request: BuildRequest) -> Figures:
         _check_fields_taken(library, messages.errors)
         if options["network"]:  # the hook has the last word
             network_edits.call_hook(options["network"], request.project, network, config, messages)
-        tensors, _ = io_tensors(network)
-        shapes = {tensor.name: tuple(tensor.shape) for tensor in tensors}
-        deciding = {tensor.name for tensor in tensors if tensor.is_shape_tensor}
-        check_against_graph(profiles, shapes, deciding)
-        add_profiles(library, builder, config, profiles)
+        names = [tensor.name for tensor in io_tensors(network)[0]]
+        if others := [name for ranges in profiles for name in ranges if name not in names]:
+            text = f"the graph has no input {others[0]}, only {', '.join(names) or 'none'}"
+            raise StageError(text, "correct the engine's profiles, or export the graph again")
+        add_profiles(library, builder, config, profiles, messages)
         settings = settings_in_force(library, builder, config, options)
         phases.append(("configure", time.perf_counter()))
         cache_facts = _run_builder(library, request, parsed, config, messages)

@@ -135,7 +135,7 @@ class TensorRtBackend:
             folder = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
             kernels = folder / "buildsys" / "kernels" / f"{sha256_of(engine)}.cache"
         host_code = bool(options.get("version_compatible"))
-        session = TensorRtSession(self.library, engine, kernels, host_code=host_code)
+        session = TensorRtSession.load(self.library, engine, kernels, host_code=host_code)
         # the host code of a plugin would not run again
         session.cuda_graphs = bool(options.get("cuda_graphs")) and not operators
         return session

@@ -6,8 +6,7 @@ last (HWC8: [N, H, W, C up to a multiple of 8]), padded with zeros.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from collections.abc import Set as AbstractSet
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,7 +15,7 @@ import numpy as np
 from buildsys.backends.cuda_device import Buffer, Device
 from buildsys.backends.interface import DeviceTensor, Port
 from buildsys.backends.tensorrt import version_adapter
-from buildsys.backends.tensorrt.library import DTYPES, FORMATS, TensorRTLibrary
+from buildsys.backends.tensorrt.library import DTYPES, FORMATS, Messages, TensorRTLibrary
 from buildsys.errors import StageError
 from buildsys.onnx_graphs.tensors import BIT_DTYPES, Array, Tensor, tensor_of
 
@@ -27,6 +26,7 @@ _LAYOUTS = {  # multiple of the channels, channels in blocks or last, dimensions
     "dhwc": (1, False, 3), "dhwc8": (8, False, 3),
 }  # fmt: skip
 _PACKED = ("int4", "float4e2m1")  # two elements share a byte on the device
+Shape = tuple[int, ...]
 
 
 def packed(array: Array, layout: str) -> Array:
@@ -40,7 +40,7 @@ def packed(array: Array, layout: str) -> Array:
     return np.ascontiguousarray(np.moveaxis(split, axis + 1, -1))
 
 
-def packed_shape(shape: tuple[int, ...], layout: str) -> tuple[int, ...]:
+def packed_shape(shape: Shape, layout: str) -> Shape:
     """Return the shape of ``packed`` for an array of a shape."""
     if layout == LINEAR:
         return shape
@@ -48,7 +48,7 @@ def packed_shape(shape: tuple[int, ...], layout: str) -> tuple[int, ...]:
     return (*shape[:axis], blocks, *shape[axis + 1 :], size)
 
 
-def unpacked(memory: Array, layout: str, shape: tuple[int, ...]) -> Array:
+def unpacked(memory: Array, layout: str, shape: Shape) -> Array:
     """Unpack an array of a shape from memory in a layout."""
     if layout == LINEAR:
         return memory
@@ -58,7 +58,7 @@ def unpacked(memory: Array, layout: str, shape: tuple[int, ...]) -> Array:
     return np.ascontiguousarray(np.take(filled, range(shape[axis]), axis))
 
 
-def _blocks(shape: tuple[int, ...], name: str) -> tuple[int, int, int]:
+def _blocks(shape: Shape, name: str) -> tuple[int, int, int]:
     """Return the channels' axis, their blocks, and the size of a block.
 
     A layout with channels last has one block.
@@ -72,82 +72,71 @@ def _blocks(shape: tuple[int, ...], name: str) -> tuple[int, int, int]:
     return (axis, blocks, multiple) if is_blocked else (axis, 1, blocks * multiple)
 
 
-def _stored_type(name: str, dtype: str) -> tuple[str, np.dtype[np.generic]]:
-    if dtype in _PACKED:
-        text = f"{name} is a tensor of {dtype}, which cannot be an input or output here"
-        raise StageError(text, "cast it in the network")
-    return dtype, np.dtype(BIT_DTYPES.get(dtype, dtype))
-
-
 @dataclass(frozen=True)
-class EngineTensors:
-    """The inputs and outputs of an engine, which they do not keep in memory."""
+class EnginePort(Port):
+    """An input or output of an engine, which it does not keep in memory."""
 
-    inputs: tuple[str, ...]
-    outputs: tuple[str, ...]
-    types: Mapping[str, tuple[str, np.dtype[np.generic]]]  # and of its storage
-    shapes: Mapping[str, tuple[int, ...]]  # -1 for a dynamic size
-    layouts: Mapping[str, str]
-    on_host: frozenset[str]  # inputs whose values decide shapes
+    stored: np.dtype[np.generic]  # the type of its elements in memory
+    layout: str
+    is_input: bool
+    on_host: bool  # an input whose values decide shapes
 
-    @classmethod
-    def of(cls, library: TensorRTLibrary, engine: Any) -> EngineTensors:
-        """Read the facts of an engine."""
-        names = [engine.get_tensor_name(index) for index in range(engine.num_io_tensors)]
-        is_input = library.trt.TensorIOMode.INPUT
-        inputs = tuple(name for name in names if engine.get_tensor_mode(name) == is_input)
-        dtypes, formats = DTYPES.words(library), FORMATS.words(library)
-        layouts = {name: formats.get(engine.get_tensor_format(name), LINEAR) for name in names}
-        on_host = library.trt.TensorLocation.HOST
-        return cls(
-            inputs=inputs,
-            outputs=tuple(name for name in names if name not in inputs),
-            types={n: _stored_type(n, dtypes[engine.get_tensor_dtype(n)]) for n in names},
-            shapes={name: tuple(engine.get_tensor_shape(name)) for name in names},
-            layouts=layouts,
-            on_host=frozenset(n for n in inputs if engine.get_tensor_location(n) == on_host),
-        )
-
-    def port(self, name: str) -> Port:
-        """Return an input or output as others see it."""
-        return Port(name, self.types[name][0], self.shapes[name])
-
-    def require(self, inputs: Mapping[str, object]) -> tuple[str, ...]:
-        """Return the names of the inputs."""
-        if missing := [name for name in self.inputs if name not in inputs]:
-            problem = f"the engine's input {', '.join(missing)} is not given"
-            raise StageError(problem, "give every input of the engine")
-        return self.inputs
+    def size_bytes(self, shape: Shape) -> int:
+        """Compute the memory that the port takes with a shape."""
+        elements = np.prod(packed_shape(shape, self.layout), dtype=np.int64)
+        return int(elements) * self.stored.itemsize
 
     def check_linear(self) -> None:
         """Check that arrays of other libraries can be passed: they are linear."""
-        for name, layout in self.layouts.items():
-            if layout != LINEAR:
-                problem = f"{name} is stored as {layout}, unlike arrays of other libraries"
-                raise StageError(problem, "pass arrays in host memory, or build without `io`")
+        if self.layout != LINEAR:
+            problem = f"{self.name} is stored as {self.layout}, unlike arrays of other libraries"
+            raise StageError(problem, "pass arrays in host memory, or build without `io`")
 
-    def converted(self, name: str, value: Tensor) -> Tensor:
-        """Return an input in the engine's type."""
-        dtype = self.types[name][0]
-        if value.dtype == dtype:
+    def converted(self, value: Tensor | DeviceTensor) -> Tensor | DeviceTensor:
+        """Convert an input to the engine's type; refuse one in the wrong memory."""
+        if isinstance(value, DeviceTensor):
+            if self.on_host:
+                problem = f"the values of the input {self.name} decide shapes"
+                raise StageError(problem, "pass it as an array in host memory")
+            return value
+        if value.dtype == self.dtype:
             return value
         # TensorRT has no float64, and 8.6 no int64
         numbers = value.values()
-        converted = tensor_of(numbers, dtype)
+        converted = tensor_of(numbers, self.dtype)
         if numbers.dtype.kind in "iu" and not np.array_equal(converted.array, numbers):
             raise StageError(
-                f"the input {name} has values beyond {dtype}, the engine's type for {value.dtype}",
+                f"the input {self.name} has values beyond {self.dtype}, the engine's type for"
+                f" {value.dtype}",
                 "use smaller numbers, or build with a later TensorRT",
             )
         return converted
 
-    def packed(self, name: str, value: Tensor) -> Array:
-        """Pack an input as the engine stores it."""
-        return np.asarray(packed(value.array, self.layouts[name]), order="C")
 
-    def unpacked(self, name: str, stored: Tensor, shape: tuple[int, ...]) -> Tensor:
-        """Unpack an output of a shape from memory of the engine."""
-        return Tensor(unpacked(stored.array, self.layouts[name], shape), stored.dtype)
+def read_ports(library: TensorRTLibrary, engine: Any) -> tuple[EnginePort, ...]:
+    """Read the inputs and outputs of an engine, in the order of its network."""
+    trt, dtypes, formats = library.trt, DTYPES.words(library), FORMATS.words(library)
+    tensors = []
+    for index in range(engine.num_io_tensors):
+        name = engine.get_tensor_name(index)
+        dtype = dtypes[engine.get_tensor_dtype(name)]
+        if dtype in _PACKED:
+            text = f"{name} is a tensor of {dtype}, which cannot be an input or output here"
+            raise StageError(text, "cast it in the network")
+        is_input = engine.get_tensor_mode(name) == trt.TensorIOMode.INPUT
+        is_on_host = engine.get_tensor_location(name) == trt.TensorLocation.HOST
+        tensors.append(
+            EnginePort(
+                name,
+                dtype,
+                tuple(engine.get_tensor_shape(name)),
+                stored=np.dtype(BIT_DTYPES.get(dtype, dtype)),
+                layout=formats.get(engine.get_tensor_format(name), LINEAR),
+                is_input=is_input,
+                on_host=is_input and is_on_host,
+            )
+        )
+    return tuple(tensors)
 
 
 @dataclass(eq=False)
@@ -155,49 +144,42 @@ class EngineOutput:
     """An output's memory and shape."""
 
     buffer: Buffer
-    shape: tuple[int, ...] = ()
+    shape: Shape = ()
+    allocator: Any = None  # for a value-dependent shape; must outlive the context
     failure: StageError | None = None  # a request for more memory failed
 
 
-class ValueShapedOutput(EngineOutput):
-    """The memory and shape of an output of value-dependent shape.
+def value_shaped_output(library: TensorRTLibrary, device: Device, bytes_: int) -> EngineOutput:
+    """Make an output of value-dependent shape, with some memory to begin with.
 
     TensorRT requests its memory while it runs.
     Source: TensorRT developer guide, "Dynamically Shaped Output".
     """
+    output = EngineOutput(device.allocate(bytes_))
 
-    def __init__(self, library: TensorRTLibrary, device: Device, reserved_bytes: int) -> None:
-        """Reserve some memory; ``allocator`` must outlive the context."""
-        super().__init__(device.allocate(reserved_bytes))
-        self._device = device
-        output = self
+    class Allocator(library.trt.IOutputAllocator):  # type: ignore[misc,name-defined]
+        def reallocate_output(self, name: str, memory: Any, size: int, *others: Any) -> int:
+            """Return the address of enough memory, or 0; never raise into C++."""
+            if size > output.buffer.size_bytes:
+                try:
+                    with device.current():
+                        larger = device.allocate(size)
+                        device.free(output.buffer)
+                except StageError as failure:
+                    output.failure = failure
+                    return 0
+                output.buffer = larger
+            return output.buffer.address
 
-        class Allocator(library.trt.IOutputAllocator):  # type: ignore[misc,name-defined]
-            def reallocate_output(self, name: str, memory: Any, size: int, *others: Any) -> int:
-                return output.address_of(size)
+        reallocate_output_async = reallocate_output
 
-            reallocate_output_async = reallocate_output
+        def notify_shape(self, name: str, shape: Any) -> None:
+            output.shape = tuple(shape)
 
-            def notify_shape(self, name: str, shape: Any) -> None:
-                output.shape = tuple(shape)
-
-        self.allocator = Allocator()
-
-    def address_of(self, size_bytes: int) -> int:
-        """Return the address of enough memory, or 0; never raise into C++."""
-        if size_bytes > self.buffer.size_bytes:
-            try:
-                with self._device.current():
-                    larger = self._device.allocate(size_bytes)
-                    self._device.free(self.buffer)
-            except StageError as failure:
-                self.failure = failure
-                return 0
-            self.buffer = larger
-        return self.buffer.address
+    output.allocator = Allocator()
+    return output
 
 
-Shape = tuple[int, ...]
 # input name -> {"min": shape, "opt": shape, "max": shape}, and {"min_values": …} if its values
 # decide shapes
 Profile = dict[str, dict[str, Shape]]
@@ -214,23 +196,28 @@ def resolve_profiles(
     The manifest's checks have compared ``explicit`` with the inputs. Inputs without a dynamic
     dimension have no entry; a model without dynamic inputs has no profile.
     """
-    dynamic = {
-        name: tensor["shape"]
-        for name, tensor in inputs.items()
-        if any(isinstance(size, str) for size in tensor["shape"])
-    }
+    shapes = {name: tensor["shape"] for name, tensor in inputs.items()}
+    dynamic = {n for n, shape in shapes.items() if any(isinstance(size, str) for size in shape)}
+
+    def span_of(name: str, ranges: Mapping[str, Any]) -> dict[str, Shape]:
+        if "values" not in ranges:
+            return {point: tuple(ranges[point]) for point in _POINTS}
+        values = {f"{point}_values": tuple(ranges["values"][point]) for point in _POINTS}
+        return {**dict.fromkeys(_POINTS, tuple(shapes.get(name, ()))), **values}
+
     if explicit is None:
-        profile = {
+        spans = {
             name: {
-                point: tuple(dims[size][point] if isinstance(size, str) else size for size in shape)
-                for point in _POINTS
+                p: [dims[size][p] if isinstance(size, str) else size for size in shapes[name]]
+                for p in _POINTS
             }
-            for name, shape in dynamic.items()
+            for name in shapes
+            if name in dynamic
         }
-        return [profile] if profile else []
+        explicit = [spans] if spans else []
     profiles = [
         {
-            name: _explicit_range(ranges, inputs.get(name, {}).get("shape", ()))
+            name: span_of(name, ranges)
             for name, ranges in ranges_of.items()
             if name in dynamic or name not in inputs or "values" in ranges
         }
@@ -239,58 +226,25 @@ def resolve_profiles(
     return profiles if any(profiles) else []
 
 
-def _explicit_range(ranges: Mapping[str, Any], shape: Sequence[Any]) -> dict[str, Shape]:
-    if "values" not in ranges:
-        return {point: tuple(ranges[point]) for point in _POINTS}
-    values = {f"{point}_values": tuple(ranges["values"][point]) for point in _POINTS}
-    return {**dict.fromkeys(_POINTS, tuple(shape)), **values}
-
-
-def check_against_graph(
-    profiles: Sequence[Profile],
-    shapes: Mapping[str, Sequence[int]],
-    deciding: AbstractSet[str] = frozenset(),
-) -> None:
-    """Check profiles against the graph's inputs.
-
-    ``shapes`` are the graph's, -1 for a dynamic size; the values of the inputs in ``deciding``
-    decide shapes.
-    """
-    problems = [
-        f"profile {number}: {problem}"
-        for number, profile in enumerate(profiles)
-        for problem in _mismatches(profile, shapes)
-    ]
-    for name, shape in shapes.items():
-        spans = [ranges.get(name, {}) for ranges in profiles] or [{}]
-        if -1 in shape and not all(spans):
-            problems.append(
-                f"the graph's input {name} has dynamic sizes, and there is no range for it"
-            )
-        if name in deciding and not all("min_values" in span for span in spans):
-            problems.append(
-                f"the values of the input {name} decide shapes inside the network, and no range is"
-                f" given: profiles: [{{{name}: {{values: {{min: […], opt: […], max: […]}}}}}}]"
-            )
-    if problems:
-        hint = "correct dims or the engine's profiles, or export the graph with other axes"
-        raise StageError("; ".join(problems), hint)
-
-
 def add_profiles(
-    library: TensorRTLibrary, builder: Any, config: Any, profiles: Sequence[Profile]
+    library: TensorRTLibrary,
+    builder: Any,
+    config: Any,
+    profiles: Sequence[Profile],
+    messages: Messages,
 ) -> None:
-    """Add the optimization profiles."""
+    """Add the optimization profiles; the builder compares them with the network."""
     for number, ranges in enumerate(profiles):
         profile = builder.create_optimization_profile()
         for name, span in ranges.items():
             profile.set_shape(name, span["min"], span["opt"], span["max"])
             if "min_values" in span:
-                values = (span[f"{point}_values"] for point in ("min", "opt", "max"))
+                values = (span[f"{point}_values"] for point in _POINTS)
                 profile.set_shape_input(name, *values)
         if not profile or config.add_optimization_profile(profile) < 0:
+            reason = messages.error_text("it gives no reason")
             raise StageError(
-                f"{library.title} refuses the optimization profile {number}: {ranges}",
+                f"{library.title} refuses the optimization profile {number}, {ranges}: {reason}",
                 "correct the ranges of dims or of the engine's profiles",
             )
 
@@ -317,9 +271,8 @@ def choose_profile(
     profiles: Sequence[Profile], inputs: Mapping[str, Tensor | DeviceTensor], chosen: int | None
 ) -> int:
     """Choose the first profile that holds the inputs, or ``chosen``."""
-    candidates = range(len(profiles)) if chosen is None else [chosen]
-    for number in candidates:
-        if 0 <= number < len(profiles) and _fits(profiles[number], inputs):
+    for number, ranges in enumerate(profiles):
+        if chosen in (None, number) and _fits(ranges, inputs):
             return number
     shapes = {name: value.shape for name, value in inputs.items()}
     which = "no optimization profile" if chosen is None else f"no optimization profile {chosen}"
@@ -344,17 +297,3 @@ def _fits(ranges: Profile, inputs: Mapping[str, Tensor | DeviceTensor]) -> bool:
             if not all(a <= n <= b for a, n, b in zip(low, sizes, high, strict=True)):
                 return False
     return True
-
-
-def _mismatches(ranges_of: Profile, shapes: Mapping[str, Sequence[int]]) -> Iterator[str]:
-    for name, ranges in ranges_of.items():
-        if name not in shapes:
-            yield f"the graph has no input {name}, only {', '.join(shapes) or 'none'}"
-            continue
-        spans = list(zip(ranges["min"], ranges["max"], strict=True))
-        if len(spans) != len(shapes[name]):
-            yield f"the graph's input {name} has {len(shapes[name])} dimensions, not {len(spans)}"
-            continue
-        for axis, (size, (low, high)) in enumerate(zip(shapes[name], spans, strict=True)):
-            if size >= 0 and not low == high == size:
-                yield f"the graph fixes axis {axis} of {name} at {size}, not {low} to {high}"

@@ -12,58 +12,50 @@ from typing import Any
 import numpy as np
 
 from buildsys.backends.cuda_device import Buffer, CudaGraph, Device, Event, Stream
-from buildsys.backends.interface import Allocate, DeviceTensor, Port, Run
+from buildsys.backends.interface import Allocate, DeviceTensor, Run
 from buildsys.backends.tensorrt.engine_tensors import (
     EngineOutput,
-    EngineTensors,
-    Profile,
     Shape,
-    ValueShapedOutput,
     choose_profile,
+    packed,
     packed_shape,
+    read_ports,
     read_profiles,
+    unpacked,
+    value_shaped_output,
 )
-from buildsys.backends.tensorrt.library import Log, Messages, TensorRTLibrary, log_of
+from buildsys.backends.tensorrt.library import Messages, TensorRTLibrary, log_of
 from buildsys.errors import StageError
 from buildsys.onnx_graphs.tensors import Array, Tensor
 
-_Shapes = tuple[int | None, dict[str, Shape]]  # profile, shapes of inputs
 _CALLS_BEFORE_GRAPH = 4  # on the same memory; doubled by each graph, as shapes may ever change
 
 
 class Inference:
     """An engine with one execution context, its stream and its buffers."""
 
-    _prepared: _Shapes | None  # the present inference's
-    _stream: Stream | None = None  # the last one of a caller
-    # the last inference on a caller's stream
-    _finished: Event | None = None
-    _running_on: int | None = None
     # a graph saves the launches of all kernels, which take longer than many networks compute
     cuda_graphs = False
     graph: CudaGraph | None = None  # captured with the present memory
     _calls_before_graph = _CALLS_BEFORE_GRAPH
+    _prepared: tuple[int | None, dict[str, Shape]] | None  # profile, shapes of inputs
+    _stream: Stream | None = None  # the last caller's
+    # the last inference on a caller's stream
+    _finished: Event | None = None
+    _running_on: int | None = None
 
     def __init__(self, library: TensorRTLibrary, gpu: Device, engine: Any, context: Any) -> None:
         """Take over an engine and a context of it."""
-        self.log: Log = log_of(library)
-        self.gpu = gpu
-        self._library = library
-        self._engine = engine
-        self._context = context
-        self.tensors = EngineTensors.of(library, engine)
-        self.profiles: list[Profile] = read_profiles(library, engine, self.tensors.inputs)
+        self.log, self.gpu = log_of(library), gpu
+        self._library, self._engine, self._context = library, engine, context
+        ports = read_ports(library, engine)
+        self.ports = {port.name: port for port in ports}
+        self.inputs = tuple(port for port in ports if port.is_input)
+        self.outputs = tuple(port for port in ports if not port.is_input)
+        self._takes_host_inputs = any(port.on_host for port in self.inputs)
+        names = [port.name for port in self.inputs]
+        self.profiles = read_profiles(library, engine, names)
         self._reset_buffers()
-
-    @property
-    def inputs(self) -> tuple[Port, ...]:
-        """The inputs in the order of the network."""
-        return tuple(map(self.tensors.port, self.tensors.inputs))
-
-    @property
-    def outputs(self) -> tuple[Port, ...]:
-        """The outputs in the order of the network."""
-        return tuple(map(self.tensors.port, self.tensors.outputs))
 
     @property
     def stream(self) -> int:
@@ -77,17 +69,20 @@ class Inference:
             self._prepare(inputs, profile, stream, messages)
             self._place_outputs()
             self._start_again(messages)
-            for name in self.tensors.outputs:
-                output, (dtype, stored) = self.results[name], self.tensors.types[name]
-                if isinstance(output, ValueShapedOutput):
+            for port in self.outputs:
+                output = self.results[port.name]
+                if output.allocator:
                     stream.synchronize()  # its shape is known now
-                target = np.empty(packed_shape(output.shape, self.tensors.layouts[name]), stored)
+                target = np.empty(packed_shape(output.shape, port.layout), port.stored)
                 output.buffer.copy_to(target, target.nbytes, stream)
-                results[name] = Tensor(target, dtype)
+                results[port.name] = target
             stream.synchronize()
         return {
-            name: self.tensors.unpacked(name, stored, self.results[name].shape)
-            for name, stored in results.items()
+            port.name: Tensor(
+                unpacked(results[port.name], port.layout, self.results[port.name].shape),
+                port.dtype,
+            )
+            for port in self.outputs
         }
 
     def bind(self, inputs: Mapping[str, Tensor], profile: int | None = None) -> Run:
@@ -107,19 +102,19 @@ class Inference:
     ) -> dict[str, DeviceTensor]:
         """Put an inference on a stream; return its outputs.
 
-        Their memory is from ``allocate``. Without ``stream`` they are complete on return, else as
-        soon as the stream gets there. Inputs whose values decide shapes must be in host memory.
+        Inputs whose values decide shapes must be in host memory.
         """
         queue = self.gpu.main_stream
         if stream is not None:
             if self._stream is None or self._stream.number != stream:
                 self._stream = Stream(stream)
             queue = self._stream
-        self.tensors.check_linear()
+        for port in self.ports.values():
+            port.check_linear()
         with self.gpu.current(), self.log.collected() as messages:
             self._prepare(inputs, profile, queue, messages)
             outputs = {
-                name: allocate(name, self.tensors.types[name][0], shape)
+                name: allocate(name, self.ports[name].dtype, shape)
                 for name, shape in self._output_shapes.items()
             }
             for name, new in outputs.items():
@@ -130,17 +125,17 @@ class Inference:
                 self._start(queue, messages)
             for name, output in self._value_shaped().items():
                 queue.synchronize()  # its shape is known now
-                dtype, stored = self.tensors.types[name]
-                outputs[name] = allocate(name, dtype, output.shape)
-                size = int(np.prod(output.shape, dtype=np.int64)) * stored.itemsize
-                output.buffer.copy_on_device(outputs[name].address, size, queue)
+                port = self.ports[name]
+                outputs[name] = allocate(name, port.dtype, output.shape)
+                size_bytes = port.size_bytes(output.shape)
+                output.buffer.copy_on_device(outputs[name].address, size_bytes, queue)
             if stream is None:
                 queue.synchronize()
             else:
                 self._finished = self._finished or self.gpu.new_event()
                 self._finished.record(queue)
                 self._running_on = stream
-        return {name: outputs[name] for name in self.tensors.outputs}
+        return {port.name: outputs[port.name] for port in self.outputs}
 
     def _execute(self) -> None:
         with self.gpu.current(), self.log.collected() as messages:
@@ -179,14 +174,20 @@ class Inference:
         messages: Messages,
     ) -> None:
         """Set what differs from the last call; upload inputs in host memory."""
-        self._follow(stream)
-        values = {name: self._checked(name, inputs[name]) for name in self.tensors.require(inputs)}
+        if self._finished is not None and self._running_on not in (None, stream.number):
+            stream.wait_for(self._finished)  # it may still run on another stream
+            self._running_on = None
+        if missing := [port.name for port in self.inputs if port.name not in inputs]:
+            problem = f"the engine's input {', '.join(missing)} is not given"
+            raise StageError(problem, "give every input of the engine")
+        values = {port.name: port.converted(inputs[port.name]) for port in self.inputs}
         self._set_shapes(values, profile, messages)
-        for name, value in values.items():
+        for port in self.inputs:
+            name, value = port.name, values[port.name]
             if isinstance(value, DeviceTensor):
                 self._set_address(name, value.address)
-            elif name not in self.tensors.on_host:
-                array = self.tensors.packed(name, value)
+            elif not port.on_host:
+                array = np.asarray(packed(value.array, port.layout), order="C")
                 if name not in self.input_buffers:
                     self.input_buffers[name] = self.gpu.allocate(array.nbytes), array
                 buffer = self.input_buffers[name][0]
@@ -194,42 +195,12 @@ class Inference:
                 buffer.copy_from(array, array.nbytes, stream)
                 self._set_address(name, buffer.address)
 
-    def _checked(self, name: str, value: Tensor | DeviceTensor) -> Tensor | DeviceTensor:
-        """Convert an input to the engine's type; refuse one in the wrong memory."""
-        if isinstance(value, Tensor):
-            return self.tensors.converted(name, value)
-        if name in self.tensors.on_host:
-            problem = f"the values of the input {name} decide shapes"
-            raise StageError(problem, "pass it as an array in host memory")
-        return value
-
-    def _place_outputs(self) -> None:
-        """Give the outputs memory of this inference."""
-        for name, shape in self._output_shapes.items():
-            if name not in self.results:
-                stored = packed_shape(shape, self.tensors.layouts[name])
-                itemsize = self.tensors.types[name][1].itemsize
-                size_bytes = int(np.prod(stored, dtype=np.int64)) * itemsize
-                self.results[name] = EngineOutput(self.gpu.allocate(size_bytes), shape)
-            self._set_address(name, self.results[name].buffer.address)
-
-    def _value_shaped(self) -> dict[str, EngineOutput]:
-        """Collect the outputs whose shapes depend on values."""
-        outputs = self.results.items()
-        return {name: output for name, output in outputs if isinstance(output, ValueShapedOutput)}
-
-    def _follow(self, stream: Stream) -> None:
-        """Let a stream wait for an inference still running on another one."""
-        if self._finished is not None and self._running_on not in (None, stream.number):
-            stream.wait_for(self._finished)
-            self._running_on = None
-
     def _set_shapes(
         self, inputs: Mapping[str, Tensor | DeviceTensor], profile: int | None, messages: Messages
     ) -> None:
         """Set profile, shapes and host inputs, unless the context has them."""
         shapes = (profile, {name: value.shape for name, value in inputs.items()})
-        if shapes == self._prepared and not self.tensors.on_host:
+        if shapes == self._prepared and not self._takes_host_inputs:
             return
         self._free_buffers()
         chosen = choose_profile(self.profiles, inputs, profile)
@@ -242,24 +213,34 @@ class Inference:
             if not self._context.set_input_shape(name, value.shape):
                 problem = f"the engine's input {name} cannot have the shape {list(value.shape)}"
                 raise StageError(problem, "give a shape within the engine's optimization profiles")
-            if name in self.tensors.on_host and isinstance(value, Tensor):
+            if self.ports[name].on_host and isinstance(value, Tensor):
                 self._host[name] = np.array(value.array, order="C")
                 self._set_address(name, self._host[name].ctypes.data)
-        unknown = self._context.infer_shapes()
-        if unknown:
+        if unknown := self._context.infer_shapes():
             reason = messages.error_text(", ".join(unknown))
             raise StageError(f"the engine cannot infer its shapes: {reason}")
-        for name in self.tensors.outputs:
-            shape = tuple(self._context.get_tensor_shape(name))
+        for port in self.outputs:
+            name, shape = port.name, tuple(self._context.get_tensor_shape(port.name))
             if all(size >= 0 for size in shape):
                 self._output_shapes[name] = shape
                 continue
-            itemsize = self.tensors.types[name][1].itemsize
-            output = ValueShapedOutput(self._library, self.gpu, itemsize)
+            output = value_shaped_output(self._library, self.gpu, port.stored.itemsize)
             self.results[name] = output
             if not self._context.set_output_allocator(name, output.allocator):
                 raise StageError(f"the engine does not take memory for {name} while it runs")
         self._prepared = shapes
+
+    def _place_outputs(self) -> None:
+        """Give the outputs memory of this session."""
+        for name, shape in self._output_shapes.items():
+            if name not in self.results:
+                buffer = self.gpu.allocate(self.ports[name].size_bytes(shape))
+                self.results[name] = EngineOutput(buffer, shape)
+            self._set_address(name, self.results[name].buffer.address)
+
+    def _value_shaped(self) -> dict[str, EngineOutput]:
+        """Collect the outputs whose shapes depend on values."""
+        return {name: output for name, output in self.results.items() if output.allocator}
 
     def _set_address(self, name: str, address: int) -> None:
         if self._addresses.get(name) == address:

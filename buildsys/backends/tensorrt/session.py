@@ -9,13 +9,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
-from copy import copy
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
-from buildsys.backends.cuda_device import CudaGraph, Device, HostBuffer, Resource
+from buildsys.backends.cuda_device import CudaGraph, Device, HostBuffer
 from buildsys.backends.interface import Figures
 from buildsys.backends.measurement import (
     ENGINE,
@@ -41,39 +41,76 @@ class TensorRtSession(Inference):
     """A loaded engine with one execution context, on the first GPU."""
 
     _contenders = ExitStack()  # the resources of the present ones
+    _stack = ExitStack()  # what outlives the context
+    _runtime: Any = None
 
-    def __init__(
-        self,
+    @classmethod
+    def load(
+        cls,
         library: TensorRTLibrary,
         engine_file: Path,
         kernels: Path | None = None,
         *,
         host_code: bool = False,
-    ) -> None:
+    ) -> TensorRtSession:
         """Load an engine; ``kernels`` is TensorRT-RTX's cache of compiled kernels.
 
         ``host_code`` allows code for the processor, which version-compatible engines contain.
         """
         log, gpu = log_of(library), Device(0)
-        self._stack = ExitStack()
         try:
-            with gpu.current(), log.collected() as messages:
-                self._runtime = library.trt.Runtime(log.logger)
-                self._runtime.engine_host_code_allowed = host_code
-                engine = self._runtime.deserialize_cuda_engine(engine_file.read_bytes())
+            with gpu.current(), log.collected() as messages, ExitStack() as stack:
+                runtime = library.trt.Runtime(log.logger)
+                runtime.engine_host_code_allowed = host_code
+                engine = runtime.deserialize_cuda_engine(engine_file.read_bytes())
                 if engine is None:
                     raise load_failure(engine_file.name, messages, library.release)
-                settings = self._stack.enter_context(
+                settings = stack.enter_context(
                     version_adapter.runtime_cache(library, engine, kernels)
                 )
                 arguments = () if settings is None else (settings,)
                 context = engine.create_execution_context(*arguments)
                 if context is None:
                     raise load_failure(engine_file.name, messages, library.release)
-                super().__init__(library, gpu, engine, context)
+                session = cls(library, gpu, engine, context)
+                session._runtime, session._stack = runtime, stack.pop_all()
+                return session
         except BaseException:
             gpu.close()
             raise
+
+    def duplicate(self) -> TensorRtSession:
+        """Make a session of this engine with its own context, stream and buffers.
+
+        It must be closed before this one.
+        """
+        gpu = Device(0)
+        with gpu.current(), self.log.collected() as messages:
+            context = self._engine.create_execution_context()
+            # choosing a profile that another context uses crashes TensorRT 8.6.0
+            if context is not None and context.active_optimization_profile >= 0:
+                session = TensorRtSession(self._library, gpu, self._engine, context)
+                session.cuda_graphs = self.cuda_graphs
+                return session
+            del context
+        gpu.close()
+        reason = messages.error_text("an optimization profile serves one at a time")
+        problem = f"the engine runs one inference at a time: {reason}"
+        raise StageError(problem, "set bench.in_flight: 1")
+
+    def close(self) -> None:
+        """Free the contenders, the context, the engine and the device memory, in this order."""
+        if self._engine is None:
+            return
+        with self.gpu.current():
+            self._contenders.close()
+            if self._finished is not None:
+                self._finished.wait()
+            self._context = None
+            self._stack.close()
+            self._engine = self._runtime = None
+        self._reset_buffers()
+        self.gpu.close()
 
     @property
     def stand_in_types(self) -> dict[str, str]:
@@ -81,8 +118,13 @@ class TensorRtSession(Inference):
         words = DTYPES.words(self._library).values()
         return {lacked: dtype for lacked, dtype in _STAND_INS.items() if lacked not in words}
 
+    def memory_figures(self) -> Figures:
+        """Return a context's memory in addition to the weights."""
+        needed_bytes = version_adapter.device_memory_bytes(self._library, self._engine)
+        return {"device_memory_bytes": needed_bytes}
+
     def describe(self, precision: str) -> Figures:
-        """Read layers with their precision, tensor formats and memory needs.
+        """Read layers with their precision, port formats and memory needs.
 
         ``precision`` is the requested precision of the engine.
         """
@@ -93,23 +135,17 @@ class TensorRtSession(Inference):
         text = inspector.get_engine_information(self._library.trt.LayerInformationFormat.JSON)
         return {
             "formats": {
-                name: layout for name, layout in self.tensors.layouts.items() if layout != LINEAR
+                name: port.layout for name, port in self.ports.items() if port.layout != LINEAR
             },
             **self.memory_figures(),
             **precision_facts(read_layers(text, precision), times, precision),
         }
 
-    def memory_figures(self) -> Figures:
-        """Return a context's memory in addition to the weights."""
-        return {
-            "device_memory_bytes": version_adapter.device_memory_bytes(self._library, self._engine)
-        }
-
     def contenders(self, inputs: Mapping[str, Tensor], timing: GpuTiming) -> dict[str, Contender]:
         """Make contenders by name; they invalidate earlier ones."""
-        self._contenders.close()
         contenders: dict[str, Contender] = {}
-        with ExitStack() as stack:
+        with self.gpu.current(), ExitStack() as stack:
+            self._contenders.close()
             # the session itself is the first: a second context cannot have its profile if a
             # TensorRT 8.6 engine was built without profile sharing
             sessions = [self]
@@ -119,11 +155,10 @@ class TensorRtSession(Inference):
                 stack.callback(sessions[-1].close)
                 sessions[-1].bind(inputs)()
             for graph in dict.fromkeys(timing.cuda_graph):
-                slots = []
-                for session in sessions:
-                    with session.gpu.current():
-                        launch = session._launch(timing, stack, graph=graph)
-                    slots.append(Slot(session.gpu.main_stream, launch))
+                slots = [
+                    Slot(session.gpu.main_stream, session._launch(timing, stack, graph=graph))
+                    for session in sessions
+                ]
                 contender = GpuContender(
                     self.gpu, slots, blocking=timing.wait == "block", explained=self._explained
                 )
@@ -131,39 +166,6 @@ class TensorRtSession(Inference):
                 contenders[ENGINE_CUDA_GRAPH if graph else ENGINE] = contender
             self._contenders = stack.pop_all()
         return contenders
-
-    def duplicate(self) -> TensorRtSession:
-        """Make a session of this engine with its own context, stream and buffers.
-
-        It must be closed before this one.
-        """
-        other = copy(self)
-        other.gpu, other._stack, other._contenders = Device(0), ExitStack(), ExitStack()
-        other._finished = other._running_on = other.graph = None
-        other._reset_buffers()
-        with other.gpu.current(), self.log.collected() as messages:
-            other._context = self._engine.create_execution_context()
-        # choosing a profile that another context uses crashes TensorRT 8.6.0
-        if other._context is None or other._context.active_optimization_profile < 0:
-            other.close()
-            reason = messages.error_text("an optimization profile serves one at a time")
-            problem = f"the engine runs one inference at a time: {reason}"
-            raise StageError(problem, "set bench.in_flight: 1")
-        return other
-
-    def close(self) -> None:
-        """Free the contenders, the context, the engine and the device memory, in this order."""
-        self._contenders.close()
-        if self._engine is None:
-            return
-        with self.gpu.current():
-            if self._finished is not None:
-                self._finished.wait()
-            self._context = None
-            self._stack.close()
-            self._engine = self._runtime = None
-        self._reset_buffers()
-        self.gpu.close()
 
     def _layer_times(self) -> dict[str, float]:
         """Measure the milliseconds per layer on zeros; {} if they fail.
@@ -178,13 +180,13 @@ class TensorRtSession(Inference):
                 times[layer_name] = times.get(layer_name, 0.0) + ms
 
         for name, span in self.profiles[0].items():
-            dtype, stored = self.tensors.types[name]
-            values = np.zeros(span["opt"], stored)
+            port = self.ports[name]
+            values = np.zeros(span["opt"], port.stored)
             if "opt_values" in span:
                 values = np.array(span["opt_values"], values.dtype).reshape(span["opt"])
             elif self._engine.is_shape_inference_io(name):  # zeros there crash TensorRT 8.6
                 return {}
-            inputs[name] = Tensor(values, dtype)
+            inputs[name] = Tensor(values, port.dtype)
         with suppress(StageError):
             call = self.bind(inputs)
             call()
@@ -219,31 +221,22 @@ class TensorRtSession(Inference):
             except StageError as failure:
                 text = f"the engine cannot run as a CUDA graph: {failure.problem}"
                 raise StageError(text, "set bench.cuda_graph: false") from failure
-            stack.callback(self._release, captured)
+            stack.callback(captured.release)
             steps = [partial(captured.launch, stream)]
-        for buffer, values in (
-            self.input_buffers.values() if timing.transfers in ("in", "both") else ()
-        ):
-            source = self._host_buffer(values.nbytes, stack)
-            source.fill(values)
-            steps.insert(0, partial(buffer.copy_from, source.address, source.size_bytes, stream))
-        for output in self.results.values() if timing.transfers in ("out", "both") else ():
-            target = self._host_buffer(output.buffer.size_bytes, stack)
-            steps.append(partial(output.buffer.copy_to, target.address, target.size_bytes, stream))
-        if len(steps) == 1:
-            return steps[0]
+        sources = self.input_buffers.values() if timing.transfers in ("in", "both") else ()
+        targets = self.results.values() if timing.transfers in ("out", "both") else ()
+        for buffer, values in sources:
+            host = HostBuffer(values.nbytes)
+            stack.callback(host.release)
+            host.fill(values)
+            steps.insert(0, partial(buffer.copy_from, host.address, host.size_bytes, stream))
+        for output in targets:
+            host = HostBuffer(output.buffer.size_bytes)
+            stack.callback(host.release)
+            steps.append(partial(output.buffer.copy_to, host.address, host.size_bytes, stream))
 
         def launch() -> None:
             for step in steps:
                 step()
 
-        return launch
-
-    def _host_buffer(self, size_bytes: int, stack: ExitStack) -> HostBuffer:
-        buffer = HostBuffer(size_bytes)
-        stack.callback(self._release, buffer)
-        return buffer
-
-    def _release(self, resource: Resource) -> None:
-        with self.gpu.current():
-            resource.release()
+        return steps[0] if len(steps) == 1 else launch
