@@ -9,10 +9,8 @@ Source: TensorRT developer guide, "Refitting an Engine".
 from __future__ import annotations
 
 import json
-import time
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -44,7 +42,6 @@ from buildsys.backends.tensorrt.network import (
     Parsed,
     define_network,
     io_tensors,
-    network_facts,
     new_builder,
     parse,
 )
@@ -170,18 +167,14 @@ def build_engine(library: TensorRTLibrary, request: BuildRequest) -> Figures:
 
     The layers and the share of each type are those of the parsed network, before TensorRT fuses it.
     """
-    options, phases = request.options, [("", time.perf_counter())]
+    options = request.options
     profiles = resolve_profiles(request.inputs, request.dims, options["profiles"])
     with log_of(library).collected() as messages:
         plugins = load_plugins(library, request.operators)
         plugins += bundled_plugins(library, request)
         builder = new_builder(library)
-        phases.append(("start", time.perf_counter()))  # mostly TensorRT loading its kernels
-        if request.definition:
-            parsed = define_network(library, builder, request, messages)
-        else:
-            parsed = parse(library, builder, request, messages)
-        phases.append(("define" if request.definition else "parse", time.perf_counter()))
+        make_network = define_network if request.definition else parse
+        parsed = make_network(library, builder, request, messages)
         network, config = parsed.network, builder.create_builder_config()
         if request.fp32_nodes:  # weakly typed; strongly typed graphs say it by types
             layers = network_edits.fp32_layers(
@@ -201,11 +194,8 @@ def build_engine(library: TensorRTLibrary, request: BuildRequest) -> Figures:
             raise StageError(text, "correct the engine's profiles, or export the graph again")
         add_profiles(library, builder, config, profiles, messages)
         settings = settings_in_force(library, builder, config, options)
-        phases.append(("configure", time.perf_counter()))
-        cache_facts = _run_builder(library, request, parsed, config, messages)
-        phases.append(("build", time.perf_counter()))
-        facts = network_facts(library, network)
-        facts |= network_edits.io_facts(library, network, options["io"], request.inputs)
+        _run_builder(library, request, parsed, config, messages)
+        facts = network_edits.network_facts(library, network, options["io"], request.inputs)
     # the engine of a strongly typed network has the same types; a share of 0 accepts any precision
     shares = facts["precision_shares"]["layers"] if is_strong(options) else {}
     problem = precision_problem(options["precision"], shares, 0.0)
@@ -218,68 +208,47 @@ def build_engine(library: TensorRTLibrary, request: BuildRequest) -> Figures:
         "profiles": profiles,
         **facts,
         **({"plugins": plugins} if plugins else {}),
-        **cache_facts,
-        "phases": {phase: round(end - begin, 3) for (_, begin), (phase, end) in pairwise(phases)},
         "messages": list(dict.fromkeys(messages.warnings)),
     }
 
 
 def _run_builder(
     library: TensorRTLibrary, request: BuildRequest, parsed: Parsed, config: Any, messages: Messages
-) -> Figures:
+) -> None:
     """Run the builder; write the engine and its timing cache."""
     builder, network = parsed.builder, parsed.network
     calibrator = None
     if request.calibration and library.has("calibrators"):
         calibrator = attach_calibrator(library, builder, config, network, request.calibration)
-    use_timing_cache(library, config, request.timing_cache, messages)
+    timings = request.timing_cache if library.has("timing caches") else None
+    if timings is not None:
+        use_timing_cache(library, config, timings, messages)
     monitor = version_adapter.report_progress(library, config, request)
     engine = builder.build_serialized_network(network, config)
     if engine is None or messages.errors:  # TensorRT may log an error and still return an engine
         failure = build_failure(messages, request.options, library.title)
         raise StageError(f"model {request.model}: {failure.problem}", failure.hint)
     request.engine.write_bytes(engine)
-    cache_facts = keep_timing_cache(library, config, request.timing_cache)
+    if timings is not None and (timing_cache := config.get_timing_cache()) is not None:
+        content = bytes(timing_cache.serialize())
+        # the order of the entries changes between writes
+        if not timings.is_file() or len(content) != timings.stat().st_size:
+            replace_file(timings, content)
     del calibrator, monitor  # they had to outlive the build
-    return cache_facts
 
 
-def use_timing_cache(
-    library: TensorRTLibrary, config: Any, file: Path | None, messages: Messages
-) -> None:
+def use_timing_cache(library: TensorRTLibrary, config: Any, file: Path, messages: Messages) -> None:
     """Let a builder use the timings in ``file``, if it exists and can be read."""
-    if file is None or not library.has("timing caches"):
-        return
-    timing_cache = empty_cache = config.create_timing_cache(b"")
-    with log_of(library).collected() as log:
-        if file.is_file():
-            timing_cache = config.create_timing_cache(file.read_bytes())
-    size = 0 if timing_cache is None else len(bytes(timing_cache.serialize()))
     # TensorRT 8.6 reports its own cache as broken but loads all timings of kernels
-    is_broken = timing_cache is None or log.errors or log.warnings
-    if is_broken and size <= len(bytes(empty_cache.serialize())):
-        reason = log.error_text("; ".join(log.warnings) or "TensorRT cannot read it")
+    with log_of(library).collected() as log:
+        content = file.read_bytes() if file.is_file() else b""
+        timing_cache = config.create_timing_cache(content)
+    if timing_cache is None:
+        reason = log.error_text("TensorRT cannot read it")
         messages.warnings.append(f"the timing cache {file.name} is not used: {reason}")
-        timing_cache = empty_cache
+        timing_cache = config.create_timing_cache(b"")
     # the file's name says that it is of this GPU
     config.set_timing_cache(timing_cache, True)
-
-
-def keep_timing_cache(library: TensorRTLibrary, config: Any, file: Path | None) -> Figures:
-    """Write a builder's timings to ``file``; return the cache's facts."""
-    if file is None or not library.has("timing caches"):
-        return {}
-    timing_cache = config.get_timing_cache()
-    if timing_cache is None:
-        return {}
-    size_before = file.stat().st_size if file.is_file() else 0
-    content = bytes(timing_cache.serialize())
-    if len(content) != size_before:  # the order of the entries changes between writes
-        replace_file(file, content)
-    added = len(content) - size_before
-    return {
-        "timing_cache": {"sha256": sha256_of(file), "bytes": len(content), "added_bytes": added}
-    }
 
 
 # facts of a build that depend on the graph's skeleton and the engine's fields only
@@ -287,7 +256,6 @@ _INHERITED = (
     "settings", "profiles", "inputs", "outputs", "layers", "precision_shares", "precision_of",
 )  # fmt: skip
 _DEPENDING = ("sparsity", "strip_plan", "refit_identical", "refit_individual")
-_MOST_NAMED = 3  # names in a message
 
 
 def build_or_refit(library: TensorRTLibrary, request: BuildRequest) -> Figures:
@@ -297,7 +265,6 @@ def build_or_refit(library: TensorRTLibrary, request: BuildRequest) -> Figures:
     if request.definition:
         reason = "the weights of a network defined by hand have no file to compare"
         return {**build_engine(library, request), "not_refitted": reason}
-    begun = time.perf_counter()
     reason = _obstacle(request) if request.earlier else ""
     weights = read_weights(request.onnx)
     digests = {name: weight.digest for name, weight in weights.weights.items()}
@@ -317,7 +284,6 @@ def build_or_refit(library: TensorRTLibrary, request: BuildRequest) -> Figures:
                 **{name: record[name] for name in _INHERITED if name in record},
                 **basis,
                 "refitted_from": origin,
-                "phases": {"refit": round(time.perf_counter() - begun, 3)},
                 "messages": messages,
             }
     facts = build_engine(library, request)
@@ -371,10 +337,10 @@ def _refit(
         before, weights = record["refit_basis"]["weights"], graph.weights
         changed = {name for name in weights if before.get(name) != weights[name].digest}
         if fixed := changed.difference(refitter.get_all_weights()):
-            raise StageError(f"the earlier engine cannot replace {_names(fixed)}")
+            raise StageError(f"the earlier engine cannot replace {', '.join(sorted(fixed))}")
         arrays = version_adapter.set_weights(library, refitter, request.onnx, weights, changed)
         if missing := refitter.get_missing_weights():
-            raise StageError(f"the graph has no weights {_names(missing)}")
+            raise StageError(f"the graph has no weights {', '.join(sorted(missing))}")
         if not refitter.refit_cuda_engine() or messages.errors:
             raise StageError(f"TensorRT did not refit: {messages.error_text('without a reason')}")
         del refitter, arrays  # before the engine
@@ -384,7 +350,3 @@ def _refit(
             raise load_failure("the refitted engine", messages, library.release)
         request.engine.write_bytes(content)
         return list(dict.fromkeys(messages.warnings))
-
-
-def _names(names: Collection[str]) -> str:
-    return ", ".join([*sorted(names)[:_MOST_NAMED], *(["…"] if len(names) > _MOST_NAMED else [])])

@@ -54,7 +54,12 @@ def reasons(record: Record, here: str) -> Iterator[Reason]:
         problem = f"it was built with {title} {built}, but {here} is installed: {rule}"
         remedy = f"{install_command(record)}, or build it with the installed version"
         yield Reason("version", problem, remedy)
-    built_for = _capabilities(record)
+    portability, built_with = record.map("portability"), record.map("built_with")
+    own = str(built_with.get("compute_capability") or "")
+    names = portability.get("compute_capabilities") or ([own] if own else [])
+    suitable = [own if name == "current" else str(name) for name in names]
+    runs_on_later = portability.get("hardware_compatibility") == "ampere_plus"
+    built_for = "8.0 or later" if runs_on_later else _join_or(suitable)
     gpu = next(iter(visible_gpus()), None)
     if gpu is None:
         target = f"a GPU of compute capability {built_for}" if built_for else "an NVIDIA GPU"
@@ -62,12 +67,12 @@ def reasons(record: Record, here: str) -> Iterator[Reason]:
         return
     yield from _check_driver(record, gpu)
     capability = gpu["compute_capability"]
-    if built_for and not _fits(record, capability):
-        built_on = record.map("built_with").get("gpu")
+    fits = version_numbers(capability) >= _AMPERE if runs_on_later else capability in suitable
+    if built_for and not fits:
         problem = f"it was built for compute capability {built_for}"
         remedy = f"add '{capability}' to its compute_capabilities and build it again"
         if record.backend == "tensorrt":
-            problem = f"it was built on {built_on} for compute capability {built_for}"
+            problem = f"it was built on {built_with.get('gpu')} for compute capability {built_for}"
             remedy = (
                 "build it on a GPU like this one, or with hardware_compatibility: ampere_plus if"
                 " both have 8.0 or later"
@@ -110,30 +115,8 @@ def _version_rule(record: Record, here: str) -> str:
     return "a version-compatible engine only runs with later versions of this and the next major"
 
 
-def _built_for(record: Record) -> list[str]:
-    """List the compute capabilities of an engine's build."""
-    own = str(record.map("built_with").get("compute_capability") or "")
-    for recorded in (record.map("portability"), record.map("settings")):
-        names = recorded.get("compute_capabilities")
-        if isinstance(names, list) and names:
-            return [own if name == "current" else str(name) for name in names]
-    return [own] if own else []
-
-
-def _runs_on_later(record: Record) -> bool:
-    return record.map("portability").get("hardware_compatibility") == "ampere_plus"
-
-
-def _capabilities(record: Record) -> str:
-    """Return the compute capabilities of an engine's build for messages."""
-    names = ["8.0 or later"] if _runs_on_later(record) else _built_for(record)
+def _join_or(names: list[str]) -> str:
     return " or ".join([", ".join(names[:-1]), names[-1]]) if len(names) > 1 else "".join(names)
-
-
-def _fits(record: Record, capability: str) -> bool:
-    if _runs_on_later(record):
-        return version_numbers(capability) >= _AMPERE
-    return capability in _built_for(record)
 
 
 def _check_driver(record: Record, gpu: Mapping[str, Any]) -> Iterator[Reason]:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import inspect
 import re
-from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -19,17 +18,15 @@ from typing import TYPE_CHECKING, Any
 from buildsys.backends.interface import (
     BuildRequest,
     Definition,
-    Figures,
     UnsupportedNode,
     raise_refused,
-    shares,
 )
 from buildsys.backends.tensorrt import version_adapter
 from buildsys.backends.tensorrt.library import DTYPES, Messages, TensorRTLibrary, is_strong, log_of
 from buildsys.errors import StageError
 from buildsys.models.user_code import load_callable, reraise_as_stage_error
 from buildsys.onnx_graphs.graph_reader import read_graph
-from buildsys.onnx_graphs.tensors import Array, load_arrays
+from buildsys.onnx_graphs.tensors import load_arrays
 
 if TYPE_CHECKING:
     from onnx import ModelProto, NodeProto
@@ -105,19 +102,6 @@ def parse(
     return Parsed(builder, network, parser)
 
 
-def network_facts(library: TensorRTLibrary, network: Any) -> Figures:
-    """Collect layers and shares per type, before fusion."""
-    dtypes = DTYPES.words(library)
-    layers = [network.get_layer(index) for index in range(network.num_layers)]
-    kinds = Counter(str(layer.type.name).lower() for layer in layers)
-    types = Counter(dtypes[layer.get_output_type(0)] for layer in layers if layer.num_outputs)
-    return {
-        "layers": dict(sorted(kinds.items())),
-        "precision_shares": {"layers": shares(types)},
-        "precision_of": "network",
-    }
-
-
 @contextmanager
 def _parsable(library: TensorRTLibrary, onnx: Path) -> Iterator[Path]:
     """Yield a file, for parsers without local functions a copy with them inlined."""
@@ -183,7 +167,12 @@ def define_network(
     name = definition.function
     function = load_callable(name, request.project)
     network = version_adapter.create_network(library, builder, strong=is_strong(options))
-    weights = _read_weights(definition.weights)
+    file = definition.weights
+    try:
+        weights = load_arrays(file) if file else {}
+    except (OSError, ValueError) as error:
+        problem = f"{file and file.name} cannot be read as an .npz file: {error}"
+        raise StageError(problem, "save it with numpy.savez") from error
     names = inspect.signature(function).parameters
     offered = {"weights": weights, "precision": options["precision"]}
     arguments = {**{n: offered[n] for n in offered if n in names}, **definition.kwargs}
@@ -216,35 +205,26 @@ def _assigned_weights_kept(library: TensorRTLibrary, keeper: list[Any]) -> Itera
 
     A network keeps the arrays in calls such as ``add_constant``, but not these.
     """
+
+    def keeping(own: property) -> property:
+        def assign(layer: Any, value: Any) -> None:
+            keeper.append(value)
+            own.__set__(layer, value)
+
+        return property(own.fget, assign)
+
     changed = []
     for owner in vars(library.trt).values():
         for attribute in _WEIGHTS if getattr(owner, "__name__", "").endswith("Layer") else ():
             own = vars(owner).get(attribute)
             if isinstance(own, property) and own.fset is not None:
                 changed.append((owner, attribute, own))
-                setattr(owner, attribute, _keeping(own, keeper))
+                setattr(owner, attribute, keeping(own))
     try:
         yield
     finally:
         for owner, attribute, own in reversed(changed):
             setattr(owner, attribute, own)
-
-
-def _keeping(own: property, keeper: list[Any]) -> property:
-    def assign(layer: Any, value: Any) -> None:
-        keeper.append(value)
-        own.__set__(layer, value)
-
-    return property(own.fget, assign)
-
-
-def _read_weights(file: Path | None) -> dict[str, Array]:
-    """Read the arrays of a file by name, {} without one."""
-    try:
-        return load_arrays(file) if file is not None else {}
-    except (OSError, ValueError) as error:
-        problem = f"{file and file.name} cannot be read as an .npz file: {error}"
-        raise StageError(problem, "save it with numpy.savez") from error
 
 
 def _differences(

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from fnmatch import fnmatchcase
 from glob import escape
 from pathlib import Path
 from typing import Any
 
-from buildsys.backends.interface import DTYPE_OF_PRECISION, Figures
+from buildsys.backends.interface import DTYPE_OF_PRECISION, Figures, shares
 from buildsys.backends.tensorrt import version_adapter
 from buildsys.backends.tensorrt.library import DTYPES, FORMATS, Messages, TensorRTLibrary
 from buildsys.backends.tensorrt.network import io_tensors
@@ -132,13 +133,13 @@ def call_hook(reference: str, project: Path, network: Any, config: Any, messages
         raise StageError(problem, "correct the hook")
 
 
-def io_facts(
+def network_facts(
     library: TensorRTLibrary,
     network: Any,
     io: Mapping[str, Mapping[str, Any]],
     declared: Mapping[str, Mapping[str, Any]],
 ) -> Figures:
-    """Collect name, type, shape and layout of inputs and outputs.
+    """Collect inputs and outputs, layers, and shares per type, before fusion.
 
     A dynamic size has the parser's name, or that of the ``declared`` input: a name given to a
     network whose shapes have been read is an error in TensorRT 8.6.
@@ -156,4 +157,13 @@ def io_facts(
         return {"name": tensor.name, "dtype": dtype, "shape": sizes, "format": layout}
 
     inputs, outputs = io_tensors(network)
-    return {"inputs": list(map(facts, inputs)), "outputs": list(map(facts, outputs))}
+    layers = [network.get_layer(index) for index in range(network.num_layers)]
+    kinds = Counter(str(layer.type.name).lower() for layer in layers)
+    types = Counter(dtypes[layer.get_output_type(0)] for layer in layers if layer.num_outputs)
+    return {
+        "layers": dict(sorted(kinds.items())),
+        "precision_shares": {"layers": shares(types)},
+        "precision_of": "network",
+        "inputs": list(map(facts, inputs)),
+        "outputs": list(map(facts, outputs)),
+    }

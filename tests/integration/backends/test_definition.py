@@ -17,7 +17,7 @@ from buildsys.backends.tensorrt.build import build_or_refit
 from buildsys.backends.tensorrt.library import log_of
 from buildsys.backends.tensorrt.network import new_builder
 from buildsys.errors import StageError
-from buildsys.onnx_graphs.tensors import save_tensors, tensor_of
+from buildsys.onnx_graphs.tensors import load_arrays, save_tensors, tensor_of
 
 trt = pytest.importorskip("tensorrt_rtx")
 from buildsys.backends.tensorrt_rtx import backend as tensorrt_rtx  # noqa: E402 - after the skip
@@ -154,8 +154,7 @@ def test_a_file_of_weights_that_is_none_is_one_sentence(tmp_path: Path) -> None:
 def test_weights_of_the_reference_are_plain_arrays(tmp_path: Path) -> None:
     file = tmp_path / "weights.npz"
     save_tensors(file, {"a": tensor_of([1.5], "bfloat16"), "b": tensor_of(np.float32(2))})
-    found = network._read_weights(file)
-    assert {name: (array.dtype, array.tolist()) for name, array in found.items()} == {
+    assert {name: (array.dtype, array.tolist()) for name, array in load_arrays(file).items()} == {
         "a": (np.float32, [1.5]), "b": (np.float32, 2.0),
     }  # fmt: skip
 
