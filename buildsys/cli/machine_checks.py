@@ -7,7 +7,7 @@ import shutil
 import sys
 import tempfile
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -17,9 +17,8 @@ from buildsys.project.load import Project
 from buildsys.report.formatting import plural, size
 from buildsys.store.signatures import SigningKey
 from buildsys.system.backend_registry import Ability, Gpus, backend_names, describe_backend
-from buildsys.system.devices import device_facts
+from buildsys.system.devices import DRIVER_FILES, GpuError, device_facts, read_gpus
 from buildsys.system.interpreter_probe import Library, check_libraries
-from buildsys.system.nvml import GpuError, read_details
 from buildsys.system.printable import mask_secrets
 from buildsys.system.signatures import key_name
 from buildsys.system.toolchains import LIMIT_VARIABLE, Toolchain, check_interpreter
@@ -29,7 +28,6 @@ OK, MISSING, BROKEN = "ok", "missing", "broken"  # broken: something that the pr
 UNKNOWN = "unknown"  # a probe exceeded its time limit
 # needed by every project
 LIBRARIES = ("torch", "torchvision", "numpy", "onnx", "onnxscript", "onnxsim", "ml_dtypes")
-_DRIVER_FILES = ("/proc/driver/nvidia/version", "/dev/nvidiactl", "/dev/dxg")  # dxg: WSL
 _LOW_SPACE_BYTES = 2 << 30
 _ABLE = Ability()
 _ON_A_GPU = "on a machine with an NVIDIA GPU"
@@ -84,26 +82,27 @@ def check_gpus() -> tuple[Gpus, list[Finding]]:
     """Return the GPUs of this machine and their checks."""
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
     try:
-        details = read_details(visible)
+        gpus = read_gpus(visible)
         problem, remedy = "the NVIDIA driver finds no GPU", "nvidia-smi"
         if visible is not None:
             problem = f"CUDA_VISIBLE_DEVICES={visible} hides all GPUs"
             remedy = "unset CUDA_VISIBLE_DEVICES"
     except GpuError as error:
-        details = []
+        gpus = []
         problem, remedy = f"the NVIDIA driver does not answer ({error})", "nvidia-smi"
-        if not any(Path(path).exists() for path in _DRIVER_FILES):
+        if not any(Path(path).exists() for path in DRIVER_FILES):
             problem = "this machine has no NVIDIA driver"
             remedy = "if there is a GPU, install its driver"
-    if not details:
+    if not gpus:
         return Gpus(problem=problem), [Finding("gpu", "none", MISSING, problem, remedy)]
     checks = []
-    for gpu in details:
-        memory = f"{size(gpu.memory_bytes or 0)} ({size(gpu.free_bytes or 0)} free)"
-        text = f"compute capability {gpu.compute_capability}, {memory}, driver {gpu.driver}"
-        text += f", CUDA {gpu.cuda_driver}, MIG {gpu.mig or 'unknown'}"
-        checks.append(Finding("gpu", gpu.name, OK, text, facts=asdict(gpu)))
-    return Gpus(tuple(gpu.compute_capability for gpu in details)), checks
+    for gpu in gpus:
+        memory = f"{size(gpu['memory_bytes'] or 0)} ({size(gpu['free_bytes'] or 0)} free)"
+        text = f"compute capability {gpu['compute_capability']}, {memory}, driver {gpu['driver']}"
+        text += f", CUDA {gpu['cuda_driver']}, MIG {gpu['mig'] or 'unknown'}"
+        facts = {name: fact for name, fact in gpu.items() if name != "uuid"}
+        checks.append(Finding("gpu", gpu["name"], OK, text, facts=facts))
+    return Gpus(tuple(gpu["compute_capability"] for gpu in gpus)), checks
 
 
 def _state(ability: Ability) -> str:

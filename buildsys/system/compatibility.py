@@ -1,13 +1,17 @@
-"""Rules for running any engine: library, GPU, platform, plugins.
+"""What an engine was built with, and the rules for running it: library, GPU, platform, plugins.
 
-Rules of single backends are in their descriptions.
+The stage that builds an engine records its environment; a check compares it with the machine it
+runs on. Rules of single backends are in their descriptions. Standard library only.
 """
 
 from __future__ import annotations
 
 import os
+import platform
+import re
 import sys
 from collections.abc import Iterator, Mapping
+from importlib import import_module, metadata
 from pathlib import Path
 from typing import Any
 
@@ -18,17 +22,78 @@ from buildsys.system.backend_registry import (
     describe_backend,
     find_package,
 )
-from buildsys.system.engine_environment import (
-    MissingLibraryError,
-    library_version,
-    platform_name,
-    version_numbers,
-    visible_gpus,
-)
+from buildsys.system.cpu import cpu_model, engine_instructions
+from buildsys.system.devices import visible_gpus
 from buildsys.system.engine_files import RECORD_NAME, is_file_name
 from buildsys.system.files import sha256_of
 
-_DIGITS = 16  # digits of a digest
+# tensorrt_cu12, tensorrt_rtx_cu13_libs
+_CUDA_IN_NAME = re.compile(r"(?:^|[-_])cu(\d{2})(?:[-_]|$)")
+_GPU_FACTS = {
+    "gpu": "name", "compute_capability": "compute_capability", "driver": "driver",
+    "cuda": "cuda_driver",
+}  # fmt: skip
+
+
+class MissingLibraryError(Exception):
+    """An engine library is not installed (no text) or cannot be loaded."""
+
+
+def built_with(backend: str, device: Mapping[str, Any]) -> dict[str, Any]:
+    """Describe the environment of an engine built now; loads the backend's library.
+
+    ``device`` is the one the backend uses: with several GPUs, CUDA's first may not be NVML's first.
+    """
+    module = describe_backend(backend).module
+    facts: dict[str, Any] = {module: library_version(module), "platform": platform_name()}
+    if device.get("kind") != "gpu":
+        return {**facts, "cpu": cpu_model(), "instructions": engine_instructions()}
+    if runtime := cuda_of_library(module):
+        facts["cuda_runtime"] = runtime
+    for gpu in visible_gpus()[:1]:
+        facts |= {name: gpu[fact] for name, fact in _GPU_FACTS.items()}
+    used = {"gpu": device.get("name"), "compute_capability": device.get("compute_capability")}
+    return facts | {name: str(fact) for name, fact in used.items() if fact}
+
+
+def library_version(module: str) -> str:
+    """Load an engine library and return its version.
+
+    Raises: MissingLibraryError: it is not installed or cannot be loaded.
+    """
+    try:
+        loaded = sys.modules.get(module) or import_module(module)
+    except (ImportError, OSError, RuntimeError) as error:  # a shared library is missing or unfit
+        if isinstance(error, ModuleNotFoundError) and error.name == module:
+            raise MissingLibraryError from error
+        raise MissingLibraryError(f"it cannot be loaded: {' '.join(str(error).split())}") from error
+    # OpenVINO's continues with build and branch: 2026.4.1-22982-…
+    version = str(getattr(loaded, "__version__", "")).partition("-")[0]
+    try:
+        return version or metadata.version(module)
+    except metadata.PackageNotFoundError:
+        return ""
+
+
+def cuda_of_library(module: str) -> str:
+    """Read the CUDA major version in an installed library's name, or ""."""
+    for folder in map(Path, sys.path):
+        for entry in sorted(folder.glob(f"{module}_cu*.dist-info")):
+            match = _CUDA_IN_NAME.search(entry.name.partition(".")[0].rpartition("-")[0])
+            if match:
+                return match[1]
+    return ""
+
+
+def platform_name() -> str:
+    """Return operating system and processor family: ``Linux x86_64``."""
+    return f"{platform.system()} {platform.machine()}"
+
+
+def version_numbers(version: str) -> tuple[int, ...]:
+    """Parse the numbers in a version, e.g. (8, 6, 1, 6), or ()."""
+    match = re.match(r"\d+(?:\.\d+)*", version)
+    return tuple(int(part) for part in match[0].split(".")) if match else ()
 
 
 def machine_reasons(record: Record) -> Iterator[Reason]:
@@ -43,12 +108,13 @@ def machine_reasons(record: Record) -> Iterator[Reason]:
         yield Reason("library", description.problem, description.install)
         return
     built, here = str(record.map("built_with").get("platform") or ""), platform_name()
-    problem = f"it was built on {built}, but this is {here}"
-    others = built and built.rpartition(" ")[2] != here.rpartition(" ")[2]
-    if description.same_platform and built and built != here:
+    is_other_family = built.rpartition(" ")[2] != here.rpartition(" ")[2]
+    if built and (
+        (description.same_platform and built != here)
+        or (is_other_family and not description.any_processor)
+    ):
+        problem = f"it was built on {built}, but this is {here}"
         yield Reason("platform", problem, "build it on such a machine")
-    elif others and not description.any_processor:
-        yield Reason("platform", problem, "build it for this processor family")
     if elsewhere := description.system_problem():
         yield Reason("platform", elsewhere.problem, elsewhere.hint)
         return
@@ -65,28 +131,22 @@ def engine_notes(record: Record) -> Iterator[str]:
     """Yield facts worth knowing before the engine runs here."""
     if find_package(record.backend) is None:
         return
-    models = list(dict.fromkeys(visible["gpu"] for visible in visible_gpus()))
-    yield from describe_backend(record.backend).notes(record)
+    description = describe_backend(record.backend)
+    yield from description.notes(record)
+    names = list(dict.fromkeys(gpu["name"] for gpu in visible_gpus()))
     pci_order = os.environ.get("CUDA_DEVICE_ORDER") == "PCI_BUS_ID"
-    if needs_gpu(record) and len(models) > 1 and not pci_order:
+    if len(names) > 1 and not pci_order and description.runs_on_gpu(record.map("settings")):
         yield (
-            f"{' and '.join(models)} are visible, and CUDA may select another one first:"
+            f"{' and '.join(names)} are visible, and CUDA may select another one first:"
             " set CUDA_DEVICE_ORDER=PCI_BUS_ID to be sure"
         )
-    plugins = _unregistered_plugins(record)
-    if plugins:
-        module = describe_backend(record.backend).module
-        own = f"{module}.init_libnvinfer_plugins"
-        names = (
+    if plugins := _unregistered_plugins(record):
+        own = f"{description.module}.init_libnvinfer_plugins"
+        places = (
             f"{plugin.get('name')} ({own if plugin.get('bundled') else plugin.get('file')})"
             for plugin in plugins
         )
-        yield f"register before deserializing: {', '.join(names)}"
-
-
-def needs_gpu(record: Record) -> bool:
-    """Check whether an engine runs on a GPU."""
-    return describe_backend(record.backend).runs_on_gpu(record.map("settings"))
+        yield f"register before deserializing: {', '.join(places)}"
 
 
 def built_version(record: Record) -> str:
@@ -115,10 +175,9 @@ def older_library(record: Record, here: str, risk: str) -> Iterator[Reason]:
 def plugin_reasons(record: Record, engine: Path, project: Path | None) -> Iterator[Reason]:
     """Yield a reason per plugin neither registered nor found."""
     for plugin in _unregistered_plugins(record):
-        if plugin.get("bundled"):  # the library has it
-            continue
         file = Path(str(plugin.get("file")))
-        if file.name in record.files:  # it was checked with the other files in the folder
+        # the library has bundled ones; files of the engine's folder were checked with it
+        if plugin.get("bundled") or file.name in record.files:
             continue
         places = [engine.with_name(file.name)] if is_file_name(file.name) else []
         if places and project is not None and not file.is_absolute() and ".." not in file.parts:
@@ -134,22 +193,17 @@ def plugin_reasons(record: Record, engine: Path, project: Path | None) -> Iterat
             )
             remedy = "register its creator first, or copy the file into the folder"
             yield Reason("plugin", problem, remedy)
-        elif plugin.get("file_sha256") not in (None, digest := sha256_of(plugin_file)):
-            recorded = str(plugin["file_sha256"])[:_DIGITS]
-            problem = (
-                f"{named} is a different one: {plugin_file.name} has the SHA-256"
-                f" {digest[:_DIGITS]}…, the recorded one is {recorded}…"
-            )
+        elif plugin.get("file_sha256") not in (None, sha256_of(plugin_file)):
+            problem = f"{named} is a different one: {plugin_file.name} has another SHA-256"
             yield Reason("plugin", problem, "use the file that it was built with")
 
 
 def _unregistered_plugins(record: Record) -> list[Mapping[str, Any]]:
     """List the plugins missing from the registry of the loaded library."""
     recorded = record.figures.get("plugins")
-    if not recorded or find_package(record.backend) is None:
+    if not isinstance(recorded, list) or find_package(record.backend) is None:
         return []
-    entries = recorded if isinstance(recorded, list) else []
-    plugins = [plugin for plugin in entries if isinstance(plugin, Mapping)]
+    plugins = [plugin for plugin in recorded if isinstance(plugin, Mapping)]
     module: Any = sys.modules.get(describe_backend(record.backend).module)
     registry = module.get_plugin_registry() if hasattr(module, "get_plugin_registry") else None
     look_up = getattr(registry, "get_creator", None)

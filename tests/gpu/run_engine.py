@@ -30,7 +30,7 @@ from buildsys import EngineError, load_engine
 from buildsys.backends.cuda_device import Device
 from buildsys.backends.cuda_gpus import call, find_driver
 from buildsys.deploy.arrays import DeviceArray
-from buildsys.system.engine_environment import built_with
+from buildsys.system.compatibility import built_with
 from buildsys.system.files import sha256_of
 
 PROFILES = ((1, 1, 2), (3, 8, 16))  # batches

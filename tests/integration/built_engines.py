@@ -16,6 +16,7 @@ from small_graphs import conv_bn
 
 from buildsys.deploy.can_run import CompatibilityResult
 from buildsys.stages.engine import stage as engine
+from buildsys.system import devices
 from buildsys.workers.result_file import write_result
 
 H200 = {
@@ -59,9 +60,8 @@ def edit(engine_file: Path, change: Callable[[dict[str, Any]], object]) -> None:
 
 
 def with_gpu(monkeypatch: pytest.MonkeyPatch, gpu: dict[str, str] | None = RTX4090) -> None:
-    monkeypatch.setattr(
-        "buildsys.system.engine_environment.read_gpus", lambda visible: [gpu] if gpu else []
-    )
+    monkeypatch.setattr(devices, "read_gpus", lambda visible: [gpu] if gpu else [])
+    monkeypatch.setattr(devices, "find_gpus", lambda visible: (gpu,) if gpu else ())
 
 
 def kinds(result: CompatibilityResult) -> list[str]:

@@ -26,7 +26,7 @@ from buildsys.workers.pool import WorkerPool
 
 _CACHED = (
     versions.distribution_version, versions.installed_versions, versions.distribution_folders,
-    cpu.cpu_facts, devices.gpu_facts, devices._find_gpus,
+    cpu.cpu_facts, devices.find_gpus,
 )  # fmt: skip
 NET = """\
 import os

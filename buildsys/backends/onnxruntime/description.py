@@ -86,7 +86,7 @@ class _OnnxRuntime(BackendDescription):
         from importlib.util import find_spec
 
         from buildsys.system.compatibility import older_library  # slow
-        from buildsys.system.engine_environment import visible_gpus, why_no_gpu
+        from buildsys.system.devices import visible_gpus, why_no_gpu
 
         yield from older_library(
             record, here, "an older version may not support operators that the newer one added"
@@ -111,7 +111,7 @@ def _context_reasons(record: Record) -> Iterator[Reason]:
     """Yield providers of another version than that whose compiled nodes the engine contains."""
     from importlib import metadata  # slow
 
-    from buildsys.system.engine_environment import version_numbers
+    from buildsys.system.compatibility import version_numbers
 
     for provider in known_providers(record.map("settings")):
         library = provider.context_library

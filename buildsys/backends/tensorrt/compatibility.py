@@ -14,13 +14,13 @@ from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from buildsys.system.backend_registry import Header, Reason, Record, describe_backend
-from buildsys.system.compatibility import built_version, install_command
-from buildsys.system.engine_environment import (
+from buildsys.system.compatibility import (
+    built_version,
     cuda_of_library,
+    install_command,
     version_numbers,
-    visible_gpus,
-    why_no_gpu,
 )
+from buildsys.system.devices import visible_gpus, why_no_gpu
 
 if TYPE_CHECKING:
     from buildsys.system.files import Content
@@ -77,7 +77,7 @@ def reasons(record: Record, here: str) -> Iterator[Reason]:
                 "build it on a GPU like this one, or with hardware_compatibility: ampere_plus if"
                 " both have 8.0 or later"
             )
-        problem = f"{problem}, but {gpu['gpu']} here has {capability}"
+        problem = f"{problem}, but {gpu['name']} here has {capability}"
         yield Reason("compute capability", problem, remedy)
 
 
@@ -85,9 +85,9 @@ def notes(record: Record) -> Iterator[str]:
     """Yield facts worth knowing before an engine runs here."""
     gpu, built_on = next(iter(visible_gpus()), {}), record.map("built_with")
     same = gpu.get("compute_capability") == built_on.get("compute_capability")
-    if same and gpu and gpu["gpu"] != built_on.get("gpu"):
+    if same and gpu and gpu["name"] != built_on.get("gpu"):
         yield (
-            f"built on {built_on.get('gpu')}, and this is {gpu['gpu']}:"
+            f"built on {built_on.get('gpu')}, and this is {gpu['name']}:"
             " an engine built here may be faster"
         )
     if record.map("portability").get("version_compatible"):
@@ -124,10 +124,10 @@ def _check_driver(record: Record, gpu: Mapping[str, Any]) -> Iterator[Reason]:
     needed = cuda_of_library(description.module) or str(
         record.map("built_with").get("cuda_runtime") or ""
     )
-    supported = version_numbers(str(gpu.get("cuda") or ""))
+    supported = version_numbers(str(gpu.get("cuda_driver") or ""))
     if needed.isdigit() and supported and supported[0] < int(needed):
         problem = (
             f"the NVIDIA driver {gpu.get('driver')} is too old: it supports CUDA up to"
-            f" {gpu['cuda']}, but {description.title} here needs CUDA {needed}"
+            f" {gpu['cuda_driver']}, but {description.title} here needs CUDA {needed}"
         )
         yield Reason("driver", problem, f"install a driver that supports CUDA {needed}")

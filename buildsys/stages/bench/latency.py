@@ -19,7 +19,7 @@ from buildsys.stages.bench.result import (
     engine_contender,
     median_doubt,
 )
-from buildsys.system.nvml import throttled
+from buildsys.system.devices import throttled
 
 NS_PER_MS = 1_000_000
 PERCENTILES = (50, 90, 95, 99)

@@ -31,7 +31,7 @@ from buildsys.stages.bench.timed_engine import LocalEngine, RemoteEngine
 from buildsys.stages.engine.result import SlowLayer
 from buildsys.stages.operators.implementation import implementation_of
 from buildsys.system.cpu import OtherLoad, cpu_model, load_average, usable_cores
-from buildsys.system.nvml import sampled
+from buildsys.system.devices import sampled
 from buildsys.workers.job import Job, StageResult
 
 Inputs = Mapping[str, Tensor]

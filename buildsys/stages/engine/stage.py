@@ -29,7 +29,7 @@ from buildsys.stages.operators.implementation import implementation_of
 from buildsys.stages.search.result import read_kept_nodes
 from buildsys.store.timing_caches import SharedTimingCache
 from buildsys.system.backend_registry import describe_backend
-from buildsys.system.engine_environment import MissingLibraryError, built_with
+from buildsys.system.compatibility import MissingLibraryError, built_with
 from buildsys.system.files import sha256_of
 from buildsys.workers.job import Job, StageResult
 

@@ -27,7 +27,7 @@ from buildsys.backends.cuda_gpus import pci_bus_id
 from buildsys.backends.measurement import GpuContender, Slot
 from buildsys.errors import StageError
 from buildsys.onnx_graphs.tensors import Tensor, save_case
-from buildsys.system.nvml import sampled
+from buildsys.system.devices import sampled
 from buildsys.system.toolchains import Toolchain
 
 ROOT = Path(__file__).parents[3]

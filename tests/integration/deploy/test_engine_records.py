@@ -113,7 +113,7 @@ def test_missing_and_different_plugins(
         "register before deserializing: DoctorsSwish (plugins/ops/swish_plugin.py)",
     )
     file.with_name("swish_plugin.py").write_bytes(source + b"changed")
-    assert "swish_plugin.py has the SHA-256 " in can_run(file).reasons[0].problem
+    assert "swish_plugin.py has another SHA-256" in can_run(file).reasons[0].problem
     file.with_name("swish_plugin.py").write_bytes(source)
     assert can_run(file)
 

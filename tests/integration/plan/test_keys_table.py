@@ -219,8 +219,8 @@ def another_gpu(bench: Bench, patch: Patch) -> None:
         "driver": "580.1",
         "cuda_driver": "13.0",
     }
-    patch.setattr("buildsys.system.devices._DRIVER_FILES", ("/",))
-    patch.setattr("buildsys.system.nvml.read_gpus", lambda visible: [gpu])
+    patch.setattr("buildsys.system.devices.DRIVER_FILES", ("/",))
+    patch.setattr("buildsys.system.devices.read_gpus", lambda visible: [gpu])
 
 
 def other_variables(bench: Bench, patch: Patch) -> None:

@@ -30,8 +30,8 @@ from buildsys.cli.machine_checks import (
 from buildsys.cli.session import BuildSession
 from buildsys.project.load import Project
 from buildsys.system.backend_registry import Gpus, backend_names, describe_backend
+from buildsys.system.devices import Gpu, GpuError
 from buildsys.system.interpreter_probe import Library, check_libraries
-from buildsys.system.nvml import GpuDetails, GpuError
 from buildsys.system.toolchains import Toolchain
 
 NO_GPU = Gpus(problem="this machine has no NVIDIA driver")
@@ -156,10 +156,16 @@ def test_a_library_that_hangs_or_is_broken_harms_no_other(tmp_path: Path) -> Non
 
 
 def test_gpus_are_listed_with_memory_and_mig(monkeypatch: pytest.MonkeyPatch) -> None:
-    h200 = GpuDetails(
-        "NVIDIA H200", "9.0", "580.95", "13.0", 150_000_000_000, 149_000_000_000, "off"
-    )
-    monkeypatch.setattr(machine_checks, "read_details", lambda visible: [h200])
+    h200 = {
+        "name": "NVIDIA H200",
+        "compute_capability": "9.0",
+        "driver": "580.95",
+        "cuda_driver": "13.0",
+        "memory_bytes": 150_000_000_000,
+        "free_bytes": 149_000_000_000,
+        "mig": "off",
+    }
+    monkeypatch.setattr(machine_checks, "read_gpus", lambda visible: [h200])
     gpus, (finding,) = check_gpus()
     assert gpus.capabilities == ("9.0",)
     assert finding.name == "NVIDIA H200"
@@ -168,15 +174,15 @@ def test_gpus_are_listed_with_memory_and_mig(monkeypatch: pytest.MonkeyPatch) ->
 
 
 def test_why_there_is_no_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    def none(visible: str | None) -> list[GpuDetails]:
+    def none(visible: str | None) -> list[Gpu]:
         raise GpuError("NVML answers with error 9")
 
-    monkeypatch.setattr(machine_checks, "read_details", none)
-    monkeypatch.setattr(machine_checks, "_DRIVER_FILES", ("/",))
+    monkeypatch.setattr(machine_checks, "read_gpus", none)
+    monkeypatch.setattr(machine_checks, "DRIVER_FILES", ("/",))
     assert (
         check_gpus()[0].problem == "the NVIDIA driver does not answer (NVML answers with error 9)"
     )
-    monkeypatch.setattr(machine_checks, "read_details", lambda visible: [])
+    monkeypatch.setattr(machine_checks, "read_gpus", lambda visible: [])
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
     gpus, (finding,) = check_gpus()
     assert gpus.problem == "CUDA_VISIBLE_DEVICES= hides all GPUs"

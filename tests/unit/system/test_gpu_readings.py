@@ -2,23 +2,24 @@
 
 from __future__ import annotations
 
-from buildsys.system.nvml import (
-    Reading,
-    Readings,
-    sampled,
-    throttle_shares,
-    throttled,
-)
+from typing import Any
+
+from buildsys.system.devices import Readings, sampled, throttle_shares, throttled
 
 IDLE, CHOSEN, POWER, HOT = 0x1, 0x2, 0x4, 0x40
+NAMES = ("sm_clock_mhz", "memory_clock_mhz", "power_w", "temperature_c", "throttle_bits")
+
+
+def reading(*values: float | None) -> dict[str, Any]:
+    return dict(zip(NAMES, values, strict=True))
 
 
 def test_readings_become_spans_and_shares() -> None:
     taken = [
-        Reading(1980, 3201, 300.0, 50, IDLE),
-        Reading(1500, 3201, 700.0, 80, POWER | HOT),
-        Reading(1600, 3201, 690.0, 79, POWER | CHOSEN),
-        Reading(None, 3201, None, 60, 0),
+        reading(1980, 3201, 300.0, 50, IDLE),
+        reading(1500, 3201, 700.0, 80, POWER | HOT),
+        reading(1600, 3201, 690.0, 79, POWER | CHOSEN),
+        reading(None, 3201, None, 60, 0),
     ]
     assert Readings(taken).figures() == {
         "readings": 4,
@@ -31,7 +32,7 @@ def test_readings_become_spans_and_shares() -> None:
 
 
 def test_a_gpu_without_readings_has_no_spans() -> None:
-    assert Readings([Reading()]).figures() == {"readings": 1, "throttle": {}}
+    assert Readings([reading(*[None] * 5)]).figures() == {"readings": 1, "throttle": {}}
     assert Readings(missing="NVML answers with error 3").figures() == {
         "missing": "NVML answers with error 3"
     }
