@@ -11,17 +11,22 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from buildsys.errors import StageError
+from buildsys.errors import StageError, Unavailable
 from buildsys.execution.build_cache import store_folder
 from buildsys.project.load import Project
 from buildsys.report.formatting import plural, size
 from buildsys.store.signatures import SigningKey
 from buildsys.system.backend_registry import Ability, Gpus, backend_names, describe_backend
 from buildsys.system.devices import DRIVER_FILES, GpuError, device_facts, read_gpus
-from buildsys.system.interpreter_probe import Library, check_libraries
 from buildsys.system.printable import mask_secrets
 from buildsys.system.signatures import key_name
-from buildsys.system.toolchains import LIMIT_VARIABLE, Toolchain, check_interpreter
+from buildsys.system.toolchains import (
+    LIMIT_VARIABLE,
+    Library,
+    Toolchain,
+    check_libraries,
+    find_interpreter,
+)
 from buildsys.system.versions import ENVIRONMENT, environment_facts, installed_versions, module_path
 
 OK, MISSING, BROKEN = "ok", "missing", "broken"  # broken: something that the project needs
@@ -57,7 +62,7 @@ class Finding:
 def _obstacle(library: Library, name: str, install: str) -> Ability:
     """Describe why a library cannot be used, and what installs it."""
     if library.timed_out:
-        return Ability(problem=f"{name} {library.problem}", remedy=_AGAIN, unknown=True)
+        return Ability(problem=f"{name}: {library.problem}", remedy=_AGAIN, unknown=True)
     if library.missing:
         return Ability(problem=f"{name} is not installed", remedy=install)
     again = install.replace("pip install", "pip install --force-reinstall", 1)
@@ -141,21 +146,22 @@ class Environment:
         return description.ability(library.version, library.facts or {}, gpus, cuda=cuda)
 
 
-def check_environment(toolchain: Toolchain, limit_s: float) -> Environment:
+def check_environment(toolchain: Toolchain) -> Environment:
     """Probe the interpreter of a toolchain and its libraries."""
-    probed, obstacle = check_interpreter(toolchain), _ABLE
-    if probed.interpreter is None:
-        obstacle = Ability("", probed.problem, probed.hint, unknown=not probed.permanent)
+    try:
+        interpreter, obstacle = find_interpreter(toolchain), _ABLE
+    except StageError as error:
+        is_passing = not isinstance(error, Unavailable)
+        obstacle = Ability("", error.problem, error.hint, unknown=is_passing)
         return Environment(toolchain, obstacle)
     names = ("numpy", *(describe_backend(name).module for name in backend_names()))
     variables = toolchain.environment(os.environ)
-    libraries = check_libraries(toolchain.python, names, variables, limit_s)
+    libraries = check_libraries(toolchain.python, names, variables)
     if not libraries["numpy"].is_usable:
         title = f"numpy of the toolchain {toolchain.name}"
         obstacle = _obstacle(libraries["numpy"], title, f"{toolchain.pip} numpy")
-    python = f"{probed.interpreter.implementation} {probed.interpreter.version}, {toolchain.python}"
-    has_cuda = probed.interpreter.finds("cuda")
-    return Environment(toolchain, obstacle, python, libraries, has_cuda)
+    python = f"{interpreter.implementation} {interpreter.version}, {toolchain.python}"
+    return Environment(toolchain, obstacle, python, libraries, interpreter.finds("cuda"))
 
 
 def check_backends(

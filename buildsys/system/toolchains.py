@@ -1,4 +1,7 @@
-"""Toolchains: Python interpreters with their own libraries, their versions and problems."""
+"""Toolchains: Python interpreters with their own libraries, their versions and problems.
+
+Each library is imported in a process of its own: some crash or hang.
+"""
 
 from __future__ import annotations
 
@@ -9,14 +12,18 @@ import re
 import sys
 import threading
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from importlib.machinery import PathFinder
 from pathlib import Path
+from typing import Any
 
 from buildsys.errors import StageError, Unavailable
 
 OVERRIDE_PREFIX = "BUILDSYS_TOOLCHAIN_"
+LIMIT_VARIABLE = "BUILDSYS_INTERPRETER_LIMIT"
 OLDEST = (3, 10)
+_DEFAULT_LIMIT_S = 30.0
+_CONCURRENT_IMPORTS = 4
 _LONGEST_LINE = 160  # characters
 # variables of our interpreter that would change the modules another one finds
 _INTERPRETER_VARIABLES = (
@@ -24,6 +31,63 @@ _INTERPRETER_VARIABLES = (
     "VIRTUAL_ENV", "VIRTUAL_ENV_PROMPT", "__PYVENV_LAUNCHER__",
 )  # fmt: skip
 _PREFIX = "{prefix}"  # in a variable's value: the root folder of the interpreter's environment
+
+_INTERPRETER_SCRIPT = """
+import json, os, platform, sys
+print("\\n" + json.dumps({
+    "implementation": platform.python_implementation(),
+    "version": platform.python_version(),
+    "full_version": sys.version,
+    "standard": os.path.dirname(os.__file__),
+    "path": [entry for entry in sys.path if entry],
+}))
+sys.stdout.flush()
+os._exit(0)
+"""
+_LIBRARY_SCRIPT = """
+import gc, json, os, sys
+
+def installed(name):
+    try:
+        from importlib import metadata
+        return metadata.version(name)
+    except Exception:
+        return ""
+
+def describe(name):
+    answer = {}
+    try:
+        module = __import__(name)
+        answer["version"] = str(getattr(module, "__version__", "") or installed(name))
+        answer["file"] = str(getattr(module, "__file__", ""))
+    except Exception as error:
+        if isinstance(error, ImportError) and getattr(error, "name", None) == name:
+            answer["missing"] = True
+        answer["problem"] = "%s: %s" % (type(error).__name__, error)
+        return answer
+    if name == "onnxruntime":
+        answer["providers"] = list(module.get_available_providers())
+    if name in ("tensorrt", "tensorrt_rtx"):
+        try:
+            answer["builder"] = bool(module.Builder(module.Logger(module.Logger.ERROR)))
+        except Exception as error:
+            answer["builder"] = False
+            problem = str(error).split("\\n")[0]
+            answer["builder_problem"] = "%s: %s" % (type(error).__name__, problem)
+    if name == "torch":
+        answer["cuda"] = module.version.cuda
+    return answer
+
+gc.disable()  # collections take a fifth of importing torch
+if sys.argv[1] == "onnxsim":
+    # onnxsim imports them for seconds without needing them here
+    sys.modules["torch"] = sys.modules["sympy"] = None
+sys.path[:] = [entry for entry in sys.path if entry]
+answer = json.dumps(describe(sys.argv[1]))
+print("\\n" + answer)
+sys.stdout.flush()
+os._exit(0)
+"""
 
 
 @dataclass(frozen=True)
@@ -104,110 +168,123 @@ def own_interpreter() -> Interpreter:
     return Interpreter(implementation, version, sys.version, standard, tuple(sys.path))
 
 
-@dataclass(frozen=True)
-class InterpreterCheck:
-    """The interpreter of a toolchain, or the problem with it."""
-
-    interpreter: Interpreter | None
-    problem: str = ""
-    hint: str = ""
-    permanent: bool = True  # until a file changes; otherwise the next attempt may succeed
-
-
-LIMIT_VARIABLE = "BUILDSYS_INTERPRETER_LIMIT"
-_DEFAULT_LIMIT_S = 30.0
-_SCRIPT = """
-import json, os, platform, sys
-print("\\n" + json.dumps({
-    "implementation": platform.python_implementation(),
-    "version": platform.python_version(),
-    "full_version": sys.version,
-    "standard": os.path.dirname(os.__file__),
-    "path": [entry for entry in sys.path if entry],
-}))
-sys.stdout.flush()
-os._exit(0)
-"""
-_checks: dict[tuple[Path, str], InterpreterCheck] = {}  # of this process
+_interpreters: dict[tuple[Path, str], Interpreter | StageError] = {}  # of this process
 _probing = threading.Lock()
 
 
-def check_interpreter(toolchain: Toolchain) -> InterpreterCheck:
-    """Check a toolchain's interpreter, which is started once per process."""
+def find_interpreter(toolchain: Toolchain) -> Interpreter:
+    """Describe a toolchain's interpreter, which is started once per process.
+
+    Raises: Unavailable: it is not usable. StageError: it hangs or crashes; another attempt may
+    succeed.
+    """
     python = toolchain.python
     if not python.is_absolute():
-        return _unusable(toolchain, f"there is no program {python} on PATH")
+        raise _unusable(toolchain, f"there is no program {python} on PATH")
     if not python.is_file():
-        return _unusable(toolchain, f"there is no {python}")
+        raise _unusable(toolchain, f"there is no {python}")
     environment = toolchain.environment(os.environ)
     name = python, json.dumps([toolchain.name, environment], sort_keys=True)
     with _probing:  # threads that need the same interpreter wait for one probe
-        if name not in _checks:
-            _checks[name] = _probe(toolchain, environment)
-    return _checks[name]
+        if name not in _interpreters:
+            _interpreters[name] = _probe(toolchain, environment)
+    interpreter = _interpreters[name]
+    if isinstance(interpreter, StageError):
+        raise type(interpreter)(interpreter.problem, interpreter.hint)
+    return interpreter
 
 
 def require_interpreter(toolchain: Toolchain) -> Interpreter:
-    """Return the interpreter of a toolchain that can run stages.
+    """Describe the interpreter of a toolchain that can run stages.
 
-    Raises: Unavailable: it cannot. StageError: it hangs or crashes; the next attempt may succeed.
+    Raises: Unavailable: it cannot. StageError: it hangs or crashes.
     """
-    check = check_interpreter(toolchain)
-    if check.interpreter is None:
-        raise (Unavailable if check.permanent else StageError)(check.problem, check.hint)
-    if not check.interpreter.finds("numpy"):
+    interpreter = find_interpreter(toolchain)
+    if not interpreter.finds("numpy"):
         problem = f"the toolchain {toolchain.name} has no numpy"
         raise Unavailable(problem, f"{toolchain.pip} numpy")
-    return check.interpreter
+    return interpreter
 
 
-def probe_limit_s(environment: Mapping[str, str]) -> float:
-    """Read the time limit for starting an interpreter."""
-    from buildsys.system.processes import time_limit_s  # slow to import
-
-    return time_limit_s(environment, LIMIT_VARIABLE, _DEFAULT_LIMIT_S)
-
-
-def describe_ending(code: int | None, limit_s: float) -> str:
-    """Write the predicate for an interpreter without a result; None: it hung."""
-    from buildsys.system.processes import describe_exit
-
-    within = f"did not respond within {limit_s:g} s ({LIMIT_VARIABLE} allows more)"
-    return within if code is None else describe_exit(code)
-
-
-def _probe(toolchain: Toolchain, environment: Mapping[str, str]) -> InterpreterCheck:
-    from buildsys.system.processes import run_program
-
-    python, limit_s = toolchain.python, probe_limit_s(os.environ)
-    try:
-        done = run_program([str(python), "-c", _SCRIPT], environment, limit_s=limit_s)
-    except OSError as error:
-        reason = (error.strerror or str(error)).lower()
-        return _unusable(toolchain, f"{python} cannot be started: {reason}")
-    try:
-        fields = done.json()
+def _probe(toolchain: Toolchain, environment: Mapping[str, str]) -> Interpreter | StageError:
+    python = toolchain.python
+    fields, problem, code = _ask(python, environment, _INTERPRETER_SCRIPT)
+    if problem:
+        problem = f"{python} is not a working Python: it {problem}"
+    else:
         interpreter = Interpreter(**{**fields, "path": tuple(fields["path"])})
-    except (ValueError, TypeError, LookupError):
-        is_passing = done.code is None or done.code < 0
-        last_line = (done.stdout + done.stderr).strip().rpartition("\n")[2][:_LONGEST_LINE]
-        printed = f" and printed {last_line!r}" if last_line else ""
-        ending = describe_ending(done.code, limit_s)
-        problem = f"{python} is not a working Python: it {ending}{printed}"
-        hint = f"try `{python} -c 'import sys'`" if is_passing else ""
-        return replace(_unusable(toolchain, problem, hint), permanent=not is_passing)
-    if tuple(map(int, interpreter.version.split(".")[:2])) >= OLDEST:
-        return InterpreterCheck(interpreter)
-    needed = ".".join(map(str, OLDEST))
-    return _unusable(
-        toolchain, f"{python} is Python {interpreter.version}, but {needed} or newer is needed"
-    )
+        if tuple(map(int, interpreter.version.split(".")[:2])) >= OLDEST:
+            return interpreter
+        needed = ".".join(map(str, OLDEST))
+        problem = f"{python} is Python {interpreter.version}, but {needed} or newer is needed"
+    error = _unusable(toolchain, problem)
+    if code is None or code < 0:
+        return StageError(error.problem, f"try `{python} -c 'import sys'`")
+    return error
 
 
-def _unusable(toolchain: Toolchain, problem: str, hint: str = "") -> InterpreterCheck:
+def _unusable(toolchain: Toolchain, problem: str) -> Unavailable:
     name = toolchain.name
-    hint = hint or (
+    hint = (
         f"set toolchains.{name}.python in configs/project.yaml,"
         f" or {override_variable(name)} on this machine"
     )
-    return InterpreterCheck(None, f"the toolchain {name} cannot be used: {problem}", hint)
+    return Unavailable(f"the toolchain {name} cannot be used: {problem}", hint)
+
+
+def _ask(
+    python: Path, environment: Mapping[str, str], *arguments: str
+) -> tuple[dict[str, Any], str, int | None]:
+    """Run a script; return its answer, or a predicate, with its exit code (None: it hung)."""
+    # slow to import
+    from buildsys.system.processes import describe_exit, run_program, time_limit_s
+
+    limit_s = time_limit_s(os.environ, LIMIT_VARIABLE, _DEFAULT_LIMIT_S)
+    try:
+        done = run_program([str(python), "-c", *arguments], environment, limit_s=limit_s)
+    except OSError as error:
+        return {}, f"cannot be started: {error.strerror}", 1
+    try:
+        return dict(done.json()), "", 0
+    except (ValueError, TypeError):
+        last_line = (done.stdout + done.stderr).strip().rpartition("\n")[2][:_LONGEST_LINE]
+    ending = f"did not respond within {limit_s:g} s ({LIMIT_VARIABLE} allows more)"
+    ending = ending if done.code is None else describe_exit(done.code)
+    printed = f" and printed {last_line!r}" if last_line else ""
+    return {}, f"{ending}{printed}", done.code
+
+
+@dataclass(frozen=True)
+class Library:
+    """A library in an interpreter, as seen by importing it there."""
+
+    name: str
+    version: str = ""
+    missing: bool = False
+    problem: str = ""  # why an installed library cannot be imported
+    facts: Mapping[str, Any] | None = None  # e.g. the execution providers of onnxruntime
+    timed_out: bool = False  # it did not answer: nothing is known
+
+    @property
+    def is_usable(self) -> bool:
+        """Check whether the library can be imported."""
+        return not self.missing and not self.problem
+
+
+def check_libraries(
+    python: Path, names: Iterable[str], environment: Mapping[str, str]
+) -> dict[str, Library]:
+    """Import each library in a separate process."""
+    from concurrent.futures import ThreadPoolExecutor
+
+    def check(name: str) -> Library:
+        facts, problem, code = _ask(python, environment, _LIBRARY_SCRIPT, name)
+        if problem:
+            return Library(name, problem=f"its import {problem}", timed_out=code is None)
+        version, missing = str(facts.pop("version", "")), bool(facts.pop("missing", False))
+        problem = str(facts.pop("problem", ""))
+        return Library(name, version, missing, "" if missing else problem, facts)
+
+    distinct = list(dict.fromkeys(names))
+    with ThreadPoolExecutor(_CONCURRENT_IMPORTS) as threads:
+        return dict(zip(distinct, threads.map(check, distinct), strict=True))

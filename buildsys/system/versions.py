@@ -21,6 +21,7 @@ from inspect import getmodulename
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from buildsys.errors import StageError
 from buildsys.system import compilers
 from buildsys.system.files import in_library
 
@@ -28,7 +29,7 @@ if TYPE_CHECKING:
     from importlib.metadata import Distribution
 
     from buildsys.system.files import TextCache
-    from buildsys.system.toolchains import Toolchain
+    from buildsys.system.toolchains import Interpreter, Toolchain
 
 ABSENT = "absent"
 UNUSABLE = "unusable"
@@ -85,9 +86,7 @@ def tool_versions(names: Iterable[str], toolchain: Toolchain | None = None) -> d
     """
     path, release = tuple(sys.path), python_version()
     if toolchain is not None:
-        from buildsys.system.toolchains import check_interpreter
-
-        interpreter = check_interpreter(toolchain).interpreter
+        interpreter = _interpreter(toolchain)
         if interpreter is None:
             python = UNUSABLE if toolchain.python.exists() else ABSENT
             return {name: python if name == "python" else ABSENT for name in names}
@@ -139,10 +138,16 @@ def builds_of(name: str) -> tuple[str, ...]:
 
 def module_path(toolchain: Toolchain) -> tuple[str, ...]:
     """Return the module path of a toolchain's interpreter. () if it is unusable."""
-    from buildsys.system.toolchains import check_interpreter
-
-    interpreter = check_interpreter(toolchain).interpreter
+    interpreter = _interpreter(toolchain)
     return () if interpreter is None else interpreter.path
+
+
+def _interpreter(toolchain: Toolchain) -> Interpreter | None:
+    from buildsys.system.toolchains import find_interpreter
+
+    with suppress(StageError):
+        return find_interpreter(toolchain)
+    return None
 
 
 def python_version() -> str:

@@ -8,7 +8,6 @@ import sys
 from argparse import ArgumentParser, Namespace
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -39,9 +38,8 @@ from buildsys.project.load import Project, empty_project, load_project
 from buildsys.project.plan import model_of
 from buildsys.report.formatting import plural
 from buildsys.system.backend_registry import backend_names, describe_backend
-from buildsys.system.interpreter_probe import check_libraries
 from buildsys.system.processes import package_environment
-from buildsys.system.toolchains import locate_toolchain, probe_limit_s
+from buildsys.system.toolchains import check_libraries, locate_toolchain
 
 SCHEMA = "buildsys/doctor/1"
 _SOMETHING_BROKEN = 1
@@ -134,12 +132,11 @@ def _checks(project: Project, manifests: Finding) -> Iterator[Finding]:
         locate_toolchain(name, python, env.items(), project.root, os.environ)
         for name, (python, env) in project.toolchains().items()
     ]
-    limit_s = probe_limit_s(os.environ)
     with ThreadPoolExecutor(2) as threads:  # toolchains are probed while our libraries are
-        probed = threads.map(partial(check_environment, limit_s=limit_s), toolchains)
+        probed = threads.map(check_environment, toolchains)
         names = (*LIBRARIES, *(describe_backend(backend).module for backend in backend_names()))
         python = Path(sys.executable)
-        libraries = check_libraries(python, names, package_environment(), limit_s)
+        libraries = check_libraries(python, names, package_environment())
         environments: dict[str | None, Environment] = {
             toolchain.name: environment
             for toolchain, environment in zip(toolchains, probed, strict=True)

@@ -19,7 +19,7 @@ from buildsys.system.versions import tool_versions
 
 @pytest.fixture(autouse=True)
 def _nothing_known(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "_checks", {})
+    monkeypatch.setattr(module, "_interpreters", {})
     versions.installed_versions.cache_clear()
     versions.distribution_folders.cache_clear()
     versions.distribution_version.cache_clear()
