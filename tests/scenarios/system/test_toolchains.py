@@ -98,7 +98,10 @@ def test_a_missing_toolchain_is_unavailable_until_installed(ready: ReadyProject)
     locked.chmod(0o644)
     broken = {
         "missing": (ready.root / "envs/missing/bin/python", "there is no {python}"),
-        "locked": (locked, "{python} cannot be started: permission denied"),
+        "locked": (
+            locked,
+            "{python} is not a working Python: it cannot be started: Permission denied",
+        ),
         "word": (
             program(ready.root / "envs/word/python", "echo no"),
             "it exited with code 0 without a result and printed 'no'",
