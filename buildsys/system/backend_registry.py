@@ -19,7 +19,7 @@ import re
 import sys
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import cache
 from importlib import import_module
 from importlib.util import find_spec
@@ -228,7 +228,6 @@ class BackendPackage:
     module: str
     owner: str = ""  # distribution and version, "" for ours
     metadata: str = ""  # folder of the distribution
-    rival: str = ""  # another distribution with a backend of this name
 
 
 class BrokenBackendError(Unavailable):
@@ -266,10 +265,8 @@ def other_backends() -> Mapping[str, BackendPackage]:
             continue
         owner = f"{name} {distribution.version}" if distribution is not None else "?"
         where = str(getattr(distribution, "_path", ""))
-        package = BackendPackage(entry.value.partition(":")[0], owner, where)
-        first = packages.setdefault(entry.name, package)
-        if first.owner != owner:
-            packages[entry.name] = replace(first, rival=owner)
+        module = entry.value.partition(":")[0]
+        packages.setdefault(entry.name, BackendPackage(module, owner, where))
     return packages
 
 
@@ -285,17 +282,10 @@ def describe_backend(name: str) -> BackendDescription:
     Raises: Unavailable: there is no such backend.
     """
     try:
-        module = import_backend(name, "description")
-        description = getattr(module, "DESCRIPTION", None)
-        if isinstance(description, BackendDescription):
-            return description
-        problem = f"{module.__name__} has no DESCRIPTION of the type BackendDescription"
-        owner = getattr(find_package(name), "owner", "")
-        problem = f"the backend {name} of {owner} is broken: {problem}"
-        hint = f"pip install --force-reinstall {owner or name}"
+        description: BackendDescription = import_backend(name, "description").DESCRIPTION
     except BrokenBackendError as error:
-        problem, hint = error.problem, error.hint
-    return BackendDescription(name, {name: name}, hint, name, problem=problem)
+        return BackendDescription(name, {name: name}, error.hint, name, problem=error.problem)
+    return description
 
 
 def import_backend(name: str, part: str) -> ModuleType:
@@ -308,28 +298,26 @@ def import_backend(name: str, part: str) -> ModuleType:
         names = ", ".join(backend_names())
         hint = f"use one of {names}, or install the package that has it"
         raise Unavailable(f"there is no backend {name!r}", hint)
-    if not package.owner:
-        return import_module(f"{package.module}.{part}")
-    if package.rival:
-        problem = f"{package.owner} and {package.rival} both have a backend {name}"
-        raise BrokenBackendError(problem, "uninstall one of them")
     try:
-        return import_module(f"{package.module}.{part}")
+        module = import_module(f"{package.module}.{part}")
+        if part == "description" and not isinstance(module.DESCRIPTION, BackendDescription):
+            raise TypeError("its DESCRIPTION is not a BackendDescription")
+        return module
     except Exception as error:  # whatever a package does when it is imported
+        if not package.owner:
+            raise
         cause = " ".join(f"{type(error).__name__}: {error}".split())
         problem = f"the backend {name} of {package.owner} cannot be loaded: {cause}"
-        distribution = package.owner.partition(" ")[0]
-        raise BrokenBackendError(
-            problem, f"repair it, or pip install --force-reinstall {distribution}"
-        ) from error
+        hint = f"pip install --force-reinstall {package.owner.partition(' ')[0]}"
+        raise BrokenBackendError(problem, hint) from error
 
 
 def package_folder(module: str) -> Path | None:
     """Return the folder of a package, without importing it."""
     with suppress(ImportError):
         spec = find_spec(module)
-        places = spec.submodule_search_locations if spec is not None else None
-        return Path(places[0]) if places else None
+        if spec is not None and spec.submodule_search_locations:
+            return Path(spec.submodule_search_locations[0])
     return None
 
 
