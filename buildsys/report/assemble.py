@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -13,17 +12,16 @@ from typing import Any
 from buildsys.report.benchmarks import bench_notes, timings
 from buildsys.report.checks import checks_of, contradictions
 from buildsys.report.engines import engine_lines, layer_lines
-from buildsys.report.formatting import error_text, first_names
-from buildsys.report.key_figures import key_figure, read_results
+from buildsys.report.formatting import first_names
+from buildsys.report.graph_tables import graph_facts, graph_tables
+from buildsys.report.key_figures import key_figure, read_results, stage_report
 from buildsys.report.ranking import rank_engines, recommend
 from buildsys.report.report_types import (
     BuildVerdict,
-    Check,
-    FileLine,
     Provenance,
     Report,
+    Table,
     TargetLine,
-    TensorLine,
 )
 from buildsys.report.result_files import (
     ABSENT,
@@ -33,21 +31,9 @@ from buildsys.report.result_files import (
     STALE,
     UNAVAILABLE,
     AnyResult,
-    Content,
     Result,
-    of_type,
 )
-from buildsys.report.stage_lines import (
-    command_lines,
-    gate_lines,
-    graph_history,
-    search_lines,
-)
-from buildsys.stages.export.result import ExportResult
-from buildsys.stages.reference.result import ReferenceResult
-from buildsys.stages.simplify.result import SimplifyResult
-from buildsys.stages.surgery.result import SurgeryResult
-from buildsys.stages.table import ENGINE, ENGINE_STAGES, EXPORT, REPORT, VALIDATE, VERIFY, target_of
+from buildsys.stages.table import ENGINE, ENGINE_STAGES, REPORT, target_of
 
 Manifest = Mapping[str, Any]
 _WARNINGS = ("warnings", "messages", "noisy")
@@ -114,11 +100,6 @@ def assemble_after_failure(
     return replace(report, verdict=verdict, notice=notice)
 
 
-def opt_sizes(manifest: Manifest) -> dict[str, int]:
-    """Read the opt sizes of the dynamic dimensions."""
-    return {name: span["opt"] for name, span in _section(manifest, "dims").items() if "opt" in span}
-
-
 def _assemble(
     model: str,
     manifest: Manifest,
@@ -126,31 +107,19 @@ def _assemble(
     graphs: Mapping[str, Mapping[str, Any]],
     own_status: str = PASSED,
 ) -> Report:
-    export, simplify = _first(results, ExportResult), _first(results, SimplifyResult)
-    reference = _first(results, ReferenceResult)
     checks = checks_of(results)
     doubts = tuple(contradictions(checks))
     engines, bench = engine_lines(results, manifest), timings(results)
-    source = _section(manifest, "source")
     report = Report(
         model=model,
         description=str(manifest.get("description") or ""),
-        source=_source_text(source),
-        weights=export.get("weights") or reference.get("weights") or _weights(source),
+        source=_source_text(manifest.get("source") or {}),
         verdict=_verdict(results, doubts),
-        summary=_target_lines(model, results, checks, own_status),
-        tensors=tuple(_tensor_lines(manifest, results, export)),
-        dims={
-            name: f"{span.get('min')} to {span.get('max')}, optimized for {span.get('opt')}"
-            + (f", in steps of {span['multiple_of']}" if span.get("multiple_of", 1) != 1 else "")
-            for name, span in _section(manifest, "dims").items()
-        },
-        graph=graph_history(export, simplify, graphs, opt_sizes(manifest)),
+        summary=_target_lines(model, results, own_status),
         checks=checks,
         engines=engines,
         bench=bench,
         bench_notes=bench_notes(results),
-        gates=gate_lines(results),
         warnings=(
             *doubts,
             *(
@@ -163,8 +132,9 @@ def _assemble(
         ),
         provenance=_provenance(manifest, results),
         layers=layer_lines(results),
-        searches=search_lines(results),
-        commands=command_lines(results),
+        tables=tuple(_stage_tables(results)),
+        graph_facts=graph_facts(results),
+        graph_tables=graph_tables(manifest, results, graphs),
     )
     if not engines:
         return report
@@ -172,9 +142,12 @@ def _assemble(
     return replace(report, ranking=ranking, recommendation=recommend(report, ranking))
 
 
-def _first(results: Sequence[AnyResult], kind: type[Content]) -> Content:
-    """Read the result of a stage with one target per model, empty without one."""
-    return next((result.content for result in of_type(results, kind)), kind())
+def _stage_tables(results: Sequence[AnyResult]) -> Iterator[Table]:
+    """Yield the tables of the stages that have one."""
+    for stage in dict.fromkeys(result.stage for result in results):
+        own = [result for result in results if result.stage == stage]
+        if (describe := stage_report(stage, "table")) and (table := describe(own)).rows:
+            yield table
 
 
 def _verdict(results: Sequence[AnyResult], contradictions: Sequence[str]) -> BuildVerdict:
@@ -209,16 +182,13 @@ def _verdict(results: Sequence[AnyResult], contradictions: Sequence[str]) -> Bui
 
 
 def _target_lines(
-    model: str, results: Sequence[AnyResult], checks: Sequence[Check], own_status: str
+    model: str, results: Sequence[AnyResult], own_status: str
 ) -> tuple[TargetLine, ...]:
     """List the line of each target; without an engine, the reason is the engine's."""
-    worst = {check.target: _worst_error(check) for check in checks}
     gone = {r.variant: r for r in results if (r.stage, r.status) == (ENGINE, UNAVAILABLE)}
     lines = []
     for result in results:
-        outcome = key_figure(result.stage, result.content)
-        if result.stage not in (VALIDATE, VERIFY):  # their key figure
-            outcome = "; ".join(filter(None, (outcome, worst.get(result.target))))
+        has_ended = result.status in (PASSED, FAILED)
         engine = gone.get(result.variant) if result.stage in ENGINE_STAGES else None
         cause = engine if engine and result.status == UNAVAILABLE else result
         line = TargetLine(
@@ -227,7 +197,7 @@ def _target_lines(
             variant=result.variant,
             status=result.status,
             seconds=result.content.get("seconds"),
-            outcome=outcome if result.status in (PASSED, FAILED) else "",
+            outcome=key_figure(result.stage, result.content) if has_ended else "",
             reason=cause.reason,
             hint=cause.hint,
             file=result.file,
@@ -240,52 +210,11 @@ def _target_lines(
     return tuple(lines)
 
 
-def _worst_error(check: Check) -> str:
-    """Describe the largest relative error of a check, "" without any."""
-    errors = [
-        (line.relative, f"{line.case} {line.output}")
-        for line in check.comparisons
-        if line.relative is not None
-    ]
-    return error_text(max(errors, key=lambda e: (math.isnan(e[0]), e[0]), default=None))
-
-
-def _tensor_lines(
-    manifest: Manifest, results: Sequence[AnyResult], export: ExportResult
-) -> Iterator[TensorLine]:
-    """Yield the inputs and outputs after the last surgery that changed them."""
-    surgery = [result.content for result in of_type(results, SurgeryResult)]
-    ports: Mapping[str, Any] = next((s for s in reversed(surgery) if "inputs" in s), export)
-    for role in ("input", "output"):
-        tensors = ports.get(f"{role}s", [])
-        if "reference" in _section(manifest, "source"):  # defined by hand
-            declared = _section(manifest, f"{role}s").items()
-            tensors = [{**tensor, "name": name} for name, tensor in declared]
-        for tensor in tensors:
-            shape = tuple("?" if size is None else str(size) for size in tensor.get("shape") or ())
-            yield TensorLine(role, str(tensor["name"]), str(tensor.get("dtype") or "?"), shape)
-
-
-def _section(manifest: Manifest, name: str) -> Mapping[str, Any]:
-    return manifest.get(name) or {}
-
-
 def _source_text(source: Mapping[str, Any]) -> str:
     """Describe a source with its reference: ``torchvision resnet18``."""
     own = " ".join(f"{kind} {source[kind]}" for kind in _SOURCE_KINDS if kind in source)
     reference = source.get("reference")
     return f"{own}, verified against {_source_text(reference)}" if reference else own
-
-
-def _weights(source: Mapping[str, Any]) -> str:
-    if not source:
-        return ""
-    weights = source.get("weights")
-    if isinstance(weights, Mapping):
-        return f"from {weights.get('file')}"
-    if weights or "onnx" in source:
-        return str(weights or "as in the file")
-    return f"not loaded; seed {source.get('seed', 0)}"
 
 
 def _provenance(manifest: Manifest, results: Sequence[AnyResult]) -> Provenance:
@@ -301,20 +230,5 @@ def _provenance(manifest: Manifest, results: Sequence[AnyResult]) -> Provenance:
         manifest=manifest,
         manifest_sha256=hashlib.sha256(canonical.encode()).hexdigest(),
         versions={name: " and ".join(used) for name, used in sorted(versions.items())},
-        devices=tuple(sorted({f"CPU: {r.content['cpu']}" for r in results if "cpu" in r.content})),
-        files=tuple(_files(results)),
         started=min(filter(None, started), default=""),
     )
-
-
-def _files(results: Sequence[AnyResult]) -> Iterator[FileLine]:
-    for stage, prefix in ((EXPORT, ""), (ENGINE, "engine_")):
-        for result in results:
-            content = result.content
-            if result.stage != stage or not content.get(f"{prefix}sha256"):
-                continue
-            name = "model.onnx"
-            if stage == ENGINE:
-                name = next(iter(content.get("files", {})), "engine.engine")
-            path = f"{result.file.rpartition('/')[0]}/{name}"
-            yield FileLine(path, content[f"{prefix}sha256"], content.get(f"{prefix}bytes"))

@@ -7,14 +7,22 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from buildsys.manifest.shape_cases import format_case, format_dims
-from buildsys.onnx_graphs.result_types import CheckFailure, ComparedCases
+from buildsys.onnx_graphs.result_types import AgreementFigures, CheckFailure, ComparedCases
 from buildsys.report import formatting as q
 from buildsys.report.formatting import case_order
 from buildsys.report.key_figures import stage_report
-from buildsys.report.report_types import Check, ComparisonLine, ErrorMargin, FailureLine, fill
+from buildsys.report.report_types import (
+    Check,
+    ComparisonLine,
+    ErrorMargin,
+    FailureLine,
+    Table,
+    fill,
+)
 from buildsys.report.result_files import FAILED, PASSED, AnyResult
 from buildsys.stages.table import SIMPLIFY
 
+_MOST_COMPARISONS = 64  # in a table
 _ROUNDING = 1e-9  # cosines of equal values differ by this
 
 
@@ -111,6 +119,59 @@ def margin_text(check: Check | None, *, with_place: bool = False) -> str:
         measure = f"{margin.measure} " if with_place else ""
         text = f"{measure}{q.error(margin.value)} of {margin.limit:g}"
     return f"{text} ({margin.place})" if with_place else text
+
+
+def comparison_table(check: Check) -> Table:
+    """List the worst comparisons of a check."""
+
+    def badness(line: ComparisonLine) -> tuple[bool, bool, float]:
+        relative = line.relative or 0.0
+        return line.passed is False, relative != relative, relative
+
+    def cells(line: ComparisonLine) -> tuple[str, ...]:
+        dims = f" ({line.dims})" if line.dims and "=" not in line.case else ""
+        place = line.subject, f"{line.case}{dims}", line.output
+        if line.uninformative:  # its error of 0 means nothing
+            return (*place, *[q.NOTHING] * 4, "not informative")
+        errors = q.error(line.max_abs), q.error(line.relative), q.cosine(line.cosine)
+        return (*place, *errors, q.share(line.top1), q.within_limit(line.passed))
+
+    lines = check.comparisons
+    worst = sorted(lines, key=badness, reverse=True)[:_MOST_COMPARISONS]
+    remarks: dict[str, list[str]] = {}  # remark -> cases
+    for line in lines:
+        for remark in (
+            f"compared by policy {line.policy}" if line.policy else "",
+            line.note,
+            f"{line.uninformative}, so equality proves nothing" if line.uninformative else "",
+        ):
+            if remark:
+                text = f"{line.subject}, {line.output}: {remark}"
+                remarks.setdefault(text, []).append(line.case)
+    notes = [f"{text} (case {', '.join(cases)})" for text, cases in remarks.items()]
+    notes += [_agreement(output, figures) for output, figures in check.agreement.items()]
+    if len(worst) < len(lines):
+        text = f"The {len(worst)} worst of {len(lines)} comparisons; report.json has all of them."
+        notes.insert(0, text)
+    columns = (
+        "graph or engine", "case", "output", "max abs error>", "relative error>", "cosine>",
+        "top-1>", "within limits",
+    )  # fmt: skip
+    rows = tuple(cells(line) for line in lines if line in worst)
+    return Table("", columns, rows, tuple(notes))
+
+
+def _agreement(output: str, figures: AgreementFigures) -> str:
+    if "uninformative" in figures:
+        return f"{output}: {figures['uninformative']}."
+    parts = [
+        f"error {q.significant(figures['spread_error'])} of the spread",
+        f"correlation {q.cosine(figures['correlation'])}",
+        f"slope {figures['slope']:.3f}",
+    ]
+    if "class_agreement" in figures:
+        parts.append(f"class agreement {q.share(figures['class_agreement'])}")
+    return f"{output}, over {figures['samples']} samples: {', '.join(parts)}."
 
 
 def _used(value: float, limit: float, best: float) -> float:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 from unicodedata import east_asian_width
 
@@ -231,3 +231,13 @@ def recorded_error(worst: tuple[float, str] | None) -> dict[str, Any]:
     if worst is None:
         return {}
     return {"relative": worst[0] if math.isfinite(worst[0]) else None, "relative_at": worst[1]}
+
+
+GATED_FIGURES: Mapping[str, Callable[[float], str]] = {
+    "latency": lambda value: f"{significant(value * 1e3)} ms",
+    "throughput": lambda value: f"{significant(value)}/s",
+    "size": size,
+    "memory": size,
+    "error": error,
+    "build_time": duration,
+}

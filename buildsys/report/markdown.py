@@ -14,7 +14,6 @@ from buildsys.report.checks import margin_text
 from buildsys.report.formatting import align, display_width
 from buildsys.report.ranking import rank_text, unique_names
 from buildsys.report.report_types import LATENCY, Ranking, Report, problems
-from buildsys.report.stage_lines import COMMAND_COLUMNS, GATE_COLUMNS, command_cells, gate_cells
 from buildsys.stages.table import VERIFY, target_of
 from buildsys.system.printable import printable
 
@@ -105,14 +104,10 @@ def _lines(report: Report) -> Lines:
         yield from ("", f"{ship}{escape(shipped.why)}")
     yield from _engines(report)
     yield from _latencies(report)
-    if report.gates:
-        yield from section("## Gates")
-        yield from table(GATE_COLUMNS, [[*map(escape, gate_cells(line))] for line in report.gates])
-    if report.commands:
-        yield from section("## Commands")
-        lines = [[*map(escape, command_cells(line))] for line in report.commands]
-        yield from table(COMMAND_COLUMNS, lines[:_MOST_ROWS])
-        yield from _further(len(lines), "figures")
+    for own in report.tables:
+        yield from section(f"## {escape(own.title)}")
+        yield from table(own.columns, [[*map(escape, row)] for row in own.rows[:_MOST_ROWS]])
+        yield from _further(len(own.rows), "figures")
     yield from _targets(report)
     if report.warnings:
         yield ""

@@ -8,7 +8,7 @@ engines share a rank, and the one with the smaller error comes first.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 
 from buildsys.report import formatting as q
@@ -20,46 +20,32 @@ from buildsys.report.report_types import (
     LATENCY,
     SIZE,
     THROUGHPUT,
-    Check,
     EngineLine,
     ErrorMargin,
     RankedEngine,
     Ranking,
     Recommendation,
     Report,
+    Table,
+    TargetLine,
     TimingLine,
     UnrankedEngine,
     fill,
 )
-from buildsys.report.result_files import ABSENT, FAILED, NOISY, PASSED, UNAVAILABLE
+from buildsys.report.result_files import ABSENT, FAILED, PASSED
 from buildsys.stages.bench.result import ENGINE_CONTENDERS
 from buildsys.stages.table import BENCH, ENGINE, GATE, VERIFY, target_of
 
-COLUMNS = (
+_COLUMNS = (
     "rank>", "engine", "precision", "p50 (ms)>", "95 % interval>", "items/s>", "size>", "error>",
     "Pareto-optimal",
 )  # fmt: skip
+_TIED = "Engines with the same rank (=) are not distinguishable."
+_MOST_NAMES = 4
 _CLOSE = 1.02  # ratio below which a difference is not claimed without intervals
 _MEASURED = (LATENCY, THROUGHPUT)
 LEFT_OUT = "left out"  # status of a verified engine without a place
 Span = tuple[float, float, float]  # a figure, and the ends of its interval; smaller is better
-
-
-def rank_engines(
-    report: Report, *, by: str = LATENCY, case: str = "", within: float | None = None
-) -> Ranking:
-    """Rank the engines of a report in ``case``, by default the opt case."""
-    ranking = _rank(report, by, case, within)
-    if not ranking.ranked or by not in _MEASURED:
-        return ranking
-    first, others = ranking.ranked[0].engine, {}
-    names = {engine.engine for engine in ranking.ranked}
-    for other in timed_cases(report):
-        ranked = _rank(report, by, other, within).ranked
-        best = [engine.engine for engine in ranked if engine.rank == 1]
-        if first not in best and names.issuperset(best):
-            others[other] = best[0]
-    return replace(ranking, other_cases=others)
 
 
 def timed_cases(report: Report) -> list[str]:
@@ -67,10 +53,10 @@ def timed_cases(report: Report) -> list[str]:
     return sorted({line.case for line in _trusted_timings(report)}, key=case_order)
 
 
-def _rank(
-    report: Report, by: str, case: str, within: float | None, *, needs_bench: bool = True
+def rank_engines(
+    report: Report, *, by: str = LATENCY, case: str = "", within: float | None = None
 ) -> Ranking:
-    errors = {check.target: worst_error(check) for check in report.checks}
+    """Rank the engines of a report in ``case``, by default the opt case."""
     trusted, cases = _trusted_timings(report), timed_cases(report)
     case = case or ("opt" if "opt" in cases else next(iter(cases), ""))
     engines: list[RankedEngine] = []
@@ -78,13 +64,9 @@ def _rank(
     for engine in report.engines:
         own = [line for line in trusted if (line.engine, line.case) == (engine.name, case)]
         timing = min(own, key=lambda line: line.p50_ms or math.inf, default=None)
-        error = errors.get(target_of(VERIFY, report.model, engine.name))
-        has_figure = not needs_bench or by not in _MEASURED or timing is not None
-        untimed = None if has_figure else case
-        problem = _problem(report, engine, untimed, needs_bench=needs_bench)
-        if problem is None and within is not None and (error is None or not error <= within):
-            text = "unknown" if error is None else q.error(error)
-            problem = LEFT_OUT, f"its relative error is {text}, the limit {within:g}"
+        problem = _defect(report, engine, within) or _bench_problem(report, engine)
+        if problem is None and timing is None and by in _MEASURED:
+            problem = LEFT_OUT, f"it has no steady latency{f' in case {case}' if case else ''}"
         if problem is not None:
             unranked.append(UnrankedEngine(engine.name, *problem))
             continue
@@ -95,7 +77,7 @@ def _rank(
             backend=engine.backend,
             precision=engine.precision,
             size_bytes=engine.size_bytes,
-            error=error,
+            error=_error(report, engine),
             rank=0,
         )
         engines.append(ranked)
@@ -106,41 +88,34 @@ def _rank(
         ranked=_mark_optimal(_in_order(engines, by)),
         unranked=tuple(unranked),
         within=within,
-        verified=sum(engine.built == engine.verified == PASSED for engine in report.engines),
     )
 
 
-def ranking_cells(ranking: Ranking, engine: RankedEngine) -> tuple[str, ...]:
-    """Write the cells of an engine for ``COLUMNS``, without markup."""
-    name = contender_name(engine.engine, engine.contender) if engine.contender else engine.engine
-    return (
-        rank_text(ranking, engine),
-        name,
-        f"{engine.backend} {engine.precision}".strip(),
-        q.significant(engine.p50_ms),
-        q.interval(engine.p50_interval_ms),
-        q.significant(engine.throughput_per_s),
-        q.size(engine.size_bytes),
-        q.error(engine.error),
-        "yes" if engine.is_optimal else "no",
+def ranking_table(ranking: Ranking) -> Table:
+    """List the ranked engines, the one to ship first."""
+    rows = tuple(
+        (
+            rank_text(ranking, engine),
+            contender_name(engine.engine, engine.contender) if engine.contender else engine.engine,
+            f"{engine.backend} {engine.precision}".strip(),
+            q.significant(engine.p50_ms),
+            q.interval(engine.p50_interval_ms),
+            q.significant(engine.throughput_per_s),
+            q.size(engine.size_bytes),
+            q.error(engine.error),
+            "yes" if engine.is_optimal else "no",
+        )
+        for engine in ranking.ranked
     )
+    ranks = [engine.rank for engine in ranking.ranked]
+    notes = (_TIED,) if len(set(ranks)) < len(ranks) else ()
+    return Table(f"Engines by {ranking.by}", _COLUMNS, rows, notes)
 
 
 def rank_text(ranking: Ranking, engine: RankedEngine) -> str:
     """Write the rank of an engine, with "=" if shared."""
     is_shared = [other.rank for other in ranking.ranked].count(engine.rank) > 1
     return f"{engine.rank} =" if is_shared else str(engine.rank)
-
-
-def ranking_notes(ranking: Ranking) -> Iterator[str]:
-    """Yield sentences on a table of ranked engines."""
-    ranks = [engine.rank for engine in ranking.ranked]
-    if len(set(ranks)) < len(ranks):
-        why = "their intervals overlap, or their medians differ by at most 2 %"
-        why = why if ranking.by in _MEASURED else "their figures are equal"
-        yield f"Engines with the same rank (=) are not distinguishable: {why}."
-    for case, engine in ranking.other_cases.items():
-        yield f"In case {case}, {engine} is first."
 
 
 def contender_name(engine: str, contender: str) -> str:
@@ -161,59 +136,65 @@ def unique_names(lines: Sequence[TimingLine]) -> dict[tuple[str, str], str]:
     return names
 
 
-def worst_error(check: Check) -> float | None:
-    """Find the largest relative error of a check. NaN is the worst."""
-    errors = [line.relative for line in check.comparisons if line.relative is not None]
-    return max(errors, key=lambda error: (math.isnan(error), error), default=None)
-
-
-def is_close(first: TimingLine | RankedEngine, second: TimingLine | RankedEngine) -> bool:
-    """Check if two medians nearly agree, by their intervals if known."""
-    return _overlap(_latency(first), _latency(second))
-
-
-def _trusted_timings(report: Report) -> list[TimingLine]:
-    """List the timings of engines themselves in benchmarks that have passed."""
-    timed = {e.name for e in report.engines if e.built == e.verified == e.timed == PASSED}
+def _steady_timings(report: Report) -> list[TimingLine]:
+    """List all steady timings in benchmarks that have passed."""
+    timed = {engine.name for engine in report.engines if engine.timed == PASSED}
     return [
         line
         for line in report.bench
         if line.engine in timed
-        and line.contender in ENGINE_CONTENDERS
         and not line.noisy
         and line.p50_ms is not None
         and math.isfinite(line.p50_ms)
     ]
 
 
-def _problem(
-    report: Report, engine: EngineLine, untimed: str | None, *, needs_bench: bool
-) -> tuple[str, str] | None:
-    """Give status and reason of an engine without a place, None if it has one.
+def _trusted_timings(report: Report) -> list[TimingLine]:
+    """List the steady timings of verified engines themselves."""
+    verified = {e.name for e in report.engines if e.built == e.verified == PASSED}
+    return [
+        line
+        for line in _steady_timings(report)
+        if line.engine in verified and line.contender in ENGINE_CONTENDERS
+    ]
 
-    ``untimed`` is the case in which it has no trusted latency but needs one; "" is any.
-    """
-    lines = {line.stage: line for line in report.summary if line.variant == engine.name}
-    checks = [(ENGINE, engine.built, "not built"), (VERIFY, engine.verified, "not verified")]
-    if GATE in lines and lines[GATE].status == FAILED:
-        checks.append((GATE, FAILED, "a gate has failed"))
-    has_bench = engine.timed != ABSENT or BENCH in lines
-    if needs_bench and has_bench:
-        checks.append((BENCH, engine.timed, "its benchmark has not passed"))
-    for stage, status, otherwise in checks:
+
+def _error(report: Report, engine: EngineLine) -> float | None:
+    """Find the largest relative error of an engine's check. NaN is the worst."""
+    target = target_of(VERIFY, report.model, engine.name)
+    compared = (line for c in report.checks if c.target == target for line in c.comparisons)
+    errors = [line.relative for line in compared if line.relative is not None]
+    return max(errors, key=lambda error: (math.isnan(error), error), default=None)
+
+
+def _defect(report: Report, engine: EngineLine, within: float | None) -> tuple[str, str] | None:
+    """Give status and reason of an engine that must not be shipped, else None."""
+    gates = [line.status for line in report.summary if _is_of(line, GATE, engine)]
+    gate = FAILED if FAILED in gates else PASSED
+    for stage, status in ((ENGINE, engine.built), (VERIFY, engine.verified), (GATE, gate)):
         if status != PASSED:
-            texts = {NOISY: "its latency is noisy", UNAVAILABLE: "unavailable here"}
-            reason = lines[stage].reason if stage in lines else ""
-            return status, reason or texts.get(status, otherwise)
-    if untimed is None:
+            return status, _reason(report, engine, stage) or f"its {stage} target is {status}"
+    error = _error(report, engine)
+    if within is not None and (error is None or not error <= within):
+        text = "unknown" if error is None else q.error(error)
+        return LEFT_OUT, f"its relative error is {text}, the limit {within:g}"
+    return None
+
+
+def _bench_problem(report: Report, engine: EngineLine) -> tuple[str, str] | None:
+    """Give status and reason of a benchmark that has not passed, None without one."""
+    has_bench = any(_is_of(line, BENCH, engine) for line in report.summary)
+    if engine.timed == PASSED or (engine.timed == ABSENT and not has_bench):
         return None
-    if not has_bench:
-        return ABSENT, "its manifest has no benchmark"
-    place = f" in case {untimed}" if untimed else ""
-    own = [line for line in report.bench if line.engine == engine.name]
-    if any(line.noisy for line in own if line.case == untimed or not untimed):
-        return LEFT_OUT, f"its latency{place} is noisy"
-    return LEFT_OUT, f"not timed{place}"
+    return engine.timed, _reason(report, engine, BENCH) or f"its benchmark is {engine.timed}"
+
+
+def _reason(report: Report, engine: EngineLine, stage: str) -> str:
+    return next((line.reason for line in report.summary if _is_of(line, stage, engine)), "")
+
+
+def _is_of(line: TargetLine, stage: str, engine: EngineLine) -> bool:
+    return (line.stage, line.variant) == (stage, engine.name)
 
 
 def _in_order(engines: Iterable[RankedEngine], by: str) -> list[RankedEngine]:
@@ -289,53 +270,46 @@ def _overlap(first: Span, second: Span) -> bool:
     return first[1] <= second[2] and second[1] <= first[2]
 
 
-_SUPERLATIVES = {
-    LATENCY: "the fastest",
-    THROUGHPUT: "the one with the highest throughput",
-    SIZE: "the smallest",
-    ERROR: "the one with the smallest error",
-}
-_MOST_NAMES = 4
-
-
 def recommend(report: Report, ranking: Ranking) -> Recommendation:
     """Choose the first engine of a ranking, with the reasons for it."""
-    checks = {check.target: check for check in report.checks}
-
-    def margin(engine: str) -> ErrorMargin | None:
-        check = checks.get(target_of(VERIFY, report.model, engine))
-        return error_margin(check) if check else None
-
     if not ranking.ranked:
-        if noisy := _why_noisy(report):
-            return Recommendation("", noisy)
-        verified = _rank(report, SIZE, "", ranking.within, needs_bench=False).ranked
-        if timed_cases(report) or not verified:
-            return Recommendation("", _why_none(report, ranking))
-        only = "the only" if ranking.verified == 1 else "the smallest"
-        why = f"It is {only} verified engine{_limit(ranking)}; no benchmark has passed."
-        return Recommendation(verified[0].engine, why, margin=margin(verified[0].engine))
+        return _recommend_untimed(report, ranking)
     first, why = ranking.ranked[0], _why_first(ranking)
+    margin = _margin(report, first.engine)
     if first.p50_ms is None:
-        return Recommendation(first.engine, why, margin=margin(first.engine))
-    timed = {engine.name for engine in report.engines if engine.timed == PASSED}
-    lines = [
-        line
-        for line in report.bench
-        if line.engine in timed and line.case == ranking.case and not line.noisy
-        if line.p50_ms is not None and math.isfinite(line.p50_ms)
-    ]
+        return Recommendation(first.engine, why, margin=margin)
+    ranked = {engine.engine for engine in ranking.ranked}
+    lines = [line for line in _steady_timings(report) if line.case == ranking.case]
+    lines = [n for n in lines if n.contender not in ENGINE_CONTENDERS or n.engine in ranked]
     lines.sort(key=lambda line: line.p50_ms or 0.0)
     key = first.engine, first.contender
     best = next(line for line in lines if (line.engine, line.contender) == key)
-    rivals = {engine.engine for engine in ranking.ranked if engine.rank != first.rank}
-    others = [
-        line for line in lines if line.contender not in ENGINE_CONTENDERS or line.engine in rivals
-    ]
-    if ranking.by == LATENCY and others:
-        why += f" {_compared(best, others[0])}"
-    fastest = best if is_close(best, lines[0]) else lines[0]
-    return Recommendation(best.engine, why, ranking.case, best, fastest, margin(best.engine))
+    fastest = best if _overlap(_latency(best), _latency(lines[0])) else lines[0]
+    if fastest is not best and ranking.by == LATENCY:
+        ratio = (best.p50_ms or math.nan) / (fastest.p50_ms or math.nan)
+        name = contender_name(fastest.engine, fastest.contender)
+        time = q.significant(fastest.p50_ms)
+        why += f" {name} is {ratio:.2f}{q.TIMES} faster than this engine (p50 {time} ms)."
+    return Recommendation(best.engine, why, ranking.case, best, fastest, margin)
+
+
+def _recommend_untimed(report: Report, ranking: Ranking) -> Recommendation:
+    """Choose the smallest usable engine without benchmarks, none with noisy ones."""
+    usable = [e for e in report.engines if _defect(report, e, ranking.within) is None]
+    names = {engine.name for engine in usable}
+    is_noisy = any(line.noisy for line in report.bench if line.engine in names)
+    if usable and not is_noisy and not timed_cases(report):
+        smallest = min(usable, key=lambda engine: (engine.size_bytes or math.inf, engine.name))
+        kind = "the only" if len(usable) == 1 else "the smallest"
+        why = f"It is {kind} verified engine{_limit(ranking)}; no benchmark has passed."
+        return Recommendation(smallest.name, why, margin=_margin(report, smallest.name))
+    if not any(engine.built == PASSED for engine in report.engines):
+        return Recommendation("", "No engine has been built.")
+    left = q.first_names([f"{e.engine} ({e.status}: {e.reason})" for e in ranking.unranked], 3)
+    why = f"No engine is verified{_limit(ranking)} with a steady benchmark: {left}."
+    if is_noisy:
+        why += f" `buildsys build --remeasure {report.model}` measures again."
+    return Recommendation("", why)
 
 
 def headline(report: Report, shipped: Recommendation | None) -> str:
@@ -348,59 +322,24 @@ def headline(report: Report, shipped: Recommendation | None) -> str:
     return "Do not ship yet"
 
 
-def _why_none(report: Report, ranking: Ranking) -> str:
-    built = [engine.name for engine in report.engines if engine.built == PASSED]
-    if not built:
-        return "No engine has been built."
-    if not ranking.verified:
-        names = q.first_names(built, 3)
-        return f"No engine has been verified here; built: {names}."
-    case = f" in case {ranking.case}" if ranking.case else ""
-    left = q.first_names([f"{engine.engine} ({engine.status})" for engine in ranking.unranked], 3)
-    return f"No verified engine{_limit(ranking)} can be ranked by {ranking.by}{case}: {left}."
-
-
-def _why_noisy(report: Report) -> str:
-    """Say that the benchmarks of verified engines are noisy, "" if one is steady."""
-    noisy = {line.engine for line in report.bench if line.noisy}
-    names = [e.name for e in report.engines if e.verified == PASSED and e.name in noisy]
-    if not names or timed_cases(report):
-        return ""
-    return (
-        f"The benchmarks of {q.first_names(names, _MOST_NAMES)} are noisy, so no engine is"
-        f" recommended: `buildsys build --remeasure {report.model}` measures again, and a longer"
-        " `bench.duration` narrows the intervals."
-    )
+def _margin(report: Report, engine: str) -> ErrorMargin | None:
+    target = target_of(VERIFY, report.model, engine)
+    check = next((check for check in report.checks if check.target == target), None)
+    return error_margin(check) if check else None
 
 
 def _why_first(ranking: Ranking) -> str:
     """Explain the first rank in a sentence."""
-    first, tied, best = ranking.ranked[0], ranking.tied, _SUPERLATIVES[ranking.by]
-    place = f" (case {ranking.case})" if ranking.by in (LATENCY, THROUGHPUT) else ""
-    among = f"{len(ranking.ranked)} verified engines{_limit(ranking)}"
+    place = f" (case {ranking.case})" if ranking.by in _MEASURED else ""
     if len(ranking.ranked) == 1:
-        steady = " with a steady benchmark" if ranking.case and ranking.verified > 1 else ""
-        return f"It is the only verified engine{_limit(ranking) or steady}{place}."
-    if not tied:
-        return f"It is {best} of {among}{place}."
-    errors = [math.inf if engine.error is None else engine.error for engine in (first, *tied)]
-    advantage = "; of these it has the smallest error" if errors[0] < min(errors[1:]) else ""
-    names = q.first_names([engine.engine for engine in tied], _MOST_NAMES)
-    return f"It is not distinguishable from {names} as {best} of {among}{place}{advantage}."
+        return f"It is the only verified engine{_limit(ranking)}{place}."
+    count = f"{len(ranking.ranked)} verified engines{_limit(ranking)}"
+    text = f"It is the first of {count} by {ranking.by}{place}"
+    if not ranking.tied:
+        return f"{text}."
+    names = q.first_names([engine.engine for engine in ranking.tied], _MOST_NAMES)
+    return f"{text}, but not distinguishable from {names}; the smallest error decides."
 
 
 def _limit(ranking: Ranking) -> str:
     return "" if ranking.within is None else f" with a relative error of at most {ranking.within:g}"
-
-
-def _compared(best: TimingLine, other: TimingLine) -> str:
-    """Compare the engine with the fastest of the others in a sentence."""
-    name = contender_name(other.engine, other.contender)
-    ratio = (best.p50_ms or math.nan) / (other.p50_ms or math.nan)
-    factor = f"{max(ratio, 1 / ratio):.2f}{q.TIMES}"
-    time = q.significant(other.p50_ms)
-    if is_close(best, other):
-        return f"{name} is not distinguishable from it (p50 {time} ms)."
-    if ratio > 1:
-        return f"{name} is {factor} faster than this engine (p50 {time} ms)."
-    return f"It is {factor} as fast as {name}, the next contender."

@@ -92,6 +92,16 @@ class ErrorMargin:
 
 
 @dataclass(frozen=True)
+class Table:
+    """A table of plain texts; columns ending in ``>`` are aligned right."""
+
+    title: str
+    columns: tuple[str, ...]
+    rows: tuple[tuple[str, ...], ...]
+    notes: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
 class Recommendation:
     """The engine to ship, and the fastest contender of all."""
 
@@ -101,23 +111,6 @@ class Recommendation:
     timing: TimingLine | None = None
     fastest: TimingLine | None = None  # an engine or a baseline
     margin: ErrorMargin | None = None
-
-
-@dataclass(frozen=True)
-class GateLine:
-    """One gate of an engine; times in seconds, sizes in bytes."""
-
-    engine: str
-    metric: str
-    status: str  # passed | failed | noisy | not comparable
-    before: float | None
-    after: float | None
-    change: float | None  # relative; positive is worse
-    interval: tuple[float, ...] | None
-    text: str
-    tolerance: float | None = None
-    limit: float | None = None  # the limit of ``after``
-    confidence: float | None = None
 
 
 @dataclass(frozen=True)
@@ -156,31 +149,11 @@ class Ranking:
     ranked: tuple[RankedEngine, ...] = ()
     unranked: tuple[UnrankedEngine, ...] = ()
     within: float | None = None  # the largest permitted relative error
-    verified: int = 0  # engines, ranked or not
-    other_cases: Mapping[str, str] = field(default_factory=dict)  # case -> its first, if another
 
     @property
     def tied(self) -> tuple[RankedEngine, ...]:
         """The engines not distinguishable from the first."""
         return tuple(line for line in self.ranked[1:] if line.rank == self.ranked[0].rank)
-
-
-@dataclass(frozen=True)
-class SearchLine:
-    """One search of mixed precision."""
-
-    variant: str  # "auto-int8"
-    precision: str
-    status: str
-    kept: tuple[tuple[str, ...], ...]  # name and operator of the nodes in fp32
-    candidates: int | None
-    is_fp32: bool
-    is_smallest: bool
-    trials: int | None
-    error_without: float | None
-    error_with: float | None
-    rtol: float | None  # the limit of the search
-    macs_low: float | None  # share of the multiply-accumulates in the precision
 
 
 @dataclass(frozen=True)
@@ -205,43 +178,6 @@ class TargetLine:
     hint: str
     file: str
     log: str
-
-
-@dataclass(frozen=True)
-class TensorLine:
-    """An input or output of the final graph."""
-
-    role: str  # input | output
-    name: str
-    dtype: str
-    shape: tuple[str, ...]
-
-
-@dataclass(frozen=True)
-class GraphStage:
-    """The graph of one stage."""
-
-    stage: str  # export, simplify, convert:fp16
-    opsets: Mapping[str, int]
-    weights: int | None  # elements of initializers that are weights
-    initializers: int | None
-    initializer_bytes: int | None
-    macs: int | None  # at the opt sizes
-    operator_macs: Mapping[str, int]
-    not_counted: Mapping[str, int]  # operator -> nodes
-
-
-@dataclass(frozen=True)
-class GraphHistory:
-    """The graph from PyTorch to the engines."""
-
-    exporter: str
-    opset: int | None
-    ir_version: int | None
-    parameters: int | None
-    tool: str
-    stages: tuple[GraphStage, ...]
-    macs_at: Mapping[str, int]  # dynamic dimension -> size
 
 
 @dataclass(frozen=True)
@@ -290,37 +226,12 @@ class Check:
 
 
 @dataclass(frozen=True)
-class CommandLine:
-    """One figure of a command."""
-
-    command: str
-    figure: str
-    value: float | None  # None: not finite
-    unit: str
-    interval: tuple[float, float] | None
-    least: float | None  # limits
-    most: float | None
-    passed: bool | None  # None: without a limit
-
-
-@dataclass(frozen=True)
-class FileLine:
-    """A file with its digest."""
-
-    file: str
-    sha256: str
-    size_bytes: int | None
-
-
-@dataclass(frozen=True)
 class Provenance:
-    """Everything needed to reproduce the build and compare the files."""
+    """Everything needed to reproduce the build."""
 
     manifest: Mapping[str, Any]
     manifest_sha256: str
     versions: Mapping[str, str]
-    devices: tuple[str, ...]
-    files: tuple[FileLine, ...]
     started: str
 
 
@@ -331,12 +242,8 @@ class Report:
     model: str
     description: str
     source: str
-    weights: str
     verdict: BuildVerdict
     summary: tuple[TargetLine, ...]
-    tensors: tuple[TensorLine, ...]
-    dims: Mapping[str, str]
-    graph: GraphHistory
     checks: tuple[Check, ...]
     engines: tuple[EngineLine, ...]
     bench: tuple[TimingLine, ...]
@@ -346,10 +253,10 @@ class Report:
     notice: str = ""  # explains a report on a run that failed
     layers: tuple[LayerLine, ...] = ()  # the slowest first
     recommendation: Recommendation | None = None
-    gates: tuple[GateLine, ...] = ()
     ranking: Ranking | None = None
-    searches: tuple[SearchLine, ...] = ()
-    commands: tuple[CommandLine, ...] = ()
+    tables: tuple[Table, ...] = ()  # figures of stages, such as gates
+    graph_facts: Mapping[str, str] = field(default_factory=dict)  # title -> text
+    graph_tables: tuple[Table, ...] = ()
 
 
 def problems(

@@ -108,6 +108,11 @@ def of_type(results: Iterable[AnyResult], kind: type[Content]) -> list[Result[Co
     return [result for result in results if result.stage == folder]
 
 
+def first_content(results: Iterable[AnyResult], kind: type[Content]) -> Content:
+    """Read the result of a stage with one target per model, empty without one."""
+    return next((result.content for result in of_type(results, kind)), kind())
+
+
 def parse(value: Mapping[str, object], kind: type[Content]) -> Content:
     """Check the content of a result file; a damaged one counts as empty."""
     hashable: Any = kind  # mypy doubts that of a TypedDict

@@ -12,11 +12,9 @@ from buildsys.cli.failure_report import current_report
 from buildsys.cli.session import BuildSession
 from buildsys.errors import UsageError
 from buildsys.report.ranking import (
-    COLUMNS,
     headline,
     rank_engines,
-    ranking_cells,
-    ranking_notes,
+    ranking_table,
     recommend,
     timed_cases,
 )
@@ -59,16 +57,15 @@ def run(options: Namespace) -> int:
         prefix = f"Of what has passed, the best is {shipped.engine}. "
         yield f"{prefix if title == 'Do not ship yet' else ''}{shipped.why}"
         if ranking.ranked:
+            table = ranking_table(ranking)
             case = f", case {ranking.case} ({ranking.dims})" if ranking.case else ""
             yield from ["", f"Ranked by {ranking.by}{case}:"]
-            cells = (ranking_cells(ranking, engine) for engine in ranking.ranked)
-            yield from format_table(COLUMNS, cells)
+            yield from format_table(table.columns, table.rows)
+            yield from table.notes
         if ranking.unranked:
             rows = [(engine.engine, engine.status, engine.reason) for engine in ranking.unranked]
             yield from ["", "Not ranked:"]
             yield from format_table(("engine", "status", "reason"), rows)
-        notes = list(ranking_notes(ranking))
-        yield from ["", *notes] if notes else []
 
     document = {
         "schema": SCHEMA,

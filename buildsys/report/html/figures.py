@@ -12,9 +12,8 @@ from markupsafe import Markup
 from buildsys.report import formatting as q
 from buildsys.report.formatting import case_order
 from buildsys.report.html.charts import Axis, ChartMark, Series, draw
-from buildsys.report.html.tables import Table
 from buildsys.report.ranking import unique_names
-from buildsys.report.report_types import Ranking, Report, TimingLine
+from buildsys.report.report_types import Ranking, Report, Table, TimingLine
 from buildsys.report.result_files import FAILED, NOISY, PASSED
 from buildsys.stages.bench.result import ENGINE_CONTENDERS, ENGINE_CUDA_GRAPH, is_recorded_noisy
 from buildsys.stages.table import BENCH, ENGINE, VERIFY
@@ -278,7 +277,7 @@ def trend(builds: Sequence[PastBuild]) -> Chart | None:
     note = f"The last {_TABLE_BUILDS} of {len(builds)} builds; `buildsys history` lists all."
     notes = (note,) if len(builds) > _TABLE_BUILDS else ()
     newest = tuple(rows[: -_TABLE_BUILDS - 1 : -1])
-    return Chart(svg, numbers=Table(columns, newest, "Builds", notes))
+    return Chart(svg, numbers=Table("Builds", columns, newest, notes))
 
 
 def _colors(report: Report) -> dict[tuple[str, str], str]:

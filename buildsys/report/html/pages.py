@@ -22,11 +22,11 @@ from markupsafe import Markup, escape
 
 from buildsys.report import formatting as q
 from buildsys.report.benchmarks import contender_title
-from buildsys.report.checks import limits_text, margin_text
-from buildsys.report.html import charts, figures, tables
+from buildsys.report.checks import comparison_table, limits_text, margin_text
+from buildsys.report.html import charts, figures
 from buildsys.report.html.charts import sparkline
 from buildsys.report.html.figures import EngineHistory, PageChange, changes
-from buildsys.report.ranking import contender_name, headline
+from buildsys.report.ranking import contender_name, headline, ranking_table
 from buildsys.report.report_types import Report, TargetLine, problems
 from buildsys.report.result_files import ABSENT, PASSED, STALE
 from buildsys.system.printable import printable
@@ -52,7 +52,7 @@ def environment() -> Environment:
     )
     made.filters |= {
         "bar": charts.bar,
-        "comparisons": tables.comparisons,
+        "comparisons": comparison_table,
         "contender": contender_title,
         "cosine": q.cosine,
         "counts": _counts,
@@ -191,13 +191,11 @@ def render_model(page: ModelPage) -> str:
         total=total,
         headline=headline(report, shipped),
         pareto=figures.pareto(report.ranking),
-        ranking=tables.ranking(report),
+        ranking=ranking_table(report.ranking) if report.ranking else None,
         contenders=figures.contenders(report),
         trends=[(past, chart) for past in page.history if (chart := figures.trend(past.timed))],
         layers={engine.name: [line for line in report.layers if line.engine == engine.name]
                 for engine in report.engines},
-        tables={"gates": tables.gates(report), "commands": tables.commands(report),
-                "stages": tables.graph_stages(report), "searches": tables.searches(report)},
     )  # fmt: skip
 
 

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 from buildsys.report import formatting as q
+from buildsys.report.report_types import Table
+from buildsys.report.result_files import Result
 from buildsys.stages.command.result import CommandFigure, CommandResult
 
 _SHOWN = 3  # in one line
@@ -20,6 +23,22 @@ def key_figure(result: CommandResult) -> str:
     outputs = result.get("outputs", {}).values()
     files = sum(output.get("files", 0) for output in outputs)
     return f"{q.plural(files, 'file')}, {q.size(sum(output.get('bytes', 0) for output in outputs))}"
+
+
+def table(results: Iterable[Result[CommandResult]]) -> Table:
+    """List the figures of all commands."""
+    columns = ("command", "figure", "value>", "interval>", "limit>", "within the limit")
+    rows = []
+    for result in results:
+        for name, figure in result.content.get("figures", {}).items():
+            bounds = ("≥", figure.get("min")), ("≤", figure.get("max"))
+            limits = [f"{sign} {q.number(bound)}" for sign, bound in bounds if bound is not None]
+            value = f"{q.number(figure.get('value'))} {figure.get('unit', '')}".rstrip()
+            interval = q.interval(figure.get("interval"))
+            within = q.within_limit(figure.get("passed"))
+            limit = " and ".join(limits) or q.NOTHING
+            rows.append((result.variant, name, value, interval, limit, within))
+    return Table("Commands", columns, tuple(rows))
 
 
 def history_figures(result: CommandResult) -> dict[str, Any]:

@@ -3,31 +3,60 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 from typing import Any
 
 from buildsys.report import formatting as q
-from buildsys.report.result_files import FAILED, NOISY, PASSED
-from buildsys.stages.gate.result import GateResult
+from buildsys.report.report_types import Table
+from buildsys.report.result_files import FAILED, NOISY, PASSED, Result
+from buildsys.stages.gate.result import RISES, GateCheck, GateResult
+
+_COLUMNS = (
+    "engine", "figure", "status", "before>", "now>", "worse by>", "interval>", "tolerance>",
+    "limit>",
+)  # fmt: skip
 
 
 def key_figure(result: GateResult) -> str:
     """List the gates with the changes of their figures."""
-    words = {FAILED: "beyond its limit", NOISY: "undecided"}
     texts = []
     for check in result["checks"]:
-        title, status, change = (
-            check["metric"].replace("_", " "),
-            check["status"],
-            check.get("change"),
-        )
-        word = words.get(status, status)
-        if status == PASSED:
-            word = "not compared" if check.get("limit") is None else "within its limit"
-        if change is None or status == NOISY:
-            texts.append(f"{title} {word}")
-        else:
-            texts.append(f"{title} {q.change(change)}" + (f" ({word})" if status == FAILED else ""))
+        status, change = check["status"], check.get("change")
+        text = "not compared" if status == PASSED and check.get("limit") is None else status
+        if change is not None and status != NOISY:
+            text = q.change(change) + (" (FAILED)" if status == FAILED else "")
+        texts.append(f"{check['metric'].replace('_', ' ')} {text}")
     return ", ".join(texts)
+
+
+def table(results: Iterable[Result[GateResult]]) -> Table:
+    """List the gates of all engines."""
+    rows = (
+        _cells(result.variant, check)
+        for result in results
+        for check in result.content.get("checks", [])
+    )
+    return Table("Gates", _COLUMNS, tuple(rows))
+
+
+def _cells(engine: str, check: GateCheck) -> tuple[str, ...]:
+    metric, status = check.get("metric", ""), check.get("status", "")
+    show, bound = q.GATED_FIGURES.get(metric, q.significant), "≥" if metric in RISES else "≤"
+    change = None if status == NOISY else check.get("change")
+    before, after = check.get("before"), check.get("after")
+    low, high = check.get("low"), check.get("high")
+    tolerance, limit = check.get("tolerance"), check.get("limit")
+    return (
+        engine,
+        metric.replace("_", " "),
+        "FAILED" if status == FAILED else status,
+        q.NOTHING if before is None else show(before),
+        q.NOTHING if after is None else show(after),
+        q.NOTHING if change is None else q.change(change),
+        q.NOTHING if low is None or high is None else f"{q.change(low)} to {q.change(high)}",
+        q.NOTHING if tolerance is None else q.percent(tolerance),
+        q.NOTHING if limit is None else f"{bound} {show(limit)}",
+    )
 
 
 def history_figures(result: GateResult) -> dict[str, Any]:

@@ -8,6 +8,7 @@ from buildsys.onnx_graphs.result_types import ResultHeader
 from buildsys.system.typed_dict import TypedDict
 
 INCOMPARABLE = "not comparable"
+RISES = ("throughput",)  # figures of which more is better
 
 
 class GateCheck(TypedDict, total=False):

@@ -30,10 +30,9 @@ from buildsys.onnx_graphs.tensors import load_case
 from buildsys.report import formatting as q
 from buildsys.report.formatting import worst_comparison
 from buildsys.report.result_files import FAILED, NOISY, PASSED, read_result
-from buildsys.report.stage_lines import SHOWN
 from buildsys.stages.bench.timed_engine import RemoteEngine
 from buildsys.stages.engine.result import EngineResult
-from buildsys.stages.gate.result import INCOMPARABLE, GateCheck
+from buildsys.stages.gate.result import INCOMPARABLE, RISES, GateCheck
 from buildsys.stages.operators.implementation import implementation_of
 from buildsys.stages.verify.result import VerifyResult
 from buildsys.system.cpu import OtherLoad, load_average
@@ -41,7 +40,6 @@ from buildsys.system.toolchains import Toolchain
 from buildsys.workers.job import Job, StageResult
 
 _TIMED = ("latency", "throughput", "memory")
-_RISES = ("throughput",)  # figures of which more is better
 _NOW, _BEFORE = "this build", "baseline"
 _SOURCES = {"build_time": "engine", "error": "verify", "size": "engine"}  # stages
 _TITLES = {"build_time": "build time", "error": "relative error"}
@@ -199,7 +197,7 @@ def _check(
     rounds: Rounds,
     confidence: float,
 ) -> GateCheck:
-    title, show, rises = _TITLES.get(metric, metric), SHOWN[metric], metric in _RISES
+    title, show, rises = _TITLES.get(metric, metric), q.GATED_FIGURES[metric], metric in RISES
     now, limit, tolerance = figures.get(metric), gate["limit"], gate["tolerance"]
     check: GateCheck = {
         "metric": metric, "status": PASSED, "before": None, "after": now, "change": None,
@@ -268,7 +266,7 @@ def _compare(
         raise ValueError(baseline.reason)
     before, after = (rounds[side].get(metric, []) for side in (_BEFORE, _NOW))
     return compare_rounds(
-        before, after, tolerance, more_is_better=metric in _RISES, confidence=confidence
+        before, after, tolerance, more_is_better=metric in RISES, confidence=confidence
     )
 
 

@@ -9,7 +9,8 @@ from buildsys.onnx_graphs.inspection.describe import report_facts
 from buildsys.onnx_graphs.inspection.drawing import draw
 from buildsys.onnx_graphs.inspection.graph import plain_model
 from buildsys.onnx_graphs.onnx_file import load_model
-from buildsys.report.assemble import assemble, opt_sizes
+from buildsys.report.assemble import assemble
+from buildsys.report.graph_tables import opt_sizes
 from buildsys.report.key_figures import load_result_types
 from buildsys.report.markdown import render
 from buildsys.report.report_types import as_json

@@ -8,8 +8,9 @@ import pytest
 from buildsys.report.engines import refit_origin
 from buildsys.report.formatting import TIMES
 from buildsys.report.key_figures import key_figure
-from buildsys.report.result_files import parse
+from buildsys.report.result_files import Result, parse
 from buildsys.stages.engine.result import EngineResult
+from buildsys.stages.search.report import table as search_table
 
 
 def outputs(**relative: float) -> dict[str, Any]:
@@ -49,8 +50,8 @@ RESULTS: dict[str, tuple[dict[str, Any], str]] = {
                 {"metric": "error", "status": "not comparable"},
             ]
         },
-        "latency +1.2 %, p99 +20.0 % (beyond its limit), size beyond its limit,"
-        " build time within its limit, error not comparable",
+        "latency +1.2 %, p99 +20.0 % (FAILED), size failed, build time passed,"
+        " error not comparable",
     ),
     "verify": (
         {"cases": {"min": outputs(y=0.0), "opt": outputs(y=0.5)}},
@@ -152,3 +153,32 @@ def test_a_refitted_engine_says_so() -> None:
 def test_an_engine_with_a_delegate_has_its_share() -> None:
     engine = {"engine_bytes": 2048, "delegated": {"share": 0.8333, "portable": {"mean": 1}}}
     assert key_figure("engine", engine) == "2.05 kB, 83 % of the operators delegated"
+
+
+SEARCHED: dict[str, Any] = {
+    "precision": "int8", "nodes": [["/a", "Conv"], ["/b", "Conv"]], "candidates": 9,
+    "is_fp32": False, "macs_low": 0.875, "limits": {"rtol": 0.16},
+    "without": {"passed": False, "relative": 0.31}, "with": {"passed": True, "relative": 0.12},
+}  # fmt: skip
+IN_FP32 = {
+    "2 of 9 nodes in fp32: relative error 3.1e-01 → 1.2e-01, 87.5 % of the MACs in int8": {},
+    "2 of 9 nodes in fp32: relative error not finite → 1.2e-01": {
+        "without": {"passed": False, "relative": None}, "macs_low": None,
+    },
+    "all nodes in int8: relative error 1.0e-02, 87.5 % of the MACs in int8": {
+        "nodes": [], "without": {"passed": True, "relative": 0.01},
+    },
+    "all nodes stay in fp32: no choice of nodes in int8 is within the limits": {"is_fp32": True},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("text", IN_FP32)
+def test_a_search_says_what_stays_in_fp32_and_what_that_changes(text: str) -> None:
+    assert key_figure("search", {**SEARCHED, **IN_FP32[text]}) == text
+
+
+def test_a_search_is_a_row_with_its_nodes_below() -> None:
+    result: Any = Result("search:m:auto-int8", "passed", SEARCHED)
+    table = search_table([result])
+    assert table.rows == (("auto-int8", "2 of 9", "3.1e-01 → 1.2e-01", "0.16", "87.5 %"),)
+    assert table.notes == ("In fp32 for auto-int8: /a, /b.",)

@@ -10,9 +10,8 @@ import pytest
 
 from buildsys.errors import StageError
 from buildsys.report.key_figures import read_results
-from buildsys.report.stage_lines import command_cells, command_lines
 from buildsys.stages.command.outputs import ReportedFigure, check_limits, read_figures
-from buildsys.stages.command.report import key_figure
+from buildsys.stages.command.report import key_figure, table
 from buildsys.workers.job import Job
 
 JOB = Job("command:m:c", "command", "m", "c", {}, {}, {}, Path())
@@ -94,9 +93,9 @@ def test_report_and_console_have_the_same_figures(tmp_path: Path) -> None:
     path.write_text(json.dumps(result))
     (read,) = read_results({"command:m:c": path})
     assert (read.file, read.log) == ("command/c/command.json", "command/c/command.log")
-    lines = command_lines([read])
-    assert command_cells(lines[0]) == ("c", "time", "1.25 ms", "1.20 to 1.35", "—", "—")
-    assert command_cells(lines[1]) == ("c", "wrong", "0", "—", "≥ 0 and ≤ 0", "yes")
+    rows = table([read]).rows
+    assert rows[0] == ("c", "time", "1.25 ms", "1.20 to 1.35", "—", "—")
+    assert rows[1] == ("c", "wrong", "0", "—", "≥ 0 and ≤ 0", "yes")
     text = "time 1.25 ±0.10 ms, wrong 0, rate 12,346 tokens/s, and 1 more"
     assert key_figure(result) == text  # type: ignore[arg-type]
     outputs = {"outputs": {"m": {"path": "m/", "files": 3, "bytes": 2000}}}

@@ -14,8 +14,8 @@ import pytest
 from buildsys.errors import StageError
 from buildsys.report.key_figures import key_figure
 from buildsys.report.result_files import Result, parse
-from buildsys.report.stage_lines import gate_lines
 from buildsys.stages.gate import stage as gate
+from buildsys.stages.gate.report import table
 from buildsys.stages.gate.result import GateResult
 from buildsys.workers.job import Job, StageResult
 from buildsys.workers.result_file import format_figures
@@ -136,9 +136,9 @@ def test_a_comparison_that_proves_nothing_is_undecided_and_no_pass(run: RunGate)
     )
     assert result.hint == "measure again: buildsys build --remeasure m"
     assert result.figures["checks"][0]["high"] > 0.05
-    assert key_figure("gate", result.figures) == "latency undecided"
-    (line,) = gate_lines([Result("gate:m:ort", "noisy", parse(result.figures, GateResult))])
-    assert line.change is None
+    assert key_figure("gate", result.figures) == "latency noisy"
+    (row,) = table([Result("gate:m:ort", "noisy", parse(result.figures, GateResult))]).rows
+    assert row[2:6:3] == ("noisy", "—")  # no change is claimed
 
 
 def test_a_noisy_comparison_takes_more_rounds(run: RunGate) -> None:
