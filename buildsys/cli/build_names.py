@@ -1,4 +1,7 @@
-"""Recorded builds by name: ``last``, ``previous``, an id, a revision, ``MODEL[:ENGINE]@…``."""
+"""Recorded builds by name: ``MODEL[:ENGINE][@WHEN]``, or ``@WHEN`` for every model.
+
+WHEN is ``last``, ``previous``, the id of a build or a git revision.
+"""
 
 from __future__ import annotations
 
@@ -10,6 +13,7 @@ from typing import Any
 
 from buildsys.cli.command import unknown_name
 from buildsys.cli.console.rows import time_ago
+from buildsys.cli.git_revision import commits_until
 from buildsys.cli.session import BuildSession
 from buildsys.cli.target_names import ModelFilter
 from buildsys.errors import UsageError
@@ -18,10 +22,12 @@ from buildsys.history.compare import builds_at
 from buildsys.history.database import History
 from buildsys.history.recorder import machine_id
 from buildsys.project.plan import model_of
+from buildsys.report.formatting import first_names
 from buildsys.stages.table import ENGINE, ENGINE_STAGES
 
 LAST, PREVIOUS = "last", "previous"
 SHOWN_REVISION = 8
+_MOST_MODELS = 12
 _ID = re.compile(r"[0-9a-f]{4,32}")
 
 
@@ -68,7 +74,7 @@ class Side:
 
 
 class BuildNames:
-    """Names of builds on the command line: NAME, NAME@WHEN or WHEN."""
+    """Names of builds on the command line."""
 
     def __init__(self, session: BuildSession, history: History) -> None:
         self._session = session
@@ -92,34 +98,25 @@ class BuildNames:
             return [(self._side(first, start or LAST), self._side(second, end or LAST))]
         pairs = []
         problem = UsageError("the history has no builds", "`buildsys build` builds every model")
-        for model in only.models(self._session.project.models):
+        for model in filter(self.of_model, only.models(self._session.project.models)):
             try:
                 pairs.append((self._side(model, start), self._side(model, end)))
             except UsageError as error:
-                # rather that a model was built only once than that another was never built
-                problem = error if self.of_model(model) else problem
+                problem = error
         if not pairs:
             raise problem
         return pairs
 
     def _split(self, name: str) -> tuple[str, str]:
-        """Split a name into model or engine and point in time.
-
-        Raises: UsageError: the model or engine is unknown.
-        """
-        if not name:
-            raise unknown_name("build", name, [], "`buildsys help compare` explains them")
+        """Split a name into model or engine and point in time. Raises: UsageError: unknown."""
         scope, at, when = name.partition("@")
-        known_scope = self.known_scope(scope) if scope not in ("", LAST, PREVIOUS) else ""
-        if at and known_scope is None:
-            models = list(self._session.project.models)
-            raise unknown_name("model or engine", scope, models, f"in {name!r}")
-        if at or known_scope:
-            return known_scope or "", when
-        if build := self._with_id(name):
-            engine = build.variant if build.stage in ENGINE_STAGES else ""
-            return ":".join(filter(None, (build.model, engine))), name
-        return "", name
+        if not at or scope:
+            return self.scope(scope), when
+        build = self._with_id(when)
+        if build is None:
+            return "", when
+        engine = f":{build.variant}" if build.stage in ENGINE_STAGES else ""
+        return build.model + engine, when
 
     def full_name(self, name: str) -> str:
         """Find the full name of a target or group, recorded or planned, "" for another name.
@@ -129,11 +126,8 @@ class BuildNames:
         is_recorded = bool(self._history.builds(target=name, limit=1))
         return self._session.full_name(name) or (name if is_recorded else "")
 
-    def known_scope(self, name: str) -> str | None:
-        """Recognize MODEL or MODEL:ENGINE, None for another name.
-
-        Raises: UsageError: the name is ambiguous.
-        """
+    def scope(self, name: str) -> str:
+        """Recognize MODEL or MODEL:ENGINE. Raises: UsageError: an unknown or ambiguous name."""
         full = self.full_name(name)
         stage, _, rest = full.partition(":")
         if (stage == "build" and rest) or (stage in ENGINE_STAGES and ":" in rest):
@@ -144,7 +138,10 @@ class BuildNames:
         recorded = self.of_model(model)
         if recorded and (not engine or any(b.target == f"{ENGINE}:{name}" for b in recorded)):
             return name
-        return None
+        models = dict.fromkeys((*self._session.project.models, *self._history.models()))
+        engines = [target.partition(":")[2] for target in self._history.targets(ENGINE)]
+        listed = f"models: {first_names(list(models), _MOST_MODELS) or 'none yet'}"
+        raise unknown_name("model or engine", name, [*models, *engines], listed)
 
     def of_model(self, model: str) -> list[Build]:
         """List the recorded builds of a model, newest first."""
@@ -205,7 +202,7 @@ class BuildNames:
                 problem = f"the build {when} is one of {build.model}, not of {model}"
                 raise UsageError(problem, f"`buildsys history {model}` lists those of {model}")
             return build, ""
-        commits = self._commits(when)
+        commits = commits_until(self._session.project.root, when)
         recorded = {build.revision: build for build in reversed(here)}
         nearest_commit = next((commit for commit in commits if commit in recorded), None)
         if nearest_commit is None:
@@ -219,19 +216,3 @@ class BuildNames:
             with suppress(UsageError):  # a revision
                 return self._history.find(name)
         return None
-
-    def _commits(self, name: str) -> list[str]:
-        """List a revision's commit and its ancestors.
-
-        Raises: UsageError: there is none.
-        """
-        from buildsys.cli.git_revision import commits_until
-
-        try:
-            return commits_until(self._session.project.root, name)
-        except (UsageError, OSError):  # no repository, or no git
-            models = dict.fromkeys((*self._session.project.models, *self._history.models()))
-            engines = [target.partition(":")[2] for target in self._history.targets(ENGINE)]
-            kind = "model, engine, build or git revision"
-            names = [LAST, PREVIOUS, *models, *engines]
-            raise unknown_name(kind, name, names, "`buildsys history` lists models") from None

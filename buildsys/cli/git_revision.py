@@ -54,7 +54,7 @@ def commits_until(root: Path, revision: str) -> list[str]:
 
     Raises: UsageError: there is no repository, or no such revision.
     """
-    problem = f"there is no model, engine, build or git revision {revision!r}"
+    problem = f"there is no build or git revision {revision!r}"
     commit = _git(root, *commit_query(revision), problem=problem)
     return _git(root, "rev-list", "--max-count=1000", commit, problem=problem).splitlines()
 

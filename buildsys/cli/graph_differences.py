@@ -157,7 +157,7 @@ def compare_recorded_graphs(session: BuildSession, first: Side, second: Side) ->
     """Compare the files of the graphs of two builds, in the order of stages."""
     before, after = (_recorded_graphs(session, side) for side in (first, second))
     pairs: list[StagePair] = []
-    for stage in _merge_in_order(list(before), list(after)):
+    for stage in dict.fromkeys((*after, *before)):
         builds = [graphs[stage] for graphs in (before, after) if stage in graphs]
         state = ONLY_SECOND if stage in after else ONLY_FIRST
         if len(builds) == 2:
@@ -194,13 +194,3 @@ def _recorded_graphs(session: BuildSession, side: Side) -> dict[str, Build]:
         for build in ordered
         if _GRAPH_FILES[0] in build.outputs and build.target in needed
     }
-
-
-def _merge_in_order(first: list[str], second: list[str]) -> list[str]:
-    """Merge the stages of both builds, each in its order."""
-    merged = list(first)
-    for number, stage in enumerate(second):
-        if stage not in merged:
-            before = [merged.index(other) for other in second[:number]]
-            merged.insert(max(before, default=-1) + 1, stage)
-    return merged

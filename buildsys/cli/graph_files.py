@@ -21,7 +21,6 @@ from buildsys.execution.freshness import FRESH
 from buildsys.execution.stale_reasons import summarize_reasons
 from buildsys.history.database import History, history_file
 from buildsys.plan.action import Action
-from buildsys.project.load import Project
 from buildsys.project.plan import model_of
 from buildsys.stages.table import ENGINE, SIMPLIFY, target_of
 from buildsys.store.object_store import Store
@@ -121,24 +120,16 @@ def graph_action(session: BuildSession, name: str) -> Action:
     full = None if "*" in name else session.full_name(name)
     if full is not None and full.startswith("build:"):
         full = target_of(SIMPLIFY, model_of(full))
-    targets = session.targets_of(full or name)
-    graphs = [target for target in targets if graph_role(session.actions[target])]
+    graphs = [t for t in session.targets_of(full or name) if graph_role(session.actions[t])]
     if len(graphs) == 1:
         return session.actions[graphs[0]]
-    if graphs:
-        raise UsageError(f"{name!r} names several graphs", f"name one of {', '.join(graphs)}")
     words, models = name.split(":"), session.project.models
     model = next(filter(models.__contains__, words), None)
     if model is None:
         raise unknown_name("model", words[0], models, f"models: {', '.join(models) or 'none yet'}")
-    if ENGINE not in words:
-        require_graph(session.project, model)
-    stage = ":".join(word for word in words if word != model)
     stages = [stage_of(a) for a in session.actions.of(model).values() if graph_role(a)]
-    listed = f"graphs of {model}: {', '.join(stages)}"
-    if targets:
-        raise UsageError(f"{stage} of {model} writes no graph", listed)
-    raise unknown_name("stage", stage, stages, listed)
+    listed = f"graphs of {model}: {', '.join(stages) or 'none'}"
+    raise UsageError(f"{name!r} is not the name of one graph", listed)
 
 
 def require_onnx_graph(graph: GraphFile) -> None:
@@ -156,22 +147,6 @@ def names_graph(session: BuildSession, name: str) -> bool:
     typed = without_time(name)
     action = session.actions.get("" if "*" in typed else session.full_name(typed) or "")
     return action is not None and action.stage != ENGINE and bool(graph_role(action))
-
-
-def require_graph(project: Project, model: str) -> None:
-    """Refuse a model without an ONNX graph.
-
-    Raises: UsageError: its network is defined by hand.
-    """
-    spec = project.models[model].data
-    if spec["source"] is None:
-        hint = f"`buildsys list --all {model}` shows its commands"
-        raise UsageError(f"{model} has no network", hint)
-    if "tensorrt" in spec["source"]:
-        problem = f"{model} has no ONNX graph: {spec['source']['tensorrt']} defines its network"
-        engines = (f"{model}:{ENGINE}:{engine['name']}" for engine in spec["engines"])
-        commands = " or ".join(f"`buildsys inspect {engine}`" for engine in engines)
-        raise UsageError(problem, commands and f"{commands} shows the layers of an engine")
 
 
 def without_time(name: str) -> str:

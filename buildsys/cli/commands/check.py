@@ -24,7 +24,7 @@ from buildsys.cli.command import (
 )
 from buildsys.cli.console.rows import format_table
 from buildsys.cli.graph_differences import difference_lines
-from buildsys.cli.graph_files import ask_inspection, graph_request, require_graph
+from buildsys.cli.graph_files import ask_inspection, graph_request
 from buildsys.cli.session import BuildSession
 from buildsys.cli.worker_pool import run_stage
 from buildsys.errors import StageError, UsageError
@@ -87,8 +87,9 @@ def compare_more_inputs(session: BuildSession, model: str, count: int, seed: int
     Raises: UsageError: its graphs are not up to date, or not comparable.
     """
     project, spec = session.project, session.project.models[model].data
-    require_graph(project, model)
     actions = session.actions.of(model)
+    if target_of(VALIDATE, model) not in actions:
+        raise UsageError(f"{model} has no ONNX graph to compare", "name a model with an export")
     validate, reference = (actions[target_of(stage, model)] for stage in (VALIDATE, REFERENCE))
     session.require_fresh(validate.after, validate.target)
     points = graph_points(spec)

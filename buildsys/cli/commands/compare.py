@@ -98,11 +98,11 @@ class BuildComparison:
 
 def add_arguments(parser: ArgumentParser) -> None:
     """Declare the options of ``buildsys compare``."""
-    add_names(parser, "[A] [B]")
+    add_names(parser, "[NAME][@WHEN] [[NAME][@WHEN]]")
     parser.epilog = (
-        "A and B are NAME, @WHEN or NAME@WHEN: NAME is a model, an engine (MODEL:ENGINE) or a\n"
-        "graph (MODEL:simplify), WHEN is last, previous, an id from `buildsys history` or a git\n"
-        "revision; the default is previous and last; two graphs are compared node by node"
+        "NAME is a model, an engine (MODEL:ENGINE) or a graph (MODEL:simplify), by default every\n"
+        "model; WHEN is last, previous, an id from `buildsys history` or a git revision; without\n"
+        "names, @previous and @last are compared; two graphs are compared node by node"
     )
     add_json(parser)
     add_filter(parser)

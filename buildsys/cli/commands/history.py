@@ -16,7 +16,6 @@ from buildsys.cli.command import (
     print_answer,
     print_json,
     print_lines,
-    unknown_name,
 )
 from buildsys.cli.console.rows import format_table, time_ago
 from buildsys.cli.project_root import typed_path
@@ -24,7 +23,7 @@ from buildsys.cli.session import BuildSession
 from buildsys.errors import UsageError
 from buildsys.history.builds import RESTORED, Build
 from buildsys.history.database import History, history_file, import_history
-from buildsys.report.formatting import TIMES, duration, error, first_names, latency, plural, size
+from buildsys.report.formatting import TIMES, duration, error, latency, plural, size
 from buildsys.report.key_figures import key_figure
 from buildsys.stages.bench.result import is_recorded_noisy
 from buildsys.stages.table import BENCH, ENGINE, ENGINE_STAGES, VERIFY
@@ -32,7 +31,6 @@ from buildsys.stages.table import BENCH, ENGINE, ENGINE_STAGES, VERIFY
 SCHEMA, IMPORT_SCHEMA = "buildsys/history/1", "buildsys/history-import/1"
 _IMPORT = "import"
 _WIDTH = 80
-_MOST_MODELS = 12
 _COMPLETE = ("passed", "noisy")
 _HARDWARE = ("device:cpu.model", "device:cpu.cores", "device:gpu.name")
 
@@ -87,13 +85,7 @@ def _named(
     Raises: UsageError: an unknown or ambiguous name, or nothing is recorded of it.
     """
     names = BuildNames(session, history)
-    scope = names.known_scope(name)
-    if scope is None:
-        models = list(dict.fromkeys((*session.project.models, *history.models())))
-        known_engines = [target.partition(":")[2] for target in history.targets(ENGINE)]
-        listed = f"models: {first_names(models, _MOST_MODELS)}" if models else "there are no models"
-        raise unknown_name("model or engine", name, [*models, *known_engines], listed)
-    model, _, engine = scope.partition(":")
+    model, _, engine = names.scope(name).partition(":")
     full, builds = names.full_name(name), names.of_model(model)
     stage = full.partition(":")[0]
     is_target = stage in name.split(":") and stage != "build"

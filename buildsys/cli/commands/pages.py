@@ -15,7 +15,7 @@ from contextlib import closing, suppress
 from itertools import zip_longest
 from pathlib import Path
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from buildsys.cli.command import add_names, print_lines
 from buildsys.cli.failure_report import current_report
@@ -55,14 +55,12 @@ from buildsys.report.result_files import adapter, load_types, read_report
 from buildsys.stages.table import BENCH, ENGINE, REPORT, VERIFY, target_of
 from buildsys.store.ledger import utc_now
 from buildsys.store.state_db import warn_on_stderr
-from buildsys.system.files import MAX_RESULT_BYTES, locked, read_limited, replace_file
-
-if TYPE_CHECKING:
-    from buildsys.project.load import Project
+from buildsys.system.files import read_end, read_limited, replace_file
 
 CANNOT_WRITE = "the pages cannot be written"
 FOLDER = "report"  # in the build folder
-_ROWS = "index_rows.json"  # in the state folder: the index without reading all reports
+_ROW = "<!-- row: "  # at the end of a page: its line in the index
+_ROW_BYTES = 64 << 10
 _MOST_BUILDS = 100
 _LAST_BUILDS = 64  # enough for the causes of a model's last run
 _MOST_REASONS = 2
@@ -116,8 +114,7 @@ def write_pages(
 
     Raises: BuildsysError, OSError: a page cannot be written.
     """
-    project, folder, rows = session.project, session.project.build / FOLDER, {}
-    project.state.mkdir(parents=True, exist_ok=True)
+    project, folder = session.project, session.project.build / FOLDER
     # a run has warned of an unreadable history when it recorded its targets
     notify: Callable[[str], None] = (lambda _: None) if session.is_run else warn_on_stderr
     with closing(History.read_only(history_file(project.state), notify)) as history:
@@ -126,47 +123,41 @@ def write_pages(
             manifest = json.loads(project.models[model].text)
             if "html" in manifest["report"]["formats"]:
                 page = _page(session, manifest, history, reports.get(model))
-                replace_file(folder / page_name(model), render_model(page).encode())
-                rows[model] = index_row(page)
+                row = base64.b64encode(adapter(IndexRow).dump_json(index_row(page))).decode()
+                text = f"{render_model(page)}{_ROW}{row} -->\n"
+                replace_file(folder / page_name(model), text.encode())
     # a manifest that does not load hides its models
-    return _write_index(
-        project, rows, lambda model: bool(project.broken) or model in project.models
-    )
+    return _write_index(folder, lambda model: bool(project.broken) or model in project.models)
 
 
 def remove_pages(session: BuildSession, models: Collection[str], *, dry_run: bool) -> list[Path]:
     """Remove the pages of ``models`` and their index entries; list the pages."""
-    project, folder = session.project, session.project.build / FOLDER
+    folder = session.project.build / FOLDER
     pages = [path for model in models if (path := folder / page_name(model)).is_file()]
     if pages and not dry_run:
-        _write_index(project, {}, lambda model: model not in models)
+        _write_index(folder, lambda model: model not in models)
     return pages
 
 
-def _write_index(
-    project: Project, new: Mapping[str, IndexRow], keeps: Callable[[str], bool]
-) -> Path | None:
+def _write_index(folder: Path, keeps: Callable[[str], bool]) -> Path | None:
     """Write the index of all pages and return it; None without pages."""
-    folder, file = project.build / FOLDER, project.state / _ROWS
-    types = adapter(dict[str, IndexRow])
-    with locked(project.state / f"{_ROWS}.lock"):
-        rows: dict[str, IndexRow] = {}
-        with suppress(OSError, ValueError):  # missing or damaged
-            rows = types.validate_json(read_limited(file, MAX_RESULT_BYTES))
-        rows |= new
-        for model in rows:
-            if not keeps(model):
-                (folder / Path(page_name(model)).name).unlink(missing_ok=True)
-        linked = {name: row for name, row in rows.items() if (folder / row.page).is_file()}
-        if not linked:
-            for path in (folder / INDEX, file):
-                path.unlink(missing_ok=True)
-            with suppress(OSError):  # not empty, or not there
-                folder.rmdir()
-            return None
-        replace_file(file, types.dump_json(linked))
-        replace_file(folder / INDEX, render_index([*linked.values()], utc_now()).encode())
-    return folder / INDEX
+    rows: list[IndexRow] = []
+    for path in folder.glob("*.html"):
+        text = read_end(path, _ROW_BYTES).rpartition(_ROW)[2].removesuffix(" -->\n")
+        with suppress(ValueError, OSError):  # the index itself, or a file of somebody else
+            row = adapter(IndexRow).validate_json(base64.b64decode(text, validate=True))
+            if keeps(row.model):
+                rows.append(row)
+            else:
+                path.unlink()
+    index = folder / INDEX
+    if rows:
+        replace_file(index, render_index(rows, utc_now()).encode())
+        return index
+    index.unlink(missing_ok=True)
+    with suppress(OSError):  # not empty, or not there
+        folder.rmdir()
+    return None
 
 
 def _page(

@@ -230,14 +230,14 @@ def test_previous_and_last_are_compared_by_default(recorded: Recorded, run: Run)
         "(+20.0 %, +17.6 to +22.4 %): slower",
     ):
         assert f"  {line}\n" in printed
-    assert run("compare", "m", as_json=True) == run("compare", "previous", "last", as_json=True)
+    assert run("compare", "m", as_json=True) == run("compare", "@previous", "@last", as_json=True)
 
 
 def test_builds_of_other_hardware_are_not_comparable(recorded: Recorded, run: Run) -> None:
     first = recorded.add_run(1, 1.0)
     other = {**ENVIRONMENT, "device:cpu.model": "Core"}
     recorded.add_run(2, 2.0, environment=other)
-    printed = run("compare", first.short_id, "last")
+    printed = run("compare", f"@{first.short_id}", "@last")
     assert "1.00 [0.990, 1.01] → 2.00 [1.98, 2.02] ms, not comparable" in printed
     assert "cpu.model is Zen and Core" in printed
 
@@ -260,7 +260,8 @@ def test_builds_are_named_by_their_ids(recorded: Recorded, run: Run) -> None:
     build = recorded.add_run(2, 1.5, "ort", model="other")
     with pytest.raises(UsageError, match=f"the build {build.short_id} is one of other, not of m"):
         run("compare", f"m@{build.short_id}", "m")
-    for pair in (("m:ort", build.short_id), (build.short_id, "m:ort"), ("m:ort", "other:ort@last")):
+    name = f"@{build.short_id}"
+    for pair in (("m:ort", name), (name, "m:ort"), ("m:ort", "other:ort@last")):
         assert re.search(r"\+50\.0 %|-33\.3 %", run("compare", *pair))
 
 
@@ -279,12 +280,12 @@ def test_revisions_are_compared(recorded: Recorded, run: Run, tmp_path: Path) ->
         commits.append(git("rev-parse", "HEAD"))
     recorded.add_run(1, 1.0, revision=commits[0])
     recorded.add_run(2, 1.2, revision=commits[2])
-    printed = run("compare", "HEAD~1", "m@HEAD")
+    printed = run("compare", "@HEAD~1", "m@HEAD")
     assert f"HEAD~1 was not built; shown is its ancestor {commits[0][:8]}" in printed
     assert "(+20.0 %" in printed
-    assert "no difference" in run("compare", "HEAD", "last")
-    with pytest.raises(UsageError, match="no model, engine, build or git revision 'nothing'"):
-        run("compare", "nothing", "last")
+    assert "no difference" in run("compare", "@HEAD", "@last")
+    with pytest.raises(UsageError, match="no build or git revision 'nothing'"):
+        run("compare", "@nothing", "@last")
 
 
 @pytest.mark.parametrize(
@@ -293,12 +294,12 @@ def test_revisions_are_compared(recorded: Recorded, run: Run, tmp_path: Path) ->
         ((), "the history has only one run of m"),
         (("m", "other"), "the history has no builds of other"),
         (("n@last",), "there is no model or engine 'n'"),
-        (("m:nope",), "no model, engine, build or git revision 'm:nope'"),
-        (("m", "ort"), "git revision 'ort'; nearest: m:ort"),
+        (("m:nope",), "there is no model or engine 'm:nope'"),
+        (("m", "ort"), "there is no model or engine 'ort'; nearest: m:ort"),
         (("m@v9",), "git revision 'v9'"),  # outside of git as well
-        (("deadbeef", "m"), "git revision 'deadbeef'"),
-        (("",), "there is no build ''"),
-        (("last", "other@last"), "the history has no builds of other"),
+        (("@deadbeef", "m"), "git revision 'deadbeef'"),
+        (("",), "there is no model or engine ''"),
+        (("@last", "other@last"), "the history has no builds of other"),
         (("a", "b", "c"), "at most two names"),
     ],
 )

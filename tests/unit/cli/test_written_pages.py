@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from base64 import b64encode
+from base64 import b64decode, b64encode
 from pathlib import Path
 from typing import Any
 
@@ -136,26 +136,26 @@ def test_a_picture_is_an_image_without_scripts(session: BuildSession) -> None:
 
 
 def test_the_index_keeps_other_models_and_drops_removed_ones(session: BuildSession) -> None:
-    write_pages(session, ["net"])
-    rows = session.project.state / "index_rows.json"
-    known = json.loads(rows.read_text())
-    removed = {**known["net"], "model": "gone", "page": "gone.html"}
-    rows.write_text(json.dumps({**known, "gone": removed}))
+    text = page(session)
+    start, _, row = text.removesuffix(" -->\n").rpartition(" ")
+    removed = {**json.loads(b64decode(row)), "model": "gone", "page": "gone.html"}
     gone = session.project.build / "report/gone.html"
-    gone.write_text("old")
+    gone.write_text(f"{start} {b64encode(json.dumps(removed).encode()).decode()} -->\n")
+    other = gone.with_name("notes.html")
+    other.write_text("not a page")
+    vars(session.project)["broken"] = {"gone.yaml": "no colon"}  # its model is not known
+    index = write_pages(session, [])
+    assert index is not None
+    assert 'href="gone.html"' in index.read_text()
+    vars(session.project)["broken"] = {}
     index = write_pages(session, [])
     assert index is not None
     assert 'href="net.html"' in index.read_text()
     assert "gone" not in index.read_text()
-    assert not gone.exists()
-    rows.write_text(json.dumps({**known, "gone": removed}))
-    vars(session.project)["broken"] = {"gone.yaml": "no colon"}  # its model is not known
-    gone.write_text("old")
-    index = write_pages(session, [])
-    assert index is not None
-    assert "gone" in index.read_text()
-    rows.write_text("[]")
+    assert [path.exists() for path in (gone, other)] == [False, True]
+    gone.with_name("net.html").unlink()
     assert write_pages(session, []) is None
+    assert not index.exists()
 
 
 def test_a_model_without_html_has_no_page(session: BuildSession) -> None:
