@@ -23,15 +23,12 @@ from buildsys.execution.freshness import FRESH
 from buildsys.execution.stale_reasons import FAILED, summarize_reasons
 from buildsys.plan.action import Action
 from buildsys.project.load import empty_project
-from buildsys.project.plan import model_of
 from buildsys.report.formatting import first_names
 from buildsys.stages.table import (
     ENGINE,
     ENGINE_STAGES,
     GATE,
     REPORT,
-    VALIDATE,
-    VERIFY,
     stage_info,
     target_of,
 )
@@ -49,7 +46,6 @@ STALE, CHECK = "stale", "check"  # kinds of reasons that only the project knows
 NAMED, RECOMMENDED, FIRST = "named", "recommended", "first"  # why an engine is chosen
 _MOST_REASONS = 2
 _MOST_ENGINES = 12
-_UNAVAILABLE = "unavailable here"
 
 
 def engines_of(session: BuildSession, targets: Iterable[str]) -> list[Action]:
@@ -64,26 +60,16 @@ def engines_of(session: BuildSession, targets: Iterable[str]) -> list[Action]:
 
 
 def named_engines(session: BuildSession, name: str) -> list[Action]:
-    """List the engines of a name. Raises: UsageError: it names none, or those of several models."""
-    targets = session.targets_of(name)
-    models = dict.fromkeys(map(model_of, targets))
-    engines = engines_of(session, targets)
-    if len(models) == 1 and engines:
+    """List the engines of a name. Raises: UsageError: there is none."""
+    if engines := engines_of(session, session.targets_of(name)):
         return engines
-    names = engine_names(session)
-    listed = f"engines: {first_names(names, _MOST_ENGINES) or 'none yet'}"
-    if not targets:
-        raise unknown_name("model or engine", name, [*session.project.models, *names], listed)
-    raise UsageError(f"{name!r} is not the name of a model with engines, or of an engine", listed)
-
-
-def engine_names(session: BuildSession) -> list[str]:
-    """List all engines of the project as MODEL:ENGINE."""
-    return [
+    names = [
         f"{model}:{engine['name']}"
         for model, spec in session.project.models.items()
         for engine in spec.data["engines"]
     ]
+    listed = f"engines: {first_names(names, _MOST_ENGINES) or 'none yet'}"
+    raise unknown_name("engine", name, [*session.project.models, *names], listed)
 
 
 def one_engine(session: BuildSession, name: str) -> Action:
@@ -140,29 +126,24 @@ def project_reasons(
 
 
 def choose_engine(session: BuildSession, engines: Sequence[Action]) -> tuple[Action, str]:
-    """Choose the engine to run; return it and the reason.
+    """Choose the engine of a model to run; return it and the reason.
 
     Raises: UsageError: none is up to date and verified.
     """
-    model, several = engines[0].model, len(engines) > 1
+    model, several, problems = engines[0].model, len(engines) > 1, []
     preferred = _recommended(session, model) if several else ""
-    problems = {}
     for engine in sorted(engines, key=lambda engine: engine.variant != preferred):
-        problem = _problem(session, engine)
-        if problem is None:
+        # a gate decides on deployment, not on the outputs
+        reason = next(project_reasons(session, engine, with_gate=False), None)
+        if not (session.project.build / engine.outputs["engine"].path).is_file():
+            problems.append(f"{engine.variant}: not built")
+        elif reason is not None:
+            problems.append(f"{engine.variant}: {reason.problem}")
+        else:
             best = RECOMMENDED if engine.variant == preferred else FIRST
             return engine, best if several else NAMED
-        problems[engine.variant] = problem
-    if several:
-        listed = "; ".join(f"{name}: {problem}" for name, problem in problems.items())
-        problem = f"no engine of {model} can run ({listed})"
-        raise UsageError(problem, f"`buildsys build {model}` builds and verifies them")
-    ((variant, problem),) = problems.items()
-    name = f"{model}:{variant}"
-    if problem.startswith(_UNAVAILABLE):
-        raise UsageError(f"{name} cannot run: {problem}", "or name another engine")
-    command = f"buildsys build {VALIDATE}:{model} {VERIFY}:{name}"
-    raise UsageError(f"{name} cannot run: {problem}", f"`{command}` builds and verifies it")
+    problem = f"no engine of {model} can run ({'; '.join(problems)})"
+    raise UsageError(problem, f"`buildsys build {model}` builds and verifies them")
 
 
 def _recommended(session: BuildSession, model: str) -> str:
@@ -172,19 +153,6 @@ def _recommended(session: BuildSession, model: str) -> str:
         return ""
     recommendation = session.result(target).get("recommendation")
     return str(recommendation.get("engine") or "") if isinstance(recommendation, dict) else ""
-
-
-def _problem(session: BuildSession, engine: Action) -> str | None:
-    """Find the first reason against running an engine, None without any."""
-    # a gate decides on deployment, not on the outputs
-    reason = next(project_reasons(session, engine, with_gate=False), None)
-    for target in (engine.target, target_of(VERIFY, engine.model, engine.variant)):
-        unavailable = session.result(target).get("status") == UNAVAILABLE
-        if unavailable and session.explain([target])[target].state == FRESH:
-            return f"{_UNAVAILABLE}: {session.recorded_reason(target)}"
-    if not (session.project.build / engine.outputs["engine"].path).is_file():
-        return "not built"
-    return None if reason is None else reason.problem
 
 
 def check_engines(
@@ -258,13 +226,7 @@ class EngineChecker:
         """Find the engines of a name."""
         typed = typed_path(name)
         if not typed.exists() and os.sep not in name and (":" in name or "." not in name):
-            engines = engines_of(self._session, self._session.targets_of(name))
-            if not engines:
-                names = engine_names(self._session)
-                listed = f"engines: {first_names(names, _MOST_ENGINES) or 'none yet'}"
-                short = name.removeprefix(f"{ENGINE}:")
-                raise unknown_name("engine file and no engine", short, names, listed)
-            return [self._of_action(engine) for engine in engines]
+            return [self._of_action(engine) for engine in named_engines(self._session, name)]
         path = typed.resolve()
         if path.is_relative_to(empty_project(self._root).build.resolve()):
             own = (a for a in self._session.actions.values() if a.stage == ENGINE)

@@ -65,6 +65,8 @@ def run(options: Namespace) -> int:
     session = BuildSession.read_only(options.root, options.names)
     candidates = named_engines(session, options.names[0])
     model = candidates[0].model
+    if any(engine.model != model for engine in candidates):
+        raise UsageError("run takes the engines of one model", f"write run {model}")
     point = graph_points(session.project.models[model].data).final
     if not options.input:
         problem = f"run needs values for {', '.join(point.inputs)}: add --input NAME=FILE"
@@ -121,8 +123,7 @@ def _input_file(
         (name,) = inputs
     if suffix in IMAGE_SUFFIXES and name not in preprocess:
         problem = f"the manifest of {model} has no preprocessing of images for {name}"
-        hint = f"add for example inputs: {{{name}: {{preprocess: {{resize: 256}}}}}}"
-        raise UsageError(problem, f"{hint}, or give an .npz file")
+        raise UsageError(problem, "add inputs.NAME.preprocess to it, or give an .npz file")
     return name, str(path), typed
 
 

@@ -38,7 +38,7 @@ def test_doctor_of_engines(built: ProjectFolder, tmp_path: Path) -> None:
     assert "build it, or pass the path" in missing.out
     unknown = built.buildsys("doctor", "lin:otr")
     assert (unknown.code, unknown.out) == (3, "")
-    assert "there is no engine file and no engine 'lin:otr'; nearest: lin:ort" in unknown.err
+    assert "there is no engine 'lin:otr'; nearest: lin:ort" in unknown.err
 
 
 def test_doctor_of_an_engine_that_is_not_built(project: ProjectFolder) -> None:

@@ -40,9 +40,9 @@ def test_a_verified_engine_gives_the_golden_outputs(ready_built: ReadyProject) -
     ready_built.edit("configs/models/a.yaml", "name: ort}", "name: ort, spinning: false}")
     stale = ready_built.buildsys("run", "a", "--input", golden, "--output", "new.npz")
     assert stale.code == 3
-    assert "a:ort cannot run: engine:a:ort does not match its manifest: " in stale.err
-    assert "`buildsys build validate:a verify:a:ort` builds and verifies it" in stale.err
+    assert "no engine of a can run (ort: engine:a:ort does not match its manifest: " in stale.err
+    assert "`buildsys build a` builds and verifies them" in stale.err
     shutil.rmtree(root / "build")
     missing = ready_built.buildsys("run", "a", "--input", "labels.txt", "--output", "new.npz")
-    assert "a:ort cannot run: not built; `buildsys build validate:a verify:a:ort`" in missing.err
+    assert "no engine of a can run (ort: not built); `buildsys build a`" in missing.err
     assert not (root / "new.npz").exists()

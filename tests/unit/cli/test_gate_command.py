@@ -54,7 +54,7 @@ def test_a_build_is_accepted_with_a_reason(
         (("accept", "net:ort"), {"reason": "  "}, "gate accept needs a reason; add --reason"),
         (("accept", "net:ort"), {}, "net:ort has no gates; add `gates` to its manifest"),
         (("accept", "net"), {"gates": GATES}, "net has several engines; name one of ort, rtx"),
-        (("accept", "net:ortt"), {"gates": GATES}, "there is no model or engine 'net:ortt'"),
+        (("accept", "net:ortt"), {"gates": GATES}, "there is no engine 'net:ortt'"),
     ],
 )
 def test_a_mistake_is_one_sentence(
