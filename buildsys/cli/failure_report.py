@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import platform
 import time
-from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import PurePosixPath
 
 from buildsys.cli.session import BuildSession
@@ -35,21 +35,18 @@ class StaleOutputs:
     """Stale outputs in the folder of one model."""
 
     model: str
-    started: Mapping[str, str] = field(default_factory=dict)  # target -> ISO start of its run
+    targets: Sequence[str] = ()  # what people use first
     report: str = ""  # on this failure, relative to the build folder; "" if none was replaced
     problem: str = ""  # an error while looking, or while writing the report
 
     def describe(self, folder: str) -> str:
         """Format one line on the stale outputs in ``folder``, or ""."""
-        if not self.started:
+        if not self.targets:
             return f"{folder}: cannot list stale outputs: {self.problem}" if self.problem else ""
-        parts = [(*target.split(":", 2), "")[:3] for target in self.started]
+        parts = [(*target.split(":", 2), "")[:3] for target in self.targets]
         names = [f"{stage} {variant}".rstrip() for stage, _, variant in parts]
-        minutes = sorted({moment[:16].replace("T", " ") for moment in self.started.values()})
-        when = f"{minutes[-1]} UTC{' or earlier' if len(minutes) > 1 else ''}"
         outputs = plural(len(names), "output is stale", "outputs are stale")
-        listed = first_names(names, _MOST_NAMES)
-        text = f"{folder}: {outputs} (from the successful run of {when}): {listed}"
+        text = f"{folder}: {outputs}: {first_names(names, _MOST_NAMES)}"
         return f"{text}; the report could not be updated: {self.problem}" if self.problem else text
 
 
@@ -60,32 +57,31 @@ def report_failure(session: BuildSession, models: Iterable[str]) -> list[StaleOu
     """
     session.checked_stale_outputs = True
     failures = (_report_model(session, model) for model in models)
-    return [failure for failure in failures if failure.started or failure.report or failure.problem]
+    return [failure for failure in failures if failure.targets or failure.report or failure.problem]
 
 
 def _report_model(session: BuildSession, model: str) -> StaleOutputs:
     target, report, problem = target_of(REPORT, model), "", ""
-    started: dict[str, str] = {}
+    stale: list[str] = []
     try:
-        problems, started = read_state(session, model)
+        problems, stale = read_state(session, model)
         if problems:
             outputs = session.actions[target].outputs
             _replace_report(session, session.actions[target])
             path = outputs.get("markdown", outputs["result"]).path
             report = path if (session.project.build / path).is_file() else ""
     except (BuildsysError, OSError) as error:
-        if started and target not in started:  # there was no report to replace
-            return StaleOutputs(model, started)
-        problem = " ".join(str(error).split())
+        # without a report there was none to replace
+        problem = " ".join(str(error).split()) if target in stale or not stale else ""
     except Exception as error:  # the border: one line, with the traceback in a file
         return StaleOutputs(model, problem=session.keep_traceback(target, error))
-    if report:
-        started.pop(target, None)
-    return StaleOutputs(model, started, report, problem)
+    return StaleOutputs(
+        model, [name for name in stale if name != target or not report], report, problem
+    )
 
 
-def read_state(session: BuildSession, model: str) -> tuple[Problems, dict[str, str]]:
-    """Read problems, and the start of the run per stale output, what people use first.
+def read_state(session: BuildSession, model: str) -> tuple[Problems, list[str]]:
+    """Read problems, and the targets with stale outputs, what people use first.
 
     Raises: StageError, OSError: the state cannot be read.
     """
@@ -113,11 +109,10 @@ def read_state(session: BuildSession, model: str) -> tuple[Problems, dict[str, s
                 stale = f"not up to date: {summarize_reasons(state.reasons)}"
                 why = "never built" if is_new else stale
             problems[target] = TargetProblem(why)
-    results = {target: session.result(target) for target in problems}
-    passed = [name for name, result in results.items() if result.get("status") == PASSED]
+    passed = [name for name in problems if session.result(name).get("status") == PASSED]
     rank = {stage: at for at, stage in enumerate(_FIRST)}
     passed.sort(key=lambda name: rank.get(actions[name].stage, len(rank)))
-    return problems, {name: str(results[name].get("started") or "") for name in passed}
+    return problems, passed
 
 
 def current_report(session: BuildSession, model: str) -> tuple[Report, bool]:

@@ -13,11 +13,7 @@ from ready_project import NETWORK, VALUES, ReadyProject, contents
 UP_TO_DATE = Ran(0, "everything is up to date (8 targets)\n", "")
 MANIFEST = "configs/models/a.yaml"
 TOO_STRICT = "validate: {rtol: 1.0e-12, cosine: 1.0}\n"
-LINE = re.compile(
-    r"^build/a: \d+ outputs? (?:is|are) stale \(from the successful run of "
-    r"\d{4}-\d\d-\d\d \d\d:\d\d UTC(?: or earlier)?\): (.+)$",
-    re.MULTILINE,
-)
+LINE = re.compile(r"^build/a: \d+ outputs? (?:is|are) stale: (.+)$", re.MULTILINE)
 
 
 def fail_validation(project: ReadyProject) -> None:
@@ -131,7 +127,7 @@ def test_a_first_build_leaves_nothing_stale(ready: ReadyProject) -> None:
     fail_validation(ready)
     first = ready.doit()
     assert first.code == 1
-    assert " stale (" not in first.out
+    assert " stale: " not in first.out
     assert "on this failure" not in first.out
     assert not (ready.root / "build/a/report").exists()
 
@@ -142,7 +138,7 @@ def test_models_that_were_not_reached(ready_built: ReadyProject) -> None:
     fail_validation(ready_built)
     ran = ready_built.doit()
     assert re.search(
-        r"^build/b: 6 outputs are stale .*:"
+        r"^build/b: 6 outputs are stale:"
         r" engine ort, verify ort, bench ort, reference, simplify, validate$",
         ran.out,
         re.MULTILINE,
@@ -160,7 +156,9 @@ def test_a_report_that_cannot_be_replaced_is_reported(ready_built: ReadyProject)
     ran = ready_built.doit()
     assert ran.code == 1
     (line,) = [line for line in ran.out.splitlines() if line.startswith("build/a: 3 outputs are")]
-    assert "): report, verify ort, bench ort; the report could not be updated: cannot pub" in line
+    assert (
+        "stale: report, verify ort, bench ort; the report could not be updated: cannot pub" in line
+    )
 
 
 def test_after_a_kill_the_next_run_leaves_nothing_stale(ready_built: ReadyProject) -> None:
