@@ -11,7 +11,6 @@ from PIL import Image
 
 from buildsys.errors import StageError
 from buildsys.models.images import read_images
-from buildsys.stages.reference.likely_inputs import trained_weights
 from buildsys.stages.run.inputs import categories
 
 FIELDS: dict[str, Any] = {
@@ -52,19 +51,3 @@ def test_categories_come_from_weights_without_their_file() -> None:
         with pytest.raises(StageError) as error:
             categories(name)
         assert str(error.value).startswith(message)
-
-
-@pytest.mark.parametrize(
-    ("name", "size", "fields"),
-    [
-        ("swin_t", 224, {"resize": 232, "interpolation": "bicubic"}),
-        ("efficientnet_v2_s", 384, {"resize": 384}),
-        ("fasterrcnn_resnet50_fpn", None, {}),
-        ("raft_small", None, {}),
-        ("r3d_18", None, {}),
-    ],
-)
-def test_facts_of_weights_in_torchvision(name: str, size: int | None, fields: Any) -> None:
-    found = trained_weights(name)
-    assert (found and found.size) == size
-    assert found is None or fields.items() <= found.preprocess.items()

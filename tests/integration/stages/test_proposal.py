@@ -11,7 +11,6 @@ from onnx import TensorProto, helper
 
 from buildsys.errors import StageError
 from buildsys.stages.reference import proposal
-from buildsys.stages.reference.likely_inputs import TrainedWeights
 from buildsys.workers.job import Job
 
 NETWORKS = """\
@@ -40,15 +39,6 @@ class Small(nn.Module):
 
     def forward(self, image):
         return self.linear(self.conv(image).flatten(1))
-
-
-class Photo(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.conv = nn.Conv2d(3, 2, 3)
-
-    def forward(self, image):
-        return self.conv(image).mean((2, 3))
 
 
 class One(nn.Linear):
@@ -93,25 +83,6 @@ class Keywords(nn.Linear):
 class AnyKeywords(nn.Module):
     def forward(self, **inputs):
         return inputs["a"] - inputs["b"]
-
-
-class Parts(nn.Linear):
-    def __init__(self, width):
-        super().__init__(width, 4)
-
-    def forward(self, parts):
-        first, second = parts
-        return super().forward(first) - second
-
-
-class State(nn.LSTMCell):
-    def __init__(self):
-        super().__init__(4, 3)
-
-    def forward(self, x, state):
-        if not isinstance(state, tuple):
-            raise TypeError("state is a tuple")
-        return super().forward(x, state)
 
 
 class Images(nn.Linear):
@@ -161,22 +132,6 @@ def test_inputs_follow_from_the_first_layer(
     assert found["ran"] == dims
 
 
-def test_a_classifier_gets_the_preprocessing_and_labels_of_its_weights(tmp_path: Path) -> None:
-    trained = TrainedWeights(20, {"resize": 24}, {"names": ["cat", "dog"]}, 2)
-    found = propose(
-        tmp_path,
-        {"image": {"shape": ["batch", 3, 20, 20], "dtype": "float32"}},
-        python="networks.py:Photo",
-    )
-    changed = trained.add_to(found)
-    image, logits = changed["inputs"]["image"], changed["outputs"]["output0"]
-    assert (image["preprocess"], logits["labels"]) == (trained.preprocess, trained.labels)
-    other = {**found, "inputs": {"image": {"shape": ["batch", 3, 64, 64]}}}  # not of this size
-    assert trained.add_to(other) == other
-    different = {**found, "outputs": {"y": {"shape": ["batch", 3]}, "z": {"shape": None}}}
-    assert trained.add_to(different)["outputs"] == different["outputs"]
-
-
 def test_inputs_can_be_given(tmp_path: Path) -> None:
     given = {
         "a": {"shape": ["batch", "width"], "dtype": "float32"},
@@ -204,16 +159,12 @@ def shaped(**shapes: list[Any]) -> dict[str, Any]:
         ("Sum", shaped(a=["n", 4], b=[4, 3]), {"keyword": {}, "call": None}),
         ("Sum", shaped(left=["n", 4], right=[4, 3]), {"keyword": {}, "call": None}),
         ("Images", {}, {"call": {"args": [["images"]], "kwargs": {}}}),
-        ("Parts", shaped(p=["n", 5], q=["n", 4]), {"call": {"args": [["p", "q"]], "kwargs": {}}}),
-        ("State", shaped(x=["n", 4], h=["n", 3], c=["n", 3]),
-         {"call": {"args": ["x", {"tuple": ["h", "c"]}], "kwargs": {}}}),
     ],
 )  # fmt: skip
 def test_the_way_in_which_forward_takes_its_inputs(
     tmp_path: Path, name: str, inputs: Any, found: dict[str, Any]
 ) -> None:
-    kwargs = {"width": 5} if name == "Parts" else {}
-    figures = propose(tmp_path, inputs, python=f"networks.py:{name}", kwargs=kwargs)
+    figures = propose(tmp_path, inputs, python=f"networks.py:{name}")
     keywords = {
         one: spec["keyword"] for one, spec in figures["inputs"].items() if spec.get("keyword")
     }
