@@ -56,17 +56,13 @@ def golden_input(
     stream = np.random.Generator(np.random.PCG64(np.random.SeedSequence([seed, key])))
     if data["random"] == "uniform":
         special = [value for value in special if data["low"] <= value <= data["high"]]
-    return _with_special(_random(data, shape, dtype, stream, extreme), special)
-
-
-def _with_special(tensor: Tensor, special: Collection[float]) -> Tensor:
-    """Make a tensor of floats with each special value at every ninth position."""
-    if tensor.dtype not in _WITH_NAN or not special:
+    tensor = _random(data, shape, dtype, stream, extreme)
+    if dtype not in _WITH_NAN or not special:
         return tensor
     values = np.array(tensor.values())
     for index, value in enumerate(special):
         values.reshape(-1)[4 + 2 * index :: 9] = value  # single values stay extreme
-    return tensor_of(values, tensor.dtype)
+    return tensor_of(values, dtype)
 
 
 def _random(

@@ -29,55 +29,22 @@ import hashlib
 import math
 from collections import Counter
 from collections.abc import Iterator, Mapping
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
 from torch import nn
 from torch.nn.modules.batchnorm import _NormBase
 from torch.nn.modules.conv import _ConvNd
-from torch.overrides import TorchFunctionMode
 
 from buildsys.errors import StageError
 
 _STREAM_LENGTH = 1 << 20
 _LARGEST = 4.0  # mean square of a layer's output
-_NORMS = tuple(
-    getattr(nn, name) for name in ("LayerNorm", "GroupNorm", "RMSNorm") if hasattr(nn, name)
-)
-_FILLS = frozenset(
-    f"{name}_"
-    for name in (
-        "uniform", "normal", "erfinv", "mul", "add", "clamp", "fill", "zero", "trunc_normal",
-        "kaiming_uniform", "kaiming_normal", "constant", "zeros", "ones",
-    )
-)  # fmt: skip
-
-
-class WeightSpan(NamedTuple):
-    """The range of a uniform distribution."""
-
-    low: float
-    high: float
-
-
-class SkipInitialization(TorchFunctionMode):
-    """Skip torch's initialization of parameters while a module is built.
-
-    For modules with parameters that are all overwritten later: the first draw takes most of the
-    time to build a large module. Until then the parameters hold uninitialized memory.
-    """
-
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """Return the tensor to initialize as it is; run other functions."""
-        if getattr(func, "__name__", "") in _FILLS:
-            target = args[0] if args else kwargs["tensor"]
-            if isinstance(target, nn.Parameter) and target.dim() and target.is_floating_point():
-                return target
-        return func(*args, **(kwargs or {}))
+_NORMS = (nn.LayerNorm, nn.GroupNorm, nn.RMSNorm)
+Span = tuple[float, float]  # of a uniform distribution
 
 
 def draw_parameters(module: nn.Module, seed: int) -> None:
@@ -115,8 +82,8 @@ def measuring_layers(module: nn.Module, seed: int) -> Iterator[None]:
         spread = 0.25 * math.sqrt(scale)
         buffers = dict(layer.named_buffers(recurse=False))
         stream = f"{seed}/{path}"
-        _fill(buffers["running_var"], WeightSpan(0.5 * scale, 1.5 * scale), f"{stream}.running_var")
-        _fill(buffers["running_mean"], WeightSpan(-spread, spread), f"{stream}.running_mean")
+        _fill(buffers["running_var"], (0.5 * scale, 1.5 * scale), f"{stream}.running_var")
+        _fill(buffers["running_mean"], (-spread, spread), f"{stream}.running_mean")
 
     def scale_down(
         path: str,
@@ -134,19 +101,14 @@ def measuring_layers(module: nn.Module, seed: int) -> Iterator[None]:
         layer.weight.mul_(2.0 ** -round(math.log2(mean_square) / 2))
         return layer.forward(*args, **kwargs)
 
-    handles = [
-        layer.register_forward_pre_hook(partial(measure, path), with_kwargs=True)
-        for path, layer in _batch_norms(module)
-    ]
-    handles += [
-        layer.register_forward_hook(partial(scale_down, path), with_kwargs=True)
-        for path, layer in _scalable(module)
-    ]
-    try:
+    with ExitStack() as hooks:
+        for path, layer in _batch_norms(module):
+            hook = layer.register_forward_pre_hook(partial(measure, path), with_kwargs=True)
+            hooks.callback(hook.remove)
+        for path, layer in _scalable(module):
+            hook = layer.register_forward_hook(partial(scale_down, path), with_kwargs=True)
+            hooks.callback(hook.remove)
         yield
-    finally:
-        for handle in handles:
-            handle.remove()
 
 
 def has_measured_layers(module: nn.Module) -> bool:
@@ -180,12 +142,12 @@ def _mean_square(values: torch.Tensor) -> float:
     return float(torch.linalg.vector_norm(values.float())) ** 2 / max(values.numel(), 1)
 
 
-def _span(layer: nn.Module, name: str, parameter: torch.Tensor) -> WeightSpan:
+def _span(layer: nn.Module, name: str, parameter: torch.Tensor) -> Span:
     is_bias = name.rpartition(".")[2].startswith("bias") or name.endswith(("bias", "beta"))
     if isinstance(layer, _NormBase):
-        return WeightSpan(-0.25, 0.25) if is_bias else WeightSpan(0.5, 1.5)
+        return (-0.25, 0.25) if is_bias else (0.5, 1.5)
     if isinstance(layer, nn.PReLU):
-        return WeightSpan(0.1, 0.4)
+        return 0.1, 0.4
     variance = 0.0
     if isinstance(layer, nn.Embedding | nn.EmbeddingBag):
         variance = 1.0
@@ -199,22 +161,17 @@ def _span(layer: nn.Module, name: str, parameter: torch.Tensor) -> WeightSpan:
         variance = gain / fan_in
     if variance:
         bound = math.sqrt(3.0 * variance)
-        return WeightSpan(-bound, bound)
-    return WeightSpan(-0.1, 0.1) if is_bias else WeightSpan(0.9, 1.1)
+        return -bound, bound
+    return (-0.1, 0.1) if is_bias else (0.9, 1.1)
 
 
-def _fill(tensor: torch.Tensor, span: WeightSpan, name: str) -> None:
+def _fill(tensor: torch.Tensor, span: Span, name: str) -> None:
     """Draw all of ``tensor`` from the stream ``name``."""
     values = np.empty(tensor.numel(), dtype=np.float32)
     key = int.from_bytes(hashlib.sha256(name.encode()).digest()[:16], "little")
-
-    def draw_part(start: int) -> None:
-        part = values[start : start + _STREAM_LENGTH]
+    for start in range(0, values.size, _STREAM_LENGTH):
         stream = np.random.Generator(np.random.SFC64(np.random.SeedSequence([key, start])))
-        stream.random(out=part, dtype=np.float32)
-        part *= np.float32(span.high - span.low)
-        part += np.float32(span.low)
-
-    with ThreadPoolExecutor(max_workers=2) as pool:
-        list(pool.map(draw_part, range(0, values.size, _STREAM_LENGTH)))
+        stream.random(out=values[start : start + _STREAM_LENGTH], dtype=np.float32)
+    values *= np.float32(span[1] - span[0])
+    values += np.float32(span[0])
     tensor.detach().copy_(torch.from_numpy(values).view(tensor.shape))

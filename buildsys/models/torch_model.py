@@ -2,16 +2,13 @@
 
 Inputs go to ``forward`` in the manifest's order, those with ``keyword`` by that keyword, or as
 ``call`` arranges them: a string is the name of an input, ``{tuple: […]}`` a tuple and
-``{text: …}`` a string. Forward may return a tensor, or nested tuples, lists, dicts and dataclasses
-of tensors; the tensors are numbered or, below a dict, named by their path (``boxes``, ``heads.0``).
-None is left out.
+``{text: …}`` a string.
 """
 
 from __future__ import annotations
 
-import dataclasses
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -23,9 +20,10 @@ from torch import nn
 from buildsys.errors import StageError
 from buildsys.manifest.shape_cases import concrete_shape
 from buildsys.models.golden_inputs import golden_input
+from buildsys.models.outputs import Declared, check_output, name_outputs
 from buildsys.models.random_weights import measuring_layers
 from buildsys.models.sources.source_module import GPU, make_module, needs_gpu
-from buildsys.models.user_code import reraise_as_stage_error, unmet_shape
+from buildsys.models.user_code import reraise_as_stage_error
 from buildsys.onnx_graphs.tensors import BIT_DTYPES, NATIVE_DTYPES, Array, Tensor, tensor_of
 
 _TORCH_NAMES = {
@@ -45,7 +43,7 @@ class Network:
 
     module: nn.Module
     keywords: Mapping[str, str | None]  # input -> keyword of forward; None: by position
-    declared: Mapping[str, Mapping[str, Any]]  # output -> {key, …}; empty: as forward returns
+    declared: Declared  # outputs; empty: as forward returns
     project: Path
     weights: str  # their origin, for the report
     call: Mapping[str, Any] | None = None  # the manifest's section
@@ -85,7 +83,7 @@ class Network:
 
         Raises: StageError: it differs from the declared outputs, or a name is that of an input.
         """
-        outputs = name_outputs(result, self.declared)
+        outputs = name_outputs(result, self.declared, torch.Tensor, "forward")
         if taken := next((name for name in outputs if name in self.keywords), None):
             example = f"{taken}_out: {{key: {taken}}}"
             raise StageError(
@@ -177,65 +175,14 @@ def example_inputs(options: Mapping[str, Any], project: Path) -> dict[str, torch
     return example
 
 
-def name_outputs(result: Any, declared: Mapping[str, Mapping[str, Any]]) -> dict[str, torch.Tensor]:
-    """Order the result of forward by output name.
-
-    Raises: StageError: a key or the number of outputs differs, or an output is not a tensor.
-    """
-    is_mapping = _fields(result) is not None
-    tensors: dict[str, torch.Tensor] = {}
-    for index, (path, leaf) in enumerate(_leaves(result, "")):
-        if not isinstance(leaf, torch.Tensor):
-            raise StageError(
-                f"forward returned {type(leaf).__name__} as output {path or index};"
-                " only tensors can be outputs",
-                "let the callable of source.python return a module that calls this network and"
-                " returns tensors",
-            )
-        tensors[path if is_mapping else f"output{index}"] = leaf
-    if not tensors:
-        raise StageError(
-            f"forward returned {type(result).__name__}, without a tensor",
-            "let it return tensors, also in tuples, lists, dicts or dataclasses",
-        )
-    if not declared:
-        return tensors
-    keys = {name: output["key"] or name for name, output in declared.items()}
-    if not is_mapping and not any(output["key"] for output in declared.values()):
-        keys = dict(zip(declared, tensors, strict=False))  # by position
-    missing = [key for key in keys.values() if key not in tensors]
-    if missing or len(declared) != len(tensors):
-        sizes = [f"{n} {dtype_name(t.dtype)} {list(t.shape)}" for n, t in tensors.items()]
-        raise StageError(
-            f"forward returned {', '.join(sizes)}; the manifest declares {', '.join(declared)}",
-            f"correct the key of {missing[0]}" if missing else "declare one output per tensor",
-        )
-    return {name: tensors[key] for name, key in keys.items()}
-
-
-def check_outputs(
-    outputs: Tensors,
-    declared: Mapping[str, Mapping[str, Any]],
-    dims: Mapping[str, int],
-    inputs: Tensors,
-) -> None:
-    """Compare the shapes and dtypes of ``outputs`` with the declared ones.
+def check_outputs(outputs: Tensors, declared: Declared, dims: Mapping[str, int]) -> None:
+    """Compare dtypes and shapes with the declared ones.
 
     Raises: StageError: one differs.
     """
     for name, output in declared.items():
-        shape, dtype = list(outputs[name].shape), dtype_name(outputs[name].dtype)
-        if output["dtype"] not in (None, dtype):
-            raise StageError(
-                f"output {name} is {dtype}, the manifest declares {output['dtype']}",
-                "correct the dtype in outputs",
-            )
-        if output["shape"] and (expected := unmet_shape(shape, output["shape"], dims)):
-            raise StageError(
-                f"output {name} has the shape {shape} for {_describe(inputs)},"
-                f" the manifest declares {expected}",
-                "correct the shape in outputs, null for a size that follows from others",
-            )
+        tensor = outputs[name]
+        check_output(name, dtype_name(tensor.dtype), tensor.shape, output, dims)
 
 
 def dtype_name(dtype: torch.dtype) -> str:
@@ -291,31 +238,8 @@ class FlatCall(nn.Module):
         convention = self._convention
         inputs = dict(zip(convention.keywords, tensors, strict=True))
         positional, named = convention.arguments(inputs)
-        outputs = name_outputs(self.network(*positional, **named), convention.declared)
-        return tuple(outputs.values())
-
-
-def _leaves(value: Any, path: str) -> Iterator[tuple[str, Any]]:
-    """Yield the leaves of a nested result with their paths."""
-    if value is None:
-        return
-    items = _fields(value)
-    if items is None and isinstance(value, tuple | list):
-        items = dict(enumerate(value))
-    if items is None:
-        yield path, value
-        return
-    for key, item in items.items():
-        yield from _leaves(item, f"{path}.{key}" if path else str(key))
-
-
-def _fields(value: Any) -> Mapping[Any, Any] | None:
-    """List the items of a dict or dataclass, None for others."""
-    if isinstance(value, Mapping):
-        return value
-    if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        return {field.name: getattr(value, field.name) for field in dataclasses.fields(value)}
-    return None
+        result = self.network(*positional, **named)
+        return tuple(name_outputs(result, convention.declared, torch.Tensor, "forward").values())
 
 
 def _describe(inputs: Tensors) -> str:

@@ -10,11 +10,10 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
-import inspect
 import re
 import sys
 import traceback
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from importlib.machinery import (
     EXTENSION_SUFFIXES,
@@ -63,8 +62,7 @@ def find_callable(module: ModuleType, reference: str) -> Callable[..., Any]:
     function = find_object(module, reference)
     if not callable(function):
         raise StageError(
-            f"{reference} is {with_article(type(function).__name__)}, not a callable",
-            "name a function or a class",
+            f"{reference} is of type {type(function).__name__}", "name a function or a class"
         )
     return function  # type: ignore[no-any-return]  # narrowed to return object
 
@@ -142,24 +140,6 @@ def _make_importable(project: Path, folder: Path) -> None:
     sys.path_importer_cache.clear()
 
 
-def check_parameters(
-    function: Callable[..., Any], reference: str, count: int, takes: str, example: str
-) -> None:
-    """Check a function for ``count`` arguments, described by ``takes`` and ``example``.
-
-    Raises: StageError: it takes others; the message lists them.
-    """
-    try:
-        signature = inspect.signature(function)
-    except (TypeError, ValueError):  # a callable written in C has no signature
-        return
-    try:
-        signature.bind(*(None,) * count)
-    except TypeError as error:
-        names = ", ".join(signature.parameters) or "none"
-        raise StageError(f"{reference} takes the parameters ({names}); {takes}", example) from error
-
-
 @contextmanager
 def reraise_as_stage_error(what: str, project: Path) -> Iterator[None]:
     """Turn an exception of user code into a StageError with its line."""
@@ -235,20 +215,3 @@ def _relative(filename: str, project: Path) -> str:
     for folder in LIBRARY_FOLDERS:
         filename = filename.rpartition(f"/{folder}/")[2]
     return filename
-
-
-def unmet_shape(
-    sizes: Sequence[int], declared: Sequence[int | str | None], dims: Mapping[str, int]
-) -> str:
-    """Format the declared shape of an output with another one, "" if it fits."""
-    expected = [dims[size] if isinstance(size, str) else size for size in declared]
-    if len(expected) == len(sizes) and all(
-        size in (None, actual) for size, actual in zip(expected, sizes, strict=True)
-    ):
-        return ""
-    return f"[{', '.join('?' if size is None else str(size) for size in expected)}]"
-
-
-def with_article(noun: str) -> str:
-    """Return ``an int`` for ``int``."""
-    return f"{'an' if noun[:1].lower() in 'aeiou' else 'a'} {noun}"

@@ -86,65 +86,56 @@ def read_weights(weights: Mapping[str, Any], project: Path) -> State:
 
     Raises: StageError: no such file, a different digest, or not a state dict.
     """
-    file_name = str(weights["file"])
-    file = locate(file_name, project)
-    shards = _shards(file, file_name, project)
-    files = [file, *(file.parent / name for name in shards)]
-    if weights["sha256"] and (digest := sha256_of(*files)) != weights["sha256"]:
-        whole = f"{file_name} with its shards" if shards else file_name
+    title = str(weights["file"])
+    file, again = locate(title, project), f"download or save all files of {title} again"
+    shards: Mapping[str, set[str]] = {}
+    if file.name.endswith(INDEX_SUFFIX):
+        try:
+            shards = read_index(file)
+        except (OSError, ValueError) as error:
+            raise StageError(f"{title} is not an index of shards: {error}", again) from error
+    for name in shards:
+        part = f"{title.removesuffix(file.name)}{name}"
+        if not is_present(part, project):
+            raise StageError(f"{part}, a shard of {title}, does not exist", again)
+    digest = sha256_of(file, *(file.parent / name for name in shards)) if weights["sha256"] else ""
+    if digest != (weights["sha256"] or ""):
+        whole = f"{title} with its shards" if shards else title
         raise StageError(
             f"{whole} has the sha256 {digest}, the manifest expects {weights['sha256']}",
             "restore the expected file, or update the digest in the manifest",
         )
     if not shards:
-        return _read(file, file_name)
+        return _read(file, title)
     state: dict[str, torch.Tensor] = {}
     for name, tensors in shards.items():
         shard = read_safetensors(file.parent / name, name)
         if names := tensors ^ shard.keys():
-            problem = f"the shard {name} differs from {file_name} in {shortened(sorted(names))}"
-            raise StageError(problem, f"download or save all files of {file_name} again")
+            problem = f"the shard {name} differs from {title} in {shortened(sorted(names))}"
+            raise StageError(problem, again)
         state |= shard
     return state
 
 
-def _shards(index: Path, title: str, project: Path) -> Mapping[str, set[str]]:
-    """List the shards of an index with their tensors, none of another file.
-
-    Raises: StageError: the index is damaged, or a shard missing.
-    """
-    if not index.name.endswith(INDEX_SUFFIX):
-        return {}
-    try:
-        shards = read_index(index)
-    except (OSError, ValueError) as error:
-        raise StageError(
-            f"{title} is not an index of shards: {error}", "download or save it again"
-        ) from error
-    for name in shards:
-        part = f"{title.removesuffix(index.name)}{name}"
-        if not is_present(part, project):
-            text = f"{part}, a shard of {title}, does not exist"
-            raise StageError(text, f"download or save all files of {title} again")
-    return shards
-
-
 def _read(file: Path, title: str) -> State:
-    """Read the tensors of a file. Raises: StageError: damaged."""
     if file.name.endswith(SAFETENSORS):
         return read_safetensors(file, title)
+    hint = "save a plain state dict: torch.save(model.state_dict(), FILE)"
     try:
-        return _unwrapped(torch.load(file, map_location="cpu", weights_only=True), title)
-    except StageError:
-        raise
+        loaded: Any = torch.load(file, map_location="cpu", weights_only=True)
     except Exception as error:  # a damaged file raises any class
         # torch wraps the reason in advice to load without weights_only, which would execute code
         inner = error.__context__ if isinstance(error, pickle.UnpicklingError) else None
-        reason = first_line(inner or error).partition(". Please ")[0]
-        raise StageError(
-            f"torch.load(weights_only=True) cannot read {title}: {reason.rstrip('.')}",
-            "save a plain state dict: torch.save(model.state_dict(), FILE)",
-        ) from error
+        reason = first_line(inner or error).partition(". Please ")[0].rstrip(".")
+        problem = f"torch.load(weights_only=True) cannot read {title}: {reason}"
+        raise StageError(problem, hint) from error
+    if isinstance(loaded, Mapping):
+        wrapped = (loaded.get(key) for key in _WRAPPERS)
+        loaded = next((state for state in wrapped if isinstance(state, Mapping)), loaded)
+        if any(isinstance(value, torch.Tensor) for value in loaded.values()):
+            return dict(loaded)
+    kind = type(loaded).__name__
+    raise StageError(f"{title} holds an object of type {kind} without tensors", hint)
 
 
 def read_safetensors(file: Path, title: str) -> dict[str, torch.Tensor]:
@@ -162,18 +153,6 @@ def read_safetensors(file: Path, title: str) -> dict[str, torch.Tensor]:
             f"{title} is not a valid safetensors file: {reason}",
             "save it with safetensors.torch.save_model(model, FILE), or name it .pth",
         ) from error
-
-
-def _unwrapped(loaded: Any, title: str) -> dict[str, Any]:
-    if isinstance(loaded, Mapping):
-        wrapped = (loaded.get(key) for key in _WRAPPERS)
-        loaded = next((state for state in wrapped if isinstance(state, Mapping)), loaded)
-        if any(isinstance(value, torch.Tensor) for value in loaded.values()):
-            return dict(loaded)
-    raise StageError(
-        f"{title} holds an object of type {type(loaded).__name__} without tensors",
-        "save one with torch.save(model.state_dict(), FILE)",
-    )
 
 
 def shortened(names: Sequence[str]) -> str:
@@ -200,9 +179,7 @@ def is_present(name: str, project: Path) -> bool:
 
     Raises: StageError: the Hub cannot be reached.
     """
-    if name.startswith(HUB):
-        return _download(name) is not None
-    return (project / name).is_file()
+    return _download(name) is not None if name.startswith(HUB) else (project / name).is_file()
 
 
 def pinned(repository: str, revision: str, path: str) -> str:
@@ -210,16 +187,15 @@ def pinned(repository: str, revision: str, path: str) -> str:
 
     Raises: StageError: the Hub does not have it, or cannot be reached.
     """
-    description = f"{path} of {repository} at {revision}"
-    file = _fetch(repository, path, revision, description)
+    title = f"{path} of {repository} at {revision}"
+    file = _fetch(repository, path, revision, title)
     if file is None:
-        raise StageError(f"the Hub has no {description}", "check the name and the revision")
+        raise StageError(f"the Hub has no {title}", "check the name and the revision")
     commit = file.parents[path.count("/")].name  # the cache has a folder per commit
     return f"{HUB}{repository}@{commit}/{path}"
 
 
 def _download(name: str) -> Path | None:
-    """Download into the cache; None if the repository has no such file."""
     parts = parse_hub_name(name)
     if parts is None:
         raise StageError(f"{name} is not a file of the Hub", "write hf://OWNER/NAME@COMMIT/FILE")
@@ -233,26 +209,18 @@ def _fetch(repository: str, path: str, revision: str, title: str) -> Path | None
     endpoint = os.environ.get("HF_ENDPOINT") or library.constants.ENDPOINT
     try:
         file = Path(library.hf_hub_download(repository, path, revision=revision, endpoint=endpoint))
-    except (errors.RepositoryNotFoundError, errors.RevisionNotFoundError) as error:
-        raise StageError(
-            f"{endpoint} has no repository or revision for {title}, or does not show it to you",
-            "check the name; for a private or gated repository, `hf auth login`",
-        ) from error
-    except errors.EntryNotFoundError as error:
-        if not isinstance(error, errors.LocalEntryNotFoundError):
-            return None
-        raise _unreachable(title, endpoint, error.__cause__ or error) from error
     except Exception as error:  # also the HTTP library's
-        raise _unreachable(title, endpoint, error) from error
+        is_local = isinstance(error, errors.LocalEntryNotFoundError)
+        if isinstance(error, errors.EntryNotFoundError) and not is_local:
+            return None
+        reason = error.__cause__ or error
+        raise StageError(
+            f"{title} is not in the cache, and {endpoint} did not give it"
+            f" ({type(reason).__name__}: {first_line(reason):.200})",
+            "check the name; go online, `hf auth login` for a private repository, or run"
+            " `hf download` elsewhere and copy its cache to here",
+        ) from error
     digest = file.resolve().name  # large files are stored under their SHA-256
     if _SHA256.fullmatch(digest) and sha256_of(file) != digest:
         raise StageError(f"the cached file {file} of {title} is damaged", "delete it")
     return file
-
-
-def _unreachable(title: str, endpoint: str, reason: BaseException) -> StageError:
-    return StageError(
-        f"{title} is not in the cache, and {endpoint} did not give it"
-        f" ({type(reason).__name__}: {first_line(reason):.200})",
-        "go online, or run `hf download` elsewhere and copy its cache to here",
-    )

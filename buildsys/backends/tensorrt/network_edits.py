@@ -16,7 +16,6 @@ from buildsys.backends.tensorrt.library import DTYPES, FORMATS, Messages, Tensor
 from buildsys.backends.tensorrt.network import io_tensors
 from buildsys.errors import StageError
 from buildsys.models.user_code import (
-    check_parameters,
     load_callable,
     reraise_as_stage_error,
 )
@@ -124,8 +123,6 @@ def _names(tensors: Iterator[Any]) -> set[str]:
 def call_hook(reference: str, project: Path, network: Any, config: Any, messages: Messages) -> None:
     """Let the user's function change the network and the configuration."""
     hook = load_callable(reference, project)
-    parameters = "a network hook takes two, the network and the configuration"
-    check_parameters(hook, reference, 2, parameters, "def tweak(network, config): …")
     with reraise_as_stage_error(f"{reference} failed", project):
         hook(network, config)
     if messages.errors:

@@ -26,7 +26,6 @@ from buildsys.models.user_code import (
     describe_exception,
     load_module,
     reraise_as_stage_error,
-    with_article,
 )
 
 ONLY = SINCE_10
@@ -187,7 +186,7 @@ class PluginGuard:
             "get_valid_tactics": int,
         }
         if name in types and not isinstance(value, types[name]):
-            return f"returned {value!r:.80} instead of {with_article(types[name].__name__)}"
+            return f"returned {value!r:.80} instead of {types[name].__name__}"
         if name not in lists:
             return ""
         is_list = isinstance(value, (list, tuple))

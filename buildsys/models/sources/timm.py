@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 from buildsys.errors import StageError
-from buildsys.models.random_weights import SkipInitialization
 from buildsys.models.sources.source_module import SourceModule, draw, load_file
 from buildsys.models.user_code import import_library, reraise_as_stage_error
 from buildsys.system.printable import did_you_mean
@@ -24,10 +23,7 @@ def make(source: Mapping[str, Any], project: Path) -> SourceModule:
         models = timm.list_models()
         hint = did_you_mean(name.partition(".")[0], models, "timm.list_models() lists them")
         raise StageError(f"timm has no model {name}", hint)
-    with (
-        SkipInitialization(),
-        reraise_as_stage_error(f"timm.create_model({name!r}) failed", project),
-    ):
+    with reraise_as_stage_error(f"timm.create_model({name!r}) failed", project):
         module = timm.create_model(name, **{**source["kwargs"], "pretrained": False})
     if source["weights"]:
         return load_file(module, source, project, name)

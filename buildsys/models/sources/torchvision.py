@@ -10,7 +10,6 @@ from typing import Any
 import torch
 
 from buildsys.errors import StageError
-from buildsys.models.random_weights import SkipInitialization
 from buildsys.models.sources.source_module import SourceModule, draw, load_file
 from buildsys.models.user_code import reraise_as_stage_error
 from buildsys.system.files import sha256_of
@@ -57,7 +56,7 @@ def make(source: Mapping[str, Any], project: Path) -> SourceModule:
     # some builders load a pretrained backbone by default
     accepted = inspect.signature(models.get_model_builder(name)).parameters
     defaults = {key: None for key in ("weights", "weights_backbone") if key in accepted}
-    with SkipInitialization(), reraise_as_stage_error(failure, project):
+    with reraise_as_stage_error(failure, project):
         module = models.get_model(name, **{"weights": None, **defaults, **kwargs})
     if weights:
         return load_file(module, source, project, name)

@@ -12,7 +12,6 @@ import torch
 from torch import nn
 
 from buildsys.errors import StageError
-from buildsys.models.random_weights import SkipInitialization
 from buildsys.models.sources.source_module import SourceModule, draw
 from buildsys.models.user_code import import_library, reraise_as_stage_error
 from buildsys.models.weights_files import is_present, locate, read_weights, shortened
@@ -50,8 +49,7 @@ def make(source: Mapping[str, Any], project: Path) -> SourceModule:
             module, origin = _pretrained(outline, config, weights, project, kwargs)
             made = SourceModule(module, origin)
         else:
-            with SkipInitialization():
-                module = _from_config(type(outline), config, kwargs)
+            module = _from_config(type(outline), config, kwargs)
             made = draw(module, source["seed"])
     if source["cache"]:
         module = WithCache(module, library)
@@ -129,10 +127,9 @@ def _config(library: Any, source: Mapping[str, Any], project: Path) -> Any:
     with reraise_as_stage_error(f"{origin} failed", project):
         if source["config"] is values:  # transformers would keep a misspelled field as it is
             plain = mapping[kind]()
-            for field in fields:
-                if not hasattr(plain, field):
-                    hint = did_you_mean(field, list(plain.to_dict()), "remove it")
-                    raise StageError(f"{origin}: {kind} has no field {field}", hint)
+            if unknown := [field for field in fields if not hasattr(plain, field)]:
+                hint = did_you_mean(unknown[0], list(plain.to_dict()), "remove it")
+                raise StageError(f"{origin}: {kind} has no field {unknown[0]}", hint)
         config = mapping[kind].from_dict(fields)
     for part in (config, config.get_text_config()):
         if hasattr(part, "use_cache"):
@@ -155,16 +152,12 @@ def _model_class(library: Any, name: str, config: Any) -> Any:
     from transformers.pipelines import PIPELINE_REGISTRY
 
     tasks = PIPELINE_REGISTRY.get_supported_tasks()
-    if name not in tasks:
-        hint = did_you_mean(name, tasks, f"it has {', '.join(tasks)}", cutoff=0.4)
-        raise StageError(f"transformers has no task {name}", hint)
-    for auto in PIPELINE_REGISTRY.check_task(name)[1]["pt"]:
-        if type(config) in auto._model_mapping:
-            return auto
-    raise StageError(
-        f"transformers has no model of type {config.model_type} for the task {name}",
-        "choose another task, or name the class of the model",
-    )
+    autos = PIPELINE_REGISTRY.check_task(name)[1]["pt"] if name in tasks else ()
+    if auto := next((auto for auto in autos if type(config) in auto._model_mapping), None):
+        return auto
+    problem = f"transformers has no task {name} for models of type {config.model_type}"
+    near = tasks if name not in tasks else ()
+    raise StageError(problem, did_you_mean(name, near, "name the class of the model", cutoff=0.4))
 
 
 def _from_config(kind: Any, config: Any, kwargs: Mapping[str, Any]) -> nn.Module:
@@ -175,24 +168,24 @@ def _from_config(kind: Any, config: Any, kwargs: Mapping[str, Any]) -> nn.Module
 
 
 def _weights(source: Mapping[str, Any], project: Path) -> Mapping[str, Any] | None:
-    """Locate the file of weights. Raises: StageError: the checkpoint has none."""
+    """Locate the file of weights. Raises: StageError: the checkpoint has none, or others."""
     if source["checkpoint"] is None:
         declared: Mapping[str, Any] | None = source["weights"]
         return declared
     folder = source["checkpoint"].rstrip("/")
-    if weights := weights_file(folder, project):
-        expected = source.get("sha256")
-        if expected and (digest := checkpoint_digest(folder, project)) != expected:
-            raise StageError(
-                f"the checkpoint {folder} has the sha256 {digest}, the manifest expects {expected}",
-                "restore its files, or update the digest in the manifest",
-            )
-        return {"file": weights, "sha256": None}
-    raise StageError(
-        f"{folder} has neither {' nor '.join(_WEIGHTS)}",
-        f"save safetensors with model.save_pretrained({folder!r}), or name only its config.json"
-        " under source.config for random weights",
-    )
+    if not (file := weights_file(folder, project)):
+        raise StageError(
+            f"{folder} has neither {' nor '.join(_WEIGHTS)}",
+            f"save safetensors with model.save_pretrained({folder!r}), or name only its"
+            " config.json under source.config for random weights",
+        )
+    expected = source.get("sha256")
+    if expected and (digest := checkpoint_digest(folder, project)) != expected:
+        raise StageError(
+            f"the checkpoint {folder} has the sha256 {digest}, the manifest expects {expected}",
+            "restore its files, or update the digest in the manifest",
+        )
+    return {"file": file, "sha256": None}
 
 
 def weights_file(folder: str, project: Path) -> str:

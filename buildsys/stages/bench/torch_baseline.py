@@ -18,6 +18,7 @@ from buildsys.backends.cuda_device import Device, Stream
 from buildsys.backends.measurement import Contender, GpuContender, GpuTiming, LocalCall, Slot
 from buildsys.errors import Unavailable
 from buildsys.models.torch_model import make_network, to_torch
+from buildsys.models.user_code import first_line
 from buildsys.onnx_graphs.tensors import Tensor
 from buildsys.system.backend_registry import uses_tf32
 from buildsys.workers.job import Job
@@ -118,7 +119,7 @@ class TorchNetwork:
             with torch.cuda.graph(graph, stream=self._stream):
                 result = call()
         except RuntimeError as error:
-            reason = f"PyTorch cannot capture the network as a CUDA graph: {_first_line(error)}"
+            reason = f"PyTorch cannot capture the network as a CUDA graph: {first_line(error)}"
             raise Unavailable(reason) from error
 
         def replay() -> Any:
@@ -136,7 +137,7 @@ class TorchNetwork:
             for _ in range(_WARM_UP_CALLS):
                 call()
         except Exception as error:  # from any library or compiler it calls
-            reason = f"torch.compile fails on the network: {_first_line(error)}"
+            reason = f"torch.compile fails on the network: {first_line(error)}"
             raise Unavailable(reason) from error
         return call
 
@@ -155,7 +156,3 @@ class TorchNetwork:
                     enabled=True, benchmark=True, deterministic=False, allow_tf32=self._tf32
                 )
             )
-
-
-def _first_line(error: BaseException) -> str:
-    return next(iter(str(error).strip().splitlines()), type(error).__name__)

@@ -223,9 +223,10 @@ def _word(text: str) -> str:
 def _network(job: Job, source: Mapping[str, Any]) -> Model:
     import torch
 
+    from buildsys.models.outputs import name_outputs
     from buildsys.models.sources.python import ReturnsOnnxModel
     from buildsys.models.sources.source_module import make_module, needs_gpu
-    from buildsys.models.torch_model import Network, from_torch, name_outputs, to_torch
+    from buildsys.models.torch_model import Network, from_torch, to_torch
 
     try:
         made = make_module(source, job.project)
@@ -243,7 +244,7 @@ def _network(job: Job, source: Mapping[str, Any]) -> Model:
         )  # fmt: skip
         with torch.inference_mode():
             result = network.result({name: to_torch(tensor) for name, tensor in values.items()})
-            outputs = name_outputs(result, {})
+            outputs = name_outputs(result, {}, torch.Tensor, "forward")
         return {name: from_torch(tensor) for name, tensor in outputs.items()}
 
     described = job.options["inputs"]

@@ -144,7 +144,7 @@ def _torch_model(job: Job) -> Original:
         arguments = {name: to_torch(tensor) for name, tensor in inputs.items()}
         with torch.inference_mode():
             outputs = network(arguments)
-        check_outputs(outputs, declared, dims, arguments)
+        check_outputs(outputs, declared, dims)
         return {name: from_torch(tensor) for name, tensor in outputs.items()}
 
     return Original(call, network.weights, main_float_type(network.module), network.module)

@@ -16,10 +16,8 @@ from onnx import ModelProto, ValueInfoProto, helper
 from buildsys.errors import StageError
 from buildsys.manifest.problem import suggest
 from buildsys.models.user_code import (
-    check_parameters,
     load_callable,
     reraise_as_stage_error,
-    with_article,
 )
 from buildsys.onnx_graphs.onnx_file import (
     all_nodes,
@@ -247,7 +245,6 @@ def call_hook(model: ModelProto, step: Step, project: Path) -> ModelProto:
                 "pip install onnx-graphsurgeon",
             ) from error
     hook = load_callable(reference, project)
-    check_parameters(hook, reference, 1, "a surgery hook takes one, the graph", "def f(graph): …")
     ir_version = model.ir_version
     with reraise_as_stage_error(f"{reference} failed", project):
         returned = hook(surgeon.import_onnx(model) if surgeon else model)
@@ -256,8 +253,5 @@ def call_hook(model: ModelProto, step: Step, project: Path) -> ModelProto:
             returned.ir_version = ir_version  # its default, the newest, is too new for runtimes
     if isinstance(returned, ModelProto):
         return returned
-    what = "nothing" if returned is None else with_article(type(returned).__name__)
-    raise StageError(
-        f"{reference} returned {what}; a surgery hook returns the graph",
-        "end it with: return graph",
-    )
+    problem = f"{reference} returned {type(returned).__name__}, not a graph"
+    raise StageError(problem, "end it with: return graph")

@@ -20,7 +20,6 @@ class SurgeryStep(TypedDict, total=False):
     added: dict[str, int]
     nodes: int
     against: str  # the reference of the comparison, in words
-    basis: float | None  # error of a computed reference against the golden outputs
     cases: ComparedCases
     failures: list[CheckFailure]
 

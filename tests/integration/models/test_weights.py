@@ -13,7 +13,7 @@ from stage_jobs import ROOT, manifest
 from torch import nn
 
 from buildsys.errors import StageError
-from buildsys.models.random_weights import SkipInitialization, draw_parameters, measuring_layers
+from buildsys.models.random_weights import draw_parameters, measuring_layers
 from buildsys.models.sources.source_module import make_module
 from buildsys.models.torch_model import example_inputs, make_network
 from buildsys.project.plan import plan_model
@@ -144,39 +144,6 @@ def test_parameters_of_other_types_are_drawn_and_shared_ones_once() -> None:
 def test_a_parameter_without_shape_is_an_error() -> None:
     with pytest.raises(StageError, match="weight has no shape before the first forward"):
         draw_parameters(nn.LazyLinear(3), 0)
-
-
-def torchvision_model(name: str, **sizes: Any) -> nn.Module:
-    from torchvision import models  # two seconds, so not at collection
-
-    return getattr(models, name)(**sizes)
-
-
-SWIN = {
-    "patch_size": [4, 4],
-    "embed_dim": 24,
-    "depths": [1, 1],
-    "num_heads": [2, 4],
-    "window_size": [7, 7],
-}
-
-
-@pytest.mark.parametrize(
-    ("name", "sizes"),
-    # they call kaiming_normal_, normal_ (linear layers), trunc_normal_ and kaiming_uniform_
-    [("mobilenet_v2", {}), ("SwinTransformer", SWIN), ("squeezenet1_0", {})],
-)
-def test_all_default_values_are_overwritten(name: str, sizes: dict[str, Any]) -> None:
-    """Their initialization is skipped, so any other value would be uninitialized memory."""
-    with SkipInitialization():
-        module = torchvision_model(name, **sizes)
-        frozen = {key: tensor.clone() for key, tensor in module.named_buffers()}
-    for parameter in module.parameters():
-        parameter.data.fill_(float("nan"))
-    draw_parameters(module, 0)
-    assert all(parameter.isfinite().all() for parameter in module.parameters())
-    reference = torchvision_model(name, **sizes)
-    assert all(torch.equal(frozen[key], tensor) for key, tensor in reference.named_buffers())
 
 
 def test_a_python_source_is_drawn_only_on_request() -> None:

@@ -316,7 +316,7 @@ def test_several_operators_that_the_other_exporter_translates(tmp_path: Path) ->
          " input "
          f"of size 8 ({NETWORKS}:"),
         ("Pair", {"y": {}},
-         "forward returned output0 float32 [2, 4], output1 float32 [2]; the manifest declares y;"),
+         "returned output0 [2, 4], output1 [2]; the manifest declares y;"),
         ("Nested", {"total": {}}, "the manifest declares total; correct the key of total"),
         ("Pair", {"y": {}, "x": {}},
          "output x has the name of an input; give it another name in outputs"),

@@ -204,7 +204,7 @@ def test_a_forward_that_fails_says_for_which_inputs_and_where(tmp_path: Path) ->
 
 def test_an_output_shape_that_holds_in_one_case_only(tmp_path: Path) -> None:
     with pytest.raises(
-        StageError, match=r"output y has the shape \[3\] .*the manifest declares \[1\]"
+        StageError, match=r"output y has the shape \[3\], the manifest declares \[1\]"
     ):
         run(tmp_path, "Pair", outputs={"z": {}, "y": {"shape": [1]}})
 

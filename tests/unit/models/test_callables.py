@@ -78,7 +78,7 @@ def test_a_module_can_be_imported_by_name_while_it_runs(project: Path) -> None:
         (
             "WIDTH = 3",
             "net.py:WIDTH",
-            "net.py:WIDTH is an int, not a callable; name a function or a class",
+            "net.py:WIDTH is of type int; name a function or a class",
         ),
         (
             "x = 1\ndef make(:",

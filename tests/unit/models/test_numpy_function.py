@@ -61,14 +61,14 @@ def test_a_function_cannot_change_the_golden_inputs(tmp_path: Path) -> None:
     [
         ("absent", {}, "ref.py has no absent"),
         ("failing", {}, "ref.py:failing failed: ValueError: no (ref.py:9)"),
-        ("nothing", {"y": {}}, "ref.py:nothing returned 0 outputs, the manifest declares 1 (y);"),
-        ("double", {"y": {}, "z": {}}, "returned 1 outputs, the manifest declares 2 (y, z)"),
-        ("named", {"y": {}}, "returned no output y; it returned b, a, other"),
-        ("text", {}, "returned output output0 as object, not an array"),
+        ("nothing", {"y": {}}, "ref.py:nothing returned NoneType, without a tensor"),
+        ("double", {"y": {}, "z": {}}, "returned output0 [2, 3]; the manifest declares y, z"),
+        ("named", {"y": {}}, "other [2, 3]; the manifest declares y; correct the key of y"),
+        ("text", {}, "returned object as output 0; only tensors can be outputs"),
         ("wide", {"y": {"dtype": "float32"}},
-         "returned output y as float64, the manifest declares float32; correct the function"),
+         "output y is float64, the manifest declares float32; correct outputs.y"),
         ("double", {"y": {"shape": [2, "batch"]}},
-         "returned output y with the shape [2, 3], the manifest declares [2, 2]"),
+         "output y has the shape [2, 3], the manifest declares [2, 2]"),
     ],
 )  # fmt: skip
 def test_a_mistake_is_one_sentence(
