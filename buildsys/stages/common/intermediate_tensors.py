@@ -5,16 +5,14 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
-from tempfile import TemporaryDirectory
 
 import numpy as np
 from onnx import ModelProto, NodeProto, TensorProto, ValueInfoProto, helper
 
-from buildsys.backends.onnxruntime.session import OrtGraph, session_options
-from buildsys.onnx_graphs.onnx_file import save_model
+from buildsys.backends.onnxruntime.session import OrtGraph
 from buildsys.onnx_graphs.tensor_types import FreshNames, element_types
 from buildsys.onnx_graphs.tensors import Array, Case, Tensor
+from buildsys.stages.common.graph_runs import open_graph
 from buildsys.stages.common.node_patterns import TensorOrigin
 from buildsys.stages.operators.implementation import implementation_of
 from buildsys.workers.job import Job
@@ -29,9 +27,8 @@ class IntermediateTensors:
 
     def __init__(self, job: Job, model: ModelProto) -> None:
         """Take a job's graph, which may change for its custom operators."""
-        implementation = implementation_of(job)
-        implementation.apply(model)
-        self._job, self._model, self._libraries = job, model, implementation.libraries
+        implementation_of(job).apply(model)
+        self._job, self._model = job, model
         self.nodes: Sequence[NodeProto] = model.graph.node
         types = element_types(model)
         stored = {tensor.name for tensor in model.graph.initializer}
@@ -96,12 +93,7 @@ class IntermediateTensors:
         model.graph.node.extend(nodes)
         del model.graph.output[:]
         model.graph.output.extend(outputs)
-        options = session_options(optimization="disable", intra_op_threads=self._job.threads)
-        # by path: a graph in memory is limited to 2 GiB
-        with TemporaryDirectory(dir=self._job.outputs["result"].parent) as folder:
-            path = Path(folder) / "tensors.onnx"
-            save_model(model, path)
-            return OrtGraph(path, options, libraries=self._libraries)
+        return open_graph(self._job, model)
 
 
 @dataclass(frozen=True)

@@ -1,133 +1,115 @@
-"""Rounding noise of a graph: effects of last bits on outputs.
+"""Differences explained by the last bits of the numbers.
 
 Rounding the result of an operation has the effect of a small change of its operands (backward
 error analysis), so two right implementations differ about as much as one of them does after a
 change of all weights and inputs in the last bit (Monte Carlo arithmetic). A network that amplifies
-rounding, e.g. by subtracting similar numbers, cannot be compared more exactly than that.
+rounding, e.g. by subtracting similar numbers or by sorting nearly equal scores, cannot be compared
+more exactly than that. Another shape or type, NaN and infinity are never a matter of rounding.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, replace
-from pathlib import Path
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 
 import numpy as np
-from onnx import ModelProto, TensorProto, numpy_helper
 
-from buildsys.onnx_graphs.onnx_file import load_model
-from buildsys.onnx_graphs.output_policies import Policy, compare_outputs
+from buildsys.errors import StageError
+from buildsys.onnx_graphs.agreement import ComparedCase
 from buildsys.onnx_graphs.result_types import format_error
 from buildsys.onnx_graphs.tensor_comparison import Comparison
-from buildsys.onnx_graphs.tensors import BITS, Tensor, nudge, nudged_tensors
-from buildsys.stages.common.equivalence import open_graph
-from buildsys.workers.job import Job
+from buildsys.onnx_graphs.tensors import Tensor
 
-Tensors = Mapping[str, Tensor]
+UNSTABLE = "its outputs depend on the last bits of the numbers"
 _UNSTABLE = "a change of the last bits of weights and inputs changes this output as well"
-_DRAWS = 3
-_FACTOR = 4.0  # times the noise: both sides round, at more places than weights and inputs
+_NOISE_DRAWS, _FACTOR = 3, 4.0  # both sides round, at more places than weights and inputs
 _MOST = 10.0  # times the limit: errors beyond it are never excused
-_SIZES: Mapping[str, Sequence[int]] = {  # operator -> inputs that decide the shape of its output
-    "ConstantOfShape": (0,), "Expand": (1,), "OneHot": (1,), "Pad": (1,), "Range": (0, 1, 2),
-    "Reshape": (1,), "Resize": (1, 2, 3), "Slice": (1, 2, 3, 4), "Tile": (1,), "TopK": (1,),
-    "Upsample": (1,),
-}  # fmt: skip
-_MOST_SIZES = 8  # elements of a constant that sizes are computed from
-_ELEM_TYPES = {
-    TensorProto.FLOAT16: "float16", TensorProto.BFLOAT16: "bfloat16",
-    TensorProto.FLOAT: "float32", TensorProto.DOUBLE: "float64",
-}  # fmt: skip
+_DRAWS = 6  # changes of the last bits
+_FARTHER = 16.0  # the last bits of one draw hit other elements than rounding
+_MORE = 1.5  # elements, compared with the draw that moves most
+_UNORDERED = ("detections", "set")  # policies that compare no element with that of its place
+Tensors = Mapping[str, Tensor]
+Compare = Callable[[Tensors, Tensors, float], Mapping[str, Comparison]]  # actual, expected, rtol
 
 
-@dataclass(frozen=True)
-class RoundingNoise:
-    """Rounding noise of a graph's file, measured only after an error."""
+def excuse_noise(
+    case: ComparedCase, compare: Compare, nudged: Callable[[int], Tensors], rtol: float
+) -> ComparedCase:
+    """Pass the errors that rounding noise explains.
 
-    job: Job
-    path: Path
-
-    def excuse(
-        self,
-        compared: Mapping[str, Comparison],
-        actual: Tensors,
-        expected: Tensors,
-        limits: Mapping[str, float | None],
-        policies: Mapping[str, Policy],
-        *,
-        inputs: Tensors,
-        assembled: Collection[str] = (),
-    ) -> dict[str, Comparison]:
-        """Pass the errors of ``compared`` that noise explains.
-
-        Such an error is at most ``_FACTOR`` times the noise and ``_MOST`` times ``rtol``; the other
-        limits hold. Others get a note if the noise alone breaks the limits.
-        """
-        rtol = limits["rtol"]
-        failed = [name for name, comparison in compared.items() if not comparison.passed]
-        if not failed or not rtol:
-            return dict(compared)
-
-        def compare(a: Tensors, b: Tensors, limit: float) -> dict[str, Comparison]:
-            wider = {**limits, "rtol": limit}
-            return compare_outputs(a, b, wider, policies, inputs=inputs, assembled=assembled)
-
-        widest = compare(actual, expected, _MOST * rtol)
-        noise = {name: 0.0 for name in failed if widest[name].passed}
-        excused = dict(compared)
-        for draw in range(_DRAWS if noise else 1):
-            nudged = self.nudged_outputs(inputs, draw)
-            for name, moved in compare(nudged, actual, _MOST * rtol).items():
-                if name in noise:
-                    noise[name] = max(noise[name], moved.relative)
-                elif name in failed and not moved.passed:
-                    excused[name] = replace(compared[name], note=compared[name].note or _UNSTABLE)
-        for name, moved_by in noise.items():
-            again = compare(actual, expected, min(max(rtol, _FACTOR * moved_by), _MOST * rtol))
-            if again[name].passed:
-                note = (
-                    f"its relative error {format_error(again[name].relative)} is beyond {rtol:g},"
-                    f" but a change of the last bits moves this output by {format_error(moved_by)}"
-                )
-                excused[name] = replace(again[name], note=note)
-        return excused
-
-    def nudged_outputs(self, inputs: Tensors, draw: int) -> dict[str, Tensor]:
-        """Compute the outputs with the last bits of weights and inputs changed."""
-        rng, model = np.random.default_rng(draw), load_model(self.path)
-        exact = size_constants(model)
-        for tensor in model.graph.initializer:
-            dtype = _ELEM_TYPES.get(tensor.data_type)
-            if dtype and tensor.name not in exact:
-                values = numpy_helper.to_array(tensor)
-                bits = nudge(values.view(BITS[dtype]), values.astype(np.float64), rng)
-                changed = numpy_helper.from_array(bits.view(values.dtype), tensor.name)
-                tensor.CopyFrom(changed)
-        return open_graph(self.job, model).run(nudged_tensors(inputs, rng))
-
-
-def size_constants(model: ModelProto) -> set[str]:
-    """Name the small constants that shapes are computed from, such as the scales of Resize.
-
-    Another last bit of them gives another size, which is no matter of rounding.
+    Such an error is at most ``_FACTOR`` times the noise and ``_MOST`` times ``rtol``; the other
+    limits hold. Others get a note if the noise alone breaks the limits. ``nudged`` computes the
+    outputs after a change of the last bits.
     """
-    makers = {name: node for node in model.graph.node for name in node.output}
-    waiting = [
-        name
-        for node in model.graph.node
-        for place, name in enumerate(node.input)
-        if place in _SIZES.get(node.op_type, ())
-    ]
-    reached: set[str] = set()
-    while waiting:
-        name = waiting.pop()
-        if name in reached:
-            continue
-        reached.add(name)
-        if name in makers and makers[name].op_type not in ("Shape", "Size"):
-            waiting += makers[name].input
-    return {
-        tensor.name
-        for tensor in model.graph.initializer
-        if tensor.name in reached and np.prod(tensor.dims, dtype=np.int64) <= _MOST_SIZES
-    }
+    failed = [name for name, comparison in case.compared.items() if not comparison.passed]
+    if not failed:
+        return case
+    widest = compare(case.actual, case.expected, _MOST * rtol)
+    noise = {name: 0.0 for name in failed if widest[name].passed}
+    compared = dict(case.compared)
+    for draw in range(_NOISE_DRAWS if noise else 1):
+        for name, moved in compare(nudged(draw), case.actual, _MOST * rtol).items():
+            if name in noise:
+                noise[name] = max(noise[name], moved.relative)
+            elif name in failed and not moved.passed:
+                compared[name] = replace(compared[name], note=compared[name].note or _UNSTABLE)
+    for name, moved_by in noise.items():
+        limit = min(max(rtol, _FACTOR * moved_by), _MOST * rtol)
+        again = compare(case.actual, case.expected, limit)[name]
+        if again.passed:
+            note = (
+                f"its relative error {format_error(again.relative)} is beyond {rtol:g},"
+                f" but a change of the last bits moves this output by {format_error(moved_by)}"
+            )
+            compared[name] = replace(again, note=note)
+    return replace(case, compared=compared)
+
+
+def is_unstable(
+    case: ComparedCase, nudged: Callable[[int], ComparedCase], rtol: float | None
+) -> bool:
+    """Check if changes of the last bits explain every wrong output of a case.
+
+    They do if they move an output as far, and as many of its elements. ``nudged`` compares the
+    outputs after a change with those before.
+    """
+    failed = [name for name, comparison in case.compared.items() if not comparison.passed]
+    if not failed or not all(_is_of_values(case, name) for name in failed):
+        return False
+    try:
+        draws = [nudged(number) for number in range(_DRAWS)]
+    except StageError:  # the changed numbers are refused
+        return False
+    return all(_is_explained(case, name, draws, rtol or 0.0) for name in failed)
+
+
+def _is_explained(
+    case: ComparedCase, name: str, draws: Sequence[ComparedCase], rtol: float
+) -> bool:
+    comparison = case.compared[name]
+    moved = [d for d in draws if _is_of_values(d, name) and not d.compared[name].passed]
+    farthest = max((draw.compared[name].relative for draw in moved), default=0.0)
+    if not moved or not comparison.relative <= _FARTHER * farthest:
+        return False
+    if comparison.policy in _UNORDERED:
+        return True
+    return _beyond(case, name, rtol) <= _MORE * max(_beyond(draw, name, rtol) for draw in moved)
+
+
+def _is_of_values(case: ComparedCase, name: str) -> bool:
+    """Check that both sides have one type and shape, and finite numbers at equal places."""
+    if name not in case.actual or name not in case.expected:
+        return False
+    ours, theirs = case.actual[name], case.expected[name]
+    same_kind = ours.dtype == theirs.dtype and ours.shape == theirs.shape
+    return same_kind and not case.compared[name].non_finite
+
+
+def _beyond(case: ComparedCase, name: str, rtol: float) -> int:
+    """Count the elements beyond ``rtol`` of the largest magnitude, or unequal ones."""
+    x, y = case.actual[name].values(), case.expected[name].values()
+    if y.dtype.kind not in "fc":
+        return int((x != y).sum())
+    finite = np.isfinite(y)
+    limit = rtol * float(np.abs(y[finite]).max(initial=0.0))
+    return int((np.abs(x[finite] - y[finite]) > limit).sum())

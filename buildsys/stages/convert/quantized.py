@@ -22,7 +22,7 @@ from buildsys.onnx_graphs.onnx_file import (
 from buildsys.onnx_graphs.tensors import Case
 from buildsys.report.formatting import percent
 from buildsys.stages.calibrate.ranges import load_ranges
-from buildsys.stages.common.golden_check import OutputCheck
+from buildsys.stages.common.golden_check import WrongOutput
 from buildsys.stages.common.intermediate_tensors import largest_losses
 from buildsys.stages.common.node_patterns import named_nodes
 from buildsys.stages.convert.quantizers import (
@@ -81,7 +81,7 @@ def convert(job: Job, in_fp32: Sequence[str], golden: Golden) -> tuple[ModelProt
 
 
 def explain(
-    job: Job, failed: Sequence[OutputCheck], golden: Golden, figures: Figures
+    job: Job, failed: Sequence[WrongOutput], golden: Golden, figures: Figures
 ) -> tuple[str, list[str]]:
     """List remedies, with the layers of largest error."""
     options, precision = job.options["quantize"], job.options["precision"]

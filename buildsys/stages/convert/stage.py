@@ -26,8 +26,8 @@ from buildsys.onnx_graphs.onnx_file import (
 )
 from buildsys.onnx_graphs.tensor_types import DTYPES
 from buildsys.onnx_graphs.tensors import load_case
-from buildsys.stages.common.equivalence import open_graph
-from buildsys.stages.common.golden_check import and_more, check_outputs, summarize_checks
+from buildsys.stages.common.golden_check import and_more, golden_limits, summarize_checks
+from buildsys.stages.common.graph_runs import GraphCheck
 from buildsys.stages.operators.implementation import implementation_of
 from buildsys.stages.search.result import read_kept_nodes
 from buildsys.workers.job import Job, StageResult
@@ -65,8 +65,8 @@ def run(job: Job) -> StageResult:
     written = load_model(job.outputs["model"])  # engines are built from it
     if precision in DTYPES:
         written = emulate(written, precision)
-    checks = check_outputs(job, precision, open_graph(job, written), golden)
-    failed, numbers = summarize_checks(job, checks, golden)
+    checks = GraphCheck(job, written).compare(golden)
+    failed, numbers = summarize_checks(job, precision, checks, golden_limits(job, golden))
     figures |= numbers
     if not failed:
         return StageResult(figures=figures)

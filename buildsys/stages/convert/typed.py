@@ -30,7 +30,7 @@ from buildsys.onnx_graphs.tensor_types import (
     types_at,
 )
 from buildsys.onnx_graphs.tensors import Array, Case, Tensor, tensor_of
-from buildsys.stages.common.golden_check import OutputCheck, and_more
+from buildsys.stages.common.golden_check import WrongOutput, and_more
 from buildsys.stages.common.intermediate_tensors import largest_losses
 from buildsys.stages.common.node_patterns import (
     check_patterns,
@@ -112,7 +112,7 @@ def convert(job: Job, in_fp32: Sequence[str], golden: Golden) -> tuple[ModelProt
 
 
 def explain(
-    job: Job, failed: Sequence[OutputCheck], golden: Golden, figures: Figures
+    job: Job, failed: Sequence[WrongOutput], golden: Golden, figures: Figures
 ) -> tuple[str, list[str]]:
     """Find the cause of a failure, if it is an overflow, and remedies."""
     precision, remedies = job.options["precision"], []

@@ -23,7 +23,7 @@ from buildsys.onnx_graphs.onnx_file import (
     opsets,
     save_model,
 )
-from buildsys.stages.common.equivalence import changed_counts
+from buildsys.stages.common.graph_runs import changed_counts
 from buildsys.stages.common.node_patterns import check_patterns, matching_pattern, named_nodes
 from buildsys.workers.job import Job
 

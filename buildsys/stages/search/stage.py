@@ -25,8 +25,15 @@ from buildsys.onnx_graphs.inspection.graph import plain_model
 from buildsys.onnx_graphs.onnx_file import raise_opset
 from buildsys.onnx_graphs.tensor_types import DTYPES
 from buildsys.onnx_graphs.tensors import Case, load_case
-from buildsys.stages.common.equivalence import open_graph
-from buildsys.stages.common.golden_check import OutputCheck, check_outputs, judge_agreement
+from buildsys.stages.common.golden_check import (
+    Checks,
+    failures_of,
+    figures_of,
+    golden_limits,
+    judge_agreement,
+    wrong_outputs,
+)
+from buildsys.stages.common.graph_runs import GraphCheck
 from buildsys.stages.common.intermediate_tensors import IntermediateTensors, largest_losses
 from buildsys.stages.common.node_patterns import matching_pattern, named_nodes
 from buildsys.stages.convert.quantized import (
@@ -275,7 +282,7 @@ class Trials:
             self._job.count(self.count, self._most, "trials")
             try:
                 checks = self._check(self.converted(nodes), is_trial=True)
-                self._verdicts[key] = all(check.comparison.passed for check in checks)
+                self._verdicts[key] = not failures_of(self._precision, checks)
             except StageError:  # nothing expensive is left to convert
                 self._verdicts[key] = False
         return self._verdicts[key]
@@ -283,8 +290,9 @@ class Trials:
     def check_all(self, nodes: Sequence[str] | None) -> dict[str, Any]:
         """Judge all cases, with the worst error; None: on the graph in fp32."""
         checks = self._check(self._copy() if nodes is None else self.converted(nodes))
-        failed = [check for check in checks if not check.comparison.passed]
-        errors = [check.comparison.figures().get("relative") for check in checks]
+        failed = failures_of(self._precision, checks)
+        figures = [output for case in figures_of(checks).values() for output in case.values()]
+        errors = [output.get("relative") for output in figures]
         numbers = [error for error in errors if error is not None]
         return {
             "passed": not failed,
@@ -292,18 +300,17 @@ class Trials:
             "reason": failed[0].sentence() if failed else "",
         }
 
-    def _check(self, model: ModelProto, *, is_trial: bool = False) -> list[OutputCheck]:
+    def _check(self, model: ModelProto, *, is_trial: bool = False) -> Checks:
         """Compare the outputs; a trial ends with the first failed case."""
-        graph = open_graph(self._job, model)
-        checks: list[OutputCheck] = []
+        graph = GraphCheck(self._job, model)
+        checks: Checks = {}
         for case in self._order:
-            checks += check_outputs(self._job, self._precision, graph, {case: self._golden[case]})
-            if is_trial and not all(check.comparison.passed for check in checks):
+            checks = {**checks, **graph.compare({case: self._golden[case]})}
+            if is_trial and wrong_outputs(checks[case]):
                 break
         else:
-            checks, _ = judge_agreement(self._job, checks, self._golden)
-        failed = {check.case for check in checks if not check.comparison.passed}
-        self._order.sort(key=lambda case: case not in failed)
+            checks, _ = judge_agreement(checks, golden_limits(self._job, self._golden))
+        self._order.sort(key=lambda case: case not in checks or not wrong_outputs(checks[case]))
         return checks
 
     def _copy(self) -> ModelProto:

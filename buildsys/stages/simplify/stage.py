@@ -20,11 +20,10 @@ from buildsys.onnx_graphs.onnx_file import (
 from buildsys.onnx_graphs.result_types import GraphSummary
 from buildsys.onnx_graphs.tensor_types import assembled_outputs
 from buildsys.onnx_graphs.tensors import Tensor, load_case
-from buildsys.stages.common.equivalence import (
+from buildsys.stages.common.golden_check import failures_of, figures_of
+from buildsys.stages.common.graph_runs import (
     changed_counts,
     compare_cases,
-    differences,
-    figures_of,
     limits_of,
     random_inputs,
     random_operators,
@@ -88,14 +87,14 @@ def run(job: Job) -> StageResult:
         warnings.append(f"the graphs were not compared: {reason}")
         return StageResult(figures=figures)
     compared = compare_cases(actual, outputs, limits, inputs, job.options.get("compare"))
-    different = differences(compared)
+    different = failures_of("simplified", compared)
     random = random_operators(before["operators"])
     if random or different:
         first = next(iter(inputs.values()))
         refuse_random_graph(job, source, "the exported graph", first, limits, random)
     figures["equal"] = figures_of(compared)
     if different:
-        case, name, comparison = different[0]
+        _, case, name, comparison = different[0]
         sentence = comparison.sentence("the simplified graph", "the exported graph")
         reason = f"simplification changed {name} in case {case}: {sentence}"
         return StageResult("failed", reason, _KEEP, figures)

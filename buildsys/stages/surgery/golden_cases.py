@@ -29,7 +29,7 @@ from buildsys.onnx_graphs.onnx_file import all_nodes, load_model, tensors_of
 from buildsys.onnx_graphs.output_policies import compare_outputs
 from buildsys.onnx_graphs.tensor_types import main_float_type
 from buildsys.onnx_graphs.tensors import Array, Case, NpzFile, Tensor, tensor_of
-from buildsys.stages.common.equivalence import Limits, open_graph, random_inputs, run_case
+from buildsys.stages.common.graph_runs import Limits, open_graph, random_inputs, run_case
 from buildsys.stages.surgery.edits import cut_tensors, output_names
 from buildsys.workers.job import Job
 

@@ -33,17 +33,15 @@ from buildsys.onnx_graphs.output_policies import load_assembled
 from buildsys.onnx_graphs.result_types import CheckFailure
 from buildsys.onnx_graphs.tensor_types import assembled_outputs
 from buildsys.onnx_graphs.tensors import load_case, save_case
-from buildsys.stages.common.equivalence import (
+from buildsys.stages.common.golden_check import and_more, failures_of, figures_of, save_failed
+from buildsys.stages.common.graph_runs import (
     changed_counts,
     compare_cases,
-    differences,
-    figures_of,
     limits_of,
     random_operators,
     refuse_random_graph,
     run_cases,
 )
-from buildsys.stages.common.golden_check import OutputCheck, and_more, save_failed_tensors
 from buildsys.stages.surgery import edits
 from buildsys.stages.surgery.golden_cases import (
     GraphState,
@@ -157,7 +155,7 @@ def _apply_step(job: Job, step: Step, state: GraphState, path: Path) -> StepResu
     feeds = {case: tensors.inputs for case, tensors in cases.golden.items()}
     actual = run_cases(job, path, feeds)
     compared = compare_cases(actual, cases.expected, cases.limits or limits, feeds)
-    different = differences(compared)
+    different = failures_of("", compared)
     now, random = operator_counts(after), random_operators(counts)
     keeps_ports = step.get("inputs") is None and step.get("outputs") is None
     if step.get("changes") == "nothing" and keeps_ports and not random and not different:
@@ -167,15 +165,9 @@ def _apply_step(job: Job, step: Step, state: GraphState, path: Path) -> StepResu
         refuse_random_graph(job, state.path, "the graph before it", first, limits, random)
     difference = ""
     if different:
-        folder = path.parent.name
-        checks = [
-            OutputCheck(
-                folder, case, name, cases.expected[case].get(name), actual[case].get(name), result
-            )
-            for case, name, result in different
-        ]
-        save_failed_tensors(job.outputs["result"].parent / "failed", checks, cases.golden)
-        case, name, first_result = different[0]
+        for case, checked in compared.items():
+            save_failed(job, f"{path.parent.name}-{case}", checked)
+        _, case, name, first_result = different[0]
         sentence = first_result.sentence("the graph after it", cases.against)
         difference = f"changed {name} in case {case}: {sentence}{and_more(different)}"
     removed, added = changed_counts(counts, now)
@@ -188,7 +180,7 @@ def _apply_step(job: Job, step: Step, state: GraphState, path: Path) -> StepResu
         cases=figures_of(compared),
         failures=[
             cast(CheckFailure, {"case": case, "output": name, **result.failure()})
-            for case, name, result in different
+            for _, case, name, result in different
         ],
     )
     new_state = GraphState(path, inputs, cases.golden, cases.further)

@@ -9,23 +9,21 @@ from buildsys.errors import StageError
 from buildsys.manifest.shape_cases import Dims, dims_of_shapes, format_case, format_dims
 from buildsys.onnx_graphs.onnx_file import load_model
 from buildsys.onnx_graphs.output_policies import uninformative_hint, uninformative_outputs
-from buildsys.onnx_graphs.tensor_comparison import Comparison
+from buildsys.onnx_graphs.result_types import CheckFailure
 from buildsys.onnx_graphs.tensor_types import assembled_outputs
 from buildsys.onnx_graphs.tensors import Case, load_case
-from buildsys.stages.common.equivalence import open_graph
 from buildsys.stages.common.golden_check import (
     ORIGINAL,
-    OutputCheck,
     OutputRules,
+    WrongOutput,
     and_more,
-    check_outputs,
     golden_limits,
-    is_unstable,
     output_rules,
     summarize_checks,
+    wrong_outputs,
 )
-from buildsys.stages.common.rounding_noise import RoundingNoise
-from buildsys.stages.common.stability import UNSTABLE
+from buildsys.stages.common.graph_runs import GraphCheck
+from buildsys.stages.common.rounding_noise import UNSTABLE
 from buildsys.stages.operators.implementation import implementation_of
 from buildsys.stages.validate.result import ValidateResult
 from buildsys.workers.job import Job, StageResult
@@ -43,23 +41,6 @@ _FIXED = (
     " instead of if, limit the values by inputs.NAME.data, or return what forward keeps; with an"
     " ONNX file, raise validate.rtol if this is rounding"
 )
-
-
-class GraphCheck:
-    """A graph in ONNX Runtime, to compare with golden outputs."""
-
-    def __init__(self, job: Job, name: str, rules: OutputRules) -> None:
-        path = job.inputs[f"{name}.model"]
-        self._job, self._name, self._rules = job, name, rules
-        self._graph, self._noise = open_graph(job, path), RoundingNoise(job, path)
-
-    def compare(self, golden: Mapping[str, Case]) -> list[OutputCheck]:
-        """Compare all outputs in every case. Raises: StageError: the graph cannot run."""
-        return check_outputs(self._job, self._name, self._graph, golden, self._noise, self._rules)
-
-    def is_unstable(self, case: Case, failed: Sequence[OutputCheck]) -> bool:
-        """Check if the last bits explain the failed outputs of a case."""
-        return is_unstable(self._job, self._graph, self._noise, case, failed, self._rules)
 
 
 class _FurtherCase(NamedTuple):
@@ -96,47 +77,42 @@ def run(job: Job) -> StageResult:
     if any(case.graph == _UNMODIFIED for case in further.values()):
         golden = {_UNMODIFIED: {}, **golden}
     dims = {**job.options["cases"], **{name: case.sizes for name, case in further.items()}}
-    warnings, checks = [*_constant(job), *_limited(further)], {}
-    for graph in golden:
-        job.progress(f"running the {graph} graph in {len(golden[graph])} cases")
-        opened = GraphCheck(job, graph, _rules(job, graph))
-        checks[graph] = opened.compare(golden[graph])
-        for case, (in_graph, tensors, sizes) in further.items():
-            if in_graph != graph:
+    limits = golden_limits(job, shared)
+    warnings, failed = [*_constant(job), *_limited(further)], list[WrongOutput]()
+    figures: ValidateResult = {"graphs": {}, "tolerance": limits, "dims": dims}
+    problems: list[CheckFailure] = []
+    for graph, cases in golden.items():
+        job.progress(f"running the {graph} graph in {len(cases)} cases")
+        check = GraphCheck(job, job.inputs[f"{graph}.model"], _rules(job, graph))
+        checks = check.compare(cases)
+        compared = [case.compared for case in checks.values()]  # as engines are in these cases
+        for output, reason in uninformative_outputs(compared).items():
+            problem = f"output {output}: {reason} in every case, so no case compares anything"
+            problems.append({"graph": graph, "output": output, "problem": problem})
+        for name, case in further.items():
+            if case.graph != graph:
                 continue
-            job.progress(f"case {case}")
-            case_text = format_case(case, sizes)
+            job.progress(f"case {name}")
+            case_text = format_case(name, case.sizes)
             try:
-                group = opened.compare({case: tensors})
+                checked = check.compare({name: case.tensors})[name]
             except StageError as error:
                 hint = _FIXED.format(model=job.model)
                 raise type(error)(f"case {case_text}: {error.problem}", hint) from error
-            failed = [check for check in group if not check.comparison.passed]
-            if failed and opened.is_unstable(tensors, failed):
+            if wrong_outputs(checked) and check.is_unstable(checked, case.tensors):
                 warnings.append(f"case {case_text} is not compared: {UNSTABLE}")
-                continue
-            golden[graph] = {**golden[graph], case: tensors}
-            checks[graph] += group
-    summaries = {graph: summarize_checks(job, checks[graph], golden[graph]) for graph in golden}
-    failed = [check for group, _ in summaries.values() for check in group]
-    figures: ValidateResult = {
-        "graphs": {graph: numbers["cases"] for graph, (_, numbers) in summaries.items()},
-        "tolerance": golden_limits(job, shared),
-        "failures": [{**check.failure(), "dims": dims.get(check.case, {})} for check in failed],
-        "dims": dims,
-        "warnings": warnings,
-    }  # fmt: skip
+            else:
+                checks[name] = checked
+        wrong, numbers = summarize_checks(job, graph, checks, limits)
+        failed += wrong
+        figures["graphs"][graph] = numbers["cases"]
+    figures["warnings"] = warnings
+    figures["failures"] = [{**o.failure(), "dims": dims.get(o.case, {})} for o in failed]
     if failed:
         return StageResult("failed", *_verdict(job, failed, further), figures)
-    for graph in GRAPHS:
-        cases: dict[str, dict[str, Comparison]] = {}
-        for check in checks[graph]:
-            if check.case not in further:  # engines are compared in the others
-                cases.setdefault(check.case, {})[check.output] = check.comparison
-        for output, reason in uninformative_outputs(cases.values()).items():
-            problem = f"output {output}: {reason} in every case, so no case compares anything"
-            figures["failures"] = [{"graph": graph, "output": output, "problem": problem}]
-            return StageResult("failed", problem, uninformative_hint(output), figures)
+    if problems:
+        figures["failures"], first = problems[:1], problems[0]
+        return StageResult("failed", first["problem"], uninformative_hint(first["output"]), figures)
     return StageResult(figures=figures)
 
 
@@ -149,7 +125,7 @@ def _rules(job: Job, graph: str) -> OutputRules:
 
 
 def _verdict(
-    job: Job, failed: Sequence[OutputCheck], further: Mapping[str, _FurtherCase]
+    job: Job, failed: Sequence[WrongOutput], further: Mapping[str, _FurtherCase]
 ) -> tuple[str, str]:
     """Describe the first failure, and its remedy."""
     first = failed[0]

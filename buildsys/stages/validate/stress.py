@@ -8,12 +8,14 @@ from typing import Any
 
 from buildsys.errors import StageError
 from buildsys.manifest.shape_cases import Dims
+from buildsys.onnx_graphs.output_policies import uninformative_outputs
 from buildsys.onnx_graphs.tensors import Case
-from buildsys.stages.common.golden_check import ORIGINAL, output_rules
-from buildsys.stages.common.stability import UNSTABLE
+from buildsys.stages.common.golden_check import ORIGINAL, wrong_outputs
+from buildsys.stages.common.graph_runs import GraphCheck
+from buildsys.stages.common.rounding_noise import UNSTABLE
 from buildsys.stages.reference.further_cases import draw_sizes, size_conditions, suggested_sizes
 from buildsys.stages.reference.stage import Original, golden_inputs, load_original, not_finite
-from buildsys.stages.validate.stage import GRAPHS, GraphCheck
+from buildsys.stages.validate.stage import GRAPHS
 from buildsys.workers.job import Job, StageResult
 
 _EXTREMES = (0, 0, 1, -1)  # in turns; 0: as the manifest's data
@@ -24,8 +26,8 @@ def run(job: Job) -> StageResult:
 
     Failures have sizes and seeds.
     """
-    original, rules = load_original(job), output_rules(job)
-    graphs = {name: GraphCheck(job, name, rules) for name in GRAPHS}
+    original = load_original(job)
+    graphs = {name: GraphCheck(job, job.inputs[f"{name}.model"]) for name in GRAPHS}
     count, compared = job.options["count"], 0
     failures, skipped = [], []
     for index, dims in enumerate(islice(_sizes(job, original), count)):
@@ -42,20 +44,20 @@ def run(job: Job) -> StageResult:
             problem = error.problem
         for name, graph in graphs.items() if not problem else ():
             try:
-                checks = graph.compare({"": golden})
+                checked = graph.compare({"": golden})[""]
             except StageError as error:
                 differences.append({**place, "graph": name, "output": "", "problem": error.problem})
                 continue
-            failed = [check for check in checks if not check.comparison.passed]
-            if all(check.comparison.uninformative for check in checks):
-                problem = f"every output is uninformative: {checks[0].comparison.uninformative}"
-            elif failed and graph.is_unstable(golden, failed):
+            wrong, reasons = wrong_outputs(checked), uninformative_outputs([checked.compared])
+            if len(reasons) == len(checked.compared):
+                problem = f"every output is uninformative: {next(iter(reasons.values()))}"
+            elif wrong and graph.is_unstable(checked, golden):
                 problem = UNSTABLE
             else:
-                for check in failed:
-                    text = check.comparison.sentence("ONNX Runtime", ORIGINAL)
-                    output = {"output": check.output, "problem": text}
-                    differences.append({**place, "graph": name, **output})
+                for output, comparison in wrong.items():
+                    text = comparison.sentence("ONNX Runtime", ORIGINAL)
+                    entry = {"graph": name, "output": output, "problem": text}
+                    differences.append({**place, **entry})
         failures += differences
         if problem and not differences:
             skipped.append({**place, "problem": problem})

@@ -7,7 +7,7 @@ for its profiles, because the engine is what will be shipped.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from operator import le
 
 from buildsys.backends.interface import Session, load_backend, stand_in_types
@@ -15,23 +15,19 @@ from buildsys.errors import StageError, Unavailable
 from buildsys.manifest.default_limits import effective_limits
 from buildsys.manifest.shape_cases import dims_of_shapes, format_case
 from buildsys.onnx_graphs.agreement import Agreement, ComparedCase, output_agreements
-from buildsys.onnx_graphs.output_policies import (
-    compare_outputs,
-    load_assembled,
-    uninformative_hint,
-    uninformative_outputs,
-)
-from buildsys.onnx_graphs.result_types import CheckFailure, OutputComparison
+from buildsys.onnx_graphs.output_policies import uninformative_hint, uninformative_outputs
+from buildsys.onnx_graphs.result_types import CheckFailure
 from buildsys.onnx_graphs.tensor_comparison import Comparison
-from buildsys.onnx_graphs.tensors import (
-    Case,
-    Tensor,
-    load_case,
-    nudged_tensors,
-    save_tensors,
-    tensor_of,
+from buildsys.onnx_graphs.tensors import Case, load_case, nudged_tensors, tensor_of
+from buildsys.stages.common.golden_check import (
+    and_more,
+    case_figures,
+    compare_case,
+    output_rules,
+    save_failed,
+    wrong_outputs,
 )
-from buildsys.stages.common.stability import Difference, are_explained
+from buildsys.stages.common.rounding_noise import is_unstable
 from buildsys.stages.operators.implementation import implementation_of
 from buildsys.stages.verify.result import VerifyResult
 from buildsys.system.backend_registry import describe_backend
@@ -82,21 +78,6 @@ def format_ranges(ranges: Ranges) -> str:
     )
 
 
-@dataclass(frozen=True)
-class _Outputs:
-    """The outputs of a golden case in one profile, with their verdicts."""
-
-    run: CaseRun
-    golden: Case
-    actual: Mapping[str, Tensor]
-    compared: dict[str, Comparison]  # by output
-
-    @property
-    def failed(self) -> dict[str, Comparison]:
-        """The wrong outputs."""
-        return {name: c for name, c in self.compared.items() if not c.passed}
-
-
 def run(job: Job) -> StageResult:
     """Compare all outputs in every case; NaN and infinity fail."""
     if "engine" not in job.inputs:
@@ -128,8 +109,8 @@ class Verification:
         self._options = job.options["engine"]
         self._cases: dict[str, Mapping[str, int]] = dict(job.options["cases"])  # case -> dims
         self._profiles = [dict(ranges) for ranges in session.profiles]
-        self._assembled = load_assembled(job.inputs.get("assembled"))
-        self._compared: dict[CaseRun, dict[str, Comparison]] = {}
+        self._rules = output_rules(job)
+        self._compared: dict[CaseRun, Mapping[str, Comparison]] = {}
         self._limits: dict[str, float | None] = {}
         self._failures: list[CheckFailure] = []
         self.sentences: list[str] = []  # one per failure
@@ -155,12 +136,9 @@ class Verification:
             where = "" if run.profile is None else f" in profile {run.profile}"
             job.progress(f"case {run.case}{where}")
             job.count(number, len(runs), "cases")
-            outputs = self._run_case(run, golden[run.case])
-            self._record(outputs)
-            case = outputs.golden
-            finished.setdefault(run.profile, []).append(
-                ComparedCase(case.inputs, case.outputs, outputs.actual, outputs.compared)
-            )
+            checked = self._run_case(run, golden[run.case])
+            self._record(run, checked)
+            finished.setdefault(run.profile, []).append(checked)
         for profile, cases in finished.items():
             self._judge_agreement(output_agreements(cases, self._limits), profile)
         for output, reason in uninformative_outputs(self._compared.values()).items():
@@ -214,63 +192,43 @@ class Verification:
             for run in plan_runs(self._profiles, {name: shapes}):
                 job.progress(f"case {self._name(name)}")
                 try:
-                    outputs = self._run_case(run, golden)
+                    checked = self._run_case(run, golden)
                 except StageError as error:
                     problem = f"case {self._name(name)}: {error.problem}"
                     raise type(error)(problem, error.hint) from error
-                if self._is_unstable(outputs):
+                if self._is_unstable(run, checked):
                     text = "its outputs depend on the last bits of the inputs"
                     self._warnings.append(f"case {self._name(name)} is not compared: {text}")
                 else:
-                    self._record(outputs)
+                    self._record(run, checked)
 
-    def _is_unstable(self, outputs: _Outputs) -> bool:
-        """Check if the last bits of the inputs explain every failed output."""
-        golden, actual = outputs.golden, outputs.actual
-        failures = {
-            output: Difference(actual[output], golden.outputs[output], comparison)
-            for output, comparison in outputs.failed.items()
-        }
-        own = replace(golden, outputs=actual)
+    def _is_unstable(self, run: CaseRun, checked: ComparedCase) -> bool:
+        """Check if the last bits of the inputs explain every wrong output."""
 
-        def draw(number: int) -> dict[str, Difference]:
-            nudged = nudged_tensors(golden.inputs, number)
-            moved = self._run_case(outputs.run, replace(own, inputs=nudged))
-            return {
-                name: Difference(moved.actual[name], actual[name], change)
-                for name, change in moved.compared.items()
-            }
+        def nudged(draw: int) -> ComparedCase:
+            inputs = nudged_tensors(checked.inputs, draw)
+            return self._run_case(run, Case(inputs, checked.actual))
 
-        return are_explained(failures, draw, self._limits["rtol"])
+        return is_unstable(checked, nudged, self._limits["rtol"])
 
-    def _run_case(self, run: CaseRun, golden: Case) -> _Outputs:
+    def _run_case(self, run: CaseRun, golden: Case) -> ComparedCase:
         """Run a case; types that the library lacks become those of the reference."""
         actual = self._session.run(golden.inputs, run.profile)
         stand_ins = stand_in_types(self._session)
         if missing := [output for output in golden.outputs if output not in actual]:
             problem = f"the engine has no output '{missing[0]}', only {', '.join(actual)}"
             raise StageError(problem, "build the engine again")
+        outputs = {output: actual[output] for output in golden.outputs}
         for output, reference in golden.outputs.items():
-            if actual[output].dtype == stand_ins.get(reference.dtype):
-                actual[output] = tensor_of(actual[output].values(), reference.dtype)
-        compared = compare_outputs(
-            actual,
-            golden.outputs,
-            self._limits,
-            self._job.options.get("compare"),
-            inputs=golden.inputs,
-            assembled=self._assembled,
-        )
-        return _Outputs(run, golden, actual, compared)
+            if outputs[output].dtype == stand_ins.get(reference.dtype):
+                outputs[output] = tensor_of(outputs[output].values(), reference.dtype)
+        return compare_case(golden, outputs, self._limits, self._rules)
 
-    def _record(self, outputs: _Outputs) -> None:
+    def _record(self, run: CaseRun, checked: ComparedCase) -> None:
         """Record the verdicts of a run, and save the tensors of a failed one."""
-        run, golden, failed = outputs.run, outputs.golden, outputs.failed
-        self._compared[run] = outputs.compared
-        if not failed:
-            return
+        self._compared[run] = checked.compared
         several = run.profile is not None and len(self._profiles) > 1
-        for output, comparison in failed.items():
+        for output, comparison in wrong_outputs(checked).items():
             place: CheckFailure = {} if run.profile is None else {"profile": run.profile}
             place |= {"case": run.case, "dims": dict(self._cases[run.case]), "output": output}
             difference = comparison.sentence("the engine", "the reference")
@@ -278,12 +236,7 @@ class Verification:
             case = f"output '{output}', case {self._name(run.case)}{where}"
             self._fail(f"{case}: {difference}", {**place, **comparison.failure()})
         suffix = f"-profile{run.profile}" if several else ""
-        name = f"{self._job.variant}{suffix}-{run.case}.npz"
-        file = self._job.outputs["result"].parent / "failed" / name
-        file.parent.mkdir(exist_ok=True)  # shared with the model's other engines
-        tensors = {f"in.{name}": tensor for name, tensor in golden.inputs.items()}
-        tensors |= {f"expected.{name}": golden.outputs[name] for name in failed}
-        save_tensors(file, tensors | {f"actual.{name}": outputs.actual[name] for name in failed})
+        save_failed(self._job, f"{self._job.variant}{suffix}-{run.case}", checked)
 
     def _name(self, case: str) -> str:
         return format_case(case, self._cases[case])
@@ -299,9 +252,6 @@ class Verification:
         def badness(comparison: Comparison) -> tuple[bool, bool, float]:
             return not comparison.passed, comparison.non_finite > 0, comparison.relative
 
-        def figures_of(compared: Mapping[str, Comparison]) -> dict[str, OutputComparison]:
-            return {output: comparison.figures() for output, comparison in compared.items()}
-
         cases: dict[str, dict[str, Comparison]] = {}
         for run, compared in self._compared.items():
             for output, comparison in compared.items():
@@ -310,7 +260,7 @@ class Verification:
                     worst[output] = comparison
         ran = {case: cases[case] for case in self._cases if case in cases}
         figures: VerifyResult = {
-            "cases": {case: figures_of(compared) for case, compared in ran.items()},
+            "cases": {case: case_figures(compared) for case, compared in ran.items()},
             "dims": {case: dict(self._cases[case]) for case in ran},
         }
         if self._profiles:
@@ -322,7 +272,7 @@ class Verification:
                         for name, span in ranges.items()
                     },
                     "cases": {
-                        run.case: figures_of(compared)
+                        run.case: case_figures(compared)
                         for run, compared in self._compared.items()
                         if run.profile == index
                     },
@@ -356,9 +306,8 @@ class Verification:
         if wrong and right:
             share = f" in {len(wrong)} of {len(ran)} cases"
             fine = f"; it is right in case {', '.join(map(self._name, right))}"
-        more = f" (and {len(self.sentences) - 1} more)" if len(self.sentences) > 1 else ""
         engine = f"the engine {self._job.variant} of {self._job.model}"
-        return f"{engine} is wrong{share}: {self.sentences[0]}{more}{fine}"
+        return f"{engine} is wrong{share}: {self.sentences[0]}{and_more(self.sentences)}{fine}"
 
     def hint(self) -> str:
         """Name what makes a wrong engine right, "" if nothing is known."""

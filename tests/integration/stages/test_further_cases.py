@@ -17,13 +17,12 @@ from sample_networks import Branches, IndirectBranch
 from small_graphs import make_model
 from stage_jobs import ROOT, manifest, stage_job
 
-from buildsys.backends.onnxruntime.session import OrtGraph
 from buildsys.errors import StageError
 from buildsys.onnx_graphs.tensors import Case, tensor_of
 from buildsys.plan.graph_points import graph_points, size_ranges
 from buildsys.project.plan import plan_model
-from buildsys.stages.common.golden_check import check_outputs, is_unstable
-from buildsys.stages.common.rounding_noise import RoundingNoise, size_constants
+from buildsys.stages.common.golden_check import wrong_outputs
+from buildsys.stages.common.graph_runs import GraphCheck
 from buildsys.stages.export import stage as export
 from buildsys.stages.reference import stage as reference
 from buildsys.stages.reference.further_cases import size_conditions
@@ -207,16 +206,16 @@ def test_stress_lists_differences_with_sizes_and_seed(tmp_path: Path) -> None:
 def is_excused(folder: Path, model: onnx.ModelProto, x: np.ndarray, expected: np.ndarray) -> bool:
     """Compare a graph's y with ``expected``; return True if the last bits excuse it."""
     onnx.save(model, folder / "model.onnx")
-    graph = OrtGraph(folder / "model.onnx")
     job = Job(
         target="validate:m", stage="validate", model="m", variant="",
         options={"tolerance": {"rtol": 1e-4, "cosine": None, "atol": None, "top1": None}},
         inputs={}, outputs={"result": folder / "result.json"}, project=folder,
     )  # fmt: skip
     case = Case({"x": tensor_of(x.astype(np.float32))}, {"y": tensor_of(expected)})
-    failed = [c for c in check_outputs(job, "g", graph, {"": case}) if not c.comparison.passed]
-    assert failed
-    return is_unstable(job, graph, RoundingNoise(job, folder / "model.onnx"), case, failed)
+    check = GraphCheck(job, folder / "model.onnx")
+    checked = check.compare({"": case})[""]
+    assert wrong_outputs(checked)
+    return check.is_unstable(checked, case)
 
 
 def steps_graph(opset: int = 18) -> onnx.ModelProto:
@@ -237,17 +236,3 @@ def test_as_many_steps_as_the_last_bits_move_are_excused_and_no_more(tmp_path: P
     few[[3, 6]] -= 1
     assert is_excused(tmp_path, steps_graph(), thirds, few)
     assert not is_excused(tmp_path, steps_graph(), thirds, right + 1)
-
-
-def test_constants_of_sizes_are_found_through_the_nodes_that_compute_them() -> None:
-    nodes = [
-        helper.make_node("Shape", ["x"], ["shape"]),
-        helper.make_node("Cast", ["shape"], ["floats"], to=TensorProto.FLOAT),
-        helper.make_node("Mul", ["floats", "factor"], ["scaled"]),
-        helper.make_node("Cast", ["scaled"], ["size"], to=TensorProto.INT64),
-        helper.make_node("Expand", ["bias", "size"], ["big"]),
-        helper.make_node("Reshape", ["big", "size"], ["y"]),
-    ]
-    port = (TensorProto.FLOAT, ["n"])
-    stored = {"factor": np.array([1.4], np.float32), "bias": np.array([0.3], np.float32)}
-    assert size_constants(make_model(nodes, {"x": port}, {"y": port}, stored)) == {"factor"}

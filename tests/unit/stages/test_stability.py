@@ -3,25 +3,36 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 
 import numpy as np
 import pytest
 
 from buildsys.errors import StageError
+from buildsys.onnx_graphs.agreement import ComparedCase
 from buildsys.onnx_graphs.tensor_comparison import compare
 from buildsys.onnx_graphs.tensors import Array, tensor_of
-from buildsys.stages.common.stability import Difference, are_explained, is_explained
+from buildsys.stages.common.rounding_noise import is_unstable
 
 LIMITS = {"rtol": 1e-3, "cosine": 0.9999}
 Y = np.arange(1.0, 21.0)
 
 
-def difference(actual: Array, expected: Array = Y, policy: str = "") -> Difference:
-    ours, theirs = tensor_of(actual), tensor_of(expected)
-    comparison = compare(ours, theirs, LIMITS)
+def compared(expected: Array = Y, policy: str = "", **outputs: Array) -> ComparedCase:
+    """Compare outputs with ``expected``."""
+    actual = {name: tensor_of(values) for name, values in outputs.items()}
+    reference = {name: tensor_of(expected) for name in outputs}
+    verdicts = {name: compare(actual[name], reference[name], LIMITS) for name in outputs}
     if policy:
-        comparison = type(comparison)(comparison.max_abs, comparison.relative, policy=policy)
-    return Difference(ours, theirs, comparison)
+        verdicts = {
+            name: type(verdict)(verdict.max_abs, verdict.relative, policy=policy)
+            for name, verdict in verdicts.items()
+        }
+    return ComparedCase({}, reference, actual, verdicts)
+
+
+def in_turns(*draws: ComparedCase) -> Callable[[int], ComparedCase]:
+    return lambda number: draws[number % len(draws)]
 
 
 def moved(count: int, by: float = 1.0, start: int = 0) -> Array:
@@ -31,8 +42,9 @@ def moved(count: int, by: float = 1.0, start: int = 0) -> Array:
     return values
 
 
-def explained(actual: Array, *draws: Array) -> bool:
-    return is_explained(difference(actual), [difference(draw) for draw in draws], 1e-3)
+def explained(actual: Array, *draws: Array, expected: Array = Y, policy: str = "") -> bool:
+    cases = [compared(expected, policy, y=draw) for draw in draws or (expected,)]
+    return is_unstable(compared(expected, policy, y=actual), in_turns(*cases), 1e-3)
 
 
 def test_a_draw_that_moves_as_many_elements_explains_a_difference() -> None:
@@ -68,51 +80,44 @@ def test_another_shape_or_type_is_never_explained() -> None:
 
 def test_integers_count_as_well() -> None:
     labels = np.zeros(20, np.int64)
-    one, three, all_ = (np.where(np.arange(20) < n, 1, 0) for n in (1, 3, 20))
-    draws = [difference(three, labels)]
-    assert is_explained(difference(one, labels), draws, 1e-3)
-    assert not is_explained(difference(all_, labels), draws, 1e-3)
+    first, three, all_ = (np.where(np.arange(20) < n, 1, 0) for n in (1, 3, 20))
+    assert explained(first, three, expected=labels)
+    assert not explained(all_, three, expected=labels)
 
 
 def test_infinities_of_both_sides_are_no_difference() -> None:
     masked = np.where(Y > 15, -math.inf, Y)
     actual, draw = masked.copy(), masked.copy()
     actual[0], draw[1] = 3.0, 4.0
-    assert is_explained(difference(actual, masked), [difference(draw, masked)], 1e-3)
+    assert explained(actual, draw, expected=masked)
 
 
 @pytest.mark.parametrize("policy", ["detections", "set"])
 def test_outputs_without_an_order_are_compared_by_distance(policy: str) -> None:
-    failure = difference(moved(20), policy=policy)
-    assert is_explained(failure, [difference(moved(1), policy=policy)], 1e-3)
-    assert not is_explained(failure, [difference(moved(1, 0.05), policy=policy)], 1e-3)
+    assert explained(moved(20), moved(1), policy=policy)
+    assert not explained(moved(20), moved(1, 0.05), policy=policy)
 
 
 def test_every_output_needs_an_explanation() -> None:
-    failures = {"a": difference(moved(1)), "b": difference(moved(1))}
-    both = {"a": difference(moved(1, start=2)), "b": difference(moved(1, start=3))}
-    one = {"a": both["a"], "b": difference(Y)}
-    other = {"a": difference(Y), "b": both["b"]}
-
-    def explained_by(*draws: dict[str, Difference]) -> bool:
-        return are_explained(failures, lambda number: draws[number % len(draws)], 1e-3)
-
-    assert explained_by(both)
-    assert explained_by(one, other)
-    assert not explained_by(one)
-    assert not explained_by({"a": both["a"]})
+    failed = compared(a=moved(1), b=moved(1))
+    both = compared(a=moved(1, start=2), b=moved(1, start=3))
+    first, second = compared(a=moved(1), b=Y), compared(a=Y, b=moved(1))
+    assert is_unstable(failed, in_turns(both), 1e-3)
+    assert is_unstable(failed, in_turns(first, second), 1e-3)
+    assert not is_unstable(failed, in_turns(first), 1e-3)
+    assert not is_unstable(failed, in_turns(compared(a=moved(1))), 1e-3)
 
 
 def test_no_draw_is_made_for_what_nothing_explains() -> None:
-    def refuse(number: int) -> dict[str, Difference]:
+    def refuse(number: int) -> ComparedCase:
         raise AssertionError(number)
 
-    assert not are_explained({"a": difference(Y[:19])}, refuse, 1e-3)
-    assert not are_explained({}, refuse, 1e-3)
+    assert not is_unstable(compared(y=Y[:19]), refuse, 1e-3)
+    assert not is_unstable(compared(y=Y), refuse, 1e-3)
 
 
 def test_a_graph_that_refuses_changed_numbers_explains_nothing() -> None:
-    def refuse(number: int) -> dict[str, Difference]:
+    def refuse(number: int) -> ComparedCase:
         raise StageError(f"no {number}")
 
-    assert not are_explained({"a": difference(moved(1))}, refuse, 1e-3)
+    assert not is_unstable(compared(y=moved(1)), refuse, 1e-3)

@@ -1,28 +1,38 @@
-"""Equivalence of two graphs, tested in ONNX Runtime on equal inputs."""
+"""Graphs in ONNX Runtime: run on cases, and compared with golden outputs or with each other."""
 
 from __future__ import annotations
 
 import zlib
 from collections.abc import Collection, Mapping
+from dataclasses import replace
+from functools import partial
+from math import prod
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
-from onnx import ModelProto
+from onnx import ModelProto, numpy_helper
 
 from buildsys.backends.onnxruntime.graphs import schema_versions
 from buildsys.backends.onnxruntime.session import OrtGraph, session_options
 from buildsys.errors import CheckFailed, StageError
 from buildsys.manifest.shape_cases import concrete_shape
+from buildsys.onnx_graphs.agreement import ComparedCase
 from buildsys.onnx_graphs.emulation import emulate
-from buildsys.onnx_graphs.onnx_file import load_model, opsets, save_model
-from buildsys.onnx_graphs.output_policies import Policy, compare_outputs
-from buildsys.onnx_graphs.result_types import ComparedCases
+from buildsys.onnx_graphs.onnx_file import dtype_name, load_model, opsets, save_model
+from buildsys.onnx_graphs.output_policies import Policy
 from buildsys.onnx_graphs.tensor_comparison import Comparison, compare
 from buildsys.onnx_graphs.tensor_types import float_types, narrowest_float
-from buildsys.onnx_graphs.tensors import Tensor, tensor_of
+from buildsys.onnx_graphs.tensors import BITS, Case, Tensor, nudged_tensors, tensor_of
+from buildsys.stages.common.golden_check import (
+    OutputRules,
+    compare_case,
+    golden_limits,
+    output_rules,
+)
 from buildsys.stages.common.remedies import OnnxOperator, format_remedies, refusal_remedies
+from buildsys.stages.common.rounding_noise import excuse_noise, is_unstable
 from buildsys.stages.operators.implementation import Implementation, implementation_of
 from buildsys.stages.operators.local_functions import nodes_of, operator_of, split_operator
 from buildsys.workers.job import Job
@@ -36,6 +46,7 @@ _MAYBE_FIXED = (
     " which forward neither loops over nor turns into numbers: export: {exporter: dynamo, opset:"
     " 18}"
 )
+_SMALL = 8  # elements
 _RANDOM_OPERATORS = frozenset((
     "Bernoulli", "Dropout", "Multinomial", "RandomNormal", "RandomNormalLike", "RandomUniform",
     "RandomUniformLike",
@@ -122,6 +133,69 @@ def random_inputs(
     return tensors
 
 
+class GraphCheck:
+    """A graph in ONNX Runtime, to compare with golden outputs."""
+
+    def __init__(
+        self, job: Job, graph: Path | ModelProto, rules: OutputRules | None = None
+    ) -> None:
+        """Load a graph; the rules are by default the job's. A model may change."""
+        self._job, self._rules = job, rules or output_rules(job)
+        self._file = graph if isinstance(graph, Path) else None
+        self._graph = open_graph(job, graph)
+
+    def compare(self, golden: Mapping[str, Case]) -> dict[str, ComparedCase]:
+        """Compare all outputs in every case.
+
+        The rounding noise of a file excuses errors, unless the manifest sets the limit.
+        Raises: StageError: the graph cannot run.
+        """
+        checks = {}
+        for name, case in golden.items():
+            limits = golden_limits(self._job, {name: case})
+            actual = run_case(self._graph, name, case.inputs)
+            checks[name] = compare_case(case, actual, limits, self._rules)
+            if self._file and limits["rtol"] and self._job.options["tolerance"]["rtol"] is None:
+                checks[name] = self._excuse(checks[name], case, limits)
+        return checks
+
+    def _excuse(
+        self, checked: ComparedCase, golden: Case, limits: Mapping[str, float | None]
+    ) -> ComparedCase:
+        def compare(actual: Tensors, expected: Tensors, rtol: float) -> Mapping[str, Comparison]:
+            case, wider = replace(golden, outputs=expected), {**limits, "rtol": rtol}
+            return compare_case(case, actual, wider, self._rules).compared
+
+        nudged = partial(self._nudged, golden.inputs)
+        return excuse_noise(checked, compare, nudged, limits["rtol"] or 0.0)
+
+    def is_unstable(self, checked: ComparedCase, golden: Case) -> bool:
+        """Check if the last bits of weights and inputs explain every wrong output of a case."""
+        limits, own = (
+            golden_limits(self._job, {"": golden}),
+            replace(golden, outputs=checked.actual),
+        )
+
+        def nudged(draw: int) -> ComparedCase:
+            return compare_case(own, self._nudged(golden.inputs, draw), limits, self._rules)
+
+        return is_unstable(checked, nudged, limits["rtol"])
+
+    def _nudged(self, inputs: Tensors, draw: int) -> dict[str, Tensor]:
+        """Compute the outputs with the last bits of weights and inputs changed.
+
+        Small constants stay: sizes may be computed from them, such as the scales of Resize.
+        """
+        assert self._file is not None
+        rng, model = np.random.default_rng(draw), load_model(self._file)
+        for tensor in model.graph.initializer:
+            if prod(tensor.dims) > _SMALL and dtype_name(tensor.data_type) in BITS:
+                weight = {"": tensor_of(numpy_helper.to_array(tensor))}
+                changed = nudged_tensors(weight, rng)[""].typed()
+                tensor.CopyFrom(numpy_helper.from_array(changed, tensor.name))
+        return open_graph(self._job, model).run(nudged_tensors(inputs, rng))
+
+
 def run_cases(job: Job, path: Path, feeds: Mapping[str, Tensors]) -> dict[str, dict[str, Tensor]]:
     """Run a graph in every case.
 
@@ -149,31 +223,13 @@ def compare_cases(
     limits: Mapping[str, float | None],
     feeds: Mapping[str, Tensors],
     policies: Mapping[str, Policy] | None = None,
-) -> dict[str, dict[str, Comparison]]:
+) -> dict[str, ComparedCase]:
     """Compare every expected output of every case; ``feeds`` are the inputs."""
     return {
-        case: compare_outputs(actual[case], outputs, limits, policies, inputs=feeds[case])
-        for case, outputs in expected.items()
-    }
-
-
-def differences(
-    compared: Mapping[str, Mapping[str, Comparison]],
-) -> list[tuple[str, str, Comparison]]:
-    """List case, output and comparison of all that differ."""
-    return [
-        (case, output, comparison)
-        for case, comparisons in compared.items()
-        for output, comparison in comparisons.items()
-        if comparison.problem
-    ]
-
-
-def figures_of(compared: Mapping[str, Mapping[str, Comparison]]) -> ComparedCases:
-    """Collect the figures of comparisons for a result file."""
-    return {
-        case: {output: comparison.figures() for output, comparison in comparisons.items()}
-        for case, comparisons in compared.items()
+        name: compare_case(
+            Case(feeds[name], outputs), actual[name], limits, OutputRules(policies or {})
+        )
+        for name, outputs in expected.items()
     }
 
 
