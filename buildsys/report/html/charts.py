@@ -16,8 +16,6 @@ from markupsafe import Markup, escape
 from buildsys.system.printable import printable_line
 
 _LEVELS = 16  # percent of the width, for the labels of levels
-_EDGE = 3  # percent, so that marks at the ends of a strip are complete
-_STRIP = 18  # pixels
 _CHARACTER = 2.1  # percent of a phone's width, of small text
 _LABEL = 14  # pixels between two labels
 _LONGEST_LABEL, _LONGEST_TITLE = 22, 400
@@ -25,6 +23,7 @@ _MOST_TICKS = 6
 _STEPS = (1.0, 2.0, 5.0)
 
 Interval = Sequence[float] | None
+Place = tuple[float, float]  # percent of the width, pixels from the top
 
 
 @dataclass(frozen=True)
@@ -37,11 +36,7 @@ class Axis:
 
     @classmethod
     def around(cls, values: Iterable[float], *, is_log: bool = False, margin: float = 0.06) -> Axis:
-        """Choose an axis around all ``values`` with a margin on both sides.
-
-        Values that cannot be shown (NaN, infinite, not positive on a logarithmic axis) are left
-        out; without any the axis is from 1 to 10.
-        """
+        """Choose an axis around all values that it can show, with a margin on both sides."""
         numbers = [v for v in values if math.isfinite(v) and (v > 0 or not is_log)]
         if not numbers:
             return cls(1.0, 10.0, is_log)
@@ -63,18 +58,17 @@ class Axis:
         return 100 * (value - self.low) / (self.high - self.low)
 
     def ticks(self) -> list[float]:
-        """List at most six round values on the axis."""
-        exponents = range(_exponent(self.low), _exponent(self.high) + 1) if self.is_log else ()
-        for steps in (_STEPS, _STEPS[:1]):
-            values = [step * 10.0**exponent for exponent in exponents for step in steps]
+        """List about six round values on the axis."""
+        values: list[float] = []
+        if self.is_log:
+            decades = range(_exponent(self.low), _exponent(self.high) + 1)
+            values = [step * 10.0**decade for decade in decades for step in _STEPS]
             values = [value for value in values if self.low <= value <= self.high]
-            if 2 <= len(values) <= _MOST_TICKS:
-                return values
-        if len(values) > _MOST_TICKS:
-            return values[:: math.ceil(len(values) / _MOST_TICKS)]
-        step = round_step(self.high - self.low, _MOST_TICKS)
-        numbers = range(math.ceil(self.low / step), math.floor(self.high / step) + 1)
-        return [number * step for number in numbers]
+        if len(values) < 2:
+            step = _round_step((self.high - self.low) / _MOST_TICKS)
+            numbers = range(math.ceil(self.low / step), math.floor(self.high / step) + 1)
+            return [number * step for number in numbers]
+        return values[:: math.ceil(len(values) / _MOST_TICKS)]
 
 
 @dataclass(frozen=True)
@@ -103,38 +97,38 @@ class Series:
 def draw(
     series: Iterable[Series],
     x: Axis,
-    y: Axis | None,
+    y: Axis,
     label: str,
     *,
-    height: int = _STRIP,
+    height: int,
     units: tuple[str, str] = ("", ""),
     x_ticks: Sequence[float] | None = None,
-    lines: Iterable[tuple[float, str, str]] = (),
+    lines: Iterable[tuple[float, str]] = (),
 ) -> Markup:
-    """Draw marks over two axes, or as a strip without axes if there is no ``y``.
-
-    ``units`` belong to the ticks of x and y; ``lines`` are vertical: place, class and tooltip.
-    """
-    begin, end = (_LEVELS, 100) if y else (_EDGE, 100 - _EDGE)
+    """Draw marks over two axes; ``lines`` are vertical: place and tooltip."""
 
     def across(value: float) -> float:
-        return begin + (end - begin) * x.at(value) / 100
+        return _LEVELS + (100 - _LEVELS) * x.at(value) / 100
 
     def down(value: float | None) -> float:
-        if y is None:
-            return height / 2
         return height - 5 if value is None else height * (1 - y.at(value) / 100)
 
     parts, labels = [], []
-    if y is not None:
-        parts += [_level(down(tick), f"{tick_text(tick)} {units[1]}") for tick in y.ticks()]
-        ticks = x.ticks() if x_ticks is None else x_ticks
-        parts += _tick_marks([(across(tick), tick) for tick in ticks], units[0], height)
-    for place, style, title in lines:
-        parts.append(_line(style, (across(place), 0), (across(place), height), title))
+    for tick in y.ticks():
+        parts.append(_line("grid", (0, down(tick)), (100, down(tick))))
+        text = f"{tick_text(tick)} {units[1]}".rstrip()
+        parts.append(f'<text class="tick" y="{_short(down(tick) - 4)}">{text}</text>')
+    for tick in x.ticks() if x_ticks is None else x_ticks:
+        at = across(tick)
+        anchor = "end" if at > 95 else "middle"
+        place = f'x="{_short(at)}%" y="{height + 15}" text-anchor="{anchor}"'
+        parts.append(_line("grid", (at, 0), (at, height)))
+        text = f"{tick_text(tick)} {units[0]}".rstrip()
+        parts.append(f'<text class="tick" {place}>{text}</text>')
+    for value, title in lines:
+        parts.append(_line("mark", (across(value), 0), (across(value), height), title))
     for line in series:
-        marks = [mark for mark in line.marks if y is None or mark.y is not None]
-        points = [(across(mark.x), down(mark.y)) for mark in marks]
+        points = [(across(mark.x), down(mark.y)) for mark in line.marks if mark.y is not None]
         parts += [_line(f"line {line.kind}", *ends) for ends in pairwise(points) if line.is_line]
         for mark in line.marks:
             at, top = across(mark.x), down(mark.y)
@@ -145,16 +139,13 @@ def draw(
                 low, high = map(down, mark.y_interval)
                 parts.append(_line(f"whisker thin {line.kind}", (at, low), (at, high)))
             style = f"dot {line.kind} {mark.style}".rstrip()
-            parts.append(
-                f'<circle class="{style}" cx="{_short(at)}%" cy="{_short(top)}"'
-                f' r="{_short(mark.radius)}">{_title(mark.title)}</circle>'
-            )
+            place = f'cx="{_short(at)}%" cy="{_short(top)}" r="{_short(mark.radius)}"'
+            parts.append(f'<circle class="{style}" {place}>{_title(mark.title)}</circle>')
             if mark.label:
                 labels.append((mark.label, at, top - mark.radius - 5))
-    total, kind = (height + 22, "chart") if y else (height, "chart strip")
     return Markup(  # noqa: S704 - all texts are escaped
-        f'<svg class="{kind}" role="img" aria-label="{escape(printable_line(label))}"'
-        f' width="100%" height="{total}">{"".join([*parts, *_place(labels)])}</svg>'
+        f'<svg class="chart" role="img" aria-label="{escape(printable_line(label))}"'
+        f' width="100%" height="{height + 22}">{"".join([*parts, *_place(labels)])}</svg>'
     )
 
 
@@ -188,20 +179,12 @@ def bar(share: float | None, kind: str = "k0") -> Markup:
     )
 
 
-def round_step(span: float, most: int) -> float:
-    """Choose the smallest 1, 2 or 5 times a power of ten of which fewer than ``most`` fit."""
-    size = 10.0 ** _exponent(span / most)
-    return next((step * size for step in _STEPS if span / (step * size) < most), 10 * size)
-
-
 def tick_text(value: float) -> str:
     """Write a tick's value: 0.5, 20, 1e-5."""
-    if value == 0:
-        return "0"
-    if not 1e-3 <= abs(value) < 1e6:
-        mantissa, exponent = f"{value:.3e}".split("e")
-        return f"{float(mantissa):g}e{int(exponent)}"
-    return f"{value:,.10g}" if abs(value) < 1000 else f"{value:,.0f}"
+    if value == 0 or 1e-3 <= abs(value) < 1e6:
+        return f"{value:,.10g}"
+    mantissa, exponent = f"{value:.3e}".split("e")
+    return f"{float(mantissa):g}e{int(exponent)}"
 
 
 def _place(labels: Iterable[tuple[str, float, float]]) -> Iterator[str]:
@@ -220,27 +203,7 @@ def _place(labels: Iterable[tuple[str, float, float]]) -> Iterator[str]:
         )
 
 
-def _tick_marks(places: Iterable[tuple[float, float]], unit: str, height: float) -> Iterator[str]:
-    """Yield ticks (percent of the width, value), without labels that touch on a phone."""
-    end = -math.inf
-    for at, value in places:
-        text = f"{tick_text(value)} {unit}".rstrip()
-        yield _line("grid", (at, 0), (at, height))
-        width, anchor = len(text) * _CHARACTER, "end" if at > 95 else "middle"
-        begin = at - (width if anchor == "end" else width / 2)
-        if begin > end:
-            end = begin + width + _CHARACTER
-            place = f'x="{_short(at)}%" y="{_short(height + 15)}" text-anchor="{anchor}"'
-            yield f'<text class="tick" {place}>{text}</text>'
-
-
-def _level(y: float, label: str) -> str:
-    text = f'<text class="tick" y="{_short(y - 4)}">{label.rstrip()}</text>'
-    return _line("grid", (0, y), (100, y)) + text
-
-
-def _line(style: str, begin: tuple[float, float], end: tuple[float, float], title: str = "") -> str:
-    """Draw a line between two places: percent of the width, pixels from the top."""
+def _line(style: str, begin: Place, end: Place, title: str = "") -> str:
     ends = f'x1="{_short(begin[0])}%" x2="{_short(end[0])}%"'
     ends += f' y1="{_short(begin[1])}" y2="{_short(end[1])}"'
     return f'<line class="{style}" {ends}>{_title(title)}</line>'
@@ -259,6 +222,12 @@ def _shortened(text: str, longest: int) -> str:
 def _short(value: float) -> str:
     """Write a coordinate with as few characters as possible."""
     return f"{value:.1f}".removesuffix(".0")
+
+
+def _round_step(span: float) -> float:
+    """Choose the smallest 1, 2 or 5 times a power of ten above ``span``."""
+    size = 10.0 ** _exponent(span)
+    return next((step * size for step in _STEPS if step * size > span), 10 * size)
 
 
 def _exponent(value: float) -> int:

@@ -15,7 +15,7 @@ from buildsys.report.html.charts import Axis, ChartMark, Series, draw
 from buildsys.report.ranking import unique_names
 from buildsys.report.report_types import Ranking, Report, Table, TimingLine
 from buildsys.report.result_files import FAILED, NOISY, PASSED
-from buildsys.stages.bench.result import ENGINE_CONTENDERS, ENGINE_CUDA_GRAPH, is_recorded_noisy
+from buildsys.stages.bench.result import ENGINE_CONTENDERS, is_recorded_noisy
 from buildsys.stages.table import BENCH, ENGINE, VERIFY
 
 _SMALL = 0.02  # a smaller change of a latency without interval is no difference
@@ -43,21 +43,20 @@ class PastBuild:
         """True for a benchmark without a steady median."""
         return self.status == NOISY or is_recorded_noisy(self.figures)
 
-    def number(self, name: str) -> float | None:
-        """Read a finite figure, None if it is not known."""
-        match self.figures.get(name):
-            case (int() | float()) as value if math.isfinite(value):
-                return float(value)
+    @property
+    def interval_ms(self) -> tuple[float, float] | None:
+        """The interval of the median, None if it is not known."""
+        match self.figures.get("latency_interval_ms"):
+            case [int() | float() as low, int() | float() as high] if math.isfinite(low + high):
+                return (low, high)
             case _:
                 return None
 
-    def interval(self, name: str) -> tuple[float, float] | None:
-        """Read an interval, None if it is not known."""
-        match self.figures.get(name):
-            case [int() | float() as low, int() | float() as high]:
-                return (low, high) if math.isfinite(low) and math.isfinite(high) else None
-            case _:
-                return None
+    def number(self, name: str) -> float | None:
+        """Read a finite figure, None if it is not known."""
+        value = self.figures.get(name)
+        is_finite = isinstance(value, (int, float)) and math.isfinite(value)
+        return float(value) if is_finite else None  # type: ignore[arg-type]
 
 
 @dataclass(frozen=True)
@@ -116,22 +115,15 @@ def changes(history: EngineHistory, stages: Collection[str]) -> Iterator[PageCha
 
 def _is_close(new: PastBuild, old: PastBuild) -> bool:
     """Compare two latencies, by their intervals if known."""
-    new_ms, old_ms = new.trusted_latency, old.trusted_latency
-    ends, old_ends = (build.interval("latency_interval_ms") for build in (new, old))
-    if ends and old_ends:
-        return ends[0] <= old_ends[1] and old_ends[0] <= ends[1]
-    return abs(new_ms / old_ms - 1) < _SMALL if new_ms and old_ms else new_ms == old_ms
+    new_ms, old_ms = new.trusted_latency or 0.0, old.trusted_latency or 0.0
+    if new.interval_ms and old.interval_ms:
+        return new.interval_ms[0] <= old.interval_ms[1] and old.interval_ms[0] <= new.interval_ms[1]
+    return abs(new_ms - old_ms) <= _SMALL * old_ms
 
 
 _TABLE_BUILDS = 30  # rows below a trend
 _LARGEST = 16.0  # radius in pixels
 _ENGINE_COLORS = 3
-_BASELINE_KINDS = {
-    "torch": "b0",
-    "torch_compile": "b1",
-    "torch_cuda_graph": "b2",
-    "onnxruntime": "b3",
-}
 
 
 @dataclass(frozen=True)
@@ -149,7 +141,8 @@ class PlottedContender:
 
     line: TimingLine
     name: str
-    strip: Markup  # its median, the interval and the 99th percentile
+    kind: str  # the class of its color
+    share: float | None  # its median over the slowest
     is_fastest: bool
     ratio: str  # its median over the engine's in the same benchmark, if both are steady
 
@@ -198,40 +191,29 @@ def pareto(ranking: Ranking | None) -> Chart | None:
 def contenders(report: Report) -> list[tuple[str, str, list[PlottedContender]]]:
     """List every contender by case and sizes, the recommendation's case first."""
     first = report.recommendation.case if report.recommendation else ""
-    names, colors = unique_names(report.bench), _colors(report)
+    names = unique_names(report.bench)
+    numbers = {engine.name: number for number, engine in enumerate(report.engines)}
     cases = {line.case for line in report.bench}
     groups = []
     for case in sorted(cases, key=lambda name: (name != first, case_order(name))):
         lines = [line for line in report.bench if line.case == case]
-        steady = {id(line): line.p50_ms for line in lines if not line.noisy and line.p50_ms}
-        least_ms = min(filter(_is_positive, steady.values()), default=None)
-        times = ((line.p50_ms, line.p99_ms, *(line.p50_interval_ms or ())) for line in lines)
-        axis = Axis.around([end for ends in times for end in ends if end], is_log=True)
+        least_ms = min(filter(None, map(_steady_ms, lines)), default=None)
+        slowest_ms = max((n.p50_ms or 1.0 for n in lines if _is_positive(n.p50_ms)), default=1.0)
         own = {line.engine: line for line in reversed(lines)}  # the first one is the engine itself
         rows = []
         for line in lines:
-            key, engine = (line.engine, line.contender), own[line.engine]
-            p50_ms, engine_ms = steady.get(id(line)), steady.get(id(engine))
-            ratio = ""
-            if line is not engine and p50_ms and engine_ms and math.isfinite(p50_ms / engine_ms):
+            engine, p50_ms = own[line.engine], _steady_ms(line)
+            engine_ms, ratio = _steady_ms(engine), ""
+            if line is not engine and p50_ms and engine_ms:
                 ratio = f"{p50_ms / engine_ms:.2f}{q.TIMES}"
-            strip = _latency_strip(line, colors[key], axis)
+            is_engine = line.contender in ENGINE_CONTENDERS
+            kind = f"k{numbers.get(line.engine, 0) % _ENGINE_COLORS}" if is_engine else "b0"
+            share = (line.p50_ms or 0.0) / slowest_ms
             is_fastest = p50_ms is not None and p50_ms == least_ms
-            rows.append(PlottedContender(line, names[key], strip, is_fastest, ratio))
+            name = names[line.engine, line.contender]
+            rows.append(PlottedContender(line, name, kind, share, is_fastest, ratio))
         groups.append((case, lines[0].dims, rows))
     return groups
-
-
-def _latency_strip(line: TimingLine, kind: str, axis: Axis) -> Markup:
-    if not _is_positive(line.p50_ms):
-        return Markup("")
-    texts = [q.latency(value, noisy=line.noisy) for value in (line.p50_ms, line.p99_ms)]
-    p50 = ChartMark(line.p50_ms or 0.0, None, f"p50 {texts[0]} ms", line.p50_interval_ms)
-    marks = [p50]
-    if _is_positive(line.p99_ms):
-        marks.append(ChartMark(line.p99_ms or 0.0, None, f"p99 {texts[1]} ms", radius=2))
-    label = f"p50 {texts[0]} ms, p99 {texts[1]} ms"
-    return draw([Series(f"{kind} faint" if line.noisy else kind, marks)], axis, None, label)
 
 
 def trend(builds: Sequence[PastBuild]) -> Chart | None:
@@ -248,12 +230,12 @@ def trend(builds: Sequence[PastBuild]) -> Chart | None:
         return None
     marks, rows, lines = [], [], []
     for number, (build, value) in enumerate(zip(reversed(builds), latencies, strict=True)):
-        interval = build.interval("latency_interval_ms")
+        interval = build.interval_ms
         parts = [build.started[:16].replace("T", " "), build.commit, NOISY * build.is_noisy]
         label, text = " ".join(filter(None, parts)), q.latency(value, noisy=build.is_noisy)
         rows.append((label, text, q.interval(interval, noisy=build.is_noisy), build.mark))
         if build.mark:
-            lines.append((number - 0.5, "mark", build.mark))
+            lines.append((number - 0.5, build.mark))
         if value:
             style = "faint" if build.is_noisy else ""
             title = f"{label}: {text} ms"
@@ -280,17 +262,8 @@ def trend(builds: Sequence[PastBuild]) -> Chart | None:
     return Chart(svg, numbers=Table("Builds", columns, newest, notes))
 
 
-def _colors(report: Report) -> dict[tuple[str, str], str]:
-    """Choose each contender's CSS class: engines by number, baselines by name."""
-    numbers = {engine.name: number for number, engine in enumerate(report.engines)}
-    colors = {}
-    for line in report.bench:
-        kind = _BASELINE_KINDS.get(line.contender, "b0")
-        if line.contender in ENGINE_CONTENDERS:
-            kind = f"k{numbers.get(line.engine, 0) % _ENGINE_COLORS}"
-            kind += " dashed" if line.contender == ENGINE_CUDA_GRAPH else ""
-        colors[line.engine, line.contender] = kind
-    return colors
+def _steady_ms(line: TimingLine) -> float | None:
+    return line.p50_ms if _is_positive(line.p50_ms) and not line.noisy else None
 
 
 def _is_positive(value: float | None) -> bool:

@@ -97,7 +97,7 @@ def test_commands_are_built_checked_reported_and_restored(project: ReadyProject)
     assert "## Commands" in report
     assert "## Engines" not in report
     page = (project.root / "build/report/tiny.html").read_text()
-    assert '<h2 id="commands">' in page
+    assert '<h2 id="table1">Commands</h2>' in page
     assert '<h2 id="graph">' not in page
     for name in ("command/build/command.log", "command/check/command.json"):
         assert f'href="../tiny/{name}"' in page

@@ -155,7 +155,7 @@ def test_a_bar_stays_in_its_cell(share: float | None) -> None:
 def test_text_in_charts_is_escaped() -> None:
     marks = [ChartMark(1.0, 1.0, HOSTILE, label=HOSTILE), ChartMark(2.0, 2.0, HOSTILE)]
     axis = Axis.around([1.0, 2.0])
-    lines = [(1.0, "mark", HOSTILE)]
+    lines = [(1.0, HOSTILE)]
     svg = draw([Series("k0", marks)], axis, axis, HOSTILE, height=99, lines=lines)
     assert {each.tag for each in parsed(svg).iter()} <= {"svg", "line", "circle", "text", "title"}
     assert not set("\x1b\u202e") & set(svg)
