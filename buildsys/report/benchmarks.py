@@ -19,8 +19,6 @@ from buildsys.stages.bench.result import (
     engine_contender,
 )
 
-_FEW_SAMPLES = 100  # below this, p99 is the largest sample
-_MOST_TAIL = 0.5  # share of the throughput that the median implies
 _TITLES = {
     ENGINE_CUDA_GRAPH: "engine, CUDA graph",
     "torch_cuda_graph": "torch, CUDA graph",
@@ -68,7 +66,7 @@ def bench_notes(results: Iterable[AnyResult]) -> tuple[str, ...]:
     """List notes on the benchmarks, each sentence once."""
     notes: list[str] = []
     for result in of_type(results, BenchResult):
-        content, lines = result.content, timings([result])
+        content = result.content
         notes += [f"Interleaving: {content['interleaving']}"] if "interleaving" in content else []
         notes += [f"CPU: {content['cpu']}"] if "cpu" in content else []
         for name, reason in content.get("left_out", {}).items():
@@ -76,41 +74,14 @@ def bench_notes(results: Iterable[AnyResult]) -> tuple[str, ...]:
         settings = {n: value for n, value in content.get("settings", {}).items() if n != "device"}
         text = plain(settings, between=" ")
         notes += [f"Settings of {result.variant}: {text}"] if settings else []
-        counts = [line.samples for line in lines if line.samples]
-        if counts and min(counts) < _FEW_SAMPLES:
-            notes.append(
-                f"{result.target}: only {min(counts)} samples;"
-                f" with fewer than {_FEW_SAMPLES}, p99 is the largest sample"
-            )
         for _, case, figures in _cases([result]):
-            if figures.get("attempts", 1) > 1:
-                count = f"measured {figures['attempts']} times, as earlier figures were noisy"
-                notes.append(f"{result.target}, case {case}: {count}")
             if gpu := figures.get("gpu"):
                 notes.append(f"{result.target}, case {case}: {_gpu_state(gpu)}")
             for name, own in figures.get("contenders", {}).items():
                 if own.get("noisy"):
                     place = f"{result.target}, {contender_title(name)}, case {case}"
                     notes.append(f"{place}: {own['noisy']}; it is compared with nothing")
-        slow = [
-            f"{contender_title(n.contender)} (case {n.case})" for n in lines if has_slow_tail(n)
-        ]
-        notes += [f"{result.target}: {tail_note(slow)}"] if slow else []
     return tuple(dict.fromkeys(notes))
-
-
-def has_slow_tail(line: TimingLine) -> bool:
-    """Check for a throughput far below what the median implies."""
-    implied = (line.batch or 1) * 1000 / line.p50_ms if line.p50_ms else 0.0
-    return bool(line.throughput_per_s) and (line.throughput_per_s or 0) < _MOST_TAIL * implied
-
-
-def tail_note(names: Iterable[str]) -> str:
-    """Say why throughputs are far below what the medians imply."""
-    return (
-        f"a few slow inferences take most of the time of {', '.join(names)}, so the throughput is"
-        " far below what the median implies"
-    )
 
 
 def _cases(results: Iterable[AnyResult]) -> Iterator[tuple[Result[BenchResult], str, BenchCase]]:

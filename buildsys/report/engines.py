@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from buildsys.report import formatting
 from buildsys.report.report_types import EngineLine, LayerLine, fill
-from buildsys.report.result_files import ABSENT, AnyResult, Result, of_type
+from buildsys.report.result_files import ABSENT, AnyResult, of_type
 from buildsys.stages.bench.result import BenchResult
 from buildsys.stages.engine.result import (
     Delegated,
@@ -16,7 +16,6 @@ from buildsys.stages.engine.result import (
     SlowLayer,
 )
 from buildsys.stages.table import BENCH, VERIFY
-from buildsys.system.backend_registry import describe_backend, find_package, our_backends
 
 _SHOWN_DIGITS = 16
 _SHOWN_TYPES = 2  # types of layers
@@ -28,20 +27,15 @@ def engine_lines(
     """List one line per engine, from the results of three stages."""
     status = {(result.stage, result.variant): result.status for result in results}
     specs = {engine["name"]: engine for engine in manifest.get("engines", ())}
-    timed = _timed_layers(results)
-
-    def line(result: Result[EngineResult]) -> EngineLine:
+    timed, lines = _timed_layers(results), []
+    for result in of_type(results, EngineResult):
         content, name = result.content, result.variant
         spec: Mapping[str, Any] = specs.get(name, {})
         layers = content.get("layers")
         if isinstance(layers, (dict, list)):
             layers = sum(layers.values()) if isinstance(layers, dict) else len(layers)
-        toolchain = dict(content.get("toolchain", {}))
-        toolchain_name = toolchain.pop("name", "")
-        versions = ", ".join(f"{library} {version}" for library, version in toolchain.items())
-        libraries = f"({versions})" if versions else ""
         is_built = bool(content.get("engine_sha256"))
-        return EngineLine(
+        line = EngineLine(
             name=name,
             backend=content.get("backend") or str(spec.get("backend") or ""),
             precision=str(spec.get("precision") or ""),
@@ -54,28 +48,25 @@ def engine_lines(
             device=_device_text(content.get("device", {})),
             sha256=content.get("engine_sha256", ""),
             messages=tuple(content.get("messages", [])),
-            toolchain=toolchain_name and " ".join(filter(None, (toolchain_name, libraries))),
             executed=executed_precision(content),
             origin=engine_origin(content, timed.get(name, [])) if is_built else {},
         )
-
-    return tuple(map(line, of_type(results, EngineResult)))
+        lines.append(line)
+    return tuple(lines)
 
 
 def _device_text(facts: Mapping[str, Any]) -> str:
     """Describe a device: ``AMD EPYC, 2 cores``."""
     if facts.get("missing"):
         return f"not on this machine: {facts['missing']}"
-    titles = {"name": "", "driver_cuda": "CUDA "}
-    texts = []
-    for title, fact in facts.items():
-        if title == "cores":
-            texts.append(formatting.plural(fact, "core"))
-        elif title == "memory_bytes":
-            texts.append(f"{formatting.size(fact)} of memory")
-        elif title != "kind":
-            texts.append(f"{titles.get(title, title.replace('_', ' ') + ' ')}{fact}")
-    return ", ".join(texts)
+    texts: dict[str, Callable[[Any], str]] = {
+        "name": str,
+        "cores": lambda cores: formatting.plural(cores, "core"),
+        "memory_bytes": lambda size: f"{formatting.size(size)} of memory",
+        "driver": lambda version: f"driver {version}",
+        "driver_cuda": lambda version: f"CUDA {version}",
+    }
+    return ", ".join(text(facts[name]) for name, text in texts.items() if facts.get(name))
 
 
 def layer_lines(results: Sequence[AnyResult]) -> tuple[LayerLine, ...]:
@@ -106,13 +97,17 @@ def engine_origin(engine: EngineResult, timed: Sequence[SlowLayer]) -> dict[str,
     """Describe the origin of a built engine: title -> text."""
     shares = engine.get("precision_shares", {})
     phases = engine.get("phases", {}).items()
+    facts = engine.get("built_with", {}).items()
+    libraries = {name: fact for name, fact in facts if fact and name != "instructions"}
+    libraries |= engine.get("provider_libraries", {})
     lines = {
-        "built with": _built_with(engine),
+        "built with": formatting.plain(libraries or ""),
+        "toolchain": engine.get("toolchain", {}).get("name", ""),
         "nodes by provider": placement_text(engine.get("placement", {}), timed),
         "precision of the layers": formatting.shares(shares.get("layers", {})),
         "precision of the time": formatting.shares(shares.get("time", {})),
         "operators in the delegate": _delegated(engine.get("delegated", {})),
-        "plugins and operator libraries": ", ".join(_operators(engine)),
+        "custom operators": formatting.plain(engine.get("operators") or ""),
         "optimization profiles": "; ".join(
             f"{index}: {', '.join(f'{n} {_shape_range(shapes)}' for n, shapes in profile.items())}"
             for index, profile in enumerate(engine.get("profiles", []))
@@ -142,35 +137,6 @@ def placement_text(placement: Mapping[str, ProviderNodes], timed: Sequence[SlowL
         named = f": {', '.join(names)}" if names else ""
         parts.append(f"{provider} {nodes.get('nodes', 0)}{in_brackets}{named}")
     return ", ".join(parts)
-
-
-def _built_with(engine: EngineResult) -> str:
-    facts: Mapping[str, object] = engine.get("built_with", {})
-    backend = engine.get("backend", "")
-    names = (backend,) if find_package(backend) else our_backends()
-    titles = {backend.module: backend.title for backend in map(describe_backend, names)}
-    parts = [f"{title} {facts[module]}" for module, title in titles.items() if facts.get(module)]
-    parts += [f"{name} {version}" for name, version in engine.get("provider_libraries", {}).items()]
-    others = {"gpu": "{}", "cpu": "{}", "compute_capability": "compute capability {}",
-              "driver": "driver {}", "cuda": "CUDA {}", "platform": "{}"}  # fmt: skip
-    if facts.get("gpu"):
-        del others["cpu"]
-    parts += [text.format(facts[name]) for name, text in others.items() if facts.get(name)]
-    return ", ".join(parts)
-
-
-def _operators(engine: EngineResult) -> Iterator[str]:
-    plugins = engine.get("plugins", [])
-    for plugin in plugins:
-        digest = plugin.get("file_sha256", "")
-        digest_text = f", sha256 {digest[:_SHOWN_DIGITS]}…" if digest else ""
-        name = f"{plugin.get('operator')} by plugin {plugin.get('name')} {plugin.get('version')}"
-        origin = f"of {plugin['bundled']}" if "bundled" in plugin else plugin.get("file")
-        yield f"{name} ({origin}{digest_text})"
-    listed = {plugin.get("operator") for plugin in plugins}
-    for operator, implementation in engine.get("operators", {}).items():
-        if operator not in listed:
-            yield f"{operator} by {implementation}"
 
 
 def _delegated(delegated: Delegated) -> str:

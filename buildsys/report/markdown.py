@@ -9,7 +9,6 @@ import re
 from collections.abc import Iterable, Iterator, Sequence
 
 from buildsys.report import formatting as q
-from buildsys.report.benchmarks import has_slow_tail, tail_note
 from buildsys.report.checks import margin_text
 from buildsys.report.formatting import align, display_width
 from buildsys.report.ranking import rank_text, unique_names
@@ -172,10 +171,6 @@ def _latencies(report: Report) -> Lines:
     columns = ("contender", "p50 (ms)>", "95 % interval>", "p99 (ms)>", "throughput (/s)>")
     yield from table(columns, rows)
     yield from _further(len(lines), "contenders")
-    slow = [row[0] for line, row in zip(lines, rows, strict=False) if has_slow_tail(line)]
-    if slow:
-        note = tail_note(slow)
-        yield from ("", f"{note[0].upper()}{note[1:]}.")
 
 
 def _targets(report: Report) -> Lines:

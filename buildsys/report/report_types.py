@@ -33,7 +33,6 @@ class EngineLine:
     device: str
     sha256: str
     messages: tuple[str, ...]
-    toolchain: str = ""  # its name and library versions
     executed: str = ""  # shares of its layers by type, which may differ from ``precision``
     origin: Mapping[str, str] = field(default_factory=dict)  # title -> text, if it was built
 
@@ -50,11 +49,7 @@ class TimingLine:
     samples: int | None
     p50_ms: float | None
     p90_ms: float | None
-    p95_ms: float | None
     p99_ms: float | None
-    mean_ms: float | None
-    min_ms: float | None
-    max_ms: float | None
     throughput_per_s: float | None
     speedup: float | None
     p50_interval_ms: tuple[float, ...] | None = None  # low and high, of the median

@@ -2,13 +2,12 @@
 
 The XML (suites for models, cases for targets) is valid against the schemas of Ant (windyroad) and
 of Jenkins (junit-10), which know different elements. A build error is therefore a ``failure`` too
-(one has no ``error``), and logs of targets that passed are in the output of their suite (one has no
-output of a test case).
+(one has no ``error``).
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from itertools import groupby
 from xml.etree import ElementTree
 
@@ -21,9 +20,7 @@ from buildsys.report.run_results import (
     INTERRUPTED,
     NOISY,
     NOT_RUN,
-    PASSED,
     REFUSED,
-    RESTORED,
     RUNNING,
     STATUSES,
     UNAVAILABLE,
@@ -79,50 +76,38 @@ def _lines(run: RunResults) -> Iterator[str]:
             yield from _more(len(rows))
 
 
-def _tables(run: RunResults) -> Iterator[tuple[str, Sequence[str], list[tuple[str, ...]]]]:
+def _tables(run: RunResults) -> Iterator[tuple[str, Sequence[str], Sequence[tuple[str, ...]]]]:
     """Yield heading, columns and rows, first what needs somebody."""
     columns = ("target", "owner", "reason")
-    yield "Failed", columns, [(*_names(target), _reason(target)) for target in run.failed]
-    yield "Regressed", columns, [(*_names(target), _reason(target)) for target in run.regressed]
-    yield (
-        "Never ran",
-        ("targets", "owner", "reason"),
-        [
-            (
-                first_names([code(target.target) for target in targets], _MOST_NAMES),
-                escape(", ".join(dict.fromkeys(t.owner for t in targets if t.owner))),
-                escape(why),
-            )
-            for why, targets in run.never_ran_by_reason.items()
-        ],
-    )
-    yield "Noisy", columns, [(*_names(target), _reason(target)) for target in run.noisy]
-    yield (
-        "Flaky: passed when repeated",
-        ("target", "owner", "first failure"),
-        [(*_names(target), escape(target.first_failure)) for target in run.flaky],
-    )
-    yield (
-        "Built",
-        ("target", "time>", "key figure", "reason"),
-        [
-            (
-                code(target.target),
-                duration(target.seconds) if target.seconds else NOTHING,
-                escape(target.figure),
-                escape(target.why),
-            )
-            for target in run.built
-        ],
-    )
-
-
-def _names(target: TargetResult) -> tuple[str, str]:
-    return code(target.target), escape(target.owner)
+    for heading, targets in (
+        ("Failed", run.failed),
+        ("Regressed", run.regressed),
+        ("Noisy", run.noisy),
+        ("Flaky: passed when repeated", run.flaky),
+    ):
+        yield heading, columns, [(code(t.target), escape(t.owner), _reason(t)) for t in targets]
+    missed = []
+    for why, targets in run.never_ran_by_reason.items():
+        owners = ", ".join(dict.fromkeys(t.owner for t in targets if t.owner))
+        names = first_names([code(target.target) for target in targets], _MOST_NAMES)
+        missed.append((names, escape(owners), escape(why)))
+    yield "Never ran", ("targets", "owner", "reason"), missed
+    built = [
+        (
+            code(target.target),
+            duration(target.seconds) if target.seconds else NOTHING,
+            escape(target.figure),
+            escape(target.why),
+        )
+        for target in run.built
+    ]
+    yield "Built", ("target", "time>", "key figure", "reason"), built
 
 
 def _reason(target: TargetResult) -> str:
-    parts = [escape(target.reason.split("\n")[0])]
+    is_flaky = bool(target.first_failure) and target.status != FAILED
+    text = target.first_failure if is_flaky else target.reason.split("\n")[0]
+    parts = [escape(text)]
     parts += [f"last passed {target.last_passed[:10]}"] if target.last_passed else []
     parts += [f"log: {code(target.log)}"] if target.log else []
     return "; ".join(part for part in parts if part)
@@ -138,7 +123,6 @@ _MESSAGE_LENGTH = 500  # the attribute is cut, the text is complete
 def junit_xml(run: RunResults, *, strict: bool = False) -> bytes:
     """Write a run's JUnit XML; with ``strict``, ignored targets are failures."""
     root = ElementTree.Element("testsuites")
-    suites: list[tuple[str, Sequence[TargetResult]]] = []
     problems = [
         TargetResult(
             manifest.file, "manifests", "manifest", "", FAILED, reason="\n".join(manifest.errors),
@@ -147,15 +131,11 @@ def junit_xml(run: RunResults, *, strict: bool = False) -> bytes:
         for manifest in run.manifests
     ]  # fmt: skip
     if run.status != FINISHED:  # a report without failures would look green
-        problems.append(
-            TargetResult("run", "run", "run", "", FAILED, reason=run.error, error=run.status)
-        )
-    suites += [
-        (name, list(own))
-        for name, own in groupby((*problems, *run.targets), lambda target: target.model)
-    ]
+        end = TargetResult("run", "run", "run", "", FAILED, reason=run.error, error=run.status)
+        problems.append(end)
+    suites = groupby((*problems, *run.targets), lambda target: target.model)
     for number, (name, targets) in enumerate(suites):
-        _add_suite(root, number, name, targets, run, strict=strict)
+        _add_suite(root, number, name, list(targets), run, strict=strict)
     ElementTree.indent(root)
     content: bytes = ElementTree.tostring(root, encoding="utf-8", xml_declaration=True)
     return content + b"\n"
@@ -193,7 +173,7 @@ def _add_suite(
     for owner in dict.fromkeys(target.owner for target in targets if target.owner):
         ElementTree.SubElement(properties, "property", name="owner", value=printable_line(owner))
     suite.extend(cases)
-    ElementTree.SubElement(suite, "system-out").text = printable("\n".join(_output(targets)))
+    ElementTree.SubElement(suite, "system-out")
     ElementTree.SubElement(suite, "system-err")
 
 
@@ -217,17 +197,6 @@ def _case(target: TargetResult, *, strict: bool) -> ElementTree.Element:
         lines = [target.reason, f"log: {target.log}" if target.log else ""]
         problem.text = printable("\n".join(line for line in lines if line))
     return case
-
-
-def _output(targets: Iterable[TargetResult]) -> Iterable[str]:
-    """Yield lines beyond test cases: reasons, figures and logs."""
-    for target in targets:
-        if target.status in (PASSED, RESTORED):
-            parts = [f"{target.target}: {target.status}", target.figure]
-            parts += [f"stale: {target.why}" if target.why else ""]
-            parts += [f"failed at first: {target.first_failure}" if target.first_failure else ""]
-            parts += [f"log: {target.log}" if target.log else ""]
-            yield "; ".join(" ".join(part.split()) for part in parts if part)
 
 
 def _seconds(value: float) -> str:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -12,7 +11,6 @@ from html_page import Page
 from buildsys.report.assemble import assemble
 from buildsys.report.benchmarks import bench_notes, timings
 from buildsys.report.html.pages import ModelPage, render_model
-from buildsys.report.markdown import render
 from buildsys.report.result_files import Result, parse
 from buildsys.stages.bench.result import BenchResult
 
@@ -84,25 +82,3 @@ def test_only_the_engine_has_a_speedup_and_missing_baselines_have_a_reason(
     others = "engine_cuda_graph", "torch", "torch_cuda_graph"
     assert speedups == {"engine": 4.1, **dict.fromkeys(others)}
     assert "torch.compile was not timed: there is no compiler" in bench_notes([result])
-
-
-def test_throughputs_far_below_the_medians_are_explained_in_one_sentence(
-    result: Result[BenchResult],
-) -> None:
-    slow = dict(contender(0.9, 0.8), throughput_per_s=760.0)
-    own = dict(result.content["cases"]["opt"]["contenders"], torch=slow, onnxruntime=slow)
-    case = dict(result.content["cases"]["opt"], contenders=own)
-    cases = {"opt": case, "max": case}
-    found = Result("bench:m:trt", "passed", parse({"cases": cases}, BenchResult))
-    shipped: Any = SimpleNamespace(case="opt", engine="trt", why="It is the fastest.")
-    report = replace(assemble("m", {}, {}, {}), recommendation=shipped, bench=timings([found]))
-    text = render(report)
-    (line,) = (line for line in text.splitlines() if "far below what the median implies" in line)
-    assert line.startswith(
-        "A few slow inferences take most of the time of ONNX Runtime (defaults), torch, so"
-    )
-    (note,) = (note for note in bench_notes([found]) if "far below" in note)
-    assert note.startswith(
-        "bench:m:trt: a few slow inferences take most of the time of ONNX Runtime (defaults)"
-        " (case opt), torch (case opt), ONNX Runtime (defaults) (case max), torch (case max), so"
-    )

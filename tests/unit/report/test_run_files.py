@@ -86,8 +86,6 @@ def test_a_run_is_one_suite_per_model_and_one_case_per_target() -> None:
     assert kinds["engine:b:trt"] == kinds["bench:a:ort"] == kinds["verify:b:trt"] == ["skipped"]
     assert kinds["bench:b:trt"] == ["skipped"]
     assert kinds["configs/models/c.yaml"] == kinds["report:b"] == ["failure"]
-    output = root[1].findtext("system-out")
-    assert output == "export:a: passed; opset 17; stale: never built; log: a.log"
     assert root[1].find("properties/property").attrib == {"name": "owner", "value": "vision team"}
 
 
@@ -121,7 +119,7 @@ def test_the_summary_lists_what_needs_somebody_first() -> None:
     counts = "1 broken manifest, 1 failed, 1 regressed, 2 never ran, 1 unavailable, 1 noisy"
     assert text.splitlines()[0] == f"# Nightly run: {counts}"
     headings = [line for line in text.splitlines() if line.startswith("## ")]
-    titles = "Broken manifests/Failed/Regressed/Never ran/Noisy/Flaky: passed when repeated/Built"
+    titles = "Broken manifests/Failed/Regressed/Noisy/Flaky: passed when repeated/Never ran/Built"
     assert headings == [f"## {title}" for title in titles.split("/")]
     assert "last passed 2026-11-21; log: `v.log`" in text
     assert "vision team" in text
