@@ -22,7 +22,7 @@ from buildsys.execution.freshness import (
 )
 from buildsys.execution.local_runs import Folders, LocalRuns
 from buildsys.execution.recorded_reads import TOO_MANY, add_warnings, forbidden
-from buildsys.execution.run_records import Outcome, Recorder, RunRecords
+from buildsys.execution.run_records import Outcome, RunRecords
 from buildsys.execution.stale_reasons import (
     ASKED_FOR,
     StaleReason,
@@ -75,7 +75,7 @@ class Executor:
         jobs: int = 0,
         on_event: Callable[[str, Event], None] = lambda *_: None,
         notify: Callable[[str], None] = warn_on_stderr,
-        make_recorder: Callable[[], Recorder | None] = lambda: None,
+        make_recorder: Callable[[], Any] = lambda: None,
     ) -> None:
         project, build, state, _ = folders
         self._project, self._build, self._actions = project, build, actions
@@ -137,7 +137,7 @@ class Executor:
             reasons = freshness.reasons or (request,)
             self._on_event(target, {"event": "stale", "reason": summarize_reasons(reasons)})
             why = encode_reasons(reasons)
-            self._runs.prepare()
+            _ = self._runs.recorder
             if not force and not key.missing and not self.ledger.is_forgotten(target):
                 record = self._restore(action, key, why)
                 if record is not None:
@@ -238,7 +238,9 @@ class Executor:
             signer = signed_by(self._cache.signer(record))
             text = f"# {action.target} was restored from the store; built {record.started}{signer}"
             self._log(action).write_text(f"{text}\n", encoding="utf-8")
-        self._runs.add_build(action, key, record, why, record.figures, restored=True)
+        ended = record.status, ledger.utc_now(), record.seconds, record.reason, why
+        run = HistoryEntry(action.target, key.digest, *ended)
+        self._runs.add(action, key, run, None, record.figures, record=record, restored=True)
         return record
 
     def _publish_stored(self, action: Action, record: ActionRecord) -> bool:
@@ -337,14 +339,14 @@ class Executor:
         sealed = self._publisher.digest_outputs(tree)
         self._publisher.publish(target, tree, sealed, last=main, optional=declared)
         figures = {**reply.figures, "peak_rss_mib": reply.peak_rss_mib}
-        # without a record it is not up to date; that of a steady measurement is kept
-        was_steady = status == ledger.NOISY and self._has_passed(target, key)
-        if status == ledger.FAILED or was_steady:
-            ended = status, started, reply.seconds, reply.reason, why
-            run = HistoryEntry(target, key.digest, *ended)
-            self._runs.add(action, key, run, sealed, figures)
-            if was_steady:
+        run = HistoryEntry(target, key.digest, status, started, reply.seconds, reply.reason, why)
+        if status == ledger.NOISY:
+            last = self.ledger.lookup(target, key.digest)
+            if last is not None and last.status == ledger.PASSED:  # a steady one is kept
+                self._runs.add(action, key, run, sealed, figures)
                 return Outcome(target, status, reply.seconds, reply.reason, reply.hint)
+        if status == ledger.FAILED:  # without a record it is not up to date
+            self._runs.add(action, key, run, sealed, figures)
             files = [main, *sorted(sealed.keys() - {main})][:_LISTED_FILES]  # and failing tensors
             details = f"details: {', '.join(self._shown(self._build / name) for name in files)}"
             failure = CheckFailed(reply.reason, joined(reply.hint, details))
@@ -366,7 +368,7 @@ class Executor:
             log=self._shown(self._log(action)),
         )
         self._signers.add(record, BUILT_HERE)
-        self._runs.add_build(action, key, record, why, figures)
+        self._runs.add(action, key, run, None, figures, record=record)
         if status == ledger.NOISY:
             return Outcome.recorded(record)
         names = key.without_reads().digest if key.reads else ""
@@ -374,10 +376,6 @@ class Executor:
         if status == ledger.UNAVAILABLE and is_required(action):
             raise StageError(f"{target} is required, but unavailable: {reply.reason}", reply.hint)
         return Outcome.recorded(record)
-
-    def _has_passed(self, target: str, key: ActionKey) -> bool:
-        record = self.ledger.lookup(target, key.digest)
-        return record is not None and record.status == ledger.PASSED
 
     def _log(self, action: Action) -> Path:
         return (self._build / action.outputs[RESULT].path).with_suffix(".log")

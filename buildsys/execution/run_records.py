@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Mapping
 from functools import cached_property, partial
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 from buildsys.execution.action_key import ActionKey
 from buildsys.plan.action import RESULT, Action
@@ -18,32 +18,16 @@ from buildsys.store.ledger import (
     ActionRecord,
     HistoryEntry,
     Ledger,
-    OutputFile,
-    utc_now,
 )
 from buildsys.store.publish import Background
 
-_RAN = "ran"
 _NONE: Mapping[str, Any] = MappingProxyType({})
-
-
-class Recorder(Protocol):
-    """A history of runs. It never fails a build."""
-
-    def add(self, *names: Any, **facts: Any) -> Any:
-        """Record a finished target; return its build, or None."""
-
-    def add_measurements(self, build: Any, result: Path) -> None:
-        """Record the samples in a result file."""
-
-    def close(self) -> None:
-        """Finish writing."""
 
 
 class RunRecords:
     """Records ends of targets' runs.
 
-    ``make_recorder`` returns the recorder of the history, None to keep no history.
+    ``make_recorder`` returns a ``history.recorder.HistoryRecorder``, or None to keep no history.
     """
 
     def __init__(
@@ -51,16 +35,17 @@ class RunRecords:
         ledger: Ledger,
         build: Path,
         background: Background,
-        make_recorder: Callable[[], Recorder | None],
+        make_recorder: Callable[[], Any],
     ) -> None:
         self._ledger = ledger
         self._build = build
         self._background = background
         self._make_recorder = make_recorder
 
-    def prepare(self) -> None:
-        """Open the history, whose recorder looks up the checkout."""
-        _ = self._recorder
+    @cached_property
+    def recorder(self) -> Any:
+        """The history, opened before the first stage: it looks up the checkout."""
+        return self._make_recorder()
 
     def add(
         self,
@@ -69,63 +54,41 @@ class RunRecords:
         run: HistoryEntry,
         files: Iterable[str] | None = None,
         figures: Mapping[str, Any] = _NONE,
-    ) -> None:
-        """Add a run without restorable outputs; ``files`` are the target's."""
-        self._ledger.add_run(run, files)
-        self._add_to_history(action, key, run, figures)
-
-    def add_build(
-        self,
-        action: Action,
-        key: ActionKey,
-        record: ActionRecord,
-        why: str,
-        figures: Mapping[str, Any],
         *,
+        record: ActionRecord | None = None,
         restored: bool = False,
     ) -> None:
-        """Add a build, up to date from now on."""
-        self._ledger.add(record, restored=restored, why=why, reads=key.reads)
-        started, how = (utc_now(), RESTORED) if restored else (record.started, _RAN)
-        ended = record.status, started, record.seconds, record.reason, why
-        run = HistoryEntry(record.target, key.digest, *ended)
-        self._add_to_history(action, key, run, figures, record.outputs, how=how)
-
-    def close(self) -> None:
-        """Close the history, if this run has opened it."""
-        if recorder := vars(self).get("_recorder"):
-            recorder.close()
-
-    def _add_to_history(
-        self,
-        action: Action,
-        key: ActionKey,
-        run: HistoryEntry,
-        figures: Mapping[str, Any],
-        outputs: Mapping[str, OutputFile | None] = _NONE,
-        *,
-        how: str = _RAN,
-    ) -> None:
-        if self._recorder is None:
+        """Add a run; a ``record`` is up to date from now on, and has the target's ``files``."""
+        if record is None:
+            self._ledger.add_run(run, files)
+        else:
+            self._ledger.add(record, restored=restored, why=run.why, reads=key.reads)
+        if self.recorder is None:
             return
-        files = {role: outputs.get(ref.path) for role, ref in action.outputs.items()}
-        build = self._recorder.add(
+        outputs = record.files if record is not None else {}
+        digests = {
+            role: outputs[ref.path].digest
+            for role, ref in action.outputs.items()
+            if ref.path in outputs
+        }
+        build = self.recorder.add(
             {"model": action.model, "stage": action.stage, "variant": action.variant},
             parts=key.parts,
             figures=figures,
-            outputs={role: file.digest for role, file in files.items() if file is not None},
-            how=how,
+            outputs=digests,
+            how=RESTORED if restored else "ran",
             **run._asdict(),
         )
-        is_measured = action.measures and run.status in (PASSED, NOISY)
-        if build is not None and is_measured and how == _RAN:
+        has_samples = action.measures and not restored and run.status in (PASSED, NOISY)
+        if build is not None and has_samples:
             # a benchmark has up to millions of samples
             result = self._build / action.outputs[RESULT].path
-            self._background.submit(partial(self._recorder.add_measurements, build, result))
+            self._background.submit(partial(self.recorder.add_measurements, build, result))
 
-    @cached_property
-    def _recorder(self) -> Recorder | None:
-        return self._make_recorder()
+    def close(self) -> None:
+        """Close the history, if this run has opened it."""
+        if recorder := vars(self).get("recorder"):
+            recorder.close()
 
 
 class Outcome(NamedTuple):
