@@ -15,24 +15,17 @@ from typing import Any
 
 from buildsys.execution.key_parts import FILES
 from buildsys.plan.action import Action
-from buildsys.store.ledger import (
-    ACCEPTED,
-    NOISY,
-    ActionRecord,
-    Ledger,
-    OutputFile,
-    utc_now,
-)
+from buildsys.store.ledger import ACCEPTED, NOISY, ActionRecord, Ledger, OutputFile, utc_now
 from buildsys.store.object_store import DamagedError, Store
 
 ENGINE = "baseline:engine"  # the label in keys
 NONE = "none"
 _THIS_BUILD = "accepted"  # in keys: a person has made it the baseline
+_NO_BUILD = "there is no earlier build with these libraries, devices and variables"
 ABSENT = "absent"  # as in ``action_key``, which imports this module
 _ENVIRONMENT = ("device:", "env:")
 _LIBRARIES = ("tool:",)
 _SHOWN_DIGITS = 12
-_SHOWN_DIFFERENCES = 3
 _COMPARISONS_TO_KEEP = 3  # per gate
 Parts = Mapping[str, str]
 
@@ -80,11 +73,13 @@ class GateBaselines:
         builds = self._other_builds(action, parts)
         earlier = next((b for b in builds if _engine(action, b.parts) == digest), None)
         if earlier is None:
-            hint = "the next build is compared with this one"
-            return {**facts, "missing": self._why_none(action, parts, digest), "hint": hint}, {}
+            missing, hint = _NO_BUILD, "the next build is compared with this one"
+            if digest != NONE:
+                missing = f"the record of the baseline (engine {digest[:_SHOWN_DIGITS]}) is gone"
+            return {**facts, "missing": missing, "hint": hint}, {}
         files: dict[str, Path] = {}
         if changed := _differences(_LIBRARIES, earlier.parts, parts):
-            facts["reason"] = f"{_listed(changed)} changed since the baseline was built"
+            facts["reason"] = f"{', '.join(changed)} changed since the baseline was built"
         elif not earlier.figures.get("engine_options"):
             facts["reason"] = "the options of the baseline are not known"
         else:
@@ -140,15 +135,6 @@ class GateBaselines:
         records = self._comparable(action, parts)
         return (record for record in records if _is_other(action, record.parts, parts))
 
-    def _why_none(self, action: Action, parts: Parts, digest: str) -> str:
-        """Find the reason for a missing baseline."""
-        if digest != NONE:
-            return f"the record of the baseline (engine {digest[:_SHOWN_DIGITS]}) is gone"
-        for record in self._ledger.records(action.target, limit=1):
-            if changed := _differences(_ENVIRONMENT, record.parts, parts):
-                return f"earlier builds ran in another environment ({_listed(changed)} changed)"
-        return "there is no earlier build"
-
 
 def _is_other(action: Action, then: Parts, now: Parts) -> bool:
     """Compare engine and runtime libraries of two builds."""
@@ -174,8 +160,3 @@ def _differences(prefixes: tuple[str, ...], then: Parts, now: Parts) -> list[str
     changed = {label for label in then.keys() | now.keys() if then.get(label) != now.get(label)}
     changed -= {f"{label}{FILES}" for label in changed}  # implied by another version
     return sorted(label.partition(":")[2] for label in changed if label.startswith(prefixes))
-
-
-def _listed(names: list[str]) -> str:
-    more = len(names) - _SHOWN_DIFFERENCES
-    return ", ".join(names[:_SHOWN_DIFFERENCES]) + (f" and {more} more" if more > 0 else "")

@@ -142,8 +142,7 @@ class Executor:
                 record = self._restore(action, key, why)
                 if record is not None:
                     return Outcome.recorded(record, restored=True)
-            if self._signer is not None:
-                self._signer.prepare()
+            _ = self._signer is not None and self._signer.is_usable
             self._publisher.remove_abandoned()
             run = partial(
                 self.here.run,

@@ -11,11 +11,11 @@ import hashlib
 import json
 import platform
 import re
-import threading
 import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
+from functools import cached_property
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
@@ -51,7 +51,7 @@ Descriptor = dict[str, Any]  # a ResourceDescriptor of in-toto
 
 
 class ProvenanceSigner:
-    """Signs what one run builds. Threads may share it.
+    """Signs what one run builds.
 
     ``read_checkout`` returns the state of the project's git checkout, or raises.
     """
@@ -66,29 +66,27 @@ class ProvenanceSigner:
         self._notify = notify
         self._read_checkout = read_checkout
         self._invocation = f"urn:uuid:{uuid.uuid4()}"
-        self._guard = threading.Lock()
-        self._has_key: bool | None = None  # not looked at yet
-        self._checkout: Checkout | None = None
 
-    def prepare(self) -> None:
-        """Read key and checkout before a long build; warn of an unusable key."""
-        with self._guard:
-            if self._has_key is not None:
-                return
-            try:
-                self._has_key = bool(self._key.public_key)
-            except StageError as error:
-                self._has_key = False
-                text = f"cannot sign results: {error}"
-                self._notify(f"{text}; engines stay unsigned, and nothing is shared")
-                return
-            with suppress(BuildsysError, OSError):  # without git, or outside of a repository
-                self._checkout = self._read_checkout()
+    @cached_property
+    def is_usable(self) -> bool:
+        """Read key and checkout, before a long build; warn of an unusable key."""
+        try:
+            _ = self._key.public_key, self._checkout
+        except StageError as error:
+            text = f"cannot sign results: {error}"
+            self._notify(f"{text}; engines stay unsigned, and nothing is shared")
+            return False
+        return True
+
+    @cached_property
+    def _checkout(self) -> Checkout | None:
+        with suppress(BuildsysError, OSError):  # without git, or outside of a repository
+            return self._read_checkout()
+        return None
 
     def sign_record(self, record: ActionRecord) -> ActionRecord | None:
         """Sign a record; None with an unusable key."""
-        self.prepare()
-        if not self._has_key:
+        if not self.is_usable:
             return None
         subjects = [described(n, blake3=file.digest) for n, file in record.files.items()]
         content = described(RECORD, sha256=hashlib.sha256(signed_bytes(record)).hexdigest())
@@ -100,7 +98,7 @@ class ProvenanceSigner:
         from buildsys.workers.result_file import format_figures  # not needed by most runs
 
         result = tree / action.outputs[RESULT].path
-        if action.stage != ENGINE or not self._has_key or not result.is_file():
+        if action.stage != ENGINE or not self.is_usable or not result.is_file():
             return
         figures = json.loads(result.read_text(encoding="utf-8"))
         files = figures["files"].items()
@@ -129,7 +127,6 @@ class ProvenanceSigner:
         for label, value in sorted(parts.items()):
             kind, _, name = label.partition(":")
             kinds.setdefault(kind, {})[name] = value
-        dependencies = [*_source(self._checkout), *_files(kinds), *_tools(kinds.get("tool", {}))]
         # those who hold the key are the builder that a reader trusts
         builder = base64.b64decode(self._key.public_key.removeprefix(PREFIX))
         return {
@@ -141,7 +138,7 @@ class ProvenanceSigner:
                     "buildType": BUILD_TYPE,
                     "externalParameters": {"target": target, "options": kinds.get("config", {})},
                     "internalParameters": {"key": key, "devices": kinds.get("device", {})},
-                    "resolvedDependencies": dependencies,
+                    "resolvedDependencies": [*_dependencies(self._checkout, kinds)],
                 },
                 "runDetails": {
                     "builder": {
@@ -159,31 +156,24 @@ class ProvenanceSigner:
         }
 
 
-def _source(checkout: Checkout | None) -> Iterator[Descriptor]:
-    """Yield the git revision of the project, if it has one."""
-    if checkout is None or not checkout.revision:
-        return
-    repository, _, folder = checkout.project.partition("//")
-    source: Descriptor = {"name": "source", "digest": {"gitCommit": checkout.revision}}
-    if _HOST.match(repository):  # else a folder of the machine
-        source["uri"] = f"git+https://{repository}@{checkout.revision}"
-    yield {**source, "annotations": {"folder": folder or ".", "uncommitted": bool(checkout.dirty)}}
-
-
-def _files(kinds: Mapping[str, Mapping[str, str]]) -> Iterator[Descriptor]:
-    """Yield the source files of a target."""
+def _dependencies(
+    checkout: Checkout | None, kinds: Mapping[str, Mapping[str, str]]
+) -> Iterator[Descriptor]:
+    """Yield the git revision of the project, source files, and libraries as package URLs."""
+    if checkout is not None and checkout.revision:
+        repository, _, folder = checkout.project.partition("//")
+        source: Descriptor = {"name": "source", "digest": {"gitCommit": checkout.revision}}
+        if _HOST.match(repository):  # else a folder of the machine
+            source["uri"] = f"git+https://{repository}@{checkout.revision}"
+        state = {"folder": folder or ".", "uncommitted": bool(checkout.dirty)}
+        yield {**source, "annotations": state}
     for kind in _FILES:
         for name, value in kinds.get(kind, {}).items():
-            digest = value.partition(" ")[0]
-            path = PurePosixPath(name)
+            digest, path = value.partition(" ")[0], PurePosixPath(name)
             if _DIGEST.fullmatch(digest) and not path.is_absolute() and ".." not in path.parts:
                 yield {**described(name, blake3=digest), "annotations": {"kind": kind}}
-
-
-def _tools(tools: Mapping[str, str]) -> Iterator[Descriptor]:
-    """Yield the libraries of a build as package URLs."""
-    for name, version in tools.items():
+    for name, version in kinds.get("tool", {}).items():
         if not name.endswith(FILES) and _VERSION.fullmatch(version):
-            kind = "generic" if name == "python" else "pypi"
-            name = name.rpartition("/")[2]  # without the name of the toolchain
-            yield {"uri": f"pkg:{kind}/{quote(name)}@{quote(version)}"}
+            index = "generic" if name == "python" else "pypi"
+            distribution = name.rpartition("/")[2]  # without the name of the toolchain
+            yield {"uri": f"pkg:{index}/{quote(distribution)}@{quote(version)}"}

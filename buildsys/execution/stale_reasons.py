@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from typing import NamedTuple
 
@@ -90,29 +90,21 @@ def part_reasons(old: Mapping[str, str], new: Mapping[str, str]) -> list[StaleRe
     for label in sorted(changed, key=lambda label: (ranks.get(label.partition(":")[0], 99), label)):
         kind, colon, name = label.partition(":")
         before, after = old.get(label), new.get(label)
-        if kind == "config" and {before, after} == _NO_VALUE:
-            continue
-        was, now = _as_map(before), _as_map(after)
-        if colon or was is None or now is None:
+        if kind != "config" or {before, after} != _NO_VALUE:
             reasons.append(StaleReason(kind, name if colon else kind, before, after))
-        else:  # a map of roles
-            entries = (e for e in sorted(was.keys() | now.keys()) if was.get(e) != now.get(e))
-            reasons += [
-                StaleReason(kind, entry, was.get(entry), now.get(entry)) for entry in entries
-            ]
     return reasons
 
 
 def format_reasons(reasons: Iterable[StaleReason]) -> list[str]:
     """Write one line per reason, upstream targets joined."""
-    return list(map(_describe_group, _groups(reasons)))
+    return [text for text, _ in _lines(reasons)]
 
 
 def summarize_reasons(reasons: Sequence[StaleReason], listed: int = 1) -> str:
     """Write the first reasons and the number of others on one line."""
-    groups = _groups(reasons)
-    text = "; ".join(map(_describe_group, groups[:listed]))
-    hidden = sum(map(len, groups[listed:]))
+    lines = list(_lines(reasons))
+    text = "; ".join(line for line, _ in lines[:listed])
+    hidden = sum(count for _, count in lines[listed:])
     return f"{text} and {hidden} more" if hidden else text
 
 
@@ -137,30 +129,16 @@ def decode_reasons(text: object) -> tuple[StaleReason, ...]:
     return tuple(reasons)
 
 
-def _groups(reasons: Iterable[StaleReason]) -> list[list[StaleReason]]:
-    """Group reasons by line: targets upstream share one."""
-    lines: dict[object, list[StaleReason]] = {}
+def _lines(reasons: Iterable[StaleReason]) -> Iterator[tuple[str, int]]:
+    """Yield the text of each line and its number of reasons; targets upstream share one."""
+    groups: dict[object, list[StaleReason]] = {}
     for reason in reasons:
         shared: object = (UPSTREAM, reason.new) if reason.kind == UPSTREAM else reason
-        lines.setdefault(shared, []).append(reason)
-    return list(lines.values())
-
-
-def _describe_group(same: Sequence[StaleReason]) -> str:
-    """Describe the reasons on one line."""
-    names = ", ".join(reason.subject for reason in same[:_SHOWN_NAMES])
-    names += f" and {len(same) - _SHOWN_NAMES} more" if len(same) > _SHOWN_NAMES else ""
-    return str(same[0]._replace(subject=names))
-
-
-def _as_map(value: str | None) -> dict[str, str] | None:
-    if value is None or not value.startswith("{"):
-        return None
-    try:
-        items = json.loads(value).items()
-        return {str(k): item if isinstance(item, str) else json.dumps(item) for k, item in items}
-    except (ValueError, RecursionError):
-        return None
+        groups.setdefault(shared, []).append(reason)
+    for same in groups.values():
+        names = ", ".join(reason.subject for reason in same[:_SHOWN_NAMES])
+        names += f" and {len(same) - _SHOWN_NAMES} more" if len(same) > _SHOWN_NAMES else ""
+        yield str(same[0]._replace(subject=names)), len(same)
 
 
 def _describe_part(reason: StaleReason) -> str:
@@ -172,6 +150,8 @@ def _describe_part(reason: StaleReason) -> str:
         return f"this machine lacks {new}" if new else f"this machine no longer lacks {old}"
     if kind == "baseline":  # a digest, or none
         return f"baseline {subject} changed"
+    if kind in ("inputs", "outputs"):  # maps of roles
+        return f"the list of its {kind} changed"
     where = ""
     if kind == "read":  # a digest and the line that reads it
         where = next((v.split(" ", 1)[1] for v in (new, old) if v and " " in v), "")
@@ -191,8 +171,7 @@ def _describe_part(reason: StaleReason) -> str:
     names = {None: "not used" if is_tool else "unset", ABSENT: "not installed"}
     texts = [names.get(old, old or ""), names.get(new, new or "")]
     pairs = enumerate(zip(*texts, strict=False))
-    same = next((i for i, (a, b) in pairs if a != b), min(map(len, texts)))
-    start = max(0, same - _CONTEXT)
+    start = max(0, next((place for place, (a, b) in pairs if a != b), 0) - _CONTEXT)
     end = start + _SHOWN_CHARACTERS
     before, after = (
         f"{'…' if start else ''}{value[start:end]}{'…' if end < len(value) else ''}"

@@ -69,10 +69,8 @@ class UpToDateModels:
             # damaged rows, or a source that cannot be read, which the full check reports
             with suppress(ValueError, TypeError, AttributeError, LookupError, StageError):
                 environments, files, statuses = json.loads(about)
-                if model in models:
-                    now.digest_environments(environments)
-                    if now.token(models[model], environments, files) == token:
-                        up_to_date[model] = statuses
+                if model in models and token == now.token(models[model], environments, files):
+                    up_to_date[model] = statuses
         return up_to_date
 
     def check(self, models: Mapping[str, PlannedModel]) -> dict[str, Statuses]:
@@ -88,7 +86,8 @@ class UpToDateModels:
             environments = sorted(
                 {environment_of(action, self._ledger.reads(action.target)) for action in actions}
             )
-            before.digest_environments(environments)
+            for line in environments:
+                before.environment(line)
             refs = (r for a in actions for r in (*a.inputs.values(), *a.outputs.values()))
             names = {ref.path for ref in refs}
             statuses = self._check(actions, names)
@@ -99,9 +98,8 @@ class UpToDateModels:
             # a second write within the resolution of file times would not show
             if before.newest_ns(files) + SETTLE_NS < begun_ns:
                 token = before.token(text, environments, files)
-                rows.append(
-                    (name, before.valid_in, token, json.dumps((environments, files, statuses)))
-                )
+                about = json.dumps((environments, files, statuses))
+                rows.append((name, before.valid_in, token, about))
         if rows:
             with suppress(StageError):  # in a read-only state every run checks in full
                 self._db.write([(_INSERT, row) for row in rows])
@@ -135,24 +133,23 @@ class _Moment:
     def __init__(self, build: str, keys: KeyBuilder, settings: str) -> None:
         self._build = build
         self._keys = keys
-        self._digests: dict[str, str] = {}  # by environment
+        self._environments: dict[str, str] = {}
         code = [(path, stamp(path)) for path in sorted(own_code())]
         self._newest_ns = max(max(written[:2]) for _, written in code if written)
         # the boot of the machine and the state common to all models
         self.valid_in = f"{boot_id()} {_digest((code, is_strict(), settings))}"
 
-    def digest_environments(self, environments: Iterable[str]) -> None:
-        """Look at libraries, devices and sources, once per environment."""
-        for line in environments:
-            if line not in self._digests:
-                parts = self._keys.build(*action_in(line)).parts
-                self._digests[line] = _digest(sorted(parts.items()))
+    def environment(self, line: str) -> str:
+        """Digest libraries, devices and sources, once per environment."""
+        if line not in self._environments:
+            parts = self._keys.build(*action_in(line)).parts
+            self._environments[line] = _digest(sorted(parts.items()))
+        return self._environments[line]
 
     def token(self, text: str, environments: Iterable[str], files: Iterable[str]) -> str:
         """Digest the manifest, environments and present files of a model."""
         stamps = [stamp(self._build + name) for name in files]
-        digests = [self._digests[line] for line in environments]
-        return _digest((text, self.valid_in, digests, stamps))
+        return _digest((text, self.valid_in, [*map(self.environment, environments)], stamps))
 
     def newest_ns(self, files: Iterable[str]) -> int:
         """Find the time of the last write to a file or to our code."""
@@ -166,7 +163,7 @@ def environment_of(action: Action, recorded: Reads | None = None) -> str:
     ``recorded`` is what its last run read outside its key.
     """
     used = {name: getattr(action, name) for name in _ENVIRONMENT}
-    return json.dumps({**used, **({"recorded": recorded} if recorded else {})}, sort_keys=True)
+    return json.dumps([used, recorded or {}], sort_keys=True)
 
 
 def action_in(line: str) -> tuple[Action, Reads]:
@@ -174,21 +171,18 @@ def action_in(line: str) -> tuple[Action, Reads]:
 
     Its key is the state of the environment.
     """
-    used: dict[str, Any] = {name: _as_tuple(value) for name, value in json.loads(line).items()}
-    recorded: Reads = used.pop("recorded", {})
-    if used["toolchain"] is not None:
-        name, python, env = used["toolchain"]
-        used["toolchain"] = ToolchainRef(name, python, tuple((key, value) for key, value in env))
-    used["needs"] = Needs._make(map(_as_tuple, used["needs"]))
-    used["probes"] = tuple(map(tuple, used["probes"]))
+    content, recorded = json.loads(line)
+    used = {name: _as_tuples(value) for name, value in content.items()}
+    used["toolchain"] = used["toolchain"] and ToolchainRef(*used["toolchain"])
+    used["needs"] = Needs(*used["needs"])
     action = Action(
         target="", stage="", model="", variant="", options={}, inputs={}, outputs={}, **used
     )
     return action, recorded
 
 
-def _as_tuple(value: Any) -> Any:
-    return tuple(value) if isinstance(value, list) else value
+def _as_tuples(value: Any) -> Any:
+    return tuple(map(_as_tuples, value)) if isinstance(value, list) else value
 
 
 def _digest(value: object) -> str:
