@@ -26,7 +26,7 @@ from buildsys.system.files import MAX_RESULT_BYTES, read_limited
 if TYPE_CHECKING:
     from buildsys.cli.console.lines import ConsoleLine
     from buildsys.execution.executor import Executor
-    from buildsys.execution.freshness import Explanation, FreshnessChecker
+    from buildsys.execution.freshness import Freshness, FreshnessChecker
     from buildsys.execution.run_records import Outcome
     from buildsys.execution.stale_reasons import StaleReason
     from buildsys.history.recorder import HistoryRecorder
@@ -306,7 +306,7 @@ class BuildSession(TargetNames):
         code = getattr(error, "exit_code", BuildsysError.exit_code)
         self.exit_code = max(self.exit_code, code)
 
-    def explain(self, targets: Iterable[str]) -> dict[str, Explanation]:
+    def explain(self, targets: Iterable[str]) -> dict[str, Freshness]:
         """Explain the state of targets and dependencies, in build order."""
         from buildsys.execution.freshness import explain
 

@@ -15,11 +15,7 @@ from buildsys.errors import BuildsysError, CheckFailed, StageError, UsageError, 
 from buildsys.execution.action_key import ActionKey, KeyBuilder
 from buildsys.execution.baselines import GateBaselines
 from buildsys.execution.build_cache import BuildCache
-from buildsys.execution.freshness import (
-    Freshness,
-    FreshnessChecker,
-    is_required,
-)
+from buildsys.execution.freshness import Freshness, FreshnessChecker, is_required
 from buildsys.execution.local_runs import Folders, LocalRuns
 from buildsys.execution.recorded_reads import TOO_MANY, add_warnings, forbidden
 from buildsys.execution.run_records import Outcome, RunRecords

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -37,86 +36,42 @@ class Freshness:
     target: str
     up_to_date: bool = False
     key: ActionKey | None = None  # None: a file cannot be read
-    recorded: Mapping[str, str] | None = None  # parts of the latest record's key
-    no_record: str = kinds.NEVER_BUILT  # or FORGOTTEN, LOST_RECORD
-    outputs: tuple[tuple[str, str], ...] = ()  # (OUTPUT_…, path) of those not as recorded
+    reasons: tuple[StaleReason, ...] = ()
     failure: str | None = None  # why the last run failed
-    noise: str | None = (
-        None  # why the last measurement is noisy; for stale targets, after a steady one
-    )
+    noise: str | None = None  # why the last measurement is noisy; if stale, after a steady one
     failed_with_this_key: bool = False
-    unavailable: str | None = None  # why it cannot run here; of stale targets, only if required
-    unreadable: str = ""  # error for a file that cannot be read
-    untrusted: bool = False  # restored from a shared cache without a trusted signature
+    unavailable: str | None = None  # why an up-to-date target could not run here
     last: HistoryEntry | None = None
     expected_s: float | None = None  # time of the last run with a result
     restorable: bool = False  # the store has the outputs of this key
 
-    @cached_property
-    def reasons(self) -> tuple[StaleReason, ...]:
-        """The target's own reasons to be stale."""
-        if self.up_to_date:
-            return ()
-        if self.unreadable:
-            return (StaleReason(kinds.UNREADABLE, self.unreadable),)
-        reasons = [] if self.failure is None else [StaleReason(kinds.FAILED, self.failure)]
-        reasons += [] if self.noise is None else [StaleReason(kinds.NOISY, self.noise)]
-        if self.recorded is None:
-            return tuple(reasons or [StaleReason(self.no_record)])
-        reasons += part_reasons(self.recorded, self.key.parts if self.key else {})
-        reasons += [StaleReason(kind, path) for kind, path in self.outputs]
-        if self.untrusted:
-            reasons.append(StaleReason(kinds.UNTRUSTED))
-        if not reasons and self.key is not None and self.key.reads:
-            reads = self.key.undeclared
-            reasons += [
-                StaleReason(kinds.UNDECLARED, text) for text in describe(reads, strict=True)
-            ]
-        if not reasons and self.unavailable is not None:
-            reasons.append(StaleReason(kinds.UNAVAILABLE, self.unavailable))
-        return tuple(reasons or [StaleReason(kinds.OTHER_KEYS)])
-
-
-@dataclass(frozen=True)
-class Explanation:
-    """The state of a target before the next run, including upstream effects."""
-
-    target: str
-    state: str  # FRESH, STALE, or MAY_RERUN: its own key matches, but an input will be rebuilt
-    reasons: tuple[StaleReason, ...]
-    last: HistoryEntry | None
-    expected_s: float | None
-    restorable: bool
-    unavailable: str | None = None  # why a fresh target could not run here
-    noise: str | None = None  # why the measurement of a fresh target is noisy
+    @property
+    def state(self) -> str:
+        """FRESH, STALE, or MAY_RERUN: its own key matches, but an input will be rebuilt."""
+        if not self.up_to_date:
+            return STALE
+        return MAY_RERUN if self.reasons else FRESH
 
 
 def explain(
     targets: Iterable[Freshness], after: Mapping[str, Sequence[str]]
-) -> dict[str, Explanation]:
-    """Explain ``targets``, which are in the order of the graph.
+) -> dict[str, Freshness]:
+    """Add the effects upstream to ``targets``, which are in the order of the graph.
 
     ``after`` maps each target to the targets whose outputs it reads.
     """
-    explained: dict[str, Explanation] = {}
-    for freshness in targets:
+    explained: dict[str, Freshness] = {}
+    for target in targets:
         upstream = []
-        for name in after.get(freshness.target, ()):
+        for name in after.get(target.target, ()):
             state = explained[name].state if name in explained else FRESH
             if state != FRESH:
                 effect = "will rerun" if state == STALE else "may rerun"
                 upstream.append(StaleReason(kinds.UPSTREAM, name, None, effect))
-        state = STALE if freshness.reasons else MAY_RERUN if upstream else FRESH
-        explained[freshness.target] = Explanation(
-            freshness.target,
-            state,
-            (*freshness.reasons, *upstream),
-            freshness.last,
-            freshness.expected_s,
-            freshness.restorable and bool(freshness.reasons),
-            freshness.unavailable if state == FRESH else None,
-            freshness.noise if state == FRESH else None,
-        )
+        whole = replace(target, reasons=(*target.reasons, *upstream))
+        if whole.state != FRESH:
+            whole = replace(whole, unavailable=None, noise=None)
+        explained[target.target] = whole
     return explained
 
 
@@ -172,7 +127,8 @@ class FreshnessChecker:
             return self.check(action)
         except StageError as error:
             runs = self._ledger.history(action.target, _RECENT_RUNS)
-            return _from_history(action.target, runs, unreadable=str(error))
+            unreadable = StaleReason(kinds.UNREADABLE, str(error))
+            return _from_history(action.target, runs, reasons=(unreadable,))
 
     def check(self, action: Action) -> Freshness:
         """Examine a target.
@@ -181,8 +137,9 @@ class FreshnessChecker:
         """
         runs = self._ledger.history(action.target, _RECENT_RUNS)
         if not runs and not self._ledger.has_records(action.target):  # never built
-            key = self._keys.build(action)
-            return _from_history(action.target, runs, key, restorable=self._in_store(action, key))
+            key, never = self._keys.build(action), (StaleReason(kinds.NEVER_BUILT),)
+            in_store = self._in_store(action, key)
+            return _from_history(action.target, runs, key, reasons=never, restorable=in_store)
         key = self._build_key(action)
         freshness = _from_history(action.target, runs, key)
         status = self._current_status(action, key)
@@ -202,42 +159,48 @@ class FreshnessChecker:
         try:
             return self._add_reasons(freshness, action, key, runs)
         except StageError as error:  # an output: it cannot keep the target from being built
-            return replace(freshness, unreadable=str(error))
+            return replace(freshness, reasons=(StaleReason(kinds.UNREADABLE, str(error)),))
 
     def _add_reasons(
         self, freshness: Freshness, action: Action, key: ActionKey, runs: list[HistoryEntry]
     ) -> Freshness:
         is_forgotten = self._ledger.is_forgotten(action.target)
         latest = None if is_forgotten else self._ledger.lookup(action.target)
-        failed = bool(runs) and runs[0].status not in (*_SUCCEEDED, ledger.NOISY)
+        status = runs[0].status if runs else ledger.PASSED
+        failure = runs[0].reason if status not in (*_SUCCEEDED, ledger.NOISY) else None
         # the record of a steady measurement outlasts a noisy one
-        noisy = bool(runs) and runs[0].status == ledger.NOISY
-        noisy = noisy and latest is not None and latest.status == ledger.PASSED
+        is_steady = latest is not None and latest.status == ledger.PASSED
+        noise = runs[0].reason if status == ledger.NOISY and is_steady else None
+        reasons = [] if failure is None else [StaleReason(kinds.FAILED, failure)]
+        reasons += [] if noise is None else [StaleReason(kinds.NOISY, noise)]
         restorable = self._in_store(action, key)
-        freshness = replace(
-            freshness,
-            failure=runs[0].reason if failed else None,
-            noise=runs[0].reason if noisy else None,
-            failed_with_this_key=failed and runs[0].key == key.digest,
-            restorable=restorable,
-        )
         if latest is None:
             no_record = kinds.NEVER_BUILT
             if not is_forgotten and self._ledger.has_records(action.target):
                 no_record = kinds.LOST_RECORD
             elif any(run.status in (*_SUCCEEDED, ledger.NOISY) for run in runs):
                 no_record = kinds.FORGOTTEN  # to be built, not restored
-            restorable = restorable and no_record != kinds.FORGOTTEN
-            return replace(freshness, no_record=no_record, restorable=restorable)
-        # a failed check removes the outputs, a noisy measurement replaces them
-        removed = noisy or (failed and runs[0].status == ledger.FAILED)
-        unavailable = latest.status == ledger.UNAVAILABLE and is_required(action)
+                restorable = False
+            reasons = reasons or [StaleReason(no_record)]
+        else:
+            reasons += part_reasons(latest.parts, key.parts)
+            # a failed check removes the outputs, a noisy measurement replaces them
+            if noise is None and status != ledger.FAILED:
+                changes = self._output_changes(latest.outputs)
+                reasons += [StaleReason(kind, path) for kind, path in changes]
+            if not self._signers.are_trusted(action.target, key.digest, self.trust):
+                reasons.append(StaleReason(kinds.UNTRUSTED))
+            sentences = () if reasons else describe(key.undeclared, strict=True)
+            reasons += [StaleReason(kinds.UNDECLARED, sentence) for sentence in sentences]
+            if not reasons and latest.status == ledger.UNAVAILABLE and is_required(action):
+                reasons.append(StaleReason(kinds.UNAVAILABLE, latest.reason))
         return replace(
             freshness,
-            recorded=latest.parts,
-            outputs=() if removed else tuple(self._output_changes(latest.outputs)),
-            unavailable=latest.reason if unavailable else None,
-            untrusted=not self._signers.are_trusted(action.target, key.digest, self.trust),
+            reasons=tuple(reasons or [StaleReason(kinds.OTHER_KEYS)]),
+            failure=failure,
+            noise=noise,
+            failed_with_this_key=failure is not None and runs[0].key == key.digest,
+            restorable=restorable,
         )
 
     def _in_store(self, action: Action, key: ActionKey) -> bool:

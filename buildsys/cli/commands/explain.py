@@ -12,7 +12,7 @@ from buildsys.cli.command import add_json, add_names, print_json
 from buildsys.cli.console.rows import Row, print_rows, time_ago
 from buildsys.cli.session import BuildSession
 from buildsys.cli.target_names import ModelFilter, add_filter
-from buildsys.execution.freshness import FRESH, MAY_RERUN, STALE, Explanation
+from buildsys.execution.freshness import FRESH, MAY_RERUN, STALE, Freshness
 from buildsys.execution.stale_reasons import (
     StaleReason,
     decode_reasons,
@@ -60,7 +60,7 @@ def run(options: Namespace) -> int:
     return 0
 
 
-def explanation_json(explanation: Explanation) -> dict[str, Any]:
+def explanation_json(explanation: Freshness) -> dict[str, Any]:
     """Convert an explanation to JSON, reasons as data and text."""
     last = explanation.last
     last_run = last and {
@@ -106,16 +106,14 @@ def refit_note(session: BuildSession, target: str) -> str:
     return f"; refitted from {origin}" if origin else ""
 
 
-def state_word(explanation: Explanation) -> str:
+def state_word(explanation: Freshness) -> str:
     """Return the state of a target as printed."""
     if explanation.unavailable is not None:
         return UNAVAILABLE
     return explanation.state if explanation.noise is None else NOISY
 
 
-def _rows(
-    session: BuildSession, explained: Iterable[Explanation], *, by_name: bool
-) -> Iterator[Row]:
+def _rows(session: BuildSession, explained: Iterable[Freshness], *, by_name: bool) -> Iterator[Row]:
     """Yield one row per target; unnamed fresh targets share one per model."""
     for model, members in groupby(
         explained, key=lambda target: session.actions[target.target].model
@@ -132,7 +130,7 @@ def _rows(
                 yield _row(session, model, target)
 
 
-def _row(session: BuildSession, model: str, target: Explanation) -> Row:
+def _row(session: BuildSession, model: str, target: Freshness) -> Row:
     word, last = state_word(target), target.last
     when = time_ago(last.started) if last else ""
     details: list[str] = []

@@ -20,7 +20,7 @@ from buildsys.cli.session import BuildSession
 from buildsys.cli.target_names import ModelFilter, add_filter
 from buildsys.errors import StageError
 from buildsys.execution.action_key import KeyBuilder, declared_parts
-from buildsys.execution.freshness import FRESH, MAY_RERUN, STALE, Explanation
+from buildsys.execution.freshness import FRESH, MAY_RERUN, STALE, Freshness
 from buildsys.execution.recorded_reads import Reads
 from buildsys.execution.stale_reasons import (
     UNREADABLE,
@@ -64,7 +64,7 @@ def run(options: Namespace) -> int:
     return 0
 
 
-def print_plan(session: BuildSession, explained: Sequence[Explanation], *, as_json: bool) -> None:
+def print_plan(session: BuildSession, explained: Sequence[Freshness], *, as_json: bool) -> None:
     """Print the targets of the next run, in order."""
     steps = [step for step in explained if step.state != FRESH]
     executed = [step for step in steps if not step.restorable]
@@ -101,7 +101,7 @@ def print_plan(session: BuildSession, explained: Sequence[Explanation], *, as_js
     print_rows(rows, closing)
 
 
-def _obstacles(session: BuildSession, steps: Sequence[Explanation]) -> dict[str, str]:
+def _obstacles(session: BuildSession, steps: Sequence[Freshness]) -> dict[str, str]:
     """List the expected causes by target, for a missing engine those of the engine."""
     from buildsys.execution.local_runs import expected_obstacle
 
@@ -115,7 +115,7 @@ def _obstacles(session: BuildSession, steps: Sequence[Explanation]) -> dict[str,
     return obstacles
 
 
-def _summary(steps: Sequence[Explanation], times: Mapping[str, float], unknown: int) -> str:
+def _summary(steps: Sequence[Freshness], times: Mapping[str, float], unknown: int) -> str:
     if not steps:
         return "everything is up to date: nothing would run"
     count, run_s = plural(len(steps), "target"), times["expected_s"]

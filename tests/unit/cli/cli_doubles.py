@@ -21,7 +21,7 @@ from buildsys.cli.session import BuildSession
 from buildsys.cli.tasks import ProjectTasks, doit_config
 from buildsys.execution.freshness import Freshness
 from buildsys.execution.run_records import Outcome
-from buildsys.execution.stale_reasons import ASKED_FOR, StaleReason
+from buildsys.execution.stale_reasons import ASKED_FOR, UNREADABLE, StaleReason
 from buildsys.execution.up_to_date_models import PlannedModel
 from buildsys.plan.action import Action
 from buildsys.project.load import Signing
@@ -89,8 +89,9 @@ class ScriptedExecutor:
         return outcome
 
     def examine(self, target: str) -> Freshness:
+        reason = StaleReason(UNREADABLE, self.reasons.get(target, ""))
         is_fresh = target in self.fresh
-        return Freshness(target, up_to_date=is_fresh, unreadable=self.reasons.get(target, ""))
+        return Freshness(target, is_fresh, reasons=() if is_fresh else (reason,))
 
     def replace_by_failure(
         self, target: str, write: Callable[[], tuple[Mapping[str, bytes], str]]

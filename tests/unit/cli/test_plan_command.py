@@ -9,7 +9,7 @@ from cli_doubles import make_session
 
 from buildsys.cli.commands.plan import print_plan
 from buildsys.execution import local_runs
-from buildsys.execution.freshness import FRESH, MAY_RERUN, STALE, Explanation
+from buildsys.execution.freshness import FRESH, MAY_RERUN, STALE, Freshness
 from buildsys.execution.stale_reasons import StaleReason
 from buildsys.plan.action import Action
 
@@ -19,13 +19,19 @@ WHY = (StaleReason("config", "export.opset", "17", "18"),)
 
 def one(
     target: str, state: str, expected_s: float | None, *, restorable: bool = False
-) -> Explanation:
-    return Explanation(target, state, () if state == FRESH else WHY, None, expected_s, restorable)
+) -> Freshness:
+    return Freshness(
+        target,
+        up_to_date=state != STALE,
+        reasons=() if state == FRESH else WHY,
+        expected_s=expected_s,
+        restorable=restorable,
+    )
 
 
 @pytest.fixture
 def plan(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Plan:
-    def printed(*steps: Explanation, as_json: bool = False) -> str:
+    def printed(*steps: Freshness, as_json: bool = False) -> str:
         print_plan(make_session(tmp_path)[0], steps, as_json=as_json)
         return capsys.readouterr().out
 

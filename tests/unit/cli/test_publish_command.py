@@ -14,7 +14,7 @@ from buildsys.cli.commands import publish
 from buildsys.cli.session import BuildSession
 from buildsys.cli.target_names import ModelFilter
 from buildsys.errors import StageError, UsageError
-from buildsys.execution.freshness import Explanation
+from buildsys.execution.freshness import Freshness
 from buildsys.execution.stale_reasons import FAILED, NEVER_BUILT, NOISY, UPSTREAM, StaleReason
 from buildsys.store.ledger import HistoryEntry
 
@@ -27,10 +27,9 @@ def session(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> BuildSession:
     found, _ = make_session(tmp_path, "a")
     reasons = {"engine:a:rtx": "no GPU"}
 
-    def explain(targets: Any) -> dict[str, Explanation]:
+    def explain(targets: Any) -> dict[str, Freshness]:
         return {
-            one: Explanation(one, "fresh", (), None, None, False, reasons.get(one))
-            for one in targets
+            one: Freshness(one, up_to_date=True, unavailable=reasons.get(one)) for one in targets
         }
 
     monkeypatch.setattr(found, "explain", explain)
@@ -133,13 +132,13 @@ def test_an_engine_with_a_failed_noisy_or_missing_check_is_refused(
 ) -> None:
     session, _ = make_session(tmp_path, "a", gates={"latency": {"tolerance": "5%"}})
 
-    def explain(targets: Any) -> dict[str, Explanation]:
+    def explain(targets: Any) -> dict[str, Freshness]:
         return {
-            one: Explanation(one, state, (), None, None, False, noise=reason)
+            one: Freshness(one, up_to_date=state == "fresh", noise=reason)
             if one == target and isinstance(reason, str)
-            else Explanation(one, state, (reason,), None, None, False)
+            else Freshness(one, up_to_date=state != "stale", reasons=(reason,))
             if one == target and isinstance(reason, StaleReason)
-            else Explanation(one, "fresh", (), None, None, False)
+            else Freshness(one, up_to_date=True)
             for one in targets
         }
 
@@ -157,8 +156,8 @@ def test_a_check_that_becomes_stale_meanwhile_stops_the_publication(
 ) -> None:
     session, _ = make_session(tmp_path, "a", gates={"latency": {"tolerance": "5%"}})
 
-    def explain(targets: Any) -> dict[str, Explanation]:
-        return {one: Explanation(one, "fresh", (), None, None, False) for one in targets}
+    def explain(targets: Any) -> dict[str, Freshness]:
+        return {one: Freshness(one, up_to_date=True) for one in targets}
 
     monkeypatch.setattr(session, "explain", explain)
     checker = SimpleNamespace(up_to_date_record=lambda one: None if one.target == target else 1)
@@ -173,9 +172,9 @@ def test_a_gate_without_a_baseline_keeps_no_engine_back(
     session, _ = make_session(tmp_path, "a", gates={"latency": {"tolerance": "5%"}})
     first = HistoryEntry("", "", "unavailable", "2026-01-02T03:04:05Z", 1.0, "no earlier build")
 
-    def explain(targets: Any) -> dict[str, Explanation]:
+    def explain(targets: Any) -> dict[str, Freshness]:
         runs = {"gate:a:ort": first}
-        return {one: Explanation(one, "fresh", (), runs.get(one), None, False) for one in targets}
+        return {one: Freshness(one, up_to_date=True, last=runs.get(one)) for one in targets}
 
     monkeypatch.setattr(session, "explain", explain)
     (engine,) = publish._select(session, ["a:ort"], ModelFilter())
@@ -190,9 +189,9 @@ def test_only_operators_of_plugins_excuse_validate(
     session, _ = make_session(tmp_path, "a", ops=ops)
     last = HistoryEntry("", "", "unavailable", "2026-01-02T03:04:05Z", 1.0, "no runtime")
 
-    def explain(targets: Any) -> dict[str, Explanation]:
+    def explain(targets: Any) -> dict[str, Freshness]:
         runs = {check: last}
-        return {one: Explanation(one, "fresh", (), runs.get(one), None, False) for one in targets}
+        return {one: Freshness(one, up_to_date=True, last=runs.get(one)) for one in targets}
 
     monkeypatch.setattr(session, "explain", explain)
     (engine,) = publish._select(session, ["a:ort"], ModelFilter())

@@ -12,7 +12,7 @@ from cli_doubles import make_session, run_in
 from buildsys.cli import engine_checks, project_root
 from buildsys.cli.session import BuildSession
 from buildsys.errors import UsageError
-from buildsys.execution.freshness import Explanation
+from buildsys.execution.freshness import Freshness
 from buildsys.system.backend_registry import Reason
 from buildsys.workers.pool import JobReply, WorkerPool
 
@@ -66,8 +66,8 @@ class Project:
         assert self.jobs == []
         return str(error.value)
 
-    def _explain(self, targets: Any, **_: Any) -> dict[str, Explanation]:
-        return {one: Explanation(one, self.report_state, (), None, None, False) for one in targets}
+    def _explain(self, targets: Any, **_: Any) -> dict[str, Freshness]:
+        return {one: Freshness(one, self.report_state == "fresh") for one in targets}
 
     def _result(self, target: str) -> dict[str, Any]:
         engine = {"engine": self.recommended}

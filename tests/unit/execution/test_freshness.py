@@ -27,7 +27,6 @@ from buildsys.execution.freshness import (
     FRESH,
     MAY_RERUN,
     STALE,
-    Explanation,
     Freshness,
     explain,
     is_required,
@@ -264,27 +263,27 @@ def test_a_failure_counts_for_the_key_that_it_had(root: Path) -> None:
 def test_an_explanation_has_the_facts_of_its_target_and_the_effects_upstream() -> None:
     run = HistoryEntry("a", "k", "passed", "2026", 1.5, "")
     never = (StaleReason(NEVER_BUILT),)
-    found = explain(
+    explained = explain(
         [
-            Freshness("a", last=run, expected_s=1.5, restorable=True),
-            Freshness("b", up_to_date=True, last=run, expected_s=2.0, restorable=True),
+            Freshness("a", reasons=never, last=run, restorable=True, unavailable="no GPU"),
+            Freshness("b", up_to_date=True, last=run, expected_s=2.0, noise="a neighbor"),
             Freshness("c", up_to_date=True),
-            Freshness("d"),
-            Freshness("e", up_to_date=True),
+            Freshness("d", reasons=never),
+            Freshness("e", up_to_date=True, unavailable="no GPU"),
         ],
         {"b": ["of another model", "a"], "c": ["b"], "d": ["e"]},
     )
-    assert found == {
-        "a": Explanation("a", STALE, never, run, 1.5, True),
-        "b": Explanation(
-            "b", MAY_RERUN, (StaleReason(UPSTREAM, "a", None, "will rerun"),), run, 2.0, False
-        ),
-        "c": Explanation(
-            "c", MAY_RERUN, (StaleReason(UPSTREAM, "b", None, "may rerun"),), None, None, False
-        ),
-        "d": Explanation("d", STALE, never, None, None, False),
-        "e": Explanation("e", FRESH, (), None, None, False),
+    stale = StaleReason(UPSTREAM, "a", None, "will rerun")
+    may_rerun = StaleReason(UPSTREAM, "b", None, "may rerun")
+    assert explained == {
+        "a": Freshness("a", reasons=never, last=run, restorable=True),
+        "b": Freshness("b", up_to_date=True, reasons=(stale,), last=run, expected_s=2.0),
+        "c": Freshness("c", up_to_date=True, reasons=(may_rerun,)),
+        "d": Freshness("d", reasons=never),
+        "e": Freshness("e", up_to_date=True, unavailable="no GPU"),
     }
+    states = [STALE, MAY_RERUN, MAY_RERUN, STALE, FRESH]
+    assert [target.state for target in explained.values()] == states
 
 
 def test_an_unreadable_source_leaves_the_last_run_known(root: Path) -> None:
@@ -304,7 +303,7 @@ def test_an_unreadable_output_does_not_hide_the_key(root: Path) -> None:
     (root / "build" / MODEL).mkdir()
     found = make_checker(root).check(actions(opset=18)[EXPORT])
     assert (found.target, found.up_to_date) == (EXPORT, False)
-    assert found.unreadable == f"{root}/build/{MODEL} {A_FOLDER}"
+    assert [str(reason) for reason in found.reasons] == [f"{root}/build/{MODEL} {A_FOLDER}"]
     assert found.key is not None
     assert found.last is not None
 
@@ -344,22 +343,11 @@ def test_an_unavailable_target_is_a_success_of_its_key(root: Path) -> None:
     build(root)
     found = examine(root, ENGINE, required=True)
     assert (found.failure, found.failed_with_this_key) == (None, False)
-    assert found.unavailable == "no GPU"
+    assert reasons(root, ENGINE, required=True) == ["required, but unavailable: no GPU"]
     (root / "build/m/engine/e/engine.bin").write_text("x")
     assert reasons(root, ENGINE, required=True) == [
         "output added by somebody else: m/engine/e/engine.bin"
     ]
-
-
-def test_an_explanation_names_why_an_up_to_date_target_is_unavailable() -> None:
-    found = explain(
-        [
-            Freshness("a", up_to_date=True, unavailable="no GPU"),
-            Freshness("b", unavailable="no GPU"),
-        ],
-        {},
-    )
-    assert (found["a"].unavailable, found["b"].unavailable) == ("no GPU", None)
 
 
 def test_a_huge_file_in_place_of_an_output_is_not_read(root: Path) -> None:
@@ -394,17 +382,6 @@ def test_an_up_to_date_target_that_is_unavailable_has_its_reason(root: Path) -> 
     assert (passed.up_to_date, passed.unavailable) == (True, None)
 
 
-def test_a_stale_target_is_unavailable_only_if_it_is_required(root: Path) -> None:
-    order(root, ENGINE, "unavailable")
-    build(root)
-    for required, reason in ((False, None), (True, "no GPU")):
-        found = make_checker(root).check(actions(opset=18, required=required)[ENGINE])
-        assert not found.up_to_date or not required
-        assert found.unavailable == ("no GPU" if found.up_to_date else reason)
-    stale = make_checker(root).check(actions(required=True)[EXPORT])
-    assert stale.unavailable is None
-
-
 def test_a_noisy_measurement_is_up_to_date_and_no_failure(root: Path) -> None:
     build(root)
     order(root, BENCH, "noise")
@@ -427,7 +404,7 @@ def test_a_noisy_repetition_leaves_the_steady_measurement_to_be_restored(root: P
     executor.close()
     found = make_checker(root).check(actions()[BENCH])
     assert (found.up_to_date, found.noise, found.failure) == (False, "a busy neighbor", None)
-    assert found.untrusted is False
+    assert [reason.kind for reason in found.reasons] == ["noisy"]
 
 
 def test_outputs_of_a_run_that_broke_are_still_compared(root: Path) -> None:
@@ -437,4 +414,8 @@ def test_outputs_of_a_run_that_broke_are_still_compared(root: Path) -> None:
         make_executor(root, actions(opset=18))[0].run(EXPORT)
     (root / "build/m/export/model.onnx").write_text("edited")
     found = make_checker(root).check(actions(opset=18)[EXPORT])
-    assert [path for _, path in found.outputs] == ["m/export/model.onnx"]
+    assert [str(reason) for reason in found.reasons] == [
+        "last run failed: export:m broke",
+        "export.opset: 17 → 18",
+        "output edited by hand: m/export/model.onnx",
+    ]

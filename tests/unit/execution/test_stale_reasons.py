@@ -4,15 +4,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from buildsys.execution.action_key import ActionKey
-from buildsys.execution.freshness import Freshness
 from buildsys.execution.stale_reasons import (
-    FORGOTTEN,
-    LOST_RECORD,
     NEVER_BUILT,
-    OUTPUT_ADDED,
-    OUTPUT_EDITED,
-    OUTPUT_MISSING,
     UPSTREAM,
     StaleReason,
     decode_reasons,
@@ -93,55 +86,6 @@ def test_differences_between_any_two_keys_are_one_line_each(
     found = part_reasons(old, new)
     assert bool(found) == (old != new)
     assert all(str(reason).isprintable() for reason in found)
-
-
-# --- reasons of a target ---
-
-
-def key(parts: dict[str, str]) -> ActionKey:
-    return ActionKey("t", lambda: parts, {}, ())
-
-
-def test_a_fresh_target_has_no_reason() -> None:
-    assert Freshness("t", up_to_date=True).reasons == ()
-
-
-@pytest.mark.parametrize(
-    ("found", "expected"),
-    [
-        (Freshness("t"), ["never built"]),
-        (Freshness("t", no_record=FORGOTTEN), ["forgotten by `doit forget`"]),
-        (Freshness("t", no_record=LOST_RECORD), ["the record of its last build cannot be read"]),
-        (Freshness("t", failure="it broke"), ["last run failed: it broke"]),
-        (Freshness("t", recorded={}, failure="it broke"), ["last run failed: it broke"]),
-        (Freshness("t", recorded={}, unavailable="no GPU"), ["required, but unavailable: no GPU"]),
-        (Freshness("t", unreadable="cannot read x.py"), ["cannot read x.py"]),
-        (
-            Freshness("t", recorded={}, key=key({})),
-            ["built by a version of buildsys with other keys"],
-        ),
-        (
-            Freshness(
-                "t",
-                recorded={},
-                outputs=((OUTPUT_MISSING, "a"), (OUTPUT_EDITED, "b"), (OUTPUT_ADDED, "c")),
-            ),
-            ["output missing: a", "output edited by hand: b", "output added by somebody else: c"],
-        ),
-        (
-            Freshness(
-                "t",
-                failure="it broke",
-                recorded={"config:opset": "17", "tool:onnx": "1"},
-                key=key({"config:opset": "18", "tool:onnx": "2"}),
-                outputs=((OUTPUT_MISSING, "a"),),
-            ),
-            ["last run failed: it broke", "opset: 17 → 18", "onnx 1 → 2", "output missing: a"],
-        ),
-    ],
-)
-def test_reasons_follow_from_the_state(found: Freshness, expected: list[str]) -> None:
-    assert [str(reason) for reason in found.reasons] == expected
 
 
 def test_targets_upstream_share_a_line() -> None:
