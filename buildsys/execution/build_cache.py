@@ -19,7 +19,7 @@ from buildsys.errors import StageError, with_hint
 from buildsys.execution.action_key import ABSENT, ActionKey, KeyBuilder
 from buildsys.execution.recorded_reads import READ, Reads, is_followed
 from buildsys.plan.action import Action, missing_outputs
-from buildsys.store.file_digests import THREADS_FROM_BYTES, DigestCache, run_all
+from buildsys.store.file_digests import DigestCache
 from buildsys.store.ledger import NOISY, PASSED, UNAVAILABLE, ActionRecord, Ledger, OutputFile
 from buildsys.store.object_store import DamagedError, Store
 from buildsys.store.record_file import RecordError, shown
@@ -113,12 +113,10 @@ class BuildCache:
 
     def fetch(self, record: ActionRecord, names: Mapping[str, OutputFile], tree: Path) -> bool:
         """Copy outputs into an empty folder, False if one is damaged."""
-        jobs = [partial(self._store.fetch, file, tree / name) for name, file in names.items()]
-        many = sum(file.size for file in names.values()) >= THREADS_FROM_BYTES
         try:
-            for name in names:
+            for name, file in names.items():
                 (tree / name).parent.mkdir(parents=True, exist_ok=True)
-            run_all(jobs, in_threads=many)
+                self._store.fetch(file, tree / name)
         except DamagedError as error:
             self._warn("damaged", f"{error}; {record.target} is rebuilt")
             return False

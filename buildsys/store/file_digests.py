@@ -11,19 +11,17 @@ from __future__ import annotations
 import os
 import stat
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from functools import cache, partial
+from collections.abc import Iterable, Mapping
+from functools import cache
 from pathlib import Path
-from typing import NamedTuple, TypeVar
+from typing import NamedTuple
 
 from buildsys.errors import StageError
 from buildsys.store.state_db import StateDb
 from buildsys.system.files import Stamp
 
 _CHUNK_BYTES = 4 << 20  # files from two chunks on are digested by several cores
-THREADS_FROM_BYTES = 4 << 20
 _ATTEMPTS = 3
-T = TypeVar("T")
 _READABLE = "check its permissions and its disk"
 _Row = tuple[int, int, int, int, str]
 
@@ -98,7 +96,7 @@ class DigestCache:
     def digests(
         self, paths: Iterable[str], sizes: Mapping[str, int] | None = None
     ) -> dict[str, FileDigest | None]:
-        """Digest many files, read in parallel.
+        """Digest many files.
 
         A file with another size than in ``sizes`` is not read; its digest is empty.
         """
@@ -109,17 +107,11 @@ class DigestCache:
         for path in unread:
             if (stamp := stamps[path]) and stamp.size != expected.get(path, stamp.size):
                 digests[path] = FileDigest("", stamp)
-        if unread := [path for path in unread if not digests[path]]:
-            begun_ns = time.time_ns()
-            size = sum(stamp.size for stamp in map(stamp_file, unread) if stamp is not None)
-            jobs = [partial(hash_file, path) for path in unread]
-            read = dict(
-                zip(unread, run_all(jobs, in_threads=size >= THREADS_FROM_BYTES), strict=True)
-            )
-            # a file written just before it was read can be written again under the same times
-            self.add(item for item in read.items() if item[1].stamp.is_settled(begun_ns))
-            digests.update(read)
-        return digests
+        begun_ns = time.time_ns()
+        read = {path: hash_file(path) for path in unread if not digests[path]}
+        # a file written just before it was read can be written again under the same times
+        self.add(item for item in read.items() if item[1].stamp.is_settled(begun_ns))
+        return digests | read
 
     def add(self, files: Iterable[tuple[str, FileDigest]]) -> None:
         """Cache the digests of files.
@@ -151,16 +143,3 @@ def boot_id() -> str:
         return Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
     except OSError:
         return os.urandom(16).hex()
-
-
-def run_all(jobs: Sequence[Callable[[], T]], *, in_threads: bool) -> list[T]:
-    """Run all jobs; list their results in order.
-
-    Raises: the error of the first job that failed.
-    """
-    if not in_threads or len(jobs) < 2:
-        return [job() for job in jobs]
-    from concurrent.futures import ThreadPoolExecutor  # 10 ms, negligible for large files
-
-    with ThreadPoolExecutor(min(2 * (os.cpu_count() or 1), 8)) as pool:
-        return [running.result() for running in [pool.submit(job) for job in jobs]]

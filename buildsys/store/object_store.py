@@ -13,21 +13,19 @@ store.
 
 from __future__ import annotations
 
-import fcntl
 import os
 import time
 from collections.abc import Iterable, Iterator
-from contextlib import AbstractContextManager, contextmanager, suppress
+from contextlib import AbstractContextManager, suppress
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
 from buildsys.errors import StageError
-from buildsys.store.file_digests import hash_file
 from buildsys.store.ledger import ActionRecord, OutputFile
 from buildsys.store.record_file import RecordError, decode_record, encode_record, read_record
-from buildsys.system.files import locked
+from buildsys.system.files import locked, replace_file
 
-_FICLONE = 0x40049409  # linux/fs.h: share the blocks of another file until either is written
 _CHUNK_BYTES = 4 << 20
 
 
@@ -82,38 +80,31 @@ class Store:
 
         Raises: OSError: the store cannot be written.
         """
-        target = self.object_path(file.digest)
         if self.holds(file):
-            os.utime(target)
+            os.utime(self.object_path(file.digest))
             return True
-        with self._temporary() as temporary:
-            try:
-                if copy_file(source, temporary) != file.digest:
-                    return False
-            except FileNotFoundError:
-                return False
-            self._move_in(temporary, target)
-        return True
+        try:
+            with source.open("rb", buffering=0) as reader:
+                return self.add(file, iter(partial(reader.read, _CHUNK_BYTES), b""))
+        except FileNotFoundError:
+            return False
 
     def add(self, file: OutputFile, chunks: Iterable[bytes]) -> bool:
         """Store content from chunks; return False if it does not match ``file``.
 
         Raises: OSError: the store cannot be written; what ``chunks`` raises.
         """
-        from blake3 import blake3  # not on the path of a run without work
-
-        digest, size = blake3(), 0
-        with self._temporary() as temporary:
-            with temporary.open("wb") as writer:
-                for chunk in chunks:
-                    digest.update(chunk)
-                    size += len(chunk)
-                    if size > file.size:
-                        return False
-                    writer.write(chunk)
-            if digest.hexdigest() != file.digest or size != file.size:
+        temporary = self.folder / "tmp" / f"{os.getpid()}-{os.urandom(8).hex()}"
+        temporary.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            if not _write_object(temporary, file, chunks):
                 return False
-            self._move_in(temporary, self.object_path(file.digest))
+            temporary.chmod(0o444)
+            target = self.object_path(file.digest)
+            target.parent.mkdir(parents=True, exist_ok=True)
+            temporary.replace(target)
+        finally:
+            temporary.unlink(missing_ok=True)
         return True
 
     def fetch(self, file: OutputFile, target: Path) -> None:
@@ -122,8 +113,9 @@ class Store:
         Raises: DamagedError: it does not match its digest. OSError: it cannot be read or written.
         """
         source = self.object_path(file.digest)
-        if copy_file(source, target) != file.digest:
-            target.unlink()
+        with source.open("rb", buffering=0) as reader:
+            is_whole = _write_object(target, file, iter(partial(reader.read, _CHUNK_BYTES), b""))
+        if not is_whole:
             self.quarantine(source)
             raise DamagedError(f"{source} does not match its digest; it was put into quarantine")
 
@@ -160,9 +152,7 @@ class Store:
         """
         content = encode_record(record)
         decode_record(content, record.target, record.key)
-        with self._temporary() as temporary:
-            temporary.write_bytes(content)
-            self._move_in(temporary, self.action_path(record.key))
+        replace_file(self.action_path(record.key), content)
 
     def quarantine(self, path: Path) -> None:
         """Take a file out of use and keep it for inspection."""
@@ -176,47 +166,27 @@ class Store:
         self.folder.mkdir(parents=True, exist_ok=True)
         return locked(self.folder / "lock", shared=shared)
 
-    @contextmanager
-    def _temporary(self) -> Iterator[Path]:
-        path = self.folder / "tmp" / f"{os.getpid()}-{os.urandom(8).hex()}"
-        path.parent.mkdir(parents=True, exist_ok=True)
-        try:
-            yield path
-        finally:
-            path.unlink(missing_ok=True)
 
-    def _move_in(self, temporary: Path, target: Path) -> None:
-        temporary.chmod(0o444)
-        target.parent.mkdir(parents=True, exist_ok=True)
-        temporary.replace(target)
-
-
-def copy_file(source: Path, target: Path) -> str:
-    """Copy a file, sharing blocks if possible; return the copy's BLAKE3 digest.
-
-    Raises: OSError: one of them cannot be read or written; a partial copy is removed.
-    """
+def _write_object(path: Path, file: OutputFile, chunks: Iterable[bytes]) -> bool:
+    """Write a file; remove it and return False if it does not match its digest and size."""
     from blake3 import blake3  # not on the path of a run without work
 
-    with source.open("rb", buffering=0) as reader:
-        try:
-            with target.open("wb", buffering=0) as writer:
-                try:
-                    fcntl.ioctl(writer.fileno(), _FICLONE, reader.fileno())
-                except OSError:  # another file system, or one that cannot share blocks
-                    digest = blake3()
-                    size = os.fstat(reader.fileno()).st_size
-                    view = memoryview(bytearray(min(size + 1, _CHUNK_BYTES)))
-                    while count := reader.readinto(view):
-                        digest.update(view[:count])
-                        written = 0
-                        while written < count:
-                            written += writer.write(view[written:count])
-                    return digest.hexdigest()
-            return hash_file(str(target)).digest
-        except OSError:
-            target.unlink(missing_ok=True)
-            raise
+    digest, size = blake3(), 0
+    try:
+        with path.open("wb") as writer:
+            for chunk in chunks:
+                digest.update(chunk)
+                size += len(chunk)
+                if size > file.size:
+                    break
+                writer.write(chunk)
+    except BaseException:
+        path.unlink(missing_ok=True)
+        raise
+    if (digest.hexdigest(), size) == file:
+        return True
+    path.unlink()
+    return False
 
 
 def object_name(digest: str) -> str:

@@ -12,22 +12,14 @@ import shutil
 import threading
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
-from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
-from functools import partial
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path, PurePosixPath
 from tempfile import mkdtemp
 from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 from buildsys.errors import StageError
-from buildsys.store.file_digests import (
-    THREADS_FROM_BYTES,
-    DigestCache,
-    FileDigest,
-    hash_file,
-    run_all,
-    stamp_file,
-)
+from buildsys.store.file_digests import DigestCache, FileDigest, hash_file, stamp_file
 from buildsys.store.ledger import Ledger, OutputFile
 from buildsys.system.files import SETTLE_NS, Stamp, try_lock
 
@@ -84,47 +76,60 @@ def make_folders(folders: Iterable[Path]) -> None:
 class Publisher:
     """Puts the outputs of an action into the build folder."""
 
-    def __init__(
-        self,
-        build: Path,
-        digests: DigestCache,
-        ledger: Ledger,
-    ) -> None:
+    def __init__(self, build: Path, digests: DigestCache, ledger: Ledger) -> None:
         self._build = build
         self._digests = digests
         self._ledger = ledger
         self._sweeping = threading.Lock()
         self._swept = False
 
-    def staging(self, target: str) -> AbstractContextManager[Path]:
+    @contextmanager
+    def staging(self, target: str) -> Iterator[Path]:
         """Yield a temporary folder on the build folder's file system."""
-        return temporary_folder(self._build, target)
+        name, parent = target.replace(":", "@").replace("/", "%"), self._build / TEMPORARY
+        with ExitStack() as stack:
+            with _disk_errors(f"make a temporary folder in {self._build}"):
+                parent.mkdir(parents=True, exist_ok=True)
+                lock = os.open(parent, os.O_RDONLY | os.O_CLOEXEC)
+                stack.callback(os.close, lock)
+                fcntl.flock(lock, fcntl.LOCK_SH)
+                folder = Path(mkdtemp(prefix=f"{name}-", dir=parent))
+                stack.callback(shutil.rmtree, folder, ignore_errors=True)
+            yield folder
+
+    def remove_abandoned(self) -> None:
+        """Delete the folders of dead processes, once, unless a living one has some now."""
+        with self._sweeping, suppress(OSError), ExitStack() as stack:
+            if not self._swept:
+                self._swept = True
+                lock = os.open(self._build / TEMPORARY, os.O_RDONLY | os.O_CLOEXEC)
+                stack.callback(os.close, lock)
+                if try_lock(lock):
+                    for folder in (self._build / TEMPORARY).iterdir():
+                        shutil.rmtree(folder, ignore_errors=True)
 
     def digest_outputs(
         self, tree: Path, known_digests: Mapping[str, str] = MappingProxyType({})
     ) -> dict[str, FileDigest]:
         """Digest all files in a tree, without symbolic links.
 
-        Files with ``known`` digests are not read.
+        Files with ``known_digests`` are not read.
         """
         paths = (path for path in sorted(tree.rglob("*")) if not path.is_symlink())
         files = {path.relative_to(tree).as_posix(): path for path in paths if path.is_file()}
-        unread, size = [name for name in files if name not in known_digests], 0
+        digests = {}
         with _disk_errors("read the outputs"):
-            for path in files.values():
+            for name, path in files.items():
                 stat = path.stat()
-                size += stat.st_size
                 # a write right after the rename then shows in the times of the file, so its digest
                 # can be cached at once
                 if time.time_ns() - stat.st_mtime_ns < 2 * SETTLE_NS:
                     os.utime(path, ns=(stat.st_atime_ns, stat.st_mtime_ns - 2 * SETTLE_NS))
-            jobs = [partial(hash_file, str(files[name])) for name in unread]
-            hashed = run_all(jobs, in_threads=size >= THREADS_FROM_BYTES)
-            digests = dict(zip(unread, hashed, strict=True))
-            return {
-                name: digests.get(name) or FileDigest(known_digests[name], Stamp.of(path.stat()))
-                for name, path in files.items()
-            }
+                if name in known_digests:
+                    digests[name] = FileDigest(known_digests[name], Stamp.of(path.stat()))
+                else:
+                    digests[name] = hash_file(str(path))
+        return digests
 
     def missing(self, files: Mapping[str, OutputFile]) -> dict[str, OutputFile]:
         """Select the files missing or different in the build folder."""
@@ -195,38 +200,6 @@ class Publisher:
             if free < _LOW_DISK_BYTES:
                 return f"the disk of {self._build} has {free >> 10} KiB left"
         return ""
-
-    def remove_abandoned(self) -> None:
-        """Delete the temporary folders of dead processes, once."""
-        with self._sweeping:
-            if not self._swept:
-                remove_abandoned(self._build)
-            self._swept = True
-
-
-@contextmanager
-def temporary_folder(parent: Path, name: str) -> Iterator[Path]:
-    """Yield a new folder inside ``parent``, for as long as this process lives."""
-    name = name.replace(":", "@").replace("/", "%")
-    with ExitStack() as stack:
-        with _disk_errors(f"make a temporary folder in {parent}"):
-            (parent / TEMPORARY).mkdir(parents=True, exist_ok=True)
-            lock = os.open(parent / TEMPORARY, os.O_RDONLY | os.O_CLOEXEC)
-            stack.callback(os.close, lock)
-            fcntl.flock(lock, fcntl.LOCK_SH)
-            folder = Path(mkdtemp(prefix=f"{name}-", dir=parent / TEMPORARY))
-            stack.callback(shutil.rmtree, folder, ignore_errors=True)
-        yield folder
-
-
-def remove_abandoned(parent: Path) -> None:
-    """Delete the temporary folders of dead processes, unless another one has some now."""
-    with suppress(OSError), ExitStack() as stack:
-        lock = os.open(parent / TEMPORARY, os.O_RDONLY | os.O_CLOEXEC)
-        stack.callback(os.close, lock)
-        if try_lock(lock):
-            for folder in (parent / TEMPORARY).iterdir():
-                shutil.rmtree(folder, ignore_errors=True)
 
 
 @contextmanager

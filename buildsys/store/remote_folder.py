@@ -6,16 +6,16 @@ import errno
 import logging
 import os
 import uuid
-from collections.abc import Iterable
-from contextlib import suppress
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from buildsys.errors import BuildsysError, StageError
 from buildsys.system.files import open_regular
+from buildsys.system.printable import mask_text
 
-_LOCAL = ("file", "local")
-# these show a file while it is written, so it needs a temporary name
-_NEED_RENAME = (*_LOCAL, "sftp", "ssh")
+_LOCAL, _SSH = ("file", "local"), ("sftp", "ssh")
 _REQUIREMENTS = {  # module -> what to install, if that has another name
     "fsspec": "'buildsys[remote]'",
     "sshfs": "'buildsys[remote]'",
@@ -35,21 +35,9 @@ class RemoteFolder(NamedTuple):
 
     system: Any  # an fsspec file system, none of which has type information
     root: str
-
-    @property
-    def renames(self) -> bool:
-        """True if files are renamed atomically."""
-        return not self._protocols.isdisjoint(_NEED_RENAME)
-
-    @property
-    def is_local(self) -> bool:
-        """True for a folder of this machine."""
-        return not self._protocols.isdisjoint(_LOCAL)
-
-    @property
-    def _protocols(self) -> set[str]:
-        protocols = self.system.protocol  # a name or several
-        return {protocols} if isinstance(protocols, str) else set(protocols)
+    is_local: bool  # on this machine
+    renames: bool  # files are shown while they are written, and renamed atomically
+    has_folders: bool
 
     def open_to_read(self, path: str) -> Any:
         """Open a file.
@@ -115,7 +103,7 @@ class RemoteFolder(NamedTuple):
             raise
 
     def _make_parent(self, target: str) -> None:
-        if self._protocols.isdisjoint(_OBJECT_STORES):
+        if self.has_folders:
             self.system.makedirs(target.rpartition("/")[0], exist_ok=True)
 
     def _write(self, target: str, chunks: Iterable[bytes], *, durable: bool = False) -> None:
@@ -144,7 +132,7 @@ def connect(
         import fsspec  # slow to import: only a run that builds needs it
     except ImportError as error:
         raise ImportError("fsspec is not installed") from error
-    if url.partition("://")[0] in ("sftp", "ssh"):
+    if url.partition("://")[0] in _SSH:
         place = fsspec.utils.infer_storage_options(url)
         del place["protocol"]
         root = place.pop("path")
@@ -153,7 +141,10 @@ def connect(
         # no protocol may cache the listing of a folder
         options = {"skip_instance_cache": True, "use_listings_cache": False}
         system, root = fsspec.core.url_to_fs(url, **options)
-    return RemoteFolder(system, str(root).rstrip("/"))
+    protocols = {system.protocol} if isinstance(system.protocol, str) else {*system.protocol}
+    is_local = not protocols.isdisjoint(_LOCAL)
+    renames, has_folders = not protocols.isdisjoint(_SSH), protocols.isdisjoint(_OBJECT_STORES)
+    return RemoteFolder(system, str(root).rstrip("/"), is_local, is_local or renames, has_folders)
 
 
 def _connect_sftp(
@@ -210,7 +201,19 @@ def _connect_sftp(
         ) from error
 
 
-def remedy_of(error: Exception) -> str:
+@contextmanager
+def place_errors(attempt: str, hint: str = "") -> Iterator[None]:
+    """Raise any error of a place as a StageError; ``hint`` is for those without a remedy."""
+    try:
+        yield
+    except BuildsysError:
+        raise
+    except Exception as error:  # each protocol has its own
+        problem = mask_text(" ".join(f"{attempt}: {type(error).__name__}: {error}".split()))
+        raise StageError(problem, _remedy_of(error) or hint) from error
+
+
+def _remedy_of(error: Exception) -> str:
     """Find the remedy for an error of a place, "" if none is known."""
     if isinstance(error, ImportError):
         # fsspec names in words what it needs, and keeps the error of the import as the cause

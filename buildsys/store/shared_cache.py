@@ -8,15 +8,14 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, suppress
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
 from blake3 import blake3
 
-from buildsys.errors import StageError, joined
+from buildsys.errors import StageError
 from buildsys.store.file_digests import hash_file
 from buildsys.store.ledger import PASSED, ActionRecord, OutputFile
 from buildsys.store.object_store import Store, action_name, object_name
@@ -26,9 +25,9 @@ from buildsys.store.record_file import (
     decode_record,
     encode_record,
 )
-from buildsys.store.remote_folder import RemoteFolder, connect, remedy_of
+from buildsys.store.remote_folder import RemoteFolder, connect, place_errors
 from buildsys.system.files import MAX_RESULT_BYTES
-from buildsys.system.printable import mask_secrets, mask_text
+from buildsys.system.printable import mask_secrets
 
 READ_ONLY, READ_WRITE = "read-only", "read-write"
 SHARED = "shared"  # the origin of records read here
@@ -72,7 +71,12 @@ class SharedCache:
     def read_action(self, target: str, key: str) -> ActionRecord | None:
         """Read the record of a key, None if none is usable."""
         path = action_name(key)
-        content = self._within(partial(_read_small, path=path), f"look up {target}")
+
+        def read(place: RemoteFolder) -> bytes:
+            with place.open_to_read(path) as file:
+                return b"".join(_chunks(file, MAX_SHARED_BYTES + 1))
+
+        content = self._within(read, f"look up {target}")
         if content is None:
             return None
         try:
@@ -95,14 +99,13 @@ class SharedCache:
         if not missing:
             return True
 
-        def fetch_all(place: RemoteFolder, timed_out: threading.Event) -> bool:
+        def fetch_all(place: RemoteFolder) -> bool:
             for file in missing:
                 name = object_name(file.digest)
-                size = place.size(name)
-                matches = size in (None, file.size)
+                matches = place.size(name) in (None, file.size)
                 if matches:
                     with place.open_to_read(name) as reader:
-                        matches = store.add(file, _chunks(reader, timed_out, file.size))
+                        matches = store.add(file, _chunks(reader, file.size))
                 if not matches:
                     self._damaged.add(file.digest)
                     self._notify_ignored(name, "does not match its digest")
@@ -113,56 +116,49 @@ class SharedCache:
 
     def push(self, record: ActionRecord, store: Store) -> None:
         """Add a record, after its missing objects."""
-        if not self.is_writable:
-            return
         content = encode_record(record)
-        if len(content) > MAX_SHARED_BYTES:  # nobody would read it
+        if not self.is_writable or len(content) > MAX_SHARED_BYTES:  # nobody would read it
             return
 
-        def push_all(place: RemoteFolder, timed_out: threading.Event) -> None:
+        def push_all(place: RemoteFolder) -> None:
             for file in record.files.values():
                 name = object_name(file.digest)
                 if file.digest in self._damaged or not place.has(name, file.size):
                     with store.object_path(file.digest).open("rb") as reader:
-                        place.write(name, _chunks(reader, timed_out, file.size))
-            place.write(action_name(record.key), iter([content]))
+                        place.write(name, _chunks(reader, file.size))
+            place.write(action_name(record.key), [content])
 
         self._within(push_all, f"share {record.target}")
 
-    def _within(self, work: Callable[[RemoteFolder, threading.Event], T], attempt: str) -> T | None:
-        """Run ``work`` and return its result; turn off after an error or time-out.
-
-        The event is set after a time-out, to end ``work``.
-        """
-        if self._off:
-            return None
+    def _within(self, work: Callable[[RemoteFolder], T], attempt: str) -> T | None:
+        """Run ``work`` and return its result; turn off after an error or time-out."""
         results: list[T] = []
         problems: list[str] = []
-        timed_out = threading.Event()
 
         def run() -> None:
             try:
-                with suppress(FileNotFoundError):  # a cache miss
-                    results.append(work(self._connect(), timed_out))
-            except Exception as error:  # each protocol has its own
-                problem = " ".join(f"{type(error).__name__}: {error}".split())
-                problem = joined(problem, remedy_of(error))
-                problems.append(f"could not {attempt}: {problem}")
+                with (
+                    place_errors(f"{self._name} could not {attempt}"),
+                    suppress(FileNotFoundError),  # a cache miss
+                ):
+                    results.append(work(self._connect()))
+            except StageError as error:
+                problems.append(str(error))
 
+        if self._off:
+            return None
         thread = threading.Thread(target=run, daemon=True, name="shared cache")
         thread.start()
         thread.join(self._timeout_s)
-        late = thread.is_alive()
-        if late:
-            timed_out.set()
-            problems.insert(0, f"did not {attempt} within {self._timeout_s:g} s")
-        if problems:
-            with self._guard:
-                first, self._off = not self._off, True
-            if first:
-                problem = mask_text(problems[0])
-                self._notify(f"{self._name} {problem}; this run goes on without it")
-        return results[0] if results and not late else None
+        if thread.is_alive():
+            problems.insert(0, f"{self._name} did not {attempt} within {self._timeout_s:g} s")
+        if not problems:
+            return results[0] if results else None
+        with self._guard:
+            first, self._off = not self._off, True
+        if first:
+            self._notify(f"{problems[0]}; this run goes on without it")
+        return None
 
     def _notify_ignored(self, path: str, problem: str) -> None:
         self._notify(f"{self._name} holds {path}, which {problem}; ignored")
@@ -174,21 +170,6 @@ class SharedCache:
                     self._url, known_hosts=self._known_hosts, timeout_s=self._timeout_s
                 )
             return self._place
-
-
-def _read_small(place: RemoteFolder, timed_out: threading.Event, path: str) -> bytes:
-    """Read at most one byte more than a record may have. Raises: FileNotFoundError."""
-    with place.open_to_read(path) as file:
-        return b"".join(_chunks(file, timed_out, MAX_SHARED_BYTES + 1))
-
-
-def _chunks(reader: Any, timed_out: threading.Event, limit: int) -> Iterator[bytes]:
-    """Yield at most ``limit`` bytes of a stream."""
-    while limit > 0 and (chunk := reader.read(min(_CHUNK_BYTES, limit))):
-        if timed_out.is_set():
-            raise InterruptedError("timed out")
-        limit -= len(chunk)
-        yield chunk
 
 
 class Depot:
@@ -203,33 +184,29 @@ class Depot:
         """Add a file, unless the store has it."""
         file = OutputFile(hash_file(str(path)).digest, path.stat().st_size)
         with path.open("rb") as reader:
-            self._put(file, iter(lambda: reader.read(_CHUNK_BYTES), b""))
-        return file
+            return self._put(file, _chunks(reader, file.size))
 
     def put_bytes(self, content: bytes) -> OutputFile:
         """Add an object, unless the store has it."""
-        file = OutputFile(blake3(content).hexdigest(), len(content))
-        self._put(file, iter([content]))
-        return file
+        return self._put(OutputFile(blake3(content).hexdigest(), len(content)), [content])
 
-    def _put(self, file: OutputFile, chunks: Iterator[bytes]) -> None:
+    def _put(self, file: OutputFile, chunks: Iterable[bytes]) -> OutputFile:
         with self._answers("store an object"):
             if not self._place.has(object_name(file.digest), file.size):
                 self._place.write(object_name(file.digest), chunks)
+        return file
 
     def size(self, digest: str) -> int | None:
         """Look up the size of an object, None if it is missing."""
-        with self._answers("look up an object"):
-            try:
-                return self._place.size(object_name(digest))
-            except FileNotFoundError:
-                return None
+        with self._answers("look up an object"), suppress(FileNotFoundError):
+            return self._place.size(object_name(digest))
+        return None
 
     def chunks(self, file: OutputFile) -> Iterator[bytes]:
         """Yield the content of an object; a damaged one ends with an error."""
         digest, size, name = blake3(), 0, object_name(file.digest)
         with self._answers(f"read {name}"), self._place.open_to_read(name) as reader:
-            while size <= file.size and (chunk := reader.read(_CHUNK_BYTES)):
+            for chunk in _chunks(reader, file.size + 1):
                 digest.update(chunk)
                 size += len(chunk)
                 yield chunk
@@ -245,16 +222,17 @@ class Depot:
     def write(self, run: str, name: str, content: bytes) -> None:
         """Write a file of a run."""
         with self._answers(f"write {name}"):
-            self._place.write(f"runs/{run}/{name}", iter([content]))
+            self._place.write(f"runs/{run}/{name}", [content])
 
     def read(self, run: str, name: str) -> bytes | None:
         """Read a file of a run, None before it is written."""
-        with self._answers(f"read {name}"):
-            try:
-                with self._place.open_to_read(f"runs/{run}/{name}") as reader:
-                    return bytes(reader.read(MAX_RESULT_BYTES))
-            except FileNotFoundError:
-                return None
+        with (
+            self._answers(f"read {name}"),
+            suppress(FileNotFoundError),
+            self._place.open_to_read(f"runs/{run}/{name}") as reader,
+        ):
+            return bytes(reader.read(MAX_RESULT_BYTES))
+        return None
 
     def forget(self, run: str) -> None:
         """Remove the files of a run."""
@@ -265,13 +243,12 @@ class Depot:
         """Return the address without secrets."""
         return f"the shared cache {mask_secrets(self._url)}"
 
-    @contextmanager
-    def _answers(self, attempt: str) -> Iterator[None]:
-        try:
-            yield
-        except StageError:
-            raise
-        except Exception as error:  # each protocol has its own
-            words = " ".join(f"{type(error).__name__}: {error}".split())
-            problem = mask_text(f"{self} could not {attempt}: {words}")
-            raise StageError(joined(problem, remedy_of(error))) from error
+    def _answers(self, attempt: str) -> AbstractContextManager[None]:
+        return place_errors(f"{self} could not {attempt}")
+
+
+def _chunks(reader: Any, limit: int) -> Iterator[bytes]:
+    """Yield at most ``limit`` bytes of a stream."""
+    while limit > 0 and (chunk := reader.read(min(_CHUNK_BYTES, limit))):
+        limit -= len(chunk)
+        yield chunk

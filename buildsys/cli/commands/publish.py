@@ -20,7 +20,7 @@ from buildsys.cli.project_root import typed_path
 from buildsys.cli.session import BuildSession
 from buildsys.cli.target_names import ModelFilter, add_filter
 from buildsys.deploy.versions import EngineVersion, VersionFile, list_versions, publish_version
-from buildsys.errors import BuildsysError, StageError, UsageError
+from buildsys.errors import StageError, UsageError
 from buildsys.execution.freshness import FRESH
 from buildsys.history.database import History, history_file
 from buildsys.manifest.schema.base import NAME_PATTERN
@@ -29,9 +29,9 @@ from buildsys.project.load import STATE_FOLDER
 from buildsys.report.formatting import plural, size
 from buildsys.stages.table import BENCH, REPORT, target_of
 from buildsys.store.ledger import ActionRecord
-from buildsys.store.remote_folder import RemoteFolder, connect, remedy_of
+from buildsys.store.remote_folder import RemoteFolder, connect, place_errors
 from buildsys.system.backend_registry import Reason
-from buildsys.system.printable import mask_secrets, mask_text
+from buildsys.system.printable import mask_secrets
 
 SCHEMA, LIST_SCHEMA = "buildsys/publish/1", "buildsys/publish-list/1"
 PROVENANCE_SCHEMA = "buildsys/provenance/1"
@@ -120,15 +120,10 @@ def _checked_url(typed: str) -> str:
 @contextmanager
 def _place(root: Path, url: str) -> Iterator[RemoteFolder]:
     """Connect to a URL; raise StageError for a problem of its place, in one sentence."""
-    try:
+    hint = "check the URL, its credentials and its permissions"
+    with place_errors(f"cannot use {mask_secrets(url)}", hint):
         known_hosts = root / STATE_FOLDER / "known_hosts"
         yield connect(url, known_hosts=known_hosts, timeout_s=_TIMEOUT_S)
-    except BuildsysError:
-        raise
-    except Exception as error:  # each protocol has its own
-        message = mask_text(" ".join(f"{type(error).__name__}: {error}".split()))
-        hint = remedy_of(error) or "check the URL, its credentials and its permissions"
-        raise StageError(f"cannot use {mask_secrets(url)}: {message}", hint) from error
 
 
 def _publish(

@@ -19,10 +19,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from buildsys.errors import StageError
-from buildsys.store import object_store
 from buildsys.store.garbage_collection import Collection, collect, usage, verify
 from buildsys.store.ledger import ActionRecord, OutputFile
-from buildsys.store.object_store import DamagedError, Store, copy_file
+from buildsys.store.object_store import DamagedError, Store
 from buildsys.store.record_file import RecordError
 from buildsys.system.files import open_lock, try_lock
 
@@ -148,29 +147,19 @@ def test_a_record_of_a_newer_buildsys_is_left_alone(store: Store) -> None:
     assert verify(store, lambda done, total: None) == []
 
 
-def test_blocks_are_shared_if_the_file_system_can(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def share(writer: int, request: int, reader: int) -> None:
-        os.write(writer, b"content")  # as the file system does
-
-    monkeypatch.setattr(object_store.fcntl, "ioctl", share)
-    (tmp_path / "source").write_bytes(b"content")
-    assert copy_file(tmp_path / "source", tmp_path / "out") == blake3(b"content").hexdigest()
-    assert (tmp_path / "out").read_bytes() == b"content"
-
-
-def test_a_full_disk_leaves_no_partial_copy(tmp_path: Path) -> None:
+def test_a_full_disk_leaves_no_partial_copy(store: Store, tmp_path: Path) -> None:
     """A limit on file sizes makes the same call fail."""
+    file = kept(store, tmp_path, os.urandom(100_000))
     code = (
         "import resource, sys; from pathlib import Path\n"
-        "from buildsys.store.object_store import copy_file\n"
+        "from buildsys.store.ledger import OutputFile\n"
+        "from buildsys.store.object_store import Store\n"
         "resource.setrlimit(resource.RLIMIT_FSIZE, (16384, 16384))\n"
-        "try:\n    copy_file(Path(sys.argv[1]), Path(sys.argv[2]))\n"
+        "file = OutputFile(sys.argv[2], int(sys.argv[3]))\n"
+        "try:\n    Store(Path(sys.argv[1])).fetch(file, Path(sys.argv[4]))\n"
         "except OSError as error:\n    print(error.strerror)\n"
     )
-    (tmp_path / "source").write_bytes(os.urandom(100_000))
-    words = [sys.executable, "-c", code, tmp_path / "source", tmp_path / "copy"]
+    words = [sys.executable, "-c", code, store.folder, *map(str, file), tmp_path / "copy"]
     ran = subprocess.run(words, capture_output=True, text=True, check=False)
     assert (ran.stdout, ran.stderr) == ("File too large\n", "")
     assert not (tmp_path / "copy").exists()

@@ -16,7 +16,7 @@ import buildsys.store.publish as publish_module
 from buildsys.errors import StageError
 from buildsys.store.file_digests import DigestCache
 from buildsys.store.ledger import Ledger, OutputFile
-from buildsys.store.publish import Publisher, make_folders, remove_abandoned
+from buildsys.store.publish import Publisher, make_folders
 from buildsys.store.state_db import StateDb
 
 RESULT = "m/export/export.json"
@@ -167,7 +167,9 @@ def test_folders_are_made_or_named_in_the_error(tmp_path: Path) -> None:
     assert raised.value.hint == "check the owner of the folder and the free space"
 
 
-def test_only_folders_of_dead_processes_are_removed(publisher: Publisher, build: Path) -> None:
+def test_only_folders_of_dead_processes_are_removed(
+    publisher: Publisher, build: Path, db: StateDb
+) -> None:
     code = (
         "import os, sys; from pathlib import Path; from buildsys.store.publish import Publisher\n"
         "with Publisher(Path(sys.argv[1]), None, None).staging('export:dead') as tree:\n"
@@ -175,7 +177,7 @@ def test_only_folders_of_dead_processes_are_removed(publisher: Publisher, build:
     )
     assert subprocess.run([sys.executable, "-c", code, build], check=False).returncode == -9
     with publisher.staging("export:m"):
-        remove_abandoned(build)
+        Publisher(build, DigestCache(db), Ledger(db)).remove_abandoned()
         assert len(list((build / ".tmp").iterdir())) == 2, "another process has a folder"
     publisher.remove_abandoned()
     assert list((build / ".tmp").iterdir()) == []
