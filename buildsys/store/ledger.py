@@ -21,6 +21,7 @@ RESTORED = "restored"  # in the history: the outputs came from the store
 KEEP_RECORDS = 20  # per target: enough to return to earlier states, few enough to stay fast
 KEEP_HISTORY = 100
 _READS_NAME = "reads/1:"
+_DAMAGED = (TypeError, ValueError, RecursionError)
 _to_json = partial(json.dumps, separators=(",", ":"))
 
 _RECORD = "target, key, parts, outputs, status, started, seconds, reason, hint, figures, log"
@@ -109,30 +110,25 @@ class Ledger:
         query = f"{_SELECT_RECORD}{where} ORDER BY seq DESC LIMIT ?"
         records = []
         for row in self._db.read(query, (*values, limit)):
-            _, own_key, parts, outputs, status, started, seconds, reason, hint, figures, log = row
-            published, own_parts, own_figures = _outputs(outputs), _map(parts), _map(figures)
-            texts = (own_key, status, started, reason, hint, log, *(own_parts or {}).values())
-            if published is None or own_parts is None or own_figures is None:
-                continue
-            if isinstance(seconds, float) and all(isinstance(text, str) for text in texts):
-                record = ActionRecord(
-                    target, own_key, own_parts, published, status, started, seconds, reason, hint,
-                    own_figures, log,
-                )  # fmt: skip
-                records.append(record)
+            _, own_key, parts, outputs, *ended, figures, log = row
+            with suppress(*_DAMAGED):
+                published = _decode_outputs(outputs)
+                facts = own_key, _decode(parts), published, *ended, _decode(figures), log
+                records.append(ActionRecord(target, *facts))
         return records
 
     def outputs(self, target: str, key: str) -> tuple[str, Outputs] | None:
         """Look up only status and outputs of a record that counts, faster than ``lookup``."""
-        rows = self._db.read(_SELECT_OUTPUTS, (target, key))
-        outputs = _outputs(rows[0][1]) if rows and isinstance(rows[0][0], str) else None
-        return None if outputs is None else (rows[0][0], outputs)
+        for status, outputs in self._db.read(_SELECT_OUTPUTS, (target, key)):
+            with suppress(*_DAMAGED):
+                return status, _decode_outputs(outputs)
+        return None
 
     def reads(self, target: str) -> dict[str, str]:
         """Look up the reads outside a target's key: part -> file:line."""
-        rows = self._db.read(_SELECT_READS, (_READS_NAME + target,))
-        with suppress(TypeError, ValueError, AttributeError, RecursionError):
-            return {str(k): str(v) for k, v in json.loads(rows[0][0]).items()} if rows else {}
+        for (reads,) in self._db.read(_SELECT_READS, (_READS_NAME + target,)):
+            with suppress(*_DAMAGED):
+                return _decode(reads)
         return {}
 
     def add(
@@ -212,16 +208,7 @@ class Ledger:
 
     def history(self, target: str, limit: int = 10) -> list[HistoryEntry]:
         """List the last runs of a target, newest first."""
-        rows = self._db.read(_SELECT_HISTORY, (target, limit))
-        entries = (
-            HistoryEntry._make("" if value is None else value for value in row) for row in rows
-        )
-        return [
-            entry
-            for entry in entries
-            if isinstance(entry.seconds, float)
-            and all(isinstance(value, str) for value in entry if value is not entry.seconds)
-        ]
+        return [HistoryEntry(*row) for row in self._db.read(_SELECT_HISTORY, (target, limit))]
 
 
 def utc_now() -> str:
@@ -229,32 +216,23 @@ def utc_now() -> str:
     return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
 
 
-def _outputs(text: object) -> dict[str, OutputFile | None] | None:
-    """Decode published outputs, None if unreadable or outside the build folder."""
-    recorded = _map(text)
-    if recorded is None:
-        return None
-    outputs: dict[str, OutputFile | None] = {}
-    for path, output in recorded.items():
-        if not _is_inside(path):  # recorded files may be deleted
-            return None
-        match output:
-            case None:
-                outputs[path] = None
-            case [str(digest), int(size)]:
-                outputs[path] = OutputFile(digest, size)
-            case _:
-                return None
-    return outputs
+def _decode_outputs(text: str) -> dict[str, OutputFile | None]:
+    """Decode published outputs.
+
+    Raises: TypeError, ValueError: they are damaged or outside the build folder.
+    """
+    recorded = _decode(text)
+    if not all(map(_is_inside, recorded)):  # recorded files may be deleted
+        raise ValueError("outside the build folder")
+    return {path: file and OutputFile(*file) for path, file in recorded.items()}
 
 
-def _map(text: object) -> dict[str, Any] | None:
-    """Decode a JSON object, None for anything else."""
-    try:
-        content = json.loads(text) if isinstance(text, str) else None
-    except (ValueError, RecursionError):
-        return None
-    return content if isinstance(content, dict) else None
+def _decode(text: str) -> dict[str, Any]:
+    """Decode a JSON object. Raises: TypeError, ValueError, RecursionError: it is none."""
+    content = json.loads(text)
+    if not isinstance(content, dict):
+        raise ValueError("not an object")
+    return content
 
 
 def _is_inside(path: str) -> bool:

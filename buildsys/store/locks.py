@@ -6,7 +6,6 @@ import json
 import math
 import os
 import socket
-import stat
 import threading
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
@@ -16,7 +15,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from buildsys.errors import StageError
-from buildsys.system.files import open_lock, try_lock
+from buildsys.system.files import make_private, open_lock, try_lock
 
 CPU = "cpu"  # the device of benchmarks on the processor
 _POLL_S = (0.002, 0.005, 0.01, 0.02, 0.05)  # then 0.05 for as long as it takes
@@ -59,22 +58,17 @@ def machine_lock_folder() -> Path:
 def private_folder(use: str, hint: str) -> Path:
     """Find or create this user's own temporary folder.
 
-    Raises: StageError: it cannot be created or belongs to another user; ``hint`` is the remedy.
+    Raises: StageError: it cannot be created or is open to others; ``hint`` is the remedy.
     """
     temporary = Path(os.environ.get("TMPDIR") or "/tmp")  # noqa: S108 - checked below
     folder = temporary / f"buildsys-{os.getuid()}"
     try:
-        with suppress(FileExistsError):
-            folder.mkdir(mode=0o700)
-        status = folder.lstat()
+        if not make_private(folder):
+            problem = f"the {use} folder {folder} does not belong to you alone"
+            raise StageError(problem, f"remove it, or {hint}")
     except OSError as error:
         problem = f"the {use} folder {folder} cannot be created: {error.strerror}"
         raise StageError(problem, hint) from None
-    problem = "" if stat.S_ISDIR(status.st_mode) else "is not a folder"
-    if status.st_uid != os.getuid():
-        problem = "belongs to another user"
-    if problem:
-        raise StageError(f"the {use} folder {folder} {problem}", f"remove it, or {hint}")
     return folder
 
 
@@ -132,43 +126,20 @@ class Locks:
         self, paths: Collection[Path], target: str, on_wait: OnWait, *, shared: bool = False
     ) -> Iterator[tuple[Path, bool]]:
         """Hold the first free lock file; yield it, and True after a wait."""
-        handle, path, waited = self._acquire(paths, on_wait, shared=shared)
-        try:
+        handles: dict[int, Path] = {}
+        with ExitStack() as stack:
+            for path in paths:
+                handles[handle := _open(path)] = path
+                stack.callback(os.close, handle)
+            handle, waited = self._wait(handles, on_wait, shared=shared)
             if not shared:
+                stack.callback(os.ftruncate, handle, 0)
                 # only informs those waiting: a full disk must not fail the lock
                 with suppress(OSError):
                     now = time.strftime("%H:%M:%S")
                     holder = LockHolder(os.getpid(), socket.gethostname(), target, now)
-                    os.ftruncate(handle, 0)
                     os.pwrite(handle, json.dumps(holder).encode(), 0)
-            yield path, waited
-        finally:
-            try:
-                os.ftruncate(handle, 0)
-            finally:
-                os.close(handle)
-
-    def _acquire(
-        self, paths: Collection[Path], on_wait: OnWait, *, shared: bool
-    ) -> tuple[int, Path, bool]:
-        """Open and lock a file; return it, and True after a wait."""
-        waited = False
-        while True:
-            handles: dict[int, Path] = {}
-            try:
-                for path in paths:
-                    handles[_open(path)] = path
-                handle, has_waited = self._wait(handles, on_wait, shared=shared)
-                waited |= has_waited
-                path = handles[handle]
-                with suppress(FileNotFoundError):
-                    if path.stat().st_ino == os.fstat(handle).st_ino:
-                        del handles[handle]
-                        return handle, path, waited
-            finally:
-                for handle in handles:
-                    os.close(handle)
-            # the folder was deleted meanwhile, so nobody else sees the lock on this file
+            yield handles[handle], waited
 
     def _wait(
         self, handles: Mapping[int, Path], on_wait: OnWait, *, shared: bool

@@ -116,10 +116,8 @@ class StateDb:
                 try:
                     return self._attempt(lambda db: db.execute(query, values).fetchall())
                 except StageError:
-                    # commits that a killed process left in the write-ahead log are not seen:
-                    # their targets are stale until the file can be written
                     with contextlib.suppress(sqlite3.Error):
-                        self._read_only = self._open_read_only("mode=ro&immutable=1")
+                        self._read_only = self._open_read_only()
                     if self._read_only is None:
                         raise
             return self._read_only.execute(query, values).fetchall()
@@ -230,8 +228,22 @@ class StateDb:
                 f"set aside as {self.path.name}{suffix}"
             )
 
-    def _open_read_only(self, mode: str) -> sqlite3.Connection:
-        """Open an existing file. Raises: sqlite3.Error: it is missing, damaged or empty."""
+    def _open_read_only(self) -> sqlite3.Connection:
+        """Open an existing file without a write. Raises: sqlite3.Error: it cannot be used.
+
+        Even to read a database with a write-ahead log, SQLite writes next to it. ``immutable``
+        prevents that and is correct while there is no log, as then no process has the file open. If
+        one way fails, the other may work.
+        """
+        modes = ["mode=ro&immutable=1", "mode=ro"]
+        if self.path.with_name(self.path.name + "-wal").exists():
+            modes.reverse()
+        try:
+            return self._open_in(modes[0])
+        except sqlite3.OperationalError:
+            return self._open_in(modes[1])
+
+    def _open_in(self, mode: str) -> sqlite3.Connection:
         connection = _connect(f"{self.path.absolute().as_uri()}?{mode}", uri=True)
         try:
             if not self._has_tables(connection):
@@ -287,32 +299,18 @@ class ReadOnlyStateDb(StateDb):
             except (sqlite3.DatabaseError, OSError) as error:
                 self.close()
                 if self.path.exists():
-                    permitted = os.access(self.path, os.R_OK)
-                    remedy = "" if permitted else "; check its permissions"
-                    self.problem = (
-                        f"{self._schema.subject} {self.path} cannot be read ({error}{remedy})"
-                    )
+                    file = f"{self._schema.subject} {self.path}"
+                    self.problem = f"{file} cannot be read ({error}); check the file"
                     self.notify(f"{self.problem}: {self._schema.lost}")
             self._read_only = _connect(":memory:")
             self._read_only.executescript(self._schema.tables).close()
             return self._read_only.execute(query, values).fetchall()
 
     def query(self, query: str, values: Sequence[object] = ()) -> list[Row]:
-        """Read all rows of a query. Raises: sqlite3.DatabaseError, OSError: it is not readable.
-
-        Even to read a database with a write-ahead log, SQLite writes next to it. ``immutable``
-        prevents that and is correct while there is no log, as then no process has the file open. If
-        one way fails, the other may work.
-        """
+        """Read all rows of a query. Raises: sqlite3.DatabaseError, OSError: it is not readable."""
         with self._guard:
             if self._read_only is None:
-                modes = ["mode=ro&immutable=1", "mode=ro"]
-                if self.path.with_name(self.path.name + "-wal").exists():
-                    modes.reverse()
-                try:
-                    self._read_only = self._open_read_only(modes[0])
-                except sqlite3.OperationalError:
-                    self._read_only = self._open_read_only(modes[1])
+                self._read_only = self._open_read_only()
             return self._read_only.execute(query, values).fetchall()
 
     def write(self, statements: Iterable[Statement]) -> None:

@@ -180,6 +180,15 @@ def link_into(folder: Path, name: str, target: Path) -> Path:
     return folder
 
 
+def make_private(folder: Path) -> bool:
+    """Make a folder; return False if others could write to it. Raises: OSError."""
+    with suppress(FileExistsError):
+        folder.mkdir(mode=0o700)
+    status = folder.lstat()
+    is_open = status.st_uid != os.getuid() or status.st_mode & 0o077
+    return stat_module.S_ISDIR(status.st_mode) and not is_open
+
+
 def in_library(file: str) -> bool:
     """Check for a path below a folder of installed libraries."""
     return "/site-packages/" in file or "/dist-packages/" in file

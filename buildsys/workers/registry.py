@@ -13,7 +13,6 @@ import json
 import os
 import signal
 import socket
-import stat
 import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -22,7 +21,7 @@ from typing import NamedTuple
 
 from buildsys.errors import StageError
 from buildsys.system import files
-from buildsys.system.files import MAX_RESULT_BYTES, read_limited, replace_file
+from buildsys.system.files import MAX_RESULT_BYTES, make_private, read_limited, replace_file
 from buildsys.system.processes import Process, children_of, time_limit_s
 from buildsys.workers.job import RETIRE
 
@@ -75,20 +74,10 @@ def server_folder(environment: Mapping[str, str]) -> Path:
         if len(os.fsencode(address(folder, "f" * _NAME_LENGTH))) > _ADDRESS_LIMIT:
             continue
         with contextlib.suppress(OSError):
-            if all(_make_private(part) for part in (folder.parent, folder)):
+            if all(make_private(part) for part in (folder.parent, folder)):
                 return folder
     problem = f"cannot start workers: {fallback} does not belong to you alone"
     raise StageError(problem, "remove it, or set XDG_RUNTIME_DIR to a folder of your own")
-
-
-def _make_private(folder: Path) -> bool:
-    """Create a folder. Return False if others could write to it."""
-    with contextlib.suppress(FileExistsError):
-        folder.mkdir(mode=0o700)
-    status = folder.lstat()
-    return (
-        stat.S_ISDIR(status.st_mode) and status.st_uid == os.getuid() and not status.st_mode & 0o077
-    )
 
 
 def address(folder: Path, fingerprint: str) -> Path:

@@ -5,8 +5,9 @@ from __future__ import annotations
 import json
 import math
 import platform
+import re
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from datetime import datetime
 from typing import Any
 
@@ -20,7 +21,7 @@ _LIBRARIES = (
 TARGET_FIELDS = ("target", "stage", "model", "variant")  # jobs and actions have them
 _NOTHING_RAN = {"seconds": 0.0, "peak_rss_mib": 0.0}
 _REPLY_ITEMS = 16
-_SCALARS = (str, int, float, type(None))
+_NUMBERS = re.compile(r'\[\n([^\[\]{}"]*)\]')
 
 
 def write_result(
@@ -100,34 +101,24 @@ def without_long_lists(figures: Any) -> Any:
 
 
 def format_figures(figures: Mapping[str, Any]) -> str:
-    """Format ``figures`` as indented JSON. A list of scalars takes one line.
+    """Format ``figures`` as indented JSON. A list of numbers takes one line.
 
     JSON has no NaN and no infinity: they become ``null``, which readers treat as unknown.
     """
-    return "".join(_pieces(figures, "\n")) + "\n"
+    try:
+        text = json.dumps(figures, ensure_ascii=False, indent=2, allow_nan=False)
+    except ValueError:
+        text = json.dumps(_all_finite(figures), ensure_ascii=False, indent=2)
+    # within a string, JSON has no line break
+    return _NUMBERS.sub(lambda match: f"[{' '.join(match[1].split())}]", text) + "\n"
 
 
-def _pieces(value: Any, newline: str) -> Iterator[str]:
-    inner = newline + "  "
-    if isinstance(value, Mapping) and value:
-        for position, (name, member) in enumerate(value.items()):
-            if not isinstance(name, (str, int)):
-                raise TypeError(f"not the name of a figure: {name!r}")
-            yield f"{',' if position else '{'}{inner}{json.dumps(str(name), ensure_ascii=False)}: "
-            yield from _pieces(member, inner)
-        yield newline + "}"
-    elif isinstance(value, (list, tuple)) and not all(isinstance(item, _SCALARS) for item in value):
-        for position, item in enumerate(value):
-            yield f"{',' if position else '['}{inner}"
-            yield from _pieces(item, inner)
-        yield newline + "]"
-    else:
-        try:
-            yield json.dumps(value, ensure_ascii=False, allow_nan=False)
-        except ValueError:  # checked only now: a million samples are written at the speed of C
-            several = isinstance(value, (list, tuple))
-            finite = [_finite(item) for item in value] if several else _finite(value)
-            yield json.dumps(finite, ensure_ascii=False, allow_nan=False)
+def _all_finite(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return {name: _all_finite(member) for name, member in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_all_finite(member) for member in value]
+    return _finite(value)
 
 
 def _finite(value: Any) -> Any:

@@ -227,38 +227,6 @@ def test_a_record_with_unreadable_json_counts_as_absent(
     assert ledger.lookup("export:m") is None
 
 
-DAMAGE: list[tuple[str, object]] = [
-    ("parts", "[]"),
-    ("parts", '{"a": 5}'),
-    ("parts", "[" * 100_000),
-    ("outputs", '{"a": [5, "x"]}'),
-    ("outputs", '{"../a": ["d", 1]}'),
-    ("outputs", None),
-    ("status", b"5"),
-    ("started", b"\xff"),
-    ("started", None),
-    ("seconds", "soon"),
-    ("reason", b"\x00"),
-    ("figures", "5"),
-    ("log", b"7"),
-]
-
-
-@pytest.mark.parametrize(("column", "value"), DAMAGE)
-def test_a_damaged_row_counts_as_absent(tmp_path: Path, column: str, value: object) -> None:
-    db = StateDb(tmp_path / "state.db")
-    ledger = Ledger(db)
-    ledger.add(RECORD)
-    assert ledger.lookup(RECORD.target) is not None
-    db.write([(f"UPDATE records SET {column} = ?", (value,))])
-    assert ledger.records(RECORD.target) == []
-    if column in ("status", "started", "seconds", "reason"):
-        db.write([(f"UPDATE history SET {column} = ?", (value,))])
-        entries = ledger.history(RECORD.target)
-        assert all(isinstance(entry.seconds, float) for entry in entries)
-        assert all(isinstance(entry.started, str) for entry in entries)
-
-
 def test_a_damaged_cached_text_counts_as_absent(tmp_path: Path) -> None:
     db = StateDb(tmp_path / "state.db")
     db.set("name", '["a"]')

@@ -46,7 +46,7 @@ def test_an_unwritable_figure_leaves_no_file(job: Job) -> None:
     assert not job.outputs["result"].exists()
 
 
-def test_only_lists_of_scalars_are_on_one_line() -> None:
+def test_only_lists_of_numbers_are_on_one_line() -> None:
     figures = {
         "samples_ms": [0.5, 1.25],
         "shape": (1, 3),
