@@ -88,11 +88,6 @@ def difference_lines(document: Mapping[str, Any]) -> Iterator[str]:
     yield from _kinds("removed", document["gone"], _describe_group)
     yield from _kinds("added", document["come"], _describe_group)
     yield from _kinds("changed", document["changed"], _describe_change)
-    shapes = [
-        f"{change['tensor']} {_arrow((change['from'], change['to']))}"
-        for change in document["shapes"]
-    ]
-    yield from _section("shapes", filter(None, [first_names(shapes, _SHOWN_NAMES)]))
     yield from _section("initializers", list(_initializers(document["initializers"])))
 
 

@@ -19,7 +19,7 @@ from buildsys.errors import StageError, Unavailable
 from buildsys.onnx_graphs.tensors import Array
 
 if TYPE_CHECKING:
-    from onnx import ModelProto, TensorProto
+    from onnx import ModelProto
 
 _DTYPES = {1: "float32", 10: "float16"}  # TensorProto's types that a network computes with
 _NUMBERS = {  # attributes of a Constant
@@ -83,31 +83,20 @@ def read_weights(onnx: Path) -> WeightFile:
     Raises: StageError: the file is not ONNX, or its external data is missing.
     """
     model, weights = read_graph(onnx), {}
+    from buildsys.onnx_graphs.onnx_file import content_of
+
     try:
         for tensor in model.graph.initializer:
-            dtype = _DTYPES.get(tensor.data_type, "")
+            if tensor.HasField("raw_data") or tensor.external_data:
+                dtype = _DTYPES.get(tensor.data_type, "")
+                weights[tensor.name] = Weight(dtype, content_of(tensor, onnx.parent))
             if tensor.HasField("raw_data"):
-                weights[tensor.name] = Weight(dtype, np.frombuffer(tensor.raw_data, np.uint8))
                 tensor.raw_data = b""
-            elif tensor.external_data:
-                weights[tensor.name] = Weight(dtype, _outside_content(tensor, onnx.parent))
-    except (OSError, ValueError, KeyError) as error:
+    except (OSError, ValueError) as error:
         text = f"the weights of {onnx.name} cannot be read: {error}"
         raise StageError(text, "build the graph again") from error
     skeleton = hashlib.sha256(model.SerializeToString(deterministic=True)).hexdigest()
     return WeightFile(skeleton, weights)
-
-
-def _outside_content(tensor: TensorProto, folder: Path) -> Array:
-    place = {entry.key: entry.value for entry in tensor.external_data}
-    file, start = folder / place["location"], int(place.get("offset", 0))
-    size = file.stat().st_size
-    length = int(place.get("length", size - start))
-    if start + length > size:
-        raise ValueError(f"{file.name} is truncated")
-    if length == 0:
-        return np.empty(0, np.uint8)
-    return np.memmap(file, np.uint8, "r", start, (length,))
 
 
 def inline_all(model: ModelProto) -> ModelProto:

@@ -10,6 +10,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import onnx
 from google.protobuf.message import DecodeError
 from onnx import (
@@ -25,6 +26,7 @@ from onnx.external_data_helper import ExternalDataInfo
 
 from buildsys.errors import StageError
 from buildsys.onnx_graphs.result_types import GraphSummary, TensorPort
+from buildsys.onnx_graphs.tensors import Array
 
 DATA_SUFFIX = ".data"  # external data of model.onnx is model.onnx.data
 ONE_MESSAGE_LIMIT = 1_500_000_000  # bytes; protobuf's limit is 2 GiB, and libraries add to a graph
@@ -33,7 +35,6 @@ ONE_MESSAGE_LIMIT = 1_500_000_000  # bytes; protobuf's limit is 2 GiB, and libra
 INLINE_LIMIT = 64 * 2**20  # bytes
 _LARGEST_FILE = 2**31 - 1  # bytes, without external data
 _EXTERNAL_FROM = 1024  # bytes; shape inference needs shapes and other small constants inline
-_COPY_BYTES = 1 << 20  # at a time
 _ALIGNMENT = 4096  # bytes; a page, so that tensors can be mapped
 _INVALID = (onnx.checker.ValidationError, onnx.shape_inference.InferenceError)
 _DTYPE_NAMES = {"FLOAT": "float32", "DOUBLE": "float64"}
@@ -76,22 +77,20 @@ def save_model(
         limit = _EXTERNAL_FROM if sum(size for _, size in sizes) > inline_limit else math.inf
         for tensor, size in sizes:
             if size < limit and tensor.data_location == TensorProto.EXTERNAL:
-                tensor.raw_data = b"".join(_pieces(tensor, weights_of or path))
+                tensor.raw_data = content_of(tensor, (weights_of or path).parent).tobytes()
                 tensor.ClearField("external_data")
                 tensor.ClearField("data_location")
         apart = [tensor for tensor, size in sizes if size >= limit]
         if apart:
-            _write_apart(apart, data_path(path), weights_of or path)
+            _write_apart(apart, data_path(path), (weights_of or path).parent)
     path.write_bytes(model.SerializeToString(deterministic=True))
 
 
 def _write_apart(tensors: Iterable[TensorProto], data: Path, weights_of: Path) -> None:
     with data.open("wb") as stream:
         for tensor in tensors:
-            stream.seek(-stream.tell() % _ALIGNMENT, os.SEEK_CUR)
-            offset = stream.tell()
-            stream.writelines(_pieces(tensor, weights_of))
-            length = stream.tell() - offset
+            offset = stream.seek(-stream.tell() % _ALIGNMENT, os.SEEK_CUR)
+            length = stream.write(content_of(tensor, weights_of).data)
             tensor.ClearField("raw_data")
             tensor.ClearField("external_data")
             tensor.data_location = TensorProto.EXTERNAL
@@ -99,25 +98,25 @@ def _write_apart(tensors: Iterable[TensorProto], data: Path, weights_of: Path) -
                 tensor.external_data.add(key=key, value=str(value))
 
 
-def _pieces(tensor: TensorProto, weights_of: Path) -> Iterator[bytes]:
-    """Yield the contents of an inline or external tensor."""
+def content_of(tensor: TensorProto, data: Path) -> Array:
+    """Return the bytes of a tensor; external ones stay in their file until they are used.
+
+    ``data`` is the file of external contents, or its folder.
+    Raises: StageError: the contents are not in the folder, or truncated. OSError.
+    """
     if tensor.data_location != TensorProto.EXTERNAL:
-        yield tensor.raw_data
-        return
+        return np.frombuffer(tensor.raw_data, np.uint8)
     place = ExternalDataInfo(tensor)
     problem = f"the weights of {tensor.name} are in {place.location!r}, which is"
     hint = "save the graph again, with its weights next to it"
     if place.location in ("", "..") or "/" in place.location:  # not by us: it may be any file
         raise StageError(f"{problem} not a file in the folder of the graph", hint)
-    left = place.length or 0
-    with (weights_of.parent / place.location).open("rb", buffering=0) as source:
-        source.seek(place.offset or 0)
-        while left:
-            piece = source.read(min(left, _COPY_BYTES))
-            if not piece:
-                raise StageError(f"{problem} truncated", hint)
-            yield piece
-            left -= len(piece)
+    file, start = data / place.location if data.is_dir() else data, place.offset or 0
+    size = file.stat().st_size
+    length = size - start if place.length is None else place.length
+    if length < 0 or start + length > size:
+        raise StageError(f"{problem} truncated", hint)
+    return np.memmap(file, np.uint8, "r", start, (length,)) if length else np.empty(0, np.uint8)
 
 
 def copy_model(source: Path, target: Path) -> None:

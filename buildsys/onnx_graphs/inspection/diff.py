@@ -1,8 +1,8 @@
-"""Differences between two graphs: nodes, shapes, initializers, opsets and interface."""
+"""Differences between two graphs: nodes, initializers, opsets and interface."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from difflib import SequenceMatcher
 from itertools import groupby, zip_longest
 from typing import Any
@@ -46,20 +46,13 @@ def compare(first: PlainModel, second: PlainModel) -> dict[str, Any]:
 
 
 def compare_bodies(first: Body, second: Body) -> dict[str, Any]:
-    """Compare nodes, shapes and initializers."""
+    """Compare nodes and initializers."""
     matching = Matching(first, second)
-    shapes = []
-    for name, other_name in matching.tensors.items():
-        was, now = first.value(name), second.value(other_name)
-        sizes = [value.shape if value else None for value in (was, now)]
-        if str(was) != str(now) and all(shape is not None and None not in shape for shape in sizes):
-            names = {"tensor": other_name, "was_called": name}
-            shapes.append({**names, "from": str(was), "to": str(now)})
+    changes = (_node_change(*pair, matching) for pair in matching.nodes.items())
     return {
         "gone": [_describe_group(nodes, first) for nodes in _groups(matching.removed, first)],
         "come": [_describe_group(nodes, second) for nodes in _groups(matching.added, second)],
-        "changed": list(filter(None, (_node_change(*p, matching) for p in matching.nodes.items()))),
-        "shapes": shapes,
+        "changed": [change for change in changes if change],
         "initializers": _initializer_changes(first.initializers, second.initializers),
     }
 
@@ -74,7 +67,14 @@ class Matching:
     def __init__(self, first: Body, second: Body) -> None:
         self.first, self.second = first, second
         self.nodes: dict[PlainNode, PlainNode] = {}
-        for key in (_first_output, _name, _weights):
+        keys: tuple[Callable[[PlainNode, Body], str], ...] = (
+            lambda node, _: next(filter(None, node.outputs), ""),
+            lambda node, _: node.name,
+            lambda node, body: " ".join(
+                filter(None, (*(body.stored.get(name) for name in node.inputs), *node.digests))
+            ),
+        )
+        for key in keys:
             waiting = {(n.operator, text): n for n in self.added if (text := key(n, second))}
             for node in self.removed:
                 if other := waiting.pop((node.operator, key(node, first)), None):
@@ -111,22 +111,6 @@ class Matching:
             for offset in range(length):
                 node = self.first.nodes[start + offset]
                 self.nodes.setdefault(node, self.second.nodes[other_start + offset])
-
-
-def _first_output(node: PlainNode, _: Body) -> str:
-    return next(filter(None, node.outputs), "")
-
-
-def _name(node: PlainNode, _: Body) -> str:
-    return node.name
-
-
-def _weights(node: PlainNode, body: Body) -> str:
-    return " ".join(filter(None, _contents(node, body)))
-
-
-def _contents(node: PlainNode, body: Body) -> list[str]:
-    return [*(body.stored.get(name, "") for name in node.inputs), *node.digests]
 
 
 def _groups(nodes: Iterable[PlainNode], body: Body) -> list[list[PlainNode]]:

@@ -13,10 +13,10 @@ from typing import Any
 import onnx
 from blake3 import blake3
 from onnx import AttributeProto, GraphProto, ModelProto, NodeProto, TensorProto, numpy_helper
-from onnx.external_data_helper import ExternalDataInfo
 
 from buildsys.onnx_graphs.onnx_file import (
     all_nodes,
+    content_of,
     dtype_name,
     operator_name,
     opsets,
@@ -242,18 +242,12 @@ def _stored(tensor: TensorProto, data: Path | None = None) -> StoredTensor:
 
 def _digest(tensor: TensorProto, data: Path | None) -> str:
     """Digest type, shape and values; "" for external values without their file."""
-    if tensor.data_location == TensorProto.EXTERNAL:
-        if data is None:
-            return ""
-        place = ExternalDataInfo(tensor)
-        with data.open("rb") as file:
-            file.seek(place.offset or 0)
-            values = file.read(place.length or 0)
-    else:
-        values = tensor.raw_data or b"\0".join(tensor.string_data)
-        values = values or (numpy_helper.to_array(tensor).tobytes() if tensor.data_type else b"")
+    if tensor.data_location == TensorProto.EXTERNAL and data is None:
+        return ""
     digest = blake3(f"{tensor.data_type}{list(tensor.dims)}".encode())
-    digest.update(values)
+    digest.update(content_of(tensor, data or Path()).data or b"\0".join(tensor.string_data))
+    if tensor.data_type and not (tensor.raw_data or tensor.string_data or tensor.external_data):
+        digest.update(numpy_helper.to_array(tensor).tobytes())
     return digest.hexdigest()
 
 

@@ -87,20 +87,13 @@ def test_a_node_after_an_added_one_is_matched_by_its_consumers() -> None:
     assert matched(first, second)["n_b"] == "other"
 
 
-def test_changed_attributes_inputs_and_shapes_are_listed() -> None:
-    first = body(
-        [node("Softmax", "x", "s", axis="1"), node("Add", "s x", "y")], values={"s": [1, 4]}
-    )
-    second = body(
-        [node("Softmax", "x", "s", axis="-1"), node("Add", "s s", "y")], values={"s": [1, 8]}
-    )
+def test_changed_attributes_and_inputs_are_listed() -> None:
+    first = body([node("Softmax", "x", "s", axis="1"), node("Add", "s x", "y")])
+    second = body([node("Softmax", "x", "s", axis="-1"), node("Add", "s s", "y")])
     differences = compare_bodies(first, second)
     changed = {change["label"]: change for change in differences["changed"]}
     assert changed["n_s"]["attributes"] == {"axis": ["1", "-1"]}
     assert changed["n_y"]["inputs"] == [{"port": 1, "from": "x", "to": "s"}]
-    assert differences["shapes"] == [
-        {"tensor": "s", "was_called": "s", "from": "float32 [1, 4]", "to": "float32 [1, 8]"}
-    ]
 
 
 def test_initializers_are_compared_by_name_and_content() -> None:
