@@ -10,12 +10,10 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-import signal
 import socket
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from importlib.machinery import PathFinder
 from pathlib import Path
 
@@ -23,10 +21,11 @@ import buildsys
 from buildsys.system.backend_registry import link_packages
 from buildsys.system.files import Stamp, TextCache, in_library, link_into, stamp
 from buildsys.system.package_files import package_identities
-from buildsys.system.processes import Process, describe_exit
+from buildsys.system.processes import Process
 from buildsys.system.toolchains import Interpreter, Toolchain, own_interpreter, require_interpreter
 from buildsys.workers import registry
 from buildsys.workers.job import ServerKind
+from buildsys.workers.pool import ServerHandle
 
 _BACKLOG = 128  # connections waiting while a server still loads libraries
 _DEFAULTS = {
@@ -51,41 +50,9 @@ _SCHEMA = "buildsys/server/1"
 _STATUS = ("Umask", "Gid", "Groups", "CapEff", "NoNewPrivs", "Seccomp", "Cpus_allowed_list")
 
 
-@dataclass(frozen=True)
-class ServerConnection:
-    """A run's connection to a server."""
-
-    address: Path
-    control: socket.socket  # silent; it keeps the server alive
-    process: Process
-    popen: subprocess.Popen[bytes] | None  # None: started by an earlier run
-    log: Path
-    environment: Mapping[str, str]  # variables sent with each job
-    idle_s: float  # the server's lifetime without a run
-
-    def open(self) -> socket.socket | None:
-        """Open the connection of a job, None if nobody listens."""
-        return registry.connect(self.address)
-
-    def end(self, limit_s: float) -> str:
-        """Say how the server ended, as a predicate. Kill it if it hangs."""
-        if not self.process.wait(limit_s):
-            self.process.send_signal(signal.SIGKILL)
-            self.process.wait(limit_s)  # else the next connection would reach it again
-            return describe_exit(None)
-        code = self.popen.poll() if self.popen else None
-        return "ended unexpectedly" if code is None else describe_exit(code)
-
-    def close(self) -> None:
-        """Close the connection."""
-        self.control.close()
-        if self.popen is not None and self.popen.poll() is None:
-            self.popen.returncode = 0  # Popen would warn about a process that lives on
-
-
 def connect_server(
     kind: ServerKind, toolchain: Toolchain | None, folder: Path, texts: TextCache | None = None
-) -> ServerConnection:
+) -> ServerHandle:
     """Connect to a running server for jobs of one kind, or start one.
 
     ``folder`` receives its log. ``texts`` caches facts about the libraries that it loads.
@@ -118,7 +85,7 @@ def connect_server(
                 process.pid, process.started, kind.name, python, str(log)
             )
             registry.write_record(address, record)
-    return ServerConnection(address, control, record.process, popen, log, per_job, idle_s)
+    return ServerHandle(address, control, record.process, popen, log, per_job, idle_s)
 
 
 def _start(

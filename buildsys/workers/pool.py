@@ -23,8 +23,9 @@ from typing import TYPE_CHECKING, Any
 
 from buildsys.errors import StageError, WorkerDied
 from buildsys.system.files import read_end
-from buildsys.system.processes import describe_exit, kill_group
+from buildsys.system.processes import Process, describe_exit, kill_group
 from buildsys.system.toolchains import Toolchain, require_interpreter
+from buildsys.workers import registry
 from buildsys.workers.job import (
     INTERRUPTED,
     LIGHT,
@@ -42,8 +43,9 @@ from buildsys.workers.job import (
 )
 
 if TYPE_CHECKING:
+    import subprocess
+
     from buildsys.system.files import TextCache
-    from buildsys.workers.launch import ServerConnection
 
 # a server that has not started a job by then never will, e.g. because of a hanging network disk
 _START_LIMIT_S = 300.0
@@ -81,7 +83,7 @@ class WorkerPool(contextlib.AbstractContextManager["WorkerPool"]):
     def __init__(self, state: Path, texts: TextCache | None = None) -> None:
         self.texts = texts
         self.state = state
-        self._servers: dict[tuple[object, ...], _Server] = {}
+        self._servers: dict[tuple[object, ...], ServerHandle] = {}
         self._lock = threading.Lock()
         self._closed = False
 
@@ -118,7 +120,7 @@ class WorkerPool(contextlib.AbstractContextManager["WorkerPool"]):
                 self._server(LIGHT, None)  # simplify follows export: load its libraries meanwhile
             on_event(event)
 
-        def run_on(server: _Server) -> Message:
+        def run_on(server: ServerHandle) -> Message:
             return server.run(job, log, timeout_s, forward, debugger=debugger)
 
         try:
@@ -126,7 +128,7 @@ class WorkerPool(contextlib.AbstractContextManager["WorkerPool"]):
             try:
                 answer = run_on(server)
             except JobNotStartedError:
-                if self._closed or not server.reused:
+                if self._closed or server.popen is not None:
                     raise
                 # a server of an earlier run that was about to end, or hung
                 answer = run_on(self._server(kind, toolchain))
@@ -153,7 +155,7 @@ class WorkerPool(contextlib.AbstractContextManager["WorkerPool"]):
                 server.close()
             self._servers.clear()
 
-    def _server(self, kind: ServerKind, toolchain: Toolchain | None) -> _Server:
+    def _server(self, kind: ServerKind, toolchain: Toolchain | None) -> ServerHandle:
         """Find the running server of a kind, or start one."""
         with self._lock:
             if self._closed:
@@ -168,14 +170,14 @@ class WorkerPool(contextlib.AbstractContextManager["WorkerPool"]):
             from buildsys.workers.launch import connect_server
 
             try:
-                connection = connect_server(kind, toolchain, self.state / "workers", self.texts)
+                server = connect_server(kind, toolchain, self.state / "workers", self.texts)
             except OSError as error:
                 file = f": {error.filename}" if error.filename else ""
                 raise StageError(
                     f"cannot start a worker server: {error.strerror}{file}",
                     "check that it can be executed, and the free memory and disk",
                 ) from None
-            self._servers[key] = server = _Server(connection)
+            self._servers[key] = server
             return server
 
 
@@ -187,15 +189,20 @@ class _RunningJob:
     pid: int | None = None  # None until the child has started
 
 
-class _Server:
-    """Connections of this run to a server, which may serve further runs. Thread-safe."""
+@dataclass(eq=False)
+class ServerHandle:
+    """Connections of one run to a server, which may serve further runs. Thread-safe."""
 
-    def __init__(self, connection: ServerConnection) -> None:
-        self.reused = connection.popen is None  # started by an earlier run
-        self._connection = connection
-        self._lock = threading.Lock()
-        self._closed = False  # or given up: its process may need a moment to end
-        self._jobs: set[_RunningJob] = set()
+    address: Path
+    control: socket.socket  # silent; it keeps the server alive
+    process: Process
+    popen: subprocess.Popen[bytes] | None  # None: started by an earlier run
+    log: Path
+    environment: Mapping[str, str]  # variables sent with each job
+    idle_s: float  # the server's lifetime without a run
+    _lock: threading.Lock = field(default_factory=threading.Lock)
+    _closed: bool = False  # or given up: its process may need a moment to end
+    _jobs: set[_RunningJob] = field(default_factory=set)
 
     @property
     def is_alive(self) -> bool:
@@ -203,7 +210,7 @@ class _Server:
         if self._closed:
             return False
         try:
-            return self._connection.control.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT) != b""
+            return self.control.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT) != b""
         except BlockingIOError:  # open; servers never send anything here
             return True
         except OSError:
@@ -229,17 +236,17 @@ class _Server:
             "debugger": debugger,
             "timeout_s": timeout_s,
             "preload": late_preload(job),
-            "environment": {**self._connection.environment, **job.environment},
-            "idle_s": self._connection.idle_s,
+            "environment": {**self.environment, **job.environment},
+            "idle_s": self.idle_s,
         }
         with self._lock:
             if self._closed:  # by another thread
                 problem = f"the worker server for {job.target} has ended"
                 raise JobNotStartedError(problem, self._where_log_is(job))
-            channel = self._connection.open()
+            channel = registry.connect(self.address)
             if channel is None:
                 raise self._server_died(job, log, None)
-            running = _RunningJob(channel, self._connection.control.dup())
+            running = _RunningJob(channel, self.control.dup())
             self._jobs.add(running)
         try:
             with contextlib.nullcontext() if log else _passing_on_interrupts(running):
@@ -322,15 +329,23 @@ class _Server:
         with self._lock:
             self._closed = True
             with contextlib.suppress(OSError):
-                self._connection.control.shutdown(socket.SHUT_RDWR)  # wakes waiting threads
-            self._connection.close()
+                self.control.shutdown(socket.SHUT_RDWR)  # wakes waiting threads
+            self.control.close()
+            if self.popen is not None and self.popen.poll() is None:
+                self.popen.returncode = 0  # Popen would warn about a process that lives on
 
     def _where_log_is(self, job: Job) -> str:
-        return f"full log: {job.display_path(self._connection.log)}"
+        return f"full log: {job.display_path(self.log)}"
 
     def _server_died(self, job: Job, log: Path | None, pid: int | None) -> WorkerDied:
         self._closed = True
-        ending = self._connection.end(_CLOSE_LIMIT_S)
+        if self.process.wait(_CLOSE_LIMIT_S):
+            code = self.popen.poll() if self.popen else None
+            ending = "ended unexpectedly" if code is None else describe_exit(code)
+        else:  # it hangs
+            ending = describe_exit(None)
+            self.process.send_signal(signal.SIGKILL)
+            self.process.wait(_CLOSE_LIMIT_S)  # else the next connection would reach it again
         if pid is None:
             problem = f"the worker server for {job.target} {ending} before it started the job"
             return JobNotStartedError(problem, self._where_log_is(job))

@@ -12,6 +12,7 @@ import gc
 import importlib
 import io
 import json
+import math
 import os
 import selectors
 import signal
@@ -30,19 +31,16 @@ from buildsys.errors import StageError
 from buildsys.workers.child import flush, fork_child, log, run_child, signal_group
 from buildsys.workers.job import RETIRE, TERMINAL, Message, encode, error_to_json, job_from_json
 
-_KILL_GRACE_S = 2.0  # between SIGTERM and SIGKILL
-
 
 @dataclass(eq=False)
 class _Connection:
-    """A connection of a run, with its child as soon as one runs; times are monotonic."""
+    """A connection of a run, with its child as soon as one runs; ``stop_at`` is monotonic."""
 
     channel: socket.socket
     request: bytes = b""
     terminal: list[int] = field(default_factory=list)  # descriptors, in the foreground
     pid: int = 0
-    stop_at: float | None = None  # then SIGTERM
-    kill_at: float | None = None  # then SIGKILL
+    stop_at: float = math.inf
     timed_out: bool = False
 
 
@@ -195,17 +193,14 @@ class Server:
     def _enforce_limits(self) -> float | None:
         """Stop jobs at their limits; return the time to the next."""
         now = time.monotonic()
-        running = [job for job in self._connections if job.pid]
+        running = [job for job in self._connections if job.pid and not job.timed_out]
         for job in running:
-            if job.kill_at is not None and now >= job.kill_at:
+            if now >= job.stop_at:
+                job.timed_out = True
                 signal_group(job.pid, signal.SIGKILL)
-                job.kill_at = now + _KILL_GRACE_S
-            elif job.kill_at is None and job.stop_at is not None and now >= job.stop_at:
-                job.timed_out, job.kill_at = True, now + _KILL_GRACE_S
-                signal_group(job.pid, signal.SIGTERM)
-        limits = [limit for job in running if (limit := job.kill_at or job.stop_at) is not None]
-        limits += [] if self._connections else [self._end_at]
-        return max(0.0, min(limits) - now) if limits else None
+        limits = [job.stop_at for job in running if job.stop_at > now]
+        next_limit = min(limits if self._connections else [self._end_at], default=math.inf)
+        return None if math.isinf(next_limit) else max(0.0, next_limit - now)
 
     def _stop(self) -> NoReturn:
         for path in (self._address, self._address.with_suffix(".json")):
