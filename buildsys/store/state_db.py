@@ -299,8 +299,9 @@ class ReadOnlyStateDb(StateDb):
             except (sqlite3.DatabaseError, OSError) as error:
                 self.close()
                 if self.path.exists():
+                    hint = "" if os.access(self.path, os.R_OK) else "; check its permissions"
                     file = f"{self._schema.subject} {self.path}"
-                    self.problem = f"{file} cannot be read ({error}); check the file"
+                    self.problem = f"{file} cannot be read ({error}{hint})"
                     self.notify(f"{self.problem}: {self._schema.lost}")
             self._read_only = _connect(":memory:")
             self._read_only.executescript(self._schema.tables).close()
