@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any
 
 from buildsys.errors import StageError, WorkerDied
 from buildsys.system.files import read_end
-from buildsys.system.processes import Process, describe_exit, kill_group
+from buildsys.system.processes import describe_exit, kill_group
 from buildsys.system.toolchains import Toolchain, require_interpreter
 from buildsys.workers import registry
 from buildsys.workers.job import (
@@ -43,8 +43,6 @@ from buildsys.workers.job import (
 )
 
 if TYPE_CHECKING:
-    import subprocess
-
     from buildsys.system.files import TextCache
 
 # a server that has not started a job by then never will, e.g. because of a hanging network disk
@@ -128,7 +126,7 @@ class WorkerPool(contextlib.AbstractContextManager["WorkerPool"]):
             try:
                 answer = run_on(server)
             except JobNotStartedError:
-                if self._closed or server.popen is not None:
+                if self._closed or server.connection.popen is not None:
                     raise
                 # a server of an earlier run that was about to end, or hung
                 answer = run_on(self._server(kind, toolchain))
@@ -170,14 +168,14 @@ class WorkerPool(contextlib.AbstractContextManager["WorkerPool"]):
             from buildsys.workers.launch import connect_server
 
             try:
-                server = connect_server(kind, toolchain, self.state / "workers", self.texts)
+                connection = connect_server(kind, toolchain, self.state / "workers", self.texts)
             except OSError as error:
                 file = f": {error.filename}" if error.filename else ""
                 raise StageError(
                     f"cannot start a worker server: {error.strerror}{file}",
                     "check that it can be executed, and the free memory and disk",
                 ) from None
-            self._servers[key] = server
+            self._servers[key] = server = ServerHandle(connection)
             return server
 
 
@@ -193,13 +191,7 @@ class _RunningJob:
 class ServerHandle:
     """Connections of one run to a server, which may serve further runs. Thread-safe."""
 
-    address: Path
-    control: socket.socket  # silent; it keeps the server alive
-    process: Process
-    popen: subprocess.Popen[bytes] | None  # None: started by an earlier run
-    log: Path
-    environment: Mapping[str, str]  # variables sent with each job
-    idle_s: float  # the server's lifetime without a run
+    connection: registry.Connection
     _lock: threading.Lock = field(default_factory=threading.Lock)
     _closed: bool = False  # or given up: its process may need a moment to end
     _jobs: set[_RunningJob] = field(default_factory=set)
@@ -210,7 +202,7 @@ class ServerHandle:
         if self._closed:
             return False
         try:
-            return self.control.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT) != b""
+            return self.connection.control.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT) != b""
         except BlockingIOError:  # open; servers never send anything here
             return True
         except OSError:
@@ -236,17 +228,17 @@ class ServerHandle:
             "debugger": debugger,
             "timeout_s": timeout_s,
             "preload": late_preload(job),
-            "environment": {**self.environment, **job.environment},
-            "idle_s": self.idle_s,
+            "environment": {**self.connection.environment, **job.environment},
+            "idle_s": self.connection.idle_s,
         }
         with self._lock:
             if self._closed:  # by another thread
                 problem = f"the worker server for {job.target} has ended"
                 raise JobNotStartedError(problem, self._where_log_is(job))
-            channel = registry.connect(self.address)
+            channel = registry.connect(self.connection.address)
             if channel is None:
                 raise self._server_died(job, log, None)
-            running = _RunningJob(channel, self.control.dup())
+            running = _RunningJob(channel, self.connection.control.dup())
             self._jobs.add(running)
         try:
             with contextlib.nullcontext() if log else _passing_on_interrupts(running):
@@ -329,23 +321,28 @@ class ServerHandle:
         with self._lock:
             self._closed = True
             with contextlib.suppress(OSError):
-                self.control.shutdown(socket.SHUT_RDWR)  # wakes waiting threads
-            self.control.close()
-            if self.popen is not None and self.popen.poll() is None:
-                self.popen.returncode = 0  # Popen would warn about a process that lives on
+                self.connection.control.shutdown(socket.SHUT_RDWR)  # wakes waiting threads
+            self.connection.control.close()
+            if self.connection.popen is not None and self.connection.popen.poll() is None:
+                self.connection.popen.returncode = (
+                    0  # Popen would warn about a process that lives on
+                )
 
     def _where_log_is(self, job: Job) -> str:
-        return f"full log: {job.display_path(self.log)}"
+        return f"full log: {job.display_path(self.connection.log)}"
 
     def _server_died(self, job: Job, log: Path | None, pid: int | None) -> WorkerDied:
         self._closed = True
-        if self.process.wait(_CLOSE_LIMIT_S):
-            code = self.popen.poll() if self.popen else None
+        process, popen = self.connection.process, self.connection.popen
+        if process.wait(_CLOSE_LIMIT_S):
+            code = popen.poll() if popen else None
             ending = "ended unexpectedly" if code is None else describe_exit(code)
         else:  # it hangs
             ending = describe_exit(None)
-            self.process.send_signal(signal.SIGKILL)
-            self.process.wait(_CLOSE_LIMIT_S)  # else the next connection would reach it again
+            self.connection.process.send_signal(signal.SIGKILL)
+            self.connection.process.wait(
+                _CLOSE_LIMIT_S
+            )  # else the next connection would reach it again
         if pid is None:
             problem = f"the worker server for {job.target} {ending} before it started the job"
             return JobNotStartedError(problem, self._where_log_is(job))

@@ -13,6 +13,7 @@ import json
 import os
 import signal
 import socket
+import subprocess
 import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -135,6 +136,18 @@ def retire(path: Path) -> None:
     if channel := connect(path):
         with channel, contextlib.suppress(OSError):
             channel.sendall(RETIRE)
+
+
+class Connection(NamedTuple):
+    """A run's connection to a server."""
+
+    address: Path
+    control: socket.socket  # silent; it keeps the server alive
+    process: Process
+    popen: subprocess.Popen[bytes] | None  # None: started by an earlier run
+    log: Path
+    environment: Mapping[str, str]  # variables sent with each job
+    idle_s: float  # the server's lifetime without a run
 
 
 class RunningServer(NamedTuple):

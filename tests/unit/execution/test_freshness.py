@@ -195,7 +195,6 @@ def test_the_reason_of_a_target_that_never_passed_is_its_failure(root: Path) -> 
     [
         "UPDATE records SET parts = substr(parts, 1, 20), key = 'k'",
         "UPDATE records SET parts = '[]', key = 'k'",
-        "UPDATE records SET parts = '{\"tool:onnx\": 7}', key = 'k'",
         "UPDATE records SET outputs = substr(outputs, 1, 20)",
         "UPDATE records SET outputs = NULL",
     ],
