@@ -28,6 +28,7 @@ from buildsys.cli.session import BuildSession
 from buildsys.cli.target_names import STAGE_DOCS
 from buildsys.errors import BuildsysError, CheckFailed, ManifestErrors, UsageError
 from buildsys.report.formatting import plural
+from buildsys.stages.table import stage_info
 from buildsys.system.printable import printable
 
 BACKENDS = {"buildsys": "buildsys.cli.doit_backend:Backend"}  # if the package is not installed
@@ -223,7 +224,7 @@ def _target_task(session: BuildSession, target: str, tasks: Collection[str]) -> 
     return {
         "basename": action.stage,
         "name": target.partition(":")[2],
-        "doc": action.doc,
+        "doc": stage_info(action.stage).doc,
         "actions": [(run_target, [session, target])],
         "targets": [f"{build}/{out.path}" for out in action.outputs.values() if not out.optional],
         "task_dep": [name for name in needed if name in tasks],

@@ -8,6 +8,7 @@ from typing import Any
 from buildsys.system.backend_registry import describe_backend
 
 AUTO = "auto"
+QUANTIZED = ("int8", "fp8")  # precisions that need calibration
 _PREFIX = f"{AUTO}-"
 
 

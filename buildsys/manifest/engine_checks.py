@@ -5,9 +5,8 @@ from __future__ import annotations
 from contextlib import suppress
 from typing import Any
 
-from buildsys.manifest.backend_choices import base_precision, is_auto
+from buildsys.manifest.backend_choices import QUANTIZED, base_precision, is_auto
 from buildsys.manifest.problem import Problems, show_value, suggest
-from buildsys.manifest.schema.base import QUANTIZED
 from buildsys.manifest.value_tree import FieldPath, ValueNode
 from buildsys.manifest.view import ManifestView, RefusedError, shapes_after_surgery
 from buildsys.stages.table import GRAPH_SECTIONS

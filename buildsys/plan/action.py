@@ -110,7 +110,6 @@ class Action:
     # what its worker has imported: nothing, the libraries for graphs and engines, or torch too
     server: Literal["bare", "light", "torch"] = field(default="light", compare=False)
     preload: tuple[str, ...] = field(default=(), compare=False)  # modules that its worker keeps
-    doc: str = field(default="", compare=False)
 
     def owns(self, path: str) -> bool:
         """Check if a file is an output, or in a folder of outputs."""

@@ -13,7 +13,7 @@ import re
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from buildsys.manifest.backend_choices import base_precision, is_auto
+from buildsys.manifest.backend_choices import QUANTIZED, base_precision, is_auto
 from buildsys.plan.action import ToolchainRef
 
 EngineSpec = Mapping[str, Any]
@@ -38,50 +38,34 @@ def toolchain_of(spec: Mapping[str, Any], engine: EngineSpec) -> ToolchainRef | 
     return ToolchainRef(name, toolchain["python"], tuple(sorted(toolchain["env"].items())))
 
 
-def with_base_precision(spec: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Split ``auto`` from the precision that it completes, as a field of its own.
+def decide_engine(spec: Mapping[str, Any], engine: EngineSpec, version_of: VersionOf) -> EngineSpec:
+    """Decide precision, typing and quantization of an engine.
 
-    Its engines have quantizers in the graph, as a search cannot foresee a builder's own ranges.
-    Few nodes in the precision are a result of the search, not a failure of the builder.
+    Engines with ``auto``, and those of networks defined by hand, have quantizers in the graph: a
+    search cannot foresee a builder's own ranges. Few nodes in the precision are a result of the
+    search, not a failure of the builder. ``quantization`` stays only if it differs from the default
+    of typing and precision, so that writing the default out changes no key.
     """
-    if not any(map(is_auto, spec["engines"])):
-        return spec
-    engines = []
-    for engine in spec["engines"]:
-        if is_auto(engine):
-            engine = {**engine, "precision": base_precision(engine), "auto": True}
-            if engine["precision"] == _CALIBRATED and "quantization" in engine:
-                engine["quantization"] = "explicit"
-            if "precision_share" in engine:
-                engine["precision_share"] = 0.0
-        engines.append(engine)
-    return {**spec, "engines": engines}
-
-
-def with_typing(spec: Mapping[str, Any], version_of: VersionOf) -> Mapping[str, Any]:
-    """Decide the typing of each TensorRT engine.
-
-    ``quantization`` stays only if it differs from the default of typing and precision, so that
-    writing the default out changes no key.
-    """
-    if not any("typing" in engine for engine in spec["engines"]):
-        return spec
-    engines = []
-    for engine in spec["engines"]:
-        if "typing" in engine:
-            typing = engine["typing"]
-            if typing == "auto":
-                major = re.match(r"\d+", version_of(toolchain_of(spec, engine)))
-                strong_only = major is not None and int(major[0]) >= _FIRST_STRONG_ONLY
-                strong = strong_only or engine["precision"] in _ONLY_IN_TYPES
-                typing = "strong" if strong else "weak"
-            engine = {**engine, "typing": typing}
-            bare = {field: value for field, value in engine.items() if field != "quantization"}
-            default = "implicit" if is_implicit(bare) else None if is_weak(bare) else "explicit"
-            if engine["quantization"] in ("auto", default):
-                engine = bare
-        engines.append(engine)
-    return {**spec, "engines": engines}
+    precision = base_precision(engine)
+    decided = {**engine, "precision": precision}
+    quantized_in_graph = QUANTIZED if "tensorrt" in (spec["source"] or {}) else ()
+    if is_auto(engine):
+        quantized_in_graph = (_CALIBRATED,)
+        decided["auto"] = True
+        if "precision_share" in engine:
+            decided["precision_share"] = 0.0
+    if precision in quantized_in_graph and "quantization" in engine:
+        decided["quantization"] = "explicit"
+    if "typing" not in engine:
+        return decided
+    if engine["typing"] == "auto":
+        major = re.match(r"\d+", version_of(toolchain_of(spec, engine)))
+        strong_only = major is not None and int(major[0]) >= _FIRST_STRONG_ONLY
+        strong = strong_only or precision in _ONLY_IN_TYPES
+        decided["typing"] = "strong" if strong else "weak"
+    bare = {field: value for field, value in decided.items() if field != "quantization"}
+    default = "implicit" if is_implicit(bare) else None if is_weak(bare) else "explicit"
+    return bare if decided["quantization"] in ("auto", default) else decided
 
 
 def is_weak(engine: EngineSpec) -> bool:

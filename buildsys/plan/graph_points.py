@@ -63,6 +63,11 @@ class Graph(NamedTuple):
             "model.data": FileRef(f"{self.folder}/model.onnx.data", optional=True),
         }
 
+    @property
+    def assembled(self) -> FileRef:
+        """The list of its outputs that are made of unlike parts."""
+        return FileRef(f"{self.folder}/assembled.json")
+
 
 @dataclass(frozen=True)
 class PlannedConversion:
@@ -117,6 +122,11 @@ class GraphPoint:
         """List the shape cases of some names, each distinct shape once."""
         chosen = {self.origins[case] for case in names}
         return {case: sizes for case, sizes in self.values.items() if case in chosen}
+
+    @property
+    def assembling(self) -> Graph:
+        """The graph whose target lists outputs made of unlike parts."""
+        return self.graph if changes_golden(self.steps) else self.source
 
     @property
     def compare(self) -> dict[str, Any]:

@@ -6,37 +6,37 @@ from collections.abc import Mapping
 from functools import cached_property
 from typing import Any, Literal
 
+from buildsys.manifest.backend_choices import QUANTIZED
 from buildsys.manifest.shape_cases import Dims
 from buildsys.plan.action import RESULT, Action, FileRef, needs_of
 from buildsys.plan.custom_operators import NO_OPERATORS, CustomOperators, PlannedOperator
 from buildsys.plan.engine_typing import (
     EngineSpec,
     VersionOf,
+    decide_engine,
     is_implicit,
     is_weak,
     toolchain_of,
     unknown_version,
-    with_base_precision,
-    with_typing,
 )
 from buildsys.plan.graph_points import (
     Graph,
     PlannedConversion,
     Spec,
-    changes_golden,
     further_cases,
     graph_points,
     profile_values,
 )
 from buildsys.plan.network import PlannedNetwork
-from buildsys.stages.table import PROGRAM, SIMPLIFY, stage_info, target_of
+from buildsys.stages.table import PROGRAM, stage_info, target_of
 from buildsys.system.backend_registry import describe_backend, find_package
 
 ONNXRUNTIME = "onnxruntime"
 FULL_PRECISION = "fp32"
-QUANTIZED = ("int8", "fp8")  # precisions that need calibration
 _INT4 = ("block_size", "symmetric", "accuracy_level", "exclude")  # fields of quantize_weights
 _DYNAMIC = ("per_channel", "reduce_range", "exclude")
+_LISTS = ("sources", "after", "code", "tools", "environment")  # fields of an action
+_IMPORT_TORCH = frozenset(("torch", "nvidia-modelopt"))  # distributions
 TORCH_BASELINES = ("torch", "torch_cuda_graph", "torch_compile")
 _GPU_BASELINES = ("torch_cuda_graph",)
 _BASELINE_PRECISIONS = ("fp32", "fp16", "bf16")
@@ -48,9 +48,8 @@ class ModelPlan:
     def __init__(self, spec: Spec, version_of: VersionOf = unknown_version) -> None:
         written = spec["source"] or {}
         self.definition = written if "tensorrt" in written else None  # by hand
-        if self.definition:
-            spec = _of_definition(spec)
-        self.spec = spec = with_typing(with_base_precision(_without_run_fields(spec)), version_of)
+        engines = [decide_engine(spec, engine, version_of) for engine in spec["engines"]]
+        self.spec = spec = {**_without_run_fields(spec), "engines": engines}
         self.name: str = spec["model"]
         self.case_values, self.exported, self.unsimplified, self.final = graph_points(spec)
         source = self.definition["reference"] if self.definition else written
@@ -61,22 +60,7 @@ class ModelPlan:
         self.further_names = [*self.further.get("sizes", ()), *self.further.get("values", ())]
         self.program = FileRef(f"{self.name}/program/program.pt2")
         self.program_origins = FileRef(f"{self.name}/program/origins.json", optional=True)
-        # outputs made of unlike parts, before the steps on the simplified graph
-        self.assembled = FileRef(f"{self.name}/simplify/assembled.json")
         self.engines = [EnginePlan(self, engine) for engine in spec["engines"]]
-
-    @property
-    def final_assembled(self) -> FileRef:
-        """Outputs made of unlike parts, after the steps on the simplified graph."""
-        is_changed = changes_golden(self.final.steps)
-        folder = self.final.graph.folder
-        return FileRef(f"{folder}/assembled.json") if is_changed else self.assembled
-
-    @property
-    def final_assembled_target(self) -> str:
-        """The target that writes ``final_assembled``."""
-        is_changed = changes_golden(self.final.steps)
-        return self.final.graph.target if is_changed else target_of(SIMPLIFY, self.name)
 
     @cached_property
     def small_float_tools(self) -> tuple[str, ...]:
@@ -124,6 +108,7 @@ class ModelPlan:
         variant: str = "",
         *,
         owner: Mapping[str, Any] | None = None,
+        runs_network: bool = False,
         operators: PlannedOperator = NO_OPERATORS,
         options: Mapping[str, Any],
         inputs: Mapping[str, FileRef] | None = None,
@@ -133,12 +118,17 @@ class ModelPlan:
         """Make the action of a stage, with its name, needs and time limit.
 
         ``result`` is its result file below the model's folder, ``owner`` the engine or command
-        with needs of its own. ``operators`` are added to what the action reads.
+        with needs of its own. What the network and ``operators`` read is added.
         """
-        lists = {name: fields.pop(name, ()) for name in ("sources", "after", "code", "tools")}
-        lists["sources"] = (*lists["sources"], *operators.sources)
-        lists["after"] = (*filter(None, lists["after"]), *operators.after)
-        lists["code"] = (f"{stage_info(stage).package}.stage", *lists["code"])
+        lists = {name: [*fields.pop(name, ())] for name in _LISTS}
+        if network := self.network if runs_network else None:
+            for name in ("sources", "code", "tools", "environment"):
+                lists[name] = [*getattr(network, name), *lists[name]]
+            fields["weights"] = network.weights
+            fields["alone_on_gpu"] = network.on_gpu or fields.get("alone_on_gpu", False)
+        lists["sources"] += operators.sources
+        lists["after"] = [*filter(None, lists["after"]), *operators.after]
+        lists["code"].insert(0, f"{stage_info(stage).package}.stage")
         return Action(
             target=target_of(stage, self.name, variant),
             stage=stage,
@@ -150,6 +140,7 @@ class ModelPlan:
             **{
                 "needs": needs_of((owner or {}).get("needs") or self.spec.get("needs")),
                 "timeout_s": self.spec["timeout"].get(stage),
+                "server": "light" if _IMPORT_TORCH.isdisjoint(lists["tools"]) else "torch",
                 **fields,
                 **{name: tuple(dict.fromkeys(entries)) for name, entries in lists.items()},
             },
@@ -216,6 +207,25 @@ class EnginePlan:
             self.gates = None
         self.without_calibration = _without_calibration(model.spec, spec)
         self.quantizes_weights = "quantize_weights" in self.without_calibration
+
+    def action(self, stage: str, result: str, **fields: Any) -> Action:
+        """Make the action of a stage that builds or runs the engine."""
+        return self.model.action(
+            stage,
+            result,
+            self.name,
+            **{
+                "owner": self.spec,
+                "code": self.backend_code,
+                "packages": self.backend_packages,
+                "toolchain": self.toolchain,
+                "devices": self.devices,
+                "environment": self.environment,
+                "server": self.server,
+                "alone_on_gpu": self.on_gpu,
+                **fields,
+            },
+        )
 
     @cached_property
     def files(self) -> dict[str, FileRef]:
@@ -359,16 +369,6 @@ def _variant(engine: EngineSpec) -> str:
         "" if engine["precision"] == FULL_PRECISION else engine["precision"],
     )
     return "-".join(filter(None, parts))
-
-
-def _of_definition(spec: Spec) -> Spec:
-    """Let int8 and fp8 engines use the quantizers of a network defined by hand."""
-    engines = []
-    for engine in spec["engines"]:
-        if engine["precision"] in QUANTIZED and "quantization" in engine:
-            engine = {**engine, "quantization": "explicit"}
-        engines.append(engine)
-    return {**spec, "engines": engines}
 
 
 def _without_run_fields(spec: Spec) -> Spec:

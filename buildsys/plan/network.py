@@ -112,9 +112,7 @@ class PlannedNetwork:
     @property
     def environment(self) -> tuple[str, ...]:
         """Families of variables that decide its outputs."""
-        if not (self.is_torch or self.is_onnx):
-            return ()
-        return ("torch", *(("gpu",) if self.on_gpu else ()))
+        return ("torch", *(("gpu",) if self.on_gpu else ())) if self.is_torch else ()
 
     @property
     def _kind(self) -> str:

@@ -6,11 +6,10 @@ from typing import Annotated, Any, Literal, get_args
 
 from pydantic import Field
 
-from buildsys.manifest.backend_choices import base_precision
+from buildsys.manifest.backend_choices import QUANTIZED, base_precision
 from buildsys.manifest.engine_checks import int8_layers
 from buildsys.manifest.problem import Problems, suggest
 from buildsys.manifest.schema.base import (
-    QUANTIZED,
     Bytes,
     Callable,
     DType,

@@ -19,9 +19,9 @@ from buildsys.cli.session import BuildSession
 from buildsys.cli.worker_pool import open_pool, run_stage
 from buildsys.errors import CheckFailed, UsageError, with_hint
 from buildsys.execution.local_runs import hold_devices, stage_job
-from buildsys.manifest.backend_choices import base_precision, is_auto
+from buildsys.manifest.backend_choices import QUANTIZED, base_precision, is_auto
 from buildsys.plan.action import Action
-from buildsys.plan.model_plan import FULL_PRECISION, QUANTIZED
+from buildsys.plan.model_plan import FULL_PRECISION
 from buildsys.report.formatting import duration, error, plural
 from buildsys.stages.table import CONVERT, ENGINE, VERIFY, target_of
 from buildsys.store.locks import LockHolder, Locks

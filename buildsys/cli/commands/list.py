@@ -8,6 +8,7 @@ from buildsys.cli.command import add_json, add_names, print_answer
 from buildsys.cli.commands.explain import state_word
 from buildsys.cli.session import BuildSession
 from buildsys.cli.target_names import STAGE_DOCS, ModelFilter, add_filter
+from buildsys.stages.table import stage_info
 
 SCHEMA = "buildsys/list/1"
 
@@ -32,7 +33,7 @@ def run(options: Namespace) -> int:
         if options.status:
             explained = session.explain(targets)
             states = {target: state_word(explained[target]) for target in targets}
-        docs = {target: session.actions[target].doc for target in targets}
+        docs = {target: stage_info(session.actions[target].stage).doc for target in targets}
     else:
         stages = {stage: STAGE_DOCS.get(stage, "") for stage in session.actions.stages()}
         models = {f"build:{model}": f"everything of {model}" for model in session.project.models}

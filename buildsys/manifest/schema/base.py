@@ -30,7 +30,6 @@ EnginePrecision = Literal[
     "fp32", "fp16", "bf16", "int8", "fp8", "int4",
     "auto", "auto-fp16", "auto-bf16", "auto-int8", "auto-fp8",
 ]  # fmt: skip
-QUANTIZED = ("int8", "fp8")  # the precisions that need calibration
 if TYPE_CHECKING:
     Stage = str
 else:

@@ -32,13 +32,10 @@ def plan_bench(model: ModelPlan, engine: EnginePlan) -> Iterator[Action]:
     inputs = {**engine.files, **final.golden(cases)}
     after = [f"engine:{name}:{engine.name}", final.golden_target]
     tools = ["python", "numpy"]  # the timed calls are made in Python
-    environment = [*engine.environment]
     torch = any(baseline in TORCH_BASELINES for baseline in engine.baselines)
     if torch:
         options["network"] = {**model.network.options, "outputs": {}}  # outputs are not checked
-        tools += model.network.tools
         tools += ["triton"] if "torch_compile" in engine.baselines else []
-        environment.append("torch")
         if final.golden_folder != model.exported.golden_folder:  # the network's inputs differ
             for case in cases:
                 file = FileRef(f"{model.exported.golden_folder}/{model.exported.origins[case]}.npz")
@@ -48,24 +45,19 @@ def plan_bench(model: ModelPlan, engine: EnginePlan) -> Iterator[Action]:
         inputs |= graph.files()
         after.append(graph.target)
         tools.append(ONNXRUNTIME)
-        environment.append("onnxruntime")
-    yield model.action(
+    environment = ("onnxruntime", "speed") if engine.baseline_graph else ("speed",)
+    yield engine.action(
         "bench",
         f"bench/{engine.name}.json",
-        engine.name,
-        owner=engine.spec,
+        runs_network=torch,
         operators=engine.loaded_operators,
         options=options,
         inputs=inputs,
-        sources=model.network.sources if torch else (),
-        weights=model.network.weights if torch else {},
         after=after,
         order=(f"verify:{name}:{engine.name}",),  # figures of a wrong engine are worthless
-        code=(*engine.backend_code, *(model.network.code if torch else ())),
-        environment=tuple(dict.fromkeys((*environment, "speed"))),
+        environment=(*engine.environment, *environment),
         **timed_fields(engine, tools),
         server="torch" if torch else "light",
-        doc=f"benchmark the engine {engine.name} of {name}",
     )
 
 
@@ -73,12 +65,9 @@ def timed_fields(engine: EnginePlan, tools: Iterable[str]) -> dict[str, Any]:
     """Collect the fields of an action that times an engine; ``tools`` run in this process."""
     runs_elsewhere = bool(engine.toolchain)
     return {
-        "packages": engine.backend_packages,
         "tools": (*tools, *(() if runs_elsewhere else engine.run_tools)),
-        "toolchain": engine.toolchain,
         "peer_tools": (*engine.toolchain_tools, *engine.run_tools) if runs_elsewhere else (),
         "devices": tuple(dict.fromkeys(("cpu", "cores", *engine.devices))),
         "measures": True,
         "exclusive": not engine.on_gpu,
-        "alone_on_gpu": engine.on_gpu,
     }

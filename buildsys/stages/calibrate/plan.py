@@ -49,5 +49,4 @@ def plan_calibrate(model: ModelPlan) -> Iterator[Action]:
             *(("python",) if runs_python else ()),
         ),
         environment=("onnxruntime",),
-        doc=f"measure the ranges of the tensors of {model.name}",
     )

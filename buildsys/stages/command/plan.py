@@ -100,7 +100,6 @@ def _action(model: ModelPlan, spec: Mapping[str, Any], others: Mapping[str, Acti
         server="bare",  # it starts its program itself
         exclusive=measures and not on_gpu,
         alone_on_gpu=on_gpu,
-        doc=f"run the command {name} of {model.name}",
     )
 
 

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from buildsys.manifest.backend_choices import base_precision, is_auto
+from buildsys.manifest.backend_choices import QUANTIZED, base_precision, is_auto
 from buildsys.manifest.engine_checks import int8_layers
 from buildsys.manifest.problem import Problems, suggest
-from buildsys.manifest.schema.base import QUANTIZED
 from buildsys.manifest.value_ranges import data_problem
 from buildsys.manifest.value_tree import FieldPath
 from buildsys.manifest.view import ManifestView, shapes_after_surgery

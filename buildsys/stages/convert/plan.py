@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
+from buildsys.manifest.backend_choices import QUANTIZED
 from buildsys.plan.action import Action, FileRef
 from buildsys.plan.graph_points import PlannedConversion
-from buildsys.plan.model_plan import QUANTIZED, ModelPlan
+from buildsys.plan.model_plan import ModelPlan
 
 
 def plan_convert(model: ModelPlan) -> Iterator[Action]:
@@ -15,7 +16,6 @@ def plan_convert(model: ModelPlan) -> Iterator[Action]:
     for conversion in model.conversions:
         fields = conversion_fields(model, conversion)
         tool = fields["options"].get("quantize", fields["options"]).get("tool")
-        modelopt = tool in ("autocast", "modelopt")
         code = ["buildsys.stages.convert.typed"]
         if conversion.without_calibration:
             code = ["buildsys.stages.convert.weights_only"]
@@ -26,7 +26,7 @@ def plan_convert(model: ModelPlan) -> Iterator[Action]:
         if conversion.search:
             fields["inputs"] = {**fields["inputs"], "nodes": conversion.nodes}
             fields["after"] = (*fields["after"], conversion.search_target)
-        if modelopt:
+        if tool in ("autocast", "modelopt"):
             fields["tools"] = (*fields["tools"], "nvidia-modelopt")
         yield model.action(
             "convert",
@@ -35,8 +35,6 @@ def plan_convert(model: ModelPlan) -> Iterator[Action]:
             **fields,
             outputs=conversion.graph.files(),
             code=code,
-            server="torch" if modelopt else "light",  # ModelOpt imports torch
-            doc=f"convert {model.name} to {conversion.variant} and check its numbers",
         )
 
 
@@ -70,7 +68,7 @@ def conversion_fields(model: ModelPlan, conversion: PlannedConversion) -> dict[s
         "operators": model.operators.use(),
         "inputs": {
             **final.graph.files(),
-            "assembled": model.final_assembled,
+            "assembled": final.assembling.assembled,
             **calibrated,
             **final.golden(cases),
         },
@@ -78,7 +76,7 @@ def conversion_fields(model: ModelPlan, conversion: PlannedConversion) -> dict[s
             final.graph.target,
             *after,
             final.golden_target,
-            model.final_assembled_target,
+            final.assembling.target,
         ),
         "tools": ("onnx", "onnxruntime", "numpy"),
         "environment": ("onnxruntime",),

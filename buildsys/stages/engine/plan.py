@@ -51,11 +51,9 @@ def plan_engine(model: ModelPlan, engine: EnginePlan) -> Iterator[Action]:
             options["definition"]["weights"] = file["file"]
             weights = {file["file"]: file["sha256"]}
     tools += [*(["python"] if called else []), *operators.tools, *engine.toolchain_tools]
-    yield model.action(
+    yield engine.action(
         "engine",
         f"engine/{engine.name}/engine.json",
-        engine.name,
-        owner=engine.spec,
         operators=operators,
         options=options,
         inputs={**engine.source, **nodes, **batches},
@@ -63,21 +61,14 @@ def plan_engine(model: ModelPlan, engine: EnginePlan) -> Iterator[Action]:
         sources=[function.rpartition(":")[0] for function in called],
         weights=weights,
         after=(engine.source_target, *after),
-        code=engine.backend_code,
-        packages=engine.backend_packages,
         tools=tools,
-        toolchain=engine.toolchain,
         devices=(
             *engine.devices,
             *(("cores",) if engine.description.counts_cores(engine.spec) else ()),
         ),
-        environment=engine.environment,
         advisory={"origins": model.program_origins} if takes_program else model.origins,
         required=engine.spec["required"],
         refits=bool(engine.spec.get("refit")),
-        server=engine.server,
-        alone_on_gpu=engine.on_gpu,  # builders time tactics
-        doc=f"build the engine {engine.name} of {name}",
     )
 
 

@@ -20,7 +20,7 @@ DYNAMO_MODULES = (
 
 def plan_export(model: ModelPlan) -> Iterator[Action]:
     """Plan the export of a network or copy of an ONNX file."""
-    spec, name = model.spec, model.name
+    spec = model.spec
     functions = model.operators.graph_functions
     libraries: tuple[str, ...] = ()
     code: tuple[str, ...] = ()
@@ -46,17 +46,13 @@ def plan_export(model: ModelPlan) -> Iterator[Action]:
     yield model.action(
         "export",
         "export/export.json",
+        runs_network=True,
         options=options,
         inputs=functions,
         outputs={**model.exported.graph.files(), **model.origins},
-        sources=(*model.network.sources, *registered),
-        weights=model.network.weights,
+        sources=registered,
         after=(model.operators.target,) if functions else (),
-        code=(*model.network.code, *code),
-        tools=("onnx", *model.network.tools, *libraries),
-        environment=() if model.network.is_onnx else model.network.environment,
-        alone_on_gpu=model.network.on_gpu,
-        server="torch" if model.network.is_torch else "light",
+        code=code,
+        tools=("onnx", *libraries),
         preload=DYNAMO_MODULES if dynamo else (),
-        doc=f"export {name} to ONNX",
     )

@@ -52,20 +52,17 @@ def plan_gate(model: ModelPlan, engine: EnginePlan) -> Iterator[Action]:
         path = engine.files["engine"].path
         baseline = BaselineRef(path, f"engine:{name}:{engine.name}")
     verify = f"verify:{name}:{engine.name}"
-    yield model.action(
+    yield engine.action(
         "gate",
         f"gate/{engine.name}.json",
-        engine.name,
-        owner=engine.spec,
         operators=engine.loaded_operators,
         options=options,
         inputs=inputs,
         after=(*after, verify) if "error" in gates else after,
         order=() if "error" in gates else (verify,),
-        code=engine.backend_code,
-        environment=tuple(dict.fromkeys((*engine.environment, "speed"))),
+        environment=(*engine.environment, "speed"),
+        server="light",
         required=section["required"],
         baseline=baseline,
         **timed_fields(engine, ("python", "numpy")),
-        doc=f"compare the engine {engine.name} of {name} with its baseline",
     )

@@ -34,5 +34,4 @@ def plan_operators(model: ModelPlan) -> Iterator[Action]:
         sources=sources,
         tools=(*(("python", "onnx") if "functions" in functions else ()), *sorted(compilers)),
         devices=("cpu",) if native else (),
-        doc=f"functions and libraries of the custom operators of {model.name}",
     )

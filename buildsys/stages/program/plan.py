@@ -17,15 +17,9 @@ def plan_program(model: ModelPlan) -> Iterator[Action]:
     yield model.action(
         "program",
         "program/program.json",
+        runs_network=True,
         options={**model.network.options, "ranges": size_ranges(model.spec, model.exported)},
         outputs={"program": model.program, "origins": model.program_origins},
-        sources=model.network.sources,
-        weights=model.network.weights,
-        code=model.network.code,
-        tools=(*model.network.tools, "sympy"),  # sympy evaluates the guards on sizes
-        environment=model.network.environment,
-        alone_on_gpu=model.network.on_gpu,
-        server="torch",
+        tools=("sympy",),  # evaluates the guards on sizes
         preload=DYNAMO_MODULES,
-        doc=f"capture the program of {model.name} with torch.export",
     )

@@ -23,6 +23,7 @@ def plan_reference(model: ModelPlan) -> Iterator[Action]:
     yield model.action(
         "reference",
         "reference/reference.json",
+        runs_network=True,
         operators=operators,
         options={
             **model.network.options,
@@ -34,18 +35,12 @@ def plan_reference(model: ModelPlan) -> Iterator[Action]:
             **model.exported.golden(model.further_names, optional=True),
             **model.definition_weights,
         },
-        sources=(*model.network.sources, *data_files(data)),
-        weights=model.network.weights,
-        code=model.network.code,
+        sources=data_files(data),
         tools=(
             "numpy",
-            *model.network.tools,
             *(("onnx", "onnxruntime") if model.network.is_onnx else ()),
             *model.small_float_tools,
             *image_tools(data),
         ),
-        environment=("onnxruntime",) if model.network.is_onnx else model.network.environment,
-        alone_on_gpu=model.network.on_gpu,
-        server="torch" if model.network.is_torch else "light",
-        doc=f"golden inputs and outputs of {model.name}",
+        environment=("onnxruntime",) if model.network.is_onnx else (),
     )

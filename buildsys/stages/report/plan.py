@@ -65,7 +65,6 @@ def plan_report(model: ModelPlan, actions: Mapping[str, Action]) -> Iterator[Act
         code=rooms,
         tools=("onnx",),
         probes=(("dot", "-V"),) if pictures else (),
-        doc=f"report on {name}",
     )
 
 

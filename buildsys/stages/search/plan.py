@@ -24,5 +24,4 @@ def plan_search(model: ModelPlan) -> Iterator[Action]:
             conversion.variant,
             **fields,
             outputs={"nodes": conversion.nodes},
-            doc=f"find the nodes of {model.name} to keep in fp32 for {conversion.precision}",
         )

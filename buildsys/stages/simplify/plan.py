@@ -32,9 +32,8 @@ def plan_simplify(model: ModelPlan) -> Iterator[Action]:
             **(point.compare if compares else {}),
         },
         inputs={**point.graph.files(), **point.golden(cases)},
-        outputs={**model.final.source.files(), "assembled": model.assembled},
+        outputs={**model.final.source.files(), "assembled": model.final.source.assembled},
         after=(point.graph.target, *golden),
         tools=tools,
         environment=(tool, "onnxruntime") if compares else (),
-        doc=f"simplify the graph of {model.name}",
     )

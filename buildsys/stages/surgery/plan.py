@@ -59,7 +59,7 @@ def _plan_steps(model: ModelPlan, when: str) -> Iterator[Action]:
         read |= before.golden(model.further_names, optional=True)
         written |= point.golden(model.further_names, optional=True)
     if golden_changes and not after_export:
-        read["assembled"], written["assembled"] = model.assembled, model.final_assembled
+        read["assembled"], written["assembled"] = point.source.assembled, point.graph.assembled
     yield model.action(
         "surgery",
         f"surgery/{when}/surgery.json",
@@ -80,5 +80,4 @@ def _plan_steps(model: ModelPlan, when: str) -> Iterator[Action]:
             *model.small_float_tools,
         ),
         environment=("onnxruntime",),
-        doc=f"change the graph of {model.name} {when.replace('_', ' ')}",
     )

@@ -27,7 +27,7 @@ def plan_validate(model: ModelPlan) -> Iterator[Action]:
         if final.policies:
             options["compare_simplified"] = dict(final.policies)
         golden |= final.golden(options["simplified_cases"], prefix="simplified.")
-        golden["assembled_simplified"] = model.final_assembled
+        golden["assembled_simplified"] = final.assembling.assembled
         after.append(final.golden_target)
     if model.further:
         shapes = {tensor: signature["shape"] for tensor, signature in network.inputs.items()}
@@ -55,13 +55,12 @@ def plan_validate(model: ModelPlan) -> Iterator[Action]:
         inputs={
             **{f"exported.{role}": file for role, file in first.graph.files().items()},
             **{f"simplified.{role}": file for role, file in final.graph.files().items()},
-            "assembled": model.assembled,
+            "assembled": final.source.assembled,
             **golden,
         },
         after=(*after, final.graph.target),
         tools=("onnxruntime", "numpy", *model.small_float_tools, *operators.tools),
         environment=("onnxruntime",),
-        doc=f"check {name} in ONNX Runtime against the original model",
     )
 
 

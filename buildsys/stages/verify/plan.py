@@ -5,25 +5,24 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
+from buildsys.manifest.backend_choices import QUANTIZED
 from buildsys.plan.action import Action
-from buildsys.plan.model_plan import FULL_PRECISION, QUANTIZED, EnginePlan, ModelPlan
+from buildsys.plan.model_plan import FULL_PRECISION, EnginePlan, ModelPlan
 
 
 def plan_verify(model: ModelPlan, engine: EnginePlan) -> Iterator[Action]:
     """Plan the check of ``engine``."""
-    name, final, operators = model.name, model.final, engine.loaded_operators
+    final, operators = model.final, engine.loaded_operators
     further = _further_cases(model, engine)
     plugins = ["python"] if operators.sources else []
     tools = ["numpy", *engine.run_tools, *plugins, *engine.toolchain_tools]
     # a graph shows how its outputs are made
-    assembled = {} if model.definition else {"assembled": model.final_assembled}
-    upstream = [f"engine:{name}:{engine.name}", final.golden_target]
-    upstream += [model.final_assembled_target] if assembled else []
-    yield model.action(
+    assembled = {} if model.definition else {"assembled": final.assembling.assembled}
+    upstream = [f"engine:{model.name}:{engine.name}", final.golden_target]
+    upstream += [final.assembling.target] if assembled else []
+    yield engine.action(
         "verify",
         f"verify/{engine.name}.json",
-        engine.name,
-        owner=engine.spec,
         operators=operators,
         options={
             "engine": engine.options,
@@ -39,15 +38,7 @@ def plan_verify(model: ModelPlan, engine: EnginePlan) -> Iterator[Action]:
             **final.golden(further.get("cases", ()), optional=True),
         },
         after=upstream,
-        code=engine.backend_code,
-        packages=engine.backend_packages,
         tools=tools,
-        toolchain=engine.toolchain,
-        devices=engine.devices,
-        environment=engine.environment,
-        server=engine.server,
-        alone_on_gpu=engine.on_gpu,  # it would disturb whoever times there
-        doc=f"check the engine {engine.name} of {name} against the golden outputs",
     )
 
 

@@ -24,7 +24,7 @@ from buildsys.backends.tensorrt.library import (
     library_of,
 )
 from buildsys.onnx_graphs.graph_reader import read_weights
-from buildsys.plan.engine_typing import unknown_version, with_typing
+from buildsys.plan.engine_typing import decide_engine, unknown_version
 from buildsys.project.model import model_fields
 
 VERSIONS = {TRT_8: "8.6.0", TRT_10: "10.16.1", TRT_11: "11.4.0", RTX: "1.7.1"}
@@ -46,9 +46,7 @@ def options(generation: str, **fields: Any) -> dict[str, Any]:
 def planned(generation: str, **fields: Any) -> dict[str, Any]:
     """Return an engine's options as an action has them."""
     engine = {"name": "e", "toolchain": None, **options(generation, **fields)}
-    if "typing" not in engine:
-        return engine
-    return dict(with_typing({"engines": [engine]}, unknown_version)["engines"][0])
+    return dict(decide_engine({"source": None}, engine, unknown_version))
 
 
 class Listed:

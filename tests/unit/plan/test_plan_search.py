@@ -30,7 +30,6 @@ def test_engines_of_several_backends_share_one_search_and_one_graph() -> None:
     assert {role: ref.path for role, ref in search.outputs.items()} == {
         "nodes": "m/search/auto-fp16/nodes.json", "result": "m/search/auto-fp16/search.json",
     }  # fmt: skip
-    assert search.doc == "find the nodes of m to keep in fp32 for fp16"
     assert convert.options == found["convert:m:fp16"].options
     assert {k: v for k, v in search.options.items() if k != "search"} == convert.options
     assert convert.inputs["nodes"].path == "m/search/auto-fp16/nodes.json"
