@@ -68,7 +68,8 @@ def schema_errors(
             hint = suggest(close[0] if close else name, names, what="known fields")
             errors.append(error_at(tree, path, "unknown field", hint, of_key=True))
         else:
-            refused.append(path)
+            if kind != "refusal":  # its value has the right form
+                refused.append(path)
             if kind == "one_of" and context["field"] in fields_of(details["input"]):
                 path = (*path, context["field"])
             is_key = location[-1:] == ("[key]",)
@@ -94,6 +95,8 @@ def field_names(root: Any, location: FieldPath) -> list[str]:
 def _sentence(details: ErrorDetails) -> tuple[str, str]:
     """Describe an error: problem and hint."""
     kind, context, value = details["type"], details.get("ctx", {}), details["input"]
+    if kind == "refusal":
+        return context["problem"], context["hint"]
     if kind == "value_error":
         return str(context["error"]), ""
     if kind == "literal_error":

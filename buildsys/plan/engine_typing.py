@@ -48,7 +48,7 @@ def decide_engine(spec: Mapping[str, Any], engine: EngineSpec, version_of: Versi
     """
     precision = base_precision(engine)
     decided = {**engine, "precision": precision}
-    quantized_in_graph = QUANTIZED if "tensorrt" in (spec["source"] or {}) else ()
+    quantized_in_graph: tuple[str, ...] = QUANTIZED if "tensorrt" in (spec["source"] or {}) else ()
     if is_auto(engine):
         quantized_in_graph = (_CALIBRATED,)
         decided["auto"] = True

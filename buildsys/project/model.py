@@ -8,11 +8,11 @@ from collections.abc import Mapping
 from importlib import import_module
 from typing import TYPE_CHECKING, Annotated, Any, Union
 
-from pydantic import Field, create_model
+from pydantic import AfterValidator, Field, ValidationInfo, create_model
 
 from buildsys.manifest.backend_choices import base_precision
+from buildsys.manifest.problem import show_value
 from buildsys.manifest.schema.base import (
-    DimName,
     Name,
     NeedsSpec,
     OneOf,
@@ -21,11 +21,14 @@ from buildsys.manifest.schema.base import (
     Stage,
     Stages,
     TensorName,
+    Word,
 )
 from buildsys.manifest.schema.engines import EngineBase, engine_spec
+from buildsys.manifest.schema.files import check_listed, refusal
 from buildsys.manifest.schema.network import CallSpec, DimSpec, InputSpec, OutputSpec
 from buildsys.manifest.schema.source import Source
 from buildsys.manifest.value_ranges import default_high
+from buildsys.manifest.workspace import Workspace
 from buildsys.stages.table import STAGES
 from buildsys.system.backend_registry import backend_names
 
@@ -34,6 +37,15 @@ if TYPE_CHECKING:
 else:
     _ENGINES = Union[tuple(map(engine_spec, backend_names()))]  # noqa: UP007 - of a variable
     Engine = Annotated[_ENGINES, OneOf(backend_names(), field="backend")]
+
+
+def _check_read(name: str, info: ValidationInfo) -> str:
+    if not name.startswith("$"):
+        return check_listed(name, info)
+    if not name[1:].isidentifier() or not name.isascii():
+        text = f"{show_value(name)} names no environment variable"
+        raise refusal(text, "write $NAME, with letters, digits and _")
+    return name
 
 
 class _ModelFields(Spec):
@@ -52,8 +64,8 @@ class _ModelFields(Spec):
     """Arguments of forward(); default: the inputs in order, or by `keyword`."""
     outputs: dict[TensorName, OutputSpec] = Field({})
     """Outputs in order; default: as returned by the model."""
-    dims: dict[DimName, DimSpec] = Field({}, description="Ranges of the dynamic dimensions.")
-    reads: tuple[str, ...] = ()
+    dims: dict[Word, DimSpec] = Field({}, description="Ranges of the dynamic dimensions.")
+    reads: tuple[Annotated[str, AfterValidator(_check_read)], ...] = ()
     """Files, folders/ and $VARIABLES that the user's code reads."""
     strict_reads: bool = False
     """Fail if the user's code reads anything undeclared."""
@@ -75,12 +87,12 @@ ModelSpec = create_model(
 )
 
 
-def model_fields(written: Mapping[str, Any]) -> dict[str, Any]:
-    """Validate the fields of a model, and fill in all defaults.
+def model_fields(written: Mapping[str, Any], workspace: Workspace | None = None) -> dict[str, Any]:
+    """Validate the fields of a model and the files that they name; fill in all defaults.
 
     Raises: ValidationError: all errors of the model.
     """
-    fields: dict[str, Any] = ModelSpec.model_validate(written).model_dump(
+    fields: dict[str, Any] = ModelSpec.model_validate(written, context=workspace).model_dump(
         mode="json", by_alias=True
     )
     for tensor, declared in fields["inputs"].items():

@@ -13,7 +13,6 @@ from pydantic import TypeAdapter, ValidationError
 
 from buildsys.errors import ManifestError
 from buildsys.manifest.engine_checks import unknown_toolchain
-from buildsys.manifest.file_checks import file_problems
 from buildsys.manifest.layers import (
     Errors,
     Presets,
@@ -100,13 +99,13 @@ class Resolver:
         refused: list[FieldPath] = []
         written = plain(tree)
         try:
-            fields = model_fields(written)
+            fields = model_fields(written, self.workspace)
         except ValidationError as error:
             field_errors, refused = schema_errors(error, tree, ModelSpec)
             errors += field_errors
         reported = {(error.file, error.key) for error in errors}
         view = ManifestView(tree, file, refused, None if refused else written)
-        checks = [*check_model(view), *file_problems(view, self.workspace)]
+        checks = [*check_model(view)]
         for section in ("engines", "commands"):
             for entry in node.entries() if (node := tree.get(section)) else ():
                 checks += unknown_toolchain(entry, self._toolchains)

@@ -9,8 +9,7 @@ from typing import Any
 
 from pydantic.fields import FieldInfo
 
-from buildsys.manifest.schema import base
-from buildsys.manifest.schema.base import Spec
+from buildsys.manifest.schema.base import PATTERN_WORDS, Spec
 from buildsys.manifest.schema.project import ProjectSpec
 from buildsys.project.json_schema import schema_texts
 from buildsys.project.model import ModelSpec
@@ -28,17 +27,16 @@ bytes; a percentage is `5%` or a number up to 1; a callable is `FILE.py:NAME`.
 
 """
 _WORDS = {
-    base.NAME_PATTERN: "name",
-    base.TENSOR_PATTERN: "tensor name",
-    base.WORD_PATTERN: "word",
-    base.CALLABLE_PATTERN: "callable",
-    base.MODULE_PATTERN: "Python file",
-    base.SHA256_PATTERN: "SHA-256",
-    base.NODE_PATTERN: "operator",
-    base.OPERATOR_PATTERN: "operator",
-    base.CXX_SOURCE_PATTERN: "C or C++ file",
-    base.PUBLIC_KEY_PATTERN: "public key",
-    base.VARIABLE_PATTERN: "variable",
+    "a name": "name",
+    "a tensor name": "tensor name",
+    "a word": "word",
+    "a file and a callable": "callable",
+    "a Python file": "Python file",
+    "a SHA-256": "SHA-256",
+    "an operator": "operator",
+    "a C or C++ file": "C or C++ file",
+    "a public key": "public key",
+    "the name of an environment variable": "variable",
 }
 _BOUNDS = {"minimum": "≥", "exclusiveMinimum": ">", "maximum": "≤", "exclusiveMaximum": "<"}
 
@@ -167,7 +165,8 @@ def _type(schema: Schema) -> str:
     if kind == "object":
         return " of ".join(["map", *map(_type, _map_values(schema)[:1])])
     if kind == "string":
-        return _WORDS.get(schema.get("pattern", ""), "string")
+        words = PATTERN_WORDS.get(schema.get("pattern", ""), "")
+        return next((short for start, short in _WORDS.items() if words.startswith(start)), "string")
     bounds = [f"{sign} {schema[key]:g}" for key, sign in _BOUNDS.items() if key in schema]
     kinds = " or ".join([kind] if isinstance(kind, str) else kind)
     return f"{kinds} {', '.join(bounds)}".strip()

@@ -16,6 +16,7 @@ from pydantic import (
 )
 from pydantic_core import PydanticCustomError, core_schema
 
+from buildsys.manifest.schema.files import NAMES_FILE
 from buildsys.stages.table import STAGE_INFO
 from buildsys.system.units import parse_duration, parse_size
 
@@ -34,48 +35,29 @@ if TYPE_CHECKING:
     Stage = str
 else:
     Stage = Literal[tuple(STAGE_INFO)]
+PATTERN_WORDS: dict[str, str] = {}  # the words of error messages
+
+
+def text(pattern: str, words: str, longest: int | None = None) -> Any:
+    """Declare the form of a string; an error says "expected ``words``"."""
+    PATTERN_WORDS[pattern] = words
+    return Field(pattern=pattern, max_length=longest)
+
+
 NAME_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9_.+-]*$"
-TENSOR_PATTERN = r"^[A-Za-z0-9_][A-Za-z0-9_.:/+-]*$"
 WORD_PATTERN = r"^[A-Za-z_][A-Za-z0-9_]*$"
-CALLABLE_PATTERN = r"^[^:]+\.py:[A-Za-z_][A-Za-z0-9_.]*$"
-MODULE_PATTERN = r"^[^:]+\.py$"
-SHA256_PATTERN = r"^[0-9a-f]{64}$"
-NODE_PATTERN = r"^([A-Za-z_][A-Za-z0-9_.-]*::)?[A-Za-z_][A-Za-z0-9_]*$"
-OPERATOR_PATTERN = r"^[A-Za-z_][A-Za-z0-9_.-]*::[A-Za-z_][A-Za-z0-9_]*$"
-CXX_SOURCE_PATTERN = r"^.+\.(c|cc|cpp|cxx)$"
-PUBLIC_KEY_PATTERN = r"^ed25519:[A-Za-z0-9+/]{43}=$"
-VARIABLE_PATTERN = r"^[A-Za-z_][A-Za-z0-9_]{0,99}$"
-GPU_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9 ./-]*$"
-CAPABILITY_PATTERN = r"^[0-9]{1,2}\.[0-9]$"
-OPTION_PATTERN = r"^--?[A-Za-z][^\n]*$"
-ADDRESS_PATTERN = r"^(auto|[A-Za-z0-9][A-Za-z0-9.-]*:[0-9]{1,5})$"
-HOST_PATTERN = r"^([A-Za-z0-9_][A-Za-z0-9_.-]*@)?[A-Za-z0-9_][A-Za-z0-9_.-]*$"
-WEIGHTS_PATTERN = r"^[A-Za-z0-9_]+_Weights\.[A-Za-z0-9_]+$"
-PATTERN_WORDS = {  # the words of error messages
-    NAME_PATTERN: "a name of letters, digits and _ . + - that starts with a letter or digit",
-    TENSOR_PATTERN: "a tensor name of letters, digits and _ . : / + -, not starting with . : / + -",
-    WORD_PATTERN: "a word of letters, digits and _ that does not start with a digit",
-    CALLABLE_PATTERN: "a file and a callable such as plugins/models/net.py:make",
-    MODULE_PATTERN: "a Python file such as plugins/symbolics/asinh.py",
-    SHA256_PATTERN: "a SHA-256 digest of 64 lowercase hexadecimal digits",
-    NODE_PATTERN: "an operator such as Gelu, or with its domain such as custom_domain::customOp",
-    OPERATOR_PATTERN: "an operator with its domain such as custom_domain::customOp",
-    CXX_SOURCE_PATTERN: "a C or C++ file (.c, .cc, .cpp, .cxx)",
-    PUBLIC_KEY_PATTERN: "a public key of `buildsys cache keygen`, ed25519: and 44 characters",
-    VARIABLE_PATTERN: "the name of an environment variable such as LD_LIBRARY_PATH",
-    GPU_PATTERN: "words of a GPU's name such as H100 or RTX 6000",
-    CAPABILITY_PATTERN: "a compute capability such as 9.0",
-    OPTION_PATTERN: "an option that starts with a hyphen",
-    HOST_PATTERN: "a host such as gpu1 or ci@gpu1",
-    ADDRESS_PATTERN: "HOST:PORT or auto (not ray://, see docs/remote.md)",
-    WEIGHTS_PATTERN: "weights of torchvision such as ResNet50_Weights.IMAGENET1K_V2",
-}
-Name = Annotated[str, Field(pattern=NAME_PATTERN, max_length=100)]
-TensorName = Annotated[str, Field(pattern=TENSOR_PATTERN, max_length=200)]
-DimName = Annotated[str, Field(pattern=WORD_PATTERN)]
-Callable = Annotated[str, Field(pattern=CALLABLE_PATTERN)]
-PublicKey = Annotated[str, Field(pattern=PUBLIC_KEY_PATTERN)]
-Digest = Annotated[str, Field(pattern=SHA256_PATTERN)]
+_NAME = "a name of letters, digits and _ . + - that starts with a letter or digit"
+_TENSOR = "a tensor name of letters, digits and _ . : / + -, not starting with . : / + -"
+Name = Annotated[str, text(NAME_PATTERN, _NAME, 100)]
+TensorName = Annotated[str, text(r"^[A-Za-z0-9_][A-Za-z0-9_.:/+-]*$", _TENSOR, 200)]
+_WORD = "a word of letters, digits and _ that does not start with a digit"
+Word = Annotated[str, text(WORD_PATTERN, _WORD)]
+_VARIABLE = "the name of an environment variable such as LD_LIBRARY_PATH"
+Variable = Annotated[str, text(r"^[A-Za-z_][A-Za-z0-9_]{0,99}$", _VARIABLE)]
+_CALLABLE = "a file and a callable such as plugins/models/net.py:make"
+Callable = Annotated[str, text(r"^[^:]+\.py:[A-Za-z_][A-Za-z0-9_.]*$", _CALLABLE), NAMES_FILE]
+_DIGEST = "a SHA-256 digest of 64 lowercase hexadecimal digits"
+Digest = Annotated[str, text(r"^[0-9a-f]{64}$", _DIGEST)]
 
 
 def form(words: str, accepts: Function[[Any], bool]) -> BeforeValidator:
@@ -148,12 +130,16 @@ class Spec(BaseModel):
         return {**fields, **lists} if lists else fields
 
 
+_GPU = "words of a GPU's name such as H100 or RTX 6000"
+_CAPABILITY = "a compute capability such as 9.0"
+
+
 class NeedsSpec(Spec):
     """What a machine must have to run a stage."""
 
-    gpu: str | None = Field(None, pattern=GPU_PATTERN, max_length=100)
+    gpu: Annotated[str, text(r"^[A-Za-z0-9][A-Za-z0-9 ./-]*$", _GPU, 100)] | None = None
     """Words of the GPU's name: H100."""
-    compute_capability: str | None = Field(None, pattern=CAPABILITY_PATTERN)
+    compute_capability: Annotated[str, text(r"^[0-9]{1,2}\.[0-9]$", _CAPABILITY)] | None = None
     """Compute capability of the GPU, such as 9.0."""
     count: int | None = Field(None, ge=1, le=64, description="Number of such GPUs; default: 1.")
     memory: Bytes | None = Field(None, gt=0, description="Main memory of the machine.")

@@ -5,16 +5,17 @@ from typing import Annotated, Any, Literal
 from pydantic import BeforeValidator, ConfigDict, Field, WithJsonSchema, model_validator
 
 from buildsys.manifest.schema.base import (
-    WEIGHTS_PATTERN,
-    WORD_PATTERN,
     Callable,
     Dim,
     DType,
     OneOf,
     Spec,
     TensorName,
+    Word,
     form,
+    text,
 )
+from buildsys.manifest.schema.files import ProjectFile, ProjectFolder
 
 POLICIES = ("auto", "elementwise", "per_channel", "top_k", "detections", "tokens", "set")
 LABEL_KINDS = ("file", "torchvision", "names")
@@ -36,7 +37,7 @@ class RandomData(Spec):
 class NpzData(Spec):
     """Values from a .npz file, cropped from the start to the shape of each case."""
 
-    npz: str = Field(description="Path relative to the project.")
+    npz: ProjectFile = Field(description="Path relative to the project.")
     key: str | None = Field(None, description="Array in the file; default: the input's name.")
 
 
@@ -85,7 +86,8 @@ class _Pixels(Spec):
 class ImagesData(_Pixels):
     """Values from the image files of a folder, sorted by name."""
 
-    images: str = Field(description="A folder, relative to the project; searched recursively.")
+    images: ProjectFolder
+    """A folder, relative to the project; searched recursively."""
 
 
 class Preprocess(_Pixels):
@@ -103,13 +105,16 @@ class _Labels(Spec):
 class LabelsFile(_Labels):
     """Class names from a text file."""
 
-    file: str = Field(description="One name per line, relative to the project.")
+    file: ProjectFile = Field(description="One name per line, relative to the project.")
+
+
+_WEIGHTS = "weights of torchvision such as ResNet50_Weights.IMAGENET1K_V2"
 
 
 class LabelsTorchvision(_Labels):
     """Class names of trained weights of torchvision."""
 
-    torchvision: Annotated[str, Field(pattern=WEIGHTS_PATTERN)]
+    torchvision: Annotated[str, text(r"^[A-Za-z0-9_]+_Weights\.[A-Za-z0-9_]+$", _WEIGHTS)]
     """Weights such as ResNet50_Weights.IMAGENET1K_V2; nothing is downloaded."""
 
 
@@ -133,7 +138,7 @@ class InputSpec(Spec):
     dtype: DType = Field("float32", description="Type of the elements, any type of ONNX.")
     data: InputData | None = None
     """Default: normal for floats, 0 to 9 for integers, 0 or 1 for bool."""
-    keyword: Annotated[str, Field(pattern=WORD_PATTERN)] | None = None
+    keyword: Word | None = None
     """Keyword argument of forward(); default: positional."""
     preprocess: Preprocess | None = None
     """Steps from an image file to this input, for `buildsys run`."""
@@ -247,7 +252,7 @@ class CallSpec(Spec):
     """
 
     args: tuple[Any, ...] = Field((), description="Positional arguments.")
-    kwargs: dict[Annotated[str, Field(pattern=WORD_PATTERN)], Any] = Field({})
+    kwargs: dict[Word, Any] = Field({})
     """Keyword arguments."""
 
 

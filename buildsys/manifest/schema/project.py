@@ -7,25 +7,29 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, model_validator
 
 from buildsys.manifest.schema.base import (
-    ADDRESS_PATTERN,
-    HOST_PATTERN,
-    OPTION_PATTERN,
-    VARIABLE_PATTERN,
     Bytes,
     Name,
     OneOf,
-    PublicKey,
     Seconds,
     Spec,
+    Variable,
+    text,
 )
 
 _COMMAND = ("buildsys",)
+_HOST = r"^([A-Za-z0-9_][A-Za-z0-9_.-]*@)?[A-Za-z0-9_][A-Za-z0-9_.-]*$"
+Host = Annotated[str, text(_HOST, "a host such as gpu1 or ci@gpu1")]
+Option = Annotated[str, text(r"^--?[A-Za-z][^\n]*$", "an option that starts with a hyphen")]
+_ADDRESS = r"^(auto|[A-Za-z0-9][A-Za-z0-9.-]*:[0-9]{1,5})$"
+Address = Annotated[str, text(_ADDRESS, "HOST:PORT or auto (not ray://, see docs/remote.md)")]
+_KEY = "a public key of `buildsys cache keygen`, ed25519: and 44 characters"
+PublicKey = Annotated[str, text(r"^ed25519:[A-Za-z0-9+/]{43}=$", _KEY)]
 
 
 class ExecutorBase(Spec):
     """A system that runs builds on other machines."""
 
-    env: dict[Annotated[str, Field(pattern=VARIABLE_PATTERN)], str] = Field({})
+    env: dict[Variable, str] = Field({})
     """Additional environment variables of the jobs, such as BUILDSYS_LABELS."""
     store: str | None = Field(None, min_length=1)
     """The shared cache as these machines name it; default: as `cache.remote`."""
@@ -35,7 +39,7 @@ class SshExecutorSpec(ExecutorBase):
     """A machine that ssh reaches."""
 
     kind: Literal["ssh"] = Field(description="A machine that ssh reaches.")
-    host: str = Field(pattern=HOST_PATTERN)
+    host: Host
     """HOST or USER@HOST, as ~/.ssh/config may name it."""
     command: tuple[str, ...] = Field(_COMMAND, min_length=1)
     """Command that runs buildsys there."""
@@ -52,7 +56,7 @@ class SlurmExecutorSpec(ExecutorBase):
     qos: str | None = Field(None, min_length=1, description="Quality of service.")
     gres: str | None = Field(None, min_length=1)
     """The GPUs in Slurm; default: gpu and the name in `needs`."""
-    options: tuple[Annotated[str, Field(pattern=OPTION_PATTERN)], ...] = ()
+    options: tuple[Option, ...] = ()
     """Further options of sbatch."""
     setup: tuple[str, ...] = ()
     """Lines of bash before the command, such as [module load cuda]."""
@@ -89,7 +93,7 @@ class RayExecutorSpec(ExecutorBase):
     """A cluster of Ray."""
 
     kind: Literal["ray"] = Field(description="A cluster of Ray.")
-    address: str = Field("auto", pattern=ADDRESS_PATTERN)
+    address: Address = "auto"
     """HOST:PORT of the dashboard; auto: RAY_API_SERVER_ADDRESS, or port 8265 of this machine."""
     cpus: float = Field(1.0, gt=0, le=10_000, description="CPUs that a job takes.")
     resources: dict[Name, Annotated[float, Field(gt=0)]] = Field({})
@@ -139,7 +143,7 @@ class ToolchainSpec(Spec):
 
     python: str = Field(min_length=1)
     """Absolute path, path with a / in the project, or name on PATH."""
-    env: dict[Annotated[str, Field(pattern=VARIABLE_PATTERN)], str] = Field({})
+    env: dict[Variable, str] = Field({})
     """Additional environment variables; {prefix} is the environment's folder."""
 
 

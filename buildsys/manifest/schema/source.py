@@ -2,9 +2,10 @@
 
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, WithJsonSchema, model_validator
+from pydantic import Field, WithJsonSchema, field_validator, model_validator
 
 from buildsys.manifest.schema.base import Callable, Digest, OneOf, Spec, form
+from buildsys.manifest.schema.files import CheckpointName, ProjectFile, WeightsName, check_digest
 
 _GRAPH_KINDS = ("torchvision", "timm", "transformers", "exported_program", "python", "onnx")
 SOURCE_KINDS = (*_GRAPH_KINDS, "tensorrt")
@@ -14,10 +15,11 @@ REFERENCE_KINDS = (*_GRAPH_KINDS, "numpy")  # a network defined by hand has a nu
 class WeightsFile(Spec):
     """A state dict in files of the project, read without executing code."""
 
-    file: str
+    file: WeightsName
     """State dict: .pth, .safetensors or its index.json; hf://OWNER/NAME@COMMIT/FILE."""
     sha256: Digest | None = None
     """Expected digest of the file; with shards, of the index and all shards."""
+    _check_digest = field_validator("sha256")(check_digest)
 
 
 TorchvisionWeights = Annotated[
@@ -57,12 +59,12 @@ class TransformersSource(_TorchSource):
 
     transformers: str = Field(min_length=1)
     """A class such as AutoModelForMaskedLM, or a task such as fill-mask."""
-    checkpoint: str | None = None
+    checkpoint: CheckpointName | None = None
     """Folder with config.json and safetensors, or hf://OWNER/NAME@COMMIT."""
     sha256: Digest | None = None
     """Expected digest of config.json and all files of weights, concatenated."""
     config: Annotated[
-        str | dict[str, Any] | None,
+        ProjectFile | dict[str, Any] | None,
         form(
             "a map of configuration fields, or a file", lambda v: isinstance(v, str | dict | None)
         ),
@@ -93,7 +95,7 @@ class TransformersSource(_TorchSource):
 class ExportedProgramSource(_TorchSource):
     """A program saved by torch.export.save, with its weights."""
 
-    exported_program: str = Field(description="A .pt2 file, relative to the project.")
+    exported_program: ProjectFile = Field(description="A .pt2 file, relative to the project.")
     trusted: bool = False
     """Must be true: torch can run code of such a file when it loads it."""
 
@@ -111,7 +113,8 @@ class PythonSource(_TorchSource):
 class OnnxSource(_Source):
     """An ONNX model, with unoptimized ONNX Runtime as reference."""
 
-    onnx: str = Field(description="A file of the project, or FILE.py:CALLABLE for a ModelProto.")
+    onnx: ProjectFile
+    """A file of the project, or FILE.py:CALLABLE for a ModelProto."""
     kwargs: dict[str, Any] = Field({}, description="Arguments of the callable.")
 
 

@@ -3,19 +3,24 @@
 import shlex
 from typing import Annotated, Literal
 
-from pydantic import BeforeValidator, Field, WithJsonSchema, model_validator
-
-from buildsys.manifest.schema.base import (
-    VARIABLE_PATTERN,
-    WORD_PATTERN,
-    Name,
-    NeedsSpec,
-    Seconds,
-    Spec,
+from pydantic import (
+    AfterValidator,
+    BeforeValidator,
+    Field,
+    ValidationInfo,
+    WithJsonSchema,
+    model_validator,
 )
 
-_Word = Annotated[str, Field(pattern=WORD_PATTERN, max_length=100)]
-_Variable = Annotated[str, Field(pattern=VARIABLE_PATTERN)]
+from buildsys.manifest.command_templates import reference_of
+from buildsys.manifest.schema.base import Name, NeedsSpec, Seconds, Spec, Variable, Word
+from buildsys.manifest.schema.files import check_listed
+
+_Word = Annotated[Word, Field(max_length=100)]
+
+
+def _check_input(name: str, info: ValidationInfo) -> str:
+    return name if reference_of(name) else check_listed(name, info)
 
 
 def _split(value: object) -> object:
@@ -57,7 +62,7 @@ class CommandSpec(Spec):
     name: Name = Field(description="Name of the command in targets and paths.")
     run: Arguments
     """Program and arguments; {inputs.X}, {outputs.X} and {figures} are paths."""
-    inputs: dict[_Word, str] = Field({})
+    inputs: dict[_Word, Annotated[str, AfterValidator(_check_input)]] = Field({})
     """Files and folders/ of the project, or outputs of other targets such as {simplified}."""
     outputs: dict[_Word, str] = Field({})
     """Files and folders/ that it writes, relative to its working folder."""
@@ -68,7 +73,7 @@ class CommandSpec(Spec):
     """Python distributions that it uses; without one of them it is unavailable."""
     probes: tuple[Arguments, ...] = ()
     """Commands such as [trtexec, --version]; what they print is in the key."""
-    env: dict[_Variable, str | None] = Field({})
+    env: dict[Variable, str | None] = Field({})
     """Environment variables; null: as in the environment of the build."""
     device: Literal["cpu", "cuda"] = "cpu"
     """cuda: it needs an NVIDIA GPU, depends on its kind, and has it alone."""

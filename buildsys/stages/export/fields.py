@@ -4,7 +4,8 @@ from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
 
-from buildsys.manifest.schema.base import MODULE_PATTERN, Callable, Spec, form, section
+from buildsys.manifest.schema.base import Callable, Spec, form, section, text
+from buildsys.manifest.schema.files import NAMES_FILE
 
 
 def _is_bool_or_strings(value: object) -> bool:
@@ -17,7 +18,8 @@ Modules = Annotated[
     bool | tuple[str, ...],
     form("true, false or a list of class paths", _is_bool_or_strings),
 ]
-PythonFile = Annotated[str, Field(pattern=MODULE_PATTERN)]
+_FILE = "a Python file such as plugins/symbolics/asinh.py"
+PythonFile = Annotated[str, text(r"^[^:]+\.py$", _FILE), NAMES_FILE]
 _TORCHSCRIPT = Field(None, description="torchscript only.")
 _DYNAMO = Field(None, description="dynamo only.")
 

@@ -8,17 +8,19 @@ from typing import TYPE_CHECKING, Annotated, Literal
 from pydantic import Field
 
 from buildsys.manifest.schema.base import (
-    CXX_SOURCE_PATTERN,
-    OPERATOR_PATTERN,
     Callable,
     OneOf,
     Spec,
     form,
+    text,
 )
+from buildsys.manifest.schema.files import NAMES_FILE, ProjectFile
 from buildsys.system.backend_registry import backend_names, describe_backend
 
-Operator = Annotated[str, Field(pattern=OPERATOR_PATTERN)]
-LibrarySource = Annotated[str, Field(pattern=CXX_SOURCE_PATTERN)]
+_OPERATOR = "an operator with its domain such as custom_domain::customOp"
+Operator = Annotated[str, text(r"^[A-Za-z_][A-Za-z0-9_.-]*::[A-Za-z_][A-Za-z0-9_]*$", _OPERATOR)]
+_SOURCE = r"^.+\.(c|cc|cpp|cxx)$"
+LibrarySource = Annotated[str, text(_SOURCE, "a C or C++ file (.c, .cc, .cpp, .cxx)"), NAMES_FILE]
 
 
 if TYPE_CHECKING:
@@ -41,19 +43,20 @@ class BuiltLibrary(Spec):
 class GivenLibrary(Spec):
     """An existing library of ONNX Runtime custom operators."""
 
-    file: str = Field(description="A library for this machine that exports RegisterCustomOps.")
+    file: ProjectFile
+    """A library for this machine that exports RegisterCustomOps."""
 
 
 class PythonPlugin(Spec):
     """A TensorRT plugin in Python."""
 
-    python: str = Field(description="A file of the project with IPluginV3 creators.")
+    python: ProjectFile = Field(description="A file of the project with IPluginV3 creators.")
 
 
 class PluginLibrary(Spec):
     """A TensorRT plugin in a shared library."""
 
-    library: str = Field(description="A library for this machine with plugin creators.")
+    library: ProjectFile = Field(description="A library for this machine with plugin creators.")
 
 
 class BundledPlugin(Spec):

@@ -5,21 +5,23 @@ from typing import Annotated, Literal
 from pydantic import Field, model_validator
 
 from buildsys.manifest.schema.base import (
-    NODE_PATTERN,
     Callable,
     Dim,
-    DimName,
     DType,
     OneOf,
     Spec,
     TensorName,
+    Word,
+    text,
 )
+from buildsys.manifest.schema.files import ProjectFile
 from buildsys.manifest.schema.network import InputData
 from buildsys.manifest.shape_cases import KINDS
 
 # exporters use any characters in the names of inner tensors
 InnerName = Annotated[str, Field(min_length=1, max_length=500)]
-NodeType = Annotated[str, Field(pattern=NODE_PATTERN)]
+_NODE = "an operator such as Gelu, or with its domain such as custom_domain::customOp"
+NodeType = Annotated[str, text(r"^([A-Za-z_][A-Za-z0-9_.-]*::)?[A-Za-z_][A-Za-z0-9_]*$", _NODE)]
 
 
 class TensorSpec(Spec):
@@ -43,7 +45,7 @@ class NewInput(Spec):
 class Reference(Spec):
     """Expected outputs after a numeric change."""
 
-    npz: str | None = None
+    npz: ProjectFile | None = None
     """File with arrays CASE.OUTPUT, or OUTPUT if there is one case."""
     python: Callable | None = None
     """FILE.py:CALLABLE: f(inputs) or f(inputs, outputs) of a case."""
@@ -99,7 +101,7 @@ class RenameStep(_Step):
 class FixDimsStep(_Step):
     """Replace dynamic dimensions by values."""
 
-    fix_dims: dict[DimName, Annotated[int, Field(ge=1)]] = Field(min_length=1)
+    fix_dims: dict[Word, Annotated[int, Field(ge=1)]] = Field(min_length=1)
     """Dynamic dimension -> its only value, within its range in `dims`."""
 
 

@@ -19,6 +19,7 @@ INDENT = "    "
 MODEL = "configs/models/net.yaml"
 FILES = {
     MODEL: NET,
+    "a.npz": "",
     "bert/config.json": "{}",
     "graph.py": "def make(): ...\n",
     "net.onnx": "onnx",

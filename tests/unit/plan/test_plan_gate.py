@@ -72,7 +72,6 @@ def test_a_gate_runs_the_engine_where_and_how_its_benchmark_does(engine: dict[st
     assert gate.tools[:2] == ("python", "numpy")
     assert gate.code == ("buildsys.stages.gate.stage", *bench.code[1:])
     assert gate.required
-    assert gate.doc == "compare the engine e of net with its baseline"
     assert gate.after == ("engine:net:e", "reference:net")
     assert gate.outputs == {"result": FileRef("net/gate/e.json")}
     expected = {

@@ -1,0 +1,116 @@
+"""Types of fields that name files of the project, and their check during validation.
+
+The context of a validation is the workspace with the files; without it only forms are checked.
+"""
+
+from __future__ import annotations
+
+import symtable
+import warnings
+from functools import lru_cache
+from pathlib import Path
+from typing import Annotated, Any
+
+from pydantic import AfterValidator, ValidationInfo
+from pydantic_core import PydanticCustomError
+
+from buildsys.manifest.problem import expected, suggest, suggest_file
+from buildsys.manifest.workspace import Workspace
+from buildsys.system.files import Stamp, sha256_of, stamp
+from buildsys.system.weight_names import HUB, INDEX_SUFFIX, parse_hub_name
+
+_RELATIVE = "paths are relative to the project"
+
+
+def refusal(problem: str, hint: str = "") -> PydanticCustomError:
+    """Make the error of a validator, with the next step."""
+    words = {"problem": problem, "hint": hint}
+    return PydanticCustomError("refusal", "{problem}", words)
+
+
+def check_place(name: str, info: ValidationInfo, *, is_folder: bool = False) -> str:
+    """Check for a file, FILE.py:CALLABLE or folder of the project.
+
+    Raises: PydanticCustomError: it does not exist.
+    """
+    if not isinstance(info.context, Workspace):
+        return name
+    path, _, callable_name = name.rpartition(":") if ".py:" in name else (name, "", "")
+    place = info.context.locate(path)
+    if isinstance(place, str):
+        raise refusal(place, _RELATIVE)
+    if not info.context.exists(place):
+        kind = "folder" if is_folder else "file"
+        raise refusal(f"{kind} {path} does not exist", suggest_file(place) or _RELATIVE)
+    if not (place.is_dir() if is_folder else place.is_file()):
+        raise refusal(f"{path} is not a {'folder' if is_folder else 'file'}", _RELATIVE)
+    if callable_name:
+        names, problem = _names_in(path, place, stamp(place))
+        first = callable_name.partition(".")[0]
+        if problem:
+            raise refusal(problem)
+        if {"*", "__getattr__", first}.isdisjoint(names):  # the first two may provide any name
+            hint = suggest(first, names, what="defined")
+            raise refusal(f"{path} does not define {first}", hint)
+    return name
+
+
+@lru_cache(maxsize=1000)  # many manifests may name callables of one file
+def _names_in(name: str, file: Path, stamp: Stamp) -> tuple[tuple[str, ...], str]:  # noqa: ARG001
+    """List a Python file's global names (``*``: star import); return them and any problem."""
+    try:
+        source = file.read_bytes()  # not text: a file may declare its encoding
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # invalid escapes in user code are not our business
+            symbols = symtable.symtable(source, name, "exec").get_symbols()  # type: ignore[arg-type]
+    except SyntaxError as error:
+        return (), f"{name}:{error.lineno or 1}: {error.msg}"
+    except (OSError, ValueError, RecursionError, MemoryError) as error:
+        return (), f"cannot read {name}: {error}"
+    names = sorted(s.get_name() for s in symbols if s.is_assigned() or s.is_imported())
+    return (*names, *("*" * (b"import *" in source))), ""
+
+
+def check_listed(name: str, info: ValidationInfo) -> str:
+    """Check for a file, or a folder written with a slash."""
+    return check_place(name, info, is_folder=name.endswith("/"))
+
+
+def _check_folder(name: str, info: ValidationInfo) -> str:
+    return check_place(name, info, is_folder=True)
+
+
+def _check_weights(name: str, info: ValidationInfo, *, is_folder: bool = False) -> str:
+    if not name.startswith(HUB):
+        return check_place(name, info, is_folder=is_folder)
+    parts = parse_hub_name(name)
+    if parts is None or bool(parts.path) is is_folder:
+        form = f"{HUB}OWNER/NAME@COMMIT" + ("" if is_folder else "/FILE")
+        hint = "a commit has 40 hexadecimal digits; a branch or tag may move"
+        raise refusal(expected(form, name), hint)
+    return name
+
+
+def _check_checkpoint(name: str, info: ValidationInfo) -> str:
+    return _check_weights(name, info, is_folder=True)
+
+
+def check_digest(sha256: str | None, info: ValidationInfo) -> str | None:
+    """Compare ``sha256`` with the digest of ``file``. The stage digests an index with its shards.
+
+    Raises: PydanticCustomError: they differ.
+    """
+    name, workspace = info.data.get("file", HUB), info.context
+    if sha256 and isinstance(workspace, Workspace) and not name.startswith(HUB):
+        place: Any = workspace.locate(name)
+        if not name.endswith(INDEX_SUFFIX) and (digest := sha256_of(place)) != sha256:
+            text = f"the SHA-256 digest of {name} is {digest}"
+            raise refusal(text, "replace the file, or update sha256")
+    return sha256
+
+
+NAMES_FILE = AfterValidator(check_place)
+ProjectFile = Annotated[str, NAMES_FILE]  # or FILE.py:CALLABLE
+ProjectFolder = Annotated[str, AfterValidator(_check_folder)]
+WeightsName = Annotated[str, AfterValidator(_check_weights)]
+CheckpointName = Annotated[str, AfterValidator(_check_checkpoint)]
