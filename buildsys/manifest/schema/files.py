@@ -112,5 +112,5 @@ def check_digest(sha256: str | None, info: ValidationInfo) -> str | None:
 NAMES_FILE = AfterValidator(check_place)
 ProjectFile = Annotated[str, NAMES_FILE]  # or FILE.py:CALLABLE
 ProjectFolder = Annotated[str, AfterValidator(_check_folder)]
-WeightsName = Annotated[str, AfterValidator(_check_weights)]
+WeightsName = Annotated[str, AfterValidator(_check_weights)]  # or hf://…
 CheckpointName = Annotated[str, AfterValidator(_check_checkpoint)]

@@ -5,7 +5,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, WithJsonSchema, field_validator, model_validator
 
 from buildsys.manifest.schema.base import Callable, Digest, OneOf, Spec, form
-from buildsys.manifest.schema.files import CheckpointName, ProjectFile, WeightsName, check_digest
+from buildsys.manifest.schema.files import CheckpointName, WeightsName, check_digest
 
 _GRAPH_KINDS = ("torchvision", "timm", "transformers", "exported_program", "python", "onnx")
 SOURCE_KINDS = (*_GRAPH_KINDS, "tensorrt")
@@ -64,7 +64,7 @@ class TransformersSource(_TorchSource):
     sha256: Digest | None = None
     """Expected digest of config.json and all files of weights, concatenated."""
     config: Annotated[
-        ProjectFile | dict[str, Any] | None,
+        WeightsName | dict[str, Any] | None,
         form(
             "a map of configuration fields, or a file", lambda v: isinstance(v, str | dict | None)
         ),
@@ -95,7 +95,7 @@ class TransformersSource(_TorchSource):
 class ExportedProgramSource(_TorchSource):
     """A program saved by torch.export.save, with its weights."""
 
-    exported_program: ProjectFile = Field(description="A .pt2 file, relative to the project.")
+    exported_program: WeightsName = Field(description="A .pt2 file, relative to the project.")
     trusted: bool = False
     """Must be true: torch can run code of such a file when it loads it."""
 
@@ -113,7 +113,7 @@ class PythonSource(_TorchSource):
 class OnnxSource(_Source):
     """An ONNX model, with unoptimized ONNX Runtime as reference."""
 
-    onnx: ProjectFile
+    onnx: WeightsName
     """A file of the project, or FILE.py:CALLABLE for a ModelProto."""
     kwargs: dict[str, Any] = Field({}, description="Arguments of the callable.")
 
