@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import shutil
 import sys
-import tempfile
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -228,17 +227,12 @@ def check_folders(project: Project) -> Iterator[Finding]:
     for name, folder in (("build", project.build), ("state", project.state), ("store", store)):
         existing = next(path for path in (folder, *folder.parents) if path.exists())
         facts: dict[str, Any] = {"path": str(folder), "exists": folder.exists()}
-        try:
-            with tempfile.TemporaryFile(dir=existing) as file:
-                file.write(b"x")
-                file.flush()
-            free = shutil.disk_usage(existing).free
-        except OSError as error:
-            text = f"{folder} is not writable: {(error.strerror or str(error)).lower()}"
-            remedy = f"sudo chown -R $USER {existing}"
-            yield Finding("folder", name, BROKEN, text, remedy, {**facts, "writable": False})
+        facts["writable"] = existing.is_dir() and os.access(existing, os.W_OK)
+        if not facts["writable"]:
+            text, remedy = f"{folder} is not writable", f"sudo chown -R $USER {existing}"
+            yield Finding("folder", name, BROKEN, text, remedy, facts)
             continue
-        facts |= {"writable": True, "free_bytes": free}
+        facts["free_bytes"] = free = shutil.disk_usage(existing).free
         text, is_low = f"{folder}, {size(free)} free", free < _LOW_SPACE_BYTES
         text += ": disk space is low" if is_low else ""
         remedy = "buildsys cache gc --max-size 10GiB" if is_low else ""

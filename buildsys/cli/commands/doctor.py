@@ -6,7 +6,7 @@ import os
 import platform
 import sys
 from argparse import ArgumentParser, Namespace
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from importlib.util import find_spec
 from pathlib import Path
@@ -31,11 +31,9 @@ from buildsys.cli.machine_checks import (
     check_recorded_environment,
     check_toolchain,
 )
-from buildsys.cli.session import BuildSession
-from buildsys.errors import BuildsysError, ManifestErrors, UsageError
-from buildsys.execution.freshness import FRESH, is_strict
+from buildsys.errors import ManifestErrors, UsageError
+from buildsys.execution.freshness import is_strict
 from buildsys.project.load import Project, empty_project, load_project
-from buildsys.project.plan import model_of
 from buildsys.report.formatting import plural
 from buildsys.system.backend_registry import backend_names, describe_backend
 from buildsys.system.processes import package_environment
@@ -85,7 +83,9 @@ def check_machine(root: Path, *, as_json: bool) -> int:
     """Print the state of the installation; return the exit code."""
     project, manifests, code = _read_project(root)
     checks = list(_checks(project, manifests))
-    following = next_step(root, checks)
+    broken = [check.remedy or check.text for check in checks if check.state == BROKEN]
+    start = "buildsys build" if project.models else "buildsys new MODEL --from SOURCE"
+    following = (broken or [start])[0]
     states = [check.state for check in checks]
     if as_json:
         findings = [check.as_json() for check in checks]
@@ -95,7 +95,7 @@ def check_machine(root: Path, *, as_json: bool) -> int:
             f"{states.count(state)} {state}" for state in (BROKEN, MISSING, UNKNOWN)
             if state in states
         ]  # fmt: skip
-        if BROKEN not in states:
+        if not broken:
             counts.insert(0, "nothing that this project needs is broken")
         rows = []
         for check in checks:
@@ -103,7 +103,7 @@ def check_machine(root: Path, *, as_json: bool) -> int:
             details = [f"→ {check.remedy}"] if check.remedy and check.state != OK else []
             rows.append(Row(check.state, name, details, note=check.text))
         print_rows(rows, ["; ".join(counts), f"next: {following}"])
-    return code or (_SOMETHING_BROKEN if BROKEN in states else 0)
+    return code or (_SOMETHING_BROKEN if broken else 0)
 
 
 def _read_project(root: Path) -> tuple[Project, Finding, int]:
@@ -177,23 +177,3 @@ def _checks(project: Project, manifests: Finding) -> Iterator[Finding]:
                 text = f"required, but cannot be built here: {ability.problem}"
                 state = UNKNOWN if ability.unknown else BROKEN
                 yield Finding("engine", engine["name"], state, text, ability.remedy)
-
-
-def next_step(root: Path, checks: Sequence[Finding]) -> str:
-    """Describe what to do first: a repair, a build, or nothing."""
-    if broken := [check for check in checks if check.state == BROKEN]:
-        return next((check.remedy for check in broken if check.remedy), broken[0].text)
-    return _build_step(root) or "nothing, everything is up to date"
-
-
-def _build_step(root: Path) -> str:
-    """Find the command to build stale targets, "" without any."""
-    try:
-        session = BuildSession.read_only(root)
-        explained = session.explain(session.actions)
-    except (BuildsysError, OSError) as error:
-        return f"buildsys plan, which ends with: {error}"
-    if not session.project.models:
-        return "buildsys new MODEL --from SOURCE"
-    stale = {model_of(target) for target, end in explained.items() if end.state != FRESH}
-    return f"buildsys build {stale.pop() if len(stale) == 1 else ''}".strip() if stale else ""

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 from buildsys.cli.command import add_json, add_names, print_json
 from buildsys.cli.commands.explain import explanation_json, reasons_json
-from buildsys.cli.console.lines import engine_of, group_lines, group_name, target_line
+from buildsys.cli.console.lines import engine_of, target_line
 from buildsys.cli.console.rows import Row, print_rows
 from buildsys.cli.session import BuildSession
 from buildsys.cli.target_names import ModelFilter, add_filter
@@ -94,10 +94,12 @@ def print_plan(session: BuildSession, explained: Sequence[Freshness], *, as_json
     if unavailable:
         names = first_names(list(unavailable), _MOST_UNAVAILABLE)
         closing.append(f"{len(unavailable)} unavailable on this machine: {names}")
-    lines = [target_line(target, "unavailable") for target in obstacles]
-    for group in group_lines(lines, obstacles)[:_MOST_UNAVAILABLE]:
-        why = obstacles[group[0].target]
-        closing.append(f"cannot run on this machine: {group_name(group)}: {why}")
+    implied = {target for target in obstacles if engine_of(target_line(target)) in obstacles}
+    closing += [
+        f"cannot run on this machine: {target}: {why}"
+        for target, why in obstacles.items()
+        if target not in implied
+    ][:_MOST_UNAVAILABLE]
     print_rows(rows, closing)
 
 

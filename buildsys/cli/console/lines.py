@@ -1,9 +1,9 @@
-"""The targets of a run as the console shows them, alone and grouped by what they lack."""
+"""The targets of a run as the console shows them."""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -14,7 +14,8 @@ from buildsys.system.printable import printable_line
 
 ENDED = ("passed", "restored", "unavailable", "noisy", "failed")
 OBVIOUS = ("never built", "requested")  # reasons in the executor's words, not repeated
-_MOST_CAUSES = 12  # causes of shortfalls, if there is nothing to do
+_SHORTFALLS = ("unavailable", "noisy")
+_MOST_SHORTFALLS = 12  # listed if there is nothing to do
 _TAIL_BYTES = 4096  # bytes at the end of a log
 
 
@@ -77,18 +78,11 @@ def engine_of(line: ConsoleLine) -> str:
     return target_of(ENGINE, line.model, line.variant) if is_of_engine else ""
 
 
-def causes(lines: Iterable[ConsoleLine], reason: Callable[[ConsoleLine], str]) -> dict[str, str]:
-    """List the causes of unavailable targets, for a missing engine the engine's."""
-    lacking = {line.target: line for line in lines if line.status == "unavailable"}
-    return {target: reason(lacking.get(engine_of(line), line)) for target, line in lacking.items()}
-
-
-def group_lines(lines: Iterable[ConsoleLine], cause: Mapping[str, str]) -> list[list[ConsoleLine]]:
-    """Group lines with one cause; others stay alone."""
-    groups: dict[str, list[ConsoleLine]] = {}
-    for line in lines:
-        groups.setdefault(cause.get(line.target, line.target), []).append(line)
-    return [*groups.values()]
+def is_implied(line: ConsoleLine, lines: Mapping[str, ConsoleLine]) -> bool:
+    """Check for a target whose own engine is unavailable: only the engine is listed."""
+    engine = lines.get(engine_of(line))
+    is_gone = engine is not None and engine.status == "unavailable"
+    return is_gone and line.status in ("running", "unavailable")
 
 
 def up_to_date_lines(lines: Iterable[ConsoleLine]) -> Iterator[str]:
@@ -98,33 +92,14 @@ def up_to_date_lines(lines: Iterable[ConsoleLine]) -> Iterator[str]:
     if not lines:
         yield "no targets: nothing is selected, or there is no manifest yet"
         return
-    cause = causes(lines, lambda line: line.reason)
-    cause |= {line.target: line.reason for line in lines if line.status == "noisy"}
-    groups = group_lines((line for line in lines if line.target in cause), cause)
-    for group in groups[:_MOST_CAUSES]:
-        reason = cause[group[0].target].partition("\n")[0]
-        yield f"{group[0].status:<11}  {group_name(group)}  {reason}"
-    if more := sum(map(len, groups[_MOST_CAUSES:])):
+    by_target = {line.target: line for line in lines}
+    short = [line for line in lines if line.status in _SHORTFALLS]
+    short = [line for line in short if not is_implied(line, by_target)]
+    for line in short[:_MOST_SHORTFALLS]:
+        yield f"{line.status:<11}  {line.target}  {line.reason.partition(chr(10))[0]}"
+    if (more := len(short) - _MOST_SHORTFALLS) > 0:
         yield f"and {plural(more, 'more target')}; `buildsys explain` lists all"
     counts = Counter(line.status for line in lines)
     others = ("unavailable", "noisy", "ignored")
     parts = [f"{counts[status]} {status}" for status in others if counts[status]]
     yield f"everything is up to date ({', '.join((plural(counts['fresh'], 'target'), *parts))})"
-
-
-def row_title(group: Sequence[ConsoleLine]) -> str:
-    """Write the stages and engines of a group: ``verify, bench trt-fp32, trt-fp16``."""
-    stages, variants = (_distinct(group, part) for part in ("stage", "variant"))
-    return f"{', '.join(stages)} {', '.join(variants)}".rstrip()
-
-
-def group_name(group: Sequence[ConsoleLine]) -> str:
-    """Write the name of one target, or of all in a group."""
-    models = _distinct(group, "model")
-    if len(models) > 1:
-        return f"{plural(len(group), 'target')} of {plural(len(models), 'model')}"
-    return group[0].target if len(group) == 1 else f"{row_title(group)} of {models[0]}"
-
-
-def _distinct(group: Iterable[ConsoleLine], part: str) -> list[str]:
-    return list(dict.fromkeys(getattr(line, part) for line in group))

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, TextIO
 from doit.reporter import ConsoleReporter
 
 from buildsys.cli.command import INTERRUPTED, TERMINATED
-from buildsys.cli.console.lines import ConsoleLine, engine_of, target_line, up_to_date_lines
+from buildsys.cli.console.lines import ConsoleLine, is_implied, target_line, up_to_date_lines
 from buildsys.cli.console.progress import Display
 from buildsys.cli.project_root import shown_path
 from buildsys.cli.session import BuildSession
@@ -95,14 +95,8 @@ class Reporter(ConsoleReporter):  # type: ignore[misc]  # doit has no type infor
 
                 line.status = "restored" if finished.restored else line.status
                 line.figure = key_figure(line.stage, self.session.result(line.target))
-            if not self._is_without_engine(line):
+            if not is_implied(line, self._lines):
                 self._display.ended(line)
-
-    def _is_without_engine(self, line: ConsoleLine) -> bool:
-        """Check for a line of the target's own unavailable engine."""
-        engine = self._lines.get(engine_of(line))
-        is_gone = engine is not None and engine.status == "unavailable"
-        return is_gone and line.status in ("running", "unavailable")
 
     def add_failure(self, task: Any, fail: Any) -> None:
         """Show a failure; targets downstream only appear in the table."""
@@ -222,7 +216,7 @@ class Reporter(ConsoleReporter):  # type: ignore[misc]  # doit has no type infor
                 line.counter = f"{done:,}{f' of {total:,}' if total else ''} {event['unit']}"
             elif kind == "stale":
                 line.why = event["reason"]
-                if not self._is_without_engine(line):
+                if not is_implied(line, self._lines):
                     note = f"… {line.why}" if line.why else ""
                     self._display.started(line, "run", note)
             elif kind == "waiting":

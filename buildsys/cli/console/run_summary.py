@@ -12,7 +12,7 @@ from rich import box
 from rich.table import Table
 from rich.text import Text
 
-from buildsys.cli.console.lines import ConsoleLine, causes, group_lines, row_title
+from buildsys.cli.console.lines import ConsoleLine, is_implied
 from buildsys.cli.console.rows import text_console
 from buildsys.cli.project_root import shown_path
 from buildsys.cli.session import BuildSession
@@ -33,7 +33,6 @@ _GOOD = ("passed", "restored", "fresh")
 _ORDER = ("passed", "restored", "fresh", "unavailable", "noisy", "failed", "ignored", "not run")
 _MOST_TABLES = 100  # more models than that: only those with something else than passed targets
 _MOST_WARNINGS, _WARNING_LENGTH = 5, 240  # per model, and in characters: torch's are long
-_MOST_STALE = 20  # models with stale outputs
 _PLAIN_WIDTH = 120  # tables in logs and pipes, unless COLUMNS is set
 
 
@@ -60,61 +59,44 @@ def print_summary(
     models: dict[str, list[ConsoleLine]] = {}
     for line in lines:
         models.setdefault(line.model, []).append(line)
-    ended = [model for model, rows in models.items() if any(row.has_ended for row in rows)]
-    passed = [model for model in ended if all(row.status in _GOOD for row in models[model])]
-    left_out = passed if len(ended) > _MOST_TABLES else []
-    for model in ended:
-        if model not in left_out:
-            console.print(_table(session, model, models[model]))
-            for warning in _warnings(session, models[model]):
-                print_line(warning, "yellow")
-            for row in models[model]:
-                if row.stage == REPORT and row.status in _GOOD:
-                    outputs = session.actions[row.target].outputs
-                    file = outputs.get("markdown", outputs["result"])
-                    print_line(f"report: {shown_path(build / file.path)}")
-            if (state := stale_outputs.get(model)) and state.report:
-                print_line(f"report on this failure: {shown_path(build / state.report)}")
-            console.print()
+    built = {name: rows for name, rows in models.items() if any(row.has_ended for row in rows)}
+    left_out = 0
+    for model, rows in built.items():
+        if len(built) > _MOST_TABLES and all(row.status in _GOOD for row in rows):
+            left_out += 1
+            continue
+        console.print(_table(session, model, rows))
+        for warning in _warnings(session, rows):
+            print_line(warning, "yellow")
+        for row in rows:
+            if row.stage == REPORT and row.status in _GOOD:
+                outputs = session.actions[row.target].outputs
+                file = outputs.get("markdown", outputs["result"])
+                print_line(f"report: {shown_path(build / file.path)}")
+        if (state := stale_outputs.get(model)) and state.report:
+            print_line(f"report on this failure: {shown_path(build / state.report)}")
+        console.print()
     if left_out:
-        print_line(f"{len(left_out)} models passed; the pages show their targets")
-    described = [
-        state.describe(shown_path(build / model)) for model, state in stale_outputs.items()
-    ]
-    for text in list(filter(None, described))[:_MOST_STALE]:
-        print_line(text, "yellow")
+        print_line(f"{left_out} models passed; the pages show their targets")
+    for model, state in stale_outputs.items():
+        if text := state.describe(shown_path(build / model)):
+            print_line(text, "yellow")
     for line in lines:
         if line.status == "failed":
-            for text in _failure(session, line):
-                print_line(text)
-    counts = Counter(line.status for line in lines)
-    if counts["restored"]:
-        fresh = f"{counts['fresh']} up to date, " if counts["fresh"] else ""
-        saved_s = sum(end.seconds for end in session.finished.values() if end.restored)
-        restored = f"{counts['restored']} restored from the store"
-        print_line(f"cache hits: {fresh}{restored} ({duration(saved_s)} saved)")
+            finished = session.finished.get(line.target)
+            sentence = (finished.reason if finished else line.reason).partition("\n")[0]
+            print_line(f"{'failed':<11}  {line.target}  {line.took}  {sentence}")
+            if line.log:
+                print_line(f"  log: {line.log}")
+            print_line(f"  rerun it alone: buildsys debug {line.target}\n")
     if pages:
         print_line(pages)
+    counts = Counter(line.status for line in lines)
     totals = ", ".join(f"{counts[status]} {status}" for status in _ORDER if counts[status])
     print_line(f"{totals} in {duration(time.monotonic() - session.began)}")
 
 
-def _failure(session: BuildSession, line: ConsoleLine) -> Iterator[str]:
-    """Yield a failure's first line, its log, and the command for this stage alone."""
-    finished = session.finished.get(line.target)
-    sentence = finished.reason if finished else line.reason
-    yield f"{'failed':<11}  {line.target}  {line.took}  {sentence.partition(chr(10))[0]}"
-    if line.log:
-        yield f"  log: {line.log}"
-    yield f"  rerun it alone: buildsys debug {line.target}"
-    yield ""
-
-
 def _table(session: BuildSession, model: str, lines: Sequence[ConsoleLine]) -> Table:
-    def reason_of(line: ConsoleLine) -> str:  # the hint was printed above
-        return str(session.result(line.target).get("reason", "")) or line.reason
-
-    cause = causes(lines, reason_of)
     table = Table(
         title=model, title_justify="left", title_style="bold", box=box.SIMPLE_HEAD, show_edge=False
     )
@@ -122,17 +104,19 @@ def _table(session: BuildSession, model: str, lines: Sequence[ConsoleLine]) -> T
     table.add_column("status", no_wrap=True)
     table.add_column("time", justify="right", no_wrap=True)
     table.add_column("key figure", overflow="fold")
-    for group in group_lines(lines, cause):
-        line = group[0]
+    by_target = {line.target: line for line in lines}
+    for line in lines:
+        if is_implied(line, by_target):
+            continue
+        result = session.result(line.target) if line.status != "failed" else {}
         figure = "" if line.status == "failed" else line.reason  # a failure is printed below
-        if line.status in ("unavailable", "noisy"):
-            figure = cause.get(line.target) or reason_of(line)
+        if line.status in ("unavailable", "noisy"):  # the hint was printed above
+            figure = str(result.get("reason", "")) or line.reason
         elif line.status in _GOOD:
-            figure = key_figure(line.stage, session.result(line.target))
-        seconds = [row.seconds for row in group if row.seconds is not None]
+            figure = key_figure(line.stage, result)
         status = Text(line.status, _STYLES.get(line.status, "dim"))
-        took = duration(sum(seconds)) if seconds else ""
-        table.add_row(Text(row_title(group)), status, Text(took), Text(printable_line(figure)))
+        title = Text(f"{line.stage} {line.variant}".rstrip())
+        table.add_row(title, status, Text(line.took), Text(printable_line(figure)))
     return table
 
 

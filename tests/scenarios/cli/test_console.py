@@ -75,7 +75,7 @@ def test_ctrl_c_leaves_a_usable_terminal_and_readable_lines(ready: ReadyProject)
     run = TerminalRun(ready, "-n", "2")
     try:
         wait_until(lambda: ready.is_held, "reference:a is at work")
-        wait_until(lambda: "first build" in run.text, "the remaining time is shown")
+        wait_until(lambda: "targets done" in run.text, "the progress is shown")
         wait_until(
             lambda: any(re.match("done +export:a", line) for line in run.lines()),
             "export:a is done",

@@ -38,7 +38,7 @@ def test_it_remains_visible(ready_without: ReadyProject) -> None:
         assert again.code == 0
         listed, last = again.out.splitlines()
         assert last == "everything is up to date (8 targets, 3 unavailable)"
-        assert listed.startswith("unavailable  engine, verify, bench gone of a  ")
+        assert listed.startswith("unavailable  engine:a:gone  ")
         assert REASON in listed
     document = json.loads(ready.doit("build", "--json", program="buildsys").out)
     results = {target["target"]: target for target in document["targets"]}

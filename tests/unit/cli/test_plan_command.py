@@ -67,7 +67,7 @@ def test_targets_that_cannot_run_here_follow_with_the_reason(
     steps = [one(name, STALE, 1.0) for name in names]
     assert plan(*steps).splitlines()[-2:] == [
         "cannot run on this machine: bench:net:ort: busy",
-        "cannot run on this machine: engine, verify, bench rtx of net: no library; install it",
+        "cannot run on this machine: engine:net:rtx: no library; install it",
     ]
     found = json.loads(plan(*steps, as_json=True))["expected_unavailable"]
     assert found == {"bench:net:ort": "busy"} | dict.fromkeys(names[2:], "no library; install it")

@@ -5,14 +5,6 @@ from __future__ import annotations
 import pytest
 from cli_doubles import Doit, passed
 
-from buildsys.cli.console.lines import (
-    ConsoleLine,
-    causes,
-    group_lines,
-    group_name,
-    row_title,
-)
-
 GONE = passed(status="unavailable", reason="no GPU", hint="run it on one")
 
 
@@ -28,39 +20,15 @@ def test_an_unavailable_engine_is_said_once(doit: Doit) -> None:
     assert [line.split()[:2] for line in lines if ":rtx" in line] == [
         ["run", "engine:net:rtx"], ["unavailable", "engine:net:rtx"]
     ]  # fmt: skip
-    (row,) = (line for line in lines if line.startswith(" engine, verify, bench rtx "))
-    assert row.split()[4:] == ["unavailable", "300", "ms", "no", "GPU"]
+    (row,) = (line for line in lines if line.startswith(" engine rtx "))
+    assert row.split()[2:] == ["unavailable", "100", "ms", "no", "GPU"]
     assert f"{len(doit.session.actions) - 3} passed, 3 unavailable in" in lines[-1]
     doit.fresh.update(doit.session.actions)
     _, out = doit()
-    assert out.splitlines()[0] == (
-        "unavailable  engine, verify, bench rtx of net  no GPU; run it on one"
-    )
+    assert out.splitlines()[0] == ("unavailable  engine:net:rtx  no GPU; run it on one")
     doit.fresh.discard(OF_RTX[1])  # its engine is unavailable since an earlier run
     _, out = doit("-s", "verify:net:rtx")
     assert "unavailable  verify:net:rtx  100 ms  there is no engine\n" in out
-
-
-def test_stages_with_one_cause_share_a_row() -> None:
-    def lines(model: str, *targets: str) -> list[ConsoleLine]:
-        return [
-            ConsoleLine(f"{stage}:{model}:{engine}", model, stage, engine, status)
-            for stage, engine, status in (target.split() for target in targets)
-        ]
-
-    reasons = {"a": "no GPU", "b": "no GPU", "c": "old GPU", "d": "no GPU"}
-    listed = lines(
-        "m", "engine a unavailable", "verify a unavailable", "engine b unavailable",
-        "verify b unavailable", "engine c unavailable", "verify c unavailable", "engine d passed",
-        "verify d unavailable",
-    )  # fmt: skip
-    cause = causes(listed, lambda line: reasons[line.variant])
-    assert [row_title(group) for group in group_lines(listed, cause)] == [
-        "engine, verify a, b, d", "engine, verify c", "engine d"
-    ]  # fmt: skip
-    listed += lines("n", "verify a unavailable")
-    cause = causes(listed, lambda line: reasons[line.variant])
-    assert group_name(group_lines(listed, cause)[0]) == "6 targets of 2 models"
 
 
 def unavailable_since_an_earlier_run(doit: Doit) -> None:
