@@ -30,7 +30,6 @@ from buildsys.system.compatibility import (
 from buildsys.system.engine_files import (
     RECORD_NAME,
     find_damage,
-    read_header,
     read_record,
     signer_of,
 )
@@ -113,10 +112,9 @@ def can_run(
             missing = Reason("file", f"there is no engine file {there}", remedy)
             reason = recorded if isinstance(recorded, Reason) else missing
             return CompatibilityResult(name, "", (reason,))
-        header, record = read_header(path), read_record(path)
+        record = read_record(path)
         if isinstance(record, Reason):
-            built = f"{_title(header.backend)} {header.version}" if header.backend else ""
-            return CompatibilityResult(name, built.rstrip(), (record,))
+            return CompatibilityResult(name, "", (record,))
         signer = ""
         if keys is not None:
             signer, problems = check_signature(path, keys)
@@ -124,7 +122,7 @@ def can_run(
                 return CompatibilityResult(name, "", problems)
             digest = False  # compared already
         reasons = (
-            *find_damage(path, record, header, digest=digest),
+            *find_damage(path, record, digest=digest),
             *machine_reasons(record),
             *plugin_reasons(record, path, None if project is None else Path(project)),
         )
@@ -146,7 +144,7 @@ def check_signature(
         signer = signer_of(record, keys)
         if isinstance(signer, Reason):
             return "", (signer,)
-        damage = tuple(find_damage(path, record, read_header(path), digest=True))
+        damage = tuple(find_damage(path, record, digest=True))
     except OSError as error:
         return "", (_unreadable(path, error),)
     return ("", damage) if damage else (signer, ())

@@ -25,13 +25,10 @@ from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
 from types import ModuleType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from buildsys.errors import Unavailable
 from buildsys.system.files import link_into
-
-if TYPE_CHECKING:
-    from buildsys.system.files import Content
 
 GROUP = "buildsys.backends"
 _FOLDER = f"{Path(__file__).resolve().parents[1]}/backends"
@@ -68,16 +65,6 @@ class Reason:
     def __str__(self) -> str:
         """Return problem and remedy on one line."""
         return f"{self.problem}; {self.remedy}" if self.remedy else self.problem
-
-
-@dataclass(frozen=True)
-class Header:
-    """The facts in an engine file. ``backend`` is "" for an unknown kind."""
-
-    backend: str
-    version: str = ""
-    whole_bytes: int | None = None  # the size the file should have, if stated
-    truncated: bool = False
 
 
 @dataclass(frozen=True)
@@ -168,10 +155,6 @@ class BackendDescription:
         ``facts`` are those that the probe of the library reports.
         """
         return Ability(self.able)
-
-    def read_header(self, content: Content) -> Header | None:  # noqa: ARG002
-        """Read the facts in a file, None unless it is an engine of this backend."""
-        return None
 
     def reasons(self, record: Record, here: str) -> Iterator[Reason]:  # noqa: ARG002
         """Yield reasons against running an engine with the library's version ``here``.

@@ -1,4 +1,4 @@
-"""The files of an engine: its header, its ``engine.json``, damage to them, their signature.
+"""The files of an engine: its ``engine.json``, damage to them, their signature.
 
 They are read without any library. A signature is an envelope in ``engine.json``: its statement
 names the files of the engine by their SHA-256 as subjects, and ``engine.json`` itself, without the
@@ -14,8 +14,8 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from buildsys.system.backend_registry import Header, Reason, Record, describe_backend, our_backends
-from buildsys.system.files import mapped, read_limited, sha256_of
+from buildsys.system.backend_registry import Reason, Record
+from buildsys.system.files import read_limited, sha256_of
 from buildsys.system.signatures import (
     BROKEN,
     UNSIGNED,
@@ -34,18 +34,6 @@ _COPY_FOLDER = "copy the engine's whole folder"
 REPLACE = "copy the engine's whole folder again, or build it"
 _MAX_NAME_BYTES = 255
 _MAX_RECORD_BYTES = 64 << 20  # with an entry for every layer
-
-
-def read_header(engine: Path) -> Header:
-    """Read the facts in an engine file.
-
-    Raises: OSError: it cannot be read.
-    """
-    with mapped(engine) as content:
-        for name in our_backends():
-            if header := describe_backend(name).read_header(content):
-                return header
-    return Header("")
 
 
 def read_record(engine: Path) -> Record | Reason:
@@ -82,7 +70,7 @@ def is_file_name(name: str) -> bool:
         return False
 
 
-def find_damage(engine: Path, record: Record, header: Header, *, digest: bool) -> Iterator[Reason]:
+def find_damage(engine: Path, record: Record, *, digest: bool) -> Iterator[Reason]:
     """Yield differences between an engine's files and its record. ``digest`` reads all bytes.
 
     Raises: OSError: a file cannot be read.
@@ -112,13 +100,6 @@ def find_damage(engine: Path, record: Record, header: Header, *, digest: bool) -
                 problem = f"its SHA-256 is {actual[:16]}…, the recorded one is {recorded[:16]}…"
                 problem = f"{path.name} is not the file that was built: {problem}"
                 yield Reason("digest", problem, REPLACE)
-    is_ours = record.backend in our_backends()  # others may use the files of one of ours
-    if is_ours and header.backend and header.backend != record.backend:
-        problem = (
-            f"{engine.name} is an engine of {header.backend},"
-            f" but {RECORD_NAME} describes one of {record.backend}"
-        )
-        yield Reason("record", problem, REPLACE)
 
 
 def content_digest(figures: Mapping[str, Any]) -> str:

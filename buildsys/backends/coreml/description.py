@@ -7,12 +7,9 @@ from __future__ import annotations
 
 import platform
 from collections.abc import Iterator, Mapping
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
-from buildsys.system.backend_registry import BackendDescription, Header, Reason, Record
-
-if TYPE_CHECKING:
-    from buildsys.system.files import Content
+from buildsys.system.backend_registry import BackendDescription, Reason, Record
 
 Target = Literal[
     "iOS15", "iOS16", "iOS17", "iOS18", "iOS26",
@@ -29,7 +26,6 @@ SYSTEMS = {
 # of inputs -> of the package; it has no 64-bit integers
 DTYPES = {"float32": "FLOAT32", "float16": "FLOAT16", "int32": "INT32", "int64": "INT32"}
 MOST_DIMENSIONS = 5
-_ZIP_END_BYTES = 22  # without a comment
 COMPUTE_UNITS = {
     "all": "ALL",
     "cpu_and_gpu": "CPU_AND_GPU",
@@ -53,14 +49,6 @@ class _CoreMl(BackendDescription):
     def accepts_all_sizes(self, options: Mapping[str, Any]) -> bool:
         """Return False for a package of single shapes."""
         return bool(options["shapes"] != "enumerated")
-
-    def read_header(self, content: Content) -> Header | None:
-        """Read the facts in a zipped package, perhaps a truncated one."""
-        size = len(content)
-        if content[:4] != b"PK\x03\x04" or b".mlpackage/" not in content[:300]:
-            return None
-        end = content[max(0, size - _ZIP_END_BYTES) : size]
-        return Header("coreml", truncated=end[:4] != b"PK\x05\x06")
 
     def reasons(self, record: Record, here: str) -> Iterator[Reason]:
         version = record.figures.get("specification")

@@ -3,24 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from buildsys.backends.onnxruntime.execution_providers import CPU, compiles, known_providers
 from buildsys.system.backend_registry import (
     Ability,
     BackendDescription,
     Gpus,
-    Header,
     Reason,
     Record,
 )
 
-if TYPE_CHECKING:
-    from buildsys.system.files import Content
-
 _LAYOUTS = ("avx", "avx2", "avx512f")  # weights are blocked in channels by their width
-_IR_VERSION = 0x08  # tags of ModelProto's fields: number << 3 | wire type
-_NEXT = (5 << 3, *(number << 3 | 2 for number in (2, 3, 4, 6, 7, 8)))
 
 
 class _OnnxRuntime(BackendDescription):
@@ -74,12 +68,6 @@ class _OnnxRuntime(BackendDescription):
             return "what the providers compile is not reproducible"
         reordered = options["graph_optimization_level"] == "all" and not compiles(options)
         return "ONNX Runtime's layout pass orders nodes by address" if reordered else ""
-
-    def read_header(self, content: Content) -> Header | None:
-        """Recognize an ONNX file by its first fields: an IR version, and one that follows it."""
-        start = content[:3]
-        is_onnx = len(start) == 3 and start[0] == _IR_VERSION and start[1] < 128
-        return Header("onnxruntime") if is_onnx and start[2] in _NEXT else None
 
     def reasons(self, record: Record, here: str) -> Iterator[Reason]:
         from importlib import import_module

@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from buildsys.system.backend_registry import BackendDescription, Header, Reason, Record
-
-if TYPE_CHECKING:
-    from buildsys.system.files import Content
+from buildsys.system.backend_registry import BackendDescription, Reason, Record
 
 BLOB = "engine.blob"
 
@@ -38,13 +35,6 @@ class _OpenVino(BackendDescription):
     def counts_cores(self, options: Mapping[str, Any]) -> bool:
         """Check for 0 threads: as many as there are cores."""
         return options.get("threads") == 0
-
-    def read_header(self, content: Content) -> Header | None:
-        """Read the facts in an IR; its end is missing if it is truncated."""
-        if b"<net " not in content[:200]:
-            return None
-        size = len(content)
-        return Header("openvino", truncated=b"</net>" not in content[max(0, size - 100) : size])
 
     def reasons(self, record: Record, here: str) -> Iterator[Reason]:
         from buildsys.system import compatibility as rules  # slow

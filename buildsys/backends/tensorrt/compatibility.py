@@ -1,19 +1,15 @@
-"""Rules for running engines of TensorRT and TensorRT-RTX, and their files.
+"""Rules for running engines of TensorRT and TensorRT-RTX.
 
 Source: TensorRT documentation, "Engine Compatibility" and "Support Matrix" (11.4); TensorRT-RTX
-documentation, "Engine Compatibility" and "CPU-Only AOT and TensorRT-RTX Engines". The header of
-TensorRT-RTX engines was found by inspection: ``vtrt``, at byte 16 the size of the file in 8 bytes,
-at byte 24 the version in 4. A TensorRT engine (``ftrt``) with its file's size in that place is
-assumed to have its version there, too.
+documentation, "Engine Compatibility" and "CPU-Only AOT and TensorRT-RTX Engines".
 """
 
 from __future__ import annotations
 
-import struct
 from collections.abc import Iterator, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from buildsys.system.backend_registry import Header, Reason, Record, describe_backend
+from buildsys.system.backend_registry import Reason, Record, describe_backend
 from buildsys.system.compatibility import (
     built_version,
     cuda_of_library,
@@ -22,29 +18,10 @@ from buildsys.system.compatibility import (
 )
 from buildsys.system.devices import visible_gpus, why_no_gpu
 
-if TYPE_CHECKING:
-    from buildsys.system.files import Content
-
 # major versions of a build and of the only later runtimes that take its version-compatible engines
 _LATER_MAJORS = {(8, 10), (10, 11)}
 _AMPERE = (8, 0)
 _RELEASE = 3  # numbers of a version that identify an engine format
-_MAGIC = {"tensorrt": (b"ftrt", b"ptrt"), "tensorrt_rtx": (b"vtrt",)}
-_SIZE_AT, _VERSION_AT, _HEADER_BYTES = 16, 24, 28
-
-
-def read_header(content: Content, backend: str) -> Header | None:
-    """Read the facts in an engine file of a backend."""
-    head, size = content[:_HEADER_BYTES], len(content)
-    if head[:4] not in _MAGIC[backend]:
-        return None
-    if len(head) < _HEADER_BYTES:
-        return Header(backend, truncated=True)
-    whole = struct.unpack_from("<Q", head, _SIZE_AT)[0]
-    version = ".".join(map(str, head[_VERSION_AT:_HEADER_BYTES]))
-    if backend == "tensorrt_rtx":
-        return Header(backend, version, whole, truncated=size < whole)
-    return Header(backend, version, whole) if whole == size else Header(backend)
 
 
 def reasons(record: Record, here: str) -> Iterator[Reason]:

@@ -4,20 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from buildsys.system.backend_registry import (
     Ability,
     BackendDescription,
     Gpus,
-    Header,
     Reason,
     Record,
     uses_tf32,
 )
-
-if TYPE_CHECKING:
-    from buildsys.system.files import Content
 
 CUDA = {"cuda.bindings.driver": "cuda-bindings"}
 
@@ -67,12 +63,6 @@ class TensorRt(BackendDescription):
         if options["precision"] != "fp32" or not uses_tf32(options):
             return ""
         return "tf32: false" if "tf32" in options else "flags: {tf32: false}"
-
-    def read_header(self, content: Content) -> Header | None:
-        """Read the facts in an engine file."""
-        from buildsys.backends.tensorrt.compatibility import read_header
-
-        return read_header(content, self.module)
 
     def reasons(self, record: Record, here: str) -> Iterator[Reason]:
         """Yield reasons by version, GPU and driver."""

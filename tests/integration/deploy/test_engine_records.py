@@ -48,7 +48,6 @@ def test_an_engine_without_its_record(ort_built: Path, tmp_path: Path) -> None:
     (reason,) = result.reasons
     assert (reason.kind, reason.problem) == ("record", "engine.json is missing")
     assert reason.remedy == "copy the engine's whole folder"
-    assert result.built == "ONNX Runtime"
 
 
 @pytest.mark.parametrize(
@@ -82,9 +81,7 @@ def test_a_record_names_no_module_to_import(
 def test_a_record_of_another_engine(ort_built: Path, rtx_built: Path, tmp_path: Path) -> None:
     file = copied(rtx_built, tmp_path)
     shutil.copy(ort_built.with_name("engine.json"), file.with_name("engine.json"))
-    assert "is an engine of tensorrt_rtx, but engine.json describes one of onnxruntime" in str(
-        can_run(file)
-    )
+    assert "is not the file that was built" in str(can_run(file))
 
 
 def test_missing_and_different_plugins(

@@ -78,18 +78,6 @@ def test_a_truncated_zip_is_one_sentence(tmp_path: Path, cut: float) -> None:
     engine.write_bytes(content[: int(cut if cut >= 1 else cut * len(content))])
     with pytest.raises(StageError, match=r"engine\.mlpackage\.zip is damaged: .*; copy it again"):
         package.unpack(engine, tmp_path / "unpacked")
-    header = DESCRIPTION.read_header(engine.read_bytes())
-    assert header is None or header.truncated
-
-
-def test_a_whole_file_has_a_header(tmp_path: Path) -> None:
-    engine = engine_of(write_package(tmp_path, ("B", "A")))
-    header = DESCRIPTION.read_header(engine.read_bytes())
-    assert header is not None
-    assert (header.backend, header.truncated) == ("coreml", False)
-    with zipfile.ZipFile(tmp_path / "other.zip", "w") as archive:
-        archive.writestr("text", "text")
-    assert DESCRIPTION.read_header((tmp_path / "other.zip").read_bytes()) is None
 
 
 @pytest.mark.parametrize(
