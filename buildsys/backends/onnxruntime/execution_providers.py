@@ -39,9 +39,7 @@ class Provider:
     needs_nvidia: bool = False
     # compiles nodes to kernels when a session is created; sessions cannot save them
     compiles: bool = True
-    # the distribution that keeps these kernels in EPContext nodes and reads those of its version
-    context_library: str = ""
-    reads_older_contexts: bool = False  # also those of an older version
+    keeps_context: bool = False  # it can keep these kernels in EPContext nodes
     booleans: tuple[str, str] = ("0", "1")  # texts of false and true
 
     @property
@@ -80,7 +78,7 @@ _PROVIDERS = (
         " trt_context_memory_sharing_enable trt_engine_hw_compatible trt_detailed_build_log",
         libraries=("tensorrt", *_CUDA_LIBRARIES),
         needs_nvidia=True,
-        context_library="tensorrt",
+        keeps_context=True,
     ),
     Provider(
         "cuda",
@@ -108,7 +106,7 @@ _PROVIDERS = (
         plugin="onnxruntime-ep-openvino",
         elsewhere="it supports Intel's only: use backend: openvino, or a toolchain with"
         " onnxruntime-openvino",
-        context_library="onnxruntime-ep-openvino",
+        keeps_context=True,
         booleans=("false", "true"),
     ),
     Provider(
@@ -136,8 +134,7 @@ _PROVIDERS = (
         # not saver and ir, which compute nothing and write files into the project
         choices={"backend_type": ("htp", "gpu", "cpu")},
         plugin="onnxruntime-qnn",
-        context_library="onnxruntime-qnn",
-        reads_older_contexts=True,
+        keeps_context=True,
     ),
     Provider(
         "migraphx",

@@ -101,7 +101,7 @@ def problems(view: ManifestView, path: FieldPath, engine: dict[str, Any]) -> Pro
             yield view.problem((*path, "optimized"), text, hint, of_key=True)
     if engine.get("ep_context") is True:
         named = {provider.name for provider in known_providers(engine)}
-        able = [name for name, provider in PROVIDERS.items() if provider.context_library]
+        able = [name for name, provider in PROVIDERS.items() if provider.keeps_context]
         if not named & {*able}:
             text = f"not supported by {', '.join(sorted(named)) or 'these providers'}"
             hint = f"remove it, or use one of {', '.join(able)}"

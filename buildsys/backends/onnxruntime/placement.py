@@ -8,7 +8,6 @@ results are needed there. These have no inputs but shapes and constants.
 from __future__ import annotations
 
 import json
-import statistics
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
@@ -129,39 +128,27 @@ _NARROWEST_FIRST = (
     "int4", "uint4", "float8e4m3fn", "float8e5m2", "int8", "uint8", "bfloat16", "float16",
     "float32", "float64",
 )  # fmt: skip
-_LARGEST_BYTES = 64 << 20  # the longest profile
 
 
 def read_layers(profile: Path, *, with_providers: bool = False) -> list[Figures]:
-    """Read the slowest nodes with their median times, without the first run.
+    """Read the slowest nodes with their mean times, without the first run.
 
     ``with_providers`` adds the provider of each, and its share of the time of all nodes.
-    [] for a profile that is too large.
     """
-    if profile.stat().st_size > _LARGEST_BYTES:
-        return []
     events = json.loads(profile.read_bytes())
-    runs = sorted(
-        (event["ts"], event["ts"] + event["dur"])
-        for event in events
-        if event.get("name") == "model_run"
-    )
-    runs = runs[1:] or runs
+    runs = sorted(event["ts"] for event in events if event.get("name") == "model_run")
+    begin, count = (runs[1], len(runs) - 1) if len(runs) > 1 else (runs[0], 1)
     nodes: dict[str, Mapping[str, Any]] = {}
-    times_us: dict[str, list[float]] = defaultdict(lambda: [0.0] * len(runs))
+    times_ms: dict[str, float] = defaultdict(float)
+    by_provider: dict[str, float] = defaultdict(float)
     for event in events:
         name, arguments = str(event.get("name", "")), event.get("args", {})
-        if not name.endswith(_SUFFIX) or arguments.get("op_name") in _CONTAINERS:
-            continue
-        name = name.removesuffix(_SUFFIX)
-        for number, (begin, end) in enumerate(runs):
-            if begin <= event["ts"] <= end:
-                nodes[name] = arguments
-                times_us[name][number] += event["dur"]
-    times_ms = {name: statistics.median(times) / 1000 for name, times in times_us.items()}
-    by_provider: dict[str, float] = defaultdict(float)
-    for name, time_ms in times_ms.items():
-        by_provider[provider_name(str(nodes[name].get("provider", "")))] += time_ms
+        is_node = name.endswith(_SUFFIX) and arguments.get("op_name") not in _CONTAINERS
+        if is_node and event["ts"] >= begin:
+            name, time_ms = name.removesuffix(_SUFFIX), event["dur"] / 1000 / count
+            nodes[name] = arguments
+            times_ms[name] += time_ms
+            by_provider[provider_name(str(arguments.get("provider", "")))] += time_ms
     of_time = shares(by_provider)
     layers = []
     for name, timed in slowest(times_ms):

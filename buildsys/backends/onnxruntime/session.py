@@ -31,9 +31,7 @@ FAILURES = (
     RuntimeError, ValueError, TypeError,
 )  # fmt: skip
 # with the path, which differs between machines
-_CODE = r"\[ONNXRuntimeError\] : \d+ : [A-Z_]+ : "
-_PREFIX = re.compile(rf"^{_CODE}(Load model from .*? failed: ?)?")
-_PROVIDER = re.compile(rf"^.*Error creating execution provider: ({_CODE})?")
+_PREFIX = re.compile(r"^\[ONNXRuntimeError\] : \d+ : [A-Z_]+ : (Load model from .*? failed: ?)?")
 _FAILED_NODE = re.compile(r"while running (\S+) node\. Name:'([^']*)' Status Message: (.*)")
 _CPP_PLACE = re.compile(r"^\S+:\d+ .*? was false\. |^\S+:\d+ \S+ ")
 _FLOAT32 = "most kernels are for float32: convert the network and its inputs"
@@ -179,22 +177,16 @@ def _call(what: str, function: Callable[[], T]) -> T:
         raise explain(what, error) from error
 
 
-def _shortened(text: str) -> str:
-    return text if len(text) <= 400 else f"{text[:400]}…"
-
-
 def explain(what: str, error: BaseException) -> StageError:
-    """Return ONNX Runtime's error as one sentence, with the node or provider that it names."""
+    """Return ONNX Runtime's error as one sentence."""
     text = " ".join(_PREFIX.sub("", str(error)).split())
-    if _PROVIDER.match(text):
-        reason = _shortened(_PROVIDER.sub("", text).removesuffix("."))
-        return StageError(f"a provider refuses its options: {reason}", "correct them in providers")
     kernel, failed = _NO_KERNEL.search(text), _FAILED_NODE.search(text)
     if kernel:
         text = f"there is no kernel for {kernel[1]} with these types (node {kernel[2]})"
     elif failed:
         text = f"{failed[1]} (node {failed[2]}) failed: {_CPP_PLACE.sub('', failed[3])}"
-    return StageError(f"ONNX Runtime {what}: {_shortened(text)}", _FLOAT32 if kernel else "")
+    text = text if len(text) <= 400 else f"{text[:400]}…"
+    return StageError(f"ONNX Runtime {what}: {text}", _FLOAT32 if kernel else "")
 
 
 def _port(argument: Any) -> Port:

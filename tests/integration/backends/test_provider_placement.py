@@ -29,7 +29,6 @@ from buildsys.backends.onnxruntime.placement import (
     read_placement,
     record_placement,
 )
-from buildsys.backends.onnxruntime.session import explain
 from buildsys.errors import CheckFailed, StageError, Unavailable
 from buildsys.onnx_graphs.tensors import tensor_of
 
@@ -240,24 +239,6 @@ def test_an_engine_of_qnn_is_built_and_loaded(
     x = np.arange(-4, 4, dtype=np.float32).reshape(2, 4)
     found = backend.load(asked.engine, figures["settings"]).run({"x": tensor_of(x)})["y"].array
     assert np.allclose(found, np.maximum(x @ weights(4, 4), 0), atol=1e-5)
-
-
-REFUSED = (
-    "/onnxruntime_src/onnxruntime/core/session/plugin_ep/ep_plugin_provider_interfaces.cc:71"
-    " virtual std::unique_ptr<onnxruntime::IExecutionProvider>"
-    " onnxruntime::PluginExecutionProviderFactory::CreateProvider(const OrtSessionOptions&, const"
-    " OrtLogger&) Error creating execution provider: [ONNXRuntimeError] : 1 : FAIL : Only one of"
-    " 'backend_type' and 'backend_path' should be set."
-)
-
-
-def test_refused_options_are_one_sentence_without_places_in_c() -> None:
-    refusal = explain("cannot load the graph", RuntimeError(REFUSED))
-    assert refusal.problem == (
-        "a provider refuses its options: Only one of 'backend_type' and 'backend_path' should be"
-        " set"
-    )
-    assert refusal.hint == "correct them in providers"
 
 
 def test_nothing_is_kept_of_providers_that_compile_nothing(tmp_path: Path) -> None:

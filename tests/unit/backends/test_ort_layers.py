@@ -23,7 +23,7 @@ def profile(folder: Path, *events: dict[str, Any]) -> Path:
     return path
 
 
-def test_layers_have_the_median_of_all_runs_but_the_first(tmp_path: Path) -> None:
+def test_layers_have_the_mean_of_all_runs_but_the_first(tmp_path: Path) -> None:
     runs = [event("model_run", 1000 * n, 900) for n in range(4)]
     floats = {"input_type_shape": [{"float": [1]}], "output_type_shape": [{"float": [1]}]}
     slow = [
