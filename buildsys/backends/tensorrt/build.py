@@ -57,6 +57,10 @@ _FLAG_FIELDS = {  # field of an engine -> flag
         "strip_plan", "weight_streaming", "version_compatible", "exclude_lean_runtime",
     )},
 }  # fmt: skip
+_NOT_SETTINGS = (  # fields that other facts or other stages have
+    "name", "backend", "toolchain", "required", "tolerance", "needs", "gates", "profiles",
+    "runtime_cache",
+)  # fmt: skip
 # precisions that a builder may use in addition to fp32; fp16 for layers without an int8 kernel
 _ALLOWED = {"int8": ("int8", "fp16")}
 
@@ -125,43 +129,6 @@ def _check_fields_taken(library: TensorRTLibrary, problems: Sequence[str]) -> No
         raise StageError(text, "correct the field, or remove it")
 
 
-def settings_in_force(
-    library: TensorRTLibrary, builder: Any, config: Any, options: Options
-) -> Figures:
-    """Collect TensorRT's settings, including defaults."""
-    quantization = quantization_of(options)
-    sources = int(config.get_tactic_sources())
-    capabilities = options.get("compute_capabilities")
-    layers = options.get("layer_precisions")
-    return {
-        "precision": options["precision"],
-        "typing": "strong" if is_strong(options) else "weak",
-        **({"quantization": quantization} if quantization else {}),
-        **({"compute_capabilities": list(capabilities)} if capabilities else {}),
-        "flags": {
-            word: bool(config.get_flag(flag))
-            for table in (FLAGS, PRECISION_FLAGS)
-            for flag, word in table.words(library).items()
-        },
-        "builder_optimization_level": int(config.builder_optimization_level),
-        **{
-            word: int(config.get_memory_pool_limit(pool))
-            for pool, word in POOLS.words(library).items()
-        },
-        **version_adapter.settings_facts(library, config),
-        "tactic_sources": [
-            word for kind, word in TACTIC_SOURCES.words(library).items() if sources >> int(kind) & 1
-        ],
-        "dla_core": options.get("dla_core"),
-        "max_aux_streams": int(config.max_aux_streams),
-        "avg_timing_iterations": int(config.avg_timing_iterations),
-        "max_threads": int(builder.max_threads),
-        "profiling_verbosity": VERBOSITY.words(library)[config.profiling_verbosity],
-        **{field: options[field] for field in ("io", "network") if options.get(field)},
-        **({"layer_precisions": list(layers)} if layers else {}),
-    }
-
-
 def build_engine(library: TensorRTLibrary, request: BuildRequest) -> Figures:
     """Write the engine; return its settings, profiles, tensors and layers.
 
@@ -193,7 +160,6 @@ def build_engine(library: TensorRTLibrary, request: BuildRequest) -> Figures:
             text = f"the graph has no input {others[0]}, only {', '.join(names) or 'none'}"
             raise StageError(text, "correct the engine's profiles, or export the graph again")
         add_profiles(library, builder, config, profiles, messages)
-        settings = settings_in_force(library, builder, config, options)
         _run_builder(library, request, parsed, config, messages)
         facts = network_edits.network_facts(library, network, options["io"], request.inputs)
     # the engine of a strongly typed network has the same types; a share of 0 accepts any precision
@@ -203,8 +169,13 @@ def build_engine(library: TensorRTLibrary, request: BuildRequest) -> Figures:
         request.engine.unlink(missing_ok=True)
         hint = "the graph, or the function that defines the network, has other types"
         raise StageError(f"model {request.model}: {problem}", hint)
+    quantization = quantization_of(options)
     return {
-        "settings": settings,
+        "settings": {
+            **{name: options[name] for name in options if name not in _NOT_SETTINGS},
+            "typing": "strong" if is_strong(options) else "weak",
+            **({"quantization": quantization} if quantization else {}),
+        },
         "profiles": profiles,
         **facts,
         **({"plugins": plugins} if plugins else {}),

@@ -243,16 +243,3 @@ def set_fields(library: TensorRTLibrary, config: Any, options: Options) -> None:
     if library.generation != RTX and options.get("hardware_compatibility", "none") != "none":
         level = HARDWARE.of(library, options["hardware_compatibility"])
         config.hardware_compatibility_level = level
-
-
-def settings_facts(library: TensorRTLibrary, config: Any) -> dict[str, Any]:
-    """Collect the tiling and the hardware compatibility in force."""
-    facts: dict[str, Any] = {}
-    if library.generation in SINCE_10:
-        words = TILING.words(library)
-        facts["tiling_optimization_level"] = words[config.tiling_optimization_level]
-        facts["l2_limit_for_tiling"] = int(config.l2_limit_for_tiling)
-    if library.generation != RTX:  # logs an error if the level is merely read
-        words = HARDWARE.words(library)
-        facts["hardware_compatibility"] = words[config.hardware_compatibility_level]
-    return facts
