@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 import traceback
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
@@ -12,48 +11,27 @@ from typing import Any
 
 import torch
 
-from buildsys.backends.interface import (
-    BuildRequest,
-    Port,
-    UnsupportedNode,
-    raise_refused,
-    required_input,
-)
+from buildsys.backends.interface import BuildRequest, Port, required_input
 from buildsys.errors import BuildsysError, StageError
 from buildsys.onnx_graphs.tensors import Tensor
 
 PORTS = "ports.json"  # in the archive
-_MODEL = "models/model.json"
-_TARGET = re.compile(r"torch\.ops\.(\w+)\.(\w+)\.(\w+)")
 
 
 def load_captured(
     request: BuildRequest, library: str
 ) -> tuple[torch.export.ExportedProgram, dict[str, Any]]:
-    """Load the captured program and its inputs and outputs.
-
-    Raises: GraphRefusedError: it calls operators that only the network's own code registers.
-    """
-    if nodes := unknown_operators(request, library):
-        raise_refused(request, library, nodes)
+    """Load the captured program and its inputs and outputs."""
     files = {PORTS: ""}
-    program = torch.export.load(str(request.program), extra_files=files)
+    hint = "operators of your own need a decomposition into those of PyTorch"
+    with one_sentence(f"model {request.model}: {library} cannot read the program", hint):
+        program = torch.export.load(str(request.program), extra_files=files)
     return program, json.loads(files[PORTS])
 
 
-def unknown_operators(request: BuildRequest, library: str) -> list[UnsupportedNode]:
-    """List the calls of operators from outside PyTorch."""
-    reader = torch._C.PyTorchFileReader(str(request.program))
-    nodes = json.loads(reader.get_record(_MODEL))["graph_module"]["graph"]["nodes"]
-    refused = []
-    for index, node in enumerate(nodes):
-        match = _TARGET.fullmatch(str(node.get("target", "")))
-        if match and not hasattr(getattr(torch.ops, match[1]), match[2]):
-            outputs = [output.get("as_tensor") or {} for output in node.get("outputs", ())]
-            name = next((output["name"] for output in outputs if "name" in output), "")
-            reason = f"{library} has no implementation of an operator of your own"
-            refused.append(UnsupportedNode(index, name, f"{match[1]}::{match[2]}", reason))
-    return refused
+def ports_of(entries: Sequence[Mapping[str, Any]]) -> tuple[Port, ...]:
+    """Read the inputs or outputs in an engine's description of itself."""
+    return tuple(Port(entry["name"], entry["dtype"], tuple(entry["shape"])) for entry in entries)
 
 
 @contextmanager

@@ -10,14 +10,14 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib import import_module
 from pathlib import Path
 from typing import Any, NamedTuple, NoReturn, Protocol, cast, runtime_checkable
 
 from buildsys.errors import StageError, Unavailable
-from buildsys.onnx_graphs.tensors import Tensor
+from buildsys.onnx_graphs.tensors import Array, NpzFile, Tensor
 from buildsys.system.backend_registry import describe_backend, import_backend
 from buildsys.system.toolchains import Toolchain
 
@@ -231,6 +231,22 @@ class Session(Protocol):
     def close(self) -> None:
         """Free all resources, despite remaining references."""
         ...
+
+
+def read_batches(file: Path, inputs: Collection[str]) -> Iterator[Mapping[str, Array]]:
+    """Read the calibration batches of an .npz file with the arrays ``INDEX/INPUT``.
+
+    Raises: StageError: the file is damaged, or lacks an input.
+    """
+    try:
+        arrays = NpzFile(file)
+        for index in range(len({key.partition("/")[0] for key in arrays})):
+            yield {name: arrays[f"{index}/{name}"] for name in inputs}
+    except (OSError, ValueError, KeyError) as error:
+        raise StageError(
+            f"{file.name} contains no calibration batches: {error}",
+            "make the calibration data again: the target calibrate of the model writes it",
+        ) from error
 
 
 def required_input(port: Port, inputs: Mapping[str, Tensor]) -> Tensor:

@@ -20,9 +20,9 @@ from typing import Any
 
 import numpy as np
 
-from buildsys.backends.captured_program import check_inputs
+from buildsys.backends.captured_program import check_inputs, ports_of
 from buildsys.backends.coreml.description import COMPUTE_UNITS, SYSTEMS
-from buildsys.backends.interface import Port, Run
+from buildsys.backends.interface import Run
 from buildsys.errors import StageError
 from buildsys.onnx_graphs.tensors import Array, Tensor, tensor_of
 
@@ -163,14 +163,8 @@ class CoreMlSession:
         import coremltools as ct
 
         self._loaded_from = engine, compute_units
-        self._interface = read_engine(engine).interface
-        self.inputs, self.outputs = (
-            tuple(
-                Port(port["name"], port["dtype"], tuple(port["shape"]))
-                for port in self._interface[role]
-            )
-            for role in ("inputs", "outputs")
-        )
+        self._interface = interface = read_engine(engine).interface
+        self.inputs, self.outputs = ports_of(interface["inputs"]), ports_of(interface["outputs"])
         self._folder = TemporaryDirectory()
         package = unpack(engine, Path(self._folder.name))
         units = ct.ComputeUnit[COMPUTE_UNITS[compute_units]]

@@ -19,8 +19,12 @@ from typing import Any
 import numpy as np
 import torch
 
-from buildsys.backends.calibration_batches import read_batches
-from buildsys.backends.captured_program import check_inputs, load_captured, one_sentence
+from buildsys.backends.captured_program import (
+    check_inputs,
+    load_captured,
+    one_sentence,
+    ports_of,
+)
 from buildsys.backends.interface import (
     BuildRequest,
     Figures,
@@ -31,6 +35,7 @@ from buildsys.backends.interface import (
     Run,
     UnsupportedNode,
     raise_refused,
+    read_batches,
 )
 from buildsys.errors import StageError, Unavailable
 from buildsys.onnx_graphs.tensors import BIT_DTYPES, Tensor, tensor_of
@@ -279,12 +284,7 @@ class ExecuTorchSession:
         self._engine, self._threads, self._largest_first = engine, threads, largest_first
         self._program, interface = open_program(engine)
         self._dims: Mapping[str, Mapping[str, int]] = interface["dims"]
-        self.inputs, self.outputs = (
-            tuple(
-                Port(port["name"], port["dtype"], tuple(port["shape"])) for port in interface[role]
-            )
-            for role in ("inputs", "outputs")
-        )
+        self.inputs, self.outputs = ports_of(interface["inputs"]), ports_of(interface["outputs"])
         library = load_library()
         if library._threadpool_get_thread_count() != (threads or usable_cores()):
             library._unsafe_reset_threadpool(threads or usable_cores())  # the whole process's

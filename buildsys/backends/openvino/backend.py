@@ -19,7 +19,6 @@ from typing import Any
 
 import openvino as ov
 
-from buildsys.backends.calibration_batches import read_batches
 from buildsys.backends.interface import (
     BuildRequest,
     Figures,
@@ -29,6 +28,7 @@ from buildsys.backends.interface import (
     check_precision,
     profiled_runs,
     raise_refused,
+    read_batches,
 )
 from buildsys.backends.openvino.description import BLOB
 from buildsys.backends.openvino.session import (

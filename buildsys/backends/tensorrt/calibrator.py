@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
-from buildsys.backends.calibration_batches import Batch, read_batches
 from buildsys.backends.cuda_device import Device
-from buildsys.backends.interface import Calibration
+from buildsys.backends.interface import Calibration, read_batches
 from buildsys.backends.tensorrt.library import DTYPES, FEATURES, TensorRTLibrary
+from buildsys.onnx_graphs.tensors import Array
 from buildsys.system.files import replace_file
 
 ONLY = FEATURES["calibrators"]
@@ -27,7 +27,7 @@ def attach_calibrator(
     inputs = [network.get_input(index) for index in range(network.num_inputs)]
     shapes = {tensor.name: tuple(tensor.shape) for tensor in inputs}
     types = {tensor.name: np.dtype(dtypes[tensor.dtype]) for tensor in inputs}
-    batches: list[Batch] = [
+    batches: list[Mapping[str, Array]] = [
         {name: np.ascontiguousarray(array, types[name]) for name, array in batch.items()}
         for batch in read_batches(calibration.batches, shapes)
     ]
