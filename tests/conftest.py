@@ -93,6 +93,11 @@ def pytest_collection_finish() -> None:
     gc.set_threshold(20_000, 20, 100)
 
 
+def pytest_sessionfinish() -> None:
+    """Leave everything out of the five collections with which pytest ends."""
+    gc.freeze()
+
+
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
     """Run each file in a single process, for its fixtures, and all of some folders in one."""
