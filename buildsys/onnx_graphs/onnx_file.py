@@ -7,6 +7,7 @@ import os
 import shutil
 from collections import Counter
 from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -294,6 +295,17 @@ def outside_bytes(tensor: TensorProto) -> int:
     if tensor.data_location != TensorProto.EXTERNAL:
         return 0
     return ExternalDataInfo(tensor).length or 0
+
+
+@contextmanager
+def tool_errors(problem: str, hint: str = "") -> Iterator[None]:
+    """Raise StageError with the first line of any error of a tool: they raise all classes."""
+    try:
+        yield
+    except StageError:
+        raise
+    except Exception as error:
+        raise StageError(f"{problem}: {first_line(error)}", hint) from error
 
 
 def first_line(error: BaseException) -> str:

@@ -7,14 +7,14 @@ exporter is named only if the facts say that it helps; code that the user can wr
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, NamedTuple
 
 from buildsys.backends.interface import BuildRequest, GraphRefusedError, UnsupportedNode
 from buildsys.errors import StageError
-from buildsys.onnx_graphs.source_origins import Origin, origin_of, read_origins
+from buildsys.onnx_graphs.source_origins import origin_of, read_origins
 from buildsys.system.backend_registry import describe_backend
 from buildsys.workers.job import Job
 
@@ -56,36 +56,49 @@ def export_remedy(name: str, text: str, **options: Any) -> Remedy:
     return Remedy(name, text, (f"export: {{{', '.join(words)}}}",))
 
 
-def registration_remedies(
-    operator: str, exporter: str, opset: int, project: Path = Path()
-) -> list[Remedy]:
+def registration_remedies(operator: str, exporter: str, opset: int) -> list[Remedy]:
     """List remedies in code for a torch operator without a translation."""
     remedies = []
     if operator.startswith("quantized::"):
         text = "return the network before its quantization; engines of precision int8 quantize it"
         remedies.append(Remedy("float network", text))
     name = _file_name(operator)
-    file = f"plugins/symbolics/{name}.py"
-    entry = f'op: "{operator}", function: "{file}:{name}"'
+    entry = f'op: "{operator}", function: "plugins/symbolics/{name}.py:{name}"'
     if exporter == "torchscript":
         yaml = f"symbolics: [{{{entry}, opset: {opset}}}]"
         text = f"write a symbolic function for opset {opset} and later and register it"
     else:
         yaml = f"translations: [{{{entry}}}]"
         text = "write an onnxscript function and register it"
-    if (project / file).is_file():
-        text = f"register the function in {file}"
     return [*remedies, Remedy("registration", text, (yaml,))]
 
 
 def refusal_remedies(operator: OnnxOperator, backend: str, opset: int) -> list[Remedy]:
     """List remedies for an operator of the graph rejected by ``backend``."""
-    remedies = []
-    newest = operator.supported_until
-    if newest and newest < opset and not operator.is_custom:
-        text = f"export to opset {newest}, the newest that the backend knows"
-        remedies.append(export_remedy("opset", text, exporter="torchscript", opset=newest))
-    return [*remedies, *_implementations(operator, backend)]
+    name, op, newest = _file_name(operator.name), operator.qualified, operator.supported_until
+    function = f'function: "plugins/ops/{name}.py:{name}"'
+    if not operator.is_custom:
+        text = "replace it by a local function of supported operators"
+        yaml = f"surgery: [{{replace: {{op: {op}, {function}}}, when: after_export}}]"
+        remedies = [Remedy("surgery", text, (yaml,))]
+        if newest and newest < opset:
+            text = f"export to opset {newest}, the newest that the backend knows"
+            remedies.insert(0, export_remedy("opset", text, exporter="torchscript", opset=newest))
+        return remedies
+    choices = [("local function", "define it with supported operators", function)]
+    kinds = describe_backend(backend).operator_kinds
+    if "library" in kinds:
+        library = f'library: {{sources: ["plugins/ops/{name}.c"]}}'
+        choices.append(("library", "implement it in C or C++ for ONNX Runtime", library))
+    if "plugin" in kinds:
+        plugin = f'plugin: {{python: "plugins/ops/{name}_plugin.py"}}'
+        choices.append(("plugin", "implement it for TensorRT", plugin))
+    if backend == "onnxruntime":
+        text = "leave it to a plugin that TensorRT ships, and compare only the engines"
+        choices.append(("bundled plugin", text, "plugin: {bundled: true}"))
+    return [
+        Remedy(kind, text, (f'ops: [{{op: "{op}", {fields}}}]',)) for kind, text, fields in choices
+    ]
 
 
 def opset_remedies(
@@ -133,30 +146,6 @@ def format_remedies(groups: Iterable[tuple[str, Sequence[Remedy]]]) -> str:
     return "\n".join(lines)
 
 
-def _implementations(operator: OnnxOperator, backend: str) -> Iterator[Remedy]:
-    """Yield implementations in user code."""
-    name, op = _file_name(operator.name), operator.qualified
-    function = f'function: "plugins/ops/{name}.py:{name}"'
-    if not operator.is_custom:
-        text = "replace it by a local function of supported operators"
-        yaml = f"surgery: [{{replace: {{op: {op}, {function}}}, when: after_export}}]"
-        yield Remedy("surgery", text, (yaml,))
-        return
-    choices = [("local function", "define it with supported operators", function)]
-    kinds = describe_backend(backend).operator_kinds
-    if "library" in kinds:
-        library = f'library: {{sources: ["plugins/ops/{name}.c"]}}'
-        choices.append(("library", "implement it in C or C++ for ONNX Runtime", library))
-    if "plugin" in kinds:
-        plugin = f'plugin: {{python: "plugins/ops/{name}_plugin.py"}}'
-        choices.append(("plugin", "implement it for TensorRT", plugin))
-    if backend == "onnxruntime":
-        text = "leave it to a plugin that TensorRT ships, and compare only the engines"
-        choices.append(("bundled plugin", text, "plugin: {bundled: true}"))
-    for kind, text, fields in choices:
-        yield Remedy(kind, text, (f'ops: [{{op: "{op}", {fields}}}]',))
-
-
 def _file_name(operator: str) -> str:
     """Return a Python name for an operator: ``custom_op2`` for customOp2."""
     word = re.sub(r"\W", "_", operator.rpartition("::")[2].strip("_"))
@@ -175,55 +164,34 @@ def explain_refusal(refusal: GraphRefusedError, request: BuildRequest, job: Job)
         remedy = "call other operators in forward, or build this engine with another backend"
         return StageError(refusal.problem, "; ".join([*places, remedy]))
     try:
-        graph = _RefusedGraph(request.onnx, origins)
-    except (ImportError, StageError):
-        return StageError(refusal.problem, refusal.hint)
-    by_operator: dict[str, list[UnsupportedNode]] = {}
-    for node in refusal.nodes:
-        by_operator.setdefault(node.operator, []).append(node)
-    groups = []
-    for nodes in by_operator.values():
-        operator, origin = graph.operator(nodes[0]), graph.origin(nodes[0])
-        heading = f"{operator.qualified}: {len(nodes)} node{'s' * (len(nodes) > 1)}"
-        if origin:
-            heading += f",{' the first' * (len(nodes) > 1)} from {origin}"
-        remedies = refusal_remedies(operator, request.options["backend"], graph.opset)
-        groups.append((heading, remedies))
-    return StageError(refusal.problem, format_remedies(groups))
-
-
-class _RefusedGraph:
-    """The nodes of a refused graph with their origins."""
-
-    def __init__(self, file: Path, origins: Mapping[str, Origin]) -> None:
         # an interpreter that builds engines need not have onnx
         from buildsys.onnx_graphs.onnx_file import all_nodes, load_model, opsets
 
-        model = load_model(file, external_data=False)
-        self.opset = opsets(model).get("ai.onnx", 0)
-        self._nodes = list(all_nodes(model.graph))
-        self._functions = [node for function in model.functions for node in function.node]
-        self._producers = {name: node for node in self._nodes for name in node.output if name}
-        self._origins = origins
-
-    def operator(self, refused: UnsupportedNode) -> OnnxOperator:
-        """Find the operator of a refused node with its domain."""
-        node = self._find(refused, refused.operator)
-        domain = "" if node is None or node.domain in ("", "ai.onnx") else str(node.domain)
-        return OnnxOperator(domain, refused.operator, refused.until)
-
-    def origin(self, refused: UnsupportedNode) -> Origin | None:
-        """Find the origin of a refused node or its function."""
-        node = self._find(refused, next(iter(refused.functions), refused.operator))
-        return None if node is None else origin_of(node, self._producers, self._origins)
-
-    def _find(self, refused: UnsupportedNode, op_type: str) -> Any:
-        """Find a node by its output or name, otherwise the first of its type."""
-        same = [node for node in (*self._nodes, *self._functions) if node.op_type == op_type]
-        exact = (
-            node
-            for node in same
-            if refused.output in filter(None, node.output)
-            or (node.name and node.name == refused.name)
+        model = load_model(request.onnx, external_data=False)
+    except (ImportError, StageError):
+        return StageError(refusal.problem, refusal.hint)
+    main = list(all_nodes(model.graph))
+    nodes = [*main, *(node for function in model.functions for node in function.node)]
+    producers = {name: node for node in main for name in node.output if name}
+    groups = []
+    for name, count in Counter(node.operator for node in refusal.nodes).items():
+        first = next(node for node in refusal.nodes if node.operator == name)
+        node, caller = (
+            _find(nodes, first, kind) for kind in (name, next(iter(first.functions), name))
         )
-        return next(exact, same[0] if same else None)
+        domain = "" if node is None or node.domain == "ai.onnx" else str(node.domain)
+        operator = OnnxOperator(domain, name, first.until)
+        heading = f"{operator.qualified}: {count} node{'s' * (count > 1)}"
+        if caller is not None and (origin := origin_of(caller, producers, origins)):
+            heading += f",{' the first' * (count > 1)} from {origin}"
+        opset = opsets(model).get("ai.onnx", 0)
+        groups.append((heading, refusal_remedies(operator, request.options["backend"], opset)))
+    return StageError(refusal.problem, format_remedies(groups))
+
+
+def _find(nodes: Sequence[Any], refused: UnsupportedNode, op_type: str) -> Any:
+    """Find a refused node by its output or name, otherwise the first of its type."""
+    same = [node for node in nodes if node.op_type == op_type]
+    names = {refused.output, refused.name} - {""}
+    exact = (node for node in same if names.intersection((node.name, *node.output)))
+    return next(exact, same[0] if same else None)

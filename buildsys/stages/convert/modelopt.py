@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from importlib import import_module
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from types import ModuleType
 from typing import Any
 
 import numpy as np
 from onnx import ModelProto, TensorProto
 
 from buildsys.errors import StageError
-from buildsys.onnx_graphs.onnx_file import dtype_name, first_line, load_model, save_model
+from buildsys.onnx_graphs.onnx_file import (
+    dtype_name,
+    first_line,
+    load_model,
+    save_model,
+    tool_errors,
+)
 from buildsys.onnx_graphs.tensor_types import DTYPES, element_types
 from buildsys.stages.calibrate.batches import load_batches
 from buildsys.stages.convert.quantizers import Selection
@@ -21,7 +27,7 @@ from buildsys.stages.convert.typed import HEAVY
 from buildsys.stages.convert.typed import explain as explain
 from buildsys.workers.job import Job
 
-INSTALL = "pip install 'buildsys[quantize]'"
+_FAILURE = ("ModelOpt cannot convert the graph", "use tool: builtin")
 _METHODS = {"entropy": "entropy", "minmax": "max"}  # of int8; fp8 always has "max"
 
 
@@ -38,10 +44,14 @@ def quantize_by_modelopt(job: Job, model: ModelProto, selection: Selection) -> M
     shapes = (f"{name}:{'x'.join(map(str, batches[0][name].shape))}" for name in dtypes)
     precision, algorithm = job.options["precision"], job.options["quantize"]["algorithm"]
     operators = {node.op_type for node in model.graph.node if node.name in selection.chosen}
-    with TemporaryDirectory(dir=job.outputs["result"].parent) as scratch, _one_error("quantize"):
+    quantization = _import("modelopt.onnx.quantization")
+    with (
+        TemporaryDirectory(dir=job.outputs["result"].parent) as scratch,
+        tool_errors(*_FAILURE),
+    ):
         source, target = Path(scratch) / "model.onnx", Path(scratch) / "quantized.onnx"
         save_model(model, source)
-        import_module("modelopt.onnx.quantization").quantize(
+        quantization.quantize(
             str(source),
             quantize_mode=precision,
             calibration_data=data,
@@ -63,8 +73,9 @@ def convert(job: Job, in_fp32: Sequence[str], golden: object) -> tuple[ModelProt
     """
     source, precision = job.inputs["model"], job.options["precision"]
     job.progress(f"converting to {DTYPES[precision]} with ModelOpt AutoCast")
-    with _one_error("convert"):
-        model: ModelProto = import_module("modelopt.onnx.autocast").convert_to_mixed_precision(
+    autocast = _import("modelopt.onnx.autocast")
+    with tool_errors(*_FAILURE):
+        model: ModelProto = autocast.convert_to_mixed_precision(
             str(source), low_precision_type=precision, keep_io_types=True
         )
     casts = sum(node.op_type == "Cast" for node in model.graph.node)
@@ -83,13 +94,9 @@ def convert(job: Job, in_fp32: Sequence[str], golden: object) -> tuple[ModelProt
     }
 
 
-@contextmanager
-def _one_error(action: str) -> Iterator[None]:
+def _import(name: str) -> ModuleType:
     try:
-        yield
+        return import_module(name)
     except ModuleNotFoundError as error:
         problem = f"ModelOpt is not installed, or lacks a package: {first_line(error)}"
-        raise StageError(problem, INSTALL) from error
-    except Exception as error:  # any error of it or its libraries
-        problem = f"ModelOpt cannot {action} the graph: {first_line(error)}"
-        raise StageError(problem, "use tool: builtin") from error
+        raise StageError(problem, "pip install 'buildsys[quantize]'") from error

@@ -14,11 +14,7 @@ import numpy as np
 from onnx import ModelProto
 
 from buildsys.errors import StageError
-from buildsys.onnx_graphs.onnx_file import (
-    load_model,
-    opsets,
-    raise_opset,
-)
+from buildsys.onnx_graphs.onnx_file import load_model, opsets, raise_opset
 from buildsys.onnx_graphs.tensors import Case
 from buildsys.report.formatting import percent
 from buildsys.stages.calibrate.ranges import load_ranges
@@ -26,14 +22,11 @@ from buildsys.stages.common.golden_check import WrongOutput
 from buildsys.stages.common.intermediate_tensors import largest_losses
 from buildsys.stages.common.node_patterns import named_nodes
 from buildsys.stages.convert.quantizers import (
-    GRIDS,
     HEAVY,
     Selection,
     are_clipped,
     insert_quantizers,
-    limits_of,
     select_nodes,
-    set_kernel_shapes,
 )
 from buildsys.stages.search.result import REASON
 from buildsys.workers.job import Job
@@ -42,7 +35,7 @@ Figures = dict[str, Any]
 Golden = Mapping[str, Case]
 # the first opsets with scales per channel and with float8, and their IR versions
 _OPSETS = {"int8": (13, 8), "fp8": (19, 9)}
-_SHOWN_LOSSES = 3
+_MOST_LOSSES = 3
 _BEYOND = 1.5  # times the calibrated range
 
 
@@ -88,13 +81,10 @@ def explain(
     remedies = list(_uncovered_inputs(job, golden))
     if not options["per_channel"]:
         remedies.append("set quantize.per_channel: true")
-    # the smallest failed case, as all its tensors are compared
-    cases = [golden[check.case] for check in failed]
-    case = min(cases, key=lambda case: sum(t.array.nbytes for t in case.inputs.values()))
     job.progress("comparing the tensors of both graphs")
     exact, other = (load_named_model(paths["model"]) for paths in (job.inputs, job.outputs))
-    losses = largest_losses(job, exact, other, figures["quantized"], case)
-    if added := [loss for loss in losses if loss.added > 0][:_SHOWN_LOSSES]:
+    losses = largest_losses(job, exact, other, figures["quantized"], golden[failed[0].case])
+    if added := [loss for loss in losses if loss.added > 0][:_MOST_LOSSES]:
         layers = ", ".join(
             f"{loss.result.node} ({percent(loss.before)} → {percent(loss.error)} error)"
             for loss in added
@@ -122,14 +112,14 @@ def insert(job: Job, original: ModelProto, exclude: Sequence[str]) -> tuple[Mode
             f"{precision} needs opset {version}, not {opsets(original)['ai.onnx']}: {problem}",
             f"set export.opset to {version} or higher",
         )
-    set_kernel_shapes(model)
     if options["tool"] == "modelopt":
         from buildsys.stages.convert.modelopt import quantize_by_modelopt  # an extra
 
         return quantize_by_modelopt(job, model, selection), selection
-    limits = limits_of(ranges, precision, options["algorithm"])
+    clipped = are_clipped(precision, options["algorithm"])
+    limits = {name: span.limit if clipped else span.largest for name, span in ranges.items()}
     places = {"per_channel": options["per_channel"], "outputs": options["outputs"]}
-    insert_quantizers(model, selection, limits, GRIDS[precision], **places)
+    insert_quantizers(model, selection, limits, precision, **places)
     return model, selection
 
 

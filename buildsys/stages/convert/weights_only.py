@@ -6,9 +6,7 @@ activations at run time.
 
 from __future__ import annotations
 
-import logging
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -17,11 +15,11 @@ from onnx import ModelProto, helper
 
 from buildsys.errors import StageError
 from buildsys.onnx_graphs.onnx_file import (
-    first_line,
     load_model,
     operator_counts,
     opsets,
     save_model,
+    tool_errors,
 )
 from buildsys.stages.common.graph_runs import changed_counts
 from buildsys.stages.common.node_patterns import check_patterns, matching_pattern, named_nodes
@@ -93,7 +91,7 @@ def _fuse(
         path = Path(scratch) / "model.onnx"
         save_model(model, path)
         sizes = options["num_heads"], options["hidden_size"]
-        with _one_error(f"the transformers optimizer fails for model_type {kind}", hint):
+        with tool_errors(f"the transformers optimizer fails for model_type {kind}", hint):
             # its opt_level comes when the engine is built
             fused: ModelProto = optimize_model(str(path), kind, *sizes, fusions, opt_level=0).model
     if _MICROSOFT not in opsets(fused):
@@ -120,7 +118,7 @@ def _quantize(
     products = [node.name for node in model.graph.node if node.op_type in kinds]
     excluded = [name for name in products if matching_pattern(name, section["exclude"])]
     exclude = [*excluded, *(f"{name}{_OF_GEMM}" for name in excluded)]
-    with _one_error("onnxruntime.quantization fails", "exclude nodes"):
+    with tool_errors("onnxruntime.quantization fails", "exclude nodes"):
         quantize = _weights_in_int4 if precision == "int4" else _dynamic_int8
         quantized = quantize(model, section, exclude, folder)
         ONNXModel(quantized).clean_initializers()  # Gemm's are replaced by transposed ones
@@ -185,15 +183,3 @@ def _dynamic_int8(
             nodes_to_exclude=exclude,
         )
         return load_model(target)
-
-
-@contextmanager
-def _one_error(problem: str, hint: str) -> Iterator[None]:
-    """Run a tool without its log, with one error for all that it raises."""
-    logging.disable(logging.WARNING)
-    try:
-        yield
-    except Exception as error:  # any class: the tools assert and index what they find
-        raise StageError(f"{problem}: {first_line(error)}", hint) from error
-    finally:
-        logging.disable(logging.NOTSET)

@@ -81,7 +81,7 @@ def export_failure(error: Exception, exporter: str, opset: int, project: Path) -
             calls = [*failing, *_untranslated_calls(frames, project)]
             calls = calls or [_Call(next(filter(None, match.groups())))]
             first_calls = {call.overload: call for call in reversed(calls)}
-            return _untranslated_failure([*first_calls.values()][::-1], exporter, opset, project)
+            return _untranslated_failure([*first_calls.values()][::-1], exporter, opset)
         if isinstance(cause, ModuleNotFoundError) and cause.name:
             return StageError(
                 f"the {exporter} exporter needs the package {cause.name}", install_hint(cause)
@@ -131,9 +131,7 @@ def checker_failure(error: Exception, exporter: str) -> StageError:
     return StageError(problem, format_remedies([("", remedies)]))
 
 
-def _untranslated_failure(
-    calls: Sequence[_Call], exporter: str, opset: int, project: Path
-) -> StageError:
+def _untranslated_failure(calls: Sequence[_Call], exporter: str, opset: int) -> StageError:
     places = [call.operator + (f" ({call.line})" if call.line else "") for call in calls]
     what = f"{len(calls)} operators to opset {opset}: {', '.join(places)}"
     if len(calls) == 1:
@@ -141,8 +139,7 @@ def _untranslated_failure(
         what = f"the operator {name} to opset {opset} {place}".rstrip()
     exports = _translating_exports(calls, exporter, opset)
     groups = [
-        (call.schema, registration_remedies(call.operator, exporter, opset, project))
-        for call in calls
+        (call.schema, registration_remedies(call.operator, exporter, opset)) for call in calls
     ]
     if len(calls) == 1:
         groups = [(calls[0].schema, [*exports, *groups[0][1]])]

@@ -21,13 +21,13 @@ from buildsys.onnx_graphs.onnx_file import (
     all_nodes,
     data_path,
     file_bytes,
-    first_line,
     load_model,
     operator_name,
     outside_bytes,
     save_model,
     subgraphs,
     tensors_of,
+    tool_errors,
 )
 
 _MAX_THRESHOLD = 2**31 - 10000  # onnxsim refuses larger ones
@@ -50,17 +50,10 @@ def simplify_by_onnxsim(
     threshold = spec["tensor_size_threshold"]
     if threshold is not None:
         options["tensor_size_threshold"] = f"{min(threshold, _MAX_THRESHOLD)}B"
-    onnxsim = _import_onnxsim()
     os.environ.setdefault("ONNXSIM_CERTIFY", "0")  # no proof: the stage compares outputs
-    try:
+    onnxsim = _import_onnxsim()
+    with tool_errors("onnxsim cannot simplify the graph", "try simplify: {tool: onnxslim}"):
         _run(onnxsim, source, target, options)
-    except StageError:
-        raise
-    except Exception as error:  # its C++ core passes on ONNX's exceptions
-        raise StageError(
-            f"onnxsim cannot simplify the graph: {first_line(error)}",
-            "try simplify: {tool: onnxslim}",
-        ) from error
 
 
 def _run(onnxsim: ModuleType, source: Path, target: Path, options: Mapping[str, Any]) -> None:
@@ -144,18 +137,13 @@ def simplify_by_onnxslim(
     skipped = [] if spec["constant_folding"] else ["constant_folding"]
     skipped += [] if spec["fuse"] else ["graph_fusion"]
     model = load_model(source)
-    try:
+    with tool_errors("onnxslim cannot simplify the graph", "try simplify: {tool: onnxsim}"):
         slimmed = onnxslim.slim(
             model,
             no_shape_infer=not spec["shape_inference"],
             skip_optimizations=skipped or None,
             size_threshold=spec["tensor_size_threshold"],
         )
-    except Exception as error:  # any class, from its rewriting
-        raise StageError(
-            f"onnxslim cannot simplify the graph: {first_line(error)}",
-            "try simplify: {tool: onnxsim}",
-        ) from error
     save_model(slimmed, target)
 
 

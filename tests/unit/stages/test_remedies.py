@@ -45,11 +45,6 @@ def test_dynamo_registers_translations_and_torchscript_symbolics() -> None:
     ]
 
 
-def test_a_file_of_the_project_is_only_registered() -> None:
-    (remedy,) = registration_remedies("aten::asinh", "torchscript", 17, ROOT)
-    assert remedy.text == "register the function in plugins/symbolics/asinh.py"
-
-
 @pytest.mark.parametrize(
     ("operator", "backend", "expected"),
     [
