@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import sys
-import tempfile
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from copy import deepcopy
@@ -17,21 +16,17 @@ from onnx.external_data_helper import load_external_data_for_model
 
 from buildsys.errors import StageError, Unavailable
 from buildsys.onnx_graphs.onnx_file import (
-    ONE_MESSAGE_LIMIT,
     all_nodes,
     data_path,
-    file_bytes,
     load_model,
     operator_name,
     outside_bytes,
     save_model,
     subgraphs,
-    tensors_of,
     tool_errors,
 )
 
 _MAX_THRESHOLD = 2**31 - 10000  # onnxsim refuses larger ones
-_METADATA_PREFIX = "onnxsim."
 
 
 def simplify_by_onnxsim(
@@ -51,50 +46,25 @@ def simplify_by_onnxsim(
     if threshold is not None:
         options["tensor_size_threshold"] = f"{min(threshold, _MAX_THRESHOLD)}B"
     os.environ.setdefault("ONNXSIM_CERTIFY", "0")  # no proof: the stage compares outputs
-    onnxsim = _import_onnxsim()
-    with tool_errors("onnxsim cannot simplify the graph", "try simplify: {tool: onnxslim}"):
-        _run(onnxsim, source, target, options)
-
-
-def _run(onnxsim: ModuleType, source: Path, target: Path, options: Mapping[str, Any]) -> None:
     # weights inside a graph would be in memory once more, in addition to the tool's copies
     is_external = data_path(source).exists()
     skeleton = load_model(source, external_data=False) if is_external else ModelProto()
     order = {tensor.name: index for index, tensor in enumerate(skeleton.graph.initializer)}
-    can_offload = not options["mutable_initializer"]
-    offloaded = offload_weights(skeleton) if can_offload else []
-    if file_bytes(source) - sum(map(outside_bytes, offloaded)) < ONE_MESSAGE_LIMIT:
-        graph: str | ModelProto = str(source)
-        if offloaded:
-            load_external_data_for_model(skeleton, str(source.parent))
-            graph = skeleton
-        model: ModelProto
-        model, _ = onnxsim.simplify(graph, **options)
-        _strip_metadata(model)
-        restore_weights(model, offloaded)
-        # in the same order, the weights file is identical unless weights changed, and stored once
-        model.graph.initializer.sort(key=lambda tensor: order.get(tensor.name, len(order)))
-        save_model(model, target, weights_of=source)
-        return
-    # from file to file, without messages above 2 GiB
-    with tempfile.TemporaryDirectory(dir=target.parent, prefix="onnxsim-") as folder:
-        raw = Path(folder) / "model.onnx"
-        onnxsim.simplify(str(source), output_path=str(raw), **options)
-        _publish(raw, target)
-
-
-def _publish(raw: Path, target: Path) -> None:
-    """Move the result to ``target``; its data file has a random name."""
-    model = load_model(raw, external_data=False)
-    _strip_metadata(model)
-    data = data_path(target)
-    for tensor in tensors_of(model):
-        for entry in tensor.external_data:
-            if entry.key == "location":
-                if (raw.parent / entry.value).exists():
-                    (raw.parent / entry.value).replace(data)
-                entry.value = data.name
-    save_model(model, target)
+    offloaded = [] if initializers_are_inputs else offload_weights(skeleton)
+    graph: str | ModelProto = str(source)
+    if offloaded:
+        load_external_data_for_model(skeleton, str(source.parent))
+        graph = skeleton
+    onnxsim = _import_onnxsim()
+    with tool_errors("onnxsim cannot simplify the graph", "try simplify: {tool: onnxslim}"):
+        model: ModelProto = onnxsim.simplify(graph, **options)[0]
+    others = [prop for prop in model.metadata_props if not prop.key.startswith("onnxsim.")]
+    del model.metadata_props[:]
+    model.metadata_props.extend(others)
+    restore_weights(model, offloaded)
+    # in the same order, the weights file is identical unless weights changed, and stored once
+    model.graph.initializer.sort(key=lambda tensor: order.get(tensor.name, len(order)))
+    save_model(model, target, weights_of=source)
 
 
 def _import_onnxsim() -> ModuleType:
@@ -109,14 +79,6 @@ def _import_onnxsim() -> ModuleType:
             del sys.modules["torch"]
     module: ModuleType = onnxsim
     return module
-
-
-def _strip_metadata(model: ModelProto) -> None:
-    entries = [
-        entry for entry in model.metadata_props if not entry.key.startswith(_METADATA_PREFIX)
-    ]
-    del model.metadata_props[:]
-    model.metadata_props.extend(entries)
 
 
 def simplify_by_onnxslim(

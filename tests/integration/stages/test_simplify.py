@@ -22,7 +22,6 @@ from buildsys.onnx_graphs.onnx_file import (
 )
 from buildsys.onnx_graphs.tensors import save_case, tensor_of
 from buildsys.stages.simplify import stage as simplify
-from buildsys.stages.simplify import tools
 
 FLOAT = TensorProto.FLOAT
 
@@ -260,20 +259,6 @@ def test_initializers_that_are_inputs_stay_so(tmp_path: Path) -> None:
     assert [value.name for value in onnx.load(job.outputs["model"]).graph.input] == ["x", "fc"]
     with pytest.raises(StageError, match="onnxslim cannot keep initializers"):
         simplify.run(simplify_job(tmp_path, model, simplify={"tool": "onnxslim"}))
-
-
-def test_a_random_data_file_name_is_replaced(tmp_path: Path) -> None:
-    raw = tmp_path / "raw"
-    raw.mkdir()
-    onnx.save(
-        conv_bn(), raw / "model.onnx", save_as_external_data=True, location="3f2a", size_threshold=0
-    )
-    target = tmp_path / "model.onnx"
-    tools._publish(raw / "model.onnx", target)
-    assert (tmp_path / "model.onnx.data").exists()
-    assert not (raw / "3f2a").exists()
-    fc = next(tensor for tensor in onnx.load(target).graph.initializer if tensor.name == "fc")
-    assert np.array_equal(numpy_helper.to_array(fc), weights(5, 4, seed=4))
 
 
 # --- facts and writing of ONNX files --------------------------------------------------------------
