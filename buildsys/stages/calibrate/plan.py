@@ -35,7 +35,6 @@ def plan_calibrate(model: ModelPlan) -> Iterator[Action]:
             "calibration": {**{field: section[field] for field in fields}, "data": data},
             "inputs": final.inputs,
             "dims": dims,
-            "exclude": spec["quantize"]["exclude"],
         },
         inputs=final.graph.files(),
         outputs=model.calibrated("batches", "ranges"),

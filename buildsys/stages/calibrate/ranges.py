@@ -10,9 +10,8 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Collection, Iterable, Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -27,7 +26,6 @@ _LEVELS = 128  # int8 magnitudes
 # (mobilenet_v3).
 _MIN_VALUES = 4 * BINS
 _STRIDE = 8  # bins between two tested ranges
-SCHEMA = "buildsys/ranges/1"
 
 
 @dataclass
@@ -46,8 +44,8 @@ class Magnitudes:
         """The largest magnitude."""
         return max(abs(self.low), abs(self.high)) if self.low <= self.high else 0.0
 
-    def add(self, values: Array, *, counted: bool) -> None:
-        """Add the values of one batch; without ``counted`` only their extremes."""
+    def add(self, values: Array) -> None:
+        """Add the values of one batch."""
         if values.size == 0:
             return
         low, high = float(values.min()), float(values.max())
@@ -56,7 +54,7 @@ class Magnitudes:
             self.has_nan = self.has_nan or bool(np.isnan(low))
             return
         self.low, self.high = min(self.low, low), max(self.high, high)
-        if counted and self.largest > 0.0:
+        if self.largest > 0.0:
             if self.span == 0.0:
                 self.span = float(np.exp2(np.ceil(np.log2(self.largest))))
             # Bins double until they cover the largest value. They merge in pairs, so counts stay
@@ -68,13 +66,13 @@ class Magnitudes:
             places = (np.abs(values.reshape(-1)) * np.float64(BINS / self.span)).astype(np.int64)
             self.counts += np.bincount(np.minimum(places, BINS - 1), minlength=BINS)
 
-    def range(self, algorithm: str, percent: float | None) -> Range:
+    def range(self, algorithm: str, percentile: float = 100.0) -> Range:
         """Choose the range by ``entropy``, ``percentile`` or ``minmax``."""
         if self.low > self.high:
             return Range(0.0, 0.0, 0.0)  # empty in every batch
         limit = self.entropy() if algorithm == "entropy" else self.largest
-        if algorithm == "percentile" and percent is not None:
-            limit = self.percentile(percent)
+        if algorithm == "percentile":
+            limit = self.percentile(percentile)
         return Range(self.low, self.high, limit)
 
     def percentile(self, percent: float) -> float:
@@ -132,11 +130,7 @@ Ranges = Mapping[str, Range]
 
 
 def measure(
-    tensors: IntermediateTensors,
-    batches: Callable[[], Iterable[Batch]],
-    needed: Collection[str],
-    *,
-    counted: bool,
+    tensors: IntermediateTensors, batches: Callable[[], Iterable[Batch]], needed: Collection[str]
 ) -> dict[str, Magnitudes]:
     """Measure every finite tensor over all batches, in graph order.
 
@@ -148,37 +142,17 @@ def measure(
     for graph in tensors.groups(next(iter(batches()))):
         for batch in batches():
             for name, values in graph(batch).items():
-                measured[name].add(values, counted=counted)
-    infinite = [name for name, magnitudes in measured.items() if not magnitudes.is_finite]
-    broken = next((name for name in infinite if name in needed or measured[name].has_nan), None)
-    if broken is not None:
-        raise StageError(
-            f"{tensor_origin(broken, tensors.nodes)} is NaN or infinite on the calibration data",
-            "check the data; golden inputs of another kind can hide this",
-        )
+                measured[name].add(values)
+    for name, magnitudes in measured.items():
+        if magnitudes.has_nan or (name in needed and not magnitudes.is_finite):
+            raise StageError(
+                f"{tensor_origin(name, tensors.nodes)} is NaN or infinite on the calibration data",
+                "check the data; golden inputs of another kind can hide this",
+            )
     return {name: magnitudes for name, magnitudes in measured.items() if magnitudes.is_finite}
 
 
-def save_ranges(path: Path, ranges: Ranges, about: Mapping[str, Any]) -> None:
-    """Write ranges as JSON; equal ranges give equal bytes."""
-    tensors = {name: asdict(span) for name, span in ranges.items()}
-    path.write_text(
-        json.dumps({"schema": SCHEMA, **about, "tensors": tensors}, indent=1) + "\n",
-        encoding="utf-8",
-    )
-
-
 def load_ranges(path: Path) -> dict[str, Range]:
-    """Read a file by ``save_ranges``.
-
-    Raises: StageError: the file is damaged.
-    """
-    try:
-        stored = json.loads(path.read_text(encoding="utf-8"))
-        if stored["schema"] != SCHEMA:
-            raise ValueError(f"its schema is {stored['schema']}")
-        return {name: Range(**span) for name, span in stored["tensors"].items()}
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise StageError(
-            f"{path.name} contains no ranges: {error}", "rebuild the calibrate target"
-        ) from error
+    """Read the ranges that the calibrate stage wrote."""
+    tensors = json.loads(path.read_text(encoding="utf-8"))["tensors"]
+    return {name: Range(**span) for name, span in tensors.items()}

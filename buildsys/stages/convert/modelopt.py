@@ -21,7 +21,7 @@ from buildsys.onnx_graphs.onnx_file import (
     tool_errors,
 )
 from buildsys.onnx_graphs.tensor_types import DTYPES, element_types
-from buildsys.stages.calibrate.batches import load_batches
+from buildsys.stages.calibrate.stage import load_batches
 from buildsys.stages.convert.quantizers import Selection
 from buildsys.stages.convert.typed import HEAVY
 from buildsys.stages.convert.typed import explain as explain

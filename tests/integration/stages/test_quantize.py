@@ -284,11 +284,6 @@ BAD_DATA: dict[str, tuple[np.ndarray, str]] = {
         np.where(np.arange(8).reshape(8, 1, 1, 1) == 4, np.nan, GOOD).astype(np.float32),
         "the calibration data of the input x, batch 1, has 192 of 576 values NaN or infinite",
     ),
-    "zero": (
-        GOOD,
-        "x, an input of the graph, is zero in all calibration batches, so Conv (node /first) has"
-        " no scale",
-    ),
 }
 
 

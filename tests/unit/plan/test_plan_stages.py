@@ -255,7 +255,7 @@ OPTIONS = {
     "surgery:net:after_export": "steps inputs cases spans operators",
     "simplify:net": "simplify cases inputs compare operators",
     "surgery:net:after_simplify": "steps inputs cases tolerance operators",
-    "calibrate:net": "calibration inputs dims exclude operators",
+    "calibrate:net": "calibration inputs dims operators",
     "convert:net:fp16": "precision exclude tolerance cases compare operators",
     "convert:net:int8": "precision quantize tolerance cases compare operators",
     "validate:net": "tolerance compare cases simplified_cases compare_simplified further operators",

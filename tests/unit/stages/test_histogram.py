@@ -11,7 +11,7 @@ from buildsys.stages.calibrate.ranges import BINS, Magnitudes
 def magnitudes(*batches: np.ndarray) -> Magnitudes:
     found = Magnitudes()
     for batch in batches:
-        found.add(batch.astype(np.float32), counted=True)
+        found.add(batch.astype(np.float32))
     return found
 
 
@@ -64,5 +64,5 @@ def test_a_tensor_with_few_values_is_not_cut() -> None:
 
 def test_a_percentile_is_the_upper_edge_of_its_bin() -> None:
     found = Magnitudes()
-    found.add(np.array([0.5] * 99 + [4.0]), counted=True)
+    found.add(np.array([0.5] * 99 + [4.0]))
     assert 0.5 < found.percentile(50.0) <= 0.5 + 4.0 / BINS
