@@ -14,11 +14,12 @@ from buildsys.stages.bench.result import (
     ENGINE_CUDA_GRAPH,
     BenchCase,
     BenchResult,
-    GpuReadings,
-    Span,
     engine_contender,
 )
 
+_READINGS = {
+    "sm_clock_mhz": "MHz", "memory_clock_mhz": "MHz", "power_w": "W", "temperature_c": "°C",
+}  # fmt: skip
 _TITLES = {
     ENGINE_CUDA_GRAPH: "engine, CUDA graph",
     "torch_cuda_graph": "torch, CUDA graph",
@@ -91,18 +92,13 @@ def _cases(results: Iterable[AnyResult]) -> Iterator[tuple[Result[BenchResult], 
             yield result, case, cases[case]
 
 
-def _gpu_state(gpu: GpuReadings) -> str:
+def _gpu_state(gpu: Mapping[str, Any]) -> str:
     """Describe clocks, power and throttling: smallest / median / largest reading."""
-    spans: tuple[tuple[str, Span, str], ...] = (
-        ("SM clock", gpu.get("sm_clock_mhz", {}), "MHz"),
-        ("memory clock", gpu.get("memory_clock_mhz", {}), "MHz"),
-        ("power", gpu.get("power_w", {}), "W"),
-        ("temperature", gpu.get("temperature_c", {}), "°C"),
-    )
     parts = []
-    for name, span, unit in spans:
-        values = [value for end in ("min", "median", "max") if (value := span.get(end)) is not None]
-        parts += [f"{name} {' / '.join(f'{v:.0f}' for v in values)} {unit}"] if values else []
+    for name, unit in _READINGS.items():
+        values = [span[end] for end in ("min", "median", "max")] if (span := gpu.get(name)) else []
+        title = name.rpartition("_")[0].replace("_", " ")
+        parts += [f"{title} {' / '.join(f'{v:.0f}' for v in values)} {unit}"] if values else []
     causes = [f"{why} {percent(n, 0)}" for why, n in gpu.get("throttle", {}).items()]
     missing = gpu.get("missing")
     throttled = f"not known: {missing}" if missing else ", ".join(causes) or "no"

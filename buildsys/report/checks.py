@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from buildsys.manifest.shape_cases import format_case, format_dims
-from buildsys.onnx_graphs.result_types import AgreementFigures, CheckFailure, ComparedCases
+from buildsys.onnx_graphs.result_types import AgreementFigures, ComparedCases
 from buildsys.report import formatting as q
 from buildsys.report.formatting import case_order
 from buildsys.report.key_figures import stage_report
@@ -15,14 +15,13 @@ from buildsys.report.report_types import (
     Check,
     ComparisonLine,
     ErrorMargin,
-    FailureLine,
     Table,
     fill,
 )
 from buildsys.report.result_files import FAILED, PASSED, AnyResult
 from buildsys.stages.table import SIMPLIFY
 
-_MOST_COMPARISONS = 64  # in a table
+_MOST_COMPARISONS, _MOST_FAILURES = 64, 20  # in tables
 _ROUNDING = 1e-9  # cosines of equal values differ by this
 
 
@@ -174,6 +173,22 @@ def _agreement(output: str, figures: AgreementFigures) -> str:
     return f"{output}, over {figures['samples']} samples: {', '.join(parts)}."
 
 
+def failure_table(check: Check) -> Table:
+    """List the worst element of each failed output."""
+    columns = ("graph or engine", "case", "output", "index", "actual>", "expected>", "problem")
+    rows = []
+    for failure in check.failures[:_MOST_FAILURES]:
+        profile = f", profile {failure['profile']}" if "profile" in failure else ""
+        case = format_case(failure.get("case", ""), failure.get("dims", {}))
+        values = failure.get("index"), failure.get("actual"), failure.get("expected")
+        texts = ("" if value is None else str(value) for value in values)
+        graph = (failure.get("graph") or check.target.rpartition(":")[2]) + profile
+        rows.append((graph, case, failure.get("output", ""), *texts, failure.get("problem", "")))
+    more = len(check.failures) - len(rows)
+    notes = (f"and {more} more failures in report.json",) if more else ()
+    return Table("", columns, tuple(rows), notes)
+
+
 def _used(value: float, limit: float, best: float) -> float:
     """Compute the share of the way from the best value to the limit."""
     room, distance = abs(limit - best), abs(value - best)
@@ -195,7 +210,7 @@ def _check_of(result: AnyResult, compared: Compared) -> Check:
         limits={name: tolerance[name] for name in LIMITS if tolerance.get(name) is not None},
         comparisons=tuple(lines) if result.status in (PASSED, FAILED) else (),
         agreement=content.get("agreement", {}),
-        failures=tuple(_failure(result, entry) for entry in content.get("failures", [])),
+        failures=tuple(content.get("failures", [])),
         idle=compared.idle,
     )
 
@@ -213,17 +228,3 @@ def _lines(
                 nan = {name: math.nan for name, value in numbers.items() if value is None}
                 comparison = {**comparison, **nan}  # type: ignore[typeddict-item]
             yield fill(ComparisonLine, comparison, **own)
-
-
-def _failure(result: AnyResult, entry: CheckFailure) -> FailureLine:
-    profile = f", profile {entry['profile']}" if "profile" in entry else ""
-    index, actual, expected = entry.get("index"), entry.get("actual"), entry.get("expected")
-    return FailureLine(
-        subject=(entry.get("graph") or result.variant or result.stage) + profile,
-        case=format_case(entry.get("case", ""), entry.get("dims", {})),
-        output=entry.get("output", ""),
-        index="" if index is None else f"[{', '.join(map(str, index))}]",
-        actual="" if actual is None else str(actual),
-        expected="" if expected is None else str(expected),
-        problem=entry.get("problem", ""),
-    )

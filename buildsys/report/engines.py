@@ -9,12 +9,7 @@ from buildsys.report import formatting
 from buildsys.report.report_types import EngineLine, LayerLine, fill
 from buildsys.report.result_files import ABSENT, AnyResult, of_type
 from buildsys.stages.bench.result import BenchResult
-from buildsys.stages.engine.result import (
-    Delegated,
-    EngineResult,
-    ProviderNodes,
-    SlowLayer,
-)
+from buildsys.stages.engine.result import EngineResult, SlowLayer
 from buildsys.stages.table import BENCH, VERIFY
 
 _SHOWN_DIGITS = 16
@@ -122,7 +117,9 @@ def engine_origin(engine: EngineResult, timed: Sequence[SlowLayer]) -> dict[str,
     return {title: text for title, text in lines.items() if text not in ("", formatting.NOTHING)}
 
 
-def placement_text(placement: Mapping[str, ProviderNodes], timed: Sequence[SlowLayer] = ()) -> str:
+def placement_text(
+    placement: Mapping[str, Mapping[str, Any]], timed: Sequence[SlowLayer] = ()
+) -> str:
     """Describe a placement: ``openvino 6 (94 % of the time), cpu 1: det (Det)``, or ""."""
     shares = {layer.get("provider"): layer.get("provider_share") for layer in timed}
     parts = []
@@ -139,7 +136,7 @@ def placement_text(placement: Mapping[str, ProviderNodes], timed: Sequence[SlowL
     return ", ".join(parts)
 
 
-def _delegated(delegated: Delegated) -> str:
+def _delegated(delegated: Mapping[str, Any]) -> str:
     """Describe a delegate: ``98 %; in portable kernels: 2 mean, 1 permute_copy``."""
     if delegated.get("share") is None:
         return ""

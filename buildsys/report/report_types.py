@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import MISSING, dataclass, field
 from typing import Any, TypeVar
 
-from buildsys.onnx_graphs.result_types import AgreementFigures
+from buildsys.onnx_graphs.result_types import AgreementFigures, CheckFailure
 
 Line = TypeVar("Line")
 LATENCY, THROUGHPUT, SIZE, ERROR = MEASURES = ("latency", "throughput", "size", "error")
@@ -194,19 +194,6 @@ class ComparisonLine:
 
 
 @dataclass(frozen=True)
-class FailureLine:
-    """The worst element of a failed comparison."""
-
-    subject: str
-    case: str
-    output: str
-    index: str
-    actual: str
-    expected: str
-    problem: str
-
-
-@dataclass(frozen=True)
 class Check:
     """The comparisons of one target, with its limits."""
 
@@ -215,7 +202,7 @@ class Check:
     status: str
     limits: Mapping[str, float]
     comparisons: tuple[ComparisonLine, ...]
-    failures: tuple[FailureLine, ...]
+    failures: tuple[CheckFailure, ...]
     idle: tuple[str, ...] = ()  # optimization profiles without a comparison
     agreement: Mapping[str, AgreementFigures] = field(default_factory=dict)  # output -> figures
 

@@ -22,7 +22,7 @@ from markupsafe import Markup, escape
 
 from buildsys.report import formatting as q
 from buildsys.report.benchmarks import contender_title
-from buildsys.report.checks import comparison_table, limits_text, margin_text
+from buildsys.report.checks import comparison_table, failure_table, limits_text, margin_text
 from buildsys.report.html import charts, figures
 from buildsys.report.html.charts import sparkline
 from buildsys.report.html.figures import EngineHistory, PageChange, changes
@@ -59,7 +59,7 @@ def environment() -> Environment:
         "count": q.count,
         "duration": q.duration,
         "error": q.error,
-        "first": q.first_names,
+        "failures": failure_table,
         "interval": q.interval,
         "large": q.large,
         "latency": q.latency,

@@ -40,26 +40,6 @@ class ContenderResult(Latencies, total=False):
     noisy: str  # why the median is not steady: it is compared with nothing
 
 
-class Span(TypedDict, total=False):
-    """Smallest, median and largest reading."""
-
-    min: float
-    median: float
-    max: float
-
-
-class GpuReadings(TypedDict, total=False):
-    """The GPU's state during a measurement, or the reason in ``missing``."""
-
-    missing: str
-    readings: int
-    sm_clock_mhz: Span
-    memory_clock_mhz: Span
-    power_w: Span
-    temperature_c: Span
-    throttle: dict[str, float]  # reason -> share of the readings
-
-
 class BenchCase(TypedDict, total=False):
     """One shape case."""
 
@@ -67,19 +47,10 @@ class BenchCase(TypedDict, total=False):
     batch: int
     contenders: dict[str, ContenderResult]
     speedup: float | None  # over eager PyTorch; None if one of the medians is not steady
-    gpu: GpuReadings
+    gpu: dict[str, Any]  # its state: spans of readings, and shares of throttled ones
     attempts: int  # measurements until one was steady; the figures are of the steadiest
     others_share: float | None  # the processors' time used by other processes
     noisy: list[str]  # reasons to doubt the figures
-
-
-class Load(TypedDict, total=False):
-    """Load of the machine during the benchmark."""
-
-    average_before: Any
-    average_after: Any
-    others_share: float | None
-    exclusive: list[str]  # devices without other stages: "cpu", UUIDs of GPUs
 
 
 class BenchResult(ResultHeader, total=False):
@@ -88,7 +59,7 @@ class BenchResult(ResultHeader, total=False):
     cases: dict[str, BenchCase]
     interleaving: str
     cpu: str
-    load: Load
+    load: dict[str, Any]  # of the machine
     noisy: list[str]
     settings: dict[str, Any]
     left_out: dict[str, str]  # baseline -> reason

@@ -24,7 +24,6 @@ from buildsys.stages.bench.result import (
     BenchCase,
     BenchResult,
     ContenderResult,
-    GpuReadings,
     engine_contender,
 )
 from buildsys.stages.bench.timed_engine import LocalEngine, RemoteEngine
@@ -226,7 +225,7 @@ def _measure_case(
     mark_noisy(figures, limits)
     measured: BenchCase = {"batch": batch, "contenders": figures, "others_share": others_share}
     if readings is not None:
-        measured["gpu"] = cast(GpuReadings, readings.figures())
+        measured["gpu"] = readings.figures()
     measured["noisy"] = list(noise(case, measured, limits)) if limits else []
     measured["speedup"] = None if measured["noisy"] else _speedup(figures)
     return measured

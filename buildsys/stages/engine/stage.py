@@ -24,7 +24,6 @@ from buildsys.backends.interface import (
 )
 from buildsys.errors import StageError, Unavailable
 from buildsys.stages.common.remedies import explain_refusal
-from buildsys.stages.engine.result import BuilderCalibration
 from buildsys.stages.operators.implementation import implementation_of
 from buildsys.stages.search.result import read_kept_nodes
 from buildsys.store.timing_caches import SharedTimingCache
@@ -141,7 +140,7 @@ def _optional_figures(job: Job, request: BuildRequest) -> Figures:
     if "ranges" in job.options:
         figures["ranges"] = job.options["ranges"]
     if calibration := request.calibration:
-        recorded: BuilderCalibration = {}
+        recorded: dict[str, str] = {}
         if calibration.algorithm:
             recorded["algorithm"] = calibration.algorithm
         if calibration.batches.is_file():

@@ -27,19 +27,10 @@ class GateCheck(TypedDict, total=False):
     text: str
 
 
-class GateBaseline(TypedDict, total=False):
-    """The earlier build in a comparison."""
-
-    description: str
-    engine: str  # digest
-    started: str
-    method: str  # rounds | nights | figures, empty without a baseline
-
-
 class GateResult(ResultHeader, total=False):
     """Figures of an engine against those of its baseline."""
 
-    baseline: GateBaseline
+    baseline: dict[str, Any]  # description, digest of the engine, start, method
     checks: list[GateCheck]
     figures: dict[str, float]  # for comparisons with later builds
     engine_options: dict[str, Any]  # as this build ran
