@@ -15,7 +15,7 @@ from buildsys.cli.run_files import RunFiles, broken_manifests, print_results
 from buildsys.cli.session import BuildSession
 from buildsys.report import run_results as ends
 from buildsys.report.formatting import duration
-from buildsys.report.run_reports import outcome
+from buildsys.report.run_results import outcome
 from buildsys.system.printable import printable
 
 if TYPE_CHECKING:

@@ -21,8 +21,15 @@ from buildsys.errors import BuildsysError, StageError, UsageError
 from buildsys.execution.run_records import why_stopped
 from buildsys.report import run_results as ends
 from buildsys.report.formatting import first_names, plural
-from buildsys.report.run_reports import junit_xml, outcome, run_summary
-from buildsys.report.run_results import BrokenManifest, RunResults, TargetResult, regression
+from buildsys.report.run_results import (
+    BrokenManifest,
+    RunResults,
+    TargetResult,
+    junit_xml,
+    outcome,
+    regression,
+    run_summary,
+)
 from buildsys.stages.table import GATE
 from buildsys.system.files import replace_file
 

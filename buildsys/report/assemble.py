@@ -9,9 +9,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from buildsys.report.benchmarks import bench_notes, timings
 from buildsys.report.checks import checks_of, contradictions
-from buildsys.report.engines import engine_lines, layer_lines
+from buildsys.report.engines import bench_notes, engine_lines, layer_lines, timings
 from buildsys.report.formatting import first_names
 from buildsys.report.graph_tables import graph_facts, graph_tables
 from buildsys.report.key_figures import key_figure, read_results, stage_report
@@ -26,7 +25,6 @@ from buildsys.report.report_types import (
 from buildsys.report.result_files import (
     ABSENT,
     FAILED,
-    NOISY,
     PASSED,
     STALE,
     UNAVAILABLE,
@@ -84,19 +82,17 @@ def assemble_after_failure(
             status = FAILED if problem.failed else previous
             result = Result(result.target, status, {}, reason, hint, result.file)
         results.append(result)
-    own = problems.get(target_of(REPORT, model))
+    target = target_of(REPORT, model)
+    own = problems.get(target)
     own_status = PASSED if own is None else FAILED if own.failed else ABSENT
     report = _assemble(model, manifest, results, {}, own_status)
-    verdict = report.verdict
+    verdict, count = report.verdict, f"{len(problems)} of {len(results) + 1} targets"
     if verdict.status != FAILED:
-        count = f"{len(problems)} of {len(results) + 1} targets"
         verdict = BuildVerdict(STALE, f"STALE: {count} are not up to date")
-        if problems and all(result.status == ABSENT for result in results):
+        if own is not None and own.failed:
+            verdict = BuildVerdict(FAILED, f"FAILED: {target}: {own.reason}")
+        elif problems and all(result.status == ABSENT for result in results):
             verdict = BuildVerdict(ABSENT, "NOT BUILT: there are no results yet")
-        for target, problem in problems.items():
-            if problem.failed:  # only the report target itself can be left
-                verdict = BuildVerdict(FAILED, f"FAILED: {target}: {problem.reason}")
-                break
     return replace(report, verdict=verdict, notice=notice)
 
 
@@ -155,30 +151,28 @@ def _verdict(results: Sequence[AnyResult], contradictions: Sequence[str]) -> Bui
 
     The report itself counts as a target, as it does in the console.
     """
-    total = len(results) + 1
+    targets: dict[str, list[str]] = {}
+    for result in results:
+        targets.setdefault(result.status, []).append(result.target)
     failed = [result for result in results if result.status == FAILED]
-    noisy = [result.target for result in results if result.status == NOISY]
-    other = [r for r in results if r.status not in (FAILED, NOISY, PASSED)]
-    unavailable = [result.target for result in other if result.status == UNAVAILABLE]
-    missing = [result.target for result in other if result.status != UNAVAILABLE]
-    passed = total - len(failed) - len(noisy) - len(other)
     causes = [f"{result.target}: {result.reason or 'failed'}" for result in failed]
     causes += contradictions
     if causes:
         more = f" (and {len(causes) - 1} more)" if len(causes) > 1 else ""
         return BuildVerdict("failed", f"FAILED: {causes[0]}{more}")
-    if other or noisy:
-        counted = f"{passed} of {total} targets passed"
-        groups = ((missing, "did not run"), (unavailable, UNAVAILABLE), (noisy, "noisy"))
-        named = [
-            f"{len(targets)} {what}: {first_names(targets, _MOST_NAMES)}"
-            for targets, what in groups
-            if targets
-        ]
-        return BuildVerdict("partial", "; ".join((f"PARTIAL: {counted}", *named)))
     if not results:
         return BuildVerdict("partial", "PARTIAL: there are no results to report")
-    return BuildVerdict("passed", f"PASSED: all {total} targets passed")
+    total, passed = len(results) + 1, len(targets.pop(PASSED, ())) + 1
+    if not targets:
+        return BuildVerdict("passed", f"PASSED: all {total} targets passed")
+    words = {ABSENT: "did not run", STALE: "did not run"}
+    named = [
+        f"{len(names)} {words.get(status, status)}: {first_names(names, _MOST_NAMES)}"
+        for status, names in targets.items()
+    ]
+    return BuildVerdict(
+        "partial", "; ".join((f"PARTIAL: {passed} of {total} targets passed", *named))
+    )
 
 
 def _target_lines(

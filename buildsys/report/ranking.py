@@ -12,8 +12,8 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 
 from buildsys.report import formatting as q
-from buildsys.report.benchmarks import contender_title
 from buildsys.report.checks import error_margin
+from buildsys.report.engines import contender_title
 from buildsys.report.formatting import case_order
 from buildsys.report.report_types import (
     ERROR,

@@ -26,8 +26,7 @@ from buildsys.cli.tasks import run_targets
 from buildsys.errors import BuildsysError, CheckFailed, StageError, UsageError
 from buildsys.execution.stale_reasons import REBUILD, StaleReason
 from buildsys.project.load import empty_project
-from buildsys.report.run_reports import outcome
-from buildsys.report.run_results import RUNNING, RunResults
+from buildsys.report.run_results import RUNNING, RunResults, outcome
 from buildsys.store.ledger import utc_now
 from buildsys.system.files import locked
 

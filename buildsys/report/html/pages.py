@@ -11,7 +11,7 @@ import hashlib
 import json
 import re
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
 from importlib.resources import files
@@ -21,8 +21,8 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup, escape
 
 from buildsys.report import formatting as q
-from buildsys.report.benchmarks import contender_title
 from buildsys.report.checks import comparison_table, failure_table, limits_text, margin_text
+from buildsys.report.engines import contender_title
 from buildsys.report.html import charts, figures
 from buildsys.report.html.charts import sparkline
 from buildsys.report.html.figures import EngineHistory, PageChange, changes
@@ -55,13 +55,11 @@ def environment() -> Environment:
         "comparisons": comparison_table,
         "contender": contender_title,
         "cosine": q.cosine,
-        "counts": _counts,
         "count": q.count,
         "duration": q.duration,
         "error": q.error,
         "failures": failure_table,
         "interval": q.interval,
-        "large": q.large,
         "latency": q.latency,
         "limits": limits_text,
         "margin": lambda check: margin_text(check, with_place=True),
@@ -91,11 +89,6 @@ def _resource(name: str) -> Markup:
 def _printable(value: Any) -> Any:
     is_text = isinstance(value, str) and not isinstance(value, Markup)
     return printable(value) if is_text else value
-
-
-def _counts(numbers: Mapping[str, int]) -> str:
-    """List counts: ``2 Conv, 1,000 Relu``."""
-    return ", ".join(f"{q.count(number)} {name}" for name, number in numbers.items())
 
 
 def _prose(text: str) -> Markup:

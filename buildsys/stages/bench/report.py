@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from buildsys.report import formatting as q
-from buildsys.report.benchmarks import contender_title
+from buildsys.report.engines import contender_title
 from buildsys.stages.bench.result import (
     ENGINE_CONTENDERS,
     BenchCase,

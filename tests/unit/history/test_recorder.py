@@ -104,18 +104,6 @@ def test_a_history_that_cannot_be_written_costs_one_warning(
     assert history.builds() == []
 
 
-def test_a_result_that_cannot_be_read_costs_one_warning(
-    history: History, warnings_given: list[str], tmp_path: Path
-) -> None:
-    recorder = make_recorder(history, warnings_given)
-    build = add(recorder)
-    assert build is not None
-    recorder.add_measurements(build, tmp_path / "none.json")
-    assert len(warnings_given) == 1
-    assert add(recorder) is not None
-    assert len(history.builds()) == 2
-
-
 def test_without_git_the_revision_is_unknown(history: History, warnings_given: list[str]) -> None:
     def fail() -> Checkout:
         raise OSError("no git")

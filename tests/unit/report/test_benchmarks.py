@@ -9,7 +9,7 @@ import pytest
 from html_page import Page
 
 from buildsys.report.assemble import assemble
-from buildsys.report.benchmarks import bench_notes, timings
+from buildsys.report.engines import bench_notes, timings
 from buildsys.report.html.pages import ModelPage, render_model
 from buildsys.report.result_files import Result, parse
 from buildsys.stages.bench.result import BenchResult

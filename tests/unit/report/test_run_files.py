@@ -8,8 +8,13 @@ from xml.etree import ElementTree
 
 import pytest
 
-from buildsys.report.run_reports import junit_xml, run_summary
-from buildsys.report.run_results import BrokenManifest, RunResults, TargetResult
+from buildsys.report.run_results import (
+    BrokenManifest,
+    RunResults,
+    TargetResult,
+    junit_xml,
+    run_summary,
+)
 
 # attributes that the schemas of Ant (windyroad) and Jenkins (junit-10) require or allow
 SUITE = {
