@@ -1,16 +1,11 @@
-"""Exporter failures in plain sentences, with remedies.
-
-An exporter stops at the first operator without a translation and names only that one. The program
-it was translating is still in the frames of its exception, so all of them are listed.
-"""
+"""Exporter failures in plain sentences, with remedies."""
 
 from __future__ import annotations
 
 import re
 import traceback
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
-from types import FrameType
 from typing import Any, NamedTuple
 
 import torch
@@ -70,7 +65,9 @@ def export_failure(error: Exception, exporter: str, opset: int, project: Path) -
     while (inner := causes[-1].__cause__) is not None:
         causes.append(inner)
     frames = [frame for cause in causes for frame, _ in traceback.walk_tb(cause.__traceback__)]
-    failing = _failing_calls(frames, project)
+    nodes = (frame.f_locals.get("node") for frame in reversed(frames))
+    failing = next((n for n in nodes if isinstance(n, torch._C.Node | torch.fx.Node)), None)
+    call = _describe_call(failing, project) if failing is not None else None
     for cause in causes:
         if match := _PYTHON_FUNCTION.search(str(cause)):
             problem = f"cannot translate the autograd function {match[1] or ''}"
@@ -78,18 +75,21 @@ def export_failure(error: Exception, exporter: str, opset: int, project: Path) -
             hint = format_remedies([("", remedies)])
             return StageError(f"the {exporter} exporter {problem}", hint)
         if match := _UNSUPPORTED.search(str(cause)):
-            calls = [*failing, *_untranslated_calls(frames, project)]
-            calls = calls or [_Call(next(filter(None, match.groups())))]
-            first_calls = {call.overload: call for call in reversed(calls)}
-            return _untranslated_failure([*first_calls.values()][::-1], exporter, opset)
+            call = call or _Call(next(filter(None, match.groups())))
+            problem = f"cannot translate the operator {call.operator} to opset {opset}"
+            problem += f" ({call.line})" if call.line else ""
+            remedies = [*_translating_exports(call, exporter, opset)]
+            remedies += registration_remedies(call.operator, exporter, opset)
+            hint = format_remedies([(call.schema, remedies)])
+            return StageError(f"the {exporter} exporter {problem}", hint)
         if isinstance(cause, ModuleNotFoundError) and cause.name:
             return StageError(
                 f"the {exporter} exporter needs the package {cause.name}", install_hint(cause)
             )
     problem = f"the {exporter} exporter failed at opset {opset}: "
     problem += describe_exception(causes[-1], project)
-    line = failing[0].line if failing else ""
-    problem += f", on a node of {line}" if line and line not in problem else ""
+    if call and call.line and call.line not in problem:
+        problem += f", on a node of {call.line}"
     hint = "the log has the complete message"
     if _DECIDES_BY_VALUE.search(f"{error}\n{causes[-1]}"):
         hint = (
@@ -131,75 +131,17 @@ def checker_failure(error: Exception, exporter: str) -> StageError:
     return StageError(problem, format_remedies([("", remedies)]))
 
 
-def _untranslated_failure(calls: Sequence[_Call], exporter: str, opset: int) -> StageError:
-    places = [call.operator + (f" ({call.line})" if call.line else "") for call in calls]
-    what = f"{len(calls)} operators to opset {opset}: {', '.join(places)}"
-    if len(calls) == 1:
-        name, _, place = places[0].partition(" ")
-        what = f"the operator {name} to opset {opset} {place}".rstrip()
-    exports = _translating_exports(calls, exporter, opset)
-    groups = [
-        (call.schema, registration_remedies(call.operator, exporter, opset)) for call in calls
-    ]
-    if len(calls) == 1:
-        groups = [(calls[0].schema, [*exports, *groups[0][1]])]
-    elif exports:  # a function for one operator leaves the others
-        groups = [("", exports), *groups]
-    return StageError(f"the {exporter} exporter cannot translate {what}", format_remedies(groups))
-
-
-def _translating_exports(calls: Sequence[_Call], exporter: str, opset: int) -> list[Remedy]:
-    """List the opset and the exporter that translate all operators."""
-    lowest = [torchscript_from(call.operator) for call in calls]
-    opsets = [opset, *(number for number in lowest if number is not None)]
-    in_torchscript, needed = len(opsets) > len(calls), max(opsets)
-    if exporter == "dynamo":
-        return [_other_exporter(exporter, needed)] if in_torchscript else []
-    exports = []
-    if in_torchscript and needed > opset:
-        text = f"torchscript translates it from opset {needed} on"
-        exports.append(export_remedy("opset", text, opset=needed))
-    translated = [dynamo_opset(call.overload) for call in calls]
-    if None not in translated:
-        needed = max(opset, *filter(None, translated))
-        exports.append(_other_exporter(exporter, needed))
-    return exports
-
-
-def _failing_calls(frames: Sequence[FrameType], project: Path) -> list[_Call]:
-    """Find the node that failed."""
-    nodes = (frame.f_locals.get("node") for frame in reversed(frames))
-    failing = (node for node in nodes if isinstance(node, torch._C.Node | torch.fx.Node))
-    return [_describe_call(node, project) for node in failing][:1]
-
-
-def _untranslated_calls(frames: Sequence[FrameType], project: Path) -> Iterator[_Call]:
-    """Find the nodes of the program that the exporter has no translation for."""
-    from torch.onnx._internal.torchscript_exporter._globals import GLOBALS
-    from torch.onnx._internal.torchscript_exporter.registration import registry as symbolics
-
-    for frame in frames:
-        graph, program = frame.f_locals.get("graph"), frame.f_locals.get("exported_program")
-        registry: Any = frame.f_locals.get("registry")
-        if frame.f_code.co_name == "_optimize_graph" and isinstance(graph, torch._C.Graph):
-            for node in _all_nodes(graph):
-                group = symbolics.get_function_group(node.kind().removesuffix("_"))
-                is_operator = not node.kind().startswith(("prim::", "onnx::"))
-                opset = GLOBALS.export_onnx_opset_version
-                if is_operator and (group is None or group.get(opset) is None):
-                    yield _describe_call(node, project)
-        elif program is not None and hasattr(registry, "get_decomps"):
-            for node in program.graph.nodes:
-                is_operator = isinstance(node.target, torch._ops.OpOverload)
-                if is_operator and not registry.get_decomps(node.target):
-                    yield _describe_call(node, project)
-
-
-def _all_nodes(block: Any) -> Iterator[Any]:
-    for node in block.nodes():
-        yield node
-        for inner in node.blocks():
-            yield from _all_nodes(inner)
+def _translating_exports(call: _Call, exporter: str, opset: int) -> Iterator[Remedy]:
+    """Yield the opset and the exporter that translate an operator."""
+    lowest, in_dynamo = torchscript_from(call.operator), dynamo_opset(call.overload)
+    if exporter == "dynamo" and lowest is not None:
+        yield _other_exporter(exporter, max(opset, lowest))
+    elif exporter == "torchscript":
+        if lowest is not None and lowest > opset:
+            text = f"torchscript translates it from opset {lowest} on"
+            yield export_remedy("opset", text, opset=lowest)
+        if in_dynamo is not None:
+            yield _other_exporter(exporter, max(opset, in_dynamo))
 
 
 def _describe_call(node: Any, project: Path) -> _Call:

@@ -109,12 +109,10 @@ def _export_network(job: Job, warnings: list[str]) -> tuple[onnx.ModelProto, Exp
     if job.threads:
         torch.set_num_threads(job.threads)
     job.progress("building the network")
-    file = options["source"].get("python", "").rpartition(":")[0]
-    with registrations.collected_registrations(file) as of_network:
-        network = make_network(options, job.project)
+    network = make_network(options, job.project)
     registered: list[registrations.Registration] = []
     if "symbolics" in options:
-        registered = registrations.register_symbolics(options, job.project, of_network)
+        registered = registrations.register_symbolics(options, job.project)
     request = export_request(network, options, job.project, job.outputs["model"])
     if "translations" in options:
         table, registered = registrations.make_translations(options, job.project)
