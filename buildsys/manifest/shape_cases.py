@@ -10,7 +10,7 @@ AFTER_EXPORT, AFTER_SIMPLIFY = "after_export", "after_simplify"
 WHENS = (AFTER_EXPORT, AFTER_SIMPLIFY)
 Step = Mapping[str, Any]
 Inputs = dict[str, dict[str, Any]]  # name -> shape and dtype
-KINDS = ("function", "rename", "fix_dims", "cut", "replace", "cast")
+KINDS = ("function", "rename", "cut", "cast")
 DimRange = Mapping[str, int | None]  # min, opt, max, odd, multiple_of as in the manifest
 Dims = dict[str, int]
 
@@ -129,14 +129,8 @@ def interface_after(interface: Interface, steps: Iterable[Step]) -> Interface:
     """Follow some steps from an interface to the next one."""
     inputs, outputs = dict(interface.inputs), interface.outputs
     for step in steps:
-        names, values = step.get("rename") or {}, step.get("fix_dims") or {}
-        inputs = {
-            names.get(name, name): {
-                **tensor,
-                "shape": [values.get(size, size) for size in tensor["shape"]],
-            }
-            for name, tensor in inputs.items()
-        }
+        names = step.get("rename") or {}
+        inputs = {names.get(name, name): dict(tensor) for name, tensor in inputs.items()}
         outputs = outputs and tuple(names.get(name, name) for name in outputs)
         for name, dtype in (step.get("cast") or {}).items():
             if name in inputs:
@@ -158,12 +152,6 @@ def _tensor(declared: Mapping[str, Any], earlier: Mapping[str, Any]) -> dict[str
     set_fields = {field: value for field, value in declared.items() if value is not None}
     merged = {"shape": (), "dtype": "float32", **earlier, **set_fields}
     return {"shape": list(merged["shape"]), "dtype": merged["dtype"]}
-
-
-def fixed_dims(manifest: Mapping[str, Any]) -> dict[str, int]:
-    """List the dimensions fixed by surgery, with their values."""
-    steps = manifest.get("surgery") or ()
-    return {name: value for step in steps for name, value in (step.get("fix_dims") or {}).items()}
 
 
 def names_in_shapes(inputs: Mapping[str, Mapping[str, Any]]) -> set[str]:

@@ -21,7 +21,6 @@ from buildsys.manifest.shape_cases import (
     Step,
     case_values,
     exported_interface,
-    fixed_dims,
     interface_after,
     kind_of,
     names_in_shapes,
@@ -162,8 +161,7 @@ def graph_points(spec: Spec) -> GraphPoints:
     dims = [spec["dims"]] * 3
     if any(steps):
         dims = [_only(spec["dims"], names_in_shapes(tensors)) for tensors in inputs]
-    fixed = {dim: dict.fromkeys(ALL_CASES, value) for dim, value in fixed_dims(spec).items()}
-    values = case_values({**spec["dims"], **fixed})
+    values = case_values(spec["dims"])
     usual = [_only(case, dims[-1]) for case in values.values()]
     for case, sizes in profile_values(spec, spec["engines"], inputs[-1], dims[-1]).items():
         if sizes not in usual:
@@ -190,17 +188,10 @@ def graph_points(spec: Spec) -> GraphPoints:
     return GraphPoints(values, *points)
 
 
-def size_ranges(spec: Spec, exported: GraphPoint) -> dict[str, dict[str, int]]:
-    """Collect ``min``, ``max`` and ``multiple_of`` of the exported dimensions.
-
-    A dimension that surgery fixes has its value only.
-    """
-    fixed, fields = fixed_dims(spec), ("min", "max", "multiple_of")
-    return {
-        dim: {field: span[field] for field in fields}
-        | ({"min": fixed[dim], "max": fixed[dim]} if dim in fixed else {})
-        for dim, span in exported.dims.items()
-    }
+def size_ranges(exported: GraphPoint) -> dict[str, dict[str, int]]:
+    """Collect ``min``, ``max`` and ``multiple_of`` of the exported dimensions."""
+    fields = ("min", "max", "multiple_of")
+    return {dim: {field: span[field] for field in fields} for dim, span in exported.dims.items()}
 
 
 def further_cases(spec: Spec, exported: GraphPoint) -> dict[str, Any]:
@@ -209,7 +200,7 @@ def further_cases(spec: Spec, exported: GraphPoint) -> dict[str, Any]:
     Their sizes are chosen when the golden outputs are computed: some depend on the network's
     source. So their files are optional.
     """
-    section, spans = spec["validate"], size_ranges(spec, exported)
+    section, spans = spec["validate"], size_ranges(exported)
     data = [tensor["data"] or {"random": ""} for tensor in spec["inputs"].values()]
     is_dynamic = any(span["min"] < span["max"] for span in spans.values())
     drawn = section["drawn_sizes"] if is_dynamic else 0

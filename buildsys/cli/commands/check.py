@@ -99,7 +99,7 @@ def compare_more_inputs(session: BuildSession, model: str, count: int, seed: int
         raise UsageError(f"{problem} compared with the original model", hint)
     files = {**reference.inputs, **validate.inputs}
     inputs = {role: project.build / ref.path for role, ref in files.items()}
-    drawn = {"count": count, "seed": seed, "spans": size_ranges(spec, points.exported)}
+    drawn = {"count": count, "seed": seed, "spans": size_ranges(points.exported)}
     options = {**validate.options, **reference.options, **drawn}
     target = f"stress:{model}"
     result = run_stage(project, _STAGE, target, options, inputs, server=reference.server)

@@ -78,8 +78,8 @@ def refusal_remedies(operator: OnnxOperator, backend: str, opset: int) -> list[R
     name, op, newest = _file_name(operator.name), operator.qualified, operator.supported_until
     function = f'function: "plugins/ops/{name}.py:{name}"'
     if not operator.is_custom:
-        text = "replace it by a local function of supported operators"
-        yaml = f"surgery: [{{replace: {{op: {op}, {function}}}, when: after_export}}]"
+        text = "replace it by supported operators in a hook"
+        yaml = f'surgery: [{{function: "plugins/hooks/{name}.py:replace_{name}"}}]'
         remedies = [Remedy("surgery", text, (yaml,))]
         if newest and newest < opset:
             text = f"export to opset {newest}, the newest that the backend knows"

@@ -42,7 +42,7 @@ def plan_export(model: ModelPlan) -> Iterator[Action]:
             registered.append(entry.get("module") or entry["function"].rpartition(":")[0])
         if dynamo := spec["export"]["exporter"] == "dynamo":
             libraries = ("onnxscript", "onnx-ir", "sympy")  # sympy names computed sizes
-            options["ranges"] = size_ranges(spec, model.exported)  # for guards on sizes
+            options["ranges"] = size_ranges(model.exported)  # for guards on sizes
     yield model.action(
         "export",
         "export/export.json",

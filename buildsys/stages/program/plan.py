@@ -18,7 +18,7 @@ def plan_program(model: ModelPlan) -> Iterator[Action]:
         "program",
         "program/program.json",
         runs_network=True,
-        options={**model.network.options, "ranges": size_ranges(model.spec, model.exported)},
+        options={**model.network.options, "ranges": size_ranges(model.exported)},
         outputs={"program": model.program, "origins": model.program_origins},
         tools=("sympy",),  # evaluates the guards on sizes
         preload=DYNAMO_MODULES,

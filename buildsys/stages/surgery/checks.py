@@ -17,7 +17,6 @@ from buildsys.manifest.shape_cases import (
     Step,
     exported_interface,
     interface_after,
-    names_in_shapes,
 )
 from buildsys.manifest.value_ranges import data_problem
 from buildsys.manifest.value_tree import FieldPath
@@ -75,18 +74,6 @@ def _step_problems(view: ManifestView, interface: Interface, step: Step) -> Iter
             yield ("cast", name), f'unknown input "{name}" at this step', hint
         elif interface.inputs[name]["dtype"] == dtype:
             yield ("cast", name), f'input "{name}" is already {dtype}', "remove it"
-    dynamic = sorted(names_in_shapes(interface.inputs))
-    for name, value in step.get("fix_dims", {}).items():
-        if name not in dynamic:
-            hint = suggest(name, dynamic, what="dimensions")
-            yield ("fix_dims", name), f'no input has the dimension "{name}" at this step', hint
-        elif span := view.dim_range(name):
-            low, high, multiple = span
-            if not low <= value <= high or value % multiple:
-                steps = f" in steps of {multiple}" if multiple != 1 else ""
-                text = f"{value} is outside the range of {name} ({low} to {high}{steps})"
-                hint = f"choose a value in this range, or widen dims.{name}"
-                yield ("fix_dims", name), text, hint
 
 
 def _undeclared(view: ManifestView, path: FieldPath, shape: list[Any]) -> Iterator[StepProblem]:

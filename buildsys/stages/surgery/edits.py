@@ -1,4 +1,4 @@
-"""Edits of a graph: names, types and cuts of its ends, replaced operators, and hooks."""
+"""Edits of a graph: names, types and cuts of its ends, and hooks."""
 
 from __future__ import annotations
 
@@ -9,8 +9,6 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-import onnx
-import onnx.inliner
 from onnx import ModelProto, ValueInfoProto, helper
 
 from buildsys.errors import StageError
@@ -19,26 +17,11 @@ from buildsys.models.user_code import (
     load_callable,
     reraise_as_stage_error,
 )
-from buildsys.onnx_graphs.onnx_file import (
-    all_nodes,
-    elem_type,
-    operator_counts,
-    operator_name,
-    opsets,
-)
+from buildsys.onnx_graphs.onnx_file import elem_type
 from buildsys.onnx_graphs.tensor_types import FreshNames, outer_names, rename_uses
-from buildsys.stages.operators.local_functions import (
-    FUNCTIONS_IR_VERSION,
-    check_call,
-    load_functions,
-    merge_opsets,
-    nodes_of,
-    operator_of,
-    remove_functions,
-)
+from buildsys.stages.operators.local_functions import nodes_of, operator_of, remove_functions
 
 Step = Mapping[str, Any]
-Inputs = Mapping[str, Mapping[str, Any]]
 Kinds = Mapping[str, tuple[str, int]]  # tensor -> dtype and number of dimensions
 
 
@@ -61,23 +44,6 @@ def rename(model: ModelProto, step: Step) -> ModelProto:
         node.output[:] = [names.get(name, name) for name in node.output]
     for value in (*graph.input, *graph.output, *graph.value_info, *graph.initializer):
         value.name = names.get(value.name, value.name)
-    return model
-
-
-def fix_dims(model: ModelProto, step: Step, inputs: Inputs) -> ModelProto:
-    """Set dynamic dimensions to one value; ``inputs`` has the manifest's names."""
-    values: dict[str, int] = dict(step["fix_dims"])
-    for value in model.graph.input:
-        for axis, size in enumerate(inputs[value.name]["shape"] if value.name in inputs else ()):
-            if size in step["fix_dims"]:
-                dim = value.type.tensor_type.shape.dim[axis]
-                values.setdefault(dim.dim_param, step["fix_dims"][size])  # the file's own name
-                dim.dim_value = step["fix_dims"][size]
-    values.pop("", None)
-    for value in (*model.graph.input, *model.graph.output, *model.graph.value_info):
-        for dim in value.type.tensor_type.shape.dim:
-            if dim.dim_param in values:
-                dim.dim_value = values[dim.dim_param]
     return model
 
 
@@ -194,39 +160,6 @@ def replace_messages(field: Any, messages: Iterable[Any]) -> None:
     copies = [deepcopy(message) for message in messages]
     del field[:]
     field.extend(copies)
-
-
-def replace(model: ModelProto, step: Step, project: Path) -> ModelProto:
-    """Replace an operator by a local function, inlined unless disabled.
-
-    Raises: StageError: there is no such operator, or the function does not fit nodes or opset.
-    """
-    op, reference = step["replace"]["op"], step["replace"]["function"]
-    nodes = [node for node in all_nodes(model.graph) if operator_name(node) == op]
-    if not nodes:
-        raise StageError(
-            f"the graph has no {op}", suggest(op, operator_counts(model), what="it has")
-        )
-    function = load_functions(reference, project)[0]
-    if operator_of(function) in map(operator_of, model.functions):
-        problem = f"the graph already has a local function {operator_of(function)}"
-        raise StageError(problem, "rename the replacement")
-    merge_opsets(model, function, reference)
-    for entry in function.opset_import:  # with the same operators; the inliner compares numbers
-        entry.version = opsets(model)[entry.domain or "ai.onnx"]
-    model.functions.append(function)
-    if function.domain not in opsets(model):
-        model.opset_import.append(helper.make_opsetid(function.domain, 1))
-    model.ir_version = max(model.ir_version, FUNCTIONS_IR_VERSION)
-    for node in nodes:
-        check_call(node, function, reference)
-        node.domain, node.op_type = function.domain, function.name
-    if not step["replace"]["inline"]:
-        return model
-    inlined: ModelProto = onnx.inliner.inline_selected_functions(
-        model, [(function.domain, function.name)]
-    )
-    return inlined
 
 
 def call_hook(model: ModelProto, step: Step, project: Path) -> ModelProto:

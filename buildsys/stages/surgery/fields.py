@@ -2,7 +2,7 @@
 
 from typing import Annotated, Literal
 
-from pydantic import Field, model_validator
+from pydantic import BeforeValidator, Field, model_validator
 
 from buildsys.manifest.schema.base import (
     Callable,
@@ -12,7 +12,6 @@ from buildsys.manifest.schema.base import (
     Spec,
     TensorName,
     Word,
-    text,
 )
 from buildsys.manifest.schema.files import ProjectFile
 from buildsys.manifest.schema.network import InputData
@@ -20,8 +19,6 @@ from buildsys.manifest.shape_cases import KINDS
 
 # exporters use any characters in the names of inner tensors
 InnerName = Annotated[str, Field(min_length=1, max_length=500)]
-_NODE = "an operator such as Gelu, or with its domain such as custom_domain::customOp"
-NodeType = Annotated[str, text(r"^([A-Za-z_][A-Za-z0-9_.-]*::)?[A-Za-z_][A-Za-z0-9_]*$", _NODE)]
 
 
 class TensorSpec(Spec):
@@ -62,23 +59,7 @@ class _Step(Spec):
     """The graph to change."""
 
 
-class _NumericStep(_Step):
-    changes: Literal["nothing", "numbers"] = "nothing"
-    """numbers: the outputs change, to those of `reference`."""
-    reference: Reference | None = Field(None, description="With changes: numbers.")
-
-    @model_validator(mode="after")
-    def _check_reference(self) -> "_NumericStep":
-        if self.changes == "numbers" and self.reference is None:
-            raise ValueError(
-                "changes: numbers needs expected outputs; add reference: {npz: …} or {python: …}"
-            )
-        if self.changes == "nothing" and self.reference is not None:
-            raise ValueError("reference has no effect without changes: numbers")
-        return self
-
-
-class FunctionStep(_NumericStep):
+class FunctionStep(_Step):
     """A hook of the project, called with the graph."""
 
     function: Callable
@@ -89,6 +70,19 @@ class FunctionStep(_NumericStep):
     """The inputs, if the hook changes them; new ones need changes: numbers."""
     outputs: dict[TensorName, TensorSpec] | None = None
     """The outputs, if the hook changes them; new ones need changes: numbers."""
+    changes: Literal["nothing", "numbers"] = "nothing"
+    """numbers: the outputs change, to those of `reference`."""
+    reference: Reference | None = Field(None, description="With changes: numbers.")
+
+    @model_validator(mode="after")
+    def _check_reference(self) -> "FunctionStep":
+        if self.changes == "numbers" and self.reference is None:
+            raise ValueError(
+                "changes: numbers needs expected outputs; add reference: {npz: …} or {python: …}"
+            )
+        if self.changes == "nothing" and self.reference is not None:
+            raise ValueError("reference has no effect without changes: numbers")
+        return self
 
 
 class RenameStep(_Step):
@@ -96,13 +90,6 @@ class RenameStep(_Step):
 
     rename: dict[InnerName, TensorName] = Field(min_length=1)
     """Old name -> new name, of inputs and outputs."""
-
-
-class FixDimsStep(_Step):
-    """Replace dynamic dimensions by values."""
-
-    fix_dims: dict[Word, Annotated[int, Field(ge=1)]] = Field(min_length=1)
-    """Dynamic dimension -> its only value, within its range in `dims`."""
 
 
 class Cut(Spec):
@@ -125,30 +112,23 @@ class CutStep(_Step):
     cut: Cut = Field(description="The tensors between which the graph is kept.")
 
 
-class Replacement(Spec):
-    """An operator and the local function replacing it."""
-
-    op: NodeType = Field(description="Gelu, or with its domain ns::Op.")
-    function: Callable
-    """FILE.py:NAME of an onnxscript function or of a factory of a FunctionProto."""
-    inline: bool = Field(True, description="Inline the function at each call.")
-
-
-class ReplaceStep(_NumericStep):
-    """Replace an operator by a local function."""
-
-    replace: Replacement = Field(description="An operator and its replacement.")
-
-
 class CastStep(_Step):
     """Change the type of inputs and cast them in the graph."""
 
     cast: dict[InnerName, DType] = Field(min_length=1, description="Input -> its new type.")
 
 
+def _refuse_former_kinds(step: object) -> object:
+    for kind in ("fix_dims", "replace"):
+        if isinstance(step, dict) and kind in step:
+            raise ValueError(f"{kind} is a hook now: docs/remedies/surgery.md has its code")
+    return step
+
+
 SurgeryStep = Annotated[
-    FunctionStep | RenameStep | FixDimsStep | CutStep | ReplaceStep | CastStep,
+    FunctionStep | RenameStep | CutStep | CastStep,
     OneOf(KINDS),
+    BeforeValidator(_refuse_former_kinds),
 ]
 
 

@@ -40,14 +40,14 @@ def _plan_steps(model: ModelPlan, when: str) -> Iterator[Action]:
     if golden_changes:
         options["tolerance"] = {field: spec["validate"][field] for field in _TOLERANCE}
     if before.dims and any(step.get("changes") == "nothing" for step in steps):
-        options["spans"] = size_ranges(spec, before)
+        options["spans"] = size_ranges(before)
     if any(step.get("inputs") for step in steps):
         options["seed"] = spec["source"]["seed"]
     files: list[str] = []
     data = []
     for step in steps:
-        reference, replacement = step.get("reference") or {}, step.get("replace") or {}
-        callables = [step.get("function"), replacement.get("function"), reference.get("python")]
+        reference = step.get("reference") or {}
+        callables = [step.get("function"), reference.get("python")]
         files += [function.rpartition(":")[0] for function in callables if function]
         declared = [tensor["data"] for tensor in (step.get("inputs") or {}).values()]
         files += data_files((reference, *declared))

@@ -131,8 +131,6 @@ def describe_step(step: Step) -> str:
     if kind == "cut":
         sides = {side: value[side] for side in ("inputs", "outputs") if value[side] is not None}
         return "cut " + ", ".join(f"{side} {', '.join(names)}" for side, names in sides.items())
-    if kind == "replace":
-        return f"replace {value['op']} by {value['function']}"
     if kind == "function":
         return f"function {value}"
     return f"{kind} " + ", ".join(f"{old} → {new}" for old, new in value.items())
@@ -148,8 +146,8 @@ def _apply_step(job: Job, step: Step, state: GraphState, path: Path) -> StepResu
     counts, limits, old_interface = operator_counts(before), limits_of(before), interface(before)
     inputs = interface_after(Interface(dict(state.inputs), None), [step]).inputs
     cases = None if step.get("reference") else kept_cases(job, state, step)
-    after = _write_checked(_edited(job, step, before, state, inputs, cases), path)
-    if kind_of(step) in ("function", "replace"):
+    after = _write_checked(_edited(job, step, before, inputs, cases), path)
+    if "function" in step:
         _check_interface(step, old_interface, interface(after))
     cases = cases or reference_cases(job, state, step, ports(after)[1])
     feeds = {case: tensors.inputs for case, tensors in cases.golden.items()}
@@ -188,12 +186,7 @@ def _apply_step(job: Job, step: Step, state: GraphState, path: Path) -> StepResu
 
 
 def _edited(
-    job: Job,
-    step: Step,
-    model: ModelProto,
-    state: GraphState,
-    inputs: Inputs,
-    cases: StepCases | None,
+    job: Job, step: Step, model: ModelProto, inputs: Inputs, cases: StepCases | None
 ) -> ModelProto:
     if "cut" in step and cases:
         shapes = {name: tensor["shape"] for name, tensor in inputs.items()}
@@ -203,10 +196,6 @@ def _edited(
         return edits.cut(model, step, shapes, kinds)
     if "function" in step:
         return edits.call_hook(model, step, job.project)
-    if "replace" in step:
-        return edits.replace(model, step, job.project)
-    if "fix_dims" in step:
-        return edits.fix_dims(model, step, state.inputs)
     return edits.rename(model, step) if "rename" in step else edits.cast(model, step)
 
 
@@ -223,7 +212,7 @@ def _check_interface(step: Step, before: dict[str, Any], after: dict[str, Any]) 
             ]
     changed = next(interface_changes(expected, {**after, "opset": {}}), None)
     if changed:
-        hint = "declare new inputs and outputs in the step" if "function" in step else ""
+        hint = "declare new inputs and outputs in the step"
         raise CheckFailed(f"it changed the interface of the graph: {changed}", hint)
 
 

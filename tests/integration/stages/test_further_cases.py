@@ -190,7 +190,7 @@ def test_stress_lists_differences_with_sizes_and_seed(tmp_path: Path) -> None:
     source = {"python": f"{NETWORKS}:Branches", "kwargs": kwargs}
     resolved = manifest(source=source, inputs=LENGTH, dims=LONG)
     action = next(action for action in plan_model(resolved) if action.stage == "reference")
-    spans = size_ranges(resolved, graph_points(resolved).exported)
+    spans = size_ranges(graph_points(resolved).exported)
     options = {**job.options, **action.options, "count": 12, "seed": 5, "spans": spans}
     figures = stress.run(replace(job, options=options)).figures
     assert figures["count"] == figures["compared"] == 12

@@ -263,3 +263,18 @@ def test_a_hook_that_is_wrong_at_one_size_fails(tmp_path: Path, size: int, most:
     error = surgery.error()
     assert f"it changed y at batch {size}: " in error
     assert "the graph after it has" in error
+
+
+def test_a_hook_fixes_a_dimension(tmp_path: Path) -> None:
+    text = """\
+        def change(model):
+            for value in (*model.graph.input, *model.graph.output):
+                value.type.tensor_type.shape.dim[0].dim_value = 2
+            return model
+        """
+    hook(tmp_path, text)
+    ends = {"inputs": {"x": {"shape": [2, 3, 8, 8]}}, "outputs": {"y": {"shape": [2, 5]}}}
+    surgery = Surgery(tmp_path, conv_bn(), [{"function": HOOK, **ends}])
+    assert surgery.run().status == "passed"
+    assert ports(surgery.graph)[0][0]["shape"] == [2, 3, 8, 8]
+    assert [*surgery.job.options["cases"]] == ["opt"]

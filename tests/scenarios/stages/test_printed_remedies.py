@@ -66,7 +66,8 @@ def test_the_tried_remedy_works_unchanged_and_refusals_name_others(deformed: Pro
     assert "engine:deform:ort" in captured.passed
     assert "DeformConv: 1 node, from plugins/models/deform.py:13" in captured.out
     replacement = remedy(captured, "surgery")
-    assert replacement.startswith("surgery: [{replace: {op: DeformConv, function: ")
+    function = "plugins/hooks/deform_conv.py:replace_deform_conv"
+    assert replacement.startswith(f'surgery: [{{function: "{function}"}}]')
     again = deformed.doit("verify:deform:ort", "engine:deform:rtx")
     assert "verify:deform:ort" in again.passed
     # the reason of the next run leaves out the list of remedies

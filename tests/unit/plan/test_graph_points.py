@@ -64,16 +64,6 @@ def test_golden_cases_follow_a_rename_and_validate_uses_those_of_each_graph() ->
     assert list(actions["simplify:net"].options["inputs"]) == ["x"]
 
 
-def test_a_fixed_dimension_reruns_the_reference_but_not_the_export() -> None:
-    actions = plan({"fix_dims": {"batch": 2}})
-    assert actions["export:net"] == plan()["export:net"]
-    assert actions["reference:net"].options["cases"] == {"opt": {"batch": 2}}
-    assert actions["simplify:net"].options["inputs"]["x"]["shape"] == [2, 4]
-    assert actions["validate:net"].options["cases"] == {"opt": {}}
-    assert actions["validate:net"].inputs["case.opt"].path == "net/reference/opt.npz"
-    assert actions["engine:net:rtx"].options["dims"] == {}
-
-
 FREED = {
     "function": "a.py:free", "inputs": {"x": {"shape": ["batch", 4]}}, "changes": "numbers",
     "reference": {"python": "a.py:truth"},
@@ -113,7 +103,7 @@ def test_a_cut_graph_has_the_dimensions_of_its_inputs() -> None:
 
 def test_files_of_steps_are_sources_of_their_target() -> None:
     steps = [
-        {"replace": {"op": "Gelu", "function": "plugins/ops/gelu.py:gelu"}},
+        {"function": "plugins/ops/gelu.py:gelu"},
         {**HOOK, "changes": "numbers", "reference": {"npz": "data/truth.npz"}, **LATER},
         {
             "function": "plugins/hooks/b.py:f",

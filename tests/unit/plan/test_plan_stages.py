@@ -378,7 +378,7 @@ def test_surgery_depends_on_what_its_steps_load() -> None:
         "reference": {"npz": "data/truth.npz"},
     }
     replacement = {
-        "replace": {"op": "Gelu", "function": "plugins/ops/gelu.py:f"},
+        "function": "plugins/ops/gelu.py:f",
         "changes": "numbers",
         "reference": {"python": "plugins/truth.py:f"},
     }
