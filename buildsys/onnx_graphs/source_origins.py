@@ -6,40 +6,23 @@ import json
 from collections import deque
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
-SCHEMA = "buildsys/origins/2"
-_FARTHEST = 64  # visited nodes in the search for a known origin
-
-
-class Origin(NamedTuple):
-    """A source line ``file:line`` and a module path; "" if unknown."""
-
-    line: str
-    module: str
-
-    def __str__(self) -> str:
-        """Return e.g. ``plugins/models/net.py:12, module layers.0``, without unknown parts."""
-        return ", ".join(
-            part for part in (self.line, self.module and f"module {self.module}") if part
-        )
+SCHEMA = "buildsys/origins/3"
+_FARTHEST = 64  # visited nodes in the search for a known line
 
 
-def read_origins(file: Path | None) -> dict[str, Origin]:
-    """Read tensor -> origin; {} for an unusable file."""
+def read_origins(file: Path | None) -> dict[str, str]:
+    """Read tensor -> ``file:line``; {} for an unusable file."""
     try:
         content = json.loads(file.read_text(encoding="utf-8")) if file else {}
-        if content.get("schema") != SCHEMA:
-            return {}
-        return {name: Origin(*origin) for name, origin in content["tensors"].items()}
+        return dict(content["tensors"]) if content.get("schema") == SCHEMA else {}
     except (OSError, ValueError, AttributeError, KeyError, TypeError):
         return {}
 
 
-def origin_of(
-    node: Any, producers: Mapping[str, Any], origins: Mapping[str, Origin]
-) -> Origin | None:
-    """Find the origin of a NodeProto or its nearest predecessor.
+def origin_of(node: Any, producers: Mapping[str, Any], origins: Mapping[str, str]) -> str:
+    """Find the line of a NodeProto or its nearest predecessor, or "".
 
     Simplifiers and converters rename and insert nodes, so the name of a tensor may be unknown.
     ``producers`` maps the tensors of the graph to their nodes.
@@ -51,4 +34,4 @@ def origin_of(
             if name in origins:
                 return origins[name]
         waiting.extend(producers[name] for name in current.input if name in producers)
-    return None
+    return ""

@@ -34,7 +34,7 @@ from buildsys.stages.common.golden_check import (
 from buildsys.stages.common.remedies import OnnxOperator, format_remedies, refusal_remedies
 from buildsys.stages.common.rounding_noise import excuse_noise, is_unstable
 from buildsys.stages.operators.implementation import Implementation, implementation_of
-from buildsys.stages.operators.local_functions import nodes_of, operator_of, split_operator
+from buildsys.stages.operators.local_functions import nodes_of, operator_of
 from buildsys.workers.job import Job
 
 Tensors = Mapping[str, Tensor]
@@ -105,7 +105,8 @@ def _refuse_unimplemented(model: ModelProto, implementation: Implementation) -> 
     missing = [node for node in nodes if operator_of(node) not in implemented]
     if missing:
         op, first = operator_of(missing[0]), missing[0].name or missing[0].output[0]
-        operator, opset = OnnxOperator(*split_operator(op)), opsets(model).get("ai.onnx", 0)
+        domain, _, name = op.partition("::")
+        operator, opset = OnnxOperator(domain, name), opsets(model).get("ai.onnx", 0)
         remedies = refusal_remedies(operator, "onnxruntime", opset)
         raise StageError(
             f"nothing implements {op} for ONNX Runtime (node {first})",

@@ -7,7 +7,6 @@ differences between checkouts are stripped as well.
 
 from __future__ import annotations
 
-import ast
 import json
 import re
 from collections.abc import Iterator, MutableSequence
@@ -18,30 +17,29 @@ import onnx
 
 from buildsys.models.user_code import innermost_location
 from buildsys.onnx_graphs.onnx_file import all_nodes
-from buildsys.onnx_graphs.source_origins import SCHEMA, Origin
+from buildsys.onnx_graphs.source_origins import SCHEMA
 
 # torch.export: outermost frame first; TorchScript's doc strings: innermost first
 _CAPTURED = re.compile(r'File "(?P<file>[^"]+)", line (?P<line>\d+), in ')
 _TRACED = re.compile(r"^(?P<file>\S.*)\((?P<line>\d+)\): ", re.MULTILINE)
 _TRACER = "/torch/jit/_trace.py"
-_STACK, _SCOPES = "pkg.torch.onnx.stack_trace", "pkg.torch.onnx.name_scopes"
+_STACK = "pkg.torch.onnx.stack_trace"
 # ``pkg.``: stack traces with paths and lines of the user's checkout, symbols and parameters of the
 # captured program, folded constants; ``namespace``: file, class and modules of a node
 _TRACES = ("pkg.", "namespace")
 
 
-def node_origins(model: onnx.ModelProto, project: Path) -> dict[str, Origin]:
-    """Map tensors to origins, as far as the exporter recorded them."""
+def node_origins(model: onnx.ModelProto, project: Path) -> dict[str, str]:
+    """Map tensors to source lines, as far as the exporter recorded them."""
     lines: dict[str, str] = {}  # many nodes come from one call
-    origins: dict[str, Origin] = {}
+    origins: dict[str, str] = {}
     for node in all_nodes(model.graph):
         notes = {entry.key: entry.value for entry in node.metadata_props}
         trace = notes.get(_STACK) or node.doc_string
         if trace and trace not in lines:
             lines[trace] = source_line(trace, project)
-        origin = Origin(lines.get(trace, ""), _module_path(notes.get(_SCOPES, ""), node.name))
-        if any(origin):
-            origins.update(dict.fromkeys(filter(None, node.output), origin))
+        if line := lines.get(trace):
+            origins.update(dict.fromkeys(filter(None, node.output), line))
     return origins
 
 
@@ -58,28 +56,10 @@ def source_line(trace: str, project: Path) -> str:
     return innermost_location(frames, project)
 
 
-def write_origins(origins: dict[str, Origin], path: Path) -> None:
+def write_origins(origins: dict[str, str], path: Path) -> None:
     """Write the origins."""
     content = {"schema": SCHEMA, "tensors": origins}
     path.write_text(json.dumps(content, ensure_ascii=False) + "\n", encoding="utf-8")
-
-
-def _module_path(scopes: str, node: str) -> str:
-    """Find the path of a node's module: ``layers.0.conv``."""
-    try:
-        names = ast.literal_eval(scopes)[:-1] if scopes else node.split("/")[:-1]
-    except (ValueError, SyntaxError):
-        return ""
-    path: list[str] = []
-    # a name is absolute, relative to the enclosing module, or relative to the one before
-    for name in filter(None, map(str, names)):
-        if path and name.startswith(f"{'.'.join(path)}."):
-            path = [name]
-        elif path and name.startswith(f"{path[-1]}."):
-            path[-1] = name
-        else:
-            path.append(name)
-    return ".".join(path)
 
 
 def strip_traces(model: onnx.ModelProto) -> None:

@@ -13,8 +13,7 @@ from buildsys.errors import StageError
 from buildsys.models.user_code import find_object, load_module, reraise_as_stage_error
 from buildsys.onnx_graphs.onnx_file import all_nodes, subgraphs
 
-FUNCTIONS_IR_VERSION = 8  # the first with local functions
-_IR_VERSION = 10
+_FUNCTIONS_IR_VERSION, _IR_VERSION = 8, 10  # the first with local functions, ours
 _ONNX = ("", "ai.onnx")
 
 
@@ -30,7 +29,7 @@ def function_model(references: Mapping[str, str], project: Path) -> ModelProto:
     for op, reference in references.items():
         loaded = load_functions(reference, project)
         if op not in map(operator_of, loaded):  # any name is taken for that of the operator
-            loaded[0].domain, loaded[0].name = split_operator(op)
+            loaded[0].domain, _, loaded[0].name = op.partition("::")
         for function in loaded:
             name = operator_of(function)
             if functions.setdefault(name, function) != function:
@@ -91,12 +90,6 @@ def operator_of(item: NodeProto | FunctionProto) -> str:
     return f"{'onnx' if item.domain in _ONNX else item.domain}::{name}"
 
 
-def split_operator(op: str) -> tuple[str, str]:
-    """Return domain and name."""
-    domain, _, name = op.partition("::")
-    return domain, name
-
-
 def nodes_of(item: ModelProto | FunctionProto) -> Iterator[NodeProto]:
     """Yield all nodes, also of subgraphs and local functions."""
     if isinstance(item, ModelProto):
@@ -123,16 +116,16 @@ def add_functions(model: ModelProto, functions: ModelProto) -> list[str]:
     origins = origins_of(functions)
     remove_functions(model, origins)
     model.functions.extend(functions.functions)
-    for function in functions.functions:
-        merge_opsets(model, function, origins[operator_of(function)])
-    model.ir_version = max(model.ir_version, FUNCTIONS_IR_VERSION)
     by_name = {operator_of(function): function for function in functions.functions}
+    for op, function in by_name.items():
+        _merge_opsets(model, function, f"{op} ({origins[op]})")
+    model.ir_version = max(model.ir_version, _FUNCTIONS_IR_VERSION)
     called = set()
     for node in nodes_of(model):
         op = operator_of(node)
         if op in by_name:
             called.add(op)
-            check_call(node, by_name[op], f"the local function {op} ({origins[op]})")
+            _check_call(node, by_name[op], f"{op} ({origins[op]})")
     return [
         f"the local function {origin} is unused: no node of the graph is {op}"
         for op, origin in origins.items()
@@ -141,23 +134,15 @@ def add_functions(model: ModelProto, functions: ModelProto) -> list[str]:
 
 
 def remove_functions(model: ModelProto, operators: Collection[str]) -> bool:
-    """Remove functions and their private helpers; return False if there were none."""
-    removable = {operator_of(function) for function in model.functions} & set(operators)
-    if not removable:
-        return False
-    helpers = {operator_of(node) for function in model.functions for node in nodes_of(function)}
-    while removable:
-        remaining = [
-            function for function in model.functions if operator_of(function) not in removable
-        ]
-        del model.functions[:]
-        model.functions.extend(remaining)
-        called = {operator_of(node) for node in nodes_of(model)}
-        removable = {operator_of(function) for function in remaining} & helpers - called
-    return True
+    """Remove functions; return False if there were none."""
+    remaining = [f for f in model.functions if operator_of(f) not in operators]
+    is_changed = len(remaining) < len(model.functions)
+    del model.functions[:]
+    model.functions.extend(remaining)
+    return is_changed
 
 
-def merge_opsets(model: ModelProto, function: FunctionProto, origin: str) -> None:
+def _merge_opsets(model: ModelProto, function: FunctionProto, title: str) -> None:
     """Add the domains that a function imports to a model.
 
     Raises: StageError: the model imports another version, with other operators.
@@ -173,9 +158,8 @@ def merge_opsets(model: ModelProto, function: FunctionProto, origin: str) -> Non
         )):  # fmt: skip
             name = domain or "opset"
             raise StageError(
-                f"the local function {operator_of(function)} ({origin}) is of {name}"
-                f" {entry.version}, the model of {name} {versions[domain]}, with other versions of"
-                " its operators",
+                f"the local function {title} is of {name} {entry.version}, the model of {name}"
+                f" {versions[domain]}, with other versions of its operators",
                 f"write the function for {name} {versions[domain]}",
             )
 
@@ -191,10 +175,10 @@ def _since(node: NodeProto, version: int) -> int | None:
         return None
 
 
-def check_call(node: NodeProto, function: FunctionProto, what: str) -> None:
+def _check_call(node: NodeProto, function: FunctionProto, title: str) -> None:
     """Compare a node with the function that it calls.
 
-    Raises: StageError: the node has other inputs, outputs or attributes; ``what`` begins it.
+    Raises: StageError: the node has other inputs, outputs or attributes.
     """
     attributes = {attribute.name for attribute in node.attribute}
     required = set(function.attribute)
@@ -204,7 +188,7 @@ def check_call(node: NodeProto, function: FunctionProto, what: str) -> None:
         names.append("number of inputs or outputs")
     if names:
         raise StageError(
-            f"{what} does not fit the node {node.name or node.output[0]}: they differ in the"
-            f" {names[0]}",
+            f"the local function {title} does not fit the node {node.name or node.output[0]}:"
+            f" they differ in the {names[0]}",
             "correct the inputs and attributes of the function",
         )

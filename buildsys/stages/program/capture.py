@@ -15,7 +15,6 @@ from buildsys.models.sources.source_module import needs_gpu
 from buildsys.models.torch_model import dtype_name, make_network
 from buildsys.models.user_code import describe_exception
 from buildsys.onnx_graphs.result_types import TensorPort
-from buildsys.onnx_graphs.source_origins import Origin
 from buildsys.stages.export.origins import source_line, write_origins
 from buildsys.stages.export.request import (
     ExportRequest,
@@ -55,14 +54,10 @@ def write_program(job: Job) -> ProgramResult:
     if needs_gpu(job.options["source"]):  # it is built into engines for other devices
         program = move_to_device_pass(program, "cpu")
     ports = ports_of(program, request)
-    origins = {
-        node.name: Origin(source_line(node.stack_trace, job.project), "")
-        for node in program.graph.nodes
-        if node.stack_trace
+    lines = {
+        node.name: source_line(node.stack_trace or "", job.project) for node in program.graph.nodes
     }
-    write_origins(
-        {name: origin for name, origin in origins.items() if origin.line}, job.outputs["origins"]
-    )
+    write_origins({name: line for name, line in lines.items() if line}, job.outputs["origins"])
     for module in program.graph_module.modules():
         for node in getattr(module, "graph", program.graph).nodes:
             node.meta = {name: node.meta[name] for name in _KEPT if name in node.meta}

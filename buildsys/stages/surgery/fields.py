@@ -11,7 +11,6 @@ from buildsys.manifest.schema.base import (
     OneOf,
     Spec,
     TensorName,
-    Word,
 )
 from buildsys.manifest.schema.files import ProjectFile
 from buildsys.manifest.schema.network import InputData

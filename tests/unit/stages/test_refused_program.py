@@ -5,7 +5,6 @@ from __future__ import annotations
 from pathlib import Path
 
 from buildsys.backends.interface import BuildRequest, GraphRefusedError, UnsupportedNode
-from buildsys.onnx_graphs.source_origins import Origin
 from buildsys.stages.common.remedies import explain_refusal
 from buildsys.stages.export.origins import write_origins
 from buildsys.workers.job import Job
@@ -13,7 +12,7 @@ from buildsys.workers.job import Job
 
 def test_a_refused_call_has_the_line_of_the_user(tmp_path: Path) -> None:
     origins, program = tmp_path / "origins.json", tmp_path / "program.pt2"
-    write_origins({"swish": Origin("plugins/net.py:12", "")}, origins)
+    write_origins({"swish": "plugins/net.py:12"}, origins)
     nodes = (
         UnsupportedNode(3, "swish", "my::swish", "no kernel"),
         UnsupportedNode(None, "", "aten::svd", "no kernel"),
