@@ -25,22 +25,20 @@ from buildsys.backends.interface import (
 )
 from buildsys.backends.onnxruntime.description import DESCRIPTION
 from buildsys.backends.onnxruntime.engine_session import (
+    RECORD_PLACEMENT,
     add_providers,
+    check_placement,
     check_providers,
     compile_graph,
     engine_session_options,
     open_engine,
+    read_placement,
 )
 from buildsys.backends.onnxruntime.execution_providers import (
     compiles,
     engine_providers,
     is_simulated,
     runs_on_cpu_only,
-)
-from buildsys.backends.onnxruntime.placement import (
-    check_placement,
-    read_placement,
-    record_placement,
 )
 from buildsys.backends.onnxruntime.session import OrtGraph, session_options
 from buildsys.errors import StageError, Unavailable
@@ -132,7 +130,7 @@ def _save_and_open(request: BuildRequest, source: Path, level: str) -> OrtGraph:
         _save_optimized(request, source, level, data)
     session = engine_session_options(options, _load_level(options))
     if not runs_on_cpu_only(options):
-        record_placement(session)
+        session.add_session_config_entry(RECORD_PLACEMENT, "1")
     return open_engine(engine, session, options, request.operators)
 
 
@@ -169,7 +167,7 @@ def slowest_layers(
     engine: Path, options: Options, operators: tuple[OperatorUse, ...], inputs: Mapping[str, Tensor]
 ) -> list[Figures]:
     """Return the slowest nodes, [] on a GPU: its profiler sees launches."""
-    from buildsys.backends.onnxruntime.placement import read_layers
+    from buildsys.backends.onnxruntime.graphs import read_layers  # needs onnx
 
     if any(selected.provider.needs_nvidia for selected in engine_providers(options)):
         return []

@@ -1,31 +1,41 @@
-"""Sessions of engines with their execution providers."""
+"""Sessions of engines with their execution providers, and the provider of each node.
+
+ONNX Runtime gives a node to the first provider that takes it, and what is left to the CPU without a
+word. It also puts nodes on the CPU that a GPU could run: those that compute shapes, as their
+results are needed there. These have no inputs but shapes and constants.
+"""
 
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterator
 from contextlib import redirect_stdout
 from functools import cache
 from importlib import import_module
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import onnxruntime as ort
 
 from buildsys.backends.cuda_gpus import find_driver
-from buildsys.backends.interface import OperatorUse, Options
+from buildsys.backends.interface import Figures, OperatorUse, Options
 from buildsys.backends.onnxruntime.execution_providers import (
     CPU,
     EngineProvider,
     Provider,
+    allows_cpu,
     engine_providers,
     openvino_plugin_options,
     runs_on_cpu_only,
 )
 from buildsys.backends.onnxruntime.session import FAILURES, OrtGraph, explain, session_options
-from buildsys.errors import StageError, Unavailable
+from buildsys.errors import CheckFailed, StageError, Unavailable
+from buildsys.onnx_graphs.graph_reader import read_graph
 from buildsys.system.cpu import usable_cores
 
 _SPINNING = ("session.intra_op.allow_spinning", "session.inter_op.allow_spinning")
+RECORD_PLACEMENT = "session.record_ep_graph_assignment_info"
+_SINCE_PLACEMENT = "1.24"  # the first ONNX Runtime that reports it
 _MODES = {"sequential": "ORT_SEQUENTIAL", "parallel": "ORT_PARALLEL"}
 
 
@@ -199,3 +209,91 @@ def compile_graph(source: Path, engine: Path, options: Options, level: str) -> N
         refusal = explain("cannot keep what its providers compile", error)
         hint = "remove ep_context: the nodes are then compiled at every load"
         raise StageError(refusal.problem, refusal.hint or hint) from error
+
+
+_SHAPES = ("Shape", "Size")
+_MOST_NAMED = 100  # in a result
+_MOST_IN_A_SENTENCE = 5  # in a sentence
+
+
+class _Node(NamedTuple):
+    operator: str
+    name: str
+
+    def __str__(self) -> str:
+        return f"{self.name} ({self.operator})" if self.name else f"a {self.operator}"
+
+
+def read_placement(graph: OrtGraph, model: Path, options: Options) -> Figures:
+    """Read {provider: {"nodes": …}} of a session; {} if ONNX Runtime does not report it.
+
+    The CPU has further figures: ``shapes``, its nodes that compute shapes, and ``names``, the first
+    of the others.
+    """
+    if not hasattr(graph.session, "get_provider_graph_assignment_info"):
+        if allows_cpu(options):
+            return {}
+        raise Unavailable(
+            f"onnxruntime {ort.__version__} does not report the providers of nodes, so nodes on the"
+            " CPU would go unnoticed",
+            f"pip install 'onnxruntime>={_SINCE_PLACEMENT}', or add cpu to providers",
+        )
+    by_title = {selected.provider.title: selected.name for selected in engine_providers(options)}
+    nodes: dict[str, list[_Node]] = {name: [] for name in by_title.values() if name != CPU}
+    for part in graph.session.get_provider_graph_assignment_info():
+        placed = nodes.setdefault(by_title.get(part.ep_name, CPU), [])
+        for node in part.get_nodes():
+            domain = "" if node.domain in ("", "ai.onnx") else f"{node.domain}::"
+            placed.append(_Node(f"{domain}{node.op_type}", node.name))
+    placement: Figures = {name: {"nodes": len(placed)} for name, placed in nodes.items()}
+    if on_cpu := nodes.get(CPU):
+        of_shapes = {*_shape_nodes(read_graph(model).graph)}
+        others = [str(node) for node in on_cpu if node not in of_shapes]
+        placement[CPU] |= {"shapes": len(on_cpu) - len(others), "names": others[:_MOST_NAMED]}
+    return placement
+
+
+def check_placement(placement: Figures, options: Options) -> Iterator[str]:
+    """Yield a message about nodes on the CPU."""
+    others = [name for name in placement if name != CPU]
+    if not others:
+        return
+    elsewhere = sum(placement[name]["nodes"] for name in others)
+    on_cpu = placement.get(CPU, {})
+    if not elsewhere:
+        raise CheckFailed(
+            f"no node runs on {' or '.join(others)}: all {on_cpu.get('nodes', 0)} run on the CPU",
+            "read in the log if it did not start, give the inputs fixed shapes, replace the"
+            " operators that it does not support, or use providers: [cpu]",
+        )
+    count = on_cpu.get("nodes", 0) - on_cpu.get("shapes", 0)
+    if not count:
+        return
+    run = "runs" if count == 1 else "run"
+    names = [
+        *on_cpu["names"][:_MOST_IN_A_SENTENCE],
+        *(["…"] if count > _MOST_IN_A_SENTENCE else []),
+    ]
+    text = f"{count} of {count + elsewhere} nodes {run} on the CPU: {', '.join(names)}"
+    if not allows_cpu(options):
+        raise CheckFailed(
+            f"{text}; providers lists only {', '.join(others)}",
+            "add cpu at the end of providers to allow it, or replace these operators",
+        )
+    yield text
+
+
+def _shape_nodes(graph: Any) -> Iterator[_Node]:
+    """Yield the nodes of a graph, not of bodies in it, that compute shapes or constants only."""
+    from buildsys.onnx_graphs.onnx_file import operator_name  # needs onnx
+
+    constants, sizes = {tensor.name for tensor in graph.initializer}, set[str]()
+    for node in graph.node:
+        inputs = {name for name in node.input if name}
+        if node.op_type in _SHAPES or (inputs & sizes and inputs <= sizes | constants):
+            sizes.update(node.output)
+        elif inputs <= constants and not node.op_type.startswith("Random"):
+            constants.update(node.output)
+        else:
+            continue
+        yield _Node(operator_name(node), node.name)

@@ -1,11 +1,12 @@
-"""Graphs and ONNX Runtime: its operators and kernels, nodes it refuses, facts of a saved graph."""
+"""Graphs and ONNX Runtime: its operators, refused nodes, facts of a saved graph, slow nodes."""
 
 from __future__ import annotations
 
+import json
 import math
 import re
-from collections import Counter
-from collections.abc import Collection, Iterator, Mapping
+from collections import Counter, defaultdict
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -15,7 +16,8 @@ from google.protobuf.message import DecodeError
 from onnx import ModelProto, TensorProto, helper
 from onnxruntime.capi import onnxruntime_pybind11_state as ort_state
 
-from buildsys.backends.interface import Figures, Options, UnsupportedNode, shares
+from buildsys.backends.interface import Figures, Options, UnsupportedNode, shares, slowest
+from buildsys.backends.onnxruntime.execution_providers import provider_name
 from buildsys.errors import CheckFailed
 from buildsys.onnx_graphs.graph_reader import read_graph
 from buildsys.onnx_graphs.onnx_file import dtype_name, ports, subgraphs
@@ -233,3 +235,54 @@ def source_nodes(source: Any, engine: Any) -> dict[str, list[str]]:
             origins[place] = origins[following]
     pairs = zip(engine.node, origins, strict=True)
     return {node.name: own[:_MOST_NODES] for node, own in pairs if node.name and own != [node.name]}
+
+
+_SUFFIX = "_kernel_time"  # events end with it
+_CONTAINERS = ("If", "Loop", "Scan")  # the nodes of their bodies have times as well
+_NAMES = {"float": "float32", "double": "float64"}  # others have ONNX's names
+_NARROWEST_FIRST = (
+    "int4", "uint4", "float8e4m3fn", "float8e5m2", "int8", "uint8", "bfloat16", "float16",
+    "float32", "float64",
+)  # fmt: skip
+
+
+def read_layers(profile: Path, *, with_providers: bool = False) -> list[Figures]:
+    """Read the slowest nodes with their mean times, without the first run.
+
+    ``with_providers`` adds the provider of each, and its share of the time of all nodes.
+    """
+    events = json.loads(profile.read_bytes())
+    runs = sorted(event["ts"] for event in events if event.get("name") == "model_run")
+    begin, count = (runs[1], len(runs) - 1) if len(runs) > 1 else (runs[0], 1)
+    nodes: dict[str, Mapping[str, Any]] = {}
+    times_ms: dict[str, float] = defaultdict(float)
+    by_provider: dict[str, float] = defaultdict(float)
+    for event in events:
+        name, arguments = str(event.get("name", "")), event.get("args", {})
+        is_node = name.endswith(_SUFFIX) and arguments.get("op_name") not in _CONTAINERS
+        if is_node and event["ts"] >= begin:
+            name, time_ms = name.removesuffix(_SUFFIX), event["dur"] / 1000 / count
+            nodes[name] = arguments
+            times_ms[name] += time_ms
+            by_provider[provider_name(str(arguments.get("provider", "")))] += time_ms
+    of_time = shares(by_provider)
+    layers = []
+    for name, timed in slowest(times_ms):
+        kind, provider = str(nodes[name].get("op_name", "")), str(nodes[name].get("provider", ""))
+        layer = {"name": name, "kind": kind, "precision": _precision(nodes[name]), **timed}
+        if with_providers:
+            share = of_time.get(provider_name(provider), 0.0)
+            layer |= {"provider": provider_name(provider), "provider_share": round(share, 4)}
+        layers.append(layer)
+    return layers
+
+
+def _precision(arguments: Mapping[str, Any]) -> str | None:
+    """Return the narrowest type of activations or weights among inputs and outputs."""
+    outputs = list(_types(arguments.get("output_type_shape", ())))
+    dtypes = {*outputs, *_types(arguments.get("input_type_shape", ()))}
+    return next((dtype for dtype in _NARROWEST_FIRST if dtype in dtypes), next(iter(outputs), None))
+
+
+def _types(ports: Iterable[Mapping[str, Any]]) -> list[str]:
+    return [_NAMES.get(name, name) for port in ports for name in port]

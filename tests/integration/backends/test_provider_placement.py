@@ -17,18 +17,16 @@ from small_graphs import make_model, weights, write
 
 from buildsys.backends.onnxruntime import backend
 from buildsys.backends.onnxruntime.engine_session import (
+    RECORD_PLACEMENT,
     add_providers,
+    check_placement,
     engine_session_options,
     is_plugin,
     load_cuda_libraries,
     open_engine,
+    read_placement,
 )
 from buildsys.backends.onnxruntime.execution_providers import PROVIDERS, openvino_plugin_options
-from buildsys.backends.onnxruntime.placement import (
-    check_placement,
-    read_placement,
-    record_placement,
-)
 from buildsys.errors import CheckFailed, StageError, Unavailable
 from buildsys.onnx_graphs.tensors import tensor_of
 
@@ -57,7 +55,7 @@ def cpu_session_placement(folder: Path, options: dict[str, Any]) -> dict[str, An
     model = write(folder, reshaped())
     cpu = engine_options("onnxruntime")
     session = engine_session_options(cpu, "disable")
-    record_placement(session)
+    session.add_session_config_entry(RECORD_PLACEMENT, "1")
     return read_placement(open_engine(model, session, cpu, ()), model, options)
 
 

@@ -9,8 +9,7 @@ from typing import Any
 import pytest
 from onnx import GraphProto, NodeProto, TensorProto, helper
 
-from buildsys.backends.onnxruntime.graphs import source_nodes
-from buildsys.backends.onnxruntime.placement import read_layers
+from buildsys.backends.onnxruntime.graphs import read_layers, source_nodes
 
 
 def event(name: str, ts: int, dur: int, operator: str = "", **types: Any) -> dict[str, Any]:
