@@ -25,11 +25,7 @@ from buildsys.backends.tensorrt import network_edits, version_adapter
 from buildsys.backends.tensorrt.calibrator import attach_calibrator
 from buildsys.backends.tensorrt.engine_tensors import add_profiles, resolve_profiles
 from buildsys.backends.tensorrt.library import (
-    FLAGS,
     POOLS,
-    PRECISION_FLAGS,
-    TACTIC_SOURCES,
-    VERBOSITY,
     Messages,
     TensorRTLibrary,
     build_failure,
@@ -37,6 +33,7 @@ from buildsys.backends.tensorrt.library import (
     load_failure,
     log_of,
     quantization_of,
+    value_of,
 )
 from buildsys.backends.tensorrt.network import (
     Parsed,
@@ -87,16 +84,19 @@ def configure(
         builder.max_threads = options["max_threads"]
     config.builder_optimization_level = options["builder_optimization_level"]
     config.avg_timing_iterations = options["avg_timing_iterations"]
-    config.profiling_verbosity = VERBOSITY.of(library, options["profiling_verbosity"])
+    config.profiling_verbosity = value_of(
+        library, "ProfilingVerbosity", options["profiling_verbosity"]
+    )
     if options["max_aux_streams"] is not None:
         config.max_aux_streams = options["max_aux_streams"]
-    for field in POOLS.members:
+    for field in POOLS:
         if options.get(field) is not None:
-            config.set_memory_pool_limit(POOLS.of(library, field), options[field])
+            pool = value_of(library, "MemoryPoolType", field)
+            config.set_memory_pool_limit(pool, options[field])
     version_adapter.set_fields(library, config, options)
     if options.get("tactic_sources") is not None:
-        bits = {1 << int(TACTIC_SOURCES.of(library, name)) for name in options["tactic_sources"]}
-        config.set_tactic_sources(sum(bits))
+        sources = [value_of(library, "TacticSource", name) for name in options["tactic_sources"]]
+        config.set_tactic_sources(sum({1 << int(source) for source in sources}))
     core = options.get("dla_core")
     if core is not None:
         if core >= builder.num_DLA_cores:
@@ -108,11 +108,10 @@ def configure(
     fields = {flag: bool(options[name]) for name, flag in _FLAG_FIELDS.items() if name in options}
     # tf32 is the only flag that is on by default
     changed = {flag: value for flag, value in fields.items() if value or flag == "tf32"}
-    changed |= options["flags"]
-    flags = [(name, FLAGS.of(library, name), is_on) for name, is_on in changed.items()]
-    flags += [(name, PRECISION_FLAGS.of(library, name), True) for name in precision_flags(options)]
+    changed |= options["flags"] | dict.fromkeys(precision_flags(options), True)
     ignored = []
-    for name, flag, is_on in flags:
+    for name, is_on in changed.items():
+        flag = value_of(library, "BuilderFlag", name)
         if is_on:
             config.set_flag(flag)
         else:

@@ -9,7 +9,7 @@ import numpy as np
 
 from buildsys.backends.cuda_device import Device
 from buildsys.backends.interface import Calibration, read_batches
-from buildsys.backends.tensorrt.library import DTYPES, FEATURES, TensorRTLibrary
+from buildsys.backends.tensorrt.library import FEATURES, TensorRTLibrary, dtype_words
 from buildsys.onnx_graphs.tensors import Array
 from buildsys.system.files import replace_file
 
@@ -23,7 +23,7 @@ def attach_calibrator(
 
     The batches are uploaded to the GPU one after the other.
     """
-    trt, dtypes = library.trt, DTYPES.words(library)
+    trt, dtypes = library.trt, dtype_words(library)
     inputs = [network.get_input(index) for index in range(network.num_inputs)]
     shapes = {tensor.name: tuple(tensor.shape) for tensor in inputs}
     types = {tensor.name: np.dtype(dtypes[tensor.dtype]) for tensor in inputs}

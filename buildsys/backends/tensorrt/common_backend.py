@@ -8,21 +8,16 @@ from pathlib import Path
 
 from buildsys.backends.cuda_gpus import Gpu, find_driver, gpu_facts
 from buildsys.backends.interface import Figures, OperatorUse, Options, check_precision
-from buildsys.backends.tensorrt.library import (
-    CAPABILITIES,
-    TensorRTLibrary,
-    check_fields,
-    join_or,
-)
+from buildsys.backends.tensorrt.library import TensorRTLibrary, check_fields, join_or
 from buildsys.backends.tensorrt.plugin_loading import load_plugins
 from buildsys.backends.tensorrt.session import TensorRtSession
+from buildsys.backends.tensorrt_rtx.description import DESCRIPTION
 from buildsys.errors import StageError, Unavailable
 from buildsys.system.files import sha256_of
 
 # TensorRT-RTX's builder needs the CUDA driver for them
 _GPU_FLAGS = ("refit", "refit_identical", "strip_plan")
 _FIRST_WITH = {"fp16": (5, 3), "int8": (6, 1), "bf16": (8, 0), "fp8": (8, 9)}
-_RTX_GPUS = [capability for capability in CAPABILITIES.members if capability != "current"]
 _PRECISION_HINT = "lower precision_share to accept this engine, or see docs/precision.md"
 
 
@@ -82,8 +77,9 @@ def _gpu(library: TensorRTLibrary, purpose: str) -> Gpu:
         hint = driver.remedy or "run it on a machine with such a GPU"
         raise Unavailable(f"{purpose}, and here {driver.missing}", hint)
     gpu = driver.gpus[0]
-    if library.has("builds for other GPUs") and gpu.compute_capability not in _RTX_GPUS:
-        where = f"run it on a GPU of compute capability {join_or(_RTX_GPUS)}"
+    generations = DESCRIPTION.gpu_generations if library.has("builds for other GPUs") else ()
+    if generations and gpu.compute_capability not in generations:
+        where = f"run it on a GPU of compute capability {join_or(generations)}"
         hint = f"{where}, or build the engine with backend: tensorrt for this one"
         raise Unavailable(f"TensorRT-RTX does not run on {_title(gpu)}", hint)
     return gpu

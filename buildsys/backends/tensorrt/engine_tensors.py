@@ -15,7 +15,13 @@ import numpy as np
 from buildsys.backends.cuda_device import Buffer, Device
 from buildsys.backends.interface import DeviceTensor, Port
 from buildsys.backends.tensorrt import version_adapter
-from buildsys.backends.tensorrt.library import DTYPES, FORMATS, Messages, TensorRTLibrary
+from buildsys.backends.tensorrt.library import (
+    FORMATS,
+    Messages,
+    TensorRTLibrary,
+    dtype_words,
+    find_value,
+)
 from buildsys.errors import StageError
 from buildsys.onnx_graphs.tensors import BIT_DTYPES, Array, Tensor, tensor_of
 
@@ -115,7 +121,8 @@ class EnginePort(Port):
 
 def read_ports(library: TensorRTLibrary, engine: Any) -> tuple[EnginePort, ...]:
     """Read the inputs and outputs of an engine, in the order of its network."""
-    trt, dtypes, formats = library.trt, DTYPES.words(library), FORMATS.words(library)
+    trt, dtypes = library.trt, dtype_words(library)
+    formats = {find_value(library, "TensorFormat", word): word for word in FORMATS}
     tensors = []
     for index in range(engine.num_io_tensors):
         name = engine.get_tensor_name(index)

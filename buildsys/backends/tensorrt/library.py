@@ -10,12 +10,12 @@ from __future__ import annotations
 import logging
 import re
 import threading
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cache
 from types import ModuleType
-from typing import Any, NamedTuple
+from typing import Any
 
 from buildsys.backends.cuda_gpus import format_size
 from buildsys.backends.interface import Options
@@ -80,148 +80,83 @@ def join_or(names: Sequence[str]) -> str:
     return " or ".join([", ".join(names[:-1]), names[-1]]) if len(names) > 1 else "".join(names)
 
 
-class Member(NamedTuple):
-    """A value of an enumeration."""
-
-    name: str
-    generations: tuple[str, ...] = GENERATIONS
-
-
-class EnumTable(NamedTuple):
-    """The values of one enumeration by their words in manifests."""
-
-    enumeration: str
-    members: Mapping[str, Member]
-
-    def of(self, library: TensorRTLibrary, word: str) -> Any:
-        """Return the value for a word."""
-        member = self.members[word]
-        value = getattr(getattr(library.trt, self.enumeration, None), member.name, None)
-        if library.generation not in member.generations or value is None:
-            text = f"{library.release} has no {word}"
-            raise StageError(text, f"{join_or(member.generations)} has")
-        return value
-
-    def words(self, library: TensorRTLibrary) -> dict[Any, str]:
-        """Return the words of all values of the library."""
-        owner = getattr(library.trt, self.enumeration, None)
-        values = {
-            word: getattr(owner, member.name, None)
-            for word, member in self.members.items()
-            if library.generation in member.generations
-        }
-        return {value: word for word, value in values.items() if value is not None}
-
-
-def _table(enumeration: str, words: Mapping[tuple[str, ...], str]) -> EnumTable:
-    """Make a table of values named like their words, by generations."""
-    members = {
-        word: Member(word.upper(), generations)
-        for generations, text in words.items()
-        for word in text.split()
-    }
-    return EnumTable(enumeration, members)
-
-
-DTYPES = EnumTable(
-    "DataType",
-    {
-        "float32": Member("FLOAT"),
-        "float16": Member("HALF"),
-        "bfloat16": Member("BF16", SINCE_10),
-        "int8": Member("INT8"),
-        "uint8": Member("UINT8"),
-        "int32": Member("INT32"),
-        "int64": Member("INT64", SINCE_10),
-        "bool": Member("BOOL"),
-        "float8e4m3fn": Member("FP8"),
-        "float8e8m0": Member("E8M0", SINCE_10),
-        "int4": Member("INT4", SINCE_10),
-        "float4e2m1": Member("FP4", SINCE_10),
-    },
-)
-FLAGS = _table("BuilderFlag", {
-    GENERATIONS: "tf32 sparse_weights direct_io gpu_fallback refit version_compatible"
-    " exclude_lean_runtime debug",
-    SINCE_10: "refit_individual refit_identical strip_plan weight_streaming strict_nans"
-    " editable_timing_cache disable_compilation_cache monitor_memory distributive_independence",
-    (RTX,): "require_user_allocation",
-})  # fmt: skip
-_GPUS = ("7.5", "8.0", "8.6", "8.9", "12.0", "12.1")
-CAPABILITIES = EnumTable(
-    "ComputeCapability",
-    {name: Member(f"SM{name.replace('.', '')}", (RTX,)) for name in _GPUS}
-    | {"current": Member("CURRENT", (RTX,))},
-)
-TILING = _table("TilingOptimizationLevel", {SINCE_10: "none fast moderate full"})
-VERBOSITY = _table("ProfilingVerbosity", {GENERATIONS: "layer_names_only none detailed"})
-POOLS = _table("MemoryPoolType", {
-    GENERATIONS: "workspace tactic_dram dla_managed_sram dla_local_dram dla_global_dram",
-    SINCE_10: "tactic_shared_memory",
-})  # fmt: skip
-PRECISION_FLAGS = EnumTable(
-    "BuilderFlag",
-    {
-        "fp16": Member("FP16", UNTIL_10),
-        "bf16": Member("BF16", (TRT_10,)),
-        "int8": Member("INT8", UNTIL_10),
-        "obey": Member("OBEY_PRECISION_CONSTRAINTS", UNTIL_10),
-        "prefer": Member("PREFER_PRECISION_CONSTRAINTS", UNTIL_10),
-    },
-)
-TACTIC_SOURCES = _table("TacticSource", {
-    UNTIL_10: "cublas cublas_lt cudnn", GENERATIONS: "edge_mask_convolutions jit_convolutions",
-})  # fmt: skip
-HARDWARE = _table("HardwareCompatibilityLevel", {
-    GENERATIONS: "none ampere_plus", SINCE_10: "same_compute_capability",
-})  # fmt: skip
-FORMATS = _table("TensorFormat", {
-    GENERATIONS: "linear chw2 chw4 chw16 chw32 hwc hwc8 hwc16 dhwc dhwc8 cdhw32 dla_linear dla_hwc4"
-})  # fmt: skip
-
-# fields that not all generations have, unless they have a value that requests nothing
-_FIELDS: Mapping[str, tuple[str, ...]] = {
-    **dict.fromkeys(("tactic_shared_memory", "tiling_optimization_level"), SINCE_10),
-    **dict.fromkeys(("l2_limit_for_tiling", "refit_identical", "refit_individual"), SINCE_10),
-    **dict.fromkeys(("strip_plan", "weight_streaming"), SINCE_10),
-    "layer_precisions": UNTIL_10,
+DTYPES = (
+    "float32", "float16", "bfloat16", "int8", "uint8", "int32", "int64", "bool", "float8e4m3fn",
+    "float8e8m0", "int4", "float4e2m1",
+)  # fmt: skip
+FORMATS = (
+    "linear", "chw2", "chw4", "chw16", "chw32", "hwc", "hwc8", "hwc16", "dhwc", "dhwc8", "cdhw32",
+    "dla_linear", "dla_hwc4",
+)  # fmt: skip
+POOLS = (
+    "workspace", "tactic_dram", "dla_managed_sram", "dla_local_dram", "dla_global_dram",
+    "tactic_shared_memory",
+)  # fmt: skip
+_NAMES = {  # TensorRT's, where they are not the words of manifests in upper case
+    "float32": "FLOAT", "float16": "HALF", "bfloat16": "BF16", "float8e4m3fn": "FP8",
+    "float8e8m0": "E8M0", "float4e2m1": "FP4", "obey": "OBEY_PRECISION_CONSTRAINTS",
+    "prefer": "PREFER_PRECISION_CONSTRAINTS",
+}  # fmt: skip
+# fields that not all generations have
+_FLAG_FIELDS = ("refit_identical", "refit_individual", "strip_plan", "weight_streaming")
+_ENUMERATIONS = {
+    "tactic_sources": "TacticSource",
+    "hardware_compatibility": "HardwareCompatibilityLevel",
+    "tiling_optimization_level": "TilingOptimizationLevel",
 }
-_REQUESTS_NOTHING: tuple[object, ...] = (None, False, "none", (), [])
+
+
+def find_value(library: TensorRTLibrary, enumeration: str, word: str) -> Any:
+    """Find the value of an enumeration for a word of manifests, None if the library lacks it."""
+    name = f"SM{word.replace('.', '')}" if word[0].isdigit() else _NAMES.get(word, word.upper())
+    return getattr(getattr(library.trt, enumeration, None), name, None)
+
+
+def value_of(library: TensorRTLibrary, enumeration: str, word: str) -> Any:
+    """Return the value of an enumeration for a word of manifests."""
+    value = find_value(library, enumeration, word)
+    if value is None:
+        raise StageError(f"{library.release} has no {word}", "use another version of TensorRT")
+    return value
+
+
+def dtype_words(library: TensorRTLibrary) -> dict[Any, str]:
+    """Return ONNX's names of the data types that the library has."""
+    values = {find_value(library, "DataType", word): word for word in DTYPES}
+    return {value: word for value, word in values.items() if value is not None}
 
 
 def check_fields(library: TensorRTLibrary, options: Mapping[str, Any]) -> None:
     """Check an engine's fields against the library."""
-    needs: list[tuple[str, tuple[str, ...]]] = [
-        (field, generations)
-        for field, generations in _FIELDS.items()
-        if options.get(field, None) not in _REQUESTS_NOTHING
-    ]
-    needs += [
-        (f"flags.{flag}", FLAGS.members[flag].generations) for flag in options.get("flags", {})
-    ]
-    for name, table in (("tactic_sources", TACTIC_SOURCES), ("hardware_compatibility", HARDWARE)):
-        values: Iterable[str] = options.get(name) or ()
-        values = (values,) if isinstance(values, str) else values
-        needs += [(f"{name}: {value}", table.members[value].generations) for value in values]
-    strong = options.get("typing", "strong") == "strong"
-    needs.append(("typing: strong", SINCE_10) if strong else ("typing: weak", UNTIL_10))
-    if options.get("quantization") == "implicit":
-        needs.append(("quantization: implicit", UNTIL_10))
+    words = [("BuilderFlag", f"flags.{flag}", flag) for flag in options.get("flags", {})]
+    words += [("BuilderFlag", flag, flag) for flag in _FLAG_FIELDS if options.get(flag)]
+    words += [("MemoryPoolType", p, p) for p in POOLS if options.get(p) is not None]
+    for name, enumeration in _ENUMERATIONS.items():
+        values: Sequence[str] = options.get(name) or ()
+        for value in (values,) if isinstance(values, str) else values:
+            words.append((enumeration, f"{name}: {value}", value))
+    strong, until_10 = is_strong(options), library.generation in UNTIL_10
     if not strong:
         layers = [entry["precision"] for entry in options.get("layer_precisions", ())]
-        needs += [
-            (f"precision: {name}", PRECISION_FLAGS.members[name].generations)
-            for name in (options["precision"], *layers)
-            if name != "fp32"
-        ]
-    unsupported: dict[str, None] = {}
-    for name, generations in needs:
-        if library.generation not in generations:
-            own = [v for v in generations if options["backend"] != "tensorrt" or v != RTX]
-            unsupported[f"{name} ({join_or(own or generations)} can)"] = None
-    if unsupported:
+        precisions = [name for name in (options["precision"], *layers) if name != "fp32"]
+        words += [("BuilderFlag", f"precision: {name}", name) for name in precisions]
+    supported = {
+        title: word == "none" or find_value(library, enumeration, word) is not None
+        for enumeration, title, word in words
+    }
+    supported["typing: strong" if strong else "typing: weak"] = (
+        library.generation in SINCE_10 if strong else until_10
+    )
+    if options.get("l2_limit_for_tiling") is not None:
+        supported["l2_limit_for_tiling"] = library.generation in SINCE_10
+    if options.get("layer_precisions"):
+        supported["layer_precisions"] = until_10
+    if options.get("quantization") == "implicit":
+        supported["quantization: implicit"] = until_10
+    if unsupported := [title for title, is_supported in supported.items() if not is_supported]:
         text = f"{library.release} does not support {' and '.join(unsupported)}"
-        raise StageError(text, "use another version, or remove the field from the engine")
+        other = "TensorRT 10 or later" if library.generation == TRT_8 else "TensorRT 10 or 8.6"
+        raise StageError(text, f"use {other}, or remove the field from the engine")
 
 
 def is_strong(options: Mapping[str, Any]) -> bool:

@@ -22,7 +22,13 @@ from buildsys.backends.interface import (
     raise_refused,
 )
 from buildsys.backends.tensorrt import version_adapter
-from buildsys.backends.tensorrt.library import DTYPES, Messages, TensorRTLibrary, is_strong, log_of
+from buildsys.backends.tensorrt.library import (
+    Messages,
+    TensorRTLibrary,
+    dtype_words,
+    is_strong,
+    log_of,
+)
 from buildsys.errors import StageError
 from buildsys.models.user_code import load_callable, reraise_as_stage_error
 from buildsys.onnx_graphs.graph_reader import read_graph
@@ -235,7 +241,7 @@ def _differences(
     dims: Mapping[str, Mapping[str, Any]],
 ) -> Iterator[str]:
     """Yield differences between a network's ports and the manifest's."""
-    words = DTYPES.words(library)
+    words = dtype_words(library)
     by_name = {tensor.name: tensor for tensor in tensors}
     if by_name.keys() != declared.keys():
         own, expected = ", ".join(by_name) or "none", ", ".join(declared) or "none"

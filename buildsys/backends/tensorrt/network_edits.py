@@ -12,7 +12,14 @@ from typing import Any
 
 from buildsys.backends.interface import DTYPE_OF_PRECISION, Figures, shares
 from buildsys.backends.tensorrt import version_adapter
-from buildsys.backends.tensorrt.library import DTYPES, FORMATS, Messages, TensorRTLibrary
+from buildsys.backends.tensorrt.library import (
+    DTYPES,
+    Messages,
+    TensorRTLibrary,
+    dtype_words,
+    find_value,
+    value_of,
+)
 from buildsys.backends.tensorrt.network import io_tensors
 from buildsys.errors import StageError
 from buildsys.models.user_code import (
@@ -38,20 +45,20 @@ def set_formats(
             text = f"io.{name}: the graph has no input or output of this name"
             raise StageError(text, f"it has {', '.join(tensors)}")
         if chosen["format"] is not None:
-            tensor.allowed_formats = 1 << int(FORMATS.of(library, chosen["format"]))
+            tensor.allowed_formats = 1 << int(value_of(library, "TensorFormat", chosen["format"]))
         dtype = chosen["dtype"]
         if dtype is None:
             continue
-        if dtype not in DTYPES.members:
+        value, words = find_value(library, "DataType", dtype), dtype_words(library)
+        if dtype not in DTYPES or value is None:
             text = f"io.{name}.dtype: {library.title} has no tensors of {dtype}"
-            raise StageError(text, f"it has {', '.join(DTYPES.members)}")
-        value = DTYPES.of(library, dtype)
+            raise StageError(text, f"it has {', '.join(words.values())}")
         if tensor.dtype == value:
             continue
         if strong:
             raise StageError(
                 f"io.{name}.dtype: {dtype} differs from the graph's type,"
-                f" {DTYPES.words(library)[tensor.dtype]}, which a strongly typed engine keeps",
+                f" {words[tensor.dtype]}, which a strongly typed engine keeps",
                 "cast it in the graph (surgery), or set typing: weak",
             )
         tensor.dtype = value
@@ -59,7 +66,7 @@ def set_formats(
 
 def computed_layers(library: TensorRTLibrary, network: Any) -> list[Any]:
     """Return the layers with a choice of precision."""
-    kinds, words = library.trt.LayerType, DTYPES.words(library)
+    kinds, words = library.trt.LayerType, dtype_words(library)
     layers = [network.get_layer(index) for index in range(network.num_layers)]
     return [
         layer
@@ -86,7 +93,7 @@ def set_layer_precisions(
     for layer in computed:
         matching = [entry for entry in entries if fnmatchcase(layer.name, entry["layers"])]
         if matching:
-            dtype = DTYPES.of(library, DTYPE_OF_PRECISION[matching[-1]["precision"]])
+            dtype = value_of(library, "DataType", DTYPE_OF_PRECISION[matching[-1]["precision"]])
             version_adapter.set_layer_precision(library, layer, dtype)
 
 
@@ -141,7 +148,7 @@ def network_facts(
     A dynamic size has the parser's name, or that of the ``declared`` input: a name given to a
     network whose shapes have been read is an error in TensorRT 8.6.
     """
-    dtypes = DTYPES.words(library)
+    dtypes = dtype_words(library)
 
     def facts(tensor: Any) -> Figures:
         named = dict(enumerate(declared.get(tensor.name, {}).get("shape") or ()))

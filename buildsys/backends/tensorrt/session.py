@@ -30,7 +30,7 @@ from buildsys.backends.tensorrt import version_adapter
 from buildsys.backends.tensorrt.engine_tensors import LINEAR
 from buildsys.backends.tensorrt.inference import Inference
 from buildsys.backends.tensorrt.inspector import precision_facts, read_layers
-from buildsys.backends.tensorrt.library import DTYPES, TensorRTLibrary, load_failure, log_of
+from buildsys.backends.tensorrt.library import TensorRTLibrary, dtype_words, load_failure, log_of
 from buildsys.errors import StageError
 from buildsys.onnx_graphs.tensors import Tensor
 
@@ -115,7 +115,7 @@ class TensorRtSession(Inference):
     @property
     def stand_in_types(self) -> dict[str, str]:
         """Types that this TensorRT lacks, and those of its parser instead."""
-        words = DTYPES.words(self._library).values()
+        words = dtype_words(self._library).values()
         return {lacked: dtype for lacked, dtype in _STAND_INS.items() if lacked not in words}
 
     def memory_figures(self) -> Figures:

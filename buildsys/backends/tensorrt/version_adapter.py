@@ -16,17 +16,15 @@ from typing import Any
 
 from buildsys.backends.interface import BuildRequest, Options, UnsupportedNode
 from buildsys.backends.tensorrt.library import (
-    CAPABILITIES,
-    HARDWARE,
     RTX,
     SINCE_10,
-    TILING,
     TRT_8,
     TRT_10,
     TRT_11,
     UNTIL_10,
     TensorRTLibrary,
     log_of,
+    value_of,
 )
 from buildsys.errors import StageError
 from buildsys.onnx_graphs.graph_reader import Weight
@@ -232,14 +230,15 @@ def set_fields(library: TensorRTLibrary, config: Any, options: Options) -> None:
         config.set_preview_feature(library.trt.PreviewFeature.PROFILE_SHARING_0806, True)
     if library.generation in SINCE_10:
         level, limit_bytes = options["tiling_optimization_level"], options["l2_limit_for_tiling"]
-        config.tiling_optimization_level = TILING.of(library, level)
+        config.tiling_optimization_level = value_of(library, "TilingOptimizationLevel", level)
         if limit_bytes is not None:
             config.l2_limit_for_tiling = limit_bytes
     if library.generation == RTX and options.get("compute_capabilities"):
         capabilities = tuple(dict.fromkeys(options["compute_capabilities"]))
         config.num_compute_capabilities = len(capabilities)
         for index, name in enumerate(capabilities):
-            config.set_compute_capability(CAPABILITIES.of(library, name), index)
+            capability = value_of(library, "ComputeCapability", name)
+            config.set_compute_capability(capability, index)
     if library.generation != RTX and options.get("hardware_compatibility", "none") != "none":
-        level = HARDWARE.of(library, options["hardware_compatibility"])
-        config.hardware_compatibility_level = level
+        level = options["hardware_compatibility"]
+        config.hardware_compatibility_level = value_of(library, "HardwareCompatibilityLevel", level)

@@ -4,11 +4,26 @@ from __future__ import annotations
 
 import ast
 from functools import cache
+from typing import get_args
 
 import pytest
-from trt_names import API, MODULES, PACKAGE, Use, missing, table_uses, unclassified, uses
+from trt_double import RecordingTensorRt
+from trt_names import MODULES, PACKAGE, Use, missing, unclassified, uses
 
-from buildsys.backends.tensorrt import library
+from buildsys.backends.tensorrt import library, options
+from buildsys.backends.tensorrt_rtx import options as rtx_options
+
+WORDS = {
+    "DataType": library.DTYPES,
+    "TensorFormat": get_args(options.TensorFormat),
+    "BuilderFlag": (*get_args(options.OtherFlag), *get_args(rtx_options.RtxFlag), "obey", "prefer"),
+    "MemoryPoolType": library.POOLS,
+    "TacticSource": get_args(options.TacticSource),
+    "ComputeCapability": get_args(rtx_options.ComputeCapability),
+    "TilingOptimizationLevel": ("none", "fast", "moderate", "full"),
+    "HardwareCompatibilityLevel": ("none", "ampere_plus", "same_compute_capability"),
+    "ProfilingVerbosity": ("layer_names_only", "none", "detailed"),
+}
 
 
 @cache
@@ -31,12 +46,17 @@ def test_every_attribute_of_tensorrt_has_a_known_owner(module: str) -> None:
     assert unclassified((PACKAGE / module).read_text(), module) == []
 
 
-@pytest.mark.parametrize(("enumeration", "member", "generations"), list(table_uses()))
-def test_the_tables_list_exactly_the_versions_with_a_value(
-    enumeration: str, member: str, generations: tuple[str, ...]
+@pytest.mark.parametrize(("enumeration", "words"), WORDS.items())
+def test_every_word_of_manifests_is_a_value_of_some_version(
+    enumeration: str, words: tuple[str, ...]
 ) -> None:
-    having = tuple(each for each in library.GENERATIONS if member in API[each].get(enumeration, ()))
-    assert generations == having
+    doubles = [RecordingTensorRt(generation) for generation in library.GENERATIONS]
+    lacking = [
+        word
+        for word in words
+        if all(library.find_value(made.library, enumeration, word) is None for made in doubles)
+    ]
+    assert lacking == []
 
 
 def test_the_walk_finds_known_uses() -> None:

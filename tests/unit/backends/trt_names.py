@@ -96,14 +96,6 @@ def missing(use: Use) -> list[str]:
     return [each for each in use.generations if use.name not in _names(API[each], use.owner)]
 
 
-def table_uses() -> Iterator[tuple[str, str, tuple[str, ...]]]:
-    """Yield enumeration, member and generations of every entry in the tables."""
-    for table in vars(library).values():
-        if isinstance(table, library.EnumTable):
-            for member in table.members.values():
-                yield table.enumeration, member.name, member.generations
-
-
 def _names(api: dict[str, list[str]], owner: str) -> list[str]:
     return api.get(owner, []) if owner else list(api)
 
