@@ -1,8 +1,7 @@
 """``load_engine`` on a GPU, compared with TensorRT used directly.
 
 Runs in an interpreter with TensorRT, numpy and cuda-bindings, with torch and cupy too if they are
-there: run_engine.py [FOLDER]. Prints a line per check and ends with 1 if one fails. FOLDER keeps
-the engine and the figures.
+there: run_engine.py FOLDER. Prints a line per check and ends with 1 if one fails.
 """
 
 from __future__ import annotations
@@ -10,7 +9,6 @@ from __future__ import annotations
 import json
 import statistics
 import sys
-import tempfile
 import time
 import traceback
 from collections.abc import Callable
@@ -154,15 +152,6 @@ def check_device_arrays(file: Path) -> str:
             assert_equal(host_of(bound()), expected_of(file, 2 * x))
             given._buffer.upload(x)
             assert_equal(host_of(bound()), expected)
-
-        class Interface:
-            __cuda_array_interface__ = given.__cuda_array_interface__
-
-        assert_equal(host_of(engine(x=Interface())), expected)  # type: ignore[arg-type]
-        refused(lambda: engine(x=DeviceArray("float64", given.shape)), "convert it on the GPU")
-        refused(lambda: engine.run({"x": x}, stream=5), "so it cannot use `stream`")
-        Interface.__cuda_array_interface__ = {**given.__cuda_array_interface__, "strides": (4,) * 4}
-        refused(lambda: engine(x=Interface()), "is not contiguous in GPU memory")
     return str(given)
 
 
@@ -230,24 +219,18 @@ def check_threads(file: Path) -> str:
     inputs = [x_of(1 + seed % 8, seed) for seed in range(16)]
     expected = [expected_of(file, x) for x in inputs]
     counts = []
-    for concurrency in (None, 2, 1):
+    for concurrency in (None, 1):
         with load_engine(file, concurrency=concurrency) as engine, ThreadPoolExecutor(4) as threads:
-            for _ in range(4):
-                for found, wanted in zip(
-                    threads.map(lambda x: engine(x=x), inputs), expected, strict=True
-                ):
-                    assert_equal(found, wanted)
             # errors of one thread do not reach another
-            calls = [threads.submit(engine, x=x_of(17)) for _ in range(4)]
-            calls += [threads.submit(engine, x=inputs[0]) for _ in range(4)]
-            for submitted in calls[:4]:
+            wrong = [threads.submit(engine, x=x_of(17)) for _ in range(4)]
+            outputs = threads.map(lambda x: engine(x=x), inputs)
+            for actual, values in zip(outputs, expected, strict=True):
+                assert_equal(actual, values)
+            for submitted in wrong:
                 refused(submitted.result, "no optimization profile")
-            for submitted in calls[4:]:
-                assert_equal(submitted.result(), expected[0])
             counts.append(len(engine._pool._all))
     assert counts[0] <= 4, counts
-    assert counts[1] <= 2, counts
-    assert counts[2] == 1, counts
+    assert counts[1] == 1, counts
     return f"contexts: {counts}"
 
 
@@ -303,60 +286,44 @@ def check_library(name: str) -> Callable[[Path], str]:
 
 def check_latency(file: Path) -> str:
     """Compare calls of the engine with bare loops, in turns."""
-    lines = [line for batch in (1, 8) for line in latencies(file, batch, graphs=True)]
-    others = [line for batch in (1, 8) for line in latencies(file, batch, graphs=False)]
-    print("\n".join([*lines, *others]))
-    slow = [line for line in lines if "SLOW" in line]
+    ratios = {}
+    for batch in (1, 8):
+        x, bare = x_of(batch), bare_of(file, batch)
+        with load_engine(file) as engine, bare.device.current():
+            on_gpu: Any = DeviceArray.from_host(x)
+            out: Any = {name: DeviceArray("float32", bare.shapes[name]) for name in ("mean", "y")}
+            bound = engine.bind({"x": on_gpu}, out=out)
+            pairs: dict[str, tuple[Callable[[], object], Callable[[], object]]] = {
+                "host arrays": (lambda: bare.host(x=x), lambda: engine(x=x)),  # noqa: B023
+                "device arrays": (bare.on_device, lambda: engine(x=on_gpu)),  # noqa: B023
+                "device arrays, bound": (bare.on_device, bound),
+            }
+            ratios |= {f"{name}, batch {batch}": ratio(*pair) for name, pair in pairs.items()}
+        bare.close()
+    slow = {name: value for name, value in ratios.items() if value > LIMIT}
     assert not slow, slow
-    return f"limit {LIMIT}"
+    return ", ".join(f"{name}: {value:.3f}" for name, value in ratios.items())
 
 
-def latencies(file: Path, batch: int, *, graphs: bool) -> list[str]:
-    x, bare = x_of(batch), bare_of(file, batch)
-    options = {"cuda_graphs": graphs}
-    with load_engine(file, options=options) as engine, bare.device.current():
-        given: Any = DeviceArray.from_host(x)
-        out: Any = {name: DeviceArray("float32", bare.shapes[name]) for name in ("mean", "y")}
-        pairs: dict[str, tuple[Callable[[], object], Callable[[], object]]] = {
-            "host arrays": (lambda: bare.host(x=x), lambda: engine(x=x)),
-            "device arrays": (bare.on_device, lambda: engine(x=given)),
-            "device arrays, out": (bare.on_device, lambda: engine.run({"x": given}, out=out)),
-        }
-        suffix = "" if graphs else ", no graph"
-        lines = [compare(f"batch {batch}, {name}{suffix}", *pair) for name, pair in pairs.items()]
-    bare.close()
-    return lines
+def ratio(theirs: Callable[[], object], ours: Callable[[], object]) -> float:
+    """Time both in turns; return the median ratio of neighbours."""
 
-
-def compare(name: str, theirs: Callable[[], object], ours: Callable[[], object]) -> str:
-    def median_ms(function: Callable[[], object]) -> float:
-        taken = []
+    def median_ns(function: Callable[[], object]) -> float:
+        times = []
         for _ in range(RUNS):
             begun = time.perf_counter_ns()
             function()
-            taken.append((time.perf_counter_ns() - begun) / 1e6)
-        return statistics.median(taken[2:])
+            times.append(time.perf_counter_ns() - begun)
+        return statistics.median(times[2:])
 
-    ratios, bare, own = [], [], []
-    for function in (theirs, ours):
-        median_ms(function)
+    ratios = []
     for number in range(ROUNDS):
         order = (theirs, ours) if number % 2 else (ours, theirs)
-        taken = {function: median_ms(function) for function in order}
-        bare.append(taken[theirs])
-        own.append(taken[ours])
+        taken = {function: median_ns(function) for function in order}
         ratios.append(taken[ours] / taken[theirs])
-    ratios.sort()
-    spread = round(ROUNDS / 2 - 0.98 * ROUNDS**0.5)  # 95 % interval of the median
-    low, high = ratios[spread - 1], ratios[-spread]
-    ratio = statistics.median(ratios)
-    verdict = "ok" if ratio <= LIMIT else "SLOW"
-    FIGURES[name] = {"bare_ms": bare, "engine_ms": own, "ratio": ratio, "interval": [low, high]}
-    times = f"bare {statistics.median(bare):.4f} ms, engine {statistics.median(own):.4f} ms"
-    return f"  {name:44} {times}, ratio {ratio:.4f} [{low:.4f}, {high:.4f}] {verdict}"
+    return statistics.median(ratios[1:])
 
 
-FIGURES: dict[str, Any] = {}
 CHECKS: dict[str, Callable[[Path], str]] = {
     "host arrays": check_host_arrays,
     "device arrays": check_device_arrays,
@@ -371,26 +338,15 @@ CHECKS: dict[str, Callable[[Path], str]] = {
 
 
 def main() -> int:
-    folder = Path(sys.argv[1] if len(sys.argv) > 1 else tempfile.mkdtemp())
-    folder.mkdir(parents=True, exist_ok=True)
-    if not find_driver().gpus:
-        sys.exit(find_driver().missing)
-    gpu = find_driver().gpus[0]
-    print(f"TensorRT {trt.__version__}, {gpu.name}, Python {sys.version.split()[0]}", flush=True)
-    begun = time.perf_counter()
-    file = build(folder)
-    print(f"built in {time.perf_counter() - begun:.1f} s, {file.stat().st_size} bytes", flush=True)
-    failed = {}
+    folder = Path(sys.argv[1])
+    print(f"TensorRT {trt.__version__}, {find_driver().gpus[0].name}", flush=True)
+    file, failed = build(folder), 0
     for name, check in CHECKS.items():
         try:
             print(f"ok {name}: {check(file)}", flush=True)
         except Exception:
-            failed[name] = traceback.format_exc()
-            print(f"FAILED {name}\n{failed[name]}", flush=True)
-    answer = {"tensorrt": trt.__version__, "gpu": gpu.name, "latency": FIGURES, "failed": failed}
-    text = json.dumps(answer)
-    (folder / "run_engine.json").write_text(text)
-    print(f"{len(CHECKS) - len(failed)} passed, {len(failed)} failed")
+            failed += 1
+            print(f"FAILED {name}\n{traceback.format_exc()}", flush=True)
     return 1 if failed else 0
 
 

@@ -195,8 +195,7 @@ def test_the_harness_adds_nothing_to_a_bare_loop(model: str, folder: Path) -> No
     engine = engine_of(model, folder)
     options = bench_job(model, engine, folder / "options").options["engine"]
     case = str(folder / f"{model}.npz")
-    found = in_tensorrt(folder, "compare", str(engine), case, ENGINE_OPTIONS=json.dumps(options))
-    rounds = found["rounds"]
+    rounds = in_tensorrt(folder, "compare", str(engine), case, ENGINE_OPTIONS=json.dumps(options))
 
     def overhead(ours: str, bare: str) -> float:
         """Return the median ratio of neighbours: the clocks of a GPU drift between rounds."""
