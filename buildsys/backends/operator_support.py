@@ -10,7 +10,7 @@ import importlib
 import json
 import os
 import pkgutil
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from functools import cache, lru_cache
 from typing import Any
@@ -91,6 +91,7 @@ TORCHSCRIPT_OPSETS = range(7, 24)  # accepted by the exporter
 DYNAMO_OPSETS = range(18, 27)
 _REFUSAL = "_onnx_opset_unsupported"  # some symbolic functions only raise this
 _BLOCKED = "_block_list_in_opset"
+_MAX_CALL_DEPTH = 4
 
 
 def operator_schemas(operator: str) -> tuple[str, ...]:
@@ -124,11 +125,14 @@ def torchscript_from(operator: str) -> int | None:
 def dynamo_opset(operator: str) -> int | None:
     """Return the lowest opset of dynamo's translation of an overload (``aten::add.Tensor``).
 
-    0: torch decomposes it and translates the parts.
+    0: torch decomposes it and translates the parts. A translation registered for an opset may write
+    operators newer than that, an invalid file there; so their opsets count, too.
     """
     for opset in DYNAMO_OPSETS:
-        if operator in translations(opset):
-            return opset
+        functions = translations(opset).get(operator, ())
+        if functions:
+            newer = (since for function in functions for since in _newer_operators(function))
+            return max([opset, *newer])
     return 0 if _is_decomposed(operator) else None
 
 
@@ -142,10 +146,13 @@ def _only_refuses(function: Callable[..., Any]) -> bool:
 
 
 @cache
-def translations(opset: int) -> frozenset[str]:
-    """List the overloads that dynamo translates at an opset."""
-    functions = _registry_for(opset).functions
-    return frozenset(name for name in functions if isinstance(name, str))
+def translations(opset: int) -> Mapping[str, tuple[Any, ...]]:
+    """Return dynamo's translations of each overload at an opset."""
+    return {
+        name: tuple(meta.onnx_function for meta in metas)
+        for name, metas in _registry_for(opset).functions.items()
+        if isinstance(name, str)
+    }
 
 
 @lru_cache(maxsize=1)
@@ -162,6 +169,22 @@ def _registry_for(opset: int) -> ONNXRegistry:
     registry.functions = dict(_torchlib().functions)
     registry._cleanup_registry_based_on_opset_version()
     return registry
+
+
+def _newer_operators(function: Any, depth: int = 0) -> Iterator[int]:
+    """Yield the opsets of a translation's ONNX operators newer than torchlib's opset."""
+    plain = getattr(function, "func", None) or getattr(function, "function", None) or function
+    code = getattr(plain, "__code__", None)
+    if code is None or depth > _MAX_CALL_DEPTH:
+        return
+    for name in code.co_names:
+        since = abs(operator_versions().get(("", name), (0,))[0])
+        if since > DYNAMO_OPSETS[0]:
+            yield since
+        called = plain.__globals__.get(name)
+        is_onnx = callable(called) and "onnx" in str(getattr(called, "__module__", ""))
+        if is_onnx and called is not function:
+            yield from _newer_operators(called, depth + 1)
 
 
 @lru_cache(maxsize=1)

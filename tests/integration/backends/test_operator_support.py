@@ -20,6 +20,7 @@ from buildsys.errors import StageError
 from buildsys.stages.export import stage as export
 
 TYPES = {"float": TensorProto.FLOAT, "double": TensorProto.DOUBLE, "int32": TensorProto.INT32}
+DEFORMED = {"x": {"shape": ["batch", 3, 5, 5]}, "offset": {"shape": ["batch", 18, 3, 3]}}
 
 
 def exports(folder: Path, name: str, exporter: str, opset: int, **sections: Any) -> bool:
@@ -64,6 +65,13 @@ def test_a_symbolic_function_that_only_refuses_is_none(registries: ModuleType) -
     """Registered for opset 8 or 9, these raise that they need a later one."""
     assert registries.torchscript_from("aten::cumsum") == 11
     assert registries.torchscript_from("aten::where") == 9
+
+
+def test_dynamo_needs_the_opset_of_the_operators_that_it_writes(
+    registries: ModuleType, tmp_path: Path
+) -> None:
+    assert registries.dynamo_opset("torchvision::deform_conv2d") == 19
+    assert exports(tmp_path, "Deformed", "dynamo", 19, inputs=DEFORMED)
 
 
 def test_dynamo_by_its_registry_by_parts_or_not_at_all(registries: ModuleType) -> None:
