@@ -15,7 +15,6 @@ from buildsys.stages.bench.result import (
     ENGINE_CUDA_GRAPH,
     BenchCase,
     BenchResult,
-    engine_contender,
 )
 from buildsys.stages.engine.result import EngineResult, SlowLayer
 from buildsys.stages.table import BENCH, VERIFY
@@ -201,7 +200,6 @@ def timings(results: Iterable[AnyResult]) -> tuple[TimingLine, ...]:
             own: Mapping[str, Any] = contenders[name]
             gpu = own.get("gpu", {})
             is_noisy = bool(figures.get("noisy") or own.get("noisy")) or result.status == NOISY
-            has_speedup = name == engine_contender(contenders) and not is_noisy
             line = fill(
                 TimingLine,
                 own,
@@ -212,7 +210,6 @@ def timings(results: Iterable[AnyResult]) -> tuple[TimingLine, ...]:
                 batch=figures.get("batch"),
                 samples=own.get("count"),
                 p50_interval_ms=tuple(own.get("p50_interval_ms") or ()) or None,
-                speedup=figures.get("speedup") if has_speedup else None,
                 noisy=is_noisy,
                 gpu_p50_ms=gpu.get("p50_ms"),
                 gpu_p99_ms=gpu.get("p99_ms"),

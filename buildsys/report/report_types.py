@@ -51,7 +51,6 @@ class TimingLine:
     p90_ms: float | None
     p99_ms: float | None
     throughput_per_s: float | None
-    speedup: float | None
     p50_interval_ms: tuple[float, ...] | None = None  # low and high, of the median
     noisy: bool = False
     gpu_p50_ms: float | None = None  # by the GPU's clock

@@ -8,7 +8,7 @@ benchmark.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -18,7 +18,6 @@ from buildsys.backends.interface import load_backend
 from buildsys.backends.measurement import Contender, GpuTiming, LocalCall, Pace, measure
 from buildsys.errors import StageError, Unavailable
 from buildsys.onnx_graphs.tensors import Tensor, load_case
-from buildsys.report.formatting import duration
 from buildsys.stages.bench.latency import mark_noisy, noise, summarize
 from buildsys.stages.bench.result import (
     BenchCase,
@@ -68,6 +67,10 @@ def open_baselines(
 ) -> Iterator[Baselines]:
     """Yield a bench job's baselines on the CPU or GPU (``kind``)."""
     asked, baselines = job.options["bench"]["baselines"], Baselines()
+    if timing is not None and timing.transfers != "none":
+        reason = "it keeps inputs and outputs on the device, and transfers are timed"
+        yield Baselines(left_out=dict.fromkeys(asked, reason))
+        return
     with ExitStack() as stack:
         of_torch = [name for name in asked if name != ONNXRUNTIME]
         if of_torch and "network" in job.options:
@@ -86,10 +89,6 @@ def open_baselines(
         if ONNXRUNTIME in asked:
             job.progress("making the ONNX Runtime baseline")
             try:
-                if timing is not None and timing.transfers != "none":
-                    raise Unavailable(
-                        "it keeps inputs and outputs on the device, and transfers are timed"
-                    )
                 load_backend(ONNXRUNTIME)  # or it says what is missing
                 from buildsys.backends.onnxruntime.backend import load_graph
 
@@ -143,21 +142,14 @@ def run(job: Job) -> StageResult:
         with suppress(StageError):  # a benchmark is complete without them
             layers = engine.slowest_layers(job.inputs[f"case.{case}"])
             figures |= {"slowest_layers": cast(list[SlowLayer], layers)} if layers else {}
-        return _verdict(job.model, figures)
     finally:
         engine.close()
-
-
-def _verdict(model: str, figures: BenchResult) -> StageResult:
-    """Judge the figures: noisy figures are shown, but not trusted."""
     reasons = figures["noisy"]
     if not reasons:
         return StageResult(figures=figures)
     more = f" (and {len(reasons) - 1} more)" if len(reasons) > 1 else ""
-    hint = (
-        f"`buildsys build --remeasure {model}` and nightly runs measure again; limits: bench.noise"
-    )
-    return StageResult("noisy", f"{reasons[0]}{more}", hint, figures)
+    hint = f"`buildsys build --remeasure {job.model}` and nightly runs measure again"
+    return StageResult("noisy", f"{reasons[0]}{more}", f"{hint}; limits: bench.noise", figures)
 
 
 def _measure(
@@ -165,24 +157,19 @@ def _measure(
 ) -> BenchResult:
     """Time every case, again within the budget while the figures are noisy."""
     bench = job.options["bench"]
-    duration_s = bench["duration"]
-    block_s = min(Pace.block_s, duration_s)
-    pace = Pace(duration_s, bench["warmup"], bench["min_samples"], block_s)
+    block_s = min(Pace.block_s, bench["duration"])
+    pace = Pace(bench["duration"], bench["warmup"], bench["min_samples"], block_s)
     before, others = load_average(), OtherLoad(engine.processes)
     budget_s = bench["noise"]["budget"] if bench["noise"] else 0.0
     cases: dict[str, BenchCase] = {}
     for case, dims in job.options["cases"].items():
         attempts: list[BenchCase] = []
         while True:
-            again = ""
-            if attempts:
-                limit = f"gives up in {duration(budget_s)} at the latest"
-                again = f" again, attempt {len(attempts) + 1}, {limit}: {attempts[-1]['noisy'][0]}"
-            job.progress(f"preparing case {case}{again}")
             begun = time.monotonic()
             golden = job.inputs[f"case.{case}"]
             bound = engine.bind(golden, timing)
             bound |= baselines.bind(golden, job.inputs.get(f"network.case.{case}", golden))
+            again = f", attempt {len(attempts) + 1}: {attempts[-1]['noisy'][0]}" if attempts else ""
             job.progress(f"timing case {case}{again}")
             attempts.append(_measure_case(job, case, engine, bound, pace))
             taken_s = time.monotonic() - begun
@@ -191,10 +178,13 @@ def _measure(
                 break
         steadiest = min(attempts, key=lambda attempt: len(attempt["noisy"]))
         cases[case] = {"dims": dict(dims), **steadiest, "attempts": len(attempts)}
-    contenders = list(dict.fromkeys(name for case in cases.values() for name in case["contenders"]))
+    contenders = dict.fromkeys(name for case in cases.values() for name in case["contenders"])
     return {
         "cases": cases,
-        "interleaving": _describe_interleaving(contenders, pace, timing),
+        "interleaving": (
+            f"{', '.join(contenders)} in turns of at least {pace.block_s * 1000:.0f} ms and"
+            f" {pace.block_runs} calls, the order reversed every round"
+        ),
         "cpu": cpu_model(),
         "load": {
             "average_before": before,
@@ -250,12 +240,3 @@ def _settings(
     if any(role.startswith("network.case.") for role in job.inputs):
         settings["torch"] = "is the network before surgery, with its own inputs"
     return settings
-
-
-def _describe_interleaving(contenders: Sequence[str], pace: Pace, timing: GpuTiming | None) -> str:
-    turns = (
-        f"{', '.join(contenders)} in turns of at least {pace.block_s * 1000:.0f} ms and"
-        f" {pace.block_runs} calls, the order reversed every round"
-    )
-    lone = "; half of a turn runs inferences one at a time, and half runs queued inferences"
-    return turns if timing is None or timing.in_flight > 1 else turns + lone

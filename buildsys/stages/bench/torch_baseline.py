@@ -40,8 +40,6 @@ class TorchNetwork:
         self._timing = timing if kind == "gpu" else None
         if kind == "gpu" and not torch.cuda.is_available():
             raise Unavailable("this PyTorch sees no GPU", "install a PyTorch built for CUDA")
-        if self._timing is not None and self._timing.transfers != "none":
-            raise Unavailable("it keeps inputs and outputs on the device")
         self._on_gpu = kind == "gpu"
         self._device = torch.device("cuda" if self._on_gpu else "cpu")
         self._precision = job.options["bench"].get("precision", "fp32")

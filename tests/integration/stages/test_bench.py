@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import re
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -175,11 +174,8 @@ def test_a_noisy_case_is_repeated_within_the_budget(
     assert (result.status, result.figures["noisy"]) == ("passed", [])
     assert result.figures["cases"]["opt"]["attempts"] == 3
     timing = [line for line in said if line.startswith("timing case")]
-    assert timing[0] == "timing case opt"
-    assert timing[1] == (
-        "timing case opt again, attempt 2, gives up in 1 min 0 s at the latest: a neighbor"
-    )
-    assert re.fullmatch(r"timing case opt again, attempt 3, gives up in 59\.\d s .*", timing[2])
+    again = [f"timing case opt, attempt {number}: a neighbor" for number in (2, 3)]
+    assert timing == ["timing case opt", *again]
 
 
 def test_a_case_that_stays_noisy_has_the_steadiest_figures(

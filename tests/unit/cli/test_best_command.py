@@ -35,9 +35,7 @@ def engine(name: str, **fields: Any) -> EngineLine:
 def timing(name: str, p50: float) -> TimingLine:
     figures = {field.name: p50 for field in dataclasses.fields(TimingLine) if "_ms" in field.name}
     figures["p50_interval_ms"] = (p50 * 0.9, p50 * 1.1)
-    return TimingLine(
-        name, "engine", "opt", "fixed", 1, 9, throughput_per_s=1000 / p50, speedup=None, **figures
-    )
+    return TimingLine(name, "engine", "opt", "fixed", 1, 9, throughput_per_s=1000 / p50, **figures)
 
 
 @pytest.fixture

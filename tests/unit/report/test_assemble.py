@@ -114,8 +114,8 @@ def test_the_numbers_of_a_conversion_are_among_the_checks(results: Results) -> N
 
 def test_the_engine_comes_before_its_baseline(results: Results) -> None:
     first, second = report_on(results).bench[:2]
-    assert (first.contender, first.p50_ms, first.speedup) == ("engine", 2.1, 2.0)
-    assert (second.contender, second.p50_ms, second.speedup) == ("torch", 4.2, None)
+    assert (first.contender, first.p50_ms) == ("engine", 2.1)
+    assert (second.contender, second.p50_ms) == ("torch", 4.2)
 
 
 def test_layers_are_summed_over_kinds_and_devices_are_in_words(results: Results) -> None:
@@ -140,7 +140,6 @@ def test_a_benchmark_that_stays_noisy_is_neither_passed_nor_a_headline(results: 
     (line,) = (line for line in report.summary if line.target == "bench:tiny:ort-cpu")
     assert (line.status, line.outcome, line.reason) == ("noisy", "", "other processes used 40 %")
     assert {line.noisy for line in report.bench if line.engine == "ort-cpu"} == {True}
-    assert {line.speedup for line in report.bench if line.engine == "ort-cpu"} == {None}
     assert "NOISY" in render(report)
     warnings = [text for text in report.warnings if text.startswith("bench:tiny:ort-cpu")]
     assert warnings == ["bench:tiny:ort-cpu: the median is unknown"]  # the first is the reason

@@ -75,10 +75,5 @@ def test_engines_on_a_cpu_have_no_gpu_table() -> None:
     assert "on the GPU" not in page_of(result).text
 
 
-def test_only_the_engine_has_a_speedup_and_missing_baselines_have_a_reason(
-    result: Result[BenchResult],
-) -> None:
-    speedups = {line.contender: line.speedup for line in timings([result])}
-    others = "engine_cuda_graph", "torch", "torch_cuda_graph"
-    assert speedups == {"engine": 4.1, **dict.fromkeys(others)}
+def test_missing_baselines_have_a_reason(result: Result[BenchResult]) -> None:
     assert "torch.compile was not timed: there is no compiler" in bench_notes([result])

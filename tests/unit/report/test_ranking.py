@@ -38,7 +38,7 @@ def timing(engine: str, case: str, p50_ms: float, *, noisy: bool = False) -> Tim
     ends = p50_ms * 0.99, p50_ms * 1.01
     return TimingLine(
         engine, "engine", case, "batch 8", 8, 100, p50_ms, p50_ms, p50_ms, 8000 / p50_ms,
-        None, ends, noisy,
+        ends, noisy,
     )  # fmt: skip
 
 
