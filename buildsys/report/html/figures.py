@@ -11,9 +11,9 @@ from markupsafe import Markup
 
 from buildsys.report import formatting as q
 from buildsys.report.formatting import case_order
-from buildsys.report.html.charts import Axis, ChartMark, Series, draw
+from buildsys.report.html.charts import ChartMark, trend_line
 from buildsys.report.ranking import unique_names
-from buildsys.report.report_types import Ranking, Report, Table, TimingLine
+from buildsys.report.report_types import Report, Table, TimingLine
 from buildsys.report.result_files import FAILED, NOISY, PASSED
 from buildsys.stages.bench.result import ENGINE_CONTENDERS, is_recorded_noisy
 from buildsys.stages.table import BENCH, ENGINE, VERIFY
@@ -122,17 +122,7 @@ def _is_close(new: PastBuild, old: PastBuild) -> bool:
 
 
 _TABLE_BUILDS = 30  # rows below a trend
-_LARGEST = 16.0  # radius in pixels
 _ENGINE_COLORS = 3
-
-
-@dataclass(frozen=True)
-class Chart:
-    """A picture with its legend (class and name of each series) and its numbers."""
-
-    svg: Markup
-    legend: tuple[tuple[str, str], ...] = ()
-    numbers: Table | None = None
 
 
 @dataclass(frozen=True)
@@ -145,47 +135,6 @@ class PlottedContender:
     share: float | None  # its median over the slowest
     is_fastest: bool
     ratio: str  # its median over the engine's in the same benchmark, if both are steady
-
-
-def pareto(ranking: Ranking | None) -> Chart | None:
-    """Draw error against latency of the ranked engines.
-
-    None with fewer than two points: there is nothing to weigh.
-    """
-    points = [
-        (engine, engine.p50_ms or 0.0, engine.error or 0.0)
-        for engine in (ranking.ranked if ranking else ())
-        if _is_positive(engine.p50_ms) and engine.error is not None and math.isfinite(engine.error)
-    ]
-    if ranking is None or len(points) < 2:
-        return None
-    largest = max(engine.size_bytes or 0 for engine, *_ in points) or 1
-    marks: dict[bool, list[ChartMark]] = {False: [], True: []}
-    for engine, p50_ms, error in sorted(points, key=lambda point: point[1:]):
-        text = f"{q.significant(p50_ms)} ms, error {q.error(error)}, {q.size(engine.size_bytes)}"
-        marks[engine.is_optimal].append(
-            ChartMark(
-                p50_ms,
-                error,
-                f"{engine.engine}: {text}",
-                x_interval=engine.p50_interval_ms,
-                label=engine.engine,
-                radius=max(4.0, _LARGEST * math.sqrt((engine.size_bytes or 0) / largest)),
-            )
-        )
-    ends = [
-        end for engine, p50_ms, _ in points for end in (p50_ms, *(engine.p50_interval_ms or ()))
-    ]
-    svg = draw(
-        [Series("b0", marks[False], is_line=False), Series("k0 dashed", marks[True])],
-        Axis.around(ends, is_log=True, margin=0.12),
-        Axis.around([error for *_, error in points], is_log=True, margin=0.2),
-        f"Error against latency in case {ranking.case}",
-        height=280,
-        units=("ms", ""),
-    )
-    worse = "another is at least as good in every figure"
-    return Chart(svg, (("k0", "Pareto-optimal"), ("b0", worse)))
 
 
 def contenders(report: Report) -> list[tuple[str, str, list[PlottedContender]]]:
@@ -216,50 +165,29 @@ def contenders(report: Report) -> list[tuple[str, str, list[PlottedContender]]]:
     return groups
 
 
-def trend(builds: Sequence[PastBuild]) -> Chart | None:
-    """Draw the latency of builds (newest first), with intervals, failures and environments.
+def trend(builds: Sequence[PastBuild]) -> tuple[Markup, Table] | None:
+    """Draw and list the latency of builds (newest first) with their intervals.
 
     None with fewer than two latencies.
     """
-    latencies = [
-        None if build.status == FAILED else build.number("latency_p50_ms")
-        for build in reversed(builds)
-    ]
-    values = [value for value in latencies if value]
-    if len(values) < 2:
-        return None
-    marks, rows, lines = [], [], []
-    for number, (build, value) in enumerate(zip(reversed(builds), latencies, strict=True)):
-        interval = build.interval_ms
+    marks, rows = [], []
+    for build in reversed(builds):
+        value = None if build.status == FAILED else build.number("latency_p50_ms")
         parts = [build.started[:16].replace("T", " "), build.commit, NOISY * build.is_noisy]
         label, text = " ".join(filter(None, parts)), q.latency(value, noisy=build.is_noisy)
+        interval = build.interval_ms
         rows.append((label, text, q.interval(interval, noisy=build.is_noisy), build.mark))
-        if build.mark:
-            lines.append((number - 0.5, build.mark))
-        if value:
-            style = "faint" if build.is_noisy else ""
-            title = f"{label}: {text} ms"
-            marks.append(
-                ChartMark(number, value, title, y_interval=interval, style=style, radius=2.5)
-            )
-        else:
-            marks.append(ChartMark(number, None, f"{label}: failed", style="over", radius=4.0))
-    ends = [*values, *(end for mark in marks for end in mark.y_interval or () if end > 0)]
-    svg = draw(
-        [Series("k0", marks)],
-        Axis.around([0, len(builds) - 1], margin=0.02),
-        Axis.around(ends, margin=0.15),
-        f"Median latency of the last {len(builds)} builds",
-        height=130,
-        units=("", "ms"),
-        x_ticks=(),
-        lines=lines,
-    )
+        title = f"{label}: {f'{text} ms' if value else 'failed'}"
+        drawn = (interval or ()) if value else ()
+        marks.append(ChartMark(value or None, title, drawn, build.is_noisy, build.mark))
+    if sum(mark.value is not None for mark in marks) < 2:
+        return None
     columns = ("build", "p50 (ms)>", "95 % interval>", "changed before it")
     note = f"The last {_TABLE_BUILDS} of {len(builds)} builds; `buildsys history` lists all."
     notes = (note,) if len(builds) > _TABLE_BUILDS else ()
     newest = tuple(rows[: -_TABLE_BUILDS - 1 : -1])
-    return Chart(svg, numbers=Table("Builds", columns, newest, notes))
+    svg = trend_line(marks, f"Median latency of the last {len(builds)} builds", "ms")
+    return svg, Table("Builds", columns, newest, notes)
 
 
 def _steady_ms(line: TimingLine) -> float | None:

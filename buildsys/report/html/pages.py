@@ -183,7 +183,6 @@ def render_model(page: ModelPage) -> str:
                   for row in page.pipeline],
         total=total,
         headline=headline(report, shipped),
-        pareto=figures.pareto(report.ranking),
         ranking=ranking_table(report.ranking) if report.ranking else None,
         contenders=figures.contenders(report),
         trends=[(past, chart) for past in page.history if (chart := figures.trend(past.timed))],
