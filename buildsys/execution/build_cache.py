@@ -11,7 +11,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from functools import cache, partial
-from itertools import chain
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING
 
@@ -20,7 +19,7 @@ from buildsys.execution.action_key import ABSENT, ActionKey, KeyBuilder
 from buildsys.execution.recorded_reads import READ, Reads, is_followed
 from buildsys.plan.action import Action, missing_outputs
 from buildsys.store.file_digests import DigestCache
-from buildsys.store.ledger import NOISY, PASSED, UNAVAILABLE, ActionRecord, Ledger, OutputFile
+from buildsys.store.ledger import PASSED, UNAVAILABLE, ActionRecord, Ledger, OutputFile
 from buildsys.store.object_store import DamagedError, Store
 from buildsys.store.record_file import RecordError, shown
 from buildsys.store.signatures import BUILT_HERE, NO_POLICY, TrustPolicy
@@ -117,13 +116,9 @@ class BuildCache:
             for name, file in names.items():
                 (tree / name).parent.mkdir(parents=True, exist_ok=True)
                 self._store.fetch(file, tree / name)
-        except DamagedError as error:
-            self._warn("damaged", f"{error}; {record.target} is rebuilt")
-            return False
-        except OSError as error:
-            folder = self._store.folder
-            text = f"cannot restore {record.target} from the store {folder}: {error.strerror}"
-            self._warn("fetch", text)
+        except (DamagedError, OSError) as error:
+            text = f"cannot restore {record.target} from the store {self._store.folder}: {error}"
+            self._warn("fetch", f"{text}; it is rebuilt")
             return False
         with suppress(OSError):  # a read-only store: its owner removes what is unused
             os.utime(self._store.action_path(record.key))
@@ -248,9 +243,7 @@ def is_restorable(store: Store, ledger: Ledger, action: Action, key: ActionKey) 
     if ledger.is_forgotten(action.target) or not store.has_actions():
         return False
     try:
-        record = ledger.lookup(action.target, key.digest)  # without pydantic
-        if record is None or record.status == NOISY:
-            record = store.read_action(action.target, key.digest, read_only=True)
+        record = store.read_action(action.target, key.digest, read_only=True)
     except StageError:
         return False
     return (
@@ -277,22 +270,16 @@ class PlannedBuilds:
 
         Their inputs must be outputs of matching builds upstream.
         """
-        builds: dict[str, list[ActionRecord]] = {}
-        for target in self.parts:
-            self._matching(target, records, builds)
-        return {(record.target, record.key) for record in chain.from_iterable(builds.values())}
 
-    def _matching(
-        self, target: str, records: RecordsOf, builds: dict[str, list[ActionRecord]]
-    ) -> list[ActionRecord]:
-        if target not in builds:
+        @cache
+        def builds(target: str) -> list[ActionRecord]:
             made = {
                 (f"{_INPUT}{path}", file.digest)
                 for name in self.after[target]
-                for record in self._matching(name, records, builds)
+                for record in builds(name)
                 for path, file in record.files.items()
             }
-            builds[target] = [
+            return [
                 record
                 for record in records(target)
                 if _select(record.parts) == self.parts[target]
@@ -302,7 +289,8 @@ class PlannedBuilds:
                     if part[0].startswith(_INPUT) and part[1] != ABSENT
                 )
             ]
-        return builds[target]
+
+        return {(record.target, record.key) for target in self.parts for record in builds(target)}
 
 
 def planned_builds(root: Path, build: Path, actions: Mapping[str, Action]) -> PlannedBuilds:

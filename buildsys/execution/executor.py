@@ -93,8 +93,7 @@ class Executor:
             folders, pool, store, self._locks, self.ledger, self._baselines, threads, slots
         )
         self._keys = KeyBuilder(project, build, self._digests, self._db, self._baselines)
-        checked = (build, self._keys, self._db, self._digests)
-        self._checker = FreshnessChecker(*checked, trust=trust)
+        self._checker = FreshnessChecker(build, self._keys, self._db, self._digests, trust=trust)
         self.models = UpToDateModels(build, self._db, self._keys, self._checker)
 
     def is_fresh(self, target: str) -> bool:

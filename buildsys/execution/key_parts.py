@@ -192,7 +192,6 @@ def builder_versions(root: Path) -> VersionOf:
 
 LABELS = "BUILDSYS_LABELS"  # what this machine has, separated by commas
 _GIB = 1 << 30
-_HINT = "run it on a machine that has it"
 
 
 def lacking(needs: Needs) -> str:
@@ -208,31 +207,24 @@ def lacking(needs: Needs) -> str:
     labels = {label.strip() for label in os.environ.get(LABELS, "").split(",")}
     memory = _memory_bytes()
     lacks = []
-    gpu_text = "a GPU" if needs.gpu_count == 1 else f"{needs.gpu_count} GPUs"
-    gpu_text += f" named {needs.gpu}" if needs.gpu else ""
-    capability = needs.compute_capability
-    gpu_text += f" of compute capability {capability}" if capability else ""
-    if fitting < needs.gpu_count:
+    if fitting < max(needs.gpu_count, len(gpus)):  # of several, CUDA might use another one
+        text = "a GPU" if needs.gpu_count == 1 else f"{needs.gpu_count} GPUs"
+        text += f" named {needs.gpu}" if needs.gpu else ""
+        capability = needs.compute_capability
+        text += f" of compute capability {capability}" if capability else ""
+        text += " alone in CUDA_VISIBLE_DEVICES" if fitting >= needs.gpu_count else ""
         names = dict.fromkeys(f"{gpu['name']} ({gpu['compute_capability']})" for gpu in gpus)
-        lacks.append(f"{gpu_text} ({', '.join(names) or 'none'} here)")
-    elif fitting < len(gpus):  # CUDA might use another one
-        alone = "alone in CUDA_VISIBLE_DEVICES (other GPUs are visible here)"
-        lacks.append(f"{gpu_text} {alone}")
+        lacks.append(f"{text} ({', '.join(names) or 'none'} here)")
     if 0 < memory < needs.memory:
-        lacks.append(f"{in_gib(needs.memory)} of memory ({in_gib(memory)} here)")
+        lacks.append(f"{needs.memory / _GIB:.3g} GiB of memory ({memory / _GIB:.3g} GiB here)")
     lacks += [f"the label {label}" for label in needs.labels if label not in labels]
     return " and ".join(lacks)
 
 
-def in_gib(size_bytes: float) -> str:
-    """Format a size in binary units, as machines have them: 1.5 GiB."""
-    return f"{size_bytes / _GIB:.3g} GiB"
-
-
 def obstacle(lacks: str) -> tuple[str, str]:
     """Describe the problem and the next step for what a machine lacks."""
-    hint = f"{_HINT}, or list the label in {LABELS} if it applies" if "label" in lacks else _HINT
-    return f"it needs {lacks}", hint
+    hint = f", or list the label in {LABELS} if it applies" if "label" in lacks else ""
+    return f"it needs {lacks}", f"run it on a machine that has it{hint}"
 
 
 def words(name: str) -> set[str]:

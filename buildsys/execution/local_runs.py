@@ -10,13 +10,12 @@ import os
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, nullcontext, suppress
 from dataclasses import dataclass, replace
 from datetime import datetime, timezone
 from functools import partial
 from pathlib import Path
-from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from buildsys.errors import BuildsysError, CheckFailed, StageError, Unavailable, with_hint
@@ -82,18 +81,19 @@ class LocalRuns:
         """
         outputs = {role: tree / ref.path for role, ref in action.outputs.items()}
         make_folders(path.parent for path in (log, *outputs.values()))
-        devices = not _needs_no_device(action, key)
+        # without its engine or what it needs, a stage ends as unavailable before it uses a device
+        engine = action.inputs.get("engine")
+        no_engine = engine is not None and key.files[f"input:{engine.path}"] is None
+        devices = not no_engine and not lacking(action.needs)
         holding = hold_devices(self.locks, action, action.target, on_wait, needed=devices)
         with holding as held, self.slots, ExitStack() as stack:
             records = self.ledger.records(action.target) if refits else ()
-            job = stage_job(
-                action,
-                self.folders.project,
-                self.folders.build,
-                outputs,
-                threads=self.threads,
-                timing_caches=self.folders.timing_caches,
-                held=held,
+            project, build, _, timing_caches = self.folders
+            job = replace(
+                stage_job(action, project, build, outputs, timing_caches=timing_caches),
+                threads=0 if action.measures else self.threads,
+                environment=held.variables,
+                exclusive=held.names,
                 earlier=earlier_builds(action, key.parts, records, self.store),
             )
             if action.baseline is not None:
@@ -138,24 +138,15 @@ class HeldDevices(NamedTuple):
     variables: Mapping[str, str]  # they select the GPU
 
 
-_NOTHING_HELD = HeldDevices((), MappingProxyType({}))
-
-
 def stage_job(
     action: Action,
     project: Path,
     build: Path,
     outputs: Mapping[str, Path],
     *,
-    threads: int = 0,
     timing_caches: Path | None = None,
-    held: HeldDevices = _NOTHING_HELD,
-    earlier: Sequence[Mapping[str, str]] = (),
 ) -> Job:
-    """Make the job of ``action`` with inputs from ``build``.
-
-    ``threads`` and ``timing_caches`` are ignored for stages that must not or cannot use them.
-    """
+    """Make the job of ``action`` with inputs from ``build``."""
 
     def existing(files: Mapping[str, FileRef]) -> dict[str, Path]:
         paths = {role: build / ref.path for role, ref in files.items()}
@@ -174,11 +165,7 @@ def stage_job(
         advisory=existing(action.advisory),
         timing_caches=timing_caches if action.stage == ENGINE else None,
         toolchain=toolchain and locate_toolchain(*toolchain, project, os.environ),
-        threads=0 if action.measures else threads,
-        environment=held.variables,
-        exclusive=held.names,
         obstacle=obstacle(lacks) if (lacks := lacking(action.needs)) else None,
-        earlier=earlier,
         in_own_interpreter=stage_info(action.stage).in_own_interpreter,
         server=action.server,
         preload=action.preload,
@@ -202,12 +189,12 @@ def earlier_builds(
         labels = parts.keys() | record.parts.keys()
         if not {label for label in labels if parts.get(label) != record.parts.get(label)} <= graph:
             continue
-        files = {role: record.files.get(path) for role, path in paths.items()}
-        places = {r: store.object_path(file.digest) for r, file in files.items() if file}
+        files = {role: record.files[path] for role, path in paths.items() if path in record.files}
+        places = {role: str(store.object_path(file.digest)) for role, file in files.items()}
         with suppress(StageError):  # no longer stored
-            digests = {role: hash_file(str(place)).digest for role, place in places.items()}
-            if digests == {role: file and file.digest for role, file in files.items()}:
-                builds.append({role: str(place) for role, place in places.items()})
+            are_intact = [hash_file(places[r]).digest == file.digest for r, file in files.items()]
+            if all(are_intact) and files.keys() == paths.keys():
+                builds.append(places)
         if len(builds) == _EARLIER_BUILDS:
             break
     return builds
@@ -261,10 +248,3 @@ def expected_obstacle(action: Action, project: Path) -> str:
     from buildsys.system.programs import missing_requirement  # not needed by a run
 
     return "; ".join(missing_requirement(located, names, on_gpu=on_gpu, remedy=remedy) or ())
-
-
-def _needs_no_device(action: Action, key: ActionKey) -> bool:
-    """Check that a stage ends as unavailable before it uses a device."""
-    engine = action.inputs.get("engine")
-    no_engine = engine is not None and key.files[f"input:{engine.path}"] is None
-    return no_engine or bool(lacking(action.needs))

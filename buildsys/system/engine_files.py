@@ -86,13 +86,10 @@ def find_damage(engine: Path, record: Record, *, digest: bool) -> Iterator[Reaso
             yield Reason("file", problem, _COPY_FOLDER)
             continue
         size, recorded = path.stat().st_size, facts.get("bytes")
-        if isinstance(recorded, int) and size < recorded:
-            problem = f"{path.name} is truncated: it has {size} of {recorded} bytes"
-            yield Reason("truncated", problem, REPLACE)
-        elif isinstance(recorded, int) and size > recorded:
-            problem = f"it has {size} bytes instead of {recorded}"
-            problem = f"{path.name} is not the file that was built: {problem}"
-            yield Reason("digest", problem, REPLACE)
+        if isinstance(recorded, int) and size != recorded:
+            kind, wrong = ("truncated",) * 2 if size < recorded else ("digest", "too long")
+            problem = f"{path.name} is {wrong}: it has {size} of {recorded} bytes"
+            yield Reason(kind, problem, REPLACE)
         else:
             expected = facts.get("sha256") if files else record.figures.get("engine_sha256")
             recorded = str(expected or "")

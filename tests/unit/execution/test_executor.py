@@ -138,9 +138,7 @@ def test_a_damaged_store_costs_a_rebuild_and_a_warning(
     ran = build(root)
     assert ran[0] == EXPORT
     assert published(root)[MODEL] == good
-    assert ("put into quarantine; export:m is rebuilt" in capsys.readouterr().err) == (
-        damage == "flip"
-    )
+    assert ("put into quarantine; it is rebuilt" in capsys.readouterr().err) == (damage == "flip")
     (root / "build" / MODEL).unlink()
     assert build(root) == []  # the rebuilt outputs are in the store again
 

@@ -170,7 +170,8 @@ L4 = {"uuid": "GPU-2", "name": "NVIDIA L4", "compute_capability": "8.9"}
         (
             [H100, L4],
             Needs(gpu="L4", gpu_count=1),
-            "a GPU named L4 alone in CUDA_VISIBLE_DEVICES (other GPUs are visible here)",
+            "a GPU named L4 alone in CUDA_VISIBLE_DEVICES"
+            " (NVIDIA H100 80GB HBM3 (9.0), NVIDIA L4 (8.9) here)",
         ),
     ],
 )

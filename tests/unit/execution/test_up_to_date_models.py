@@ -4,18 +4,19 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable
 from dataclasses import fields, replace
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import tiny_project
 from tiny_project import BENCH, ENGINE, EXPORT, REPORT
 
-import buildsys.execution.action_key
-import buildsys.execution.up_to_date_models
+from buildsys.execution import up_to_date_models
 from buildsys.execution.executor import Executor
+from buildsys.execution.freshness import FreshnessChecker
 from buildsys.execution.local_runs import Folders
 from buildsys.execution.up_to_date_models import (
     COVERED_ELSEWHERE,
@@ -28,6 +29,7 @@ from buildsys.project.load import load_project
 from buildsys.project.plan import plan_model
 from buildsys.store.ledger import ActionRecord
 from buildsys.store.object_store import Store
+from buildsys.system import devices, versions
 from buildsys.system.files import SETTLE_NS
 
 TARGETS = [EXPORT, ENGINE, BENCH, REPORT]
@@ -48,119 +50,100 @@ class Project:
 
     def build(self) -> None:
         tiny_project.build(self.root)
-        self.wait()
-
-    def wait(self) -> None:
-        """Wait until written files are older than the clock's step."""
-        time.sleep(2.5 * SETTLE_NS / 1e9)
+        time.sleep(2.5 * SETTLE_NS / 1e9)  # until written files are older than the clock's step
 
     def executor(self) -> Executor:
         return tiny_project.make_executor(self.root)[0]
 
-    def check(self, text: str = TEXT) -> list[str]:
+    def check(self, actions: Iterable[Action] | None = None) -> dict[str, str]:
+        """Check the model in full; return its up-to-date targets with their status."""
+        planned = PlannedModel(TEXT, list(actions or tiny_project.actions().values()))
         executor = self.executor()
-        found = executor.models.check(
-            {"m": PlannedModel(text, list(tiny_project.actions().values()))}
-        )
+        statuses = executor.models.check({"m": planned})
         executor.close()
-        return list(found.get("m", ()))
+        return statuses.get("m", {})
 
-    def remembered(self, text: str = TEXT) -> list[str]:
+    def remembered(self, text: str = TEXT) -> dict[str, str]:
         executor = self.executor()
-        found = executor.models.find({"m": text})
+        statuses = executor.models.find({"m": text})
         executor.close()
-        return sorted(found.get("m", ()))
-
-    def fresh(self) -> list[str]:
-        executor = self.executor()
-        return [target for target in TARGETS if executor.is_fresh(target)]
+        return statuses.get("m", {})
 
 
 @pytest.fixture
-def project(tmp_path: Path) -> Iterator[Project]:
+def project(tmp_path: Path) -> Project:
     project = Project(tmp_path)
     project.build()
-    yield project
+    return project
 
 
 def test_an_up_to_date_model_is_remembered_for_later_runs(project: Project) -> None:
-    assert project.remembered() == []
-    assert project.check() == TARGETS
-    assert project.remembered() == sorted(TARGETS)
+    assert project.remembered() == {}
+    assert project.check() == PASSED
+    assert project.remembered() == PASSED
+    assert project.remembered('{"model": "m", "export": {"opset": 18}}') == {}, "it was edited"
 
 
-def test_a_stale_model_is_not_remembered(project: Project) -> None:
-    (project.root / "build/m/bench/e.json").write_text("edited")
-    assert project.check() == []
-    assert project.remembered() == []
+def test_an_unavailable_target_is_up_to_date_with_that_status(project: Project) -> None:
+    tiny_project.order(project.root, ENGINE, "unavailable")
+    project.build()
+    executor = project.executor()
+    executor.run(ENGINE, force=True)
+    executor.close()
+    project.build()
+    assert project.check() == {**PASSED, ENGINE: "unavailable"}
+    assert project.remembered() == {**PASSED, ENGINE: "unavailable"}
+    all_required = [
+        replace(action, outputs={r: replace(ref, optional=False) for r, ref in outputs.items()})
+        for action in tiny_project.actions().values()
+        if (outputs := action.outputs)
+    ]
+    assert project.check(all_required) == {}, "doit runs a target without its files"
 
 
-def _edit(path: str, keep_times: bool = False) -> Callable[[Project], None]:
-    def edit(project: Project) -> None:
-        file = project.root / path
-        before = file.stat()
-        file.write_bytes(bytes(255 - byte for byte in file.read_bytes()))  # the same size
-        if keep_times:
-            os.utime(file, ns=(before.st_atime_ns, before.st_mtime_ns))
-
-    return edit
+def _edit(project: Project) -> None:
+    file = project.root / "build/m/export/model.onnx"
+    before = file.stat()
+    file.write_bytes(bytes(255 - byte for byte in file.read_bytes()))  # the same size
+    os.utime(file, ns=(before.st_atime_ns, before.st_mtime_ns))
 
 
-def _replace(path: str) -> Callable[[Project], None]:
-    def replace_file(project: Project) -> None:
-        other = project.root / "other"
-        other.write_text("another file")
-        stat = (project.root / path).stat()
-        os.utime(other, ns=(stat.st_atime_ns, stat.st_mtime_ns))
-        other.replace(project.root / path)
-
-    return replace_file
+def _replace(project: Project) -> None:
+    file, other = project.root / "build/m/bench/e.json", project.root / "other"
+    other.write_text("another file")
+    os.utime(other, ns=(file.stat().st_atime_ns, file.stat().st_mtime_ns))
+    other.replace(file)
 
 
-def _record(statement: str) -> Callable[[Project], None]:
-    def change(project: Project) -> None:
-        executor = project.executor()
-        executor._db.write([(statement, ())])
-        executor.close()
-
-    return change
+def _damage(project: Project) -> None:
+    executor = project.executor()
+    executor._db.write([("UPDATE settled_models SET about = '[1]'", ())])
+    executor.close()
 
 
-CHANGES = {
-    "input edited": _edit("build/m/export/model.onnx"),
-    "input edited, its time kept": _edit("build/m/export/model.onnx", keep_times=True),
-    "output edited": _edit("build/m/report/report.json"),
-    "output replaced, its time kept": _replace("build/m/bench/e.json"),
+CHANGES: dict[str, Callable[[Project], Any]] = {
+    "input edited, its time kept": _edit,
+    "output replaced, its time kept": _replace,
     "output deleted": lambda project: (project.root / "build/m/engine/e/engine.bin").unlink(),
     "optional output deleted": lambda project: (
         project.root / "build/m/export/model.onnx.data"
     ).unlink(),
-    "source edited": lambda project: (project.root / "net.py").write_text("import blocks\ny = 1\n"),
     "imported module edited": lambda project: (project.root / "blocks.py").write_text("x = 2\n"),
-    "imported module deleted": lambda project: (project.root / "blocks.py").unlink(),
-    "module shadowed": lambda project: (
-        (project.root / "blocks").mkdir()
-        or (project.root / "blocks/__init__.py").write_text("x = 1\n")
-    ),
     "record forgotten": lambda project: project.executor().ledger.forget(ENGINE),
-    "verdict unreadable": _record("UPDATE settled_models SET about = '[1]'"),
+    "verdict unreadable": _damage,
 }
 
 
 @pytest.mark.parametrize("change", CHANGES.values(), ids=CHANGES.keys())
 def test_every_change_causes_a_full_check(
-    project: Project, change: Callable[[Project], None]
+    project: Project, change: Callable[[Project], Any]
 ) -> None:
-    assert project.check() == TARGETS
-    assert project.remembered() == sorted(TARGETS)
-    change(project)
-    assert project.remembered() == []
-    assert (project.check() == TARGETS) == (project.fresh() == TARGETS), "the full check decides"
-
-
-def test_another_manifest_causes_a_full_check(project: Project) -> None:
     project.check()
-    assert project.remembered('{"model": "m", "export": {"opset": 18}}') == []
+    change(project)
+    assert project.remembered() == {}
+    executor = project.executor()
+    is_fresh = all(map(executor.is_fresh, TARGETS))
+    assert project.check() == (PASSED if is_fresh else {})
 
 
 def test_another_library_or_device_causes_a_full_check(
@@ -170,97 +153,58 @@ def test_another_library_or_device_causes_a_full_check(
         replace(action, tools=("torch",), devices=("cpu",))
         for action in tiny_project.actions().values()
     ]
-    executor, _ = tiny_project.make_executor(
-        project.root, {action.target: action for action in actions}
-    )
+    executor, _ = tiny_project.make_executor(project.root, {a.target: a for a in actions})
     for target in TARGETS:
         executor.run(target)
-    project.wait()
-    assert executor.models.check({"m": PlannedModel(TEXT, actions)}) == {"m": PASSED}
-    assert executor.models.find({"m": TEXT})
-    for function in (
-        "versions.tool_versions",
-        "devices.device_facts",
-        "versions.environment_facts",
-    ):
+    time.sleep(2.5 * SETTLE_NS / 1e9)
+    assert project.check(actions) == PASSED
+    for function in ("tool_versions", "environment_facts"):
         with monkeypatch.context() as patch:
-            patch.setattr(f"buildsys.system.{function}", lambda *_: {"torch": "0.0"})
-            other, _ = tiny_project.make_executor(project.root)
-            assert other.models.find({"m": TEXT}) == {}, function
-    assert executor.models.find({"m": TEXT})
+            patch.setattr(versions, function, lambda *_: {"torch": "0.0"})
+            assert project.remembered() == {}, function
+    with monkeypatch.context() as patch:
+        patch.setattr(devices, "device_facts", lambda *_: {"cpu": "other"})
+        assert project.remembered() == {}
+    assert project.remembered() == PASSED
 
 
-def test_our_own_code_and_strictness_cause_a_full_check(
+def test_our_own_code_strictness_and_a_reboot_cause_a_full_check(
     project: Project, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     project.check()
     with monkeypatch.context() as patch:
         patch.setenv("BUILDSYS_STRICT", "1")
-        assert project.remembered() == []
+        assert project.remembered() == {}
     with monkeypatch.context() as patch:
-        patch.setattr(
-            buildsys.execution.up_to_date_models, "own_code", lambda: [str(project.root / "net.py")]
-        )
-        assert project.remembered() == []
-    assert project.remembered() == sorted(TARGETS)
-
-
-def test_a_reboot_causes_a_full_check(project: Project, monkeypatch: pytest.MonkeyPatch) -> None:
-    project.check()
-    monkeypatch.setattr(buildsys.execution.up_to_date_models, "boot_id", lambda: "another boot")
-    assert project.remembered() == []
-
-
-def test_a_model_with_an_absent_output_is_not_up_to_date_for_doit(tmp_path: Path) -> None:
-    project = Project(tmp_path)
-    tiny_project.order(tmp_path, ENGINE, "unavailable")
-    project.build()
-    needed = {
-        target: replace(action, outputs={k: replace(v, optional=False) for k, v in outputs.items()})
-        for target, action in tiny_project.actions().items()
-        if (outputs := action.outputs)
-    }
-    executor = project.executor()
-    assert executor.is_fresh(ENGINE)
-    assert executor.models.check({"m": PlannedModel(TEXT, list(needed.values()))}) == {}
-    executor.close()
+        patch.setattr(up_to_date_models, "own_code", lambda: [str(project.root / "net.py")])
+        assert project.remembered() == {}
+    assert project.remembered() == PASSED
+    monkeypatch.setattr(up_to_date_models, "boot_id", lambda: "another boot")
+    assert project.remembered() == {}
 
 
 def test_a_model_with_a_very_young_file_is_not_remembered(project: Project) -> None:
     file = project.root / "build/m/bench/e.json"
     soon = time.time_ns() + 10**10
     os.utime(file, ns=(soon, soon))
-    assert project.check() == TARGETS, "fresh in this run"
-    assert project.remembered() == [], "checked again in the next run"
+    assert project.check() == PASSED, "fresh in this run"
+    assert project.remembered() == {}, "checked again in the next run"
 
 
-def test_a_change_during_the_check_is_checked_again(project: Project) -> None:
-    executor = project.executor()
-    look_up = executor._checker.up_to_date_record
+def test_a_change_during_the_check_is_checked_again(
+    project: Project, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    look_up = FreshnessChecker.up_to_date_record
 
-    def edited_meanwhile(action: Action) -> ActionRecord | None:
-        record = look_up(action)
+    def edited_meanwhile(checker: FreshnessChecker, action: Action) -> ActionRecord | None:
+        record = look_up(checker, action)
         if action.target == REPORT:
             (project.root / "build/m/export/model.onnx").write_text("edited")
         return record
 
-    executor._checker.up_to_date_record = edited_meanwhile  # type: ignore[method-assign]
-    planned = PlannedModel(TEXT, list(tiny_project.actions().values()))
-    executor.models.check({"m": planned})
-    assert executor.models.find({"m": TEXT}) == {}
-    executor.close()
-
-
-def test_an_unavailable_target_is_up_to_date_with_that_status(project: Project) -> None:
-    tiny_project.order(project.root, ENGINE, "unavailable")
-    executor = project.executor()
-    for target in (ENGINE, BENCH, REPORT):
-        executor.run(target, force=True)
-    project.wait()
-    planned = PlannedModel(TEXT, list(tiny_project.actions().values()))
-    statuses = {**PASSED, ENGINE: "unavailable"}
-    assert executor.models.check({"m": planned}) == {"m": statuses}
-    assert executor.models.find({"m": TEXT}) == {"m": statuses}
+    monkeypatch.setattr(FreshnessChecker, "up_to_date_record", edited_meanwhile)
+    project.check()
+    assert project.remembered() == {}
 
 
 def test_the_fields_covered_elsewhere_exist() -> None:
