@@ -30,7 +30,7 @@ from buildsys.system.files import SETTLE_NS, stamp
 # fields covered by the manifest, by the stamps of files and by our own code
 COVERED_ELSEWHERE = frozenset((
     "target", "stage", "model", "variant", "options", "inputs", "outputs", "after", "order", "code",
-    "advisory", "required", "measures", "exclusive", "alone_on_gpu", "timeout_s", "doc",
+    "advisory", "required", "measures", "exclusive", "alone_on_gpu", "timeout_s",
     "strict_reads", "baseline",  # the record of a finished gate says which it was
 ))  # fmt: skip
 _ENVIRONMENT = [field.name for field in fields(Action) if field.name not in COVERED_ELSEWHERE]

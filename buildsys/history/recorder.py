@@ -96,6 +96,11 @@ class HistoryRecorder:
 
         try:
             measurements = read_measurements(result)
+        except Exception as error:  # the history itself is fine
+            if not self._has_failed:
+                self._notify(f"builds of this run are missing in the history: {error}")
+            return
+        try:
             with self._guard:
                 if not self._has_failed:
                     self._history.add_measurements(build, measurements)
