@@ -182,7 +182,8 @@ def _search(session: BuildSession, convert: Action, engine: Action, limit: int) 
     target = f"localize:{convert.model}:{convert.variant}"
     result = run_stage(project, _SEARCH, target, {**convert.options, **tolerance}, inputs)
     fields = ("without", "with", "nodes", "is_smallest", "trials", "exclude", "seconds")
-    return {name: result[name] for name in fields}
+    answer = {name: result[name] for name in fields}
+    return {**answer, "nodes": None} if result["is_fp32"] else answer
 
 
 def _lines(answer: Mapping[str, Any]) -> Iterator[str]:

@@ -35,7 +35,7 @@ from buildsys.stages.common.golden_check import (
 )
 from buildsys.stages.common.graph_runs import GraphCheck
 from buildsys.stages.common.intermediate_tensors import IntermediateTensors, largest_losses
-from buildsys.stages.common.node_patterns import matching_pattern, named_nodes
+from buildsys.stages.common.node_patterns import named_nodes
 from buildsys.stages.convert.quantized import (
     insert,
     load_named_model,
@@ -74,18 +74,30 @@ def run(job: Job) -> StageResult:
         certain = trials.certain()
         ranked = partial(trials.ranked, certain)
         exclusion = find_exclusion(certain, ranked, trials.passes, may_go_on)
-    names, operators = exclusion.nodes, trials.operators
+    names = exclusion.nodes
+    if names and trials.converted(names) is None:
+        names = None
+    in_fp32 = trials.nodes(trials.candidates if names is None else names)
     figures: dict[str, Any] = {
         "precision": job.options["precision"],
         "without": without,
-        "with": None if names is None else trials.check_all(names) if names else without,
-        "nodes": None if names is None else [[name, operators[name]] for name in names],
+        "with": trials.check_all([node.name for node in in_fp32]) if in_fp32 else without,
+        "nodes": [[node.name, node.op_type] for node in in_fp32],
+        "is_fp32": names is None,
         "is_smallest": exclusion.is_smallest,
         "trials": trials.count,
         "exclude": trials.exclude,
+        "candidates": len(trials.candidates),
     }
     if bounds:
-        figures |= _write_nodes(job, trials, names)
+        content = {"precision": job.options["precision"], "all": names is None}
+        for role, nodes in (("nodes", in_fp32), ("by_rule", trials.nodes(trials.by_rule))):
+            content[role] = [
+                {"name": n.name, "operator": n.op_type, "outputs": list(n.output)} for n in nodes
+            ]
+        job.outputs["nodes"].write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
+        share = _low_share(job, trials, {node.name for node in in_fp32})
+        figures |= {"macs_low": share, "limits": dict(job.options["tolerance"])}
     return StageResult(figures=figures)
 
 
@@ -105,41 +117,14 @@ def _narrowed(job: Job, golden: Mapping[str, Case]) -> dict[str, float | None]:
     }
 
 
-def _write_nodes(job: Job, trials: Trials, names: Sequence[str] | None) -> dict[str, Any]:
-    """Write the list for later stages; return further figures.
-
-    Without a list that passes, all nodes stay in fp32: the engine is right, and the report says
-    that nothing was gained.
-    """
-    candidates = trials.candidates
-    is_fp32 = names is None or set(candidates) <= set(names)
-    in_fp32 = candidates if names is None else list(names)
-    nodes, by_rule = trials.nodes(in_fp32), trials.nodes(trials.by_rule)
-    entries = [
-        [{"name": n.name, "operator": n.op_type, "outputs": list(n.output)} for n in group]
-        for group in (nodes, by_rule)
-    ]
-    content = {"precision": job.options["precision"], "all": is_fp32}
-    content |= {"nodes": entries[0], "by_rule": entries[1]}
-    job.outputs["nodes"].write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
-    macs = _macs(trials.original, job.options["cases"])
-    total, low = (
-        sum(macs.get(name, 0) for name in some) for some in (macs, set(candidates) - set(in_fp32))
-    )
-    return {
-        "is_fp32": is_fp32,
-        "with": trials.check_all(None if is_fp32 else in_fp32),
-        "nodes": [[node.name, node.op_type] for node in nodes],
-        "candidates": len(candidates),
-        "macs_low": low / total if total else None,
-        "limits": dict(job.options["tolerance"]),
-    }
-
-
-def _macs(model: ModelProto, cases: Mapping[str, Mapping[str, int]]) -> dict[str, int]:
-    """Count the multiply-accumulates of each node at one of the cases."""
+def _low_share(job: Job, trials: Trials, in_fp32: set[str]) -> float | None:
+    """Compute the share of the multiply-accumulates in the precision, at one of the cases."""
+    cases = job.options["cases"]
     dims = cases["opt"] if "opt" in cases else next(iter(cases.values()), {})
-    return {node.name: macs or 0 for node, macs in macs_per_node(plain_model(model, dims).body)}
+    body = plain_model(trials.original, dims).body
+    macs = {node.name: count or 0 for node, count in macs_per_node(body)}
+    low = sum(macs.get(name, 0) for name in {*trials.candidates} - in_fp32)
+    return low / sum(macs.values()) if any(macs.values()) else None
 
 
 @dataclass(frozen=True)
@@ -156,41 +141,28 @@ def find_exclusion(
     """Find nodes whose exclusion passes, none of which can be left out.
 
     ``certain`` are excluded first. If that does not pass, nodes of ``ranked`` follow, the most
-    suspicious first: 1, 2, 4, … until it passes, then by bisection the fewest of them. At last
-    halves, quarters and single nodes are tried without, the least suspicious first. The result
-    depends on the order only, unless it has to end early.
+    suspicious first: 1, 2, 4, … until it passes. Then halves, quarters and at last single nodes are
+    tried without, the least suspicious first. The result depends on the order only, unless it has
+    to end early.
     """
     nodes = list(certain)
     if not nodes or not passes(nodes):
-        order = [node for node in ranked() if node not in certain]
-        low, high = 0, 1
-        while high < len(order) and not passes([*certain, *order[:high]]):
-            if not may_go_on():
+        order, count = [node for node in ranked() if node not in certain], 1
+        while not passes([*certain, *order[:count]]):
+            if count >= len(order) or not may_go_on():
                 return Exclusion(None)
-            low, high = high, min(2 * high, len(order))
-        while high - low > 1 and may_go_on():
-            middle = (low + high) // 2
-            if passes([*certain, *order[:middle]]):
-                high = middle
-            else:
-                low = middle
-        nodes = [*certain, *order[:high]]
-        if high >= len(order) and not passes(nodes):  # with all of them nothing is converted
-            return Exclusion(None)
-    return _reduced(nodes, passes, may_go_on)
-
-
-def _reduced(nodes: list[str], passes: Passes, may_go_on: MayGoOn) -> Exclusion:
+            count *= 2
+        nodes = [*certain, *order[:count]]
     size = max(len(nodes) // 2, 1)
     while may_go_on():
         before = len(nodes)
-        for start in range(len(nodes) - size, -size, -size):
-            rest = nodes[: max(start, 0)] + nodes[max(start, 0) + size + min(start, 0) :]
+        for end in range(len(nodes), 0, -size):
+            rest = nodes[: max(end - size, 0)] + nodes[end:]
             if rest and may_go_on() and passes(rest):
                 nodes = rest
         if size == 1 and (len(nodes) == before or len(nodes) == 1):
             return Exclusion(tuple(nodes), may_go_on())
-        size = size if size == 1 else size // 2
+        size = max(size // 2, 1)
     return Exclusion(tuple(nodes))
 
 
@@ -218,24 +190,28 @@ class Trials:
         self._order = list(golden)  # the case that failed last comes first
         self.by_rule: Sequence[str] = ()
         if self._is_quantized:
-            self.candidates = quantized_nodes(self.converted(()))
+            self.candidates = quantized_nodes(self.converted(()) or self.original)
             return
-        model = self._copy()
-        in_fp32 = convert_precision(model, self._precision, self.exclude).reasons
-        computed = {node.name for node in model.graph.node}  # without those of constants
-        names = [name for name in self.operators if name in computed]
-        is_low = {n: n not in in_fp32 and not matching_pattern(n, self.exclude) for n in names}
-        self.candidates = [name for name in names if is_low[name]]
-        self.by_rule = [name for name in names if not is_low[name]]
+        conversion = convert_precision(self._copy(), self._precision, self.exclude)
+        self.candidates = [name for name in self.operators if name in conversion.low_nodes]
+        self.by_rule = [name for name in self.operators if name in conversion.reasons]
 
-    def converted(self, nodes: Sequence[str]) -> ModelProto:
-        """Convert the graph with ``nodes`` in fp32, as ONNX Runtime runs it."""
+    def converted(self, nodes: Sequence[str]) -> ModelProto | None:
+        """Convert the graph with ``nodes`` in fp32, as ONNX Runtime runs it.
+
+        Returns None if they leave nothing expensive to convert.
+        """
         model, exclude = self._copy(), [*self.exclude, *nodes]
-        if self._is_quantized:
-            model, _ = insert(self._job, model, exclude)
-            named_nodes(model)
-            return model
-        convert_precision(model, self._precision, exclude)
+        try:
+            if self._is_quantized:
+                model, _ = insert(self._job, model, exclude)
+                named_nodes(model)
+                return model
+            convert_precision(model, self._precision, exclude)
+        except StageError:
+            if not nodes:
+                raise
+            return None
         return emulate(model, self._precision)
 
     def certain(self) -> list[str]:
@@ -266,9 +242,8 @@ class Trials:
         """List the candidates by added error, the largest first, with ``certain`` in fp32."""
         self._job.progress("comparing intermediate tensors")
         case = self._golden[self._order[0]]
-        try:
-            converted = self.converted(certain)
-        except StageError:  # without the certain nodes nothing expensive is left
+        converted = self.converted(certain)
+        if converted is None:
             return list(self.candidates)
         losses = largest_losses(self._job, self._copy(), converted, self.candidates, case)
         return list(dict.fromkeys([*(loss.result.node for loss in losses), *self.candidates]))
@@ -280,16 +255,13 @@ class Trials:
             self.count += 1
             self._job.progress(f"trial {self.count}: {len(nodes)} nodes in fp32")
             self._job.count(self.count, self._most, "trials")
-            try:
-                checks = self._check(self.converted(nodes), is_trial=True)
-                self._verdicts[key] = not failures_of(self._precision, checks)
-            except StageError:  # nothing expensive is left to convert
-                self._verdicts[key] = False
+            checks = self._check(nodes, is_trial=True)
+            self._verdicts[key] = not failures_of(self._precision, checks)
         return self._verdicts[key]
 
-    def check_all(self, nodes: Sequence[str] | None) -> dict[str, Any]:
-        """Judge all cases, with the worst error; None: on the graph in fp32."""
-        checks = self._check(self._copy() if nodes is None else self.converted(nodes))
+    def check_all(self, nodes: Sequence[str]) -> dict[str, Any]:
+        """Judge all cases with ``nodes`` in fp32, with the worst error."""
+        checks = self._check(nodes)
         failed = failures_of(self._precision, checks)
         figures = [output for case in figures_of(checks).values() for output in case.values()]
         errors = [output.get("relative") for output in figures]
@@ -300,9 +272,9 @@ class Trials:
             "reason": failed[0].sentence() if failed else "",
         }
 
-    def _check(self, model: ModelProto, *, is_trial: bool = False) -> Checks:
+    def _check(self, nodes: Sequence[str], *, is_trial: bool = False) -> Checks:
         """Compare the outputs; a trial ends with the first failed case."""
-        graph = GraphCheck(self._job, model)
+        graph = GraphCheck(self._job, self.converted(nodes) or self._copy())
         checks: Checks = {}
         for case in self._order:
             checks = {**checks, **graph.compare({case: self._golden[case]})}

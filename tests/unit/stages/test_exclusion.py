@@ -50,17 +50,6 @@ def test_no_list_is_found_where_none_passes() -> None:
     assert Check("other").find(ranked=[]) == Exclusion(None)
 
 
-@pytest.mark.parametrize("needed", [NODES[:33], NODES[:36], NODES[:39]])
-def test_a_list_of_most_nodes_is_found_although_nothing_is_left_without_all(
-    needed: list[str],
-) -> None:
-    class NothingLeft(Check):
-        def passes(self, nodes: Sequence[str]) -> bool:
-            return super().passes(nodes) and set(nodes) != set(NODES)
-
-    assert NothingLeft(*needed).find() == Exclusion(tuple(needed), is_smallest=True)
-
-
 @st.composite
 def _checks(draw: st.DrawFn) -> tuple[list[str], list[str], frozenset[frozenset[str]], int]:
     """Return an order, certain nodes, sets of which one must be excluded, and a limit."""
