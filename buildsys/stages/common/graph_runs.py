@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import zlib
+from collections import Counter
 from collections.abc import Collection, Mapping
 from dataclasses import replace
 from functools import partial
@@ -18,6 +18,7 @@ from buildsys.backends.onnxruntime.graphs import schema_versions
 from buildsys.backends.onnxruntime.session import OrtGraph, session_options
 from buildsys.errors import CheckFailed, StageError
 from buildsys.manifest.shape_cases import concrete_shape
+from buildsys.models.golden_inputs import golden_input
 from buildsys.onnx_graphs.agreement import ComparedCase
 from buildsys.onnx_graphs.emulation import emulate
 from buildsys.onnx_graphs.onnx_file import dtype_name, load_model, opsets, save_model
@@ -47,7 +48,7 @@ _MAYBE_FIXED = (
     " 18}"
 )
 _SMALL = 8  # elements
-_RANDOM_OPERATORS = frozenset((
+RANDOM_OPERATORS = frozenset((
     "Bernoulli", "Dropout", "Multinomial", "RandomNormal", "RandomNormalLike", "RandomUniform",
     "RandomUniformLike",
 ))  # fmt: skip
@@ -121,16 +122,9 @@ def random_inputs(
     tensors = {}
     for name, spec in inputs.items():
         dtype, shape = spec["dtype"], concrete_shape(spec["shape"], dims)
-        rng = np.random.default_rng(zlib.crc32(f"{case}/{name}".encode()))
-        values: Any
-        if dtype.startswith("float") or dtype == "bfloat16":
-            values = rng.standard_normal(shape, dtype=np.float32)
-        elif dtype.startswith("complex"):
-            values = rng.standard_normal(shape) + 1j * rng.standard_normal(shape)
-        else:
-            values = rng.integers(0, 2, shape)
-            values = np.where(values, "a", "b") if dtype == "string" else values
-        tensors[name] = tensor_of(values, dtype)
+        is_float = "float" in dtype or "complex" in dtype
+        data = None if is_float else {"random": "integers", "low": 0, "high": 2}
+        tensors[name] = golden_input(name, shape, dtype, data, case=case, seed=0, project=Path())
     return tensors
 
 
@@ -238,28 +232,23 @@ def changed_counts(
     before: Mapping[str, int], after: Mapping[str, int]
 ) -> tuple[dict[str, int], dict[str, int]]:
     """Count the nodes of each operator that an edit removed and added."""
-    removed = {op: n - after.get(op, 0) for op, n in before.items() if n > after.get(op, 0)}
-    return removed, {op: n - before.get(op, 0) for op, n in after.items() if n > before.get(op, 0)}
-
-
-def random_operators(operators: Collection[str]) -> list[str]:
-    """List the operators with random output."""
-    return sorted(_RANDOM_OPERATORS.intersection(operators))
+    return dict(Counter(before) - Counter(after)), dict(Counter(after) - Counter(before))
 
 
 def refuse_random_graph(
-    job: Job, path: Path, what: str, inputs: Tensors, limits: Limits, drawn_by: list[str]
+    job: Job, path: Path, what: str, inputs: Tensors, limits: Limits, operators: Collection[str]
 ) -> None:
     """Raise CheckFailed if two runs on the same inputs differ.
 
-    ``what`` names the graph.
+    ``what`` names the graph, which has ``operators``.
     """
     # One session runs twice: a new session would restart its random sequence and repeat it.
     graph = open_graph(job, path)
     first, second = graph.run(inputs), graph.run(inputs)
     for name, tensor in first.items():
         if not compare(second[name], tensor, limits).passed:
-            by = f" ({', '.join(drawn_by)})" if drawn_by else ""
+            drawn_by = ", ".join(sorted(RANDOM_OPERATORS.intersection(operators)))
+            by = f" ({drawn_by})" if drawn_by else ""
             raise CheckFailed(
                 f"{what} draws random numbers{by}: two runs on the same inputs differ in {name}",
                 "export the model in evaluation mode, or make the noise an input",
