@@ -153,6 +153,11 @@ class Verification:
         covered, used = {run.case for run in runs}, {run.profile for run in runs}
         outside = [case for case in self._cases if case not in covered]
         if not describe_backend(self._options["backend"]).accepts_all_sizes(self._options):
+            if outside:
+                names = ", ".join(map(self._name, outside))
+                self._warnings.append(
+                    f"these cases fit none of the engine's profiles and are not run: {names}"
+                )
             self._outside, outside = outside, []
         for case in outside:
             problem = f"case {self._name(case)} fits no optimization profile of the engine"
@@ -280,11 +285,7 @@ class Verification:
                 for index, ranges in enumerate(self._profiles)
             ]
         if self._outside:
-            names = ", ".join(map(self._name, self._outside))
             figures["outside_profiles"] = self._outside
-            self._warnings.insert(
-                0, f"these cases fit none of the engine's profiles and are not run: {names}"
-            )
         if self._warnings:
             figures["warnings"] = self._warnings
         if self._agreements:
