@@ -12,9 +12,8 @@ import onnx
 import pytest
 import torch
 from export_jobs import NETWORKS
-from onnx import TensorProto, helper
 from sample_networks import Branches, IndirectBranch
-from small_graphs import make_model
+from small_graphs import parse
 from stage_jobs import ROOT, manifest, stage_job
 
 from buildsys.errors import StageError
@@ -218,15 +217,10 @@ def is_excused(folder: Path, model: onnx.ModelProto, x: np.ndarray, expected: np
     return check.is_unstable(checked, case)
 
 
-def steps_graph(opset: int = 18) -> onnx.ModelProto:
+def steps_graph() -> onnx.ModelProto:
     """floor(3 x): multiples of a third are at the edge of a step."""
-    nodes = [
-        helper.make_node("Mul", ["x", "three"], ["scaled"]),
-        helper.make_node("Floor", ["scaled"], ["y"]),
-    ]
-    port = (TensorProto.FLOAT, ["n"])
-    three = {"three": np.array(3, np.float32)}
-    return make_model(nodes, {"x": port}, {"y": port}, three, opset)
+    text = "(float[n] x) => (float[n] y) { scaled = Mul(x, three) y = Floor(scaled) }"
+    return parse(text, {"three": np.array(3, np.float32)}, 18)
 
 
 def test_as_many_steps_as_the_last_bits_move_are_excused_and_no_more(tmp_path: Path) -> None:

@@ -4,13 +4,12 @@ import dataclasses
 import json
 import sys
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import onnx
 import pytest
 from onnx import TensorProto, helper, numpy_helper
-from small_graphs import conv_bn, make_model, one_node, parse, simplify_job, typed_network, weights
+from small_graphs import conv_bn, one_node, parse, simplify_job, typed_network, weights
 
 from buildsys.errors import CheckFailed, StageError
 from buildsys.onnx_graphs.onnx_file import (
@@ -24,6 +23,7 @@ from buildsys.onnx_graphs.tensors import save_case, tensor_of
 from buildsys.stages.simplify import stage as simplify
 
 FLOAT = TensorProto.FLOAT
+PORTS = "(float[batch,3,8,8] x) => (float[batch,3,8,8] y)"
 
 
 @pytest.mark.parametrize("tool", ["onnxsim", "onnxslim"])
@@ -60,14 +60,12 @@ def test_onnxsim_folds_batch_norm_and_the_result_computes_the_same(tmp_path: Pat
 def test_wrong_shapes_of_inner_tensors_are_dropped(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def annotate(source: Path, target: Path, *options: Any) -> None:
-        model = onnx.load(source)
+    def annotate(model: onnx.ModelProto) -> None:
         wrong = helper.make_tensor_value_info("pool", TensorProto.FLOAT, ["batch", 4, 9, 9])
         del model.graph.value_info[:]
         model.graph.value_info.append(wrong)
-        onnx.save(model, target)
 
-    monkeypatch.setitem(simplify._TOOLS, "onnxsim", annotate)  # type: ignore[arg-type]
+    _sabotaged(monkeypatch, annotate)
     job = simplify_job(tmp_path, conv_bn())
     assert simplify.run(job).status == "passed"
     assert not onnx.load(job.outputs["model"]).graph.value_info
@@ -125,13 +123,7 @@ def test_an_invalid_graph_is_one_sentence(tmp_path: Path) -> None:
 
 
 def test_random_graphs_are_distinguished_from_wrong_ones(tmp_path: Path) -> None:
-    nodes = [
-        helper.make_node("RandomNormalLike", ["x"], ["noise"]),
-        helper.make_node("Add", ["x", "noise"], ["y"]),
-    ]
-    model = make_model(
-        nodes, {"x": (FLOAT, ["batch", 3, 8, 8])}, {"y": (FLOAT, ["batch", 3, 8, 8])}
-    )
+    model = parse(f"{PORTS} {{ noise = RandomNormalLike(x) y = Add(x, noise) }}")
     with pytest.raises(
         CheckFailed, match=r"draws random numbers \(RandomNormalLike\): two runs .* differ in y"
     ):
@@ -164,9 +156,8 @@ def test_a_changed_weight_fails_with_place_and_values(
 
 
 def test_a_result_that_cannot_run_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    shape, columns = (FLOAT, ["batch", 3, 8, 8]), np.arange(8)
-    node = helper.make_node("Gather", ["x", "columns"], ["y"], axis=3)
-    model = make_model([node], {"x": shape}, {"y": shape}, {"columns": columns})
+    columns = np.arange(8)
+    model = parse(f"{PORTS} {{ y = Gather <axis = 3> (x, columns) }}", {"columns": columns})
 
     def change(model: onnx.ModelProto) -> None:
         model.graph.initializer[0].CopyFrom(numpy_helper.from_array(columns + 1, "columns"))
@@ -181,14 +172,9 @@ def test_a_graph_broken_by_fusing_is_simplified_without(tmp_path: Path) -> None:
     """onnxsim drops the empty inputs of Concat, even if the axis is not the empty one."""
     names = ("rows", "columns", "channels")
     places = {name: np.zeros((0, 8, 1), np.int64) for name in names}
-    nodes = [
-        helper.make_node("Concat", [*places], ["places"], axis=-1),
-        helper.make_node("ScatterND", ["x", "places", "updates"], ["z"]),
-        helper.make_node("Neg", ["z"], ["y"]),
-    ]
-    shape = (FLOAT, ["batch", 3, 8, 8])
-    constants = {**places, "updates": np.zeros((0, 8, 8), np.float32)}
-    model = make_model(nodes, {"x": shape}, {"y": shape}, constants)
+    text = """{ places = Concat <axis = -1> (rows, columns, channels)
+        z = ScatterND(x, places, updates) y = Neg(z) }"""
+    model = parse(PORTS + text, {**places, "updates": np.zeros((0, 8, 8), np.float32)})
     result = simplify.run(simplify_job(tmp_path, model))
     assert result.status == "passed", result.reason
     (warning,) = result.figures["warnings"]
@@ -265,8 +251,9 @@ def test_initializers_that_are_inputs_stay_so(tmp_path: Path) -> None:
 
 
 def one_weight(size: int) -> onnx.ModelProto:
-    nodes = [helper.make_node("Add", ["x", "w"], ["y"])]
-    return make_model(nodes, {"x": (FLOAT, [size])}, {"y": (FLOAT, [size])}, {"w": weights(size)})
+    return parse(
+        f"(float[{size}] x) => (float[{size}] y) {{ y = Add(x, w) }}", {"w": weights(size)}
+    )
 
 
 def test_large_weights_are_external(tmp_path: Path) -> None:

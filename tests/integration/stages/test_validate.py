@@ -9,7 +9,7 @@ import numpy as np
 import onnx
 import pytest
 from onnx import TensorProto, helper, numpy_helper
-from small_graphs import CASES, conv_bn, data_role, make_model, weights, write
+from small_graphs import CASES, conv_bn, data_role, make_model, parse, weights, write
 
 from buildsys.backends.onnxruntime.session import OrtGraph, session_options
 from buildsys.errors import StageError
@@ -20,6 +20,7 @@ from buildsys.workers.job import Job
 
 TOLERANCE = {"rtol": 1e-4, "cosine": 0.9999, "atol": None, "top1": None}
 INPUTS = {"x": {"shape": ["batch", 3, 8, 8], "dtype": "float32"}}
+PORTS = "(float[batch,3,8,8] x) => (float[batch,3,8,8] y)"
 
 
 def golden(folder: Path, model: onnx.ModelProto, **changed: Tensor) -> dict[str, Path]:
@@ -56,6 +57,11 @@ def validate_job(
     )  # fmt: skip
 
 
+def scale_fc(model: onnx.ModelProto) -> None:
+    fc = next(tensor for tensor in model.graph.initializer if tensor.name == "fc")
+    fc.CopyFrom(numpy_helper.from_array(weights(5, 4, seed=4) * np.float32(1.01), "fc"))
+
+
 def test_equal_outputs_pass(tmp_path: Path) -> None:
     model = conv_bn()
     job = validate_job(tmp_path, model, model, golden(tmp_path, model))
@@ -73,8 +79,7 @@ def test_equal_outputs_pass(tmp_path: Path) -> None:
 
 def test_a_policy_replaces_the_limits_of_its_output(tmp_path: Path) -> None:
     model, other = conv_bn(), conv_bn()
-    fc = next(tensor for tensor in other.graph.initializer if tensor.name == "fc")
-    fc.CopyFrom(numpy_helper.from_array(weights(5, 4, seed=4) * np.float32(1.01), "fc"))
+    scale_fc(other)
     job = validate_job(tmp_path, model, other, golden(tmp_path, model))
     policy = {"policy": "elementwise", "rtol": 0.05, "atol": None, "allow_zero": False}
     result = validate.run(replace(job, options={**job.options, "compare": {"y": policy}}))
@@ -83,10 +88,7 @@ def test_a_policy_replaces_the_limits_of_its_output(tmp_path: Path) -> None:
 
 
 def test_an_output_that_is_always_zero_is_not_passed(tmp_path: Path) -> None:
-    shape = (TensorProto.FLOAT, ["batch", 3, 8, 8])
-    node = helper.make_node("Mul", ["x", "zero"], ["y"])
-    zero = {"zero": np.array(0, np.float32)}
-    model = make_model([node], {"x": shape}, {"y": shape}, zero)
+    model = parse(f"{PORTS} {{ y = Mul(x, zero) }}", {"zero": np.array(0, np.float32)})
     job = validate_job(tmp_path, model, model, golden(tmp_path, model))
     result = validate.run(job)
     assert result.status == "failed"
@@ -101,15 +103,10 @@ def test_an_output_that_is_always_zero_is_not_passed(tmp_path: Path) -> None:
 
 def cancelling(scale: float) -> onnx.ModelProto:
     """Return x * scale - x * (scale - 0.1): rounding errors grow by 10 * scale."""
-    shape = (TensorProto.FLOAT, ["batch", 3, 8, 8])
     factors = {"high": np.full((3, 8, 8), scale), "low": np.full((3, 8, 8), scale - 0.1)}
-    nodes = [
-        helper.make_node("Mul", ["x", "high"], ["more"]),
-        helper.make_node("Mul", ["x", "low"], ["less"]),
-        helper.make_node("Sub", ["more", "less"], ["y"]),
-    ]
     values = {name: array.astype(np.float32) for name, array in factors.items()}
-    return make_model(nodes, {"x": shape}, {"y": shape}, values)
+    text = "{ more = Mul(x, high) less = Mul(x, low) y = Sub(more, less) }"
+    return parse(f"{PORTS} {text}", values)
 
 
 @pytest.mark.parametrize(
@@ -157,8 +154,7 @@ def test_an_output_that_depends_on_the_last_bits_is_named_as_such(tmp_path: Path
 
 def test_a_wrong_graph_fails_with_place_and_values_and_keeps_the_tensors(tmp_path: Path) -> None:
     model, wrong = conv_bn(), conv_bn()
-    fc = next(tensor for tensor in wrong.graph.initializer if tensor.name == "fc")
-    fc.CopyFrom(numpy_helper.from_array(weights(5, 4, seed=4) * np.float32(1.01), "fc"))
+    scale_fc(wrong)
     result = validate.run(validate_job(tmp_path, model, wrong, golden(tmp_path, model)))
     assert result.status == "failed"
     assert result.reason.startswith("y differs in case min of the simplified graph: at [0, ")
@@ -196,23 +192,13 @@ def test_outputs_too_many_or_too_few_are_failures(tmp_path: Path) -> None:
     two.graph.output.append(
         helper.make_tensor_value_info("logits", TensorProto.FLOAT, ["batch", 5])
     )
-    (tmp_path / "more").mkdir()
-    (tmp_path / "less").mkdir()
-    more = validate.run(
-        validate_job(tmp_path / "more", model, two, golden(tmp_path / "more", model))
-    )
-    assert (
-        "logits differs in case min of the simplified graph: is an extra output of the graph"
-        in more.reason
-    )
-    less = validate.run(validate_job(tmp_path / "less", two, model, golden(tmp_path / "less", two)))
-    assert (
-        "logits differs in case min of the simplified graph: is missing in the graph" in less.reason
-    )
-    assert set(load_tensors(tmp_path / "less" / "validate/failed/simplified-min.npz")) == {
-        "in.x",
-        "expected.logits",
-    }
+    more = validate.run(validate_job(tmp_path, model, two, golden(tmp_path, model)))
+    where = "logits differs in case min of the simplified graph: is"
+    assert f"{where} an extra output of the graph" in more.reason
+    less = validate.run(validate_job(tmp_path, two, model, golden(tmp_path, two)))
+    assert f"{where} missing in the graph" in less.reason
+    failed = load_tensors(tmp_path / "validate/failed/simplified-min.npz")
+    assert set(failed) == {"in.x", "expected.logits"}
 
 
 # --- running a graph with tensors of any type -----------------------------------------------------
@@ -234,13 +220,8 @@ def test_tensors_of_any_type_go_through_onnx_runtime(dtype: str) -> None:
 
 
 def test_a_node_that_fails_at_run_time_is_named() -> None:
-    node = helper.make_node("Reshape", ["x", "shape"], ["y"], name="fold")
-    model = make_model(
-        [node],
-        {"x": (TensorProto.FLOAT, ["n"])},
-        {"y": (TensorProto.FLOAT, ["a", "b"])},
-        {"shape": np.array([3, 3], np.int64)},
-    )
+    text = "(float[n] x) => (float[a,b] y) { [fold] y = Reshape(x, shape) }"
+    model = parse(text, {"shape": np.array([3, 3], np.int64)})
     graph = OrtGraph(model.SerializeToString(), session_options(severity=4))
     with pytest.raises(
         StageError, match=r"Reshape \(node fold\) failed: The input tensor cannot be reshaped"
@@ -249,9 +230,8 @@ def test_a_node_that_fails_at_run_time_is_named() -> None:
 
 
 def test_a_missing_kernel_names_node_and_remedy() -> None:
-    node = helper.make_node("Conv", ["x", "w"], ["y"], name="c")
-    shape = (TensorProto.DOUBLE, [1, 1, 4])
-    model = make_model([node], {"x": shape}, {"y": shape}, {"w": np.ones((1, 1, 1), np.float64)})
+    text = "(double[1,1,4] x) => (double[1,1,4] y) { [c] y = Conv(x, w) }"
+    model = parse(text, {"w": np.ones((1, 1, 1), np.float64)})
     message = r"no kernel for Conv\(11\) with these types \(node c\); most kernels are for float32"
     with pytest.raises(StageError, match=message):
         OrtGraph(model.SerializeToString(), session_options(severity=4))

@@ -9,8 +9,8 @@ import numpy as np
 import onnx
 import pytest
 from engine_jobs import BATCHES, random_x, resolved, save_at, stage_job, write_golden
-from onnx import TensorProto, helper, numpy_helper
-from small_graphs import conv_bn, make_model
+from onnx import numpy_helper
+from small_graphs import conv_bn, parse
 
 from buildsys.backends.onnxruntime.session import OrtGraph
 from buildsys.onnx_graphs.tensors import Tensor
@@ -48,13 +48,11 @@ def verified(
 
 def squashed(scale: float) -> onnx.ModelProto:
     """A graph with outputs of 293 plus a multiple of its input."""
-    x = y = (TensorProto.FLOAT, ["batch", 3, 8, 8])
-    nodes = [
-        helper.make_node("Mul", ["x", "scale"], ["m"]),
-        helper.make_node("Add", ["m", "offset"], ["y"]),
-    ]
     stored = {"scale": np.array(scale, np.float32), "offset": np.array(293, np.float32)}
-    return make_model(nodes, {"x": x}, {"y": y}, stored)
+    text = (
+        "(float[batch,3,8,8] x) => (float[batch,3,8,8] y) { m = Mul(x, scale) y = Add(m, offset) }"
+    )
+    return parse(text, stored)
 
 
 @pytest.mark.parametrize("scale", [0.0, 0.5, -1.0])
@@ -72,26 +70,18 @@ def test_an_int8_engine_that_loses_the_variation_fails(tmp_path: Path, scale: fl
 
 def first_item_for_all() -> onnx.ModelProto:
     """Return conv_bn with batch 1 baked in: results of the first item."""
-    model = conv_bn()
-    for node in model.graph.node:
-        node.input[:] = ["first" if name == "x" else name for name in node.input]
-        node.output[:] = ["one" if name == "y" else name for name in node.output]
+    text = """(float[batch,3,8,8] x) => (float[batch,5] y) {
+        [first_of_batch] first = Slice(x, zero, end, zero)
+        conv = Conv <pads = [1, 1, 1, 1]> (first, w)
+        bn = BatchNormalization(conv, scale, bias, mean, var)
+        relu = Relu(bn) pool = GlobalAveragePool(relu) flat = Flatten(pool)
+        logits = Gemm <transB = 1> (flat, fc) item = Softmax <axis = 1> (logits)
+        [batch] batch_size = Shape <end = 1> (x)
+        [size] size = Concat <axis = 0> (batch_size, classes)
+        [all_alike] y = Expand(item, size) }"""
     bounds = {"zero": [0], "end": [1], "classes": [5]}
-    model.graph.initializer.extend(
-        numpy_helper.from_array(np.array(v, np.int64), k) for k, v in bounds.items()
-    )
-    before = helper.make_node(
-        "Slice", ["x", "zero", "end", "zero"], ["first"], name="first_of_batch"
-    )
-    after = [
-        helper.make_node("Shape", ["x"], ["batch_size"], name="batch", end=1),
-        helper.make_node("Concat", ["batch_size", "classes"], ["size"], name="size", axis=0),
-        helper.make_node("Expand", ["one", "size"], ["y"], name="all_alike"),
-    ]
-    model.graph.node.insert(0, before)
-    model.graph.node.extend(after)
-    onnx.checker.check_model(model)
-    return model
+    stored = {t.name: numpy_helper.to_array(t) for t in conv_bn().graph.initializer}
+    return parse(text, stored | {name: np.array(v, np.int64) for name, v in bounds.items()})
 
 
 def test_an_engine_correct_only_at_batch_1_fails_with_the_wrong_cases(tmp_path: Path) -> None:
