@@ -13,7 +13,7 @@ import threading
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 from tempfile import mkdtemp
 from types import MappingProxyType
 from typing import TYPE_CHECKING
@@ -161,7 +161,13 @@ class Publisher:
         published_names = {*outputs, *in_place}
         unwanted = (self._ledger.owned(target) | set(optional)) - published_names
         self._ledger.claim(target, published_names)
-        self._remove(sorted(unwanted), published_names)
+        for name in sorted(unwanted):
+            path = self._build / name
+            with (
+                _disk_errors(f"remove {path}"),
+                suppress(FileNotFoundError, IsADirectoryError, NotADirectoryError),
+            ):
+                path.unlink()
         for name in sorted(outputs, key=lambda name: (name == last, name)):
             path = self._build / name
             with _disk_errors(f"publish {path}"):
@@ -177,20 +183,6 @@ class Publisher:
             if now is not None and unchanged and now.ctime_ns - now.mtime_ns > SETTLE_NS:
                 cached.append((name, FileDigest(digest, now)))
         self._digests.add(cached)
-
-    def _remove(self, names: Iterable[str], published_names: Collection[str]) -> None:
-        """Remove files, and the empty folders whose names are now those of files."""
-        for name in names:
-            path = self._build / name
-            with (
-                _disk_errors(f"remove {path}"),
-                suppress(FileNotFoundError, IsADirectoryError, NotADirectoryError),
-            ):
-                path.unlink()
-            for folder in PurePosixPath(name).parents:
-                if str(folder) in published_names:
-                    with suppress(OSError):  # not empty yet
-                        (self._build / folder).rmdir()
 
     def low_disk_note(self) -> str:
         """Write a sentence if the disk is almost full, else ""."""

@@ -16,12 +16,6 @@ from buildsys.system.files import open_regular
 from buildsys.system.printable import mask_text
 
 _LOCAL, _SSH = ("file", "local"), ("sftp", "ssh")
-_REQUIREMENTS = {  # module -> what to install, if that has another name
-    "fsspec": "'buildsys[remote]'",
-    "sshfs": "'buildsys[remote]'",
-    "s3fs": "'buildsys[s3]'",
-    "smbclient": "smbprotocol",
-}
 # without folders: making one would create the bucket of a mistyped URL
 _OBJECT_STORES = ("s3", "s3a", "gs", "gcs", "abfs", "abfss", "az", "oci", "oss")
 
@@ -216,12 +210,7 @@ def place_errors(attempt: str, hint: str = "") -> Iterator[None]:
 def _remedy_of(error: Exception) -> str:
     """Find the remedy for an error of a place, "" if none is known."""
     if isinstance(error, ImportError):
-        # fsspec names in words what it needs, and keeps the error of the import as the cause
-        cause = error.__cause__ if isinstance(error.__cause__, ImportError) else error
-        module = (cause.name or "").partition(".")[0]
-        return f"pip install {_REQUIREMENTS.get(module, module)}" if module else ""
-    if isinstance(error, ValueError) and str(error).startswith("Protocol not known"):
+        return "pip install 'buildsys[remote]', for object storage 'buildsys[s3]'"
+    if str(error).startswith("Protocol not known"):
         return "write a folder, or a URL such as sftp://host/dir or s3://bucket/dir"
-    if isinstance(error, NotImplementedError):
-        return "use a folder, sftp:// or an object storage"
     return ""

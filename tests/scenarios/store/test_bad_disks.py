@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import os
-import resource
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from project_folder import TIMEOUT_S, Ran
-from ready_project import NETWORK, ReadyProject, contents, targets
+from project_folder import Ran
+from ready_project import ReadyProject, contents, targets
 
 UP_TO_DATE = Ran(0, "everything is up to date (8 targets)\n", "")
 ALL = targets("a")
@@ -126,24 +125,3 @@ def test_a_read_only_state_folder(ready_built: ReadyProject) -> None:
         assert "Read-only file system; the folder must be writable" in sentence(ran)
     assert ready_built.doit().passed == ALL
     assert contents(ready_built.root / "build") == ready_built.clean_contents()
-
-
-def test_a_limit_on_the_size_of_files(ready: ReadyProject) -> None:
-    network = (ready.root / NETWORK).stat().st_size
-    before = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(
-        resource.RLIMIT_FSIZE, (network - 1000, before[1])
-    )  # the state fits, an artifact does not
-    try:
-        process = ready.start_new()  # which inherits the limit
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, before)
-    out, err = process.communicate(timeout=TIMEOUT_S)
-    limited = Ran(process.returncode, out, err)
-    assert limited.code == 2, limited
-    assert "File too large" in sentence(limited) or "disk I/O error" in sentence(
-        limited
-    )  # the artifact, or the state
-    assert ready.files() <= {"a/export/export.log"}
-    assert ready.doit().passed == ALL
-    assert contents(ready.root / "build") == ready.clean_contents()

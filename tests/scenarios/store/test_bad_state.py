@@ -5,13 +5,12 @@ from __future__ import annotations
 import os
 import shutil
 import sqlite3
-import time
 from contextlib import closing
 from pathlib import Path
 
 import pytest
 from project_folder import TIMEOUT_S, Ran, wait_until
-from ready_project import VALUES, ReadyProject, contents, targets
+from ready_project import ReadyProject, contents, targets
 
 from buildsys.history.builds import RAN, RESTORED
 from buildsys.history.database import History
@@ -110,21 +109,3 @@ def test_the_state_is_deleted_during_a_run(ready: ReadyProject, what: str) -> No
     assert (again.code, "reference:a" in again.ran) == (0, False)
     assert ready.doit() == UP_TO_DATE
     assert contents(ready.root / "build") == ready.clean_contents()
-
-
-def test_a_wrong_clock_reruns_nothing(ready_built: ReadyProject) -> None:
-    """After a jump back, earlier times are in the future."""
-    assert ready_built.doit() == UP_TO_DATE
-    for table in ("records", "history"):
-        execute(state(ready_built), f"UPDATE {table} SET started = '2099-01-01T00:00:00Z'")
-    values = ready_built.root / VALUES
-    for scale, other in ((2, time.time() - 10**8), (3, time.time() + 10**8)):
-        for path in ready_built.root.rglob("*"):
-            if path.is_file():
-                os.utime(path, (other, other))
-        assert ready_built.doit() == UP_TO_DATE
-        assert ready_built.doit() == UP_TO_DATE
-        ready_built.edit(VALUES, f"SCALE = {scale - 1}.0", f"SCALE = {scale}.0")  # of the same size
-        os.utime(values, (other, other))
-        assert "reference:a" in ready_built.doit().passed
-    assert contents(ready_built.root / "build") == ready_built.clean_contents()

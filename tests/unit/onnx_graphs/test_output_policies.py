@@ -30,17 +30,6 @@ def boxes_and_scores(seed: int = 0) -> Array:
     return np.concatenate([boxes, scores], axis=2).astype(np.float32)
 
 
-def test_wrong_scores_next_to_exact_boxes_fail() -> None:
-    y = boxes_and_scores()
-    x = y.copy()
-    x[0, 7, 40] = 0.119  # 0.02 of 640 passes any limit on the whole output
-    y[0, 7, 40] = 0.77
-    found = compare(x, y, FP16)
-    assert not found.passed
-    assert found.worst_index == (0, 7, 40)
-    assert "hidden by values up to 6" in found.problem
-
-
 @pytest.mark.parametrize("axis", [0, 1, 2])
 def test_a_wrong_channel_is_found_on_any_axis(axis: int) -> None:
     y = np.moveaxis(boxes_and_scores(), 2, axis)
@@ -241,27 +230,6 @@ def test_a_single_token_needs_no_axis() -> None:
     assert not check_one(token + 1, token, FP32, policy="tokens", agreement=1.0).passed
 
 
-def test_top_k_compares_the_chosen_classes() -> None:
-    y = np.array([[5.0, 4.0, 3.0, -9.0, 0.0]], np.float32)
-    policy = {"policy": "top_k", "k": 3, "axis": -1, "rtol": None, "agreement": 1.0}
-    noisy = y + np.array([[0, 0, 0, 4.0, 0]], np.float32)
-    assert not compare(noisy, y, FP16).passed
-    assert check_one(noisy, y, FP16, **policy).passed  # the last classes do not matter
-    swapped = y[:, [0, 1, 4, 3, 2]]
-    found = check_one(swapped, y, FP16, **policy)
-    assert not found.passed
-    assert "1 of 1 rows have another top 3" in found.problem
-    assert not check_one(y + 1, y, FP16, **policy).passed  # the same classes with other values
-
-
-def test_top_k_lets_ties_swap() -> None:
-    y = np.array([[1.0, 0.999, 0.5]], np.float32)
-    x = np.array([[0.999, 1.0, 0.5]], np.float32)
-    policy = {"policy": "top_k", "k": 1, "axis": -1, "rtol": None, "agreement": 1.0}
-    assert check_one(x, y, FP16, **policy).passed
-    assert not check_one(x, y, FP32, **policy).passed
-
-
 @pytest.mark.parametrize(("axis", "moved"), [(-1, 2), (2, 2), (0, 0), (-3, 0), (1, 1)])
 def test_top_k_is_of_each_row_of_its_axis(axis: int, moved: int) -> None:
     y = np.array([[[8.0, 4.0, 2.0, 1.0]], [[4.0, 16.0, 2.0, 1.0]], [[4.0, 2.0, 0.5, 1.0]]])
@@ -366,21 +334,6 @@ def test_no_policy_accepts_nan_another_shape_or_another_type(policy: str) -> Non
 
 
 # Uninformative outputs
-
-
-@pytest.mark.parametrize(
-    ("values", "reason"),
-    [
-        (np.zeros((2, 3), np.float32), "it is zero everywhere"),
-        (np.zeros((2, 3), np.int64), "it is zero everywhere"),
-        (np.zeros((2, 3), bool), "it is zero everywhere"),
-        (np.zeros((0, 3), np.float32), "it is empty"),
-    ],
-)
-def test_equal_zeros_prove_nothing(values: Array, reason: str) -> None:
-    found = compare(values, values.copy(), FP32)
-    assert (found.passed, found.uninformative) == (True, reason)
-    assert found.figures()["uninformative"] == reason
 
 
 def test_zeros_can_be_allowed() -> None:

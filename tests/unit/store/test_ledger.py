@@ -121,14 +121,6 @@ def test_old_records_and_history_are_pruned_per_target(db: StateDb) -> None:
     assert ledger.lookup("export:other") is not None
 
 
-def test_a_record_that_cannot_be_read_counts_as_absent(db: StateDb) -> None:
-    ledger = Ledger(db)
-    ledger.add(RECORD)
-    db.write([("UPDATE records SET outputs = '[broken'", ())])
-    assert ledger.lookup("export:m", "k1") is None
-    assert ledger.outputs("export:m", "k1") is None
-
-
 def test_texts_survive_the_process(db: StateDb) -> None:
     db.set("digest", "[]")
     assert StateDb(db.path).get("digest") == "[]"
@@ -197,13 +189,6 @@ def test_paths_outside_the_build_folder_are_not_used(db: StateDb, path: str) -> 
     assert ledger.outputs("export:m", "k1") is None
     ledger.claim("export:m", [path, "m/..x/y.."])
     assert ledger.owned("export:m") == {"m/export/model.onnx", "m/..x/y.."}
-
-
-def test_ten_runs_are_returned_by_default(db: StateDb) -> None:
-    ledger = Ledger(db)
-    for _ in range(12):
-        ledger.add(RECORD)
-    assert len(ledger.history("export:m")) == 10
 
 
 def test_the_present_time_is_in_utc(monkeypatch: pytest.MonkeyPatch) -> None:

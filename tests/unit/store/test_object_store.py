@@ -1,29 +1,22 @@
 from __future__ import annotations
 
-import errno
 import json
 import os
-import re
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any
 
 import pytest
 from blake3 import blake3
-from hypothesis import given
-from hypothesis import strategies as st
 
 from buildsys.errors import StageError
 from buildsys.store.garbage_collection import Collection, collect, usage, verify
 from buildsys.store.ledger import ActionRecord, OutputFile
 from buildsys.store.object_store import DamagedError, Store
-from buildsys.store.record_file import RecordError
-from buildsys.system.files import open_lock, try_lock
 
 
 @pytest.fixture
@@ -207,19 +200,6 @@ def test_storing_an_object_again_marks_it_as_used(store: Store, tmp_path: Path) 
     assert path.stat().st_mtime > 1000
 
 
-def test_additions_share_the_lock_that_a_removal_needs_alone(tmp_path: Path) -> None:
-    store = Store(tmp_path / "not/yet/there")
-    with store.lock(shared=True):
-        other = open_lock(store.folder / "lock")
-        assert try_lock(other, shared=True)
-        assert not try_lock(other)
-        os.close(other)
-    with store.lock(shared=False):
-        other = open_lock(store.folder / "lock")
-        assert not try_lock(other, shared=True)
-        os.close(other)
-
-
 def test_chunks_are_stored_only_if_they_match(store: Store) -> None:
     file = OutputFile(blake3(b"content").hexdigest(), 7)
     assert not store.add(file, [b"c0ntent"])
@@ -229,27 +209,6 @@ def test_chunks_are_stored_only_if_they_match(store: Store) -> None:
     assert not store.holds(file)
     assert store.add(file, [b"con", b"", b"tent"])
     assert store.object_path(file.digest).read_bytes() == b"content"
-    assert list((store.folder / "tmp").iterdir()) == []
-
-
-def test_a_failed_write_is_distinguished_from_a_failed_read(
-    store: Store, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    file = OutputFile(blake3(b"content").hexdigest(), 7)
-
-    def unreadable() -> Iterator[bytes]:
-        yield b"con"
-        raise OSError(errno.EIO, "the source")
-
-    with pytest.raises(OSError, match="the source"):
-        store.add(file, unreadable())
-
-    def full(*_: object) -> None:
-        raise OSError(errno.ENOSPC, "the store")
-
-    monkeypatch.setattr(Path, "replace", full)
-    with pytest.raises(OSError, match="the store"):
-        store.add(file, [b"content"])
     assert list((store.folder / "tmp").iterdir()) == []
 
 
@@ -268,17 +227,6 @@ def test_a_record_that_cannot_be_read_is_an_error(store: Store) -> None:
     path.mkdir(parents=True)
     with pytest.raises(StageError, match=f"cannot read {path}: Is a directory"):
         store.read_action("export:m", "a" * 64)
-
-
-def test_a_file_in_quarantine_has_the_time_in_its_name(store: Store, tmp_path: Path) -> None:
-    store.folder.mkdir()
-    for _ in range(2):
-        (tmp_path / "bad").write_text("x")
-        store.quarantine(tmp_path / "bad")
-        assert not (tmp_path / "bad").exists()
-    found = {path.name for path in (store.folder / "quarantine").iterdir()}
-    assert all(re.fullmatch(r"bad\.\d{8}T\d{6}", name) for name in found)
-    store.quarantine(tmp_path / "gone")  # another process took it
 
 
 def test_records_are_listed_with_their_last_use(store: Store) -> None:
@@ -336,21 +284,6 @@ def collected(store: Store, reached: str, **options: Any) -> Collection:
 
 def names(store: Store) -> set[str]:
     return {action.record.key[0] for action in store.actions()}
-
-
-def test_what_is_collected_during_a_verification_is_not_damaged(
-    store: Store, tmp_path: Path
-) -> None:
-    kept(store, tmp_path, b"first")
-    kept(store, tmp_path, b"second")
-    store.write_action(record("a"))
-
-    def collect_all(count: int, _: int) -> None:
-        if count == 1:
-            collected(store, "")
-
-    assert verify(store, collect_all) == []
-    assert not (store.folder / "quarantine").exists()
 
 
 def test_collect_keeps_reached_records(store: Store, tmp_path: Path) -> None:
@@ -422,30 +355,3 @@ def test_nothing_is_collected_during_an_addition(store: Store, tmp_path: Path) -
     thread.join(30)
     assert order == ["added", "collected"]
     assert store.holds(file)
-
-
-_NAMES = st.one_of(
-    st.text(max_size=20), st.integers(200, 1100).map("a".__mul__), st.sampled_from(("a/b", "a"))
-)
-
-
-@given(
-    outputs=st.dictionaries(_NAMES, st.integers(-1, 5) | st.none(), max_size=4),
-    reason=st.text(max_size=5),
-    seconds=st.floats(allow_nan=True),
-    status=st.sampled_from(("passed", "failed")),
-)
-def test_a_record_is_written_only_if_it_can_be_read(
-    outputs: dict[str, int | None], reason: str, seconds: float, status: str
-) -> None:
-    digest = "0" * 64
-    files = {n: None if size is None else OutputFile(digest, size) for n, size in outputs.items()}
-    written = replace(record("a"), outputs=files, reason=reason, seconds=seconds, status=status)
-    with TemporaryDirectory() as folder:
-        store = Store(Path(folder))
-        try:
-            store.write_action(written)
-        except RecordError:
-            assert list(store.actions()) == []
-        else:
-            assert store.read_action(written.target, written.key) == written

@@ -200,17 +200,6 @@ def test_a_temporary_folder_is_named_like_its_target(publisher: Publisher, build
         assert tree.parent == build / ".tmp"
 
 
-def test_a_build_folder_that_cannot_be_written_is_a_clear_error(
-    publisher: Publisher, build: Path
-) -> None:
-    build.write_text("")
-    with (
-        pytest.raises(StageError, match=f"cannot make a temporary folder in {build}: Not a dir"),
-        publisher.staging("export:m"),
-    ):
-        pass
-
-
 def test_known_digests_are_not_computed(
     publisher: Publisher, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -262,10 +251,6 @@ def test_a_disk_that_is_almost_full_is_noted(
     assert publisher.low_disk_note() == (f"the disk of {build}{note}" if note else "")
 
 
-def test_without_a_build_folder_there_is_no_note(publisher: Publisher) -> None:
-    assert publisher.low_disk_note() == ""
-
-
 @pytest.mark.parametrize(
     ("number", "problem", "hint"),
     [
@@ -315,47 +300,3 @@ def test_only_digests_of_settled_files_are_kept(
         publisher.publish("export:m", tree, digests, last=RESULT)
     kept = [(str(build / "m/export/model.onnx"),)] if age_s > 0 else []
     assert db.read("SELECT path FROM file_digests") == kept
-
-
-def test_the_attempt_is_in_the_message_of_a_disk_error(
-    publisher: Publisher, build: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    publish(publisher, export_json=b"{}", model_onnx=b"x")
-
-    def fail(*_: object, **__: object) -> None:
-        raise OSError(errno.EACCES, "x")
-
-    with publisher.staging("export:m") as tree, monkeypatch.context() as patch:
-        write(tree, export_json=b"{}")
-        patch.setattr(os, "utime", fail)
-        with pytest.raises(StageError, match=r"^cannot read the outputs: Permission denied; "):
-            publisher.digest_outputs(tree)
-    with publisher.staging("export:m") as tree, monkeypatch.context() as patch:
-        write(tree, export_json=b"{}")
-        sealed = publisher.digest_outputs(tree)
-        patch.setattr(Path, "unlink", fail)
-        problem = f"^cannot remove {build}/m/export/model.onnx: Permission denied; "
-        with pytest.raises(StageError, match=problem):
-            publisher.publish("export:m", tree, sealed, last=RESULT)
-
-
-def test_a_file_makes_way_for_a_folder_and_a_folder_for_a_file(
-    publisher: Publisher, build: Path
-) -> None:
-    def publish_files(*names: str) -> None:
-        with publisher.staging("command:m:c") as tree:
-            for name in ("c.json", *names):
-                path = tree / "m/command" / name
-                path.parent.mkdir(parents=True, exist_ok=True)
-                path.write_text(name)
-            sealed = publisher.digest_outputs(tree)
-            publisher.publish("command:m:c", tree, sealed, last="m/command/c.json")
-        found = (path for path in (build / "m").rglob("*") if path.is_file())
-        assert {path.relative_to(build / "m/command").as_posix() for path in found} == {
-            "c.json", *names,
-        }  # fmt: skip
-
-    publish_files("model")
-    publish_files("model/a/b", "model/c")
-    publish_files("model/a", "model/c")
-    publish_files("model")
