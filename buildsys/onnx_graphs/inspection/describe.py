@@ -27,6 +27,7 @@ from buildsys.onnx_graphs.inspection.graph import (
 from buildsys.onnx_graphs.tensor_types import without_weights
 
 _LARGEST = 5
+_NODE_FIELDS = ("name", "label", "operator", "inputs", "outputs", "attributes")
 # indices, shapes and flags
 _NOT_WEIGHTS = ("int64", "int32", "int16", "bool", "string", "undefined")
 
@@ -38,6 +39,7 @@ def describe(proto: ModelProto, dims: Mapping[str, int]) -> dict[str, Any]:
     """
     model, sized = plain_model(proto), plain_model(proto, dims)
     macs = _count(proto, dims)
+    counts = zip(model.body.walk(), macs_per_node(sized.body), strict=True)
     return {
         "ir_version": model.ir_version,
         "producer": model.producer,
@@ -61,26 +63,19 @@ def describe(proto: ModelProto, dims: Mapping[str, int]) -> dict[str, Any]:
         "functions": [
             {
                 "name": name,
-                "inputs": list(body.inputs),
-                "outputs": list(body.outputs),
-                "operators": dict(body.operators),
+                "inputs": body.inputs,
+                "outputs": body.outputs,
+                "operators": body.operators,
             }
             for name, body in model.functions.items()
         ],
         "nodes": [
             {
-                "name": node.name,
-                "label": node.label,
-                "operator": node.operator,
-                "inputs": list(node.inputs),
-                "outputs": list(node.outputs),
-                "attributes": dict(node.attributes),
+                **{name: getattr(node, name) for name in _NODE_FIELDS},
                 "macs": number,
                 "inside": inside,
             }
-            for (node, inside), (_, number) in zip(
-                model.body.walk(), macs_per_node(sized.body), strict=True
-            )
+            for (node, inside), (_, number) in counts
         ],
         "tensors": _tensors(model.body),
     }

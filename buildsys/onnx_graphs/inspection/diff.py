@@ -134,28 +134,24 @@ def _groups(nodes: Iterable[PlainNode], body: Body) -> list[list[PlainNode]]:
 
 def _describe_group(nodes: Sequence[PlainNode], body: Body) -> dict[str, Any]:
     """Describe connected nodes and their connections to the rest of the graph."""
-    entries: list[tuple[str, PlainNode | None, str]] = []
-    exits: list[tuple[str, PlainNode | None, str]] = []
+    entries: dict[tuple[str, PlainNode | None], str] = {}
+    exits: dict[tuple[str, PlainNode | None], str] = {}
     for node in nodes:
         for name in node.reads:
             maker = body.producers.get(name)
             if maker not in nodes and name not in body.stored:
-                entries.append((name, maker, "input"))
+                entries[name, maker] = "input"
         for name in filter(None, node.outputs):
-            takers = body.consumers.get(name, ())
-            exits += [(name, taker, "output") for taker in takers if taker not in nodes]
-            exits += [(name, None, "output")] if name in body.outputs else []
+            takers = [taker for taker in body.consumers.get(name, ()) if taker not in nodes]
+            for end in (*takers, *([None] if name in body.outputs else [])):
+                exits[name, end] = "output"
     return {
         "nodes": [{"label": node.label, "operator": node.operator} for node in nodes],
         "chain": _chain_text(nodes),
         **{
             side: [
-                {
-                    "tensor": tensor,
-                    "node": node and node.label,
-                    "kind": node.operator if node else border,
-                }
-                for tensor, node, border in dict.fromkeys(ends)
+                {"tensor": name, "node": n and n.label, "kind": n.operator if n else border}
+                for (name, n), border in ends.items()
             ]
             for side, ends in (("from", entries), ("to", exits))
         },

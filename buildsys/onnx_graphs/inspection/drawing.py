@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from html import escape
+from typing import NamedTuple
 
 from buildsys.errors import UsageError
 from buildsys.onnx_graphs.inspection.graph import CONSTANT, TIMES, Body, PlainNode, shape_text
@@ -34,15 +34,22 @@ node [shape=box, style="filled,rounded", fontname="DejaVu Sans", fontsize=9, mar
 edge [color="#777777", arrowsize=0.6]
 """
 _FRAME = 'style="rounded"; color="#9a9a94"; fontsize=10; '
+_TENSOR = 'fillcolor="#4a4a4a", color="#4a4a4a", fontcolor="white"'
 
 
-@dataclass(frozen=True)
-class Drawing:
+class Drawing(NamedTuple):
     """DOT text with its size."""
 
     dot: str
     nodes: int  # without constants
     boxes: int
+
+
+class Block(NamedTuple):
+    """Equal runs of consecutive nodes; ``nodes`` are the first of them."""
+
+    nodes: tuple[int, ...]
+    runs: int
 
 
 def draw(
@@ -52,22 +59,26 @@ def draw(
 
     Raises: UsageError: unknown node or tensor, or no path between them.
     """
-    constants = set(body.stored)
-    nodes = [n for n in choose(body, begin, end, depth) if not _is_constant(n, body, constants)]
-    labels = [list(_node_lines(node, body)) for node in nodes]
+    constants, nodes = set(body.stored), list[PlainNode]()
+    for node in choose(body, begin, end, depth):
+        is_output = not set(body.outputs).isdisjoint(node.outputs)
+        if node.reads and constants.issuperset(node.reads) and not is_output:
+            constants.update(node.outputs)
+        else:
+            nodes.append(node)
+    labels = [_lines(node, body) for node in nodes]
     producers = {name: n for n, node in enumerate(nodes) for name in node.outputs if name}
     sources = [
         tuple(producers.get(name, name) for name in node.reads if name not in constants)
         for node in nodes
     ]
-    folding = Folding(["\n".join(lines) for lines in labels], sources)
-    boxes = [_box(number, nodes[number], labels[number]) for number in range(len(nodes))]
+    items, drawn = fold(["\n".join(lines) for lines in labels], sources)
     ends: dict[tuple[str, str], str] = {}
     edges: dict[str, None] = {}
-    for number in sorted(set(folding.drawn)):
+    for number in sorted(set(drawn)):
         for source in sources[number]:
             if isinstance(source, int):
-                edges[f"{folding.drawn[source]} -> {number}"] = None
+                edges[f"{drawn[source]} -> {number}"] = None
             else:
                 end = ends.setdefault(("input", source), f"end{len(ends)}")
                 edges[f"{end} -> {number}"] = None
@@ -76,71 +87,46 @@ def draw(
         for name in filter(None, node.outputs):
             if name in body.outputs or not members.issuperset(body.consumers.get(name, ())):
                 end = ends.setdefault(("output", name), f"end{len(ends)}")
-                edges[f"{folding.drawn[number]} -> {end}"] = None
-    lines = [_HEADER, f"label={_quoted(title)}; labelloc=t", *_framed(folding.items, boxes)]
-    lines += [_tensor(end, name, body) for (_, name), end in ends.items()]
-    return Drawing("\n".join((*lines, *edges, "}\n")), len(nodes), len(set(folding.drawn)))
+                edges[f"{drawn[number]} -> {end}"] = None
+    lines = [_HEADER, f"label={_quoted(title)}; labelloc=t"]
+    for item in items:
+        if item.runs > 1:
+            label = _quoted(f"{TIMES} {item.runs}")
+            lines.append(f"subgraph cluster_{item.nodes[0]} {{ {_FRAME}label={label}")
+        lines += [_box(number, nodes[number], labels[number]) for number in item.nodes]
+        lines += ["}"] if item.runs > 1 else []
+    for (_, name), end in ends.items():
+        texts = filter(None, (_shortened(name), body.value(name)))
+        label = "<br/>".join(map(_escaped, texts))
+        lines.append(f"{end} [label=<{label}>, tooltip={_quoted(name)}, {_TENSOR}]")
+    return Drawing("\n".join((*lines, *edges, "}\n")), len(nodes), len(set(drawn)))
 
 
-def _is_constant(node: PlainNode, body: Body, constants: set[str]) -> bool:
-    """Check for a node that only reads ``constants``, and add its outputs to them."""
-    is_output = not set(body.outputs).isdisjoint(node.outputs)
-    if is_output or not node.reads or not constants.issuperset(node.reads):
-        return False
-    constants.update(node.outputs)
-    return True
-
-
-def _framed(items: Sequence[int | Block], boxes: Sequence[str]) -> Iterator[str]:
-    """Yield boxes, with a frame around each repeated block."""
-    for number, item in enumerate(items):
-        if isinstance(item, int):
-            yield boxes[item]
-        else:
-            label = _quoted(f"{TIMES} {item.count}")
-            yield f"subgraph cluster_{number} {{ {_FRAME}label={label}"
-            yield from (boxes[node] for node in item.nodes)
-            yield "}"
-
-
-def _box(number: int, node: PlainNode, lines: Sequence[str]) -> str:
-    fill, line = _color(node.operator)
-    operator, *details = lines
-    texts = [*filter(None, [_shortened(node.name)]), *details]
-    rest = "".join(f"<br/>{_escaped(text)}" for text in texts)
-    label = f'<<font point-size="11"><b>{_escaped(operator)}</b></font>{rest}>'
-    tooltip = _quoted(f"{node.operator} {node.label}")
-    return f'{number} [label={label}, tooltip={tooltip}, fillcolor="{fill}", color="{line}"]'
-
-
-def _tensor(end: str, name: str, body: Body) -> str:
-    value = body.value(name)
-    label = "<br/>".join(_escaped(text) for text in (_shortened(name), value) if text)
-    style = 'fillcolor="#4a4a4a", color="#4a4a4a", fontcolor="white"'
-    return f"{end} [label=<{label}>, tooltip={_quoted(name)}, {style}]"
-
-
-def _node_lines(node: PlainNode, body: Body) -> Iterator[str]:
-    """Yield what equal nodes have in common: operator, attributes, weights and output shapes."""
-    yield node.operator
+def _lines(node: PlainNode, body: Body) -> list[str]:
+    """Write what equal nodes have in common: operator, attributes, weights and output shapes."""
     attributes = [
         f"{name} {node.attributes[name]}" for name in _ATTRIBUTES if name in node.attributes
     ]
-    yield from filter(None, [", ".join(attributes)])
     stored = [body.initializers[name] for name in node.inputs if name in body.initializers]
-    yield from [f"{TIMES} {shape_text(s.shape)}" for s in stored if len(s.shape) > 1][:2]
-    yield from _output_shapes(node, body)
+    outputs = (body.value(name) for name in node.outputs[:2] if name)
+    return [
+        node.operator,
+        *filter(None, [", ".join(attributes)]),
+        *[f"{TIMES} {shape_text(s.shape)}" for s in stored if len(s.shape) > 1][:2],
+        *(f"→ {shape_text(v.shape)}" for v in outputs if v and v.shape is not None),
+    ]
 
 
-def _output_shapes(node: PlainNode, body: Body) -> list[str]:
-    values = (body.value(name) for name in node.outputs[:2] if name)
-    return [f"→ {shape_text(value.shape)}" for value in values if value and value.shape is not None]
-
-
-def _color(operator: str) -> tuple[str, str]:
-    domain, _, name = operator.rpartition("::")
+def _box(number: int, node: PlainNode, lines: Sequence[str]) -> str:
+    domain, _, name = node.operator.rpartition("::")
     colors = (color for pattern, color in _COLORS.items() if re.fullmatch(pattern, name))
-    return next(colors, _CUSTOM if domain else _PLAIN)
+    fill, line = next(colors, _CUSTOM if domain else _PLAIN)
+    operator, *details = map(_escaped, lines)
+    texts = [*filter(None, [_escaped(_shortened(node.name))]), *details]
+    rest = "".join(f"<br/>{text}" for text in texts)
+    label = f'<<font point-size="11"><b>{operator}</b></font>{rest}>'
+    tooltip = _quoted(f"{node.operator} {node.label}")
+    return f'{number} [label={label}, tooltip={tooltip}, fillcolor="{fill}", color="{line}"]'
 
 
 def _shortened(text: str) -> str:
@@ -178,8 +164,7 @@ def choose(body: Body, begin: str = "", end: str = "", depth: int | None = None)
         ends = set(_nodes(body, end, forwards=False))
         chosen &= _reached(body, ends, None if begin else depth, forwards=False)
     if not chosen:
-        within = f" within {depth} nodes" if depth is not None else ""
-        path = f"from {begin or 'the inputs'} to {end or 'the outputs'}{within}"
+        path = f"from {begin or 'the inputs'} to {end or 'the outputs'}"
         raise UsageError(f"no path leads {path}", "exchange the two, or choose others")
     return [node for node in nodes if node in chosen]
 
@@ -201,9 +186,9 @@ def _nodes(body: Body, name: str, *, forwards: bool) -> list[PlainNode]:
 
 
 def _reached(
-    body: Body, starts: set[PlainNode], depth: int | None, *, forwards: bool
+    body: Body, level: set[PlainNode], depth: int | None, *, forwards: bool
 ) -> set[PlainNode]:
-    reached, level = set[PlainNode](), starts
+    reached = set[PlainNode]()
     while level and depth != 0:
         reached |= level
         if forwards:
@@ -216,49 +201,32 @@ def _reached(
     return reached
 
 
-@dataclass(frozen=True)
-class Block:
-    """``count`` equal runs of consecutive nodes; ``nodes`` are the first of them."""
+def fold(labels: Sequence[str], sources: Sources) -> tuple[list[Block], list[int]]:
+    """Find repeated blocks; return all blocks, and the drawn node that stands for each node."""
 
-    nodes: tuple[int, ...]
-    count: int
-
-
-class Folding:
-    """Nodes with repeated blocks drawn once."""
-
-    def __init__(self, labels: Sequence[str], sources: Sources) -> None:
-        self._labels, self._sources = labels, sources
-        self.drawn = list(range(len(labels)))  # the drawn node that stands for each node
-        self.items: list[int | Block] = []
-        begin, end = 0, len(labels)
-        while begin < end:
-            length, count = self._repeats_at(begin, end)
-            stop = begin + length * count
-            for node in range(begin + length, stop):
-                self.drawn[node] = self.drawn[node - length]
-            block = Block(tuple(range(begin, begin + length)), count)
-            self.items.append(begin if count == 1 else block)
-            begin = stop
-
-    def _repeats_at(self, begin: int, end: int) -> tuple[int, int]:
-        """Find the repetition that saves most nodes: its length and count."""
-        best, most_saved = (1, 1), _FEWEST_SAVED - 1
-        for length in range(1, min((end - begin) // 2, _LONGEST_BLOCK) + 1):
-            stop = begin
-            while stop < end - length and self._is_equal(stop, length):
-                stop += 1
-            count = (stop - begin) // length + 1
-            saved = (count - 1) * length
-            if saved > most_saved:
-                best, most_saved = (length, count), saved
-        return best
-
-    def _is_equal(self, node: int, length: int) -> bool:
-        if self._labels[node] != self._labels[node + length]:
+    def is_equal(node: int, length: int) -> bool:
+        first, second = sources[node], sources[node + length]
+        if labels[node] != labels[node + length] or len(first) != len(second):
             return False
-        first, second = self._sources[node], self._sources[node + length]
-        return len(first) == len(second) and all(
+        return all(
             a == b or (isinstance(a, int) and isinstance(b, int) and b - a == length)
             for a, b in zip(first, second, strict=True)
         )
+
+    drawn, blocks = list(range(len(labels))), list[Block]()
+    begin, end = 0, len(labels)
+    while begin < end:
+        length, count, most_saved = 1, 1, _FEWEST_SAVED - 1
+        for size in range(1, min((end - begin) // 2, _LONGEST_BLOCK) + 1):
+            stop = begin
+            while stop < end - size and is_equal(stop, size):
+                stop += 1
+            repeats = (stop - begin) // size + 1
+            if (repeats - 1) * size > most_saved:
+                length, count, most_saved = size, repeats, (repeats - 1) * size
+        stop = begin + length * count
+        for node in range(begin + length, stop):
+            drawn[node] = drawn[node - length]
+        blocks.append(Block(tuple(range(begin, begin + length)), count))
+        begin = stop
+    return blocks, drawn
