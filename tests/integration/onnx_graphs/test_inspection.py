@@ -13,17 +13,14 @@ import onnx
 import pytest
 from onnx import TensorProto, helper, parser
 from small_graphs import conv_bn, make_model, simplify_job, weights, write
-from stage_jobs import manifest, stage_job
 
 from buildsys.errors import StageError
 from buildsys.onnx_graphs.inspection.__main__ import answer, respond
 from buildsys.onnx_graphs.onnx_file import load_model, save_model
-from buildsys.stages.export import stage as export
 from buildsys.stages.report import stage as report
 from buildsys.stages.simplify import stage as simplify
 from buildsys.workers.job import Job
 
-BLOCKS = "plugins/models/conv_blocks.py"
 BRANCHES = """
 <ir_version: 8, opset_import: ["" : 17, "my.domain" : 1]>
 g (float[b,4] x, bool c, int64 trips) => (float[b,4] z, float[b,4] r)
@@ -54,50 +51,6 @@ def described(path: Path, **dims: int) -> dict[str, Any]:
 
 def compared(first: Path, second: Path) -> dict[str, Any]:
     return answer({"question": "compare", "first": graph(first), "second": graph(second)})
-
-
-def both_graphs(folder: Path, shape: list[int | str], **sections: Any) -> tuple[Path, Path]:
-    """Export and simplify a network of the plugins. Return both files."""
-    spec = manifest(inputs={"x": {"shape": shape}}, **sections)
-    job = stage_job("export", spec, folder)
-    assert export.run(job).status == "passed"
-    simpler = simplify_job(
-        folder,
-        job.outputs["model"],
-        cases={"opt": {}},
-        inputs={"x": {"shape": shape, "dtype": "float32"}},
-    )
-    assert simplify.run(simpler).status == "passed"
-    return job.outputs["model"], simpler.outputs["model"]
-
-
-def test_the_folding_of_a_batch_norm_is_visible(tmp_path: Path) -> None:
-    source = {
-        "python": f"{BLOCKS}:conv_bn_relu",
-        "randomize": True,
-        "kwargs": {"inputs": 3, "outputs": 16, "kernel": 3},
-    }
-    files = both_graphs(
-        tmp_path, [1, 3, 8, 8], source=source, dims={}, export={"do_constant_folding": False}
-    )
-    found = compared(*files)
-    (gone,) = found["gone"]
-    assert gone["chain"] == "BatchNormalization"
-    assert [end["kind"] for end in (*gone["from"], *gone["to"])] == ["Conv", "Relu"]
-    (conv,) = found["changed"]
-    assert conv["operator"] == "Conv"
-    assert conv["weights"]
-    assert found["operators"] == {"BatchNormalization": [1, 0]}
-
-
-def test_the_shape_chain_before_a_flatten_is_visible(tmp_path: Path) -> None:
-    source = {"python": f"{BLOCKS}:FlattenHead", "randomize": True}
-    files = both_graphs(tmp_path, [2, 3, 64, 64], source=source, dims={})
-    found = compared(*files)
-    assert found["operators"]["Shape"] == [1, 0]
-    chain = next(group for group in found["gone"] if "Shape" in group["chain"])
-    assert chain["chain"] == "Shape → Slice → Concat"
-    assert [end["kind"] for end in (*chain["from"], *chain["to"])] == ["Relu", "Reshape"]
 
 
 def test_the_description_of_a_graph_is_complete(tmp_path: Path) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
@@ -46,17 +45,6 @@ def read_only(folder: Path) -> Iterator[None]:
         subprocess.run(["umount", "--lazy", folder], check=True)
 
 
-def fill(folder: Path) -> Path:
-    """Leave no room on a disk; return the file to delete."""
-    path = folder / "fill"
-    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT)
-    with contextlib.suppress(OSError):
-        while True:
-            os.write(descriptor, bytes(4096))
-    os.close(descriptor)
-    return path
-
-
 def sentence(ran: Ran) -> str:
     """Return the line of the one failed target."""
     lines = [line for line in ran.out.splitlines() if line.startswith("failed ")]
@@ -76,23 +64,6 @@ def test_a_full_build_folder(ready: ReadyProject) -> None:
         assert (again.code, again.passed) == (0, ALL - full.passed)
         assert contents(ready.root / "build").items() == clean
         assert ready.doit() == UP_TO_DATE
-
-
-def test_a_full_state_folder(ready: ReadyProject) -> None:
-    with small_disk(ready.root / ".buildsys", "16m"):
-        assert ready.doit().code == 0
-        filler = fill(ready.root / ".buildsys")
-        assert ready.doit() == UP_TO_DATE
-        ready.write_network(1)
-        full = ready.doit()
-        assert full.code == 2
-        assert "its disk not full" in sentence(full)
-        filler.unlink()
-        again = ready.doit()
-        assert (again.code, again.passed) == (0, ALL - full.passed)
-        assert ready.doit() == UP_TO_DATE
-        built = contents(ready.root / "build")
-    assert built == ready.clean_contents()
 
 
 def test_a_state_folder_without_space(ready: ReadyProject) -> None:
