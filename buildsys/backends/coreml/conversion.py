@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,7 +16,7 @@ from torch.nn.utils.fusion import fuse_conv_bn_weights
 
 from buildsys.backends.captured_program import load_captured, one_sentence
 from buildsys.backends.coreml.description import DTYPES
-from buildsys.backends.coreml.package import Package, block_operations, operations
+from buildsys.backends.coreml.package import Package, block_operations, operations, sized
 from buildsys.backends.interface import (
     BuildRequest,
     Figures,
@@ -123,11 +123,6 @@ def _feature(name: str, taken: set[str]) -> str:
         feature = f"{plain}_{number}"
     taken.add(feature)
     return feature
-
-
-def sized(shape: Sequence[int | str], sizes: Mapping[str, int]) -> list[int]:
-    """Return ``shape`` with the ``sizes`` of its dimensions."""
-    return [sizes[size] if isinstance(size, str) else size for size in shape]
 
 
 def _tensor_type(port: Mapping[str, Any], interface: Mapping[str, Any]) -> ct.TensorType:

@@ -38,14 +38,6 @@ def problems(view: ManifestView, path: FieldPath, engine: dict[str, Any]) -> Pro
     if precision in ("fp16", "bf16", "fp8"):
         text = f"ExecuTorch engines are not built in {precision}"
         yield view.problem((*path, "precision"), text, "use fp32 or int8")
-    if precision != "int8" and engine.get("per_channel", True) is not True:
-        hint = "set precision: int8, or remove it"
-        text = "has no effect without int8"
-        yield view.problem((*path, "per_channel"), text, hint, of_key=True)
-    if engine.get("delegate") == "none":
-        if precision == "int8":
-            text = "int8 engines of ExecuTorch need XNNPACK"
-            yield view.problem((*path, "delegate"), text, "use delegate: xnnpack, or fp32")
-        if engine.get("delegated_share", 0.1) != 0.1:
-            text = "has no effect with delegate: none"
-            yield view.problem((*path, "delegated_share"), text, "remove it", of_key=True)
+    if engine.get("delegate") == "none" and precision == "int8":
+        text = "int8 engines of ExecuTorch need XNNPACK"
+        yield view.problem((*path, "delegate"), text, "use delegate: xnnpack, or fp32")

@@ -197,8 +197,7 @@ def source_nodes(source: Any, engine: Any) -> dict[str, list[str]]:
 
     ONNX Runtime keeps the names of nodes that it does not change, and of the tensors that a fused
     node returns; a convolution for a blocked layout (NCHWc) is named after its tensor. Other nodes
-    belong to the nodes next to them, and inserted nodes have the sources of their reader. Seen in
-    ONNX Runtime 1.31; nodes inside subgraphs are left out.
+    belong to the nodes next to them, and nodes inside subgraphs are left out.
     """
     nodes = list(enumerate(source.node))
     held = {value.name for value in (*engine.input, *engine.initializer)}
@@ -228,11 +227,6 @@ def source_nodes(source: Any, engine: Any) -> dict[str, list[str]]:
     for n, node in nodes:
         if n in owners:
             origins[owners[n]].append(node.name or next(iter(node.output), ""))
-    reading = {name: place for place, node in enumerate(engine.node) for name in node.input}
-    for place, node in reversed(list(enumerate(engine.node))):
-        following = next((reading[name] for name in node.output if name in reading), None)
-        if following is not None and not origins[place] and node.op_type not in _REORDERS:
-            origins[place] = origins[following]
     pairs = zip(engine.node, origins, strict=True)
     return {node.name: own[:_MOST_NODES] for node, own in pairs if node.name and own != [node.name]}
 

@@ -48,19 +48,13 @@ _FIELDS = {  # properties that have a field
     "PERFORMANCE_HINT": "performance_hint",
     "ENABLE_CPU_PINNING": "pin_threads",
 }
-_INT8_ONLY = {"quantization_preset": "performance", "model_type": None}
 
 
 def problems(view: ManifestView, path: FieldPath, engine: dict[str, Any]) -> Problems:
-    """Yield unsupported precisions, and fields that contradict each other."""
-    precision = engine.get("precision", "fp32")
-    if precision == "fp8":
+    """Yield unsupported precisions, and properties that have a field."""
+    if engine.get("precision") == "fp8":
         text = "OpenVINO has no fp8 engines"
         yield view.problem((*path, "precision"), text, "use fp32, fp16, bf16 or int8")
-    for name, default in _INT8_ONLY.items():
-        if precision != "int8" and engine.get(name, default) != default:
-            hint = "set precision: int8, or remove it"
-            yield view.problem((*path, name), "has no effect without int8", hint, of_key=True)
     config = engine.get("config")
     for name in config if isinstance(config, dict) else ():
         if field := _FIELDS.get(name):

@@ -114,7 +114,6 @@ def common_problems(view: ManifestView, path: FieldPath, engine: dict[str, Any])
 
 
 _UNQUANTIZED = tuple(precision for precision in get_args(Precision) if precision not in QUANTIZED)
-_DLA_ONLY = ("gpu_fallback", "dla_managed_sram", "dla_local_dram", "dla_global_dram")
 OtherFlag = Literal[
     "strict_nans", "editable_timing_cache", "disable_compilation_cache", "monitor_memory",
     "distributive_independence", "debug",
@@ -203,14 +202,6 @@ def _contradictions(view: ManifestView, path: FieldPath, engine: dict[str, Any])
     if typing == "weak" and base_precision(engine) == "fp8":
         text = "a weakly typed engine cannot use fp8"
         yield view.problem((*path, "typing"), text, "set typing: strong, or remove it")
-    for name in _DLA_ONLY:
-        if engine.get(name) not in (None, False) and engine.get("dla_core") is None:
-            hint = "set dla_core, or remove it"
-            yield view.problem((*path, name), "has no effect without dla_core", hint, of_key=True)
-    if engine.get("exclude_lean_runtime") is True and engine.get("version_compatible") is not True:
-        text = "only a version-compatible engine contains a lean runtime"
-        hint = "set version_compatible: true, or remove it"
-        yield view.problem((*path, "exclude_lean_runtime"), text, hint, of_key=True)
 
 
 def _quantization(view: ManifestView, path: FieldPath, engine: dict[str, Any]) -> Problems:

@@ -115,18 +115,6 @@ def test_a_blocked_convolution_has_its_addition_and_activation() -> None:
     }
 
 
-def test_an_inserted_node_has_the_nodes_that_it_computes_with_the_next() -> None:
-    source = graph(node("MatMul", "x w", "m"), node("Add", "m b", "y"))
-    engine = graph(node("Gemm", "x w b", "g", "Gemm_3"), node("Reshape", "g s", "y", "Reshape_4"))
-    assert source_nodes(source, engine) == {"Gemm_3": ["m", "y"], "Reshape_4": ["m", "y"]}
-
-
-def test_an_unchanged_node_keeps_its_own_next_to_an_inserted_one() -> None:
-    source = graph(node("Transpose", "x", "t"), node("Add", "t b", "y"))
-    engine = graph(node("Add", "x b", "a", "y"), node("Transpose", "a", "y", "Transpose_1"))
-    assert source_nodes(source, engine) == {"y": ["t", "y"], "Transpose_1": []}
-
-
 def test_nodes_of_fp16_that_run_in_fp32_have_their_own() -> None:
     source = graph(
         node("Cast", "x", "h"), node("Gemm", "h w", "p"), node("Relu", "p", "q"),
