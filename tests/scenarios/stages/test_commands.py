@@ -187,11 +187,6 @@ WRONG = {
     "exit 3": ("sh -c 'echo first; echo the reason >&2; exit 3'", "exited with code 3"),
     "killed": ("sh -c 'kill -SEGV $$'", "SIGSEGV"),
     "nothing": ("true", "wrote no output \"model\": model/ does not exist; it wrote nothing"),
-    "elsewhere": ("sh -c 'mkdir mode; touch mode/x'", "it wrote mode/"),
-    "a file": ("touch {outputs.model}", "is not a folder"),
-    "empty": ("mkdir {outputs.model}", "is empty"),
-    "a pipe": ("sh -c 'mkdir model; mkfifo model/p; touch model/x'", "p is not a plain file"),
-    "a link": ("sh -c 'mkdir model; ln -s ../none model/l'", "l is a link"),
     "not executable": ("{inputs.script}", "permission denied"),
 }  # fmt: skip
 

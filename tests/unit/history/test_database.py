@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -9,10 +8,8 @@ import pytest
 from recorded_builds import MEASUREMENT, TARGET, MakeBuild
 
 from buildsys.errors import StageError, UsageError
-from buildsys.history import database
 from buildsys.history.builds import RESTORED
 from buildsys.history.database import History, digest_of
-from buildsys.store.state_db import Row
 
 
 def test_a_build_survives_a_round_trip(history: History, make_build: MakeBuild) -> None:
@@ -134,32 +131,3 @@ def test_damaged_rows_are_left_out(history: History, make_build: MakeBuild) -> N
         connection.execute("UPDATE measurements SET p50_ms = 'x'")
     connection.close()
     assert history.measurements(good) == ()
-
-
-def test_a_read_only_disk_is_an_error_for_writes(
-    history: History, make_build: MakeBuild, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    history.add(make_build())
-    history.close()
-
-    def refuse(*_: object, **__: object) -> None:
-        raise sqlite3.OperationalError("database or disk is full")
-
-    monkeypatch.setattr(database.StateDb, "_open", refuse)
-    with pytest.raises(StageError, match="database or disk is full"):
-        history.add(make_build())
-
-
-def test_builds_of_a_target_on_a_machine_are_found_by_the_target(
-    history: History, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    plans: list[str] = []
-    read = history._db.read
-
-    def explain(query: str, values: Sequence[object] = ()) -> list[Row]:
-        plans.append(str(read(f"EXPLAIN QUERY PLAN {query}", values)))
-        return read(query, values)
-
-    monkeypatch.setattr(history._db, "read", explain)
-    history.builds(target="bench:m:ort", machine_id="m", limit=4)
-    assert "builds_by_target" in plans[0]

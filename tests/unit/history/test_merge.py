@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from recorded_builds import MEASUREMENT, MakeBuild
 
-from buildsys.errors import StageError, UsageError
+from buildsys.errors import UsageError
 from buildsys.history.database import History, digest_of, import_history
 
 
@@ -68,31 +68,3 @@ def test_files_that_are_no_history_are_refused(
         with pytest.raises(UsageError, match=problem):
             import_history(history, path)
     assert len(history.builds()) == 1
-
-
-def test_tables_of_another_form_are_refused(
-    history: History, other: History, make_build: MakeBuild
-) -> None:
-    other.add(make_build())
-    other.close()
-    change(other.path, "ALTER TABLE builds DROP COLUMN why")
-    with pytest.raises(StageError, match=r"cannot import .*other\.db into .*no such column: why"):
-        import_history(history, other.path)
-
-
-def test_damaged_rows_of_a_history_count_as_missing(
-    history: History, other: History, make_build: MakeBuild
-) -> None:
-    ours, bad, good = make_build(), make_build(), make_build(environment=digest_of("true"))
-    history.add(ours)
-    for build in (bad, good):
-        other.add(build, texts=("true",))
-    other.close()
-    change(
-        other.path,
-        f"UPDATE builds SET position = 'late' WHERE id = '{bad.id}';"
-        "UPDATE texts SET content = x'00'",
-    )
-    import_history(history, other.path)
-    assert history.builds() == [good, ours]
-    assert history.environment(good) == {}

@@ -37,16 +37,6 @@ def test_further_fields_are_left_out() -> None:
     assert parse({"opset": 17, "added": 1}, ExportResult) == {"opset": 17}
 
 
-@pytest.mark.parametrize(
-    ("value", "expected"), [("nan", "nan"), ("inf", "inf"), (3, "3.0"), (None, "None")]
-)
-def test_text_of_a_number_is_a_number(value: Any, expected: str) -> None:
-    cases = {"opt": {"y": {"relative": value, "passed": False}}}
-    read = parse({"cases": cases}, VerifyResult)["cases"]["opt"]["y"]
-    assert str(read["relative"]) == expected
-    assert read["passed"] is False
-
-
 @pytest.mark.parametrize("value", ["nan", 1, True, 0.5, None])
 def test_a_value_of_any_listed_type_is_unchanged(value: Any) -> None:
     read = parse({"failures": [{"actual": value}]}, VerifyResult)["failures"][0]["actual"]
