@@ -41,12 +41,8 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> Job:
     folder = tmp_path_factory.mktemp("built")
     spec = resolved({"backend": "onnxruntime", "intra_op_threads": 1}, bench=QUICK)
     write_golden(folder, {case: {} for case in INPUTS}, INPUTS)
-    assert (
-        engine.run(
-            stage_job(spec, "engine", folder, save_at(folder / "model.onnx", conv_bn()))
-        ).status
-        == "passed"
-    )
+    job = stage_job(spec, "engine", folder, save_at(folder / "model.onnx", conv_bn()))
+    assert engine.run(job).status == "passed"
     return stage_job(spec, "bench", folder)
 
 
@@ -77,10 +73,6 @@ def script(folder: Path, text: str) -> Toolchain:
     return Toolchain("other", file, {})
 
 
-def with_toolchain(job: Job, toolchain: Toolchain) -> Job:
-    return replace(job, toolchain=toolchain)
-
-
 def test_a_peer_measures_what_this_process_measures(
     built: Job, stack: ExitStack, tmp_path: Path
 ) -> None:
@@ -96,9 +88,9 @@ def test_a_peer_measures_what_this_process_measures(
     }
     ratios = []
     for _ in range(5):  # other processes can slow one of them down for a whole measurement
-        blocks = measure(contenders, Pace(duration_s=0.4, warmup_s=0.05, min_samples=50))
+        blocks = measure(contenders, Pace(duration_s=0.2, warmup_s=0.05, min_samples=50))
         samples = {name: Samples.joined(taken) for name, taken in blocks.items()}
-        assert samples["there"].elapsed_ns >= 4e8
+        assert samples["there"].elapsed_ns >= 2e8
         fast = {
             name: sorted(taken.wall_ns)[len(taken.wall_ns) // 10] for name, taken in samples.items()
         }
@@ -113,41 +105,16 @@ def test_a_stage_with_a_toolchain_times_its_engine_there(
     built: Job, capfd: pytest.CaptureFixture[str]
 ) -> None:
     shouting = Toolchain("shouting", Path(sys.executable), {"PYTHONVERBOSE": "1"})  # much on stderr
-    result = bench.run(with_toolchain(built, shouting))
+    result = bench.run(replace(built, toolchain=shouting))
     assert result.status == "passed"
     assert result.figures["cases"]["opt"]["contenders"]["engine"]["count"] >= 5
     assert "buildsys.stages.bench.timed_engine" in capfd.readouterr().err
 
 
-def test_output_of_libraries_is_not_an_answer(
-    built: Job, stack: ExitStack, capfd: pytest.CaptureFixture[str]
-) -> None:
-    other = opened_peer(built)
-    stack.callback(other.close)
-    with pytest.raises(StageError, match=r"nothing\.npz"):
-        other.bind(Path("/nothing.npz"), None)
-    assert other.bind(built.inputs["case.opt"], None)  # it goes on
-    assert "nothing.npz" in capfd.readouterr().err
-
-
-@pytest.mark.parametrize(
-    ("text", "sentence"),
-    [
-        (
-            "exit 3",
-            r"toolchain other, .*/python\) exited with code 3 without a result while it was asked",
-        ),
-        (
-            "kill -SEGV $$",
-            r"crashed with a segmentation fault \(SIGSEGV\) while it was asked to \"load\"",
-        ),
-    ],
-)
-def test_a_peer_that_does_not_answer_is_one_sentence(
-    built: Job, tmp_path: Path, text: str, sentence: str
-) -> None:
+def test_a_peer_that_does_not_answer_is_one_sentence(built: Job, tmp_path: Path) -> None:
+    sentence = r"toolchain other, .*/python\) exited with code 3 without a result while"
     with pytest.raises(StageError, match=sentence):
-        opened_peer(built, script(tmp_path, text))
+        opened_peer(built, script(tmp_path, "exit 3"))
 
 
 def test_a_peer_that_hangs_is_ended(
@@ -167,8 +134,13 @@ def test_a_missing_interpreter_is_named(built: Job) -> None:
         opened_peer(built, nowhere)
 
 
-def test_a_peer_that_dies_between_two_blocks(built: Job) -> None:
+def test_a_peer_goes_on_after_an_error_until_it_dies(
+    built: Job, capfd: pytest.CaptureFixture[str]
+) -> None:
     other = opened_peer(built)
+    with pytest.raises(StageError, match=r"nothing\.npz"):
+        other.bind(Path("/nothing.npz"), None)
+    assert "nothing.npz" in capfd.readouterr().err
     contender = other.bind(built.inputs["case.opt"], None)["engine"]
     contender.block(0.01, 1)
     os.kill(other.processes[0], signal.SIGKILL)
@@ -183,7 +155,7 @@ def test_a_peer_that_dies_between_two_blocks(built: Job) -> None:
 )
 def test_a_toolchain_without_the_library_is_unavailable(built: Job) -> None:
     options = {**built.options, "engine": {**built.options["engine"], "backend": "tensorrt"}}
-    result = bench.run(with_toolchain(replace(built, options=options), HERE))
+    result = bench.run(replace(built, options=options, toolchain=HERE))
     assert result.status == "unavailable"
     assert "the library tensorrt is not installed in the toolchain here" in result.reason
     assert str(HERE.python) in result.hint
