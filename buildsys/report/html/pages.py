@@ -23,9 +23,8 @@ from markupsafe import Markup, escape
 from buildsys.report import formatting as q
 from buildsys.report.checks import comparison_table, failure_table, limits_text, margin_text
 from buildsys.report.engines import contender_title
-from buildsys.report.html import charts, figures
-from buildsys.report.html.charts import sparkline
-from buildsys.report.html.figures import EngineHistory, PageChange, changes
+from buildsys.report.html import figures
+from buildsys.report.html.figures import EngineHistory, PageChange, changes, sparkline
 from buildsys.report.ranking import contender_name, headline, ranking_table
 from buildsys.report.report_types import Report, TargetLine, problems
 from buildsys.report.result_files import ABSENT, PASSED, STALE
@@ -51,7 +50,7 @@ def environment() -> Environment:
         cache_size=-1,
     )
     made.filters |= {
-        "bar": charts.bar,
+        "bar": figures.bar,
         "comparisons": comparison_table,
         "contender": contender_title,
         "cosine": q.cosine,
@@ -68,7 +67,7 @@ def environment() -> Environment:
         "sentence": lambda text: _prose(f"{text.rstrip().rstrip('.')}." if text.strip() else ""),
         "significant": q.significant,
         "size": q.size,
-        "spark": charts.sparkline,
+        "spark": figures.sparkline,
         "status": lambda status: STATUS_TEXTS.get(status, status),
     }
     style, script = (_resource(name) for name in ("style.css", "page.js"))
@@ -116,11 +115,6 @@ class GraphPicture:
 
     title: str
     link: str  # relative to the page, or a data URI
-
-    @property
-    def is_inside(self) -> bool:
-        """Check for a picture inside the page."""
-        return self.link.startswith("data:")
 
 
 @dataclass(frozen=True)

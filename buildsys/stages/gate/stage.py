@@ -223,6 +223,7 @@ def _check(
     check |= {
         "before": change.before, "after": change.after, "change": change.change,
         "low": change.low, "high": change.high, "confidence": change.confidence,
+        "status": NOISY if change.is_undecided else FAILED if change.is_regression else PASSED,
     }  # fmt: skip
     pairs = len(rounds.get(_NOW, {}).get(metric, ()))
     method = f"in {pairs} pairs of processes" if metric in _TIMED else "both as built"
@@ -236,12 +237,8 @@ def _check(
         f" {show(change.before)} before, {show(change.after)} now, {method};"
         f" {q.percent(tolerance)} is allowed"
     )
-    status, verb = PASSED, "is"
-    if change.is_undecided:
-        status, verb = NOISY, "is undecided,"
-    elif change.is_regression:
-        status = FAILED
-    return {**check, "status": status, "text": f"{title} {verb} {text}"}
+    verb = "is undecided," if change.is_undecided else "is"
+    return {**check, "text": f"{title} {verb} {text}"}
 
 
 def _compare(

@@ -9,15 +9,15 @@ from hostile_text import HOSTILE
 from markupsafe import Markup
 
 from buildsys.report.html import figures
-from buildsys.report.html.charts import (
+from buildsys.report.html.figures import (
     ChartMark,
+    PastBuild,
     bar,
     round_step,
     sparkline,
     tick_text,
     trend_line,
 )
-from buildsys.report.html.figures import PastBuild
 
 NAN = math.nan
 

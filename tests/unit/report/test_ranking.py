@@ -180,7 +180,7 @@ def test_a_limit_leaves_out_larger_and_unknown_errors(report: Report) -> None:
         "nan": "its relative error is not finite, the limit 0.001",
         "none": "its relative error is unknown, the limit 0.001",
     }
-    only = "the only verified engine with a relative error of at most 0.001"
+    only = "the only verified and steady engine with a relative error of at most 0.001"
     assert recommend(report, ranking).why == f"It is {only} (case opt)."
     none = recommend(report, rank_engines(report, within=1e-9))
     assert (none.engine, headline(report, none)) == ("", "No engine to ship")
@@ -215,6 +215,9 @@ def test_without_a_steady_benchmark_no_engine_has_a_rank(report: Report, by: str
     assert shipped.why == "It is the smallest verified engine; no benchmark has passed."
 
 
+ONLY = "It is the only verified and steady engine (case opt)."
+
+
 def recommendation(results: Results) -> Recommendation:
     found = assemble("tiny", results.manifest, results.inputs, {}).recommendation
     assert found is not None
@@ -242,8 +245,7 @@ def test_a_faster_baseline_is_named(results: Results) -> None:
     found = recommendation(results)
     assert found.engine == "ort-cpu"
     assert found.why == (
-        f"It is the only verified engine (case opt). torch.compile is 1.25{TIMES} faster than this"
-        " engine (p50 1.60 ms)."
+        f"{ONLY} torch.compile is 1.25{TIMES} faster than this engine (p50 1.60 ms)."
     )
     assert found.fastest is not None
     assert found.fastest.contender == "torch_compile"
@@ -299,7 +301,10 @@ def test_a_noisy_baseline_is_not_compared(results: Results, torch_ms: float) -> 
     content["cases"]["opt"]["contenders"]["torch"]["noisy"] = "only known within ±30 %"
     results.passed("bench:tiny:ort-cpu", **content)
     found = recommendation(results)
-    assert (found.engine, found.why) == ("ort-cpu", "It is the only verified engine (case opt).")
+    assert (found.engine, found.why) == (
+        "ort-cpu",
+        "It is the only verified and steady engine (case opt).",
+    )
     assert found.fastest == found.timing
 
 
