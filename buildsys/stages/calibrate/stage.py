@@ -19,11 +19,10 @@ from buildsys.models.golden_inputs import (
     values_from_callable,
 )
 from buildsys.models.images import find_images, read_images
-from buildsys.onnx_graphs.onnx_file import load_model
 from buildsys.onnx_graphs.tensors import Array, Tensor, tensor_of, write_array
 from buildsys.stages.calibrate.ranges import measure
 from buildsys.stages.common.intermediate_tensors import IntermediateTensors
-from buildsys.stages.common.node_patterns import named_nodes
+from buildsys.stages.common.node_patterns import load_named_model
 from buildsys.stages.convert.quantizers import HEAVY
 from buildsys.workers.job import Job, StageResult
 
@@ -44,9 +43,7 @@ def run(job: Job) -> StageResult:
         for index, batch in enumerate(_draw_batches(job)):
             for name, tensor in batch.items():
                 write_array(archive, f"{index}/{name}", tensor.array)
-    model = load_model(job.inputs["model"])
-    named_nodes(model)
-    tensors = IntermediateTensors(job, model)
+    tensors = IntermediateTensors(job, load_named_model(job.inputs["model"]))
     job.progress(f"measuring {len(tensors.names)} tensors on {options['batches']} batches")
 
     def batches() -> Iterator[Batch]:

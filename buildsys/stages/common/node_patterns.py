@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
+from pathlib import Path
 
 from onnx import ModelProto, NodeProto
 
 from buildsys.errors import StageError
+from buildsys.onnx_graphs.onnx_file import load_model
 from buildsys.onnx_graphs.tensor_types import FreshNames
 from buildsys.system.printable import nearest
 
@@ -25,6 +27,13 @@ def named_nodes(model: ModelProto) -> None:
         if not node.name or node.name in taken:
             node.name = fresh.new(node_name(node))
         taken.add(node.name)
+
+
+def load_named_model(file: Path) -> ModelProto:
+    """Read a graph and give every node a unique name."""
+    model = load_model(file)
+    named_nodes(model)
+    return model
 
 
 def matching_pattern(name: str, patterns: Sequence[str]) -> str:

@@ -24,7 +24,6 @@ from buildsys.onnx_graphs.tensor_types import DTYPES, element_types
 from buildsys.stages.calibrate.stage import load_batches
 from buildsys.stages.convert.quantizers import Selection
 from buildsys.stages.convert.typed import HEAVY
-from buildsys.stages.convert.typed import explain as explain
 from buildsys.workers.job import Job
 
 _FAILURE = ("ModelOpt cannot convert the graph", "use tool: builtin")
@@ -92,6 +91,11 @@ def convert(job: Job, in_fp32: Sequence[str], golden: object) -> tuple[ModelProt
         ],
         "warnings": [],
     }
+
+
+def remedies(job: Job, golden: object) -> list[str]:  # noqa: ARG001
+    """List remedies for a failure of AutoCast: none are known."""
+    return []
 
 
 def _import(name: str) -> ModuleType:

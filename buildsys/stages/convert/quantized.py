@@ -7,20 +7,16 @@ computes in int8 or fp8 and accumulates exactly.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 from onnx import ModelProto
 
 from buildsys.errors import StageError
-from buildsys.onnx_graphs.onnx_file import load_model, opsets, raise_opset
+from buildsys.onnx_graphs.onnx_file import opsets, raise_opset
 from buildsys.onnx_graphs.tensors import Case
-from buildsys.report.formatting import percent
 from buildsys.stages.calibrate.ranges import load_ranges
-from buildsys.stages.common.golden_check import WrongOutput
-from buildsys.stages.common.intermediate_tensors import largest_losses
-from buildsys.stages.common.node_patterns import named_nodes
+from buildsys.stages.common.node_patterns import load_named_model
 from buildsys.stages.convert.quantizers import (
     HEAVY,
     Selection,
@@ -35,7 +31,6 @@ Figures = dict[str, Any]
 Golden = Mapping[str, Case]
 # the first opsets with scales per channel and with float8, and their IR versions
 _OPSETS = {"int8": (13, 8), "fp8": (19, 9)}
-_MOST_LOSSES = 3
 _BEYOND = 1.5  # times the calibrated range
 
 
@@ -73,27 +68,15 @@ def convert(job: Job, in_fp32: Sequence[str], golden: Golden) -> tuple[ModelProt
     }
 
 
-def explain(
-    job: Job, failed: Sequence[WrongOutput], golden: Golden, figures: Figures
-) -> tuple[str, list[str]]:
-    """List remedies, with the layers of largest error."""
+def remedies(job: Job, golden: Golden) -> list[str]:
+    """List remedies for a failure."""
     options, precision = job.options["quantize"], job.options["precision"]
-    remedies = list(_uncovered_inputs(job, golden))
+    texts = list(_uncovered_inputs(job, golden))
     if not options["per_channel"]:
-        remedies.append("set quantize.per_channel: true")
-    job.progress("comparing the tensors of both graphs")
-    exact, other = (load_named_model(paths["model"]) for paths in (job.inputs, job.outputs))
-    losses = largest_losses(job, exact, other, figures["quantized"], golden[failed[0].case])
-    if added := [loss for loss in losses if loss.added > 0][:_MOST_LOSSES]:
-        layers = ", ".join(
-            f"{loss.result.node} ({percent(loss.before)} → {percent(loss.error)} error)"
-            for loss in added
-        )
-        names = ", ".join(loss.result.node for loss in added)
-        remedies.append(f"the largest errors arise at {layers}: quantize: {{exclude: [{names}]}}")
+        texts.append("set quantize.per_channel: true")
     if are_clipped(precision, options["algorithm"]):
-        remedies.append("calibration.algorithm: minmax clips nothing")
-    return "", [*remedies, f"precision: auto-{precision} keeps the fewest nodes in fp32"]
+        texts.append("calibration.algorithm: minmax clips nothing")
+    return [*texts, f"precision: auto-{precision} keeps the fewest nodes in fp32"]
 
 
 def insert(job: Job, original: ModelProto, exclude: Sequence[str]) -> tuple[ModelProto, Selection]:
@@ -133,13 +116,6 @@ def quantized_nodes(model: ModelProto) -> list[str]:
         if dequantized.intersection(node.input)
         and node.op_type not in ("QuantizeLinear", "DequantizeLinear")
     ]
-
-
-def load_named_model(file: Path) -> ModelProto:
-    """Read a graph and give every node a unique name."""
-    model = load_model(file)
-    named_nodes(model)
-    return model
 
 
 def _uncovered_inputs(job: Job, golden: Golden) -> Iterator[str]:

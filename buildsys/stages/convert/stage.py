@@ -7,6 +7,7 @@ is built from it.
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Mapping
 from importlib import import_module
@@ -25,13 +26,18 @@ from buildsys.onnx_graphs.onnx_file import (
     save_model,
 )
 from buildsys.onnx_graphs.tensor_types import DTYPES
-from buildsys.onnx_graphs.tensors import load_case
+from buildsys.onnx_graphs.tensors import Case, load_case
+from buildsys.report.formatting import percent
 from buildsys.stages.common.golden_check import and_more, golden_limits, summarize_checks
 from buildsys.stages.common.graph_runs import GraphCheck
+from buildsys.stages.common.intermediate_tensors import largest_losses
+from buildsys.stages.common.node_patterns import load_named_model
 from buildsys.stages.operators.implementation import implementation_of
 from buildsys.stages.search.result import read_kept_nodes
 from buildsys.workers.job import Job, StageResult
 
+_FOR_ONNX_RUNTIME = {"optimize", "quantize_weights"}
+_MOST_LOSSES = 3
 Figures = dict[str, Any]
 
 
@@ -70,18 +76,50 @@ def run(job: Job) -> StageResult:
     figures |= numbers
     if not failed:
         return StageResult(figures=figures)
-    cause, remedies = converter.explain(job, failed, golden, figures)
-    reason = cause + failed[0].sentence() + and_more(failed)
-    if not figures.get("overflow"):
+    cause, remedies = "", converter.remedies(job, golden)
+    if not job.options.keys() & _FOR_ONNX_RUNTIME:
+        job.progress("comparing the tensors of both graphs")
+        cause, texts = _explain(job, golden[failed[0].case], figures)
+        remedies += texts
+    if not cause:
         remedies.append(f"if this error is acceptable, raise verify.{precision}")
+    reason = f"{cause}{failed[0].sentence()}{and_more(failed)}"
     return StageResult("failed", reason, "; ".join(remedies), figures)
+
+
+def _explain(job: Job, case: Case, figures: Figures) -> tuple[str, list[str]]:
+    """Find where an overflow begins, otherwise the nodes of largest error."""
+    precision, is_typed = job.options["precision"], job.options["precision"] in DTYPES
+    exact, other = (load_named_model(paths["model"]) for paths in (job.inputs, job.outputs))
+    nodes = figures.get("quantized", [node.name for node in exact.graph.node])
+    losses = largest_losses(
+        job, exact, emulate(other, precision) if is_typed else other, nodes, case
+    )
+    added = [loss for loss in losses if loss.added > 0][:_MOST_LOSSES]
+    figures |= {"overflow": None} if is_typed else {}
+    if is_typed and added and math.isinf(added[0].added):
+        origin = added[0].result
+        figures["overflow"] = {"node": origin.node, "tensor": origin.tensor}
+        cause = f"the {precision} graph overflows: {origin} is not finite in {precision}, and "
+        return cause, ["bf16 has the range of float32"] if precision == "fp16" else []
+    if not added:
+        return "", []
+    layers = ", ".join(
+        f"{loss.result.node} ({percent(loss.before)} → {percent(loss.error)} error)"
+        for loss in added
+    )
+    section, names = (
+        "convert" if is_typed else "quantize",
+        ", ".join(loss.result.node for loss in added),
+    )
+    return "", [f"the largest errors arise at {layers}: {section}: {{exclude: [{names}]}}"]
 
 
 def _converter(options: Mapping[str, Any]) -> str:
     """Choose a module by name, so that only its targets have its code in their keys."""
     if "quantize" in options:
         return "buildsys.stages.convert.quantized"
-    if options.keys() & {"optimize", "quantize_weights"}:
+    if options.keys() & _FOR_ONNX_RUNTIME:
         return "buildsys.stages.convert.weights_only"
     if options.get("tool") == "autocast":
         return "buildsys.stages.convert.modelopt"

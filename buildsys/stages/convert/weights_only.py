@@ -22,7 +22,7 @@ from buildsys.onnx_graphs.onnx_file import (
     tool_errors,
 )
 from buildsys.stages.common.graph_runs import changed_counts
-from buildsys.stages.common.node_patterns import check_patterns, matching_pattern, named_nodes
+from buildsys.stages.common.node_patterns import check_patterns, load_named_model, matching_pattern
 from buildsys.workers.job import Job
 
 _MICROSOFT = "com.microsoft"
@@ -40,8 +40,7 @@ def convert(job: Job, in_fp32: Sequence[str], golden: object) -> tuple[ModelProt
     Raises: StageError: no node is fused or quantized, or the tool fails.
     """
     precision, folder = job.options["precision"], job.outputs["model"].parent
-    model = load_model(job.inputs["model"])
-    named_nodes(model)
+    model = load_named_model(job.inputs["model"])
     figures: dict[str, Any] = {"warnings": []}
     methods = []
     if "optimize" in job.options:
@@ -59,17 +58,17 @@ def convert(job: Job, in_fp32: Sequence[str], golden: object) -> tuple[ModelProt
     return model, figures
 
 
-def explain(job: Job, *_: object) -> tuple[str, list[str]]:
+def remedies(job: Job, golden: object) -> list[str]:  # noqa: ARG001
     """List remedies for a failure."""
-    remedies = []
+    texts = []
     if "quantize_weights" in job.options:
         # only sections of int4 have a block size
         is_divisible = job.options["quantize_weights"].get("block_size", 0) > 16
         smaller = "a smaller quantize_weights.block_size, " if is_divisible else ""
-        remedies.append(f"try {smaller}quantize_weights.exclude for sensitive nodes")
+        texts.append(f"try {smaller}quantize_weights.exclude for sensitive nodes")
     if "optimize" in job.options:
-        remedies.append("disable fusions in optimize.disable")
-    return "", remedies
+        texts.append("disable fusions in optimize.disable")
+    return texts
 
 
 def _fuse(

@@ -35,10 +35,9 @@ from buildsys.stages.common.golden_check import (
 )
 from buildsys.stages.common.graph_runs import GraphCheck
 from buildsys.stages.common.intermediate_tensors import IntermediateTensors, largest_losses
-from buildsys.stages.common.node_patterns import named_nodes
+from buildsys.stages.common.node_patterns import load_named_model, named_nodes
 from buildsys.stages.convert.quantized import (
     insert,
-    load_named_model,
     quantized_nodes,
 )
 from buildsys.stages.convert.typed import (
