@@ -7,10 +7,9 @@ from importlib import import_module
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from types import ModuleType
-from typing import Any
 
 import numpy as np
-from onnx import ModelProto, TensorProto
+from onnx import ModelProto
 
 from buildsys.errors import StageError
 from buildsys.onnx_graphs.onnx_file import (
@@ -20,10 +19,10 @@ from buildsys.onnx_graphs.onnx_file import (
     save_model,
     tool_errors,
 )
-from buildsys.onnx_graphs.tensor_types import DTYPES, element_types
+from buildsys.onnx_graphs.tensor_types import DTYPES
 from buildsys.stages.calibrate.stage import load_batches
 from buildsys.stages.convert.quantizers import Selection
-from buildsys.stages.convert.typed import HEAVY
+from buildsys.stages.convert.stage import Converted
 from buildsys.workers.job import Job
 
 _FAILURE = ("ModelOpt cannot convert the graph", "use tool: builtin")
@@ -65,7 +64,7 @@ def quantize_by_modelopt(job: Job, model: ModelProto, selection: Selection) -> M
         return load_model(target)
 
 
-def convert(job: Job, in_fp32: Sequence[str], golden: object) -> tuple[ModelProto, dict[str, Any]]:  # noqa: ARG001
+def convert(job: Job, in_fp32: Sequence[str], golden: object) -> Converted:  # noqa: ARG001
     """Convert the graph to 16 bits by AutoCast; inputs and outputs keep their types.
 
     Raises: StageError: ModelOpt is not installed, or fails, or converts nothing.
@@ -77,25 +76,9 @@ def convert(job: Job, in_fp32: Sequence[str], golden: object) -> tuple[ModelProt
         model: ModelProto = autocast.convert_to_mixed_precision(
             str(source), low_precision_type=precision, keep_io_types=True
         )
-    casts = sum(node.op_type == "Cast" for node in model.graph.node)
-    if not casts:
+    if all(node.op_type != "Cast" for node in model.graph.node):
         raise StageError("ModelOpt AutoCast kept all nodes in float32", "use tool: builtin")
-    types = element_types(model)
-    return model, {
-        "method": "by NVIDIA ModelOpt AutoCast; inputs and outputs keep their types",
-        "casts": casts,
-        "kept_fp32": [
-            node.name or node.output[0]
-            for node in model.graph.node
-            if node.op_type in HEAVY and types.get(node.output[0]) == TensorProto.FLOAT
-        ],
-        "warnings": [],
-    }
-
-
-def remedies(job: Job, golden: object) -> list[str]:  # noqa: ARG001
-    """List remedies for a failure of AutoCast: none are known."""
-    return []
+    return Converted(model, {}, [])
 
 
 def _import(name: str) -> ModuleType:

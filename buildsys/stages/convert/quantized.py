@@ -7,7 +7,6 @@ computes in int8 or fp8 and accumulates exactly.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
 
 import numpy as np
 from onnx import ModelProto
@@ -24,17 +23,17 @@ from buildsys.stages.convert.quantizers import (
     insert_quantizers,
     select_nodes,
 )
+from buildsys.stages.convert.stage import Converted
 from buildsys.stages.search.result import REASON
 from buildsys.workers.job import Job
 
-Figures = dict[str, Any]
 Golden = Mapping[str, Case]
 # the first opsets with scales per channel and with float8, and their IR versions
 _OPSETS = {"int8": (13, 8), "fp8": (19, 9)}
 _BEYOND = 1.5  # times the calibrated range
 
 
-def convert(job: Job, in_fp32: Sequence[str], golden: Golden) -> tuple[ModelProto, Figures]:
+def convert(job: Job, in_fp32: Sequence[str], golden: Golden) -> Converted:
     """Insert quantizers, except at the nodes that a search keeps ``in_fp32``.
 
     Raises: StageError: no node can be quantized, or the tool fails.
@@ -46,37 +45,23 @@ def convert(job: Job, in_fp32: Sequence[str], golden: Golden) -> tuple[ModelProt
     quantized = quantized_nodes(model)
     if not quantized:
         raise StageError(f"{options['tool']} quantized no node of the graph", "use tool: builtin")
-    scales = "output channel of a weight" if options["per_channel"] else "tensor"
-    warnings = list(_uncovered_inputs(job, golden))
-    if precision == "fp8" and options["algorithm"] == "entropy":
-        warnings.insert(0, "ranges are by minmax: the entropy method assumes the levels of int8")
+    uncovered = list(_uncovered_inputs(job, golden))
+    remedies = [*uncovered, f"precision: auto-{precision} keeps the fewest nodes in fp32"]
+    if not options["per_channel"]:
+        remedies.append("set quantize.per_channel: true")
+    if are_clipped(precision, options["algorithm"]):
+        remedies.append("calibration.algorithm: minmax clips nothing")
     reasons = {
         name: selection.skipped.get(name, "the tool skipped it")
         for name in dict.fromkeys((*heavy, *selection.chosen, *selection.skipped))
         if name not in quantized
     }
-    return model, {
-        "tool": options["tool"],
-        "method": f"explicit quantizers by {options['tool']}, one scale per {scales}; "
-        "inputs and outputs keep their types",
-        "algorithm": options["algorithm"],
-        "casts": sum(node.op_type == "Cast" for node in model.graph.node),
-        "warnings": warnings,
+    figures = {
+        "warnings": uncovered,
         "quantized": quantized,
-        "kept_fp32": [name for name in heavy if name not in quantized],
         "kept_reasons": {**reasons, **dict.fromkeys(in_fp32, REASON)},
     }
-
-
-def remedies(job: Job, golden: Golden) -> list[str]:
-    """List remedies for a failure."""
-    options, precision = job.options["quantize"], job.options["precision"]
-    texts = list(_uncovered_inputs(job, golden))
-    if not options["per_channel"]:
-        texts.append("set quantize.per_channel: true")
-    if are_clipped(precision, options["algorithm"]):
-        texts.append("calibration.algorithm: minmax clips nothing")
-    return [*texts, f"precision: auto-{precision} keeps the fewest nodes in fp32"]
+    return Converted(model, figures, remedies)
 
 
 def insert(job: Job, original: ModelProto, exclude: Sequence[str]) -> tuple[ModelProto, Selection]:

@@ -11,7 +11,7 @@ import math
 from collections import Counter
 from collections.abc import Mapping
 from importlib import import_module
-from typing import Any
+from typing import Any, NamedTuple
 
 from onnx import ModelProto, TensorProto
 
@@ -41,6 +41,14 @@ _MOST_LOSSES = 3
 Figures = dict[str, Any]
 
 
+class Converted(NamedTuple):
+    """A graph in another precision, its figures, and remedies if it is wrong."""
+
+    model: ModelProto
+    figures: dict[str, Any]
+    remedies: list[str]
+
+
 def run(job: Job) -> StageResult:
     """Write the graph in ``precision``; inputs and outputs keep their types.
 
@@ -54,14 +62,13 @@ def run(job: Job) -> StageResult:
     precision, in_fp32 = job.options["precision"], read_kept_nodes(job.inputs.get("nodes"))
     if in_fp32.all:
         # with any node in the precision the graph exceeds the limits
-        method = f"all nodes stay in fp32: no choice of nodes in {precision} is within the limits"
+        warning = f"all nodes stay in fp32: no choice of nodes in {precision} is within the limits"
         model = load_model(job.inputs["model"])
-        figures = {"method": method, "casts": 0, **_write(job, model), "warnings": [method]}
-        return StageResult(figures=figures)
+        return StageResult(figures={**_write(job, model), "warnings": [warning]})
     converter = import_module(_converter(job.options))
     golden = {case: load_case(job.inputs[f"case.{case}"]) for case in job.options["cases"]}
-    model, figures = converter.convert(job, in_fp32.names, golden)
-    figures |= _write(job, model)
+    model, figures, remedies = converter.convert(job, in_fp32.names, golden)
+    figures = {"warnings": [], **figures, **_write(job, model)}
     del model  # it may be large
     if missing := implementation_of(job).missing_operators(job.outputs["model"]):
         warning = f"nothing implements {' and '.join(missing)} for ONNX Runtime"
@@ -76,19 +83,19 @@ def run(job: Job) -> StageResult:
     figures |= numbers
     if not failed:
         return StageResult(figures=figures)
-    cause, remedies = "", converter.remedies(job, golden)
+    cause = ""
     if not job.options.keys() & _FOR_ONNX_RUNTIME:
         job.progress("comparing the tensors of both graphs")
-        cause, texts = _explain(job, golden[failed[0].case], figures)
-        remedies += texts
+        cause, text = _explain(job, golden[failed[0].case], figures)
+        remedies += [text] if text else []
     if not cause:
         remedies.append(f"if this error is acceptable, raise verify.{precision}")
     reason = f"{cause}{failed[0].sentence()}{and_more(failed)}"
     return StageResult("failed", reason, "; ".join(remedies), figures)
 
 
-def _explain(job: Job, case: Case, figures: Figures) -> tuple[str, list[str]]:
-    """Find where an overflow begins, otherwise the nodes of largest error."""
+def _explain(job: Job, case: Case, figures: Figures) -> tuple[str, str]:
+    """Find where an overflow begins, or the nodes of largest error; name a remedy."""
     precision, is_typed = job.options["precision"], job.options["precision"] in DTYPES
     exact, other = (load_named_model(paths["model"]) for paths in (job.inputs, job.outputs))
     nodes = figures.get("quantized", [node.name for node in exact.graph.node])
@@ -96,14 +103,12 @@ def _explain(job: Job, case: Case, figures: Figures) -> tuple[str, list[str]]:
         job, exact, emulate(other, precision) if is_typed else other, nodes, case
     )
     added = [loss for loss in losses if loss.added > 0][:_MOST_LOSSES]
-    figures |= {"overflow": None} if is_typed else {}
     if is_typed and added and math.isinf(added[0].added):
-        origin = added[0].result
-        figures["overflow"] = {"node": origin.node, "tensor": origin.tensor}
-        cause = f"the {precision} graph overflows: {origin} is not finite in {precision}, and "
-        return cause, ["bf16 has the range of float32"] if precision == "fp16" else []
+        where = f"{added[0].result} is not finite in {precision}"
+        remedy = "bf16 has the range of float32" if precision == "fp16" else ""
+        return f"the {precision} graph overflows: {where}, and ", remedy
     if not added:
-        return "", []
+        return "", ""
     layers = ", ".join(
         f"{loss.result.node} ({percent(loss.before)} → {percent(loss.error)} error)"
         for loss in added
@@ -112,7 +117,7 @@ def _explain(job: Job, case: Case, figures: Figures) -> tuple[str, list[str]]:
         "convert" if is_typed else "quantize",
         ", ".join(loss.result.node for loss in added),
     )
-    return "", [f"the largest errors arise at {layers}: {section}: {{exclude: [{names}]}}"]
+    return "", f"the largest errors arise at {layers}: {section}: {{exclude: [{names}]}}"
 
 
 def _converter(options: Mapping[str, Any]) -> str:

