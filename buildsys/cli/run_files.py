@@ -20,7 +20,7 @@ from buildsys.cli.session import BuildSession
 from buildsys.errors import BuildsysError, StageError, UsageError
 from buildsys.execution.run_records import why_stopped
 from buildsys.report import run_results as ends
-from buildsys.report.formatting import first_names, plural
+from buildsys.report.formatting import first_names
 from buildsys.report.run_results import (
     BrokenManifest,
     RunResults,
@@ -35,7 +35,6 @@ from buildsys.system.files import replace_file
 
 _RECENT_RUNS = 20
 _STATUSES = {"fresh": ends.UP_TO_DATE, "not run": ends.NOT_RUN}  # of lines on the console
-_MOST_LINES = 30  # lines per kind at the end of the output
 _MOST_NAMES = 5  # on one line
 
 
@@ -196,16 +195,12 @@ def print_results(results: RunResults, closing: str) -> None:
         "flaky": results.flaky,
     }
     for word, targets in kinds.items():
-        for target in targets[:_MOST_LINES]:
+        for target in targets:
             reason = target.reason.partition("\n")[0]
             if word == "flaky":
                 reason = f"passed when repeated; {target.first_failure}"
-            parts = [target.target, reason]
-            parts += [f"last passed {target.last_passed[:10]}"] if target.last_passed else []
-            parts += [f"owner: {target.owner}"] if target.owner else []
-            rows.append(Row(word, "  ".join(filter(None, parts))))
-        if len(targets) > _MOST_LINES:
-            rows.append(Row(word, f"and {plural(len(targets) - _MOST_LINES, 'more target')}"))
+            owner = f"owner: {target.owner}" if target.owner else ""
+            rows.append(Row(word, "  ".join(filter(None, (target.target, reason, owner)))))
     for reason, targets in results.never_ran_by_reason.items():
         names = first_names([target.target for target in targets], _MOST_NAMES)
         rows.append(Row("never ran", f"{names}  {reason}"))

@@ -19,7 +19,7 @@ from buildsys.cli.session import BuildSession
 from buildsys.cli.worker_pool import open_pool, run_stage
 from buildsys.errors import CheckFailed, UsageError, with_hint
 from buildsys.execution.local_runs import hold_devices, stage_job
-from buildsys.manifest.backend_choices import QUANTIZED, base_precision, is_auto
+from buildsys.manifest.backend_choices import base_precision, is_auto
 from buildsys.plan.action import Action
 from buildsys.plan.model_plan import FULL_PRECISION
 from buildsys.report.formatting import duration, error, plural
@@ -135,14 +135,9 @@ def find_fp32_nodes(session: BuildSession, options: Namespace) -> int:
     engine = session.actions[session.one_target("debug --fp32-nodes", options.names)]
     convert = _conversion(session, engine)
     answer = _search(session, convert, engine, options.limit)
-    document = {
-        "schema": SCHEMA,
-        "model": engine.model,
-        "engine": engine.variant,
-        "precision": convert.variant,
-        **answer,
-        "yaml": "\n".join(_yaml(convert, answer)) if answer["nodes"] else None,
-    }
+    names = {"model": engine.model, "engine": engine.variant, "precision": convert.variant}
+    yaml = "\n".join(_yaml(convert, answer)) if answer["nodes"] else None
+    document = {"schema": SCHEMA, **names, **answer, "yaml": yaml}
     print_answer(options, document, _lines(document))
     return 1 if answer["nodes"] is None else 0
 
@@ -166,9 +161,7 @@ def _conversion(session: BuildSession, engine: Action) -> Action:
     has_own_nodes = has_own_nodes or spec.get("optimized") or spec.get("quantization") == "dynamic"
     if not options or is_auto(spec) or has_own_nodes:
         problem = f"the builder of {name} or a tool chooses the precision of each layer itself"
-        kind = "quantization: explicit" if precision in QUANTIZED else "typing: strong"
-        hint = f"set {kind} and {{tool: builtin}}, or see `buildsys explain {engine.target}`"
-        raise UsageError(problem, hint)
+        raise UsageError(problem, "set typing: strong or quantization: explicit, and tool: builtin")
     session.require_fresh(session.actions[target].after, target)
     return session.actions[target]
 
@@ -187,25 +180,24 @@ def _search(session: BuildSession, convert: Action, engine: Action, limit: int) 
 
 
 def _lines(answer: Mapping[str, Any]) -> Iterator[str]:
-    name, nodes = f"{answer['model']}:{answer['engine']}", answer["nodes"]
-    if answer["without"]["passed"]:
-        yield (
-            f"{name}: the {answer['precision']} graph is within the limits (relative error"
-            f" {error(answer['without']['relative'])}), so no node has to stay in fp32"
-        )
-        yield "if verify fails, the error arises in the engine: its kernels or fusions"
+    name, nodes, without = (
+        f"{answer['model']}:{answer['engine']}",
+        answer["nodes"],
+        answer["without"],
+    )
+    if without["passed"]:
+        yield f"{name}: the {answer['precision']} graph is within the limits; if verify"
+        yield "fails, the error arises in the engine: its kernels or fusions"
         return
-    yield f"{name}: {answer['without']['reason']}"
+    yield f"{name}: {without['reason']}"
     effort = f"{plural(answer['trials'], 'trial')} in {answer['seconds']:.0f} s"
     if nodes is None:
         yield f"no list of nodes was found within the limits ({effort})"
         yield "raise --limit, choose another precision, or raise the limits of verify"
         return
     fewest = "none of which can be left out" if answer["is_smallest"] else "perhaps not the fewest"
-    yield (
-        f"with {plural(len(nodes), 'node')} in fp32, {fewest}, the relative error is"
-        f" {error(answer['with']['relative'])} ({effort}):"
-    )
+    relative = f"the relative error is {error(answer['with']['relative'])} ({effort}):"
+    yield f"with {plural(len(nodes), 'node')} in fp32, {fewest}, {relative}"
     yield from format_table(("node", "operator"), nodes)
     yield from ("for the manifest:", *answer["yaml"].splitlines())
 

@@ -31,23 +31,18 @@ def run(options: Namespace) -> int:
         raise UsageError("gate accept needs a reason", 'add --reason "TEXT"')
     session = BuildSession.load(options.root)
     try:
-        target = _gate_of(session, options.names[1])
+        name = options.names[1]
+        engine = one_engine(session, name)
+        target = target_of(GATE, engine.model, engine.variant)
+        action = session.actions.get(target)
+        if action is None:
+            raise UsageError(f"{name} has no gates", "add `gates` to its manifest")
+        if action.baseline is None:
+            problem = f"the gate of {name} compares with another engine"
+            raise UsageError(problem, "change its tolerance, or `gates.engine`")
         session.executor.accept(target, reason)
     finally:
         session.close()
     accepted = f"{target.partition(':')[2]} is accepted; later builds are compared with it"
     sys.stdout.write(printable(f"{accepted}, `buildsys build {target}` checks its limits\n"))
     return 0
-
-
-def _gate_of(session: BuildSession, name: str) -> str:
-    """Return the gate of an engine that compares it with earlier builds."""
-    engine = one_engine(session, name)
-    target = target_of(GATE, engine.model, engine.variant)
-    action = session.actions.get(target)
-    if action is None:
-        raise UsageError(f"{name} has no gates", "add `gates` to its manifest")
-    if action.baseline is None:
-        problem = f"the gate of {name} compares with another engine"
-        raise UsageError(problem, "change its tolerance, or `gates.engine`")
-    return target

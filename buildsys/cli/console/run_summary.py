@@ -128,7 +128,6 @@ def _warnings(session: BuildSession, lines: Iterable[ConsoleLine]) -> Iterator[s
         if line.status in ("passed", "restored") and line.stage != REPORT  # it repeats others'
         for warning in session.result(line.target).get("warnings") or ()
     ]
-    for text in warnings[:_MOST_WARNINGS]:
-        yield f"{text[:_WARNING_LENGTH]}…" if len(text) > _WARNING_LENGTH else text
+    yield from (f"{text:.{_WARNING_LENGTH}}" for text in warnings[:_MOST_WARNINGS])
     if len(warnings) > _MOST_WARNINGS:
         yield f"and {len(warnings) - _MOST_WARNINGS} more warnings, in the report"
