@@ -55,7 +55,9 @@ def test_a_corrupt_engine(ort_built: Path, tmp_path: Path) -> None:
     )
     assert "digest" not in kinds(can_run(file, digest=False))
     file.write_bytes(bytes(content) + b"more")
-    assert "is too long: it has" in can_run(file, digest=False).reasons[0].problem
+    assert (
+        "is not the file that was built: it has" in can_run(file, digest=False).reasons[0].problem
+    )
 
 
 def test_an_engine_of_another_version(ort_built: Path, rtx_built: Path, tmp_path: Path) -> None:

@@ -177,10 +177,6 @@ def test_an_altered_record_is_refused(signed: Signed, change: Change, problem: s
         (lambda s: s.update(predicateType="https://spdx.dev/Document"), "statement of https://sl"),
         (lambda s: s.pop("predicateType"), "is not an in-toto statement of"),
         (lambda s: s.update(predicate=[]), "buildsys did not make"),
-        (lambda s: s.update(subject=[]), "is not about 'engine.onnx'"),
-        (lambda s: s["subject"][0].update(name="other.onnx"), "is not about 'engine.onnx'"),
-        (lambda s: s["subject"][0]["digest"].update(sha256="0" * 64), "another 'engine.onnx'"),
-        (lambda s: s["subject"][0].update(digest={"md5": ""}), "buildsys did not make"),
     ],
 )
 def test_another_statement_of_a_trusted_key_is_refused(
