@@ -135,12 +135,12 @@ def reads_outside(
 
     outside: dict[str, str] = {}
     resolved = cache(lambda: {os.path.realpath(path) for path in covered})
-    everything = any(kind == "variable" and name == "*" for kind, name, *_ in reads)
+    all_variables = ["variable", "*"] in (list(read[:2]) for read in reads)
     for kind, name, where, before, written in reads:
         if kind == "variable":
             if f"env:{name}" in parts or f"{READ}${name}" in parts:
                 continue
-            if (everything or not where) and _differs_between_terminals(name):
+            if (all_variables or not where) and _differs_between_terminals(name):
                 continue  # copied along with all others, or of no interest to a library
             if not where and in_a_family(name):
                 continue
@@ -187,11 +187,9 @@ def forbidden(reads: Reads) -> StageError:
     """Make the error for reads forbidden by ``strict_reads``."""
     texts = list(describe(reads, strict=True))
     more = f" (and {len(texts) - 1} more lines)" if len(texts) > 1 else ""
-    names = sorted(label.removeprefix(READ) for label in reads)
-    declared = ", ".join(f'"{name}"' for name in names if _is_declarable(name))
     hint = "read single files and variables, inside the project, and declare them under reads"
-    if declared:
-        hint = f"declare it in the manifest: reads: [{declared}]"
+    if declaration := _declaration(sorted(label.removeprefix(READ) for label in reads)):
+        hint = f"declare it in the manifest: {declaration}"
     return StageError(f"{texts[0]}, which strict_reads forbids{more}", hint)
 
 
@@ -215,13 +213,14 @@ def describe(reads: Reads, *, strict: bool) -> Iterator[str]:
         listed = ", ".join(_WORDS.get(name, name) for name in names[:_SHOWN])
         more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
         text = f"{where or 'user code'} reads {listed}{more} outside the key"
-        declare = ", ".join(f'"{name}"' for name in names[:_SHOWN] if _is_declarable(name))
-        hint = f"; declare it with reads: [{declare}]" if declare else ""
+        declaration = _declaration(names[:_SHOWN])
+        hint = f"; declare it with {declaration}" if declaration else ""
         yield text if strict else f"{text}: a change will rerun this target{hint}"
 
 
-def _is_declarable(name: str) -> bool:
-    return name not in _WORDS and not name.startswith("/")
+def _declaration(names: Iterable[str]) -> str:
+    declarable = [f'"{name}"' for name in names if name not in _WORDS and name[:1] != "/"]
+    return f"reads: [{', '.join(declarable)}]" if declarable else ""
 
 
 def _differs_between_terminals(name: str) -> bool:

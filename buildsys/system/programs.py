@@ -118,15 +118,27 @@ def probe(arguments: Sequence[str], toolchain: Toolchain | None, texts: TextCach
 
 
 def call_program(
-    words: Sequence[str], hint: str, text: str = "", environment: Mapping[str, str] | None = None
+    words: Sequence[str],
+    hint: str,
+    text: str = "",
+    environment: Mapping[str, str] | None = None,
+    limit_s: float | None = None,
 ) -> str:
-    """Return what a program prints. Raises: StageError: it is missing or fails."""
+    """Return what a program prints.
+
+    Raises: StageError: it is missing, fails or exceeds its limit. WorkerDied: it was killed.
+    """
     try:
         done = subprocess.run(
-            words, input=text, capture_output=True, text=True, check=False, env=environment
-        )
+            words, input=text, capture_output=True, encoding="utf-8", errors="replace",
+            check=False, env=environment, timeout=limit_s,
+        )  # fmt: skip
     except OSError as error:
         raise StageError(f"cannot start {words[0]}: {error.strerror}", hint) from error
+    except subprocess.TimeoutExpired:
+        raise StageError(f"{words[0]} did not end within {limit_s} s", hint) from None
+    if done.returncode < 0:
+        raise WorkerDied(f"{words[0]} {describe_exit(done.returncode)}", "run it again")
     if done.returncode:
         problem = " ".join(done.stderr.split()) or f"exit code {done.returncode}"
         raise StageError(f"{words[0]}: {problem}", hint)
@@ -151,24 +163,6 @@ def render_svg(dot: str) -> str:
     Raises: Unavailable: graphviz is not installed. StageError: it cannot draw this graph.
     WorkerDied: it was killed.
     """
-    program, hint = require_dot(), "draw a part of it"
-    with tempfile.TemporaryDirectory() as folder:
-        try:
-            done = subprocess.run(
-                [program, "-Tsvg"],
-                input=dot.encode(),
-                capture_output=True,
-                timeout=_DOT_TIMEOUT_S,
-                env=program_environment(None, os.environ, Path(folder)),
-                cwd=folder,
-                check=False,
-            )
-        except subprocess.TimeoutExpired:
-            problem = f"graphviz did not draw the graph within {_DOT_TIMEOUT_S} s"
-            raise StageError(problem, hint) from None
-    if done.returncode < 0:
-        raise WorkerDied(f"graphviz {describe_exit(done.returncode)}", "run it again")
-    if done.returncode or not done.stdout:
-        message = " ".join(done.stderr.decode(errors="replace").split())
-        raise StageError(f"graphviz cannot draw the graph: {message[:200]}", hint)
-    return done.stdout.decode(errors="replace")
+    environment = program_environment(None, os.environ, Path(tempfile.gettempdir()))
+    hint = "draw a part of it"
+    return call_program([require_dot(), "-Tsvg"], hint, dot, environment, _DOT_TIMEOUT_S)
