@@ -183,19 +183,15 @@ def test_other_libraries_make_another_build_of_the_same_engine(
     assert run(root, graph(tool="numpy")) == []  # restored
 
 
-def test_options_that_are_not_known_are_no_guess(
+def test_a_baseline_without_options_or_that_the_store_has_lost_is_named(
     root: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with monkeypatch.context() as patch:
         patch.setitem(tiny_project.STAGES, "gate", lambda job: {"figures": {}})
-        run(root, graph())
-    run(root, graph(opset=18))
+        run(root, graph(opset=16))
+    run(root, graph())
     assert SEEN[-1]["reason"] == "the options of the baseline are not known"
     assert SEEN[-1]["content"] is None
-
-
-def test_a_baseline_that_the_store_has_lost_is_named(root: Path) -> None:
-    run(root, graph())
     for path in (root / ".buildsys/store").rglob("*"):
         if path.is_file():
             path.unlink()

@@ -66,16 +66,6 @@ def test_a_library_that_user_code_imports_counts(tmp_path: Path, db: StateDb) ->
     assert not {"tool:json", "tool:torch"} & labels
 
 
-def test_a_weights_file_is_identified_by_its_bytes(tmp_path: Path, db: StateDb) -> None:
-    action = replace(actions()[EXPORT], weights={"w.pth": None}, sources=())
-    assert parts(tmp_path, db, action)["weights:w.pth"] == "absent"
-    seen = set()
-    for text in ("one", "two"):
-        (tmp_path / "w.pth").write_text(text)
-        seen.add(parts(tmp_path, db, action)["weights:w.pth"])
-    assert len(seen) == 2
-
-
 def test_a_sha256_is_in_the_key_only_if_the_file_differs(tmp_path: Path, db: StateDb) -> None:
     (tmp_path / "w.pth").write_text("weights")
 
@@ -163,14 +153,17 @@ def _in_toolchain(tmp_path: Path, **changes: object) -> Action:
     return replace(action, toolchain=named, **{**fields, **changes})  # type: ignore[arg-type]
 
 
-def test_a_stage_in_a_toolchain_depends_on_its_libraries(tmp_path: Path, db: StateDb) -> None:
+def test_a_stage_in_a_toolchain_depends_on_its_libraries(
+    tmp_path: Path, db: StateDb, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TRT_SETTING", "3")
     found = parts(tmp_path, db, _in_toolchain(tmp_path))
     assert {label: value for label, value in found.items() if label.startswith("tool:")} == {
         "tool:tensorrt": "8.6.1",
         "tool:onnx": "absent",
         "tool:plugged": "2.0",
     }
-    assert found["env:NVIDIA_TF32_OVERRIDE"] == "0"
+    assert (found["env:NVIDIA_TF32_OVERRIDE"], found["env:TRT_SETTING"]) == ("0", "3")
     assert found["env:A_SETTING"].startswith(
         "set, digest"
     )  # read by the user's file, which counts more
@@ -297,18 +290,6 @@ def test_variables_of_the_project_and_of_modules_outside_count(
     files = {"source:net.py", "source:outer/__init__.py", "source:outer/inner.py"}
     assert files <= key.parts.keys()
     assert files <= key.files.keys()
-
-
-def test_the_variables_of_a_toolchain_add_to_those_of_the_stage(
-    tmp_path: Path, db: StateDb, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("OMP_NUM_THREADS", "3")
-    action = _in_toolchain(tmp_path, sources=())
-    own = parts(tmp_path, db, replace(action, toolchain=None))
-    found = parts(tmp_path, db, action)
-    environment = {label for label in own if label.startswith("env:")}
-    assert environment <= found.keys()
-    assert {"env:A_SETTING", "env:NVIDIA_TF32_OVERRIDE"} <= found.keys()
 
 
 def test_only_needs_that_are_not_met_are_in_the_key(

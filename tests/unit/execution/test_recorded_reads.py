@@ -120,6 +120,22 @@ def test_earlier_content_is_restored(project: Path) -> None:
     assert built(project, FILE) == []
 
 
+@pytest.mark.parametrize(
+    ("read_first", "written", "reason"),
+    [
+        (("listing", "data"), "data/new.npy", "read data/ changed (net.py:12)"),
+        (("file", "override.json"), "override.json", "read override.json added (net.py:12)"),
+    ],
+)
+def test_a_file_that_appears_is_noticed(
+    project: Path, read_first: tuple[str, str], written: str, reason: str
+) -> None:
+    built(project, read_first)
+    assert reasons(project) == []
+    (project / written).write_text("1")
+    assert reasons(project) == [reason]
+
+
 def test_a_variable_is_noticed(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SCALE", "1")
     built(project, ("variable", "SCALE"))
@@ -139,19 +155,6 @@ def test_a_copied_environment_is_noticed_except_for_terminals(
     assert reasons(project) == []
     monkeypatch.setenv("SOMETHING_NEW", "1")
     assert reasons(project) == ["read $* changed (net.py:12)"]
-
-
-def test_a_listing_is_noticed(project: Path) -> None:
-    built(project, ("listing", "data"))
-    (project / "data" / "new.npy").write_text("1")
-    assert reasons(project) == ["read data/ changed (net.py:12)"]
-
-
-def test_a_file_that_appears_is_noticed(project: Path) -> None:
-    built(project, ("file", "override.json"))
-    assert reasons(project) == []
-    (project / "override.json").write_text("{}")
-    assert reasons(project) == ["read override.json added (net.py:12)"]
 
 
 def test_a_read_in_the_key_is_no_read_outside_it(project: Path) -> None:

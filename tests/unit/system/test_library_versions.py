@@ -13,36 +13,11 @@ from texts import Texts
 from buildsys.system import versions
 
 
-@pytest.fixture
-def fresh_caches() -> None:
-    for function in (
-        versions.distribution_version,
-        versions.installed_versions,
-        versions.distribution_folders,
-    ):
-        function.cache_clear()
-
-
-def install_empty(folder: Path, name: str, version: str) -> None:
-    (folder / f"{name}-{version}.dist-info").mkdir(parents=True)
-
-
 def test_versions_are_those_of_the_installed_distributions() -> None:
     names = ["numpy", "torch", "onnx", "doit", "pytest"]
     assert versions.tool_versions(names) == {
         name: importlib.metadata.version(name) for name in names
     }
-
-
-@pytest.mark.usefixtures("fresh_caches")
-def test_onnxruntime_has_several_distributions(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    install_empty(tmp_path, "onnxruntime_gpu", "1.22.0")
-    monkeypatch.setattr(sys, "path", [str(tmp_path)])
-    assert (
-        versions.distribution_version("onnxruntime", (str(tmp_path),)) == "1.22.0 (onnxruntime-gpu)"
-    )
 
 
 def test_variables_for_paths_and_logging_do_not_count() -> None:

@@ -25,25 +25,19 @@ def test_paths_of_interpreters(written: str, found: str, monkeypatch: pytest.Mon
 
 
 def test_a_name_is_looked_up_on_the_path(tmp_path: Path) -> None:
-    python = program(tmp_path / "bin/python3.77", "")
-    assert (
-        locate_toolchain(
-            "a", "python3.77", (), Path("/project"), {"PATH": f"/none:{tmp_path}/bin"}
-        ).python
-        == python
-    )
+    python, path = program(tmp_path / "bin/python3.77", ""), f"/none:{tmp_path}/bin"
+    located = locate_toolchain("a", "python3.77", (), Path("/project"), {"PATH": path})
+    assert located.python == python
 
 
-def test_a_variable_overrides_the_interpreter() -> None:
+@pytest.mark.parametrize(
+    ("value", "python"), [("envs/a/bin/python", "/p/envs/a/bin/python"), ("", "/opt/python")]
+)
+def test_a_variable_overrides_the_interpreter(value: str, python: str) -> None:
     assert override_variable("trt-8.6+cu12") == "BUILDSYS_TOOLCHAIN_TRT_8_6_CU12"
-    environment = {"BUILDSYS_TOOLCHAIN_TRT86": "envs/other/bin/python"}
-    assert locate_toolchain("trt86", "/opt/python", (), Path("/p"), environment).python == Path(
-        "/p/envs/other/bin/python"
-    )
-    unset = {"BUILDSYS_TOOLCHAIN_TRT86": ""}
-    assert locate_toolchain("trt86", "/opt/bin/python", (), Path("/p"), unset).python == Path(
-        "/opt/bin/python"
-    )
+    environment = {"BUILDSYS_TOOLCHAIN_TRT86": value}
+    located = locate_toolchain("trt86", "/opt/python", (), Path("/p"), environment)
+    assert located.python == Path(python)
 
 
 def test_variables_may_contain_the_prefix() -> None:
