@@ -193,7 +193,7 @@ _ALLOWED = (
 )  # fmt: skip
 _REFUSED = (ast.Pow, ast.LShift, ast.MatMult, ast.Is, ast.IsNot)  # slow, or not arithmetic
 _FUNCTIONS = {"int": int, "min": min, "max": max}
-_SIZE = "size"
+_SIZE = "_size_"
 
 
 def size_conditions(network: nn.Module, project: Path) -> list[Condition]:
@@ -209,9 +209,9 @@ def size_conditions(network: nn.Module, project: Path) -> list[Condition]:
         for node, assigned in _expressions(body, {}):
             for layer in layers[:: max(len(layers) // _MOST_LAYERS, 1)]:
                 with suppress(SyntaxError, ValueError, TypeError, RecursionError):
-                    folded = _Folding(assigned, vars(module), layer).visit(deepcopy(node))
-                    text = ast.unparse(folded)
-                    if _names(folded) >= {_SIZE} and text not in conditions:
+                    names = _Names(vars(module), self=layer)
+                    text = ast.unparse(_Folding(assigned, names).visit(deepcopy(node)))
+                    if _SIZE in text and text not in conditions:
                         conditions[text] = partial(_holds, compile(text, "<size>", "eval"))
                 if len(conditions) == _MOST_CONDITIONS:
                     return list(conditions.values())
@@ -288,15 +288,26 @@ def _is_arithmetic(tree: ast.AST) -> bool:
     return all(isinstance(n, _ALLOWED) and not isinstance(n, _REFUSED) for n in nodes)
 
 
-def _names(tree: ast.AST) -> set[str]:
-    return {node.id for node in ast.walk(tree) if isinstance(node, ast.Name)}
+class _Unknown:
+    """Everything unknown in an expression, such as ``x`` of ``x.shape[1]``."""
+
+    def __getattr__(self, name: str) -> _Unknown:
+        return self
+
+    def __getitem__(self, index: object) -> _Unknown:
+        return self
+
+
+class _Names(dict[str, Any]):
+    def __missing__(self, name: str) -> _Unknown:
+        return _Unknown()
 
 
 class _Folding(ast.NodeTransformer):
     """Replace the network's integers by their values, and everything unknown by the size."""
 
-    def __init__(self, assigned: Assigned, names: Mapping[str, Any], layer: object) -> None:
-        self._assigned, self._names, self._layer = assigned, names, layer
+    def __init__(self, assigned: Assigned, names: Mapping[str, Any]) -> None:
+        self._assigned, self._names = assigned, names
 
     def visit_Call(self, node: ast.Call) -> ast.expr:
         """Fold the arguments of int, min and max; other results are unknown."""
@@ -305,48 +316,24 @@ class _Folding(ast.NodeTransformer):
         return ast.Name(_SIZE)
 
     def visit_Name(self, node: ast.Name) -> ast.expr:
-        """Fold a variable, a global name or ``self``."""
-        if node.id in self._assigned:
-            folded: ast.expr = self._without(node.id).visit(deepcopy(self._assigned[node.id]))
-            return folded
-        return self._folded(node)
+        """Fold a variable, whose value may contain itself, or a global name."""
+        if node.id not in self._assigned:
+            return self.visit_Attribute(node)
+        others = {name: value for name, value in self._assigned.items() if name != node.id}
+        value: ast.expr = _Folding(others, self._names).visit(deepcopy(self._assigned[node.id]))
+        return value
 
-    def visit_Attribute(self, node: ast.Attribute) -> ast.expr:
-        """Fold ``self.window``."""
-        return self._folded(node)
-
-    def visit_Subscript(self, node: ast.Subscript) -> ast.expr:
-        """Fold ``self.kernel_size[0]``."""
-        return self._folded(node)
-
-    def _without(self, name: str) -> _Folding:
-        """Fold the value of a variable, which may contain itself."""
-        others = {key: value for key, value in self._assigned.items() if key != name}
-        return _Folding(others, self._names, self._layer)
-
-    def _folded(self, node: ast.expr) -> ast.expr:
-        value = self._value(node)
+    def visit_Attribute(self, node: ast.expr) -> ast.expr:
+        """Fold ``self.window``, ``self.kernel_size[0]`` or a global name."""
+        value = None
+        with suppress(Exception):
+            value = eval(ast.unparse(node), {"__builtins__": {}}, self._names)  # noqa: S307
         if type(value) is int:
             return ast.Constant(value)
         if isinstance(value, tuple | list) and all(type(member) is int for member in value):
             return ast.Tuple([ast.Constant(member) for member in value])
-        is_layer = hasattr(value, "named_modules")
-        return ast.Name(_SIZE) if value is None or (callable(value) and not is_layer) else _NOTHING
+        is_layer = hasattr(type(value), "named_modules")
+        is_size = isinstance(value, _Unknown) or (callable(value) and not is_layer)
+        return ast.Name(_SIZE) if is_size else ast.Constant(None)
 
-    def _value(self, node: ast.expr) -> Any:
-        """Find the object of a name, attribute or index, None if it is unknown."""
-        if isinstance(node, ast.Name):
-            if node.id in self._assigned:
-                return self._without(node.id)._value(self._assigned[node.id])
-            return self._layer if node.id == "self" else self._names.get(node.id)
-        if isinstance(node, ast.Attribute) and (owner := self._value(node.value)) is not None:
-            is_safe = hasattr(owner, "named_modules") or node.attr == "shape"
-            read = getattr if is_safe else inspect.getattr_static  # runs no code of others
-            return read(owner, node.attr, None)
-        if isinstance(node, ast.Subscript):
-            with suppress(Exception):
-                return self._value(node.value)[ast.literal_eval(node.slice)]
-        return None
-
-
-_NOTHING = ast.Constant(None)
+    visit_Subscript = visit_Attribute  # noqa: N815 (named by ast)

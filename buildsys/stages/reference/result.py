@@ -6,26 +6,19 @@ from buildsys.onnx_graphs.result_types import ResultHeader
 from buildsys.system.typed_dict import TypedDict
 
 
-class GoldenInput(TypedDict):
-    """Type and shape of one golden input."""
+class GoldenTensor(TypedDict):
+    """Type and shape of one golden tensor."""
 
     dtype: str
     shape: list[int]
-
-
-class GoldenOutput(GoldenInput):
-    """Type, shape and magnitude of one golden output. None: not numeric."""
-
-    max_abs: float | None
-    mean_abs: float | None
 
 
 class GoldenCase(TypedDict):
     """One shape case."""
 
     dims: dict[str, int]
-    inputs: dict[str, GoldenInput]
-    outputs: dict[str, GoldenOutput]
+    inputs: dict[str, GoldenTensor]
+    outputs: dict[str, GoldenTensor]
 
 
 class ReferenceResult(ResultHeader, total=False):

@@ -48,8 +48,6 @@ def test_every_case_has_its_inputs_and_outputs(tmp_path: Path) -> None:
         with torch.no_grad():
             expected = Affine()(torch.from_numpy(golden.inputs["x"].array)).numpy()
         assert np.allclose(golden.outputs["y"].array, expected, rtol=1e-5, atol=1e-6)
-        assert entry["outputs"]["y"]["max_abs"] == pytest.approx(np.abs(expected).max(), rel=1e-5)
-        assert entry["outputs"]["y"]["mean_abs"] == pytest.approx(np.abs(expected).mean(), rel=1e-5)
         assert entry["inputs"]["x"] == {"dtype": "float32", "shape": [entry["dims"]["batch"], 4]}
     assert figures["weights"] == f"initialized by {NETWORKS}:Affine (torch seed 0)"
 
