@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -47,7 +47,6 @@ class Network:
     project: Path
     weights: str  # their origin, for the report
     call: Mapping[str, Any] | None = None  # the manifest's section
-    example_result: Any = None  # forward's result, if the example had to run for the weights
     on_gpu: bool = False
 
     def arguments(self, inputs: Tensors) -> tuple[tuple[Any, ...], dict[str, Any]]:
@@ -127,11 +126,10 @@ def make_network(options: Mapping[str, Any], project: Path) -> Network:
         options.get("call"),
         on_gpu=needs_gpu(options["source"]),
     )
-    if not made.needs_forward:
-        return network
-    with torch.no_grad(), measuring_layers(made.module, options["source"]["seed"]):
-        example = example_inputs(options, project)
-        return replace(network, example_result=network.result(example))
+    if made.needs_forward:
+        with torch.no_grad(), measuring_layers(made.module, options["source"]["seed"]):
+            network.result(example_inputs(options, project))
+    return network
 
 
 def main_float_type(module: nn.Module) -> str:

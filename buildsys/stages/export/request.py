@@ -14,9 +14,10 @@ import logging
 import traceback
 import warnings
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
-from dataclasses import dataclass, field
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import sympy  # type: ignore[import-untyped]
@@ -43,6 +44,7 @@ _MOST_RUNS = 16
 _LIMIT, _STEPS = 1e-3, 8  # relative, and in steps of a narrow type; both sides run in PyTorch
 
 DynamicAxes = Mapping[str, Mapping[int, str]]
+Translations = Mapping[Any, Callable[..., Any]]  # overload -> function
 Frames = list[tuple[str, int]]
 
 
@@ -56,15 +58,12 @@ class ExportRequest:
     output_names: tuple[str, ...]
     dynamic_inputs: DynamicAxes
     dynamic_outputs: DynamicAxes
+    job_options: Mapping[str, Any]
     options: Mapping[str, Any]  # the manifest's export section
+    ranges: Mapping[str, DimRange]  # of dimensions, for torch.export
     path: Path
-    example: Dims = field(default_factory=dict)  # the traced sizes
-    ranges: Mapping[str, DimRange] = field(default_factory=dict)  # for torch.export
-    # inputs of other sizes than ``arguments``
-    inputs_at: Callable[[Dims], tuple[torch.Tensor, ...]] = lambda _: ()
-    project: Path = Path()
-    # for dynamo: overload -> function
-    translations: Mapping[Any, Callable[..., Any]] = field(default_factory=dict)
+    project: Path
+    translations: Translations  # for dynamo
 
     @property
     def weight_bytes(self) -> int:
@@ -88,21 +87,19 @@ class ExportRequest:
 
 
 def export_request(
-    network: Network, options: Mapping[str, Any], project: Path, path: Path
+    network: Network,
+    options: Mapping[str, Any],
+    project: Path,
+    path: Path,
+    translations: Translations = MappingProxyType({}),
 ) -> ExportRequest:
     """Call the network once for its outputs; return the exporter's request.
 
     Raises: StageError: forward fails, or its outputs cannot be exported.
     """
-    result = network.example_result
     inputs = example_inputs(options, project)
-
-    def inputs_at(dims: Dims) -> tuple[torch.Tensor, ...]:
-        return tuple(example_inputs({**options, "example": dims}, project).values())
-
-    if result is None:
-        with torch.no_grad():
-            result = network.result(inputs)
+    with torch.no_grad():
+        result = network.result(inputs)
     outputs = network.name_outputs(result)
     check_outputs(outputs, options["outputs"], options["example"])
     for name, tensor in {**inputs, **outputs}.items():
@@ -122,12 +119,12 @@ def export_request(
         output_names=tuple(outputs),
         dynamic_inputs=_named_axes(options["inputs"]),
         dynamic_outputs=_named_axes(options["outputs"]),
+        job_options=options,
         options=options.get("export", {}),
-        path=path,
-        example=options["example"],
         ranges=options.get("ranges", {}),
-        inputs_at=inputs_at,
+        path=path,
         project=project,
+        translations=translations,
     )
 
 
@@ -148,32 +145,25 @@ def collect_warnings(messages: list[str], project: Path) -> Iterator[None]:
 
     Warnings of the tracer are about the user's code, so they name its line.
     """
-
-    def note(message: str) -> None:
-        text = next(filter(None, map(str.strip, message.splitlines())), "")[:_MAX_LENGTH]
-        if text and text not in messages and not text.startswith(_EXPECTED):
-            messages.append(text)
-
+    texts: list[str] = []
     handler = logging.Handler(logging.WARNING)
-    handler.emit = lambda record: note(record.getMessage())  # type: ignore[method-assign]
-    loggers = [logging.getLogger(name) for name in _LOGGERS]
-    for logger in loggers:
-        logger.addHandler(handler)
-    try:
-        with warnings.catch_warnings(record=True) as caught:
-            warnings.simplefilter("always")
-            warnings.filterwarnings("ignore", message=".*LeafSpec")  # torch 2.11 on its own code
-            yield
-    finally:
-        for logger in loggers:
-            logger.removeHandler(handler)
-        for warning in caught:
-            text = str(warning.message)
-            if warning.category.__name__ == "TracerWarning":  # torch.jit's
-                text = text.partition(". ")[0]
-                where = innermost_location([(warning.filename, warning.lineno)], project)
-                text += f" ({where})" if where else ""
-            note(text)
+    handler.emit = lambda record: texts.append(record.getMessage())  # type: ignore[method-assign]
+    with ExitStack() as stack:
+        for logger in map(logging.getLogger, _LOGGERS):
+            logger.addHandler(handler)
+            stack.callback(logger.removeHandler, handler)
+        caught = stack.enter_context(warnings.catch_warnings(record=True))
+        warnings.simplefilter("always")
+        warnings.filterwarnings("ignore", message=".*LeafSpec")  # torch 2.11 on its own code
+        yield
+    for warning in caught:
+        text = str(warning.message)
+        if warning.category.__name__ == "TracerWarning":  # torch.jit's
+            where = innermost_location([(warning.filename, warning.lineno)], project)
+            text = text.partition(". ")[0] + (f" ({where})" if where else "")
+        texts.append(text)
+    lines = [text.strip().splitlines()[0][:_MAX_LENGTH] for text in texts if text.strip()]
+    messages += [line for line in dict.fromkeys(lines) if not line.startswith(_EXPECTED)]
 
 
 @contextmanager
@@ -214,16 +204,17 @@ def check_guards(program: Any, guards: Mapping[Any, Frames], request: ExportRequ
         if symbols and all(names.get(symbol) in request.ranges for symbol in symbols):
             dims = _excluded_sizes(condition, names, request.ranges)
             if dims is not None:
-                sizes = {**request.example, **dims}
+                sizes = {**request.job_options["example"], **dims}
                 excluded.setdefault(tuple(sizes.values()), (sizes, condition))
     if not excluded or not _agrees(program, request, request.arguments):
         return  # not a program that PyTorch can run as it is: validate compares the graph
     for sizes, condition in itertools.islice(excluded.values(), _MOST_RUNS):
         try:
-            inputs = request.inputs_at(sizes)
+            options = {**request.job_options, "example": sizes}
+            inputs = example_inputs(options, request.project)
         except StageError:  # the manifest's data has no such size
             continue
-        if not _agrees(program, request, inputs):
+        if not _agrees(program, request, tuple(inputs.values())):
             named = {s: sympy.Symbol(names[str(s)], integer=True) for s in condition.free_symbols}
             text = PythonPrinter().doprint(condition.xreplace(named))
             line = innermost_location(guards[condition], request.project)
@@ -252,8 +243,8 @@ def _excluded_sizes(
     for dim in dims:
         low, high, step = (int(ranges[dim][key] or 0) for key in ("min", "max", "multiple_of"))
         allowed = range(low, high + 1, step or 1)
-        spread = (*allowed[: most // 2], *allowed[:: len(allowed) // (most // 2) or 1], allowed[-1])
-        values.append(sorted({size for size in (*near, *spread) if size in allowed and size >= 2}))
+        spread = (*near, *allowed[: most // 2], *allowed[:: len(allowed) // (most // 2) or 1])
+        values.append(sorted({size for size in (*spread, high) if size in allowed and size >= 2}))
     for sizes in sorted(itertools.product(*values), key=sum):
         chosen = dict(zip(dims, sizes, strict=True))
         numbers = {symbol: sympy.Integer(chosen[name]) for symbol, name in symbols.items()}

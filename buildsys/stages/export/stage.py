@@ -10,7 +10,6 @@ from __future__ import annotations
 import traceback
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import replace
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
@@ -113,10 +112,10 @@ def _export_network(job: Job, warnings: list[str]) -> tuple[onnx.ModelProto, Exp
     registered: list[registrations.Registration] = []
     if "symbolics" in options:
         registered = registrations.register_symbolics(options, job.project)
-    request = export_request(network, options, job.project, job.outputs["model"])
+    table: registrations.Table = {}
     if "translations" in options:
         table, registered = registrations.make_translations(options, job.project)
-        request = replace(request, translations=table)
+    request = export_request(network, options, job.project, job.outputs["model"], table)
     job.progress(f"exporting with {exporter}")
     with collect_warnings(warnings, job.project):
         model = _export(request, job)
