@@ -33,31 +33,20 @@ def make(source: Mapping[str, Any], project: Path) -> SourceModule:
             exported = move_to_device_pass(exported, source.get("device", "cpu"))
         module = exported.module()
     except Exception as error:  # torch raises any class
-        raise _refusal(file, name, error) from error
+        while (inner := error.__cause__) is not None and isinstance(inner, Exception):
+            error = inner
+        reason = first_line(error).partition(". ")[0].rstrip(".")
+        raise StageError(
+            f"torch.export cannot load {name}: {reason:.300}",
+            f"save it again with torch {torch.__version__}: torch.export.save(program, FILE); for"
+            " a machine without a GPU, move_to_device_pass(program, 'cpu') of torch.export.passes",
+        ) from error
     # a program has one mode; torch would raise
     module.train = types.MethodType(_keep_mode, module)  # type: ignore[method-assign]
     module.eval = types.MethodType(_keep_mode, module)  # type: ignore[method-assign]
     for part in module.modules():
         part.training = False
     return SourceModule(module, f"from {name}", program=_inputs(exported))
-
-
-def _refusal(file: Path, name: str, error: BaseException) -> StageError:
-    """Explain why torch could not load a program, by its description in the archive."""
-    hint = f"save it again with torch {torch.__version__}: torch.export.save(program, FILE)"
-    try:
-        text = torch._C.PyTorchFileReader(str(file)).get_record("models/model.json")
-    except RuntimeError:
-        return StageError(f"{name} is not an archive of torch.export, or damaged", hint)
-    if b'"type": "cuda"' in text and not torch.cuda.is_available():
-        hint = (
-            "it was saved on a GPU, and torch finds none here: save"
-            " torch.export.passes.move_to_device_pass(program, 'cpu')"
-        )
-    while error.__cause__ is not None:
-        error = error.__cause__
-    reason = first_line(error).partition(". ")[0].rstrip(".")
-    return StageError(f"torch.export cannot load {name}: {reason:.300}", hint)
 
 
 def _keep_mode(module: nn.Module, mode: bool = True) -> nn.Module:

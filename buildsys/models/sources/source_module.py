@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from importlib import import_module
@@ -17,7 +16,6 @@ from buildsys.models.random_weights import draw_parameters, has_measured_layers
 from buildsys.models.weights_files import load_weights
 
 GPU = "cuda"
-_INTERNAL = "torch.onnx._internal"
 TORCH_KINDS = ("torchvision", "timm", "transformers", "exported_program", "python")
 
 
@@ -46,7 +44,6 @@ def make_module(source: Mapping[str, Any], project: Path) -> SourceModule:
     Raises: StageError: it is unknown or fails, its weights are not available, or torch finds no GPU
     for one that needs it.
     """
-    _provide_old_names()
     if on_gpu := needs_gpu(source):
         if not torch.cuda.is_available():
             raise StageError(
@@ -63,14 +60,6 @@ def make_module(source: Mapping[str, Any], project: Path) -> SourceModule:
     if on_gpu:
         made.module.to(GPU)
     return made
-
-
-def _provide_old_names() -> None:
-    """Let user code import modules of torch under their names in older tutorials."""
-    for name in ("registration", "jit_utils"):
-        module = import_module(f"{_INTERNAL}.torchscript_exporter.{name}")
-        sys.modules[f"{_INTERNAL}.{name}"] = module
-        setattr(sys.modules[_INTERNAL], name, module)
 
 
 def needs_gpu(source: Mapping[str, Any]) -> bool:

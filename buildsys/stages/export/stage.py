@@ -7,17 +7,16 @@ is read back and compared with the manifest.
 
 from __future__ import annotations
 
-import traceback
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import onnx
 import onnx.checker
 import onnx.shape_inference
 
-from buildsys.errors import BuildsysError, CheckFailed, StageError
+from buildsys.errors import CheckFailed, StageError
 from buildsys.models.sources.onnx import load_onnx
 from buildsys.onnx_graphs.onnx_file import (
     INLINE_LIMIT,
@@ -89,7 +88,7 @@ def run(job: Job) -> StageResult:
     try:
         onnx.checker.check_model(str(path), full_check=True)
     except (onnx.checker.ValidationError, onnx.shape_inference.InferenceError) as error:
-        from buildsys.stages.export.failures import checker_failure
+        from buildsys.stages.export.exporters import checker_failure
 
         raise checker_failure(error, figures["exporter"]) from error
     figures["sha256"], figures["warnings"] = sha256_of(path), warnings
@@ -102,6 +101,7 @@ def _export_network(job: Job, warnings: list[str]) -> tuple[onnx.ModelProto, Exp
 
     from buildsys.models.torch_model import make_network
     from buildsys.stages.export import registrations
+    from buildsys.stages.export.exporters import export
     from buildsys.stages.export.request import collect_warnings, export_request
 
     options, exporter = job.options, job.options["export"]["exporter"]
@@ -118,7 +118,7 @@ def _export_network(job: Job, warnings: list[str]) -> tuple[onnx.ModelProto, Exp
     request = export_request(network, options, job.project, job.outputs["model"], table)
     job.progress(f"exporting with {exporter}")
     with collect_warnings(warnings, job.project):
-        model = _export(request, job)
+        model = export(request)
     mismatches = [text for text in warnings if any(sign in text for sign in _MISMATCHES)]
     if options["export"]["verify"] and mismatches:
         hint = "validate compares all sizes; set export.verify: false to see its result"
@@ -143,24 +143,6 @@ def _export_network(job: Job, warnings: list[str]) -> tuple[onnx.ModelProto, Exp
         parameters=sum(parameter.numel() for parameter in network.module.parameters()),
     )
     return model, figures
-
-
-def _export(request: ExportRequest, job: Job) -> onnx.ModelProto:
-    from buildsys.stages.export.exporters import export_dynamo, export_torchscript
-
-    exporter, opset = request.options["exporter"], request.options["opset"]
-    try:
-        return export_dynamo(request) if exporter == "dynamo" else export_torchscript(request)
-    except Exception as error:  # exporters raise any class
-        cause: BaseException | None = error
-        while cause is not None:  # an error of a registered function, wrapped by the exporter
-            if isinstance(cause, BuildsysError):
-                raise cause from cause.__cause__
-            cause = cause.__cause__
-        from buildsys.stages.export.failures import export_failure
-
-        traceback.print_exception(error)  # to the log: the message has its last line only
-        raise export_failure(error, exporter, opset, job.project) from error
 
 
 def _complete_shapes(
@@ -242,8 +224,3 @@ def _differences(
         for axis, (size, dim) in enumerate(zip(sizes, dims, strict=True)):
             if isinstance(size, int) and dim not in (None, size):
                 yield f"{what}: axis {axis} is {size} in the file, the manifest declares {dim}"
-
-
-# torch is imported lazily: a given ONNX file does not need it
-if TYPE_CHECKING:
-    from buildsys.stages.export.request import ExportRequest

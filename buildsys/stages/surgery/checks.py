@@ -68,12 +68,10 @@ def _step_problems(view: ManifestView, interface: Interface, step: Step) -> Iter
             text = "the shape of an input must be complete"
             yield (*path, "shape"), text, "replace null by a number or a name of dims"
         yield from _undeclared(view, path, shape or [])
-    for name, dtype in step.get("cast", {}).items():
+    for name in step.get("cast", {}):
         if name not in interface.inputs:
             hint = suggest(name, interface.inputs, what="inputs")
             yield ("cast", name), f'unknown input "{name}" at this step', hint
-        elif interface.inputs[name]["dtype"] == dtype:
-            yield ("cast", name), f'input "{name}" is already {dtype}', "remove it"
 
 
 def _undeclared(view: ManifestView, path: FieldPath, shape: list[Any]) -> Iterator[StepProblem]:

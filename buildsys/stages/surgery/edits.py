@@ -102,19 +102,13 @@ def cut(
     nodes.reverse()
     used = {name for node in nodes for name in (*node.input, *outer_names(node))}
     made = {name for node in nodes for name in node.output}
-    problem = hint = ""
-    if lost := [name for name in outputs if name not in made]:
-        source = ", ".join(inputs) or "any input"
-        problem = f"the cut leaves no node: {lost[0]} is not computed from {source}"
-        hint = "name outputs downstream of the inputs"
-    elif unused := [name for name in inputs if name not in used]:
-        problem = f"{', '.join(outputs)} does not depend on {unused[0]}"
-        hint = "list only needed tensors in cut.inputs"
-    elif missing := [name for name in input_names(model) if name in needed]:
-        problem = f"the cut part still needs the input {missing[0]}"
-        hint = "name it in cut.inputs as well"
-    if problem:
-        raise StageError(problem, hint)
+    for names, text in (
+        ([n for n in outputs if n not in made], "the cut leaves no node: {} is not computed"),
+        ([n for n in inputs if n not in used], "the outputs do not depend on {}"),
+        ([n for n in input_names(model) if n in needed], "the cut part still needs the input {}"),
+    ):
+        if names:
+            raise StageError(text.format(names[0]), "correct cut.inputs or cut.outputs")
 
     def port(name: str, shape: Sequence[Any]) -> ValueInfoProto:
         return helper.make_tensor_value_info(name, elem_type(kinds[name][0]), list(shape))

@@ -16,9 +16,6 @@ class SurgeryStep(TypedDict, total=False):
     """One step and its check."""
 
     step: str
-    removed: dict[str, int]  # operator -> nodes
-    added: dict[str, int]
-    nodes: int
     against: str  # the reference of the comparison, in words
     cases: ComparedCases
     failures: list[CheckFailure]

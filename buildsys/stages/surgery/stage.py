@@ -36,7 +36,6 @@ from buildsys.onnx_graphs.tensors import load_case, save_case
 from buildsys.stages.common.golden_check import and_more, failures_of, figures_of, save_failed
 from buildsys.stages.common.graph_runs import (
     RANDOM_OPERATORS,
-    changed_counts,
     compare_cases,
     limits_of,
     refuse_random_graph,
@@ -154,7 +153,7 @@ def _apply_step(job: Job, step: Step, state: GraphState, path: Path) -> StepResu
     actual = run_cases(job, path, feeds)
     compared = compare_cases(actual, cases.expected, cases.limits or limits, feeds)
     different = failures_of("", compared)
-    now, random = operator_counts(after), RANDOM_OPERATORS.intersection(counts)
+    random = RANDOM_OPERATORS.intersection(counts)
     keeps_ports = step.get("inputs") is None and step.get("outputs") is None
     if step.get("changes") == "nothing" and keeps_ports and not random and not different:
         compare_other_sizes(job, inputs, state.path, path, limits)
@@ -168,12 +167,8 @@ def _apply_step(job: Job, step: Step, state: GraphState, path: Path) -> StepResu
         _, case, name, first_result = different[0]
         sentence = first_result.sentence("the graph after it", cases.against)
         difference = f"changed {name} in case {case}: {sentence}{and_more(different)}"
-    removed, added = changed_counts(counts, now)
     figures = SurgeryStep(
         step=describe_step(step),
-        removed=removed,
-        added=added,
-        nodes=sum(now.values()),
         against=cases.against,
         cases=figures_of(compared),
         failures=[

@@ -149,21 +149,15 @@ def newer(program: Any) -> None:
     program["torch_version"] = "99.0"
 
 
-SAVE_AGAIN = "; save it again with torch "
-
-
 @pytest.mark.parametrize(
-    ("content", "message"),
+    "content",
     [
-        (lambda p: b"", f"net.pt2 is not an archive of torch.export, or damaged{SAVE_AGAIN}"),
-        (lambda p: p[: len(p) // 2], "net.pt2 is not an archive of torch.export"),
-        (lambda p: changed(p, **{"models/model.json": b"{"}), SAVE_AGAIN),
-        (lambda p: edited(p, newer), SAVE_AGAIN),
-        (lambda p: edited(p, unknown), f"brand_new.default to an operator{SAVE_AGAIN}"),
-        (
-            lambda p: changed(p, **dict.fromkeys(PARTS, on_gpu)),
-            "; it was saved on a GPU, and torch finds none here: save torch.export.passes",
-        ),
+        lambda p: b"",
+        lambda p: p[: len(p) // 2],
+        lambda p: changed(p, **{"models/model.json": b"{"}),
+        lambda p: edited(p, newer),
+        lambda p: edited(p, unknown),
+        lambda p: changed(p, **dict.fromkeys(PARTS, on_gpu)),
     ],
     ids=["empty", "truncated", "no JSON", "newer", "operator", "GPU"],
 )
@@ -171,11 +165,11 @@ def test_a_damaged_or_newer_program_is_one_sentence(
     tmp_path: Path,
     program: bytes,
     content: Callable[[bytes], bytes],
-    message: str,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     with pytest.raises(StageError) as error:
         network(tmp_path, content(program))
-    assert message in str(error.value)
+    assert error.value.problem.startswith("torch.export cannot load net.pt2: ")
+    assert error.value.hint.startswith("save it again with torch ")
     assert "\n" not in str(error.value)

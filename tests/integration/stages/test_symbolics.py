@@ -51,13 +51,12 @@ def shrinking(g, x, by):
 """
 GOOD = 'def f(g, x):\n    return g.op("Asinh", x)\n'
 DECORATED = """\
-{imports}
+from torch.onnx._internal.torchscript_exporter import registration
 
-@registration.onnx_symbolic("aten::asinh", opset={opset})
+@registration.onnx_symbolic("aten::asinh", opset=9)
 def asinh(g, x):
     return g.op("Asinh", x)
 """
-NEW_PATH = "from torch.onnx._internal.torchscript_exporter import registration\n"
 
 
 @pytest.fixture(autouse=True)
@@ -133,16 +132,8 @@ def test_a_function_is_used_at_every_opset_that_it_reaches(project: Project, ops
     np.testing.assert_allclose(session.run(None, {"x": x})[0], np.arcsinh(x), rtol=1e-5)
 
 
-@pytest.mark.parametrize(
-    "imports",
-    [
-        NEW_PATH,
-        "from torch.onnx._internal import registration\n",
-    ],
-    ids=["new path", "old path"],
-)
-def test_a_module_registers_by_the_decorator(project: Project, imports: str) -> None:
-    project.write("p.py", DECORATED.format(imports=imports, opset=9))
+def test_a_module_registers_by_the_decorator(project: Project) -> None:
+    project.write("p.py", DECORATED)
     assert project.export({"module": "p.py"}).figures["warnings"] == []
     assert project.operators() == ["Asinh"]
 
@@ -217,12 +208,12 @@ def test_a_fall_through_export_does_not_hide_what_a_symbolic_raises(project: Pro
 
 
 def test_one_file_with_the_network_and_its_symbolic(project: Project) -> None:
-    project.write("nets.py", DECORATED.format(imports=NEW_PATH, opset=9) + NET)
+    project.write("nets.py", DECORATED + NET)
     figures = project.export({"module": "nets.py"}).figures
     assert (project.operators(), figures["warnings"]) == (["Asinh"], [])
 
 
 def test_a_network_that_registers_a_symbolic_needs_no_entry(project: Project) -> None:
-    project.write("nets.py", DECORATED.format(imports=NEW_PATH, opset=9) + NET)
+    project.write("nets.py", DECORATED + NET)
     assert project.export().figures["warnings"] == []
     assert project.operators() == ["Asinh"]
