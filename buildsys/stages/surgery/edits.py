@@ -103,9 +103,9 @@ def cut(
     used = {name for node in nodes for name in (*node.input, *outer_names(node))}
     made = {name for node in nodes for name in node.output}
     for names, text in (
-        ([n for n in outputs if n not in made], "the cut leaves no node: {} is not computed"),
+        ([n for n in outputs if n not in made], "no node of the cut part computes {}"),
         ([n for n in inputs if n not in used], "the outputs do not depend on {}"),
-        ([n for n in input_names(model) if n in needed], "the cut part still needs the input {}"),
+        ([n for n in input_names(model) if n in needed], "the cut part also needs the input {}"),
     ):
         if names:
             raise StageError(text.format(names[0]), "correct cut.inputs or cut.outputs")

@@ -146,7 +146,7 @@ def test_tensors_of_a_graph_that_is_wrong_are_not_taken_for_golden_ones(tmp_path
     [
         ({"outputs": ["logit"]},
          "surgery step 1 (cut outputs logit): the graph has no tensor logit; did you mean log"),
-        ({"outputs": ["x"]}, "the cut leaves no node: x is not computed"),
+        ({"outputs": ["x"]}, "no node of the cut part computes x"),
         ({"inputs": {"logits": {"shape": ["batch", 5]}}, "outputs": ["relu"]},
          "the outputs do not depend on logits"),
         ({"inputs": {"relu": {"shape": ["batch", 4, 9, 9]}}},
@@ -169,7 +169,7 @@ def test_a_cut_names_every_input_that_it_needs(tmp_path: Path) -> None:
     inputs = {name: {"shape": ["batch", 3, 8, 8]} for name in ("x", "z")}
     cut = {"inputs": {"a": {"shape": ["batch", 3, 8, 8]}}}
     error = Surgery(tmp_path / "a", two_inputs(), [{"cut": cut}], inputs=inputs).error()
-    assert "the cut part still needs the input z; correct cut.inputs" in error
+    assert "the cut part also needs the input z; correct cut.inputs" in error
     cut["inputs"]["z"] = {}  # type: ignore[assignment]  # an input as it is
     surgery = Surgery(tmp_path / "b", two_inputs(), [{"cut": cut}], inputs=inputs)
     assert surgery.run().status == "passed"
