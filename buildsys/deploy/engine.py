@@ -15,7 +15,6 @@ import numpy as np
 from buildsys.backends.interface import DeviceSession, Port, Session
 from buildsys.deploy.arrays import (
     NUMPY,
-    DeviceArray,
     InputReader,
     allocator_from,
     allocator_of,
@@ -150,12 +149,7 @@ class Engine(AbstractContextManager["Engine"]):
             results = session.enqueue(tensors, allocate, chosen, profile)
         finally:
             self._pool.release(session)
-        outputs = {name: result.array for name, result in results.items()}
-        if chosen is not None:  # the inference may outlive the arrays
-            for array in (*inputs.values(), *outputs.values()):
-                if isinstance(array, DeviceArray):
-                    array.is_shared = True
-        return outputs
+        return {name: result.array for name, result in results.items()}
 
     def bind(
         self,
