@@ -187,16 +187,20 @@ def run_stage(job: Job) -> StageResult:
 def _run_job(job: Job, log_file: Path | None, *, debugger: bool) -> Message:
     """Run the stage, write its result file, return the final message."""
     started, clock = datetime.now(timezone.utc), time.perf_counter()
-    recorder = None if log_file is None else _start_recorder(job)
+    recorder: ReadRecorder | None = None
+    if log_file is not None and hasattr(os, "memfd_create"):  # Linux
+        folders = {path.parent for path in job.outputs.values()} | {job.timing_caches} - {None}
+        recorder = ReadRecorder(job.project, tuple(f"{folder}{os.sep}" for folder in folders))
+        recorder.start()
     result: StageResult | None = None
     error: BuildsysError | None = None
     try:
         answer = run_stage(job)
         if debugger and answer.status != "passed":
             log("the stage returned this result without an exception: nothing to debug")
-        reason, hint = _shortened(answer.reason), _shortened(answer.hint, _LONGEST_HINT)
-        if (reason, hint) != (answer.reason, answer.hint):
+        if answer.reason:
             log(f"{answer.reason}\n{answer.hint}")
+        reason, hint = _shortened(answer.reason), _shortened(answer.hint, _LONGEST_HINT)
         result = replace(answer, reason=reason, hint=hint)
     except BaseException as caught:  # user code may raise KeyboardInterrupt, or its own class
         if log_file is None:
@@ -220,18 +224,6 @@ def _run_job(job: Job, log_file: Path | None, *, debugger: bool) -> Message:
     return {"event": "result", **fields, "figures": figures, "reads": reads, **measured}
 
 
-def _start_recorder(job: Job) -> ReadRecorder | None:
-    """Record the reads of user code, if the system can."""
-    if not hasattr(os, "memfd_create"):  # not Linux
-        return None
-    folders = {path.parent for path in job.outputs.values()}
-    if job.timing_caches is not None:
-        folders.add(job.timing_caches)
-    recorder = ReadRecorder(job.project, tuple(f"{folder}{os.sep}" for folder in folders))
-    recorder.start()
-    return recorder
-
-
 def _shortened(text: str, longest: int = _LONGEST_MESSAGE) -> str:
     """Cut out the middle of a message that is too long."""
     if len(text) <= longest:
@@ -249,9 +241,7 @@ def _show_error(error: BaseException, *, debugger: bool) -> None:
         import pdb
 
         origin = error  # later exceptions of a chain often hide the first one
-        while cause := origin.__cause__ or (
-            None if origin.__suppress_context__ else origin.__context__
-        ):
+        while cause := origin.__cause__ or origin.__context__:
             origin = cause
         pdb.post_mortem(origin.__traceback__)
     if isinstance(error, KeyboardInterrupt):
