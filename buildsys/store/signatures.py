@@ -58,8 +58,9 @@ class SigningKey:
 
     @property
     def public_key(self) -> str:
-        """The public key. Raises: StageError: the key cannot be used."""
-        return public_key_text(self._key)
+        """The public key, as ``trusted_keys`` has it. Raises: StageError: the key is unusable."""
+        public = self._key.public_key().public_bytes_raw()
+        return PREFIX + base64.b64encode(public).decode("ascii")
 
     @cached_property
     def _key(self) -> Ed25519PrivateKey:
@@ -69,29 +70,25 @@ class SigningKey:
             from cryptography.hazmat.primitives.serialization import load_pem_private_key
         except ImportError as error:
             raise StageError("cryptography is not installed", INSTALL) from error
-        name = "the key" if isinstance(self._source, str) else str(self._source)
+        name, content = "the key", str(self._source).encode()
+        if isinstance(self._source, Path):
+            name = str(self._source)
+            try:
+                mode, content = self._source.stat().st_mode, self._source.read_bytes()
+            except OSError as error:
+                problem = f"cannot read {name}: {error.strerror}"
+                raise StageError(problem, "check the path of the key") from error
+            if mode & _OTHERS:
+                problem = f"{name} is a private key that other users can read or replace"
+                raise StageError(f"{problem} (mode {mode & 0o777:o})", f"chmod 600 {name}")
         try:
-            key = load_pem_private_key(self._read(), None)
+            key = load_pem_private_key(content, None)
         except (ValueError, TypeError, UnsupportedAlgorithm):  # TypeError: a password
             key = None
         if not isinstance(key, Ed25519PrivateKey):
             problem = f"{name} is not an ed25519 key in a PEM file without a password"
             raise StageError(problem, "make one with `buildsys cache keygen FILE`")
         return key
-
-    def _read(self) -> bytes:
-        """Read the PEM text. Raises: StageError: unreadable, or readable by other users."""
-        if isinstance(self._source, str):
-            return self._source.encode()
-        try:
-            mode, content = self._source.stat().st_mode, self._source.read_bytes()
-        except OSError as error:
-            problem = f"cannot read {self._source}: {error.strerror}"
-            raise StageError(problem, "check the path of the key") from error
-        if mode & _OTHERS:
-            problem = f"{self._source} is a private key that other users can read or replace"
-            raise StageError(f"{problem} (mode {mode & 0o777:o})", f"chmod 600 {self._source}")
-        return content
 
 
 class TrustPolicy:
@@ -107,10 +104,6 @@ class TrustPolicy:
     def is_active(self) -> bool:
         """True if signatures are checked at all."""
         return bool(self.keys.trusted) and self.unsigned != ACCEPT
-
-    def trusts(self, key: str) -> bool:
-        """Return True for a trusted, unrevoked key."""
-        return key in self.keys.trusted - self.keys.revoked
 
     def __repr__(self) -> str:
         """Describe the policy for the token of up-to-date models."""
@@ -155,9 +148,10 @@ class RestoredSigners:
         if not policy.is_active:
             return True
         signer = self._texts.get(_restored_name(target, key))
-        if signer in (None, BUILT_HERE) or policy.trusts(signer):
+        if signer in (None, BUILT_HERE):
             return True
-        return policy.unsigned == WARN and signer not in policy.keys.revoked
+        is_usable = signer in policy.keys.trusted or policy.unsigned == WARN
+        return is_usable and signer not in policy.keys.revoked
 
 
 def signed_by(signer: str) -> str:
@@ -187,9 +181,4 @@ def generate_key(file: Path) -> str:
         raise StageError(f"cannot write {file}: {error.strerror}", "name another file") from error
     with os.fdopen(handle, "wb") as writer:
         writer.write(key.private_bytes(encoding, form, serialization.NoEncryption()))
-    return public_key_text(key)
-
-
-def public_key_text(key: Ed25519PrivateKey) -> str:
-    """Format the public key of a private one, as ``trusted_keys`` has it."""
-    return PREFIX + base64.b64encode(key.public_key().public_bytes_raw()).decode("ascii")
+    return SigningKey(file).public_key

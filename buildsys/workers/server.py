@@ -87,16 +87,14 @@ class Server:
             wakeup.recv(4096)
 
     def _accept(self, listener: socket.socket) -> None:
-        """Add new connections."""
+        """Add a new connection."""
         with contextlib.suppress(BlockingIOError, ConnectionAbortedError):
-            while True:
-                channel, _ = listener.accept()
-                channel.setblocking(True)
-                connection = _Connection(channel)
-                self._connections.add(connection)
-                self._selector.register(
-                    channel, selectors.EVENT_READ, partial(self._receive, connection)
-                )
+            channel, _ = listener.accept()
+            channel.setblocking(True)
+            connection = _Connection(channel)
+            self._connections.add(connection)
+            receive = partial(self._receive, connection)
+            self._selector.register(channel, selectors.EVENT_READ, receive)
 
     def _receive(self, job: _Connection, channel: socket.socket) -> None:
         """Receive the request of a job, or the end of its connection: nobody wants its result."""
