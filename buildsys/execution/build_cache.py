@@ -19,7 +19,7 @@ from buildsys.execution.action_key import ABSENT, ActionKey, KeyBuilder
 from buildsys.execution.recorded_reads import READ, Reads, is_followed
 from buildsys.plan.action import Action, missing_outputs
 from buildsys.store.file_digests import DigestCache
-from buildsys.store.ledger import PASSED, UNAVAILABLE, ActionRecord, Ledger, OutputFile
+from buildsys.store.ledger import PASSED, UNAVAILABLE, ActionRecord, Ledger
 from buildsys.store.object_store import DamagedError, Store
 from buildsys.store.record_file import RecordError, shown
 from buildsys.store.signatures import BUILT_HERE, NO_POLICY, TrustPolicy
@@ -110,10 +110,10 @@ class BuildCache:
             return None
         return self._remote.read_action(action.target, key)
 
-    def fetch(self, record: ActionRecord, names: Mapping[str, OutputFile], tree: Path) -> bool:
-        """Copy outputs into an empty folder, False if one is damaged."""
+    def fetch(self, record: ActionRecord, tree: Path) -> bool:
+        """Copy the outputs of a record into an empty folder, False if one is damaged."""
         try:
-            for name, file in names.items():
+            for name, file in record.files.items():
                 (tree / name).parent.mkdir(parents=True, exist_ok=True)
                 self._store.fetch(file, tree / name)
         except (DamagedError, OSError) as error:

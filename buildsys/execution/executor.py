@@ -240,19 +240,15 @@ class Executor:
     def _publish_stored(self, action: Action, record: ActionRecord) -> bool:
         """Publish the outputs of a record from the store, False if one is damaged."""
         self._publisher.remove_abandoned()
-        fetched = self._publisher.missing(record.files)
         with self._publisher.staging(action.target) as tree:
-            if not self._cache.fetch(record, fetched, tree):
+            if not self._cache.fetch(record, tree):
                 return False
-            digests = {name: file.digest for name, file in fetched.items()}
-            self._publisher.publish(
-                action.target,
-                tree,
+            digests = {name: file.digest for name, file in record.files.items()}
+            sealed, last = (
                 self._publisher.digest_outputs(tree, digests),
-                last=action.outputs[RESULT].path,
-                in_place=record.files,
-                optional=record.outputs,
+                action.outputs[RESULT].path,
             )
+            self._publisher.publish(action.target, tree, sealed, last=last, optional=record.outputs)
         self._signers.add(record, self._cache.signer(record))
         return True
 

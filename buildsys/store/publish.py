@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING
 
 from buildsys.errors import StageError
 from buildsys.store.file_digests import DigestCache, FileDigest, hash_file, stamp_file
-from buildsys.store.ledger import Ledger, OutputFile
+from buildsys.store.ledger import Ledger
 from buildsys.system.files import SETTLE_NS, Stamp, try_lock
 
 if TYPE_CHECKING:
@@ -131,17 +131,6 @@ class Publisher:
                     digests[name] = hash_file(str(path))
         return digests
 
-    def missing(self, files: Mapping[str, OutputFile]) -> dict[str, OutputFile]:
-        """Select the files missing or different in the build folder."""
-        sizes = {str(self._build / name): file.size for name, file in files.items()}
-        present = self._digests.digests(sizes, sizes)
-        missing = {}
-        for name, file in files.items():
-            digest = present[str(self._build / name)]
-            if digest is None or digest.digest != file.digest:
-                missing[name] = file
-        return missing
-
     def publish(
         self,
         target: str,
@@ -149,18 +138,16 @@ class Publisher:
         outputs: Mapping[str, FileDigest],
         *,
         last: str,
-        in_place: Collection[str] = (),
         optional: Collection[str] = (),
     ) -> None:
-        """Make ``outputs`` and ``in_place`` the published files of a target.
+        """Make ``outputs`` the published files of a target.
 
-        The outputs are renamed from ``tree``, the result file ``last``; ``in_place`` files are
-        there already. All other files of the target are removed first, including ``optional``
-        ones. Files are recorded before, in case of a kill midway.
+        They are renamed from ``tree``, the result file ``last``. All other files of the target are
+        removed first, including ``optional`` ones. Files are recorded before, in case of a kill
+        midway.
         """
-        published_names = {*outputs, *in_place}
-        unwanted = (self._ledger.owned(target) | set(optional)) - published_names
-        self._ledger.claim(target, published_names)
+        unwanted = (self._ledger.owned(target) | set(optional)) - outputs.keys()
+        self._ledger.claim(target, outputs)
         for name in sorted(unwanted):
             path = self._build / name
             with (
