@@ -211,8 +211,8 @@ def _source(request: BuildRequest, folder: Path) -> Path:
     """Prepare the graph to optimize; emulated bfloat16 is float32 with rounding."""
     if not _is_emulated(request):
         return request.onnx
-    from buildsys.onnx_graphs.emulation import emulate  # these need onnx
     from buildsys.onnx_graphs.onnx_file import load_model, save_model
+    from buildsys.onnx_graphs.tensor_types import emulate  # these need onnx
 
     emulated = folder / "model.onnx"
     save_model(emulate(load_model(request.onnx), "bf16"), emulated)

@@ -20,11 +20,10 @@ from buildsys.errors import CheckFailed, StageError
 from buildsys.manifest.shape_cases import concrete_shape
 from buildsys.models.golden_inputs import golden_input
 from buildsys.onnx_graphs.agreement import ComparedCase
-from buildsys.onnx_graphs.emulation import emulate
 from buildsys.onnx_graphs.onnx_file import dtype_name, load_model, opsets, save_model
 from buildsys.onnx_graphs.output_policies import Policy
 from buildsys.onnx_graphs.tensor_comparison import Comparison, compare
-from buildsys.onnx_graphs.tensor_types import float_types, narrowest_float
+from buildsys.onnx_graphs.tensor_types import emulate, float_types, narrowest_float
 from buildsys.onnx_graphs.tensors import BITS, Case, Tensor, nudged_tensors, tensor_of
 from buildsys.stages.common.golden_check import (
     OutputRules,

@@ -16,7 +16,6 @@ from typing import Any, NamedTuple
 from onnx import ModelProto, TensorProto
 
 from buildsys.errors import CheckFailed
-from buildsys.onnx_graphs.emulation import emulate
 from buildsys.onnx_graphs.onnx_file import (
     check_file,
     dtype_name,
@@ -25,7 +24,7 @@ from buildsys.onnx_graphs.onnx_file import (
     opsets,
     save_model,
 )
-from buildsys.onnx_graphs.tensor_types import DTYPES
+from buildsys.onnx_graphs.tensor_types import DTYPES, emulate
 from buildsys.onnx_graphs.tensors import Case, load_case
 from buildsys.report.formatting import percent
 from buildsys.stages.common.golden_check import and_more, golden_limits, summarize_checks

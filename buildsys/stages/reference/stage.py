@@ -168,9 +168,8 @@ def _onnx_model(job: Job) -> Original:
     )
     from buildsys.backends.onnxruntime.session import OrtGraph
     from buildsys.models.sources.onnx import is_callable, load_onnx
-    from buildsys.onnx_graphs.emulation import emulate
     from buildsys.onnx_graphs.onnx_file import load_model, save_model
-    from buildsys.onnx_graphs.tensor_types import float_types, main_float_type
+    from buildsys.onnx_graphs.tensor_types import emulate, float_types, main_float_type
     from buildsys.stages.operators.local_functions import add_functions
 
     source = job.options["source"]

@@ -14,7 +14,7 @@ from small_graphs import make_model, parse, weights
 
 from buildsys.backends.onnxruntime.session import OrtGraph, session_options
 from buildsys.errors import StageError
-from buildsys.onnx_graphs.emulation import emulate
+from buildsys.onnx_graphs.tensor_types import emulate
 from buildsys.onnx_graphs.tensors import Tensor, tensor_of
 from buildsys.stages.convert.typed import convert_precision
 

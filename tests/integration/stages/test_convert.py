@@ -13,8 +13,8 @@ from small_graphs import conv_bn, data_role, parse, typed_network, weights, writ
 from buildsys.backends.onnxruntime.session import OrtGraph, session_options
 from buildsys.errors import StageError
 from buildsys.manifest.default_limits import AGREEMENT_LIMITS
-from buildsys.onnx_graphs.emulation import emulate
 from buildsys.onnx_graphs.tensor_comparison import compare
+from buildsys.onnx_graphs.tensor_types import emulate
 from buildsys.onnx_graphs.tensors import Tensor, load_tensors, save_case, tensor_of
 from buildsys.stages.convert import stage as convert
 from buildsys.stages.convert.typed import convert_precision
