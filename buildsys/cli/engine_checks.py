@@ -14,8 +14,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from buildsys.cli.command import print_json, print_lines, unknown_name
-from buildsys.cli.project_root import typed_path
+from buildsys.cli.command import print_json, print_lines, typed_path, unknown_name
 from buildsys.cli.session import BuildSession
 from buildsys.deploy.can_run import check_signature
 from buildsys.errors import UsageError

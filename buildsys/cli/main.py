@@ -10,9 +10,14 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from buildsys import __version__
-from buildsys.cli.command import BROKEN_PIPE, INTERRUPTED, drop_unwritten, unknown_name
+from buildsys.cli.command import (
+    BROKEN_PIPE,
+    INTERRUPTED,
+    drop_unwritten,
+    enter_project,
+    unknown_name,
+)
 from buildsys.cli.commands import COMMANDS, SECTIONS
-from buildsys.cli.project_root import enter_project
 from buildsys.errors import BuildsysError, UsageError
 from buildsys.system.printable import nearest, printable, tolerate_other_encodings
 

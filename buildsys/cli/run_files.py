@@ -12,10 +12,9 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from buildsys.cli.command import INTERRUPTED
+from buildsys.cli.command import INTERRUPTED, shown_path
 from buildsys.cli.console.lines import ConsoleLine
 from buildsys.cli.console.rows import Row, print_rows
-from buildsys.cli.project_root import shown_path
 from buildsys.cli.session import BuildSession
 from buildsys.errors import BuildsysError, StageError, UsageError
 from buildsys.execution.run_records import why_stopped

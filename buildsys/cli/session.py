@@ -14,8 +14,8 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from buildsys.cli.command import shown_path
 from buildsys.cli.doit_backend import FILE, read_marks
-from buildsys.cli.project_root import shown_path
 from buildsys.cli.target_names import TargetNames, models_named_by
 from buildsys.errors import BuildsysError, ManifestErrors, UsageError, with_hint
 from buildsys.execution.key_parts import builder_versions

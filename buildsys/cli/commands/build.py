@@ -6,8 +6,7 @@ import sys
 from argparse import SUPPRESS, ArgumentParser, Namespace
 from collections.abc import Sequence
 
-from buildsys.cli.command import add_json, add_names, positive_integer, print_json
-from buildsys.cli.project_root import typed_path
+from buildsys.cli.command import add_json, add_names, positive_integer, print_json, typed_path
 from buildsys.cli.session import BuildSession
 from buildsys.cli.target_names import ModelFilter, add_filter
 from buildsys.cli.tasks import run_targets

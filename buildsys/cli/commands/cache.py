@@ -10,9 +10,8 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any, TypeVar
 
-from buildsys.cli.command import add_json, add_names, print_answer, print_lines
+from buildsys.cli.command import add_json, add_names, print_answer, print_lines, typed_path
 from buildsys.cli.console.rows import format_table
-from buildsys.cli.project_root import typed_path
 from buildsys.cli.store_limit import reached_by
 from buildsys.errors import UsageError
 from buildsys.execution.build_cache import store_folder

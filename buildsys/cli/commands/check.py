@@ -23,8 +23,6 @@ from buildsys.cli.command import (
     print_answer,
 )
 from buildsys.cli.console.rows import format_table
-from buildsys.cli.graph_differences import difference_lines
-from buildsys.cli.graph_files import ask_inspection, graph_request
 from buildsys.cli.session import BuildSession
 from buildsys.cli.worker_pool import run_stage
 from buildsys.errors import StageError, UsageError
@@ -218,7 +216,7 @@ class Artifact:
     target: str
     file: str
     state: str  # EQUAL, DIFFERENT, NOT_EXPECTED or NOT_BUILT
-    detail: str = ""  # the first difference of two graphs, or why equality is not expected
+    detail: str = ""  # why equality is not expected
 
     @property
     def is_expected(self) -> bool:
@@ -251,20 +249,6 @@ def compare_builds(first: Path, second: Path, actions: Sequence[Action]) -> list
                 state, detail = DIFFERENT, "only one build has it"
             elif not filecmp.cmp(*pair, shallow=False):
                 state, detail = (NOT_EXPECTED, exemption) if exemption else (DIFFERENT, "")
-                detail = detail or _describe(*pair)
             file = ref.path.removeprefix(f"{action.model}/")
             artifacts.append(Artifact(action.target, file, state, detail))
     return artifacts
-
-
-def _describe(first: Path, second: Path) -> str:
-    """Name the first difference of two graphs, "" if unknown."""
-    if not first.name.endswith((".onnx", ".onnx.data")):
-        return ""
-    graphs = [path.with_name(path.name.removesuffix(".data")) for path in (first, second)]
-    pair = {"first": graph_request(graphs[0]), "second": graph_request(graphs[1])}
-    try:
-        lines = difference_lines(ask_inspection("compare", pair))
-        return " ".join(next(lines, "only in metadata").split())
-    except StageError:
-        return ""

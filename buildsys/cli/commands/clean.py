@@ -8,8 +8,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 
-from buildsys.cli.command import add_names
-from buildsys.cli.project_root import shown_path
+from buildsys.cli.command import add_names, shown_path
 from buildsys.cli.session import BuildSession
 from buildsys.cli.target_names import ModelFilter, add_filter
 from buildsys.project.plan import model_of

@@ -8,8 +8,8 @@ from contextlib import suppress
 from importlib import import_module
 from pathlib import Path
 
+from buildsys.cli.command import find_project
 from buildsys.cli.commands import COMMANDS
-from buildsys.cli.project_root import find_project
 from buildsys.cli.session import BuildSession
 from buildsys.errors import BuildsysError, Unavailable
 

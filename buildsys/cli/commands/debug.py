@@ -12,9 +12,16 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from buildsys.cli.command import add_json, add_names, positive_integer, print_answer, print_lines
+from buildsys.cli.command import (
+    add_json,
+    add_names,
+    positive_integer,
+    print_answer,
+    print_lines,
+    shown_path,
+    typed_path,
+)
 from buildsys.cli.console.rows import format_table
-from buildsys.cli.project_root import shown_path, typed_path
 from buildsys.cli.session import BuildSession
 from buildsys.cli.worker_pool import open_pool, run_stage
 from buildsys.errors import CheckFailed, UsageError, with_hint

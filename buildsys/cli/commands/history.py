@@ -16,9 +16,9 @@ from buildsys.cli.command import (
     print_answer,
     print_json,
     print_lines,
+    typed_path,
 )
 from buildsys.cli.console.rows import format_table, time_ago
-from buildsys.cli.project_root import typed_path
 from buildsys.cli.session import BuildSession
 from buildsys.errors import UsageError
 from buildsys.history.builds import RESTORED, Build
@@ -146,7 +146,7 @@ def _run_table(builds: Sequence[Build], count: int) -> Iterator[str]:
         )
         for build in failed:
             text = f"{build.short_id} {build.stage} {build.status}: {build.reason}"
-            problems.append(_shortened(" ".join(text.split())))
+            problems.append(" ".join(text.split())[: _WIDTH - 4])
     titles = ("id", "built (UTC)", "revision", "p50 ms>", "±>", "size>", "error>", "")
     yield from (f"  {line}" for line in format_table(titles, rows))
     yield from (f"  {line}" for line in problems)
@@ -238,7 +238,3 @@ def _precision(bench: Mapping[str, Any]) -> str:
 def _revision(build: Build) -> str:
     changed = "+" if build.dirty else ""
     return f"{build.revision[:SHOWN_REVISION]}{changed}"
-
-
-def _shortened(text: str) -> str:
-    return text if len(text) <= _WIDTH - 4 else f"{text[: _WIDTH - 5]}…"

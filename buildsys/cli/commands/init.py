@@ -7,8 +7,7 @@ from collections.abc import Mapping
 from importlib.resources import files
 from pathlib import Path
 
-from buildsys.cli.command import print_lines
-from buildsys.cli.project_root import DODO, find_project, is_project
+from buildsys.cli.command import DODO, find_project, is_project, print_lines
 from buildsys.errors import UsageError
 from buildsys.report.formatting import first_names
 from buildsys.system.files import replace_file

@@ -13,6 +13,8 @@ from buildsys.cli.command import (
     add_names,
     positive_integer,
     print_answer,
+    shown_path,
+    typed_path,
     unknown_name,
 )
 from buildsys.cli.console.rows import format_table, titled_lines
@@ -25,7 +27,6 @@ from buildsys.cli.graph_files import (
     without_time,
     writes_onnx,
 )
-from buildsys.cli.project_root import shown_path, typed_path
 from buildsys.cli.session import BuildSession
 from buildsys.errors import UsageError
 from buildsys.manifest.shape_cases import case_values

@@ -6,14 +6,12 @@ import os
 import re
 import sys
 from argparse import ArgumentParser, Namespace
-from collections import Counter
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, get_args
 
-from buildsys.cli.command import add_names, print_lines, unknown_name
-from buildsys.cli.project_root import typed_path
+from buildsys.cli.command import add_names, print_lines, typed_path, unknown_name
 from buildsys.cli.worker_pool import run_stage
 from buildsys.errors import StageError, UsageError
 from buildsys.project.load import Project, check_manifests, empty_project
@@ -24,7 +22,6 @@ _INPUT = re.compile(r"(?P<name>[^=]+)=(?P<shape>[^:]*)(:(?P<dtype>\w+))?")
 _SOURCES = (
     "torchvision:NAME, timm:NAME, hf:FOLDER, hf:OWNER/NAME, FILE.py:CALLABLE, FILE.onnx or FILE.pt2"
 )
-_HUB_PLACE = re.compile(r"(hf://)?[\w.-]+/[\w.-]+(@[\w./-]+?)?(/config\.json)?")
 _STAGE = "buildsys.stages.reference.proposal"
 _SOURCE_DEFAULTS: dict[str, dict[str, Any]] = {  # a worker takes all fields
     "torchvision": {"weights": None, "kwargs": {}},
@@ -49,7 +46,7 @@ def add_arguments(parser: ArgumentParser) -> None:
         "The model is run at several sizes; its inputs, outputs and dynamic axes are written to\n"
         "configs/models/MODEL.yaml. --input describes an input of unknown shape; a word is a\n"
         "dynamic dimension: --input image=batch,3,224,224 or --input ids=batch,16:int64\n"
-        "A FOLDER: all its ONNX files, named like them; existing manifests are kept"
+        "A FOLDER: all its ONNX files, named by their paths; existing manifests are kept"
     )
     parser.add_argument("--from", dest="source", default="", help=f"the model: {_SOURCES}")
     parser.add_argument(
@@ -152,7 +149,7 @@ def _transformers_source(root: Path, text: str) -> dict[str, str]:
     if path.is_file() if field == "config" else path.is_dir():
         inside = inside_project(root, place).relative_to(root).as_posix()
         return {"transformers": name, field: inside}
-    if path.parent.exists() or not _HUB_PLACE.fullmatch(place):
+    if path.parent.exists() or "/" not in place:
         hint = "write hf:FOLDER, hf:FOLDER/config.json or, of the Hub, hf:OWNER/NAME[@REVISION]"
         raise UsageError(f"there is no checkpoint {place}", hint)
     return {"transformers": name, field: f"hf://{place.removeprefix('hf://')}"}
@@ -189,10 +186,8 @@ def _describe_folder(project: Project, name: str) -> int:
     networks = [file for file in files if {project.build, project.state}.isdisjoint(file.parents)]
     if not networks:
         raise UsageError(f"there are no ONNX files in {name}", "name a folder with ONNX files")
-    stems = Counter(network.stem for network in networks)
     for network in networks:
-        path = network.relative_to(folder).with_suffix("")
-        part = path.stem if stems[network.stem] == 1 else str(path)
+        part = str(network.relative_to(folder).with_suffix(""))
         model = re.sub(r"[^A-Za-z0-9_.+-]+", "-", part).lstrip("_.+-")[:100] or "model"
         if (file := _manifest_file(project, model)).exists():
             print_lines([f"kept {os.path.relpath(file)}"])

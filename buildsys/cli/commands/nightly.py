@@ -11,9 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from buildsys import __version__
-from buildsys.cli.command import add_names, print_lines, unknown_name
+from buildsys.cli.command import add_names, print_lines, shown_path, unknown_name
 from buildsys.cli.commands.build import add_executor, add_jobs, chosen_names
-from buildsys.cli.project_root import shown_path
 from buildsys.cli.run_files import (
     RunFiles,
     collect_results,

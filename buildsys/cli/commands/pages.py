@@ -17,9 +17,8 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-from buildsys.cli.command import add_names, print_lines
+from buildsys.cli.command import add_names, print_lines, shown_path
 from buildsys.cli.failure_report import current_report
-from buildsys.cli.project_root import shown_path
 from buildsys.cli.session import BuildSession
 from buildsys.cli.target_names import ModelFilter, add_filter
 from buildsys.errors import BuildsysError

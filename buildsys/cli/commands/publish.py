@@ -13,10 +13,9 @@ from pathlib import Path, PurePosixPath
 from typing import Any, NamedTuple
 
 from buildsys import __version__
-from buildsys.cli.command import add_json, add_names, print_json
+from buildsys.cli.command import add_json, add_names, print_json, typed_path
 from buildsys.cli.console.rows import Row, print_rows
 from buildsys.cli.engine_checks import engines_of, project_reasons, required_checks
-from buildsys.cli.project_root import typed_path
 from buildsys.cli.session import BuildSession
 from buildsys.cli.target_names import ModelFilter, add_filter
 from buildsys.deploy.versions import EngineVersion, VersionFile, publish_version

@@ -9,10 +9,16 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from buildsys.cli.command import add_json, add_names, positive_integer, print_answer, unknown_name
+from buildsys.cli.command import (
+    add_json,
+    add_names,
+    positive_integer,
+    print_answer,
+    typed_path,
+    unknown_name,
+)
 from buildsys.cli.console.rows import format_table
 from buildsys.cli.engine_checks import FIRST, NAMED, RECOMMENDED, choose_engine, named_engines
-from buildsys.cli.project_root import typed_path
 from buildsys.cli.session import BuildSession
 from buildsys.cli.worker_pool import run_stage
 from buildsys.errors import UsageError

@@ -5,8 +5,7 @@ from __future__ import annotations
 import os
 from argparse import ArgumentParser, Namespace
 
-from buildsys.cli.command import print_lines
-from buildsys.cli.project_root import shown_path
+from buildsys.cli.command import print_lines, shown_path
 
 
 def add_arguments(parser: ArgumentParser) -> None:

@@ -12,9 +12,9 @@ from rich import box
 from rich.table import Table
 from rich.text import Text
 
+from buildsys.cli.command import shown_path
 from buildsys.cli.console.lines import ConsoleLine, is_implied
 from buildsys.cli.console.rows import text_console
-from buildsys.cli.project_root import shown_path
 from buildsys.cli.session import BuildSession
 from buildsys.report.formatting import duration
 from buildsys.report.key_figures import key_figure

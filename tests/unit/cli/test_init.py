@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
+from buildsys.cli.command import is_project
 from buildsys.cli.commands import init as command
 from buildsys.cli.main import run
-from buildsys.cli.project_root import is_project
 from buildsys.project.json_schema import schema_texts
 from buildsys.project.load import load_project
 from buildsys.project.plan import ProjectPlan

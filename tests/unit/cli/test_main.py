@@ -8,15 +8,15 @@ from pathlib import Path
 import pytest
 from cli_doubles import Doit, make_session
 
-from buildsys.cli import project_root
-from buildsys.cli.commands import COMMANDS, HIDDEN
-from buildsys.cli.main import parse, parser_of, run
-from buildsys.cli.project_root import (
+from buildsys.cli import command
+from buildsys.cli.command import (
     enter_project,
     find_project,
     shown_path,
     typed_path,
 )
+from buildsys.cli.commands import COMMANDS, HIDDEN
+from buildsys.cli.main import parse, parser_of, run
 from buildsys.cli.session import BuildSession
 
 ROOT = Path(__file__).parents[3]
@@ -25,7 +25,7 @@ DODO = "from buildsys.cli.tasks import load\n"
 
 @pytest.fixture(autouse=True)
 def _no_folder_entered(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(project_root, "_started_in", [])
+    monkeypatch.setattr(command, "_started_in", [])
 
 
 def test_every_command_is_in_the_help_and_has_its_own(capsys: pytest.CaptureFixture[str]) -> None:

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from buildsys.cli import project_root
+from buildsys.cli import command
 from buildsys.cli.commands import new
 from buildsys.cli.main import run
 from buildsys.errors import StageError
@@ -41,7 +41,7 @@ def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     def hf(source: Any) -> bool:
         return "transformers" in source
 
-    monkeypatch.setattr(project_root, "_started_in", [])
+    monkeypatch.setattr(command, "_started_in", [])
     monkeypatch.setattr(new, "try_model", try_)
     monkeypatch.chdir(tmp_path)
     assert run(["init"]) == 0
@@ -157,15 +157,15 @@ def test_a_folder_of_onnx_files(project: Path, capsys: pytest.CaptureFixture[str
     capsys.readouterr()
     assert run(["new", "networks"]) == 2
     assert capsys.readouterr().out.splitlines() == [
-        "wrote configs/models/1-2-.yaml",
+        "wrote configs/models/a-1-2-.yaml",
         "wrote configs/models/a-net.yaml",
         "wrote configs/models/b-net.yaml",
         "failed networks/bad.onnx: ONNX Runtime cannot load it; write another one",
     ]
-    assert {"1-2-", "a-net", "b-net"} < set(load_project(project).models)
+    assert {"a-1-2-", "a-net", "b-net"} < set(load_project(project).models)
     assert run(["new", "networks/a"]) == 0
     assert capsys.readouterr().out.splitlines() == [
-        "kept configs/models/1-2-.yaml",
+        "wrote configs/models/1-2-.yaml",
         "wrote configs/models/net.yaml",
     ]
     assert run(["new", "plugins"]) == 3

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from cli_doubles import make_session, run_in
 
-from buildsys.cli import engine_checks, project_root
+from buildsys.cli import command, engine_checks
 from buildsys.cli.session import BuildSession
 from buildsys.errors import UsageError
 from buildsys.execution.freshness import Freshness
@@ -41,7 +41,7 @@ class Project:
         for engine in ("ort", "rtx"):
             self.engine(engine).parent.mkdir(parents=True)
             self.engine(engine).touch()
-        monkeypatch.setattr(project_root, "_started_in", [])
+        monkeypatch.setattr(command, "_started_in", [])
         monkeypatch.setattr(BuildSession, "read_only", lambda *_: self.session)
         monkeypatch.setattr(self.session, "explain", self._explain)
         monkeypatch.setattr(self.session, "result", self._result)
