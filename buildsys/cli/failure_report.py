@@ -17,8 +17,7 @@ from buildsys.plan.action import Action
 from buildsys.report.assemble import TargetProblem, assemble_after_failure
 from buildsys.report.formatting import first_names, plural
 from buildsys.report.markdown import render
-from buildsys.report.report_types import Report, as_json
-from buildsys.report.result_files import read_report
+from buildsys.report.report_types import Report, as_json, read_report
 from buildsys.stages.table import BENCH, ENGINE, REPORT, VERIFY, target_of
 from buildsys.store.ledger import FAILED, PASSED, utc_now
 from buildsys.workers.job import StageResult

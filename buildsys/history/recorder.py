@@ -13,7 +13,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from buildsys.history.builds import Build
+from buildsys.history.builds import Build, build_figures, read_measurements
 from buildsys.history.database import History, digest_of
 from buildsys.store.state_db import warn_on_stderr
 from buildsys.system.git import Checkout
@@ -61,8 +61,6 @@ class HistoryRecorder:
         ``names`` are target, stage, model and variant, ``parts`` those of its key, ``figures`` the
         content of its result file, ``more`` other fields of a build. None: nothing can be recorded.
         """
-        from buildsys.history.figures import build_figures
-
         try:
             environment = _environment(parts)
             manifest = self._manifest(names["model"])
@@ -92,8 +90,6 @@ class HistoryRecorder:
 
     def add_measurements(self, build: Build, result: Path) -> None:
         """Record the samples in the result file of a benchmark."""
-        from buildsys.history.figures import read_measurements
-
         try:
             measurements = read_measurements(result)
         except Exception as error:  # the history itself is fine

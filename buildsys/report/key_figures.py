@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping
 from functools import cache
 from importlib import import_module
@@ -11,7 +10,7 @@ from typing import Any
 
 from buildsys.onnx_graphs.result_types import ResultHeader
 from buildsys.report.result_files import AnyResult, adapter, parse, read_result
-from buildsys.stages.table import COMMAND, STAGE_INFO
+from buildsys.stages.table import STAGE_INFO
 
 
 def key_figure(stage: str, result: Mapping[str, Any]) -> str:
@@ -52,17 +51,9 @@ def load_result_types() -> None:
 
 def read_results(inputs: Mapping[str, Path]) -> tuple[AnyResult, ...]:
     """Read the results of ``inputs`` (target -> file), in their order."""
-    folders = [str(path.parent) for path in inputs.values()]
-    folder = os.path.commonpath(folders) if folders else ""
+    results = []
     for target, path in inputs.items():
-        stage, _, name = (*target.split(":", 2), "", "")[:3]
-        if stage == COMMAND:  # its model may have no other results
-            own = [up for up in path.parents if f"{up}/".endswith(f"/{stage}/{name}/")]
-            folder = str(own[0].parents[1]) if own else folder
-            break
-    return tuple(
-        read_result(
-            target, path, os.path.relpath(path, folder), result_type(target.partition(":")[0])
-        )
-        for target, path in inputs.items()
-    )
+        stage, model = target.split(":")[:2]
+        file = str(path).rpartition(f"/{model}/{stage}/")[2]
+        results.append(read_result(target, path, f"{stage}/{file}", result_type(stage)))
+    return tuple(results)

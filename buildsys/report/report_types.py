@@ -9,9 +9,12 @@ import dataclasses
 import math
 from collections.abc import Iterable, Mapping
 from dataclasses import MISSING, dataclass, field
+from pathlib import Path
 from typing import Any, TypeVar
 
 from buildsys.onnx_graphs.result_types import AgreementFigures, CheckFailure
+from buildsys.report.result_files import adapter
+from buildsys.system.files import MAX_RESULT_BYTES, read_limited
 
 Line = TypeVar("Line")
 LATENCY, THROUGHPUT, SIZE, ERROR = MEASURES = ("latency", "throughput", "size", "error")
@@ -263,6 +266,20 @@ def fill(kind: type[Line], values: Mapping[str, Any], /, **own: Any) -> Line:
             is_mapping = str(entry.type).startswith("Mapping")
             own[entry.name] = "" if entry.type == "str" else {} if is_mapping else None
     return kind(**own)
+
+
+def read_report(path: Path) -> Report | None:
+    """Read the report in a result file, None if missing or damaged."""
+    try:
+        report: Report = adapter(Report).validate_json(read_limited(path, MAX_RESULT_BYTES))
+    except (OSError, ValueError):
+        return None
+    return report
+
+
+def load_types() -> None:
+    """Build the schema of reports: it takes longer than reading one."""
+    adapter(Report)
 
 
 def as_json(report: Report) -> dict[str, Any]:

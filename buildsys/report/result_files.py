@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from buildsys.onnx_graphs.result_types import ResultHeader
-from buildsys.report.report_types import Report
 from buildsys.system.files import MAX_RESULT_BYTES, read_limited
 
 if TYPE_CHECKING:
@@ -76,20 +75,6 @@ def read_result(target: str, path: Path, file: str, kind: type[ResultHeader]) ->
     if status not in (PASSED, FAILED, UNAVAILABLE, NOISY):
         status, reason = FAILED, f"unknown status {content.get('status')!r}"
     return Result(target, status, content, reason, content.get("hint", ""), file)
-
-
-def read_report(path: Path) -> Report | None:
-    """Read the report in a result file, None if missing or damaged."""
-    try:
-        report: Report = adapter(Report).validate_json(read_limited(path, MAX_RESULT_BYTES))
-    except (OSError, ValueError):
-        return None
-    return report
-
-
-def load_types() -> None:
-    """Build the schema of reports: it takes longer than reading one."""
-    adapter(Report)
 
 
 def read_content(path: Path, kind: type[Content]) -> Content:

@@ -50,7 +50,8 @@ from buildsys.report.html.pages import (
     render_index,
     render_model,
 )
-from buildsys.report.result_files import adapter, load_types, read_report
+from buildsys.report.report_types import load_types, read_report
+from buildsys.report.result_files import adapter
 from buildsys.stages.table import BENCH, ENGINE, REPORT, VERIFY, target_of
 from buildsys.store.ledger import utc_now
 from buildsys.store.state_db import warn_on_stderr

@@ -6,8 +6,7 @@ from typing import Any
 
 import pytest
 
-from buildsys.history.builds import Measurement
-from buildsys.history.figures import build_figures, read_measurements
+from buildsys.history.builds import Measurement, build_figures, read_measurements
 
 
 def contender(p50_ms: float, **more: Any) -> dict[str, Any]:

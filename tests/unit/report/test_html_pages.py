@@ -27,8 +27,7 @@ from buildsys.report.html.pages import (
     render_index,
     render_model,
 )
-from buildsys.report.report_types import as_json
-from buildsys.report.result_files import read_report
+from buildsys.report.report_types import as_json, read_report
 
 GENERATED = "2026-11-22T13:30:00Z"
 

@@ -88,7 +88,7 @@ def test_report_and_console_have_the_same_figures(tmp_path: Path) -> None:
         "status": "passed", "stage": "command", "variant": "c", "target": "command:m:c",
         "figures": found,
     }  # fmt: skip
-    path = tmp_path / "command" / "c" / "command.json"
+    path = tmp_path / "m/command/c/command.json"
     path.parent.mkdir(parents=True)
     path.write_text(json.dumps(result))
     (read,) = read_results({"command:m:c": path})
