@@ -14,12 +14,18 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from dataclasses import dataclass, field
 from importlib import import_module
 from pathlib import Path
-from typing import Any, NamedTuple, NoReturn, Protocol, cast, runtime_checkable
+from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn, Protocol, cast, runtime_checkable
 
 from buildsys.errors import StageError, Unavailable
 from buildsys.onnx_graphs.tensors import Array, NpzFile, Tensor
 from buildsys.system.backend_registry import describe_backend, import_backend
 from buildsys.system.toolchains import Toolchain
+
+if TYPE_CHECKING:
+    pass
+
+if TYPE_CHECKING:
+    from buildsys.backends.measurement import Contender, GpuTiming
 
 Options = Mapping[str, Any]  # the engine's fields as in the manifest, without its name
 Figures = dict[str, Any]  # JSON values for the engine's result file
@@ -294,6 +300,14 @@ class DeviceSession(Protocol):
         soon as the stream gets there. Until then the caller keeps inputs and outputs alive.
         Raises: StageError: an input does not fit or must be in host memory.
         """
+        ...
+
+    def contenders(self, inputs: Mapping[str, Tensor], timing: GpuTiming) -> dict[str, Contender]:
+        """Make contenders on the GPU's clock; they invalidate earlier ones."""
+        ...
+
+    def memory_figures(self) -> Figures:
+        """Return the engine's memory needs."""
         ...
 
 

@@ -21,10 +21,9 @@ from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Protocol
 
 from buildsys.errors import StageError
-from buildsys.onnx_graphs.tensors import Tensor
 
 if TYPE_CHECKING:
     from buildsys.backends.cuda_device import Device, Event, Stream
@@ -163,19 +162,6 @@ class Slot:
     stream: Stream
     launch: Launch
     started_ns: int = field(default=0, init=False)  # by the host's clock
-
-
-@runtime_checkable
-class GpuSession(Protocol):
-    """A loaded engine with contenders on the GPU's clock."""
-
-    def contenders(self, inputs: Mapping[str, Tensor], timing: GpuTiming) -> dict[str, Contender]:
-        """Return contenders on these inputs; they invalidate earlier ones."""
-        ...
-
-    def memory_figures(self) -> dict[str, Any]:
-        """Return the engine's memory needs."""
-        ...
 
 
 class GpuContender:

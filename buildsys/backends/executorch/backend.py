@@ -11,7 +11,6 @@ import inspect
 import json
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -61,20 +60,22 @@ def build(request: BuildRequest) -> Figures:
     """Write the program; return the settings, and where its operators run."""
     options = request.options
     request.progress("loading the compiler")
-    lowered = lower(request)
-    names = [f"{name} ({count})" for name, count in lowered.portable.most_common(_MOST_NAMED)]
-    others = f"portable kernels run the others, most of them {', '.join(names)}"
-    share, is_int8 = f"XNNPACK runs {100 * lowered.share:.0f} %", options["precision"] == "int8"
+    program, delegated, portable, quantized = lower(request)
+    operators, is_int8 = delegated + portable, options["precision"] == "int8"
+    share = delegated.total() / (operators.total() or 1)
     messages = []
-    if options["delegate"] == "xnnpack" and lowered.portable:
-        messages.append(f"{share} of the operators; {others}")
-        if lowered.share < options["delegated_share"]:
+    if options["delegate"] == "xnnpack" and portable:
+        names = [f"{name} ({count})" for name, count in portable.most_common(_MOST_NAMED)]
+        text = f"XNNPACK runs {100 * share:.0f} % of the operators"
+        others = f"portable kernels run the others, most of them {', '.join(names)}"
+        messages.append(f"{text}; {others}")
+        if share < options["delegated_share"]:
             least = f"{100 * options['delegated_share']:.0f} %"
             raise StageError(
-                f"{share} of the operators, and the minimum is {least}; {others}",
+                f"{text}, and the minimum is {least}; {others}",
                 "lower delegated_share to accept this engine, or set delegate: none",
             )
-    if is_int8 and not lowered.quantized:
+    if is_int8 and not quantized:
         text = "the engine was requested in int8, but none of its operators is quantized"
         raise StageError(text, "use fp32 for this network")
     if is_int8 and request.dims:
@@ -83,23 +84,21 @@ def build(request: BuildRequest) -> Figures:
             " first run: on a device, run the program once with the largest sizes (done here when"
             " it is loaded)"
         )
-    request.engine.write_bytes(lowered.content)
+    request.engine.write_bytes(program)
     settings = {name: options[name] for name in ("precision", "delegate", "per_channel")}
     settings["threads"] = int(options["threads"]) or usable_cores()
-    operators = lowered.delegated + lowered.portable
-    of_int8 = round(lowered.quantized / (operators.total() or 1), 4)
+    of_int8 = round(quantized / (operators.total() or 1), 4)
     of_types = {"int8": of_int8, **({"float32": round(1 - of_int8, 4)} if of_int8 < 1 else {})}
-    figures: Figures = {"precision_shares": {"layers": of_types}} if is_int8 else {}
     return {
         "settings": settings,
         "profiles": [],
         "layers": dict(operators.most_common()),
         "delegated": {
-            "share": round(lowered.share, 4),
-            "operators": dict(lowered.delegated.most_common()),
-            "portable": dict(lowered.portable.most_common()),
+            "share": round(share, 4),
+            "operators": dict(delegated.most_common()),
+            "portable": dict(portable.most_common()),
         },
-        **figures,
+        **({"precision_shares": {"layers": of_types}} if is_int8 else {}),
         "messages": messages,
     }
 
@@ -125,24 +124,11 @@ def device(options: Options) -> Figures:
     return {"kind": "cpu", "name": cpu_model(), "cores": usable_cores()}
 
 
-@dataclass(frozen=True)
-class Lowered:
-    """A program of ExecuTorch, and where its operators run."""
+def lower(request: BuildRequest) -> tuple[bytes, Counter[str], Counter[str], int]:
+    """Lower the captured program to one of ExecuTorch.
 
-    content: bytes
-    delegated: Counter[str]  # operator -> calls that the delegate runs
-    portable: Counter[str]  # operator -> calls that portable kernels run
-    quantized: int = 0  # calls of the delegate on int8
-
-    @property
-    def share(self) -> float:
-        """The delegate's share of all calls."""
-        total = self.delegated.total() + self.portable.total()
-        return self.delegated.total() / total if total else 1.0
-
-
-def lower(request: BuildRequest) -> Lowered:
-    """Return the program of ExecuTorch for the captured one."""
+    Returns its content, and the figures of ``count_operators``.
+    """
     from executorch.exir import to_edge_transform_and_lower
 
     program, ports = load_captured(request, "ExecuTorch")
@@ -169,22 +155,18 @@ def lower(request: BuildRequest) -> Lowered:
             partitioner=partitioners,
             constant_methods={INTERFACE: json.dumps(interface, sort_keys=True)},
         )
-        delegated, portable, quantized = count_operators(edge.exported_program().graph_module)
+        counts = count_operators(edge.exported_program().graph_module)
         lowered = edge.to_executorch()
     names = {
         f"{operator.name}.{operator.overload}".removesuffix(".")
         for plan in lowered.executorch_program.execution_plan
         for operator in plan.operators
     }
-    missing = sorted(names - set(load_library()._get_operator_names()))
-    if missing:
-        reason = "the runtime of the package executorch has no kernel for it"
-        raise_refused(
-            request,
-            "ExecuTorch",
-            [UnsupportedNode(None, "", operator, reason) for operator in missing],
-        )
-    return Lowered(lowered.buffer, delegated, portable, quantized)
+    reason = "the runtime of the package executorch has no kernel for it"
+    if missing := sorted(names - set(load_library()._get_operator_names())):
+        nodes = [UnsupportedNode(None, "", operator, reason) for operator in missing]
+        raise_refused(request, "ExecuTorch", nodes)
+    return lowered.buffer, *counts
 
 
 def count_operators(graph: torch.fx.GraphModule) -> tuple[Counter[str], Counter[str], int]:

@@ -6,7 +6,7 @@ documentation, "Engine Compatibility" and "CPU-Only AOT and TensorRT-RTX Engines
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from buildsys.system.backend_registry import Reason, Record, describe_backend
@@ -36,7 +36,7 @@ def reasons(record: Record, here: str) -> Iterator[Reason]:
     names = portability.get("compute_capabilities") or ([own] if own else [])
     suitable = [own if name == "current" else str(name) for name in names]
     runs_on_later = portability.get("hardware_compatibility") == "ampere_plus"
-    built_for = "8.0 or later" if runs_on_later else _join_or(suitable)
+    built_for = "8.0 or later" if runs_on_later else join_or(suitable)
     gpu = next(iter(visible_gpus()), None)
     if gpu is None:
         target = f"a GPU of compute capability {built_for}" if built_for else "an NVIDIA GPU"
@@ -92,7 +92,8 @@ def _version_rule(record: Record, here: str) -> str:
     return "a version-compatible engine only runs with later versions of this and the next major"
 
 
-def _join_or(names: list[str]) -> str:
+def join_or(names: Sequence[str]) -> str:
+    """Join names as in ``a, b or c``."""
     return " or ".join([", ".join(names[:-1]), names[-1]]) if len(names) > 1 else "".join(names)
 
 

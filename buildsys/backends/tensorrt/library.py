@@ -75,11 +75,6 @@ def library_of(module: ModuleType) -> TensorRTLibrary:
     return library
 
 
-def join_or(names: Sequence[str]) -> str:
-    """Join names as in ``a, b or c``."""
-    return " or ".join([", ".join(names[:-1]), names[-1]]) if len(names) > 1 else "".join(names)
-
-
 DTYPES = (
     "float32", "float16", "bfloat16", "int8", "uint8", "int32", "int64", "bool", "float8e4m3fn",
     "float8e8m0", "int4", "float4e2m1",

@@ -11,7 +11,8 @@ from typing import Any
 
 from buildsys.backends.interface import BuildRequest, Figures, OperatorUse
 from buildsys.backends.tensorrt import version_adapter
-from buildsys.backends.tensorrt.library import FEATURES, TensorRTLibrary, join_or
+from buildsys.backends.tensorrt.compatibility import join_or
+from buildsys.backends.tensorrt.library import FEATURES, TensorRTLibrary
 from buildsys.backends.tensorrt.python_plugins import (
     PluginGuard,
     missing_creator,
@@ -101,15 +102,15 @@ def _load_library(
         text = f"{title} has neither {' nor '.join(_ENTRY_POINTS)}"
         raise StageError(text, "a plugin library exports one of them")
     registry = library.trt.get_plugin_registry()
-    before = set(version_adapter.creator_names(library))
+    before = set(map(version_adapter.creator_name, version_adapter.creators(library)))
     if registry.load_library(str(file)) is None:
         text = f"{title}: {library.title} takes no plugin from it"
         raise StageError(text, "it has none, or one with a name that is taken")
-    new = [name for name in version_adapter.creator_names(library) if name not in before]
+    after = map(version_adapter.creator_name, version_adapter.creators(library))
     creators = [registered_creator(library, operator) for operator in operators]
     for operator, creator in zip(operators, creators, strict=True):
         if creator is None:
-            raise missing_creator(title, operator, new)
+            raise missing_creator(title, operator, (name for name in after if name not in before))
     return creators
 
 

@@ -104,11 +104,6 @@ def creator_name(creator: Any) -> str:
     return f"{creator.plugin_namespace}::{creator.name} {creator.plugin_version}"
 
 
-def creator_names(library: TensorRTLibrary) -> list[str]:
-    """List all registered plugin creators."""
-    return list(map(creator_name, creators(library)))
-
-
 @cache
 def register_bundled_plugins(library: TensorRTLibrary) -> None:
     """Register TensorRT's own plugins for its parser and engines, once."""

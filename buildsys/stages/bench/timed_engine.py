@@ -20,11 +20,17 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from buildsys.backends.cuda_gpus import find_driver, pci_bus_id
-from buildsys.backends.interface import Figures, OperatorUse, Options, Session, load_backend
+from buildsys.backends.interface import (
+    DeviceSession,
+    Figures,
+    OperatorUse,
+    Options,
+    Session,
+    load_backend,
+)
 from buildsys.backends.measurement import (
     ENGINE,
     Contender,
-    GpuSession,
     GpuTiming,
     LocalCall,
     Samples,
@@ -82,7 +88,7 @@ class LocalEngine:
         """
         inputs = load_case(case).inputs
         with self._record_memory():
-            if timing is not None and isinstance(self._session, GpuSession):
+            if timing is not None and isinstance(self._session, DeviceSession):
                 return self._session.contenders(inputs, timing)
             return {ENGINE: LocalCall(self._session.bind(inputs))}
 
@@ -90,7 +96,9 @@ class LocalEngine:
         """Report the GPU and its memory use while contenders are bound."""
         if self._gpu is None:
             return {}
-        described = self._session.memory_figures() if isinstance(self._session, GpuSession) else {}
+        described = (
+            self._session.memory_figures() if isinstance(self._session, DeviceSession) else {}
+        )
         return {
             "pci_bus_id": pci_bus_id(self._gpu.index),
             **described,

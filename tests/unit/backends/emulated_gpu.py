@@ -16,8 +16,8 @@ from typing import Any
 import numpy as np
 from trt_double import RecordingTensorRt
 
-from buildsys.backends.tensorrt.inference import Inference
 from buildsys.backends.tensorrt.library import TRT_8
+from buildsys.backends.tensorrt.session import TensorRtSession
 
 Shape = tuple[int, ...]
 
@@ -255,7 +255,7 @@ class EmulatedContext:
             allocator.notify_shape("positive", found.shape)
 
 
-class EmulatedSession(Inference):
+class EmulatedSession(TensorRtSession):
     """A session as the backend loads it, with duplicates."""
 
     def __init__(
