@@ -23,7 +23,6 @@ from buildsys.errors import StageError
 from buildsys.system.files import sha256_of
 from buildsys.system.printable import nearest
 
-_ENTRY_POINTS = ("getCreators", "getPluginCreators")  # for the registry, the first for V3 plugins
 _PARSER_LIBRARY = "libtensorrt_rtx.so"  # TensorRT-RTX, by the parser's name for it
 # in this process: the registry accepts each name once
 _LOADED: dict[tuple[TensorRTLibrary, OperatorUse], Figures] = {}
@@ -93,19 +92,17 @@ def _load_library(
     that it is made for this machine.
     """
     try:
-        loaded = ctypes.CDLL(str(file))
+        ctypes.CDLL(str(file))
     except OSError as error:
         reason = " ".join(str(error).replace(f"{file}:", "").split())
         hint = "link it with the library that has the missing symbol, and with this TensorRT"
         raise StageError(f"{title} cannot be loaded: {reason}", hint) from error
-    if not any(hasattr(loaded, name) for name in _ENTRY_POINTS):
-        text = f"{title} has neither {' nor '.join(_ENTRY_POINTS)}"
-        raise StageError(text, "a plugin library exports one of them")
     registry = library.trt.get_plugin_registry()
     before = set(map(version_adapter.creator_name, version_adapter.creators(library)))
     if registry.load_library(str(file)) is None:
         text = f"{title}: {library.title} takes no plugin from it"
-        raise StageError(text, "it has none, or one with a name that is taken")
+        hint = "it exports no getCreators or getPluginCreators, or one of its names is taken"
+        raise StageError(text, hint)
     after = map(version_adapter.creator_name, version_adapter.creators(library))
     creators = [registered_creator(library, operator) for operator in operators]
     for operator, creator in zip(operators, creators, strict=True):

@@ -303,9 +303,9 @@ def test_an_engine_with_a_plugin_library_is_built(project: Project) -> None:
 @pytest.mark.parametrize(
     ("flags", "names", "expected"),
     [
-        (("-DMISSING",), {}, "cannot be loaded: undefined symbol: function_of_another_library;"),
-        ((), {"entry": "getPlugins"}, "has neither getCreators nor getPluginCreators; a plugin"),
-        ((), {"name": "Sane"}, "has no plugin creator for the operator mydomain::Same; it has"
+        (("-DMISSING",), {}, " cannot be loaded: undefined symbol: function_of_another_library;"),
+        ((), {"entry": "getPlugins"}, ": TensorRT-RTX takes no plugin from it; it exports no"),
+        ((), {"name": "Sane"}, " has no plugin creator for the operator mydomain::Same; it has"
                                " mydomain::Sane 1; the parser needs the name Same, the version 1"),
     ],
 )  # fmt: skip
@@ -313,15 +313,11 @@ def test_a_library_without_the_plugin_is_reported(
     project: Project, flags: tuple[str, ...], names: dict[str, str], expected: str
 ) -> None:
     project.compile(*flags, **names)
-    assert project.error(SAME).startswith(f"{LIBRARY} {expected}")
+    assert project.error(SAME).startswith(f"{LIBRARY}{expected}")
 
 
 def test_a_library_with_a_taken_name_is_reported(project: Project) -> None:
     project.compile()
     project.compile(file="libagain.so")
-    expected = project.error(SAME, ("mydomain::Same", "libagain.so"))
-    assert (
-        expected
-        == "libagain.so: TensorRT-RTX takes no plugin from it; it has none, or one with a name"
-        " that is taken"
-    )
+    error = project.error(SAME, ("mydomain::Same", "libagain.so"))
+    assert error.startswith("libagain.so: TensorRT-RTX takes no plugin from it; ")
