@@ -68,11 +68,7 @@ def check_inputs(
             else:
                 fits &= size == expected
         if not fits:
-            ranges = [f"{name} {span['min']} to {span['max']}" for name, span in dims.items()]
-            text = (
-                f"the input {port.name} has the shape {list(shape)}, but the engine was built for"
-            )
-            raise StageError(
-                f"{text} {', '.join([str(list(port.shape)), *ranges])}",
-                "pass another shape, or widen dims and build it again",
-            )
+            ranges = [f", {name} {span['min']} to {span['max']}" for name, span in dims.items()]
+            text = f"the input {port.name} has the shape {list(shape)}, but the engine was built"
+            hint = "pass another shape, or widen dims and build it again"
+            raise StageError(f"{text} for {list(port.shape)}{''.join(ranges)}", hint)

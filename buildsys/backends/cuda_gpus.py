@@ -136,9 +136,7 @@ def describe_error(status: Any) -> str:
 
     failed, text = cuda.cuGetErrorString(status)
     name = getattr(status, "name", "unknown to cuda-bindings")
-    return (
-        f"{name}, error {int(status)}" if failed else f"{name}, error {int(status)}: {_text(text)}"
-    )
+    return f"{name}, error {int(status)}" + ("" if failed else f": {_text(text)}")
 
 
 def format_size(size_bytes: int) -> str:

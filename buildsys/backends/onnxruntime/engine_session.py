@@ -89,16 +89,11 @@ def add_providers(session: ort.SessionOptions, options: Options) -> None:
                 session.add_provider_for_devices(devices, values)
             else:
                 session.add_provider(selected.provider.title, values)
-        except ort.capi.onnxruntime_pybind11_state.InvalidArgument as error:
-            text = f"onnxruntime {ort.__version__} cannot start its {selected.name} provider"
-            hint = "its device is missing here, or an option is wrong: the log says which"
-            raise Unavailable(text, hint) from error
         except FAILURES as error:
             reason = str(error).strip().splitlines()[0].rpartition("&) ")[2]
-            raise StageError(
-                f"ONNX Runtime {ort.__version__} refuses the options of {selected.name}: {reason}",
-                "remove the option, or install the version that has it",
-            ) from error
+            problem = f"onnxruntime {ort.__version__} cannot start its {selected.name} provider"
+            hint = "its device is missing here, or an option is wrong: see the log"
+            raise Unavailable(f"{problem}: {reason}", hint) from error
 
 
 @cache
@@ -174,13 +169,10 @@ def _plugin_devices(selected: EngineProvider) -> list[Any]:
     provider, kind = selected.provider, selected.options.get("device_type", "")
     devices = [device for device in ort.get_ep_devices() if device.ep_name == provider.title]
     chosen = [device for device in devices if kind in ("", _device_type(device))]
-    if not devices:
-        problem = f"{provider.plugin} supports no device of this machine"
-        raise Unavailable(problem, provider.elsewhere)
     if not chosen:
-        kinds = ", ".join(map(_device_type, devices))
-        problem = f"{provider.plugin} finds no {kind} here, only {kinds}"
-        raise Unavailable(problem, "choose one of these as device_type, or run it elsewhere")
+        kinds = ", ".join(map(_device_type, devices)) or "none"
+        problem = f"{provider.plugin} finds no {kind or 'device'} here (devices: {kinds})"
+        raise Unavailable(problem, provider.elsewhere)
     return chosen[:1]
 
 
@@ -188,26 +180,20 @@ def _device_type(device: Any) -> str:
     return str(device.ep_metadata.get("ov_device") or device.device.type.name)
 
 
-_SINCE = "1.23"  # the first ONNX Runtime that compiles ahead of time
-
-
 def compile_graph(source: Path, engine: Path, options: Options, level: str) -> None:
     """Write a graph whose EPContext nodes contain compiled nodes."""
-    if not hasattr(ort, "ModelCompiler"):
-        problem = f"onnxruntime {ort.__version__} cannot compile models ahead of time"
-        raise Unavailable(problem, f"pip install 'onnxruntime>={_SINCE}', or remove ep_context")
     session = engine_session_options(options, level)
     try:
-        compiler = ort.ModelCompiler(
+        compiler = ort.ModelCompiler(  # since 1.23
             session,
             str(source),
             embed_compiled_data_into_model=True,  # so the digest of the file covers it
             flags=ort.OrtCompileApiFlags.ERROR_IF_NO_NODES_COMPILED,
         )
         compiler.compile_to_file(str(engine))
-    except FAILURES as error:
+    except (*FAILURES, AttributeError) as error:
         refusal = explain("cannot keep what its providers compile", error)
-        hint = "remove ep_context: the nodes are then compiled at every load"
+        hint = "remove ep_context (the nodes are then compiled at every load), or update it"
         raise StageError(refusal.problem, refusal.hint or hint) from error
 
 

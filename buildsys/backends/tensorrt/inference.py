@@ -206,19 +206,17 @@ class Inference:
         chosen = choose_profile(self.profiles, inputs, profile)
         if chosen != self._context.active_optimization_profile:
             stream = self.gpu.main_stream
-            if not self._context.set_optimization_profile_async(chosen, int(stream.handle)):
-                raise StageError(f"the engine's optimization profile {chosen} cannot be chosen")
+            is_set = self._context.set_optimization_profile_async(chosen, int(stream.handle))
+            _require(f"the optimization profile {chosen}", is_set, messages)
             stream.synchronize()
         for name, value in inputs.items():
-            if not self._context.set_input_shape(name, value.shape):
-                problem = f"the engine's input {name} cannot have the shape {list(value.shape)}"
-                raise StageError(problem, "give a shape within the engine's optimization profiles")
+            is_set = self._context.set_input_shape(name, value.shape)
+            _require(f"the shape {list(value.shape)} of {name}", is_set, messages)
             if self.ports[name].on_host and isinstance(value, Tensor):
                 self._host[name] = np.array(value.array, order="C")
                 self._set_address(name, self._host[name].ctypes.data)
-        if unknown := self._context.infer_shapes():
-            reason = messages.error_text(", ".join(unknown))
-            raise StageError(f"the engine cannot infer its shapes: {reason}")
+        unknown = self._context.infer_shapes()
+        _require(f"inputs without the values or shapes of {unknown}", not unknown, messages)
         for port in self.outputs:
             name, shape = port.name, tuple(self._context.get_tensor_shape(port.name))
             if all(size >= 0 for size in shape):
@@ -226,8 +224,8 @@ class Inference:
                 continue
             output = value_shaped_output(self._library, self.gpu, port.stored.itemsize)
             self.results[name] = output
-            if not self._context.set_output_allocator(name, output.allocator):
-                raise StageError(f"the engine does not take memory for {name} while it runs")
+            is_set = self._context.set_output_allocator(name, output.allocator)
+            _require(f"an allocator for {name}", is_set, messages)
         self._prepared = shapes
 
     def _place_outputs(self) -> None:
@@ -246,8 +244,8 @@ class Inference:
         if self._addresses.get(name) == address:
             return
         self._forget_graph()
-        if not self._context.set_tensor_address(name, address):
-            raise StageError(f"the engine does not take the memory for {name}")
+        is_set = self._context.set_tensor_address(name, address)
+        _require(f"the memory for {name}", is_set, self.log.messages)
         self._addresses[name] = address
 
     def _forget_graph(self) -> None:
@@ -274,3 +272,9 @@ class Inference:
         self._output_shapes: dict[str, Shape] = {}  # without those of value-dependent shape
         self.input_buffers: dict[str, tuple[Buffer, Array]] = {}  # with their values
         self.results: dict[str, EngineOutput] = {}
+
+
+def _require(what: str, is_taken: bool, messages: Messages) -> None:
+    if not is_taken:
+        reason = messages.error_text("TensorRT gives no reason")
+        raise StageError(f"the engine does not take {what}: {reason}")
