@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 import numpy as np
 from cuda.bindings import driver as cuda
 
-from buildsys.backends.cuda_gpus import CudaError, call, describe_error, format_size
+from buildsys.backends.cuda_gpus import call, describe_error
 from buildsys.errors import StageError
 from buildsys.onnx_graphs.tensors import Array
 
@@ -92,25 +92,11 @@ class Event(Resource):
 
 
 class Buffer(Resource):
-    """Device memory. Its device must be current for every call.
-
-    Raises: StageError: too little memory is left; says how much was requested and how much is free.
-    """
+    """Device memory. Its device must be current for every call."""
 
     def __init__(self, size_bytes: int, stream: Stream) -> None:
         """Allocate memory; ``upload`` and ``download`` use ``stream``."""
-        try:
-            super().__init__(cuda.cuMemFree, call(cuda.cuMemAlloc, max(1, size_bytes)))
-        except CudaError as failure:
-            if failure.status != cuda.CUresult.CUDA_ERROR_OUT_OF_MEMORY:
-                raise
-            free, total = map(format_size, call(cuda.cuMemGetInfo))
-            raise StageError(
-                f"the GPU is out of memory: {format_size(size_bytes)} were requested, and"
-                f" {free} of its {total} are free (CUDA_ERROR_OUT_OF_MEMORY)",
-                "end other programs on this GPU (nvidia-smi lists them), or use smaller dims or"
-                " fewer in flight",
-            ) from failure
+        super().__init__(cuda.cuMemFree, call(cuda.cuMemAlloc, max(1, size_bytes)))
         self.address = int(self.handle)
         self.size_bytes = size_bytes
         self._stream = stream
@@ -216,12 +202,8 @@ class Device:
         self._device = call(cuda.cuDeviceGet, index)
         self._resources: list[Resource] = []
         self._context = call(cuda.cuDevicePrimaryCtxRetain, self._device)
-        try:
-            with self.current():
-                self.main_stream = Stream()
-        except StageError:
-            cuda.cuDevicePrimaryCtxRelease(self._device)
-            raise
+        with self.current():
+            self.main_stream = Stream()
 
     def current(self) -> Current:
         """Return a block with this GPU as the calling thread's."""

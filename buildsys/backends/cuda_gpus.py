@@ -18,16 +18,8 @@ from typing import Any
 from buildsys.errors import StageError
 
 INSTALL_BINDINGS = f"{sys.executable} -m pip install cuda-bindings"
-_UNITS = ("bytes", "KiB", "MiB", "GiB", "TiB")
 _NO_DRIVER = "no NVIDIA driver is installed"
 _NO_GPU = "the NVIDIA driver finds no GPU"
-
-
-@dataclass(eq=False)
-class CudaError(StageError):
-    """A call of the CUDA driver failed."""
-
-    status: int = 0
 
 
 @dataclass(frozen=True)
@@ -120,13 +112,14 @@ def call(function: Callable[..., tuple[Any, ...]], *arguments: Any) -> Any:
     try:
         answer = function(*arguments)
     except RuntimeError as error:  # the driver is older than the bindings and has no such function
-        raise CudaError(
+        raise StageError(
             f"the CUDA driver has no {function.__name__}: {error}",
             f"install cuda-bindings of the driver's version of CUDA: {INSTALL_BINDINGS}==VERSION",
         ) from error
     if answer[0]:
         text = f"the CUDA driver's {function.__name__} failed: {describe_error(answer[0])}"
-        raise CudaError(text, status=int(answer[0]))
+        hint = "if the GPU is out of memory, end other programs (nvidia-smi), or use smaller dims"
+        raise StageError(text, hint)
     return answer[1] if len(answer) == 2 else answer[1:]
 
 
@@ -137,14 +130,6 @@ def describe_error(status: Any) -> str:
     failed, text = cuda.cuGetErrorString(status)
     name = getattr(status, "name", "unknown to cuda-bindings")
     return f"{name}, error {int(status)}" + ("" if failed else f": {_text(text)}")
-
-
-def format_size(size_bytes: int) -> str:
-    """Return a size with its unit, e.g. ``1.5 GiB``."""
-    amount, unit = float(size_bytes), 0
-    while amount >= 1024 and unit < len(_UNITS) - 1:
-        amount, unit = amount / 1024, unit + 1
-    return f"{amount:.4g} {_UNITS[unit]}"
 
 
 def _text(characters: bytes) -> str:

@@ -11,7 +11,7 @@ from tempfile import TemporaryDirectory
 
 import coremltools as ct
 
-from buildsys.backends.coreml.description import COMPUTE_UNITS, DESCRIPTION, oldest_systems
+from buildsys.backends.coreml.description import DESCRIPTION, oldest_systems
 from buildsys.backends.coreml.package import (
     CoreMlSession,
     oldest_version,
@@ -85,12 +85,7 @@ def load(engine: Path, options: Options, operators: tuple[OperatorUse, ...] = ()
     """Compile a built engine with the system's framework."""
     if problem := DESCRIPTION.system_problem():
         raise problem
-    if (units := options["compute_units"]) not in COMPUTE_UNITS:
-        text = f"there are no compute units {units!r:.100}"
-        raise StageError(text, f"use one of {', '.join(COMPUTE_UNITS)}")
-    from buildsys.backends.coreml.package import CoreMlSession
-
-    return CoreMlSession(engine, units)
+    return CoreMlSession(engine, options["compute_units"])
 
 
 def device(options: Options) -> Figures:

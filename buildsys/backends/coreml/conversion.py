@@ -58,7 +58,6 @@ def convert(request: BuildRequest, folder: Path) -> Converted:
         _remove_assertions(program)
         if nodes := unsupported_nodes(program):
             raise_refused(request, "Core ML", nodes)
-        _check_weights(program)
         request.progress("converting the program")
         interface = interface_of(ports, request)
         options = request.options
@@ -99,9 +98,8 @@ def unsupported_nodes(program: torch.export.ExportedProgram) -> list[Unsupported
 
 def interface_of(ports: Mapping[str, Any], request: BuildRequest) -> dict[str, Any]:
     """Describe inputs and outputs: names in the package, ranges, shapes."""
-    taken: set[str] = set()
     interface: dict[str, Any] = {
-        role: [{**port, "feature": _feature(port["name"], taken)} for port in ports[role]]
+        role: [{**port, "feature": _feature(port["name"])} for port in ports[role]]
         for role in ("inputs", "outputs")
     }
     used = {size for port in ports["inputs"] for size in port["shape"] if isinstance(size, str)}
@@ -113,16 +111,10 @@ def interface_of(ports: Mapping[str, Any], request: BuildRequest) -> dict[str, A
     return interface
 
 
-def _feature(name: str, taken: set[str]) -> str:
-    """Return a port's name as a Swift identifier not yet ``taken``."""
+def _feature(name: str) -> str:
+    """Return a port's name as a Swift identifier."""
     plain = _NOT_IN_A_NAME.sub("_", name)
-    plain = f"_{plain}" if plain[:1].isdigit() or not plain else plain
-    feature, number = plain, 1
-    while feature in taken:
-        number += 1
-        feature = f"{plain}_{number}"
-    taken.add(feature)
-    return feature
+    return f"_{plain}" if plain[:1].isdigit() or not plain else plain
 
 
 def _tensor_type(port: Mapping[str, Any], interface: Mapping[str, Any]) -> ct.TensorType:
@@ -145,13 +137,6 @@ def _tensor_type(port: Mapping[str, Any], interface: Mapping[str, Any]) -> ct.Te
 
 def _numpy_type(dtype: str) -> Any:
     return np.dtype("int32" if dtype in ("int64", "bool") else dtype).type
-
-
-def _check_weights(program: torch.export.ExportedProgram) -> None:
-    for name, tensor in (*program.state_dict.items(), *program.constants.items()):
-        if isinstance(tensor, torch.Tensor) and bool(tensor.isnan().any()):
-            text = f"the weight {name} of the program has NaN"
-            raise StageError(text, "correct the weights of the network")
 
 
 def _remove_assertions(program: torch.export.ExportedProgram) -> None:

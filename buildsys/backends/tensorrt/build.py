@@ -28,7 +28,6 @@ from buildsys.backends.tensorrt.library import (
     POOLS,
     Messages,
     TensorRTLibrary,
-    build_failure,
     is_strong,
     load_failure,
     log_of,
@@ -97,14 +96,9 @@ def configure(
     if options.get("tactic_sources") is not None:
         sources = [value_of(library, "TacticSource", name) for name in options["tactic_sources"]]
         config.set_tactic_sources(sum({1 << int(source) for source in sources}))
-    core = options.get("dla_core")
-    if core is not None:
-        if core >= builder.num_DLA_cores:
-            cores = f"has {builder.num_DLA_cores}" if builder.num_DLA_cores else "has none"
-            text = f"dla_core: {core} needs a deep learning accelerator, and this machine {cores}"
-            raise StageError(text, "remove dla_core, or build on a machine with one")
+    if options.get("dla_core") is not None:
         config.default_device_type = library.trt.DeviceType.DLA
-        config.DLA_core = core
+        config.DLA_core = options["dla_core"]
     fields = {flag: bool(options[name]) for name, flag in _FLAG_FIELDS.items() if name in options}
     # tf32 is the only flag that is on by default
     changed = {flag: value for flag, value in fields.items() if value or flag == "tf32"}
@@ -196,8 +190,9 @@ def _run_builder(
     monitor = version_adapter.report_progress(library, config, request)
     engine = builder.build_serialized_network(network, config)
     if engine is None or messages.errors:  # TensorRT may log an error and still return an engine
-        failure = build_failure(messages, request.options, library.title)
-        raise StageError(f"model {request.model}: {failure.problem}", failure.hint)
+        reason = messages.error_text(f"{library.title} built no engine")
+        hint = "if memory is short, increase its workspace, or stop other programs on the GPU"
+        raise StageError(f"model {request.model}: {reason}", hint)
     request.engine.write_bytes(engine)
     if timings is not None and (timing_cache := config.get_timing_cache()) is not None:
         content = bytes(timing_cache.serialize())

@@ -60,13 +60,6 @@ def reasons(record: Record, here: str) -> Iterator[Reason]:
 
 def notes(record: Record) -> Iterator[str]:
     """Yield facts worth knowing before an engine runs here."""
-    gpu, built_on = next(iter(visible_gpus()), {}), record.map("built_with")
-    same = gpu.get("compute_capability") == built_on.get("compute_capability")
-    if same and gpu and gpu["name"] != built_on.get("gpu"):
-        yield (
-            f"built on {built_on.get('gpu')}, and this is {gpu['name']}:"
-            " an engine built here may be faster"
-        )
     if record.map("portability").get("version_compatible"):
         yield (
             "set runtime.engine_host_code_allowed = True before deserializing:"

@@ -17,8 +17,6 @@ from functools import cache
 from types import ModuleType
 from typing import Any
 
-from buildsys.backends.cuda_gpus import format_size
-from buildsys.backends.interface import Options
 from buildsys.errors import StageError, Unavailable
 
 TRT_8, TRT_10, TRT_11, RTX = "TensorRT 8.6", "TensorRT 10", "TensorRT 11", "TensorRT-RTX"
@@ -179,12 +177,6 @@ _NOISE = (
 _WRAPPED = re.compile(
     r"(?:Internal Error|API Usage Error|Serialization|Cuda \w+|Myelin) \((?P<text>.*)\)"
 )
-_NO_TACTIC = re.compile(r"could not find any implementation for node", re.I)
-_OUT_OF_MEMORY = re.compile(
-    r"out ?of ?memory|could not be allocated|cudaErrorMemoryAllocation"
-    r"|insufficient memory on requested size",
-    re.I,
-)
 
 
 @dataclass
@@ -243,27 +235,9 @@ def clean_message(message: str) -> str:
     return wrapped["text"].strip() if wrapped else text
 
 
-def build_failure(messages: Messages, options: Options, title: str) -> StageError:
-    """Explain a failed build."""
-    reason = messages.error_text(f"{title} built no engine")
-    has_no_tactic = any(map(_NO_TACTIC.search, messages.errors))
-    if has_no_tactic and options["workspace"] is not None:
-        limit = f"workspace: {format_size(options['workspace'])}"
-        text = f"a layer has no tactic within {limit}: {reason}"
-        return StageError(text, "increase the engine's workspace, or remove the field")
-    if any(map(_OUT_OF_MEMORY.search, messages.errors)):
-        hint = "stop other programs on the GPU, limit the engine's workspace, or build smaller"
-        return StageError(f"the GPU is out of memory: {reason}", f"{hint} profiles")
-    return StageError(reason)
-
-
 def load_failure(file: str, messages: Messages, release: str) -> StageError:
     """Explain a failed load."""
     reason = messages.error_text("it gives no reason")
-    if any(map(_OUT_OF_MEMORY.search, messages.errors)):
-        text = f"{file} cannot be loaded: the GPU is out of memory: {reason}"
-        return StageError(text, "stop other programs on the GPU")
-    problem = (
-        f"{file} is damaged, or was built by another version than {release} or for another GPU"
-    )
-    return StageError(f"{problem}: {reason}", "build it again on this machine")
+    problem = f"{file} is damaged, of another version than {release}, or for another GPU"
+    hint = "build it again on this machine, or stop other programs if the GPU is out of memory"
+    return StageError(f"{problem}: {reason}", hint)

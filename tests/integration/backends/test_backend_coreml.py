@@ -145,15 +145,6 @@ def test_an_operator_without_a_conversion_is_named(tmp_path: Path) -> None:
     assert [node.operator for node in caught.value.nodes] == ["aten::linalg_svdvals"]
 
 
-def test_weights_with_nan_are_refused(tmp_path: Path, source: Path) -> None:
-    program = torch.export.load(source, extra_files=(files := {"ports.json": ""}))
-    with torch.no_grad():
-        next(iter(program.state_dict.values()))[0] = float("nan")
-    torch.export.save(program, tmp_path / "nan.pt2", extra_files=files)
-    with pytest.raises(StageError, match=r"the weight 0\.weight of the program has NaN"):
-        build(tmp_path, tmp_path / "nan.pt2")
-
-
 def test_a_target_of_another_version_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("coremltools.target", IntEnum("target", {"iOS15": 6}))
     with pytest.raises(StageError, match="has no deployment target iOS16"):

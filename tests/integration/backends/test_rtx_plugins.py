@@ -153,10 +153,10 @@ def test_a_raising_callback_fails_with_its_line(project: Project, callback: str)
 
 
 WRONG_VALUES = {
-    "clone": ("None", "returned None instead of an IPluginV3"),
+    "clone": ("None", "returned None instead of IPluginV3"),
     "get_output_data_types": ("[args[0][0]]", "returned 1 of 2 outputs"),
     "get_output_shapes": ("[2, 'x']", "returned [2, 'x'] instead of a list of DimsExprs"),
-    "supports_format_combination": ("None", "returned None instead of an int"),
+    "supports_format_combination": ("None", "returned None instead of int"),
     "get_valid_tactics": ("3", "returned 3 instead of a list of int"),
 }
 

@@ -5,13 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any
 
 import pytest
 
-from buildsys.backends import cuda_device as device
 from buildsys.backends import measurement
-from buildsys.backends.cuda_gpus import CudaError
 from buildsys.backends.measurement import GpuContender, LocalCall, Pace, Samples, Slot, measure
 from buildsys.errors import StageError
 
@@ -218,19 +215,3 @@ def test_events_are_given_back(monkeypatch: pytest.MonkeyPatch) -> None:
     assert machine.held
     timed.close()
     assert machine.held == []
-
-
-def test_gpu_out_of_memory_is_a_sentence_with_both_amounts(monkeypatch: pytest.MonkeyPatch) -> None:
-    def call(function: Any, *arguments: Any) -> Any:
-        if function is device.cuda.cuMemAlloc:
-            assert arguments == (20 << 30,)
-            raise CudaError("full", status=device.cuda.CUresult.CUDA_ERROR_OUT_OF_MEMORY)
-        assert function is device.cuda.cuMemGetInfo
-        return 3 << 29, 16 << 30
-
-    monkeypatch.setattr(device, "call", call)
-    with pytest.raises(StageError) as caught:
-        device.Buffer(20 << 30, device.Stream(1))
-    amounts = "20 GiB were requested, and 1.5 GiB of its 16 GiB are free (CUDA_ERROR_OUT_OF_MEMORY)"
-    assert caught.value.problem == f"the GPU is out of memory: {amounts}"
-    assert "nvidia-smi" in caught.value.hint
