@@ -11,7 +11,6 @@ import json
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -70,8 +69,8 @@ def run(job: Job) -> StageResult:
     exclusion = Exclusion((), is_smallest=True)
     if not without["passed"]:
         certain = trials.certain()
-        ranked = partial(trials.ranked, certain)
-        exclusion = find_exclusion(certain, ranked, trials.passes, may_go_on)
+        order = list(dict.fromkeys((*certain, *trials.ranked(certain))))
+        exclusion = find_exclusion(order, len(certain), trials.passes, may_go_on)
     names = exclusion.nodes
     if names and trials.converted(names) is None:
         names = None
@@ -134,23 +133,20 @@ class Exclusion:
 
 
 def find_exclusion(
-    certain: Sequence[str], ranked: Callable[[], Sequence[str]], passes: Passes, may_go_on: MayGoOn
+    order: Sequence[str], certain: int, passes: Passes, may_go_on: MayGoOn
 ) -> Exclusion:
     """Find nodes whose exclusion passes, none of which can be left out.
 
-    ``certain`` are excluded first. If that does not pass, nodes of ``ranked`` follow, the most
-    suspicious first: 1, 2, 4, … until it passes. Then halves, quarters and at last single nodes are
-    tried without, the least suspicious first. The result depends on the order only, unless it has
-    to end early.
+    Nodes of ``order`` are excluded, the most suspicious first: the ``certain`` first ones, then
+    twice as many until it passes. Then halves, quarters and at last single nodes are tried without,
+    the least suspicious first. The result depends on the order only, unless it has to end early.
     """
-    nodes = list(certain)
-    if not nodes or not passes(nodes):
-        order, count = [node for node in ranked() if node not in certain], 1
-        while not passes([*certain, *order[:count]]):
-            if count >= len(order) or not may_go_on():
-                return Exclusion(None)
-            count *= 2
-        nodes = [*certain, *order[:count]]
+    count = max(certain, 1)
+    while not passes(order[:count]):
+        if count >= len(order) or not may_go_on():
+            return Exclusion(None)
+        count *= 2
+    nodes = list(order[:count])
     size = max(len(nodes) // 2, 1)
     while may_go_on():
         before = len(nodes)
