@@ -12,7 +12,7 @@ import onnx
 import pytest
 from onnx import helper
 from PIL import Image
-from quantize_jobs import FLOAT, Chain, images_net, initializers, uneven_net
+from quantize_jobs import FLOAT, Chain, initializers, uneven_net
 from small_graphs import parse, weights
 
 from buildsys.backends.onnxruntime.session import OrtGraph
@@ -44,14 +44,10 @@ def test_a_network_is_calibrated_and_quantized(tmp_path: Path, precision: str) -
     zeros = {name: values for name, values in initializers(model).items() if "zero_point" in name}
     assert len(zeros) == 6
     assert not any(np.asarray(values, np.float32).any() for values in zeros.values())
-    beta = next(
-        a.f
-        for node in model.graph.node
-        if node.name == "/head"
-        for a in node.attribute
-        if a.name == "beta"
-    )
-    assert beta == 0.5
+    head = next(node for node in model.graph.node if node.name == "/head")
+    assert next(a.f for a in head.attribute if a.name == "beta") == 0.5
+    if precision == "fp8":  # in a graph of opset 17
+        assert (figures["opset"], figures["initializers"]["float8e4m3fn"]) == (19, 6)
     assert all(values["y"]["relative"] > 1e-4 for values in figures["cases"].values())
     parse_by_tensorrt_rtx(chain, precision)
 
@@ -136,21 +132,14 @@ def test_an_offset_hides_no_wrong_calibration(
     assert result.status == "failed"
     assert "over 17 samples, its correlation with the reference is 0." in result.reason
     assert "(at least 0.98)" in result.reason
-    assert "the calibration data only 0.02: calibrate on similar data" in result.hint
+    remedy = "the calibration data only 0.02: calibrate on similar data"
+    assert remedy in result.hint
+    assert result.figures["warnings"][0].endswith(remedy)
     agreement = result.figures["agreement"]["y"]
     assert agreement["samples"] == 17
     assert agreement["correlation"] < 0.9
     result = Chain(tmp_path, sigmoid_net(offset), precision=precision).quantize(precision)
     assert result.status == "passed", result.reason
-
-
-def test_a_pass_warns_of_golden_inputs_beyond_the_calibrated_range(tmp_path: Path) -> None:
-    narrow = {"data": {"x": {"random": "uniform", "low": -2.0, "high": 2.0}}}
-    limits = {"correlation": 0.5, "spread_error": 1.0, "slope": 1.0, "rtol": 1.0, "cosine": 0.5}
-    chain = Chain(tmp_path, calibration=narrow, verify={"int8": limits})
-    result = chain.quantize()
-    assert result.status == "passed", result.reason
-    assert any("the calibration data only 2" in warning for warning in result.figures["warnings"])
 
 
 @pytest.mark.parametrize(("precision", "outputs"), [("int8", True), ("fp8", False)])
@@ -268,10 +257,6 @@ def parse_by_tensorrt_rtx(chain: Chain, precision: str) -> None:
 
 GOOD = np.zeros((8, 3, 8, 8), np.float32)
 BAD_DATA: dict[str, tuple[np.ndarray, str]] = {
-    "shape": (
-        np.zeros((8, 3, 7, 7), np.float32),
-        "calib.npz: x has the shape (8, 3, 7, 7); batches of the input x have (3, 3, 8, 8)",
-    ),
     "few": (
         GOOD[:5],
         "calib.npz: x has the shape (5, 3, 8, 8); batches of the input x have (3, 3, 8, 8) and"
@@ -328,10 +313,3 @@ def test_an_fp8_engine_of_onnxruntime_equals_its_graph(tmp_path: Path) -> None:
     assert result.figures["settings"]["graph_optimization_level"] == "basic"
     verified = chain.run("verify:m:e")
     assert verified.status == "passed", verified.reason
-
-
-def test_fp8_raises_the_opset(tmp_path: Path) -> None:
-    chain = Chain(tmp_path, images_net(17), precision="fp8")
-    figures = chain.quantize("fp8").figures
-    assert figures["opset"] == 19
-    assert figures["initializers"]["float8e4m3fn"] == 6

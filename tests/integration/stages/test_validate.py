@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import json
-import re
 from dataclasses import replace
 from pathlib import Path
 
@@ -13,7 +12,7 @@ from small_graphs import CASES, conv_bn, data_role, make_model, parse, weights, 
 
 from buildsys.backends.onnxruntime.session import OrtGraph, session_options
 from buildsys.errors import StageError
-from buildsys.onnx_graphs.tensors import Tensor, load_case, load_tensors, save_case, tensor_of
+from buildsys.onnx_graphs.tensors import load_case, load_tensors, save_case, tensor_of
 from buildsys.stages.common.graph_runs import random_inputs
 from buildsys.stages.validate import stage as validate
 from buildsys.workers.job import Job
@@ -23,15 +22,14 @@ INPUTS = {"x": {"shape": ["batch", 3, 8, 8], "dtype": "float32"}}
 PORTS = "(float[batch,3,8,8] x) => (float[batch,3,8,8] y)"
 
 
-def golden(folder: Path, model: onnx.ModelProto, **changed: Tensor) -> dict[str, Path]:
-    """Write golden outputs of a graph, replaced by ``changed`` in case odd."""
+def golden(folder: Path, model: onnx.ModelProto) -> dict[str, Path]:
+    """Write golden outputs of a graph."""
     graph = OrtGraph(model.SerializeToString())
     paths = {}
     for case, dims in CASES.items():
         inputs = random_inputs(INPUTS, case, dims)
-        outputs = {**graph.run(inputs), **(changed if case == "odd" else {})}
         paths[f"case.{case}"] = folder / f"{case}.npz"
-        save_case(folder / f"{case}.npz", inputs, outputs)
+        save_case(folder / f"{case}.npz", inputs, graph.run(inputs))
     return paths
 
 
@@ -175,16 +173,6 @@ def test_a_wrong_graph_fails_with_place_and_values_and_keeps_the_tensors(tmp_pat
     assert result.hint == ""
     result = validate.run(validate_job(tmp_path, wrong, wrong, golden(tmp_path, model)))
     assert "the warnings of export:m name the lines" in result.hint
-
-
-def test_another_shape_of_the_reference_fails(tmp_path: Path) -> None:
-    wide = golden(tmp_path, conv_bn(), y=tensor_of(np.zeros((3, 6), np.float32)))
-    result = validate.run(validate_job(tmp_path, conv_bn(), conv_bn(), wide))
-    assert result.status == "failed"
-    graphs = [failure["graph"] for failure in result.figures["failures"]]
-    assert graphs == ["exported", "simplified"]
-    assert re.search(r"has shape \[3, 5\] instead of \[3, 6\]", result.reason)
-    json.dumps(result.figures, allow_nan=False)
 
 
 def test_outputs_too_many_or_too_few_are_failures(tmp_path: Path) -> None:
