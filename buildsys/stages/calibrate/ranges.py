@@ -12,6 +12,7 @@ import json
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 
@@ -69,11 +70,11 @@ class Magnitudes:
     def range(self, algorithm: str, percentile: float = 100.0) -> Range:
         """Choose the range by ``entropy``, ``percentile`` or ``minmax``."""
         if self.low > self.high:
-            return Range(0.0, 0.0, 0.0)  # empty in every batch
+            return Range(0.0, 0.0)  # empty in every batch
         limit = self.entropy() if algorithm == "entropy" else self.largest
         if algorithm == "percentile":
             limit = self.percentile(percentile)
-        return Range(self.low, self.high, limit)
+        return Range(self.largest, limit)
 
     def percentile(self, percent: float) -> float:
         """Find the magnitude above ``percent`` of all values."""
@@ -112,18 +113,11 @@ def _divergence(counts: Array, end: int) -> float:
     return float((p * np.log(p / q)).sum())
 
 
-@dataclass(frozen=True)
-class Range:
-    """The extremes of one tensor, and its clipping magnitude."""
+class Range(NamedTuple):
+    """The largest magnitude of a tensor, and its clipping magnitude."""
 
-    low: float
-    high: float
+    largest: float
     limit: float
-
-    @property
-    def largest(self) -> float:
-        """The largest magnitude."""
-        return max(abs(self.low), abs(self.high))
 
 
 Ranges = Mapping[str, Range]

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import zipfile
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -31,7 +30,7 @@ _Draw = Callable[[int], Tensor]  # the values of one input in a batch
 
 
 def run(job: Job) -> StageResult:
-    """Write ``batches`` (arrays ``INDEX/INPUT``) and ``ranges`` (low, high, limit).
+    """Write ``batches`` (arrays ``INDEX/INPUT``) and ``ranges`` (largest, limit).
 
     Equal data gives equal bytes.
     Raises: StageError: the data does not match the inputs or is not finite, or a tensor is NaN.
@@ -54,7 +53,7 @@ def run(job: Job) -> StageResult:
     needed = {name for node in tensors.nodes if node.op_type in HEAVY for name in node.input}
     about = {field: options[field] for field in ("algorithm", "percentile") if field in options}
     ranges = {
-        name: asdict(magnitudes.range(**about))
+        name: magnitudes.range(**about)._asdict()
         for name, magnitudes in measure(tensors, batches, needed).items()
     }
     content = json.dumps({**about, "tensors": ranges}, indent=1)

@@ -40,11 +40,12 @@ from buildsys.workers.job import Job
 Tensors = Mapping[str, Tensor]
 Limits = Mapping[str, float]
 
-_MAYBE_FIXED = (
-    "the graph may be right only for the sizes of the trace, and warnings of the export name the"
-    " lines: limit dims, make the sizes numbers in inputs, or try the exporter that keeps sizes"
-    " which forward neither loops over nor turns into numbers: export: {exporter: dynamo, opset:"
-    " 18}"
+FIXED_SIZES = (
+    "the export may have fixed a size, a branch or a buffer that forward changes, and its warnings"
+    " name the lines: narrow dims, set multiple_of, make the sizes numbers in inputs, use"
+    " torch.where or torch.cond instead of if, limit the values by inputs.NAME.data, return what"
+    " forward keeps, or try export: {exporter: dynamo, opset: 18}; with an ONNX file, raise"
+    " validate.rtol if this is rounding"
 )
 _SMALL = 8  # elements
 RANDOM_OPERATORS = frozenset((
@@ -208,7 +209,7 @@ def run_case(graph: OrtGraph, case: str, inputs: Tensors) -> dict[str, Tensor]:
         return graph.run(inputs)
     except StageError as error:
         problem = f"{error.problem}; case {case} fails"
-        raise StageError(problem, error.hint or _MAYBE_FIXED) from error
+        raise StageError(problem, error.hint or FIXED_SIZES) from error
 
 
 def compare_cases(

@@ -32,35 +32,22 @@ class IntermediateTensors:
         self.nodes: Sequence[NodeProto] = model.graph.node
         types = element_types(model)
         stored = {tensor.name for tensor in model.graph.initializer}
-        self._ports, self._inner = (
+        self._ports, self.results = (
             [name for name in names if types.get(name) == TensorProto.FLOAT and name not in stored]
             for names in (
                 [value.name for value in model.graph.input],
                 [name for node in model.graph.node for name in node.output if name],
             )
         )
-        self.names = [*self._ports, *self._inner]
+        self.names = [*self._ports, *self.results]
 
     def groups(self, batch: Batch) -> Iterator[Values]:
         """Yield functions for groups of tensors, sized by their bytes for ``batch``."""
         yield lambda other: {name: other[name].array for name in self._ports}
-        for group in self._grouped(batch, self._inner, _GROUP_BYTES):
-            yield self._values(group)
+        for group in self.grouped(batch, self.results, _GROUP_BYTES):
+            yield self.values(group)
 
-    def compared(
-        self, other: IntermediateTensors, batch: Batch
-    ) -> Iterator[tuple[str, Array, Array]]:
-        """Yield each result that both graphs have, with the values of both.
-
-        Only a group of limited memory is computed at a time.
-        """
-        names = set(other._inner)
-        common = [name for name in self._inner if name in names]
-        for group in self._grouped(batch, common, _GROUP_BYTES // 2):
-            own, others = self._values(group)(batch), other._values(group)(batch)
-            yield from ((name, own.pop(name), others.pop(name)) for name in group)
-
-    def _grouped(self, batch: Batch, names: Sequence[str], limit: int) -> Iterator[list[str]]:
+    def grouped(self, batch: Batch, names: Sequence[str], limit: int) -> Iterator[list[str]]:
         """Group tensors by their bytes, measured by Size nodes."""
         fresh = FreshNames(self._model.graph)
         probes = {name: fresh.new(f"{name}_size") for name in names}
@@ -81,7 +68,8 @@ class IntermediateTensors:
         if group:
             yield group
 
-    def _values(self, names: Sequence[str]) -> Values:
+    def values(self, names: Sequence[str]) -> Values:
+        """Open the graph with these tensors as its outputs."""
         outputs = [helper.make_tensor_value_info(name, TensorProto.FLOAT, None) for name in names]
         graph = self._open([], outputs)
         return lambda batch: {name: tensor.array for name, tensor in graph.run(batch).items()}
@@ -122,9 +110,13 @@ def largest_losses(
     """
     tensors, others = (IntermediateTensors(job, model) for model in (exact, converted))
     errors: dict[str, float] = {}
-    for name, expected, actual in tensors.compared(others, dict(case.inputs)):
-        if actual.shape == expected.shape:
-            errors[name] = _relative_error(expected, actual)
+    theirs = set(others.results)
+    common = [name for name in tensors.results if name in theirs]
+    for group in tensors.grouped(case.inputs, common, _GROUP_BYTES // 2):
+        expected, actual = (graph.values(group)(case.inputs) for graph in (tensors, others))
+        for name in group:
+            if actual[name].shape == expected[name].shape:
+                errors[name] = _relative_error(expected[name], actual[name])
     losses = [
         Loss(
             TensorOrigin(node.output[0], node.op_type, node.name),

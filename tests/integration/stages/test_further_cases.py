@@ -62,7 +62,6 @@ def test_a_branch_on_a_size_between_the_cases_fails(tmp_path: Path) -> None:
     assert "output0 differs in case drawn-" in result.reason
     assert "length 57" in result.reason
     assert "narrow dims, set multiple_of" in result.hint
-    assert "export:m" in result.hint
     assert {failure["dims"]["length"] for failure in result.figures["failures"]} >= {57}
 
 
@@ -118,7 +117,7 @@ def test_a_graph_that_cannot_run_at_a_drawn_size_fails_with_the_size(tmp_path: P
     dims = {**LONG, "length": {"min": 4, "opt": 8, "max": 64, "odd": 16}}
     with pytest.raises(StageError) as error:
         validate.run(validate_job(tmp_path, "Folded", dims=dims))
-    assert re.match(r"case drawn-\d \(batch \d, length \d+\): ", error.value.problem)
+    assert re.search(r"case drawn-\d \(batch \d, length \d+\) fails$", error.value.problem)
     assert "Reshape" in error.value.problem
     assert "narrow dims, set multiple_of" in error.value.hint
 

@@ -70,9 +70,7 @@ def test_batches_and_ranges_match_the_data(tmp_path: Path) -> None:
     session = OrtGraph(probe.SerializeToString()).session
     inner = dict(zip(("y", "c2"), session.run(None, inputs), strict=True))
     for name, array in {**inputs, **inner}.items():
-        assert (ranges[name].low, ranges[name].high) == (float(array.min()), float(array.max()))
-        assert ranges[name].limit == float(np.abs(array).max())
-    assert ranges["r1"].low == 0.0
+        assert ranges[name] == (float(np.abs(array).max()),) * 2
     assert figures["warnings"] == []
 
 

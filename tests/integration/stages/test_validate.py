@@ -172,7 +172,7 @@ def test_a_wrong_graph_fails_with_place_and_values_and_keeps_the_tensors(tmp_pat
     assert not (tmp_path / "validate" / "failed" / "exported-min.npz").exists()
     assert result.hint == ""
     result = validate.run(validate_job(tmp_path, wrong, wrong, golden(tmp_path, model)))
-    assert "the warnings of export:m name the lines" in result.hint
+    assert "its warnings name the lines" in result.hint
 
 
 def test_outputs_too_many_or_too_few_are_failures(tmp_path: Path) -> None:
