@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from buildsys.deploy.arrays import DeviceArray
     from buildsys.deploy.can_run import can_run
-    from buildsys.deploy.load import load_engine
+    from buildsys.deploy.engine import load_engine
     from buildsys.errors import EngineError
 
 __version__ = "0.1.0"
@@ -17,7 +17,7 @@ _MODULES = {
     "DeviceArray": "deploy.arrays",
     "EngineError": "errors",
     "can_run": "deploy.can_run",
-    "load_engine": "deploy.load",
+    "load_engine": "deploy.engine",
 }
 
 

@@ -1,25 +1,28 @@
-"""Files for CI systems about a run: JUnit XML and Markdown."""
+"""Files for CI systems about a run, JUnit XML and Markdown, and runs on other machines."""
 
 from __future__ import annotations
 
 import json
 import os
+import signal
 import socket
+import sys
 import time
-from collections.abc import Callable, Collection, Iterator, Mapping
+from argparse import Namespace
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
-from buildsys.cli.command import INTERRUPTED, shown_path
+from buildsys.cli.command import INTERRUPTED, TERMINATED, shown_path
 from buildsys.cli.console.lines import ConsoleLine
 from buildsys.cli.console.rows import Row, print_rows
 from buildsys.cli.session import BuildSession
 from buildsys.errors import BuildsysError, StageError, UsageError
 from buildsys.execution.run_records import why_stopped
 from buildsys.report import run_results as ends
-from buildsys.report.formatting import first_names
+from buildsys.report.formatting import duration, first_names
 from buildsys.report.run_results import (
     BrokenManifest,
     RunResults,
@@ -31,6 +34,10 @@ from buildsys.report.run_results import (
 )
 from buildsys.stages.table import GATE
 from buildsys.system.files import replace_file
+from buildsys.system.printable import printable
+
+if TYPE_CHECKING:
+    from buildsys.remote.driver import RemoteRun
 
 _RECENT_RUNS = 20
 _STATUSES = {"fresh": ends.UP_TO_DATE, "not run": ends.NOT_RUN}  # of lines on the console
@@ -204,3 +211,68 @@ def print_results(results: RunResults, closing: str) -> None:
         names = first_names([target.target for target in targets], _MOST_NAMES)
         rows.append(Row("never ran", f"{names}  {reason}"))
     print_rows(rows, [closing])
+
+
+def build_on(
+    session: BuildSession, names: Sequence[str], options: Namespace, files: RunFiles
+) -> int:
+    """Run ``buildsys build --on`` for targets and groups; return its exit code.
+
+    Raises: BuildsysError: the settings or systems are wrong.
+    """
+    command = ["build", "--continue"]
+    flags = ("force", "remeasure", "no_bench")
+    command += [f"--{name.replace('_', '-')}" for name in flags if getattr(options, name)]
+    command += ["-j", str(options.jobs)] if options.jobs else []
+    run = run_on(session, names, options, tuple(command))
+    print_results(run.results, f"{outcome(run.results)} in {duration(run.results.seconds)}")
+    files.write(run.results, run.exit_code)
+    return run.exit_code
+
+
+def run_on(
+    session: BuildSession, names: Sequence[str], options: Namespace, command: tuple[str, ...]
+) -> RemoteRun:
+    """Build on ``options.on``, and write the pages of its models.
+
+    ``command`` begins the command line of the jobs. Raises: BuildsysError.
+    """
+    from buildsys.cli.commands.pages import update_pages
+    from buildsys.remote.driver import Request
+    from buildsys.remote.driver import run_on as run_remotely
+
+    chosen = {target for name in names for target in session.members(name)}
+    targets = session.in_order(session.needed(chosen))
+    request = Request(
+        actions={target: session.actions[target] for target in targets},
+        command=command,
+        fetch_into=session.executor if options.fetch else None,
+        checkout=session.checkout,
+        trust=session.trust,
+        show=_print,
+    )
+    interrupted_code = INTERRUPTED
+
+    def terminate(*_: object) -> NoReturn:
+        nonlocal interrupted_code
+        interrupted_code = TERMINATED
+        raise KeyboardInterrupt
+
+    earlier = signal.signal(signal.SIGTERM, terminate)
+    try:
+        run = run_remotely(session.project, options.on, request)
+        if run.results.status == ends.INTERRUPTED:
+            run = run._replace(exit_code=interrupted_code)
+        models = dict.fromkeys(session.actions[target].model for target in targets)
+        if line := update_pages(session, models, run.reports):
+            _print(line)
+    finally:
+        session.close()
+        signal.signal(signal.SIGTERM, earlier)
+    manifests = tuple(broken_manifests(session))
+    return run._replace(results=replace(run.results, manifests=manifests))
+
+
+def _print(line: str) -> None:
+    sys.stdout.write(printable(f"{line}\n"))
+    sys.stdout.flush()

@@ -169,7 +169,7 @@ def test_the_core_knows_no_other_machine_no_pages_and_no_deployment() -> None:
 
 
 def test_the_remote_package_is_loaded_only_for_other_machines() -> None:
-    code = "import sys, buildsys.cli.build_on, buildsys.cli.commands.build, buildsys.cli.main\n"
+    code = "import sys, buildsys.cli.run_files, buildsys.cli.commands.build, buildsys.cli.main\n"
     code += "print([name for name in sys.modules if name.startswith('buildsys.remote')])"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT)
     assert done.stdout.strip() == "[]"

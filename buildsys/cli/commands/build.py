@@ -75,7 +75,7 @@ def run(options: Namespace) -> int:
     with files.begin(started):
         session = BuildSession.load(options.root)
         if options.on:
-            from buildsys.cli.build_on import build_on
+            from buildsys.cli.run_files import build_on
 
             return build_on(session, chosen_names(session, options), options, files)
         code = _build(session, options)

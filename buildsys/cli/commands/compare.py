@@ -12,14 +12,15 @@ from buildsys.cli.build_names import BuildNames, Side
 from buildsys.cli.command import add_json, add_names, print_json, print_lines
 from buildsys.cli.commands.explain import reasons_json
 from buildsys.cli.console.rows import titled_lines
-from buildsys.cli.graph_differences import (
+from buildsys.cli.graph_files import (
     EQUAL,
     StagePair,
     compare_graphs,
     compare_recorded_graphs,
+    names_graph,
     recorded_difference_lines,
+    without_time,
 )
-from buildsys.cli.graph_files import names_graph, without_time
 from buildsys.cli.session import BuildSession
 from buildsys.cli.target_names import ModelFilter, add_filter
 from buildsys.errors import UsageError

@@ -102,7 +102,7 @@ def _build(options: Namespace, stages: Sequence[str], started: str) -> tuple[Run
         raise UsageError(problem, "put one YAML file per model there")
     names = chosen_names(session, options)
     if options.on:
-        from buildsys.cli.build_on import run_on
+        from buildsys.cli.run_files import run_on
 
         command = ["nightly", *(["--all"] if options.all else [])]
         command += ["--rebuild", options.rebuild] if options.rebuild else []

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from buildsys.deploy.load import load_engine
+from buildsys.deploy.engine import load_engine
 from buildsys.errors import StageError
 from buildsys.onnx_graphs.tensors import Array, Tensor, load_tensors, tensor_of, write_array
 from buildsys.workers.job import Job, StageResult
