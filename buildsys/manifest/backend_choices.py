@@ -49,3 +49,9 @@ def chosen_kind(operator: Mapping[str, Any], backend: str) -> str | None:
     """Return the kind chosen by ``use``, else the first one that has an implementation."""
     chosen: str | None = (operator.get("use") or {}).get(backend)
     return chosen or next(iter(implementations(operator, backend)), None)
+
+
+def int8_layers(engine: Mapping[str, Any]) -> list[int]:
+    """List the indexes of an engine's int8 layer precisions."""
+    layers = engine.get("layer_precisions") or ()
+    return [index for index, layer in enumerate(layers) if layer["precision"] == "int8"]

@@ -12,7 +12,6 @@ from typing import Any
 from pydantic import TypeAdapter, ValidationError
 
 from buildsys.errors import ManifestError
-from buildsys.manifest.engine_checks import unknown_toolchain
 from buildsys.manifest.layers import (
     Errors,
     Presets,
@@ -23,13 +22,13 @@ from buildsys.manifest.layers import (
     read_layers,
     resolve_engines,
 )
-from buildsys.manifest.problem import expected
+from buildsys.manifest.problem import expected, show_value, suggest
 from buildsys.manifest.schema.project import ProjectSpec
 from buildsys.manifest.schema_errors import schema_errors
 from buildsys.manifest.value_tree import FieldPath, ValueNode, ValueOrigin, plain
 from buildsys.manifest.view import ManifestView
 from buildsys.manifest.workspace import Workspace
-from buildsys.project.checks import check_model, unused_dims
+from buildsys.project.checks import check_model
 from buildsys.project.model import Engine, ModelSpec, model_fields
 from buildsys.stages.table import GRAPH_SECTIONS, NETWORK_SECTIONS
 from buildsys.system.backend_registry import package_files
@@ -68,8 +67,7 @@ class Resolver:
         errors = [*self._engine_errors]
         for preset in filter(None, (self._presets or {}).values()):
             errors += _validate(preset, Engine)
-            errors += unknown_toolchain(preset, self._toolchains)
-            self._record_package(preset)
+            errors += self._entry_errors(preset)
         return errors
 
     def resolve(self, file: Path) -> tuple[list[Resolution], Errors]:
@@ -93,7 +91,6 @@ class Resolver:
         tree = _without_inherited_sections(tree, file)
         tree, errors = name_dynamic_axes(tree)
         tree, engine_errors = resolve_engines(tree, self._presets)
-        tree = _without_inherited_dims(tree, file)
         errors += engine_errors
         fields: dict[str, Any] = {}
         refused: list[FieldPath] = []
@@ -108,8 +105,7 @@ class Resolver:
         checks = [*check_model(view)]
         for section in ("engines", "commands"):
             for entry in node.entries() if (node := tree.get(section)) else ():
-                checks += unknown_toolchain(entry, self._toolchains)
-                self._record_package(entry)
+                checks += self._entry_errors(entry)
         for check in checks:
             parts = ((check.file, check.key[:depth]) for depth in range(1, len(check.key) + 1))
             if reported.isdisjoint(parts):
@@ -129,12 +125,18 @@ class Resolver:
         }
         return tree.with_member("toolchains", used)
 
-    def _record_package(self, engine: ValueNode) -> None:
-        """Record the files that decide the fields of another team's backend."""
-        backend = engine.get("backend")
+    def _entry_errors(self, entry: ValueNode) -> Errors:
+        """Check an engine's or command's toolchain, and record its backend's package."""
+        backend, name = entry.get("backend"), entry.get("toolchain")
         if backend is not None and isinstance(backend.value, str):
             for file in package_files(backend.value):
                 self.workspace.exists(file)
+        names = [declared for declared, _ in self._toolchains.items()] if self._toolchains else []
+        if self._toolchains is None or name is None or name.value in (None, *names):
+            return []
+        hint = suggest(str(name.value), names, what="toolchains")
+        hint = hint or "declare it in configs/project.yaml"
+        return [name.error(f"unknown toolchain {show_value(name.value)}", hint)]
 
     def _read(self, file: Path, what: str) -> ValueNode:
         """Read a shared file, empty if it does not exist. Raises: ManifestError."""
@@ -187,13 +189,3 @@ def _without_inherited_sections(tree: ValueNode, file: Path) -> ValueNode:
         sections = (*NETWORK_SECTIONS, "dynamic_axes")
     nodes = ((name, tree.get(name)) for name in sections)
     return tree.without(*(name for name, node in nodes if node and node.origin.file != file))
-
-
-def _without_inherited_dims(tree: ValueNode, file: Path) -> ValueNode:
-    """Drop unused dimensions of shared files."""
-    dims = tree.get("dims")
-    shared = {name for name, node in dims.items() if node.origin.file != file} if dims else set()
-    if dims is None or not shared:
-        return tree
-    unused = shared.intersection(unused_dims(ManifestView(tree, file)))
-    return tree.with_member("dims", dims.without(*unused))

@@ -50,7 +50,7 @@ def test_messages_are_found_with_their_remedies() -> None:
     }
 
 
-@pytest.mark.parametrize("module", ["manifest/engine_checks.py", "models/weights_files.py"])
+@pytest.mark.parametrize("module", ["project/checks.py", "models/weights_files.py"])
 def test_messages_of_a_module_have_words(module: str) -> None:
     source = (REFERENCE.parents[1] / "buildsys" / module).read_text(encoding="utf-8")
     found = list(load("errors").messages(source))

@@ -6,8 +6,7 @@ from typing import Annotated, Any, Literal, get_args
 
 from pydantic import Field
 
-from buildsys.manifest.backend_choices import QUANTIZED, base_precision
-from buildsys.manifest.engine_checks import int8_layers
+from buildsys.manifest.backend_choices import QUANTIZED, base_precision, int8_layers
 from buildsys.manifest.problem import Problems, suggest
 from buildsys.manifest.schema.base import (
     Bytes,

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
-from buildsys.manifest.backend_choices import QUANTIZED, base_precision, is_auto
-from buildsys.manifest.engine_checks import int8_layers
+from buildsys.manifest.backend_choices import QUANTIZED, base_precision, int8_layers, is_auto
 from buildsys.manifest.problem import Problems, suggest
 from buildsys.manifest.value_ranges import data_problem
 from buildsys.manifest.value_tree import FieldPath
 from buildsys.manifest.view import ManifestView, shapes_after_surgery
+
+_EXAMPLE = "{images: data/calibration}"
 
 
 def problems(view: ManifestView) -> Problems:
@@ -42,9 +43,8 @@ def _calibration_use(view: ManifestView, path: FieldPath, engine: dict[str, Any]
             else ("quantization", "an engine with implicit quantization")
         )
         text = f"{what} needs calibration data, but this model has no section calibration"
-        shapes = shapes_after_surgery(view)
-        entries = ", ".join(f"{name}: {_example_data(shape)}" for name, shape in shapes.items())
-        yield view.problem((*path, field), text, f"add calibration: {{data: {{{entries}}}}}")
+        hint = f"add calibration: {{data: {{{next(iter(view.map('inputs')), 'x')}: {_EXAMPLE}}}}}"
+        yield view.problem((*path, field), text, hint)
     chosen = engine.get("quantization", "auto")
     is_weak = chosen == "auto" and engine.get("typing") == "weak" and not is_auto(engine)
     calibrates_itself = chosen == "implicit" or is_weak
@@ -67,7 +67,7 @@ def _calibration(view: ManifestView, shapes: dict[str, list[Any]]) -> Problems:
             yield view.problem((*path, *field[1:]), text, hint)
     for name, shape in shapes.items():
         if name not in data and view.get("inputs", name, "data") is None:
-            hint = f"add data: {{{name}: {_example_data(shape)}}}"
+            hint = f"add data: {{{name}: {_EXAMPLE}}}"
             text = f'input "{name}" has no calibration data'
             yield view.problem(("calibration",), text, hint)
         first = shape[0] if shape else None
@@ -76,8 +76,3 @@ def _calibration(view: ManifestView, shapes: dict[str, list[Any]]) -> Problems:
             text = f'{size} does not fit the first dimension of input "{name}", {first}'
             hint = "choose a size in its range in dims, or remove it"
             yield view.problem(("calibration", "batch_size"), text, hint)
-
-
-def _example_data(shape: list[Any]) -> str:
-    image = len(shape) == 4 and shape[1] in (1, 3)
-    return "{images: data/calibration}" if image else "{npz: data/calibration.npz}"

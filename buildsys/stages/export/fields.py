@@ -20,6 +20,10 @@ Modules = Annotated[
 ]
 _FILE = "a Python file such as plugins/symbolics/asinh.py"
 PythonFile = Annotated[str, text(r"^[^:]+\.py$", _FILE), NAMES_FILE]
+_SYMBOL = "an operator of PyTorch without overload such as aten::asinh"
+Symbol = Annotated[str, text(r"^\w+::\w+$", _SYMBOL)]
+_OVERLOAD = "an operator with its namespace such as aten::add.Tensor"
+Overload = Annotated[str, text(r"^\w+::\w+(\.\w+)?$", _OVERLOAD)]
 _TORCHSCRIPT = Field(None, description="torchscript only.")
 _DYNAMO = Field(None, description="dynamo only.")
 
@@ -56,7 +60,7 @@ class ExportSpec(Spec):
 class SymbolicSpec(Spec):
     """A symbolic function, or a file registering such functions, for torchscript."""
 
-    op: str | None = Field(None, description="Operator without overload, such as aten::asinh.")
+    op: Symbol | None = Field(None, description="Operator without overload, such as aten::asinh.")
     function: Callable | None = None
     """FILE.py:CALLABLE: f(g, *inputs) returns the result of g.op(...)."""
     opset: int | None = Field(None, ge=6, le=23)
@@ -76,7 +80,7 @@ class SymbolicSpec(Spec):
 class TranslationSpec(Spec):
     """A translation of an operator to ONNX for exporter: dynamo."""
 
-    op: str
+    op: Overload
     """Operator of PyTorch or the network's file, such as aten::add.Tensor."""
     function: Callable = Field(description="FILE.py:CALLABLE of onnxscript operators: f(*inputs).")
 

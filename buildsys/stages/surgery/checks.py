@@ -36,13 +36,6 @@ def problems(view: ManifestView) -> Problems:
                 interface = interface_after(interface, [step])
 
 
-def dims_named_by_surgery(view: ManifestView) -> set[str]:
-    """Return the dimensions named in steps."""
-    patterns = ("inputs", ..., "shape", ...), ("cut", "inputs", ..., "shape", ...)
-    dims = (dim for pattern in patterns for _, dim in view.find("surgery", ..., *pattern))
-    return {dim for dim in dims if isinstance(dim, str)}
-
-
 def _step_problems(view: ManifestView, interface: Interface, step: Step) -> Iterator[StepProblem]:
     for name, tensor in (step.get("inputs") or {}).items():
         yield from _undeclared(view, ("inputs", name), tensor["shape"])

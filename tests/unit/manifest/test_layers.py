@@ -83,14 +83,6 @@ def test_lists_are_replaced_and_a_source_of_another_kind_too(project):
     }
 
 
-def test_unused_shared_dims_are_dropped(project):
-    project.write("configs/project.yaml", "defaults: {dims: {batch: {min: 1, opt: 2, max: 3}}}")
-    project.write(
-        "configs/models/a.yaml", "model: a\nsource: {torchvision: r}\ninputs: {x: {shape: [1]}}\n"
-    )
-    assert project.load().models["a"].data["dims"] == {}
-
-
 def test_a_matrix_makes_a_model_per_combination(project):
     project.model(
         "matrix: {export.opset: [13, 17], simplify.tool: [onnxsim, none], engines: [[ort-cpu]]}"
