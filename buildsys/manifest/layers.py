@@ -79,8 +79,7 @@ def _base_file(workspace: Workspace, node: ValueNode, file: Path, users: tuple[P
         raise node.error(located, hint)
     path = Path(os.path.normpath(located))
     if path in users:
-        chain = " → ".join(user.name for user in (*users[users.index(path) :], path))
-        raise node.error(f"the manifest extends itself: {chain}", "break the cycle")
+        raise node.error(f"{path.name} extends itself", "break the cycle")
     if not workspace.exists(path) or path.is_dir():
         raise node.error(f"file {name} does not exist", suggest_file(path) or hint)
     return path
@@ -88,26 +87,22 @@ def _base_file(workspace: Workspace, node: ValueNode, file: Path, users: tuple[P
 
 def build_presets(document: ValueNode) -> tuple[dict[str, ValueNode | None], Errors]:
     """Merge every preset of engines.yaml over its base."""
-    presets: dict[str, ValueNode | None] = {}
+    presets: dict[str, ValueNode | None] = dict.fromkeys(document.value)
     errors: Errors = []
-
-    def add(name: str, users: tuple[str, ...]) -> None:
-        node, use = document.value[name], document.value[name].get("use")
-        presets[name] = None
-        if use is not None and use.value in users:
-            chain = " → ".join([*users, use.value])
-            errors.append(use.error(f"the engine preset uses itself: {chain}", "break the cycle"))
-            return
-        if use is not None and use.value in document.value and use.value not in presets:
-            add(use.value, (*users, use.value))
-        if not isinstance(node.value, dict):
-            errors.append(node.error(expected("a map of engine fields", node.value)))
-        elif preset := _resolve_entry(node, dict.fromkeys(document.value) | presets, errors):
-            presets[name] = preset.with_member("name", ValueNode(name, node.origin))
-
-    for name in document.value:
-        if name not in presets:
-            add(name, (name,))
+    waiting = dict(document.value)
+    while waiting:
+        uses = {name: node.get("use") for name, node in waiting.items()}
+        ready = [name for name, use in uses.items() if use is None or use.value not in waiting]
+        for name in ready:
+            node = waiting.pop(name)
+            if not isinstance(node.value, dict):
+                errors.append(node.error(expected("a map of engine fields", node.value)))
+            elif preset := _resolve_entry(node, presets, errors):
+                presets[name] = preset.with_member("name", ValueNode(name, node.origin))
+        if not ready:
+            text = f"the engine presets {', '.join(waiting)} use each other"
+            errors += [use.error(text, "break the cycle") for use in uses.values() if use]
+            break
     return presets, errors
 
 
@@ -235,11 +230,8 @@ def name_dynamic_axes(tree: ValueNode) -> tuple[ValueNode, Errors]:
     if not isinstance(axes.value, dict):
         return tree, [axes.error(expected("a map of tensor names", axes.value))]
     errors: Errors = []
-    tensors = {
-        name: section
-        for section in ("outputs", "inputs")
-        for name, _ in (tree.get(section) or axes._replace(value={})).items()
-    }
+    sections = [(name, section) for name in ("inputs", "outputs") if (section := tree.get(name))]
+    tensors = {tensor: name for name, section in sections for tensor, _ in section.items()}
     for tensor, named in axes.items():
         if tensor not in tensors:
             text, hint = f'unknown input or output "{tensor}"', suggest(tensor, tensors)
@@ -249,36 +241,20 @@ def name_dynamic_axes(tree: ValueNode) -> tuple[ValueNode, Errors]:
         shape, missing = nearest(tree, path)
         if missing or not isinstance(shape.value, list):
             continue  # an output gets its axes from the graph; an input without shape is an error
-        sizes = list(shape.value)
-        for axis, name in _named_axes(tensor, named):
-            if problem := _name_axis(sizes, axis, name):
-                text = f'axis {axis} of "{tensor}" ({len(sizes)} dimensions): {problem}'
-                errors.append(name.error(text, "write {AXIS: NAME} or [AXIS, …], from 0"))
+        sizes, stem = list(shape.value), re.sub(r"\W", "_", tensor)
+        names = list(named.items()) or [(named.value, named)]
+        if isinstance(named.value, list):
+            names = [
+                (axis.value, ValueNode(f"{stem}_dynamic_axes_{number}", axis.origin))
+                for number, axis in enumerate(named.value, start=1)
+            ]
+        for axis, name in names:
+            index = int(axis) if re.fullmatch(r"-?[0-9]{1,9}", str(axis)) else len(sizes)
+            if not -len(sizes) <= index < len(sizes) or not isinstance(name.value, str):
+                text = f"cannot name axis {show_value(axis)} of {tensor} {show_value(name.value)}"
+                hint = f"write {{AXIS: NAME}} or [AXIS, …], from 0 to {len(sizes) - 1}"
+                errors.append(name.error(text, hint))
+            elif not isinstance(sizes[index].value, str):
+                sizes[index] = name
         tree = replace_at(tree, path, ValueNode(sizes, shape.origin))
     return tree, errors
-
-
-def _named_axes(tensor: str, named: ValueNode) -> list[tuple[Any, ValueNode]]:
-    """List axes with their names."""
-    if not isinstance(named.value, list):
-        return list(named.items()) or [(named.value, named)]
-    stem = re.sub(r"\W", "_", tensor)
-    return [
-        (node.value, ValueNode(f"{stem}_dynamic_axes_{number}", node.origin))
-        for number, node in enumerate(named.value, start=1)
-    ]
-
-
-def _name_axis(sizes: list[ValueNode], axis: Any, name: ValueNode) -> str:
-    """Name an axis; return the problem, or ""."""
-    index = int(axis) if re.fullmatch(r"-?[0-9]{1,9}", str(axis)) else len(sizes)
-    if not -len(sizes) <= index < len(sizes):
-        return "it is outside of the shape"
-    if not isinstance(name.value, str):
-        return expected("the name of a dimension", name.value)
-    size = sizes[index].value
-    if not isinstance(size, str):
-        sizes[index] = name
-    elif size != name.value and "_dynamic_axes_" not in name.value:
-        return f"it is {name.value} here, and {size} in the shape"
-    return ""

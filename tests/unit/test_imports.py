@@ -21,7 +21,7 @@ ALLOWED: dict[str, set[str]] = {
     "table": set(),
     "manifest": {"system", "table"},
     "stages.fields": {"manifest", "system"},
-    "stages.checks": {"manifest", "system", "table"},
+    "stages.checks": {"manifest", "stages.fields", "system", "table"},
     "onnx_graphs": {"system"},
     "store": {"system"},
     "workers": {"system"},
@@ -48,7 +48,7 @@ ALLOWED: dict[str, set[str]] = {
         "workers",
     },
     "execution": {"plan", "store", "system", "table", "workers"},
-    "project": {"manifest", "plan", "stages.checks", "system", "table"},
+    "project": {"manifest", "plan", "system", "table"},
     "remote": {"execution", "history", "manifest", "plan", "project", "report", "store", "system"},
     "cli": {
         "deploy",
