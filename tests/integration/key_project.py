@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import sys
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -336,6 +337,8 @@ def stamp_of(found: os.stat_result) -> tuple[int, ...]:
 
 def forget_facts() -> None:
     """Forget versions and devices, as a new process would."""
+    # it has the name of the test, and the environment decides if an interpreter is probed again
+    os.environ.pop("PYTEST_CURRENT_TEST", None)
     for function in _CACHED:
         function.cache_clear()
 
@@ -347,6 +350,8 @@ class KeyProject:
         self.root = root / "project"
         self._kept = root / "kept"
         self._pool = WorkerPool(root / "pool")
+        self._path = tuple(sys.path)  # edits prepend folders, and change no package on this path
+        self._packages: dict[tuple[str, tuple[str, ...]], str] = {}
         # by content and by stamp, as state.db keeps them, which is restored after every edit
         self._texts: dict[str, str] = {}
         self._digests: dict[str, Any] = {}
@@ -520,11 +525,13 @@ class KeyProject:
         """Return the current key parts of each target without building."""
         forget_facts()
         session = self.session()
-        build_key = session.executor._keys.build
-        reads = session.executor.ledger.reads
-        found = {t: dict(build_key(a, reads(t)).parts) for t, a in session.actions.items()}
+        builder, reads = session.executor._keys, session.executor.ledger.reads
+        packages = builder._environment._packages  # identities by distribution and module path
+        packages |= self._packages
+        keys = {t: dict(builder.build(a, reads(t)).parts) for t, a in session.actions.items()}
+        self._packages = {name: text for name, text in packages.items() if name[1] == self._path}
         session.executor.close()
-        return found
+        return keys
 
     @contextmanager
     def restored(self) -> Iterator[None]:
