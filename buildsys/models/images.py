@@ -159,8 +159,5 @@ def _decoded(file: Path, mode: str) -> Image.Image:
 
 def _unreadable(file: Path, why: object) -> StageError:
     name = file.relative_to(Path.cwd()) if file.is_relative_to(Path.cwd()) else file
-    formats = f"{', '.join(_FORMATS[:-1])} or {_FORMATS[-1]}"
-    return StageError(
-        f"{name} cannot be read as an image: {why}",
-        f"name another file, or save it again as {formats} of 8 bits",
-    )
+    hint = "name another file, or save it again as PNG of 8 bits"
+    return StageError(f"{name} cannot be read as an image: {why}", hint)

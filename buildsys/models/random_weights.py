@@ -2,17 +2,7 @@
 
 PyTorch's own initial weights are of little use for checking a conversion: the outputs of a deep
 network with initial batch-norm statistics can be as small as 1e-14, and a wrong graph then passes
-any absolute tolerance. So every parameter is drawn from the source's seed, by kind of layer:
-
-========================================  =====================================================
-convolutions, linear and attention        uniform, variance 2 / fan-in (He)
-recurrent layers                          uniform, variance 1 / fan-in
-embeddings                                uniform, variance 1
-batch norm                                weight in 0.5 … 1.5, bias in -0.25 … 0.25
-layer, group and RMS norm, other vectors  weight in 0.9 … 1.1, bias in -0.1 … 0.1
-PReLU                                     0.1 … 0.4
-other biases                              -0.1 … 0.1
-========================================  =====================================================
+any absolute tolerance. So every parameter is drawn from the source's seed, by kind of layer.
 
 The rest follows from one forward in eval mode. A batch norm's statistics become those of its
 input, times a drawn pattern. Where the output of a convolution or linear layer has a mean square

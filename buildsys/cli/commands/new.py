@@ -259,10 +259,8 @@ def _lines(model: str, proposal: Mapping[str, Any]) -> Iterator[str]:
         note = "  # null: a size that follows no dimension" if is_unknown else ""
         yield f"  {_flow(name)}: {_flow(tensor)}{note}"
     if proposal["dims"]:
-        yield "dims:  # dynamic axes"
-        for name, span in proposal["dims"].items():
-            ran = ", ".join(map(str, proposal["ran"][name]))
-            yield f"  {_flow(name)}: {_flow(span)}  # it ran with {ran}"
+        yield "dims:  # dynamic axes; it ran at both ends"
+        yield from (f"  {_flow(name)}: {_flow(span)}" for name, span in proposal["dims"].items())
     for name, size in proposal["fixed"].items():
         yield f"# {name} is fixed to {size}: no other size ran"
     yield f"engines: {_ENGINES}"

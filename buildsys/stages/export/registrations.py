@@ -107,18 +107,13 @@ def make_translations(
 
 def _overload(op: str) -> Any:
     """Find torch's object for ``ns::name`` or ``ns::name.overload``."""
-    name, _, overload = op.partition(".")
-    namespace, _, word = name.partition("::")
+    namespace, _, name = op.partition("::")
+    word, _, overload = name.partition(".")
     try:
-        packet = getattr(getattr(torch.ops, namespace), word)
-        overloads: list[str] = packet.overloads()
+        return getattr(getattr(getattr(torch.ops, namespace), word), overload or "default")
     except AttributeError:
-        names = {candidate.partition(".")[0] for candidate in torch._C._dispatch_get_all_op_names()}
-        raise _unknown_operator(name, sorted(names)) from None
-    if (overload or "default") in overloads:
-        return getattr(packet, overload or "default")
-    choices = ", ".join(f"{name}.{candidate}" for candidate in overloads)
-    raise StageError(f"{name} has no overload {overload or 'default'}", f"name one of {choices}")
+        names = torch._C._dispatch_get_all_op_names()
+        raise _unknown_operator(op, sorted(names)) from None
 
 
 def register_symbolics(options: Mapping[str, Any], project: Path) -> list[Registration]:

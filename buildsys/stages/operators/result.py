@@ -5,7 +5,6 @@ from __future__ import annotations
 from buildsys.onnx_graphs.result_types import ResultHeader
 from buildsys.system.typed_dict import TypedDict
 
-LocalFunction = TypedDict("LocalFunction", {"from": str, "nodes": int, "opsets": dict[str, int]})
 OperatorLibrary = TypedDict(
     "OperatorLibrary",
     {"from": str | list[str], "flags": list[str], "bytes": int, "sha256": str},  # a file or sources
@@ -16,5 +15,5 @@ OperatorLibrary = TypedDict(
 class OperatorsResult(ResultHeader, total=False):
     """The local functions and libraries of a model's custom operators."""
 
-    functions: dict[str, dict[str, LocalFunction]]  # output role -> operator
+    functions: dict[str, dict[str, str]]  # output role -> operator -> FILE.py:NAME
     libraries: dict[str, OperatorLibrary]

@@ -13,7 +13,7 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 from buildsys.errors import StageError
-from buildsys.stages.operators.result import LocalFunction, OperatorLibrary, OperatorsResult
+from buildsys.stages.operators.result import OperatorLibrary, OperatorsResult
 from buildsys.system.compilers import (
     LANGUAGES,
     compiler_command,
@@ -44,27 +44,14 @@ def run(job: Job) -> StageResult:
     return StageResult(figures=OperatorsResult(functions=functions, libraries=libraries))
 
 
-def _write_functions(job: Job, role: str, references: dict[str, str]) -> dict[str, LocalFunction]:
+def _write_functions(job: Job, role: str, references: dict[str, str]) -> dict[str, str]:
     # libraries do not need onnx
-    from buildsys.stages.operators.local_functions import (
-        function_model,
-        nodes_of,
-        operator_of,
-        origins_of,
-    )
+    from buildsys.stages.operators.local_functions import function_model, origins_of
 
     job.progress("making the local functions")
     model = function_model(references, job.project)
     job.outputs[role].write_bytes(model.SerializeToString(deterministic=True))
-    origins = origins_of(model)
-    return {
-        operator_of(function): {
-            "from": origins[operator_of(function)],
-            "nodes": len(list(nodes_of(function))),
-            "opsets": {entry.domain or "ai.onnx": entry.version for entry in function.opset_import},
-        }
-        for function in model.functions
-    }
+    return origins_of(model)
 
 
 _ERROR = re.compile(r"error:|undefined (reference|symbol)|cannot find |multiple definition")

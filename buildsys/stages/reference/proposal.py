@@ -130,26 +130,18 @@ def _figures(job: Job, model: Model, candidate: Candidate, first: Trial) -> dict
                 trial = _try(job, model, candidate, {**first.sizes, name: other})
                 trials[name] += [trial] if trial.ranks == first.ranks else []
     fixed = {name: first.sizes[name] for name, others in trials.items() if not others}
-    ran = {
-        name: sorted({first.sizes[name], *(trial.sizes[name] for trial in others)})
-        for name, others in trials.items()
-        if others
-    }
+    dims: dict[str, dict[str, int]] = {}
+    for name, others in trials.items():
+        sizes = sorted((first.sizes[name], *(trial.sizes[name] for trial in others)))
+        usual = min(_OPT_BATCH, sizes[-1]) if name in batches else sizes[0]
+        dims |= {name: {"min": sizes[0], "opt": usual, "max": sizes[-1]}} if others else {}
     return {
         "inputs": {
             name: {**spec, "shape": [fixed.get(size, size) for size in spec["shape"]]}
             for name, spec in inputs.items()
         },
-        "outputs": _outputs(model, first, {name: trials[name][0] for name in ran}, inputs),
-        "dims": {
-            name: {
-                "min": sizes[0],
-                "opt": min(_OPT_BATCH, sizes[-1]) if name in batches else sizes[0],
-                "max": sizes[-1],
-            }
-            for name, sizes in ran.items()
-        },
-        "ran": ran,
+        "outputs": _outputs(model, first, {name: trials[name][0] for name in dims}, inputs),
+        "dims": dims,
         "fixed": fixed,
     }
 
