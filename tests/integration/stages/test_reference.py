@@ -79,20 +79,6 @@ def test_golden_files_name_the_float_type_of_most_weights(
     assert case_of(tmp_path).float_type == expected
 
 
-def test_a_network_file_may_import_old_names_of_torch(tmp_path: Path) -> None:
-    (tmp_path / "net.py").write_text(
-        "import torch\n"
-        "import torch.onnx._internal.jit_utils\n"
-        "from torch.onnx._internal import registration\n"
-        "assert registration.registry.register\n"
-        "def make(): return torch.nn.Linear(4, 3)\n"
-    )
-    run(tmp_path, "", tmp_path, source={"python": "net.py:make"})
-    assert torch.onnx._internal.torchscript_exporter.registration.__spec__.name.endswith(
-        "torchscript_exporter.registration"
-    )
-
-
 @pytest.mark.parametrize(
     ("line", "hint"),
     [
@@ -189,15 +175,6 @@ def test_outputs_that_are_not_finite_name_output_and_case(tmp_path: Path) -> Non
         StageError, match="output broken has 4 of 4 values NaN or infinite in case min"
     ):
         run(tmp_path, "Infinite")
-
-
-def test_a_forward_that_fails_says_for_which_inputs_and_where(tmp_path: Path) -> None:
-    with pytest.raises(StageError) as error:
-        run(tmp_path, "Fails")
-    assert str(error.value).startswith(
-        "forward of Fails failed on x float32 [1, 4]: RuntimeError: shape '[5, 5]'"
-    )
-    assert f"({NETWORKS}:" in str(error.value)
 
 
 def test_an_output_shape_that_holds_in_one_case_only(tmp_path: Path) -> None:

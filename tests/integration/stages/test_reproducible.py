@@ -48,8 +48,8 @@ def make_project(root: Path) -> Path:
 @pytest.fixture(scope="module")
 def builds(
     tmp_path_factory: pytest.TempPathFactory,
-) -> tuple[tuple[Path, dict[str, str]], dict[str, str]]:
-    """Return the project and files built here, and the files built elsewhere."""
+) -> tuple[Path, dict[str, str], dict[str, str]]:
+    """Return the project, the files built here, and those built elsewhere."""
     root = make_project(tmp_path_factory.mktemp("one") / "p")
     other = tmp_path_factory.mktemp("two") / "a-longer-name" / "of-a-checkout"
     models = change_irrelevantly(make_project(other))
@@ -67,19 +67,7 @@ def builds(
         here = export_models(root, root / "build", list(MODELS))
     assert process.returncode == 0, (other / "log").read_text()
     there: dict[str, str] = json.loads((other / "build/digests.json").read_text(encoding="utf-8"))
-    return (root, here), there
-
-
-@pytest.fixture(scope="module")
-def first(
-    builds: tuple[tuple[Path, dict[str, str]], dict[str, str]],
-) -> tuple[Path, dict[str, str]]:
-    return builds[0]
-
-
-@pytest.fixture(scope="module")
-def second(builds: tuple[tuple[Path, dict[str, str]], dict[str, str]]) -> dict[str, str]:
-    return builds[1]
+    return root, here, there
 
 
 def change_irrelevantly(root: Path) -> list[str]:
@@ -119,43 +107,26 @@ def files_of(model: str, digests: dict[str, str]) -> dict[str, str]:
     }
 
 
-@pytest.mark.parametrize("model", MODELS)
-def test_two_processes_in_two_folders_write_the_same_bytes(
-    first: tuple[Path, dict[str, str]], second: dict[str, str], model: str
+def test_equal_networks_give_equal_bytes(
+    builds: tuple[Path, dict[str, str], dict[str, str]],
 ) -> None:
-    files = files_of(model, first[1])
-    assert {"export/model.onnx", "simplify/model.onnx"} <= files.keys()
-    assert files == files_of(model, second)
-
-
-def test_equal_networks_give_programs_with_equal_bytes(
-    first: tuple[Path, dict[str, str]], second: dict[str, str]
-) -> None:
-    root, files = first
-    assert files_of("m", files).keys() == {"program/program.pt2"}
-    assert files_of("m", files) == files_of("m", second)
+    """In two processes and folders, with a moved plugin and reordered keys of a manifest."""
+    root, here, there = builds
+    for model in MODELS:
+        files = files_of(model, here)
+        assert {"export/model.onnx", "simplify/model.onnx"} <= files.keys()
+        assert files == files_of(model, there) == files_of(f"moved-{model}", there)
+    assert files_of("reordered", there) == files_of("conv_bn_relu-torchscript", here)
+    assert "flatten_head-dynamo/export/model.onnx.data" in here
+    assert files_of("m", here).keys() == {"program/program.pt2"}
+    assert files_of("m", here) == files_of("m", there)
     assert str(ROOT).encode() not in (root / "build/m/program/program.pt2").read_bytes()
 
 
-@pytest.mark.parametrize("model", MODELS)
-def test_a_moved_plugin_does_not_change_the_graph(
-    first: tuple[Path, dict[str, str]], second: dict[str, str], model: str
+def test_files_do_not_contain_their_origin(
+    builds: tuple[Path, dict[str, str], dict[str, str]],
 ) -> None:
-    assert files_of(f"moved-{model}", second) == files_of(model, first[1])
-
-
-def test_the_order_of_keys_in_a_manifest_does_not_change_the_graph(
-    first: tuple[Path, dict[str, str]], second: dict[str, str]
-) -> None:
-    assert files_of("reordered", second) == files_of("conv_bn_relu-torchscript", first[1])
-
-
-def test_external_weights_are_compared_as_well(first: tuple[Path, dict[str, str]]) -> None:
-    assert "flatten_head-dynamo/export/model.onnx.data" in first[1]
-
-
-def test_files_do_not_contain_their_origin(first: tuple[Path, dict[str, str]]) -> None:
-    root, files = first
+    root, files, _ = builds
     for path in (path for path in files if "program" not in path):
         content = (root / "build" / path).read_bytes()
         assert str(root).encode() not in content, path
@@ -163,9 +134,7 @@ def test_files_do_not_contain_their_origin(first: tuple[Path, dict[str, str]]) -
         if path.endswith(".onnx"):
             model = onnx.load_model_from_string(content)
             assert model.producer_version == "", path
-            assert not [entry.key for node in model.graph.node for entry in node.metadata_props], (
-                path
-            )
+            assert not any(node.metadata_props for node in model.graph.node), path
 
 
 def test_metadata_set_by_people_stays() -> None:

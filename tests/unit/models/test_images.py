@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import struct
-import sys
-import zlib
 from pathlib import Path
 from typing import Any
 
@@ -74,19 +71,6 @@ def test_transparency_and_palettes_are_no_problem() -> None:
     assert read(Path("palette.png"), (1, 2, 2, 3)).shape == (1, 2, 2, 3)
 
 
-def png(width: int, height: int) -> bytes:
-    """Return an image that claims a size, without its pixels."""
-    header = struct.pack(">IIBBBBB", width, height, 8, 2, 0, 0, 0)
-    chunks = [(b"IHDR", header), (b"IDAT", zlib.compress(b"")), (b"IEND", b"")]
-    return b"\x89PNG\r\n\x1a\n" + b"".join(
-        struct.pack(">I", len(content))
-        + kind
-        + content
-        + struct.pack(">I", zlib.crc32(kind + content))
-        for kind, content in chunks
-    )
-
-
 def test_files_that_are_no_images_are_one_sentence(folder: Path) -> None:
     save("good.jpg", np.random.default_rng(0).integers(0, 255, (64, 64, 3)))
     content = (folder / "good.jpg").read_bytes()
@@ -95,16 +79,12 @@ def test_files_that_are_no_images_are_one_sentence(folder: Path) -> None:
         "text.jpg": b"a text file\n",
         "empty.png": b"",
         "script.jpg": b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 9 9\n",  # runs Ghostscript
-        "bomb.png": png(60_000, 60_000),
-        "header.png": png(10, 10),
     }
     messages = {
         "cut.jpg": "cut.jpg cannot be read as an image: image file is truncated",
         "text.jpg": "text.jpg cannot be read as an image: cannot identify",
         "empty.png": "empty.png cannot be read as an image: ",
         "script.jpg": "script.jpg cannot be read as an image: ",
-        "bomb.png": "bomb.png cannot be read as an image: Image size (3600000000 pixels) exceeds",
-        "header.png": "header.png cannot be read as an image: ",
     }
     for name, bytes_ in contents.items():
         (folder / name).write_bytes(bytes_)
@@ -124,12 +104,3 @@ def test_a_crop_larger_than_the_image_is_refused() -> None:
     file = save("photo.png", np.zeros((8, 8, 3)))
     with pytest.raises(StageError, match="resized to 4 x 4, it is smaller than the crop of 6 x 6"):
         read(file, (1, 6, 6, 3), resize=4)
-
-
-def test_without_pillow_the_command_that_installs_it_is_named(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    file = save("photo.png", np.zeros((8, 8, 3)))
-    monkeypatch.setitem(sys.modules, "PIL", None)
-    with pytest.raises(StageError, match=r"importing PIL failed: .*; pip install pillow"):
-        read(file, (1, 8, 8, 3))
