@@ -25,7 +25,6 @@ SYSTEMS = {
 }
 # of inputs -> of the package; it has no 64-bit integers
 DTYPES = {"float32": "FLOAT32", "float16": "FLOAT16", "int32": "INT32", "int64": "INT32"}
-MOST_DIMENSIONS = 5
 COMPUTE_UNITS = {
     "all": "ALL",
     "cpu_and_gpu": "CPU_AND_GPU",

@@ -8,7 +8,6 @@ from pydantic import Field
 
 from buildsys.backends.coreml.description import (
     DTYPES,
-    MOST_DIMENSIONS,
     Target,
 )
 from buildsys.manifest.problem import Problems
@@ -50,10 +49,7 @@ def problems(view: ManifestView, path: FieldPath, engine: dict[str, Any]) -> Pro
         hint = "set precision: fp16, or compute_units: cpu_only"
         yield view.problem((*path, "compute_units"), text, hint)
     for (*_, name), tensor in view.maps("inputs", ...):
-        shape, dtype = view.list("inputs", str(name), "shape"), tensor.get("dtype", "float32")
-        if (shape and len(shape) > MOST_DIMENSIONS) or tensor.get("shape") == []:
-            text = f"Core ML takes inputs of 1 to {MOST_DIMENSIONS} dimensions, not {len(shape)}"
-            yield view.problem(("inputs", str(name), "shape"), text, "reshape it in forward")
+        dtype = tensor.get("dtype", "float32")
         if isinstance(dtype, str) and dtype not in DTYPES:
             text = f"Core ML has no inputs of the type {dtype}"
             hint = f"use one of {', '.join(DTYPES)}"

@@ -39,7 +39,6 @@ class Provider:
     needs_nvidia: bool = False
     # compiles nodes to kernels when a session is created; sessions cannot save them
     compiles: bool = True
-    keeps_context: bool = False  # it can keep these kernels in EPContext nodes
     booleans: tuple[str, str] = ("0", "1")  # texts of false and true
 
     @property
@@ -78,7 +77,6 @@ _PROVIDERS = (
         " trt_context_memory_sharing_enable trt_engine_hw_compatible trt_detailed_build_log",
         libraries=("tensorrt", *_CUDA_LIBRARIES),
         needs_nvidia=True,
-        keeps_context=True,
     ),
     Provider(
         "cuda",
@@ -106,7 +104,6 @@ _PROVIDERS = (
         plugin="onnxruntime-ep-openvino",
         elsewhere="it supports Intel's only: use backend: openvino, or a toolchain with"
         " onnxruntime-openvino",
-        keeps_context=True,
         booleans=("false", "true"),
     ),
     Provider(
@@ -134,7 +131,6 @@ _PROVIDERS = (
         # not saver and ir, which compute nothing and write files into the project
         choices={"backend_type": ("htp", "gpu", "cpu")},
         plugin="onnxruntime-qnn",
-        keeps_context=True,
     ),
     Provider(
         "migraphx",

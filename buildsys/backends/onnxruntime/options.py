@@ -13,7 +13,6 @@ from buildsys.backends.onnxruntime.execution_providers import (
     PROVIDERS,
     REFUSED_OPTIONS,
     Provider,
-    known_providers,
     provider_entry,
 )
 from buildsys.manifest.problem import Problems, expected, show_value, suggest
@@ -99,19 +98,9 @@ def problems(view: ManifestView, path: FieldPath, engine: dict[str, Any]) -> Pro
             text = f"not supported with precision: {precision}"
             hint = "use fp32, int4, or int8 with quantization: dynamic"
             yield view.problem((*path, "optimized"), text, hint, of_key=True)
-    if engine.get("ep_context") is True:
-        named = {provider.name for provider in known_providers(engine)}
-        able = [name for name, provider in PROVIDERS.items() if provider.keeps_context]
-        if not named & {*able}:
-            text = f"not supported by {', '.join(sorted(named)) or 'these providers'}"
-            hint = f"remove it, or use one of {', '.join(able)}"
-            yield view.problem((*path, "ep_context"), text, hint, of_key=True)
     entries = engine.get("providers")
     if not isinstance(entries, list):
         return
-    if engine.get("provider", CPU) != CPU:
-        text = "has no effect next to providers"
-        yield view.problem((*path, "provider"), text, "remove it", of_key=True)
     names: list[str] = []
     for number, entry in enumerate(entries):
         place = (*path, "providers", number)

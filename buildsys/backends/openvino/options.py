@@ -41,23 +41,14 @@ class OpenVinoEngine(EngineBase):
 
 
 ENGINE = OpenVinoEngine
-_FIELDS = {  # properties that have a field
-    "INFERENCE_PRECISION_HINT": "precision",
-    "INFERENCE_NUM_THREADS": "threads",
-    "NUM_STREAMS": "streams",
-    "PERFORMANCE_HINT": "performance_hint",
-    "ENABLE_CPU_PINNING": "pin_threads",
-}
+_PRECISION = "INFERENCE_PRECISION_HINT"
 
 
 def problems(view: ManifestView, path: FieldPath, engine: dict[str, Any]) -> Problems:
-    """Yield unsupported precisions, and properties that have a field."""
+    """Yield unsupported precisions."""
     if engine.get("precision") == "fp8":
         text = "OpenVINO has no fp8 engines"
         yield view.problem((*path, "precision"), text, "use fp32, fp16, bf16 or int8")
-    config = engine.get("config")
-    for name in config if isinstance(config, dict) else ():
-        if field := _FIELDS.get(name):
-            hint = f"use the field {field}"
-            text = f"{name} cannot be set here"
-            yield view.problem((*path, "config", name), text, hint, of_key=True)
+    if _PRECISION in view.map(*path, "config"):
+        place, text = (*path, "config", _PRECISION), f"{_PRECISION} cannot be set here"
+        yield view.problem(place, text, "use the field precision", of_key=True)

@@ -109,7 +109,8 @@ def value_of(library: TensorRTLibrary, enumeration: str, word: str) -> Any:
     """Return the value of an enumeration for a word of manifests."""
     value = find_value(library, enumeration, word)
     if value is None:
-        raise StageError(f"{library.release} has no {word}", "use another version of TensorRT")
+        text = f"{library.release} has no {enumeration} {word}"
+        raise StageError(text, "choose another one, or use another version of TensorRT")
     return value
 
 

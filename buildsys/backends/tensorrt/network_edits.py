@@ -13,11 +13,9 @@ from typing import Any
 from buildsys.backends.interface import DTYPE_OF_PRECISION, Figures, shares
 from buildsys.backends.tensorrt import version_adapter
 from buildsys.backends.tensorrt.library import (
-    DTYPES,
     Messages,
     TensorRTLibrary,
     dtype_words,
-    find_value,
     value_of,
 )
 from buildsys.backends.tensorrt.network import io_tensors
@@ -46,22 +44,14 @@ def set_formats(
             raise StageError(text, f"it has {', '.join(tensors)}")
         if chosen["format"] is not None:
             tensor.allowed_formats = 1 << int(value_of(library, "TensorFormat", chosen["format"]))
-        dtype = chosen["dtype"]
-        if dtype is None:
-            continue
-        value, words = find_value(library, "DataType", dtype), dtype_words(library)
-        if dtype not in DTYPES or value is None:
-            text = f"io.{name}.dtype: {library.title} has no tensors of {dtype}"
-            raise StageError(text, f"it has {', '.join(words.values())}")
-        if tensor.dtype == value:
-            continue
-        if strong:
-            raise StageError(
-                f"io.{name}.dtype: {dtype} differs from the graph's type,"
-                f" {words[tensor.dtype]}, which a strongly typed engine keeps",
-                "cast it in the graph (surgery), or set typing: weak",
-            )
-        tensor.dtype = value
+        if chosen["dtype"] is not None:
+            dtype = value_of(library, "DataType", chosen["dtype"])
+            if tensor.dtype == dtype:
+                continue
+            if strong:
+                text = f"io.{name}.dtype: a strongly typed engine keeps the types of its graph"
+                raise StageError(text, "cast it in the graph (surgery), or set typing: weak")
+            tensor.dtype = dtype
 
 
 def computed_layers(library: TensorRTLibrary, network: Any) -> list[Any]:

@@ -97,10 +97,7 @@ class TensorRtBase(EngineBase):
 
 
 def common_problems(view: ManifestView, path: FieldPath, engine: dict[str, Any]) -> Problems:
-    """Yield unknown names in ``io``, and a workspace without memory."""
-    if engine.get("workspace") == 0:
-        text = "an engine cannot be built without workspace memory"
-        yield view.problem((*path, "workspace"), text, "set a size such as 4GiB, or remove it")
+    """Yield unknown names in ``io``."""
     inputs, outputs = shapes_after_surgery(view), view.map("outputs")
     if not outputs:
         return  # names of undeclared outputs are known once the engine is built

@@ -21,7 +21,6 @@ from buildsys.backends.tensorrt.python_plugins import (
 )
 from buildsys.errors import StageError
 from buildsys.system.files import sha256_of
-from buildsys.system.printable import nearest
 
 _PARSER_LIBRARY = "libtensorrt_rtx.so"  # TensorRT-RTX, by the parser's name for it
 # in this process: the registry accepts each name once
@@ -114,20 +113,13 @@ def _load_library(
 def bundled_plugins(library: TensorRTLibrary, request: BuildRequest) -> list[Figures]:
     """List the registered plugins that operators of the request use, in all versions."""
     operators = [use.op for use in request.operators if use.kind == "plugin" and use.path is None]
-    if operators and not library.has("bundled plugins"):
-        raise StageError(
-            f"{library.release} ships no plugins, and {operators[0]} needs one",
-            "add function to its entry in ops, with use: {tensorrt: plugin}, or build this engine"
-            " with backend: tensorrt",
-        )
     facts: list[Figures] = []
     for operator in operators:
         name = operator.rpartition("::")[2]
         registered = version_adapter.creators(library)
         named = [creator for creator in registered if creator.name == name]
         if not named:
-            similar = nearest(name, [creator.name for creator in registered])
-            hint = f"nearest: {', '.join(similar)}" if similar else "name it like its plugin"
+            hint = "name the operator like its plugin, or add function to its entry in ops"
             raise StageError(f"{library.release} has no plugin {name}", hint)
         facts += [{**_facts(operator, own), "bundled": library.release} for own in named]
     return facts
