@@ -17,7 +17,6 @@ from buildsys.onnx_graphs.tensors import (
     save_tensors,
     tensor_of,
 )
-from buildsys.system.printable import nearest
 from buildsys.workers.job import Job, StageResult
 
 ARRAY_SUFFIXES = (".npy", ".npz")
@@ -140,18 +139,14 @@ def categories(name: str) -> list[str]:
 
     Raises: StageError: torchvision has no such weights, or they have no categories.
     """
-    from torchvision import models
+    from torchvision.models import get_weight
 
-    builder, _, version = name.partition(".")
-    enums = {models.get_model_weights(model).__name__: model for model in models.list_models()}
-    if builder not in enums:
-        near = nearest(builder, enums, count=1)
-        hint = f"did you mean {near[0]}?" if near else "torchvision.models lists them"
-        raise StageError(f"torchvision has no weights {builder}", hint)
-    versions = models.get_model_weights(enums[builder]).__members__
-    if version not in versions:
-        raise StageError(f"{builder} has no {version}", f"it has {', '.join(versions)}")
-    names = versions[version].meta.get("categories")
+    try:
+        weights = get_weight(name)
+    except (KeyError, ValueError) as error:
+        hint = "torchvision.models lists all weights"
+        raise StageError(f"torchvision has no weights {name}", hint) from error
+    names = weights.meta.get("categories")
     if not names:
         raise StageError(f"{name} has no categories", "name the classes in a file")
     return list(names)

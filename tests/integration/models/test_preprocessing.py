@@ -44,8 +44,11 @@ def test_an_image_equals_that_of_the_weights_bit_by_bit(
 def test_categories_come_from_weights_without_their_file() -> None:
     assert categories("ResNet50_Weights.IMAGENET1K_V2")[258] == "Samoyed"
     for name, message in (
-        ("ResNet50_Weight.V1", "torchvision has no weights ResNet50_Weight; did you mean ResNet50"),
-        ("ResNet50_Weights.V1", "ResNet50_Weights has no V1; it has IMAGENET1K_V1, IMAGENET1K_V2"),
+        (
+            "ResNet50_Weight.V1",
+            "torchvision has no weights ResNet50_Weight.V1; torchvision.models lists",
+        ),
+        ("ResNet50_Weights.V1", "torchvision has no weights ResNet50_Weights.V1"),
         ("Raft_Small_Weights.C_T_V1", "Raft_Small_Weights.C_T_V1 has no categories; name the"),
     ):
         with pytest.raises(StageError) as error:
