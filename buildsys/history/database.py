@@ -61,13 +61,8 @@ CREATE TABLE texts (digest TEXT PRIMARY KEY, content BLOB) WITHOUT ROWID;
 )
 BUILD_COLUMNS = ", ".join(COLUMNS)
 ALL_MEASUREMENT_COLUMNS = ", ".join(("build", "number", *MEASUREMENT_COLUMNS))
-_PLACES = {name: f"?{number}" for number, name in enumerate(COLUMNS, 1)}
-_PLACES["position"] = (  # after all others of the machine
-    f"max({_PLACES['position']}, coalesce((SELECT max(position) FROM builds"
-    f" WHERE machine_id = {_PLACES['machine_id']}), 0) + 0.001)"
-)
 _INSERT_BUILD = (
-    f"INSERT OR IGNORE INTO builds ({BUILD_COLUMNS}) VALUES ({', '.join(_PLACES.values())})"
+    f"INSERT OR IGNORE INTO builds ({BUILD_COLUMNS}) VALUES ({', '.join('?' * len(COLUMNS))})"
 )
 _INSERT_MEASUREMENT = (
     f"INSERT OR IGNORE INTO measurements ({ALL_MEASUREMENT_COLUMNS}) "
@@ -193,7 +188,7 @@ class History:
     def add(
         self, build: Build, measurements: Sequence[Measurement] = (), texts: Iterable[str] = ()
     ) -> None:
-        """Add a build after all others of its machine.
+        """Add a build.
 
         ``texts`` are its environment and manifest. Raises: StageError: it cannot be written.
         """

@@ -332,9 +332,8 @@ def _why_first(ranking: Ranking) -> str:
     """Explain the first rank in a sentence."""
     place = f" (case {ranking.case})" if ranking.by in _MEASURED else ""
     if len(ranking.ranked) == 1:
-        steady = " and steady" if ranking.case else ""
-        return f"It is the only verified{steady} engine{_limit(ranking)}{place}."
-    count = f"{len(ranking.ranked)} verified engines{_limit(ranking)}"
+        return f"It is the only ranked engine{_limit(ranking)}{place}."
+    count = f"{len(ranking.ranked)} ranked engines{_limit(ranking)}"
     text = f"It is the first of {count} by {ranking.by}{place}"
     if not ranking.tied:
         return f"{text}."

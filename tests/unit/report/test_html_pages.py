@@ -60,7 +60,7 @@ def test_the_first_screen_has_verdict_engine_latency_and_error(results: Results)
     results.without_gpu()
     text = shown(page(results)).text.partition("Pipeline")[0]
     assert "PARTIAL: 10 of 12 targets passed; 2 unavailable" in text
-    assert "Ship ort-cpu It is the only verified and steady engine (case opt)." in text
+    assert "Ship ort-cpu It is the only ranked engine (case opt)." in text
     assert "2.10 ms" in text
     assert "3.0e-06 of 0.0001" in text
     assert "There is no earlier build to compare with." in text

@@ -110,7 +110,7 @@ def test_engines_with_overlapping_intervals_share_a_rank(report: Report) -> None
     assert shipped.engine == "fp16"
     assert shipped.fastest == shipped.timing
     assert shipped.why == (
-        "It is the first of 3 verified engines by latency (case opt), but not distinguishable from"
+        "It is the first of 3 ranked engines by latency (case opt), but not distinguishable from"
         " int8; the smallest error decides."
     )
     table = ranking_table(ranking)
@@ -180,7 +180,7 @@ def test_a_limit_leaves_out_larger_and_unknown_errors(report: Report) -> None:
         "nan": "its relative error is not finite, the limit 0.001",
         "none": "its relative error is unknown, the limit 0.001",
     }
-    only = "the only verified and steady engine with a relative error of at most 0.001"
+    only = "the only ranked engine with a relative error of at most 0.001"
     assert recommend(report, ranking).why == f"It is {only} (case opt)."
     none = recommend(report, rank_engines(report, within=1e-9))
     assert (none.engine, headline(report, none)) == ("", "No engine to ship")
@@ -215,7 +215,7 @@ def test_without_a_steady_benchmark_no_engine_has_a_rank(report: Report, by: str
     assert shipped.why == "It is the smallest verified engine; no benchmark has passed."
 
 
-ONLY = "It is the only verified and steady engine (case opt)."
+ONLY = "It is the only ranked engine (case opt)."
 
 
 def recommendation(results: Results) -> Recommendation:
@@ -235,7 +235,7 @@ def set_latencies(results: Results, **p50_ms: float) -> None:
 def test_the_fastest_verified_engine_is_recommended(results: Results) -> None:
     found = recommendation(results)
     assert (found.engine, found.case) == ("rtx-fp16", "opt")
-    assert found.why == "It is the first of 2 verified engines by latency (case opt)."
+    assert found.why == "It is the first of 2 ranked engines by latency (case opt)."
     assert found.fastest == found.timing
 
 
@@ -303,7 +303,7 @@ def test_a_noisy_baseline_is_not_compared(results: Results, torch_ms: float) -> 
     found = recommendation(results)
     assert (found.engine, found.why) == (
         "ort-cpu",
-        "It is the only verified and steady engine (case opt).",
+        "It is the only ranked engine (case opt).",
     )
     assert found.fastest == found.timing
 
