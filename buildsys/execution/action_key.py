@@ -150,7 +150,9 @@ class KeyBuilder:
         def make_parts() -> Parts:
             made = declared_parts(action)
             if not from_repository:
-                made |= self._environment_parts(action)
+                made |= self._environment.of_action(action)
+                if action.needs != NO_NEEDS and (lacks := lacking(action.needs)):
+                    made[NEEDS] = lacks
                 made |= self._code_parts(action.code)
             for label in [name for name in made if name.endswith("source.weights.sha256")]:
                 # a matching sha256 adds nothing to the digest; with another one the stage fails
@@ -167,12 +169,6 @@ class KeyBuilder:
 
         key = ActionKey(action.target, make_parts, files, missing, covered=frozenset(covered))
         return self.with_reads(action, key, reads) if reads else key
-
-    def _environment_parts(self, action: Action) -> Parts:
-        made = dict(self._environment.of_action(action))
-        if action.needs != NO_NEEDS and (lacks := lacking(action.needs)):
-            made[NEEDS] = lacks
-        return made
 
     def with_reads(self, action: Action, key: ActionKey, reads: Reads) -> ActionKey:
         """Replace the reads of ``key``, with their present values."""

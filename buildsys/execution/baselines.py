@@ -83,7 +83,9 @@ class GateBaselines:
         elif not earlier.figures.get("engine_options"):
             facts["reason"] = "the options of the baseline are not known"
         else:
-            paths = {"engine": action.baseline.engine, "engine.data": _data_path(action)}
+            data = action.inputs.get("engine.data")  # the weights next to an engine
+            paths = {"engine": action.baseline.engine}
+            paths["engine.data"] = data.path if data else f"{action.baseline.engine}.data"
             try:
                 for role, path in paths.items():
                     if (content := earlier.parts.get(f"input:{path}", ABSENT)) != ABSENT:
@@ -146,13 +148,6 @@ def _is_other(action: Action, then: Parts, now: Parts) -> bool:
 def _engine(action: Action, parts: Parts) -> str:
     assert action.baseline is not None
     return parts.get(f"input:{action.baseline.engine}", NONE)
-
-
-def _data_path(action: Action) -> str:
-    """Locate the weights next to an engine."""
-    assert action.baseline is not None
-    data = action.inputs.get("engine.data")
-    return data.path if data else f"{action.baseline.engine}.data"
 
 
 def _differences(prefixes: tuple[str, ...], then: Parts, now: Parts) -> list[str]:

@@ -137,8 +137,13 @@ class BuildCache:
             outputs = {name: file for name, file in record.outputs.items() if action.owns(name)}
             for stored in [record, *([replace(record, key=names)] if names else [])]:
                 self._store.write_action(stored)
-                if share and self._remote is not None:
-                    self._share(replace(stored, outputs=outputs))
+                if not share or self._remote is None:
+                    continue
+                shared: ActionRecord | None = replace(stored, outputs=outputs)
+                if self._signer is not None and self._remote.is_writable:
+                    shared = self._signer.sign_record(replace(stored, outputs=outputs))
+                if shared is not None:  # the signer has warned
+                    self._remote.push(shared, self._store)
 
     def signer(self, record: ActionRecord) -> str:
         """Find the public key of a record's verified signature, or ""."""
@@ -147,15 +152,6 @@ class BuildCache:
         with suppress(SignatureError):
             return self._trust.signer(record) if self._trust.is_active else ""
         return ""
-
-    def _share(self, record: ActionRecord) -> None:
-        assert self._remote is not None
-        if self._signer is not None and self._remote.is_writable:
-            signed = self._signer.sign_record(record)
-            if signed is None:  # it has warned
-                return
-            record = signed
-        self._remote.push(record, self._store)
 
     def _is_trusted(self, record: ActionRecord) -> bool:
         if not record.origin or not self._trust.is_active:

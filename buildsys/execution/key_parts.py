@@ -205,7 +205,7 @@ def lacking(needs: Needs) -> str:
         for gpu in gpus
     )
     labels = {label.strip() for label in os.environ.get(LABELS, "").split(",")}
-    memory = _memory_bytes()
+    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     lacks = []
     if fitting < max(needs.gpu_count, len(gpus)):  # of several, CUDA might use another one
         text = "a GPU" if needs.gpu_count == 1 else f"{needs.gpu_count} GPUs"
@@ -215,7 +215,7 @@ def lacking(needs: Needs) -> str:
         text += " alone in CUDA_VISIBLE_DEVICES" if fitting >= needs.gpu_count else ""
         names = dict.fromkeys(f"{gpu['name']} ({gpu['compute_capability']})" for gpu in gpus)
         lacks.append(f"{text} ({', '.join(names) or 'none'} here)")
-    if 0 < memory < needs.memory:
+    if memory < needs.memory:
         lacks.append(f"{needs.memory / _GIB:.3g} GiB of memory ({memory / _GIB:.3g} GiB here)")
     lacks += [f"the label {label}" for label in needs.labels if label not in labels]
     return " and ".join(lacks)
@@ -230,11 +230,3 @@ def obstacle(lacks: str) -> tuple[str, str]:
 def words(name: str) -> set[str]:
     """Split the name of a GPU into words."""
     return set(re.findall(r"[a-z0-9]+", name.lower()))
-
-
-def _memory_bytes() -> int:
-    """Find the memory of this machine, 0 if unknown."""
-    try:
-        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    except (ValueError, OSError):
-        return 0

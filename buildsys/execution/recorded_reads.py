@@ -131,7 +131,9 @@ def reads_outside(
     ``reads`` are those of the recorder, ``covered`` the paths in the key; ``distributions`` returns
     the labels for the distributions of a module.
     """
-    from buildsys.workers.job import MAX_READS  # not needed with nothing to do
+    # not needed with nothing to do
+    from buildsys.workers.job import MAX_READS
+    from buildsys.workers.launch import split_environment
 
     outside: dict[str, str] = {}
     resolved = cache(lambda: {os.path.realpath(path) for path in covered})
@@ -140,7 +142,7 @@ def reads_outside(
         if kind == "variable":
             if f"env:{name}" in parts or f"{READ}${name}" in parts:
                 continue
-            if (all_variables or not where) and _differs_between_terminals(name):
+            if (all_variables or not where) and split_environment({name: ""})[1]:
                 continue  # copied along with all others, or of no interest to a library
             if not where and in_a_family(name):
                 continue
@@ -221,12 +223,6 @@ def describe(reads: Reads, *, strict: bool) -> Iterator[str]:
 def _declaration(names: Iterable[str]) -> str:
     declarable = [f'"{name}"' for name in names if name not in _WORDS and name[:1] != "/"]
     return f"reads: [{', '.join(declarable)}]" if declarable else ""
-
-
-def _differs_between_terminals(name: str) -> bool:
-    from buildsys.workers.launch import split_environment
-
-    return bool(split_environment({name: ""})[1])
 
 
 def _digest_of(text: str) -> str:

@@ -17,11 +17,9 @@ from buildsys.system.files import read_limited, sha256_of
 from buildsys.system.signatures import (
     BROKEN,
     UNSIGNED,
-    UNTRUSTED,
     SignatureError,
     TrustedKeys,
     byproduct_digest,
-    key_name,
     open_envelope,
 )
 
@@ -110,31 +108,13 @@ def signer_of(record: Record, keys: TrustedKeys) -> str | Reason:
         if envelope is None:
             raise SignatureError(UNSIGNED, "is not signed")
         statement, signer = open_envelope(envelope, keys)
-        _check_content(record, statement)
+        if not record.files or not all(facts.get("sha256") for facts in record.files.values()):
+            raise SignatureError(BROKEN, "names no files, or no digest of one")
+        if byproduct_digest(statement, RECORD_NAME) != content_digest(record.figures):
+            raise SignatureError(BROKEN, "was altered after it was signed")
     except SignatureError as error:
         remedy = error.remedy or (REPLACE if error.kind == BROKEN else _OTHER_ENGINE)
-        named = _signers(envelope) if error.kind == UNTRUSTED else ""
-        return Reason(error.kind, f"{RECORD_NAME} {error.problem}{named}", remedy)
-    return signer
-
-
-def _check_content(record: Record, statement: Mapping[str, Any]) -> None:
-    """Compare a record, which has the digests of its files, with its statement.
-
-    Raises: SignatureError: they differ, or the record has no digests.
-    """
-    if not record.files or not all(facts.get("sha256") for facts in record.files.values()):
-        raise SignatureError(BROKEN, "names no files, or no digest of one")
-    try:
-        is_same = byproduct_digest(statement, RECORD_NAME) == content_digest(record.figures)
+        return Reason(error.kind, f"{RECORD_NAME} {error.problem}", remedy)
     except RecursionError:  # nested on purpose
-        is_same = False
-    if not is_same:
-        raise SignatureError(BROKEN, "was altered after it was signed")
-
-
-def _signers(envelope: Any) -> str:
-    """Name the keys in an envelope."""
-    named = [str(signature.get("keyid", "")) for signature in envelope["signatures"]][:3]
-    keys = [key_name(key) for key in named if key]
-    return f", but by {', '.join(keys)}" if keys else ""
+        return Reason(BROKEN, f"{RECORD_NAME} was altered after it was signed", REPLACE)
+    return signer

@@ -70,7 +70,8 @@ class TrustedKeys:
             if revoked := [key for key, _ in signatures if key in self.revoked]:
                 problem = f"is signed by the revoked key {key_name(revoked[0])}"
                 raise SignatureError(REVOKED, problem)
-            raise SignatureError(UNTRUSTED, "is not signed by a trusted key")
+            names = ", ".join(key_name(key) for key, _ in signatures[:3])
+            raise SignatureError(UNTRUSTED, f"is not signed by a trusted key, but by {names}")
         try:
             from cryptography.exceptions import InvalidSignature
             from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
