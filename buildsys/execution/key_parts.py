@@ -101,7 +101,8 @@ class EnvironmentParts:
             libraries = [*_KNOWN_LIBRARIES, _OURS]
             providing = versions.distributions_of(module, self._texts, known=libraries, path=path)
             # without a distribution, files alone identify a module in site-packages
-            root = versions.source_root(module, path, in_libraries=not providing)
+            theirs = path if toolchain else None
+            root = versions.source_root(module, theirs, in_libraries=not providing)
             self._providers[place] = self._versions(providing, toolchain), root
         return self._providers[place]
 
@@ -115,23 +116,19 @@ class EnvironmentParts:
 
     def identities(self, names: Collection[str], toolchain: ToolchainRef | None) -> Parts:
         """Identify distributions without unique versions."""
-        if not names:
-            return {}
-        path = self._module_path(toolchain)
-        own = tuple(sys.path) if path is None else path
-        parts: Parts = {}
+        path, parts = self._module_path(toolchain) if names else (), Parts()
         for name in names:
-            package = name, own
+            package = name, path
             if package not in self._packages:
-                identities = package_identities([name], own, self._texts)
+                identities = package_identities([name], path, self._texts)
                 self._packages[package] = identities.get(name, "")
             if self._packages[package]:
                 parts[f"{TOOL}{name}{FILES}"] = self._packages[package]
         return parts
 
-    def _module_path(self, toolchain: ToolchainRef | None) -> tuple[str, ...] | None:
+    def _module_path(self, toolchain: ToolchainRef | None) -> tuple[str, ...]:
         located = self._located(toolchain)
-        return versions.module_path(located) if located else None
+        return versions.module_path(located) if located else tuple(sys.path)
 
     def _located(self, toolchain: ToolchainRef | None) -> Toolchain | None:
         if toolchain is None:

@@ -19,7 +19,7 @@ from importlib import util
 from importlib.machinery import PathFinder
 from inspect import getmodulename
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from buildsys.errors import StageError
 from buildsys.system import compilers
@@ -104,30 +104,21 @@ def tool_versions(names: Iterable[str], toolchain: Toolchain | None = None) -> d
 
 @cache
 def distribution_version(name: str, path: tuple[str, ...]) -> str:
-    """Look up the version of a distribution in any spelling, or ``absent``."""
-    if listed := _listed_version(name, installed_versions(path)):
-        return listed
+    """Look up the version of a distribution or its other builds, or ``absent``."""
+    plain, installed = normalized(name), installed_versions(path)
+    builds = (plain, *_OTHER_BUILDS.get(plain, ()))
+    listed = {build: installed[build] for build in builds if build in installed}
+    for build in _CUDA_BUILDS.get(plain, ()):
+        if build in installed and installed[build] not in listed.values():
+            listed[build] = installed[build]
+    if listed:
+        names = {build: "" if build == plain else f" ({build})" for build in listed}
+        return " + ".join(f"{version}{names[build]}" for build, version in listed.items())
     from importlib import metadata  # slow; only needed for eggs and zip files
 
     other = next(iter(metadata.distributions(name=name, path=list(path))), None)
     version = other.version if other is not None else ""
     return version or _package_version(name.replace("-", "_"), path) or ABSENT
-
-
-def _listed_version(name: str, installed: Mapping[str, str]) -> str:
-    """Return the version of a distribution or its other builds, or ""."""
-    plain = normalized(name)
-    versions = {
-        build: installed[build]
-        for build in (plain, *_OTHER_BUILDS.get(plain, ()))
-        if build in installed
-    }
-    for build in _CUDA_BUILDS.get(plain, ()):
-        if build in installed and installed[build] not in versions.values():
-            versions[build] = installed[build]
-    return " + ".join(
-        version if build == plain else f"{version} ({build})" for build, version in versions.items()
-    )
 
 
 def builds_of(name: str) -> tuple[str, ...]:
@@ -224,14 +215,13 @@ def _package_version(module: str, path: Sequence[str]) -> str:
 
 
 def distributions_of(
-    module: str, texts: TextCache, *, known: Collection[str], path: tuple[str, ...] | None = None
+    module: str, texts: TextCache, *, known: Collection[str], path: tuple[str, ...]
 ) -> list[str]:
-    """Find the distributions of a top-level module and their requirements.
+    """Find the distributions of a top-level module on a module path, and their requirements.
 
     Requirements of ``known`` distributions are not followed: stages name those they depend on.
-    ``path`` is the module path of another interpreter.
     """
-    versions = installed_versions(tuple(sys.path) if path is None else path)
+    versions = installed_versions(path)
     state = hashlib.sha256(json.dumps(sorted(versions.items())).encode()).hexdigest()
     cached = f"libraries/1:{state}:{'+'.join(sorted(known))}:{module}"
     text = texts.get(cached)
@@ -239,7 +229,6 @@ def distributions_of(
         return list(json.loads(text))
     from importlib import metadata  # slow, but needed only once per environment and module
 
-    where: dict[str, Any] = {} if path is None else {"path": list(path)}
     waiting = [normalized(module)]
     if waiting[0] not in versions:
         providers = _providers(path, state).get(module, ())
@@ -252,7 +241,7 @@ def distributions_of(
         if name in names or name not in versions:
             continue
         names[name] = None
-        installed = next(iter(metadata.distributions(name=name, **where)), None)
+        installed = next(iter(metadata.distributions(name=name, path=list(path))), None)
         if name in known or installed is None:
             continue
         requires = (line for line in installed.requires or () if not _EXTRA.search(line))
@@ -263,16 +252,15 @@ def distributions_of(
 
 
 @cache
-def _providers(path: tuple[str, ...] | None, _state: str) -> dict[str, list[Distribution]]:
+def _providers(path: tuple[str, ...], _state: str) -> dict[str, list[Distribution]]:
     """Find the distributions of each top-level module, for a state of the installed versions.
 
     metadata.packages_distributions misses many before Python 3.11.
     """
     from importlib import metadata
 
-    where: dict[str, Any] = {} if path is None else {"path": list(path)}
     providers: dict[str, list[Distribution]] = {}
-    for distribution in metadata.distributions(**where):
+    for distribution in metadata.distributions(path=list(path)):
         tops = {*(distribution.read_text("top_level.txt") or "").split()}
         if not tops:  # distribution.files makes an object of each file: 20 times as slow
             record = distribution.read_text("RECORD")

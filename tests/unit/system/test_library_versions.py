@@ -60,9 +60,9 @@ def install(
 
 
 def distributions(module: str, texts: Texts | None = None) -> list[str]:
-    return versions.distributions_of(
-        module, Texts() if texts is None else texts, known=("torch", "numpy")
-    )
+    texts = Texts() if texts is None else texts
+    known, path = ("torch", "numpy"), tuple(sys.path)
+    return versions.distributions_of(module, texts, known=known, path=path)
 
 
 def test_a_module_is_found_with_what_its_distribution_requires(site: Path) -> None:
