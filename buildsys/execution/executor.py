@@ -268,6 +268,17 @@ class Executor:
                 begun = time.perf_counter()
                 try:
                     reply = run(action, key, tree, self._log(action))
+                    now = self._keys.build(action)
+                    if changed := self._keys.changed_file(action, key, now):
+                        text = f"{changed} changed while {target} ran; nothing was published"
+                        raise StageError(text, "run it again")
+                    whole = key
+                    undeclared: Mapping[str, str] = {}
+                    if reply.status != ledger.FAILED:  # never up to date, whatever it read
+                        whole, changed = self._keys.after_run(action, key, reply.reads)
+                        undeclared = whole.undeclared
+                    if undeclared and action.strict_reads:
+                        raise forbidden(undeclared)
                 except BuildsysError as error:
                     if error.seconds is None:
                         error.seconds = time.perf_counter() - begun
@@ -280,39 +291,16 @@ class Executor:
                     if not self._stopped:
                         self._runs.add(action, key, entry)
                     raise
-                now = self._keys.build(action)
-                if changed := self._keys.changed_file(action, key, now):
-                    text = f"{changed} changed while {target} ran; nothing was published"
-                    raise StageError(text, "run it again")
                 # equal content is no proof (a branch may have been checked out and back)
-                if now.files == key.files:
-                    if reply.status == ledger.FAILED:  # never up to date, whatever it read
-                        return self._publish(action, key, tree, reply, started, why)
-                    whole, changed = self._keys.after_run(action, key, reply.reads)
-                    if not changed:
-                        self._report_reads(action, whole, tree, started, why)
-                        if self._signer is not None and reply.status == ledger.PASSED:
-                            self._signer.sign_engine(action, whole, tree, started)
-                        return self._publish(action, whole, tree, reply, started, why)
+                if now.files == key.files and not changed:
+                    if undeclared:
+                        add_warnings(tree / action.outputs[RESULT].path, undeclared)
+                    if self._signer is not None and reply.status == ledger.PASSED:
+                        self._signer.sign_engine(action, whole, tree, started)
+                    return self._publish(action, whole, tree, reply, started, why)
             key = now
         text = f"{changed or 'an input'} was written repeatedly while {target} read it"
         raise StageError(text, "run it again")
-
-    def _report_reads(
-        self, action: Action, key: ActionKey, tree: Path, started: str, why: str
-    ) -> None:
-        """Add reads outside the key to the warnings of the result.
-
-        Raises: StageError: the manifest forbids them.
-        """
-        reads = key.undeclared
-        if reads and action.strict_reads:
-            error = forbidden(reads)
-            run = HistoryEntry(action.target, key.digest, "error", started, 0.0, str(error), why)
-            self._runs.add(action, key, run)
-            raise error
-        if reads:
-            add_warnings(tree / action.outputs[RESULT].path, reads)
 
     def _publish(
         self, action: Action, key: ActionKey, tree: Path, reply: JobReply, started: str, why: str
