@@ -30,7 +30,7 @@ from buildsys.plan.action import RESULT, Action, missing_outputs
 from buildsys.store import ledger
 from buildsys.store.file_digests import DigestCache
 from buildsys.store.ledger import ActionRecord, HistoryEntry, Ledger, OutputFile
-from buildsys.store.locks import LockHolder, Locks
+from buildsys.store.locks import Locks
 from buildsys.store.object_store import Store
 from buildsys.store.publish import Background, Publisher
 from buildsys.store.signatures import BUILT_HERE, NO_POLICY, RestoredSigners, signed_by
@@ -361,7 +361,7 @@ class Executor:
     def _shown(self, path: Path) -> str:
         return str(path.relative_to(self._project) if path.is_relative_to(self._project) else path)
 
-    def _report_wait(self, target: str, holder: LockHolder | None) -> None:
-        elsewhere = holder is not None and holder.pid != os.getpid()
-        name = "other targets" if holder is None else str(holder) if elsewhere else holder.target
+    def _report_wait(self, target: str, holder: str) -> None:
+        elsewhere = bool(holder) and not holder.startswith(f"process {os.getpid()} ")
+        name = holder or "other targets"
         self._on_event(target, {"event": "waiting", "holder": name, "elsewhere": elsewhere})

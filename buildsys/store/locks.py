@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 import os
 import socket
@@ -12,7 +11,6 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
 from functools import cached_property
 from pathlib import Path
-from typing import NamedTuple
 
 from buildsys.errors import StageError
 from buildsys.system.files import make_private, open_lock, try_lock
@@ -22,21 +20,8 @@ _POLL_S = (0.002, 0.005, 0.01, 0.02, 0.05)  # then 0.05 for as long as it takes
 _REPORT_AFTER_S = 0.1  # without an exclusive holder the turnstile is shut for less than that
 
 
-class LockHolder(NamedTuple):
-    """The holder of a lock."""
-
-    pid: int
-    host: str
-    target: str
-    since: str
-
-    def __str__(self) -> str:
-        """Write ``process 4711 on host (engine:resnet50:trt, since 12:00:01)``."""
-        return f"process {self.pid} on {self.host} ({self.target}, since {self.since})"
-
-
-# None: the holder is unknown, as several may share a lock
-OnWait = Callable[["LockHolder | None"], None]
+# receives ``process 4711 on host (engine:resnet50:trt, since 12:00:01)``, "" for an unknown holder
+OnWait = Callable[[str], None]
 
 
 class InterruptedWaitError(StageError):
@@ -136,9 +121,9 @@ class Locks:
                 stack.callback(os.ftruncate, handle, 0)
                 # only informs those waiting: a full disk must not fail the lock
                 with suppress(OSError):
-                    now = time.strftime("%H:%M:%S")
-                    holder = LockHolder(os.getpid(), socket.gethostname(), target, now)
-                    os.pwrite(handle, json.dumps(holder).encode(), 0)
+                    place = f"process {os.getpid()} on {socket.gethostname()}"
+                    holder = f"{place} ({target}, since {time.strftime('%H:%M:%S')})"
+                    os.pwrite(handle, holder.encode(), 0)
             yield handles[handle], waited
 
     def _wait(
@@ -154,11 +139,7 @@ class Locks:
                     problem = f"cannot lock {path}: {error.strerror}"
                     raise StageError(problem, "its file system must support flock") from error
             if time.monotonic() > report_at:
-                holder = None
-                # being written, or shared by several
-                with suppress(TypeError, ValueError, RecursionError):
-                    holder = LockHolder(*json.loads(os.pread(next(iter(handles)), 4096, 0)))
-                on_wait(holder)
+                on_wait(os.pread(next(iter(handles)), 4096, 0).decode(errors="replace"))
                 report_at = math.inf
             if self.stopped.wait(_POLL_S[min(polls, len(_POLL_S) - 1)]):
                 raise InterruptedWaitError("interrupted while waiting for another process")

@@ -31,7 +31,7 @@ from buildsys.plan.action import Action
 from buildsys.plan.model_plan import FULL_PRECISION
 from buildsys.report.formatting import duration, error, plural
 from buildsys.stages.table import CONVERT, ENGINE, VERIFY, target_of
-from buildsys.store.locks import LockHolder, Locks
+from buildsys.store.locks import Locks
 from buildsys.store.state_db import warn_on_stderr
 from buildsys.workers.job import Job
 from buildsys.workers.pool import JobReply
@@ -130,7 +130,7 @@ def _run(session: BuildSession, action: Action, job: Job, *, debugger: bool) -> 
         return pool.run(job, log=None, debugger=debugger)
 
 
-def _report_wait(holder: LockHolder | None) -> None:
+def _report_wait(holder: str) -> None:
     sys.stderr.write(f"waiting for {holder or 'other targets'}\n")
 
 
