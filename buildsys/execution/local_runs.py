@@ -28,7 +28,7 @@ from buildsys.store.file_digests import hash_file
 from buildsys.store.ledger import FAILED, UNAVAILABLE, ActionRecord, Ledger
 from buildsys.store.locks import CPU, Locks, OnWait
 from buildsys.store.object_store import Store
-from buildsys.store.publish import make_folders
+from buildsys.store.publish import disk_errors
 from buildsys.system.backend_registry import describe_backend
 from buildsys.system.devices import VISIBLE_DEVICES, equal_gpus, gpu_uuids
 from buildsys.system.toolchains import locate_toolchain
@@ -80,7 +80,9 @@ class LocalRuns:
         Raises: StageError: with the seconds of the stage itself.
         """
         outputs = {role: tree / ref.path for role, ref in action.outputs.items()}
-        make_folders(path.parent for path in (log, *outputs.values()))
+        for path in (log, *outputs.values()):
+            with disk_errors(f"create {path.parent}"):
+                path.parent.mkdir(parents=True, exist_ok=True)
         # without its engine or what it needs, a stage ends as unavailable before it uses a device
         engine = action.inputs.get("engine")
         no_engine = engine is not None and key.files[f"input:{engine.path}"] is None

@@ -11,7 +11,7 @@ import os
 import shutil
 import threading
 import time
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from tempfile import mkdtemp
@@ -61,18 +61,6 @@ class Background:
             future.result()
 
 
-def make_folders(folders: Iterable[Path]) -> None:
-    """Make folders for outputs. Raises: StageError: one cannot be made."""
-    try:
-        for folder in folders:
-            folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise StageError(
-            f"cannot create {error.filename}: {error.strerror}",
-            "check the owner of the folder and the free space",
-        ) from error
-
-
 class Publisher:
     """Puts the outputs of an action into the build folder."""
 
@@ -88,7 +76,7 @@ class Publisher:
         """Yield a temporary folder on the build folder's file system."""
         name, parent = target.replace(":", "@").replace("/", "%"), self._build / TEMPORARY
         with ExitStack() as stack:
-            with _disk_errors(f"make a temporary folder in {self._build}"):
+            with disk_errors(f"make a temporary folder in {self._build}"):
                 parent.mkdir(parents=True, exist_ok=True)
                 lock = os.open(parent, os.O_RDONLY | os.O_CLOEXEC)
                 stack.callback(os.close, lock)
@@ -118,7 +106,7 @@ class Publisher:
         paths = (path for path in sorted(tree.rglob("*")) if not path.is_symlink())
         files = {path.relative_to(tree).as_posix(): path for path in paths if path.is_file()}
         digests = {}
-        with _disk_errors("read the outputs"):
+        with disk_errors("read the outputs"):
             for name, path in files.items():
                 stat = path.stat()
                 # a write right after the rename then shows in the times of the file, so its digest
@@ -151,13 +139,13 @@ class Publisher:
         for name in sorted(unwanted):
             path = self._build / name
             with (
-                _disk_errors(f"remove {path}"),
+                disk_errors(f"remove {path}"),
                 suppress(FileNotFoundError, IsADirectoryError, NotADirectoryError),
             ):
                 path.unlink()
         for name in sorted(outputs, key=lambda name: (name == last, name)):
             path = self._build / name
-            with _disk_errors(f"publish {path}"):
+            with disk_errors(f"publish {path}"):
                 path.parent.mkdir(parents=True, exist_ok=True)
                 (tree / name).replace(path)
         # Nobody can write the files while they are in our temporary folder. A later write shows in
@@ -182,7 +170,7 @@ class Publisher:
 
 
 @contextmanager
-def _disk_errors(attempt: str) -> Iterator[None]:
+def disk_errors(attempt: str) -> Iterator[None]:
     """Raise OSErrors as StageErrors."""
     try:
         yield

@@ -16,7 +16,7 @@ import buildsys.store.publish as publish_module
 from buildsys.errors import StageError
 from buildsys.store.file_digests import DigestCache
 from buildsys.store.ledger import Ledger
-from buildsys.store.publish import Publisher, make_folders
+from buildsys.store.publish import Publisher
 from buildsys.store.state_db import StateDb
 
 RESULT = "m/export/export.json"
@@ -135,18 +135,6 @@ def test_a_folder_in_the_way_is_a_clear_error(publisher: Publisher, build: Path)
     (build / "m/export/model.onnx/sub").mkdir(parents=True)
     with pytest.raises(StageError, match=r"cannot publish .*model\.onnx"):
         publish(publisher, model_onnx=b"x")
-
-
-def test_folders_are_made_or_named_in_the_error(tmp_path: Path) -> None:
-    folders = [tmp_path / "a/b", tmp_path / "a/c"]
-    make_folders(folders)
-    make_folders(folders)
-    assert all(folder.is_dir() for folder in folders)
-    (tmp_path / "file").touch()
-    with pytest.raises(StageError) as raised:
-        make_folders([tmp_path / "file/sub"])
-    assert raised.value.problem == f"cannot create {tmp_path}/file/sub: Not a directory"
-    assert raised.value.hint == "check the owner of the folder and the free space"
 
 
 def test_only_folders_of_dead_processes_are_removed(
