@@ -1,4 +1,8 @@
-"""Both exporters of torch.onnx.export, TorchScript (by tracing) and dynamo, and their failures."""
+"""Both exporters of torch.onnx.export, TorchScript (by tracing) and dynamo, and their failures.
+
+An exporter stops at the first operator without a translation and names only that one. The program
+it was translating is still in the frames of its exception, so all of them are listed.
+"""
 
 from __future__ import annotations
 
@@ -6,10 +10,11 @@ import io
 import re
 import tempfile
 import traceback
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from pydoc import locate
+from types import FrameType
 from typing import Any, NamedTuple
 
 import onnx
@@ -218,13 +223,11 @@ def _export_failure(error: Exception, exporter: str, opset: int, project: Path) 
             hint = format_remedies([("", remedies)])
             return StageError(f"the {exporter} exporter {problem}", hint)
         if match := _UNSUPPORTED.search(str(cause)):
-            call = call or _Call(next(filter(None, match.groups())))
-            problem = f"cannot translate the operator {call.operator} to opset {opset}"
-            problem += f" ({call.line})" if call.line else ""
-            remedies = [*_translating_exports(call, exporter, opset)]
-            remedies += registration_remedies(call.operator, exporter, opset)
-            hint = format_remedies([(call.schema, remedies)])
-            return StageError(f"the {exporter} exporter {problem}", hint)
+            calls = [call] if call else []
+            calls += _untranslated_calls(frames, project)
+            calls = calls or [_Call(next(filter(None, match.groups())))]
+            first_calls = {call.overload: call for call in reversed(calls)}
+            return _untranslated_failure([*first_calls.values()][::-1], exporter, opset)
         if isinstance(cause, ModuleNotFoundError) and cause.name:
             return StageError(
                 f"the {exporter} exporter needs the package {cause.name}", install_hint(cause)
@@ -258,17 +261,67 @@ def _other_exporter(exporter: str, opset: int) -> Remedy:
     return export_remedy("exporter", text, exporter=other, opset=fitting_opset)
 
 
-def _translating_exports(call: _Call, exporter: str, opset: int) -> Iterator[Remedy]:
-    """Yield the opset and the exporter that translate an operator."""
-    lowest, in_dynamo = torchscript_from(call.operator), dynamo_opset(call.overload)
-    if exporter == "dynamo" and lowest is not None:
-        yield _other_exporter(exporter, max(opset, lowest))
-    elif exporter == "torchscript":
-        if lowest is not None and lowest > opset:
-            text = f"torchscript translates it from opset {lowest} on"
-            yield export_remedy("opset", text, opset=lowest)
-        if in_dynamo is not None:
-            yield _other_exporter(exporter, max(opset, in_dynamo))
+def _untranslated_failure(calls: Sequence[_Call], exporter: str, opset: int) -> StageError:
+    places = [call.operator + (f" ({call.line})" if call.line else "") for call in calls]
+    what = f"{len(calls)} operators to opset {opset}: {', '.join(places)}"
+    if len(calls) == 1:
+        name, _, place = places[0].partition(" ")
+        what = f"the operator {name} to opset {opset} {place}".rstrip()
+    exports = _translating_exports(calls, exporter, opset)
+    groups = [
+        (call.schema, registration_remedies(call.operator, exporter, opset)) for call in calls
+    ]
+    if len(calls) == 1:
+        groups = [(calls[0].schema, [*exports, *groups[0][1]])]
+    elif exports:  # a function for one operator leaves the others
+        groups = [("", exports), *groups]
+    return StageError(f"the {exporter} exporter cannot translate {what}", format_remedies(groups))
+
+
+def _translating_exports(calls: Sequence[_Call], exporter: str, opset: int) -> list[Remedy]:
+    """List the opset and the exporter that translate all operators."""
+    lowest = [torchscript_from(call.operator) for call in calls]
+    opsets = [opset, *(number for number in lowest if number is not None)]
+    in_torchscript, needed = len(opsets) > len(calls), max(opsets)
+    if exporter == "dynamo":
+        return [_other_exporter(exporter, needed)] if in_torchscript else []
+    exports = []
+    if in_torchscript and needed > opset:
+        text = f"torchscript translates it from opset {needed} on"
+        exports.append(export_remedy("opset", text, opset=needed))
+    translated = [dynamo_opset(call.overload) for call in calls]
+    if None not in translated:
+        exports.append(_other_exporter(exporter, max(opset, *filter(None, translated))))
+    return exports
+
+
+def _untranslated_calls(frames: Sequence[FrameType], project: Path) -> Iterator[_Call]:
+    """Find the nodes of the program that the exporter has no translation for."""
+    from torch.onnx._internal.torchscript_exporter._globals import GLOBALS
+    from torch.onnx._internal.torchscript_exporter.registration import registry as symbolics
+
+    for frame in frames:
+        graph, program = frame.f_locals.get("graph"), frame.f_locals.get("exported_program")
+        registry: Any = frame.f_locals.get("registry")
+        if frame.f_code.co_name == "_optimize_graph" and isinstance(graph, torch._C.Graph):
+            for node in _all_nodes(graph):
+                group = symbolics.get_function_group(node.kind().removesuffix("_"))
+                is_operator = not node.kind().startswith(("prim::", "onnx::"))
+                opset = GLOBALS.export_onnx_opset_version
+                if is_operator and (group is None or group.get(opset) is None):
+                    yield _describe_call(node, project)
+        elif program is not None and hasattr(registry, "get_decomps"):
+            for node in program.graph.nodes:
+                is_operator = isinstance(node.target, torch._ops.OpOverload)
+                if is_operator and not registry.get_decomps(node.target):
+                    yield _describe_call(node, project)
+
+
+def _all_nodes(block: Any) -> Iterator[Any]:
+    for node in block.nodes():
+        yield node
+        for inner in node.blocks():
+            yield from _all_nodes(inner)
 
 
 def _describe_call(node: Any, project: Path) -> _Call:

@@ -7,7 +7,8 @@ be made only in a process that exports once.
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
@@ -22,6 +23,7 @@ from buildsys.errors import BuildsysError, StageError
 from buildsys.models.user_code import describe_exception, find_callable, load_module, module_name
 from buildsys.system.printable import did_you_mean
 
+_NEW = "torch.onnx._internal.torchscript_exporter"
 Table = dict[Any, Callable[..., Any]]  # overload -> function: torch's custom_translation_table
 
 
@@ -30,14 +32,15 @@ class Registration:
     """One registered function and the number of its calls."""
 
     op: str
-    origin: str  # plugins/symbolics/asinh.py:asinh, opset 9
+    origin: str  # FILE.py:CALLABLE, or a file that registers on import
     function: Callable[..., Any]
+    opset: int | None = None
     calls: int = 0
 
     @property
     def described(self) -> str:
-        """Operator and origin."""
-        return f"{self.op} ({self.origin})"
+        """E.g. ``aten::asinh (plugins/symbolics/asinh.py:asinh, opset 9)``."""
+        return f"{self.op} ({self.origin}{'' if self.opset is None else f', opset {self.opset}'})"
 
 
 def _function(reference: str, options: Mapping[str, Any], project: Path) -> Callable[..., Any]:
@@ -69,7 +72,7 @@ def _monitored(registration: Registration, project: Path, schema: str) -> Callab
             raise StageError(f"{registration.described} returned None", "return its results")
         return result
 
-    call.__name__ = getattr(registration.function, "__name__", registration.op)  # for messages
+    call.__name__ = registration.origin.rpartition(":")[2]  # for messages of the exporter
     return call
 
 
@@ -116,26 +119,55 @@ def _overload(op: str) -> Any:
         raise _unknown_operator(op, sorted(names)) from None
 
 
-def register_symbolics(options: Mapping[str, Any], project: Path) -> list[Registration]:
-    """Register the symbolics of an export; return the functions that are named in the manifest.
+def register_symbolics(
+    options: Mapping[str, Any], project: Path, of_network: Sequence[Registration]
+) -> list[Registration]:
+    """Register the symbolics of an export.
 
-    The network must be built already, as its file may define operators.
+    The network must be built already, as its file may define operators. ``of_network`` are those
+    that it registered itself.
     Raises: StageError: a file fails, or an operator is unknown.
     """
     load_symbolics()
-    operators, registrations = set(registry.all_functions()), []
+    operators = set(registry.all_functions())
+    registrations: list[Registration] = []
     for entry in options["symbolics"]:
-        if entry["module"]:
-            _module(entry["module"], options, project)
+        if reference := entry["function"]:
+            opset, function = entry["opset"], _function(reference, options, project)
+            opset = opset or options["export"]["opset"]
+            registrations.append(Registration(entry["op"], reference, function, opset))
             continue
-        function = _function(entry["function"], options, project)
-        opset = entry["opset"] or options["export"]["opset"]
-        registration = Registration(entry["op"], f"{entry['function']}, opset {opset}", function)
+        with collected_registrations(entry["module"]) as of_module:
+            _module(entry["module"], options, project)
+        if not (of_module or of_network):
+            raise StageError(
+                f"{entry['module']} registers no symbolic when it is imported",
+                f'decorate one with {_NEW}.registration.onnx_symbolic("aten::…", opset=…),'
+                " or name op and function",
+            )
+        registrations += of_module or of_network
+    for registration in registrations:
         schemas = torch._C._jit_get_schemas_for_operator(registration.op)
         if not schemas and registration.op not in operators:
             names = {schema.name for schema in torch._C._jit_get_all_schemas()}
             raise _unknown_operator(registration.op, sorted(names))
-        monitored = _monitored(registration, project, str(schemas[0]) if schemas else "")
-        registry.register(registration.op, opset, monitored, custom=True)
-        registrations.append(registration)
+        function = _monitored(registration, project, str(schemas[0]) if schemas else "")
+        assert registration.opset is not None
+        registry.register(registration.op, registration.opset, function, custom=True)
     return registrations
+
+
+@contextmanager
+def collected_registrations(origin: str) -> Iterator[list[Registration]]:
+    """Collect what the block adds to torch's registry, as of the file ``origin``."""
+    original, registrations = registry.register, list[Registration]()
+
+    def record(name: str, opset: int, func: Callable[..., Any], **options: Any) -> None:
+        original(name, opset, func, **options)
+        registrations.append(Registration(name, origin, func, opset))
+
+    vars(registry)["register"] = record
+    try:
+        yield registrations
+    finally:
+        del vars(registry)["register"]

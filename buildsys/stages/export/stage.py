@@ -104,10 +104,12 @@ def _export_network(job: Job, warnings: list[str]) -> tuple[onnx.ModelProto, Exp
     if job.threads:
         torch.set_num_threads(job.threads)
     job.progress("building the network")
-    network = make_network(options, job.project)
+    file = options["source"].get("python", "").rpartition(":")[0]
+    with registrations.collected_registrations(file) as of_network:
+        network = make_network(options, job.project)
     registered: list[registrations.Registration] = []
     if "symbolics" in options:
-        registered = registrations.register_symbolics(options, job.project)
+        registered = registrations.register_symbolics(options, job.project, of_network)
     table: registrations.Table = {}
     if "translations" in options:
         table, registered = registrations.make_translations(options, job.project)

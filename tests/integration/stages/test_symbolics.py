@@ -207,6 +207,25 @@ def test_a_fall_through_export_does_not_hide_what_a_symbolic_raises(project: Pro
     assert "raised RuntimeError: broken (p.py:2)" in message
 
 
+@pytest.mark.parametrize(
+    ("plugin", "expected"),
+    [
+        (
+            "x = 1\n",
+            "p.py registers no symbolic when it is imported; decorate one with"
+            " torch.onnx._internal.torchs",
+        ),
+        (
+            DECORATED.replace("aten::", "onnx::"),
+            "torch has no operator onnx::asinh",
+        ),
+    ],
+)
+def test_a_module_that_registers_wrongly(project: Project, plugin: str, expected: str) -> None:
+    project.write("p.py", plugin)
+    assert expected in project.failure({"module": "p.py"})
+
+
 def test_one_file_with_the_network_and_its_symbolic(project: Project) -> None:
     project.write("nets.py", DECORATED + NET)
     figures = project.export({"module": "nets.py"}).figures
