@@ -101,6 +101,19 @@ def refusal_remedies(operator: OnnxOperator, backend: str, opset: int) -> list[R
     ]
 
 
+def opset_remedies(
+    operator: str, exporter: str, opset: int, versions: Sequence[int]
+) -> list[Remedy]:
+    """List remedies for an ONNX operator outside the file's opset."""
+    first = min((version for version in versions if version > opset), default=None)
+    if first is None:
+        return []
+    needs_dynamo = exporter == "torchscript" and first > NEWEST_TORCHSCRIPT_OPSET
+    options = {"exporter": "dynamo"} if needs_dynamo else {}
+    text = f"export to opset {first}, the first with {operator}"
+    return [export_remedy("opset", text, **options, opset=first)]
+
+
 def function_remedies(name: str, opset: int) -> list[Remedy]:
     """List remedies for an autograd function without a symbolic."""
     node = f'return g.op("custom_domain::{name}", x).setType(x.type())'

@@ -23,6 +23,7 @@ import torch
 from buildsys.backends.operator_support import (
     dynamo_opset,
     operator_schemas,
+    operator_versions,
     torchscript_from,
 )
 from buildsys.errors import BuildsysError, StageError
@@ -30,6 +31,7 @@ from buildsys.models.user_code import describe_exception, install_hint
 from buildsys.onnx_graphs.onnx_file import (
     INLINE_LIMIT,
     ONE_MESSAGE_LIMIT,
+    first_line,
     load_model,
 )
 from buildsys.stages.common.remedies import (
@@ -39,6 +41,7 @@ from buildsys.stages.common.remedies import (
     export_remedy,
     format_remedies,
     function_remedies,
+    opset_remedies,
     registration_remedies,
 )
 from buildsys.stages.export.origins import source_line
@@ -66,6 +69,9 @@ _DECIDES_BY_VALUE = re.compile(
     r"[Dd]ata-dependent|[Dd]ynamic control flow|GuardOnDataDependentSymNode"
 )
 _FIXED_SIZE = re.compile(r"inferred a static shape|Constraints violated|your code specialized")
+_NOT_IN_OPSET = re.compile(
+    r"No Op registered for (?P<op>\w+) with domain_version of (?P<opset>\d+)"
+)
 
 
 def export(request: ExportRequest) -> onnx.ModelProto:
@@ -259,6 +265,22 @@ def _other_exporter(exporter: str, opset: int) -> Remedy:
         other, fitting_opset = "dynamo", max(opset, OLDEST_DYNAMO_OPSET)
     text = f"{other} translates the network"
     return export_remedy("exporter", text, exporter=other, opset=fitting_opset)
+
+
+def checker_failure(error: Exception, exporter: str) -> StageError:
+    """Turn a rejection by onnx.checker into a readable error."""
+    match = _NOT_IN_OPSET.search(str(error))
+    if not match:
+        problem = f"onnx.checker rejects the file ({exporter}): {first_line(error)}"
+        return StageError(problem, "try the other exporter: export: {exporter: …}")
+    operator, opset = match["op"], int(match["opset"])
+    problem = f"opset {opset} does not have the operator {operator} used in the file ({exporter})"
+    if exporter == "none":
+        return StageError(problem, "save it with a later opset")
+    remedies = opset_remedies(
+        operator, exporter, opset, operator_versions().get(("", operator), ())
+    )
+    return StageError(problem, format_remedies([("", remedies)]))
 
 
 def _untranslated_failure(calls: Sequence[_Call], exporter: str, opset: int) -> StageError:

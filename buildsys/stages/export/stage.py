@@ -16,12 +16,11 @@ import onnx
 import onnx.checker
 import onnx.shape_inference
 
-from buildsys.errors import StageError
+from buildsys.errors import CheckFailed, StageError
 from buildsys.models.sources.onnx import load_onnx
 from buildsys.onnx_graphs.onnx_file import (
     INLINE_LIMIT,
     file_facts,
-    first_line,
     load_model,
     opsets,
     parameter_count,
@@ -42,6 +41,11 @@ _FILE_VERSIONS = "buildsys.backends.onnxruntime.file_versions"
 _UNUSED = (
     "remove it from inputs; if forward requires an argument, call gives it a constant:"
     " call: {args: [NAME, null]}"
+)
+_MISMATCHES = (  # in warnings of the dynamo exporter
+    "has a large absolute difference",
+    "has a large relative difference",
+    "fails ONNX checker",
 )
 # larger weights go to a separate file; by external_data: unset, false, true
 _INLINE_LIMITS = {None: INLINE_LIMIT, False: 2**31 - 2**24, True: -1}
@@ -84,9 +88,9 @@ def run(job: Job) -> StageResult:
     try:
         onnx.checker.check_model(str(path), full_check=True)
     except (onnx.checker.ValidationError, onnx.shape_inference.InferenceError) as error:
-        problem = f"onnx.checker rejects the file ({figures['exporter']}): {first_line(error)}"
-        hint = "set export.opset to a later one that has the operator, or use the other exporter"
-        raise StageError(problem, hint) from error
+        from buildsys.stages.export.exporters import checker_failure
+
+        raise checker_failure(error, figures["exporter"]) from error
     figures["sha256"], figures["warnings"] = sha256_of(path), warnings
     return StageResult(figures={**figures, **file_facts(model, path)})
 
@@ -117,6 +121,10 @@ def _export_network(job: Job, warnings: list[str]) -> tuple[onnx.ModelProto, Exp
     job.progress(f"exporting with {exporter}")
     with collect_warnings(warnings, job.project):
         model = export(request)
+    mismatches = [text for text in warnings if any(sign in text for sign in _MISMATCHES)]
+    if options["export"]["verify"] and mismatches:
+        hint = "validate compares all sizes; set export.verify: false to see its result"
+        raise CheckFailed(f"export.verify: {mismatches[0]}", hint)
     reason = "the network has no such operator, or torch's own function takes precedence"
     warnings += [
         f"{registration.described} was never used: {reason}"

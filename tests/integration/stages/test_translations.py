@@ -9,7 +9,7 @@ import onnx
 import pytest
 from stage_jobs import manifest, stage_job
 
-from buildsys.errors import StageError
+from buildsys.errors import CheckFailed, StageError
 from buildsys.stages.export import stage as export
 from buildsys.workers.job import StageResult
 
@@ -141,6 +141,14 @@ def test_two_outputs(project: Project) -> None:
     )
     project.export(plugin, entry, net="Ends")
     assert {operator for _, operator in project.nodes()} == {"ReduceMin", "ReduceMax"}
+
+
+def test_the_exporter_compares_a_translation_if_verify_asks_for_it(project: Project) -> None:
+    entry = {"op": "translated::halve", "function": "p.py:f"}
+    wrong = "def f(x, by=0.5):\n    return op.Neg(x)\n"
+    assert project.export(wrong, entry).status == "passed"  # validate compares it
+    with pytest.raises(CheckFailed, match=r"export\.verify: .* has a large .* difference"):
+        project.export(wrong, entry, verify=True)
 
 
 def test_an_unused_translation_is_a_warning(project: Project) -> None:

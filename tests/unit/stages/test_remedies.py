@@ -15,6 +15,7 @@ from buildsys.stages.common.remedies import (
     format_remedies,
     function_remedies,
     higher_opset_remedies,
+    opset_remedies,
     refusal_remedies,
     registration_remedies,
 )
@@ -74,6 +75,10 @@ def test_file_names_are_python_words() -> None:
 
 
 def test_an_opset_without_the_operator() -> None:
+    assert yaml(opset_remedies("DeformConv", "dynamo", 18, [19, 22])) == ["export: {opset: 19}"]
+    assert opset_remedies("DeformConv", "dynamo", 22, [19, 22]) == []
+    newest = opset_remedies("New", "torchscript", 17, [25])
+    assert yaml(newest) == ["export: {exporter: dynamo, opset: 25}"]
     assert yaml(higher_opset_remedies(18, 17)) == [
         "export: {opset: 18}",
         "export: {exporter: torchscript, opset: 17}",
