@@ -44,6 +44,25 @@ class Candidate(NamedTuple):
     call: Mapping[str, Any] | None = None  # as in the manifest
 
 
+class Training(NamedTuple):
+    """The images on which weights were trained."""
+
+    size: int  # height and width
+    preprocess: Mapping[str, Any]  # as in the manifest
+    labels: Mapping[str, Any]  # as in the manifest
+    classes: int
+
+    def add_to(self, figures: dict[str, Any]) -> None:
+        """Add the fields of inputs and outputs to an interface, if it takes such images."""
+        shapes = [port["shape"][1:] for port in figures["inputs"].values()]
+        if shapes == [[3, self.size, self.size]]:
+            for port in figures["inputs"].values():
+                port["preprocess"] = self.preprocess
+            for port in figures["outputs"].values():
+                if port["shape"][-1:] == [self.classes]:
+                    port["labels"] = self.labels
+
+
 class Model(NamedTuple):
     """A model to try out."""
 
@@ -51,6 +70,7 @@ class Model(NamedTuple):
     candidates: Iterable[Candidate]  # the likeliest first
     source: Mapping[str, Any]
     is_guessed: bool = False
+    training: Training | None = None  # if it is known
 
 
 class Trial(NamedTuple):
@@ -84,8 +104,11 @@ def run(job: Job) -> StageResult:
             except StageError as error:
                 problem = problem or error  # the likeliest inputs' error counts
                 continue
+            figures = _figures(job, model, candidate, first)
+            if model.training:
+                model.training.add_to(figures)
             facts = {"call": candidate.call, "source": model.source, "guessed": model.is_guessed}
-            return StageResult(figures={**_figures(job, model, candidate, first), **facts})
+            return StageResult(figures={**figures, **facts})
     if problem is None:
         raise StageError("nothing is known about the inputs of the network", _HINT)
     raise StageError(problem.problem, problem.hint or _HINT)
@@ -241,7 +264,25 @@ def _network(job: Job, source: Mapping[str, Any]) -> Model:
 
     described = job.options["inputs"]
     is_guessed = not described and made.program is None
-    return Model(run, _candidates(made, described), source, is_guessed)
+    training = training_of(source["torchvision"]) if "torchvision" in source else None
+    candidates = _candidates(made, described, training and training.size)
+    return Model(run, candidates, source, is_guessed, training)
+
+
+def training_of(name: str) -> Training | None:
+    """Look up the training of a torchvision classifier's default weights, None without any."""
+    from torchvision import models
+
+    weights = models.get_model_weights(name).__members__.get("DEFAULT")
+    classes = weights.meta.get("categories") if weights else None
+    preset: Any = weights.transforms() if weights else None
+    if not classes or type(preset).__name__ != "ImageClassification":
+        return None
+    fields: dict[str, Any] = {"resize": preset.resize_size[0]}
+    if (interpolation := preset.interpolation.value) != "bilinear":
+        fields["interpolation"] = interpolation
+    fields |= {"mean": list(preset.mean), "std": list(preset.std)}
+    return Training(preset.crop_size[0], fields, {"torchvision": str(weights)}, len(classes))
 
 
 def _completed(source: Mapping[str, Any], job: Job) -> dict[str, Any]:
@@ -264,7 +305,9 @@ def _completed(source: Mapping[str, Any], job: Job) -> dict[str, Any]:
     return completed
 
 
-def _candidates(made: SourceModule, described: Inputs) -> Iterator[Candidate]:
+def _candidates(
+    made: SourceModule, described: Inputs, image_size: int | None
+) -> Iterator[Candidate]:
     """Yield possible inputs of the network, the likeliest first, or the ``described`` ones."""
     if made.program is not None:
         yield Candidate(described or _program_inputs(made))
@@ -290,7 +333,7 @@ def _candidates(made: SourceModule, described: Inputs) -> Iterator[Candidate]:
         likely = [
             {name: {"shape": shape, "dtype": dtype, "keyword": keyword}
              for name, keyword in (keywords or {"input0": None}).items()}
-            for shape, dtype in _first_shapes(made.module)
+            for shape, dtype in _first_shapes(made.module, image_size)
         ]  # fmt: skip
     yield from map(Candidate, likely)
     for inputs in likely:  # as one list, such as images of detectors
@@ -363,10 +406,14 @@ def _past_inputs(model: nn.Module) -> dict[str, dict[str, Any]]:
     return inputs
 
 
-def _first_shapes(module: nn.Module) -> Iterator[tuple[list[int | str], str]]:
+def _first_shapes(
+    module: nn.Module, image_size: int | None
+) -> Iterator[tuple[list[int | str], str]]:
     """Yield shapes and dtypes accepted by the first layer with weights."""
     from torch import nn
 
+    if image_size is not None:
+        yield [_BATCH, 3, image_size, image_size], "float32"
     config = getattr(module, "pretrained_cfg", None)  # timm's
     if isinstance(config, Mapping) and config.get("input_size"):
         yield [_BATCH, *config["input_size"]], "float32"

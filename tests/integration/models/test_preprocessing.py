@@ -11,6 +11,7 @@ from PIL import Image
 
 from buildsys.errors import StageError
 from buildsys.models.images import read_images
+from buildsys.stages.reference.proposal import training_of
 from buildsys.stages.run.inputs import categories
 
 FIELDS: dict[str, Any] = {
@@ -54,3 +55,18 @@ def test_categories_come_from_weights_without_their_file() -> None:
         with pytest.raises(StageError) as error:
             categories(name)
         assert str(error.value).startswith(message)
+
+
+@pytest.mark.parametrize(
+    ("name", "size", "fields"),
+    [
+        ("swin_t", 224, {"resize": 232, "interpolation": "bicubic"}),
+        ("efficientnet_v2_s", 384, {"resize": 384}),
+        ("fasterrcnn_resnet50_fpn", None, {}),
+        ("raft_small", None, {}),
+    ],
+)
+def test_the_training_of_weights_in_torchvision(name: str, size: int | None, fields: Any) -> None:
+    training = training_of(name)
+    assert (training and training.size) == size
+    assert training is None or fields.items() <= training.preprocess.items()

@@ -133,6 +133,15 @@ def test_inputs_follow_from_the_first_layer(
     assert found["ran"] == dims
 
 
+def test_a_classifier_gets_the_preprocessing_and_labels_of_its_weights(tmp_path: Path) -> None:
+    found = propose(tmp_path, torchvision="squeezenet1_1", weights=None)
+    (image,), (logits,) = found["inputs"].values(), found["outputs"].values()
+    assert image["preprocess"]["resize"] == 256
+    assert logits["labels"] == {"torchvision": "SqueezeNet1_1_Weights.IMAGENET1K_V1"}
+    other = propose(tmp_path, torchvision="squeezenet1_1", weights=None, kwargs={"num_classes": 7})
+    assert "labels" not in other["outputs"]["output0"]
+
+
 def test_inputs_can_be_given(tmp_path: Path) -> None:
     given = {
         "a": {"shape": ["batch", "width"], "dtype": "float32"},
