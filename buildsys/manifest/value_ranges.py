@@ -55,12 +55,9 @@ def _random_problem(
         return None
     low = data.get("low", 0)
     high = data.get("high", default_high(dtype) if kind == "integers" else 1)
-    if not low < high:
+    outside = low % 1 or high % 1 or low < least or high > most + 1
+    if not low < high or (kind == "integers" and outside):
         field = "high" if "high" in data else "low"
-        text = f"high {high:g} is not greater than low {low:g}"
-        return ("data", field), text, "swap or widen the bounds"
-    for field, bound, limit in (("low", low, most), ("high", high, most + 1)):
-        if kind == "integers" and (bound % 1 or not least <= bound <= limit):
-            text = f"{bound:g} is not a bound of random {dtype} ({least} to {most})"
-            return ("data", field), text, "high is exclusive"
+        text = f"cannot draw random {dtype} from {low:g} to {high:g}"
+        return ("data", field), text, f"high must be above low; {dtype} has {least} to {most}"
     return None

@@ -12,7 +12,6 @@ from types import EllipsisType
 from typing import Any, Final
 
 from buildsys.errors import ManifestError
-from buildsys.manifest.problem import suggest
 from buildsys.manifest.shape_cases import WHENS, exported_interface, interface_after, steps_of
 from buildsys.manifest.value_tree import FieldPath, ValueNode, error_at, nearest, plain
 
@@ -86,11 +85,6 @@ class ManifestView:
         """True if the network is defined by hand, with TensorRT's API."""
         return "tensorrt" in self.map("source")
 
-    @property
-    def network_path(self) -> FieldPath:
-        """The place of the source that gives the golden outputs."""
-        return ("source", "reference") if self.is_defined else ("source",)
-
     def find(self, *pattern: Step) -> Matches:
         """Find path and value of each match without a refused part; ``...`` matches all members."""
         if pattern[0] is not ... and pattern[0] not in self.data:
@@ -122,15 +116,6 @@ class ManifestView:
         """Return min, max and step of a dimension, None if it is not declared."""
         span = self.map("dims", name)
         return (span["min"], span["max"], span.get("multiple_of", 1)) if span else None
-
-    def undeclared(self, size: object) -> tuple[str, str] | None:
-        """Check for a size missing from ``dims``."""
-        declared = self.map("dims")
-        if not isinstance(size, str) or size in declared:
-            return None
-        close = suggest(size, declared, what="declared")
-        add = f"add dims: {{{size}: {{min: …, opt: …, max: …}}}}"
-        return f'dimension "{size}" is not declared in dims', close or add
 
     def problem(
         self, path: FieldPath, text: str, hint: str = "", *, of_key: bool = False

@@ -68,11 +68,15 @@ class Workspace:
             name = self.relative(path)
             try:
                 if not self._is_inside(path):
-                    problem = "the file is a link that leaves the project"
-                    raise ManifestError(name, (), problem, "replace it by a copy")
-                self._documents[path] = read_nodes(name, _content(path, name))
+                    raise ValueError("it is a link that leaves the project")
+                self._documents[path] = read_nodes(name, read_limited(path, MAX_BYTES))
             except ManifestError as error:
                 self._documents[path] = error
+            except (OSError, ValueError) as error:  # its permissions, kind or size
+                reason = getattr(error, "strerror", None)
+                problem = f"cannot read the file: {reason.lower() if reason else error}"
+                hint = "remove it, or replace it by a readable file"
+                self._documents[path] = ManifestError(name, (), problem, hint)
         document = self._documents[path]
         if isinstance(document, ManifestError):
             raise document
@@ -81,15 +85,3 @@ class Workspace:
     def _is_inside(self, path: Path) -> bool:
         real = os.path.realpath(path)
         return any(f"{real}{os.sep}".startswith(f"{folder}{os.sep}") for folder in self._folders)
-
-
-def _content(path: Path, name: Path) -> bytes:
-    try:
-        return read_limited(path, MAX_BYTES)
-    except ValueError as error:  # its kind or size
-        raise ManifestError(name, (), str(error), "remove it, rename it or split it") from None
-    except OSError as error:
-        reason = (error.strerror or str(error)).lower()
-        raise ManifestError(
-            name, (), f"cannot read the file: {reason}", "check its permissions"
-        ) from None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from itertools import product
 from pathlib import PurePosixPath
 from typing import Any, NamedTuple
 
@@ -44,23 +45,13 @@ class CustomOperators:
         self._model = spec["model"]
         self._declared = spec["ops"]
         backends = dict.fromkeys((MAIN, *(engine["backend"] for engine in spec["engines"])))
-        chosen = {
-            backend: {
-                entry["op"]: implementations(entry, backend)["function"]
-                for entry in self._declared
-                if chosen_kind(entry, backend) == "function"
-            }
-            for backend in backends
-        }
         shared: dict[str, str] = {}
-        for entry in self._declared:
-            functions = (own[entry["op"]] for own in chosen.values() if entry["op"] in own)
-            if function := next(functions, None):
-                shared[entry["op"]] = function
         roles = {"functions": shared}
-        for backend, own in chosen.items():
-            replaced = {op: function for op, function in own.items() if function != shared[op]}
-            roles[f"functions.{backend}"] = replaced
+        for backend, entry in product(backends, self._declared):
+            if chosen_kind(entry, backend) == "function":
+                function, op = implementations(entry, backend)["function"], entry["op"]
+                if shared.setdefault(op, function) != function:
+                    roles.setdefault(f"functions.{backend}", {})[op] = function
         # operator -> ``FILE.py:NAME``, by role of the output file: ``functions`` are in the graph
         # itself, ``functions.BACKEND`` replace some of them
         self.functions = {role: functions for role, functions in roles.items() if functions}
@@ -68,15 +59,14 @@ class CustomOperators:
         self.graph_functions = exported if "functions" in self.functions else {}
         # shared libraries by name, each once for all operators and backends
         self.libraries: dict[str, Library] = {}
-        for entry in self._declared:
-            for backend in backends:
-                library = _library(entry, backend)
-                if library is not None and library not in self.libraries.values():
-                    files = library["sources"] if "sources" in library else [library["file"]]
-                    stem, number = PurePosixPath(files[0]).stem, 1
-                    while (name := stem if number == 1 else f"{stem}-{number}") in self.libraries:
-                        number += 1
-                    self.libraries[name] = library
+        for entry, backend in product(self._declared, backends):
+            library = _library(entry, backend)
+            if library is not None and library not in self.libraries.values():
+                files = library["sources"] if "sources" in library else [library["file"]]
+                stem, number = PurePosixPath(files[0]).stem, 1
+                while (name := stem if number == 1 else f"{stem}-{number}") in self.libraries:
+                    number += 1
+                self.libraries[name] = library
 
     def file(self, role: str) -> FileRef:
         """Locate a library or a file of functions of the operators stage."""

@@ -7,7 +7,6 @@ tensors. Everything here follows from the manifest alone, since planning precede
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
@@ -42,7 +41,6 @@ Spec = Mapping[str, Any]  # a resolved and checked manifest, as plain JSON value
 # input name -> {"min": shape, "opt": shape, "max": shape}
 Profile = Mapping[str, Mapping[str, Sequence[int]]]
 ALL_CASES = ("min", "opt", "max", "odd")
-_LONGEST_NAME = 100  # the name of a case is a file name
 _OUTPUT_FIELDS = ("labels", "scores", "rows")  # outputs of the policy ``detections``
 _SUGGESTED_SIZES = 5  # at most, of conditions in the network's source
 _VALUE_CASES = ("seed-1", "seed-2", "extremes-1", "extremes-2", "nan-1", "inf-1")
@@ -239,7 +237,10 @@ def profile_values(
     for profile in profiles:
         every = profile_cases(profile, inputs, spec["dims"])
         cases += [{**default, **every[point]} for point in spec["verify"]["cases"]]
-    return {name_of(case): case for case in cases}
+    # engines share a case by its sizes
+    return {
+        ",".join(f"{dim}={value}" for dim, value in sorted(case.items())): case for case in cases
+    }
 
 
 def profile_cases(
@@ -266,14 +267,6 @@ def profile_cases(
                     "multiple_of": declared.get("multiple_of") or 1,
                 }
     return case_values(spans)
-
-
-def name_of(values: Mapping[str, int]) -> str:
-    """Name a profile's case by its sizes; engines share it."""
-    name = ",".join(f"{dim}={value}" for dim, value in sorted(values.items()))
-    if len(name) <= _LONGEST_NAME:
-        return name
-    return f"shapes-{hashlib.sha256(name.encode()).hexdigest()[:16]}"
 
 
 def _renamed(policies: Mapping[str, Any], names: Mapping[str, str]) -> dict[str, Any]:

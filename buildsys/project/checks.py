@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import suppress
 from importlib import import_module
+from types import EllipsisType
 from typing import Any
 
 from buildsys.manifest.backend_choices import base_precision, is_auto
@@ -16,6 +17,9 @@ from buildsys.stages.table import GRAPH_SECTIONS, STAGES
 from buildsys.system.backend_registry import BrokenBackendError, describe_backend, import_backend
 
 _POINTS = ("min", "opt", "max")
+_TENSORS: tuple[tuple[str | EllipsisType, ...], ...] = (
+    ("inputs",), ("outputs",), ("surgery", ..., "inputs"), ("surgery", ..., "cut", "inputs"),
+)  # fmt: skip
 
 _OUTSIDE_THE_KEY = {  # kind of source -> arguments that load other weights or code
     "timm": ("pretrained", "checkpoint_path", "pretrained_cfg", "pretrained_cfg_overlay"),
@@ -40,7 +44,7 @@ def check_model(view: ManifestView) -> Problems:
 
 
 def _source(view: ManifestView) -> Problems:
-    place = view.network_path
+    place = ("source", "reference") if view.is_defined else ("source",)
     source = view.map(*place)
     for kind, options in _OUTSIDE_THE_KEY.items():
         for option in source.get("kwargs", {}) if kind in source else ():
@@ -55,25 +59,29 @@ def _source(view: ManifestView) -> Problems:
 
 
 def _dims(view: ManifestView) -> Problems:
-    undeclared: list[Any] = []  # a misspelled name is reported where it is first used
-    for section in ("inputs", "outputs"):
-        for path, size in view.find(section, ..., "shape", ...):
-            if (problem := view.undeclared(size)) and size not in undeclared:
-                undeclared.append(size)
-                yield view.problem(path, *problem)
+    declared = view.map("dims")
+    undeclared: set[str] = set()  # a misspelled name is reported where it is first used
+    for tensors in _TENSORS:
+        for path, size in view.find(*tensors, ..., "shape", ...):
+            if isinstance(size, str) and size not in {*declared, *undeclared}:
+                undeclared.add(size)
+                close = suggest(size, declared, what="declared")
+                hint = close or f"add dims: {{{size}: {{min: …, opt: …, max: …}}}}"
+                yield view.problem(path, f'dimension "{size}" is not declared in dims', hint)
 
 
 def _tensors(view: ManifestView) -> Problems:
-    keywords: set[str] = set()
+    keywords: list[str] = []
     for (_, name), tensor in view.maps("inputs", ...):
-        if keyword := tensor.get("keyword"):
-            if keyword in keywords:
-                text = f'another input has the keyword "{keyword}"'
-                yield view.problem(("inputs", name, "keyword"), text, "remove one of them")
-            keywords.add(keyword)
-        if problem := data_problem(tensor.get("dtype") or "float32", tensor.get("data")):
-            field, text, hint = problem
-            yield view.problem(("inputs", name, *field), text, hint)
+        if (keyword := tensor.get("keyword")) in keywords:
+            text = f'another input has the keyword "{keyword}"'
+            yield view.problem(("inputs", name, "keyword"), text, "remove one of them")
+        keywords += [keyword] if keyword else []
+    for tensors in _TENSORS[::2]:
+        for path, tensor in view.maps(*tensors, ...):
+            if problem := data_problem(tensor.get("dtype") or "float32", tensor.get("data")):
+                field, text, hint = problem
+                yield view.problem((*path, *field), text, hint)
     for name in view.map("outputs"):
         if name in view.map("inputs"):
             text = f'an input is already named "{name}"'

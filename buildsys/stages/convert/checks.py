@@ -20,15 +20,11 @@ def problems(view: ManifestView) -> Problems:
         yield view.problem(("convert", "exclude"), text, "remove it, or use tool: builtin")
     if view.is_defined:  # it has its own quantizers
         return
-    reported: set[FieldPath] = set()
     for path, engine in view.maps("engines", ...):
         calibrated = engine.get("quantization") == "implicit" and int8_layers(engine)
         is_static = engine.get("quantization") != "dynamic"
         if (base_precision(engine) in QUANTIZED and is_static) or calibrated:
-            for problem in _calibration_use(view, path, engine):
-                if problem.key not in reported:  # several engines may share one problem
-                    reported.add(problem.key)
-                    yield problem
+            yield from _calibration_use(view, path, engine)
     if view.get("calibration") is not None:
         yield from _calibration(view, shapes_after_surgery(view))
 
@@ -49,8 +45,7 @@ def _calibration_use(view: ManifestView, path: FieldPath, engine: dict[str, Any]
     is_weak = chosen == "auto" and engine.get("typing") == "weak" and not is_auto(engine)
     calibrates_itself = chosen == "implicit" or is_weak
     if algorithm == "percentile" and (calibrates_itself or tool == "modelopt"):
-        builder = "TensorRT" if calibrates_itself else "ModelOpt"
-        text = f"engine {engine['name']} calibrates with {builder}: entropy or minmax only"
+        text = "TensorRT and ModelOpt calibrate with entropy or minmax only"
         hint = "use one of these, or an explicit quantization with another quantize.tool"
         yield view.problem(("calibration", "algorithm"), text, hint)
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from buildsys.manifest.problem import Problems, suggest
 from buildsys.manifest.schema.engines import METRICS
-from buildsys.manifest.value_tree import FieldPath
 from buildsys.manifest.view import ManifestView
 
 
@@ -19,17 +18,11 @@ def problems(view: ManifestView) -> Problems:
             if all(value is None for value in limit.values()):
                 hint = "add a tolerance such as 5%, or a limit"
                 yield view.problem((*path, name), "the gate limits nothing", hint, of_key=True)
-        if gates.get("engine") is not None:
-            yield from _baseline_problems(view, path, gates["engine"])
-
-
-def _baseline_problems(view: ManifestView, path: FieldPath, name: str) -> Problems:
-    named = {engine["name"]: engine for engine in view.list("engines")}
-    baseline, at = named.get(name), (*path, "engine")
-    if baseline is None:
-        text, hint = f'there is no engine "{name}" in this model', suggest(name, named)
-        yield view.problem(at, text, hint)
-        return
-    if path[0] == "engines" and view.map(*path[:2]) == baseline:
-        text = f'the engine "{name}" is its own baseline'
-        yield view.problem(at, text, "name another engine, or remove it")
+        named = {engine["name"]: engine for engine in view.list("engines")}
+        baseline, place = gates.get("engine"), (*path, "engine")
+        if baseline is not None and baseline not in named:
+            text = f'there is no engine "{baseline}" in this model'
+            yield view.problem(place, text, suggest(baseline, named))
+        elif baseline and path[0] == "engines" and view.map(*path[:2]) == named[baseline]:
+            text = f'the engine "{baseline}" is its own baseline'
+            yield view.problem(place, text, "name another engine, or remove it")

@@ -7,21 +7,11 @@ from typing import Any
 
 from buildsys.plan.action import NO_NEEDS, Action, FileRef
 from buildsys.plan.model_plan import ModelPlan
-from buildsys.stages.table import GRAPH_SECTIONS, GRAPH_STAGES, NETWORK_SECTIONS, stage_info
+from buildsys.stages.table import GRAPH_STAGES, NETWORK_SECTIONS, REPORT, STAGES, stage_info
 
 _HIDDEN = ("timeout", "toolchains", "flaky", "needs")  # decide no result
-_RARE = (
-    "owner",
-    "tags",
-    "symbolics",
-    "translations",
-    "ops",
-    "surgery",
-    "calibration",
-    "gates",
-    "optimize",
-    "commands",
-)  # hidden if empty
+# hidden if empty
+_RARE = ("owner", "tags", "symbolics", "translations", "optimize", "gates")
 
 
 def plan_report(model: ModelPlan, actions: Mapping[str, Action]) -> Iterator[Action]:
@@ -37,11 +27,8 @@ def plan_report(model: ModelPlan, actions: Mapping[str, Action]) -> Iterator[Act
     for title in pictures:
         outputs[f"picture.{title}"] = FileRef(f"{name}/report/{title}.svg", optional=True)
     hidden = {*_HIDDEN, *(section for section in _RARE if not spec.get(section))}
-    hidden |= set() if any(e.quantizes_weights for e in model.engines) else {"quantize_weights"}
-    hidden |= set() if model.needs_calibration else {"quantize"}
-    hidden |= {"convert"} if spec["convert"] == {"tool": "builtin", "exclude": []} else set()
-    hidden |= set() if model.searches else {"search"}
-    hidden |= set(GRAPH_SECTIONS) if model.definition else set()
+    without = [stage for stage in STAGES if stage.name not in stages and stage.name != REPORT]
+    hidden.update(section for stage in without for section in stage.sections)
     hidden |= set() if model.has_network else set(NETWORK_SECTIONS)
     manifest = {section: value for section, value in spec.items() if section not in hidden}
     if model.has_network:

@@ -7,7 +7,6 @@ inside the graph and undeclared outputs are known to the stage only.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
 
 from buildsys.manifest.problem import Problems, suggest
 from buildsys.manifest.shape_cases import (
@@ -18,7 +17,6 @@ from buildsys.manifest.shape_cases import (
     exported_interface,
     interface_after,
 )
-from buildsys.manifest.value_ranges import data_problem
 from buildsys.manifest.value_tree import FieldPath
 from buildsys.manifest.view import ManifestView
 
@@ -31,17 +29,13 @@ def problems(view: ManifestView) -> Problems:
     for when in WHENS:
         for number, step in enumerate(view.list("surgery")):
             if step.get("when", AFTER_EXPORT) == when:
-                for path, text, hint in _step_problems(view, interface, step):
+                for path, text, hint in _step_problems(interface, step):
                     yield view.problem(("surgery", number, *path), text, hint, of_key=True)
                 interface = interface_after(interface, [step])
 
 
-def _step_problems(view: ManifestView, interface: Interface, step: Step) -> Iterator[StepProblem]:
-    for name, tensor in (step.get("inputs") or {}).items():
-        yield from _undeclared(view, ("inputs", name), tensor["shape"])
-        if problem := data_problem(tensor.get("dtype", "float32"), tensor.get("data")):
-            field, text, hint = problem
-            yield ("inputs", name, *field), text, hint
+def _step_problems(interface: Interface, step: Step) -> Iterator[StepProblem]:
+    for name in step.get("inputs") or ():
         if name not in interface.inputs and step.get("changes") != "numbers":
             text = f'input "{name}" is new, so its outputs cannot be compared with earlier ones'
             yield ("inputs", name), text, "set changes: numbers, with a reference for the outputs"
@@ -60,14 +54,7 @@ def _step_problems(view: ManifestView, interface: Interface, step: Step) -> Iter
         elif shape is not None and None in shape:
             text = "the shape of an input must be complete"
             yield (*path, "shape"), text, "replace null by a number or a name of dims"
-        yield from _undeclared(view, path, shape or [])
     for name in step.get("cast", {}):
         if name not in interface.inputs:
             hint = suggest(name, interface.inputs, what="inputs")
             yield ("cast", name), f'unknown input "{name}" at this step', hint
-
-
-def _undeclared(view: ManifestView, path: FieldPath, shape: list[Any]) -> Iterator[StepProblem]:
-    for size in shape:
-        if problem := view.undeclared(size):
-            yield path, *problem
