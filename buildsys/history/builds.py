@@ -34,7 +34,7 @@ class Build:
     how: str  # RAN | RESTORED
     status: str  # passed | unavailable | failed | error | noisy
     started: str  # ISO 8601, UTC
-    position: float  # order on a machine: seconds since 1970
+    position: float  # order on a machine: seconds since 1970, even if the clock is set back
     seconds: float  # taken by the stage when it ran
     reason: str = ""
     why: str = ""  # stale reasons, encoded by ``execution.stale_reasons``

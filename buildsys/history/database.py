@@ -61,8 +61,13 @@ CREATE TABLE texts (digest TEXT PRIMARY KEY, content BLOB) WITHOUT ROWID;
 )
 BUILD_COLUMNS = ", ".join(COLUMNS)
 ALL_MEASUREMENT_COLUMNS = ", ".join(("build", "number", *MEASUREMENT_COLUMNS))
+_PLACES = {name: f"?{number}" for number, name in enumerate(COLUMNS, 1)}
+_PLACES["position"] = (  # after all others of the machine
+    f"max({_PLACES['position']}, coalesce((SELECT max(position) FROM builds"
+    f" WHERE machine_id = {_PLACES['machine_id']}), 0) + 0.001)"
+)
 _INSERT_BUILD = (
-    f"INSERT OR IGNORE INTO builds ({BUILD_COLUMNS}) VALUES ({', '.join('?' * len(COLUMNS))})"
+    f"INSERT OR IGNORE INTO builds ({BUILD_COLUMNS}) VALUES ({', '.join(_PLACES.values())})"
 )
 _INSERT_MEASUREMENT = (
     f"INSERT OR IGNORE INTO measurements ({ALL_MEASUREMENT_COLUMNS}) "
@@ -188,7 +193,7 @@ class History:
     def add(
         self, build: Build, measurements: Sequence[Measurement] = (), texts: Iterable[str] = ()
     ) -> None:
-        """Add a build.
+        """Add a build after all others of its machine.
 
         ``texts`` are its environment and manifest. Raises: StageError: it cannot be written.
         """

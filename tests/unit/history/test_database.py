@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import sqlite3
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -38,6 +39,15 @@ def test_builds_are_selected_newest_first(history: History, make_build: MakeBuil
     assert history.builds(model="m", project=ours) == [unknown, export]
     assert history.builds(target=TARGET, limit=1) == [unknown]
     assert history.builds(model="other") == [other]
+
+
+def test_a_clock_set_back_keeps_the_order(history: History, make_build: MakeBuild) -> None:
+    first, second = make_build(), make_build()
+    history.add(replace(second, position=9_000_000.0))
+    history.add(replace(first, position=1.0))
+    history.add(make_build(machine_id="bbbb", position=2.0))  # has a clock of its own
+    assert [build.id for build in history.builds(machine_id="aaaa")] == [first.id, second.id]
+    assert history.builds()[0].position == pytest.approx(9_000_000.001)
 
 
 def test_ids_may_be_shortened(history: History, make_build: MakeBuild) -> None:
