@@ -30,24 +30,19 @@ class Limit(NamedTuple):
 
     title: str
     figure: str
-    best: float
-    text: str
+    best: float  # 0: an upper limit, 1: a lower one
 
 
 LIMITS = {
-    "rtol": Limit("relative error", "relative", 0.0, "relative error at most {}"),
-    "cosine": Limit("cosine", "cosine", 1.0, "cosine at least {}"),
-    "atol": Limit("absolute error", "max_abs", 0.0, "absolute error at most {}"),
-    "top1": Limit("top-1", "top1", 1.0, "top-1 agreement at least {}"),
-    "spread_error": Limit("spread error", "spread_error", 0.0, "error at most {} of the spread"),
-    "correlation": Limit("correlation", "correlation", 1.0, "correlation at least {}"),
-    "slope": Limit("slope error", "slope_error", 0.0, "slope within {} of 1"),
-    "channel_error": Limit(
-        "channel error", "channel_error", 0.0, "error of a channel at most {} of its spread"
-    ),
-    "class_agreement": Limit(
-        "class agreement", "class_agreement", 1.0, "class agreement at least {}"
-    ),
+    "rtol": Limit("relative error", "relative", 0.0),
+    "cosine": Limit("cosine", "cosine", 1.0),
+    "atol": Limit("absolute error", "max_abs", 0.0),
+    "top1": Limit("top-1", "top1", 1.0),
+    "spread_error": Limit("spread error", "spread_error", 0.0),
+    "correlation": Limit("correlation", "correlation", 1.0),
+    "slope": Limit("slope error", "slope_error", 0.0),
+    "channel_error": Limit("channel error", "channel_error", 0.0),
+    "class_agreement": Limit("class agreement", "class_agreement", 1.0),
 }
 
 
@@ -86,8 +81,11 @@ def contradictions(checks: Iterable[Check]) -> Iterator[str]:
 
 def limits_text(check: Check) -> str:
     """Describe the limits of a check, "" without any."""
-    limits = [(LIMITS.get(name), value) for name, value in check.limits.items()]
-    return ", ".join(limit.text.format(f"{value:g}") for limit, value in limits if limit)
+    return ", ".join(
+        f"{LIMITS[name].title} at {'least' if LIMITS[name].best else 'most'} {value:g}"
+        for name, value in check.limits.items()
+        if name in LIMITS
+    )
 
 
 def error_margin(check: Check) -> ErrorMargin | None:
