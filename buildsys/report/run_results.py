@@ -228,47 +228,36 @@ def junit_xml(run: RunResults, *, strict: bool = False) -> bytes:
         end = TargetResult("run", "run", "run", "", FAILED, reason=run.error, error=run.status)
         problems.append(end)
     suites = groupby((*problems, *run.targets), lambda target: target.model)
-    for number, (name, targets) in enumerate(suites):
-        _add_suite(root, number, name, list(targets), run, strict=strict)
+    for number, (name, group) in enumerate(suites):
+        targets = list(group)
+        cases = [_case(target, strict=strict) for target in targets]
+        failures, skipped = (
+            sum(case.find(kind) is not None for case in cases) for kind in ("failure", "skipped")
+        )
+        suite = ElementTree.SubElement(
+            root,
+            "testsuite",
+            id=str(number),
+            name=printable_line(name),
+            package="buildsys",
+            timestamp=run.started.removesuffix("Z"),
+            hostname=printable_line(run.host) or "localhost",
+            tests=str(len(cases)),
+            failures=str(failures),
+            errors="0",
+            skipped=str(skipped),
+            time=_seconds(sum(target.seconds for target in targets)),
+        )
+        properties = ElementTree.SubElement(suite, "properties")
+        for owner in filter(None, dict.fromkeys(target.owner for target in targets)):
+            fields = {"name": "owner", "value": printable_line(owner)}
+            ElementTree.SubElement(properties, "property", fields)
+        suite.extend(cases)
+        ElementTree.SubElement(suite, "system-out")
+        ElementTree.SubElement(suite, "system-err")
     ElementTree.indent(root)
     content: bytes = ElementTree.tostring(root, encoding="utf-8", xml_declaration=True)
     return content + b"\n"
-
-
-def _add_suite(
-    root: ElementTree.Element,
-    number: int,
-    name: str,
-    targets: Sequence[TargetResult],
-    run: RunResults,
-    *,
-    strict: bool,
-) -> None:
-    cases = [_case(target, strict=strict) for target in targets]
-
-    def count(kind: str) -> str:
-        return str(sum(case.find(kind) is not None for case in cases))
-
-    suite = ElementTree.SubElement(
-        root,
-        "testsuite",
-        id=str(number),
-        name=printable_line(name),
-        package="buildsys",
-        timestamp=run.started.removesuffix("Z"),
-        hostname=printable_line(run.host) or "localhost",
-        tests=str(len(cases)),
-        failures=count("failure"),
-        errors="0",
-        skipped=count("skipped"),
-        time=_seconds(sum(target.seconds for target in targets)),
-    )
-    properties = ElementTree.SubElement(suite, "properties")
-    for owner in dict.fromkeys(target.owner for target in targets if target.owner):
-        ElementTree.SubElement(properties, "property", name="owner", value=printable_line(owner))
-    suite.extend(cases)
-    ElementTree.SubElement(suite, "system-out")
-    ElementTree.SubElement(suite, "system-err")
 
 
 def _case(target: TargetResult, *, strict: bool) -> ElementTree.Element:
