@@ -50,7 +50,7 @@ def test_a_search_runs_once_is_explained_and_runs_again_for_other_limits(
     assert "Mixed precision" in page
     asked = project.buildsys("debug", "--fp32-nodes", "net:ort")
     assert asked.code == 3
-    assert "or see `buildsys explain engine:net:ort`" in asked.err
+    assert "the builder of net:ort or a tool chooses the precision" in asked.err
 
     manifest.write_text(text + "search: {margin: 0.3}\n")
     assert project.doit().ran == {"search:net:auto-fp16", "report:net"}  # the same nodes
