@@ -181,7 +181,7 @@ def _definition(job: Job) -> Definition | None:
 
 def _fp32_nodes(job: Job) -> dict[str, tuple[str, ...]]:
     nodes = read_kept_nodes(job.inputs.get("nodes"))
-    return {"*": ()} if nodes.all else dict(nodes.results)
+    return {"*": ()} if nodes.all else {n: tuple(outputs) for n, outputs in nodes.results.items()}
 
 
 def _calibration(job: Job) -> Calibration | None:

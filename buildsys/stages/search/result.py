@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -40,20 +40,16 @@ class SearchResult(_Graphs, ResultHeader, total=False):
 
 @dataclass(frozen=True)
 class KeptNodes:
-    """Nodes in fp32; ``all`` if no other choice is within the limits."""
+    """Nodes in fp32; ``all`` if no other choice is within the limits.
 
-    names: tuple[str, ...] = ()
+    ``results`` has the outputs of these and of nodes that every conversion keeps.
+    """
+
+    names: Sequence[str] = ()
     all: bool = False
-    # with their results, and those that every conversion keeps
-    results: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    results: Mapping[str, Sequence[str]] = field(default_factory=dict)
 
 
 def read_kept_nodes(file: Path | None) -> KeptNodes:
     """Read the list that a search wrote for later stages, empty without a search."""
-    if file is None:
-        return KeptNodes()
-    content = json.loads(file.read_text(encoding="utf-8"))
-    names = tuple(node["name"] for node in content["nodes"])
-    nodes = (*content["nodes"], *content["by_rule"])
-    results = {node["name"]: tuple(node["outputs"]) for node in nodes}
-    return KeptNodes(names, content["all"], results)
+    return KeptNodes(**json.loads(file.read_text(encoding="utf-8"))) if file else KeptNodes()

@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -44,6 +44,7 @@ from buildsys.stages.convert.typed import (
     LARGEST,
     convert_precision,
 )
+from buildsys.stages.search.result import KeptNodes
 from buildsys.workers.job import Job, StageResult
 
 Passes = Callable[[Sequence[str]], bool]
@@ -87,12 +88,11 @@ def run(job: Job) -> StageResult:
         "candidates": len(trials.candidates),
     }
     if bounds:
-        content = {"precision": job.options["precision"], "all": names is None}
-        for role, nodes in (("nodes", in_fp32), ("by_rule", trials.nodes(trials.by_rule))):
-            content[role] = [
-                {"name": n.name, "operator": n.op_type, "outputs": list(n.output)} for n in nodes
-            ]
-        job.outputs["nodes"].write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
+        kept_in_fp32 = (*in_fp32, *trials.nodes(trials.by_rule))
+        results = {node.name: list(node.output) for node in kept_in_fp32}
+        content = KeptNodes([node.name for node in in_fp32], names is None, results)
+        text = json.dumps(asdict(content), indent=1)
+        job.outputs["nodes"].write_text(text + "\n", encoding="utf-8")
         share = _low_share(job, trials, {node.name for node in in_fp32})
         figures |= {"macs_low": share, "limits": dict(job.options["tolerance"])}
     return StageResult(figures=figures)
