@@ -14,7 +14,7 @@ import re
 import sys
 import traceback
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from importlib.machinery import (
     EXTENSION_SUFFIXES,
     ExtensionFileLoader,
@@ -160,13 +160,9 @@ def import_library(name: str, project: Path) -> Any:
 
 def install_hint(error: BaseException) -> str:
     """Find the pip command for a missing package, or ""."""
-    if not isinstance(error, ModuleNotFoundError) or not error.name:
-        return ""
-    top = error.name.partition(".")[0]
-    with suppress(ValueError):  # a module without a spec
-        if importlib.util.find_spec(top) is None:
-            return f"pip install {_PIP_NAMES.get(top, top)}"
-    return ""
+    name = error.name if isinstance(error, ModuleNotFoundError) else None
+    top = (name or "").partition(".")[0]
+    return f"pip install {_PIP_NAMES.get(top, top)}" if top and not sys.modules.get(top) else ""
 
 
 def describe_exception(error: BaseException, project: Path) -> str:

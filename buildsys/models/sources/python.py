@@ -9,7 +9,7 @@ from typing import Any
 from torch import nn
 
 from buildsys.errors import StageError
-from buildsys.models.sources.source_module import SourceModule, draw, load_file
+from buildsys.models.sources.source_module import SourceModule, filled
 from buildsys.models.user_code import load_callable, reraise_as_stage_error
 
 
@@ -35,9 +35,7 @@ def make(source: Mapping[str, Any], project: Path) -> SourceModule:
         raise StageError(problem, "let it return the network")
     if getattr(module.forward, "__name__", "") == "_forward_unimplemented":  # nn.Module's own
         raise StageError(f"{type(module).__name__} of {reference} has no forward", "define it")
-    if source["weights"]:
-        return load_file(module, source, project, reference)
-    if source["randomize"]:
-        return draw(module, source["seed"])
+    if source["weights"] or source["randomize"]:
+        return filled(module, source, project, reference)
     weights = f"initialized by {reference} (torch seed {source['seed']})"
     return SourceModule(module, weights)

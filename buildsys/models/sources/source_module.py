@@ -67,18 +67,16 @@ def needs_gpu(source: Mapping[str, Any]) -> bool:
     return source.get("device") == GPU
 
 
-def load_file(
+def filled(
     module: nn.Module, source: Mapping[str, Any], project: Path, network: str
 ) -> SourceModule:
-    """Fill ``module`` with the weights of the source's file.
+    """Fill ``module`` with the weights of the source's file, or with random ones.
 
-    Raises: StageError: they cannot be read or do not fit.
+    Raises: StageError: the file cannot be read or does not fit.
     """
-    load_weights(module, source["weights"], project, network)
-    return SourceModule(module, f"from {source['weights']['file']}")
-
-
-def draw(module: nn.Module, seed: int) -> SourceModule:
-    """Fill ``module`` with random weights."""
+    if weights := source["weights"]:
+        load_weights(module, weights, project, network)
+        return SourceModule(module, f"from {weights['file']}")
+    seed = source["seed"]
     draw_parameters(module, seed)
     return SourceModule(module, f"random, seed {seed}", has_measured_layers(module))

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from buildsys.errors import StageError
-from buildsys.models.sources.source_module import SourceModule, draw, load_file
+from buildsys.models.sources.source_module import SourceModule, filled
 from buildsys.models.user_code import import_library, reraise_as_stage_error
 from buildsys.system.printable import did_you_mean
 
@@ -25,6 +25,4 @@ def make(source: Mapping[str, Any], project: Path) -> SourceModule:
         raise StageError(f"timm has no model {name}", hint)
     with reraise_as_stage_error(f"timm.create_model({name!r}) failed", project):
         module = timm.create_model(name, **{**source["kwargs"], "pretrained": False})
-    if source["weights"]:
-        return load_file(module, source, project, name)
-    return draw(module, source["seed"])
+    return filled(module, source, project, name)

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from buildsys.errors import StageError
-from buildsys.models.sources.source_module import SourceModule, draw, load_file
+from buildsys.models.sources.source_module import SourceModule, filled
 from buildsys.models.user_code import reraise_as_stage_error
 from buildsys.system.files import sha256_of
 from buildsys.system.printable import did_you_mean
@@ -58,9 +58,7 @@ def make(source: Mapping[str, Any], project: Path) -> SourceModule:
     defaults = {key: None for key in ("weights", "weights_backbone") if key in accepted}
     with reraise_as_stage_error(failure, project):
         module = models.get_model(name, **{"weights": None, **defaults, **kwargs})
-    if weights:
-        return load_file(module, source, project, name)
-    return draw(module, source["seed"])
+    return filled(module, source, project, name)
 
 
 def _weights_file(chosen: Any) -> Path:

@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from buildsys.errors import StageError
-from buildsys.models.sources.source_module import SourceModule, draw
+from buildsys.models.sources.source_module import SourceModule, filled
 from buildsys.models.user_code import import_library, reraise_as_stage_error
 from buildsys.models.weights_files import is_present, locate, read_weights, shortened
 from buildsys.system.files import read_limited, sha256_of
@@ -50,7 +50,7 @@ def make(source: Mapping[str, Any], project: Path) -> SourceModule:
             made = SourceModule(module, origin)
         else:
             module = _from_config(type(outline), config, kwargs)
-            made = draw(module, source["seed"])
+            made = filled(module, {**source, "weights": None}, project, name)
     if source["cache"]:
         module = WithCache(module, library)
     return SourceModule(module, made.weights, made.needs_forward, by_keyword=True)

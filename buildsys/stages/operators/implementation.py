@@ -54,7 +54,7 @@ class Implementation:
         from buildsys.onnx_graphs.onnx_file import load_model
         from buildsys.stages.operators.local_functions import add_functions, remove_functions
 
-        for op in sorted(self._missing_in(model)):
+        for op in self.missing_operators(model):
             description = describe_backend(self.backend)
             kinds = " or ".join(description.operator_kinds)
             raise StageError(
@@ -86,16 +86,14 @@ class Implementation:
             shutil.copyfile(data, copy.with_name(f"{copy.name}.data"))
         return copy
 
-    def missing_operators(self, path: Path) -> list[str]:
+    def missing_operators(self, graph: Path | ModelProto) -> list[str]:
         """List the declared operators of a graph without an implementation."""
         if not self.missing:
             return []
-        return sorted(self._missing_in(read_graph(path)))
-
-    def _missing_in(self, model: ModelProto) -> frozenset[str]:
         from buildsys.stages.operators.local_functions import nodes_of, operator_of
 
-        return self.missing & {operator_of(node) for node in nodes_of(model)}
+        model = read_graph(graph) if isinstance(graph, Path) else graph
+        return sorted(self.missing & {operator_of(node) for node in nodes_of(model)})
 
 
 def implementation_of(job: Job, backend: str = "onnxruntime") -> Implementation:
