@@ -17,9 +17,8 @@ from buildsys.system import devices, versions
 from buildsys.system.backend_registry import other_backends
 from buildsys.system.devices import visible_gpus
 from buildsys.system.files import TextCache
-from buildsys.system.package_files import package_identities
 from buildsys.system.toolchains import Toolchain, locate_toolchain
-from buildsys.system.versions import normalized, tool_versions
+from buildsys.system.versions import normalized, package_identities, tool_versions
 
 if TYPE_CHECKING:
     from buildsys.plan.action import ToolchainRef

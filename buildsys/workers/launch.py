@@ -20,9 +20,9 @@ from pathlib import Path
 import buildsys
 from buildsys.system.backend_registry import link_packages
 from buildsys.system.files import Stamp, TextCache, in_library, link_into, stamp
-from buildsys.system.package_files import package_identities
 from buildsys.system.processes import Process
 from buildsys.system.toolchains import Interpreter, Toolchain, own_interpreter, require_interpreter
+from buildsys.system.versions import package_identities
 from buildsys.workers import registry
 from buildsys.workers.job import ServerKind
 from buildsys.workers.registry import Connection

@@ -149,7 +149,7 @@ def read_texts() -> Texts:
     """Return what doit stores about the modules of stages and the installed packages."""
     from buildsys.plan.dependencies import SourceTree
     from buildsys.store.file_digests import hash_file
-    from buildsys.system.package_files import package_identities
+    from buildsys.system.versions import package_identities
 
     texts = Texts()
     stages = [str(path) for path in (REPOSITORY / "buildsys/stages").rglob("*.py")]

@@ -30,7 +30,7 @@ from buildsys.plan.action import Action
 from buildsys.project.model import model_fields
 from buildsys.project.plan import plan_model
 from buildsys.store.object_store import Store
-from buildsys.system import package_files
+from buildsys.system import versions
 from buildsys.workers.job import Job
 from buildsys.workers.pool import JobReply
 
@@ -145,7 +145,7 @@ _parsed = cache(dependencies.parse_python)
 _code: dict[tuple[str, ...], dict[str, str | None]] = {}  # our own, which no step changes
 _digests: dict[str, Any] = {}  # of the same files
 _identities: dict[str, str] = {}  # of installed packages, which no step changes
-_identity = package_files._identity
+_identity = versions._identity
 
 
 def known_identity(folder: str, texts: Any) -> str:
@@ -256,7 +256,7 @@ def test_incremental_builds_equal_clean_builds(
     patch.setenv("BUILDSYS_MACHINE_LOCK", str(folder))  # do not wait for other benchmarks
     # a new project parses our modules and reads installed packages: most of a clean build's time
     patch.setattr(dependencies, "parse_python", _parsed)
-    patch.setattr(package_files, "_identity", known_identity)
+    patch.setattr(versions, "_identity", known_identity)
     clean_builds: dict[str, tuple[dict[str, str], dict[str, str]]] = {}  # by world
     try:
         root = folder / "project"

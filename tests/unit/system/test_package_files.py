@@ -12,7 +12,7 @@ import pytest
 from texts import Texts
 
 from buildsys.system import versions
-from buildsys.system.package_files import package_identities
+from buildsys.system.versions import package_identities
 
 
 def install(site: Path, modules: dict[str, str], *, script: str = "#!/one/python") -> None:
