@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from buildsys.cli.command import INTERRUPTED, TERMINATED, shown_path
-from buildsys.cli.console.lines import ConsoleLine
+from buildsys.cli.console.progress import ConsoleLine
 from buildsys.cli.console.rows import Row, print_rows
 from buildsys.cli.session import BuildSession
 from buildsys.errors import BuildsysError, StageError, UsageError

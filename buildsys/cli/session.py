@@ -24,7 +24,7 @@ from buildsys.project.plan import ProjectPlan
 from buildsys.system.files import MAX_RESULT_BYTES, read_limited
 
 if TYPE_CHECKING:
-    from buildsys.cli.console.lines import ConsoleLine
+    from buildsys.cli.console.progress import ConsoleLine
     from buildsys.execution.executor import Executor
     from buildsys.execution.freshness import Freshness, FreshnessChecker
     from buildsys.execution.run_records import Outcome

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 from buildsys.cli.command import add_json, add_names, print_json
 from buildsys.cli.commands.explain import explanation_json, reasons_json
-from buildsys.cli.console.lines import engine_of, target_line
+from buildsys.cli.console.progress import engine_of, target_line
 from buildsys.cli.console.rows import Row, print_rows
 from buildsys.cli.session import BuildSession
 from buildsys.cli.target_names import ModelFilter, add_filter

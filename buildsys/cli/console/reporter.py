@@ -18,8 +18,13 @@ from typing import TYPE_CHECKING, Any, TextIO
 from doit.reporter import ConsoleReporter
 
 from buildsys.cli.command import INTERRUPTED, TERMINATED, shown_path
-from buildsys.cli.console.lines import ConsoleLine, is_implied, target_line, up_to_date_lines
-from buildsys.cli.console.progress import Display
+from buildsys.cli.console.progress import (
+    ConsoleLine,
+    Display,
+    is_implied,
+    target_line,
+    up_to_date_lines,
+)
 from buildsys.cli.session import BuildSession
 from buildsys.errors import with_hint
 from buildsys.system.printable import printable, tolerate_other_encodings

@@ -13,7 +13,7 @@ from rich.table import Table
 from rich.text import Text
 
 from buildsys.cli.command import shown_path
-from buildsys.cli.console.lines import ConsoleLine, is_implied
+from buildsys.cli.console.progress import ConsoleLine, is_implied
 from buildsys.cli.console.rows import text_console
 from buildsys.cli.session import BuildSession
 from buildsys.report.formatting import duration

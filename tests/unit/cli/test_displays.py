@@ -9,8 +9,7 @@ from pathlib import Path
 import pytest
 from cli_doubles import make_session, write_result
 
-from buildsys.cli.console.lines import ConsoleLine, last_line, target_line
-from buildsys.cli.console.progress import Display
+from buildsys.cli.console.progress import ConsoleLine, Display, last_line, target_line
 from buildsys.cli.console.run_summary import print_summary
 from buildsys.cli.session import BuildSession
 from buildsys.execution.run_records import Outcome

@@ -12,11 +12,8 @@ from pathlib import Path
 import pytest
 from python_environments import Environment as PythonFolder
 
-from buildsys.cli import machine_checks
 from buildsys.cli.commands import doctor
-from buildsys.cli.commands.doctor import check_machine
-from buildsys.cli.engine_checks import project_reasons
-from buildsys.cli.machine_checks import (
+from buildsys.cli.commands.doctor import (
     BROKEN,
     MISSING,
     OK,
@@ -25,8 +22,10 @@ from buildsys.cli.machine_checks import (
     check_environment,
     check_folders,
     check_gpus,
+    check_machine,
     check_toolchain,
 )
+from buildsys.cli.engine_checks import project_reasons
 from buildsys.cli.session import BuildSession
 from buildsys.project.load import Project
 from buildsys.system.backend_registry import Gpus, backend_names, describe_backend
@@ -166,7 +165,7 @@ def test_gpus_are_listed_with_memory_and_mig(monkeypatch: pytest.MonkeyPatch) ->
         "free_bytes": 149_000_000_000,
         "mig": "off",
     }
-    monkeypatch.setattr(machine_checks, "read_gpus", lambda visible: [h200])
+    monkeypatch.setattr(doctor, "read_gpus", lambda visible: [h200])
     gpus, (finding,) = check_gpus()
     assert gpus.capabilities == ("9.0",)
     assert finding.name == "NVIDIA H200"
@@ -178,12 +177,12 @@ def test_why_there_is_no_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     def none(visible: str | None) -> list[Gpu]:
         raise GpuError("NVML answers with error 9")
 
-    monkeypatch.setattr(machine_checks, "read_gpus", none)
-    monkeypatch.setattr(machine_checks, "DRIVER_FILES", ("/",))
+    monkeypatch.setattr(doctor, "read_gpus", none)
+    monkeypatch.setattr(doctor, "DRIVER_FILES", ("/",))
     assert (
         check_gpus()[0].problem == "the NVIDIA driver does not answer (NVML answers with error 9)"
     )
-    monkeypatch.setattr(machine_checks, "read_gpus", lambda visible: [])
+    monkeypatch.setattr(doctor, "read_gpus", lambda visible: [])
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
     gpus, (finding,) = check_gpus()
     assert gpus.problem == "CUDA_VISIBLE_DEVICES= hides all GPUs"
@@ -208,10 +207,10 @@ def test_folders_are_checked_by_writing(tmp_path: Path, monkeypatch: pytest.Monk
 
 
 def test_a_library_is_installed_as_we_require_it() -> None:
-    found = {name: Library(name, "1.0") for name in machine_checks.LIBRARIES}
+    found = {name: Library(name, "1.0") for name in doctor.LIBRARIES}
     found["torch"] = Library("torch", missing=True)
     found["torchvision"] = Library("torchvision", problem="operator torchvision::nms does not")
-    broken = {check.name: check for check in machine_checks.check_libraries_here(found)}
+    broken = {check.name: check for check in doctor.check_libraries_here(found)}
     assert broken["torch"].remedy.startswith(f"{sys.executable} -m pip install torch torchvision")
     assert broken["torchvision"].remedy.endswith(" --force-reinstall torch torchvision")
 

@@ -12,8 +12,7 @@ import pytest
 from cli_doubles import make_session, write_result
 
 from buildsys.cli.command import print_lines
-from buildsys.cli.console.lines import ConsoleLine
-from buildsys.cli.console.progress import Display
+from buildsys.cli.console.progress import ConsoleLine, Display
 from buildsys.cli.console.rows import Row, print_rows
 from buildsys.cli.console.run_summary import print_summary
 
