@@ -11,9 +11,8 @@ import sys
 import tempfile
 from argparse import ArgumentParser, Namespace
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from buildsys.cli.command import (
     TERMINATED,
@@ -149,11 +148,12 @@ def compare_two_builds(session: BuildSession, options: Namespace) -> int:
         count = f"{len(different)} of {expected} artifacts differ"
         conclusion = f"not reproducible: {count}, first {different[0].target} {different[0].file}"
     folders = [str(root) for root in roots if options.keep]
-    lines = format_table(("",) * 4, [artifact.row() for artifact in artifacts])[1:]
+    rows = [(f"  {a.state}", a.target, a.file, a.detail) for a in artifacts]
+    lines = format_table(("",) * 4, rows)[1:]
     document = {
         "schema": REPRODUCIBLE_SCHEMA,
         "status": "different" if different else "reproducible",
-        "artifacts": [asdict(artifact) for artifact in artifacts],
+        "artifacts": [artifact._asdict() for artifact in artifacts],
         "folders": folders,
     }
     print_answer(options, document, [*lines, *(f"kept: {root}" for root in folders), conclusion])
@@ -209,8 +209,7 @@ def copy_project(folder: Path, target: Path, without: Collection[Path]) -> None:
             shutil.copy(path, copy)
 
 
-@dataclass(frozen=True)
-class Artifact:
+class Artifact(NamedTuple):
     """One file of both builds."""
 
     target: str
@@ -222,11 +221,6 @@ class Artifact:
     def is_expected(self) -> bool:
         """True if a difference would be a fault."""
         return self.state in (EQUAL, DIFFERENT)
-
-    def row(self) -> tuple[str, str, str, str]:
-        """Describe the file in a row of a table."""
-        state = self.state.upper() if self.state == DIFFERENT else self.state
-        return f"  {state}", self.target, self.file, self.detail
 
 
 def compare_builds(first: Path, second: Path, actions: Sequence[Action]) -> list[Artifact]:

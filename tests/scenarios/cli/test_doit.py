@@ -90,7 +90,7 @@ def test_settings_rerun_what_depends_on_them_with_reasons(built: ProjectFolder) 
     assert "run          export:lin  … export.opset: 17 → 18\n" in again.out
 
 
-def test_list_info_clean_and_forget(built: ProjectFolder) -> None:
+def test_list_info_and_forget(built: ProjectFolder) -> None:
     listed = built.doit("list", "--all", "--status")
     status = {line.split()[1]: line[0] for line in listed.out.splitlines()}
     assert status.keys() >= TARGETS
@@ -105,21 +105,6 @@ def test_list_info_clean_and_forget(built: ProjectFolder) -> None:
     info = built.doit("info", "bench:lin:ort")
     assert (info.code, "forgotten" in info.out) == (1, True)
     assert "bench:lin:ort" in built.doit().ran
-
-    before = built.files()
-    page = "removing build/report/lin.html"
-    removed = built.doit("clean", "--dry-run").out
-    assert removed.count("removing") == len(before) + removed.count(page)
-    assert removed.count(page) == 1
-    assert built.files() == before
-    built.doit("clean", "report:lin")
-    reports = {f"lin/report/report.{end}" for end in ("json", "md", "log")}
-    pictures = {f"lin/report/{title}.svg" for title in ("exported", "simplified")}
-    assert before - built.files() == reports | pictures
-    assert built.doit().ran == {"report:lin"}
-    built.doit("clean")
-    assert built.files() == set()
-    assert built.doit("list", "-s", "export:lin").out.startswith("R ")
 
 
 def test_a_check_that_fails_ends_with_1_and_continue_builds_the_rest(

@@ -70,7 +70,7 @@ def test_targets_are_built_twice_and_nothing_else_is_touched(
         "engine:a:ort  engine/ort/engine.onnx",
     ):
         assert line in ran.out
-    assert "DIFFERENT" not in ran.out
+    assert "  different" not in ran.out
     assert ran.out.endswith(" artifacts are byte-equal\n")
     assert ran.err.count("done         engine:a:ort") == 2
     assert contents(ready_built.root / "build") == before
@@ -89,7 +89,6 @@ def test_differences_and_failures(ready: ReadyProject, tmp_path: Path) -> None:
     assert artifacts["export/model.onnx"]["state"] == "equal"
     changed = artifacts["surgery/after_export/model.onnx"]
     assert changed["state"] == "different"
-    assert "other weights" in changed["detail"]
     name = "build/a/surgery/after_export/model.onnx"
     files = [(Path(root) / name).read_bytes() for root in answer["folders"]]
     assert files[0] != files[1]
