@@ -295,6 +295,31 @@ def test_a_wrong_engine_of_low_precision_names_what_keeps_nodes_in_fp32(
     assert (result.status, result.hint) == ("failed", hint)
 
 
+@pytest.mark.parametrize("profiles", [(WIDE,), (WIDE, WIDE)])
+def test_an_engine_that_loses_the_variation_fails(verified: Any, profiles: tuple[Any, ...]) -> None:
+    def varied(batch: int) -> Outputs:
+        return {"y": tensor_of(np.float32(290) + np.arange(batch, dtype=np.float32)[:, None])}
+
+    def change(profile: int | None, outputs: Outputs) -> Outputs:
+        y = outputs["y"].array
+        return {"y": tensor_of(np.full_like(y, 293))} if profile == wrong else outputs
+
+    expected, wrong = {case: varied(batch) for case, batch in CASES.items()}, len(profiles) - 1
+    calibration = {"data": {"x": {"random": "normal"}}}
+    engine = {**TRT, "precision": "int8"}
+    session = Session(expected, change, profiles)
+    result = verified(session, expected, engine, calibration=calibration)
+    names = ["y, profile 0", "y, profile 1"] if wrong else ["y"]
+    assert [*result.figures["agreement"]] == names
+    assert result.figures["agreement"][names[wrong]]["samples"] == 14
+    (failure,) = result.figures["failures"]
+    assert failure.keys() == {"output", "problem"}
+    assert failure["problem"].startswith("over 14 samples, its correlation with the reference is 0")
+    where = f"output 'y'{' in profile 1' * wrong}: {failure['problem']}"
+    assert (result.status, result.reason) == ("failed", f"the engine e of m is wrong: {where}")
+    assert result.hint.startswith("calibrate on data like the golden inputs (calibration.data)")
+
+
 def test_tf32_is_not_suggested_for_a_missing_case(verified: Any) -> None:
     result = verified(Session(golden(), profiles=(SMALL,)), golden(), TRT)
     assert result.hint == ""
