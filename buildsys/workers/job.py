@@ -22,7 +22,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, NoReturn
 
@@ -155,22 +155,19 @@ class JobNotStartedError(WorkerDied):
 
 
 def encode(message: Mapping[str, Any]) -> bytes:
-    """Encode ``message`` as one line."""
-    return json.dumps(message, separators=(",", ":")).encode() + b"\n"
+    """Encode ``message`` as one line; paths become texts."""
+    return json.dumps(message, separators=(",", ":"), default=_plain).encode() + b"\n"
+
+
+def _plain(value: object) -> object:
+    if isinstance(value, Mapping):
+        return dict(value)
+    return vars(value) if isinstance(value, Toolchain) else str(value)
 
 
 def job_to_json(job: Job) -> Message:
-    """Convert ``job`` to JSON values, without its callbacks."""
-    toolchain = job.toolchain
-    return {
-        **{name: value for name, value in vars(job).items() if name not in _LOCAL},
-        "options": dict(job.options),
-        "environment": dict(job.environment),
-        "project": str(job.project),
-        **{name: {role: str(path) for role, path in getattr(job, name).items()} for name in _PATHS},
-        "toolchain": toolchain and {**asdict(toolchain), "python": str(toolchain.python)},
-        "timing_caches": job.timing_caches and str(job.timing_caches),
-    }
+    """List the fields of ``job`` for ``encode``, without its callbacks."""
+    return {name: value for name, value in vars(job).items() if name not in _LOCAL}
 
 
 def job_from_json(fields: Message) -> Job:

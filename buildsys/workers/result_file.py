@@ -43,7 +43,7 @@ def write_result(
         result,
         started=started.isoformat(timespec="milliseconds").replace("+00:00", "Z"),
         measured=measured,
-        toolchain={**name, **(_versions_of(job) if versions is None else versions)},
+        toolchain={**name, **(_loaded_versions(job) if versions is None else versions)},
     )
     job.outputs["result"].write_text(text, encoding="utf-8")
 
@@ -74,14 +74,10 @@ def result_text(
     return format_figures({**header, **result.figures})
 
 
-def _versions_of(job: Job) -> dict[str, str]:
-    backend = job.options.get("engine", {}).get("backend")
-    return loaded_versions(*([describe_backend(backend).module] if backend else ()))
-
-
-def loaded_versions(*others: str) -> dict[str, str]:
+def _loaded_versions(job: Job) -> dict[str, str]:
     """List the versions of Python and of this process's libraries."""
-    names = (*_LIBRARIES, *others)
+    backend = job.options.get("engine", {}).get("backend")
+    names = (*_LIBRARIES, *([describe_backend(backend).module] if backend else ()))
     loaded = {name: getattr(sys.modules.get(name), "__version__", None) for name in names}
     versions = {name: str(version) for name, version in loaded.items() if version}
     return {"python": platform.python_version(), **versions}
