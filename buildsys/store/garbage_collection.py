@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import time
 from collections import Counter
@@ -110,31 +111,23 @@ def collect(
         # least recently used first, then oldest
         stored = sorted(store.actions(), key=lambda a: (a.used, a.record.started))
         live = reached([action.record for action in stored])
-        spared = time.time() - spared_for_s if spared_for_s else float("inf")
-        staying: list[StoredAction] = []
-        dead: list[StoredAction] = []
-        for stored_action in stored:
-            name = stored_action.record.target, stored_action.record.key
-            stays = name in live or stored_action.used >= spared
-            (staying if stays else dead).append(stored_action)
+        used_since = math.inf if max_bytes is None else -math.inf
+        if unused_for_s is not None:
+            used_since = time.time() - unused_for_s
+        spared_since = time.time() - spared_for_s if spared_for_s else math.inf
         sizes = _sizes(store)
+        users = Counter(digest for a in stored for digest in set(_digests(a.record)))
+        taken = sum(sizes.get(digest, 0) for digest in users)
         gone: list[StoredAction] = []
-        if unused_for_s is not None or max_bytes is None:
-            limit = float("inf") if unused_for_s is None else time.time() - unused_for_s
-            gone = [action for action in dead if action.used < limit]
-            dead = [action for action in dead if action.used >= limit]
-        if max_bytes is not None:
-            files = (set(_digests(action.record)) for action in (*staying, *dead))
-            users = Counter(digest for digests in files for digest in digests)
-            taken = sum(sizes.get(digest, 0) for digest in users)
-            while dead and taken > max_bytes:
-                gone.append(dead.pop(0))
-                for digest in set(_digests(gone[-1].record)):
+        for action in stored:
+            if (action.record.target, action.record.key) in live or action.used >= spared_since:
+                continue
+            if action.used < used_since or (max_bytes is not None and taken > max_bytes):
+                gone.append(action)
+                for digest in set(_digests(action.record)):
                     users[digest] -= 1
                     taken -= 0 if users[digest] else sizes.get(digest, 0)
-        staying += dead
-        named = {digest for action in staying for digest in _digests(action.record)}
-        unnamed = {digest: size for digest, size in sizes.items() if digest not in named}
+        unnamed = {digest: size for digest, size in sizes.items() if not users[digest]}
         if not dry_run:
             # records first: a record without its objects is only a cache miss
             for path in [a.path for a in gone] + [store.object_path(digest) for digest in unnamed]:
@@ -146,8 +139,8 @@ def collect(
             actions=tuple(sorted(action.record.target for action in gone)),
             objects=len(unnamed),
             bytes=sum(unnamed.values()),
-            kept_actions=len(staying),
-            kept_bytes=sum(sizes[digest] for digest in named if digest in sizes),
+            kept_actions=len(stored) - len(gone),
+            kept_bytes=taken,
         )
 
 

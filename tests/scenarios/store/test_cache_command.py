@@ -83,7 +83,7 @@ def test_signed_results_of_another_machine_are_restored(
         settings.write_text(f"cache: {{{place}, trusted_keys: ['{trusted}']}}\n")
         ran = ready.doit("export:a")
         assert (ran.code, ran.restored) == (0, restored)
-        assert ("is not signed by a trusted key; ignored" in ran.err) == (not restored)
+        assert ("is not signed by a trusted key, but by ed25519:" in ran.err) == (not restored)
     settings.write_text(f"cache: {{{place}, trusted_keys: ['{other}']}}\n")
     reason = "restored from a shared cache without a trusted signature"
     assert reason in ready.buildsys("explain", "export:a").out
