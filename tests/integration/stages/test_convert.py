@@ -80,8 +80,8 @@ def assert_close(
     expected, actual = outputs_of(model, inputs), outputs_of(converted, inputs)
     assert expected.keys() == actual.keys()
     for name, tensor in expected.items():
-        found = compare(actual[name], tensor, {"rtol": rtol})
-        assert found.passed, f"{name}: {found.problem}"
+        comparison = compare(actual[name], tensor, {"rtol": rtol})
+        assert comparison.passed, f"{name}: {comparison.problem}"
 
 
 def converted_in_memory(

@@ -44,11 +44,11 @@ def test_offloading_changes_neither_graph_nor_weights(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     source = written(tmp_path / "export", perceptron())
-    found, given = {}, []
+    models, inputs = {}, []
     tool = tools._import_onnxsim()
     real = tool.simplify
     monkeypatch.setattr(
-        tool, "simplify", lambda model, **options: given.append(model) or real(model, **options)
+        tool, "simplify", lambda model, **options: inputs.append(model) or real(model, **options)
     )
     for name in ("offloaded", "whole"):
         (tmp_path / name).mkdir()
@@ -58,23 +58,23 @@ def test_offloading_changes_neither_graph_nor_weights(
         )  # fmt: skip
         result = simplify.run(job)
         assert result.status == "passed", result.reason
-        found[name] = onnx.load(job.outputs["model"])
+        models[name] = onnx.load(job.outputs["model"])
         monkeypatch.setattr(tools, "offload_weights", lambda *_: [])
-    assert isinstance(given[0], onnx.ModelProto)  # without the offloaded weights
-    assert given[1] == str(source)
+    assert isinstance(inputs[0], onnx.ModelProto)  # without the offloaded weights
+    assert inputs[1] == str(source)
     nodes = [
         [each.SerializeToString(deterministic=True) for each in model.graph.node]
-        for model in found.values()
+        for model in models.values()
     ]
     assert nodes[0] == nodes[1]
     assert len(nodes[0]) == 4  # the identity and the square are gone
     stored = [
         {each.name: onnx.numpy_helper.to_array(each) for each in model.graph.initializer}
-        for model in found.values()
+        for model in models.values()
     ]
     assert stored[0].keys() == stored[1].keys()
     assert all(np.array_equal(stored[0][name], stored[1][name]) for name in stored[0])
-    assert [value.name for value in found["offloaded"].graph.input] == ["x"]
+    assert [value.name for value in models["offloaded"].graph.input] == ["x"]
 
 
 def test_weights_are_offloaded_if_values_make_no_difference(tmp_path: Path) -> None:

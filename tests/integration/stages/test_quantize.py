@@ -81,13 +81,13 @@ def test_images_are_read_in_the_order_of_their_names(tmp_path: Path) -> None:
     chain = Chain(tmp_path, calibration={"data": {"x": data}, "batches": 2, "batch_size": 2})
     chain.run("calibrate:m")
     with np.load(chain.build / "m/calibrate/batches.npz") as archive:
-        found = archive["1/x"][0]
+        values = archive["1/x"][0]
     # 10.8 pixels wide, cut off as by torchvision
     image = Image.open(folder / "002.png").resize((10, 9), Image.Resampling.BILINEAR)
     image = image.crop((1, 0, 9, 8))
     pixels = np.asarray(image)[:, :, ::-1].astype(np.float32) / np.float32(255)
     expected = (pixels - np.float32([0.5, 0.4, 0.3])) / np.float32(0.2)
-    assert np.array_equal(found, expected.transpose(2, 0, 1))
+    assert np.array_equal(values, expected.transpose(2, 0, 1))
 
 
 def test_excluded_nodes_stay_and_are_reported(tmp_path: Path) -> None:

@@ -115,9 +115,9 @@ def test_a_graph_is_fused_and_quantized(tmp_path: Path) -> None:
 
 
 def test_a_model_type_that_does_not_fit_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(StageError, match="fused no node of this graph as model_type bert") as found:
+    with pytest.raises(StageError, match="fused no node of this graph as model_type bert") as error:
         converted(tmp_path, {"optimized": True}, conv_bn(), optimize=BERT)
-    assert "choose the model_type" in found.value.hint
+    assert "choose the model_type" in error.value.hint
 
 
 def test_a_graph_without_products_cannot_be_quantized(tmp_path: Path) -> None:

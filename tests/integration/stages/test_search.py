@@ -18,20 +18,21 @@ from buildsys.onnx_graphs.onnx_file import load_model
 
 
 def listed(chain: Chain, variant: str) -> dict[str, Any]:
-    found: dict[str, Any] = json.loads((chain.build / f"m/search/{variant}/nodes.json").read_text())
-    return found
+    text = (chain.build / f"m/search/{variant}/nodes.json").read_text()
+    return dict(json.loads(text))
 
 
 def test_an_overflowing_layer_stays_in_fp32_and_the_rest_does_not(tmp_path: Path) -> None:
     chain = Chain(tmp_path, overflowing_net(), precision="auto-fp16")
-    found = chain.run("search:m:auto-fp16").figures
-    assert found["nodes"] == [["Mul_b", "Mul"], ["Div_d", "Div"]]
-    assert found["without"] == {**found["without"], "passed": False}
-    assert (found["with"]["passed"], found["is_smallest"], found["is_fp32"]) == (True, True, False)
-    assert found["macs_low"] == 1.0
-    assert found["limits"]["rtol"] == pytest.approx(0.8 * 2e-2)
-    assert found["limits"]["cosine"] == pytest.approx(1 - 0.8 * 1e-3)
-    json.dumps(found, allow_nan=False)
+    figures = chain.run("search:m:auto-fp16").figures
+    assert figures["nodes"] == [["Mul_b", "Mul"], ["Div_d", "Div"]]
+    assert figures["without"] == {**figures["without"], "passed": False}
+    assert figures["with"]["passed"] is True
+    assert (figures["is_smallest"], figures["is_fp32"]) == (True, False)
+    assert figures["macs_low"] == 1.0
+    assert figures["limits"]["rtol"] == pytest.approx(0.8 * 2e-2)
+    assert figures["limits"]["cosine"] == pytest.approx(1 - 0.8 * 1e-3)
+    json.dumps(figures, allow_nan=False)
     assert listed(chain, "auto-fp16")["results"] == {"Mul_b": ["b"], "Div_d": ["d"]}
     converted = chain.run("convert:m:auto-fp16")
     assert converted.status == "passed"
@@ -43,20 +44,20 @@ def test_an_overflowing_layer_stays_in_fp32_and_the_rest_does_not(tmp_path: Path
 
 def test_a_network_within_the_limits_keeps_nothing_after_one_check(tmp_path: Path) -> None:
     chain = Chain(tmp_path, precision="auto-fp16")
-    found = chain.run("search:m:auto-fp16").figures
-    assert (found["nodes"], found["trials"], found["is_fp32"]) == ([], 0, False)
-    assert found["with"] == found["without"]
+    figures = chain.run("search:m:auto-fp16").figures
+    assert (figures["nodes"], figures["trials"], figures["is_fp32"]) == ([], 0, False)
+    assert figures["with"] == figures["without"]
     assert listed(chain, "auto-fp16") == {"names": [], "all": False, "results": {}}
     assert chain.run("convert:m:auto-fp16").figures["kept_reasons"] == {}
 
 
 def test_limits_that_no_choice_meets_leave_fp32_which_is_no_error(tmp_path: Path) -> None:
     chain = Chain(tmp_path, precision="auto-fp16", verify={"fp16": {"rtol": 1e-6}})
-    found = chain.run("search:m:auto-fp16").figures
-    assert found["is_fp32"] is True
-    assert found["macs_low"] == 0.0
-    assert found["with"]["passed"] is True
-    assert len(found["nodes"]) == found["candidates"]
+    figures = chain.run("search:m:auto-fp16").figures
+    assert figures["is_fp32"] is True
+    assert figures["macs_low"] == 0.0
+    assert figures["with"]["passed"] is True
+    assert len(figures["nodes"]) == figures["candidates"]
     result = chain.run("convert:m:auto-fp16")
     assert result.status == "passed"
     assert result.figures["warnings"] == [
@@ -89,17 +90,17 @@ def test_builders_of_the_float32_graph_also_keep_what_every_conversion_keeps(
 
 def test_the_number_of_trials_is_bounded_and_what_was_found_passes(tmp_path: Path) -> None:
     chain = Chain(tmp_path, overflowing_net(), precision="auto-fp16", search={"trials": 1})
-    found = chain.run("search:m:auto-fp16").figures
-    assert (found["is_smallest"], found["trials"]) == (False, 1)
-    assert found["with"]["passed"] is True
+    figures = chain.run("search:m:auto-fp16").figures
+    assert (figures["is_smallest"], figures["trials"]) == (False, 1)
+    assert figures["with"]["passed"] is True
 
 
 def test_the_layer_that_int8_destroys_stays_in_fp32(tmp_path: Path) -> None:
     chain = Chain(tmp_path, uneven_net(), precision="auto-int8", quantize={"per_channel": False})
     chain.run("calibrate:m")
-    found = chain.run("search:m:auto-int8").figures
-    assert ["/second", "Conv"] in found["nodes"]
-    assert 0 < found["macs_low"] < 1.0
+    figures = chain.run("search:m:auto-int8").figures
+    assert ["/second", "Conv"] in figures["nodes"]
+    assert 0 < figures["macs_low"] < 1.0
     result = chain.run("convert:m:auto-int8")
     assert result.status == "passed", result.reason
     assert result.figures["quantized"]
@@ -128,10 +129,10 @@ def test_a_graph_without_anything_to_convert_is_an_error(tmp_path: Path) -> None
 
 def test_a_search_within_a_time_needs_no_manifest(tmp_path: Path) -> None:
     chain = Chain(tmp_path, overflowing_net(), precision="fp16")
-    found = chain.run("convert:m:fp16", "search", limit_s=600.0).figures
-    assert (found["without"]["passed"], found["with"]["passed"]) == (False, True)
-    assert found["nodes"] == [["Mul_b", "Mul"], ["Div_d", "Div"]]
-    assert found["is_smallest"] is True
-    found = chain.run("convert:m:fp16", "search", limit_s=0.0).figures
-    assert found["is_smallest"] is False
-    assert found["is_fp32"] or found["with"]["passed"]
+    figures = chain.run("convert:m:fp16", "search", limit_s=600.0).figures
+    assert (figures["without"]["passed"], figures["with"]["passed"]) == (False, True)
+    assert figures["nodes"] == [["Mul_b", "Mul"], ["Div_d", "Div"]]
+    assert figures["is_smallest"] is True
+    figures = chain.run("convert:m:fp16", "search", limit_s=0.0).figures
+    assert figures["is_smallest"] is False
+    assert figures["is_fp32"] or figures["with"]["passed"]

@@ -34,7 +34,7 @@ def test_bfloat16_graphs_are_compared_by_emulation(tmp_path: Path, tool: str) ->
     )
     result = simplify.run(job)
     assert result.status == "passed", result.reason
-    assert all(found["y"]["passed"] for found in result.figures["equal"].values())
+    assert all(case["y"]["passed"] for case in result.figures["equal"].values())
 
 
 def test_onnxsim_folds_batch_norm_and_the_result_computes_the_same(tmp_path: Path) -> None:

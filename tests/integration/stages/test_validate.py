@@ -68,9 +68,9 @@ def test_equal_outputs_pass(tmp_path: Path) -> None:
     (warning,) = result.figures["warnings"]
     assert warning.startswith("input x is 1 in every case, so its effect is not compared; to")
     assert set(result.figures["graphs"]) == {"exported", "simplified"}
-    found = result.figures["graphs"]["simplified"]["odd"]["y"]
-    assert found["passed"] is True
-    assert set(found) == {"max_abs", "relative", "cosine", "top1", "passed"}
+    figures = result.figures["graphs"]["simplified"]["odd"]["y"]
+    assert figures["passed"] is True
+    assert set(figures) == {"max_abs", "relative", "cosine", "top1", "passed"}
     assert result.figures["failures"] == []
     assert not (tmp_path / "validate" / "failed").exists()
 
@@ -130,8 +130,8 @@ def test_errors_within_the_rounding_noise_of_a_network_pass(
     limits = {**TOLERANCE, "rtol": rtol}
     result = validate.run(replace(job, options={**job.options, "tolerance": limits}))
     assert result.status == status, result.reason
-    found = result.figures["graphs"]["exported"]["odd"]["y"]
-    assert found.get("note", "").startswith("its relative error 3.1e-04 is beyond 0.0001") is (
+    figures = result.figures["graphs"]["exported"]["odd"]["y"]
+    assert figures.get("note", "").startswith("its relative error 3.1e-04 is beyond 0.0001") is (
         status == "passed"
     )
 

@@ -73,13 +73,13 @@ def test_a_found_list_passes_within_few_trials_more_and_no_node_of_a_smallest_on
         trials.append(frozenset(nodes))
         return any(one <= set(nodes) for one in enough)
 
-    found = find_exclusion(order, certain, passes, lambda: len(trials) < most)
+    exclusion = find_exclusion(order, certain, passes, lambda: len(trials) < most)
     assert len(trials) <= max(most, 0) + 3  # one of each phase, whatever the limit
-    if found.nodes is None:
+    if exclusion.nodes is None:
         assert not enough or len(trials) >= most
         return
-    assert any(one <= set(found.nodes) for one in enough)
-    assert len(set(found.nodes)) == len(found.nodes)
-    if found.is_smallest and len(found.nodes) > 1:
-        rests = (set(found.nodes) - {node} for node in found.nodes)
+    assert any(one <= set(exclusion.nodes) for one in enough)
+    assert len(set(exclusion.nodes)) == len(exclusion.nodes)
+    if exclusion.is_smallest and len(exclusion.nodes) > 1:
+        rests = (set(exclusion.nodes) - {node} for node in exclusion.nodes)
         assert not any(one <= rest for rest in rests for one in enough)

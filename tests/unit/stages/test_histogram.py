@@ -9,10 +9,10 @@ from buildsys.stages.calibrate.ranges import BINS, Magnitudes
 
 
 def magnitudes(*batches: np.ndarray) -> Magnitudes:
-    found = Magnitudes()
+    tensor = Magnitudes()
     for batch in batches:
-        found.add(batch.astype(np.float32))
-    return found
+        tensor.add(batch.astype(np.float32))
+    return tensor
 
 
 def normal(count: int, scale: float = 1.0, seed: int = 0) -> np.ndarray:
@@ -20,9 +20,9 @@ def normal(count: int, scale: float = 1.0, seed: int = 0) -> np.ndarray:
 
 
 def test_extremes_cover_all_batches() -> None:
-    found = magnitudes(np.array([1.0, -3.0]), np.array([2.0]))
-    assert (found.low, found.high, found.largest) == (-3.0, 2.0, 3.0)
-    assert found.percentile(100.0) == 3.0
+    tensor = magnitudes(np.array([1.0, -3.0]), np.array([2.0]))
+    assert (tensor.low, tensor.high, tensor.largest) == (-3.0, 2.0, 3.0)
+    assert tensor.percentile(100.0) == 3.0
 
 
 def test_the_order_of_batches_does_not_matter() -> None:
@@ -37,10 +37,10 @@ def test_the_order_of_batches_does_not_matter() -> None:
 def test_outliers_are_cut() -> None:
     values = normal(200_000)
     values[0] = 100.0
-    found = magnitudes(values)
-    assert 3.0 < found.entropy() < 6.0
-    assert found.percentile(99.99) == pytest.approx(
-        np.quantile(np.abs(values), 0.9999), abs=2 * found.span / BINS
+    tensor = magnitudes(values)
+    assert 3.0 < tensor.entropy() < 6.0
+    assert tensor.percentile(99.99) == pytest.approx(
+        np.quantile(np.abs(values), 0.9999), abs=2 * tensor.span / BINS
     )
 
 
@@ -58,11 +58,11 @@ def test_many_exact_zeros_do_not_pull_the_range_in() -> None:
 
 def test_a_tensor_with_few_values_is_not_cut() -> None:
     values = normal(1000)
-    found = magnitudes(values)
-    assert found.entropy() == found.largest
+    tensor = magnitudes(values)
+    assert tensor.entropy() == tensor.largest
 
 
 def test_a_percentile_is_the_upper_edge_of_its_bin() -> None:
-    found = Magnitudes()
-    found.add(np.array([0.5] * 99 + [4.0]))
-    assert 0.5 < found.percentile(50.0) <= 0.5 + 4.0 / BINS
+    tensor = Magnitudes()
+    tensor.add(np.array([0.5] * 99 + [4.0]))
+    assert 0.5 < tensor.percentile(50.0) <= 0.5 + 4.0 / BINS
