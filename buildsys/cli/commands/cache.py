@@ -7,24 +7,35 @@ import sys
 from argparse import ArgumentParser, Namespace
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
 from buildsys.cli.command import add_json, add_names, print_answer, print_lines, typed_path
 from buildsys.cli.console.rows import format_table
-from buildsys.cli.store_limit import reached_by
-from buildsys.errors import UsageError
-from buildsys.execution.build_cache import store_folder
-from buildsys.project.load import STATE_FOLDER, Project, empty_project
+from buildsys.cli.git_revision import project_at
+from buildsys.errors import BuildsysError, UsageError
+from buildsys.execution.baselines import baseline_digests
+from buildsys.execution.build_cache import PlannedBuilds, planned_builds, store_folder
+from buildsys.execution.key_parts import builder_versions
+from buildsys.project.load import STATE_FOLDER, Project, empty_project, load_project
+from buildsys.project.plan import ProjectPlan
 from buildsys.report.formatting import count, plural, size
+from buildsys.stages.table import GATE
 from buildsys.store import garbage_collection
+from buildsys.store.ledger import ActionRecord, Ledger
 from buildsys.store.object_store import Store
 from buildsys.store.signatures import generate_key
+from buildsys.store.state_db import ReadOnlyStateDb
+from buildsys.system.printable import printable_line
 from buildsys.system.units import number_or_text, parse_duration, parse_size
 from buildsys.workers import registry
 
 SCHEMA = "buildsys/cache/1"
 _DAMAGED = 1
+_COLLECTED_SHARE = 0.9  # share of the limit, so that not every run collects
+_SPARED_S = 24 * 3600.0  # other checkouts may share the store, and their manifests are unknown here
+Names = set[tuple[str, str]]  # target and key
 T = TypeVar("T")
 
 
@@ -194,3 +205,77 @@ def _print_progress(done: int, total: int) -> None:
     if sys.stderr.isatty() and (done % 16 == 0 or done == total):
         sys.stderr.write(f"\r{done} of {total} read" + ("\r\x1b[K" if done == total else ""))
         sys.stderr.flush()
+
+
+def enforce_limit(project: Project) -> None:
+    """Shrink a store over its limit, with a notice. Never fails a run.
+
+    Results reached by the manifests or used within a day stay.
+    """
+    limit, store = project.store_limit(), Store(store_folder(project.state))
+    try:
+        used = garbage_collection.stored_bytes(store)
+        if limit is None or used <= limit:
+            return
+        collection = garbage_collection.collect(
+            store,
+            unused_for_s=None,
+            max_bytes=round(limit * _COLLECTED_SHARE),
+            reached=reached_by(project.root),
+            spared_for_s=_SPARED_S,
+            dry_run=False,
+        )
+        text = f"the store exceeded its limit of {size(limit)} (`store.limit`): "
+        text += f"{size(collection.bytes)} removed, {size(collection.kept_bytes)} remain"
+        if not collection.bytes:
+            return
+        if collection.kept_bytes > limit:
+            text += ", needed by the manifests or used within a day"
+    except (BuildsysError, OSError) as error:  # such as broken manifests
+        text = f"the store stays above its limit: {' '.join(str(error).split())}"
+    sys.stderr.write(f"buildsys: {printable_line(text)}\n")
+    sys.stderr.flush()
+
+
+def reached_by(
+    root: Path, revisions: Sequence[str] = ()
+) -> Callable[[Sequence[ActionRecord]], Names]:
+    """Plan what manifests and gates need, here or at one of the revisions.
+
+    Returns a function that lists target and key of the needed ones among stored records.
+    Raises: ManifestErrors: the manifests here are wrong.
+    UsageError: a revision is unknown, or its manifests are wrong.
+    """
+    project = load_project(root)
+    plans = [_planned(project)]
+    for revision in revisions:
+        with project_at(project, revision) as at:
+            plans.append(_planned(at.project))
+    return partial(_reached_names, project.state, plans)
+
+
+def _planned(project: Project) -> PlannedBuilds:
+    actions = ProjectPlan(project.models, builder_versions(project.root))
+    return planned_builds(project.root, project.build, actions)
+
+
+def _reached_names(
+    state: Path, plans: Sequence[PlannedBuilds], stored: Sequence[ActionRecord]
+) -> Names:
+    ledger = Ledger(ReadOnlyStateDb(state / "state.db"))
+    by_target: dict[str, list[ActionRecord]] = {}
+    for record in stored:
+        by_target.setdefault(record.target, []).append(record)
+
+    def builds(target: str) -> list[ActionRecord]:
+        # a recorded build may be in the build folder only, and its outputs feed stored builds
+        return [*by_target.get(target, ()), *ledger.records(target)]
+
+    gates = {target for plan in plans for target in plan.parts if target.startswith(f"{GATE}:")}
+    baselines = baseline_digests(ledger, gates)
+    names = {name for plan in plans for name in plan.matching(builds)}
+    return names | {
+        (record.target, record.key)
+        for record in stored
+        if any(file.digest in baselines for file in record.files.values())
+    }

@@ -152,7 +152,7 @@ class Reporter(ConsoleReporter):  # type: ignore[misc]  # doit has no type infor
             self.session.close()  # the last results are on their way into the store
             self._signals.restore()
         if self.session.finished:
-            from buildsys.cli.store_limit import enforce_limit
+            from buildsys.cli.commands.cache import enforce_limit
 
             enforce_limit(self.session.project)
         if code := self.session.interrupted or self.session.exit_code:

@@ -16,11 +16,10 @@ from buildsys.system.printable import printable_line, tolerate_other_encodings
 if TYPE_CHECKING:
     from rich.console import Console
 
-_STYLES = {
-    "fresh": "green", "stale": "bold red", "may rerun": "yellow", "restore": "cyan", "run": "bold",
-    "added": "green", "removed": "red", "changed": "yellow", "downstream": "dim",
-    "ok": "green", "missing": "yellow", "broken": "bold red", "unknown": "yellow",
-    "unavailable": "yellow",
+_COLOURS = {  # ANSI
+    "fresh": "32", "stale": "1;31", "may rerun": "33", "restore": "36", "run": "1", "added": "32",
+    "removed": "31", "changed": "33", "downstream": "2", "ok": "32", "missing": "33",
+    "broken": "1;31", "unknown": "33", "unavailable": "33",
 }  # fmt: skip
 _UNITS = ((86400, "day"), (3600, "h"), (60, "min"))
 
@@ -46,16 +45,11 @@ def print_rows(rows: Iterable[Row], closing: Sequence[str]) -> None:
         lines += [("", f"  {detail}") for detail in row.details]
     texts = [(word, f"{word:<{width}}{printable_line(text)}") for word, text in lines]
     texts += [("", printable_line(text)) for text in closing]
-    if not sys.stdout.isatty() or os.environ.get("TERM") == "dumb":
-        sys.stdout.writelines(f"{text}\n" for _, text in texts)
-        return
-    from rich.text import Text
-
-    console = text_console(sys.stdout)
+    is_coloured = sys.stdout.isatty() and os.environ.get("TERM") != "dumb"
     for word, text in texts:
-        line = Text(text)
-        line.stylize(_STYLES.get(word, ""), 0, len(word))
-        console.print(line, soft_wrap=True)
+        if is_coloured and word in _COLOURS and "NO_COLOR" not in os.environ:
+            text = f"\x1b[{_COLOURS[word]}m{word}\x1b[0m{text[len(word) :]}"
+        sys.stdout.write(f"{text}\n")
 
 
 def text_console(out: TextIO, width: int | None = None) -> Console:

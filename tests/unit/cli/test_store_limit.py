@@ -10,8 +10,8 @@ import pytest
 from blake3 import blake3
 from cli_doubles import Doit
 
-from buildsys.cli import store_limit
-from buildsys.cli.store_limit import enforce_limit
+from buildsys.cli.commands import cache
+from buildsys.cli.commands.cache import enforce_limit
 from buildsys.errors import UsageError
 from buildsys.execution.build_cache import store_folder
 from buildsys.project.load import Project, empty_project
@@ -27,7 +27,7 @@ def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Project:
     """A project whose manifests reach export:reached, with a limit of 4 kiB."""
     (tmp_path / "configs").mkdir()
     (tmp_path / "configs/project.yaml").write_text("store: {limit: 4KiB}\n")
-    monkeypatch.setattr(store_limit, "reached_by", lambda *_: reached)
+    monkeypatch.setattr(cache, "reached_by", lambda *_: reached)
     return empty_project(tmp_path)
 
 
@@ -115,7 +115,7 @@ def test_broken_manifests_remove_nothing_and_fail_nothing(
     def fail(*_: object) -> None:
         raise UsageError("1 error in the manifests")
 
-    monkeypatch.setattr(store_limit, "reached_by", fail)
+    monkeypatch.setattr(cache, "reached_by", fail)
     for age in range(2, 7):
         add(project, f"export:{age}", age * DAY_S)
     enforce_limit(project)
@@ -127,7 +127,7 @@ def test_only_a_run_that_built_something_looks_at_the_store(
     doit: Doit, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     looked: list[Project] = []
-    monkeypatch.setattr("buildsys.cli.store_limit.enforce_limit", looked.append)
+    monkeypatch.setattr("buildsys.cli.commands.cache.enforce_limit", looked.append)
     doit.build_all()
     assert len(looked) == 1
     assert doit()[0] == 0
