@@ -31,10 +31,15 @@ def run(job: Job) -> StageResult:
 
     Raises: StageError: a function is invalid, a source does not compile, a library does not load.
     """
-    functions = {
-        role: _write_functions(job, role, references)
-        for role, references in job.options.get("functions", {}).items()
-    }
+    functions = {}
+    for role, references in job.options.get("functions", {}).items():
+        # libraries do not need onnx
+        from buildsys.stages.operators.local_functions import function_model, origins_of
+
+        job.progress("making the local functions")
+        model = function_model(references, job.project)
+        job.outputs[role].write_bytes(model.SerializeToString(deterministic=True))
+        functions[role] = origins_of(model)
     libraries: dict[str, OperatorLibrary] = {}
     for name, entry in job.options.get("libraries", {}).items():
         target = job.outputs[f"library.{name}"]
@@ -42,16 +47,6 @@ def run(job: Job) -> StageResult:
         library = make_library(entry, target, job.project)
         libraries[name] = {**library, "sha256": sha256_of(target)}
     return StageResult(figures=OperatorsResult(functions=functions, libraries=libraries))
-
-
-def _write_functions(job: Job, role: str, references: dict[str, str]) -> dict[str, str]:
-    # libraries do not need onnx
-    from buildsys.stages.operators.local_functions import function_model, origins_of
-
-    job.progress("making the local functions")
-    model = function_model(references, job.project)
-    job.outputs[role].write_bytes(model.SerializeToString(deterministic=True))
-    return origins_of(model)
 
 
 _ERROR = re.compile(r"error:|undefined (reference|symbol)|cannot find |multiple definition")

@@ -44,7 +44,11 @@ def run(job: Job) -> StageResult:
     """
     original, seed = load_original(job), job.options["source"]["seed"]
     if "weights" in job.outputs and original.module is not None:
-        _save_weights(job.outputs["weights"], original.module)
+        from buildsys.models.torch_model import from_torch  # not needed for an ONNX source
+
+        # for a network that is defined by hand with the same weights
+        state = original.module.state_dict().items()
+        save_tensors(job.outputs["weights"], {name: from_torch(tensor) for name, tensor in state})
     cases: dict[str, GoldenCase] = {}
     for number, (case, dims) in enumerate(job.options["cases"].items()):
         job.progress(f"case {case}")
@@ -143,13 +147,6 @@ def _torch_model(job: Job) -> Original:
         return {name: from_torch(tensor) for name, tensor in outputs.items()}
 
     return Original(call, network.weights, main_float_type(network.module), network.module)
-
-
-def _save_weights(file: Path, module: nn.Module) -> None:
-    """Write the state dict, for a network that is defined by hand with the same weights."""
-    from buildsys.models.torch_model import from_torch
-
-    save_tensors(file, {name: from_torch(tensor) for name, tensor in module.state_dict().items()})
 
 
 def _numpy_function(job: Job) -> Original:

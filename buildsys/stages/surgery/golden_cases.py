@@ -30,7 +30,7 @@ from buildsys.onnx_graphs.output_policies import compare_outputs
 from buildsys.onnx_graphs.tensor_types import main_float_type
 from buildsys.onnx_graphs.tensors import Array, Case, NpzFile, Tensor, tensor_of
 from buildsys.stages.common.graph_runs import Limits, open_graph, random_inputs, run_case
-from buildsys.stages.surgery.edits import cut_tensors, output_names
+from buildsys.stages.surgery.edits import cut_tensors
 from buildsys.workers.job import Job
 
 Step = Mapping[str, Any]
@@ -77,7 +77,11 @@ def kept_cases(job: Job, state: GraphState, step: Step) -> StepCases:
     returned = {name for case in cases.values() for name in (*case.inputs, *case.outputs)}
     unknown = [name for name in (*inputs, *outputs) if name not in returned]
     cases = _right_cases(job, state, cases) if unknown or rounded else state.golden
-    graph = open_graph(job, _with_outputs(state.path, unknown) if unknown else state.path)
+    source: Path | ModelProto = state.path
+    if unknown:  # ONNX Runtime infers their types
+        source = load_model(state.path)
+        source.graph.output.extend(ValueInfoProto(name=name) for name in unknown)
+    graph = open_graph(job, source)
     computed = {case: run_case(graph, case, old_feeds[case]) for case in cases}
     if not (unknown or rounded):
         computed |= {name: dict(case.outputs) for name, case in state.further.items()}
@@ -174,14 +178,6 @@ def _right_cases(job: Job, state: GraphState, cases: Cases) -> Cases:
 def _limits(job: Job, state: GraphState) -> dict[str, float | None]:
     float_type = main_float_type(load_model(state.path, external_data=False))
     return effective_limits(job.options.get("tolerance", {}), "validate", float_type)
-
-
-def _with_outputs(path: Path, names: Iterable[str]) -> ModelProto:
-    """Load a graph with further outputs; ONNX Runtime infers their types."""
-    model = load_model(path)
-    present = output_names(model)
-    model.graph.output.extend(ValueInfoProto(name=name) for name in names if name not in present)
-    return model
 
 
 def _check_cut_inputs(

@@ -7,7 +7,6 @@ compare the new graph with the one before it, or with the step's reference.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -202,17 +201,17 @@ def _check_interface(step: Step, before: dict[str, Any], after: dict[str, Any]) 
         if (declared := step.get(f"{side}s")) is not None:
             present = {port["name"]: port for port in after[side]}
             expected[side] = [
-                {"name": name, **present.get(name, {}), **_set_fields(tensor)}
+                {
+                    "name": name,
+                    **present.get(name, {}),
+                    **{f: tensor[f] for f in ("dtype", "shape") if tensor[f] is not None},
+                }
                 for name, tensor in declared.items()
             ]
     changed = next(interface_changes(expected, {**after, "opset": {}}), None)
     if changed:
         hint = "declare new inputs and outputs in the step"
         raise CheckFailed(f"it changed the interface of the graph: {changed}", hint)
-
-
-def _set_fields(tensor: Mapping[str, Any]) -> dict[str, Any]:
-    return {key: tensor[key] for key in ("dtype", "shape") if tensor[key] is not None}
 
 
 def _write_checked(model: ModelProto, path: Path) -> ModelProto:
