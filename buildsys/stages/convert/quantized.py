@@ -22,6 +22,7 @@ from buildsys.stages.convert.quantizers import (
     are_clipped,
     insert_quantizers,
     select_nodes,
+    set_kernel_shapes,
 )
 from buildsys.stages.convert.stage import Converted
 from buildsys.stages.search.result import REASON
@@ -80,6 +81,7 @@ def insert(job: Job, original: ModelProto, exclude: Sequence[str]) -> tuple[Mode
             f"{precision} needs opset {version}, not {opsets(original)['ai.onnx']}: {problem}",
             f"set export.opset to {version} or higher",
         )
+    set_kernel_shapes(model)
     if options["tool"] == "modelopt":
         from buildsys.stages.convert.modelopt import quantize_by_modelopt  # an extra
 

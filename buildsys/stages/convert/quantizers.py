@@ -153,6 +153,19 @@ def insert_quantizers(
     model.graph.node.extend(nodes)
 
 
+def set_kernel_shapes(model: ModelProto) -> None:
+    """Set the ``kernel_shape`` of each convolution of the main graph, in place.
+
+    Other graphs than exported ones may leave it to the weights' shape. TensorRT 8.6 infers it from
+    stored weights, but not through a quantizer ("misaligns with the input kernel shape").
+    """
+    shapes = {tensor.name: list(tensor.dims)[2:] for tensor in model.graph.initializer}
+    for node in model.graph.node:
+        is_unset = all(attribute.name != "kernel_shape" for attribute in node.attribute)
+        if operator_name(node) in _CONVOLUTIONS and node.input[1] in shapes and is_unset:
+            node.attribute.append(helper.make_attribute("kernel_shape", shapes[node.input[1]]))
+
+
 def are_clipped(precision: str, algorithm: str) -> bool:
     """Check for an algorithm that cuts outliers.
 
