@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import sys
 from argparse import SUPPRESS, ArgumentParser, Namespace
-from collections.abc import Sequence
 
 from buildsys.cli.command import add_json, add_names, positive_integer, print_json, typed_path
 from buildsys.cli.session import BuildSession
@@ -120,17 +119,12 @@ def chosen_names(session: BuildSession, options: Namespace) -> list[str]:
 
         members = {target for name in names for target in session.members(name)}
         names = [name for name in changed_targets(session, since) if name in members]
-    if getattr(options, "no_bench", False):
-        names = _without_benchmarks(session, names)
+    if getattr(options, "no_bench", False):  # nor what depends on a measurement
+        targets = {target for name in names for target in session.members(name)}
+        measured: set[str] = set()
+        for target in session.in_order(session.needed(targets)):
+            action = session.actions[target]
+            if action.measures or not measured.isdisjoint(action.after):
+                measured.add(target)
+        names = session.in_order(targets - measured)
     return names
-
-
-def _without_benchmarks(session: BuildSession, names: Sequence[str]) -> list[str]:
-    """List the targets of names that neither measure nor depend on a measurement."""
-    targets = {target for name in names for target in session.members(name)}
-    measured: set[str] = set()
-    for target in session.in_order(session.needed(targets)):
-        action = session.actions[target]
-        if action.measures or not measured.isdisjoint(action.after):
-            measured.add(target)
-    return session.in_order(targets - measured)

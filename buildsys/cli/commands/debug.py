@@ -34,7 +34,6 @@ from buildsys.stages.table import CONVERT, ENGINE, VERIFY, target_of
 from buildsys.store.locks import Locks
 from buildsys.store.state_db import warn_on_stderr
 from buildsys.workers.job import Job
-from buildsys.workers.pool import JobReply
 
 SCHEMA = "buildsys/localize/1"
 _SEARCH = "buildsys.stages.search.stage"
@@ -76,7 +75,14 @@ def run(options: Namespace) -> int:
         outputs = Path(folder) / "outputs"
         job = _job(session, action, Path(folder), outputs)
         try:
-            reply = _run(session, action, job, debugger=options.pdb)
+            locks, state = Locks(session.project.state / "locks"), session.project.state
+            name = f"debug {action.target}"
+            with (
+                hold_devices(locks, action, name, _report_wait) as held,  # as a build does
+                open_pool(state) as pool,
+            ):
+                job = replace(job, environment=held.variables, exclusive=held.names)
+                reply = pool.run(job, log=None, debugger=options.pdb)
         finally:
             if destination is not None:
                 shutil.copytree(outputs, destination)
@@ -117,17 +123,6 @@ def _job(session: BuildSession, action: Action, folder: Path, outputs: Path) -> 
     job = stage_job(action, project.root, project.build, paths, timing_caches=copied)
     key = session.executor.examine(action.target).key if action.baseline else None
     return job if key is None else session.executor.here.add_baseline(job, action, key, folder)
-
-
-def _run(session: BuildSession, action: Action, job: Job, *, debugger: bool) -> JobReply:
-    """Run the job under the same locks as a build. Raises: StageError."""
-    locks, state = Locks(session.project.state / "locks"), session.project.state
-    with (
-        hold_devices(locks, action, f"debug {action.target}", _report_wait) as held,
-        open_pool(state) as pool,
-    ):
-        job = replace(job, environment=held.variables, exclusive=held.names)
-        return pool.run(job, log=None, debugger=debugger)
 
 
 def _report_wait(holder: str) -> None:

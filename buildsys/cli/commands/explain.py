@@ -21,7 +21,7 @@ from buildsys.execution.stale_reasons import (
 )
 from buildsys.report.formatting import duration, first_names
 from buildsys.report.key_figures import key_figure
-from buildsys.report.result_files import PASSED, AnyResult, read_result
+from buildsys.report.result_files import PASSED, read_result
 from buildsys.stages.search.result import SearchResult
 from buildsys.stages.table import CONVERT, ENGINE, SEARCH
 from buildsys.store.ledger import NOISY, UNAVAILABLE
@@ -139,24 +139,16 @@ def _row(session: BuildSession, model: str, target: Freshness) -> Row:
 
 
 def _search_lines(session: BuildSession, target: str) -> Iterator[str]:
-    """Yield the nodes that a search keeps in fp32, and what they change."""
-    search = _search_of(session, target)
-    if search is None:
-        return
-    yield f"{search.target}: {key_figure(SEARCH, search.content)}"
-    names = [" ".join(node[:1]) for node in search.content.get("nodes", [])]
-    if names and not search.content.get("is_fp32"):
-        yield f"in fp32: {first_names(names, _MOST_NODES)} ({search.file} has all)"
-
-
-def _search_of(session: BuildSession, target: str) -> AnyResult | None:
-    """Find the passed search for a graph or an engine, None without one."""
+    """Yield the nodes that the search for a graph or an engine keeps in fp32."""
     actions = session.actions
     if actions[target].stage not in (SEARCH, CONVERT, ENGINE):
-        return None
-    search = next((name for name in session.needed([target]) if actions[name].stage == SEARCH), "")
-    if not search:
-        return None
-    file = actions[search].outputs["result"].path
-    result = read_result(search, session.project.build / file, f"build/{file}", SearchResult)
-    return result if result.status == PASSED else None
+        return
+    for name in [name for name in session.needed([target]) if actions[name].stage == SEARCH][:1]:
+        file = actions[name].outputs["result"].path
+        search = read_result(name, session.project.build / file, f"build/{file}", SearchResult)
+        if search.status != PASSED:
+            return
+        yield f"{name}: {key_figure(SEARCH, search.content)}"
+        nodes = [" ".join(node[:1]) for node in search.content.get("nodes", [])]
+        if nodes and not search.content.get("is_fp32"):
+            yield f"in fp32: {first_names(nodes, _MOST_NODES)} ({search.file} has all)"

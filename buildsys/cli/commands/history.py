@@ -5,7 +5,6 @@ from __future__ import annotations
 from argparse import ArgumentParser, Namespace
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
-from pathlib import Path
 from typing import Any
 
 from buildsys.cli.build_names import SHOWN_REVISION, BuildNames
@@ -56,7 +55,10 @@ def run(options: Namespace) -> int:
         if len(names) != 2:
             hint = "name the file history.db of another machine"
             raise UsageError("history import takes a file", hint)
-        return _import(file, typed_path(names[1]), options)
+        counts = import_history(History(file), typed_path(names[1]))
+        lines = [f"{plural(counts.added, 'build')} added, {counts.known} known already"]
+        print_answer(options, {"schema": IMPORT_SCHEMA, **counts._asdict()}, lines)
+        return 0
     if len(names) > 1:
         raise UsageError("history takes one name", "`buildsys help history` explains it")
     history = History.readable(file)
@@ -201,13 +203,6 @@ def _overview_lines(overview: Sequence[dict[str, Any]], history: History) -> Ite
     machines = history.count_machines()
     stored = size(history.path.stat().st_size)
     yield f"{plural(total, 'build')} of {plural(machines, 'machine')}: {history.path}, {stored}"
-
-
-def _import(file: Path, other: Path, options: Namespace) -> int:
-    counts = import_history(History(file), other)
-    lines = [f"{plural(counts.added, 'build')} added, {counts.known} known already"]
-    print_answer(options, {"schema": IMPORT_SCHEMA, **counts._asdict()}, lines)
-    return 0
 
 
 def _as_json(history: History, name: str, builds: Sequence[Build]) -> dict[str, Any]:
