@@ -12,6 +12,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from functools import cache
+from threading import RLock
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -21,7 +22,7 @@ from buildsys.errors import StageError
 from buildsys.onnx_graphs.tensors import BIT_DTYPES, ML_DTYPES, Array, Tensor, tensor_of
 
 if TYPE_CHECKING:
-    from buildsys.backends.cuda_device import Device
+    from buildsys.backends.cuda_device import Buffer, Device
 
 NUMPY, TORCH, CUPY = "numpy", "torch", "cupy"
 _INTERFACE = "__cuda_array_interface__"
@@ -29,6 +30,7 @@ _GPU_DEVICES = (2, 13)  # of DLPack: CUDA, CUDA managed
 _LEGACY_STREAM = 1  # DLPack's number of the default stream
 _ONNX_NAMES = {name: dtype for dtype, name in ML_DTYPES.items()}
 _SIGNED = {"uint8": "uint8", "uint16": "int16"}  # torch's numpy bridge has no uint16 before 2.3
+_SPARE_BYTES = 64 << 20
 _UNREADABLE = (BufferError, RuntimeError, TypeError, ValueError)  # raised by DLPack
 
 
@@ -149,12 +151,44 @@ class InputReader:
         raise self._wrong_type(tensor.dtype, hint)
 
 
+class _SpareMemory:
+    """Freed memory for later arrays: an allocation takes as long as some networks."""
+
+    def __init__(self) -> None:
+        self._lock = RLock()  # collected garbage may free an array while another one is made
+        self._buffers: dict[int, list[Buffer]] = {}
+        self._bytes = 0
+
+    def take(self, size_bytes: int) -> Buffer | None:
+        with self._lock:
+            if not (buffers := self._buffers.get(size_bytes)):
+                return None
+            self._bytes -= size_bytes
+            # the last one: calls then find the same addresses, which CUDA graphs need
+            return buffers.pop()
+
+    def keep(self, buffer: Buffer) -> list[Buffer]:
+        """Take memory; beyond the limit return all of it."""
+        with self._lock:
+            self._buffers.setdefault(buffer.size_bytes, []).append(buffer)
+            self._bytes += buffer.size_bytes
+            if self._bytes <= _SPARE_BYTES:
+                return []
+            surplus = [kept for buffers in self._buffers.values() for kept in buffers]
+            self._buffers.clear()
+            self._bytes = 0
+            return surplus
+
+
 class DeviceArray:
     """A contiguous array in GPU memory, freed with its last reference.
 
     Any library with the CUDA array interface takes it without a copy, e.g.
     ``torch.as_tensor(array, device="cuda")`` or ``cupy.asarray(array)``.
     """
+
+    _spare = _SpareMemory()
+    is_shared = False  # others may still use the memory when this array is gone, on any stream
 
     def __init__(self, dtype: str, shape: tuple[int, ...]) -> None:
         """Allocate memory on the first GPU; ``dtype`` has ONNX's name.
@@ -166,11 +200,20 @@ class DeviceArray:
         self._stored = np.dtype(BIT_DTYPES.get(dtype, dtype))
         self.nbytes = math.prod(shape) * self._stored.itemsize
         self._gpu = _shared_gpu()
-        from buildsys.backends.cuda_device import Buffer
+        buffer = self._spare.take(self.nbytes)
+        if buffer is None:
+            from buildsys.backends.cuda_device import Buffer
 
-        with self._gpu.current():
-            self._buffer = Buffer(self.nbytes, self._gpu.main_stream)
-        self.address = self._buffer.address
+            with self._gpu.current():
+                buffer = Buffer(self.nbytes, self._gpu.main_stream)
+        self._buffer = buffer
+        self.location = buffer.address  # for inferences, which are not other users
+
+    @property
+    def address(self) -> int:
+        """The address of the first element."""
+        self.is_shared = True
+        return self.location
 
     @classmethod
     def from_host(cls, array: Array) -> DeviceArray:
@@ -200,13 +243,16 @@ class DeviceArray:
 
     def __del__(self) -> None:
         """Free the memory, after all work on the GPU."""
-        if hasattr(self, "_buffer"):  # else its allocation has failed
+        if not hasattr(self, "_buffer"):  # its allocation has failed
+            return
+        if surplus := [self._buffer] if self.is_shared else self._spare.keep(self._buffer):
             with suppress(StageError), self._gpu.current():  # the GPU has failed before
-                self._buffer.release()
+                for buffer in surplus:
+                    buffer.release()
 
     def __repr__(self) -> str:
         """Show type, shape and address."""
-        return f"<DeviceArray {self.dtype}{list(self.shape)} at {self.address:#x}>"
+        return f"<DeviceArray {self.dtype}{list(self.shape)} at {self.location:#x}>"
 
 
 @cache
@@ -248,7 +294,7 @@ def read_memory(value: Any, stream: int) -> DeviceTensor:
     Raises: StageError: the array is on another GPU, not contiguous, or cannot be shared.
     """
     if isinstance(value, DeviceArray):
-        return DeviceTensor(value.address, value.shape, value.dtype, value)
+        return DeviceTensor(value.location, value.shape, value.dtype, value)
     if hasattr(value, "__dlpack__"):
         if index := value.__dlpack_device__()[1]:
             raise StageError(f"is on GPU {index}, and the engine on GPU 0", "copy it there")
@@ -296,7 +342,7 @@ def allocator_of(kind: type) -> Allocate:
                 array = cupy.empty(shape, dtype)
             return DeviceTensor(array.data.ptr, shape, dtype, array)
         own = DeviceArray(dtype, shape)
-        return DeviceTensor(own.address, shape, dtype, own)
+        return DeviceTensor(own.location, shape, dtype, own)
 
     return allocate
 

@@ -22,6 +22,7 @@ from buildsys.backends.interface import (
 )
 from buildsys.deploy.arrays import (
     NUMPY,
+    DeviceArray,
     InputReader,
     allocator_from,
     allocator_of,
@@ -158,7 +159,12 @@ class Engine(AbstractContextManager["Engine"]):
             results = session.enqueue(tensors, allocate, chosen, profile)
         finally:
             self._pool.release(session)
-        return {name: result.array for name, result in results.items()}
+        outputs = {name: result.array for name, result in results.items()}
+        if chosen is not None:  # the inference may outlive the arrays
+            for array in (*inputs.values(), *outputs.values()):
+                if isinstance(array, DeviceArray):
+                    array.is_shared = True
+        return outputs
 
     def bind(
         self,

@@ -295,6 +295,7 @@ def check_latency(file: Path) -> str:
             bound = engine.bind({"x": on_gpu}, out=out)
             pairs: dict[str, tuple[Callable[[], object], Callable[[], object]]] = {
                 "host arrays": (lambda: bare.host(x=x), lambda: engine(x=x)),  # noqa: B023
+                "device arrays": (bare.on_device, lambda: engine(x=on_gpu)),  # noqa: B023
                 "device arrays, bound": (bare.on_device, bound),
             }
             ratios |= {f"{name}, batch {batch}": ratio(*pair) for name, pair in pairs.items()}
