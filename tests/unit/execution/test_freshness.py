@@ -340,6 +340,9 @@ def test_strict_runs_require_every_target(
 def test_an_unavailable_target_is_a_success_of_its_key(root: Path) -> None:
     order(root, ENGINE, "unavailable")
     build(root)
+    found = examine(root, ENGINE)
+    assert (found.up_to_date, found.unavailable) == (True, "no GPU")
+    assert examine(root, EXPORT).unavailable is None
     found = examine(root, ENGINE, required=True)
     assert (found.failure, found.failed_with_this_key) == (None, False)
     assert reasons(root, ENGINE, required=True) == ["required, but unavailable: no GPU"]
@@ -370,15 +373,6 @@ def test_the_record_of_a_target_is_there_while_it_is_up_to_date(root: Path) -> N
     later = make_checker(root).up_to_date_record(actions(opset=18)[EXPORT])
     assert later is not None
     assert later.key != record.key
-
-
-def test_an_up_to_date_target_that_is_unavailable_has_its_reason(root: Path) -> None:
-    order(root, ENGINE, "unavailable")
-    build(root)
-    found = make_checker(root).check(actions()[ENGINE])
-    assert (found.up_to_date, found.unavailable) == (True, "no GPU")
-    passed = make_checker(root).check(actions()[EXPORT])
-    assert (passed.up_to_date, passed.unavailable) == (True, None)
 
 
 def test_a_noisy_measurement_is_up_to_date_and_no_failure(root: Path) -> None:

@@ -28,23 +28,6 @@ def parts(root: Path, db: StateDb, action: Action | None = None) -> Mapping[str,
     return keys.build(action).parts
 
 
-def test_a_module_on_the_module_path_counts_with_its_sources(
-    tmp_path: Path, db: StateDb, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    library = tmp_path / "library"
-    library.mkdir()
-    (library / "loose.py").write_text("import loose_unrelated\n")
-    (library / "loose_unrelated.py").write_text("")
-    (tmp_path / "net.py").write_text("import loose\n")
-    monkeypatch.syspath_prepend(library)
-    importlib.invalidate_caches()
-    before = parts(tmp_path, db)
-    assert {"source:net.py", "source:loose.py"} <= before.keys()
-    (library / "loose.py").write_text("x = 1\n")
-    after = parts(tmp_path, db)
-    assert {label for label in before if before[label] != after[label]} == {"source:loose.py"}
-
-
 def test_a_variable_that_user_code_reads_counts_and_is_not_kept(
     tmp_path: Path, db: StateDb, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -290,6 +273,10 @@ def test_variables_of_the_project_and_of_modules_outside_count(
     files = {"source:net.py", "source:outer/__init__.py", "source:outer/inner.py"}
     assert files <= key.parts.keys()
     assert files <= key.files.keys()
+    (library / "outer/inner.py").write_text("import os\nos.environ.get('OUTSIDE')\nx = 1\n")
+    after = parts(tmp_path, db, actions()[EXPORT])
+    changed = {label for label in after if after[label] != key.parts.get(label)}
+    assert changed == {"source:outer/inner.py"}
 
 
 def test_only_needs_that_are_not_met_are_in_the_key(

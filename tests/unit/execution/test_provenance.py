@@ -102,7 +102,10 @@ def test_a_key_makes_nothing_stale(root: Path, tmp_path: Path) -> None:
 
 
 def test_tools_and_files_are_named_without_paths(tmp_path: Path) -> None:
-    signer = ProvenanceSigner(SigningKey(tmp_path / "key.pem"), print)
+    def no_git() -> Checkout:
+        raise UsageError("there is no git repository")
+
+    signer = ProvenanceSigner(SigningKey(tmp_path / "key.pem"), print, no_git)
     generate_key(tmp_path / "key.pem")
     parts = {
         "tool:torch": "2.14.1+cpu",
@@ -127,19 +130,6 @@ def test_tools_and_files_are_named_without_paths(tmp_path: Path) -> None:
         {"uri": "pkg:pypi/torch@2.14.1%2Bcpu"},
     ]
     assert definition["internalParameters"] == {"key": "k" * 64, "devices": {"gpu.name": "L4"}}
-
-
-def test_without_git_there_is_no_source(root: Path, tmp_path: Path) -> None:
-    def no_git() -> Checkout:
-        raise UsageError("there is no git repository")
-
-    generate_key(tmp_path / "key.pem")
-    assert build(root, tmp_path / "key.pem", EXPORT, ENGINE, read_checkout=no_git) == [
-        EXPORT,
-        ENGINE,
-    ]
-    found = statement(root)["predicate"]["buildDefinition"]["resolvedDependencies"]
-    assert [each.get("name") for each in found] == ["m/export/model.onnx"]
 
 
 def test_an_unusable_key_is_a_warning_and_the_engine_stays_unsigned(
