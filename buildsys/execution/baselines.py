@@ -9,7 +9,7 @@ become no baseline, unless a person accepts the build.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path, PurePath
 from typing import Any
 
@@ -51,11 +51,11 @@ class GateBaselines:
         """Find the part of the baseline. ``parts`` are the others of the key."""
         if action.baseline is None:
             return {}
-        if record := self._own_record(action, parts):
-            accepted = record.status == ACCEPTED
-            return {ENGINE: _THIS_BUILD if accepted else record.parts.get(ENGINE, NONE)}
-        last = next(self._other_builds(action, parts), None)
-        return {ENGINE: _engine(action, last.parts) if last else NONE}
+        own, others = self._builds(action, parts)
+        if own:
+            accepted = own[0].status == ACCEPTED
+            return {ENGINE: _THIS_BUILD if accepted else own[0].parts.get(ENGINE, NONE)}
+        return {ENGINE: _engine(action, others[0].parts) if others else NONE}
 
     def fetch(
         self, action: Action, parts: Parts, store: Store, folder: Path
@@ -67,11 +67,10 @@ class GateBaselines:
         assert action.baseline is not None
         digest = parts.get(ENGINE, NONE)
         facts: dict[str, Any] = {"reason": ""}
+        own, others = self._builds(action, parts)
         if digest == _THIS_BUILD:
-            record = self._own_record(action, parts)
-            return {**facts, "accepted": (record and record.reason) or "by a person"}, {}
-        builds = self._other_builds(action, parts)
-        earlier = next((b for b in builds if _engine(action, b.parts) == digest), None)
+            return {**facts, "accepted": own[0].reason if own else "by a person"}, {}
+        earlier = next((b for b in others if _engine(action, b.parts) == digest), None)
         if earlier is None:
             missing, hint = _NO_BUILD, "the next build is compared with this one"
             if digest != NONE:
@@ -119,30 +118,21 @@ class GateBaselines:
         )
         self._ledger.add(record)
 
-    def _comparable(self, action: Action, parts: Parts) -> list[ActionRecord]:
-        """List the records of a gate in this environment, newest first, without noisy ones."""
-        return [
-            record
-            for record in self._ledger.records(action.target)
-            if record.status != NOISY and not _differences(_ENVIRONMENT, record.parts, parts)
-        ]
+    def _builds(
+        self, action: Action, parts: Parts
+    ) -> tuple[list[ActionRecord], list[ActionRecord]]:
+        """List the records of this build and of others in this environment, newest first.
 
-    def _own_record(self, action: Action, parts: Parts) -> ActionRecord | None:
-        """Find the last record of this build: its engine with its libraries."""
-        records = self._comparable(action, parts)
-        return next((r for r in records if not _is_other(action, r.parts, parts)), None)
-
-    def _other_builds(self, action: Action, parts: Parts) -> Iterator[ActionRecord]:
-        """Yield the records of other builds in this environment, newest first."""
-        records = self._comparable(action, parts)
-        return (record for record in records if _is_other(action, record.parts, parts))
-
-
-def _is_other(action: Action, then: Parts, now: Parts) -> bool:
-    """Compare engine and runtime libraries of two builds."""
-    return _engine(action, then) != _engine(action, now) or bool(
-        _differences(_LIBRARIES, then, now)
-    )
+        A build is an engine with its libraries. Noisy ones are left out.
+        """
+        own: list[ActionRecord] = []
+        others: list[ActionRecord] = []
+        for record in self._ledger.records(action.target):
+            if record.status != NOISY and not _differences(_ENVIRONMENT, record.parts, parts):
+                is_other = _engine(action, record.parts) != _engine(action, parts)
+                is_other |= bool(_differences(_LIBRARIES, record.parts, parts))
+                (others if is_other else own).append(record)
+        return own, others
 
 
 def _engine(action: Action, parts: Parts) -> str:

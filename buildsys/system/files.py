@@ -22,7 +22,6 @@ MAX_RESULT_BYTES = 256 << 20  # a million samples of a benchmark have 20 MB
 _BLOCK_BYTES = 1 << 20
 _POLL_S = 0.005
 _DIGITS = 16  # enough for people
-Content = mmap.mmap | bytes
 
 
 class Stamp(NamedTuple):
@@ -81,7 +80,7 @@ def read_limited(path: Path, limit: int) -> bytes:
 
 
 @contextmanager
-def mapped(path: str | Path) -> Iterator[Content]:
+def mapped(path: str | Path) -> Iterator[mmap.mmap | bytes]:
     """Map a file into memory; an empty one gives b"". Raises: OSError."""
     with open(path, "rb") as file:  # noqa: PTH123 - often a string here
         if not os.fstat(file.fileno()).st_size:
