@@ -11,7 +11,7 @@ from PIL import Image
 
 from buildsys.errors import StageError
 from buildsys.models.images import read_images
-from buildsys.stages.reference.proposal import training_of
+from buildsys.stages.reference.likely_inputs import training_of
 from buildsys.stages.run.inputs import categories
 
 FIELDS: dict[str, Any] = {
