@@ -24,15 +24,8 @@ def suggest(name: str, names: Iterable[str], *, what: str = "known") -> str:
 
 def suggest_file(path: Path) -> str:
     """Suggest a similarly named file of the same folder, else ""."""
-    try:
-        others = [
-            entry.stem
-            for entry in path.parent.iterdir()
-            if entry.suffix == path.suffix and entry != path
-        ]
-    except OSError:
-        return ""
-    close = nearest(path.stem, others, count=1)
+    names = [file.stem for file in path.parent.glob(f"*{path.suffix}") if file != path]
+    close = nearest(path.stem, names, count=1)
     return f"did you mean {close[0]}{path.suffix}?" if close else ""
 
 

@@ -122,9 +122,8 @@ def _unknown_kind(kinds: list[str], field: str, value: Any) -> tuple[str, str]:
         close = next((hint for hint in hints if hint.startswith("did you mean")), "")
         return f"expected one of the fields {', '.join(kinds)}", close
     if field not in value:
-        more = ", or use: PRESET" if field == "backend" else ""
-        return f"the map has no {field}", f"add {field}: {', '.join(kinds)}{more}"
-    hint = suggest(str(value[field]), kinds, what="policies" if field == "policy" else f"{field}s")
+        return f"the map has no {field}", f"add {field}: {', '.join(kinds)}"
+    hint = suggest(str(value[field]), kinds, what="expected one of")
     if field == "backend" and not hint.startswith("did you mean"):
         hint += "; or pip install the package that has it (docs/backends.md)"
     return f"unknown {field} {show_value(value[field])}", hint

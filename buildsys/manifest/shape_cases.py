@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 AFTER_EXPORT, AFTER_SIMPLIFY = "after_export", "after_simplify"
+ALL_CASES = ("min", "opt", "max", "odd")
 WHENS = (AFTER_EXPORT, AFTER_SIMPLIFY)
 Step = Mapping[str, Any]
 Inputs = dict[str, dict[str, Any]]  # name -> shape and dtype

@@ -190,15 +190,8 @@ class SourceTree:
         return self._names[folder]
 
 
-class PythonFile(NamedTuple):
-    """The dependencies of one file."""
-
-    imports: list[Import]
-    variables: list[str]  # environment variables with literal names
-
-
-def parse_python(code: bytes) -> PythonFile:
-    """Read the dependencies of a module without executing it.
+def parse_python(code: bytes) -> tuple[list[Import], list[str]]:
+    """Read a module's imports and literal environment variables without executing it.
 
     Functions are searched as well, and literal names passed to ``import_module``, but not imports
     under TYPE_CHECKING. A file with a syntax error has no dependencies: its own digest is in the
@@ -209,7 +202,7 @@ def parse_python(code: bytes) -> PythonFile:
             warnings.simplefilter("ignore")  # invalid escapes in the user's file
             tree = ast.parse(code)
     except (SyntaxError, ValueError, RecursionError, MemoryError):
-        return PythonFile([], [])
+        return [], []
     imports: list[Import] = []
     variables: set[str] = set()
     waiting: list[ast.AST] = [tree]
@@ -221,7 +214,7 @@ def parse_python(code: bytes) -> PythonFile:
             waiting += node.orelse
         else:
             waiting += ast.iter_child_nodes(node)
-    return PythonFile(imports, sorted(variables))
+    return imports, sorted(variables)
 
 
 def _imports_of(node: ast.AST) -> list[Import]:

@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 from buildsys.manifest.shape_cases import (
     AFTER_EXPORT,
     AFTER_SIMPLIFY,
+    ALL_CASES,
     DimRange,
     Dims,
     Inputs,
@@ -40,7 +41,6 @@ from buildsys.stages.table import (
 Spec = Mapping[str, Any]  # a resolved and checked manifest, as plain JSON values
 # input name -> {"min": shape, "opt": shape, "max": shape}
 Profile = Mapping[str, Mapping[str, Sequence[int]]]
-ALL_CASES = ("min", "opt", "max", "odd")
 _OUTPUT_FIELDS = ("labels", "scores", "rows")  # outputs of the policy ``detections``
 _SUGGESTED_SIZES = 5  # at most, of conditions in the network's source
 _VALUE_CASES = ("seed-1", "seed-2", "extremes-1", "extremes-2", "nan-1", "inf-1")

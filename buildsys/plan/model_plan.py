@@ -205,7 +205,7 @@ class EnginePlan:
         self.gates = spec.get("gates") or model.spec.get("gates")
         if self.gates and self.gates["engine"] == self.name:  # gates of the model
             self.gates = None
-        self.without_calibration = _without_calibration(model.spec, spec)
+        self._own_variant, self.without_calibration = _without_calibration(model.spec, spec)
         self.quantizes_weights = "quantize_weights" in self.without_calibration
 
     def action(self, stage: str, result: str, **fields: Any) -> Action:
@@ -267,7 +267,7 @@ class EnginePlan:
         if self.without_calibration:
             return PlannedConversion(
                 self.model.name,
-                _variant(self.spec),
+                self._own_variant,
                 self.precision,
                 self.model.spec["verify"][self.precision],
                 without_calibration=self.without_calibration,
@@ -348,27 +348,21 @@ class EnginePlan:
         return self.model.conversion(self.baseline_precision).graph
 
 
-def _without_calibration(spec: Spec, engine: EngineSpec) -> dict[str, Any]:
-    """Choose the options of a graph that is fused or has quantized weights, or {}."""
+def _without_calibration(spec: Spec, engine: EngineSpec) -> tuple[str, dict[str, Any]]:
+    """Name a graph that is fused or has quantized weights, and choose its options, or "" and {}.
+
+    A name is ``optimized-dynamic-int8``.
+    """
     options: dict[str, Any] = {}
+    is_dynamic, precision = engine.get("quantization") == "dynamic", engine["precision"]
     if engine.get("optimized"):
         options["optimize"] = spec["optimize"]
-    fields: tuple[str, ...] = _INT4 if engine["precision"] == "int4" else ()
-    fields = _DYNAMIC if engine.get("quantization") == "dynamic" else fields
-    if fields:
+    if fields := _DYNAMIC if is_dynamic else _INT4 if precision == "int4" else ():
         section = spec["quantize_weights"]
         options["quantize_weights"] = {field: section[field] for field in fields}
-    return options
-
-
-def _variant(engine: EngineSpec) -> str:
-    """Name such a graph, as in ``optimized-dynamic-int8``."""
-    parts = (
-        "optimized" if engine.get("optimized") else "",
-        "dynamic" if engine.get("quantization") == "dynamic" else "",
-        "" if engine["precision"] == FULL_PRECISION else engine["precision"],
-    )
-    return "-".join(filter(None, parts))
+    parts = ["optimized"] * ("optimize" in options) + ["dynamic"] * is_dynamic
+    parts += [precision] * (precision != FULL_PRECISION)
+    return ("-".join(parts), options) if options else ("", {})
 
 
 def _without_run_fields(spec: Spec) -> Spec:

@@ -225,7 +225,6 @@ class _ProjectReader:
     _project: Project
     _remember: bool = True
     _links_into: Path | None = None
-    _started_ns: int = field(default_factory=time.time_ns)
     broken: dict[str, list[ManifestError]] = field(default_factory=dict)  # errors by file
 
     @property
@@ -239,7 +238,8 @@ class _ProjectReader:
         return [self.relative(f"{self._project.configs}/{name}.yaml") for name in _SHARED]
 
     def models(self) -> dict[str, ResolvedModel]:
-        """Resolve the models; those of ambiguous names are left out."""
+        """Resolve the models; manifests with a model of the same name are left out."""
+        started_ns = time.time_ns()
         cache_file, configs = self._project.state / "manifests.json", self._project.configs
         valid = read_entries(cache_file, self._project.root, configs)
         entries: dict[str, Entry] = {}
@@ -249,21 +249,21 @@ class _ProjectReader:
         settled = {
             file: entry
             for file, entry in entries.items()
-            if file in valid or all(map(self._is_settled, entry.stamps.values()))
+            # a later change of a settled file cannot leave its stamp as it is
+            if file in valid
+            or all(stamp.is_settled(started_ns) for stamp in filter(None, entry.stamps.values()))
         }
         if self._remember and not settled.keys() <= valid.keys():
             write_entries(cache_file, configs, settled)
         models: dict[str, ResolvedModel] = {}
-        ambiguous: set[str] = set()
         for file, entry in entries.items():
             for name, text in entry.models:
                 if name in models:
                     self._refuse_name(name, file, models[name].file)
-                    ambiguous.add(name)
                 else:
                     trace = partial(_trace_origins, self._project, file, name)
                     models[name] = ResolvedModel(name, file, text, trace)
-        return {name: model for name, model in models.items() if name not in ambiguous}
+        return {name: model for name, model in models.items() if model.file not in self.broken}
 
     @cached_property
     def _resolver(self) -> Resolver:
@@ -292,10 +292,6 @@ class _ProjectReader:
         error = (node.get("model") or node).error(problem, "rename one of them")
         for broken in (file, other):
             self.broken.setdefault(broken, []).append(error)
-
-    def _is_settled(self, stamp: Stamp | None) -> bool:
-        """Return true if a later change of the file cannot leave the stamp as it is."""
-        return stamp is None or stamp.is_settled(self._started_ns)
 
     def manifests(self) -> list[str]:
         """List the manifests of the project."""

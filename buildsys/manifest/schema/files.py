@@ -7,17 +7,17 @@ from __future__ import annotations
 
 import symtable
 import warnings
-from functools import lru_cache
+from functools import lru_cache, partial
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 from pydantic import AfterValidator, ValidationInfo
 from pydantic_core import PydanticCustomError
 
 from buildsys.manifest.problem import expected, suggest, suggest_file
 from buildsys.manifest.workspace import Workspace
-from buildsys.system.files import Stamp, sha256_of, stamp
-from buildsys.system.weight_names import HUB, INDEX_SUFFIX, parse_hub_name
+from buildsys.system.files import Stamp, stamp
+from buildsys.system.weight_names import HUB, parse_hub_name
 
 _RELATIVE = "paths are relative to the project"
 
@@ -76,10 +76,6 @@ def check_listed(name: str, info: ValidationInfo) -> str:
     return check_place(name, info, is_folder=name.endswith("/"))
 
 
-def _check_folder(name: str, info: ValidationInfo) -> str:
-    return check_place(name, info, is_folder=True)
-
-
 def _check_weights(name: str, info: ValidationInfo, *, is_folder: bool = False) -> str:
     if not name.startswith(HUB):
         return check_place(name, info, is_folder=is_folder)
@@ -91,26 +87,8 @@ def _check_weights(name: str, info: ValidationInfo, *, is_folder: bool = False) 
     return name
 
 
-def _check_checkpoint(name: str, info: ValidationInfo) -> str:
-    return _check_weights(name, info, is_folder=True)
-
-
-def check_digest(sha256: str | None, info: ValidationInfo) -> str | None:
-    """Compare ``sha256`` with the digest of ``file``. The stage digests an index with its shards.
-
-    Raises: PydanticCustomError: they differ.
-    """
-    name, workspace = info.data.get("file", HUB), info.context
-    if sha256 and isinstance(workspace, Workspace) and not name.startswith(HUB):
-        place: Any = workspace.locate(name)
-        if not name.endswith(INDEX_SUFFIX) and (digest := sha256_of(place)) != sha256:
-            text = f"the SHA-256 digest of {name} is {digest}"
-            raise refusal(text, "replace the file, or update sha256")
-    return sha256
-
-
 NAMES_FILE = AfterValidator(check_place)
 ProjectFile = Annotated[str, NAMES_FILE]  # or FILE.py:CALLABLE
-ProjectFolder = Annotated[str, AfterValidator(_check_folder)]
+ProjectFolder = Annotated[str, AfterValidator(partial(check_place, is_folder=True))]
 WeightsName = Annotated[str, AfterValidator(_check_weights)]  # or hf://…
-CheckpointName = Annotated[str, AfterValidator(_check_checkpoint)]
+CheckpointName = Annotated[str, AfterValidator(partial(_check_weights, is_folder=True))]

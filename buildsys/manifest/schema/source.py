@@ -2,10 +2,10 @@
 
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, WithJsonSchema, field_validator, model_validator
+from pydantic import Field, WithJsonSchema, model_validator
 
 from buildsys.manifest.schema.base import Callable, Digest, OneOf, Spec, form
-from buildsys.manifest.schema.files import CheckpointName, WeightsName, check_digest
+from buildsys.manifest.schema.files import CheckpointName, WeightsName
 
 _GRAPH_KINDS = ("torchvision", "timm", "transformers", "exported_program", "python", "onnx")
 SOURCE_KINDS = (*_GRAPH_KINDS, "tensorrt")
@@ -19,7 +19,6 @@ class WeightsFile(Spec):
     """State dict: .pth, .safetensors or its index.json; hf://OWNER/NAME@COMMIT/FILE."""
     sha256: Digest | None = None
     """Expected digest of the file; with shards, of the index and all shards."""
-    _check_digest = field_validator("sha256")(check_digest)
 
 
 TorchvisionWeights = Annotated[

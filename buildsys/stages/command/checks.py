@@ -15,12 +15,12 @@ from buildsys.manifest.command_templates import (
     references,
 )
 from buildsys.manifest.problem import Problems, show_value, suggest
+from buildsys.manifest.shape_cases import ALL_CASES
 from buildsys.manifest.value_tree import FieldPath
 from buildsys.manifest.view import ManifestView
 from buildsys.stages.table import NETWORK_SECTIONS
 
 _GRAPHS = ("exported", "simplified")
-_KINDS = ("commands.NAME.OUTPUT", "engines.NAME", "exported", "simplified", "golden.CASE")
 
 
 def problems(view: ManifestView) -> Problems:
@@ -32,8 +32,11 @@ def problems(view: ManifestView) -> Problems:
             text = f'another command is named "{name}"'
             yield view.problem((*path, "name"), text, "rename one of them")
         for label, text in command.get("inputs", {}).items():
-            if wrong := _reference_problem(view, text, commands):
-                yield view.problem((*path, "inputs", label), *wrong)
+            reference = ".".join(filter(None, reference_of(text) or ()))
+            if reference and reference not in (names := _references(view, commands)):
+                hint = suggest(reference, names, what="references") or "name a file"
+                text = f"there is no {{{reference}}} before this command"
+                yield view.problem((*path, "inputs", label), text, hint)
         for label, text in command.get("outputs", {}).items():
             if wrong := _output_problem(text):
                 yield view.problem((*path, "outputs", label), *wrong)
@@ -49,31 +52,15 @@ def problems(view: ManifestView) -> Problems:
             yield view.problem((section,), text, "remove it, or add source", of_key=True)
 
 
-def _reference_problem(
-    view: ManifestView, text: str, earlier: dict[str, dict[str, Any]]
-) -> tuple[str, str] | None:
-    """Find problem and hint of an input that names another target's output."""
-    kind, of = reference_of(text) or ("", "")
-    if not kind:
-        return None
-    if kind == "commands":
-        other, _, output = of.rpartition(".")
-        if other not in earlier:
-            hint = suggest(other, earlier, what="earlier commands") or "name an earlier command"
-            return f'no earlier command is named "{other or of}"', hint
-        outputs = earlier[other].get("outputs", {})
-        hint = suggest(output, outputs, what="its outputs")
-        problem = f'the command "{other}" has no output "{output}"'
-        return None if output in outputs else (problem, hint)
-    if kind == "engines" and of:
-        names = [engine["name"] for engine in view.list("engines")]
-        problem = f'there is no engine "{of}" in this model'
-        return None if of in names else (problem, suggest(of, names, what="engines"))
-    if not ((kind in _GRAPHS and not of) or (kind == "golden" and of)):
-        return f"unknown reference {show_value(text)}", f"references: {', '.join(_KINDS)}"
-    if view.get("source") is None or (view.is_defined and kind in _GRAPHS):
-        return f"this model has no {text}", "name a file, an engine or the output of a command"
-    return None
+def _references(view: ManifestView, earlier: dict[str, dict[str, Any]]) -> list[str]:
+    """List the outputs of other targets that a command may read."""
+    commands = ((name, command.get("outputs", {})) for name, command in earlier.items())
+    names = [f"commands.{name}.{output}" for name, outputs in commands for output in outputs]
+    if view.get("source") is not None:
+        names += [f"engines.{engine['name']}" for engine in view.list("engines")]
+        names += () if view.is_defined else _GRAPHS
+        names += (f"golden.{case}" for case in ALL_CASES)
+    return names
 
 
 def _output_problem(text: str) -> tuple[str, str] | None:
