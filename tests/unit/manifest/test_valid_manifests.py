@@ -119,4 +119,4 @@ def test_a_command_cannot_read_an_engine_of_the_defaults(project):
     project.write("configs/project.yaml", "defaults: {engines: [ort-cpu]}")
     write(project, "{name: a, run: x, outputs: {m: m}, inputs: {i: '{engines.ort-cpu}'}}")
     (error,) = project.errors()
-    assert 'there is no engine "ort-cpu" in this model' in error
+    assert "there is no {engines.ort-cpu}" in error
