@@ -6,7 +6,7 @@ import math
 import os
 import shutil
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -73,30 +73,28 @@ def save_model(
         tensor.data_location == TensorProto.EXTERNAL for tensor in tensors_of(model)
     ):
         data_path(path).unlink(missing_ok=True)
+        folder = (weights_of or path).parent
         # raw_data copies the bytes at every access
         sizes = [(t, outside_bytes(t) or len(t.raw_data)) for t in tensors_of(model)]
         limit = _EXTERNAL_FROM if sum(size for _, size in sizes) > inline_limit else math.inf
         for tensor, size in sizes:
             if size < limit and tensor.data_location == TensorProto.EXTERNAL:
-                tensor.raw_data = content_of(tensor, (weights_of or path).parent).tobytes()
+                tensor.raw_data = content_of(tensor, folder).tobytes()
                 tensor.ClearField("external_data")
                 tensor.ClearField("data_location")
         apart = [tensor for tensor, size in sizes if size >= limit]
         if apart:
-            _write_apart(apart, data_path(path), (weights_of or path).parent)
+            with data_path(path).open("wb") as stream:
+                for tensor in apart:
+                    offset = stream.seek(-stream.tell() % _ALIGNMENT, os.SEEK_CUR)
+                    length = stream.write(content_of(tensor, folder).data)
+                    place = {"location": data_path(path).name, "offset": offset, "length": length}
+                    tensor.ClearField("raw_data")
+                    tensor.ClearField("external_data")
+                    tensor.data_location = TensorProto.EXTERNAL
+                    for key, value in place.items():
+                        tensor.external_data.add(key=key, value=str(value))
     path.write_bytes(model.SerializeToString(deterministic=True))
-
-
-def _write_apart(tensors: Iterable[TensorProto], data: Path, weights_of: Path) -> None:
-    with data.open("wb") as stream:
-        for tensor in tensors:
-            offset = stream.seek(-stream.tell() % _ALIGNMENT, os.SEEK_CUR)
-            length = stream.write(content_of(tensor, weights_of).data)
-            tensor.ClearField("raw_data")
-            tensor.ClearField("external_data")
-            tensor.data_location = TensorProto.EXTERNAL
-            for key, value in (("location", data.name), ("offset", offset), ("length", length)):
-                tensor.external_data.add(key=key, value=str(value))
 
 
 def content_of(tensor: TensorProto, data: Path) -> Array:

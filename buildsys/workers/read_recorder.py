@@ -28,6 +28,7 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from functools import partial
+from importlib.util import source_from_cache
 from pathlib import Path
 from stat import S_ISDIR
 from types import CodeType, FrameType
@@ -204,7 +205,8 @@ class ReadRecorder:
             # a path is a str, bytes or os.PathLike, whose code may be the user's
             name = os.path.abspath(os.fsdecode(path))  # type: ignore[arg-type] # noqa: PTH100
             if kind is FILE and name.endswith(".pyc"):
-                name = _source_of(name)
+                with suppress(ValueError):  # without a source
+                    name = source_from_cache(name)
             self._record(kind, name, frame, product=product)
         except (TypeError, ValueError, OSError, RecursionError):
             pass  # whatever cannot be a path fails in the stage itself
@@ -342,16 +344,6 @@ def _recording_class(base: type, on_variable: Callable[[str, FrameType], None]) 
             return int(super().__len__())
 
     return _Environ
-
-
-def _source_of(path: str) -> str:
-    """Find the source of a bytecode file."""
-    from importlib.util import source_from_cache
-
-    try:
-        return source_from_cache(path)
-    except ValueError:
-        return path
 
 
 class Caller(NamedTuple):
