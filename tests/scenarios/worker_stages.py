@@ -116,11 +116,6 @@ def hang(job: Job) -> None:
     time.sleep(600)
 
 
-def hang_deaf(job: Job) -> None:
-    signal.signal(signal.SIGTERM, signal.SIG_IGN)
-    hang(job)
-
-
 def fill_memory(job: Job) -> None:
     limit = 300 << 20
     resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
