@@ -21,7 +21,7 @@ from buildsys.plan.action import Action, missing_outputs
 from buildsys.store.file_digests import DigestCache
 from buildsys.store.ledger import PASSED, UNAVAILABLE, ActionRecord, Ledger
 from buildsys.store.object_store import DamagedError, Store
-from buildsys.store.record_file import RecordError, shown
+from buildsys.store.record_file import RecordError, read_record, shown
 from buildsys.store.signatures import BUILT_HERE, NO_POLICY, TrustPolicy
 from buildsys.store.state_db import StateDb
 from buildsys.system.signatures import SignatureError
@@ -239,13 +239,11 @@ def is_restorable(store: Store, ledger: Ledger, action: Action, key: ActionKey) 
     if ledger.is_forgotten(action.target) or not store.has_actions():
         return False
     try:
-        record = store.read_action(action.target, key.digest, read_only=True)
-    except StageError:
+        record = read_record(store.action_path(key.digest), action.target, key.digest)
+    except (OSError, RecordError):
         return False
-    return (
-        record is not None
-        and not missing_outputs(action, record.status, record.outputs)
-        and all(map(store.holds, record.files.values()))
+    return not missing_outputs(action, record.status, record.outputs) and all(
+        map(store.holds, record.files.values())
     )
 
 

@@ -119,11 +119,10 @@ class Store:
             self.quarantine(source)
             raise DamagedError(f"{source} does not match its digest; it was put into quarantine")
 
-    def read_action(self, target: str, key: str, *, read_only: bool = False) -> ActionRecord | None:
+    def read_action(self, target: str, key: str) -> ActionRecord | None:
         """Read the record of a key, None if there is none.
 
-        Raises: DamagedError: it is truncated or edited; it goes into quarantine unless
-        ``read_only``.
+        Raises: DamagedError: it is truncated or edited; it goes into quarantine.
         StageError: it cannot be read, or was written by a newer buildsys.
         """
         path = self.action_path(key)
@@ -140,8 +139,6 @@ class Store:
             if error.newer:
                 hint = "update buildsys here, or use another store"
                 raise StageError(f"{path} {error}", hint) from error
-            if read_only:
-                raise DamagedError(f"{path} {error}") from error
             self.quarantine(path)
             raise DamagedError(f"{path} {error}; it was put into quarantine") from error
 

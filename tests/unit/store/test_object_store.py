@@ -212,16 +212,6 @@ def test_chunks_are_stored_only_if_they_match(store: Store) -> None:
     assert list((store.folder / "tmp").iterdir()) == []
 
 
-def test_a_read_only_lookup_leaves_a_damaged_record_alone(store: Store) -> None:
-    store.write_action(record("a"))
-    path = store.action_path("a" * 64)
-    path.chmod(0o644)
-    path.write_bytes(b"x")
-    with pytest.raises(DamagedError, match=f"^{path} is truncated or edited"):
-        store.read_action("export:m", "a" * 64, read_only=True)
-    assert path.read_bytes() == b"x"
-
-
 def test_a_record_that_cannot_be_read_is_an_error(store: Store) -> None:
     path = store.action_path("a" * 64)
     path.mkdir(parents=True)
