@@ -102,12 +102,12 @@ def _write(folder: RemoteFolder, engine: EngineVersion) -> None:
     files: dict[str, dict[str, Any]] = {}
     for name, file in engine.files.items():
         sha256 = hashlib.sha256()
-        folder.write(f"{engine.place}/{name}", _checked_chunks(file, sha256), durable=True)
+        folder.write(f"{engine.place}/{name}", _checked_chunks(file, sha256))
         size, blake3 = file.recorded.size, file.recorded.digest
         files[name] = {"bytes": size, "sha256": sha256.hexdigest(), "blake3": blake3}
 
     def write(name: str, content: bytes) -> None:
-        folder.write(f"{engine.place}/{name}", [content], durable=True)
+        folder.write(f"{engine.place}/{name}", [content])
         digest = hashlib.sha256(content).hexdigest()
         files[name] = {"bytes": len(content), "sha256": digest}
 
@@ -116,7 +116,7 @@ def _write(folder: RemoteFolder, engine: EngineVersion) -> None:
     write(CHECKSUMS, "".join(sums).encode())
     names = {"model": engine.model, "engine": engine.engine, "version": engine.version}
     document = {"schema": SCHEMA, **names, "published": utc_now(), "files": files}
-    folder.write(f"{engine.place}/{DOCUMENT}", [_to_json(document)], durable=True)
+    folder.write(f"{engine.place}/{DOCUMENT}", [_to_json(document)])
 
 
 def _checked_chunks(file: VersionFile, sha256: Any) -> Iterator[bytes]:

@@ -43,8 +43,7 @@ class Background:
         from concurrent.futures import ThreadPoolExecutor  # 10 ms, too much for a run without work
 
         with self._guard:
-            if self._executor is None:
-                self._executor = ThreadPoolExecutor(1, "background")
+            self._executor = self._executor or ThreadPoolExecutor(1, "background")
             self._futures.append(self._executor.submit(work))
 
     def close(self) -> None:

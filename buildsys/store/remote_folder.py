@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import errno
 import logging
-import os
 import uuid
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
@@ -61,8 +60,8 @@ class RemoteFolder(NamedTuple):
         except FileNotFoundError:
             return False
 
-    def write(self, path: str, chunks: Iterable[bytes], *, durable: bool = False) -> None:
-        """Write a file atomically; ``durable`` survives a power cut of this machine."""
+    def write(self, path: str, chunks: Iterable[bytes]) -> None:
+        """Write a file atomically."""
         target = f"{self.root}/{path}"
         self._make_parent(target)
         if not self.renames:
@@ -70,7 +69,7 @@ class RemoteFolder(NamedTuple):
             return
         part = f"{target}.{uuid.uuid4().hex}.part"
         try:
-            self._write(part, chunks, durable=durable)
+            self._write(part, chunks)
             if self.is_local:
                 Path(part).replace(target)
             else:
@@ -100,13 +99,10 @@ class RemoteFolder(NamedTuple):
         if self.has_folders:
             self.system.makedirs(target.rpartition("/")[0], exist_ok=True)
 
-    def _write(self, target: str, chunks: Iterable[bytes], *, durable: bool = False) -> None:
+    def _write(self, target: str, chunks: Iterable[bytes]) -> None:
         with self.system.open(target, "wb") as writer:
             for chunk in chunks:
                 writer.write(chunk)
-            if durable and self.is_local:
-                writer.flush()
-                os.fsync(writer.fileno())
 
     def remove(self, path: str) -> None:
         """Remove a file or folder, if it exists."""

@@ -65,7 +65,7 @@ class SharedTimingCache:
             try:
                 self.folder.mkdir(parents=True, exist_ok=True)
                 content = json.dumps(header, default=dict).encode() + b"\n" + built
-                replace_file(self.path, content, durable=True)
+                replace_file(self.path, content)
             except OSError as error:
                 self.warnings.append(
                     f"the timing cache of this build cannot be kept in {self.folder}: "

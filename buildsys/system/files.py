@@ -114,21 +114,16 @@ def sha256_of(*files: Path) -> str:
     return digest.hexdigest()
 
 
-def replace_file(path: Path, content: bytes, *, durable: bool = False) -> None:
+def replace_file(path: Path, content: bytes) -> None:
     """Write a file atomically: readers see the previous or the new content.
 
-    A ``durable`` file also survives a power cut.
     Raises: OSError: it cannot be written; the previous file stays.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(f".{path.name}.{os.getpid()}-{os.urandom(4).hex()}")
     try:
         temporary.write_bytes(content)
-        if durable:
-            fsync(temporary)
         temporary.replace(path)
-        if durable:
-            fsync(path.parent)
     except BaseException:
         with suppress(OSError):
             temporary.unlink(missing_ok=True)
@@ -143,18 +138,6 @@ def read_end(path: Path, most_bytes: int) -> str:
             return file.read().decode(errors="replace")
     except OSError:
         return ""
-
-
-def fsync(path: Path | str) -> None:
-    """Write a file or the names in a folder to disk.
-
-    Raises: OSError.
-    """
-    handle = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
 
 
 def image_files(folder: str) -> list[str]:

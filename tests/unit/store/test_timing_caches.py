@@ -113,10 +113,10 @@ def test_a_full_disk_leaves_the_previous_file(
     build(SharedTimingCache(folder, CONDITIONS), tmp_path / "1", b"conv 1 us\n")
     before = {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
 
-    def full(_handle: int) -> None:
+    def full(_path: Path, _target: Path) -> None:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
-    monkeypatch.setattr("buildsys.system.files.os.fsync", full)
+    monkeypatch.setattr(Path, "replace", full)
     shared = SharedTimingCache(folder, CONDITIONS)
     build(shared, tmp_path / "2", b"gemm 2 us\n")
     monkeypatch.undo()
