@@ -55,7 +55,7 @@ def test_it_stays_visible_and_is_measured_again_on_request(ready: ReadyProject) 
     report = (ready.root / "build/a/report/report.md").read_text()
     assert f"1 noisy: {BENCH}" in report
     best = ready.buildsys("best", "a").out
-    assert "No engine to ship\nThe benchmarks of ort are noisy" in best
+    assert "No engine to ship\nNo engine is verified with a steady benchmark: ort (noisy: " in best
     assert "`buildsys build --remeasure a` measures again" in best
     assert f"ort     noisy   {REASON}" in best
     ready.edit(MANIFEST, NOISE, "noise: null")
