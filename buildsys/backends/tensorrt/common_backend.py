@@ -13,25 +13,50 @@ from buildsys.backends.tensorrt.library import TensorRTLibrary, check_fields
 from buildsys.backends.tensorrt.plugin_loading import load_plugins
 from buildsys.backends.tensorrt.session import TensorRtSession
 from buildsys.backends.tensorrt_rtx.description import DESCRIPTION
-from buildsys.errors import Unavailable
+from buildsys.errors import StageError, Unavailable
 from buildsys.system.files import sha256_of
 
 # TensorRT-RTX's builder needs the CUDA driver for them
 _GPU_FLAGS = ("refit", "refit_identical", "strip_plan")
+_FIRST_WITH = {"fp16": (5, 3), "int8": (6, 1), "bf16": (8, 0), "fp8": (8, 9)}
 _PRECISION_HINT = "lower precision_share to accept this engine, or see docs/precision.md"
 
 
 def check_builder(library: TensorRTLibrary, options: Options) -> None:
     """Check an engine's fields against this machine before a build."""
+    precision = options["precision"]
     if not library.has("builds for other GPUs"):
-        _gpu(library, f"{library.title} builds engines on the GPU that they are for")
+        gpu = _gpu(library, f"{library.title} builds engines on the GPU that they are for")
+        layers = [entry["precision"] for entry in options.get("layer_precisions", ())]
+        for needed in (precision, *layers):
+            if not computes_in(needed, gpu.compute_capability):
+                raise Unavailable(f"{_title(gpu)} does not compute in {needed}", _where(needed))
         return
+    capabilities = options["compute_capabilities"]
+    if unsuitable := [name for name in capabilities if not computes_in(precision, name)]:
+        raise StageError(
+            f"GPUs of compute capability {join_or(unsuitable)} do not compute in {precision}",
+            f"remove them from compute_capabilities; {_where(precision)}",
+        )
     needs = [f"the builder flag {flag}" for flag in _GPU_FLAGS if options["flags"].get(flag)]
-    if "current" in options["compute_capabilities"]:
+    if "current" in capabilities:
         needs.append("the compute capability 'current'")
     if needs:
         purpose = f"{' and '.join(needs)} can only be used on a machine with an NVIDIA GPU"
         _gpu(library, purpose)
+
+
+def computes_in(precision: str, compute_capability: str) -> bool:
+    """Check whether GPUs of a compute capability compute in a precision.
+
+    Source: TensorRT support matrix, "Hardware and Precision"; CUDA programming guide for 6.1, whose
+    fp16 is slow.
+    """
+    if compute_capability == "current":
+        return True
+    capability = tuple(int(part) for part in compute_capability.split("."))
+    is_slow = (precision, capability) == ("fp16", (6, 1))
+    return capability >= _FIRST_WITH.get(precision, (0,)) and not is_slow
 
 
 def check_runner(library: TensorRTLibrary, options: Options) -> None:
@@ -63,6 +88,11 @@ def _gpu(library: TensorRTLibrary, purpose: str) -> Gpu:
 
 def _title(gpu: Gpu) -> str:
     return f"the {gpu.name} of this machine (compute capability {gpu.compute_capability})"
+
+
+def _where(precision: str) -> str:
+    first = ".".join(map(str, _FIRST_WITH[precision]))
+    return f"{precision} needs a GPU of compute capability {first} or later"
 
 
 @dataclass(frozen=True)

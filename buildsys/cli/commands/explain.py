@@ -19,9 +19,11 @@ from buildsys.execution.stale_reasons import (
     format_reasons,
     summarize_reasons,
 )
+from buildsys.report.engines import refit_origin
 from buildsys.report.formatting import duration, first_names
 from buildsys.report.key_figures import key_figure
-from buildsys.report.result_files import PASSED, read_result
+from buildsys.report.result_files import PASSED, parse, read_result
+from buildsys.stages.engine.result import EngineResult
 from buildsys.stages.search.result import SearchResult
 from buildsys.stages.table import CONVERT, ENGINE, SEARCH
 from buildsys.store.ledger import NOISY, UNAVAILABLE
@@ -93,6 +95,17 @@ def reasons_json(reasons: Iterable[StaleReason]) -> list[dict[str, Any]]:
     return [{**reason._asdict(), "line": None, "text": str(reason)} for reason in reasons]
 
 
+def refit_note(session: BuildSession, target: str) -> str:
+    """Describe how an engine got its weights, if not by a build."""
+    if not session.actions[target].refits:
+        return ""
+    result: EngineResult = parse(session.result(target), EngineResult)
+    if reason := result.get("not_refitted"):
+        return f"; not refitted: {reason}"
+    origin = refit_origin(result)
+    return f"; refitted from {origin}" if origin else ""
+
+
 def state_word(explanation: Freshness) -> str:
     """Return the state of a target as printed."""
     if explanation.unavailable is not None:
@@ -132,6 +145,7 @@ def _row(session: BuildSession, model: str, target: Freshness) -> Row:
         how = {"passed": "built", "error": "last run failed"}.get(last.status, last.status)
         text = f"{how} {when} in {duration(last.seconds)}"
         text += f" ({last.reason})" if last.reason else ""
+        text += refit_note(session, target.target)
         if reasons := decode_reasons(last.why):
             text += f"; reason: {summarize_reasons(reasons, _MOST_CAUSES)}"
         details = list(_search_lines(session, target.target))

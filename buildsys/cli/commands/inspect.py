@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import logging
+import signal
+import sys
 from argparse import ArgumentParser, Namespace
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import partial
+from importlib import import_module
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +18,7 @@ from buildsys.cli.command import (
     add_names,
     positive_integer,
     print_answer,
+    print_lines,
     shown_path,
     typed_path,
     unknown_name,
@@ -28,7 +34,7 @@ from buildsys.cli.graph_files import (
     writes_onnx,
 )
 from buildsys.cli.session import BuildSession
-from buildsys.errors import UsageError
+from buildsys.errors import StageError, Unavailable, UsageError
 from buildsys.manifest.shape_cases import case_values
 from buildsys.report.engines import placement_text
 from buildsys.report.formatting import TIMES, count, first_names, large, plain, size
@@ -36,7 +42,7 @@ from buildsys.stages.table import ENGINE
 from buildsys.system.programs import require_dot
 
 SCHEMA, DRAWING_SCHEMA = "buildsys/inspect/1", "buildsys/picture/1"
-PREFIX = "inspect:"
+PREFIX, _HOST = "inspect:", "127.0.0.1"
 _INDENT = 12
 _SHOWN_OPERATORS, _SHOWN_ROWS = 12, 20
 _SHOWN_CONSUMERS = 6
@@ -57,7 +63,12 @@ def add_arguments(parser: ArgumentParser) -> None:
     views = parser.add_mutually_exclusive_group()
     views.add_argument("--nodes", action="store_true", help="list every node")
     views.add_argument("--node", default="", help="show everything about one node")
+    views.add_argument("--tensor", default="", help="show everything about one tensor")
+    views.add_argument(
+        "--serve", action="store_true", help="show the graph in the netron viewer until Ctrl-C"
+    )
     views.add_argument("--svg", default="", help="draw the graph into this file")
+    parser.add_argument("--port", type=int, default=0, help="--serve: port; default: a free one")
     parser.add_argument("--from", default="", dest="begin", help="draw from this node or tensor")
     parser.add_argument("--to", default="", dest="end", help="draw up to this node or tensor")
     parser.add_argument("--depth", type=positive_integer, help="draw this many nodes from there")
@@ -73,9 +84,12 @@ def run(options: Namespace) -> int:
     name = options.names[0].removeprefix(PREFIX)
     session = BuildSession.read_only(options.root, [without_time(name)])
     graph = find_graph(session, name)
+    if options.svg or options.serve:
+        require_onnx_graph(graph)
+    if options.serve:
+        return _serve(graph, options.port)
     head = {"schema": SCHEMA, "model": graph.action.model, "graph": graph.as_json()}
     if options.svg:
-        require_onnx_graph(graph)
         require_dot()
         document, lines = _draw(graph, head, options)
     elif writes_onnx(graph.action):
@@ -95,6 +109,17 @@ def _describe(
     document = {**head, **ask_inspection("describe", request)}
     if options.node:
         return _describe_nodes(head, document, options.node)
+    if options.tensor:
+        name, tensors = options.tensor, document["tensors"]
+        if name not in tensors:
+            raise _unknown("tensor", name, tensors)
+        tensor = tensors[name]
+        return {**head, "tensors": {name: tensor}}, [
+            f"{tensor['kind']} {name}: {_typed(tensor)}",
+            *_entry("size", [size(tensor["bytes"])] if tensor["bytes"] is not None else []),
+            *_entry("producer", filter(None, [tensor["producer"]])),
+            *_entry("consumers", tensor["consumers"] or ["none"]),
+        ]
     if options.nodes:
         return document, _node_table(document)
     if graph.state != STORED and graph.action.target.startswith(f"{ENGINE}:"):
@@ -131,6 +156,8 @@ def _describe_engine(
     session: BuildSession, graph: GraphFile, head: Document, options: Namespace
 ) -> tuple[Document, Sequence[str]]:
     """Describe the record of an engine, or the layers that ONNX nodes became."""
+    if options.tensor:
+        require_onnx_graph(graph)
     target = graph.action.target
     result = {} if graph.state == STORED else dict(session.result(target))
     layers = result.get("layer_nodes", [])
@@ -190,6 +217,32 @@ def _draw(graph: GraphFile, head: Document, options: Namespace) -> tuple[Documen
     if answer["boxes"] < answer["nodes"]:
         text += "; draw parts of it with --from, --to and --depth"
     return {**head, "schema": DRAWING_SCHEMA, "svg": str(path), **answer}, [text]
+
+
+def _serve(graph: GraphFile, port: int) -> int:
+    """Serve a graph by netron until Ctrl-C or SIGTERM; port 0 is a free one.
+
+    Raises: Unavailable: netron is not installed. StageError: the port is in use.
+    """
+    if find_spec("netron") is None:
+        hint = "`pip install 'buildsys[netron]'` or `pip install netron` installs it"
+        raise Unavailable("netron is not installed", hint)
+    netron: Any = import_module("netron")
+    logging.getLogger("netron").setLevel(logging.CRITICAL)  # it announces the address as well
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    # a stored graph has no suffix, by which netron knows its format
+    content = bytearray(graph.file.read_bytes()) if graph.state == STORED else None
+    name = "model.onnx" if content else str(graph.file)
+    try:
+        host, bound = netron.serve(name, content, (_HOST, port), browse=False)
+    except (OSError, OverflowError) as error:
+        problem = f"port {port} cannot be used: {error}"
+        raise StageError(problem, "without --port a free one is chosen") from None
+    note = [graph.note] if graph.note else []
+    print_lines([*note, f"serving at http://{host}:{bound}; stop with Ctrl-C"])
+    sys.stdout.flush()
+    netron.wait()
+    return 0
 
 
 def _unknown(kind: str, name: str, names: Iterable[str]) -> UsageError:

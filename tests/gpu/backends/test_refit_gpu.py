@@ -74,3 +74,5 @@ def test_resnet50_gets_new_weights_much_faster_than_by_a_build(project: ModelPro
     assert "refitted_from" in engine, engine.get("not_refitted")
     print(f"\nbuild {seconds[0]:.2f} s, refit {seconds[1]:.2f} s, {engine['phases']}")
     assert seconds[0] >= TIMES_FASTER * seconds[1]
+    explained = project.buildsys("explain", f"engine:resnet50:{ENGINE}").stdout
+    assert "; refitted from the engine " in explained

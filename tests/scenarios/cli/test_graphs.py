@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import shutil
+import signal
 import subprocess
+import sys
+import urllib.request
 from pathlib import Path
 
 import pytest
-from project_folder import Ran
+from project_folder import TIMEOUT_S, Ran
 from ready_project import FEATURES, ReadyProject
 
 from buildsys.report.formatting import TIMES
@@ -94,6 +98,7 @@ def test_a_stale_graph_has_a_note_and_mistakes_are_one_line(ready_built: ReadyPr
             "graphs of two models are not comparable, found a and other",
         ),
         (("compare", "a:simplify@previous"), 3, "the history has only one model of simplify:a"),
+        (("inspect", "a", "--serve", "--port", "99999"), 2, "port 99999 cannot be used"),
     ):
         fails(ready_built.doit(*arguments), code, sentence)
     (ready_built.root / "build/a/simplify/model.onnx").write_bytes(b"\xff" * 50)
@@ -159,6 +164,35 @@ def test_graphs_of_stages_and_builds_are_compared(ready_built: ReadyProject) -> 
     assert same[0].startswith("HEAD was not built; shown is its ancestor ")
     assert same[1].endswith("no difference")
     fails(doit("compare", f"{NET}:simplify@nowhere"), 3, "there is no", "'nowhere'")
+
+
+def test_netron_serves_until_it_is_interrupted(ready_built: ReadyProject) -> None:
+    pytest.importorskip("netron")
+    process = ready_built.start("inspect", f"{NET}:export", "--serve")
+    try:
+        address = re.match(
+            r"serving at (http://127\.0\.0\.1:\d+); stop with Ctrl-C", process.stdout.readline()
+        )
+        assert address is not None
+        with urllib.request.urlopen(f"{address[1]}/data/model.onnx", timeout=30) as served:
+            assert served.read() == (ready_built.root / "build/a/export/model.onnx").read_bytes()
+        os.kill(process.pid, signal.SIGINT)
+        out, err = process.communicate(timeout=TIMEOUT_S)
+        assert (process.returncode, out, err) == (0, "", "")
+    finally:
+        process.kill()
+        process.communicate()
+
+
+def test_without_netron_the_install_command_is_printed(ready_built: ReadyProject) -> None:
+    code = "import sys; sys.modules['netron'] = None; from buildsys.cli.main import main; main()"
+    done = subprocess.run(
+        [sys.executable, "-c", code, "inspect", NET, "--serve"],
+        cwd=ready_built.root, env=ready_built.environment, capture_output=True, text=True,
+        check=False,
+    )  # fmt: skip
+    assert (done.returncode, done.stdout) == (2, "")
+    assert "netron is not installed; `pip install 'buildsys[netron]'`" in done.stderr
 
 
 def git(project: ReadyProject, *arguments: str) -> None:

@@ -116,9 +116,35 @@ def test_who_quantizes(generation: str, fields: dict[str, Any], quantization: st
     assert quantization_of(planned(generation, **fields)) == quantization
 
 
+@pytest.mark.parametrize(
+    ("precision", "having", "lacking"),
+    [
+        ("fp32", ["5.0", "9.0"], []),
+        ("fp16", ["5.3", "6.0", "7.0", "9.0", "12.0", "current"], ["5.0", "5.2", "6.1"]),
+        ("int8", ["6.1", "7.5"], ["6.0"]),
+        ("bf16", ["8.0", "10.0"], ["7.5"]),
+        ("fp8", ["8.9", "9.0", "12.1"], ["8.6"]),
+    ],
+)
+def test_the_precisions_of_a_gpu(precision: str, having: list[str], lacking: list[str]) -> None:
+    computing = [c for c in having + lacking if common_backend.computes_in(precision, c)]
+    assert computing == having
+
+
 def gpu(monkeypatch: pytest.MonkeyPatch, name: str, capability: str) -> None:
     found = Driver("12.0", (Gpu(0, name, capability, 8 << 30),))
     monkeypatch.setattr(common_backend, "find_driver", lambda: found)
+
+
+def test_a_precision_unsupported_by_the_gpu_is_unavailable(monkeypatch: pytest.MonkeyPatch) -> None:
+    gpu(monkeypatch, "Tesla P40", "6.1")
+    common_backend.check_builder(library(TRT_8), options(TRT_8, precision="fp32"))
+    with pytest.raises(Unavailable) as caught:
+        common_backend.check_builder(library(TRT_8), options(TRT_8, precision="fp16"))
+    assert str(caught.value) == (
+        "the Tesla P40 of this machine (compute capability 6.1) does not compute in fp16;"
+        " fp16 needs a GPU of compute capability 5.3 or later"
+    )
 
 
 def test_without_a_gpu_an_engine_is_unavailable(monkeypatch: pytest.MonkeyPatch) -> None:
