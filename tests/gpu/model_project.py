@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import yaml
+from project_folder import ProjectFolder
 
 ROOT = Path(__file__).resolve().parents[2]
 MODELS = ("resnet18", "resnet50", "mobilenet_v3_small", "efficientnet_b0", "swin_t")
@@ -39,6 +40,17 @@ _EXPLICIT = ("efficientnet_b0", "swin_t")
 _PHOTOS = {"python": "plugins/data/photos.py:photos"}
 _TOOLCHAIN = "other"
 _BASELINES = ("torch", "torch_cuda_graph", "torch_compile")
+
+
+def gpu_project(root: Path) -> ProjectFolder:
+    """Make an empty project, with the toolchain ``gpu`` if another interpreter has TensorRT."""
+    folder = ProjectFolder(root)
+    folder.root.mkdir()
+    folder.create()
+    if other := os.environ.get("BUILDSYS_TEST_TOOLCHAIN"):
+        toolchains = f"toolchains: {{gpu: {{python: {other}}}}}\n"
+        (folder.root / "configs/project.yaml").write_text(toolchains)
+    return folder
 
 
 @dataclass(frozen=True)

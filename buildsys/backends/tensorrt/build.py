@@ -204,14 +204,17 @@ def _run_builder(
 
 def use_timing_cache(library: TensorRTLibrary, config: Any, file: Path, messages: Messages) -> None:
     """Let a builder use the timings in ``file``, if it exists and can be read."""
-    # TensorRT 8.6 reports its own cache as broken but loads all timings of kernels
+    empty_cache = config.create_timing_cache(b"")
     with log_of(library).collected() as log:
         content = file.read_bytes() if file.is_file() else b""
         timing_cache = config.create_timing_cache(content)
-    if timing_cache is None:
-        reason = log.error_text("TensorRT cannot read it")
+    size = 0 if timing_cache is None else len(bytes(timing_cache.serialize()))
+    is_reported = timing_cache is None or log.errors or log.warnings
+    # TensorRT 8.6 reports its own cache as broken but loads all timings of kernels
+    if is_reported and size <= len(bytes(empty_cache.serialize())):
+        reason = log.error_text("; ".join(log.warnings) or "TensorRT cannot read it")
         messages.warnings.append(f"the timing cache {file.name} is not used: {reason}")
-        timing_cache = config.create_timing_cache(b"")
+        timing_cache = empty_cache
     # the file's name says that it is of this GPU
     config.set_timing_cache(timing_cache, True)
 

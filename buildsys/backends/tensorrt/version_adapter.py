@@ -8,8 +8,8 @@ libraries.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Collection, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -119,28 +119,21 @@ def report_progress(library: TensorRTLibrary, config: Any, request: BuildRequest
     if library.generation == TRT_8:
         return None
     steps_of: dict[str, int] = {}
-    is_cancelled = False
-
-    def tell(call: Callable[..., None], *arguments: Any) -> None:
-        nonlocal is_cancelled
-        try:
-            call(*arguments)
-        except OSError:  # the orchestrator's pipe is closed; nothing may be raised into C++
-            is_cancelled = True
 
     class Monitor(library.trt.IProgressMonitor):  # type: ignore[misc,name-defined]
         def phase_start(self, phase_name: str, parent_phase: str | None, num_steps: int) -> None:
             steps_of[phase_name] = num_steps
-            tell(request.progress, phase_name)
+            with suppress(OSError):  # nothing may be raised into C++
+                request.progress(phase_name)
 
         def phase_finish(self, phase_name: str) -> None:
             steps_of.pop(phase_name, None)
 
         def step_complete(self, phase_name: str, step: int) -> bool:
-            """Report a step. False, which cancels the build, if nobody listens any more."""
-            total = steps_of.get(phase_name, 0)
-            tell(request.count, step + 1, total, f"steps of {phase_name}")
-            return not is_cancelled
+            """Report a step; False would cancel the build."""
+            with suppress(OSError):
+                request.count(step + 1, steps_of.get(phase_name, 0), f"steps of {phase_name}")
+            return True
 
     monitor = Monitor()
     config.progress_monitor = monitor

@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 from example_pages import write_files
 from gpu_marks import TENSORRT_ON_GPU
+from model_project import gpu_project
 from project_folder import REPOSITORY, ProjectFolder, Ran
 
 pytestmark = [*TENSORRT_ON_GPU, pytest.mark.timeout(600)]
@@ -50,15 +51,7 @@ TACTICS = "tactic_sources: [edge_mask_convolutions, jit_convolutions]"
 
 @pytest.fixture
 def project(tmp_path: Path) -> ProjectFolder:
-    folder = ProjectFolder(tmp_path / "project")
-    folder.root.mkdir()
-    folder.create()
-    other = os.environ.get("BUILDSYS_TEST_TOOLCHAIN")
-    if other:
-        (folder.root / "configs/project.yaml").write_text(
-            f"toolchains: {{gpu: {{python: {other}}}}}\n"
-        )
-    return folder
+    return gpu_project(tmp_path / "project")
 
 
 def engine() -> str:

@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 from gpu_marks import DRIVER, TENSORRT_ON_GPU
+from model_project import gpu_project
 from project_folder import ProjectFolder
 
 pytestmark = [*TENSORRT_ON_GPU, pytest.mark.timeout(600)]
@@ -45,16 +46,7 @@ ENGINE: dict[str, Any] = {
 
 @pytest.fixture
 def project(tmp_path: Path) -> ProjectFolder:
-    folder = ProjectFolder(tmp_path / "project")
-    folder.root.mkdir()
-    folder.create()
-    (folder.root / "plugins/models/nets.py").write_text(NETWORKS)
-    other = os.environ.get("BUILDSYS_TEST_TOOLCHAIN")
-    if other:
-        (folder.root / "configs/project.yaml").write_text(
-            f"toolchains: {{gpu: {{python: {other}}}}}\n"
-        )
-    return folder
+    return gpu_project(tmp_path / "project")
 
 
 CHANNELS = {"a": 8, "b": 24}

@@ -17,7 +17,7 @@ pytest.importorskip("coremltools", reason="pip install 'buildsys[coreml]'")
 
 from buildsys.backends.coreml.conversion import check_interface, compare_weights, convert
 from buildsys.backends.coreml.package import read_engine
-from buildsys.backends.interface import BuildRequest, GraphRefusedError, load_backend
+from buildsys.backends.interface import BuildRequest, load_backend
 from buildsys.errors import StageError
 from buildsys.manifest.schema.engines import engine_spec
 
@@ -139,10 +139,8 @@ def test_other_inputs_are_found(built: Any) -> None:
 def test_an_operator_without_a_conversion_is_named(tmp_path: Path) -> None:
     inputs = {"x": {"shape": ["batch", 4, 4]}}
     asked = request(tmp_path / "e", captured(tmp_path, "NoKernel", inputs), inputs)
-    with pytest.raises(GraphRefusedError) as caught:
+    with pytest.raises(StageError, match=r"Core ML cannot take the program: .*svd"):
         backend.build(asked)
-    assert "svd" in str(caught.value), str(caught.value)
-    assert [node.operator for node in caught.value.nodes] == ["aten::linalg_svdvals"]
 
 
 def test_a_target_of_another_version_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -302,15 +302,6 @@ def test_progress_is_reported(tmp_path: Path) -> None:
     assert {unit.removeprefix("steps of ") for _, _, unit in steps} <= set(phases)
 
 
-def test_a_closed_listener_cancels_the_build(tmp_path: Path) -> None:
-    def gone(message: str) -> None:
-        raise BrokenPipeError(message)
-
-    asked = request(write(tmp_path, conv_bn()), tmp_path, options(), progress=gone)
-    with pytest.raises(StageError, match=r"(?i)cancel"):
-        tensorrt_rtx.build(asked)
-
-
 @needs_no_gpu
 @pytest.mark.parametrize(
     ("fields", "named"),
