@@ -48,7 +48,9 @@ def find_driver() -> Driver:
     try:
         from cuda.bindings import driver as cuda
     except ImportError as error:
-        if not _has_driver():
+        try:
+            ctypes.CDLL("libcuda.so.1")
+        except OSError:
             return Driver("", (), _NO_DRIVER)
         return Driver("", (), f"cuda-bindings cannot be imported ({error})", INSTALL_BINDINGS)
     try:
@@ -90,14 +92,6 @@ def gpu_facts() -> dict[str, Any]:
         "memory_bytes": gpu.memory_bytes,
         "driver_cuda": driver.cuda_version,
     }
-
-
-def _has_driver() -> bool:
-    try:
-        ctypes.CDLL("libcuda.so.1")
-    except OSError:
-        return False
-    return True
 
 
 def pci_bus_id(index: int) -> str:

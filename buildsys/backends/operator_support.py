@@ -155,18 +155,13 @@ def translations(opset: int) -> Mapping[str, tuple[Any, ...]]:
     }
 
 
-@lru_cache(maxsize=1)
-def _torchlib() -> ONNXRegistry:
-    from buildsys.backends.parsed_torchlib import TORCHLIB  # takes a second
-
-    return TORCHLIB
-
-
 def _registry_for(opset: int) -> ONNXRegistry:
     """Return the result of ``ONNXRegistry.from_torchlib`` for an opset."""
+    from buildsys.backends.parsed_torchlib import TORCHLIB  # takes a second
+
     registry = ONNXRegistry()
     registry._opset_version = opset
-    registry.functions = dict(_torchlib().functions)
+    registry.functions = dict(TORCHLIB.functions)
     registry._cleanup_registry_based_on_opset_version()
     return registry
 

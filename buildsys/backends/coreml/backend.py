@@ -14,7 +14,6 @@ import coremltools as ct
 from buildsys.backends.coreml.description import DESCRIPTION, oldest_systems
 from buildsys.backends.coreml.package import (
     CoreMlSession,
-    oldest_version,
     read_engine,
     write_engine,
 )
@@ -68,7 +67,7 @@ def describe(engine: Path, options: Options, operators: tuple[OperatorUse, ...] 
     from buildsys.backends.coreml.conversion import operator_facts
 
     package = read_engine(engine)
-    version = oldest_version(package.spec)
+    version = int(package.spec.specificationVersion)
     facts = operator_facts(package)
     shares = facts.get("precision_shares", {}).get("layers", {})
     if problem := precision_problem(options["precision"], shares, 0.0):

@@ -25,7 +25,8 @@ from buildsys.backends.interface import (
 from buildsys.errors import StageError
 from buildsys.onnx_graphs.tensors import Array
 
-_NOT_IN_A_NAME = re.compile(r"\W", re.ASCII)
+# of a Swift identifier, the name of a port in the package
+_NOT_IN_A_NAME, _WITHOUT_START = re.compile(r"\W", re.ASCII), re.compile(r"^(?=\d|$)")
 _POINTS = ("min", "opt", "max")
 # calls without a result: assertions about sizes, which ``dims`` of the engine replace
 _ASSERTIONS = (
@@ -53,7 +54,11 @@ def convert(request: BuildRequest, folder: Path) -> Converted:
     logging.getLogger("coremltools").setLevel(logging.ERROR)  # it logs about its own code
     with one_sentence(f"model {request.model}: Core ML cannot take the program", hint):
         program = program.run_decompositions({})
-        _remove_assertions(program)
+        for node in reversed(program.graph.nodes):
+            if node.target in _ASSERTIONS:
+                program.graph.erase_node(node)
+        program.graph.eliminate_dead_code()
+        program.graph_module.recompile()
         request.progress("converting the program")
         interface = interface_of(ports, request)
         options = request.options
@@ -79,7 +84,10 @@ def convert(request: BuildRequest, folder: Path) -> Converted:
 def interface_of(ports: Mapping[str, Any], request: BuildRequest) -> dict[str, Any]:
     """Describe inputs and outputs: names in the package, ranges, shapes."""
     interface: dict[str, Any] = {
-        role: [{**port, "feature": _feature(port["name"])} for port in ports[role]]
+        role: [
+            {**port, "feature": _WITHOUT_START.sub("_", _NOT_IN_A_NAME.sub("_", port["name"]))}
+            for port in ports[role]
+        ]
         for role in ("inputs", "outputs")
     }
     used = {size for port in ports["inputs"] for size in port["shape"] if isinstance(size, str)}
@@ -89,12 +97,6 @@ def interface_of(ports: Mapping[str, Any], request: BuildRequest) -> dict[str, A
         points = [{name: span[point] for name, span in spans.items()} for point in _POINTS]
         interface["shapes"] = [p for i, p in enumerate(points) if p not in points[:i]]
     return interface
-
-
-def _feature(name: str) -> str:
-    """Return a port's name as a Swift identifier."""
-    plain = _NOT_IN_A_NAME.sub("_", name)
-    return f"_{plain}" if plain[:1].isdigit() or not plain else plain
 
 
 def _tensor_type(port: Mapping[str, Any], interface: Mapping[str, Any]) -> ct.TensorType:
@@ -117,14 +119,6 @@ def _tensor_type(port: Mapping[str, Any], interface: Mapping[str, Any]) -> ct.Te
 
 def _numpy_type(dtype: str) -> Any:
     return np.dtype("int32" if dtype in ("int64", "bool") else dtype).type
-
-
-def _remove_assertions(program: torch.export.ExportedProgram) -> None:
-    for node in reversed(program.graph.nodes):
-        if node.target in _ASSERTIONS:
-            program.graph.erase_node(node)
-    program.graph.eliminate_dead_code()
-    program.graph_module.recompile()
 
 
 def _constants(model: Any) -> Iterator[tuple[str, Array]]:

@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 
 from buildsys.backends.captured_program import check_inputs, ports_of
-from buildsys.backends.coreml.description import COMPUTE_UNITS, SYSTEMS
+from buildsys.backends.coreml.description import COMPUTE_UNITS
 from buildsys.backends.interface import Run
 from buildsys.errors import StageError
 from buildsys.onnx_graphs.tensors import Array, Tensor, tensor_of
@@ -59,10 +59,13 @@ def write_engine(folder: Path, engine: Path, interface: dict[str, Any]) -> None:
 def set_identifiers(folder: Path) -> None:
     """Replace the random identifiers of a package by digests of its content."""
     manifest = json.loads((folder / MANIFEST).read_text())
-    names = {
-        old: _identifier(folder / "Data" / entry["path"], entry["path"])
-        for old, entry in manifest["itemInfoEntries"].items()
-    }
+    names = {}
+    for old, entry in manifest["itemInfoEntries"].items():
+        item, digest = folder / "Data" / entry["path"], hashlib.sha256(entry["path"].encode())
+        for file in sorted(item.rglob("*")) if item.is_dir() else [item]:
+            if file.is_file():
+                digest.update(file.read_bytes())
+        names[old] = str(uuid.uuid5(uuid.NAMESPACE_OID, digest.hexdigest())).upper()
     manifest["itemInfoEntries"] = {
         names[old]: entry for old, entry in manifest["itemInfoEntries"].items()
     }
@@ -80,14 +83,6 @@ def zip_package(folder: Path, engine: Path) -> None:
             entry.file_size = file.stat().st_size
             with file.open("rb") as source, archive.open(entry, "w") as target:
                 shutil.copyfileobj(source, target, 1 << 20)
-
-
-def _identifier(item: Path, name: str) -> str:
-    digest = hashlib.sha256(name.encode())
-    for file in sorted(item.rglob("*")) if item.is_dir() else [item]:
-        if file.is_file():
-            digest.update(file.read_bytes())
-    return str(uuid.uuid5(uuid.NAMESPACE_OID, digest.hexdigest())).upper()
 
 
 def unpack(engine: Path, folder: Path) -> Path:
@@ -147,15 +142,6 @@ def block_operations(block: Any) -> Iterator[Any]:
         yield operation
         for inner in operation.blocks:
             yield from block_operations(inner)
-
-
-def oldest_version(spec: Any) -> int:
-    """Return the version of a package's specification."""
-    version = int(spec.specificationVersion)
-    if version not in SYSTEMS or spec.WhichOneof("Type") != "mlProgram":
-        text = f"the package is no ML program of a known version (specification {version})"
-        raise StageError(text, "install another version of coremltools")
-    return version
 
 
 class CoreMlSession:

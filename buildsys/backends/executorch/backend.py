@@ -29,7 +29,6 @@ from buildsys.backends.interface import (
     Figures,
     OperatorUse,
     Options,
-    Port,
     Profiles,
     Run,
     UnsupportedNode,
@@ -42,8 +41,11 @@ from buildsys.system.cpu import cpu_model, usable_cores
 
 RUN_OPTIONS: Options = {"threads": 0}
 _MOST_NAMED = 5
-_FREE = ("getitem", "executorch_call_delegate", "sym_", "view_copy", "_assert")  # compute nothing
-_QUANTIZERS = ("quantize_per", "dequantize_per", "choose_q")
+_DIALECTS = ("aten", "quantized_decomposed", "dim_order_ops")
+_UNCOUNTED = (  # they compute nothing, or quantize
+    "getitem", "executorch_call_delegate", "sym_", "view_copy", "_assert", "quantize_per",
+    "dequantize_per", "choose_q",
+)  # fmt: skip
 
 
 def prepare(options: Options) -> None:
@@ -179,20 +181,13 @@ def count_operators(graph: torch.fx.GraphModule) -> tuple[Counter[str], Counter[
             delegated += inside
             quantized += on_int8
         elif node.op == "call_function":
-            name = _operator(node)
-            if name and not name.startswith(_QUANTIZERS):
+            parts = getattr(node.target, "__name__", str(node.target)).split(".")
+            name = parts[1] if parts[0] in _DIALECTS else parts[0]
+            if not name.startswith(_UNCOUNTED):
                 portable[name] += 1
                 inputs = (source.target for source in node.all_input_nodes)
                 quantized += any("dequantize" in str(target) for target in inputs)
     return delegated, portable, quantized
-
-
-def _operator(node: torch.fx.Node) -> str:
-    """Return an operator's name without overload, "" for a node that computes nothing."""
-    name = getattr(node.target, "__name__", str(node.target))
-    parts = name.split(".")
-    plain = parts[1] if parts[0] in ("aten", "quantized_decomposed", "dim_order_ops") else parts[0]
-    return "" if plain.startswith(_FREE) else plain
 
 
 def quantize(
@@ -236,16 +231,14 @@ def quantize(
             prepared(*tensors)
         quantized = convert_pt2e(prepared)
         shapes_of = inspect.signature(quantized.forward).bind(*dims).arguments
-        example = tuple(map(_at_least_two, batches[0], dims))
-        return torch.export.export(quantized, example, dynamic_shapes=dict(shapes_of), strict=False)
-
-
-def _at_least_two(tensor: torch.Tensor, axes: dict[int, Any]) -> torch.Tensor:
-    """Return an example whose dynamic sizes are not 1: torch.export fixes those."""
-    for axis in axes:
-        if tensor.shape[axis] == 1:
-            tensor = tensor.repeat_interleave(2, dim=axis)
-    return tensor
+        example = list(batches[0])
+        for number, axes in enumerate(dims):
+            for axis in axes:
+                if example[number].shape[axis] == 1:  # torch.export would fix it
+                    example[number] = example[number].repeat_interleave(2, dim=axis)
+        return torch.export.export(
+            quantized, tuple(example), dynamic_shapes=dict(shapes_of), strict=False
+        )
 
 
 # a method that returns names, types and ranges: the format itself has positions only
@@ -278,15 +271,24 @@ class ExecuTorchSession:
                 "build it with this version of ExecuTorch, or install the one it was built with",
             ) from error
         if largest_first and self._dims:
-            self._call([self._zeros(port) for port in self.inputs], clone=False)
+            largest = {name: span["max"] for name, span in self._dims.items()}
+            feeds = []
+            for port in self.inputs:
+                shape: Any = [largest.get(str(size), size) for size in port.shape]
+                feeds.append(torch.zeros(shape, dtype=getattr(torch, port.dtype)))
+            self._call(feeds, clone=False)
 
     def run(self, inputs: Mapping[str, Tensor], profile: int | None = None) -> dict[str, Tensor]:
         """Return the outputs by name."""
         values = self._call(self._feeds(inputs), clone=True)
-        return {
-            port.name: _from_torch(value, port.dtype)
-            for port, value in zip(self.outputs, values, strict=True)
-        }
+        outputs = {}
+        for port, value in zip(self.outputs, values, strict=True):
+            if bits := BIT_DTYPES.get(port.dtype):
+                array = value.contiguous().view(getattr(torch, bits)).numpy()
+                outputs[port.name] = Tensor(array, port.dtype)
+            else:
+                outputs[port.name] = tensor_of(value.contiguous().numpy(), port.dtype)
+        return outputs
 
     def bind(self, inputs: Mapping[str, Tensor], profile: int | None = None) -> Run:
         """Return a call that leaves its outputs in the program's memory."""
@@ -302,14 +304,6 @@ class ExecuTorchSession:
         """Make a session with separate memory."""
         return ExecuTorchSession(self._engine, self._threads, largest_first=self._largest_first)
 
-    def _zeros(self, port: Port) -> torch.Tensor:
-        """Return an input of the largest size."""
-        sizes = [
-            self._dims[size]["max"] if isinstance(size, str) else int(size or 1)
-            for size in port.shape
-        ]
-        return torch.zeros(sizes, dtype=getattr(torch, port.dtype))
-
     def _call(self, feeds: list[torch.Tensor], *, clone: bool) -> Any:
         try:
             return self._method(feeds, clone)
@@ -322,7 +316,11 @@ class ExecuTorchSession:
     def _feeds(self, inputs: Mapping[str, Tensor]) -> list[torch.Tensor]:
         """Return the inputs in order."""
         check_inputs(self.inputs, self._dims, inputs)  # the runtime checks upper bounds only
-        return [_to_torch(inputs[port.name]) for port in self.inputs]
+        feeds = []
+        for port in self.inputs:
+            array = np.require(inputs[port.name].array, requirements=("C", "W"))
+            feeds.append(torch.from_numpy(array).view(getattr(torch, port.dtype)))
+        return feeds
 
 
 def open_program(engine: Path) -> tuple[Any, dict[str, Any]]:
@@ -354,16 +352,3 @@ def load_library() -> Any:
             "pip install --force-reinstall --no-deps executorch",
         ) from error
     return _C
-
-
-def _to_torch(tensor: Tensor) -> torch.Tensor:
-    array = np.require(tensor.array, requirements=("C", "W"))
-    values = torch.from_numpy(array)
-    return values.view(getattr(torch, tensor.dtype)) if tensor.dtype in BIT_DTYPES else values
-
-
-def _from_torch(value: torch.Tensor, dtype: str) -> Tensor:
-    value = value.contiguous()
-    if dtype in BIT_DTYPES:
-        return Tensor(value.view(getattr(torch, BIT_DTYPES[dtype])).numpy(), dtype)
-    return tensor_of(value.numpy(), dtype)

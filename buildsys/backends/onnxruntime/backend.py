@@ -64,7 +64,10 @@ def build(request: BuildRequest) -> Figures:
     require_onnx()
     from buildsys.backends.onnxruntime.graphs import check_kernels, refused_nodes, source_nodes
 
-    options, engine, levels = request.options, request.engine, _levels(request.options)
+    options, engine = request.options, request.engine
+    levels = [_optimization(options)]
+    if not compiles(options) and levels != ["disable"]:
+        levels = list(dict.fromkeys([*levels, "basic", "disable"]))
     refusals: list[StageError] = []
     with TemporaryDirectory(dir=request.engine.parent) as folder:
         source = _source(request, Path(folder))
@@ -246,14 +249,6 @@ def _optimization(options: Options) -> str:
 def _load_level(options: Options) -> str:
     """Choose the optimization of a built engine: none, unless its providers still compile it."""
     return _optimization(options) if compiles(options) else "disable"
-
-
-def _levels(options: Options) -> list[str]:
-    """List the optimization levels to try, the highest first."""
-    highest = _optimization(options)
-    if compiles(options) or highest == "disable":
-        return [highest]
-    return list(dict.fromkeys([highest, "basic", "disable"]))
 
 
 def _messages(options: Options, level: str, *, is_emulated: bool) -> list[str]:

@@ -6,8 +6,7 @@ documentation, "Engine Compatibility" and "CPU-Only AOT and TensorRT-RTX Engines
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from collections.abc import Iterator, Sequence
 
 from buildsys.system.backend_registry import Reason, Record, describe_backend
 from buildsys.system.compatibility import (
@@ -42,7 +41,15 @@ def reasons(record: Record, here: str) -> Iterator[Reason]:
         target = f"a GPU of compute capability {built_for}" if built_for else "an NVIDIA GPU"
         yield Reason("gpu", f"it needs an NVIDIA GPU, but {why_no_gpu()}", f"run it on {target}")
         return
-    yield from _check_driver(record, gpu)
+    description = describe_backend(record.backend)
+    needed = cuda_of_library(description.module) or str(built_with.get("cuda_runtime") or "")
+    supported = version_numbers(str(gpu.get("cuda_driver") or ""))
+    if needed.isdigit() and supported and supported[0] < int(needed):
+        problem = (
+            f"the NVIDIA driver {gpu.get('driver')} is too old: it supports CUDA up to"
+            f" {gpu['cuda_driver']}, but {description.title} here needs CUDA {needed}"
+        )
+        yield Reason("driver", problem, f"install a driver that supports CUDA {needed}")
     capability = gpu["compute_capability"]
     fits = version_numbers(capability) >= _AMPERE if runs_on_later else capability in suitable
     if built_for and not fits:
@@ -88,17 +95,3 @@ def _version_rule(record: Record, here: str) -> str:
 def join_or(names: Sequence[str]) -> str:
     """Join names as in ``a, b or c``."""
     return " or ".join([", ".join(names[:-1]), names[-1]]) if len(names) > 1 else "".join(names)
-
-
-def _check_driver(record: Record, gpu: Mapping[str, Any]) -> Iterator[Reason]:
-    description = describe_backend(record.backend)
-    needed = cuda_of_library(description.module) or str(
-        record.map("built_with").get("cuda_runtime") or ""
-    )
-    supported = version_numbers(str(gpu.get("cuda_driver") or ""))
-    if needed.isdigit() and supported and supported[0] < int(needed):
-        problem = (
-            f"the NVIDIA driver {gpu.get('driver')} is too old: it supports CUDA up to"
-            f" {gpu['cuda_driver']}, but {description.title} here needs CUDA {needed}"
-        )
-        yield Reason("driver", problem, f"install a driver that supports CUDA {needed}")

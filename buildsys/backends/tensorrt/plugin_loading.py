@@ -39,7 +39,13 @@ def load_plugins(library: TensorRTLibrary, operators: Sequence[OperatorUse]) -> 
         if (library, use) not in _LOADED:
             new.setdefault(path, []).append(use)
     if new and library.has("parser in a library"):
-        _load_parser()
+        try:
+            ctypes.CDLL(_PARSER_LIBRARY)  # in no wheel; without it, the parser aborts
+        except OSError as error:
+            raise StageError(
+                f"TensorRT-RTX needs {_PARSER_LIBRARY} for plugins, and it is missing",
+                "add a folder with a link of this name to its library to LD_LIBRARY_PATH",
+            ) from error
     if new:  # prints the Python line of a plugin that crashes
         faulthandler.enable(sys.__stderr__ or sys.stderr)
     for path, uses in new.items():
@@ -60,17 +66,6 @@ def load_plugins(library: TensorRTLibrary, operators: Sequence[OperatorUse]) -> 
             facts = {**_facts(use.op, creator), "file": name, "file_sha256": sha256_of(path)}
             _LOADED[library, use] = facts
     return [_LOADED[library, use] for use, _ in plugins]
-
-
-def _load_parser() -> None:
-    """Load the parser's own library, which is in no wheel; without it, the parser aborts."""
-    try:
-        ctypes.CDLL(_PARSER_LIBRARY)
-    except OSError as error:
-        raise StageError(
-            f"TensorRT-RTX needs {_PARSER_LIBRARY} for graphs with plugins, and it is missing",
-            "add a folder with a link of this name to TensorRT-RTX's library to LD_LIBRARY_PATH",
-        ) from error
 
 
 def _facts(operator: str, creator: Any) -> Figures:
