@@ -82,7 +82,7 @@ def read_content(path: Path, kind: type[Content]) -> Content:
 
     Raises: OSError, ValueError: it cannot be read, or is damaged.
     """
-    hashable: Any = kind  # mypy doubts that of a TypedDict
+    hashable: Any = kind  # mypy takes a TypedDict for unhashable
     content: Content = adapter(hashable).validate_json(read_limited(path, MAX_RESULT_BYTES))
     return content
 
@@ -100,7 +100,7 @@ def first_content(results: Iterable[AnyResult], kind: type[Content]) -> Content:
 
 def parse(value: Mapping[str, object], kind: type[Content]) -> Content:
     """Check the content of a result file; a damaged one counts as empty."""
-    hashable: Any = kind  # mypy doubts that of a TypedDict
+    hashable: Any = kind  # mypy takes a TypedDict for unhashable
     try:
         content: Content = adapter(hashable).validate_python(value)
     except ValueError:

@@ -75,7 +75,7 @@ def environment() -> Environment:
     made.globals |= {
         "style": style,
         "script": script,
-        "script_hash": f"sha256-{digest}",  # besides escaping, a guard against other scripts
+        "script_hash": f"sha256-{digest}",  # a second guard, after escaping, against other scripts
     }
     return made
 

@@ -84,7 +84,7 @@ class LocalEngine:
     def bind(self, case: Path, timing: GpuTiming | None) -> dict[str, Contender]:
         """Bind the engine's contenders on the golden inputs of ``case``.
 
-        Only those of the last call may be used. ``timing`` is None for an engine on a CPU.
+        Only the contenders of the last call may be used. ``timing`` is None for an engine on a CPU.
         """
         inputs = load_case(case).inputs
         with self._record_memory():

@@ -125,7 +125,7 @@ def _link(folder: Path, names: list[str], work: Path, label: str) -> str:
 def _run_program(job: Job, arguments: list[str], work: Path) -> float:
     """Run the program with its output in the log; return its time in seconds.
 
-    It stays in the process group of this process, so whatever ends the job ends it as well.
+    It stays in the process group of this process, so whatever ends the job ends it too.
     Raises: StageError: it failed. Unavailable: there is no such program.
     """
     passed = {name: os.environ[name] for name in job.options["pass"] if name in os.environ}

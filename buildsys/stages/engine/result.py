@@ -33,7 +33,7 @@ class EngineResult(ResultHeader, total=False):
     layers: int | dict[str, int] | list[Any]  # older versions wrote a count or a list
     engine_layers: dict[str, int]
     precision_shares: dict[str, dict[str, float]]  # of layers, time, weights: type -> share
-    slowest_layers: list[SlowLayer]  # only TensorRT; bench times those of ONNX Runtime
+    slowest_layers: list[SlowLayer]  # only TensorRT; bench times the layers of ONNX Runtime
     layer_nodes: list[SlowLayer]  # only TensorRT: all layers with all their nodes
     source_nodes: dict[str, list[str]]  # changed node of the engine -> nodes of the ONNX graph
     placement: dict[str, dict[str, Any]]  # unless all nodes run on the CPU
