@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any
 
 from buildsys.report import formatting as q
@@ -19,46 +18,28 @@ _CLEARLY_FASTER = 0.98
 
 def key_figure(result: BenchResult) -> str:
     """Describe the engine's latency, and a contender that is faster."""
-    name = _main_case(result["cases"])
-    case = result["cases"][name]
+    name, case, contender = _headline(result)
     contenders = case["contenders"]
-    own = contenders[engine_contender(contenders)]
+    own = contenders[contender]
     if result.get("noisy") or own.get("noisy"):
         return f"noisy, no headline ({name}: p50 {q.latency(own['p50_ms'], noisy=True)} ms)"
     text = f"{name}: p50 {q.with_interval(own)} ms, {q.significant(own['throughput_per_s'])}/s"
     speedup = case.get("speedup")
     text += f", {q.speedup(speedup)} torch" if speedup is not None else ""
-    steady = {
-        contender: timed["p50_ms"]
-        for contender, timed in contenders.items()
-        if not timed.get("noisy")
-    }
-    fastest = min(steady, key=lambda contender: steady[contender])
-    own_ms = min(steady[contender] for contender in ENGINE_CONTENDERS if contender in steady)
-    if steady[fastest] < _CLEARLY_FASTER * own_ms:
+    medians = _steady_medians(case)
+    fastest = min(medians, key=lambda contender: medians[contender])
+    own_ms = min(medians[contender] for contender in ENGINE_CONTENDERS if contender in medians)
+    if medians[fastest] < _CLEARLY_FASTER * own_ms:
         p50 = q.with_interval(contenders[fastest])
         text += f"; {contender_title(fastest)} is faster: p50 {p50} ms"
     return text
 
 
-def _main_case(cases: Mapping[str, BenchCase]) -> str:
-    return "opt" if "opt" in cases else next(iter(cases), "")
-
-
 def history_figures(result: BenchResult) -> dict[str, Any]:
     """Collect the engine's latencies in the main case."""
-    cases = result.get("cases", {})
-    name = _main_case(cases)
-    case = cases.get(name, {})
-    contenders = case.get("contenders", {})
-    contender = engine_contender(contenders)
-    own = contenders.get(contender, {})
-    gpu = own.get("gpu", {})
-    medians = {
-        name: p50_ms
-        for name, timed in contenders.items()
-        if (p50_ms := timed.get("p50_ms")) is not None and not timed.get("noisy")
-    }
+    name, case, contender = _headline(result)
+    own = case.get("contenders", {}).get(contender, {})
+    gpu, medians = own.get("gpu", {}), _steady_medians(case)
     return {
         "case": name,
         "contender": contender,
@@ -71,4 +52,20 @@ def history_figures(result: BenchResult) -> dict[str, Any]:
         "fastest": min(medians, key=lambda name: medians[name], default=None),
         "device_memory_bytes": own.get("device_memory_bytes"),
         "noisy": result.get("noisy") or ([own["noisy"]] if own.get("noisy") else None),
+    }
+
+
+def _headline(result: BenchResult) -> tuple[str, BenchCase, str]:
+    """Find the main case and the engine's contender in it."""
+    cases = result.get("cases", {})
+    name = "opt" if "opt" in cases else next(iter(cases), "")
+    case = cases.get(name, {})
+    return name, case, engine_contender(case.get("contenders", {}))
+
+
+def _steady_medians(case: BenchCase) -> dict[str, float]:
+    return {
+        name: p50_ms
+        for name, timed in case.get("contenders", {}).items()
+        if (p50_ms := timed.get("p50_ms")) is not None and not timed.get("noisy")
     }
