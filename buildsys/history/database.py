@@ -270,10 +270,6 @@ def import_history(history: History, file: Path) -> Imported:
     """
     if not file.is_file():
         raise UsageError(f"there is no file {file}", "name the file history.db of another machine")
-    if history.path.exists() and file.samefile(history.path):
-        raise UsageError(
-            f"{file} is the history of this project itself", "name the history of another machine"
-        )
     total = _count_builds(file)
     history.models()  # makes the file, or checks it
     history.close()
