@@ -74,6 +74,21 @@ def publish_version(folder: RemoteFolder, engine: EngineVersion) -> bool:
     return True
 
 
+def list_versions(folder: RemoteFolder) -> Iterator[dict[str, Any]]:
+    """Yield the documents of all versions, with ``problem`` for unreadable ones."""
+    for model in _folders(folder, ""):
+        for engine in _folders(folder, model):
+            for version in _folders(folder, f"{model}/{engine}"):
+                names = {"model": model, "engine": engine, "version": version}
+                try:
+                    document = _read_document(folder, f"{model}/{engine}/{version}")
+                except StageError as error:
+                    yield {**names, "published": "", "files": {}, "problem": error.problem}
+                    continue
+                if document is not None:
+                    yield {**document, **names}
+
+
 def _is_published(folder: RemoteFolder, engine: EngineVersion) -> bool:
     """Check whether the same files are published.
 
@@ -163,6 +178,17 @@ class _Document(BaseModel):
     schema_name: str = Field("", alias="schema")
     published: str = ""
     files: dict[str, _File]
+
+
+def _folders(folder: RemoteFolder, path: str) -> list[str]:
+    """List the visible folders; a pattern would read brackets in a URL."""
+    try:
+        entries = folder.system.ls(f"{folder.root}/{path}".rstrip("/"), detail=True)
+    except (FileNotFoundError, NotADirectoryError):
+        return []
+    folders = (str(entry["name"]) for entry in entries if entry.get("type") == "directory")
+    names = (name.rstrip("/").rpartition("/")[2] for name in folders)
+    return sorted(name for name in names if not name.startswith("."))
 
 
 def _to_json(document: Mapping[str, Any]) -> bytes:

@@ -13,12 +13,12 @@ from pathlib import Path, PurePosixPath
 from typing import Any, NamedTuple
 
 from buildsys import __version__
-from buildsys.cli.command import add_json, add_names, print_json, typed_path
-from buildsys.cli.console.rows import Row, print_rows
+from buildsys.cli.command import add_json, add_names, print_answer, print_json, typed_path
+from buildsys.cli.console.rows import Row, format_table, print_rows
 from buildsys.cli.engine_checks import engines_of, project_reasons, required_checks
 from buildsys.cli.session import BuildSession
 from buildsys.cli.target_names import ModelFilter, add_filter
-from buildsys.deploy.versions import EngineVersion, VersionFile, publish_version
+from buildsys.deploy.versions import EngineVersion, VersionFile, list_versions, publish_version
 from buildsys.errors import StageError, UsageError
 from buildsys.execution.freshness import FRESH
 from buildsys.history.database import History, history_file
@@ -32,7 +32,7 @@ from buildsys.store.remote_folder import RemoteFolder, connect, place_errors
 from buildsys.system.backend_registry import Reason
 from buildsys.system.printable import mask_secrets
 
-SCHEMA = "buildsys/publish/1"
+SCHEMA, LIST_SCHEMA = "buildsys/publish/1", "buildsys/publish-list/1"
 PROVENANCE_SCHEMA = "buildsys/provenance/1"
 PUBLISHED, UNCHANGED, REFUSED, SKIPPED = "published", "unchanged", "refused", "skipped"
 _REFUSED = 1
@@ -41,7 +41,7 @@ _TIMEOUT_S = 30.0  # for SFTP connections
 
 def add_arguments(parser: ArgumentParser) -> None:
     """Declare the options of ``buildsys publish``."""
-    add_names(parser, "[MODEL[:ENGINE] ...] URL --version V")
+    add_names(parser, "[MODEL[:ENGINE] ...] URL --version V | --list URL")
     parser.epilog = (
         "URL is a folder (./releases) or a place of fsspec (s3://bucket/dir, sftp://host/dir).\n"
         "An engine is refused unless it matches its manifest and has passed validate, verify and\n"
@@ -49,12 +49,18 @@ def add_arguments(parser: ArgumentParser) -> None:
     )
     add_json(parser)
     parser.add_argument("--version", default="", help="version of the engines, such as 1.4.0")
+    parser.add_argument("--list", action="store_true", help="list the published versions")
     add_filter(parser)
 
 
 def run(options: Namespace) -> int:
-    """Publish engines; return 1 if one is refused."""
+    """Publish engines, or list the published ones."""
     only = ModelFilter.of(options)
+    if options.list:
+        if len(options.names) != 1 or only or options.version:
+            hint = "write `buildsys publish --list URL`"
+            raise UsageError("publish --list takes a URL and nothing else", hint)
+        return _list(options, _checked_url(options.names[0]))
     *names, url = options.names or [""]
     url = _checked_url(url)
     if not (names or only):
@@ -253,3 +259,24 @@ def _print(engines: Sequence[_Publication], url: str, version: str) -> None:
     states = (state for state in (PUBLISHED, UNCHANGED, SKIPPED, REFUSED) if counts[state])
     summary = ", ".join(f"{counts[state]} {state}" for state in states)
     print_rows(rows, [f"{summary}; nothing was published" if counts[REFUSED] else summary])
+
+
+def _list(options: Namespace, url: str) -> int:
+    with _place(options.root, url) as folder:
+        versions = list(list_versions(folder))
+    rows = [
+        [
+            f"{version['model']}:{version['engine']}",
+            version["version"],
+            version.get("problem") or str(version.get("published"))[:16].replace("T", " "),
+            size(sum(file["bytes"] for file in version["files"].values())),
+        ]
+        for version in versions
+    ]
+    titles = ("engine", "version", "published (UTC)", "size>")
+    lines = (
+        format_table(titles, rows) if rows else [f"{mask_secrets(url)} has no published engines"]
+    )
+    document = {"schema": LIST_SCHEMA, "url": mask_secrets(url), "versions": versions}
+    print_answer(options, document, lines)
+    return 0

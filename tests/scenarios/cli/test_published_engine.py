@@ -30,6 +30,8 @@ def test_a_verified_engine_is_published_once(built: ProjectFolder, tmp_path: Pat
 
     again = built.buildsys("publish", "lin:ort", str(releases), "--version", "1.0", "--json")
     assert [one["state"] for one in json.loads(again.out)["engines"]] == ["unchanged"]
+    listed = built.buildsys("publish", "--list", str(releases)).out.splitlines()
+    assert [line.split()[:2] for line in listed[1:]] == [["lin:ort", "1.0"]]
 
     manifest = built.root / "configs/models/lin.yaml"
     manifest.write_text(manifest.read_text() + "verify: {fp32: {rtol: 0.5}}\n")

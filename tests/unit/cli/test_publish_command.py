@@ -60,6 +60,7 @@ def session(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> BuildSession:
             "there is no engine of export:a; `buildsys list engine` lists all",
         ),
         (["./out"], {"tag": ["x"]}, "there is no tag 'x'; tags: none"),
+        (["a", "./out"], {"list": True}, "publish --list takes a URL and nothing else"),
     ],
 )
 def test_a_mistake_is_one_sentence(
@@ -237,3 +238,11 @@ def test_a_missing_package_names_the_pip_command(
     with pytest.raises(StageError) as caught:
         run_in(session.project.root, "publish", "a", url, **OPTIONS)
     assert command in str(caught.value)
+
+
+def test_an_empty_place_has_no_versions(
+    session: BuildSession, capsys: pytest.CaptureFixture[str]
+) -> None:
+    url = str(session.project.root / "releases")
+    assert run_in(session.project.root, "publish", url, list=True) == 0
+    assert capsys.readouterr().out == f"{url} has no published engines\n"

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from sftp_server import ssh_server
 
-from buildsys.deploy.versions import EngineVersion, VersionFile, publish_version
+from buildsys.deploy.versions import EngineVersion, VersionFile, list_versions, publish_version
 from buildsys.errors import StageError
 from buildsys.store.file_digests import hash_file
 from buildsys.store.ledger import OutputFile
@@ -62,10 +62,6 @@ def contents(folder: RemoteFolder) -> dict[str, bytes]:
     return found
 
 
-def versions(folder: RemoteFolder) -> list[str]:
-    return sorted(name.split("/")[2] for name in names(folder) if name.endswith("/version.json"))
-
-
 def read(folder: RemoteFolder, name: str) -> bytes:
     with folder.open_to_read(f"net/ort/1.0/{name}") as reader:
         return bytes(reader.read())
@@ -90,7 +86,7 @@ def test_a_version_has_all_files_with_their_checksums(
         copy.write_bytes(content)
     done = subprocess.run(["sha256sum", "-c", "SHA256SUMS"], cwd=tmp_path / "copy", check=False)
     assert done.returncode == 0
-    assert versions(folder) == ["1.0"]
+    assert [one["version"] for one in list_versions(folder)] == ["1.0"]
 
 
 def test_the_same_version_again_changes_nothing(
@@ -114,7 +110,7 @@ def test_a_version_with_other_files_is_refused(
         publish_version(folder, other)
     assert contents(folder) == before
     assert publish_version(folder, other._replace(version="1.1"))
-    assert versions(folder) == ["1.0", "1.1"]
+    assert [one["version"] for one in list_versions(folder)] == ["1.0", "1.1"]
 
 
 def test_a_version_with_an_altered_or_missing_file_is_not_unchanged(
@@ -142,7 +138,7 @@ def test_a_file_that_changed_since_the_build_is_not_published(
         path.write_bytes(b"x" * (5000 if change == "edited" else 10))
     with pytest.raises((StageError, FileNotFoundError), match=r"engine\.onnx"):
         publish_version(folder, engine)
-    assert versions(folder) == []
+    assert list(list_versions(folder)) == []
 
 
 @pytest.mark.parametrize("error", [OSError(28, "No space left on device"), KeyboardInterrupt()])
@@ -165,9 +161,9 @@ def test_an_interrupted_publication_is_no_version(
         patch.setattr(RemoteFolder, "_write", fail)
         with pytest.raises(type(error)):
             publish_version(folder, engine)
-    assert versions(folder) == []
+    assert list(list_versions(folder)) == []
     assert publish_version(folder, engine)  # completes it
-    assert len(versions(folder)) == 1
+    assert len(list(list_versions(folder))) == 1
 
 
 def test_of_two_engines_under_one_version_the_second_is_refused(
@@ -196,13 +192,16 @@ def test_of_two_engines_under_one_version_the_second_is_refused(
 @pytest.mark.parametrize(
     "content", [b"", b"[" * 100_000, b'{"files": []}', b'{"files": {"a": {"bytes": -5}}}']
 )
-def test_a_damaged_version_is_an_error(
+def test_a_damaged_version_is_an_error_and_does_not_hide_others(
     folder: RemoteFolder, engine: EngineVersion, content: bytes
 ) -> None:
     publish_version(folder, engine._replace(version="2.0"))
     folder.write("net/ort/1.0/version.json", [content])
     with pytest.raises(StageError, match=r"net/ort/1.0/version.json is damaged"):
         publish_version(folder, engine)
+    damaged, whole = list_versions(folder)
+    assert (damaged["version"], whole["version"]) == ("1.0", "2.0")
+    assert "is damaged or of a newer buildsys" in damaged["problem"]
 
 
 def test_a_version_on_an_sftp_server_is_complete_and_unchangeable(
@@ -216,6 +215,7 @@ def test_a_version_on_an_sftp_server_is_complete_and_unchangeable(
         assert not publish_version(place, engine)
         with pytest.raises(StageError, match="is published already, with another engine"):
             publish_version(place, make_engine(tmp_path / "other", **{"engine.onnx": b"other"}))
+        assert [one["version"] for one in list_versions(place)] == ["1.0"]
     assert [path.name for path in (tmp_path / "engines/net/ort").iterdir()] == ["1.0"]
 
 
