@@ -6,8 +6,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from buildsys.manifest.shape_cases import format_dims
-from buildsys.report import formatting
-from buildsys.report.formatting import case_order, percent, plain
+from buildsys.report import formatting as q
 from buildsys.report.report_types import EngineLine, LayerLine, TimingLine, fill
 from buildsys.report.result_files import ABSENT, NOISY, AnyResult, Result, of_type
 from buildsys.stages.bench.result import (
@@ -63,8 +62,8 @@ def _device_text(facts: Mapping[str, Any]) -> str:
         return f"not on this machine: {facts['missing']}"
     texts: dict[str, Callable[[Any], str]] = {
         "name": str,
-        "cores": lambda cores: formatting.plural(cores, "core"),
-        "memory_bytes": lambda size: f"{formatting.size(size)} of memory",
+        "cores": lambda cores: q.plural(cores, "core"),
+        "memory_bytes": lambda size: f"{q.size(size)} of memory",
         "driver": lambda version: f"driver {version}",
         "driver_cuda": lambda version: f"CUDA {version}",
     }
@@ -103,25 +102,25 @@ def engine_origin(engine: EngineResult, timed: Sequence[SlowLayer]) -> dict[str,
     libraries = {name: fact for name, fact in facts if fact and name != "instructions"}
     libraries |= engine.get("provider_libraries", {})
     lines = {
-        "built with": formatting.plain(libraries or ""),
+        "built with": q.plain(libraries or ""),
         "toolchain": engine.get("toolchain", {}).get("name", ""),
         "nodes by provider": placement_text(engine.get("placement", {}), timed),
-        "precision of the layers": formatting.shares(shares.get("layers", {})),
-        "precision of the time": formatting.shares(shares.get("time", {})),
+        "precision of the layers": q.shares(shares.get("layers", {})),
+        "precision of the time": q.shares(shares.get("time", {})),
         "operators in the delegate": _delegated(engine.get("delegated", {})),
-        "custom operators": formatting.plain(engine.get("operators") or ""),
+        "custom operators": q.plain(engine.get("operators") or ""),
         "optimization profiles": "; ".join(
             f"{index}: {', '.join(f'{n} {_shape_range(shapes)}' for n, shapes in profile.items())}"
             for index, profile in enumerate(engine.get("profiles", []))
         ),
-        "device memory": formatting.size(engine.get("device_memory_bytes")),
+        "device memory": q.size(engine.get("device_memory_bytes")),
         "build": ", ".join(
-            f"{name.replace('_', ' ')} {formatting.duration(seconds)}" for name, seconds in phases
+            f"{name.replace('_', ' ')} {q.duration(seconds)}" for name, seconds in phases
         ),
         "refitted from": refit_origin(engine),
         "not refitted": engine.get("not_refitted", ""),
     }
-    return {title: text for title, text in lines.items() if text not in ("", formatting.NOTHING)}
+    return {title: text for title, text in lines.items() if text not in ("", q.NOTHING)}
 
 
 def placement_text(
@@ -133,7 +132,7 @@ def placement_text(
     for provider, nodes in placement.items():
         notes = []
         if (share := shares.get(provider)) is not None:
-            notes.append(f"{formatting.percent(share, 0)} of the time")
+            notes.append(f"{q.percent(share, 0)} of the time")
         if nodes.get("shapes"):
             notes.append(f"{nodes['shapes']} of them for shapes")
         in_brackets = f" ({', '.join(notes)})" if notes else ""
@@ -148,7 +147,7 @@ def _delegated(delegated: Mapping[str, Any]) -> str:
     if delegated.get("share") is None:
         return ""
     others = ", ".join(f"{count} {name}" for name, count in delegated.get("portable", {}).items())
-    share = formatting.percent(delegated["share"], 0)
+    share = q.percent(delegated["share"], 0)
     return share + (f"; in portable kernels: {others}" if others else "")
 
 
@@ -161,7 +160,7 @@ def executed_precision(engine: EngineResult) -> str:
     """List the recorded types of an engine's layers, or ""."""
     shares = engine.get("precision_shares", {}).get("layers", {})
     of = "network" if engine.get("precision_of") == "network" else "layers"
-    return f"{of} {formatting.shares(shares, _SHOWN_TYPES)}" if shares else ""
+    return f"{of} {q.shares(shares, _SHOWN_TYPES)}" if shares else ""
 
 
 def refit_origin(engine: EngineResult) -> str:
@@ -171,7 +170,7 @@ def refit_origin(engine: EngineResult) -> str:
     if not digest or not started:
         return ""
     seconds = origin.get("build_seconds")
-    took = "" if seconds is None else f" in {formatting.duration(seconds)}"
+    took = "" if seconds is None else f" in {q.duration(seconds)}"
     return f"the engine {digest[:_SHOWN_DIGITS]}…, built {started}{took}"
 
 
@@ -229,7 +228,7 @@ def bench_notes(results: Iterable[AnyResult]) -> tuple[str, ...]:
         for name, reason in content.get("left_out", {}).items():
             notes.append(f"{contender_title(name)} was not timed: {reason}")
         settings = {n: value for n, value in content.get("settings", {}).items() if n != "device"}
-        text = plain(settings, between=" ")
+        text = q.plain(settings, between=" ")
         notes += [f"Settings of {result.variant}: {text}"] if settings else []
         for _, case, figures in _cases([result]):
             if gpu := figures.get("gpu"):
@@ -244,7 +243,7 @@ def bench_notes(results: Iterable[AnyResult]) -> tuple[str, ...]:
 def _cases(results: Iterable[AnyResult]) -> Iterator[tuple[Result[BenchResult], str, BenchCase]]:
     for result in of_type(results, BenchResult):
         cases = result.content.get("cases", {})
-        for case in sorted(cases, key=case_order):
+        for case in sorted(cases, key=q.case_order):
             yield result, case, cases[case]
 
 
@@ -255,7 +254,7 @@ def _gpu_state(gpu: Mapping[str, Any]) -> str:
         values = [span[end] for end in ("min", "median", "max")] if (span := gpu.get(name)) else []
         title = name.rpartition("_")[0].replace("_", " ")
         parts += [f"{title} {' / '.join(f'{v:.0f}' for v in values)} {unit}"] if values else []
-    causes = [f"{why} {percent(n, 0)}" for why, n in gpu.get("throttle", {}).items()]
+    causes = [f"{why} {q.percent(n, 0)}" for why, n in gpu.get("throttle", {}).items()]
     missing = gpu.get("missing")
     throttled = f"not known: {missing}" if missing else ", ".join(causes) or "no"
     return ", ".join((*parts, f"throttled: {throttled}"))
