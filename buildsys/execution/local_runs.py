@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     from buildsys.workers.pool import JobReply, WorkerPool
 
 Event = dict[str, Any]
+_EARLIER_BUILDS = 3  # to refit; older ones rarely have the same graph
 
 
 class Folders(NamedTuple):
@@ -94,8 +95,7 @@ class LocalRuns:
             job = replace(
                 stage_job(action, project, build, outputs, timing_caches=timing_caches),
                 threads=0 if action.measures else self.threads,
-                environment=held.variables,
-                exclusive=held.names,
+                **held,
                 earlier=earlier_builds(action, key.parts, records, self.store),
             )
             if action.baseline is not None:
@@ -107,8 +107,10 @@ class LocalRuns:
             run = partial(self.pool.run, log=log, timeout_s=action.timeout_s, on_event=on_event)
             try:
                 return run(job)
-            except (CheckFailed, Unavailable) as error:
+            except BuildsysError as error:
                 error.seconds = time.perf_counter() - begun
+                if not isinstance(error, (CheckFailed, Unavailable)):
+                    raise
                 from buildsys.workers.pool import JobReply
 
                 if not outputs[RESULT].exists():  # no worker was started
@@ -119,25 +121,12 @@ class LocalRuns:
 
                 status = FAILED if isinstance(error, CheckFailed) else UNAVAILABLE
                 return JobReply(status, error.problem, error.hint, {}, error.seconds)
-            except BuildsysError as error:
-                error.seconds = time.perf_counter() - begun
-                raise
 
     def add_baseline(self, job: Job, action: Action, key: ActionKey, folder: Path) -> Job:
         """Add a gate's baseline to its job, copied into ``folder``."""
         baseline, files = self.baselines.fetch(action, key.parts, self.store, folder)
         earlier = {f"baseline.{role}": path for role, path in files.items()}
         return replace(job, baseline=baseline, inputs={**job.inputs, **earlier})
-
-
-_EARLIER_BUILDS = 3  # to refit; older ones rarely have the same graph
-
-
-class HeldDevices(NamedTuple):
-    """Devices for one stage alone."""
-
-    names: tuple[str, ...]
-    variables: Mapping[str, str]  # they select the GPU
 
 
 def stage_job(
@@ -205,8 +194,8 @@ def earlier_builds(
 @contextmanager
 def hold_devices(
     locks: Locks, action: Action, target: str, on_wait: OnWait, *, needed: bool = True
-) -> Iterator[HeldDevices]:
-    """Hold the project and the exclusive devices; yield the devices.
+) -> Iterator[dict[str, Any]]:
+    """Hold the project and the exclusive devices; yield them as fields of a job.
 
     Of equal GPUs the first free one is selected. A stage in the interpreter of a toolchain uses no
     other GPU than the toolchain's. Without ``needed`` devices, the project is shared.
@@ -226,7 +215,7 @@ def hold_devices(
         stack.enter_context(locks.devices((*gpus, *cpu), target, on_wait))
         stack.enter_context(locks.project(target, exclusive=exclusive, on_wait=on_wait))
         variables_of_gpu = {VISIBLE_DEVICES: selected[0]} if selected else {}
-        yield HeldDevices((*selected, *gpus, *cpu), variables_of_gpu)
+        yield {"exclusive": (*selected, *gpus, *cpu), "environment": variables_of_gpu}
 
 
 def expected_obstacle(action: Action, project: Path) -> str:

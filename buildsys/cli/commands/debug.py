@@ -81,7 +81,7 @@ def run(options: Namespace) -> int:
                 hold_devices(locks, action, name, _report_wait) as held,  # as a build does
                 open_pool(state) as pool,
             ):
-                job = replace(job, environment=held.variables, exclusive=held.names)
+                job = replace(job, **held)
                 reply = pool.run(job, log=None, debugger=options.pdb)
         finally:
             if destination is not None:
