@@ -225,18 +225,13 @@ class BuildSession(TargetNames):
 
     def up_to_date_models(self, models: Iterable[str]) -> dict[str, dict[str, str]]:
         """List the targets of entirely up-to-date models, with their status."""
-        # with the executor, which other commands need not load
-        from buildsys.execution.up_to_date_models import PlannedModel
-
         texts = {model: self.project.models[model].text for model in models}
         self.is_run = True
         try:
             fresh = self.executor.models.find(texts)
             unknown = [model for model in texts if model not in fresh]
-            planned = ((model, list(self.actions.of(model).values())) for model in unknown)
-            fresh |= self.executor.models.check(
-                {name: PlannedModel(texts[name], actions) for name, actions in planned}
-            )
+            planned = {m: (texts[m], list(self.actions.of(m).values())) for m in unknown}
+            fresh |= self.executor.models.check(planned)
         except (BuildsysError, OSError, ValueError):  # the targets run, and fail with it
             return {}
         others = self.ignored() | self.rebuilds.keys()  # doit skips and shows, or runs them

@@ -142,10 +142,10 @@ class KeyBuilder:
         for package in action.packages:
             self._add_package(action, package, parts, files, covered)
         if action.reads:
-            declared = self._values.declared(action.reads, variables_of(action))
-            parts |= declared.parts
-            files |= {f"read:{path}": digest for path, digest in declared.files.items()}
-            covered.update(declared.files, declared.folders)
+            declared, read, folders_read = self._values.declared(action.reads, variables_of(action))
+            parts |= declared
+            files |= {f"read:{path}": digest for path, digest in read.items()}
+            covered.update(read, folders_read)
 
         def make_parts() -> Parts:
             made = declared_parts(action)

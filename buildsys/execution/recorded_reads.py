@@ -14,7 +14,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from contextlib import suppress
 from functools import cache
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from buildsys.errors import StageError
 from buildsys.store.file_digests import DigestCache, FileDigest
@@ -29,14 +29,6 @@ _SHOWN = 3
 _SHOWN_LINES = 20  # lines of user code in a result
 _WORDS = {"$*": "the whole environment", "…": "more files than can be followed"}
 Reads = Mapping[str, str]  # label of a part -> file:line that reads it
-
-
-class DeclaredReads(NamedTuple):
-    """The declared reads of an action."""
-
-    parts: dict[str, str]
-    files: dict[str, FileDigest | None]  # by absolute path
-    folders: set[str]  # absolute
 
 
 class ReadValues:
@@ -57,29 +49,32 @@ class ReadValues:
                 parts[label] = f"{digest} {where}".rstrip()
         return parts
 
-    def declared(self, names: Iterable[str], environment: Mapping[str, str]) -> DeclaredReads:
-        """Digest the reads declared by a manifest. A folder stands for all files below it.
+    def declared(
+        self, names: Iterable[str], environment: Mapping[str, str]
+    ) -> tuple[dict[str, str], dict[str, FileDigest | None], set[str]]:
+        """Digest the reads declared by a manifest; return parts, files and folders.
 
+        A folder stands for all files below it. Paths of files and folders are absolute.
         Raises: StageError: a file cannot be read.
         """
-        reads = DeclaredReads({}, {}, set())
+        parts: dict[str, str] = {}
+        files: dict[str, FileDigest | None] = {}
+        all_folders: set[str] = set()
         for name in names:
             if name.endswith("/"):
                 folder, paths = self.path(name), []
-                for place, folders, files in os.walk(folder):
-                    folders[:] = (
-                        folder_name for folder_name in folders if folder_name != "__pycache__"
-                    )
-                    reads.folders.add(place)
-                    paths += [f"{place}/{file}" for file in files]
+                for place, folders, names_there in os.walk(folder):
+                    folders[:] = (inner for inner in folders if inner != "__pycache__")
+                    all_folders.add(place)
+                    paths += [f"{place}/{file}" for file in names_there]
                 digests = {path[len(folder) :]: self._file(path) for path in sorted(paths)}
                 text = repr(list(digests.items()))
-                reads.parts[f"{READ}{name}"] = _digest_of(text) if digests else ABSENT
+                parts[f"{READ}{name}"] = _digest_of(text) if digests else ABSENT
             else:
                 paths = [] if name.startswith("$") else [self.path(name)]
-                reads.parts[f"{READ}{name}"] = self._digest(name, environment)
-            reads.files.update((path, self._regular(path)) for path in paths)
-        return reads
+                parts[f"{READ}{name}"] = self._digest(name, environment)
+            files |= {path: self._regular(path) for path in paths}
+        return parts, files, all_folders
 
     def path(self, name: str) -> str:
         """Return the absolute path of a file or folder."""

@@ -15,7 +15,7 @@ import time
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import fields
-from typing import Any, NamedTuple
+from typing import Any
 
 from buildsys.errors import StageError
 from buildsys.execution.action_key import KeyBuilder, own_code
@@ -37,13 +37,6 @@ _ENVIRONMENT = [field.name for field in fields(Action) if field.name not in COVE
 _SELECT = "SELECT model, token, about FROM settled_models WHERE valid_in = ?"
 _INSERT = "INSERT OR REPLACE INTO settled_models VALUES (?, ?, ?, ?, '')"
 Statuses = dict[str, str]  # target -> recorded status: passed, unavailable or noisy
-
-
-class PlannedModel(NamedTuple):
-    """A model to check in full."""
-
-    text: str  # the resolved manifest
-    actions: Sequence[Action]
 
 
 class UpToDateModels:
@@ -73,8 +66,8 @@ class UpToDateModels:
                     up_to_date[model] = statuses
         return up_to_date
 
-    def check(self, models: Mapping[str, PlannedModel]) -> dict[str, Statuses]:
-        """Check models in full; return the targets of those up to date.
+    def check(self, models: Mapping[str, tuple[str, Sequence[Action]]]) -> dict[str, Statuses]:
+        """Check models, with resolved manifest and actions; return the up-to-date ones' targets.
 
         A change during the check gives the model another token, so the next run checks it again.
         Raises: StageError: the state or a source cannot be read.

@@ -5,7 +5,7 @@ from __future__ import annotations
 import io
 import json
 from argparse import Namespace
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -22,7 +22,6 @@ from buildsys.cli.tasks import ProjectTasks, doit_config
 from buildsys.execution.freshness import Freshness
 from buildsys.execution.run_records import Outcome
 from buildsys.execution.stale_reasons import ASKED_FOR, UNREADABLE, StaleReason
-from buildsys.execution.up_to_date_models import PlannedModel
 from buildsys.plan.action import Action
 from buildsys.project.load import Signing
 from buildsys.project.model import ModelSpec
@@ -62,7 +61,9 @@ class ScriptedExecutor:
     def find(self, models: Mapping[str, str]) -> dict[str, dict[str, str]]:
         return {}  # no earlier run has found anything
 
-    def check(self, models: Mapping[str, PlannedModel]) -> dict[str, dict[str, str]]:
+    def check(
+        self, models: Mapping[str, tuple[str, Sequence[Action]]]
+    ) -> dict[str, dict[str, str]]:
         found = {}
         for model, (_, actions) in models.items():
             if all(action.target in self.fresh and self._is_whole(action) for action in actions):

@@ -15,7 +15,6 @@ from buildsys.errors import StageError
 from buildsys.execution import recorded_reads
 from buildsys.execution.executor import Executor
 from buildsys.execution.stale_reasons import format_reasons
-from buildsys.execution.up_to_date_models import PlannedModel
 from buildsys.store.object_store import Store
 from buildsys.system.files import listing_digest, stamp
 
@@ -102,7 +101,7 @@ def test_a_library_outside_the_packages_reads_in_a_stage_without_user_code(proje
     assert built(project, FILE, sources=False) == [EXPORT]
     assert built(project, FILE, sources=False) == []
     executor, _ = executor_for(project, sources=False)
-    planned = PlannedModel("", [replace(actions()[EXPORT], sources=())])
+    planned = ("", [replace(actions()[EXPORT], sources=())])
     assert executor.models.check({"m": planned}) == {"m": {EXPORT: "passed"}}
     executor.close()
     (project / CONFIG).write_text("2")

@@ -20,7 +20,6 @@ from buildsys.execution.freshness import FreshnessChecker
 from buildsys.execution.local_runs import Folders
 from buildsys.execution.up_to_date_models import (
     COVERED_ELSEWHERE,
-    PlannedModel,
     action_in,
     environment_of,
 )
@@ -57,7 +56,7 @@ class Project:
 
     def check(self, actions: Iterable[Action] | None = None) -> dict[str, str]:
         """Check the model in full; return its up-to-date targets with their status."""
-        planned = PlannedModel(TEXT, list(actions or tiny_project.actions().values()))
+        planned = (TEXT, list(actions or tiny_project.actions().values()))
         executor = self.executor()
         statuses = executor.models.check({"m": planned})
         executor.close()
