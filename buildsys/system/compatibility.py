@@ -14,6 +14,7 @@ from importlib import import_module, metadata
 from pathlib import Path
 from typing import Any
 
+from buildsys.errors import Unavailable
 from buildsys.system.backend_registry import (
     Reason,
     Record,
@@ -32,10 +33,6 @@ _GPU_FACTS = {
     "gpu": "name", "compute_capability": "compute_capability", "driver": "driver",
     "cuda": "cuda_driver",
 }  # fmt: skip
-
-
-class MissingLibraryError(Exception):
-    """An engine library is not installed (no text) or cannot be loaded."""
 
 
 def built_with(backend: str, device: Mapping[str, Any]) -> dict[str, Any]:
@@ -58,14 +55,15 @@ def built_with(backend: str, device: Mapping[str, Any]) -> dict[str, Any]:
 def library_version(module: str) -> str:
     """Load an engine library and return its version.
 
-    Raises: MissingLibraryError: it is not installed or cannot be loaded.
+    Raises: Unavailable: it is not installed or cannot be loaded, as a predicate.
     """
     try:
         loaded = sys.modules.get(module) or import_module(module)
     except (ImportError, OSError, RuntimeError) as error:  # a shared library is missing or unfit
         if isinstance(error, ModuleNotFoundError) and error.name == module:
-            raise MissingLibraryError from error
-        raise MissingLibraryError(f"it cannot be loaded: {' '.join(str(error).split())}") from error
+            raise Unavailable("is not installed here") from error
+        cause = " ".join(str(error).split())
+        raise Unavailable(f"cannot be used here: it cannot be loaded: {cause}") from error
     # OpenVINO's continues with build and branch: 2026.4.1-22982-…
     version = str(getattr(loaded, "__version__", "")).partition("-")[0]
     try:
@@ -120,9 +118,9 @@ def machine_reasons(record: Record) -> Iterator[Reason]:
     version = ""
     try:
         version = library_version(description.module)
-    except MissingLibraryError as error:
-        cause = f"cannot be used here: {error}" if str(error) else "is not installed here"
-        yield Reason("library", f"{description.title} {cause}", install_command(record))
+    except Unavailable as error:
+        problem = f"{description.title} {error.problem}"
+        yield Reason("library", problem, install_command(record))
     yield from description.reasons(record, version)
 
 

@@ -28,7 +28,7 @@ from buildsys.stages.operators.implementation import implementation_of
 from buildsys.stages.search.result import read_kept_nodes
 from buildsys.store.timing_caches import SharedTimingCache
 from buildsys.system.backend_registry import describe_backend
-from buildsys.system.compatibility import MissingLibraryError, built_with
+from buildsys.system.compatibility import built_with
 from buildsys.system.files import sha256_of
 from buildsys.workers.job import Job, StageResult
 
@@ -225,7 +225,7 @@ def shared_timings(job: Job, backend: Backend) -> SharedTimingCache | None:
 def _conditions(options: Mapping[str, Any], backend: Backend) -> dict[str, str] | None:
     """Collect the conditions of valid timings, None if the GPU is unknown."""
     facts: dict[str, Any] = {}
-    with suppress(MissingLibraryError):
+    with suppress(Unavailable):
         facts = built_with(options["backend"], backend.device(options))
     if not facts.get("gpu"):
         return None
