@@ -22,24 +22,8 @@ _OTHER_NAMES = {  # names from torch and other tools -> ours
 }  # fmt: skip
 _FILE_FIELDS = ("extends", "matrix", "dynamic_axes")  # resolved before validation
 _INTERNAL = re.compile(r"\[key\]|<.*>", re.DOTALL)
-_EXPECTED = {
-    "string_type": "a string",
-    "int_type": "an integer",
-    "float_type": "a number",
-    "bool_type": "true or false",
-    "dict_type": "a map",
-    "model_type": "a map",
-    "tuple_type": "a list",
-    "finite_number": "a finite number",
-}
-_BOUNDS = {  # pydantic's error type -> limit in its context, words
-    "greater_than_equal": ("ge", "at least {:g}"),
-    "less_than_equal": ("le", "at most {:g}"),
-    "greater_than": ("gt", "more than {:g}"),
-    "less_than": ("lt", "less than {:g}"),
-    "too_short": ("min_length", "a length of at least {:g}"),
-    "too_long": ("max_length", "a length of at most {:g}"),
-}
+# pydantic's messages: what is expected, without what it says of the value and of our classes
+_MESSAGE = re.compile(r"(?:Input should be|\w+ should have) (.*?)(?: (?:after|or instance) .*)?")
 
 
 def schema_errors(
@@ -105,12 +89,11 @@ def _sentence(details: ErrorDetails) -> tuple[str, str]:
         return f"unknown value {show_value(value)}", hint
     if kind == "one_of":
         return _unknown_kind(context["kinds"].split(", "), context["field"], value)
-    if bound := _BOUNDS.get(kind.removeprefix("string_")):
-        limit, words = bound
-        return expected(words.format(context[limit]), value), ""
-    form = _EXPECTED.get(kind) or context.get("words")
-    form = form or PATTERN_WORDS.get(context.get("pattern", ""))
-    return (expected(form, value) if form else f"invalid value {show_value(value)}"), ""
+    words = context.get("words") or PATTERN_WORDS.get(context.get("pattern", ""))
+    if not words and (match := _MESSAGE.fullmatch(details["msg"])):
+        words = match[1].replace("dictionary", "map").replace("tuple", "list")
+        words = f"a value {words}" if words.startswith(("greater", "less")) else words
+    return (expected(words, value) if words else f"invalid value {show_value(value)}"), ""
 
 
 def _unknown_kind(kinds: list[str], field: str, value: Any) -> tuple[str, str]:

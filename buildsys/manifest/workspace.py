@@ -32,17 +32,13 @@ class Workspace:
         # as text: relative_to() is slow, and there may be thousands
         return Path(str(path).removeprefix(f"{self.root}{os.sep}"))
 
-    def stamp(self, path: Path) -> Stamp | None:
-        """Record a path and return its stamp, or None."""
+    def exists(self, path: Path) -> bool:
+        """Record a path and return true if it exists."""
         name = str(self.relative(path))
         if name not in self._stamps:
             self._stamps[name] = stamp(path)
         self.accessed[name] = self._stamps[name]
-        return self._stamps[name]
-
-    def exists(self, path: Path) -> bool:
-        """Record a path and return true if it exists."""
-        return self.stamp(path) is not None
+        return self._stamps[name] is not None
 
     def locate(self, name: str, base: Path | None = None) -> Path | str:
         """Return the path named by a file of ``base``, else of the project, or a problem.
@@ -63,7 +59,7 @@ class Workspace:
 
         Raises: ManifestError: the file cannot be read or is not valid YAML.
         """
-        self.stamp(path)
+        self.exists(path)
         if path not in self._documents:
             name = self.relative(path)
             try:

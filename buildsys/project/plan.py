@@ -9,7 +9,6 @@ from importlib import import_module
 from itertools import chain
 from typing import TYPE_CHECKING, Any
 
-from buildsys.errors import UsageError
 from buildsys.plan.action import Action
 from buildsys.plan.engine_typing import VersionOf, unknown_version
 from buildsys.stages.table import STAGES, StageInfo
@@ -86,7 +85,6 @@ def plan_model(
 
     ``version_of`` returns the TensorRT version that builds an engine, as it decides which graph
     the engine is built from.
-    Raises: UsageError: an action needs what no action of the model makes.
     """
     from buildsys.plan.model_plan import ModelPlan  # 5 ms, not needed with nothing to do
 
@@ -99,7 +97,6 @@ def plan_model(
     ordered: dict[str, Action] = {}
     for target in actions:
         _add_in_order(target, actions, ordered)
-    _check_inputs(ordered)
     return tuple(ordered.values())
 
 
@@ -129,15 +126,3 @@ def _add_in_order(target: str, actions: Mapping[str, Action], ordered: dict[str,
         for earlier in (*actions[target].after, *actions[target].order):
             _add_in_order(earlier, actions, ordered)
         ordered[target] = actions[target]
-
-
-def _check_inputs(actions: Mapping[str, Action]) -> None:
-    """Check that every input and earlier target is planned. Raises: UsageError."""
-    written = {ref.path for action in actions.values() for ref in action.outputs.values()}
-    for action in actions.values():
-        missing = [ref.path for ref in action.inputs.values() if ref.path not in written]
-        missing += [name for name in (*action.after, *action.order) if name not in actions]
-        if missing:
-            problem = f"{action.target} needs {missing[0]}, which no target of its model makes"
-            hint = f"`buildsys resolve {action.model}` shows the sections that ask for it"
-            raise UsageError(problem, hint)
