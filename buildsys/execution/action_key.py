@@ -268,7 +268,7 @@ class KeyBuilder:
         parts |= tools
         if root is not None:  # on PYTHONPATH, or installed editable
             tree = self._tree(root, files, covered, package=top)
-            outside = tree.dependencies((), [Import(0, module, [])])
+            outside = tree.dependencies((), [Import(0, module)])
             parts |= content_parts("source", outside.files)
 
     def _tree(self, root: str, files: Files, covered: set[str], *, package: str = "") -> SourceTree:

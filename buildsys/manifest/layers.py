@@ -85,10 +85,9 @@ def _base_file(workspace: Workspace, node: ValueNode, file: Path, users: tuple[P
     return path
 
 
-def build_presets(document: ValueNode) -> tuple[dict[str, ValueNode | None], Errors]:
-    """Merge every preset of engines.yaml over its base."""
+def build_presets(document: ValueNode, errors: Errors) -> dict[str, ValueNode | None]:
+    """Merge every preset of engines.yaml over its base; add to ``errors``."""
     presets: dict[str, ValueNode | None] = dict.fromkeys(document.value)
-    errors: Errors = []
     waiting = dict(document.value)
     while waiting:
         uses = {name: node.get("use") for name, node in waiting.items()}
@@ -103,22 +102,21 @@ def build_presets(document: ValueNode) -> tuple[dict[str, ValueNode | None], Err
             text = f"the engine presets {', '.join(waiting)} use each other"
             errors += [use.error(text, "break the cycle") for use in uses.values() if use]
             break
-    return presets, errors
+    return presets
 
 
-def resolve_engines(tree: ValueNode, presets: Presets | None) -> tuple[ValueNode, Errors]:
-    """Write out every entry of ``engines``.
+def resolve_engines(tree: ValueNode, presets: Presets | None, errors: Errors) -> ValueNode:
+    """Write out every entry of ``engines``; add to ``errors``.
 
     Entries with a broken preset are dropped, as it has been reported; ``presets`` is None if
     engines.yaml cannot be read.
     """
     engines = tree.get("engines")
     if engines is None or not isinstance(engines.value, list):
-        return tree, []
-    errors: Errors = []
+        return tree
     entries = [_resolve_entry(entry, presets, errors) for entry in engines.value]
     complete = ValueNode([entry for entry in entries if entry is not None], engines.origin)
-    return tree.with_member("engines", complete), errors
+    return tree.with_member("engines", complete)
 
 
 def _resolve_entry(entry: ValueNode, presets: Presets | None, errors: Errors) -> ValueNode | None:
@@ -218,18 +216,17 @@ def _label(value: Any) -> str:
     return _NOT_IN_NAMES.sub("-", word[:_LONGEST_LABEL])
 
 
-def name_dynamic_axes(tree: ValueNode) -> tuple[ValueNode, Errors]:
-    """Move the ``dynamic_axes`` of torch.onnx.export into named sizes of shapes.
+def name_dynamic_axes(tree: ValueNode, errors: Errors) -> ValueNode:
+    """Move the ``dynamic_axes`` of torch.onnx.export into named sizes; add to ``errors``.
 
     A list of axes, ``{input0: [0]}``, gets the names torch would make: input0_dynamic_axes_1, ….
     """
     axes = tree.get("dynamic_axes")
     if axes is None:
-        return tree, []
+        return tree
     tree = tree.without("dynamic_axes")
     if not isinstance(axes.value, dict):
-        return tree, [axes.error(expected("a map of tensor names", axes.value))]
-    errors: Errors = []
+        errors.append(axes.error(expected("a map of tensor names", axes.value)))
     sections = [(name, section) for name in ("inputs", "outputs") if (section := tree.get(name))]
     tensors = {tensor: name for name, section in sections for tensor, _ in section.items()}
     for tensor, named in axes.items():
@@ -257,4 +254,4 @@ def name_dynamic_axes(tree: ValueNode) -> tuple[ValueNode, Errors]:
             elif not isinstance(sizes[index].value, str):
                 sizes[index] = name
         tree = replace_at(tree, path, ValueNode(sizes, shape.origin))
-    return tree, errors
+    return tree

@@ -7,7 +7,6 @@ take a second more. A missing, broken or read-only cache costs only time.
 from __future__ import annotations
 
 import contextlib
-import importlib.util
 import json
 import os
 import sys
@@ -68,10 +67,8 @@ def write_entries(file: Path, configs: Path, entries: Mapping[str, Entry]) -> No
 
 
 def _writer(configs: Path) -> Any:
-    """Identify this code and pydantic."""
+    """Identify this code."""
     package = Path(__file__).parents[1]
     code = sorted(file for pattern in _CODE for file in package.glob(pattern))
-    spec = importlib.util.find_spec("pydantic")  # locates without importing
-    version = Path(spec.origin).with_name("version.py") if spec and spec.origin else package
-    writer = [SCHEMA, str(configs), sys.version_info[:3], *map(stamp, (*code, version))]
+    writer = [SCHEMA, str(configs), sys.version_info[:3], *map(stamp, code)]
     return json.loads(json.dumps(writer))

@@ -29,12 +29,12 @@ _LOCATION = re.compile(rb"\x0a\x08location\x12([\x80-\xff]?[\x01-\x7f])", re.DOT
 class Import(NamedTuple):
     """One import statement.
 
-    ``from ..a import b`` has level 2, module ``a`` and names ``[b]``.
+    ``from ..a import b`` has level 2, module ``a`` and names ``(b,)``.
     """
 
     level: int
     module: str
-    names: list[str]
+    names: tuple[str, ...] = ()
 
 
 class Dependencies(NamedTuple):
@@ -82,7 +82,7 @@ class SourceTree:
             entries += image_files(path) if source.endswith("/") else [path]
         entries += [path for item in modules for path in self._modules(self._root, item)]
         digests: dict[str, str | None] = {}
-        outside: set[tuple[int, str, tuple[str, ...]]] = set()
+        outside: set[Import] = set()
         variables: set[str] = set()
         for entry in entries:
             folder = self._root if self._package else os.path.dirname(entry)  # noqa: PTH120
@@ -96,12 +96,12 @@ class SourceTree:
                     self._examined[path] = direct
                 digests[path] = direct.digest
                 waiting += direct.files
-                outside.update((i.level, i.module, tuple(i.names)) for i in direct.outside)
+                outside.update(direct.outside)
                 variables.update(direct.variables)
         prefix = len(self._root) + 1
         return Dependencies(
             {path[prefix:]: digest for path, digest in digests.items()},
-            [Import(level, module, list(names)) for level, module, names in sorted(outside)],
+            sorted(outside),
             sorted(variables),
         )
 
@@ -124,7 +124,7 @@ class SourceTree:
         )
         local: list[str] = []
         outside: list[Import] = []
-        for item in (Import(*fields) for fields in imports):
+        for item in (Import(level, module, tuple(names)) for level, module, names in imports):
             modules = list(self._local_modules(path, entry_folder, item))
             local += modules
             elsewhere = not (modules or self._package or item.level)
@@ -219,12 +219,12 @@ def parse_python(code: bytes) -> tuple[list[Import], list[str]]:
 
 def _imports_of(node: ast.AST) -> list[Import]:
     if isinstance(node, ast.Import):
-        return [Import(0, alias.name, []) for alias in node.names]
+        return [Import(0, alias.name) for alias in node.names]
     if isinstance(node, ast.ImportFrom):
-        return [Import(node.level, node.module or "", [alias.name for alias in node.names])]
+        return [Import(node.level, node.module or "", tuple(alias.name for alias in node.names))]
     if isinstance(node, ast.Call) and _last_name(node.func) in ("import_module", "__import__"):
         modules = [(name, name.lstrip(".")) for name in _literals(node.args[:1])]
-        return [Import(len(name) - len(module), module, []) for name, module in modules]
+        return [Import(len(name) - len(module), module) for name, module in modules]
     return []
 
 

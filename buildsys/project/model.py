@@ -4,7 +4,8 @@ The JSON Schema for editors is generated from these models, so users read a fiel
 while typing. Nothing here reads a file or imports a library used by a stage.
 """
 
-from collections.abc import Iterator, Mapping
+import json
+from collections.abc import Mapping
 from importlib import import_module
 from typing import TYPE_CHECKING, Annotated, Any, Union
 
@@ -99,8 +100,8 @@ def model_fields(written: Mapping[str, Any], workspace: Workspace | None = None)
         data = written["inputs"][tensor].get("data") or {}
         if data.get("random") == "integers" and data.get("high") is None:
             declared["data"]["high"] = default_high(declared["dtype"])
-    used = {*_texts([fields["inputs"], fields["surgery"]])}  # shared files may declare more
-    fields["dims"] = {name: span for name, span in fields["dims"].items() if name in used}
+    used = json.dumps([fields["inputs"], fields["surgery"]])  # shared files may declare more
+    fields["dims"] = {name: dim for name, dim in fields["dims"].items() if f'"{name}"' in used}
     for engine in fields["engines"]:
         if limits := engine["tolerance"]:  # those that it does not set are those of its precision
             limits |= {
@@ -109,12 +110,3 @@ def model_fields(written: Mapping[str, Any], workspace: Workspace | None = None)
                 if limits[name] is None
             }
     return fields
-
-
-def _texts(value: Any) -> Iterator[str]:
-    """Yield all strings in some data."""
-    if isinstance(value, str):
-        yield value
-    elif isinstance(value, (dict, list)):
-        for member in value.values() if isinstance(value, dict) else value:
-            yield from _texts(member)

@@ -6,6 +6,7 @@ Layers, matrix, ``dynamic_axes`` and engine presets are expanded first, then eve
 from __future__ import annotations
 
 from functools import cache
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -55,7 +56,7 @@ class Resolver:
             self._project_errors = [error]
         try:
             presets = self._read(self.engines_file, "a map of engine presets")
-            self._presets, self._engine_errors = build_presets(presets)
+            self._presets = build_presets(presets, self._engine_errors)
         except ManifestError as error:
             self._engine_errors = [error]
 
@@ -79,19 +80,15 @@ class Resolver:
             variants = expand_matrix(tree)
         except ManifestError as error:
             return [], [error]
-        errors: Errors = []
-        resolutions = []
-        for variant in variants:
-            model, model_errors = self._resolve_model(variant, self.workspace.relative(file))
-            errors += model_errors
-            resolutions += [model] if model else []
-        return resolutions, errors
+        name = self.workspace.relative(file)
+        resolved = [self._resolve_model(variant, name) for variant in variants]
+        models = [model for model, _ in resolved if model]
+        return models, [error for _, errors in resolved for error in errors]
 
     def _resolve_model(self, tree: ValueNode, file: Path) -> tuple[Resolution | None, Errors]:
-        tree = _without_inherited_sections(tree, file)
-        tree, errors = name_dynamic_axes(tree)
-        tree, engine_errors = resolve_engines(tree, self._presets)
-        errors += engine_errors
+        errors: Errors = []
+        tree = name_dynamic_axes(_without_inherited_sections(tree, file), errors)
+        tree = resolve_engines(tree, self._presets, errors)
         fields: dict[str, Any] = {}
         refused: list[FieldPath] = []
         written = plain(tree)
@@ -103,9 +100,9 @@ class Resolver:
         reported = {(error.file, error.key) for error in errors}
         view = ManifestView(tree, file, refused, None if refused else written)
         checks = [*check_model(view)]
-        for section in ("engines", "commands"):
-            for entry in node.entries() if (node := tree.get(section)) else ():
-                checks += self._entry_errors(entry)
+        sections = (section for name in ("engines", "commands") if (section := tree.get(name)))
+        for entry in chain.from_iterable(section.entries() for section in sections):
+            checks += self._entry_errors(entry)
         for check in checks:
             parts = ((check.file, check.key[:depth]) for depth in range(1, len(check.key) + 1))
             if reported.isdisjoint(parts):

@@ -152,9 +152,9 @@ def test_imports_without_a_local_file_are_outside(project: Path) -> None:
     )
     found = SourceTree(str(project), digest, Texts()).dependencies(["net.py"])
     assert found.outside == [
-        Import(0, "einops", []),
-        Import(0, "timm.layers", ["Mlp"]),
-        Import(0, "torch", []),
+        Import(0, "einops"),
+        Import(0, "timm.layers", ("Mlp",)),
+        Import(0, "torch"),
     ]
 
 
