@@ -86,14 +86,12 @@ class RemoteFolder(NamedTuple):
         try:
             with self.system.open(target, "xb") as writer:
                 writer.write(content)
-        except (NotImplementedError, ValueError):  # a protocol without exclusive creation
-            if self.system.exists(target):
-                raise FileExistsError(target) from None
-            self._write(target, [content])
         except Exception as error:  # SFTP calls it a failure, without a reason
             if self.system.exists(target):
                 raise FileExistsError(target) from error
-            raise
+            if not isinstance(error, NotImplementedError | ValueError):
+                raise
+            self._write(target, [content])  # a protocol without exclusive creation
 
     def _make_parent(self, target: str) -> None:
         if self.has_folders:

@@ -59,8 +59,7 @@ class SharedTimingCache:
             return {}
         built = private.read_bytes()
         current = self._read()
-        is_of_another_build = current is not None and current != original
-        if not (is_of_another_build and len(current or b"") >= len(built)):
+        if current is None or current == original or len(current) < len(built):
             header = {"schema": SCHEMA, "sha256": _digest(built), "made_for": self.conditions}
             try:
                 self.folder.mkdir(parents=True, exist_ok=True)
