@@ -137,11 +137,8 @@ class Publisher:
         self._ledger.claim(target, outputs)
         for name in sorted(unwanted):
             path = self._build / name
-            with (
-                disk_errors(f"remove {path}"),
-                suppress(FileNotFoundError, IsADirectoryError, NotADirectoryError),
-            ):
-                path.unlink()
+            with disk_errors(f"remove {path}"):
+                path.unlink(missing_ok=True)
         for name in sorted(outputs, key=lambda name: (name == last, name)):
             path = self._build / name
             with disk_errors(f"publish {path}"):
