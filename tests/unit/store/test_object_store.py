@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 import threading
@@ -17,6 +18,7 @@ from buildsys.errors import StageError
 from buildsys.store.garbage_collection import Collection, collect, usage, verify
 from buildsys.store.ledger import ActionRecord, OutputFile
 from buildsys.store.object_store import DamagedError, Store
+from buildsys.system.files import open_lock, try_lock
 
 
 @pytest.fixture
@@ -217,6 +219,30 @@ def test_a_record_that_cannot_be_read_is_an_error(store: Store) -> None:
     path.mkdir(parents=True)
     with pytest.raises(StageError, match=f"cannot read {path}: Is a directory"):
         store.read_action("export:m", "a" * 64)
+
+
+def test_additions_share_the_lock_that_a_removal_needs_alone(tmp_path: Path) -> None:
+    store = Store(tmp_path / "not/yet/there")
+    with store.lock(shared=True):
+        other = open_lock(store.folder / "lock")
+        assert try_lock(other, shared=True)
+        assert not try_lock(other)
+        os.close(other)
+    with store.lock(shared=False):
+        other = open_lock(store.folder / "lock")
+        assert not try_lock(other, shared=True)
+        os.close(other)
+
+
+def test_a_file_in_quarantine_has_the_time_in_its_name(store: Store, tmp_path: Path) -> None:
+    store.folder.mkdir()
+    for _ in range(2):
+        (tmp_path / "bad").write_text("x")
+        store.quarantine(tmp_path / "bad")
+        assert not (tmp_path / "bad").exists()
+    names = {path.name for path in (store.folder / "quarantine").iterdir()}
+    assert all(re.fullmatch(r"bad\.\d{8}T\d{6}", name) for name in names)
+    store.quarantine(tmp_path / "gone")  # another process took it
 
 
 def test_records_are_listed_with_their_last_use(store: Store) -> None:
