@@ -55,19 +55,6 @@ def ort_support(domain: str, operator: str, since: tuple[int, ...]) -> list[dict
     return rows
 
 
-def ort_operators() -> dict[str, list[str]]:
-    """Return the kernel types of ONNX Runtime's operators outside ONNX's domains."""
-    from buildsys.backends.onnxruntime import graphs
-
-    return {
-        f"{operator.domain}::{operator.name}": sorted(
-            {t for version in since for t in graphs.kernel_types(operator, version)}
-        )
-        for operator, since in sorted(graphs.schema_versions().items())
-        if operator.domain not in (*_ONNX_DOMAINS, *_OTHER_ONNX_DOMAINS)
-    }
-
-
 @lru_cache(maxsize=1)
 def _rtx_parser() -> Any:
     """Return a parser and the objects it depends on, if installed."""
@@ -242,6 +229,8 @@ def make_table() -> dict[str, Any]:
     ``torch``: operator -> {torchscript: opset or None, dynamo: opset, 0 or None, schemas}.
     ``onnx``: operator -> {opsets, onnxruntime: [{opset, types, body}], tensorrt_rtx: bool or None}.
     """
+    from buildsys.backends.onnxruntime import graphs
+
     rows: dict[str, Any] = {}
     for (domain, name), since in operator_versions().items():
         rows[f"{domain}::{name}" if domain else name] = {
@@ -249,9 +238,12 @@ def make_table() -> dict[str, Any]:
             "onnxruntime": ort_support(domain, name, since),
             "tensorrt_rtx": rtx_supports(name),
         }
-    for name, types in ort_operators().items():
-        support = [{"opset": 1, "types": types, "body": False}]
-        rows[name] = {"opsets": [], "onnxruntime": support, "tensorrt_rtx": False}
+    for operator, opsets in sorted(graphs.schema_versions().items()):
+        if operator.domain not in (*_ONNX_DOMAINS, *_OTHER_ONNX_DOMAINS):
+            types = {t for version in opsets for t in graphs.kernel_types(operator, version)}
+            support = [{"opset": 1, "types": sorted(types), "body": False}]
+            row = {"opsets": [], "onnxruntime": support, "tensorrt_rtx": False}
+            rows[f"{operator.domain}::{operator.name}"] = row
     return {"torch": _torch_rows(), "onnx": rows}
 
 

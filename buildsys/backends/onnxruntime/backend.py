@@ -129,27 +129,22 @@ def _save_and_open(request: BuildRequest, source: Path, level: str) -> OrtGraph:
         from buildsys.onnx_graphs.onnx_file import save_model  # needs onnx
 
         save_model(read_graph(source), engine, weights_of=source)
-    else:
-        _save_optimized(request, source, level, data)
+    else:  # as a session has optimized it
+        session = engine_session_options(options, level)
+        session.optimized_model_filepath = str(engine)
+        # otherwise external weights that no optimization changed would stay next to the source
+        source_data = source.with_name(f"{source.name}.data")
+        if source_data.exists() or source.stat().st_size > _INLINE_LIMIT_BYTES:
+            external = {"file_name": data.name, "min_size_in_bytes": "1024"}
+            for field, value in external.items():
+                session.add_session_config_entry(
+                    f"session.optimized_model_external_initializers_{field}", value
+                )
+        open_engine(source, session, options, request.operators)
     session = engine_session_options(options, _load_level(options))
     if not runs_on_cpu_only(options):
         session.add_session_config_entry(RECORD_PLACEMENT, "1")
     return open_engine(engine, session, options, request.operators)
-
-
-def _save_optimized(request: BuildRequest, source: Path, level: str, data: Path) -> None:
-    """Write the graph as a session has optimized it."""
-    session = engine_session_options(request.options, level)
-    session.optimized_model_filepath = str(request.engine)
-    # otherwise external weights that no optimization changed would stay next to the source
-    source_data = source.with_name(f"{source.name}.data")
-    if source_data.exists() or source.stat().st_size > _INLINE_LIMIT_BYTES:
-        external = {"file_name": data.name, "min_size_in_bytes": "1024"}
-        for field, value in external.items():
-            session.add_session_config_entry(
-                f"session.optimized_model_external_initializers_{field}", value
-            )
-    open_engine(source, session, request.options, request.operators)
 
 
 def describe(engine: Path, options: Options, operators: tuple[OperatorUse, ...] = ()) -> Figures:
@@ -211,29 +206,18 @@ def device(options: Options) -> Figures:
 
 
 def _source(request: BuildRequest, folder: Path) -> Path:
-    """Prepare the graph to optimize; emulated bfloat16 is float32 with rounding."""
-    if not _is_emulated(request):
-        return request.onnx
-    from buildsys.onnx_graphs.onnx_file import load_model, save_model
-    from buildsys.onnx_graphs.tensor_types import emulate  # these need onnx
+    """Prepare the graph to optimize; bfloat16, which has few kernels on the CPU, is emulated."""
+    from buildsys.onnx_graphs.onnx_file import load_model, save_model  # these need onnx
+    from buildsys.onnx_graphs.tensor_types import emulate, float_types
 
+    is_bfloat16 = request.options["precision"] == "bf16"
+    with suppress(StageError):  # ONNX Runtime says more about a file that is not ONNX
+        is_bfloat16 = is_bfloat16 or "bfloat16" in float_types(read_graph(request.onnx))
+    if not is_bfloat16 or not runs_on_cpu_only(request.options):
+        return request.onnx
     emulated = folder / "model.onnx"
     save_model(emulate(load_model(request.onnx), "bf16"), emulated)
     return emulated
-
-
-def _is_emulated(request: BuildRequest) -> bool:
-    """Check for bfloat16 on the CPU. It has few kernels for it."""
-    if not runs_on_cpu_only(request.options):
-        return False
-    if request.options["precision"] == "bf16":
-        return True
-    from buildsys.onnx_graphs.tensor_types import float_types  # needs onnx
-
-    try:
-        return "bfloat16" in float_types(read_graph(request.onnx))
-    except StageError:  # ONNX Runtime says more about a file that is not ONNX
-        return False
 
 
 def _optimization(options: Options) -> str:

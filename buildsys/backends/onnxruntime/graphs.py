@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 import onnx
 from google.protobuf.message import DecodeError
-from onnx import ModelProto, TensorProto, helper
+from onnx import TensorProto, helper
 from onnxruntime.capi import onnxruntime_pybind11_state as ort_state
 
 from buildsys.backends.interface import Figures, Options, UnsupportedNode, shares, slowest
@@ -132,6 +132,13 @@ def graph_facts(model_file: Path) -> Figures:
     for initializer in model.graph.initializer:
         itemsize = int(helper.tensor_dtype_to_np_dtype(initializer.data_type).itemsize)
         weights[_type_name(initializer.data_type)] += math.prod(initializer.dims) * itemsize
+    # ONNX cannot infer types across ONNX Runtime's own operators, which count as their input's type
+    types, by_type = element_types(model), Counter[str]()
+    for node in model.graph.node:
+        input_types = (types[name] for name in node.input if types.get(name))
+        dtype = types.get(node.output[0]) or next(input_types, 0)
+        types.update({name: dtype for name in node.output if name not in types})
+        by_type[_type_name(dtype)] += 1
     inputs, outputs = ports(model)
     for port in (*inputs, *outputs):
         port["shape"] = ["?" if size is None else size for size in port["shape"] or ()]
@@ -139,23 +146,8 @@ def graph_facts(model_file: Path) -> Figures:
         "inputs": inputs,
         "outputs": outputs,
         "layers": dict(sorted(nodes.items())),
-        "precision_shares": {"layers": shares(_node_types(model)), "weights": shares(weights)},
+        "precision_shares": {"layers": shares(by_type), "weights": shares(weights)},
     }
-
-
-def _node_types(model: ModelProto) -> Counter[str]:
-    """Count nodes by the type of their first output.
-
-    ONNX cannot infer types across ONNX Runtime's own operators, which count as their input's type.
-    """
-    types = element_types(model)
-    counts: Counter[str] = Counter()
-    for node in model.graph.node:
-        known_inputs = (types[name] for name in node.input if types.get(name))
-        dtype = types.get(node.output[0]) or next(known_inputs, 0)
-        types.update({name: dtype for name in node.output if name not in types})
-        counts[_type_name(dtype)] += 1
-    return counts
 
 
 def _type_name(elem_type: int) -> str:

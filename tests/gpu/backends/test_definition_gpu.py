@@ -18,33 +18,19 @@ from model_project import ROOT, ModelProject
 pytestmark = [*TENSORRT_ON_GPU, pytest.mark.timeout(1800)]
 FILES = {
     "plugins/small.py": """\
-import layers
-
-
 def define(network, trt, weights, bias=True):
     x = network.add_input("x", trt.float32, (-1, 3, 16, 16))
-    conv = layers.conv(network, trt, x, weights["conv.weight"], weights["conv.bias"] * bias)
-    relu = network.add_activation(conv, trt.ActivationType.RELU)
+    kernel = weights["conv.weight"]
+    conv = network.add_convolution_nd(x, 16, (3, 3), kernel, weights["conv.bias"] * bias)
+    conv.name = "conv"
+    conv.padding_nd = (1, 1)
+    relu = network.add_activation(conv.get_output(0), trt.ActivationType.RELU)
     relu.name = "relu"
     flat = network.add_shuffle(relu.get_output(0))
     flat.name = "flatten"
     flat.reshape_dims = (0, -1)
-    layers.mark(network, flat.get_output(0), "y")
-""",
-    "plugins/layers.py": """\
-import numpy as np
-
-
-def conv(network, trt, x, kernel, bias):
-    added = network.add_convolution_nd(x, len(kernel), kernel.shape[2:], trt.Weights(kernel), bias)
-    added.name = "conv"
-    added.padding_nd = (1, 1)
-    return added.get_output(0)
-
-
-def mark(network, tensor, name):
-    tensor.name = name
-    network.mark_output(tensor)
+    flat.get_output(0).name = "y"
+    network.mark_output(flat.get_output(0))
 """,
     "plugins/small_torch.py": """\
 from torch import nn
