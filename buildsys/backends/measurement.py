@@ -19,7 +19,6 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol
 
@@ -167,19 +166,9 @@ class Slot:
 class GpuContender:
     """Inferences on a GPU, one in flight per slot."""
 
-    def __init__(
-        self,
-        device: Device,
-        slots: Sequence[Slot],
-        *,
-        blocking: bool,
-        explained: Callable[[], AbstractContextManager[None]] = nullcontext,
-    ) -> None:
-        """Use the slots; ``blocking`` sleeps while it waits instead of spinning.
-
-        Blocks run inside ``explained``, which may add facts to their failures.
-        """
-        self._device, self._explained, self._slots = device, explained, tuple(slots)
+    def __init__(self, device: Device, slots: Sequence[Slot], *, blocking: bool) -> None:
+        """Use the slots; ``blocking`` sleeps while it waits instead of spinning."""
+        self._device, self._slots = device, tuple(slots)
         pairs = _QUEUE_LENGTH if len(self._slots) == 1 else len(self._slots)
         with device.current():
             self._events = [
@@ -189,11 +178,17 @@ class GpuContender:
 
     def block(self, at_least_s: float, at_least_runs: int) -> Samples:
         """Run inferences without a break, at least this long and often."""
-        with self._device.current(), self._explained():
+        with self._device.current():
             if len(self._slots) > 1:
                 return self._time_queue(self._slots, at_least_s, at_least_runs)
-            samples = self._time_lone(at_least_s / 2, at_least_runs)
-            slot = self._slots[0]
+            slot, (_, end) = self._slots[0], self._events[0]
+
+            def run() -> None:
+                slot.launch()
+                end.record(slot.stream)
+                end.wait()
+
+            samples = LocalCall(run, time.perf_counter_ns).block(at_least_s / 2, at_least_runs)
             slots = [Slot(slot.stream, slot.launch) for _ in range(_QUEUE_LENGTH)]
             queued = self._time_queue(slots, at_least_s / 2, at_least_runs + 1)
             # the first inference found an idle stream
@@ -206,16 +201,6 @@ class GpuContender:
             for event in (event for pair in self._events for event in pair):
                 self._device.free(event)
         self._events.clear()
-
-    def _time_lone(self, at_least_s: float, at_least_runs: int) -> Samples:
-        slot, (_, end) = self._slots[0], self._events[0]
-
-        def run() -> None:
-            slot.launch()
-            end.record(slot.stream)
-            end.wait()
-
-        return LocalCall(run, time.perf_counter_ns).block(at_least_s, at_least_runs)
 
     def _time_queue(self, slots: Sequence[Slot], at_least_s: float, at_least_runs: int) -> Samples:
         """Keep one inference per slot on its stream; time each by both clocks."""

@@ -91,13 +91,9 @@ def compare(engine: str, case: str) -> dict[str, list[float]]:
         contender.block(0.02, 2)
         samples = contender.block(0.2, RUNS)
         taken.setdefault(f"{name}.gpu", []).append(statistics.median(samples.gpu_ns) / 1e6)
-        taken.setdefault(f"{name}.wall", []).append(statistics.median(samples.wall_ns) / 1e6)
 
     def time_bare(name: str, launch: Callable[[], object]) -> None:
         taken.setdefault(f"{name}.queued", []).append(bare.queued(launch))
-        gpu, wall = bare.one_at_a_time(launch)
-        taken.setdefault(f"{name}.alone_gpu", []).append(gpu)
-        taken.setdefault(f"{name}.alone_wall", []).append(wall)
 
     launches = bare.launches()
     for number in range(ROUNDS):
@@ -173,19 +169,6 @@ class Bare:
             self.end.record(stream)
             self.end.wait()
             return self.end.elapsed_ns(self.begin) / RUNS / 1e6
-
-    def one_at_a_time(self, launch: Callable[[], object]) -> tuple[float, float]:
-        stream, gpu, wall = self.device.main_stream, [], []
-        with self.device.current():
-            for _ in range(RUNS):
-                start = time.perf_counter_ns()
-                self.begin.record(stream)
-                launch()
-                self.end.record(stream)
-                self.end.wait()
-                wall.append((time.perf_counter_ns() - start) / 1e6)
-                gpu.append(self.end.elapsed_ns(self.begin) / 1e6)
-        return statistics.median(gpu), statistics.median(wall)
 
     def close(self) -> None:
         with self.device.current():

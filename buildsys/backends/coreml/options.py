@@ -43,11 +43,6 @@ def problems(view: ManifestView, path: FieldPath, engine: dict[str, Any]) -> Pro
     if precision in ("bf16", "int8", "fp8"):
         text = f"Core ML engines are not built in {precision}"
         yield view.problem((*path, "precision"), text, "use fp32 or fp16")
-    units = engine.get("compute_units")
-    if units == "cpu_and_neural_engine" and precision == "fp32":
-        text = "the Neural Engine computes in fp16 only"
-        hint = "set precision: fp16, or compute_units: cpu_only"
-        yield view.problem((*path, "compute_units"), text, hint)
     for (*_, name), tensor in view.maps("inputs", ...):
         dtype = tensor.get("dtype", "float32")
         if isinstance(dtype, str) and dtype not in DTYPES:

@@ -326,8 +326,6 @@ class ExecuTorchSession:
 def open_program(engine: Path) -> tuple[Any, dict[str, Any]]:
     """Return the program of a file and its interface."""
     library = load_library()
-    if not engine.is_file():
-        raise StageError(f"{engine.name} does not exist", "build it")
     problem = "it is damaged, or of another version"
     with contextlib.suppress(RuntimeError, ValueError):
         program = library._load_program(

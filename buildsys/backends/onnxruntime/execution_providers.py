@@ -46,10 +46,6 @@ class Provider:
         """The names of its options."""
         return (*self.options_text.split(), *self.choices)
 
-    def value(self, value: object) -> str:
-        """Return the text of an option's value."""
-        return self.booleans[value] if isinstance(value, bool) else str(value)
-
 
 @dataclass(frozen=True)
 class EngineProvider:
@@ -203,7 +199,10 @@ def engine_providers(options: Mapping[str, Any]) -> tuple[EngineProvider, ...]:
             raise ValueError(f"unknown execution provider {name!r}")
         others = options_of.get(OTHER_OPTIONS) or {}
         own = {option: value for option, value in options_of.items() if option != OTHER_OPTIONS}
-        texts = {option: provider.value(value) for option, value in {**own, **others}.items()}
+        texts = {
+            option: provider.booleans[value] if isinstance(value, bool) else str(value)
+            for option, value in {**own, **others}.items()
+        }
         providers.append(EngineProvider(provider, texts))
     return tuple(providers)
 

@@ -86,9 +86,6 @@ _REFUSED = "remove it: files and streams are not in the key; ep_context keeps wh
 def problems(view: ManifestView, path: FieldPath, engine: dict[str, Any]) -> Problems:
     """Yield unknown providers and options, and fields that contradict each other."""
     precision, quantization = engine.get("precision", "fp32"), engine.get("quantization")
-    if quantization == "dynamic" and precision != "int8":
-        hint = "set precision: int8, or remove it"
-        yield view.problem((*path, "quantization"), "has no effect without int8", hint, of_key=True)
     if engine.get("optimized") is True:
         if view.get("optimize") is None:
             hint = "add optimize: {model_type: bert}, with the type of your network"

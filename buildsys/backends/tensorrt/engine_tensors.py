@@ -299,8 +299,7 @@ def _fits(ranges: Profile, inputs: Mapping[str, Tensor | DeviceTensor]) -> bool:
             values = tuple(int(number) for number in np.ravel(value.array))
             checks.append((span["min_values"], values, span["max_values"]))
         for low, sizes, high in checks:
-            if len(low) != len(sizes):
-                return False
-            if not all(a <= n <= b for a, n, b in zip(low, sizes, high, strict=True)):
+            spans = zip(low, sizes, high, strict=False)
+            if len(low) != len(sizes) or not all(a <= n <= b for a, n, b in spans):
                 return False
     return True

@@ -192,9 +192,6 @@ def _contradictions(view: ManifestView, path: FieldPath, engine: dict[str, Any])
         text = "a strongly typed engine takes the type of each layer from the graph"
         hint = "remove it, or set typing: weak"
         yield view.problem((*path, "layer_precisions"), text, hint, of_key=True)
-    if typing == "weak" and engine.get("weight_streaming") is True:
-        text = "weight streaming needs a strongly typed engine"
-        yield view.problem((*path, "weight_streaming"), text, "set typing: strong", of_key=True)
     if typing == "weak" and base_precision(engine) == "fp8":
         text = "a weakly typed engine cannot use fp8"
         yield view.problem((*path, "typing"), text, "set typing: strong, or remove it")

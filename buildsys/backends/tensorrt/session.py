@@ -7,8 +7,8 @@ Source: TensorRT developer guide, "Enqueueing", "CUDA Graphs", "Multi-Streaming"
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager, suppress
+from collections.abc import Callable, Mapping
+from contextlib import ExitStack, suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -159,9 +159,7 @@ class TensorRtSession(Inference):
                     Slot(session.gpu.main_stream, session._launch(timing, stack, graph=graph))
                     for session in sessions
                 ]
-                contender = GpuContender(
-                    self.gpu, slots, blocking=timing.wait == "block", explained=self._explained
-                )
+                contender = GpuContender(self.gpu, slots, blocking=timing.wait == "block")
                 stack.callback(contender.close)
                 contenders[ENGINE_CUDA_GRAPH if graph else ENGINE] = contender
             self._contenders = stack.pop_all()
@@ -196,28 +194,18 @@ class TensorRtSession(Inference):
             return times
         return {}
 
-    @contextmanager
-    def _explained(self) -> Iterator[None]:
-        """Put TensorRT's log into failures inside the block."""
-        with self.log.collected() as messages:
-            try:
-                yield
-            except StageError as failure:
-                raise StageError(messages.error_text(failure.problem), failure.hint) from failure
-
     def _launch(self, timing: GpuTiming, stack: ExitStack, *, graph: bool) -> Launch:
         """Make a call that launches one inference with its copies."""
         stream = self.gpu.main_stream
 
         def enqueue() -> None:
             if not self._context.execute_async_v3(int(stream.handle)):
-                raise StageError("the engine did not run")
+                raise StageError(self.log.messages.error_text("the engine did not run"))
 
         steps: list[Callable[[], object]] = [enqueue]
         if graph:
             try:
-                with self._explained():
-                    captured = CudaGraph(stream, enqueue)
+                captured = CudaGraph(stream, enqueue)
             except StageError as failure:
                 text = f"the engine cannot run as a CUDA graph: {failure.problem}"
                 raise StageError(text, "set bench.cuda_graph: false") from failure

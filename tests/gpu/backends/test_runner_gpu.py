@@ -205,9 +205,6 @@ def test_the_harness_adds_nothing_to_a_bare_loop(model: str, folder: Path) -> No
 
     assert overhead("engine.gpu", "bare.queued") <= 1.02
     assert overhead("engine_cuda_graph.gpu", "bare_graph.queued") <= 1.02
-    # by the host's clock launches vary by some per cent from one round to the next
-    assert overhead("engine.wall", "bare.alone_wall") <= 1.05
-    assert overhead("engine_cuda_graph.wall", "bare_graph.alone_wall") <= 1.05
 
 
 @of_libraries
