@@ -88,14 +88,6 @@ def usable_cores() -> int:
     return max(1, len(cores))
 
 
-def load_average() -> list[float]:
-    """Read the load over 1, 5 and 15 minutes; [] if unknown."""
-    try:
-        return [round(value, 2) for value in os.getloadavg()]
-    except (OSError, AttributeError):
-        return []
-
-
 class OtherLoad:
     """CPU usage of other processes since this object was created.
 

@@ -28,7 +28,7 @@ from buildsys.stages.bench.result import (
 from buildsys.stages.bench.timed_engine import LocalEngine, RemoteEngine
 from buildsys.stages.engine.result import SlowLayer
 from buildsys.stages.operators.implementation import implementation_of
-from buildsys.system.cpu import OtherLoad, cpu_model, load_average, usable_cores
+from buildsys.system.cpu import OtherLoad, cpu_model, usable_cores
 from buildsys.system.devices import sampled
 from buildsys.workers.job import Job, StageResult
 
@@ -159,7 +159,7 @@ def _measure(
     bench = job.options["bench"]
     block_s = min(Pace.block_s, bench["duration"])
     pace = Pace(bench["duration"], bench["warmup"], bench["min_samples"], block_s)
-    before, others = load_average(), OtherLoad(engine.processes)
+    others = OtherLoad(engine.processes)
     budget_s = bench["noise"]["budget"] if bench["noise"] else 0.0
     cases: dict[str, BenchCase] = {}
     for case, dims in job.options["cases"].items():
@@ -186,12 +186,7 @@ def _measure(
             f" {pace.block_runs} calls, the order reversed every round"
         ),
         "cpu": cpu_model(),
-        "load": {
-            "average_before": before,
-            "average_after": load_average(),
-            "others_share": others.share(),
-            "exclusive": [*job.exclusive],
-        },
+        "load": {"others_share": others.share(), "exclusive": [*job.exclusive]},
         "noisy": [reason for case in cases.values() for reason in case["noisy"]],
     }
 

@@ -35,7 +35,7 @@ from buildsys.stages.engine.result import EngineResult
 from buildsys.stages.gate.result import INCOMPARABLE, RISES, GateCheck
 from buildsys.stages.operators.implementation import implementation_of
 from buildsys.stages.verify.result import VerifyResult
-from buildsys.system.cpu import OtherLoad, load_average
+from buildsys.system.cpu import OtherLoad
 from buildsys.system.toolchains import Toolchain
 from buildsys.workers.job import Job, StageResult
 
@@ -91,11 +91,7 @@ def run(job: Job) -> StageResult:
         "figures": figures,
         "engine_options": dict(job.options["engine"]),
         "rounds": rounds,
-        "load": {
-            "average": load_average(),
-            "others_share": others.share(),
-            "exclusive": [*job.exclusive],
-        },
+        "load": {"others_share": others.share(), "exclusive": [*job.exclusive]},
     }
     for status, ending in ((FAILED, "failed"), (NOISY, NOISY), (INCOMPARABLE, "unavailable")):
         concerned = [check for check in checks if check["status"] == status]

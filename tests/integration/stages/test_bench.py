@@ -137,7 +137,6 @@ def test_every_case_is_measured_and_the_machine_and_the_settings_are_recorded(
     assert figures["settings"]["threads"] == 1
     assert figures["settings"]["spinning"] is False
     assert figures["settings"]["device"]["kind"] == "cpu"
-    assert len(figures["load"]["average_before"]) == len(figures["load"]["average_after"]) == 3
     assert 0 <= figures["load"]["others_share"] <= 1
     assert all(isinstance(note, str) for note in figures["noisy"])
     layers = figures["slowest_layers"]
