@@ -121,7 +121,14 @@ def dtype_words(library: TensorRTLibrary) -> dict[Any, str]:
 
 
 def check_fields(library: TensorRTLibrary, options: Mapping[str, Any]) -> None:
-    """Check an engine's fields against the library."""
+    """Check an engine's fields against the library.
+
+    Source: TensorRT 11.3.0 release notes, "Known Issues": with the flag REFIT, the bias of a matrix
+    product can be dropped, even if nothing is refitted.
+    """
+    if options.get("refit") and library.generation == TRT_11 and library.version[:2] == (11, 3):
+        text = f"refit: {library.release} may drop biases of refittable engines"
+        raise StageError(text, "remove refit, or use another version of TensorRT (toolchain)")
     words = [("BuilderFlag", f"flags.{flag}", flag) for flag in options.get("flags", {})]
     words += [("BuilderFlag", flag, flag) for flag in _FLAG_FIELDS if options.get(flag)]
     words += [("MemoryPoolType", p, p) for p in POOLS if options.get(p) is not None]

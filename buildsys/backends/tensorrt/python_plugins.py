@@ -89,24 +89,21 @@ def _find_creator(module: ModuleType, path: str, operator: str, guard: PluginGua
         if issubclass(item, base) and item is not base
     ]
     bases = {parent for item in classes for parent in item.__mro__[1:]}
-    creators = [_make_creator(owner, path, guard) for owner in classes if owner not in bases]
+    creators = []
+    for owner in (owner for owner in classes if owner not in bases):
+        what = f"{path}: making the creator {owner.__name__} failed"
+        with reraise_as_stage_error(what, guard.project):
+            creators.append(creator := owner())
+            for attribute in _CREATOR_FIELDS:
+                if getattr(creator, attribute, None) is None:
+                    raise TypeError(f"it does not set {attribute}")
+            if not len(creator.field_names):  # the parser would read through a null pointer
+                creator.field_names = guard.library.trt.PluginFieldCollection([])
     for creator in creators:
         identity = (creator.name, creator.plugin_version)
         if identity == (name, VERSION) and creator.plugin_namespace in ("", domain):
             return creator
     raise missing_creator(path, operator, map(version_adapter.creator_name, creators))
-
-
-def _make_creator(owner: type, path: str, guard: PluginGuard) -> Any:
-    what = f"{path}: making the creator {owner.__name__} failed"
-    with reraise_as_stage_error(what, guard.project):
-        creator = owner()
-        for name in _CREATOR_FIELDS:
-            if getattr(creator, name, None) is None:
-                raise TypeError(f"it does not set {name}")
-        if not len(creator.field_names):  # the parser would read through a null pointer
-            creator.field_names = guard.library.trt.PluginFieldCollection([])
-    return creator
 
 
 @dataclass(frozen=True)

@@ -20,7 +20,6 @@ from buildsys.backends.tensorrt.library import (
     SINCE_10,
     TRT_8,
     TRT_10,
-    TRT_11,
     UNTIL_10,
     TensorRTLibrary,
     log_of,
@@ -138,17 +137,6 @@ def report_progress(library: TensorRTLibrary, config: Any, request: BuildRequest
     monitor = Monitor()
     config.progress_monitor = monitor
     return monitor
-
-
-def check_refit(library: TensorRTLibrary, options: Options) -> None:
-    """Refuse refittable engines of TensorRT 11.3.
-
-    Source: TensorRT 11.3.0 release notes, "Known Issues": with the flag REFIT, the bias of a matrix
-    product can be dropped, even if nothing is refitted.
-    """
-    if options["refit"] and library.generation == TRT_11 and library.version[:2] == (11, 3):
-        text = f"refit: {library.release} may drop biases of refittable engines"
-        raise StageError(text, "remove refit, or use another version of TensorRT (toolchain)")
 
 
 def set_weights(

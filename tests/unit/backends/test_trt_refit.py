@@ -16,8 +16,14 @@ from trt_double import RecordingTensorRt, options, planned
 
 from buildsys.backends.interface import Calibration, EarlierBuild
 from buildsys.backends.tensorrt.build import build_or_refit
-from buildsys.backends.tensorrt.library import RTX, TRT_8, TRT_10, TRT_11, TensorRTLibrary
-from buildsys.backends.tensorrt.version_adapter import check_refit
+from buildsys.backends.tensorrt.library import (
+    RTX,
+    TRT_8,
+    TRT_10,
+    TRT_11,
+    TensorRTLibrary,
+    check_fields,
+)
 from buildsys.errors import StageError
 
 VERSIONS = (TRT_8, TRT_10, TRT_11)
@@ -177,9 +183,9 @@ def test_without_refit_nothing_is_recorded(folders: tuple[Path, Path]) -> None:
 def test_the_defective_version_is_refused() -> None:
     made = RecordingTensorRt(TRT_11)
     fields = options(TRT_11, refit=True)
-    check_refit(made.library, fields)
+    check_fields(made.library, fields)
     library = TensorRTLibrary(made.module, (11, 3, 0))
     with pytest.raises(StageError, match=r"refit: TensorRT 11\.3\.0 may drop biases"):
-        check_refit(library, fields)
-    check_refit(library, options(TRT_11))
+        check_fields(library, fields)
+    check_fields(library, options(TRT_11))
     assert RTX not in VERSIONS  # it has no field `refit`
