@@ -2,9 +2,7 @@
 
 Clock speed, caches and neighbours change over seconds, so each contender gets a short block of
 calls in turn, and the order is reversed every round. The first calls of a turn do not count: the
-previous contender leaves cold caches and spinning threads. Measured with ResNet-18 on two cores,
-PyTorch's first call after ONNX Runtime took 2.2 times as long as its later ones; from the third
-call on, neither was disturbed.
+previous contender leaves cold caches and spinning threads.
 
 On a GPU with one inference in flight, half of the time goes to lone inferences, each waited for:
 the latency of a single request. The other half goes to queued inferences, each between two events:

@@ -5,7 +5,6 @@ Only macOS can run them. ``[test]`` does not install coremltools.
 
 from __future__ import annotations
 
-from enum import IntEnum
 from pathlib import Path
 from typing import Any
 
@@ -141,12 +140,6 @@ def test_an_operator_without_a_conversion_is_named(tmp_path: Path) -> None:
     asked = request(tmp_path / "e", captured(tmp_path, "NoKernel", inputs), inputs)
     with pytest.raises(StageError, match=r"Core ML cannot take the program: .*svd"):
         backend.build(asked)
-
-
-def test_a_target_of_another_version_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("coremltools.target", IntEnum("target", {"iOS15": 6}))
-    with pytest.raises(StageError, match="has no deployment target iOS16"):
-        backend.prepare(options())
 
 
 def test_the_recorded_options_can_be_replaced(built: Any) -> None:
