@@ -139,20 +139,18 @@ class Publisher:
             path = self._build / name
             with disk_errors(f"remove {path}"):
                 path.unlink(missing_ok=True)
+        cached = []
         for name in sorted(outputs, key=lambda name: (name == last, name)):
-            path = self._build / name
+            path, (digest, before) = self._build / name, outputs[name]
             with disk_errors(f"publish {path}"):
                 path.parent.mkdir(parents=True, exist_ok=True)
                 (tree / name).replace(path)
-        # Nobody can write the files while they are in our temporary folder. A later write shows in
-        # the modification time, if that is older than a step of the clock.
-        published = {str(self._build / name): file for name, file in outputs.items()}
-        cached = []
-        for name, (digest, before) in published.items():
-            now = stamp_file(name)
+            # Nobody can write the file while it is in our temporary folder. A later write shows in
+            # the modification time, if that is older than a step of the clock.
+            now = stamp_file(str(path))
             unchanged = now is not None and now._replace(ctime_ns=before.ctime_ns) == before
             if now is not None and unchanged and now.ctime_ns - now.mtime_ns > SETTLE_NS:
-                cached.append((name, FileDigest(digest, now)))
+                cached.append((str(path), FileDigest(digest, now)))
         self._digests.add(cached)
 
     def low_disk_note(self) -> str:
