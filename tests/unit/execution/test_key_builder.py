@@ -290,3 +290,31 @@ def test_only_needs_that_are_not_met_are_in_the_key(
     assert remembered.needs == action.needs
     monkeypatch.setenv("BUILDSYS_LABELS", "lab")
     assert parts(tmp_path, db, action) == parts(tmp_path, db, plain)
+
+
+def test_libraries_and_files_that_a_run_has_read_count(tmp_path: Path, db: StateDb) -> None:
+    (tmp_path / "data.txt").write_text("1")
+    keys, plain = builder(tmp_path, db), replace(actions()[EXPORT], sources=())
+    key = keys.build(plain)
+    assert keys.with_reads(plain, key, {}) is key
+    reads = {"tool:pyyaml": "net.py:1", "read:data.txt": "net.py:2"}
+    whole = keys.with_reads(plain, key, reads)
+    assert key.parts.items() < whole.parts.items()
+    assert whole.parts["tool:pyyaml"] == versions.tool_versions(("pyyaml",))["pyyaml"]
+    assert whole.parts["read:data.txt"] == f"{blake3(b'1').hexdigest()} net.py:2"
+    assert whole.reads == {**reads, f"tool:pyyaml{FILES}": ""}
+    again = keys.with_reads(plain, whole, {})
+    assert (again.parts, again.reads) == (key.parts, {})
+
+
+def test_libraries_that_a_run_in_a_toolchain_has_read_are_its_own(
+    tmp_path: Path, db: StateDb
+) -> None:
+    action = _in_toolchain(tmp_path, sources=())
+    keys = builder(tmp_path, db)
+    whole = keys.with_reads(action, keys.build(action), {"tool:plugged": "", "tool:numpy": ""})
+    assert whole.parts["tool:plugged"] == "2.0"
+    (tmp_path / "plugin.py").write_text("import numpy\n")
+    sources = keys.build(replace(action, sources=("plugin.py",), tools=())).parts
+    assert f"tool:numpy{FILES}" in sources
+    assert sources["tool:numpy"] == whole.parts["tool:numpy"]
