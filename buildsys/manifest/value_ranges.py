@@ -32,8 +32,18 @@ def data_problem(dtype: str, data: Mapping[str, Any] | None) -> DataProblem | No
         text = f"cannot convert images to dtype {dtype}"
         return ("data", "images"), text, f"supported: {', '.join(IMAGE_DTYPES)}"
     least, most = _RANGES.get(dtype, (-math.inf, math.inf))
-    if "random" in data:
-        return _random_problem(dtype, data, least, most)
+    if kind := data.get("random"):
+        if dtype in _RANGES and kind != "integers":
+            text = f"cannot draw {kind} values of dtype {dtype}"
+            return ("data", "random"), text, "use random: integers"
+        low = data.get("low", 0)
+        high = data.get("high", default_high(dtype) if kind == "integers" else 1)
+        outside = low % 1 or high % 1 or low < least or high > most + 1
+        if kind != "normal" and (not low < high or (kind == "integers" and outside)):
+            field = "high" if "high" in data else "low"
+            text = f"cannot draw random {dtype} from {low:g} to {high:g}"
+            return ("data", field), text, f"high must be above low; {dtype} has {least} to {most}"
+        return None
     value = data.get("constant")
     is_fine = value is None or isinstance(value, str) == (dtype == "string")
     if is_fine and isinstance(value, (bool, int, float)):
@@ -42,22 +52,3 @@ def data_problem(dtype: str, data: Mapping[str, Any] | None) -> DataProblem | No
         return None
     text = f"{value} is not a value of dtype {dtype}"
     return ("data", "constant"), text, f"{least} to {most}" if math.isfinite(most) else ""
-
-
-def _random_problem(
-    dtype: str, data: Mapping[str, Any], least: float, most: float
-) -> DataProblem | None:
-    kind = data["random"]
-    if dtype in _RANGES and kind != "integers":
-        text = f"cannot draw {kind} values of dtype {dtype}"
-        return ("data", "random"), text, "use random: integers"
-    if kind == "normal":
-        return None
-    low = data.get("low", 0)
-    high = data.get("high", default_high(dtype) if kind == "integers" else 1)
-    outside = low % 1 or high % 1 or low < least or high > most + 1
-    if not low < high or (kind == "integers" and outside):
-        field = "high" if "high" in data else "low"
-        text = f"cannot draw random {dtype} from {low:g} to {high:g}"
-        return ("data", field), text, f"high must be above low; {dtype} has {least} to {most}"
-    return None

@@ -6,14 +6,14 @@ A check ends where it needs a refused value, so no check computes with a value a
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from types import EllipsisType
 from typing import Any, Final
 
 from buildsys.errors import ManifestError
 from buildsys.manifest.shape_cases import WHENS, exported_interface, interface_after, steps_of
-from buildsys.manifest.value_tree import FieldPath, ValueNode, error_at, nearest, plain
+from buildsys.manifest.value_tree import FieldPath, ValueNode, error_at, nearest
 
 Step = str | int | EllipsisType
 Matches = list[tuple[FieldPath, Any]]
@@ -28,23 +28,17 @@ class RefusedError(Exception):
 class ManifestView:
     """Merged data of one model, with the tree for locating problems.
 
-    ``file`` is the model's own manifest; ``refused`` are the fields already reported. All other
-    fields have the types of the schema.
+    ``data`` is the tree as plain data, which may be changed, ``file`` the model's own manifest;
+    ``refused`` are the fields already reported. All other fields have the types of the schema.
     """
 
     def __init__(
-        self,
-        tree: ValueNode,
-        file: Path,
-        refused: Iterable[FieldPath] = (),
-        data: dict[str, Any] | None = None,
+        self, tree: ValueNode, data: dict[str, Any], file: Path, refused: Sequence[FieldPath] = ()
     ) -> None:
-        """Prepare; ``data`` is the tree as plain data, and may be changed."""
         self._tree = tree
         self._file = file
         self._is_refused = False  # a part of it
-        self.data: dict[str, Any] = plain(tree) if data is None else data
-        refused = list(refused)
+        self.data = data
         for *parents, last in refused:
             parent = self.get(*parents)
             if isinstance(parent, dict):

@@ -60,12 +60,6 @@ class Signing(NamedTuple):
     unsigned: str
 
 
-def key_source(value: str, folder: Path) -> Path | str:
-    """Return a private key as the path of its file, or as the PEM text that it is."""
-    text = value.strip()
-    return f"{text}\n" if text.startswith("-----BEGIN ") else folder / Path(value).expanduser()
-
-
 @dataclass(frozen=True)
 class Project:
     """The folders and settings of a project, and its models by name."""
@@ -97,9 +91,13 @@ class Project:
     def signing(self) -> Signing:
         """Return the settings of signatures. BUILDSYS_SIGNING_KEY overrides the key."""
         settings = self._setting("cache") or {}
-        file = os.environ.get("BUILDSYS_SIGNING_KEY") or settings.get("signing_key")
+        key = os.environ.get("BUILDSYS_SIGNING_KEY") or settings.get("signing_key")
+        if key and key.strip().startswith("-----BEGIN "):
+            key = f"{key.strip()}\n"
+        elif key:
+            key = self.root / Path(key).expanduser()
         return Signing(
-            key_source(str(file), self.root) if file else None,
+            key or None,
             tuple(settings.get("trusted_keys", ())),
             tuple(settings.get("revoked_keys", ())),
             settings.get("unsigned", "refuse"),
