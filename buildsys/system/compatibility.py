@@ -6,6 +6,7 @@ runs on. Rules of single backends are in their descriptions. Standard library on
 
 from __future__ import annotations
 
+import os
 import platform
 import re
 import sys
@@ -130,6 +131,13 @@ def engine_notes(record: Record) -> Iterator[str]:
         return
     description = describe_backend(record.backend)
     yield from description.notes(record)
+    names = list(dict.fromkeys(gpu["name"] for gpu in visible_gpus()))
+    pci_order = os.environ.get("CUDA_DEVICE_ORDER") == "PCI_BUS_ID"
+    if len(names) > 1 and not pci_order and description.runs_on_gpu(record.map("settings")):
+        yield (
+            f"{' and '.join(names)} are visible, and CUDA may select another one first:"
+            " set CUDA_DEVICE_ORDER=PCI_BUS_ID to be sure"
+        )
     if plugins := _unregistered_plugins(record):
         own = f"{description.module}.init_libnvinfer_plugins"
         places = (

@@ -21,8 +21,11 @@ from buildsys.system.units import number_or_text, parse_duration
 _PR_SET_PDEATHSIG = 1
 _CRASHES = {
     signal.SIGSEGV: "crashed with a segmentation fault (SIGSEGV)",
+    signal.SIGBUS: "crashed with a bus error (SIGBUS)",
     signal.SIGILL: "crashed on an instruction this processor does not support (SIGILL)",
+    signal.SIGFPE: "crashed with an arithmetic error (SIGFPE)",
     signal.SIGABRT: "aborted (SIGABRT)",
+    signal.SIGXCPU: "exceeded its CPU time limit (SIGXCPU)",
 }
 
 
