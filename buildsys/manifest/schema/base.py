@@ -206,18 +206,24 @@ class Tolerance(Spec):
     """Minimum share of equal arg-max along the last axis."""
 
 
+_OF_PRECISION = "Not set: that of the precision, none for fp32."
+
+
 class EngineTolerance(Tolerance):
-    """Limits of one engine; unset ones are those of `verify`.
+    """Limits of one engine; unset ones are those of `verify`."""
 
-    The following ones depend on the precision, and are none for fp32.
-    """
-
-    spread_error: float | None = Field(None, ge=0)
-    """Largest error relative to the output's spread."""
-    correlation: float | None = Field(None, ge=-1, le=1)
-    """Minimum centered correlation."""
-    slope: float | None = Field(None, ge=0, description="Largest distance of the slope from 1.")
-    channel_error: float | None = Field(None, ge=0)
-    """As `spread_error`, of the worst channel."""
-    class_agreement: float | None = Field(None, ge=0, le=1)
-    """Minimum share of samples of equal class."""
+    spread_error: float | None = Field(
+        None, ge=0, description=f"Largest error relative to the output's spread. {_OF_PRECISION}"
+    )
+    correlation: float | None = Field(
+        None, ge=-1, le=1, description=f"Minimum centered correlation. {_OF_PRECISION}"
+    )
+    slope: float | None = Field(
+        None, ge=0, description=f"Largest distance of the slope from 1. {_OF_PRECISION}"
+    )
+    channel_error: float | None = Field(
+        None, ge=0, description=f"As `spread_error`, of the worst channel. {_OF_PRECISION}"
+    )
+    class_agreement: float | None = Field(
+        None, ge=0, le=1, description=f"Minimum share of samples of equal class. {_OF_PRECISION}"
+    )

@@ -5,14 +5,18 @@ The context of a validation is the workspace with the files; without it only for
 
 from __future__ import annotations
 
-from functools import partial
+import symtable
+import warnings
+from functools import lru_cache, partial
+from pathlib import Path
 from typing import Annotated
 
 from pydantic import AfterValidator, ValidationInfo
 from pydantic_core import PydanticCustomError
 
-from buildsys.manifest.problem import expected, suggest_file
+from buildsys.manifest.problem import expected, suggest, suggest_file
 from buildsys.manifest.workspace import Workspace
+from buildsys.system.files import Stamp, stamp
 from buildsys.system.weight_names import HUB, parse_hub_name
 
 _RELATIVE = "paths are relative to the project"
@@ -27,12 +31,11 @@ def refusal(problem: str, hint: str = "") -> PydanticCustomError:
 def check_place(name: str, info: ValidationInfo, *, is_folder: bool = False) -> str:
     """Check for a file, FILE.py:CALLABLE or folder of the project.
 
-    The stage that loads a callable finds it in its file.
-    Raises: PydanticCustomError: the file or folder does not exist.
+    Raises: PydanticCustomError: it does not exist.
     """
     if not isinstance(info.context, Workspace):
         return name
-    path = name.rpartition(":")[0] if ".py:" in name else name
+    path, _, callable_name = name.rpartition(":") if ".py:" in name else (name, "", "")
     place = info.context.locate(path)
     if isinstance(place, str):
         raise refusal(place, _RELATIVE)
@@ -41,7 +44,31 @@ def check_place(name: str, info: ValidationInfo, *, is_folder: bool = False) -> 
         raise refusal(f"{kind} {path} does not exist", suggest_file(place) or _RELATIVE)
     if not (place.is_dir() if is_folder else place.is_file()):
         raise refusal(f"{path} is not a {'folder' if is_folder else 'file'}", _RELATIVE)
+    if callable_name:
+        names, problem = _names_in(path, place, stamp(place))
+        first = callable_name.partition(".")[0]
+        if problem:
+            raise refusal(problem)
+        if {"*", "__getattr__", first}.isdisjoint(names):  # the first two may provide any name
+            hint = suggest(first, names, what="defined")
+            raise refusal(f"{path} does not define {first}", hint)
     return name
+
+
+@lru_cache(maxsize=1000)  # many manifests may name callables of one file
+def _names_in(name: str, file: Path, stamp: Stamp) -> tuple[tuple[str, ...], str]:  # noqa: ARG001
+    """List a Python file's global names (``*``: star import); return them and any problem."""
+    try:
+        source = file.read_bytes()  # not text: a file may declare its encoding
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # invalid escapes in user code are not our business
+            symbols = symtable.symtable(source, name, "exec").get_symbols()  # type: ignore[arg-type]
+    except SyntaxError as error:
+        return (), f"{name}:{error.lineno or 1}: {error.msg}"
+    except (OSError, ValueError, RecursionError, MemoryError) as error:
+        return (), f"cannot read {name}: {error}"
+    names = sorted(s.get_name() for s in symbols if s.is_assigned() or s.is_imported())
+    return (*names, *("*" * (b"import *" in source))), ""
 
 
 def check_listed(name: str, info: ValidationInfo) -> str:

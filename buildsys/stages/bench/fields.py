@@ -3,17 +3,25 @@
 from typing import Annotated, Literal
 
 from pydantic import BeforeValidator, Field, WithJsonSchema
+from pydantic_core import PydanticCustomError
 
 from buildsys.manifest.default_limits import STEADY_INTERVAL
-from buildsys.manifest.schema.base import Case, Seconds, Spec, form, section
+from buildsys.manifest.schema.base import Case, Seconds, Spec, section
+
+
+def _check_switches(value: object) -> object:
+    if isinstance(value, bool):
+        return (value,)
+    if isinstance(value, tuple) and value and all(isinstance(entry, bool) for entry in value):
+        return tuple(dict.fromkeys(value))
+    raise PydanticCustomError("form", "wrong form", {"words": "true, false or a list of both"})
+
 
 _BOOLEAN = {"type": "boolean"}
 _BOOLEANS = {"type": "array", "items": _BOOLEAN, "minItems": 1}
 CudaGraph = Annotated[
     tuple[bool, ...],
-    BeforeValidator(lambda value: (value,) if isinstance(value, bool) else value),
-    form("true, false or a list of both", lambda value: isinstance(value, bool | tuple)),
-    Field(min_length=1),
+    BeforeValidator(_check_switches),
     WithJsonSchema({"anyOf": [_BOOLEAN, _BOOLEANS]}),
 ]
 Baseline = Literal["torch", "torch_cuda_graph", "torch_compile", "onnxruntime"]
