@@ -111,20 +111,26 @@ class Locks:
         self, paths: Collection[Path], target: str, on_wait: OnWait, *, shared: bool = False
     ) -> Iterator[tuple[Path, bool]]:
         """Hold the first free lock file; yield it, and True after a wait."""
-        handles: dict[int, Path] = {}
-        with ExitStack() as stack:
-            for path in paths:
-                handles[handle := _open(path)] = path
-                stack.callback(os.close, handle)
-            handle, waited = self._wait(handles, on_wait, shared=shared)
-            if not shared:
-                stack.callback(os.ftruncate, handle, 0)
-                # only informs those waiting: a full disk must not fail the lock
-                with suppress(OSError):
-                    place = f"process {os.getpid()} on {socket.gethostname()}"
-                    holder = f"{place} ({target}, since {time.strftime('%H:%M:%S')})"
-                    os.pwrite(handle, holder.encode(), 0)
-            yield handles[handle], waited
+        waited = False
+        while True:
+            handles: dict[int, Path] = {}
+            with ExitStack() as stack:
+                for path in paths:
+                    handles[handle := _open(path)] = path
+                    stack.callback(os.close, handle)
+                handle, has_waited = self._wait(handles, on_wait, shared=shared)
+                waited |= has_waited
+                if not _is_at(handles[handle], handle):
+                    continue  # its folder was deleted meanwhile, so nobody else sees this lock
+                if not shared:
+                    stack.callback(os.ftruncate, handle, 0)
+                    # only informs those waiting: a full disk must not fail the lock
+                    with suppress(OSError):
+                        place = f"process {os.getpid()} on {socket.gethostname()}"
+                        holder = f"{place} ({target}, since {time.strftime('%H:%M:%S')})"
+                        os.pwrite(handle, holder.encode(), 0)
+                yield handles[handle], waited
+                return
 
     def _wait(
         self, handles: Mapping[int, Path], on_wait: OnWait, *, shared: bool
@@ -153,6 +159,13 @@ def _open(path: Path) -> int:
     except OSError as error:
         problem = f"cannot lock {path}: {error.strerror}"
         raise StageError(problem, "the folder must be writable") from error
+
+
+def _is_at(path: Path, handle: int) -> bool:
+    try:
+        return os.path.samestat(path.stat(), os.fstat(handle))
+    except FileNotFoundError:
+        return False
 
 
 def _file_name(target: str) -> str:

@@ -19,7 +19,7 @@ import re
 import sys
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cache
 from importlib import import_module
 from importlib.util import find_spec
@@ -211,6 +211,7 @@ class BackendPackage:
     module: str
     owner: str = ""  # distribution and version, "" for ours
     metadata: str = ""  # folder of the distribution
+    rival: str = ""  # another distribution with a backend of this name
 
 
 class BrokenBackendError(Unavailable):
@@ -249,7 +250,9 @@ def other_backends() -> Mapping[str, BackendPackage]:
         owner = f"{name} {distribution.version}" if distribution is not None else "?"
         where = str(getattr(distribution, "_path", ""))
         module = entry.value.partition(":")[0]
-        packages.setdefault(entry.name, BackendPackage(module, owner, where))
+        first = packages.setdefault(entry.name, BackendPackage(module, owner, where))
+        if first.owner != owner:
+            packages[entry.name] = replace(first, rival=owner)
     return packages
 
 
@@ -281,6 +284,9 @@ def import_backend(name: str, part: str) -> ModuleType:
         names = ", ".join(backend_names())
         hint = f"use one of {names}, or install the package that has it"
         raise Unavailable(f"there is no backend {name!r}", hint)
+    if package.rival:
+        problem = f"{package.owner} and {package.rival} both have a backend {name}"
+        raise BrokenBackendError(problem, "uninstall one of them")
     try:
         module = import_module(f"{package.module}.{part}")
         if part == "description" and not isinstance(module.DESCRIPTION, BackendDescription):

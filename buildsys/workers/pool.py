@@ -48,6 +48,8 @@ if TYPE_CHECKING:
 # a server that has not started a job by then never will, e.g. because of a hanging network disk
 _START_LIMIT_S = 300.0
 _CLOSE_LIMIT_S = 1.0
+# The server enforces a job's limit. After this long it is the server that hangs.
+_LIMIT_SLACK_S = 20.0
 _CRASHES = (-signal.SIGSEGV, -signal.SIGABRT, -signal.SIGBUS, -signal.SIGFPE, -signal.SIGILL)
 _CRASHED_FRAME = re.compile(r'^Current thread .*\n  File "(.+)", line (\d+) in (\S+)', re.MULTILINE)
 _LOG_END_BYTES = 64 << 10
@@ -264,9 +266,9 @@ class ServerHandle:
     ) -> Message | None:
         """Send a request; pass on events until the last message.
 
-        None means that the server is gone, or hangs before it starts the job.
+        None means that the server is gone or hangs.
         """
-        channel = running.channel
+        channel, timeout_s = running.channel, request["timeout_s"]
         deadline = time.monotonic() + _START_LIMIT_S
         channel.settimeout(_START_LIMIT_S)
         with selectors.DefaultSelector() as selector:
@@ -297,7 +299,8 @@ class ServerHandle:
                         return event  # type: ignore[no-any-return]
                     if event["event"] == "started":
                         running.pid = event["pid"]
-                        deadline = math.inf  # the server enforces the limit of a job
+                        limit_s = math.inf if timeout_s is None else timeout_s + _LIMIT_SLACK_S
+                        deadline = time.monotonic() + limit_s
                     on_event(event)
 
     def hang_up(self) -> None:

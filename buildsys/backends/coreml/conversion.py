@@ -20,7 +20,9 @@ from buildsys.backends.coreml.package import Package, block_operations, operatio
 from buildsys.backends.interface import (
     BuildRequest,
     Figures,
+    UnsupportedNode,
     layer_facts,
+    raise_refused,
 )
 from buildsys.errors import StageError
 from buildsys.onnx_graphs.tensors import Array
@@ -59,6 +61,8 @@ def convert(request: BuildRequest, folder: Path) -> Converted:
                 program.graph.erase_node(node)
         program.graph.eliminate_dead_code()
         program.graph_module.recompile()
+        if nodes := unsupported_nodes(program):
+            raise_refused(request, "Core ML", nodes)
         request.progress("converting the program")
         interface = interface_of(ports, request)
         options = request.options
@@ -79,6 +83,22 @@ def convert(request: BuildRequest, folder: Path) -> Converted:
         package = folder / f"{request.model}.mlpackage"
         model.save(str(package))
     return Converted(package, program, interface, dict(_constants(model)))
+
+
+def unsupported_nodes(program: torch.export.ExportedProgram) -> list[UnsupportedNode]:
+    """List the nodes without an operator of Core ML."""
+    from coremltools.converters.mil.frontend.torch.torch_op_registry import _TORCH_OPS_REGISTRY
+
+    nodes = []
+    for index, node in enumerate(program.graph.nodes):
+        if node.op != "call_function":
+            continue
+        target: Any = node.target
+        kind = target.name() if hasattr(target, "name") else target.__name__
+        if _TORCH_OPS_REGISTRY.get_func(kind) is None:
+            reason = f"coremltools {ct.__version__} has no conversion for this operator"
+            nodes.append(UnsupportedNode(index, node.name, kind, reason))
+    return nodes
 
 
 def interface_of(ports: Mapping[str, Any], request: BuildRequest) -> dict[str, Any]:

@@ -89,8 +89,30 @@ class _OnnxRuntime(BackendDescription):
             if here and provider.title not in available and not has_plugin:
                 problem = f"the installed onnxruntime does not have its {provider.name} provider"
                 yield Reason("library", problem, provider.install)
+        if record.map("settings").get("ep_context"):
+            yield from _context_reasons(record)
         if all(provider.name == CPU for provider in known_providers(record.map("settings"))):
             yield from _check_processor(record)
+
+
+def _context_reasons(record: Record) -> Iterator[Reason]:
+    """Yield providers of another version than that whose compiled nodes the engine contains."""
+    from importlib import metadata  # slow
+
+    from buildsys.system.compatibility import version_numbers
+
+    for provider in known_providers(record.map("settings")):
+        library = provider.context_library
+        built = str(record.map("provider_libraries").get(library) or "")
+        try:
+            here = metadata.version(library) if built else ""
+        except metadata.PackageNotFoundError:  # it may be the system's
+            continue
+        is_newer = version_numbers(here) > version_numbers(built)
+        if here != built and not (provider.reads_older_contexts and is_newer):
+            problem = f"its nodes were compiled by {library} {built}, but {here} is installed"
+            newer = " or newer" if provider.reads_older_contexts else ", or build it here"
+            yield Reason("version", problem, f"pip install '{library}=={built}'{newer}")
 
 
 def _check_processor(record: Record) -> Iterator[Reason]:

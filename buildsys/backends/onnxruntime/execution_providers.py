@@ -39,6 +39,9 @@ class Provider:
     needs_nvidia: bool = False
     # compiles nodes to kernels when a session is created; sessions cannot save them
     compiles: bool = True
+    # the distribution that keeps these kernels in EPContext nodes and reads those of its version
+    context_library: str = ""
+    reads_older_contexts: bool = False  # also those of an older version
     booleans: tuple[str, str] = ("0", "1")  # texts of false and true
 
     @property
@@ -73,6 +76,7 @@ _PROVIDERS = (
         " trt_context_memory_sharing_enable trt_engine_hw_compatible trt_detailed_build_log",
         libraries=("tensorrt", *_CUDA_LIBRARIES),
         needs_nvidia=True,
+        context_library="tensorrt",
     ),
     Provider(
         "cuda",
@@ -100,6 +104,7 @@ _PROVIDERS = (
         plugin="onnxruntime-ep-openvino",
         elsewhere="it supports Intel's only: use backend: openvino, or a toolchain with"
         " onnxruntime-openvino",
+        context_library="onnxruntime-ep-openvino",
         booleans=("false", "true"),
     ),
     Provider(
@@ -127,6 +132,8 @@ _PROVIDERS = (
         # not saver and ir, which compute nothing and write files into the project
         choices={"backend_type": ("htp", "gpu", "cpu")},
         plugin="onnxruntime-qnn",
+        context_library="onnxruntime-qnn",
+        reads_older_contexts=True,
     ),
     Provider(
         "migraphx",

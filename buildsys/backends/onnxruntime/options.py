@@ -13,6 +13,7 @@ from buildsys.backends.onnxruntime.execution_providers import (
     PROVIDERS,
     REFUSED_OPTIONS,
     Provider,
+    known_providers,
     provider_entry,
 )
 from buildsys.manifest.problem import Problems, expected, show_value, suggest
@@ -95,6 +96,13 @@ def problems(view: ManifestView, path: FieldPath, engine: dict[str, Any]) -> Pro
             text = f"not supported with precision: {precision}"
             hint = "use fp32, int4, or int8 with quantization: dynamic"
             yield view.problem((*path, "optimized"), text, hint, of_key=True)
+    if engine.get("ep_context") is True:
+        named = {provider.name for provider in known_providers(engine)}
+        able = [name for name, provider in PROVIDERS.items() if provider.context_library]
+        if not named & {*able}:
+            text = f"not supported by {', '.join(sorted(named)) or 'these providers'}"
+            hint = f"remove it, or use one of {', '.join(able)}"
+            yield view.problem((*path, "ep_context"), text, hint, of_key=True)
     entries = engine.get("providers")
     if not isinstance(entries, list):
         return

@@ -234,6 +234,41 @@ def test_int8_products_that_overflow_on_this_processor(
     assert can_run(file)
 
 
+@pytest.mark.parametrize(
+    ("provider", "library", "here", "remedy"),
+    [
+        ("qnn", "onnxruntime-qnn", "2.6.0", "pip install 'onnxruntime-qnn==2.7.0' or newer"),
+        ("qnn", "onnxruntime-qnn", "2.7.0", ""),
+        ("qnn", "onnxruntime-qnn", "2.10.0", ""),
+        ("tensorrt", "tensorrt", "2.7.0", ""),
+        ("tensorrt", "tensorrt", "2.8.0", "pip install 'tensorrt==2.7.0', or build it here"),
+    ],
+)
+def test_compiled_nodes_of_another_version_of_their_provider(
+    ort_built: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    provider: str,
+    library: str,
+    here: str,
+    remedy: str,
+) -> None:
+    def compiled(figures: dict[str, Any], *, ep_context: bool) -> None:
+        figures["settings"].update(ep_context=ep_context, providers=[provider])
+        figures["provider_libraries"] = {library: "2.7.0"}
+
+    monkeypatch.setattr("importlib.metadata.version", {library: here}.__getitem__)
+    file = copied(ort_built, tmp_path)
+    edit(file, lambda figures: compiled(figures, ep_context=True))
+    problem = f"its nodes were compiled by {library} 2.7.0, but {here} is installed"
+    found = [
+        (each.problem, each.remedy) for each in can_run(file).reasons if each.kind == "version"
+    ]
+    assert found == ([(problem, remedy)] if remedy else [])
+    edit(file, lambda figures: compiled(figures, ep_context=False))
+    assert "version" not in kinds(can_run(file))
+
+
 def test_only_the_standard_library_is_imported(ort_built: Path) -> None:
     code = "import sys\nimport buildsys.deploy.can_run\nfrom buildsys import can_run\n"
     code += "print(*sys.modules)"

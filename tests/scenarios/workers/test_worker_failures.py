@@ -125,6 +125,24 @@ def test_a_server_that_never_gets_ready_is_given_up(
     )
 
 
+def test_a_hanging_server_does_not_hang_its_jobs(
+    project: PoolProject, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    server = project.server_pid()
+    # the server would end the job after a minute; the client waits for that for 0.2 s in total
+    monkeypatch.setattr(pools, "_LIMIT_SLACK_S", -59.8)
+    monkeypatch.setattr(pools, "_CLOSE_LIMIT_S", 0.1)
+
+    def stop(event: dict[str, Any]) -> None:
+        if event["event"] == "progress":
+            os.kill(server, signal.SIGSTOP)
+
+    error = project.error("hang", timeout_s=60, on_event=stop)
+    problem = "the worker server that ran export:hang stopped responding"
+    assert str(error) == f"{problem}; full log: build/hang.log"
+    assert project.server_pid() != server
+
+
 def test_closing_fails_running_jobs(project: PoolProject) -> None:
     project.run("echo")
     with ThreadPoolExecutor(1) as threads:

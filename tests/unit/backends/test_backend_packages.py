@@ -84,6 +84,16 @@ def test_a_broken_package_names_its_distribution_and_the_exception(
     assert describe_backend("onnxruntime").problem == ""
 
 
+def test_two_packages_of_one_name_are_refused(site: Path) -> None:
+    install(site, distribution="other-reference", module="other_reference")
+    with registered(site):
+        problem = describe_backend("reference").problem
+    assert "both have a backend reference" in problem
+    assert {"buildsys-reference 1.0", "other-reference 1.0"} <= set(
+        problem.split(" both")[0].split(" and ")
+    )
+
+
 def test_a_toolchain_gets_the_package_and_its_metadata(site: Path, tmp_path: Path) -> None:
     links = link_packages(tmp_path / "links")
     found = {path.name: path.resolve() for path in links.iterdir()}

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -205,3 +206,33 @@ def test_an_unusable_folder_in_tmp_is_an_error_with_a_remedy(
         locks.devices([CPU], "a", unexpected),
     ):
         pass
+
+
+def test_a_deleted_lock_folder_does_not_let_two_in(tmp_path: Path) -> None:
+    first, second, third = (Locks(tmp_path / "locks") for _ in range(3))
+    second_waits, second_holds, third_waits = (threading.Event() for _ in range(3))
+    release = threading.Event()
+    third_held = threading.Event()
+
+    def hold_second() -> None:
+        with second.target("a", lambda holder: second_waits.set()):
+            second_holds.set()
+            release.wait(30)
+
+    def hold_third() -> None:
+        with third.target("a", lambda holder: third_waits.set()):
+            third_held.set()
+
+    with first.target("a", unexpected):
+        threads = [in_thread(hold_second)]
+        assert second_waits.wait(30)
+        shutil.rmtree(tmp_path / "locks")  # what second waits for is no longer at its path
+    assert second_holds.wait(30)
+    threads.append(in_thread(hold_third))
+    until(lambda: third_waits.is_set() or third_held.is_set())
+    together = third_held.is_set()
+    release.set()
+    for thread in threads:
+        thread.join(30)
+    assert not together
+    assert third_held.is_set()
