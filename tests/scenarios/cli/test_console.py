@@ -80,7 +80,10 @@ def test_ctrl_c_leaves_a_usable_terminal_and_readable_lines(ready: ReadyProject)
             lambda: any(re.match("done +export:a", line) for line in run.lines()),
             "export:a is done",
         )
-        assert any(re.search(r"reference:a .* case min", one) for one in run.lines())
+        wait_until(
+            lambda: any(re.search(r"reference:a .* case min", line) for line in run.lines()),
+            "the display shows what reference:a does",
+        )
     finally:
         os.killpg(run.process.pid, signal.SIGINT)
         code = run.end()
