@@ -38,6 +38,7 @@ _WORDS = {"": None, "~": None, "null": None, "Null": None, "NULL": None} | {
     spelling: value for word, value in (("true", True), ("false", False))
     for spelling in (word, word.capitalize(), word.upper())
 }  # fmt: skip
+_UNPRINTABLE = re.compile("[^\t\n\r\x20-\x7e\x85\xa0-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
 
 
 def read_yaml(file: Path, content: bytes) -> Any:
@@ -63,6 +64,9 @@ def _decode(file: Path, content: bytes) -> str:
         line, column = _end_of(content[: error.start].decode("utf-8", "replace"))
         problem = f"byte 0x{error.object[error.start]:02x} at offset {error.start} is not UTF-8"
         raise ManifestError(file, (), problem, "save the file as UTF-8", line, column) from None
+    if bad := _UNPRINTABLE.search(text):
+        problem = f"the control character U+{ord(bad[0]):04X} is not allowed in YAML"
+        raise ManifestError(file, (), problem, "remove it", *_end_of(text[: bad.start()]))
     return text
 
 
@@ -95,7 +99,7 @@ class _Builder:
             if not self._loader.check_event(StreamEndEvent):
                 event = self._loader.peek_event()
                 self._refuse(event, (), "a file must have one document", "remove this one")
-        except yaml.YAMLError as error:
+        except yaml.MarkedYAMLError as error:
             raise self._syntax_error(error) from None
         finally:
             self._loader.dispose()
@@ -187,8 +191,8 @@ class _Builder:
     def _refuse(self, event: Any, path: FieldPath, problem: str, hint: str = "") -> NoReturn:
         raise ValueOrigin(self._file, path, event.start_mark).error(problem, hint)
 
-    def _syntax_error(self, error: Any) -> ManifestError:
-        mark = getattr(error, "problem_mark", None) or getattr(error, "context_mark", None)
+    def _syntax_error(self, error: yaml.MarkedYAMLError) -> ManifestError:
+        mark = error.problem_mark or error.context_mark
         line, column = (mark.line + 1, mark.column + 1) if mark else (1, 1)
         lines = self._text.split("\n")
         indent = re.match(r"[ \t]*", lines[line - 1] if line <= len(lines) else "")
@@ -196,8 +200,7 @@ class _Builder:
             column = indent[0].index("\t") + 1
             text = "tabs cannot indent YAML"
             return ManifestError(self._file, (), text, "use spaces", line, column)
-        words = getattr(error, "problem", "") or getattr(error, "reason", "it cannot be parsed")
-        context = f" {error.context}" if getattr(error, "context", None) else ""
+        context = f" {error.context}" if error.context else ""
         hint = "check the indentation, and quote strings that contain a colon"
-        text = f"not valid YAML: {words}{context}"
+        text = f"not valid YAML: {error.problem or 'it cannot be parsed'}{context}"
         return ManifestError(self._file, (), text, hint, line, column)
