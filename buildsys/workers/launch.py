@@ -25,7 +25,7 @@ from buildsys.system.toolchains import Interpreter, Toolchain, own_interpreter, 
 from buildsys.system.versions import package_identities
 from buildsys.workers import registry
 from buildsys.workers.job import ServerKind
-from buildsys.workers.registry import Connection
+from buildsys.workers.registry import ServerConnection
 
 _BACKLOG = 128  # connections waiting while a server still loads libraries
 _DEFAULTS = {
@@ -52,7 +52,7 @@ _STATUS = ("Umask", "Gid", "Groups", "CapEff", "NoNewPrivs", "Seccomp", "Cpus_al
 
 def connect_server(
     kind: ServerKind, toolchain: Toolchain | None, folder: Path, texts: TextCache | None = None
-) -> Connection:
+) -> ServerConnection:
     """Connect to a running server for jobs of one kind, or start one.
 
     ``folder`` receives its log. ``texts`` caches facts about the libraries that it loads.
@@ -85,7 +85,7 @@ def connect_server(
                 process.pid, process.started, kind.name, python, str(log)
             )
             registry.write_record(address, record)
-    return Connection(address, control, record.process, popen, log, per_job, idle_s)
+    return ServerConnection(address, control, record.process, popen, log, per_job, idle_s)
 
 
 def _start(

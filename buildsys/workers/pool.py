@@ -191,7 +191,7 @@ class _RunningJob:
 class ServerHandle:
     """Connections of one run to a server, which may serve further runs. Thread-safe."""
 
-    connection: registry.Connection
+    connection: registry.ServerConnection
     _lock: threading.Lock = field(default_factory=threading.Lock)
     _closed: bool = False  # or given up: its process may need a moment to end
     _jobs: set[_RunningJob] = field(default_factory=set)

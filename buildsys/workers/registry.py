@@ -138,7 +138,7 @@ def retire(path: Path) -> None:
             channel.sendall(RETIRE)
 
 
-class Connection(NamedTuple):
+class ServerConnection(NamedTuple):
     """A run's connection to a server."""
 
     address: Path

@@ -33,8 +33,8 @@ from buildsys.workers.job import RETIRE, TERMINAL, Message, encode, error_to_jso
 
 
 @dataclass(eq=False)
-class _Connection:
-    """A connection of a run, with its child as soon as one runs; ``stop_at`` is monotonic."""
+class _Client:
+    """The connection of a run, with its child as soon as one runs; ``stop_at`` is monotonic."""
 
     channel: socket.socket
     request: bytes = b""
@@ -56,7 +56,7 @@ class Server:
         self._end_at = 0.0  # unless there is a connection
         self._retiring = False  # ends with the last connection
         self._loaded_late: set[str] = set()  # or tried to
-        self._connections: set[_Connection] = set()
+        self._clients: set[_Client] = set()
         self._selector = selectors.DefaultSelector()
         self._wakeup, self._wakeup_writer = socket.socketpair()
         for end in (self._wakeup, self._wakeup_writer):
@@ -78,7 +78,7 @@ class Server:
             for key, _ in self._selector.select(self._enforce_limits()):
                 key.data(key.fileobj)
             self._reap_children()
-            if not self._connections and (self._retiring or time.monotonic() >= self._end_at):
+            if not self._clients and (self._retiring or time.monotonic() >= self._end_at):
                 # a run that connects from here on is refused, and starts another server
                 self._stop()
 
@@ -91,12 +91,12 @@ class Server:
         with contextlib.suppress(BlockingIOError, ConnectionAbortedError):
             channel, _ = listener.accept()
             channel.setblocking(True)
-            connection = _Connection(channel)
-            self._connections.add(connection)
+            connection = _Client(channel)
+            self._clients.add(connection)
             receive = partial(self._receive, connection)
             self._selector.register(channel, selectors.EVENT_READ, receive)
 
-    def _receive(self, job: _Connection, channel: socket.socket) -> None:
+    def _receive(self, job: _Client, channel: socket.socket) -> None:
         """Receive the request of a job, or the end of its connection: nobody wants its result."""
         piece, descriptors = b"", list[int]()
         with contextlib.suppress(ConnectionResetError):
@@ -122,7 +122,7 @@ class Server:
         else:
             self._close(job)
 
-    def _start_job(self, job: _Connection, message: Message) -> None:
+    def _start_job(self, job: _Client, message: Message) -> None:
         timeout_s = message["timeout_s"]
         self._idle_s = message["idle_s"]  # of the latest run
         for name in message["preload"]:
@@ -139,10 +139,10 @@ class Server:
         if timeout_s is not None:
             job.stop_at = time.monotonic() + timeout_s
 
-    def _run_in_child(self, message: Message, job: _Connection) -> NoReturn:
+    def _run_in_child(self, message: Message, job: _Client) -> NoReturn:
         # close the server's descriptors: a copy would hide the end of the original
         self._selector.close()
-        others = self._connections - {job}
+        others = self._clients - {job}
         for end in (self._wakeup, self._wakeup_writer, self._listener):
             end.close()
         for other in others:
@@ -158,9 +158,9 @@ class Server:
             debugger=message["debugger"],
         )
 
-    def _close(self, job: _Connection, last: Message | None = None) -> None:
+    def _close(self, job: _Client, last: Message | None = None) -> None:
         """Close a connection, after a last message if anybody wants it."""
-        self._connections.discard(job)
+        self._clients.discard(job)
         self._end_at = time.monotonic() + self._idle_s
         with contextlib.suppress(KeyError):  # nobody did
             self._selector.unregister(job.channel)
@@ -185,25 +185,25 @@ class Server:
             signal_group(pid, signal.SIGKILL)
             _, exit_status, _ = os.wait4(pid, 0)
             code = os.waitstatus_to_exitcode(exit_status)
-            for job in [job for job in self._connections if job.pid == pid]:
+            for job in [job for job in self._clients if job.pid == pid]:
                 self._close(job, {"event": "exit", "code": code, "timed_out": job.timed_out})
 
     def _enforce_limits(self) -> float | None:
         """Stop jobs at their limits; return the time to the next."""
         now = time.monotonic()
-        running = [job for job in self._connections if job.pid and not job.timed_out]
+        running = [job for job in self._clients if job.pid and not job.timed_out]
         for job in running:
             if now >= job.stop_at:
                 job.timed_out = True
                 signal_group(job.pid, signal.SIGKILL)
         limits = [job.stop_at for job in running if job.stop_at > now]
-        next_limit = min(limits if self._connections else [self._end_at], default=math.inf)
+        next_limit = min(limits if self._clients else [self._end_at], default=math.inf)
         return None if math.isinf(next_limit) else max(0.0, next_limit - now)
 
     def _stop(self) -> NoReturn:
         for path in (self._address, self._address.with_suffix(".json")):
             path.unlink(missing_ok=True)
-        for job in self._connections:
+        for job in self._clients:
             if job.pid:
                 signal_group(job.pid, signal.SIGKILL)
         flush()

@@ -39,7 +39,7 @@ _ASSERTIONS = (
 
 
 @dataclass(frozen=True)
-class Converted:
+class ConvertedPackage:
     """A package in a folder, and what it was made from."""
 
     package: Path
@@ -48,7 +48,7 @@ class Converted:
     constants: Mapping[str, Array]  # as the converter wrote them
 
 
-def convert(request: BuildRequest, folder: Path) -> Converted:
+def convert(request: BuildRequest, folder: Path) -> ConvertedPackage:
     """Return the Core ML package of the captured program, in ``folder``."""
     request.progress("reading the program")
     program, ports = load_captured(request, "Core ML")
@@ -82,7 +82,7 @@ def convert(request: BuildRequest, folder: Path) -> Converted:
         request.progress("writing the package")
         package = folder / f"{request.model}.mlpackage"
         model.save(str(package))
-    return Converted(package, program, interface, dict(_constants(model)))
+    return ConvertedPackage(package, program, interface, dict(_constants(model)))
 
 
 def unsupported_nodes(program: torch.export.ExportedProgram) -> list[UnsupportedNode]:
@@ -197,7 +197,7 @@ def operator_facts(package: Package) -> Figures:
     return layer_facts(kinds, types, "network")
 
 
-def compare_weights(converted: Converted, precision: str) -> Figures:
+def compare_weights(converted: ConvertedPackage, precision: str) -> Figures:
     """Compare the converter's weights with the program's.
 
     Parameters may have been folded into others: a batch norm into its convolution is computed

@@ -36,7 +36,7 @@ _STABLE = (
 )
 
 
-class _FurtherCase(NamedTuple):
+class _ComparedCase(NamedTuple):
     """A further case with its graph."""
 
     graph: str
@@ -113,7 +113,9 @@ def _rules(job: Job, graph: str) -> OutputRules:
     return output_rules(job, "_simplified" if is_changed else "")
 
 
-def _verdict(failed: Sequence[WrongOutput], further: Mapping[str, _FurtherCase]) -> tuple[str, str]:
+def _verdict(
+    failed: Sequence[WrongOutput], further: Mapping[str, _ComparedCase]
+) -> tuple[str, str]:
     """Describe the first failure, and its remedy."""
     first = failed[0]
     note = first.comparison.note
@@ -128,7 +130,7 @@ def _verdict(failed: Sequence[WrongOutput], further: Mapping[str, _FurtherCase])
     return reason, FIXED_SIZES
 
 
-def _further_cases(job: Job) -> dict[str, _FurtherCase]:
+def _further_cases(job: Job) -> dict[str, _ComparedCase]:
     """Load the further cases, each for its last possible graph.
 
     One graph is enough: ``simplify`` and ``surgery`` compare their graphs with those before.
@@ -151,7 +153,7 @@ def _further_cases(job: Job) -> dict[str, _FurtherCase]:
             inputs = (tensors if original == path else load_case(original)).inputs
             shapes = {tensor: t.shape for tensor, t in inputs.items()}
             sizes = dims_of_shapes(further["shapes"], shapes)
-            cases[name] = _FurtherCase(graph, tensors, sizes)
+            cases[name] = _ComparedCase(graph, tensors, sizes)
     return cases
 
 
@@ -164,7 +166,7 @@ def _constant(job: Job) -> list[str]:
     ]
 
 
-def _limited(further: Mapping[str, _FurtherCase]) -> list[str]:
+def _limited(further: Mapping[str, _ComparedCase]) -> list[str]:
     """List warnings for cases of earlier graphs than the simplified one."""
     graphs = {graph: [c for c in further if further[c].graph == graph] for graph in _EARLIER}
     return [
