@@ -138,8 +138,11 @@ def test_a_classifier_gets_the_preprocessing_and_labels_of_its_weights(tmp_path:
     (image,), (logits,) = found["inputs"].values(), found["outputs"].values()
     assert image["preprocess"]["resize"] == 256
     assert logits["labels"] == {"torchvision": "SqueezeNet1_1_Weights.IMAGENET1K_V1"}
-    other = propose(tmp_path, torchvision="squeezenet1_1", weights=None, kwargs={"num_classes": 7})
-    assert "labels" not in other["outputs"]["output0"]
+    training = proposal.training_of("squeezenet1_1")
+    assert training is not None
+    other: dict[str, Any] = {"inputs": {"image": {"shape": ["batch", 3, 64, 64]}}, "outputs": {}}
+    training.add_to(other)
+    assert "preprocess" not in other["inputs"]["image"]
 
 
 def test_inputs_can_be_given(tmp_path: Path) -> None:
