@@ -36,16 +36,29 @@ ROUNDS, RUNS, LIMIT = 40, 50, 1.10
 
 
 def conv_network(network: Any) -> list[np.ndarray]:
-    """Define 20 convolutions with random weights: x (N, 3, 224, 224) -> mean, y."""
+    """Define a network like ResNet-34 with random weights: x (N, 3, 224, 224) -> mean, y."""
     rng, kernels = np.random.default_rng(0), []
-    output = network.add_input("x", trt.DataType.FLOAT, (-1, 3, 224, 224))
-    for number in range(20):
-        shape = (128, output.shape[1], 3, 3)
-        values = rng.standard_normal(shape, np.float32) * np.sqrt(2 / np.prod(shape[1:]))
+
+    def conv(source: Any, channels: int, size: int, stride: int) -> Any:
+        shape = (channels, source.shape[1], size, size)
+        values = rng.standard_normal(shape, np.float32) / np.sqrt(np.prod(shape[1:]))
         kernels.append(values.astype(np.float32))
-        layer = network.add_convolution_nd(output, 128, (3, 3), trt.Weights(kernels[-1]))
-        layer.stride_nd, layer.padding_nd = ((4, 4) if number < 2 else (1, 1)), (1, 1)
-        output = network.add_activation(layer.get_output(0), trt.ActivationType.RELU).get_output(0)
+        layer = network.add_convolution_nd(source, channels, (size, size), trt.Weights(kernels[-1]))
+        layer.stride_nd, layer.padding_nd = (stride, stride), (size // 2, size // 2)
+        return layer.get_output(0)
+
+    def relu(source: Any) -> Any:
+        return network.add_activation(source, trt.ActivationType.RELU).get_output(0)
+
+    x = network.add_input("x", trt.DataType.FLOAT, (-1, 3, 224, 224))
+    output = relu(conv(x, 64, 7, 4))
+    for channels, blocks in ((64, 3), (128, 4), (256, 6), (512, 3)):
+        for block in range(blocks):
+            stride = 2 if channels > 64 and block == 0 else 1
+            inner = conv(relu(conv(output, channels, 3, stride)), channels, 3, 1)
+            same = output if stride == 1 else conv(output, channels, 1, stride)
+            summed = network.add_elementwise(inner, same, trt.ElementWiseOperation.SUM)
+            output = relu(summed.get_output(0))
     mean = network.add_reduce(output, trt.ReduceOperation.AVG, 0b1100, False).get_output(0)
     y = network.add_reduce(mean, trt.ReduceOperation.MAX, 0b10, True).get_output(0)
     for name, tensor in (("mean", mean), ("y", y)):

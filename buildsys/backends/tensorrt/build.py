@@ -96,9 +96,13 @@ def configure(
     if options.get("tactic_sources") is not None:
         sources = [value_of(library, "TacticSource", name) for name in options["tactic_sources"]]
         config.set_tactic_sources(sum({1 << int(source) for source in sources}))
-    if options.get("dla_core") is not None:
+    core = options.get("dla_core")
+    if core is not None:
+        if core >= builder.num_DLA_cores:  # TensorRT would use the GPU
+            text = f"dla_core: {core} needs a deep learning accelerator, and this machine has"
+            raise StageError(f"{text} {builder.num_DLA_cores}", "remove dla_core")
         config.default_device_type = library.trt.DeviceType.DLA
-        config.DLA_core = options["dla_core"]
+        config.DLA_core = core
     fields = {flag: bool(options[name]) for name, flag in _FLAG_FIELDS.items() if name in options}
     # tf32 is the only flag that is on by default
     changed = {flag: value for flag, value in fields.items() if value or flag == "tf32"}

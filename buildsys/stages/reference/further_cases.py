@@ -233,7 +233,7 @@ def _sources(
     names = list(sys.modules)
     root, stdlib = f"{project.resolve()}/", f"{Path(ast.__file__).parent}/"
     own = {}
-    for name in names[names.index(_STAGE) :]:
+    for name in names[names.index(_STAGE) if _STAGE in names else 0 :]:
         file = getattr(sys.modules[name], "__file__", None) or ""
         is_library = in_library(file) or file.startswith(stdlib) or name.startswith("buildsys.")
         if file.endswith(".py") and not is_library and Path(file).resolve().is_relative_to(root):

@@ -123,7 +123,8 @@ def test_engines_with_other_fields_compute_the_same(
 
 
 def test_a_missing_accelerator(toolchain: Toolchain, tmp_path: Path) -> None:
-    assert refusal(toolchain, tmp_path, precision="fp16", dla_core=0, gpu_fallback=True)
+    said = refusal(toolchain, tmp_path, precision="fp16", dla_core=0, gpu_fallback=True)
+    assert "needs a deep learning accelerator" in said
 
 
 def test_all_operators_unknown_to_the_parser_are_named(

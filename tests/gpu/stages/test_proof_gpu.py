@@ -46,7 +46,9 @@ ENGINE: dict[str, Any] = {
 
 @pytest.fixture
 def project(tmp_path: Path) -> ProjectFolder:
-    return gpu_project(tmp_path / "project")
+    folder = gpu_project(tmp_path / "project")
+    (folder.root / "plugins/models/nets.py").write_text(NETWORKS)
+    return folder
 
 
 CHANNELS = {"a": 8, "b": 24}
