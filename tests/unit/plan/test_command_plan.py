@@ -79,3 +79,39 @@ def test_outputs_of_a_network() -> None:
     without = plan(**NETWORK)
     others = [target for target in found if target not in ("command:m:c", "report:m")]
     assert [found[target] for target in others] == [without[target] for target in others]
+
+
+def test_all_other_fields() -> None:
+    own: dict[str, Any] = {
+        **SPEED,
+        "inputs": {"model": "{commands.build.model}", "log": "{commands.build.log}"},
+        "device": "cuda", "measures": True, "required": True, "timeout": "30s",
+        "limits": {"p50_ms": {"max": 5}}, "versions": ["numpy"], "probes": [["nvcc", "--version"]],
+        "toolchain": "other", "needs": {"labels": ["lab"]},
+    }  # fmt: skip
+    planned = plan(BUILD, own, timeout={"command": "1min"})
+    build, speed = planned["command:m:build"], planned["command:m:speed"]
+    assert {name: speed.options[name] for name in speed.options if name != "limits"} == {
+        "run": ["time", "{inputs.model}", "{figures}"], "files": {}, "outputs": {},
+        "references": {"model": "commands.build.model", "log": "commands.build.log"},
+        "listed": ["model"], "env": {}, "pass": [], "versions": ["numpy"], "device": "cuda",
+    }  # fmt: skip
+    assert speed.options["limits"].keys() == {"p50_ms"}
+    assert build.options["pass"] == ["TOKEN"]
+    assert build.options["files"] == BUILD["inputs"]
+    assert build.options["outputs"] == BUILD["outputs"]
+    assert "limits" not in build.options
+    assert speed.inputs["input.log"] == FileRef("m/command/build/out/log.txt", optional=True)
+    assert speed.inputs["input.model"].optional
+    assert (speed.timeout_s, build.timeout_s) == (30.0, 60.0)
+    assert (speed.probes, build.probes) == ((("nvcc", "--version"),), ())
+    assert (speed.tools, build.tools) == (("python", "numpy"), ("python",))
+    assert (speed.devices, build.devices) == (("cpu", "cores", "gpu"), ())
+    assert (speed.server, speed.required, build.required) == ("bare", True, False)
+    assert (speed.measures, speed.exclusive, speed.alone_on_gpu) == (True, False, True)
+    assert (build.measures, build.exclusive, build.alone_on_gpu) == (False, False, False)
+    assert speed.needs.labels == ("lab",)
+    assert speed.toolchain is not None
+    assert speed.toolchain.name == "other"
+    on_cpu = plan(BUILD, {**own, "device": "cpu"})["command:m:speed"]
+    assert (on_cpu.exclusive, on_cpu.devices) == (True, ("cpu", "cores"))
