@@ -323,10 +323,9 @@ class ServerHandle:
             with contextlib.suppress(OSError):
                 self.connection.control.shutdown(socket.SHUT_RDWR)  # wakes waiting threads
             self.connection.control.close()
-            if self.connection.popen is not None and self.connection.popen.poll() is None:
-                self.connection.popen.returncode = (
-                    0  # Popen would warn about a process that lives on
-                )
+            popen = self.connection.popen
+            if popen is not None and popen.poll() is None:
+                popen.returncode = 0  # Popen would warn about a process that lives on
 
     def _where_log_is(self, job: Job) -> str:
         return f"full log: {job.display_path(self.connection.log)}"
@@ -339,10 +338,8 @@ class ServerHandle:
             ending = "ended unexpectedly" if code is None else describe_exit(code)
         else:  # it hangs
             ending = describe_exit(None)
-            self.connection.process.send_signal(signal.SIGKILL)
-            self.connection.process.wait(
-                _CLOSE_LIMIT_S
-            )  # else the next connection would reach it again
+            process.send_signal(signal.SIGKILL)
+            process.wait(_CLOSE_LIMIT_S)  # else the next connection would reach it again
         if pid is None:
             problem = f"the worker server for {job.target} {ending} before it started the job"
             return JobNotStartedError(problem, self._where_log_is(job))
