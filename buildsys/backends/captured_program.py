@@ -23,7 +23,7 @@ def load_captured(
 ) -> tuple[torch.export.ExportedProgram, dict[str, Any]]:
     """Load the captured program and its inputs and outputs."""
     files = {PORTS: ""}
-    hint = "operators of your own need a decomposition into those of PyTorch"
+    hint = "custom operators need a decomposition into PyTorch's operators"
     with one_sentence(f"model {request.model}: {library} cannot read the program", hint):
         program = torch.export.load(str(request.program), extra_files=files)
     return program, json.loads(files[PORTS])

@@ -22,9 +22,6 @@ from buildsys.system.backend_registry import describe_backend, import_backend
 from buildsys.system.toolchains import Toolchain
 
 if TYPE_CHECKING:
-    pass
-
-if TYPE_CHECKING:
     from buildsys.backends.measurement import Contender, GpuTiming
 
 Options = Mapping[str, Any]  # the engine's fields as in the manifest, without its name
@@ -303,7 +300,7 @@ class DeviceSession(Protocol):
         ...
 
     def contenders(self, inputs: Mapping[str, Tensor], timing: GpuTiming) -> dict[str, Contender]:
-        """Make contenders on the GPU's clock; they invalidate earlier ones."""
+        """Make contenders on the GPU's clock, which makes earlier contenders unusable."""
         ...
 
     def memory_figures(self) -> Figures:

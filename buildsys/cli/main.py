@@ -32,7 +32,7 @@ RENAMED = {  # an old name and what to type now
     "infer": "buildsys run",
     "info": "buildsys explain",
     "localize": "buildsys debug --fp32-nodes",
-    "netron": "buildsys inspect --svg FILE",
+    "netron": "buildsys inspect --serve",
     "repro": "buildsys check --reproducible",
     "stress": "buildsys check",
     "workers": "buildsys cache workers",

@@ -132,12 +132,12 @@ class Executor:
             reasons = freshness.reasons or (request,)
             self._on_event(target, {"event": "stale", "reason": summarize_reasons(reasons)})
             why = encode_reasons(reasons)
-            _ = self._runs.recorder
+            _ = self._runs.recorder  # opened before a stage can change the checkout
             if not force and not key.missing and not self.ledger.is_forgotten(target):
                 record = self._restore(action, key, why)
                 if record is not None:
                     return Outcome.recorded(record, restored=True)
-            _ = self._signer is not None and self._signer.is_usable
+            _ = self._signer is not None and self._signer.is_usable  # warns before a long build
             self._publisher.remove_abandoned()
             run = partial(
                 self.here.run,
@@ -244,10 +244,8 @@ class Executor:
             if not self._cache.fetch(record, tree):
                 return False
             digests = {name: file.digest for name, file in record.files.items()}
-            sealed, last = (
-                self._publisher.digest_outputs(tree, digests),
-                action.outputs[RESULT].path,
-            )
+            sealed = self._publisher.digest_outputs(tree, digests)
+            last = action.outputs[RESULT].path
             self._publisher.publish(action.target, tree, sealed, last=last, optional=record.outputs)
         self._signers.add(record, self._cache.signer(record))
         return True

@@ -164,7 +164,7 @@ def port_of(port: Any) -> Port:
 
 
 def _array(port: Port, inputs: Mapping[str, Tensor]) -> Any:
-    # of its type, as OpenVINO would convert it silently
+    # another type is refused: OpenVINO would convert it silently
     return np.asarray(required_input(port, inputs).array, order="C")
 
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from argparse import ArgumentParser, Namespace
+import math
+from argparse import ArgumentParser, ArgumentTypeError, Namespace
 from collections.abc import Iterator
 
 from buildsys.cli.command import add_json, add_names, print_answer
@@ -30,7 +31,9 @@ def add_arguments(parser: ArgumentParser) -> None:
         "--case", default="", help="shape case of latencies and throughputs; the default is opt"
     )
     parser.add_argument(
-        "--within", type=float, help="leave out engines with a larger relative error, such as 1e-3"
+        "--within",
+        type=_relative_error,
+        help="leave out engines with a larger relative error, such as 1e-3",
     )
     add_json(parser)
 
@@ -73,3 +76,13 @@ def run(options: Namespace) -> int:
     }
     print_answer(options, plain_values(document), lines())
     return 0 if title.startswith("Ship ") else 1
+
+
+def _relative_error(text: str) -> float:
+    try:
+        limit = float(text)
+    except ValueError:
+        limit = math.nan
+    if not (math.isfinite(limit) and limit >= 0):
+        raise ArgumentTypeError(f"expects a relative error such as 1e-3, found {text!r}")
+    return limit

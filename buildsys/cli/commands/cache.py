@@ -242,7 +242,7 @@ def reached_by(
 ) -> Callable[[Sequence[ActionRecord]], Names]:
     """Plan what manifests and gates need, here or at one of the revisions.
 
-    Returns a function that lists target and key of the needed ones among stored records.
+    Returns a function that lists target and key of the stored records that are needed.
     Raises: ManifestErrors: the manifests here are wrong.
     UsageError: a revision is unknown, or its manifests are wrong.
     """

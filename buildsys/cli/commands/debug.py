@@ -182,11 +182,8 @@ def _search(session: BuildSession, convert: Action, engine: Action, limit: int) 
 
 
 def _lines(answer: Mapping[str, Any]) -> Iterator[str]:
-    name, nodes, without = (
-        f"{answer['model']}:{answer['engine']}",
-        answer["nodes"],
-        answer["without"],
-    )
+    name = f"{answer['model']}:{answer['engine']}"
+    nodes, without = answer["nodes"], answer["without"]
     if without["passed"]:
         yield f"{name}: the {answer['precision']} graph is within the limits; if verify"
         yield "fails, the error arises in the engine: its kernels or fusions"

@@ -62,7 +62,7 @@ def add_arguments(parser: ArgumentParser) -> None:
     add_json(parser)
     for name, text in (
         ("trusted", "ENGINE must be signed by this key (repeatable); default: cache.trusted_keys"),
-        ("revoked", "this key is not trusted (repeatable), like those of cache.revoked_keys"),
+        ("revoked", "do not trust this key, in addition to cache.revoked_keys (repeatable)"),
     ):
         parser.add_argument(f"--{name}-key", action="append", default=[], help=text)
 

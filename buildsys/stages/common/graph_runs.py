@@ -166,10 +166,8 @@ class GraphCheck:
 
     def is_unstable(self, checked: ComparedCase, golden: Case) -> bool:
         """Check if the last bits of weights and inputs explain every wrong output of a case."""
-        limits, own = (
-            golden_limits(self._job, {"": golden}),
-            replace(golden, outputs=checked.actual),
-        )
+        limits = golden_limits(self._job, {"": golden})
+        own = replace(golden, outputs=checked.actual)
 
         def nudged(draw: int) -> ComparedCase:
             return compare_case(own, self._nudged(golden.inputs, draw), limits, self._rules)

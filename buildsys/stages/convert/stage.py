@@ -112,10 +112,8 @@ def _explain(job: Job, case: Case, figures: Figures) -> tuple[str, str]:
         f"{loss.result.node} ({percent(loss.before)} → {percent(loss.error)} error)"
         for loss in added
     )
-    section, names = (
-        "convert" if is_typed else "quantize",
-        ", ".join(loss.result.node for loss in added),
-    )
+    section = "convert" if is_typed else "quantize"
+    names = ", ".join(loss.result.node for loss in added)
     return "", f"the largest errors arise at {layers}: {section}: {{exclude: [{names}]}}"
 
 
