@@ -78,7 +78,8 @@ def find_damage(engine: Path, record: Record, *, digest: bool) -> Iterator[Reaso
             continue
         size, recorded = path.stat().st_size, facts.get("bytes")
         if isinstance(recorded, int) and size != recorded:
-            kind, wrong = ("truncated",) * 2 if size < recorded else ("digest", _OTHER_FILE)
+            kind = "truncated" if size < recorded else "digest"
+            wrong = _OTHER_FILE if kind == "digest" else kind
             problem = f"{path.name} is {wrong}: it has {size} of {recorded} bytes"
             yield Reason(kind, problem, REPLACE)
         else:
