@@ -9,8 +9,10 @@ Source: TensorRT developer guide, "Refitting an Engine".
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +30,7 @@ from buildsys.backends.tensorrt.library import (
     POOLS,
     Messages,
     TensorRTLibrary,
+    find_value,
     is_strong,
     load_failure,
     log_of,
@@ -126,19 +129,52 @@ def _check_fields_taken(library: TensorRTLibrary, problems: Sequence[str]) -> No
         raise StageError(text, "correct the field, or remove it")
 
 
+def _settings_in_force(
+    library: TensorRTLibrary, builder: Any, config: Any, options: Options
+) -> Figures:
+    """Collect the fields, with TensorRT's defaults and what a network hook has changed."""
+    fields = {name: options[name] for name in options if name not in _NOT_SETTINGS}
+    quantization = quantization_of(options)
+    pools = {name: find_value(library, "MemoryPoolType", name) for name in POOLS}
+    sources = int(config.get_tactic_sources())
+    return {
+        **fields,
+        "typing": "strong" if is_strong(options) else "weak",
+        **({"quantization": quantization} if quantization else {}),
+        "flags": {
+            name.lower(): bool(config.get_flag(flag))
+            for name, flag in library.trt.BuilderFlag.__members__.items()
+        },
+        **{
+            name: int(config.get_memory_pool_limit(pool))
+            for name, pool in pools.items()
+            if pool is not None
+        },
+        "tactic_sources": [
+            name.lower()
+            for name, source in library.trt.TacticSource.__members__.items()
+            if sources >> int(source) & 1
+        ],
+        "max_threads": int(builder.max_threads),
+        **version_adapter.settings_in_force(library, config),
+    }
+
+
 def build_engine(library: TensorRTLibrary, request: BuildRequest) -> Figures:
     """Write the engine; return its settings, profiles, tensors and layers.
 
     The layers and the share of each type are those of the parsed network, before TensorRT fuses it.
     """
-    options = request.options
+    options, times = request.options, [time.perf_counter()]
     profiles = resolve_profiles(request.inputs, request.dims, options["profiles"])
     with log_of(library).collected() as messages:
         plugins = load_plugins(library, request.operators)
         plugins += bundled_plugins(library, request)
-        builder = new_builder(library)
+        builder = new_builder(library)  # mostly TensorRT loading its kernels
+        times.append(time.perf_counter())
         make_network = define_network if request.definition else parse
         parsed = make_network(library, builder, request, messages)
+        times.append(time.perf_counter())
         network, config = parsed.network, builder.create_builder_config()
         if request.fp32_nodes:  # weakly typed; strongly typed graphs say it by types
             layers = network_edits.fp32_layers(
@@ -157,7 +193,10 @@ def build_engine(library: TensorRTLibrary, request: BuildRequest) -> Figures:
             text = f"the graph has no input {others[0]}, only {', '.join(names) or 'none'}"
             raise StageError(text, "correct the engine's profiles, or export the graph again")
         add_profiles(library, builder, config, profiles, messages)
+        settings = _settings_in_force(library, builder, config, options)
+        times.append(time.perf_counter())
         _run_builder(library, request, parsed, config, messages)
+        times.append(time.perf_counter())
         facts = network_edits.network_facts(library, network, options["io"], request.inputs)
     # the engine of a strongly typed network has the same types; a share of 0 accepts any precision
     shares = facts["precision_shares"]["layers"] if is_strong(options) else {}
@@ -166,13 +205,12 @@ def build_engine(library: TensorRTLibrary, request: BuildRequest) -> Figures:
         request.engine.unlink(missing_ok=True)
         hint = "the graph, or the function that defines the network, has other types"
         raise StageError(f"model {request.model}: {problem}", hint)
-    quantization = quantization_of(options)
+    phases = ("start", "parse", "configure", "build")
     return {
-        "settings": {
-            **{name: options[name] for name in options if name not in _NOT_SETTINGS},
-            "typing": "strong" if is_strong(options) else "weak",
-            **({"quantization": quantization} if quantization else {}),
+        "phases": {
+            phase: end - begin for phase, (begin, end) in zip(phases, pairwise(times), strict=True)
         },
+        "settings": settings,
         "profiles": profiles,
         **facts,
         **({"plugins": plugins} if plugins else {}),

@@ -218,3 +218,18 @@ def set_fields(library: TensorRTLibrary, config: Any, options: Options) -> None:
     if library.generation != RTX and options.get("hardware_compatibility", "none") != "none":
         level = options["hardware_compatibility"]
         config.hardware_compatibility_level = value_of(library, "HardwareCompatibilityLevel", level)
+
+
+def settings_in_force(library: TensorRTLibrary, config: Any) -> dict[str, Any]:
+    """Read the levels and counts of a configuration."""
+    counts = ["builder_optimization_level", "avg_timing_iterations", "max_aux_streams"]
+    levels = {"profiling_verbosity": "profiling_verbosity"}
+    if library.generation in SINCE_10:
+        counts.append("l2_limit_for_tiling")
+        levels["tiling_optimization_level"] = "tiling_optimization_level"
+    if library.generation != RTX:  # logs an error if the level is merely read
+        levels["hardware_compatibility"] = "hardware_compatibility_level"
+    return {
+        **{name: int(getattr(config, name)) for name in counts},
+        **{field: getattr(config, name).name.lower() for field, name in levels.items()},
+    }

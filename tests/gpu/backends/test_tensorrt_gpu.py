@@ -13,7 +13,7 @@ import pytest
 from gpu_marks import TENSORRT_ON_GPU
 from onnx import TensorProto, helper
 from small_graphs import make_model, one_node, weights
-from tensorrt_jobs import IMAGE, build, error_of, image, refusal, run
+from tensorrt_jobs import IMAGE, build, error_of, image, options, refusal, run
 from toolchain import Refused, Toolchain
 
 from buildsys.onnx_graphs.tensors import Tensor, tensor_of
@@ -111,14 +111,19 @@ def test_values_of_an_input_decide_shapes(toolchain: Toolchain, tmp_path: Path) 
     ],
     ids=lambda fields: "+".join(fields),
 )  # fmt: skip
-def test_engines_with_other_fields_compute_the_same(
+def test_every_field_reaches_the_builder(
     toolchain: Toolchain, tmp_path: Path, fields: dict[str, Any]
 ) -> None:
     try:
-        build(toolchain, tmp_path, **fields)
+        settings = build(toolchain, tmp_path, **fields)["settings"]
     except Refused as refused:
         assert "libnvinfer_lean" in str(refused)
         pytest.skip("the lean runtime is not installed")
+    flags = {"sparse_weights" if name == "sparsity" else name for name in fields}
+    assert all(settings["flags"].get(flag, True) for flag in flags)
+    planned = options(toolchain, **fields)
+    numbers = [name for name in fields if isinstance(planned[name], int)]
+    assert [settings[name] for name in numbers] == [planned[name] for name in numbers]
     assert error_of(toolchain, tmp_path, image(2)) <= 2e-2
 
 

@@ -41,6 +41,7 @@ def test_an_engine_has_its_precision_and_its_numbers(
     assert facts["precision_shares"]["layers"][dtype] > 0.9
     assert facts["precision_shares"]["time"][dtype] > 0.3
     assert facts["device_memory_bytes"] >= 0
+    assert facts["settings"]["flags"]["tf32"] is tf32
     for batch in (1, 2, 5, 8):
         assert error_of(toolchain, tmp_path, image(batch)) <= limit
 

@@ -81,8 +81,9 @@ def test_a_weakly_typed_builder_gets_the_flags_of_its_precisions(
 def test_tf32_can_be_turned_off(tmp_path: Path, generation: str) -> None:
     made = RecordingTensorRt(generation)
     field: dict[str, Any] = {"flags": {"tf32": False}} if generation == RTX else {"tf32": False}
-    build(tmp_path, made, **field)
+    facts = build(tmp_path, made, **field)
     assert flags_of(made) == set()
+    assert not any(facts["settings"]["flags"].values())
 
 
 @pytest.mark.parametrize(

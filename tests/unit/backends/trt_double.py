@@ -130,8 +130,14 @@ class _Config(Listed):
     def set_memory_pool_limit(self, pool: int, size: int) -> None:
         self._pools[pool] = size
 
+    def get_memory_pool_limit(self, pool: int) -> int:
+        return self._pools.get(pool, 0)
+
     def set_tactic_sources(self, sources: int) -> None:
         self._sources = sources
+
+    def get_tactic_sources(self) -> int:
+        return self._sources
 
     def set_preview_feature(self, feature: int, wanted: bool) -> None:
         pass
