@@ -28,6 +28,7 @@ from buildsys.system.signatures import (
     SignatureError,
     TrustedKeys,
     byproduct_digest,
+    check_subjects,
     encoded,
     key_name,
     open_envelope,
@@ -118,6 +119,8 @@ class TrustPolicy:
         digest = hashlib.sha256(signed_bytes(record)).hexdigest()
         if byproduct_digest(statement, RECORD) != digest:
             raise SignatureError(BROKEN, "was altered after it was signed")
+        digests = {name: file.digest for name, file in record.files.items()}
+        check_subjects(statement, "blake3", digests)
         return signer
 
     def tolerates(self, problem: SignatureError) -> bool:

@@ -1,7 +1,8 @@
 """The files of an engine: its ``engine.json``, damage to them, their signature.
 
 They are read without any library. A signature is an envelope in ``engine.json``: its statement
-names ``engine.json`` itself, without the envelope, as a byproduct. It has the files' SHA-256.
+names ``engine.json`` itself, without the envelope, as a byproduct, and the files by their SHA-256
+as subjects.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from buildsys.system.signatures import (
     SignatureError,
     TrustedKeys,
     byproduct_digest,
+    check_subjects,
     open_envelope,
 )
 
@@ -109,10 +111,12 @@ def signer_of(record: Record, keys: TrustedKeys) -> str | Reason:
         if envelope is None:
             raise SignatureError(UNSIGNED, "is not signed")
         statement, signer = open_envelope(envelope, keys)
-        if not record.files or not all(facts.get("sha256") for facts in record.files.values()):
+        digests = {name: facts.get("sha256") for name, facts in record.files.items()}
+        if not all(digests.values()) or not digests:
             raise SignatureError(BROKEN, "names no files, or no digest of one")
         if byproduct_digest(statement, RECORD_NAME) != content_digest(record.figures):
             raise SignatureError(BROKEN, "was altered after it was signed")
+        check_subjects(statement, "sha256", digests)
     except SignatureError as error:
         remedy = error.remedy or (REPLACE if error.kind == BROKEN else _OTHER_ENGINE)
         return Reason(error.kind, f"{RECORD_NAME} {error.problem}", remedy)

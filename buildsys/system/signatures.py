@@ -148,6 +148,23 @@ def byproduct_digest(statement: Mapping[str, Any], name: str) -> str:
         raise SignatureError(BROKEN, "has a signed statement that buildsys did not make") from None
 
 
+def check_subjects(
+    statement: Mapping[str, Any], algorithm: str, digests: Mapping[str, object]
+) -> None:
+    """Compare a statement's subjects with the digests of files.
+
+    Raises: SignatureError: a file is missing, additional, renamed or another one.
+    """
+    try:
+        subjects = [(str(s["name"]), str(s["digest"][algorithm])) for s in statement["subject"]]
+    except (LookupError, TypeError):
+        raise SignatureError(BROKEN, "has a signed statement that buildsys did not make") from None
+    files = {(name, str(digest)) for name, digest in digests.items()}
+    if differing := sorted(files.symmetric_difference(subjects)):
+        problem = f"and its signed statement disagree about the file {differing[0][0]!a:.100}"
+        raise SignatureError(BROKEN, problem)
+
+
 def _decode(text: object) -> bytes:
     """Decode base64, also in its URL-safe form. Raises: ValueError."""
     if not isinstance(text, str):

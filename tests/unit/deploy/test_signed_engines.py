@@ -170,6 +170,10 @@ def test_an_altered_record_is_refused(signed: Signed, change: Change, problem: s
     assert problem in found
 
 
+def subject(name: str) -> dict[str, Any]:
+    return {"name": name, "digest": {"sha256": "0" * 64}}
+
+
 @pytest.mark.parametrize(
     ("change", "problem"),
     [
@@ -177,6 +181,17 @@ def test_an_altered_record_is_refused(signed: Signed, change: Change, problem: s
         (lambda s: s.update(predicateType="https://spdx.dev/Document"), "statement of https://sl"),
         (lambda s: s.pop("predicateType"), "is not an in-toto statement of"),
         (lambda s: s.update(predicate=[]), "buildsys did not make"),
+        (lambda s: s.update(subject=[]), "about the file 'engine.onnx'"),
+        (lambda s: s["subject"][0].update(name="other.onnx"), "about the file 'engine.onnx'"),
+        (
+            lambda s: s["subject"][0]["digest"].update(sha256="0" * 64),
+            "about the file 'engine.onnx'",
+        ),
+        (lambda s: s["subject"].append(subject("z.data")), "about the file 'z.data'"),
+        (lambda s: s["subject"].append(subject("engine.onnx")), "about the file 'engine.onnx'"),
+        (lambda s: s["subject"][0].update(digest={"md5": ""}), "buildsys did not make"),
+        (lambda s: s.pop("subject"), "buildsys did not make"),
+        (lambda s: s.update(subject=7), "buildsys did not make"),
     ],
 )
 def test_another_statement_of_a_trusted_key_is_refused(

@@ -33,6 +33,7 @@ from buildsys.store.state_db import warn_on_stderr
 from buildsys.system.signatures import (
     SignatureError,
     TrustedKeys,
+    described,
     make_envelope,
     open_envelope,
 )
@@ -112,6 +113,19 @@ def test_a_signature_of_another_statement_does_not_count(keys: tuple[Path, str])
     envelope = make_envelope(payload, SigningKey(file).sign_statement(payload))
     found = problem(TrustPolicy([public]), replace(RECORD, signature=envelope))
     assert found == "has a signed statement that buildsys did not make"
+
+
+@pytest.mark.parametrize("digests", [{}, {MODEL: "e" * 64}, {MODEL: "d" * 64, "more": "d" * 64}])
+def test_a_statement_about_other_files_does_not_count(
+    keys: tuple[Path, str], digests: dict[str, str]
+) -> None:
+    file, public = keys
+    statement, _ = open_envelope(signed(RECORD, file).signature, TrustedKeys.of([public]))
+    statement["subject"] = [described(name, blake3=digest) for name, digest in digests.items()]
+    payload = json.dumps(statement).encode()
+    envelope = make_envelope(payload, SigningKey(file).sign_statement(payload))
+    found = problem(TrustPolicy([public]), replace(RECORD, signature=envelope))
+    assert found.startswith("and its signed statement disagree about the file ")
 
 
 def test_other_signatures_are_not_trusted(keys: tuple[Path, str], tmp_path: Path) -> None:
