@@ -11,8 +11,15 @@ from typing import Any
 
 import torch
 
-from buildsys.backends.interface import BuildRequest, Port, required_input
+from buildsys.backends.interface import (
+    BuildRequest,
+    Port,
+    UnsupportedNode,
+    raise_refused,
+    required_input,
+)
 from buildsys.errors import BuildsysError, StageError
+from buildsys.models.program_nodes import unknown_calls
 from buildsys.onnx_graphs.tensors import Tensor
 
 PORTS = "ports.json"  # in the archive
@@ -21,10 +28,20 @@ PORTS = "ports.json"  # in the archive
 def load_captured(
     request: BuildRequest, library: str
 ) -> tuple[torch.export.ExportedProgram, dict[str, Any]]:
-    """Load the captured program and its inputs and outputs."""
+    """Load the captured program and its inputs and outputs.
+
+    Raises: GraphRefusedError: it calls operators that only the network's own code registers.
+    """
     files = {PORTS: ""}
     hint = "custom operators need a decomposition into PyTorch's operators"
     with one_sentence(f"model {request.model}: {library} cannot read the program", hint):
+        reason = f"{library} has no implementation of an operator of your own"
+        nodes = [
+            UnsupportedNode(None, call.node, call.operator, reason)
+            for call in unknown_calls(request.program)
+        ]
+        if nodes:
+            raise_refused(request, library, nodes)
         program = torch.export.load(str(request.program), extra_files=files)
     return program, json.loads(files[PORTS])
 

@@ -34,7 +34,12 @@ _PIP_NAMES = {  # packages whose modules have other names
     "cv2": "opencv-python-headless", "PIL": "pillow", "skimage": "scikit-image",
     "sklearn": "scikit-learn", "yaml": "pyyaml",
 }  # fmt: skip
+_PIP_COMMAND = re.compile(r"pip install [\w.\[\],=<>~-]+\w\]?")
 _OWN_CODE = Path(__file__).parents[1]
+# torch.export: outermost frame first; TorchScript's doc strings: innermost first
+_CAPTURED = re.compile(r'File "(?P<file>[^"]+)", line (?P<line>\d+), in ')
+_TRACED = re.compile(r"^(?P<file>\S.*)\((?P<line>\d+)\): ", re.MULTILINE)
+_TRACER = "/torch/jit/_trace.py"
 
 
 class _UncachedLoader(SourceFileLoader):
@@ -160,6 +165,8 @@ def import_library(name: str, project: Path) -> Any:
 
 def install_hint(error: BaseException) -> str:
     """Find the pip command for a missing package, or ""."""
+    if isinstance(error, ImportError) and (command := _PIP_COMMAND.search(str(error))):
+        return command[0]  # as transformers says
     name = error.name if isinstance(error, ModuleNotFoundError) else None
     top = (name or "").partition(".")[0]
     return f"pip install {_PIP_NAMES.get(top, top)}" if top and not sys.modules.get(top) else ""
@@ -202,6 +209,19 @@ def innermost_location(frames: list[tuple[str, int]], project: Path) -> str:
         elif any(Path(filename).is_relative_to(root) for root in (project, project.resolve())):
             return f"{_relative(filename, project)}:{line}"
     return library_line
+
+
+def source_line(trace: str, project: Path) -> str:
+    """Find ``file:line`` of a trace's innermost frame in user or library code."""
+    captured = [(match["file"], int(match["line"])) for match in _CAPTURED.finditer(trace)]
+    if captured:
+        return innermost_location(captured[::-1], project)
+    frames = []
+    for match in _TRACED.finditer(trace):
+        if match["file"].endswith(_TRACER):  # further frames are the exporter's callers
+            break
+        frames.append((match["file"], int(match["line"])))
+    return innermost_location(frames, project)
 
 
 def _relative(filename: str, project: Path) -> str:

@@ -27,7 +27,8 @@ from buildsys.backends.operator_support import (
     torchscript_from,
 )
 from buildsys.errors import BuildsysError, StageError
-from buildsys.models.user_code import describe_exception, install_hint
+from buildsys.models.program_nodes import captured_nodes
+from buildsys.models.user_code import describe_exception, install_hint, source_line
 from buildsys.onnx_graphs.onnx_file import (
     INLINE_LIMIT,
     ONE_MESSAGE_LIMIT,
@@ -44,7 +45,6 @@ from buildsys.stages.common.remedies import (
     opset_remedies,
     registration_remedies,
 )
-from buildsys.stages.export.origins import source_line
 from buildsys.stages.export.request import ExportRequest, check_guards, recorded_guards
 
 _TORCHSCRIPT_OPTIONS = (
@@ -229,11 +229,12 @@ def _export_failure(error: Exception, exporter: str, opset: int, project: Path) 
             hint = format_remedies([("", remedies)])
             return StageError(f"the {exporter} exporter {problem}", hint)
         if match := _UNSUPPORTED.search(str(cause)):
-            calls = [call] if call else []
-            calls += _untranslated_calls(frames, project)
+            calls = [*_untranslated_calls(frames, project), *([call] if call else [])]
             calls = calls or [_Call(next(filter(None, match.groups())))]
-            first_calls = {call.overload: call for call in reversed(calls)}
-            return _untranslated_failure([*first_calls.values()][::-1], exporter, opset)
+            first_calls: dict[str, _Call] = {}
+            for untranslated in calls:
+                first_calls.setdefault(untranslated.overload, untranslated)
+            return _untranslated_failure([*first_calls.values()], exporter, opset)
         if isinstance(cause, ModuleNotFoundError) and cause.name:
             return StageError(
                 f"the {exporter} exporter needs the package {cause.name}", install_hint(cause)
@@ -272,14 +273,15 @@ def checker_failure(error: Exception, exporter: str) -> StageError:
     match = _NOT_IN_OPSET.search(str(error))
     if not match:
         problem = f"onnx.checker rejects the file ({exporter}): {first_line(error)}"
-        return StageError(problem, "try the other exporter: export: {exporter: …}")
+        other = "repair the file" if exporter == "none" else "try the other exporter"
+        return StageError(problem, f"correct the functions of ops if it names one, or {other}")
     operator, opset = match["op"], int(match["opset"])
     problem = f"opset {opset} does not have the operator {operator} used in the file ({exporter})"
+    versions = operator_versions().get(("", operator), ())
     if exporter == "none":
-        return StageError(problem, "save it with a later opset")
-    remedies = opset_remedies(
-        operator, exporter, opset, operator_versions().get(("", operator), ())
-    )
+        later = [version for version in versions if version > opset]
+        return StageError(problem, f"save it with opset {min(later)} or higher" if later else "")
+    remedies = opset_remedies(operator, exporter, opset, versions)
     return StageError(problem, format_remedies([("", remedies)]))
 
 
@@ -333,7 +335,7 @@ def _untranslated_calls(frames: Sequence[FrameType], project: Path) -> Iterator[
                 if is_operator and (group is None or group.get(opset) is None):
                     yield _describe_call(node, project)
         elif program is not None and hasattr(registry, "get_decomps"):
-            for node in program.graph.nodes:
+            for node in captured_nodes(program):
                 is_operator = isinstance(node.target, torch._ops.OpOverload)
                 if is_operator and not registry.get_decomps(node.target):
                     yield _describe_call(node, project)

@@ -8,21 +8,16 @@ differences between checkouts are stripped as well.
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Iterator, MutableSequence
 from pathlib import Path
 from typing import Any
 
 import onnx
 
-from buildsys.models.user_code import innermost_location
+from buildsys.models.user_code import source_line
 from buildsys.onnx_graphs.onnx_file import all_nodes
 from buildsys.onnx_graphs.source_origins import SCHEMA
 
-# torch.export: outermost frame first; TorchScript's doc strings: innermost first
-_CAPTURED = re.compile(r'File "(?P<file>[^"]+)", line (?P<line>\d+), in ')
-_TRACED = re.compile(r"^(?P<file>\S.*)\((?P<line>\d+)\): ", re.MULTILINE)
-_TRACER = "/torch/jit/_trace.py"
 _STACK = "pkg.torch.onnx.stack_trace"
 # ``pkg.``: stack traces with paths and lines of the user's checkout, symbols and parameters of the
 # captured program, folded constants; ``namespace``: file, class and modules of a node
@@ -41,19 +36,6 @@ def node_origins(model: onnx.ModelProto, project: Path) -> dict[str, str]:
         if line := lines.get(trace):
             origins.update(dict.fromkeys(filter(None, node.output), line))
     return origins
-
-
-def source_line(trace: str, project: Path) -> str:
-    """Find ``file:line`` of a trace's innermost frame in user or library code."""
-    captured = [(match["file"], int(match["line"])) for match in _CAPTURED.finditer(trace)]
-    if captured:
-        return innermost_location(captured[::-1], project)
-    frames = []
-    for match in _TRACED.finditer(trace):
-        if match["file"].endswith(_TRACER):  # further frames are the exporter's callers
-            break
-        frames.append((match["file"], int(match["line"])))
-    return innermost_location(frames, project)
 
 
 def write_origins(origins: dict[str, str], path: Path) -> None:

@@ -11,11 +11,12 @@ import torch
 from torch.export.passes import move_to_device_pass
 
 from buildsys.errors import BuildsysError, StageError
+from buildsys.models.program_nodes import captured_nodes
 from buildsys.models.sources.source_module import needs_gpu
 from buildsys.models.torch_model import dtype_name, make_network
-from buildsys.models.user_code import describe_exception
+from buildsys.models.user_code import describe_exception, source_line
 from buildsys.onnx_graphs.result_types import TensorPort
-from buildsys.stages.export.origins import source_line, write_origins
+from buildsys.stages.export.origins import write_origins
 from buildsys.stages.export.request import (
     ExportRequest,
     check_guards,
@@ -54,13 +55,14 @@ def write_program(job: Job) -> ProgramResult:
     if needs_gpu(job.options["source"]):  # it is built into engines for other devices
         program = move_to_device_pass(program, "cpu")
     ports = ports_of(program, request)
-    lines = {
-        node.name: source_line(node.stack_trace or "", job.project) for node in program.graph.nodes
+    origins = {  # of nodes with one name the first, as inputs of a branch are named after nodes
+        node.name: line
+        for node in reversed([*captured_nodes(program)])
+        if (line := source_line(node.stack_trace or "", job.project))
     }
-    write_origins({name: line for name, line in lines.items() if line}, job.outputs["origins"])
-    for module in program.graph_module.modules():
-        for node in getattr(module, "graph", program.graph).nodes:
-            node.meta = {name: node.meta[name] for name in _KEPT if name in node.meta}
+    write_origins(origins, job.outputs["origins"])
+    for node in captured_nodes(program):
+        node.meta = {name: node.meta[name] for name in _KEPT if name in node.meta}
     job.progress("writing the program")
     program.example_inputs = None  # a build needs none
     torch.export.save(program, path, extra_files={PORTS: json.dumps(ports, sort_keys=True)})

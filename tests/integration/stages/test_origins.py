@@ -16,11 +16,11 @@ from stage_jobs import ROOT, manifest, stage_job
 
 from buildsys.errors import StageError
 from buildsys.execution.action_key import declared_parts
+from buildsys.models.user_code import source_line
 from buildsys.onnx_graphs.source_origins import read_origins
 from buildsys.project.plan import plan_model
 from buildsys.stages.engine import stage as engine
 from buildsys.stages.export import stage as export
-from buildsys.stages.export.origins import source_line
 from buildsys.workers.job import Job
 
 DEFORMED = {"x": {"shape": ["batch", 3, 5, 5]}, "offset": {"shape": ["batch", 18, 3, 3]}}

@@ -1,0 +1,63 @@
+"""Operators that nothing translates or registers, told all at once with their lines."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from stage_jobs import manifest, stage_job
+
+from buildsys.backends.captured_program import load_captured
+from buildsys.backends.interface import BuildRequest, GraphRefusedError
+from buildsys.errors import StageError
+from buildsys.onnx_graphs.source_origins import read_origins
+from buildsys.stages.export import stage as export
+from buildsys.stages.program import stage as program
+
+NET = """\
+import torch
+library = torch.library.Library("mine", "DEF")
+for name in ("first", "second", "third"):
+    library.define(f"{name}(Tensor x) -> Tensor")
+    library.impl(name, torch.clone, "CPU")
+    library.impl(name, torch.empty_like, "Meta")
+class Net(torch.nn.Module):
+    def forward(self, x):
+        x = torch.ops.mine.first(x)
+        branches = torch.ops.mine.second, torch.ops.mine.third
+        return torch.ops.mine.first(torch.cond(x.sum() > 0, *branches, (x,)))
+"""
+LINES = {"mine::first": "net.py:9", "mine::second": "net.py:11", "mine::third": "net.py:11"}
+LISTED = ", ".join(f"{operator} ({line})" for operator, line in LINES.items())
+
+
+def test_all_operators_without_an_implementation_are_named(tmp_path: Path) -> None:
+    (tmp_path / "net.py").write_text(NET)
+    engine, options = {"backend": "coreml", "name": "e"}, {"exporter": "dynamo", "opset": 18}
+    resolved = manifest(source={"python": "net.py:Net"}, engines=[engine], export=options)
+    job = stage_job("export", resolved, tmp_path, tmp_path)
+    with pytest.raises(StageError, match="cannot translate 3 operators to opset 18: ") as error:
+        export.run(job)
+    assert error.value.problem.endswith(f": {LISTED}")
+    sys.modules["_buildsys_net"].library._destroy()
+
+    job = stage_job("program", resolved, tmp_path, tmp_path)
+    program.run(job)
+    net = sys.modules["_buildsys_net"]
+    other = tmp_path / "other"  # a project without the program's code
+    other.mkdir()
+    torch.export.save(torch.export.export(net.Net(), (torch.ones(3, 4),)), other / "net.pt2")
+    net.library._destroy()
+    captured, origins = job.outputs["program"], read_origins(job.outputs["origins"])
+    with pytest.raises(GraphRefusedError) as refusal:
+        load_captured(BuildRequest("m", Path(), Path(), {}, {}, {}, program=captured), "Core ML")
+    lines = {node.operator: origins[node.name] for node in refusal.value.nodes[::-1]}
+    assert lines == LINES
+
+    resolved = manifest(source={"exported_program": "net.pt2", "trusted": True})
+    with pytest.raises(StageError) as error:
+        export.run(stage_job("export", resolved, tmp_path, other))
+    listed = LISTED.replace("net.py", f"{tmp_path}/net.py")
+    assert error.value.problem.endswith(f"cannot load net.pt2: nothing registers {listed}")
