@@ -63,6 +63,7 @@ def convert(request: BuildRequest, folder: Path) -> ConvertedPackage:
         program.graph_module.recompile()
         if nodes := unsupported_nodes(program):
             raise_refused(request, "Core ML", nodes)
+        _check_weights(program)
         request.progress("converting the program")
         interface = interface_of(ports, request)
         options = request.options
@@ -141,6 +142,18 @@ def _numpy_type(dtype: str) -> Any:
     return np.dtype("int32" if dtype in ("int64", "bool") else dtype).type
 
 
+def _check_weights(program: torch.export.ExportedProgram) -> None:
+    """Check that all weights are numbers, parameters also finite; a buffer may mask by -inf."""
+    parameters = program.graph_signature.inputs_to_parameters.values()
+    for name, tensor in {**program.state_dict, **program.constants}.items():
+        if isinstance(tensor, torch.Tensor) and tensor.is_floating_point():
+            has_infinity = name in parameters and bool(tensor.isinf().any())
+            if has_infinity or bool(tensor.isnan().any()):
+                content = "an infinite value" if has_infinity else "NaN"
+                text = f"the weight {name} of the program has {content}"
+                raise StageError(text, "correct the weights of the network")
+
+
 def _constants(model: Any) -> Iterator[tuple[str, Array]]:
     """Yield the numeric constants of the converter's own program."""
     for function in model._mil_program.functions.values():
@@ -210,6 +223,9 @@ def compare_weights(converted: ConvertedPackage, precision: str) -> Figures:
             by_shape.setdefault(candidate.shape, []).append(candidate)
     compared, computed = 0, list[str]()
     for name, weight in converted.constants.items():
+        if np.isnan(weight).any():  # folded of numbers, such as of a negative variance
+            text = f"the weight {name} that coremltools computed has NaN"
+            raise StageError(text, "correct the weights of the network")
         if weight.dtype.kind != "f" or weight.size == 1:
             continue
         if any(_close(weight, other, precision) for other in by_shape.get(weight.shape, ())):

@@ -14,6 +14,7 @@ from engine_jobs import DIMS, INPUTS, captured_program
 
 pytest.importorskip("coremltools", reason="pip install 'buildsys[coreml]'")
 
+from buildsys.backends.captured_program import PORTS
 from buildsys.backends.coreml.conversion import check_interface, compare_weights, convert
 from buildsys.backends.coreml.package import read_engine
 from buildsys.backends.interface import BuildRequest, GraphRefusedError, load_backend
@@ -126,6 +127,25 @@ def test_weights_of_another_network_are_found(tmp_path: Path, source: Path) -> N
         StageError, match=r"of the package is not that of the program: they differ by up"
     ):
         compare_weights(converted, "fp32")
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "problem"),
+    [
+        ("0.weight", float("nan"), "the weight 0.weight of the program has NaN"),
+        ("3.bias", -float("inf"), "the weight 3.bias of the program has an infinite value"),
+        ("1.running_var", -1.0, "that coremltools computed has NaN"),  # as folded into 0.weight
+    ],
+)
+def test_weights_that_are_no_numbers_are_refused(
+    tmp_path: Path, source: Path, name: str, value: float, problem: str
+) -> None:
+    files = {PORTS: ""}
+    program = torch.export.load(source, extra_files=files)
+    program.state_dict[name].detach().view(-1)[-1] = value
+    torch.export.save(program, tmp_path / "program.pt2", extra_files=files)
+    with pytest.raises(StageError, match=problem):
+        build(tmp_path, tmp_path / "program.pt2")
 
 
 def test_other_inputs_are_found(built: Any) -> None:
