@@ -44,7 +44,7 @@ def name_outputs(
     if not is_mapping and not any(output["key"] for output in declared.values()):
         keys = dict(zip(declared, tensors, strict=False))  # by position
     missing = [key for key in keys.values() if key not in tensors]
-    if missing or len(declared) != len(tensors):
+    if missing or len(declared) != len(tensors) or tensors.keys() - keys.values():
         sizes = [f"{name} {list(getattr(t, 'shape', ()))}" for name, t in tensors.items()]
         raise StageError(
             f"{source} returned {', '.join(sizes)}; the manifest declares {', '.join(declared)}",
@@ -90,7 +90,9 @@ def check_output(
     problem = ""
     if declared.get("dtype") not in (None, dtype):
         problem = f"is {dtype}, the manifest declares {declared['dtype']}"
-    elif declared.get("shape") and (expected := unmet_shape(shape, declared["shape"], dims)):
+    elif declared.get("shape") is not None and (
+        expected := unmet_shape(shape, declared["shape"], dims)
+    ):
         problem = f"has the shape {list(shape)}, the manifest declares {expected}"
     if problem:
         hint = f"correct outputs.{name}, with null for a size that follows from others"

@@ -7,10 +7,15 @@ from pathlib import Path
 from typing import Any
 
 import onnx
-from onnx import FunctionProto, ModelProto, NodeProto, defs
+from onnx import FunctionProto, ModelProto, NodeProto, checker, defs
 
 from buildsys.errors import StageError
-from buildsys.models.user_code import find_object, load_module, reraise_as_stage_error
+from buildsys.models.user_code import (
+    find_object,
+    first_line,
+    load_module,
+    reraise_as_stage_error,
+)
 from buildsys.onnx_graphs.onnx_file import all_nodes, subgraphs
 
 _FUNCTIONS_IR_VERSION, _IR_VERSION = 8, 10  # the first with local functions, ours
@@ -32,6 +37,7 @@ def function_model(references: Mapping[str, str], project: Path) -> ModelProto:
             loaded[0].domain, _, loaded[0].name = op.partition("::")
         for function in loaded:
             name = operator_of(function)
+            _check_function(function, f"{name} ({reference})")
             if functions.setdefault(name, function) != function:
                 raise StageError(
                     f"{origins[name]} and {reference} define {name} differently",
@@ -42,6 +48,17 @@ def function_model(references: Mapping[str, str], project: Path) -> ModelProto:
     for op, reference in origins.items():
         model.metadata_props.add(key=op, value=reference)
     return model
+
+
+def _check_function(function: FunctionProto, title: str) -> None:
+    context = checker.C.CheckerContext()
+    context.ir_version = _IR_VERSION
+    context.opset_imports = {entry.domain: entry.version for entry in function.opset_import}
+    try:
+        checker.check_function(function, context, checker.C.LexicalScopeContext())
+    except checker.ValidationError as error:
+        problem = f"the local function {title} is invalid: {first_line(error)}"
+        raise StageError(problem, "correct the function") from error
 
 
 def load_functions(reference: str, project: Path) -> list[FunctionProto]:
@@ -183,12 +200,19 @@ def _check_call(node: NodeProto, function: FunctionProto, title: str) -> None:
     attributes = {attribute.name for attribute in node.attribute}
     required = set(function.attribute)
     optional = {attribute.name for attribute in function.attribute_proto}
-    names = [*(required - attributes), *(attributes - required - optional)]
-    if len(node.input) > len(function.input) or len(node.output) > len(function.output):
-        names.append("number of inputs or outputs")
-    if names:
+    problem = ""
+    if missing := sorted(required - attributes):
+        problem = f"the node lacks the attribute {missing[0]}"
+    elif unknown := sorted(attributes - required - optional):
+        problem = f"the function lacks the attribute {unknown[0]}"
+    elif len(node.input) > len(function.input) or len(node.output) > len(function.output):
+        problem = (
+            f"the node has {len(node.input)} inputs and {len(node.output)} outputs, the function"
+            f" {len(function.input)} and {len(function.output)}"
+        )
+    if problem:
         raise StageError(
             f"the local function {title} does not fit the node {node.name or node.output[0]}:"
-            f" they differ in the {names[0]}",
+            f" {problem}",
             "correct the inputs and attributes of the function",
         )

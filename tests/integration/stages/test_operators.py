@@ -142,6 +142,10 @@ FUNCTIONS = {
         "def swish(x):\n    return x\n",
         "swish failed: TypeError: swish() missing 1 required",
     ),
+    "unknown operator": (
+        SWISH.replace('("Relu"', '("Rleu"'),
+        f"the local function {OP} (plugins/ops/swish.py:swish) is invalid: No Op registered for",
+    ),
     "two of one name": (SWISH + TWO, f"and plugins/ops/swish.py:swish define {OP} differently"),
 }
 
@@ -167,7 +171,7 @@ def test_a_function_of_an_opset_that_does_not_fit(project: OperatorProject) -> N
 def test_a_function_that_does_not_fit_its_node(project: OperatorProject) -> None:
     project.save_graph(alpha=1.0)
     said = refused(project, FUNCTION, targets=("operators:m", "export:m"))
-    assert "does not fit the node swish: they differ in the alpha" in said
+    assert "does not fit the node swish: the function lacks the attribute alpha" in said
 
 
 def test_an_unused_function_is_a_warning(project: OperatorProject) -> None:

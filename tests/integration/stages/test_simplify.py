@@ -185,8 +185,9 @@ def test_a_graph_broken_by_fusing_is_simplified_without(tmp_path: Path) -> None:
 
 def test_an_invalid_result_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     _sabotaged(monkeypatch, lambda model: model.graph.node.reverse())
-    with pytest.raises(CheckFailed, match="the graph from onnxsim is not valid ONNX"):
+    with pytest.raises(CheckFailed, match="the graph from onnxsim is not valid ONNX") as caught:
         simplify.run(simplify_job(tmp_path, conv_bn()))
+    assert caught.value.hint == "simplify: {tool: none} keeps the exported graph"
 
 
 def _set_batch(value: onnx.ValueInfoProto, size: int | str) -> None:

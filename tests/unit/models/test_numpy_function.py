@@ -10,6 +10,7 @@ import pytest
 
 from buildsys.errors import StageError
 from buildsys.models.numpy_function import NumpyFunction
+from buildsys.models.outputs import name_outputs
 from buildsys.onnx_graphs.tensors import Tensor, tensor_of
 
 CODE = """\
@@ -64,6 +65,7 @@ def test_a_function_cannot_change_the_golden_inputs(tmp_path: Path) -> None:
         ("nothing", {"y": {}}, "ref.py:nothing returned NoneType, without a tensor"),
         ("double", {"y": {}, "z": {}}, "returned output0 [2, 3]; the manifest declares y, z"),
         ("named", {"y": {}}, "other [2, 3]; the manifest declares y; correct the key of y"),
+        ("double", {"y": {"shape": []}}, "the shape [2, 3], the manifest declares []"),
         ("text", {}, "returned object as output 0; only tensors can be outputs"),
         ("wide", {"y": {"dtype": "float32"}},
          "output y is float64, the manifest declares float32; correct outputs.y"),
@@ -77,6 +79,12 @@ def test_a_mistake_is_one_sentence(
     with pytest.raises(StageError) as caught:
         call(tmp_path, name, outputs)
     assert expected in str(caught.value)
+
+
+def test_no_tensor_is_left_out_for_two_names_of_another() -> None:
+    declared = {"a": {"key": "y"}, "b": {"key": "y"}}
+    with pytest.raises(StageError, match="declare one output per tensor"):
+        name_outputs({"y": X.array, "z": X.array}, declared, np.ndarray, "forward")
 
 
 def test_a_declared_bfloat16_may_be_returned_as_float32(tmp_path: Path) -> None:
