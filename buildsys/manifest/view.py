@@ -14,6 +14,7 @@ from typing import Any, Final
 from buildsys.errors import ManifestError
 from buildsys.manifest.shape_cases import WHENS, exported_interface, interface_after, steps_of
 from buildsys.manifest.value_tree import FieldPath, ValueNode, error_at, nearest
+from buildsys.manifest.workspace import Workspace
 
 Step = str | int | EllipsisType
 Matches = list[tuple[FieldPath, Any]]
@@ -33,8 +34,14 @@ class ManifestView:
     """
 
     def __init__(
-        self, tree: ValueNode, data: dict[str, Any], file: Path, refused: Sequence[FieldPath] = ()
+        self,
+        tree: ValueNode,
+        data: dict[str, Any],
+        file: Path,
+        workspace: Workspace,
+        refused: Sequence[FieldPath] = (),
     ) -> None:
+        self.workspace = workspace
         self._tree = tree
         self._file = file
         self._is_refused = False  # a part of it

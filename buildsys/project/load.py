@@ -20,6 +20,7 @@ from buildsys.system.units import number_or_text, parse_duration, parse_size
 
 if TYPE_CHECKING:
     from buildsys.manifest.schema.project import Executor
+    from buildsys.manifest.value_tree import FieldPath, ValueNode
     from buildsys.project.resolve import Resolver
 
 STATE_FOLDER = ".buildsys"
@@ -37,7 +38,7 @@ class ResolvedModel:
     name: str
     file: str
     text: str = field(repr=False)  # all fields as JSON
-    _trace: Callable[[], dict[str, str]] = field(repr=False, compare=False)
+    _trace: Callable[[], ValueNode] = field(repr=False, compare=False)
 
     @cached_property
     def data(self) -> dict[str, Any]:
@@ -48,7 +49,17 @@ class ResolvedModel:
     @cached_property
     def origins(self) -> dict[str, str]:
         """Origin ``file:line`` of each dotted field, except schema defaults."""
-        return self._trace()
+        from buildsys.manifest.value_tree import leaves
+
+        return {
+            ".".join(map(str, path)): node.origin.line() for path, node in leaves(self._trace())
+        }
+
+    def error(self, path: FieldPath, problem: str, hint: str) -> ManifestError:
+        """Return an error at a field of the manifest, which is read again."""
+        from buildsys.manifest.value_tree import error_at
+
+        return error_at(self._trace(), path, problem, hint)
 
 
 class Signing(NamedTuple):
@@ -259,7 +270,7 @@ class _ProjectReader:
                 if name in models:
                     self._refuse_name(name, file, models[name].file)
                 else:
-                    trace = partial(_trace_origins, self._project, file, name)
+                    trace = partial(_read_tree, self._project, file, name)
                     models[name] = ResolvedModel(name, file, text, trace)
         return {name: model for name, model in models.items() if model.file not in self.broken}
 
@@ -310,8 +321,8 @@ class _ProjectReader:
         return path.removeprefix(f"{self._project.root}{os.sep}")
 
 
-def _trace_origins(project: Project, file: str, name: str) -> dict[str, str]:
-    from buildsys.manifest.value_tree import leaves
+def _read_tree(project: Project, file: str, name: str) -> ValueNode:
+    """Read a model again, with the origins of its values."""
     from buildsys.manifest.workspace import Workspace
     from buildsys.project.resolve import Resolver
 
@@ -319,12 +330,7 @@ def _trace_origins(project: Project, file: str, name: str) -> dict[str, str]:
     models, errors = Resolver(workspace).resolve(project.root / file)
     if errors:
         raise ManifestErrors(tuple(errors))
-    return {
-        ".".join(map(str, path)): node.origin.line()
-        for data, tree in models
-        for path, node in leaves(tree)
-        if data["model"] == name
-    }
+    return next(tree for data, tree in models if data["model"] == name)
 
 
 def _yaml_files(folder: str) -> Iterator[str]:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from buildsys.plan.action import Action
 from buildsys.plan.engine_typing import VersionOf, unknown_version
 from buildsys.stages.table import STAGES, StageInfo
+from buildsys.system.printable import did_you_mean
 
 if TYPE_CHECKING:
     from buildsys.plan.model_plan import ModelPlan
@@ -34,14 +35,19 @@ class ProjectPlan(Mapping[str, Action]):
         self._planned: dict[str, dict[str, Action]] = {}
 
     def of(self, model: str) -> Mapping[str, Action]:
-        """Plan one model; the plan of an unknown one is empty."""
+        """Plan one model; the plan of an unknown one is empty.
+
+        Raises: ManifestError: an action needs what no action of the model writes.
+        """
         planned = self._planned.get(model)
         if planned is None:
             if model not in self._models:
                 return {}
             data = json.loads(self._models[model].text)  # which need not stay
             actions = plan_model(data, self._version_of)
-            planned = self._planned[model] = {action.target: action for action in actions}
+            planned = {action.target: action for action in actions}
+            _check_inputs(self._models[model], planned)
+            self._planned[model] = planned
         return planned
 
     def targets(self, model: str) -> Sequence[str]:
@@ -71,6 +77,24 @@ class ProjectPlan(Mapping[str, Action]):
 
     def __len__(self) -> int:
         return sum(len(self.of(model)) for model in self._models)
+
+
+def _check_inputs(model: ResolvedModel, actions: Mapping[str, Action]) -> None:
+    """Check that every input and earlier target is planned. Raises: ManifestError."""
+    written = {ref.path for action in actions.values() for ref in action.outputs.values()}
+    written.update(actions)
+    for action in actions.values():
+        needs = (*(ref.path for ref in action.inputs.values()), *action.after, *action.order)
+        if missing := next((name for name in needs if name not in written), None):
+            places = (
+                (section, number)
+                for section in ("engines", "commands")
+                for number, entry in enumerate(model.data[section])
+                if entry["name"] == action.variant
+            )
+            problem = f"{action.target} needs {missing}, which no target of its model writes"
+            hint = did_you_mean(missing, sorted(written), "`buildsys resolve` shows its sections")
+            raise model.error(next(places, ("model",)), problem, hint)
 
 
 def model_of(target: str) -> str:

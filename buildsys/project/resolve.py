@@ -98,7 +98,7 @@ class Resolver:
             field_errors, refused = schema_errors(error, tree, ModelSpec)
             errors += field_errors
         reported = {(error.file, error.key) for error in errors}
-        view = ManifestView(tree, written, file, refused)
+        view = ManifestView(tree, written, file, self.workspace, refused)
         checks = [*check_model(view)]
         sections = (section for name in ("engines", "commands") if (section := tree.get(name)))
         for entry in chain.from_iterable(section.entries() for section in sections):

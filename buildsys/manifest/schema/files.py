@@ -29,17 +29,22 @@ def refusal(problem: str, hint: str = "") -> PydanticCustomError:
 
 
 def check_place(name: str, info: ValidationInfo, *, is_folder: bool = False) -> str:
-    """Check for a file, FILE.py:CALLABLE or folder of the project.
+    """Check for a file, FILE.py:CALLABLE or folder of the project. Raises: as `find_place`."""
+    if isinstance(info.context, Workspace):
+        find_place(info.context, name, is_folder=is_folder)
+    return name
+
+
+def find_place(workspace: Workspace, name: str, *, is_folder: bool) -> None:
+    """Find a file, FILE.py:CALLABLE or folder of the project.
 
     Raises: PydanticCustomError: it does not exist.
     """
-    if not isinstance(info.context, Workspace):
-        return name
     path, _, callable_name = name.rpartition(":") if ".py:" in name else (name, "", "")
-    place = info.context.locate(path)
+    place = workspace.locate(path)
     if isinstance(place, str):
         raise refusal(place, _RELATIVE)
-    if not info.context.exists(place):
+    if not workspace.exists(place):
         kind = "folder" if is_folder else "file"
         raise refusal(f"{kind} {path} does not exist", suggest_file(place) or _RELATIVE)
     if not (place.is_dir() if is_folder else place.is_file()):
@@ -52,7 +57,6 @@ def check_place(name: str, info: ValidationInfo, *, is_folder: bool = False) -> 
         if {"*", "__getattr__", first}.isdisjoint(names):  # the first two may provide any name
             hint = suggest(first, names, what="defined")
             raise refusal(f"{path} does not define {first}", hint)
-    return name
 
 
 @lru_cache(maxsize=1000)  # many manifests may name callables of one file

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from pathlib import PurePosixPath
 from typing import Any
+
+from pydantic_core import PydanticCustomError
 
 from buildsys.manifest.command_templates import (
     FIGURES,
@@ -15,16 +18,25 @@ from buildsys.manifest.command_templates import (
     references,
 )
 from buildsys.manifest.problem import Problems, show_value, suggest
+from buildsys.manifest.schema.files import find_place
 from buildsys.manifest.shape_cases import ALL_CASES
 from buildsys.manifest.value_tree import FieldPath
-from buildsys.manifest.view import ManifestView
+from buildsys.manifest.view import ManifestView, RefusedError
 from buildsys.stages.table import NETWORK_SECTIONS
+from buildsys.system.printable import nearest
 
 _GRAPHS = ("exported", "simplified")
+_PLACES = {  # of outputs in the folder of a model, for finding the nearest one
+    "exported": "export/model.onnx",
+    "simplified": "simplify/model.onnx",
+    "engines": "engine/{}/engine.onnx",
+    "golden": "reference/{}.npz",
+}
 
 
 def problems(view: ManifestView) -> Problems:
-    """Yield missing networks, and unusable references and paths."""
+    """Yield missing networks and files, and unusable references and paths."""
+    yield from _missing_files(view)
     commands: dict[str, dict[str, Any]] = {}
     for path, command in view.maps("commands", ...):
         name = command["name"]
@@ -50,6 +62,33 @@ def problems(view: ManifestView) -> Problems:
         if view.sets(section):
             text = "a model without source has commands only"
             yield view.problem((section,), text, "remove it, or add source", of_key=True)
+
+
+def _missing_files(view: ManifestView) -> Problems:
+    """Yield inputs that are neither files nor references, with the nearest output."""
+    commands = {path[1]: name for path, name in view.find("commands", ..., "name")}
+    outputs = view.find("commands", ..., "outputs", ...)
+    for path, text in view.find("commands", ..., "inputs", ...):
+        try:
+            if not reference_of(text):
+                find_place(view.workspace, text, is_folder=text.endswith("/"))
+        except PydanticCustomError as error:
+            problem, hint = (str((error.context or {})[word]) for word in ("problem", "hint"))
+            written: dict[str, str] = {}
+            for (_, number, _, label), place in outputs:
+                if number in commands and int(number) < int(path[1]):
+                    name = commands[number]
+                    reference = f"commands.{name}.{label}"
+                    places = reference, place, f"command/{name}/{place}"
+                    written |= dict.fromkeys(places, reference)
+            with suppress(RefusedError):
+                for name in _references(view, {}):
+                    kind, _, of = name.partition(".")
+                    written |= dict.fromkeys((name, _PLACES[kind].format(of)), name)
+            near = nearest(text, written, count=1)
+            if near and (text in written or not hint.startswith("did you mean")):
+                hint = f"did you mean {{{written[near[0]]}}}?"
+            yield view.problem(path, problem, hint)
 
 
 def _references(view: ManifestView, earlier: dict[str, dict[str, Any]]) -> list[str]:

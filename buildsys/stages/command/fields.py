@@ -3,24 +3,11 @@
 import shlex
 from typing import Annotated, Literal
 
-from pydantic import (
-    AfterValidator,
-    BeforeValidator,
-    Field,
-    ValidationInfo,
-    WithJsonSchema,
-    model_validator,
-)
+from pydantic import BeforeValidator, Field, WithJsonSchema, model_validator
 
-from buildsys.manifest.command_templates import reference_of
 from buildsys.manifest.schema.base import Name, NeedsSpec, Seconds, Spec, Variable, Word
-from buildsys.manifest.schema.files import check_listed
 
 _Word = Annotated[Word, Field(max_length=100)]
-
-
-def _check_input(name: str, info: ValidationInfo) -> str:
-    return name if reference_of(name) else check_listed(name, info)
 
 
 def _split(value: object) -> object:
@@ -62,7 +49,7 @@ class CommandSpec(Spec):
     name: Name = Field(description="Name of the command in targets and paths.")
     run: Arguments
     """Program and arguments; {inputs.X}, {outputs.X} and {figures} are paths."""
-    inputs: dict[_Word, Annotated[str, AfterValidator(_check_input)]] = Field({})
+    inputs: dict[_Word, str] = Field({})
     """Files and folders/ of the project, or outputs of other targets such as {simplified}."""
     outputs: dict[_Word, str] = Field({})
     """Files and folders/ that it writes, relative to its working folder."""

@@ -1,12 +1,14 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from buildsys.errors import ManifestError
 from buildsys.project.load import load_project
 from buildsys.project.model import model_fields
 from buildsys.project.plan import ProjectPlan, model_of
@@ -70,6 +72,23 @@ def test_the_stages_of_all_models_need_few_plans() -> None:
     plan = ProjectPlan(models("a", "b"))
     plan.stages()
     assert list(plan._planned) == ["a"]
+
+
+def test_an_input_that_nothing_writes_is_an_error_of_the_manifest(tmp_path: Path) -> None:
+    file = tmp_path / "configs/models/m.yaml"
+    file.parent.mkdir(parents=True)
+    file.write_text(
+        "model: m\nsource: {torchvision: resnet18}\ninputs: {x: {shape: [1, 3, 32, 32]}}\n"
+        "engines: [{name: ort, backend: onnxruntime}]\n"
+    )
+    model = load_project(tmp_path).models["m"]
+    without_network = replace(model, text=json.dumps({**model.data, "source": None}))
+    with pytest.raises(ManifestError) as refused:
+        ProjectPlan({"m": without_network}).of("m")
+    assert str(refused.value) == (
+        "configs/models/m.yaml:4:11: engines.0: engine:m:ort needs m/simplify/model.onnx, which no "
+        "target of its model writes; did you mean m/verify/ort.json?"
+    )
 
 
 def test_models_of_all_kinds_have_the_stages_of_their_targets() -> None:
