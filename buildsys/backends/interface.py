@@ -8,9 +8,7 @@ what works on another machine; the functions of our backends do not repeat it.
 
 from __future__ import annotations
 
-import time
-from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib import import_module
 from pathlib import Path
@@ -29,12 +27,6 @@ Figures = dict[str, Any]  # JSON values for the engine's result file
 Run = Callable[[], object]
 Profiles = Sequence[Mapping[str, Mapping[str, tuple[int, ...]]]]  # input -> min, opt, max
 Fail = Callable[[StageError], NoReturn]
-DTYPE_OF_PRECISION = {
-    "fp32": "float32", "fp16": "float16", "bf16": "bfloat16", "int8": "int8", "fp8": "float8e4m3fn",
-    "int4": "int4",
-}  # fmt: skip
-_SLOWEST = 20  # layers in a result file
-_MOST_PROFILED_RUNS, _PROFILE_S = 20, 0.5
 
 
 def _raise(error: StageError) -> NoReturn:
@@ -354,69 +346,6 @@ class Backend(Protocol):
     def device(self, options: Options) -> Figures:
         """Describe the engine's device; never raise."""
         ...
-
-
-def shares(amounts: Mapping[str, float]) -> dict[str, float]:
-    """Return each part of the total, by name; {} without a total."""
-    total = sum(amounts.values())
-    return {name: part / total for name, part in sorted(amounts.items())} if total else {}
-
-
-def layer_facts(kinds: Iterable[str], dtypes: Iterable[str], source: str) -> Figures:
-    """Collect layers by kind and the share of each type; ``source`` is what has them."""
-    facts: Figures = {"engine_layers": dict(sorted(Counter(kinds).items()))}
-    if by_type := shares(Counter(dtypes)):
-        rounded = {dtype: round(share, 4) for dtype, share in by_type.items()}
-        facts |= {"precision_shares": {"layers": rounded}, "precision_of": source}
-    return facts
-
-
-def profiled_runs() -> Iterator[int]:
-    """Yield the numbers of the runs of a profile: up to 20 in half a second, at least two."""
-    began = time.monotonic()
-    for number in range(_MOST_PROFILED_RUNS):
-        yield number
-        if number and time.monotonic() - began > _PROFILE_S:
-            return
-
-
-def slowest(
-    times_ms: Mapping[str, float], most: int | None = _SLOWEST
-) -> Iterator[tuple[str, Figures]]:
-    """Yield the slowest layers, the slowest first, with ``time_ms`` and their share of all."""
-    total = sum(times_ms.values())
-    for name in sorted(times_ms, key=lambda name: -times_ms[name])[:most]:
-        share = round(times_ms[name] / total, 4) if total else 0.0
-        yield name, {"time_ms": round(times_ms[name], 6), "share": share}
-
-
-def precision_problem(precision: str, shares_of: Mapping[str, float], least: float) -> str:
-    """Return the problem of an engine's precision, "" without one.
-
-    An fp32 engine has none: a graph may have layers of other types.
-    """
-    requested = DTYPE_OF_PRECISION[precision]
-    if requested == "float32" or not shares_of:
-        return ""
-    share = shares_of.get(requested, 0.0)
-    if share > 0 and share >= least:
-        return ""
-    descending = sorted(shares_of.items(), key=lambda item: -item[1])
-    rest = ", ".join(f"{100 * other:.0f} % in {dtype}" for dtype, other in descending)
-    actual = f"only {100 * share:.1f} % of its layers are" if share else "none of its layers is"
-    limit = f" (the minimum is {100 * least:.0f} %)" if least else ""
-    return f"the engine was requested in {precision}, but {actual} in {requested}{limit}: {rest}"
-
-
-def check_precision(facts: Figures, options: Options, hint: str) -> None:
-    """Check that enough layers of an engine have its precision.
-
-    Raises: StageError: fewer than ``precision_share`` have it; 0 accepts any precision.
-    """
-    shares_of = facts.get("precision_shares", {}).get("layers", {})
-    least = options["precision_share"]
-    if least and (problem := precision_problem(options["precision"], shares_of, least)):
-        raise StageError(problem, hint)
 
 
 def load_backend(

@@ -15,13 +15,8 @@ from buildsys.backends.coreml.package import (
     read_engine,
     write_engine,
 )
-from buildsys.backends.interface import (
-    BuildRequest,
-    Figures,
-    OperatorUse,
-    Options,
-    precision_problem,
-)
+from buildsys.backends.interface import BuildRequest, Figures, OperatorUse, Options
+from buildsys.backends.layer_figures import precision_problem
 from buildsys.errors import StageError
 from buildsys.system.cpu import cpu_model
 

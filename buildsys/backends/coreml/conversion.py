@@ -17,13 +17,8 @@ from torch.nn.utils.fusion import fuse_conv_bn_weights
 from buildsys.backends.captured_program import load_captured, one_sentence
 from buildsys.backends.coreml.description import DTYPES
 from buildsys.backends.coreml.package import Package, block_operations, operations, sized
-from buildsys.backends.interface import (
-    BuildRequest,
-    Figures,
-    UnsupportedNode,
-    layer_facts,
-    raise_refused,
-)
+from buildsys.backends.interface import BuildRequest, Figures, UnsupportedNode, raise_refused
+from buildsys.backends.layer_figures import layer_facts
 from buildsys.errors import StageError
 from buildsys.onnx_graphs.tensors import Array
 

@@ -15,14 +15,8 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from buildsys.backends.cuda_gpus import gpu_facts
-from buildsys.backends.interface import (
-    BuildRequest,
-    Figures,
-    OperatorUse,
-    Options,
-    profiled_runs,
-    raise_refused,
-)
+from buildsys.backends.interface import BuildRequest, Figures, OperatorUse, Options, raise_refused
+from buildsys.backends.layer_figures import profiled_runs
 from buildsys.backends.onnxruntime.description import DESCRIPTION
 from buildsys.backends.onnxruntime.engine_session import (
     RECORD_PLACEMENT,

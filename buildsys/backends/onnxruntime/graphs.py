@@ -16,7 +16,8 @@ from google.protobuf.message import DecodeError
 from onnx import TensorProto, helper
 from onnxruntime.capi import onnxruntime_pybind11_state as ort_state
 
-from buildsys.backends.interface import Figures, Options, UnsupportedNode, shares, slowest
+from buildsys.backends.interface import Figures, Options, UnsupportedNode
+from buildsys.backends.layer_figures import shares, slowest
 from buildsys.backends.onnxruntime.execution_providers import provider_name
 from buildsys.errors import CheckFailed
 from buildsys.onnx_graphs.graph_reader import read_graph

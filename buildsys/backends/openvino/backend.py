@@ -25,11 +25,10 @@ from buildsys.backends.interface import (
     OperatorUse,
     Options,
     UnsupportedNode,
-    check_precision,
-    profiled_runs,
     raise_refused,
     read_batches,
 )
+from buildsys.backends.layer_figures import check_precision, profiled_runs
 from buildsys.backends.openvino.description import BLOB
 from buildsys.backends.openvino.session import (
     OpenVinoSession,

@@ -13,16 +13,8 @@ from typing import Any, TypeVar
 import numpy as np
 import openvino as ov
 
-from buildsys.backends.interface import (
-    Figures,
-    Options,
-    Port,
-    Profiles,
-    Run,
-    layer_facts,
-    required_input,
-    slowest,
-)
+from buildsys.backends.interface import Figures, Options, Port, Profiles, Run, required_input
+from buildsys.backends.layer_figures import layer_facts, slowest
 from buildsys.errors import StageError
 from buildsys.onnx_graphs.tensors import Tensor, tensor_of
 from buildsys.system.cpu import usable_cores

@@ -16,13 +16,8 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from buildsys.backends.interface import (
-    BuildRequest,
-    EarlierBuild,
-    Figures,
-    Options,
-    precision_problem,
-)
+from buildsys.backends.interface import BuildRequest, EarlierBuild, Figures, Options
+from buildsys.backends.layer_figures import precision_problem
 from buildsys.backends.tensorrt import network_edits, version_adapter
 from buildsys.backends.tensorrt.calibrator import attach_calibrator
 from buildsys.backends.tensorrt.engine_tensors import add_profiles, resolve_profiles

@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from buildsys.backends.cuda_gpus import Gpu, find_driver, gpu_facts
-from buildsys.backends.interface import Figures, OperatorUse, Options, check_precision
+from buildsys.backends.interface import Figures, OperatorUse, Options
+from buildsys.backends.layer_figures import check_precision
 from buildsys.backends.tensorrt.compatibility import join_or
 from buildsys.backends.tensorrt.library import TensorRTLibrary, check_fields
 from buildsys.backends.tensorrt.plugin_loading import load_plugins

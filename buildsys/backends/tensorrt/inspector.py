@@ -14,7 +14,7 @@ from collections import Counter, defaultdict
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-from buildsys.backends.interface import DTYPE_OF_PRECISION, shares, slowest
+from buildsys.backends.layer_figures import DTYPE_OF_PRECISION, shares, slowest
 
 _WORDS = {
     "float32": ("fp32", "float", "float32", "tf32"),

@@ -10,7 +10,8 @@ from glob import escape
 from pathlib import Path
 from typing import Any
 
-from buildsys.backends.interface import DTYPE_OF_PRECISION, Figures, shares
+from buildsys.backends.interface import Figures
+from buildsys.backends.layer_figures import DTYPE_OF_PRECISION, shares
 from buildsys.backends.tensorrt import version_adapter
 from buildsys.backends.tensorrt.library import (
     Messages,

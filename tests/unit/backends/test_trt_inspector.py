@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from buildsys.backends.interface import precision_problem
+from buildsys.backends.layer_figures import precision_problem
 from buildsys.backends.tensorrt.inspector import layer_shares, precision_facts, read_layers
 
 FOLDER = Path(__file__).parent / "trt_inspector"
