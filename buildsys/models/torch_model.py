@@ -117,6 +117,12 @@ def make_network(options: Mapping[str, Any], project: Path) -> Network:
         name: signature["keyword"] or (name if made.by_keyword else None)
         for name, signature in options["inputs"].items()
     }
+    if made.program and not options.get("call") and len(made.program) != len(keywords):
+        raise StageError(
+            f"{options['source']['exported_program']} has the inputs {', '.join(made.program)},"
+            f" the manifest declares {', '.join(keywords)}",
+            "declare the inputs of the program, in its order",
+        )
     network = Network(
         made.module,
         keywords,

@@ -34,7 +34,6 @@ _PIP_NAMES = {  # packages whose modules have other names
     "cv2": "opencv-python-headless", "PIL": "pillow", "skimage": "scikit-image",
     "sklearn": "scikit-learn", "yaml": "pyyaml",
 }  # fmt: skip
-_PIP_COMMAND = re.compile(r"pip install [\w.\[\],=<>~-]+\w\]?")
 _OWN_CODE = Path(__file__).parents[1]
 # torch.export: outermost frame first; TorchScript's doc strings: innermost first
 _CAPTURED = re.compile(r'File "(?P<file>[^"]+)", line (?P<line>\d+), in ')
@@ -165,8 +164,6 @@ def import_library(name: str, project: Path) -> Any:
 
 def install_hint(error: BaseException) -> str:
     """Find the pip command for a missing package, or ""."""
-    if isinstance(error, ImportError) and (command := _PIP_COMMAND.search(str(error))):
-        return command[0]  # as transformers says
     name = error.name if isinstance(error, ModuleNotFoundError) else None
     top = (name or "").partition(".")[0]
     return f"pip install {_PIP_NAMES.get(top, top)}" if top and not sys.modules.get(top) else ""

@@ -91,12 +91,6 @@ def test_a_module_can_be_imported_by_name_while_it_runs(project: Path) -> None:
             "importing net.py failed: KeyError: 'w' (net.py:3)",
         ),
         (
-            "raise ImportError('Net needs timm:\\n`pip install timm`')",
-            "net.py:make",
-            "importing net.py failed: ImportError: Net needs timm: `pip install timm` (net.py:1);"
-            " pip install timm",
-        ),
-        (
             "import no_such_thing",
             "net.py:make",
             "importing net.py failed: ModuleNotFoundError: No module named "
