@@ -25,6 +25,7 @@ from buildsys.onnx_graphs.tensors import Array
 # of a Swift identifier, the name of a port in the package
 _NOT_IN_A_NAME, _WITHOUT_START = re.compile(r"\W", re.ASCII), re.compile(r"^(?=\d|$)")
 _POINTS = ("min", "opt", "max")
+_INFINITE = 1e38  # coremltools makes larger numbers infinite in fp16
 # calls without a result: assertions about sizes, which ``dims`` of the engine replace
 _ASSERTIONS = (
     torch.ops.aten._assert_scalar.default,
@@ -138,13 +139,13 @@ def _numpy_type(dtype: str) -> Any:
 
 
 def _check_weights(program: torch.export.ExportedProgram) -> None:
-    """Check that all weights are numbers, parameters also finite; a buffer may mask by -inf."""
+    """Check that all weights are numbers, parameters also finite; a buffer may be a mask."""
     parameters = program.graph_signature.inputs_to_parameters.values()
     for name, tensor in {**program.state_dict, **program.constants}.items():
         if isinstance(tensor, torch.Tensor) and tensor.is_floating_point():
-            has_infinity = name in parameters and bool(tensor.isinf().any())
+            has_infinity = name in parameters and bool((tensor.abs() >= _INFINITE).any())
             if has_infinity or bool(tensor.isnan().any()):
-                content = "an infinite value" if has_infinity else "NaN"
+                content = f"a value of {_INFINITE:g} or more" if has_infinity else "NaN"
                 text = f"the weight {name} of the program has {content}"
                 raise StageError(text, "correct the weights of the network")
 

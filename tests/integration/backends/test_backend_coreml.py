@@ -133,7 +133,8 @@ def test_weights_of_another_network_are_found(tmp_path: Path, source: Path) -> N
     ("name", "value", "problem"),
     [
         ("0.weight", float("nan"), "the weight 0.weight of the program has NaN"),
-        ("3.bias", -float("inf"), "the weight 3.bias of the program has an infinite value"),
+        ("3.bias", -float("inf"), "the weight 3.bias of the program has a value of 1e.38 or more"),
+        ("3.weight", 2e38, "the weight 3.weight of the program has a value of 1e.38 or more"),
         ("1.running_var", -1.0, "that coremltools computed has NaN"),  # as folded into 0.weight
     ],
 )
