@@ -229,7 +229,6 @@ def name_dynamic_axes(tree: ValueNode, errors: Errors) -> ValueNode:
         errors.append(axes.error(expected("a map of tensor names", axes.value)))
     sections = [(name, section) for name in ("inputs", "outputs") if (section := tree.get(name))]
     tensors = {tensor: name for name, section in sections for tensor, _ in section.items()}
-    examples: dict[str, ValueNode] = {}  # name -> the first size in a shape
     for tensor, named in axes.items():
         if tensor not in tensors:
             text, hint = f'unknown input or output "{tensor}"', suggest(tensor, tensors)
@@ -247,7 +246,6 @@ def name_dynamic_axes(tree: ValueNode, errors: Errors) -> ValueNode:
                 for number, axis in enumerate(named.value, start=1)
             ]
         for axis, name in names:
-            place = f"axis {axis} of {tensor}"
             index = int(axis) if re.fullmatch(r"-?[0-9]{1,9}", str(axis)) else len(sizes)
             if not -len(sizes) <= index < len(sizes) or not isinstance(name.value, str):
                 text = f"cannot name axis {show_value(axis)} of {tensor} {show_value(name.value)}"
@@ -255,30 +253,11 @@ def name_dynamic_axes(tree: ValueNode, errors: Errors) -> ValueNode:
                 errors.append(name.error(text, hint))
                 continue
             size, sizes[index] = sizes[index], name
-            if isinstance(size.value, int) and size.value > 0:  # others stand for any size
-                example = examples.setdefault(name.value, size)
-                if problem := _contradiction(tree, name.value, size, example):
-                    text = f"{place} has size {size.value}, and {name.value} {problem}"
-                    hint = f"correct one of them, or write {name.value} in the shape"
-                    errors.append(name.error(text, hint))
-            elif isinstance(size.value, str) and size.value != name.value:
+            if isinstance(size.value, str) and size.value != name.value:
                 sizes[index] = size
                 if isinstance(named.value, dict) or size is not shape.value[index]:
-                    text = f"{place} is {name.value} here, and {size.value} at {size.origin.line()}"
+                    text = f"axis {axis} of {tensor} is {name.value} here"
+                    text += f", and {size.value} at {size.origin.line()}"
                     errors.append(name.error(text, "give the axis one name"))
         tree = replace_at(tree, path, ValueNode(sizes, shape.origin))
     return tree
-
-
-def _contradiction(tree: ValueNode, name: str, size: ValueNode, example: ValueNode) -> str:
-    """Compare a size with another one of its name, and with ``dims``; "" if they agree."""
-    if size.value != example.value:
-        return f"has size {example.value} at {example.origin.line()}"
-    try:
-        span = plain(tree)["dims"][name]
-        step = span.get("multiple_of", 1)
-        sizes = range(span["min"], span["max"] + 1, step)
-    except (LookupError, TypeError, ValueError, AttributeError):  # the schema reports it
-        return ""
-    steps = f" in steps of {step}" * (step > 1)
-    return "" if size.value in sizes else f"is {span['min']} to {span['max']}{steps} in dims"

@@ -116,7 +116,7 @@ def test_dynamic_axes_become_names_in_shapes(project):
         """\
         model: net
         source: {torchvision: resnet18}
-        inputs: {x: {shape: [1, 3, 32, 32]}, y: {shape: [1, 3]}}
+        inputs: {x: {shape: [1, 3, 32, 32]}, y: {shape: [1, 8]}}
         outputs: {z: {shape: [1, 10]}, w: {}}
         dims: {batch: {min: 1, opt: 2, max: 4}, y_dynamic_axes_1: {min: 1, opt: 2, max: 4}}
         dynamic_axes: {x: {0: batch}, y: [-1], z: {0: batch}, w: {0: batch}}
