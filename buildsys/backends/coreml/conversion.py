@@ -6,6 +6,7 @@ import logging
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from itertools import chain, count
 from pathlib import Path
 from typing import Any
 
@@ -100,11 +101,9 @@ def unsupported_nodes(program: torch.export.ExportedProgram) -> list[Unsupported
 
 def interface_of(ports: Mapping[str, Any], request: BuildRequest) -> dict[str, Any]:
     """Describe inputs and outputs: names in the package, ranges, shapes."""
+    taken: set[str] = set()
     interface: dict[str, Any] = {
-        role: [
-            {**port, "feature": _WITHOUT_START.sub("_", _NOT_IN_A_NAME.sub("_", port["name"]))}
-            for port in ports[role]
-        ]
+        role: [{**port, "feature": _new_identifier(port["name"], taken)} for port in ports[role]]
         for role in ("inputs", "outputs")
     }
     used = {size for port in ports["inputs"] for size in port["shape"] if isinstance(size, str)}
@@ -114,6 +113,15 @@ def interface_of(ports: Mapping[str, Any], request: BuildRequest) -> dict[str, A
         points = [{name: span[point] for name, span in spans.items()} for point in _POINTS]
         interface["shapes"] = [p for i, p in enumerate(points) if p not in points[:i]]
     return interface
+
+
+def _new_identifier(name: str, taken: set[str]) -> str:
+    """Make a Swift identifier of a port's name that is not yet ``taken``."""
+    plain = _WITHOUT_START.sub("_", _NOT_IN_A_NAME.sub("_", name))
+    candidates = chain([plain], (f"{plain}_{number}" for number in count(2)))
+    identifier = next(candidate for candidate in candidates if candidate not in taken)
+    taken.add(identifier)
+    return identifier
 
 
 def _tensor_type(port: Mapping[str, Any], interface: Mapping[str, Any]) -> ct.TensorType:

@@ -15,7 +15,12 @@ from engine_jobs import DIMS, INPUTS, captured_program
 pytest.importorskip("coremltools", reason="pip install 'buildsys[coreml]'")
 
 from buildsys.backends.captured_program import PORTS
-from buildsys.backends.coreml.conversion import check_interface, compare_weights, convert
+from buildsys.backends.coreml.conversion import (
+    check_interface,
+    compare_weights,
+    convert,
+    interface_of,
+)
 from buildsys.backends.coreml.package import read_engine
 from buildsys.backends.interface import BuildRequest, GraphRefusedError, load_backend
 from buildsys.errors import StageError
@@ -114,6 +119,9 @@ def test_names_become_identifiers_and_types_stay_those_of_the_manifest(tmp_path:
     facts = backend.describe(engine, options())
     names = {port["name"]: port["feature"] for port in facts["outputs"]}
     assert names == {"sum": "sum", "heads.0": "heads_0", "heads.1.0": "heads_1_0"}
+    ports = {"inputs": [{"name": "a.b", "shape": [1]}], "outputs": [{"name": "a_b"}]}
+    renamed = interface_of(ports, request(tmp_path / "e", source))
+    assert [renamed[role][0]["feature"] for role in ports] == ["a_b", "a_b_2"]
 
 
 def test_weights_of_another_network_are_found(tmp_path: Path, source: Path) -> None:
