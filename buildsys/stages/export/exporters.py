@@ -315,7 +315,7 @@ def _translating_exports(calls: Sequence[_Call], exporter: str, opset: int) -> l
         exports.append(export_remedy("opset", text, opset=needed))
     translated = [dynamo_opset(call.overload) for call in calls]
     if None not in translated:
-        exports.append(_other_exporter(exporter, max(opset, *filter(None, translated))))
+        exports.append(_other_exporter(exporter, max([opset, *filter(None, translated)])))
     return exports
 
 

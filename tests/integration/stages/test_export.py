@@ -306,6 +306,7 @@ def test_several_operators_that_the_other_exporter_translates(tmp_path: Path) ->
     yaml = "export: {exporter: dynamo, opset: 18}"
     assert f"\n1. exporter: dynamo translates the network\n     {yaml}\naten::fft_rfft(" in message
     assert run(tmp_path, "Spectrum", export=dynamo(18)).status == "passed"
+    assert f"dynamo translates the network\n     {yaml}" in failure(tmp_path, "Quantile")
 
 
 @pytest.mark.parametrize(
