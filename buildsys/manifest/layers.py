@@ -252,12 +252,13 @@ def name_dynamic_axes(tree: ValueNode, errors: Errors) -> ValueNode:
                 hint = f"write {{AXIS: NAME}} or [AXIS, …], from 0 to {len(sizes) - 1}"
                 errors.append(name.error(text, hint))
                 continue
-            size, sizes[index] = sizes[index], name
-            if isinstance(size.value, str) and size.value != name.value:
-                sizes[index] = size
-                if isinstance(named.value, dict) or size is not shape.value[index]:
-                    text = f"axis {axis} of {tensor} is {name.value} here"
-                    text += f", and {size.value} at {size.origin.line()}"
-                    errors.append(name.error(text, "give the axis one name"))
+            size = sizes[index]
+            is_named_by_user = isinstance(named.value, dict) or size is not shape.value[index]
+            if not isinstance(size.value, str):
+                sizes[index] = name
+            elif size.value != name.value and is_named_by_user:
+                text = f"axis {axis} of {tensor} is {name.value} here"
+                text += f", and {size.value} at {size.origin.line()}"
+                errors.append(name.error(text, "give the axis one name"))
         tree = replace_at(tree, path, ValueNode(sizes, shape.origin))
     return tree

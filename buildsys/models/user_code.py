@@ -35,7 +35,7 @@ _PIP_NAMES = {  # packages whose modules have other names
     "sklearn": "scikit-learn", "yaml": "pyyaml",
 }  # fmt: skip
 _OWN_CODE = Path(__file__).parents[1]
-# torch.export: outermost frame first; TorchScript's doc strings: innermost first
+# TorchScript's doc strings have the innermost frame first
 _CAPTURED = re.compile(r'File "(?P<file>[^"]+)", line (?P<line>\d+), in ')
 _TRACED = re.compile(r"^(?P<file>\S.*)\((?P<line>\d+)\): ", re.MULTILINE)
 _TRACER = "/torch/jit/_trace.py"
@@ -208,10 +208,14 @@ def innermost_location(frames: list[tuple[str, int]], project: Path) -> str:
     return library_line
 
 
+def captured_frames(trace: str) -> list[tuple[str, int]]:
+    """List file and line of each frame in a trace of torch.export, the outermost first."""
+    return [(match["file"], int(match["line"])) for match in _CAPTURED.finditer(trace)]
+
+
 def source_line(trace: str, project: Path) -> str:
     """Find ``file:line`` of a trace's innermost frame in user or library code."""
-    captured = [(match["file"], int(match["line"])) for match in _CAPTURED.finditer(trace)]
-    if captured:
+    if captured := captured_frames(trace):
         return innermost_location(captured[::-1], project)
     frames = []
     for match in _TRACED.finditer(trace):

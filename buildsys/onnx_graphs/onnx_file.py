@@ -125,7 +125,12 @@ def copy_model(source: Path, target: Path) -> None:
         shutil.copyfile(data_path(source), data_path(target))
 
 
-def check_file(path: Path, what: str, failure: type[StageError] = StageError) -> None:
+def check_file(
+    path: Path,
+    what: str,
+    failure: type[StageError] = StageError,
+    hint: str = "repair the graph, or the step that wrote it",
+) -> None:
     """Run the ONNX checker on a file, including shapes and types.
 
     Raises: failure: the graph is invalid; ``what`` names it, e.g. ``the exported graph``.
@@ -135,7 +140,7 @@ def check_file(path: Path, what: str, failure: type[StageError] = StageError) ->
         onnx.checker.check_model(str(path), full_check=True)
     except (*_INVALID, ValueError, RuntimeError) as error:
         problem = f"{what} is not valid ONNX: {first_line(error)}"
-        raise failure(problem, "repair the graph, or the step that wrote it") from error
+        raise failure(problem, hint) from error
 
 
 def file_facts(model: ModelProto, path: Path) -> GraphSummary:

@@ -26,7 +26,7 @@ from buildsys.stages.table import NETWORK_SECTIONS
 from buildsys.system.printable import nearest
 
 _GRAPHS = ("exported", "simplified")
-_PLACES = {  # of outputs in the folder of a model, for finding the nearest one
+_OUTPUT_PATHS = {  # kind of reference -> path below the model's folder, for suggestions
     "exported": "export/model.onnx",
     "simplified": "simplify/model.onnx",
     "engines": "engine/{}/engine.onnx",
@@ -66,29 +66,34 @@ def problems(view: ManifestView) -> Problems:
 
 def _missing_files(view: ManifestView) -> Problems:
     """Yield inputs that are neither files nor references, with the nearest output."""
-    commands = {path[1]: name for path, name in view.find("commands", ..., "name")}
-    outputs = view.find("commands", ..., "outputs", ...)
     for path, text in view.find("commands", ..., "inputs", ...):
+        if reference_of(text):
+            continue
         try:
-            if not reference_of(text):
-                find_place(view.workspace, text, is_folder=text.endswith("/"))
+            find_place(view.workspace, text, is_folder=text.endswith("/"))
         except PydanticCustomError as error:
             problem, hint = (str((error.context or {})[word]) for word in ("problem", "hint"))
-            written: dict[str, str] = {}
-            for (_, number, _, label), place in outputs:
-                if number in commands and int(number) < int(path[1]):
-                    name = commands[number]
-                    reference = f"commands.{name}.{label}"
-                    places = reference, place, f"command/{name}/{place}"
-                    written |= dict.fromkeys(places, reference)
-            with suppress(RefusedError):
-                for name in _references(view, {}):
-                    kind, _, of = name.partition(".")
-                    written |= dict.fromkeys((name, _PLACES[kind].format(of)), name)
-            near = nearest(text, written, count=1)
-            if near and (text in written or not hint.startswith("did you mean")):
-                hint = f"did you mean {{{written[near[0]]}}}?"
+            outputs = _outputs_before(view, int(path[1]))
+            near = nearest(text, outputs, count=1)
+            if near and (text in outputs or not hint.startswith("did you mean")):
+                hint = f"did you mean {{{outputs[near[0]]}}}?"
             yield view.problem(path, problem, hint)
+
+
+def _outputs_before(view: ManifestView, number: int) -> dict[str, str]:
+    """Map names and paths of what is written before a command to references."""
+    outputs: dict[str, str] = {}
+    names = {path[1]: name for path, name in view.find("commands", ..., "name")}
+    for (_, index, _, label), place in view.find("commands", ..., "outputs", ...):
+        if index in names and int(index) < number:
+            reference = f"commands.{names[index]}.{label}"
+            paths = place, f"command/{names[index]}/{place}"
+            outputs |= dict.fromkeys((reference, *paths), reference)
+    with suppress(RefusedError):
+        for reference in _references(view, {}):
+            kind, _, of = reference.partition(".")
+            outputs |= dict.fromkeys((reference, _OUTPUT_PATHS[kind].format(of)), reference)
+    return outputs
 
 
 def _references(view: ManifestView, earlier: dict[str, dict[str, Any]]) -> list[str]:

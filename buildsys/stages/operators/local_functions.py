@@ -55,7 +55,7 @@ def _check_function(function: FunctionProto, title: str) -> None:
     context.ir_version = _IR_VERSION
     context.opset_imports = {entry.domain: entry.version for entry in function.opset_import}
     try:
-        checker.check_function(function, context, checker.C.LexicalScopeContext())
+        checker.check_function(function, context)
     except checker.ValidationError as error:
         problem = f"the local function {title} is invalid: {first_line(error)}"
         raise StageError(problem, "correct the function") from error

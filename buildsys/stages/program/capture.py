@@ -55,11 +55,10 @@ def write_program(job: Job) -> ProgramResult:
     if needs_gpu(job.options["source"]):  # it is built into engines for other devices
         program = move_to_device_pass(program, "cpu")
     ports = ports_of(program, request)
-    origins = {  # of nodes with one name the first, as inputs of a branch are named after nodes
-        node.name: line
-        for node in reversed([*captured_nodes(program)])
-        if (line := source_line(node.stack_trace or "", job.project))
-    }
+    origins: dict[str, str] = {}
+    for node in captured_nodes(program):
+        if line := source_line(node.stack_trace or "", job.project):
+            origins.setdefault(node.name, line)  # inputs of branches repeat names of nodes
     write_origins(origins, job.outputs["origins"])
     for node in captured_nodes(program):
         node.meta = {name: node.meta[name] for name in _KEPT if name in node.meta}

@@ -126,10 +126,7 @@ def _check_simplified(target: Path, ports: dict[str, Any], tool: str) -> GraphSu
         # onnxsim leaves wrong shapes of inner tensors; they are only annotations
         del simplified.graph.value_info[:]
         save_model(simplified, target)
-        try:
-            check_file(target, what)
-        except StageError as error:
-            raise CheckFailed(error.problem, _KEEP) from error
+        check_file(target, what, CheckFailed, _KEEP)
     changed = next(interface_changes(ports, interface(simplified)), None)
     if changed:
         raise CheckFailed(f"{tool} changed the interface of the graph: {changed}", _KEEP)

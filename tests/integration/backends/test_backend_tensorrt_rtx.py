@@ -81,7 +81,9 @@ def test_every_field_reaches_the_builder(tmp_path: Path) -> None:
         "profiling_verbosity": "detailed",
     }  # fmt: skip
     flags = {"strict_nans": True, "tf32": False}
-    settings = build(tmp_path, one_node("Relu"), **fields, flags=flags)["settings"]
+    facts = hooked(tmp_path, "record", **fields, flags=flags)
+    assert facts["outputs"][0]["name"] == "SM120-SM80-DETAILED-FAST"
+    settings = facts["settings"]
     assert {name: settings[name] for name in fields} == {
         **fields,
         "compute_capabilities": ["12.0", "8.0"],
@@ -177,14 +179,19 @@ def fail(network, config):
 
 def wrong(network, config):
     config.builder_optimization_level = -1
+
+def record(network, config):
+    numbers = range(config.num_compute_capabilities)
+    values = [*map(config.get_compute_capability, numbers), config.profiling_verbosity,
+              config.tiling_optimization_level]
+    network.get_output(0).name = "-".join(value.name for value in values)
 """
 
 
-def hooked(folder: Path, name: str) -> dict[str, Any]:
+def hooked(folder: Path, name: str, **fields: Any) -> dict[str, Any]:
     (folder / "hooks.py").write_text(HOOKS)
-    asked = request(
-        write(folder, one_node("Relu")), folder, options(network=f"hooks.py:{name}"), project=folder
-    )
+    chosen = options(network=f"hooks.py:{name}", **fields)
+    asked = request(write(folder, one_node("Relu")), folder, chosen, project=folder)
     return tensorrt_rtx.build(asked)
 
 

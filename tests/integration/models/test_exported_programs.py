@@ -134,6 +134,15 @@ def test_a_manifest_is_proposed_from_the_file(tmp_path: Path) -> None:
     assert found["outputs"]["output0"]["shape"] == ["batch", 5]
 
 
+def nodes(program: Any) -> Any:
+    return program["graph_module"]["graph"]["nodes"]
+
+
+def unknown(program: Any) -> None:
+    program["torch_version"] = "99.0"
+    nodes(program)[0]["target"] = "torch.ops.aten.brand_new.default"
+
+
 def on_gpu(content: bytes) -> bytes:
     return content.replace(b'"type": "cpu"', b'"type": "cuda"')
 
@@ -150,9 +159,10 @@ def newer(program: Any) -> None:
         lambda p: p[: len(p) // 2],
         lambda p: changed(p, **{"models/model.json": b"{"}),
         lambda p: edited(p, newer),
+        lambda p: edited(p, unknown),
         lambda p: changed(p, **dict.fromkeys(PARTS, on_gpu)),
     ],
-    ids=["empty", "truncated", "no JSON", "newer", "GPU"],
+    ids=["empty", "truncated", "no JSON", "newer", "operator", "GPU"],
 )
 def test_a_damaged_or_newer_program_is_one_sentence(
     tmp_path: Path,

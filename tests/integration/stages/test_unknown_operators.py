@@ -46,9 +46,10 @@ def test_all_operators_without_an_implementation_are_named(tmp_path: Path) -> No
     job = stage_job("program", resolved, tmp_path, tmp_path)
     program.run(job)
     net = sys.modules["_buildsys_net"]
-    other = tmp_path / "other"  # a project without the program's code
-    other.mkdir()
-    torch.export.save(torch.export.export(net.Net(), (torch.ones(3, 4),)), other / "net.pt2")
+    receiver = tmp_path / "receiver"  # a project without the network's code
+    receiver.mkdir()
+    captured = torch.export.export(net.Net(), (torch.ones(3, 4),))
+    torch.export.save(captured, receiver / "net.pt2")
     net.library._destroy()
     request = BuildRequest("m", Path(), Path(), {}, {}, {}, program=job.outputs["program"])
     with pytest.raises(GraphRefusedError) as refusal:
@@ -60,6 +61,6 @@ def test_all_operators_without_an_implementation_are_named(tmp_path: Path) -> No
 
     resolved = manifest(source={"exported_program": "net.pt2", "trusted": True})
     with pytest.raises(StageError) as error:
-        export.run(stage_job("export", resolved, tmp_path, other))
+        export.run(stage_job("export", resolved, tmp_path, receiver))
     listed = LISTED.replace("net.py", f"{tmp_path}/net.py")
     assert error.value.problem.endswith(f"cannot load net.pt2: nothing registers {listed}")
