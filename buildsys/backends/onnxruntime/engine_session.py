@@ -34,6 +34,7 @@ from buildsys.onnx_graphs.graph_reader import read_graph
 from buildsys.system.cpu import usable_cores
 
 _SPINNING = ("session.intra_op.allow_spinning", "session.inter_op.allow_spinning")
+_MATMUL_ACCURACY = "session.qdq_matmulnbits_accuracy_level"  # 1: float32 activations
 RECORD_PLACEMENT = "session.record_ep_graph_assignment_info"
 _SINCE_PLACEMENT = "1.24"  # the first ONNX Runtime that reports it
 _MODES = {"sequential": "ORT_SEQUENTIAL", "parallel": "ORT_PARALLEL"}
@@ -63,12 +64,14 @@ def engine_session_options(options: Options, optimization: str) -> ort.SessionOp
         optimization=optimization,
         intra_op_threads=int(options["intra_op_threads"]) or usable_cores(),
         inter_op_threads=options["inter_op_threads"],
+        entries={
+            **dict.fromkeys(_SPINNING, "1" if options["spinning"] else "0"),
+            # weights of 8 or 4 bits: by default, the activations are rounded to int8 too
+            **({_MATMUL_ACCURACY: "1"} if options["precision"] == "fp32" else {}),
+            **options["session_config"],
+        },
     )
     session.execution_mode = getattr(ort.ExecutionMode, _MODES[options["execution_mode"]])
-    for entry in _SPINNING:
-        session.add_session_config_entry(entry, "1" if options["spinning"] else "0")
-    for entry, value in options["session_config"].items():
-        session.add_session_config_entry(entry, value)
     add_providers(session, options)
     return session
 

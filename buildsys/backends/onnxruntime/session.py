@@ -148,24 +148,30 @@ def session_options(
     inter_op_threads: int = 1,
     severity: int = 3,
     few_runs: bool = False,
+    entries: Mapping[str, str] | None = None,
 ) -> ort.SessionOptions:
     """Make options for ``OrtGraph``; ``optimization`` is disable, basic, extended or all.
 
-    ``few_runs`` disables prepacking of weights: for vgg11 it takes half a second and a copy of all
-    weights, too much for a handful of runs. ``severity`` 3 logs errors only. The log of ONNX
-    Runtime goes to stderr, in a worker to the target's log.
+    ``entries`` replace the default configuration. ``few_runs`` disables prepacking of weights: for
+    vgg11 it takes half a second and a copy of all weights, too much for a handful of runs.
+    ``severity`` 3 logs errors only. The log of ONNX Runtime goes to stderr, in a worker to the
+    target's log.
     """
     options = ort.SessionOptions()
     options.graph_optimization_level = getattr(ort.GraphOptimizationLevel, _LEVELS[optimization])
     options.intra_op_num_threads = intra_op_threads
     options.inter_op_num_threads = inter_op_threads
     options.log_severity_level = severity
-    # unsigned weights of int8 graphs on x86 without VNNI, where signed ones overflow 16-bit sums
-    options.add_session_config_entry("session.x64quantprecision", "1")
-    # idle threads sleep: spinning pays only where engines are timed
-    options.add_session_config_entry("session.intra_op.allow_spinning", "0")
-    if few_runs:
-        options.add_session_config_entry("session.disable_prepacking", "1")
+    chosen = {
+        # unsigned weights of int8 graphs on x86 without VNNI, where signed ones overflow 16 bits
+        "session.x64quantprecision": "1",
+        # idle threads sleep: spinning pays only where engines are timed
+        "session.intra_op.allow_spinning": "0",
+        **({"session.disable_prepacking": "1"} if few_runs else {}),
+        **(entries or {}),
+    }
+    for name, value in chosen.items():  # once each: ONNX Runtime warns of a second value
+        options.add_session_config_entry(name, value)
     return options
 
 

@@ -16,6 +16,7 @@ from buildsys.cli.command import shown_path
 from buildsys.cli.console.progress import ConsoleLine, is_implied
 from buildsys.cli.console.rows import text_console
 from buildsys.cli.session import BuildSession
+from buildsys.errors import with_hint
 from buildsys.report.formatting import duration
 from buildsys.report.key_figures import key_figure
 from buildsys.stages.table import REPORT
@@ -84,8 +85,9 @@ def print_summary(
     for line in lines:
         if line.status == "failed":
             finished = session.finished.get(line.target)
-            sentence = (finished.reason if finished else line.reason).partition("\n")[0]
-            print_line(f"{'failed':<11}  {line.target}  {line.took}  {sentence}")
+            text = with_hint(finished.reason, finished.hint) if finished else line.reason
+            text = f"{'failed':<11}  {line.target}  {line.took}  {text}"
+            print_line(text.replace("\n", "\n  "))
             if line.log:
                 print_line(f"  log: {line.log}")
             print_line(f"  rerun it alone: buildsys debug {line.target}\n")

@@ -190,6 +190,27 @@ def test_int8_sums_do_not_overflow(
     assert np.array_equal(run(engine, inputs)["y"].array, expected["y"].array)
 
 
+def test_int8_weights_of_an_fp32_engine_are_computed_in_float32(tmp_path: Path) -> None:
+    node = helper.make_node
+    model = make_model(
+        [node("DequantizeLinear", ["w", "scale"], ["f"]), node("MatMul", ["x", "f"], ["y"])],
+        {"x": (TensorProto.FLOAT, ["n", 64])},
+        {"y": (TensorProto.FLOAT, ["n", 32])},
+        {
+            "w": np.random.default_rng(0).integers(-99, 99, (64, 32)).astype(np.int8),
+            "scale": np.array(0.01, np.float32),
+        },
+    )
+    engine, facts = build(tmp_path, model)
+    assert "com.microsoft:MatMulNBits" in facts["layers"]
+    x = {"x": tensor_of(np.random.default_rng(1).standard_normal((3, 64), np.float32))}
+    expected = OrtGraph(model.SerializeToString(), session_options()).run(x)["y"].array
+    assert np.allclose(run(engine, x)["y"].array, expected, rtol=1e-5, atol=1e-5)
+    rounded = {"session.qdq_matmulnbits_accuracy_level": "4"}
+    engine, _ = build(tmp_path, model, session_config=rounded)
+    assert not np.allclose(run(engine, x)["y"].array, expected, rtol=1e-5, atol=1e-5)
+
+
 def test_a_bound_call_runs_the_engine_again(tmp_path: Path) -> None:
     engine, _ = build(tmp_path, conv_bn())
     session = backend.load(engine, options())

@@ -171,19 +171,24 @@ def test_failures_follow_the_tables(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     failed.status, failed.seconds, failed.reason = "failed", 1.5, "no tactic\nremedies:\n  a: 1"
     failed.log = "build/net/engine/ort/engine.log"
     shown.status, shown.seconds, shown.reason = "failed", 2.0, "y is off; raise validate.rtol"
-    session.finished[shown.target] = Outcome(shown.target, "failed", 2.0, "y is off")
+    hint = "export: {opset: 18}\n  # tried"
+    session.finished[shown.target] = Outcome(shown.target, "failed", 2.0, "y is off", hint)
     lines = [fresh, restored, also_restored, failed, shown]
     out = io.StringIO()
     session.began = time.monotonic() - 3.0
     print_summary(out, session, lines)
     *listed, total = out.getvalue().splitlines()
     assert total.startswith("2 restored, 1 fresh, 2 failed in 3.0")
-    assert listed[-7:] == [
+    assert listed[-11:] == [
         "failed       engine:net:ort  1.50 s  no tactic",
+        "  remedies:",
+        "    a: 1",
         "  log: build/net/engine/ort/engine.log",
         "  rerun it alone: buildsys debug engine:net:ort",
         "",
         "failed       validate:net  2.00 s  y is off",
+        "  export: {opset: 18}",
+        "    # tried",
         "  rerun it alone: buildsys debug validate:net",
         "",
     ]
