@@ -184,8 +184,8 @@ def _broken_limits(errors: Comparison, tolerance: Tolerance) -> Iterator[str]:
 
 
 def _zero_reason(expected: Array) -> str:
-    if expected.dtype.kind in "fc" and np.isnan(expected).all():
-        return "it is NaN everywhere"
+    if expected.dtype.kind in "fc" and not np.isfinite(expected).any():
+        return "it is NaN or infinite everywhere"
     return "" if np.any(expected) else "it is zero everywhere"
 
 

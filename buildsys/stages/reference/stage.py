@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
 
 from buildsys.errors import StageError
 from buildsys.manifest.shape_cases import Dims, concrete_shape, format_case
@@ -39,8 +41,7 @@ class Original(NamedTuple):
 def run(job: Job) -> StageResult:
     """Write one file ``case.NAME`` per shape case and comparable further case.
 
-    Raises: StageError: the model cannot be built or called, or its outputs are not as declared or
-    not finite.
+    Raises: StageError: the model cannot be built or called, or its outputs are not as declared.
     """
     original, seed = load_original(job), job.options["source"]["seed"]
     if "weights" in job.outputs and original.module is not None:
@@ -50,18 +51,17 @@ def run(job: Job) -> StageResult:
         state = original.module.state_dict().items()
         save_tensors(job.outputs["weights"], {name: from_torch(tensor) for name, tensor in state})
     cases: dict[str, GoldenCase] = {}
+    special: dict[str, str] = {}  # outputs with NaN or infinite values
     for number, (case, dims) in enumerate(job.options["cases"].items()):
         job.progress(f"case {case}")
         job.count(number, len(job.options["cases"]), "cases")
         inputs = golden_inputs(job, dims, {"case": case, "seed": seed})
         outputs = original.call(inputs, dims)
-        if problem := not_finite(outputs):
-            raise StageError(
-                f"{problem} in case {case}",
-                "no engine can be checked against them: change the input data or the weights",
-            )
+        for name in outputs.keys() - special.keys():
+            if problem := not_finite({name: outputs[name]}):
+                special[name] = f"{problem} in case {case}: engines must have them at equal places"
         cases[case] = _save_case(job, case, dims, Case(inputs, outputs, original.float_type))
-    warnings = []
+    warnings = [*special.values()]
     if "further" in job.options:
         job.progress("choosing further cases")  # reads the network's source
     pending = list(further_cases(job, original.module))
@@ -70,7 +70,7 @@ def run(job: Job) -> StageResult:
         try:
             inputs = golden_inputs(job, further.dims, further.values)
             outputs = original.call(inputs, further.dims)
-            problem = not_finite(outputs)
+            problem = not_finite(outputs, special)
         except StageError as error:  # the original refuses what the manifest allows
             problem = error.problem
         if problem and further.fallback:
@@ -199,9 +199,15 @@ def _onnx_model(job: Job) -> Original:
     )
 
 
-def not_finite(outputs: Tensors) -> str:
-    """Find the first output with NaN or infinite values, or ""."""
+def not_finite(outputs: Tensors, usual: Collection[str] = ()) -> str:
+    """Count the NaN and infinite values of the first output with any, or "".
+
+    ``usual`` are outputs that may have them, such as masked logits.
+    """
     for name, tensor in outputs.items():
-        if count := tensor.non_finite():
-            return f"output {name} has {count} of {tensor.array.size} values NaN or infinite"
+        if name not in usual and tensor.non_finite():
+            nan = int(np.isnan(tensor.values()).sum())
+            counts = {"NaN": nan, "infinite": tensor.non_finite() - nan}
+            words = " and ".join(f"{count} {kind}" for kind, count in counts.items() if count)
+            return f"output {name} has {words} of {tensor.array.size} values"
     return ""

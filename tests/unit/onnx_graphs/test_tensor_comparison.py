@@ -63,9 +63,10 @@ def test_nan_at_equal_places_is_equal_and_hides_no_error() -> None:
     assert compare(b, a, LIMITS).problem.endswith("NaN or infinite in the reference itself")
 
 
-def test_an_output_of_nan_alone_proves_nothing() -> None:
-    b = np.full((2, 3), math.nan)
-    assert compare(b, b, LIMITS).uninformative == "it is NaN everywhere"
+@pytest.mark.parametrize("value", [math.nan, -math.inf])
+def test_an_output_without_a_finite_value_proves_nothing(value: float) -> None:
+    b = np.full((2, 3), value)
+    assert compare(b, b, LIMITS).uninformative == "it is NaN or infinite everywhere"
     b[0, 0] = 1.0
     assert compare(b, b, LIMITS).uninformative == ""
     b[0, 0] = 0.0
