@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -51,15 +51,15 @@ def run(job: Job) -> StageResult:
         state = original.module.state_dict().items()
         save_tensors(job.outputs["weights"], {name: from_torch(tensor) for name, tensor in state})
     cases: dict[str, GoldenCase] = {}
-    special: dict[str, str] = {}  # outputs with NaN or infinite values
+    special: dict[tuple[str, str], str] = {}  # outputs with NaN or infinite values
     for number, (case, dims) in enumerate(job.options["cases"].items()):
         job.progress(f"case {case}")
         job.count(number, len(job.options["cases"]), "cases")
         inputs = golden_inputs(job, dims, {"case": case, "seed": seed})
         outputs = original.call(inputs, dims)
-        for name in outputs.keys() - special.keys():
-            if problem := not_finite({name: outputs[name]}):
-                special[name] = f"{problem} in case {case}: engines must have them at equal places"
+        for values, text in not_finite(outputs).items():
+            text += f" in case {case}: engines must have them at equal places"
+            special.setdefault(values, text)
         cases[case] = _save_case(job, case, dims, Case(inputs, outputs, original.float_type))
     warnings = [*special.values()]
     if "further" in job.options:
@@ -70,7 +70,7 @@ def run(job: Job) -> StageResult:
         try:
             inputs = golden_inputs(job, further.dims, further.values)
             outputs = original.call(inputs, further.dims)
-            problem = not_finite(outputs, special)
+            problem = next((t for v, t in not_finite(outputs).items() if v not in special), "")
         except StageError as error:  # the original refuses what the manifest allows
             problem = error.problem
         if problem and further.fallback:
@@ -199,15 +199,13 @@ def _onnx_model(job: Job) -> Original:
     )
 
 
-def not_finite(outputs: Tensors, usual: Collection[str] = ()) -> str:
-    """Count the NaN and infinite values of the first output with any, or "".
-
-    ``usual`` are outputs that may have them, such as masked logits.
-    """
+def not_finite(outputs: Tensors) -> dict[tuple[str, str], str]:
+    """Describe NaN and infinite values by output and kind."""
+    texts = {}
     for name, tensor in outputs.items():
-        if name not in usual and tensor.non_finite():
-            nan = int(np.isnan(tensor.values()).sum())
-            counts = {"NaN": nan, "infinite": tensor.non_finite() - nan}
-            words = " and ".join(f"{count} {kind}" for kind, count in counts.items() if count)
-            return f"output {name} has {words} of {tensor.array.size} values"
-    return ""
+        if tensor.non_finite():
+            values = tensor.values()
+            for kind, places in (("NaN", np.isnan(values)), ("infinite", np.isinf(values))):
+                if count := int(places.sum()):
+                    texts[name, kind] = f"output {name} has {count} of {values.size} values {kind}"
+    return texts

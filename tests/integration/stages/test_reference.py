@@ -174,10 +174,11 @@ def test_outputs_that_are_not_finite_are_kept_and_counted(tmp_path: Path) -> Non
     inputs = {"x": {"shape": ["batch", 50]}}
     figures = run(tmp_path, "Infinite", inputs=inputs).figures
     negative = int((case_of(tmp_path, "min").inputs["x"].array < 0).sum())
-    places = f"of {case_of(tmp_path, 'min').inputs['x'].array.size} values in case min"
+    values = f"of {case_of(tmp_path, 'min').inputs['x'].array.size} values"
+    equal = "in case min: engines must have them at equal places"
     assert sorted(figures["warnings"]) == [
-        f"output roots has {negative} NaN {places}: engines must have them at equal places",
-        f"output rows has {negative} infinite {places}: engines must have them at equal places",
+        f"output roots has {negative} {values} NaN {equal}",
+        f"output rows has {negative} {values} infinite {equal}",
     ]
     assert {"seed-1", "extremes-1"} <= figures["cases"].keys()
 
