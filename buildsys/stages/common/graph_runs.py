@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from functools import partial
 from math import prod
@@ -16,13 +16,13 @@ from onnx import ModelProto, numpy_helper
 
 from buildsys.backends.onnxruntime.graphs import schema_versions
 from buildsys.backends.onnxruntime.session import OrtGraph, session_options
-from buildsys.errors import CheckFailed, StageError
+from buildsys.errors import StageError
 from buildsys.manifest.shape_cases import concrete_shape
 from buildsys.models.golden_inputs import golden_input
 from buildsys.onnx_graphs.agreement import ComparedCase
 from buildsys.onnx_graphs.onnx_file import dtype_name, load_model, opsets, save_model
 from buildsys.onnx_graphs.output_policies import Policy
-from buildsys.onnx_graphs.tensor_comparison import Comparison, compare
+from buildsys.onnx_graphs.tensor_comparison import Comparison
 from buildsys.onnx_graphs.tensor_types import emulate, float_types, narrowest_float
 from buildsys.onnx_graphs.tensors import BITS, Case, Tensor, nudged_tensors, tensor_of
 from buildsys.stages.common.golden_check import (
@@ -48,10 +48,6 @@ FIXED_SIZES = (
     " validate.rtol if this is rounding"
 )
 _SMALL = 8  # elements
-RANDOM_OPERATORS = frozenset((
-    "Bernoulli", "Dropout", "Multinomial", "RandomNormal", "RandomNormalLike", "RandomUniform",
-    "RandomUniformLike",
-))  # fmt: skip
 # Both graphs run in one runtime on the same inputs, so only the order of additions may differ: far
 # less than between two frameworks. The narrowest float type of the graph decides.
 _LIMITS: Mapping[str, Limits] = {
@@ -231,23 +227,3 @@ def changed_counts(
 ) -> tuple[dict[str, int], dict[str, int]]:
     """Count the nodes of each operator that an edit removed and added."""
     return dict(Counter(before) - Counter(after)), dict(Counter(after) - Counter(before))
-
-
-def refuse_random_graph(
-    job: Job, path: Path, what: str, inputs: Tensors, limits: Limits, operators: Collection[str]
-) -> None:
-    """Raise CheckFailed if two runs on the same inputs differ.
-
-    ``what`` names the graph, which has ``operators``.
-    """
-    # One session runs twice: a new session would restart its random sequence and repeat it.
-    graph = open_graph(job, path)
-    first, second = graph.run(inputs), graph.run(inputs)
-    for name, tensor in first.items():
-        if not compare(second[name], tensor, limits).passed:
-            drawn_by = ", ".join(sorted(RANDOM_OPERATORS.intersection(operators)))
-            by = f" ({drawn_by})" if drawn_by else ""
-            raise CheckFailed(
-                f"{what} draws random numbers{by}: two runs on the same inputs differ in {name}",
-                "export the model in evaluation mode, or make the noise an input",
-            )

@@ -20,6 +20,8 @@ def problems(view: ManifestView) -> Problems:
         return
     if "onnx" in view.map("source"):
         for section in filter(view.sets, ("export", *_SECTIONS)):
+            if view.map(section).keys() == {"random"}:
+                continue
             text = "ignored for an ONNX source, which is not exported"
             yield view.problem((section,), text, "remove it", of_key=True)
         return

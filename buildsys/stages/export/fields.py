@@ -24,6 +24,10 @@ _SYMBOL = "an operator of PyTorch without overload such as aten::asinh"
 Symbol = Annotated[str, text(r"^\w+::\w+$", _SYMBOL)]
 _OVERLOAD = "an operator with its namespace such as aten::add.Tensor"
 Overload = Annotated[str, text(r"^\w+::\w+(\.\w+)?$", _OVERLOAD)]
+RandomOperator = Literal[
+    "BatchNormalization", "Bernoulli", "Dropout", "Multinomial", "RandomNormal",
+    "RandomNormalLike", "RandomUniform", "RandomUniformLike",
+]  # fmt: skip
 _TORCHSCRIPT = Field(None, description="torchscript only.")
 _DYNAMO = Field(None, description="dynamo only.")
 
@@ -54,6 +58,8 @@ class ExportSpec(Spec):
     dump_exported_program: bool | None = _DYNAMO
     external_data: bool | None = None
     """dynamo only; default: weights above 64 MiB go to model.onnx.data."""
+    random: tuple[RandomOperator, ...] | None = None
+    """Random operators, or layers in training mode, that the graph may have; others fail."""
     verbose: bool | None = Field(None, description="Print the exporter's progress to the log.")
 
 

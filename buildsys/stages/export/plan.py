@@ -31,7 +31,7 @@ def plan_export(model: ModelPlan) -> Iterator[Action]:
             "source": spec["source"] if model.network.is_made else {"onnx": spec["source"]["onnx"]},
             "inputs": model.exported.inputs,
             "outputs": spec["outputs"],
-            "export": {"external_data": spec["export"]["external_data"]},
+            "export": {field: spec["export"][field] for field in ("external_data", "random")},
         }
         libraries = ("onnxruntime",)  # decides the versions of the file
         code = ("buildsys.backends.onnxruntime.file_versions",)

@@ -27,6 +27,7 @@ from buildsys.onnx_graphs.onnx_file import (
     ports,
     save_model,
 )
+from buildsys.onnx_graphs.random_nodes import random_nodes, refuse_random
 from buildsys.stages.common.remedies import format_remedies, higher_opset_remedies
 from buildsys.stages.export.origins import node_origins, strip_traces, write_origins
 from buildsys.stages.export.result import ExportResult
@@ -55,8 +56,9 @@ def run(job: Job) -> StageResult:
     """Write ``model`` (large weights to ``model.data``) and ``origins`` of its nodes.
 
     Raises: StageError: network or export fails, or the file differs from the manifest.
+        CheckFailed: the network is random.
     """
-    warnings: list[str] = []
+    warnings, trained = list[str](), dict[str, str]()
     if "onnx" in job.options["source"]:
         file = job.options["source"]["onnx"]
         model = load_onnx(job.options["source"], job.project)
@@ -71,11 +73,17 @@ def run(job: Job) -> StageResult:
         _check_signature(model, job.options["inputs"], job.options["outputs"])
         figures = ExportResult(exporter="none", weights=f"from {file}")
     else:
-        model, figures = _export_network(job, warnings)
+        model, figures = _export_network(job, warnings, trained)
     if "functions" in job.inputs:
         warnings += add_functions(model, load_model(job.inputs["functions"]))
+    origins = node_origins(model, job.project)
+    places = {
+        operator: next(filter(None, map(origins.get, node.output)), node.name or node.output[0])
+        for operator, node in random_nodes(model).items()
+    }
+    refuse_random({**trained, **places}, job.options["export"]["random"] or ())
     if "origins" in job.outputs:
-        write_origins(node_origins(model, job.project), job.outputs["origins"])
+        write_origins(origins, job.outputs["origins"])
     figures.setdefault("parameters", parameter_count(model))
     figures["opset"] = opsets(model).get("ai.onnx", 0)
     figures["ir_version"] = model.ir_version
@@ -95,14 +103,20 @@ def run(job: Job) -> StageResult:
     return StageResult(figures={**figures, **file_facts(model, path)})
 
 
-def _export_network(job: Job, warnings: list[str]) -> tuple[onnx.ModelProto, ExportResult]:
-    """Build and export the network; return the model with figures."""
+def _export_network(
+    job: Job, warnings: list[str], trained: dict[str, str]
+) -> tuple[onnx.ModelProto, ExportResult]:
+    """Build and export the network; return the model with figures.
+
+    Adds warnings, and layers in training mode with their places.
+    """
     import torch
 
     from buildsys.models.torch_model import make_network
     from buildsys.stages.export import registrations
     from buildsys.stages.export.exporters import export
     from buildsys.stages.export.request import collect_warnings, export_request
+    from buildsys.stages.export.training_layers import training_layers
 
     options, exporter = job.options, job.options["export"]["exporter"]
     if job.threads:
@@ -117,7 +131,9 @@ def _export_network(job: Job, warnings: list[str]) -> tuple[onnx.ModelProto, Exp
     table: registrations.Table = {}
     if "translations" in options:
         table, registered = registrations.make_translations(options, job.project)
-    request = export_request(network, options, job.project, job.outputs["model"], table)
+    with training_layers(job.project) as layers:
+        request = export_request(network, options, job.project, job.outputs["model"], table)
+    trained |= layers
     job.progress(f"exporting with {exporter}")
     with collect_warnings(warnings, job.project):
         model = export(request)

@@ -76,6 +76,29 @@ def test_a_wrapped_network_stays_in_eval_mode(tmp_path: Path, options: dict[str,
     assert figures["warnings"] == []
 
 
+@pytest.mark.parametrize("options", [{}, dynamo()], ids=["torchscript", "dynamo"])
+@pytest.mark.parametrize(
+    ("kind", "operator"),
+    [("dropout", "Dropout"), ("noise", "RandomUniformLike"), ("norm", "BatchNormalization")],
+)
+def test_random_operators_are_refused_with_their_line(
+    tmp_path: Path, kind: str, operator: str, options: dict[str, Any]
+) -> None:
+    source = {"kwargs": {"kind": kind}}
+    message = failure(tmp_path, "RarelyRandom", source=source, export=options)
+    line = line_of("torch.rand_like(x) * 1" if kind == "noise" else "self.layers[self.kind]")
+    assert f"in training mode: {operator} ({line})" in message
+    assert f"export: {{random: [{operator}]}}" in message
+    allowed = {**options, "random": [operator]}
+    assert run(tmp_path, "RarelyRandom", source=source, export=allowed).status == "passed"
+
+
+def test_layers_without_running_statistics_are_not_in_training_mode(tmp_path: Path) -> None:
+    source = {"kwargs": {"kind": "norm", "is_tracking": False}}
+    inputs = {"x": {"shape": [4, 4]}}
+    assert run(tmp_path, "RarelyRandom", source=source, inputs=inputs).status == "passed"
+
+
 @pytest.mark.parametrize("dtype", ["bfloat16", "float64", "int8", "bool", "float8e4m3fn"])
 def test_dtypes(tmp_path: Path, dtype: str) -> None:
     inputs = {"x": {"shape": ["batch", 4], "dtype": dtype}}
@@ -111,7 +134,8 @@ def test_the_trace_takes_the_data_of_the_manifest(tmp_path: Path) -> None:
     dims = {"ids": {"min": 8, "opt": 16, "max": 32}, "bags": {"min": 2, "opt": 4, "max": 4}}
     assert run(tmp_path, "Bags", inputs=inputs, dims=dims).figures["nodes"]
     inputs = {"x": {"shape": [2, 4], "data": {"random": "uniform"}}}
-    found = run(tmp_path, "Sampled", inputs=inputs, dims={}).figures
+    random = {"random": ["Multinomial"]}
+    found = run(tmp_path, "Sampled", inputs=inputs, dims={}, export=random).figures
     assert "Multinomial" in found["operators"]
 
 

@@ -241,17 +241,20 @@ def test_steps_follow_each_other_and_each_sees_the_names_before_it(tmp_path: Pat
     ]  # fmt: skip
 
 
-def test_a_graph_that_draws_random_numbers_is_no_change_of_the_step(tmp_path: Path) -> None:
-    nodes = [
-        helper.make_node("RandomUniformLike", ["x"], ["noise"]),
-        helper.make_node("Add", ["x", "noise"], ["a"]),
-        helper.make_node("Identity", ["a"], ["y"]),
-    ]
-    value = (TensorProto.FLOAT, ["batch", 3, 8, 8])
-    model = make_model(nodes, {"x": value}, {"y": value})
-    surgery = Surgery(tmp_path, model, [removal(tmp_path, "Identity")])
-    with pytest.raises(CheckFailed, match="the graph before it draws random numbers"):
-        surgery.run()
+def test_a_step_that_adds_a_rare_dropout_fails(tmp_path: Path) -> None:
+    hook(
+        tmp_path,
+        "import numpy as np, onnx\nfrom onnx import helper, numpy_helper\n"
+        "def change(model):\n"
+        "    for name, value in (('p', np.float32(1e-6)), ('on', np.bool_(True))):\n"
+        "        model.graph.initializer.append(numpy_helper.from_array(np.array(value), name))\n"
+        "    last = model.graph.node[-1]\n"
+        "    last.output[0] = 'inner'\n"
+        "    model.graph.node.append(helper.make_node('Dropout', ['inner', 'p', 'on'], ['y']))\n"
+        "    return model\n",
+    )
+    with pytest.raises(CheckFailed, match="in training mode: Dropout"):
+        Surgery(tmp_path, conv_bn(), [{"function": HOOK}]).run()
 
 
 def test_large_weights_stay_external(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

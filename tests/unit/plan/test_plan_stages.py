@@ -344,7 +344,7 @@ def test_an_onnx_file_is_copied_and_run_in_onnx_runtime() -> None:
         "source": {"onnx": "models/net.onnx"},
         "inputs": export.options["inputs"],
         "outputs": export.options["outputs"],
-        "export": {"external_data": None},
+        "export": {"external_data": None, "random": None},
     }
     assert {*export.options["inputs"], *export.options["outputs"]} == {"x", "y"}
     assert (export.sources, reference.sources) == (
