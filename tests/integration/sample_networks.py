@@ -134,6 +134,13 @@ class IgnoresOne(nn.Module):
         return x + 1
 
 
+class Products(nn.Module):
+    """The only operator without a symbolic function is decomposed by dynamo."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.kron(x, x)
+
+
 class Asinh(nn.Module):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return torch.asinh(x)
