@@ -1,21 +1,33 @@
-"""The newest versions of ONNX files readable by the installed ONNX Runtime.
+"""Versions of ONNX files that the installed ONNX Runtime reads and computes.
 
 It does not list them, so graphs of one node are tried. A library onnx newer than ONNX Runtime
-writes files that it refuses, although most of them use nothing new.
+writes files that it refuses, although most of them use nothing new; its kernels often lag behind
+the opset that it reads, and those for operators of opsets below 7 are missing.
 """
 
 from __future__ import annotations
 
 from functools import lru_cache
+from typing import Any, NamedTuple
 
 import onnx
-from onnx import ModelProto, TensorProto, helper, version_converter
+from onnx import ModelProto, TensorProto, helper
 
+from buildsys.backends.onnxruntime.graphs import Operator, kernel_types
 from buildsys.backends.onnxruntime.session import OrtGraph
 from buildsys.errors import StageError
-from buildsys.onnx_graphs.onnx_file import first_line, opsets
+from buildsys.onnx_graphs.onnx_file import all_nodes, convert_opset, opsets
 
 _IR_VERSION, _OPSET = 8, 17  # read by every supported ONNX Runtime
+_OLDEST_IR_VERSION = 4  # before it, parameters are inputs as well, which tools do not expect
+_OLDEST_OPSET = 7  # of the kernels of most operators
+
+
+class Versions(NamedTuple):
+    """The versions of a file."""
+
+    ir: int
+    opset: int
 
 
 @lru_cache(maxsize=1)
@@ -32,28 +44,64 @@ def newest_opset() -> int:
     return next((v for v in versions if _is_read(newest_ir_version(), v)), _OPSET)
 
 
+def versions_of(model: ModelProto) -> Versions:
+    """Read the versions of a file."""
+    return Versions(model.ir_version, opsets(model).get("ai.onnx", 0))
+
+
+def readable_versions(model: ModelProto) -> Versions:
+    """Choose the versions nearest to those of a file that ONNX Runtime reads and computes."""
+    ir, opset = versions_of(model)
+    ir = _IR_VERSION if ir < _OLDEST_IR_VERSION else min(ir, newest_ir_version())
+    if 0 < opset < _OLDEST_OPSET:
+        return Versions(ir, _OPSET)
+    nearest = min(opset, newest_opset())
+    computed = (v for v in range(nearest, _OPSET - 1, -1) if _has_kernels(model, v))
+    return Versions(ir, next(computed, nearest))
+
+
 def fit_versions(model: ModelProto, title: str) -> tuple[ModelProto, list[str]]:
-    """Return a model readable by ONNX Runtime, and the changes."""
-    changes = []
-    opset = opsets(model).get("ai.onnx", 0)
-    if model.ir_version > newest_ir_version():
-        changes.append(f"IR version {model.ir_version} is lowered to {newest_ir_version()}")
-        model.ir_version = newest_ir_version()
-    if opset > newest_opset():
-        try:
-            if len(model.functions) > 0:
-                raise version_converter.ConvertError("it has local functions")
-            model = version_converter.convert_version(model, newest_opset())
-        except (version_converter.ConvertError, RuntimeError, ValueError) as error:
+    """Return a model readable by ONNX Runtime, and the changes.
+
+    Raises: StageError: it cannot be converted.
+    """
+    versions, fitting = versions_of(model), readable_versions(model)
+    if fitting.opset != versions.opset:
+        model, problem = convert_opset(model, fitting.opset)
+        if problem:
+            upgrade = ", or pip install -U onnxruntime" if fitting.opset < versions.opset else ""
             raise StageError(
-                f"{title} has opset {opset}, the installed ONNX Runtime reads up to"
-                f" {newest_opset()}, and it cannot be converted: {first_line(error)}",
-                f"save it with opset {newest_opset()}, or pip install -U onnxruntime",
-            ) from error
-        model.ir_version = min(model.ir_version, newest_ir_version())
-        changes.append(f"opset {opset} is lowered to {newest_opset()}")
-    newest = "the newest that the installed ONNX Runtime reads"
-    return model, [f"{title}: {change}, {newest}" for change in changes]
+                f"{title} has opset {versions.opset}, which the installed ONNX Runtime does not"
+                f" read or compute, and it cannot be converted to {fitting.opset}: {problem}",
+                f"save it with opset {fitting.opset}{upgrade}",
+            )
+    if versions.ir < _OLDEST_IR_VERSION:
+        stored = {tensor.name for tensor in model.graph.initializer}
+        inputs = [port for port in model.graph.input if port.name not in stored]
+        del model.graph.input[:]
+        model.graph.input.extend(inputs)
+    model.ir_version = fitting.ir
+    changes = [
+        f"{title}: {what} {before} is {'lowered' if after < before else 'raised'} to {after},"
+        " which the installed ONNX Runtime reads and computes"
+        for what, before, after in zip(("IR version", "opset"), versions, fitting, strict=True)
+        if before != after
+    ]
+    return model, changes
+
+
+def _has_kernels(model: ModelProto, opset: int) -> bool:
+    """Check for kernels of all operators as they are in an opset; functions need none."""
+    names = {node.op_type for node in all_nodes(model.graph) if node.domain in ("", "ai.onnx")}
+    for name in names - {"Constant"}:  # never computed
+        try:
+            schema: Any = onnx.defs.get_schema(name, opset, "")
+        except onnx.defs.SchemaError:
+            return False
+        is_function = schema.has_function or schema.has_context_dependent_function
+        if not is_function and not kernel_types(Operator("", name), schema.since_version):
+            return False
+    return True
 
 
 def _is_read(ir_version: int, opset: int) -> bool:

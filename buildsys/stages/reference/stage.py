@@ -19,6 +19,7 @@ from buildsys.stages.reference.result import GoldenCase, GoldenTensor
 from buildsys.workers.job import Job, StageResult
 
 if TYPE_CHECKING:
+    from onnx import ModelProto
     from torch import nn
 
 Tensors = Mapping[str, Tensor]
@@ -36,6 +37,7 @@ class Original(NamedTuple):
     weights: str  # their origin
     float_type: str  # the type of most weights
     module: nn.Module | None = None  # None for an ONNX file
+    unconverted: ModelProto | None = None  # an ONNX file before the conversion of its opset
 
 
 def run(job: Job) -> StageResult:
@@ -52,6 +54,7 @@ def run(job: Job) -> StageResult:
         save_tensors(job.outputs["weights"], {name: from_torch(tensor) for name, tensor in state})
     cases: dict[str, GoldenCase] = {}
     special: dict[tuple[str, str], str] = {}  # outputs with NaN or infinite values
+    warnings: list[str] = []
     for number, (case, dims) in enumerate(job.options["cases"].items()):
         job.progress(f"case {case}")
         job.count(number, len(job.options["cases"]), "cases")
@@ -60,8 +63,14 @@ def run(job: Job) -> StageResult:
         for values, text in not_finite(outputs).items():
             text += f" in case {case}: engines must have them at equal places"
             special.setdefault(values, text)
-        cases[case] = _save_case(job, case, dims, Case(inputs, outputs, original.float_type))
-    warnings = [*special.values()]
+        golden = Case(inputs, outputs, original.float_type)
+        if original.unconverted is not None and not cases:
+            from buildsys.stages.reference.unconverted_file import compare_unconverted
+
+            title = job.options["source"]["onnx"]
+            warnings.append(compare_unconverted(original.unconverted, golden, title))
+        cases[case] = _save_case(job, case, dims, golden)
+    warnings += special.values()
     if "further" in job.options:
         job.progress("choosing further cases")  # reads the network's source
     pending = list(further_cases(job, original.module))
@@ -160,8 +169,8 @@ def _numpy_function(job: Job) -> Original:
 def _onnx_model(job: Job) -> Original:
     from buildsys.backends.onnxruntime.file_versions import (
         fit_versions,
-        newest_ir_version,
-        newest_opset,
+        readable_versions,
+        versions_of,
     )
     from buildsys.backends.onnxruntime.session import OrtGraph
     from buildsys.models.sources.onnx import is_callable, load_onnx
@@ -172,16 +181,17 @@ def _onnx_model(job: Job) -> Original:
     source = job.options["source"]
     name = source["onnx"]
     implementation, file = implementation_of(job), job.project / name
+    unconverted = None
     with TemporaryDirectory(dir=job.outputs["result"].parent) as folder:
         header = load_onnx(source, job.project, external_data=False)
-        is_new = header.ir_version > newest_ir_version() or any(
-            entry.version > newest_opset() for entry in header.opset_import if not entry.domain
-        )
+        fits = readable_versions(header) == versions_of(header)
         is_bfloat16 = "bfloat16" in float_types(header)  # ONNX Runtime has few kernels for it
         has_operators = "operators" in job.options or "graph_functions" in job.inputs
-        if is_new or is_bfloat16 or has_operators or is_callable(source):
+        if not fits or is_bfloat16 or has_operators or is_callable(source):
             whole = header if is_callable(source) else load_onnx(source, job.project)
             model, _ = fit_versions(whole, name)
+            if versions_of(model).opset != versions_of(header).opset:
+                unconverted = whole
             if "graph_functions" in job.inputs:
                 add_functions(model, load_model(job.inputs["graph_functions"]))
             implementation.apply(model)
@@ -195,7 +205,10 @@ def _onnx_model(job: Job) -> Original:
             error.hint = error.hint or _DAMAGED
             raise
     return Original(
-        lambda inputs, _dims: graph.run(inputs), f"from {name}", main_float_type(header)
+        lambda inputs, _dims: graph.run(inputs),
+        f"from {name}",
+        main_float_type(header),
+        unconverted=unconverted,
     )
 
 

@@ -261,7 +261,8 @@ def test_dynamo_must_write_the_requested_opset(tmp_path: Path) -> None:
          "2. registration: write a symbolic function for opset 17 and later and register it\n"
          '     symbolics: [{op: "aten::asinh", function: "plugins/symbolics/asinh.py:asinh",'
          ' opset: 17}]'),
-        ("Products", {}, "dynamo translates the network\n     export: {exporter: dynamo, opset: 18}"),
+        ("Products", {}, "\n1. exporter: dynamo translates the network\n"
+         "     export: {exporter: dynamo, opset: 18}"),
         ("Untranslatable", dynamo(),
          "the dynamo exporter cannot translate the operator aten::_linalg_eigh to opset 18 "
          f'({line_of("eigvalsh")})\naten::_linalg_eigh(Tensor A, str UPLO="L", bool'

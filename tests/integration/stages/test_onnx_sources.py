@@ -5,11 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import onnx
 import pytest
 from export_jobs import IMAGE
 from onnx import TensorProto, helper
-from small_graphs import conv_bn, make_model
+from small_graphs import conv_bn, make_model, parse
 from stage_jobs import manifest, stage_job
 
 from buildsys.backends.onnxruntime import file_versions
@@ -19,6 +20,7 @@ from buildsys.errors import StageError
 from buildsys.onnx_graphs.tensors import load_case
 from buildsys.stages.export import stage as export
 from buildsys.stages.reference import stage as reference
+from buildsys.stages.reference.unconverted_file import compare_unconverted
 from buildsys.workers.job import StageResult
 
 
@@ -86,8 +88,8 @@ def test_a_ready_file_gets_versions_that_onnx_runtime_reads(tmp_path: Path) -> N
     assert (figures["ir_version"], figures["opset"]) == (newest_ir_version(), newest_opset())
     OrtGraph(tmp_path / "build/m/export/model.onnx")
     lowered = {
-        f"given.onnx: {what} {old} is lowered to {new}, the newest that the installed ONNX Runtime"
-        " reads"
+        f"given.onnx: {what} {old} is lowered to {new}, which the installed ONNX Runtime reads and"
+        " computes"
         for what, old, new in (
             ("IR version", onnx.IR_VERSION, newest_ir_version()),
             ("opset", onnx.defs.onnx_opset_version(), newest_opset()),
@@ -97,6 +99,49 @@ def test_a_ready_file_gets_versions_that_onnx_runtime_reads(tmp_path: Path) -> N
     assert set(figures["warnings"]) == lowered
     golden = manifest(source={"onnx": "given.onnx"}, inputs=IMAGE)
     assert reference.run(stage_job("reference", golden, tmp_path, tmp_path)).status == "passed"
+
+
+def old_file(operator: str) -> onnx.ModelProto:
+    """Make a file of 2017: parameters are inputs as well."""
+    text = f"(float[2,3,3] x, float[3] w) => (float[2,3,3] y) {{ y = {operator} (x, w) }}"
+    model = parse(text, {"w": np.float32([0.5, -2, 3])}, opset=6)
+    model.ir_version = 3
+    return model
+
+
+def test_a_file_older_than_onnx_runtime_reads_is_raised_and_compared(tmp_path: Path) -> None:
+    inputs = {"x": {"shape": [2, 3, 3]}}
+    figures = given(tmp_path, old_file("Mul <broadcast=1>"), inputs).figures
+    assert (figures["ir_version"], figures["opset"]) == (8, 17)
+    assert [warning.split(",")[0] for warning in figures["warnings"]] == [
+        "given.onnx: IR version 3 is raised to 8",
+        "given.onnx: opset 6 is raised to 17",
+    ]
+    written = onnx.load(tmp_path / "build/m/export/model.onnx").graph
+    assert [port.name for port in written.input] == ["x"]
+    golden = manifest(source={"onnx": "given.onnx"}, inputs=inputs)
+    job = stage_job("reference", golden, tmp_path, tmp_path)
+    assert reference.run(job).figures["warnings"] == [
+        "given.onnx: the file of opset 6 gives the same outputs in onnx's reference evaluator as"
+        " the converted one"
+    ]
+    changed = load_case(job.outputs["case.opt"])
+    changed.outputs["y"].array[1, 2, 0] += 1
+    with pytest.raises(StageError, match=r"given: the file of opset 6 .*y changed: at \[1, 2, 0\]"):
+        compare_unconverted(old_file("Mul <broadcast=1>"), changed, "given")
+
+
+def test_an_operator_without_a_kernel_in_a_new_opset_is_lowered(tmp_path: Path) -> None:
+    text = "(float[2,3,8,8] x) => (float[2,3,1,1] y) { y = RoiAlign (x, boxes, batch) }"
+    boxes = np.float32([[0, 0, 4, 4], [1, 1, 3, 5]])
+    model = parse(text, {"boxes": boxes, "batch": np.int64([0, 1])}, opset=22)
+    inputs = {"x": {"shape": [2, 3, 8, 8]}}
+    assert given(tmp_path, model, inputs).figures["opset"] == 21
+    golden = manifest(source={"onnx": "given.onnx"}, inputs=inputs)
+    (warning,) = reference.run(stage_job("reference", golden, tmp_path, tmp_path)).figures[
+        "warnings"
+    ]
+    assert "gives the same outputs in onnx's reference evaluator" in warning
 
 
 def test_an_opset_that_cannot_be_lowered_is_an_error(
@@ -113,9 +158,7 @@ def test_an_opset_that_cannot_be_lowered_is_an_error(
         [node], {"x": port}, {"y": port}, opset=18, functions=[function],
         opsets=[helper.make_opsetid("mine", 1)],
     )  # fmt: skip
-    with pytest.raises(
-        StageError, match=r"has opset 18, .* reads up to 17, and it cannot be conve"
-    ):
+    with pytest.raises(StageError, match=r"has opset 18, .* it cannot be converted to 17: onnx"):
         given(tmp_path, model)
 
 
