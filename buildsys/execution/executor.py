@@ -35,6 +35,7 @@ from buildsys.store.object_store import Store
 from buildsys.store.publish import Background, Publisher
 from buildsys.store.signatures import BUILT_HERE, NO_POLICY, RestoredSigners, signed_by
 from buildsys.store.state_db import StateDb, warn_on_stderr
+from buildsys.system.files import replace_file
 
 if TYPE_CHECKING:
     from buildsys.execution.provenance import ProvenanceSigner
@@ -231,7 +232,7 @@ class Executor:
         with suppress(OSError):  # the outputs are complete without a log
             signer = signed_by(self._cache.signer(record))
             text = f"# {action.target} was restored from the store; built {record.started}{signer}"
-            self._log(action).write_text(f"{text}\n", encoding="utf-8")
+            replace_file(self._log(action), f"{text}\n".encode())
         ended = record.status, ledger.utc_now(), record.seconds, record.reason, why
         run = HistoryEntry(action.target, key.digest, *ended)
         self._runs.add(action, key, run, None, record.figures, record=record, restored=True)

@@ -28,7 +28,7 @@ from buildsys.store.file_digests import hash_file
 from buildsys.store.ledger import FAILED, UNAVAILABLE, ActionRecord, Ledger
 from buildsys.store.locks import CPU, Locks, OnWait
 from buildsys.store.object_store import Store
-from buildsys.store.publish import disk_errors
+from buildsys.store.publish import disk_errors, refuse_links
 from buildsys.system.backend_registry import describe_backend
 from buildsys.system.devices import VISIBLE_DEVICES, equal_gpus, gpu_uuids
 from buildsys.system.toolchains import locate_toolchain
@@ -81,6 +81,7 @@ class LocalRuns:
         Raises: StageError: with the seconds of the stage itself.
         """
         outputs = {role: tree / ref.path for role, ref in action.outputs.items()}
+        refuse_links(self.folders.build, (ref.path for ref in action.outputs.values()))
         for path in (log, *outputs.values()):
             with disk_errors(f"create {path.parent}"):
                 path.parent.mkdir(parents=True, exist_ok=True)

@@ -8,10 +8,9 @@ from __future__ import annotations
 import errno
 import fcntl
 import os
-import shutil
 import threading
 import time
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from tempfile import mkdtemp
@@ -21,7 +20,8 @@ from typing import TYPE_CHECKING
 from buildsys.errors import StageError
 from buildsys.store.file_digests import DigestCache, FileDigest, hash_file, stamp_file
 from buildsys.store.ledger import Ledger
-from buildsys.system.files import SETTLE_NS, Stamp, try_lock
+from buildsys.store.record_file import check_names
+from buildsys.system.files import FOLDER, SETTLE_NS, Stamp, remove_folder, try_lock
 
 if TYPE_CHECKING:
     from concurrent.futures import Future, ThreadPoolExecutor
@@ -69,6 +69,7 @@ class Publisher:
         self._ledger = ledger
         self._sweeping = threading.Lock()
         self._swept = False
+        self._identity: tuple[int, int] | None = None  # of the build folder
 
     @contextmanager
     def staging(self, target: str) -> Iterator[Path]:
@@ -77,11 +78,15 @@ class Publisher:
         with ExitStack() as stack:
             with disk_errors(f"make a temporary folder in {self._build}"):
                 parent.mkdir(parents=True, exist_ok=True)
-                lock = os.open(parent, os.O_RDONLY | os.O_CLOEXEC)
+                status = self._build.stat()
+                self._identity = self._identity or (status.st_dev, status.st_ino)
+                if self._identity != (status.st_dev, status.st_ino):
+                    raise StageError(f"{self._build} was replaced during this run", "look at it")
+                lock = os.open(parent, FOLDER)
                 stack.callback(os.close, lock)
                 fcntl.flock(lock, fcntl.LOCK_SH)
                 folder = Path(mkdtemp(prefix=f"{name}-", dir=parent))
-                stack.callback(shutil.rmtree, folder, ignore_errors=True)
+                stack.callback(_remove_folder, folder.name, lock)
             yield folder
 
     def remove_abandoned(self) -> None:
@@ -89,11 +94,11 @@ class Publisher:
         with self._sweeping, suppress(OSError), ExitStack() as stack:
             if not self._swept:
                 self._swept = True
-                lock = os.open(self._build / TEMPORARY, os.O_RDONLY | os.O_CLOEXEC)
+                lock = os.open(self._build / TEMPORARY, FOLDER)
                 stack.callback(os.close, lock)
                 if try_lock(lock):
-                    for folder in (self._build / TEMPORARY).iterdir():
-                        shutil.rmtree(folder, ignore_errors=True)
+                    for entry in list(os.scandir(lock)):
+                        _remove_folder(entry.name, lock)
 
     def digest_outputs(
         self, tree: Path, known_digests: Mapping[str, str] = MappingProxyType({})
@@ -104,6 +109,12 @@ class Publisher:
         """
         paths = (path for path in sorted(tree.rglob("*")) if not path.is_symlink())
         files = {path.relative_to(tree).as_posix(): path for path in paths if path.is_file()}
+        try:
+            check_names(files)
+        except ValueError as error:
+            raise StageError(
+                f"the outputs cannot be stored: {error}", "write fewer files, or shorter names"
+            ) from None
         digests = {}
         with disk_errors("read the outputs"):
             for name, path in files.items():
@@ -133,6 +144,7 @@ class Publisher:
         removed first, including ``optional`` ones. Files are recorded before, in case of a kill
         midway.
         """
+        refuse_links(self._build, outputs)
         unwanted = (self._ledger.owned(target) | set(optional)) - outputs.keys()
         self._ledger.claim(target, outputs)
         for name in sorted(unwanted):
@@ -161,6 +173,21 @@ class Publisher:
             if free < _LOW_DISK_BYTES:
                 return f"the disk of {self._build} has {free >> 10} KiB left"
         return ""
+
+
+def _remove_folder(name: str, parent: int) -> None:
+    with suppress(OSError):
+        remove_folder(name, parent)
+
+
+def refuse_links(build: Path, names: Iterable[str]) -> None:
+    """Check that outputs are in no folder behind a link, which a program may have left.
+
+    Raises: StageError: it would lead elsewhere.
+    """
+    for folder in {parent for name in names for parent in (build / name).parents}:
+        if folder != build and folder.is_relative_to(build) and folder.is_symlink():
+            raise StageError(f"{folder} is a link, and may lead out of {build}", "remove it")
 
 
 @contextmanager

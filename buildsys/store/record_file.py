@@ -13,7 +13,7 @@ from collections.abc import Callable, Collection
 from dataclasses import fields
 from functools import cache
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, TypeVar
 
 from buildsys.store.ledger import PASSED, UNAVAILABLE, ActionRecord, OutputFile
 from buildsys.system.files import read_limited
@@ -31,6 +31,7 @@ _MAX_NAME_PART_BYTES = 255
 _MAX_OUTPUTS = 10_000
 _MAX_FILE_BYTES = 1 << 53
 _SHOWN = 80
+_Names = TypeVar("_Names", bound=Collection[str])
 STATUSES = (PASSED, UNAVAILABLE)
 
 
@@ -119,7 +120,7 @@ def _reader() -> Callable[[Any], str]:
         key: Annotated[str, Field(pattern=f"^{_DIGEST.pattern}$")]
         parts: dict[str, str]
         outputs: Annotated[
-            dict[str, JsonValue], Field(max_length=_MAX_OUTPUTS), AfterValidator(_check_outputs)
+            dict[str, JsonValue], AfterValidator(check_names), AfterValidator(_check_files)
         ]
         status: str
         started: Annotated[str, Field(pattern=_TIME)]
@@ -146,15 +147,23 @@ def _reader() -> Callable[[Any], str]:
     return problem
 
 
-def _check_outputs(outputs: dict[str, Any]) -> dict[str, Any]:
-    for name, file in outputs.items():
-        check_name(name)
+def _check_files(outputs: dict[str, Any]) -> dict[str, Any]:
+    for file in outputs.values():
         if file is not None:
             output_file(file)
-        folders = (name[:at] for at, letter in enumerate(name) if letter == "/")
-        if any(folder in outputs for folder in folders):
-            raise ValueError(f"{shown(name)} is inside another output")
     return outputs
+
+
+def check_names(names: _Names) -> _Names:
+    """Check that a record can hold the relative paths of outputs. Raises: ValueError."""
+    if len(names) > _MAX_OUTPUTS:
+        raise ValueError(f"there are {len(names):,} files, more than {_MAX_OUTPUTS:,}")
+    for name in names:
+        check_name(name)
+        folders = (name[:at] for at, letter in enumerate(name) if letter == "/")
+        if any(folder in names for folder in folders):
+            raise ValueError(f"{shown(name)} is inside another output")
+    return names
 
 
 def check_name(name: str) -> None:
@@ -162,11 +171,13 @@ def check_name(name: str) -> None:
     parts = name.split("/")
     if (
         "\0" in name
-        or len(name.encode()) > _MAX_NAME_BYTES
         or any(part in ("", ".", "..") for part in parts)
         or any(len(part.encode()) > _MAX_NAME_PART_BYTES for part in parts)
     ):
         raise ValueError(f"{shown(name)} cannot be the name of a file")
+    if (whole := len(name.encode())) > _MAX_NAME_BYTES:
+        problem = f"its path has {whole:,} bytes, more than {_MAX_NAME_BYTES:,}"
+        raise ValueError(f"{shown(name)} cannot be the name of a file: {problem}")
 
 
 def output_file(file: Any) -> OutputFile:

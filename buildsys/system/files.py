@@ -19,6 +19,7 @@ SETTLE_NS = 30_000_000
 IMAGE_SUFFIXES = (".bmp", ".jpeg", ".jpg", ".pgm", ".png", ".ppm", ".tif", ".tiff", ".webp")
 LIBRARY_FOLDERS = ("site-packages", "dist-packages")  # installed libraries are there
 MAX_RESULT_BYTES = 256 << 20  # a million samples of a benchmark have 20 MB
+FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC  # flags to open one itself
 _BLOCK_BYTES = 1 << 20
 _POLL_S = 0.005
 _DIGITS = 16  # enough for people
@@ -128,6 +129,31 @@ def replace_file(path: Path, content: bytes) -> None:
         with suppress(OSError):
             temporary.unlink(missing_ok=True)
         raise
+
+
+def remove_folder(name: str, parent: int) -> None:
+    """Remove a folder of an open folder, through no link and at any depth.
+
+    Raises: OSError: it is not a folder, or a part of it cannot be removed.
+    """
+    if stat_module.S_ISDIR(os.stat(name, dir_fd=parent, follow_symlinks=False).st_mode):
+        os.chmod(name, 0o700, dir_fd=parent)
+    pending = [name]
+    while pending:
+        folder = os.open(pending[-1], FOLDER, dir_fd=parent)
+        try:
+            for entry in list(os.scandir(folder)):
+                if entry.is_dir(follow_symlinks=False):
+                    # moved up: neither recursion nor open files limit the depth
+                    os.chmod(entry.name, 0o700, dir_fd=folder)
+                    moved = f".removed-{os.urandom(8).hex()}"
+                    os.rename(entry.name, moved, src_dir_fd=folder, dst_dir_fd=parent)
+                    pending.insert(0, moved)
+                else:
+                    os.unlink(entry.name, dir_fd=folder)
+        finally:
+            os.close(folder)
+        os.rmdir(pending.pop(), dir_fd=parent)
 
 
 def read_end(path: Path, most_bytes: int) -> str:

@@ -18,7 +18,7 @@ from typing import Any
 
 from buildsys.system.units import number_or_text, parse_duration
 
-_PR_SET_PDEATHSIG = 1
+_PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36
 _CRASHES = {
     signal.SIGSEGV: "crashed with a segmentation fault (SIGSEGV)",
     signal.SIGBUS: "crashed with a bus error (SIGBUS)",
@@ -101,6 +101,22 @@ def children_of(pid: int) -> set[int]:
         with contextlib.suppress(OSError):
             children.update(map(int, task.read_text().split()))
     return children
+
+
+def adopt_orphans() -> None:
+    """Make this process the parent of all descendants whose own parents end (Linux)."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+
+
+def end_descendants() -> None:
+    """Kill all descendants of this process, which has adopted the orphans, and reap them."""
+    while children := children_of(os.getpid()):
+        for pid in children:
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.kill(pid, signal.SIGKILL)
+            with contextlib.suppress(ChildProcessError):
+                os.waitpid(pid, 0)
 
 
 def describe_exit(code: int | None) -> str:

@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import NoReturn
 
 from buildsys.errors import BuildsysError, CheckFailed, StageError, Unavailable
-from buildsys.system.processes import die_with_parent
+from buildsys.system.processes import adopt_orphans, die_with_parent
 from buildsys.workers.job import (
     INTERRUPTED,
     TERMINAL,
@@ -74,6 +74,7 @@ def fork_child(work: Callable[[], NoReturn]) -> int:
                 signal.signal(number, signal.SIG_DFL)
             signal.pthread_sigmask(signal.SIG_UNBLOCK, SERVER_SIGNALS)
             die_with_parent(server, signal.SIGKILL)
+            adopt_orphans()
             gc.enable()
             work()
         except KeyboardInterrupt:  # Ctrl-C in the foreground
@@ -281,7 +282,10 @@ def measure(clock: float) -> dict[str, float]:
 def _open_log(job: Job, log_file: Path) -> None:
     """Redirect all output of Python and C to a new ``log_file``."""
     log_file.parent.mkdir(parents=True, exist_ok=True)
-    descriptor = os.open(log_file, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_APPEND, 0o666)
+    if log_file.is_symlink():  # left by a program; it would lead elsewhere
+        log_file.unlink()
+    flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_APPEND | os.O_NOFOLLOW
+    descriptor = os.open(log_file, flags, 0o666)
     _use_descriptors((0, descriptor, descriptor))
     os.close(descriptor)
     log(f"# {job.target}, {datetime.now(timezone.utc):%Y-%m-%dT%H:%M:%SZ}, process {os.getpid()}")

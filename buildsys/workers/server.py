@@ -28,6 +28,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from buildsys.errors import StageError
+from buildsys.system.processes import adopt_orphans, children_of
 from buildsys.workers.child import flush, fork_child, log, run_child, signal_group
 from buildsys.workers.job import RETIRE, TERMINAL, Message, encode, error_to_json, job_from_json
 
@@ -67,6 +68,7 @@ class Server:
         signal.signal(signal.SIGCHLD, lambda *_: None)  # the wakeup socket ends the wait
         signal.signal(signal.SIGTERM, lambda *_: self._stop())
         signal.signal(signal.SIGHUP, lambda *_: self._stop())
+        adopt_orphans()
         self._listener = socket.socket(fileno=start["listener"])
         self._listener.setblocking(False)
         self._selector.register(self._listener, selectors.EVENT_READ, self._accept)
@@ -185,6 +187,10 @@ class Server:
             signal_group(pid, signal.SIGKILL)
             _, exit_status, _ = os.wait4(pid, 0)
             code = os.waitstatus_to_exitcode(exit_status)
+            # those that left its group have become children of this process
+            for orphan in children_of(os.getpid()) - {job.pid for job in self._clients}:
+                with contextlib.suppress(ProcessLookupError, PermissionError):
+                    os.kill(orphan, signal.SIGKILL)
             for job in [job for job in self._clients if job.pid == pid]:
                 self._close(job, {"event": "exit", "code": code, "timed_out": job.timed_out})
 

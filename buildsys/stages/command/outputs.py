@@ -7,23 +7,27 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import shutil
 import stat
-from collections.abc import Mapping
-from pathlib import Path, PurePosixPath
-from typing import Annotated, Any
+from collections.abc import Iterator, Mapping
+from pathlib import PurePosixPath
+from typing import IO, Annotated, Any
 
 from pydantic import BaseModel, ConfigDict, StringConstraints, TypeAdapter, ValidationError
 
 from buildsys.errors import StageError
 from buildsys.manifest.command_templates import FIGURES_FILE, LISTING, RESERVED
-from buildsys.report.formatting import first_names, number
+from buildsys.report.formatting import first_names, number, size
+from buildsys.stages.command.held_folder import HeldFolder
 from buildsys.stages.command.result import CommandFigure, CommandOutput
-from buildsys.system.files import MAX_RESULT_BYTES, read_limited
+from buildsys.store.record_file import check_name, check_names
+from buildsys.system.files import MAX_RESULT_BYTES
 from buildsys.system.printable import did_you_mean, printable_line
 from buildsys.workers.job import Job
 
 _MOST_NAMES = 8
+_BLOCK_BYTES = 1 << 20
 _Text = Annotated[str, StringConstraints(max_length=100, pattern=r"^[^\x00-\x1f]*$")]
 _FORM = 'write {"time to first token": {"value": 1.2, "unit": "ms"}}'
 
@@ -44,16 +48,16 @@ class ReportedFigure(BaseModel):
 _REPORT = TypeAdapter(dict[_Text, ReportedFigure])
 
 
-def collect_outputs(job: Job, work: Path, place: Path) -> dict[str, CommandOutput]:
+def collect_outputs(job: Job, work: HeldFolder, place: HeldFolder) -> dict[str, CommandOutput]:
     """Copy the declared outputs from ``work`` to ``place``; log what is left out.
 
     Raises: StageError: one is missing, empty, not a file or folder, or cannot be copied.
     """
     declared: dict[str, str] = job.options["outputs"]
     written = sorted(
-        printable_line(f"{path.name}/" if path.is_dir() else path.name)
-        for path in work.iterdir()
-        if path.name not in RESERVED
+        printable_line(f"{entry.name}/" if entry.is_dir() else entry.name)
+        for entry in os.scandir(work.descriptor)
+        if entry.name not in RESERVED
     )
     outputs: dict[str, CommandOutput] = {}
     for label, path in declared.items():
@@ -71,55 +75,70 @@ def collect_outputs(job: Job, work: Path, place: Path) -> dict[str, CommandOutpu
     return outputs
 
 
-def _copy(work: Path, place: Path, path: str) -> CommandOutput:
+def _copy(work: HeldFolder, place: HeldFolder, path: str) -> CommandOutput:
     """Copy a file or folder with its permissions; count its files and bytes.
 
     Raises: OSError, ValueError: it cannot be an output, or cannot be copied.
     """
-    source, target, is_folder = plain_path(work, path), place / path, path.endswith("/")
-    if source.is_dir() != is_folder:
-        raise ValueError(f"{path} is not a {'folder' if is_folder else 'file'}")
-    names = sorted(file.relative_to(source) for file in source.rglob("*") if _is_file(file))
-    if is_folder and not names:
+    is_folder = path.endswith("/")
+    with work.open(path) as source:
+        if stat.S_ISDIR(os.fstat(source).st_mode) != is_folder:
+            raise ValueError(f"{path} is not a {'folder' if is_folder else 'file'}")
+    names = check_names(sorted(_files(work, path))) if is_folder else [path]
+    if not names:
         raise ValueError(f"{path} is empty")
-    for name in names or [Path()]:
-        (target / name).parent.mkdir(parents=True, exist_ok=True)
-        shutil.copy(source / name, target / name)
+    written = sum(_copy_file(work, place, name) for name in names)
     if is_folder:
-        listing = target.with_name(f"{target.name}{LISTING}")
-        listing.write_text(json.dumps(list(map(str, names)), indent=0) + "\n", encoding="utf-8")
-    size = sum((source / name).stat().st_size for name in names or [Path()])
-    return {"path": path, "files": len(names) or 1, "bytes": size}
+        listed = [str(PurePosixPath(name).relative_to(path)) for name in names]
+        text = json.dumps(listed, indent=0) + "\n"
+        listing = place.create(f"{PurePosixPath(path)}{LISTING}", 0o644)
+        with listing as target, _file(target, "wb") as writer:
+            writer.write(text.encode())
+    return {"path": path, "files": len(names), "bytes": written}
 
 
-def plain_path(work: Path, path: str) -> Path:
-    """Join a path that leads through no link.
-
-    Raises: OSError, ValueError: it does not exist; a part of it is a link, a pipe or a device.
-    """
-    place = work
-    for part in ("", *PurePosixPath(path).parts):
-        place /= part
-        _is_file(place)
-    return place
-
-
-def _is_file(path: Path) -> bool:
-    """Tell a file from a folder. Raises: OSError, ValueError: it is neither."""
-    mode = path.lstat().st_mode
-    if not (stat.S_ISREG(mode) or stat.S_ISDIR(mode)) or not path.name.isprintable():
-        kind = "a link; `cp -L` copies what it names" if stat.S_ISLNK(mode) else "not a plain file"
-        raise ValueError(f"{path.name} is {kind}")
-    return stat.S_ISREG(mode)
+def _files(work: HeldFolder, path: str) -> Iterator[str]:
+    """List the files of a folder. Raises: OSError, ValueError: something else is there."""
+    pending = [str(PurePosixPath(path))]
+    while pending:
+        name = pending.pop()
+        if not name.isprintable():
+            raise ValueError(f"the name {name!r} has characters that cannot be printed")
+        check_name(name)
+        with work.open(name) as source:
+            if stat.S_ISDIR(os.fstat(source).st_mode):
+                pending += [f"{name}/{entry.name}" for entry in os.scandir(source)]
+            else:
+                yield name
 
 
-def read_figures(work: Path, job: Job) -> dict[str, ReportedFigure]:
+def _copy_file(work: HeldFolder, place: HeldFolder, name: str) -> int:
+    """Copy a file with its permissions; return its size. Raises: OSError, ValueError."""
+    with work.open(name) as source:
+        status, disk = os.fstat(source), os.fstatvfs(place.descriptor)
+        free = disk.f_bavail * disk.f_frsize
+        if status.st_size > free:  # most likely a sparse file
+            raise ValueError(f"{name} has {size(status.st_size)}, the disk {size(free)} left")
+        with place.create(name, stat.S_IMODE(status.st_mode)) as target:
+            with _file(source, "rb") as reader, _file(target, "wb") as writer:
+                shutil.copyfileobj(reader, writer, _BLOCK_BYTES)
+            return os.fstat(target).st_size
+
+
+def _file(descriptor: int, mode: str) -> IO[bytes]:
+    return open(descriptor, mode, closefd=False)
+
+
+def read_figures(work: HeldFolder, job: Job) -> dict[str, ReportedFigure]:
     """Read the figures in the working folder of a command, as written.
 
     Raises: StageError: they do not have the documented form.
     """
     try:
-        content = read_limited(plain_path(work, FIGURES_FILE), MAX_RESULT_BYTES)
+        with work.open(FIGURES_FILE) as source, _file(source, "rb") as file:
+            content = file.read(MAX_RESULT_BYTES + 1)
+        if len(content) > MAX_RESULT_BYTES:
+            raise ValueError(f"it has more than {size(MAX_RESULT_BYTES)}")
         if figures := _REPORT.validate_json(content):
             return figures
         problem = "there is none"

@@ -9,7 +9,6 @@ from __future__ import annotations
 import json
 import os
 import shlex
-import shutil
 import subprocess
 import sys
 import threading
@@ -27,9 +26,11 @@ from buildsys.manifest.command_templates import (
     fill_in,
     references,
 )
+from buildsys.stages.command.held_folder import HeldFolder
 from buildsys.stages.command.outputs import check_limits, collect_outputs, read_figures
+from buildsys.store.publish import disk_errors
 from buildsys.system.printable import printable
-from buildsys.system.processes import describe_exit
+from buildsys.system.processes import describe_exit, end_descendants
 from buildsys.system.programs import find_program, missing_requirement, program_environment
 from buildsys.system.versions import tool_versions
 from buildsys.workers.job import Job, StageResult
@@ -52,25 +53,29 @@ def run(job: Job) -> StageResult:
     versions |= {"name": toolchain.name} if toolchain else {}
     place = job.outputs["result"].parent
     work = place.with_name(f"{place.name},work")  # a comma is in no name
-    (work / TEMPORARY_FOLDER).mkdir(parents=True)
-    try:
-        return _run_in(job, work, place, versions)
-    finally:
-        shutil.rmtree(work, ignore_errors=True)
+    with HeldFolder.hold(work) as working_folder, HeldFolder.hold(place) as output_folder:
+        try:
+            return _run_in(job, working_folder, output_folder, versions)
+        finally:
+            with disk_errors(f"empty {job.display_path(work)}"):
+                working_folder.clear()
 
 
-def _run_in(job: Job, work: Path, place: Path, versions: dict[str, str]) -> StageResult:
+def _run_in(job: Job, work: HeldFolder, place: HeldFolder, versions: dict[str, str]) -> StageResult:
     """Run the command in ``work`` and copy its outputs to ``place``."""
-    paths = {f"inputs.{label}": path for label, path in _link_inputs(job, work).items()}
+    (work.path / TEMPORARY_FOLDER).mkdir()
+    paths = {f"inputs.{label}": path for label, path in _link_inputs(job, work.path).items()}
     for label, path in job.options["outputs"].items():
-        (work / path).parent.mkdir(parents=True, exist_ok=True)
+        (work.path / path).parent.mkdir(parents=True, exist_ok=True)
         paths[f"outputs.{label}"] = path.rstrip("/")
     paths[FIGURES] = FIGURES_FILE
     arguments = [fill_in(text, paths.__getitem__) for text in job.options["run"]]
-    seconds = round(_run_program(job, arguments, work), 3)
-    # a link of the program's would lead our own outputs elsewhere
-    place.unlink() if place.is_symlink() else shutil.rmtree(place)
-    place.mkdir()
+    seconds = round(_run_program(job, arguments, work.path), 3)
+    if not (work.is_in_place() and place.is_in_place()):
+        problem = "removed or replaced its working folder, or one above it"
+        hint = "nothing was published; it may only write inside its working folder"
+        raise StageError(f"the command {job.variant} of {job.model} {problem}", hint)
+    place.clear()
     figures: dict[str, Any] = {"toolchain": versions, "run": arguments, "program_seconds": seconds}
     if any(FIGURES in references(text) for text in job.options["run"]):
         reported = read_figures(work, job)
@@ -151,6 +156,7 @@ def _run_program(job: Job, arguments: list[str], work: Path) -> float:
     reader.start()
     code = process.wait()
     seconds = time.perf_counter() - begun
+    end_descendants()  # one left in the background could change what is collected
     reader.join(_WAIT_FOR_OUTPUT_S)
     if code != 0:
         text = f"exited with code {code}" if code > 0 else describe_exit(code)

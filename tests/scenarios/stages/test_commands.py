@@ -213,7 +213,7 @@ def test_mistakes_of_commands(project: ReadyProject) -> None:
     assert 'reports no figure "diference"; did you mean difference?' in failed.out + failed.err
 
 
-SLEEPING = "sh -c 'mkdir model; sleep 600 & touch started; sleep 600'"
+SLEEPING = "sh -c 'mkdir model; setsid sleep 600 & touch started; sleep 600'"
 
 
 def test_a_time_limit_and_an_interruption_end_all_processes(project: ReadyProject) -> None:

@@ -7,17 +7,59 @@ from __future__ import annotations
 
 import json
 import os
-from dataclasses import dataclass
+import pickle
+from contextlib import suppress
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from time import sleep
+from typing import Any, NamedTuple
 
 import pytest
 
 from buildsys.errors import StageError
 from buildsys.stages.command.stage import run
+from buildsys.store import record_file
+from buildsys.system.processes import adopt_orphans
 from buildsys.workers.job import Job, StageResult
 
-FOREIGN = ("precious", "b/precious", "a,work/precious", "a/precious", "command/a/precious")
+FOREIGN = (
+    "precious", "b/precious", "a,work/precious", "a/precious", "command/a/precious",
+    "m/command/a/precious", "tree/m/command/a/precious",
+)  # fmt: skip
+
+
+class Done(NamedTuple):
+    """A result and the reported progress."""
+
+    result: StageResult
+    messages: list[str]
+
+
+def run_in_child(job: Job) -> Done:
+    """Run a job in a process that has no other children, as workers do.
+
+    Raises: StageError: as the stage.
+    """
+    reader, writer = os.pipe()
+    if (pid := os.fork()) == 0:
+        adopt_orphans()
+        messages: list[str] = []
+        try:
+            answer: Any = run(replace(job, progress=messages.append))
+        except StageError as error:
+            answer = (error.problem, error.hint)
+        except BaseException as error:
+            answer = (f"unexpected {error!r}", "")
+        with os.fdopen(writer, "wb") as stream:
+            pickle.dump((answer, messages), stream)
+        os._exit(0)
+    os.close(writer)
+    with os.fdopen(reader, "rb") as stream:
+        answer, messages = pickle.load(stream)
+    os.waitpid(pid, 0)
+    if isinstance(answer, tuple):
+        raise StageError(*answer)
+    return Done(answer, messages)
 
 
 @dataclass
@@ -36,7 +78,7 @@ class Place:
 
     @property
     def foreign(self) -> Path:
-        return self.root / "foreign"
+        return self.root.with_name("foreign")
 
     @property
     def outputs(self) -> Path:
@@ -54,9 +96,9 @@ class Place:
         options["device"] = "cpu"
         return Job("command:m:a", "command", "m", "a", options, {}, places, self.root)
 
-    def run(self, script: str, *more: str, **outputs: str) -> StageResult:
+    def run(self, script: str, *more: str, **outputs: str) -> Done:
         text = script.replace("FOREIGN", str(self.foreign))
-        return run(self.job("sh", "-ec", text, *more, **outputs))
+        return run_in_child(self.job("sh", "-ec", text, *more, **outputs))
 
     def state(self) -> dict[str, object]:
         """Everything about the foreign files but the time of reading them."""
@@ -76,21 +118,31 @@ class Place:
 
 @pytest.fixture
 def place(tmp_path: Path) -> Place:
-    return Place(tmp_path)
+    return Place(tmp_path / "project")
 
 
+DEEP = """python3 -c "import os
+for _ in range(1100): os.mkdir('d'); os.chdir('d')" """
 REFUSED = {
     "file": ("ln -s FOREIGN/precious precious", "precious", "precious is a link"),
     "parent": ("rmdir c; ln -s FOREIGN c", "c/precious", "c is a link"),
     "folder": ("ln -s FOREIGN c", "c/", "c is a link"),
     "file in a folder": ("mkdir c; ln -s FOREIGN/precious c/x", "c/", "x is a link"),
     "folder in a folder": ("mkdir c; touch c/x; ln -s FOREIGN c/d", "c/", "d is a link"),
-    "working folder": ("cd ..; mv a,work x; ln -s FOREIGN a,work", "precious", "a,work is a link"),
     "pipe": ("mkfifo precious", "precious", "precious is not a plain file"),
     "empty": ("mkdir c", "c/", "c/ is empty"),
     "folder for a file": ("mkdir out", "out", "out is not a file"),
     "file for a folder": ("touch out", "out/", "out/ is not a folder"),
-    "not UTF-8": ("mkdir c; touch \"c/$(printf 'a\\377')\"", "c/", "is not a plain file"),
+    "not UTF-8": ("mkdir c; touch \"c/$(printf 'a\\377')\"", "c/", "cannot be printed"),
+    "socket": (
+        "python3 -c \"import socket; socket.socket(socket.AF_UNIX).bind('precious')\"", "precious",
+        "precious is not a plain file",
+    ),
+    "larger than the disk": ("truncate -s 15T precious", "precious", "the disk "),
+    "too long": (
+        "mkdir c; cd c; for n in $(seq 11); do mkdir $(printf %0100d $n); cd 0*; done; touch x",
+        "c/", "cannot be the name of a file: its path has",
+    ),
 }  # fmt: skip
 
 
@@ -104,6 +156,37 @@ def test_what_is_not_in_the_working_folder_is_refused(place: Place, attack: str)
     assert "\n" not in str(caught.value)
     assert place.state() == before
     assert "foreign" not in place.published().values()
+
+
+REPLACED = {
+    "removed": 'rm -rf "$PWD"',
+    "working folder": "cd ..; mv a,work x; ln -s FOREIGN a,work",
+    "other working folder": "cd ..; mv a,work x; mkdir a,work; echo foreign > a,work/out",
+    "link for the place": "rmdir ../a; ln -s FOREIGN ../a",
+    "file for the place": "rmdir ../a; touch ../a",
+    "parent": "cd ../..; mv command x; ln -s FOREIGN/command command",
+    "itself behind a link": "cd ../..; mv command x; ln -s x command",
+    "model": "cd ../../..; mv m x; ln -s FOREIGN/m m",
+    "staging": "cd ../../../..; mv tree x; ln -s FOREIGN tree",
+    "root": "cd ../../../../..; mv project x; ln -s FOREIGN project",
+}
+
+
+@pytest.mark.parametrize("attack", REPLACED)
+def test_a_replaced_folder_is_neither_read_nor_written(place: Place, attack: str) -> None:
+    before = place.state()
+    with pytest.raises(StageError) as caught:
+        place.run(f"echo x > out; {REPLACED[attack]}", o="out")
+    text = "the command a of m removed or replaced its working folder, or one above it"
+    assert caught.value.problem == text
+    assert place.state() == before
+
+
+def test_more_files_than_a_record_can_hold(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(record_file, "_MAX_OUTPUTS", 3)
+    with pytest.raises(StageError, match="there are 4 files, more than 3"):
+        place.run("mkdir c; touch c/1 c/2 c/3 c/4", o="c/")
+    assert place.published() == {}
 
 
 def test_a_device_is_refused_without_opening_it(place: Place) -> None:
@@ -120,7 +203,8 @@ PASSED = {
     "link in the place of an output": ("ln -s FOREIGN/precious ../a/out; echo x > out", {}),
     "link for the result": ("ln -s FOREIGN/precious ../a/command.json; echo x > out", {}),
     "undeclared links": ("ln -s FOREIGN l; mkdir d; ln -s FOREIGN d/l; echo x > out", {}),
-    "link for the place": ("echo x > out; rmdir ../a; ln -s FOREIGN ../a", {}),
+    "unwritable folders": ("mkdir -p d/e; echo x > out; chmod 0 d/e d .", {}),
+    "deep folders": (f"echo x > out; {DEEP}", {}),
 }
 
 
@@ -128,7 +212,7 @@ PASSED = {
 def test_other_links_are_left_alone(place: Place, attack: str) -> None:
     script, expected = PASSED[attack]
     before = place.state()
-    assert place.run(script, o="out").status == "passed"
+    assert place.run(script, o="out").result.status == "passed"
     assert place.state() == before
     assert place.published() == (expected or {"out": "x\n"})
     assert (place.outputs / "out").stat().st_nlink == 1
@@ -146,11 +230,8 @@ def test_files_and_folders_are_copied_with_their_permissions(place: Place) -> No
         "mkdir -p m/sub/empty; echo 1 > m/tool; echo 2 > m/sub/data; echo 3 > o/log;"
         "chmod 750 m/tool; mkdir rest; touch rest/x"
     )
-    messages: list[str] = []
-    job = place.job("sh", "-ec", script, model="./m/", log="o//log")
-    object.__setattr__(job, "progress", messages.append)
-    found = run(job).figures["outputs"]
-    assert found == {
+    done = place.run(script, model="./m/", log="o//log")
+    assert done.result.figures["outputs"] == {
         "model": {"path": "./m/", "files": 2, "bytes": 4},
         "log": {"path": "o//log", "files": 1, "bytes": 2},
     }
@@ -158,5 +239,28 @@ def test_files_and_folders_are_copied_with_their_permissions(place: Place) -> No
     assert json.loads(published.pop("m.files")) == ["sub/data", "tool"]
     assert published == {"m/tool": "1\n", "m/sub/data": "2\n", "o/log": "3\n"}
     assert (place.outputs / "m/tool").stat().st_mode & 0o777 == 0o750
-    assert messages == ["removed rest/, which no output declares"]
-    assert not place.outputs.with_name("a,work").exists()
+    assert done.messages == ["removed rest/, which no output declares"]
+    assert not list(place.outputs.with_name("a,work").iterdir())
+
+
+RACES = {
+    "output": "while :; do rm -f out; ln -s FOREIGN/precious out; rm -f out; echo x > out; done",
+    "folder of the output": "while :; do mv c d; ln -s FOREIGN/b c; rm c; mv d c; done",
+    "place": "cd ..; while :; do mv a b; ln -s FOREIGN/a a; rm a; mv b a; done",
+    "appended": "while :; do echo evil >> out; done",
+    "appended to the copy": "while :; do [ ! -f ../a/out ] || echo evil >> ../a/out; done",
+}
+
+
+@pytest.mark.parametrize("attack", RACES)
+def test_no_process_outlives_the_program(place: Place, attack: str) -> None:
+    script, before = RACES[attack], place.state()
+    detached = f"mkdir c; echo x > out; cp out c/precious; (setsid sh -c '{script}') & sleep 0.05"
+    with suppress(StageError):
+        place.run(f"exec >&- 2>&-; {detached}", o="out", c="c/precious")
+    assert place.state() == before
+    published = place.published()
+    assert "foreign" not in published.values()
+    sleep(0.1)
+    assert place.published() == published
+    assert place.state() == before

@@ -156,6 +156,32 @@ def test_only_folders_of_dead_processes_are_removed(
     assert (build / ".tmp/more").is_dir(), "once per run"
 
 
+def test_nothing_is_removed_or_published_through_a_link(publisher: Publisher, build: Path) -> None:
+    """A program that ran in the temporary folder may have left links anywhere."""
+    foreign = build.parent / "foreign"
+    (foreign / "export").mkdir(parents=True)
+    (foreign / "export/model.onnx").write_bytes(b"precious")
+    build.mkdir()
+    (build / "m").symlink_to(foreign)
+    with pytest.raises(StageError, match="/build/m is a link"):
+        publish(publisher, model_onnx=b"x")
+    (build / "m").unlink()
+    with publisher.staging("export:m") as tree:
+        tree.rename(build / "gone")
+        tree.symlink_to(foreign)
+    (build / ".tmp").rename(build / "moved")
+    (build / ".tmp").symlink_to(foreign)
+    publisher.remove_abandoned()
+    with pytest.raises(StageError, match="cannot make a temporary folder"):
+        publish(publisher, model_onnx=b"x")
+    build.rename(build.with_name("gone"))
+    build.symlink_to(foreign)
+    with pytest.raises(StageError, match="/build was replaced during this run"):
+        publish(publisher, model_onnx=b"x")
+    assert [path.name for path in foreign.rglob("*") if path.is_file()] == ["model.onnx"]
+    assert (foreign / "export/model.onnx").read_bytes() == b"precious"
+
+
 def test_symbolic_links_are_not_published(publisher: Publisher) -> None:
     with publisher.staging("export:m") as tree:
         write(tree, model_onnx=b"x")

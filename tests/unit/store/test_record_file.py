@@ -192,7 +192,7 @@ LONG = "/".join(["a" * 255] * 3)
     ("changes", "problem"),
     [
         ({"outputs": []}, "dict"),
-        ({"outputs": {str(n): None for n in range(10_001)}}, "at most 10000 items"),
+        ({"outputs": {str(n): None for n in range(10_001)}}, "10,001 files, more than 10,000"),
         (output("a" * 256), f"'{'a' * 79}… {NO_NAME}"),
         (output("é" * 128), NO_NAME),
         (output(f"{LONG}/{'a' * 253}/bbb"), NO_NAME),
