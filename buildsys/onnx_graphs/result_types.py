@@ -69,6 +69,14 @@ class WorstElement(TypedDict):
 ComparedCases = dict[str, dict[str, OutputComparison]]  # case -> output
 
 
+class Doubt(TypedDict):
+    """What a passed check could not see."""
+
+    kind: str  # branch | state | uncompared
+    text: str  # a sentence
+    place: str  # FILE:LINE of the user's code, or the name of a case; "" if unknown
+
+
 class ResultHeader(TypedDict, total=False):
     """The fields of every result file, written by ``workers.result_file``."""
 
@@ -83,6 +91,7 @@ class ResultHeader(TypedDict, total=False):
     started: str  # ISO 8601, UTC
     seconds: float
     peak_rss_mib: float
+    doubts: list[Doubt]
     toolchain: dict[str, str]  # library -> version; "name" if it is not the default interpreter
 
 

@@ -28,6 +28,7 @@ def plan_reference(model: ModelPlan) -> Iterator[Action]:
         options={
             **model.network.options,
             "cases": cases,
+            **({"random": random} if (random := model.spec["export"]["random"]) else {}),
             **({"further": model.further} if model.further else {}),
         },
         outputs={

@@ -12,10 +12,11 @@ import numpy as np
 from buildsys.errors import StageError
 from buildsys.manifest.shape_cases import Dims, concrete_shape, format_case
 from buildsys.models.golden_inputs import golden_input
-from buildsys.onnx_graphs.tensors import Case, Tensor, save_case, save_tensors
+from buildsys.onnx_graphs.tensors import Case, Tensor, load_case, save_case, save_tensors
 from buildsys.stages.operators.implementation import implementation_of
 from buildsys.stages.reference.further_cases import further_cases
-from buildsys.stages.reference.result import GoldenCase, GoldenTensor
+from buildsys.stages.reference.result import GoldenCase, GoldenTensor, ReferenceResult
+from buildsys.stages.reference.second_call import compare_second_call
 from buildsys.workers.job import Job, StageResult
 
 if TYPE_CHECKING:
@@ -44,6 +45,7 @@ def run(job: Job) -> StageResult:
     """Write one file ``case.NAME`` per shape case and comparable further case.
 
     Raises: StageError: the model cannot be built or called, or its outputs are not as declared.
+    CheckFailed: they depend on earlier calls.
     """
     original, seed = load_original(job), job.options["source"]["seed"]
     if "weights" in job.outputs and original.module is not None:
@@ -90,7 +92,15 @@ def run(job: Job) -> StageResult:
         elif not problem:
             golden = Case(inputs, outputs, original.float_type)
             cases[further.name] = _save_case(job, further.name, further.dims, golden)
-    return StageResult(figures={"cases": cases, "weights": original.weights, "warnings": warnings})
+    figures = ReferenceResult(cases=cases, weights=original.weights, warnings=warnings)
+    title, dims = next(iter(job.options["cases"].items()))
+    first = load_case(job.outputs[f"case.{title}"])
+    if "random" not in job.options:
+        job.progress("calling the network again")
+        figures["doubts"] = compare_second_call(
+            lambda inputs: original.call(inputs, dims), original.module, first, title, job.project
+        )
+    return StageResult(figures=figures)
 
 
 def golden_inputs(job: Job, dims: Dims, values: Mapping[str, Any]) -> dict[str, Tensor]:

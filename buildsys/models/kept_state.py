@@ -1,0 +1,113 @@
+"""What a network keeps between calls: buffers, attributes, and globals of the user's code."""
+
+from __future__ import annotations
+
+import itertools
+import random
+import sys
+from collections import deque
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from types import FunctionType, ModuleType
+from typing import Any
+from zlib import crc32
+
+import numpy as np
+import torch
+from torch import nn
+
+from buildsys.models.user_code import innermost_location
+from buildsys.system.files import in_library
+
+_DEEPEST = 8  # levels of containers and objects
+_INTERNAL = frozenset(vars(nn.Module()))  # attributes that torch manages
+_PLAIN = (str, bytes, int, float, complex, type(None), itertools.count)
+State = Mapping[tuple[str, str], Any]  # name, place in the source -> its content
+
+
+def read_state(module: nn.Module, project: Path) -> State:
+    """Read what a call of ``module`` may change, apart from torch's random numbers.
+
+    Arrays and tensors are replaced by checksums; parameters by their version.
+    """
+    files = {
+        name: file
+        for name, user in [*sys.modules.items()]
+        if (file := _user_file(user, project)) and not name.startswith("buildsys.")
+    }
+    reader = _Reader(files, module)
+    state: dict[tuple[str, str], Any] = {}
+    for path, part in module.named_modules():
+        code = getattr(type(part).forward, "__code__", None)
+        frames = [(code.co_filename, code.co_firstlineno)] if code else []
+        place = innermost_location(frames, project)
+        for name, content in reader.members(part):
+            state[f"{path}.{name}".lstrip("."), place] = content
+    for name, file in files.items():
+        for variable, value in [*vars(sys.modules[name]).items()]:
+            if not variable.startswith("__"):
+                state[variable, file] = reader.content(value)
+    # of these draws a graph has the numbers of one call; it draws those of torch itself
+    state["random", ""] = random.getstate()
+    state["numpy.random", ""] = reader.content(np.random.get_state())
+    return state
+
+
+def changed_state(before: State, after: State) -> list[tuple[str, str]]:
+    """List what differs: name, place."""
+    return [key for key in after if key not in before or before[key] != after[key]]
+
+
+def _user_file(module: ModuleType, project: Path) -> str:
+    """Return the path of a module's file in the project, or ""."""
+    file = getattr(module, "__file__", None) or ""
+    is_own = Path(file).is_relative_to(project) and not in_library(file)
+    return str(Path(file).relative_to(project)) if file and is_own else ""
+
+
+class _Reader:
+    """Reads values as plain data that can be compared; each object once."""
+
+    def __init__(self, user_modules: Mapping[str, str], root: nn.Module) -> None:
+        self._user_modules = user_modules
+        # keeps the objects, so that no identity returns
+        self._seen: dict[int, Any] = {id(part): part for part in root.modules()}
+
+    def members(self, module: nn.Module, depth: int = 0) -> Iterator[tuple[str, Any]]:
+        """Yield buffers and plain attributes of one module with their contents."""
+        own = {name: v for name, v in vars(module).items() if name not in _INTERNAL - {"training"}}
+        parameters = module.__dict__.get("_parameters", {})
+        for name, value in {**module.__dict__.get("_buffers", {}), **parameters, **own}.items():
+            yield name, self.content(value, depth)
+
+    def content(self, value: Any, depth: int = 0) -> Any:
+        """Read a value; what cannot hold state of forward is None."""
+        if isinstance(value, _PLAIN):
+            return repr(value)
+        if isinstance(value, nn.Parameter):
+            return id(value), None if value.is_inference() else value._version
+        if isinstance(value, torch.Tensor):
+            is_dense = value.layout == torch.strided and value.device.type != "meta"
+            plain = value.detach().cpu().contiguous() if is_dense else torch.zeros(())
+            return value.dtype, value.shape, crc32(plain.reshape(-1).view(torch.uint8).numpy().data)
+        if isinstance(value, np.ndarray):
+            return value.dtype, value.shape, crc32(value.tobytes())
+        if isinstance(value, torch.Generator):
+            return crc32(value.get_state().numpy().data)
+        if depth == _DEEPEST or id(value) in self._seen:
+            return None
+        self._seen[id(value)] = value
+        deeper = depth + 1
+        if isinstance(value, Mapping):
+            return [(repr(key), self.content(member, deeper)) for key, member in value.items()]
+        if isinstance(value, list | tuple | set | frozenset | deque):
+            return [self.content(member, deeper) for member in value]
+        if isinstance(value, nn.Module):
+            return [*self.members(value, deeper)]
+        if isinstance(value, FunctionType):
+            kept = (value.__defaults__, value.__kwdefaults__, vars(value))
+            return self.content(kept, deeper) if value.__module__ in self._user_modules else None
+        owner = value if isinstance(value, type) else type(value)
+        if owner.__module__ in self._user_modules and hasattr(value, "__dict__"):
+            return self.content(dict(vars(value)), deeper)
+        return None

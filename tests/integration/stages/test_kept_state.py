@@ -1,0 +1,114 @@
+"""Networks that keep something between calls."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from textwrap import dedent, indent
+from typing import Any
+
+import pytest
+from stage_jobs import manifest, stage_job
+
+from buildsys.errors import CheckFailed
+from buildsys.stages.reference import stage as reference
+
+HEAD = """\
+import random
+import numpy as np
+import torch
+from torch import nn
+
+CALLS = []
+
+
+def mean_of(x, calls=[]):
+    calls.append(1)
+    return x.mean()
+
+
+class Average(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("mean", torch.zeros(4))
+
+    def forward(self, x):  # of Average
+        self.mean.mul_(0.9).add_(x.mean(0), alpha=0.1)
+        return x
+
+
+class Net(nn.Module):
+    calls = 0
+
+    def __init__(self):
+        super().__init__()
+        self.inner, self.hidden = nn.Sequential(Average()), [Average()]
+        self.dropout, self.norm = nn.Dropout(1e-6), nn.BatchNorm1d(4)
+        self.count, self.table = [0], None
+
+    def forward(self, x):
+"""
+
+
+def run(folder: Path, body: str) -> list[dict[str, Any]]:
+    (folder / "net.py").write_text(HEAD + indent(dedent(body), " " * 8) + "\n")
+    spec = manifest(source={"python": "net.py:Net"})
+    return reference.run(stage_job("reference", spec, folder, folder)).figures["doubts"]
+
+
+@pytest.mark.parametrize(
+    ("body", "changed"),
+    [
+        ("self.count[0] += 1\nreturn x * (2 if self.count[0] > 100 else 1)", "count"),
+        ("CALLS.append(1)\nreturn x", "CALLS (net.py)"),
+        ("Net.calls += 1\nreturn x", "Net (net.py)"),
+        ("return x - mean_of(x)", "mean_of (net.py)"),
+        ("return self.inner(x)", "inner.0.mean"),
+        ("return self.hidden[0](x)", "hidden"),
+        ("return x + 1e-9 * np.random.rand()", "numpy.random"),
+        ("return x + 1e-9 * random.random()", "random"),
+        (
+            "self.norm.train()\nreturn self.norm(torch.cat([x, x + 1]))[: len(x)]",
+            "norm.running_mean",
+        ),
+    ],
+)
+def test_changed_state_is_named(tmp_path: Path, body: str, changed: str) -> None:
+    [doubt] = run(tmp_path, body)
+    assert doubt["kind"] == "state"
+    assert f"forward changes {changed}" in doubt["text"]
+
+
+def test_the_place_is_the_forward_of_the_layer(tmp_path: Path) -> None:
+    [doubt] = run(tmp_path, "return self.inner(x)")
+    line = next(n for n, text in enumerate(HEAD.splitlines(), 1) if "# of Average" in text)
+    assert doubt["place"] == f"net.py:{line}"
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        "return self.norm(self.dropout(x))",
+        "if self.table is None or len(self.table) < len(x):\n"
+        "    self.table = torch.arange(len(x), dtype=x.dtype)\n"
+        "return x + self.table[: len(x), None]",
+        "self.last_shape = x.shape\nreturn x",
+        "torch.rand(3)\nreturn x",
+    ],
+)
+def test_caches_and_unused_draws_are_no_state(tmp_path: Path, body: str) -> None:
+    assert run(tmp_path, body) == []
+
+
+@pytest.mark.parametrize(
+    ("body", "cause"),
+    [
+        ("self.count[0] += 1\nreturn x * self.count[0]", "it changes count (net.py:"),
+        ("y = x if self.table is None else x + self.table\nself.table = x.mean()\nreturn y", ""),
+        ("self.count[0] = max(self.count[0], float(x.max()))\nreturn x / self.count[0]", ""),
+        ("import time\nreturn x + time.time() % 7", "it may read the time"),
+    ],
+)
+def test_a_second_call_that_differs_fails(tmp_path: Path, body: str, cause: str) -> None:
+    with pytest.raises(CheckFailed, match="forward depends on earlier calls") as error:
+        run(tmp_path, body)
+    assert cause in str(error.value)
