@@ -111,7 +111,6 @@ class UnsupportedNode:
     operator: str
     reason: str
     functions: tuple[str, ...] = ()  # the enclosing local functions, outermost first
-    until: int | None = None  # the newest opset that the backend knows, if not all
     output: str = ""  # the name of its first output, if known
 
     def __str__(self) -> str:

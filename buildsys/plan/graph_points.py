@@ -99,6 +99,21 @@ class PlannedConversion:
         return target_of(SEARCH, self.model, self.variant)
 
 
+class LoweredGraph(NamedTuple):
+    """A graph in an older opset, for a library that reads no newer one."""
+
+    source: Graph
+    variant: str  # "opset17"; of a graph in another precision "int8-opset17"
+    opset: int
+    ir_version: int
+
+    @property
+    def graph(self) -> Graph:
+        """The lowered graph."""
+        _, model, *_ = self.source.target.split(":")
+        return Graph(f"{model}/{CONVERT}/{self.variant}", target_of(CONVERT, model, self.variant))
+
+
 @dataclass(frozen=True)
 class GraphPoint:
     """A graph read by later stages."""

@@ -21,6 +21,7 @@ from buildsys.plan.engine_typing import (
 )
 from buildsys.plan.graph_points import (
     Graph,
+    LoweredGraph,
     PlannedConversion,
     Spec,
     further_cases,
@@ -60,7 +61,7 @@ class ModelPlan:
         self.further_names = [*self.further.get("sizes", ()), *self.further.get("values", ())]
         self.program = FileRef(f"{self.name}/program/program.pt2")
         self.program_origins = FileRef(f"{self.name}/program/origins.json", optional=True)
-        self.engines = [EnginePlan(self, engine) for engine in spec["engines"]]
+        self.engines = [EnginePlan(self, engine, version_of) for engine in spec["engines"]]
 
     @cached_property
     def small_float_tools(self) -> tuple[str, ...]:
@@ -165,6 +166,12 @@ class ModelPlan:
         return tuple({graph.variant: graph for graph in conversions}.values())
 
     @property
+    def lowered_graphs(self) -> tuple[LoweredGraph, ...]:
+        """The graphs in older opsets, each once."""
+        lowered = [engine.lowered for engine in self.engines if engine.lowered]
+        return tuple({graph.variant: graph for graph in lowered}.values())
+
+    @property
     def searches(self) -> tuple[PlannedConversion, ...]:
         """The conversions completed by a search, each once."""
         searches = [engine.search for engine in self.engines if engine.search]
@@ -174,7 +181,7 @@ class ModelPlan:
 class EnginePlan:
     """An engine of a model to plan."""
 
-    def __init__(self, model: ModelPlan, spec: EngineSpec) -> None:
+    def __init__(self, model: ModelPlan, spec: EngineSpec, version_of: VersionOf) -> None:
         self.model = model
         self.spec = spec
         self.name: str = spec["name"]
@@ -190,6 +197,10 @@ class EnginePlan:
         self.server: Literal["light", "torch"]
         self.server = "torch" if "torch" in description.libraries else "light"
         self.toolchain = toolchain_of(model.spec, spec)
+        self.newest_graph: tuple[int, int] | None = None
+        if description.newest_graphs:
+            major = version_of(self.toolchain).partition(".")[0]
+            self.newest_graph = description.newest_graphs.get(major)
         cuda = ("cuda-bindings",) if self.on_gpu else ()
         self.toolchain_tools = ("python", "numpy", *cuda) if self.toolchain else ()
         libraries = (description.distribution, *description.run_tools(spec))
@@ -307,7 +318,24 @@ class EnginePlan:
 
     @property
     def _graph(self) -> Graph:
+        return self.lowered.graph if self.lowered else self._own_graph
+
+    @property
+    def _own_graph(self) -> Graph:
         return self.conversion.graph if self.conversion else self.model.final.graph
+
+    @cached_property
+    def lowered(self) -> LoweredGraph | None:
+        """Its graph in an older opset, unless its library reads the exporter's."""
+        model, conversion = self.model, self.conversion
+        if not self.newest_graph or model.definition:
+            return None
+        opset, ir_version = self.newest_graph
+        steps = (*model.unsimplified.steps, *model.final.steps)  # they may raise it
+        if not (model.network.is_onnx or steps or model.spec["export"]["opset"] > opset):
+            return None
+        variant = f"{conversion.variant}-opset{opset}" if conversion else f"opset{opset}"
+        return LoweredGraph(self._own_graph, variant, opset, ir_version)
 
     @cached_property
     def cases(self) -> dict[str, Dims]:

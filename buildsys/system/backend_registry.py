@@ -103,6 +103,9 @@ class BackendDescription:
     takes_program: bool = False  # builds every precision from the captured PyTorch program
     takes_definition: bool = False  # builds networks defined by hand with TensorRT's API
     calibrators: tuple[str, ...] = ()  # algorithms of calibration for its own int8 ranges
+    # major version of the library -> the newest opset and IR version that it reads, unless it reads
+    # those of ONNX Runtime: graphs are lowered for it
+    newest_graphs: Mapping[str, tuple[int, int]] = field(default_factory=dict)
     takes_ranges: bool = True  # builds for ranges of shapes, from ``dims`` and ``inputs``
     # environment variables that change results: families of system.versions or patterns
     environment: tuple[str, ...] = ()

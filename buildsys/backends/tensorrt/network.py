@@ -145,8 +145,7 @@ def _with_all_nodes(
             continue
         if (node.domain, node.op_type) not in functions and not _has_plugin(library, node):
             output = next(iter(node.output), "")
-            refusal = UnsupportedNode(index, node.name, node.op_type, reason, output=output)
-            nodes.append(replace(refusal, until=version_adapter.OPSET_8))
+            nodes.append(UnsupportedNode(index, node.name, node.op_type, reason, output=output))
     return sorted(nodes, key=lambda node: -1 if node.index is None else node.index)
 
 

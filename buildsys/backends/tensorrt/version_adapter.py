@@ -30,8 +30,6 @@ from buildsys.onnx_graphs.graph_reader import Weight
 from buildsys.onnx_graphs.tensors import Array
 from buildsys.system.files import replace_file
 
-OPSET_8 = 17  # the newest that the parser of 8.6 documents; it reads some nodes of later ones
-
 
 def create_network(library: TensorRTLibrary, builder: Any, *, strong: bool) -> Any:
     """Create a new network with explicit batch; ``strong`` typing is optional."""
@@ -187,7 +185,7 @@ def refused_node(library: TensorRTLibrary, error: Any) -> UnsupportedNode:
     """Read the node of a parser's error, with the whole text."""
     index = error.node() if error.node() >= 0 else None
     if library.generation == TRT_8:
-        return UnsupportedNode(index, "", "", error.desc(), until=OPSET_8)
+        return UnsupportedNode(index, "", "", error.desc())
     functions = tuple(error.local_function_stack())
     name, operator = error.node_name(), error.node_operator()
     return UnsupportedNode(index, name, operator, error.desc(), functions)

@@ -20,7 +20,7 @@ from buildsys.errors import StageError
 from buildsys.manifest.shape_cases import concrete_shape
 from buildsys.models.golden_inputs import golden_input
 from buildsys.onnx_graphs.agreement import ComparedCase
-from buildsys.onnx_graphs.onnx_file import dtype_name, load_model, opsets, save_model
+from buildsys.onnx_graphs.onnx_file import dtype_name, load_model, save_model
 from buildsys.onnx_graphs.output_policies import Policy
 from buildsys.onnx_graphs.tensor_comparison import Comparison
 from buildsys.onnx_graphs.tensor_types import emulate, float_types, narrowest_float
@@ -103,8 +103,7 @@ def _refuse_unimplemented(model: ModelProto, implementation: Implementation) -> 
     if missing:
         op, first = operator_of(missing[0]), missing[0].name or missing[0].output[0]
         domain, _, name = op.partition("::")
-        operator, opset = OnnxOperator(domain, name), opsets(model).get("ai.onnx", 0)
-        remedies = refusal_remedies(operator, "onnxruntime", opset)
+        remedies = refusal_remedies(OnnxOperator(domain, name), "onnxruntime")
         raise StageError(
             f"nothing implements {op} for ONNX Runtime (node {first})",
             format_remedies([("", remedies)]),

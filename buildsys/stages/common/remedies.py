@@ -37,7 +37,6 @@ class OnnxOperator(NamedTuple):
 
     domain: str
     name: str
-    supported_until: int | None = None  # the newest opset that the backend knows, if not all
 
     @property
     def is_custom(self) -> bool:
@@ -73,18 +72,14 @@ def registration_remedies(operator: str, exporter: str, opset: int) -> list[Reme
     return [*remedies, Remedy("registration", text, (yaml,))]
 
 
-def refusal_remedies(operator: OnnxOperator, backend: str, opset: int) -> list[Remedy]:
+def refusal_remedies(operator: OnnxOperator, backend: str) -> list[Remedy]:
     """List remedies for an operator of the graph rejected by ``backend``."""
-    name, op, newest = _file_name(operator.name), operator.qualified, operator.supported_until
+    name, op = _file_name(operator.name), operator.qualified
     function = f'function: "plugins/ops/{name}.py:{name}"'
     if not operator.is_custom:
         text = "replace it by supported operators in a hook"
         yaml = f'surgery: [{{function: "plugins/hooks/{name}.py:replace_{name}"}}]'
-        remedies = [Remedy("surgery", text, (yaml,))]
-        if newest and newest < opset:
-            text = f"export to opset {newest}, the newest that the backend knows"
-            remedies.insert(0, export_remedy("opset", text, exporter="torchscript", opset=newest))
-        return remedies
+        return [Remedy("surgery", text, (yaml,))]
     choices = [("local function", "define it with supported operators", function)]
     kinds = describe_backend(backend).operator_kinds
     if "library" in kinds:
@@ -165,7 +160,7 @@ def explain_refusal(refusal: GraphRefusedError, request: BuildRequest, job: Job)
         return StageError(refusal.problem, "; ".join([*places, remedy]))
     try:
         # an interpreter that builds engines need not have onnx
-        from buildsys.onnx_graphs.onnx_file import all_nodes, load_model, opsets
+        from buildsys.onnx_graphs.onnx_file import all_nodes, load_model
 
         model = load_model(request.onnx, external_data=False)
     except (ImportError, StageError):
@@ -180,12 +175,11 @@ def explain_refusal(refusal: GraphRefusedError, request: BuildRequest, job: Job)
             _find(nodes, first, kind) for kind in (name, next(iter(first.functions), name))
         )
         domain = "" if node is None or node.domain == "ai.onnx" else str(node.domain)
-        operator = OnnxOperator(domain, name, first.until)
+        operator = OnnxOperator(domain, name)
         heading = f"{operator.qualified}: {count} node{'s' * (count > 1)}"
         if caller is not None and (origin := origin_of(caller, producers, origins)):
             heading += f",{' the first' * (count > 1)} from {origin}"
-        opset = opsets(model).get("ai.onnx", 0)
-        groups.append((heading, refusal_remedies(operator, request.options["backend"], opset)))
+        groups.append((heading, refusal_remedies(operator, request.options["backend"])))
     return StageError(refusal.problem, format_remedies(groups))
 
 

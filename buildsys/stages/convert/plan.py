@@ -12,7 +12,7 @@ from buildsys.plan.model_plan import ModelPlan
 
 
 def plan_convert(model: ModelPlan) -> Iterator[Action]:
-    """Plan the conversions for engines and ONNX Runtime baselines."""
+    """Plan the conversions for engines and ONNX Runtime baselines, and graphs in older opsets."""
     for conversion in model.conversions:
         fields = conversion_fields(model, conversion)
         tool = fields["options"].get("quantize", fields["options"]).get("tool")
@@ -35,6 +35,25 @@ def plan_convert(model: ModelPlan) -> Iterator[Action]:
             **fields,
             outputs=conversion.graph.files(),
             code=code,
+        )
+    cases = model.final.cases(("min", "odd"))  # as for simplify
+    for lowered in model.lowered_graphs:
+        yield model.action(
+            "convert",
+            f"convert/{lowered.variant}/convert.json",
+            lowered.variant,
+            operators=model.operators.use(),
+            options={
+                "lowered": {"opset": lowered.opset, "ir_version": lowered.ir_version},
+                "cases": cases,
+                **model.final.compare,
+            },
+            inputs={**lowered.source.files(), **model.final.golden(cases)},
+            outputs=lowered.graph.files(),
+            after=(lowered.source.target, model.final.golden_target),
+            code=("buildsys.stages.convert.lowered",),
+            tools=("onnx", "onnxruntime", "numpy", *model.small_float_tools),
+            environment=("onnxruntime",),
         )
 
 

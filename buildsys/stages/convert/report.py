@@ -18,6 +18,8 @@ def key_figure(result: ConvertResult) -> str:
 def compared(result: Result[ConvertResult]) -> Compared:
     """List the comparison with the golden outputs."""
     subject = f"golden outputs against the rounded {result.variant} graph"
+    if before := result.content.get("opset_before"):
+        subject = f"the graph of opset {before} against the {result.variant} graph"
     return Compared(subject, [(result.variant, result.content.get("cases", {}))])
 
 

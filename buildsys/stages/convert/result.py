@@ -14,6 +14,7 @@ class ConvertResult(CheckResult, total=False):
 
     precision: str
     opset: int
+    opset_before: int  # of a graph in an older opset
     initializers: dict[str, int]  # dtype -> count
     kept_reasons: dict[str, str]  # node -> reason
     bytes_before: int

@@ -58,6 +58,9 @@ def run(job: Job) -> StageResult:
     Raises: StageError: nothing can be converted, or a tool fails. CheckFailed: the result is
     invalid.
     """
+    if "lowered" in job.options:
+        result: StageResult = import_module("buildsys.stages.convert.lowered").run(job)
+        return result
     precision, in_fp32 = job.options["precision"], read_kept_nodes(job.inputs.get("nodes"))
     if in_fp32.all:
         # with any node in the precision the graph exceeds the limits

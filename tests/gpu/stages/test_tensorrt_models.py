@@ -39,3 +39,16 @@ def test_an_engine_has_the_requested_settings(
     shares = engine["precision_shares"]["layers"]
     lower = {"fp16": ("float16",), "int8": ("int8",)}.get(precision, ("float32",))
     assert sum(shares.get(dtype, 0) for dtype in lower) > 0.1, shares
+
+
+@pytest.mark.parametrize("model", ["resnet50", "regnet_y_400mf"])
+def test_a_dynamo_export_runs_in_every_version(tmp_path: Path, model: str) -> None:
+    export = {"exporter": "dynamo", "opset": 18}
+    project = make_project(tmp_path, [model], ["fp32"], export, baselines=[])
+    ran = project.doit(f"verify:{model}:trt-fp32", f"bench:{model}:trt-fp32")
+    assert ran.returncode == 0, ran.stdout
+    for stage in ("engine", "verify", "bench"):
+        assert project.result(stage, model, "trt-fp32")["status"] == "passed", ran.stdout
+    lowered = project.root / f"build/{model}/convert/opset17/model.onnx"
+    version = project.result("engine", model, "trt-fp32")["built_with"]["tensorrt"]
+    assert lowered.is_file() is version.startswith("8.")  # later ones read opset 18

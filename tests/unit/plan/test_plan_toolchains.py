@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from planning import plan_of
+from planning import plan_engines, plan_of
 
 from buildsys.plan.action import Action, ToolchainRef
 from buildsys.plan.engine_typing import VersionOf, unknown_version
@@ -72,3 +72,40 @@ def test_typing_is_decided_by_the_tensorrt_of_the_toolchain(version: str, graph:
     engine = plan(version_of, toolchain="trt86", precision="fp16")["engine:net:trt"]
     assert engine.inputs["model"].path.split("/")[1] == graph
     assert set(asked) == {TRT86}
+
+
+DYNAMO = {"export": {"exporter": "dynamo", "opset": 18}}
+
+
+@pytest.mark.parametrize(
+    ("version", "engine", "sections", "source"),
+    [
+        ("8.6.1.post1", {}, DYNAMO, "simplify:m"),
+        ("8.6.1.post1", {}, {"source": {"onnx": "m.onnx"}}, "simplify:m"),  # of any opset
+        ("8.6.1.post1", {}, {"surgery": [{"function": "hook.py:edit"}]}, "simplify:m"),
+        ("8.6.1.post1", {"precision": "fp16"}, DYNAMO, "simplify:m"),
+        (
+            "8.6.1.post1",
+            {"precision": "int8", "quantization": "explicit"},
+            {**DYNAMO, "calibration": {"data": {"x": {"random": "normal"}}}},
+            "convert:m:int8",
+        ),
+        ("8.6.1.post1", {}, {}, ""),
+        ("10.16.1", {}, DYNAMO, ""),
+        ("", {}, DYNAMO, ""),
+        ("8.6.1.post1", {"backend": "onnxruntime"}, DYNAMO, ""),
+    ],
+)
+def test_a_graph_newer_than_the_library_reads_is_lowered(
+    version: str, engine: dict[str, Any], sections: dict[str, Any], source: str
+) -> None:
+    actions = plan_engines({"backend": "tensorrt", **engine}, version=version, **sections)
+    lowered = [action for action in actions.values() if "lowered" in action.options]
+    if not source:
+        assert not lowered
+        return
+    (action,) = lowered
+    assert action.after[0] == source
+    assert action.options["lowered"] == {"opset": 17, "ir_version": 8}
+    assert actions["engine:m:e0"].after[0] == action.target
+    assert actions["engine:m:e0"].inputs["model"] == action.outputs["model"]

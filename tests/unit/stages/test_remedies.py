@@ -49,8 +49,6 @@ def test_dynamo_registers_translations_and_torchscript_symbolics() -> None:
     ("operator", "backend", "expected"),
     [
         (OnnxOperator("", "Asinh"), "onnxruntime", ["surgery"]),
-        (OnnxOperator("", "Gemm", supported_until=16), "tensorrt", ["opset", "surgery"]),
-        (OnnxOperator("", "Gemm", supported_until=17), "tensorrt", ["surgery"]),
         (
             OnnxOperator("mine", "Swish"),
             "onnxruntime",
@@ -62,11 +60,11 @@ def test_dynamo_registers_translations_and_torchscript_symbolics() -> None:
 def test_remedies_for_a_refused_operator(
     operator: OnnxOperator, backend: str, expected: list[str]
 ) -> None:
-    assert names(refusal_remedies(operator, backend, 17)) == expected
+    assert names(refusal_remedies(operator, backend)) == expected
 
 
 def test_file_names_are_python_words() -> None:
-    remedies = refusal_remedies(OnnxOperator("custom_domain", "customOp2"), "tensorrt_rtx", 17)
+    remedies = refusal_remedies(OnnxOperator("custom_domain", "customOp2"), "tensorrt_rtx")
     op = 'op: "custom_domain::customOp2"'
     assert yaml(remedies) == [
         f'ops: [{{{op}, function: "plugins/ops/custom_op2.py:custom_op2"}}]',
@@ -101,8 +99,8 @@ def all_yaml() -> list[str]:
     for exporter in ("torchscript", "dynamo"):
         remedies += registration_remedies("mine::swish", exporter, 18)
     for backend in ("onnxruntime", "tensorrt_rtx"):
-        remedies += refusal_remedies(OnnxOperator("", "DeformConv", 19), backend, 17)
-        remedies += refusal_remedies(OnnxOperator("mine", "Swish"), backend, 17)
+        remedies += refusal_remedies(OnnxOperator("", "DeformConv"), backend)
+        remedies += refusal_remedies(OnnxOperator("mine", "Swish"), backend)
     return sorted({line for remedy in remedies if len(remedy.yaml) == 1 for line in remedy.yaml})
 
 
