@@ -11,7 +11,7 @@ import json
 import zipfile
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -92,11 +92,16 @@ class Tensor:
 
 @dataclass(frozen=True)
 class Case:
-    """The golden inputs and outputs of one shape case."""
+    """The golden inputs and outputs of one shape case.
+
+    ``alternatives`` of integer outputs are rows of a place among the elements, and the least and
+    largest value that is right there as well.
+    """
 
     inputs: Mapping[str, Tensor]
     outputs: Mapping[str, Tensor]
     float_type: str = "float32"  # the type of most weights
+    alternatives: Mapping[str, Array] = field(default_factory=dict)
 
 
 def tensor_of(array: npt.ArrayLike, dtype: str | None = None) -> Tensor:
@@ -146,10 +151,12 @@ def save_case(
     inputs: Mapping[str, Tensor],
     outputs: Mapping[str, Tensor],
     float_type: str = "float32",
+    alternatives: Mapping[str, Array] | None = None,
 ) -> None:
     """Write golden tensors to an .npz file deterministically."""
     named = {f"in.{name}": tensor for name, tensor in inputs.items()}
     named.update((f"out.{name}", tensor) for name, tensor in outputs.items())
+    named.update((f"alt.{name}", tensor_of(rows)) for name, rows in (alternatives or {}).items())
     if float_type in ("float16", "bfloat16"):
         named[_FLOAT_TYPE] = tensor_of(np.array(float_type))
     save_tensors(path, named)
@@ -164,7 +171,8 @@ def load_case(path: Path) -> Case:
     inputs = {name[3:]: tensor for name, tensor in tensors.items() if name.startswith("in.")}
     outputs = {name[4:]: tensor for name, tensor in tensors.items() if name.startswith("out.")}
     float_type = str(tensors[_FLOAT_TYPE].array) if _FLOAT_TYPE in tensors else "float32"
-    return Case(inputs, outputs, float_type)
+    rows = {name[4:]: tensor.array for name, tensor in tensors.items() if name.startswith("alt.")}
+    return Case(inputs, outputs, float_type, rows)
 
 
 def save_tensors(path: Path, tensors: Mapping[str, Tensor]) -> None:

@@ -64,7 +64,13 @@ def compare_case(
     """Compare the outputs of a case; missing and extra ones fail."""
     expected = {name: tensor for name, tensor in golden.outputs.items() if name in actual}
     compared = compare_outputs(
-        actual, expected, limits, rules.policies, inputs=golden.inputs, assembled=rules.assembled
+        actual,
+        expected,
+        limits,
+        rules.policies,
+        inputs=golden.inputs,
+        assembled=rules.assembled,
+        alternatives=golden.alternatives,
     )
     for name in golden.outputs:
         if name not in actual:

@@ -12,7 +12,7 @@ import numpy as np
 from buildsys.errors import StageError
 from buildsys.manifest.shape_cases import Dims, concrete_shape, format_case
 from buildsys.models.golden_inputs import golden_input
-from buildsys.onnx_graphs.tensors import Case, Tensor, load_case, save_case, save_tensors
+from buildsys.onnx_graphs.tensors import Array, Case, Tensor, load_case, save_case, save_tensors
 from buildsys.stages.operators.implementation import implementation_of
 from buildsys.stages.reference.further_cases import further_cases
 from buildsys.stages.reference.result import GoldenCase, GoldenTensor, ReferenceResult
@@ -39,6 +39,11 @@ class Original(NamedTuple):
     float_type: str  # the type of most weights
     module: nn.Module | None = None  # None for an ONNX file
     unconverted: ModelProto | None = None  # an ONNX file before the conversion of its opset
+    alternatives: Callable[[Tensors, Tensors], dict[str, Array]] = lambda *_: {}
+
+    def case(self, inputs: Tensors, outputs: Tensors) -> Case:
+        """Make a golden case, with the right alternatives of its outputs."""
+        return Case(inputs, outputs, self.float_type, self.alternatives(inputs, outputs))
 
 
 def run(job: Job) -> StageResult:
@@ -65,7 +70,7 @@ def run(job: Job) -> StageResult:
         for values, text in not_finite(outputs).items():
             text += f" in case {case}: engines must have them at equal places"
             special.setdefault(values, text)
-        golden = Case(inputs, outputs, original.float_type)
+        golden = original.case(inputs, outputs)
         if original.unconverted is not None and not cases:
             from buildsys.stages.reference.unconverted_file import compare_unconverted
 
@@ -90,7 +95,7 @@ def run(job: Job) -> StageResult:
             case_text = format_case(further.name, further.dims)
             warnings.append(f"case {case_text} is not compared: {problem}")
         elif not problem:
-            golden = Case(inputs, outputs, original.float_type)
+            golden = original.case(inputs, outputs)
             cases[further.name] = _save_case(job, further.name, further.dims, golden)
     figures = ReferenceResult(cases=cases, weights=original.weights, warnings=warnings)
     title, dims = next(iter(job.options["cases"].items()))
@@ -119,7 +124,8 @@ def golden_inputs(job: Job, dims: Dims, values: Mapping[str, Any]) -> dict[str, 
 
 
 def _save_case(job: Job, name: str, dims: Dims, case: Case) -> GoldenCase:
-    save_case(job.outputs[f"case.{name}"], case.inputs, case.outputs, case.float_type)
+    path = job.outputs[f"case.{name}"]
+    save_case(path, case.inputs, case.outputs, case.float_type, case.alternatives)
     inputs, outputs = (
         {name: GoldenTensor(dtype=t.dtype, shape=list(t.shape)) for name, t in tensors.items()}
         for tensors in (case.inputs, case.outputs)
@@ -144,6 +150,7 @@ def load_original(job: Job) -> Original:
 def _torch_model(job: Job) -> Original:
     import torch  # not needed for an ONNX source
 
+    from buildsys.models.alternatives import find_alternatives
     from buildsys.models.torch_model import (
         check_outputs,
         from_torch,
@@ -165,7 +172,12 @@ def _torch_model(job: Job) -> Original:
         check_outputs(outputs, declared, dims)
         return {name: from_torch(tensor) for name, tensor in outputs.items()}
 
-    return Original(call, network.weights, main_float_type(network.module), network.module)
+    def alternatives(inputs: Tensors, outputs: Tensors) -> dict[str, Array]:
+        arguments = {name: to_torch(tensor) for name, tensor in inputs.items()}
+        return find_alternatives(lambda: network(arguments), outputs)
+
+    float_type = main_float_type(network.module)
+    return Original(call, network.weights, float_type, network.module, alternatives=alternatives)
 
 
 def _numpy_function(job: Job) -> Original:

@@ -95,6 +95,11 @@ def kept_cases(job: Job, state: GraphState, step: Step) -> StepCases:
             {names.get(name, name): values[name] for name in inputs},
             {names.get(name, name): targets[name] for name in outputs},
             golden.float_type,
+            {
+                names.get(name, name): rows
+                for name, rows in golden.alternatives.items()
+                if name in outputs and not rounded
+            },
         )
         expected[case] = {names.get(name, name): values[name] for name in outputs}
         if "cut" in step and case in job.options["cases"]:

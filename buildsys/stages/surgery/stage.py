@@ -90,7 +90,8 @@ def run(job: Job) -> StageResult:
     for case, tensors in {**state.golden, **state.further}.items():
         if f"case.{case}" in job.outputs:
             path = job.outputs[f"case.{case}"]
-            save_case(path, tensors.inputs, tensors.outputs, tensors.float_type)
+            kind, alternatives = tensors.float_type, tensors.alternatives
+            save_case(path, tensors.inputs, tensors.outputs, kind, alternatives)
     model = load_model(target, external_data=False)
     refuse_random(dict.fromkeys(random_nodes(model), ""), allowed)
     figures["after"] = file_facts(model, target)

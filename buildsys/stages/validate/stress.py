@@ -9,7 +9,6 @@ from typing import Any
 from buildsys.errors import StageError
 from buildsys.manifest.shape_cases import Dims
 from buildsys.onnx_graphs.output_policies import uninformative_outputs
-from buildsys.onnx_graphs.tensors import Case
 from buildsys.stages.common.golden_check import ORIGINAL, wrong_outputs
 from buildsys.stages.common.graph_runs import GraphCheck
 from buildsys.stages.common.rounding_noise import UNSTABLE
@@ -39,7 +38,7 @@ def run(job: Job) -> StageResult:
         problem = ""
         try:
             inputs = golden_inputs(job, dims, {"case": "min", "seed": seed, "extreme": extreme})
-            golden = Case(inputs, original.call(inputs, dims), original.float_type)
+            golden = original.case(inputs, original.call(inputs, dims))
             special = not_finite(golden.outputs)
             if not extreme:
                 usual |= special.keys()

@@ -14,10 +14,12 @@ from stage_jobs import ROOT, manifest, stage_job
 
 from buildsys.errors import StageError
 from buildsys.models.user_code import load_callable
-from buildsys.onnx_graphs.tensors import Case, load_case
+from buildsys.onnx_graphs.tensors import Case, load_case, tensor_of
+from buildsys.stages.common.golden_check import OutputRules, compare_case, wrong_outputs
 from buildsys.stages.reference import stage as reference
 from buildsys.workers.job import StageResult
 
+LIMITS = {"rtol": 1e-4, "cosine": 0.9999}
 NETWORKS = "tests/integration/sample_networks.py"
 
 
@@ -181,6 +183,18 @@ def test_outputs_that_are_not_finite_are_kept_and_counted(tmp_path: Path) -> Non
         f"output rows has {negative} {values} infinite {equal}",
     ]
     assert {"seed-1", "extremes-1"} <= figures["cases"].keys()
+
+
+def test_indices_of_equal_scores_are_equal(tmp_path: Path) -> None:
+    figures = run(tmp_path, "Ranked", inputs={"x": {"shape": ["batch", 50]}}).figures
+    assert "seed-1" in figures["cases"]
+    for name in figures["cases"]:
+        case = case_of(tmp_path, name)
+        order = np.argsort(-case.inputs["x"].array.round(), axis=-1, kind="stable")[:, :3]
+        actual = {"output0": tensor_of(order.astype(np.int64))}
+        assert not wrong_outputs(compare_case(case, actual, LIMITS, OutputRules()))
+        actual = {"output0": tensor_of(order.astype(np.int64) + 1)}
+        assert wrong_outputs(compare_case(case, actual, LIMITS, OutputRules()))
 
 
 def test_an_output_shape_that_holds_in_one_case_only(tmp_path: Path) -> None:

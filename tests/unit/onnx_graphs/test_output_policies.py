@@ -14,12 +14,13 @@ from policy_checks import FP16, FP32, QUICK, check, check_one, random
 
 from buildsys.errors import StageError
 from buildsys.onnx_graphs.output_policies import (
+    compare_outputs,
     load_assembled,
     uninformative_hint,
     uninformative_outputs,
 )
 from buildsys.onnx_graphs.tensor_comparison import Comparison, compare
-from buildsys.onnx_graphs.tensors import Array
+from buildsys.onnx_graphs.tensors import Array, tensor_of
 
 # Small channels next to large ones
 
@@ -334,6 +335,22 @@ def test_no_policy_accepts_nan_another_shape_or_another_type(policy: str) -> Non
 
 
 # Uninformative outputs
+
+
+def test_integers_may_differ_at_their_alternatives_only() -> None:
+    rows = {"y": np.array([[1, 4, 4], [1, 5, 5], [3, 6, 8]])}
+    expected = np.array([[0, 4], [2, 7]])
+
+    def compared(*values: int, shape: tuple[int, ...] = (2, 2)) -> Comparison:
+        sides = ({"y": tensor_of(y)} for y in (np.array(values).reshape(shape), expected))
+        return compare_outputs(*sides, FP32, inputs={}, alternatives=rows)["y"]
+
+    assert compared(0, 4, 2, 7).note == ""
+    passed = compared(0, 5, 2, 8)
+    assert (passed.passed, passed.note.startswith("2 of 4 elements differ where")) == (True, True)
+    for wrong in ((0, 6, 2, 7), (1, 5, 2, 7), (0, 5, 2, 9)):
+        assert compared(*wrong).problem.endswith("none may")
+    assert "shape" in compared(0, 5, 2, 7, shape=(1, 4)).problem
 
 
 def test_zeros_can_be_allowed() -> None:

@@ -1,0 +1,197 @@
+"""Right alternatives of a network's integer outputs.
+
+A rounding error of a score or pixel value becomes a whole step where the network rounds, compares
+with a threshold or takes the index of a maximum. The operators that decide such an output are
+recorded, and repeated with values as far away as rounding moves them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from buildsys.errors import StageError
+from buildsys.onnx_graphs.tensors import NATIVE_DTYPES, Array, Tensor
+
+_ROUNDING = 2e-5  # of the largest magnitude; the most of 96 float32 outputs was 1.7e-5
+_ROUNDINGS = 8  # steps of a 16-bit type
+_MOST = 1 << 20  # alternatives of an output
+_MOST_COMPARED = 1 << 28  # pairs of scores
+_FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
+_ANY = -(2**63), 2**63 - 1
+_INDICES = {  # place of the axis among the arguments, of the indices among the results
+    "argmax": (1, 0), "argmin": (1, 0), "kthvalue": (2, 1), "max": (1, 1), "median": (1, 1),
+    "min": (1, 1), "sort": (1, 1), "topk": (2, 1),
+}  # fmt: skip
+_VIEWS = frozenset((
+    "alias", "clone", "detach", "expand", "permute", "reshape", "select", "slice", "squeeze", "t",
+    "transpose", "unsqueeze", "view", "_unsafe_view",
+))  # fmt: skip
+# they rise or fall with their first argument, element by element
+_MONOTONE = frozenset((
+    "_to_copy", "add", "bucketize", "ceil", "clamp", "div", "floor", "floor_divide", "ge", "gt",
+    "hardtanh", "le", "logical_not", "lt", "mul", "neg", "round", "rsub", "sign", "sub", "trunc",
+))  # fmt: skip
+Tensors = Mapping[str, torch.Tensor]
+Alternatives = dict[str, Array]
+
+
+class _Step(NamedTuple):
+    """A call of an operator with the number of the result."""
+
+    function: Any
+    args: tuple[Any, ...]
+    kwargs: Mapping[str, Any]
+    number: int
+
+    @property
+    def name(self) -> str:
+        return str(self.function.overloadpacket).removeprefix("aten.")
+
+    @property
+    def is_of_scalars(self) -> bool:
+        """Check that the other arguments are numbers."""
+        others = (*self.args[1:], *self.kwargs.values())
+        return not any(isinstance(value, torch.Tensor) for value in others)
+
+    def repeat(self, value: torch.Tensor) -> torch.Tensor:
+        """Call the operator with another first argument."""
+        result = self.function(value, *self.args[1:], **self.kwargs)
+        tensor: torch.Tensor = result if isinstance(result, torch.Tensor) else result[self.number]
+        return tensor
+
+
+class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Keep the steps to integer results."""
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        return False  # torch would import torch._dynamo, which takes seconds
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        # by the identity of the result, which is kept
+        self._steps: dict[int, tuple[torch.Tensor, _Step]] = {}
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        result = func(*args, **(kwargs or {}))
+        for number, tensor in enumerate(result if isinstance(result, (tuple, list)) else [result]):
+            step = _Step(func, args, kwargs or {}, number)
+            if not isinstance(tensor, torch.Tensor) or not args or tensor is args[0]:
+                continue
+            if not tensor.is_floating_point() or (step.name in _MONOTONE and step.is_of_scalars):
+                self._steps[id(tensor)] = tensor, step
+        return result
+
+    def origin(self, output: torch.Tensor) -> list[_Step]:
+        """List the steps to ``output``, from the first."""
+        steps: list[_Step] = []
+        while id(output) in self._steps:
+            steps.insert(0, self._steps[id(output)][1])
+            output = steps[0].args[0]
+        return steps
+
+
+def find_alternatives(run: Callable[[], Tensors], outputs: Mapping[str, Tensor]) -> Alternatives:
+    """Map integer outputs to rows of place, least and largest value.
+
+    ``run`` computes ``outputs`` again; a place counts the elements of an output.
+    """
+    integers = {
+        name: tensor.array
+        for name, tensor in outputs.items()
+        if tensor.dtype in NATIVE_DTYPES and tensor.array.dtype.kind in "biu"
+    }
+    recorder, alternatives = _Recorder(), Alternatives()
+    with torch.no_grad():
+        try:
+            with recorder:
+                again = run() if integers else {}
+        except StageError:  # some modules cannot be recorded
+            return {}
+        for name, array in integers.items():
+            if np.array_equal(again[name].cpu().numpy(), array):
+                rows = _alternatives(recorder.origin(again[name]))
+                if rows is not None and 0 < len(rows) <= _MOST:
+                    alternatives[name] = rows
+    return alternatives
+
+
+def _alternatives(steps: list[_Step]) -> Array | None:
+    for number in reversed(range(len(steps))):
+        step, others = steps[number], steps[number + 1 :]
+        if _INDICES.get(step.name, (0, -1))[1] == step.number:
+            names = {other.name for other in others} - {"_to_copy"}
+            views = [other for other in others if other.name in _VIEWS]
+            return _ties(step, views) if names <= _VIEWS else None
+    is_monotone = {step.name for step in steps} <= _VIEWS | _MONOTONE
+    return _roundings(steps) if steps and is_monotone else None
+
+
+def _roundings(steps: list[_Step]) -> Array | None:
+    """Repeat steps with smaller and larger values."""
+    value, results = steps[0].args[0], list[torch.Tensor]()
+    if not isinstance(value, torch.Tensor) or value.dtype not in _FLOATS:
+        return None
+    for change in (-1.0, 0.0, 1.0):
+        result = value + (change * _margin(value)).to(value.dtype)
+        for step in steps:
+            result = step.repeat(result)
+        results.append(result.reshape(-1).long())
+    least, most = torch.stack(results).aminmax(dim=0)
+    undefined = value.isnan()  # no runtime defines an integer of NaN
+    for step in steps:
+        undefined = step.repeat(undefined) if step.name in _VIEWS else undefined
+    least[undefined.reshape(-1)], most[undefined.reshape(-1)] = _ANY
+    (places,) = torch.where(least < most)
+    return np.asarray(torch.stack([places, least[places], most[places]], dim=1).cpu())
+
+
+def _ties(first: _Step, views: list[_Step]) -> Array | None:
+    """List the indices of nearly equal scores."""
+    scores, indices, place = first.args[0], first.repeat(first.args[0]), _INDICES[first.name][0]
+    default = None if first.name.startswith("arg") else -1
+    axis = first.kwargs.get("dim", first.args[place] if len(first.args) > place else default)
+
+    def rows(tensor: torch.Tensor) -> torch.Tensor:
+        """Move the axis of the scores to the end."""
+        if axis is None or not scores.ndim:
+            return tensor.reshape(1, -1)
+        whole = tensor if tensor.ndim == scores.ndim else tensor.unsqueeze(axis)
+        return whole.movedim(axis, -1).flatten(end_dim=-2)
+
+    values, margin = rows(scores), _margin(scores)
+    own = values.gather(-1, rows(indices))
+    if values.numel() * own.shape[1] > _MOST_COMPARED:
+        return None
+    numbers = torch.arange(indices.numel(), device=scores.device).reshape(indices.shape)
+    undefined = values.isnan().any(dim=1)
+    ranges = []  # numbers of elements, with the least and largest index
+    for score, number in zip(own.unbind(1), rows(numbers).unbind(1), strict=True):
+        near = (values == score[:, None]) | ((values - score[:, None]).abs() <= margin)
+        row, index = torch.where(near & (near.sum(dim=1, keepdim=True) > 1))
+        ranges.append(torch.stack([number[row], index, index]))
+        least, most = (torch.full_like(number[undefined], limit) for limit in _ANY)
+        ranges.append(torch.stack([number[undefined], least, most]))
+    for view in views:
+        numbers = view.repeat(numbers)
+    places = torch.full((indices.numel(),), -1, device=scores.device)
+    places[numbers.reshape(-1)] = torch.arange(numbers.numel(), device=scores.device)
+    number, least, most = torch.cat(ranges, dim=1)
+    ties = torch.stack([places[number], least, most], dim=1)
+    return np.asarray(ties[ties[:, 0] >= 0].cpu())
+
+
+def _margin(values: torch.Tensor) -> torch.Tensor:
+    """Compute how far rounding moves values; 0 for integers."""
+    finite = values[values.isfinite()].double()
+    if not values.is_floating_point() or not finite.numel():
+        return torch.zeros((), device=values.device)
+    share = max(_ROUNDING, _ROUNDINGS * torch.finfo(values.dtype).eps)
+    return share * finite.abs().max()
