@@ -217,7 +217,7 @@ def quantize(model: ov.Model, request: BuildRequest) -> ov.Model:
         raise Unavailable(
             f"int8 engines of OpenVINO need NNCF: {error}", "pip install 'buildsys[openvino]'"
         ) from error
-    inputs = [port.get_any_name() for port in model.inputs]
+    inputs = [port_of(port).name for port in model.inputs]
     batches = list(read_batches(request.calibration.batches, inputs))
     options = request.options
     kind = nncf.ModelType.TRANSFORMER if options["model_type"] == "transformer" else None

@@ -29,6 +29,7 @@ DTYPES = {  # OpenVINO's name -> ONNX's
     "u8": "uint8", "boolean": "bool", "string": "string",
 }  # fmt: skip
 _RUNNABLE = frozenset(DTYPES.values()) - {"bfloat16", "string"}
+_RESULT = "/sink_port_0"
 _LOCATION = re.compile(r"^(Exception from |Check '.*' failed at |\S+\.(cpp|hpp):\d+:?\s*)")
 
 
@@ -141,7 +142,8 @@ def last_words(error: BaseException) -> str:
 
 def port_of(port: Any) -> Port:
     """Return an input or output."""
-    name = port.get_any_name()
+    # a tensor also has the names of the nodes that the compiler folds into it
+    name = port.get_node().get_friendly_name().removesuffix(_RESULT)
     dtype = DTYPES.get(port.get_element_type().get_type_name(), "")
     if dtype not in _RUNNABLE:
         raise StageError(

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 from engine_jobs import calibration, engine_options, random_x, request
-from small_graphs import conv_bn, one_node, write
+from small_graphs import conv_bn, one_node, parse, write
 
 pytest.importorskip("openvino", reason="pip install 'buildsys[openvino]'")
 
@@ -89,6 +89,26 @@ def test_an_engine_of_a_search_computes_in_the_types_of_its_graph(tmp_path: Path
     executed = {kind: dtype for _, kind, dtype, _ in executed_layers(session.compiled)}
     assert executed["Convolution"] == "bfloat16"
     assert executed["FullyConnected"] == executed["Softmax"] == "float32"
+
+
+@pytest.mark.parametrize("compiled", [False, True])
+def test_ports_keep_their_names_where_nodes_are_folded(tmp_path: Path, compiled: bool) -> None:
+    model = parse(
+        "(int32[batch,3,8,8] x) => (int64[batch,3,8,8] y, float[batch,3,4,8] left,"
+        " float[batch,3,4,8] right) { inner = Cast<to=7>(x) y = Add(inner, inner)"
+        " f = Cast<to=1>(x) a, b = Split<axis=2>(f) a_relu = Relu(a) left = Identity(a_relu)"
+        " right = Identity(b) }",
+        {},
+    )
+    model.graph.node[0].output[0] = model.graph.node[1].input[0] = "/Cast_output_0"
+    model.graph.node[1].input[1] = "/Cast_output_0"
+    engine = build(tmp_path, model, compiled=compiled).engine
+    inputs = random_x(5, "int32")
+    expected = OrtGraph(model.SerializeToString()).run(inputs)
+    outputs = run(engine, inputs, compiled=compiled)
+    assert outputs.keys() == expected.keys()
+    for name, tensor in expected.items():
+        assert np.array_equal(outputs[name].array, tensor.array)
 
 
 def test_an_engine_in_another_precision_than_requested_is_refused(
