@@ -128,6 +128,10 @@ def _classes(outputs: list[torch.Tensor], target: torch.Tensor) -> torch.Tensor:
     return functional.cross_entropy(outputs[-1], target)
 
 
+def _likelihood(outputs: list[torch.Tensor], target: torch.Tensor) -> torch.Tensor:
+    return functional.nll_loss(outputs[0].clamp_min(1e-9).log(), target)
+
+
 def _rows(outputs: list[torch.Tensor], target: torch.Tensor) -> torch.Tensor:
     return functional.cross_entropy(outputs[0].flatten(0, 1), target.flatten())
 
@@ -410,7 +414,8 @@ def _plain() -> nn.Module:
         conv(32, 48),
         nn.MaxPool2d(2),
     )
-    return nn.Sequential(*body, nn.Flatten(), nn.Linear(768, 64), nn.ReLU(), nn.Linear(64, 10))
+    head = (nn.Linear(768, 64), nn.ReLU(), nn.Linear(64, 10), nn.Softmax(1))
+    return nn.Sequential(*body, nn.Flatten(), *head)
 
 
 def _residual() -> nn.Module:
@@ -438,7 +443,7 @@ NETWORKS: dict[str, tuple[Callable[[], nn.Module], Task]] = {
     "listener": (Listener, Task(_tones, _rows, _accuracy)),
     "matte": (lambda: Unet(1), Task(_segments, _mask, _overlap)),
     "mobile": (lambda: _mobile(nn.Hardswish), _CLASSES),
-    "plain": (_plain, _CLASSES),
+    "plain": (_plain, Task(_pictures, _likelihood, _accuracy)),
     "residual": (_residual, _CLASSES),
     "segments": (lambda: Unet(6), _PIXELS),
     "table": (Table, Task(_table, _squares, _explained)),
@@ -463,10 +468,10 @@ def trained(name: str, folder: Path, seconds: float) -> nn.Module:
         return network.eval()
     rng = np.random.default_rng(0)
     x, y = map(torch.from_numpy, task.draw(rng, TRAINED))
-    optimizer, start = torch.optim.AdamW(network.parameters(), 3e-3), time.monotonic()
+    optimizer, start = torch.optim.AdamW(network.parameters()), time.monotonic()
     while (spent := (time.monotonic() - start) / seconds) < 1:
         for group in optimizer.param_groups:
-            group["lr"] = 3e-3 * 0.5 * (1 + math.cos(math.pi * spent))
+            group["lr"] = 1e-3 * min(1, 10 * spent) * (1 + math.cos(math.pi * spent))
         rows = torch.from_numpy(rng.integers(TRAINED, size=64))
         optimizer.zero_grad()
         task.loss(as_list(network(x[rows])), y[rows]).backward()

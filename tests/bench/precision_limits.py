@@ -150,7 +150,12 @@ class Workbench:
         backend.prepare(options)
         backend.build(request)
         session = backend.load(engine, options)
-        return lambda x: {k: v.values() for k, v in session.run({"x": tensor_of(x)}).items()}
+
+        def run(x: Array) -> Outputs:
+            results = session.run({"x": tensor_of(x)}).values()  # some lose their names
+            return {k: v.values() for k, v in zip(self.reference, results, strict=True)}
+
+        return run
 
     def _golden(self) -> dict[str, Case]:
         return {"opt": Case({"x": tensor_of(self.x[:4])}, {})}
