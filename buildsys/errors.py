@@ -6,6 +6,7 @@ a short list. Errors travel from worker to orchestrator as JSON, so they consist
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar
@@ -85,6 +86,7 @@ class StageError(BuildsysError):
 
     problem: str
     hint: str = ""  # one line, or a short list of lines
+    changes: Sequence[str] = ()  # of the manifest, as YAML, that may help: a build tries them
 
     def __str__(self) -> str:
         """Return problem and hint."""

@@ -28,6 +28,9 @@ sys.dont_write_bytecode = False
 # worker servers end with the run that started them, unless a test changes this
 os.environ["BUILDSYS_WORKER_IDLE"] = "0"
 
+# only tests of trials pay for them
+os.environ["BUILDSYS_TRIALS"] = "0"
+
 
 # background jobs of a shell ignore SIGINT, and their children inherit that
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:

@@ -221,7 +221,7 @@ def build_on(
     Raises: BuildsysError: the settings or systems are wrong.
     """
     command = ["build", "--continue"]
-    flags = ("force", "remeasure", "no_bench")
+    flags = ("force", "remeasure", "no_bench", "no_trials")
     command += [f"--{name.replace('_', '-')}" for name in flags if getattr(options, name)]
     command += ["-j", str(options.jobs)] if options.jobs else []
     run = run_on(session, names, options, tuple(command))

@@ -25,7 +25,7 @@ from buildsys.system.files import MAX_RESULT_BYTES, read_limited
 
 if TYPE_CHECKING:
     from buildsys.cli.console.progress import ConsoleLine
-    from buildsys.execution.executor import Executor
+    from buildsys.execution.executor import Executor, TryChanges
     from buildsys.execution.freshness import Freshness, FreshnessChecker
     from buildsys.execution.run_records import Outcome
     from buildsys.execution.stale_reasons import StaleReason
@@ -66,6 +66,9 @@ class BuildSession(TargetNames):
         self.checked_stale_outputs = False  # after a failure
         self.rebuilds: dict[str, StaleReason] = {}  # targets to run even if up to date, and why
         self.repeats_flaky = False
+        self.try_changes: TryChanges = lambda *_: ""  # after a failure
+        self.has_trials = os.environ.get("BUILDSYS_TRIALS", "").strip() != "0"
+        self.tried_models: set[str] = set()
         self.first_failures: dict[str, str] = {}  # why flaky targets were repeated
         self.fresh: dict[str, str] = {}  # recorded status by up-to-date target
         self._running: set[str] = set()
@@ -149,6 +152,7 @@ class BuildSession(TargetNames):
             on_event=lambda target, event: self.on_event(target, event),
             notify=self._warn,
             make_recorder=self._make_recorder,
+            try_changes=lambda *failure: self.try_changes(*failure),
         )
 
     def _warn(self, warning: str) -> None:

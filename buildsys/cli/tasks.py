@@ -13,6 +13,7 @@ import os
 import sys
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar, TextIO
 
@@ -27,6 +28,7 @@ from buildsys.cli.environment_variables import check_variables
 from buildsys.cli.session import BuildSession
 from buildsys.cli.target_names import STAGE_DOCS
 from buildsys.errors import BuildsysError, CheckFailed, ManifestErrors, UsageError
+from buildsys.plan.action import Action
 from buildsys.report.formatting import plural
 from buildsys.stages.table import stage_info
 from buildsys.system.printable import printable
@@ -55,6 +57,7 @@ def load(root: Path) -> tuple[dict[str, Any], ProjectTasks]:
 def doit_config(session: BuildSession) -> dict[str, Any]:
     """Configure doit for a loaded project."""
     doit_backend.connect(session)
+    session.try_changes = partial(_try_changes, session)
     atexit.register(_report_failures, session)  # other reporters (`doit -r json`) do not
     session.project.state.mkdir(parents=True, exist_ok=True)
     return {
@@ -107,6 +110,17 @@ def run_targets(
         problem = f"cannot read pyproject.toml or doit.cfg: {error}".splitlines()[0]
         raise UsageError(problem, "correct it, doit reads both") from None
     return code if isinstance(code, int) else 0
+
+
+def _try_changes(
+    session: BuildSession, failed: Action, changes: Sequence[str], folder: Path
+) -> str:
+    from buildsys.cli.trials import describe_trials
+
+    try:
+        return describe_trials(session, failed, changes, folder)
+    except Exception as error:  # the border: the failure itself must be reported
+        return f"the trial of changes ended: {session.keep_traceback(failed.target, error)}"
 
 
 def _report_failures(session: BuildSession) -> None:

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import json
 import os
 import threading
 import time
-from collections.abc import Callable, Mapping
-from contextlib import nullcontext, suppress
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext, suppress
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from buildsys.errors import BuildsysError, CheckFailed, StageError, UsageError, joined
+from buildsys.errors import BuildsysError, CheckFailed, StageError, UsageError, joined, with_hint
 from buildsys.execution.action_key import ActionKey, KeyBuilder
 from buildsys.execution.baselines import GateBaselines
 from buildsys.execution.build_cache import BuildCache
@@ -41,9 +43,12 @@ if TYPE_CHECKING:
     from buildsys.execution.provenance import ProvenanceSigner
     from buildsys.store.shared_cache import SharedCache
     from buildsys.store.signatures import TrustPolicy
+    from buildsys.system.files import TextCache
     from buildsys.workers.pool import JobReply, WorkerPool
 
 Event = dict[str, Any]
+# gets a failed action, changes of its manifest and an empty folder; says which changes help
+TryChanges = Callable[[Action, Sequence[str], Path], str]
 _REQUESTED = StaleReason(ASKED_FOR)
 _LISTED_FILES = 4  # in the details of a failed check
 _ATTEMPTS = 2  # if an input is written while the stage runs
@@ -73,11 +78,14 @@ class Executor:
         on_event: Callable[[str, Event], None] = lambda *_: None,
         notify: Callable[[str], None] = warn_on_stderr,
         make_recorder: Callable[[], Any] = lambda: None,
+        try_changes: TryChanges = lambda *_: "",
+        texts: TextCache | None = None,
     ) -> None:
         project, build, state, _ = folders
         self._project, self._build, self._actions = project, build, actions
-        self._on_event = on_event
-        self._db = pool.texts = StateDb(state / "state.db", notify)
+        self._on_event, self._try_changes = on_event, try_changes
+        self._db = StateDb(state / "state.db", notify)
+        self._texts = pool.texts = texts or self._db
         self._digests, self.ledger = DigestCache(self._db), Ledger(self._db)
         self._stopped = False
         self._locks = Locks(state / "locks")
@@ -93,7 +101,7 @@ class Executor:
         self.here = LocalRuns(
             folders, pool, store, self._locks, self.ledger, self._baselines, threads, slots
         )
-        self._keys = KeyBuilder(project, build, self._digests, self._db, self._baselines)
+        self._keys = KeyBuilder(project, build, self._digests, self._texts, self._baselines)
         self._checker = FreshnessChecker(build, self._keys, self._db, self._digests, trust=trust)
         self.models = UpToDateModels(build, self._db, self._keys, self._checker)
 
@@ -282,7 +290,8 @@ class Executor:
                     if error.seconds is None:
                         error.seconds = time.perf_counter() - begun
                     if isinstance(error, StageError):  # libraries do not always report a full disk
-                        error.hint = joined(self._publisher.low_disk_note(), error.hint)
+                        tried = self._try(action, error.changes)
+                        error.hint = joined(self._publisher.low_disk_note(), tried, error.hint)
                     took = error.seconds
                     entry = HistoryEntry(
                         target, key.digest, "error", started, took, str(error), why
@@ -305,6 +314,7 @@ class Executor:
         self, action: Action, key: ActionKey, tree: Path, reply: JobReply, started: str, why: str
     ) -> Outcome:
         target, status, main = action.target, reply.status, action.outputs[RESULT].path
+        tried = ""
         declared = dict.fromkeys(ref.path for ref in action.outputs.values())
         written = {name: True for name in declared if (tree / name).is_file()}
         if missing := missing_outputs(action, status, written):
@@ -313,10 +323,14 @@ class Executor:
         if status == ledger.FAILED:  # nobody must mistake what failed its check for a good output
             for name in declared.keys() - {main}:
                 (tree / name).unlink(missing_ok=True)
+            if tried := self._try(action, reply.changes):
+                _add_hint(tree / main, tried)
+                reply = replace(reply, hint=joined(tried, reply.hint))
         sealed = self._publisher.digest_outputs(tree)
         self._publisher.publish(target, tree, sealed, last=main, optional=declared)
         figures = {**reply.figures, "peak_rss_mib": reply.peak_rss_mib}
-        run = HistoryEntry(target, key.digest, status, started, reply.seconds, reply.reason, why)
+        reason = with_hint(reply.reason, tried)
+        run = HistoryEntry(target, key.digest, status, started, reply.seconds, reason, why)
         if status == ledger.NOISY:
             last = self.ledger.lookup(target, key.digest)
             if last is not None and last.status == ledger.PASSED:  # a steady one is kept
@@ -354,6 +368,35 @@ class Executor:
             raise StageError(f"{target} is required, but unavailable: {reply.reason}", reply.hint)
         return Outcome.recorded(record)
 
+    def _try(self, action: Action, changes: Sequence[str]) -> str:
+        """Say which changes of the manifest help, "" without any."""
+        if not changes or self._stopped:
+            return ""
+        with self.private_folder(action.target) as folder:
+            return self._try_changes(action, changes, folder)
+
+    def private_folder(self, target: str) -> AbstractContextManager[Path]:
+        """Make a temporary folder; one that a killed process leaves is removed by a later run."""
+        self._publisher.remove_abandoned()
+        return self._publisher.staging(f"trial@{target}")
+
+    def of_trial(self, actions: Mapping[str, Action], folder: Path) -> Executor:
+        """Make an executor of changed actions that publishes into a private folder.
+
+        It shares the store and the workers, but neither records, locks of targets nor history.
+        """
+        project, _, _, timing_caches = self.here.folders
+        return Executor(
+            Folders(project, folder / "build", folder / "state", timing_caches),
+            actions,
+            pool=self.here.pool,
+            store=self.here.store,
+            signer=self._signer,
+            trust=self._checker.trust,
+            notify=self._db.notify,
+            texts=self._texts,
+        )
+
     def _log(self, action: Action) -> Path:
         return (self._build / action.outputs[RESULT].path).with_suffix(".log")
 
@@ -364,3 +407,13 @@ class Executor:
         elsewhere = bool(holder) and not holder.startswith(f"process {os.getpid()} ")
         name = holder or "other targets"
         self._on_event(target, {"event": "waiting", "holder": name, "elsewhere": elsewhere})
+
+
+def _add_hint(file: Path, hint: str) -> None:
+    """Add to the hint of a result file."""
+    from buildsys.workers.result_file import format_figures  # not needed by most runs
+
+    with suppress(OSError, ValueError):  # publishing reports a missing or invalid result
+        result = json.loads(file.read_text(encoding="utf-8"))
+        result["hint"] = joined(hint, result.get("hint", ""))
+        file.write_text(format_figures(result), encoding="utf-8")

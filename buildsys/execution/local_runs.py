@@ -121,7 +121,9 @@ class LocalRuns:
                     write_result(job, result, started=datetime.now(timezone.utc), versions={})
 
                 status = FAILED if isinstance(error, CheckFailed) else UNAVAILABLE
-                return JobReply(status, error.problem, error.hint, {}, error.seconds)
+                return JobReply(
+                    status, error.problem, error.hint, {}, error.seconds, changes=error.changes
+                )
 
     def add_baseline(self, job: Job, action: Action, key: ActionKey, folder: Path) -> Job:
         """Add a gate's baseline to its job, copied into ``folder``."""

@@ -6,7 +6,7 @@ import math
 import os
 import shutil
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -311,14 +311,14 @@ def outside_bytes(tensor: TensorProto) -> int:
 
 
 @contextmanager
-def tool_errors(problem: str, hint: str = "") -> Iterator[None]:
+def tool_errors(problem: str, hint: str = "", changes: Sequence[str] = ()) -> Iterator[None]:
     """Raise StageError with the first line of any error of a tool: they raise all classes."""
     try:
         yield
     except StageError:
         raise
     except Exception as error:
-        raise StageError(f"{problem}: {first_line(error)}", hint) from error
+        raise StageError(f"{problem}: {first_line(error)}", hint, changes) from error
 
 
 def first_line(error: BaseException) -> str:

@@ -102,13 +102,16 @@ def uninformative_outputs(cases: Iterable[Mapping[str, Comparison]]) -> dict[str
     return {name: reasons[0] for name, reasons in reasons.items() if all(reasons)}
 
 
-def uninformative_hint(output: str) -> str:
-    """Suggest remedies for an output without an informative case."""
-    return (
-        "choose inputs.NAME.data, thresholds or weights for which it has values (randomize: true"
-        " draws those of a python source, such as a last layer initialized with zeros), or accept"
-        f" it by outputs.{output}.compare: {{policy: auto, allow_zero: true}}"
-    )
+UNINFORMATIVE = "choose inputs.NAME.data, thresholds or weights for which it has values"
+
+
+def uninformative_changes(output: str) -> list[str]:
+    """List changes of a manifest for an output without an informative case.
+
+    The first draws weights, such as those of a last layer initialized with zeros.
+    """
+    accepted = f"outputs: {{{json.dumps(output)}: {{compare: {{policy: auto, allow_zero: true}}}}}}"
+    return ["source: {randomize: true}", accepted]
 
 
 def _apply_policy(

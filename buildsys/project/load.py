@@ -321,6 +321,19 @@ class _ProjectReader:
         return path.removeprefix(f"{self._project.root}{os.sep}")
 
 
+def change_model(project: Project, model: ResolvedModel, change: str) -> ResolvedModel | None:
+    """Resolve a model with a change of its manifest in YAML, None if that is not valid."""
+    from buildsys.manifest.workspace import Workspace
+    from buildsys.project.resolve import Resolver
+
+    resolver = Resolver(Workspace(project.root, project.configs))
+    models, errors = resolver.resolve(project.root / model.file, change)
+    data = next((data for data, _ in models if data["model"] == model.name), None)
+    if errors or data is None:
+        return None
+    return replace(model, text=json.dumps(data, separators=(",", ":")))
+
+
 def _read_tree(project: Project, file: str, name: str) -> ValueNode:
     """Read a model again, with the origins of its values."""
     from buildsys.manifest.workspace import Workspace

@@ -29,6 +29,7 @@ from buildsys.manifest.schema_errors import schema_errors
 from buildsys.manifest.value_tree import FieldPath, ValueNode, ValueOrigin, plain
 from buildsys.manifest.view import ManifestView
 from buildsys.manifest.workspace import Workspace
+from buildsys.manifest.yaml_reader import read_nodes
 from buildsys.project.checks import check_model
 from buildsys.project.model import Engine, ModelSpec, model_fields
 from buildsys.stages.table import GRAPH_SECTIONS, NETWORK_SECTIONS
@@ -71,12 +72,17 @@ class Resolver:
             errors += self._entry_errors(preset)
         return errors
 
-    def resolve(self, file: Path) -> tuple[list[Resolution], Errors]:
-        """Resolve the models of one manifest; return them and all of its errors."""
+    def resolve(self, file: Path, change: str = "") -> tuple[list[Resolution], Errors]:
+        """Resolve the models of one manifest; return them and all of its errors.
+
+        ``change`` is YAML to merge over the manifest.
+        """
         for shared in (self.project_file, self.engines_file):
             self.workspace.exists(shared)
         try:
             tree = merge(self._defaults, read_layers(self.workspace, file))
+            if change:
+                tree = merge(tree, read_nodes(Path("change"), change.encode()))
             variants = expand_matrix(tree)
         except ManifestError as error:
             return [], [error]

@@ -209,7 +209,7 @@ def _run_job(job: Job, log_file: Path | None, *, debugger: bool) -> Message:
         error = _as_expected(caught, job, log_file)
         if isinstance(error, CheckFailed | Unavailable):  # a result; a stage that broke has none
             status = "failed" if isinstance(error, CheckFailed) else "unavailable"
-            result = StageResult(status, error.problem, error.hint)
+            result = StageResult(status, error.problem, error.hint)  # the error has its changes
     reads = recorder.stop() if recorder is not None else []
     measured = measure(clock)
     if result is not None:
@@ -220,7 +220,8 @@ def _run_job(job: Job, log_file: Path | None, *, debugger: bool) -> Message:
     if error is not None:
         return {"event": "error", "error": error_to_json(error), **measured}
     assert result is not None
-    fields = {"status": result.status, "reason": result.reason, "hint": result.hint}
+    names = ("status", "reason", "hint", "changes")
+    fields = {name: getattr(result, name) for name in names}
     figures = without_long_lists(result.figures)
     return {"event": "result", **fields, "figures": figures, "reads": reads, **measured}
 

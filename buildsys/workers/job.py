@@ -103,6 +103,7 @@ class StageResult:
     reason: str = ""  # one sentence; empty if passed
     hint: str = ""
     figures: Mapping[str, Any] = field(default_factory=dict)
+    changes: Sequence[str] = ()  # of the manifest, as YAML, that may help
 
 
 @dataclass(frozen=True)
@@ -188,10 +189,11 @@ def job_from_json(fields: Message) -> Job:
 def error_to_json(error: BuildsysError) -> Message:
     """Convert ``error`` to JSON values. Other classes become stage errors."""
     if isinstance(error, StageError) and type(error).__name__ in _ERRORS:
-        return {"class": type(error).__name__, "problem": error.problem, "hint": error.hint}
-    return {"class": StageError.__name__, "problem": str(error), "hint": ""}
+        fields = {"problem": error.problem, "hint": error.hint, "changes": [*error.changes]}
+        return {"class": type(error).__name__, **fields}
+    return {"class": StageError.__name__, "problem": str(error), "hint": "", "changes": []}
 
 
 def error_from_json(fields: Message) -> StageError:
     """Make an error from the values of ``error_to_json``."""
-    return _ERRORS[fields["class"]](fields["problem"], fields["hint"])
+    return _ERRORS[fields["class"]](fields["problem"], fields["hint"], fields["changes"])

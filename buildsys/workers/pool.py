@@ -15,7 +15,7 @@ import signal
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import FrameType
@@ -68,6 +68,7 @@ class JobReply:
     seconds: float
     peak_rss_mib: float = 0.0  # includes pages shared with the server
     reads: list[list[Any]] = field(default_factory=list)  # as the recorder has them
+    changes: Sequence[str] = ()  # of the manifest that may help
 
 
 class WorkerPool(contextlib.AbstractContextManager["WorkerPool"]):

@@ -104,6 +104,7 @@ class ProjectFolder:
         }
         path = os.pathsep.join(filter(None, (str(REPOSITORY), os.environ.get("PYTHONPATH"))))
         self.environment |= {"PYTHONPATH": path, "BUILDSYS_WORKER_IDLE": "0"}
+        self.environment["BUILDSYS_TRIALS"] = "0"  # only tests of trials pay for them
         self.environment["BUILDSYS_MACHINE_LOCK"] = os.environ[
             "BUILDSYS_MACHINE_LOCK"
         ]  # of this process of the tests

@@ -34,6 +34,9 @@ def add_arguments(parser: ArgumentParser) -> None:
         "--no-bench", action="store_true", help="neither benchmarks nor what depends on them"
     )
     parser.add_argument(
+        "--no-trials", action="store_true", help="do not try changes of a manifest after a failure"
+    )
+    parser.add_argument(
         "--remeasure", action="store_true", help="measure benchmarks and gates again"
     )
     parser.add_argument("--since", default="", help="only what differs from a git revision")
@@ -89,6 +92,7 @@ def _build(session: BuildSession, options: Namespace) -> int:
     names = chosen_names(session, options)
     if options.remeasure:
         session.remeasure(names)
+    session.has_trials &= not options.no_trials
     return run_targets(
         session,
         names,

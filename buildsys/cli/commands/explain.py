@@ -140,6 +140,7 @@ def _row(session: BuildSession, model: str, target: Freshness) -> Row:
         text, details = f"measured {when}", [noise_text(model, target.noise or "")]
     elif word != FRESH:
         text, details = f"last run {when}, {last and last.status}", format_reasons(target.reasons)
+        details += (target.failure or "").splitlines()[1:]  # remedies, and what was tried
         details += ["its outputs are in the store and will be restored"] * target.restorable
     elif last:
         how = {"passed": "built", "error": "last run failed"}.get(last.status, last.status)

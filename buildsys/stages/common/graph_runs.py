@@ -17,6 +17,7 @@ from onnx import ModelProto, numpy_helper
 from buildsys.backends.onnxruntime.graphs import schema_versions
 from buildsys.backends.onnxruntime.session import OrtGraph, session_options
 from buildsys.errors import StageError
+from buildsys.manifest.exports import OTHER_EXPORTS
 from buildsys.manifest.shape_cases import concrete_shape
 from buildsys.models.golden_inputs import golden_input
 from buildsys.onnx_graphs.agreement import ComparedCase
@@ -107,6 +108,7 @@ def _refuse_unimplemented(model: ModelProto, implementation: Implementation) -> 
         raise StageError(
             f"nothing implements {op} for ONNX Runtime (node {first})",
             format_remedies([("", remedies)]),
+            OTHER_EXPORTS,
         )
 
 
@@ -202,7 +204,7 @@ def run_case(graph: OrtGraph, case: str, inputs: Tensors) -> dict[str, Tensor]:
         return graph.run(inputs)
     except StageError as error:
         problem = f"{error.problem}; case {case} fails"
-        raise StageError(problem, error.hint or FIXED_SIZES) from error
+        raise StageError(problem, error.hint or FIXED_SIZES, OTHER_EXPORTS) from error
 
 
 def compare_cases(

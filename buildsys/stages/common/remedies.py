@@ -1,7 +1,7 @@
 """Remedies for operators without a translation or an implementation.
 
-Callers pass in facts from the registries, schemas and parsers of this installation. An opset or an
-exporter is named only if the facts say that it helps; code that the user can write always does.
+They are code that the user can write. What only changes the manifest is not described but tried,
+see `StageError.changes`.
 """
 
 from __future__ import annotations
@@ -14,12 +14,11 @@ from typing import Any, NamedTuple
 
 from buildsys.backends.interface import BuildRequest, GraphRefusedError, UnsupportedNode
 from buildsys.errors import StageError
+from buildsys.manifest.exports import OTHER_EXPORTS
 from buildsys.onnx_graphs.source_origins import origin_of, read_origins
 from buildsys.system.backend_registry import describe_backend
 from buildsys.workers.job import Job
 
-NEWEST_TORCHSCRIPT_OPSET = 23  # the exporter raises from 24 on
-OLDEST_DYNAMO_OPSET = 18  # it writes no lower one, and converts only some graphs down
 _ONNX_DOMAINS = ("", "ai.onnx", "ai.onnx.ml")
 
 
@@ -47,12 +46,6 @@ class OnnxOperator(NamedTuple):
     def qualified(self) -> str:
         """The name used in manifests: ``Gelu``, ``custom_domain::customOp2``."""
         return f"{self.domain}::{self.name}" if self.is_custom else self.name
-
-
-def export_remedy(name: str, text: str, **options: Any) -> Remedy:
-    """Make a remedy that only changes options of the export."""
-    words = (f"{option}: {str(value).lower()}" for option, value in options.items())
-    return Remedy(name, text, (f"export: {{{', '.join(words)}}}",))
 
 
 def registration_remedies(operator: str, exporter: str, opset: int) -> list[Remedy]:
@@ -96,38 +89,11 @@ def refusal_remedies(operator: OnnxOperator, backend: str) -> list[Remedy]:
     ]
 
 
-def opset_remedies(
-    operator: str, exporter: str, opset: int, versions: Sequence[int]
-) -> list[Remedy]:
-    """List remedies for an ONNX operator outside the file's opset."""
-    first = min((version for version in versions if version > opset), default=None)
-    if first is None:
-        return []
-    needs_dynamo = exporter == "torchscript" and first > NEWEST_TORCHSCRIPT_OPSET
-    options = {"exporter": "dynamo"} if needs_dynamo else {}
-    text = f"export to opset {first}, the first with {operator}"
-    return [export_remedy("opset", text, **options, opset=first)]
-
-
-def function_remedies(name: str, opset: int) -> list[Remedy]:
+def function_remedies(name: str) -> list[Remedy]:
     """List remedies for an autograd function without a symbolic."""
     node = f'return g.op("custom_domain::{name}", x).setType(x.type())'
     lines = ("@staticmethod", "def symbolic(g, x):", f"    {node}")
-    text, newer = "dynamo exports the operators of its forward", max(opset, OLDEST_DYNAMO_OPSET)
-    return [
-        Remedy("symbolic", f"give {name} a static method that writes ONNX nodes", lines),
-        export_remedy("exporter", text, exporter="dynamo", opset=newer),
-    ]
-
-
-def higher_opset_remedies(written: int, requested: int) -> list[Remedy]:
-    """List remedies if dynamo wrote a higher opset."""
-    text = f"request opset {written}, the one dynamo wrote"
-    remedies = [export_remedy("opset", text, opset=written)]
-    if requested <= NEWEST_TORCHSCRIPT_OPSET:
-        text = f"use torchscript, which writes opset {requested} directly"
-        remedies.append(export_remedy("exporter", text, exporter="torchscript", opset=requested))
-    return remedies
+    return [Remedy("symbolic", f"give {name} a static method that writes ONNX nodes", lines)]
 
 
 def format_remedies(groups: Iterable[tuple[str, Sequence[Remedy]]]) -> str:
@@ -136,7 +102,8 @@ def format_remedies(groups: Iterable[tuple[str, Sequence[Remedy]]]) -> str:
     for heading, remedies in groups:
         lines += [heading] if heading else []
         for number, remedy in enumerate(remedies, 1):
-            lines.append(f"{number}. {remedy.name}: {remedy.text}")
+            untried = " (not tried)" if remedy.yaml else ""
+            lines.append(f"{number}. {remedy.name}: {remedy.text}{untried}")
             lines += [f"     {line}" for line in remedy.yaml]
     return "\n".join(lines)
 
@@ -164,7 +131,7 @@ def explain_refusal(refusal: GraphRefusedError, request: BuildRequest, job: Job)
 
         model = load_model(request.onnx, external_data=False)
     except (ImportError, StageError):
-        return StageError(refusal.problem, refusal.hint)
+        return StageError(refusal.problem, refusal.hint, OTHER_EXPORTS)
     main = list(all_nodes(model.graph))
     nodes = [*main, *(node for function in model.functions for node in function.node)]
     producers = {name: node for node in main for name in node.output if name}
@@ -180,7 +147,7 @@ def explain_refusal(refusal: GraphRefusedError, request: BuildRequest, job: Job)
         if caller is not None and (origin := origin_of(caller, producers, origins)):
             heading += f",{' the first' * (count > 1)} from {origin}"
         groups.append((heading, refusal_remedies(operator, request.options["backend"])))
-    return StageError(refusal.problem, format_remedies(groups))
+    return StageError(refusal.problem, format_remedies(groups), OTHER_EXPORTS)
 
 
 def _find(nodes: Sequence[Any], refused: UnsupportedNode, op_type: str) -> Any:

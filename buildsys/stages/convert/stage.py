@@ -7,6 +7,7 @@ is built from it.
 
 from __future__ import annotations
 
+import json
 import math
 from collections import Counter
 from collections.abc import Mapping
@@ -85,19 +86,19 @@ def run(job: Job) -> StageResult:
     figures |= numbers
     if not failed:
         return StageResult(figures=figures)
-    cause = ""
+    cause, changes = "", list[str]()
     if not job.options.keys() & _FOR_ONNX_RUNTIME:
         job.progress("comparing the tensors of both graphs")
-        cause, text = _explain(job, golden[failed[0].case], figures)
+        cause, text, changes = _explain(job, golden[failed[0].case], figures)
         remedies += [text] if text else []
     if not cause:
         remedies.append(f"if this error is acceptable, raise verify.{precision}")
     reason = f"{cause}{failed[0].sentence()}{and_more(failed)}"
-    return StageResult("failed", reason, "; ".join(remedies), figures)
+    return StageResult("failed", reason, "; ".join(remedies), figures, changes)
 
 
-def _explain(job: Job, case: Case, figures: Figures) -> tuple[str, str]:
-    """Find where an overflow begins, or the nodes of largest error; name a remedy."""
+def _explain(job: Job, case: Case, figures: Figures) -> tuple[str, str, list[str]]:
+    """Find where an overflow begins, or the nodes of largest error; name remedies."""
     precision, is_typed = job.options["precision"], job.options["precision"] in DTYPES
     exact, other = (load_named_model(paths["model"]) for paths in (job.inputs, job.outputs))
     nodes = figures.get("quantized", [node.name for node in exact.graph.node])
@@ -108,16 +109,19 @@ def _explain(job: Job, case: Case, figures: Figures) -> tuple[str, str]:
     if is_typed and added and math.isinf(added[0].added):
         where = f"{added[0].result} is not finite in {precision}"
         remedy = "bf16 has the range of float32" if precision == "fp16" else ""
-        return f"the {precision} graph overflows: {where}, and ", remedy
+        return f"the {precision} graph overflows: {where}, and ", remedy, []
     if not added:
-        return "", ""
+        return "", "", []
     layers = ", ".join(
         f"{loss.result.node} ({percent(loss.before)} → {percent(loss.error)} error)"
         for loss in added
     )
-    section = "convert" if is_typed else "quantize"
-    names = ", ".join(loss.result.node for loss in added)
-    return "", f"the largest errors arise at {layers}: {section}: {{exclude: [{names}]}}"
+    section, options = "convert", job.options
+    if not is_typed:
+        section, options = "quantize", job.options["quantize"]
+    names = [*options.get("exclude", ()), *(loss.result.node for loss in added)]
+    change = f"{section}: {{exclude: {json.dumps(names)}}}"
+    return "", f"the largest errors arise at {layers}", [change]
 
 
 def _converter(options: Mapping[str, Any]) -> str:

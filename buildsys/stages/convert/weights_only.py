@@ -62,15 +62,15 @@ def _fuse(model: ModelProto, options: Mapping[str, Any], folder: Path) -> Conver
     fusions = FusionOptions(kind)
     for name in options["disable"]:
         setattr(fusions, f"enable_{name}", False)
-    hint = (
-        "choose the model_type of the network, or set simplify: {tool: none}, as the optimizer"
-        " expects graphs as they are exported"
-    )
+    hint = "choose the model_type of the network: the optimizer expects graphs as they are exported"
+    keep_graph = ("simplify: {tool: none}",)
     with TemporaryDirectory(dir=folder) as scratch:
         path = Path(scratch) / "model.onnx"
         save_model(model, path)
         sizes = options["num_heads"], options["hidden_size"]
-        with tool_errors(f"the transformers optimizer fails for model_type {kind}", hint):
+        with tool_errors(
+            f"the transformers optimizer fails for model_type {kind}", hint, keep_graph
+        ):
             # its opt_level comes when the engine is built
             fused: ModelProto = optimize_model(str(path), kind, *sizes, fusions, opt_level=0).model
     if _MICROSOFT not in opsets(fused):
@@ -80,7 +80,7 @@ def _fuse(model: ModelProto, options: Mapping[str, Any], folder: Path) -> Conver
     if not any(op.startswith(_MICROSOFT) or op.endswith("Normalization") for op in added):
         operators = ", ".join(list(before)[:6])
         problem = f"the transformers optimizer fused no node of this graph as model_type {kind}"
-        raise StageError(f"{problem}: its operators are {operators}", hint)
+        raise StageError(f"{problem}: its operators are {operators}", hint, keep_graph)
     return Converted(fused, {"fused": added}, ["disable fusions in optimize.disable"])
 
 

@@ -21,12 +21,11 @@ import onnx
 import torch
 
 from buildsys.backends.operator_support import (
-    dynamo_opset,
     operator_schemas,
     operator_versions,
-    torchscript_from,
 )
 from buildsys.errors import BuildsysError, StageError
+from buildsys.manifest.exports import NEWEST_TORCHSCRIPT_OPSET, OTHER_EXPORTS, export_change
 from buildsys.models.program_nodes import captured_nodes
 from buildsys.models.user_code import describe_exception, install_hint, source_line
 from buildsys.onnx_graphs.onnx_file import (
@@ -36,13 +35,8 @@ from buildsys.onnx_graphs.onnx_file import (
     load_model,
 )
 from buildsys.stages.common.remedies import (
-    NEWEST_TORCHSCRIPT_OPSET,
-    OLDEST_DYNAMO_OPSET,
-    Remedy,
-    export_remedy,
     format_remedies,
     function_remedies,
-    opset_remedies,
     registration_remedies,
 )
 from buildsys.stages.export.request import ExportRequest, check_guards, recorded_guards
@@ -225,9 +219,8 @@ def _export_failure(error: Exception, exporter: str, opset: int, project: Path) 
     for cause in causes:
         if match := _PYTHON_FUNCTION.search(str(cause)):
             problem = f"cannot translate the autograd function {match[1] or ''}"
-            remedies = function_remedies(match[1] or "Function", opset)
-            hint = format_remedies([("", remedies)])
-            return StageError(f"the {exporter} exporter {problem}", hint)
+            hint = format_remedies([("", function_remedies(match[1] or "Function"))])
+            return StageError(f"the {exporter} exporter {problem}", hint, OTHER_EXPORTS)
         if match := _UNSUPPORTED.search(str(cause)):
             calls = [*_untranslated_calls(frames, project), *([call] if call else [])]
             calls = calls or [_Call(next(filter(None, match.groups())))]
@@ -243,29 +236,20 @@ def _export_failure(error: Exception, exporter: str, opset: int, project: Path) 
     problem += describe_exception(causes[-1], project)
     if call and call.line and call.line not in problem:
         problem += f", on a node of {call.line}"
+    changes: Sequence[str] = OTHER_EXPORTS
     hint = "the log has the complete message"
     if _DECIDES_BY_VALUE.search(f"{error}\n{causes[-1]}"):
         hint = (
             "forward decides by the values of a tensor: use torch.where or torch.cond; tracing with"
             " torchscript would keep only the branch of the example"
         )
+        changes = ()
     elif _FIXED_SIZE.search(str(causes[-1])):  # tracing would fix it silently
         hint = (
             "forward fixes that size, such as by a Python loop over it or int(): make it a number"
             f" in inputs, or change the code; {hint}"
         )
-    else:
-        (yaml,) = _other_exporter(exporter, opset).yaml
-        hint += f"; the other exporter may take the network ({yaml})"
-    return StageError(problem, hint)
-
-
-def _other_exporter(exporter: str, opset: int) -> Remedy:
-    other, fitting_opset = "torchscript", min(opset, NEWEST_TORCHSCRIPT_OPSET)
-    if exporter == "torchscript":
-        other, fitting_opset = "dynamo", max(opset, OLDEST_DYNAMO_OPSET)
-    text = f"{other} translates the network"
-    return export_remedy("exporter", text, exporter=other, opset=fitting_opset)
+    return StageError(problem, hint, changes)
 
 
 def checker_failure(error: Exception, exporter: str) -> StageError:
@@ -273,16 +257,18 @@ def checker_failure(error: Exception, exporter: str) -> StageError:
     match = _NOT_IN_OPSET.search(str(error))
     if not match:
         problem = f"onnx.checker rejects the file ({exporter}): {first_line(error)}"
-        other = "repair the file" if exporter == "none" else "try the other exporter"
-        return StageError(problem, f"correct the functions of ops if it names one, or {other}")
+        hint = "correct the functions of ops if it names one"
+        hint += ", or repair the file" if exporter == "none" else ""
+        return StageError(problem, hint, OTHER_EXPORTS)
     operator, opset = match["op"], int(match["opset"])
     problem = f"opset {opset} does not have the operator {operator} used in the file ({exporter})"
     versions = operator_versions().get(("", operator), ())
+    first = min((version for version in versions if version > opset), default=None)
     if exporter == "none":
-        later = [version for version in versions if version > opset]
-        return StageError(problem, f"save it with opset {min(later)} or higher" if later else "")
-    remedies = opset_remedies(operator, exporter, opset, versions)
-    return StageError(problem, format_remedies([("", remedies)]))
+        return StageError(problem, f"save it with opset {first} or higher" if first else "")
+    needs_dynamo = (first or 0) > NEWEST_TORCHSCRIPT_OPSET
+    least = export_change(exporter="dynamo" if needs_dynamo else exporter, opset=first)
+    return StageError(problem, "", (*([least] if first else []), *OTHER_EXPORTS))
 
 
 def _untranslated_failure(calls: Sequence[_Call], exporter: str, opset: int) -> StageError:
@@ -291,32 +277,11 @@ def _untranslated_failure(calls: Sequence[_Call], exporter: str, opset: int) -> 
     if len(calls) == 1:
         name, _, place = places[0].partition(" ")
         what = f"the operator {name} to opset {opset} {place}".rstrip()
-    exports = _translating_exports(calls, exporter, opset)
     groups = [
         (call.schema, registration_remedies(call.operator, exporter, opset)) for call in calls
     ]
-    if len(calls) == 1:
-        groups = [(calls[0].schema, [*exports, *groups[0][1]])]
-    elif exports:  # a function for one operator leaves the others
-        groups = [("", exports), *groups]
-    return StageError(f"the {exporter} exporter cannot translate {what}", format_remedies(groups))
-
-
-def _translating_exports(calls: Sequence[_Call], exporter: str, opset: int) -> list[Remedy]:
-    """List the opset and the exporter that translate all operators."""
-    lowest = [torchscript_from(call.operator) for call in calls]
-    opsets = [opset, *(number for number in lowest if number is not None)]
-    in_torchscript, needed = len(opsets) > len(calls), max(opsets)
-    if exporter == "dynamo":
-        return [_other_exporter(exporter, needed)] if in_torchscript else []
-    exports = []
-    if in_torchscript and needed > opset:
-        text = f"torchscript translates it from opset {needed} on"
-        exports.append(export_remedy("opset", text, opset=needed))
-    translated = [dynamo_opset(call.overload) for call in calls]
-    if None not in translated:
-        exports.append(_other_exporter(exporter, max([opset, *filter(None, translated)])))
-    return exports
+    problem = f"the {exporter} exporter cannot translate {what}"
+    return StageError(problem, format_remedies(groups), OTHER_EXPORTS)
 
 
 def _untranslated_calls(frames: Sequence[FrameType], project: Path) -> Iterator[_Call]:

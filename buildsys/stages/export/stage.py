@@ -17,6 +17,7 @@ import onnx.checker
 import onnx.shape_inference
 
 from buildsys.errors import CheckFailed, StageError
+from buildsys.manifest.exports import OTHER_EXPORTS, export_change
 from buildsys.models.sources.onnx import load_onnx
 from buildsys.onnx_graphs.onnx_file import (
     INLINE_LIMIT,
@@ -28,7 +29,6 @@ from buildsys.onnx_graphs.onnx_file import (
     save_model,
 )
 from buildsys.onnx_graphs.random_nodes import random_nodes, refuse_random
-from buildsys.stages.common.remedies import format_remedies, higher_opset_remedies
 from buildsys.stages.export.origins import node_origins, strip_traces, write_origins
 from buildsys.stages.export.result import ExportResult
 from buildsys.stages.operators.local_functions import add_functions
@@ -150,10 +150,11 @@ def _export_network(
     opset, written = options["export"]["opset"], opsets(model).get("ai.onnx", 0)
     if written != opset:
         problem = f"the {exporter} exporter wrote opset {written} instead of {opset}"
-        if exporter != "dynamo" or written < opset:
-            raise StageError(problem, f"set export.opset: {written}, or use the other exporter")
-        remedies = format_remedies([("", higher_opset_remedies(written, opset))])
-        raise StageError(f"{problem}: it cannot convert this network down", remedies)
+        if exporter == "dynamo" and written > opset:
+            problem += ": it cannot convert this network down"
+        same = export_change(exporter=exporter, opset=written)
+        traced = export_change(exporter="torchscript", opset=opset)
+        raise StageError(problem, "", (same, traced, *OTHER_EXPORTS))
     _check_signature(model, options["inputs"], options["outputs"], request.output_names)
     figures = ExportResult(
         exporter=exporter,
@@ -212,7 +213,8 @@ def _check_signature(
         hint = (
             _UNUSED if any("which forward does not use" in problem for problem in problems) else ""
         )
-        raise StageError("the ONNX file differs from the manifest: " + "; ".join(problems), hint)
+        problem = "the ONNX file differs from the manifest: " + "; ".join(problems)
+        raise StageError(problem, hint, OTHER_EXPORTS)
 
 
 def _differences(

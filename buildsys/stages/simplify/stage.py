@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from buildsys.errors import CheckFailed, StageError
+from buildsys.manifest.exports import OTHER_EXPORTS
 from buildsys.onnx_graphs.onnx_file import (
     check_file,
     copy_model,
@@ -30,12 +31,11 @@ from buildsys.stages.common.graph_runs import (
 )
 from buildsys.stages.operators.implementation import implementation_of
 from buildsys.stages.simplify.result import SimplifyResult
-from buildsys.stages.simplify.tools import simplify_by_onnxsim, simplify_by_onnxslim
+from buildsys.stages.simplify.tools import KEEP_GRAPH, simplify_by_onnxsim, simplify_by_onnxslim
 from buildsys.workers.job import Job, StageResult
 
 Tool = Callable[[Path, Path, Mapping[str, Any], bool], None]
 
-_KEEP = "simplify: {tool: none} keeps the exported graph"
 _TOOLS: Mapping[str, Tool] = {"onnxsim": simplify_by_onnxsim, "onnxslim": simplify_by_onnxslim}
 
 
@@ -73,7 +73,9 @@ def run(job: Job) -> StageResult:
         except CheckFailed as error:
             problems.append(error)
         except StageError as error:  # the exported graph runs
-            problems.append(CheckFailed(f"simplification broke the graph: {error.problem}", _KEEP))
+            problems.append(
+                CheckFailed(f"simplification broke the graph: {error.problem}", "", KEEP_GRAPH)
+            )
     else:
         raise problems[0]
     figures = _figures(tool, before, after)
@@ -91,7 +93,7 @@ def run(job: Job) -> StageResult:
         _, case, name, comparison = different[0]
         sentence = comparison.sentence("the simplified graph", "the exported graph")
         reason = f"simplification changed {name} in case {case}: {sentence}"
-        return StageResult("failed", reason, _KEEP, figures)
+        return StageResult("failed", reason, "", figures, (*KEEP_GRAPH, *OTHER_EXPORTS))
     return StageResult(figures=figures)
 
 
@@ -121,10 +123,13 @@ def _check_simplified(target: Path, ports: dict[str, Any], tool: str) -> GraphSu
         # onnxsim leaves wrong shapes of inner tensors; they are only annotations
         del simplified.graph.value_info[:]
         save_model(simplified, target)
-        check_file(target, what, CheckFailed, _KEEP)
+        try:
+            check_file(target, what)
+        except StageError as error:
+            raise CheckFailed(error.problem, "", KEEP_GRAPH) from error
     changed = next(interface_changes(ports, interface(simplified)), None)
     if changed:
-        raise CheckFailed(f"{tool} changed the interface of the graph: {changed}", _KEEP)
+        raise CheckFailed(f"{tool} changed the interface of the graph: {changed}", "", KEEP_GRAPH)
     return file_facts(simplified, target)
 
 

@@ -26,6 +26,7 @@ from buildsys.onnx_graphs.onnx_file import (
     tool_errors,
 )
 
+KEEP_GRAPH = ("simplify: {tool: none}",)  # a change of the manifest
 _MAX_THRESHOLD = 2**31 - 10000  # onnxsim refuses larger ones
 
 
@@ -56,7 +57,7 @@ def simplify_by_onnxsim(
         load_external_data_for_model(skeleton, str(source.parent))
         graph = skeleton
     onnxsim = _import_onnxsim()
-    with tool_errors("onnxsim cannot simplify the graph", "try simplify: {tool: onnxslim}"):
+    with tool_errors("onnxsim cannot simplify the graph", changes=KEEP_GRAPH):
         model: ModelProto = onnxsim.simplify(graph, **options)[0]
     others = [prop for prop in model.metadata_props if not prop.key.startswith("onnxsim.")]
     del model.metadata_props[:]
@@ -89,9 +90,7 @@ def simplify_by_onnxslim(
     Raises: Unavailable: onnxslim is not installed. StageError: it refuses the graph.
     """
     if initializers_are_inputs:
-        raise StageError(
-            "onnxslim cannot keep initializers that are inputs", "use simplify: {tool: onnxsim}"
-        )
+        raise StageError("onnxslim cannot keep initializers that are inputs", changes=KEEP_GRAPH)
     try:
         import onnxslim
     except ImportError as error:
@@ -99,7 +98,7 @@ def simplify_by_onnxslim(
     skipped = [] if spec["constant_folding"] else ["constant_folding"]
     skipped += [] if spec["fuse"] else ["graph_fusion"]
     model = load_model(source)
-    with tool_errors("onnxslim cannot simplify the graph", "try simplify: {tool: onnxsim}"):
+    with tool_errors("onnxslim cannot simplify the graph", changes=KEEP_GRAPH):
         slimmed = onnxslim.slim(
             model,
             no_shape_infer=not spec["shape_inference"],

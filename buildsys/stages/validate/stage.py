@@ -5,9 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
+from buildsys.manifest.exports import OTHER_EXPORTS
 from buildsys.manifest.shape_cases import Dims, dims_of_shapes, format_case, format_dims
 from buildsys.onnx_graphs.onnx_file import load_model
-from buildsys.onnx_graphs.output_policies import uninformative_hint, uninformative_outputs
+from buildsys.onnx_graphs.output_policies import (
+    UNINFORMATIVE,
+    uninformative_changes,
+    uninformative_outputs,
+)
 from buildsys.onnx_graphs.result_types import CheckFailure
 from buildsys.onnx_graphs.tensor_types import assembled_outputs
 from buildsys.onnx_graphs.tensors import Case, load_case
@@ -98,10 +103,13 @@ def run(job: Job) -> StageResult:
     figures["warnings"] = warnings
     figures["failures"] = [{**o.failure(), "dims": dims.get(o.case, {})} for o in failed]
     if failed:
-        return StageResult("failed", *_verdict(failed, further), figures)
+        reason, hint = _verdict(failed, further)
+        exports = () if hint == _STABLE else OTHER_EXPORTS
+        return StageResult("failed", reason, hint, figures, exports)
     if problems:
         figures["failures"], first = problems[:1], problems[0]
-        return StageResult("failed", first["problem"], uninformative_hint(first["output"]), figures)
+        changes = uninformative_changes(first["output"])
+        return StageResult("failed", first["problem"], UNINFORMATIVE, figures, changes)
     return StageResult(figures=figures)
 
 

@@ -15,7 +15,11 @@ from buildsys.errors import StageError, Unavailable
 from buildsys.manifest.default_limits import effective_limits
 from buildsys.manifest.shape_cases import dims_of_shapes, format_case
 from buildsys.onnx_graphs.agreement import Agreement, ComparedCase, output_agreements
-from buildsys.onnx_graphs.output_policies import uninformative_hint, uninformative_outputs
+from buildsys.onnx_graphs.output_policies import (
+    UNINFORMATIVE,
+    uninformative_changes,
+    uninformative_outputs,
+)
 from buildsys.onnx_graphs.result_types import CheckFailure
 from buildsys.onnx_graphs.tensor_comparison import Comparison
 from buildsys.onnx_graphs.tensors import Case, load_case, nudged_tensors, tensor_of
@@ -97,7 +101,8 @@ def run(job: Job) -> StageResult:
         session.close()
     figures = verification.figures()
     if verification.sentences:
-        return StageResult("failed", verification.reason(), verification.hint(), figures)
+        hint, changes = verification.hint(), verification.changes()
+        return StageResult("failed", verification.reason(), hint, figures, changes)
     return StageResult(figures=figures)
 
 
@@ -115,7 +120,7 @@ class Verification:
         self._failures: list[CheckFailure] = []
         self.sentences: list[str] = []  # one per failure
         self._outside: list[str] = []  # cases outside all explicit profiles
-        self._hints: list[str] = []
+        self._uninformative: list[str] = []
         self._agreements: dict[str, Agreement] = {}
         self._warnings: list[str] = []
 
@@ -144,7 +149,7 @@ class Verification:
         for output, reason in uninformative_outputs(self._compared.values()).items():
             text = f"output '{output}': {reason} in every case, so no case compares anything"
             self._fail(text, {"output": output})
-            self._hints.append(uninformative_hint(output))
+            self._uninformative.append(output)
         if not self.sentences:
             self._compare_further_cases()
 
@@ -310,10 +315,16 @@ class Verification:
         engine = f"the engine {self._job.variant} of {self._job.model}"
         return f"{engine} is wrong{share}: {self.sentences[0]}{and_more(self.sentences)}{fine}"
 
+    def changes(self) -> list[str]:
+        """List changes of the manifest that may help."""
+        outputs = self._uninformative
+        is_only_problem = outputs and len(outputs) == len(self.sentences)
+        return uninformative_changes(outputs[0]) if is_only_problem else []
+
     def hint(self) -> str:
         """Name what makes a wrong engine right, "" if nothing is known."""
-        if len(self._hints) == len(self.sentences):
-            return self._hints[0]
+        if self.changes():
+            return UNINFORMATIVE
         compared = [c for outputs in self._compared.values() for c in outputs.values()]
         wrong = [comparison for comparison in compared if not comparison.passed]
         disagrees = any(a.problem(self._limits) for a in self._agreements.values())

@@ -1,0 +1,142 @@
+"""Trials of changes to a manifest: builds in a private folder, up to the check of one engine.
+
+They share workers and store with the build, so golden files are not made again. Nothing of them is
+published or recorded as a result of the model.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
+
+from buildsys.cli.target_names import TargetNames
+from buildsys.errors import BuildsysError
+from buildsys.execution.key_parts import builder_versions
+from buildsys.project.load import change_model
+from buildsys.project.plan import ProjectPlan
+from buildsys.stages.table import VERIFY, stage_info
+from buildsys.store.ledger import PASSED
+
+if TYPE_CHECKING:
+    from buildsys.cli.session import BuildSession
+    from buildsys.plan.action import Action
+
+LIMIT_S = 60.0  # for all trials of a model
+
+
+class _Trial(NamedTuple):
+    """A change, and the planned actions up to an engine's check, in build order."""
+
+    change: str
+    actions: dict[str, Action]
+    verify: str  # its last target, "" if no engine can be checked here
+
+
+def describe_trials(
+    session: BuildSession, failed: Action, changes: Sequence[str], folder: Path
+) -> str:
+    """Try changes of a failed action's manifest until one leads to a verified engine.
+
+    A model's changes are tried once per run. Changes that are invalid or without effect are left
+    out.
+    """
+    trials = [
+        trial
+        for trial in _plan_trials(session, failed.model, dict.fromkeys(changes), failed)
+        if any(session.actions.get(name) != action for name, action in trial.actions.items())
+        or not trial.verify
+    ]
+    ended: dict[str, bool | None] = dict.fromkeys(trial.change for trial in trials)
+    if session.has_trials and failed.model not in session.tried_models:
+        session.tried_models.add(failed.model)
+        here, target = session.executor.here, failed.target
+        # benchmarks wait meanwhile
+        with here.locks.project(target, exclusive=False, on_wait=lambda _: None), here.slots:
+            ended |= _run(session, trials, folder, LIMIT_S, target)
+    for change, is_verified in ended.items():
+        if is_verified:
+            return f"{change} (tried: it leads to a verified engine)"
+    refused = [change for change, is_verified in ended.items() if is_verified is False]
+    untried = [change for change, is_verified in ended.items() if is_verified is None]
+    texts = [f"tried {', '.join(refused)}: "] if refused else []
+    if refused:
+        texts[0] += "none leads to a verified engine" if refused[1:] else "it does not lead to one"
+    return "; ".join([*texts, *([f"not tried: {', '.join(untried)}"] if untried else [])])
+
+
+def find_verified(
+    session: BuildSession, model: str, changes: Sequence[str], limit_s: float
+) -> dict[str, bool | None]:
+    """Try changes of a model's manifest until one leads to a verified engine.
+
+    None: not tried, as time is over or its engines do not run on this machine.
+    """
+    trials = list(_plan_trials(session, model, changes))
+    with session.executor.private_folder(model) as folder:
+        return _run(session, trials, folder, limit_s, model)
+
+
+def _plan_trials(
+    session: BuildSession, model: str, changes: Iterable[str], failed: Action | None = None
+) -> Iterator[_Trial]:
+    """Plan the valid changes up to the check of the first engine that shows their effect."""
+    project = session.project
+    for change in changes:
+        changed = change_model(project, project.models[model], change)
+        if changed is None:
+            continue
+        models = {model: changed}
+        plan = ProjectPlan(models, builder_versions(project.root))
+        names = TargetNames(replace(project, models=models), plan)
+        checks = [
+            target
+            for target, action in plan.items()
+            if (info := stage_info(action.stage)).is_required_check
+            and info.planned_for == "network"
+        ]
+        for target, action in plan.items():
+            needed = names.needed([target, *checks]) if action.stage == VERIFY else {}
+            shows = failed is None or not failed.variant or failed.target in needed
+            if needed and shows and not any(plan[name].alone_on_gpu for name in needed):
+                order = names.in_order(needed)
+                yield _Trial(change, {name: plan[name] for name in order}, target)
+                break
+        else:
+            yield _Trial(change, {}, "")
+
+
+def _run(
+    session: BuildSession, trials: Sequence[_Trial], folder: Path, limit_s: float, target: str
+) -> dict[str, bool | None]:
+    """Run trials until one verifies; None for those that did not end."""
+    deadline = time.monotonic() + limit_s
+    ended: dict[str, bool | None] = {}
+    for trial in trials:
+        session.on_event(target, {"event": "progress", "message": f"trying {trial.change}"})
+        ended[trial.change] = _leads_to_engine(session, trial, folder, deadline)
+        if ended[trial.change]:
+            break
+    return ended
+
+
+def _leads_to_engine(
+    session: BuildSession, trial: _Trial, folder: Path, deadline: float
+) -> bool | None:
+    statuses: dict[str, str] = {}
+    executor = session.executor.of_trial(trial.actions, folder)
+    try:
+        for target, action in list(trial.actions.items()):
+            if (left_s := deadline - time.monotonic()) <= 0 or session.interrupted:
+                return None
+            limit_s = min(action.timeout_s or math.inf, left_s)
+            trial.actions[target] = replace(action, timeout_s=limit_s)
+            statuses[target] = executor.run(target).status
+        return True if statuses.get(trial.verify) == PASSED else None
+    except (BuildsysError, OSError, ValueError):
+        return None if time.monotonic() >= deadline or session.interrupted else False
+    finally:
+        executor.close()
