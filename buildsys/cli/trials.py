@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
@@ -57,14 +57,18 @@ def describe_trials(
         # benchmarks wait meanwhile
         with here.locks.project(target, exclusive=False, on_wait=lambda _: None), here.slots:
             ended |= _run(session, trials, folder, LIMIT_S, target)
+    return describe_ends(ended)
+
+
+def describe_ends(ended: Mapping[str, bool | None]) -> str:
+    """Say if one of some changes leads to a verified engine; None: it was not tried."""
     for change, is_verified in ended.items():
         if is_verified:
             return f"{change} (tried: it leads to a verified engine)"
     refused = [change for change, is_verified in ended.items() if is_verified is False]
     untried = [change for change, is_verified in ended.items() if is_verified is None]
-    texts = [f"tried {', '.join(refused)}: "] if refused else []
-    if refused:
-        texts[0] += "none leads to a verified engine" if refused[1:] else "it does not lead to one"
+    none = "none leads" if refused[1:] else "it does not lead"
+    texts = [f"tried {', '.join(refused)}: {none} to a verified engine"] if refused else []
     return "; ".join([*texts, *([f"not tried: {', '.join(untried)}"] if untried else [])])
 
 

@@ -13,14 +13,19 @@ from export_jobs import export_network as run
 
 from buildsys.backends.onnxruntime.session import OrtGraph
 from buildsys.errors import StageError
+from buildsys.manifest.exports import OTHER_EXPORTS
 from buildsys.onnx_graphs.tensors import tensor_of
 from buildsys.stages.export import exporters
 
 
-def failure(folder: Path, name: str, **sections: Any) -> str:
+def error_of(folder: Path, name: str, **sections: Any) -> StageError:
     with pytest.raises(StageError) as error:
         run(folder, name, **sections)
-    return str(error.value)
+    return error.value
+
+
+def failure(folder: Path, name: str, **sections: Any) -> str:
+    return str(error_of(folder, name, **sections))
 
 
 def model_of(folder: Path) -> onnx.ModelProto:
@@ -239,14 +244,12 @@ def test_a_model_too_large_for_one_file_is_gathered(
 
 
 def test_dynamo_must_write_the_requested_opset(tmp_path: Path) -> None:
-    message = failure(tmp_path, "LayerNorm", export=dynamo(17))
-    assert message.startswith("the dynamo exporter wrote opset 18 instead of 17")
-    assert message.splitlines()[1:] == [
-        "1. opset: request opset 18, the one dynamo wrote",
-        "     export: {opset: 18}",
-        "2. exporter: use torchscript, which writes opset 17 directly",
-        "     export: {exporter: torchscript, opset: 17}",
-    ]
+    error = error_of(tmp_path, "LayerNorm", export=dynamo(17))
+    assert str(error).startswith("the dynamo exporter wrote opset 18 instead of 17")
+    assert error.changes[:2] == (
+        "export: {exporter: dynamo, opset: 18}",
+        "export: {exporter: torchscript, opset: 17}",
+    )
     assert run(tmp_path, "LayerNorm", export={"opset": 17}).figures["opset"] == 17
 
 
@@ -256,19 +259,17 @@ def test_dynamo_must_write_the_requested_opset(tmp_path: Path) -> None:
         ("Asinh", {},
          "the torchscript exporter cannot translate the operator aten::asinh to opset 17 "
          f"({line_of('torch.asinh(x)')})\naten::asinh(Tensor self) -> Tensor\n"
-         "1. exporter: dynamo translates the network\n     export: {exporter: dynamo,"
-         " opset: 18}\n"
-         "2. registration: write a symbolic function for opset 17 and later and register it\n"
+         "1. registration: write a symbolic function for opset 17 and later and register it"
+         " (not tried)\n"
          '     symbolics: [{op: "aten::asinh", function: "plugins/symbolics/asinh.py:asinh",'
          ' opset: 17}]'),
-        ("Products", {}, "\n1. exporter: dynamo translates the network\n"
-         "     export: {exporter: dynamo, opset: 18}"),
+        ("Products", {}, "cannot translate"),
         ("Untranslatable", dynamo(),
          "the dynamo exporter cannot translate the operator aten::_linalg_eigh to opset 18 "
          f'({line_of("eigvalsh")})\naten::_linalg_eigh(Tensor A, str UPLO="L", bool'
          f' compute_v=True) -> (Tensor '
          "eigenvalues, Tensor eigenvectors)\n1. registration: write an onnxscript function and"
-         " register it\n"
+         " register it (not tried)\n"
          '     translations: [{op: "aten::_linalg_eigh", function:'
          ' "plugins/symbolics/linalg_eigh.py:linalg_eigh"}]'),
         ("Affine", {"opset": 99},
@@ -281,10 +282,10 @@ def test_untranslated_operators(tmp_path: Path, name: str, options: Any, message
 
 def test_an_operator_outside_the_opset_names_the_first_opset_with_it(tmp_path: Path) -> None:
     inputs = {"x": {"shape": ["batch", 3, 5, 5]}, "offset": {"shape": ["batch", 18, 3, 3]}}
-    message = failure(tmp_path, "Deformed", inputs=inputs, export=dynamo(18))
-    assert message == (
-        "opset 18 does not have the operator DeformConv used in the file (dynamo)\n"
-        "1. opset: export to opset 19, the first with DeformConv\n     export: {opset: 19}"
+    error = error_of(tmp_path, "Deformed", inputs=inputs, export=dynamo(18))
+    assert (error.problem, error.changes) == (
+        "opset 18 does not have the operator DeformConv used in the file (dynamo)",
+        ("export: {exporter: dynamo, opset: 19}", *OTHER_EXPORTS),
     )
 
 
@@ -292,7 +293,7 @@ def test_an_autograd_function_without_a_symbolic_gets_remedies(tmp_path: Path) -
     message = failure(tmp_path, "Doubled", export={"autograd_inlining": False})
     assert message.startswith(
         "the torchscript exporter cannot translate the autograd function Double\n"
-        "1. symbolic: give Double a static method that writes ONNX nodes\n"
+        "1. symbolic: give Double a static method that writes ONNX nodes (not tried)\n"
         "     @staticmethod\n"
     )
     assert run(tmp_path, "Doubled", export={"autograd_inlining": True}).status == "passed"
@@ -300,15 +301,13 @@ def test_an_autograd_function_without_a_symbolic_gets_remedies(tmp_path: Path) -
 
 
 def test_a_branch_on_values_does_not_recommend_tracing(tmp_path: Path) -> None:
-    message = failure(tmp_path, "ValueBranch", export=dynamo())
-    assert "use torch.where or torch.cond" in message
-    assert "torchscript exporter may" not in message
+    error = error_of(tmp_path, "ValueBranch", export=dynamo())
+    assert "use torch.where or torch.cond" in error.hint
+    assert error.changes == ()
 
 
-def test_the_other_exporter_is_named(tmp_path: Path) -> None:
-    message = failure(tmp_path, "ForTorchscript", export=dynamo())
-    yaml = "export: {exporter: torchscript, opset: 18}"
-    assert message.endswith(f"the other exporter may take the network ({yaml})")
+def test_other_exports_are_proposed(tmp_path: Path) -> None:
+    assert error_of(tmp_path, "ForTorchscript", export=dynamo()).changes == OTHER_EXPORTS
 
 
 def test_an_input_that_forward_does_not_use(tmp_path: Path) -> None:
@@ -323,14 +322,12 @@ def test_a_size_that_forward_fixes_is_named(tmp_path: Path) -> None:
     message = failure(tmp_path, "Unrolled", export=dynamo())
     assert "for dimension inputs['x'].shape[0]" in message
     assert "forward fixes that size" in message
-    assert "other exporter" not in message
 
 
-def test_several_operators_that_the_other_exporter_translates(tmp_path: Path) -> None:
+def test_all_operators_without_a_translation_are_named(tmp_path: Path) -> None:
     message = failure(tmp_path, "Spectrum")
     assert "cannot translate 2 operators to opset 17: aten::fft_rfft (" in message
-    yaml = "export: {exporter: dynamo, opset: 18}"
-    assert f"\n1. exporter: dynamo translates the network\n     {yaml}\naten::fft_rfft(" in message
+    assert "\naten::fft_rfft(" in message
     assert run(tmp_path, "Spectrum", export=dynamo(18)).status == "passed"
     assert f"dynamo translates the network\n     {yaml}" in failure(tmp_path, "Quantile")
 

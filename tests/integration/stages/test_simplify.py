@@ -144,7 +144,7 @@ def test_a_changed_weight_fails_with_place_and_values(
     assert "simplification changed y in case min: at [0, " in result.reason
     assert "the simplified graph has" in result.reason
     assert result.figures["equal"]["min"]["y"]["passed"] is False
-    assert result.hint == "simplify: {tool: none} keeps the exported graph"
+    assert result.changes[0] == "simplify: {tool: none}"
 
 
 def test_a_result_that_cannot_run_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -157,7 +157,7 @@ def test_a_result_that_cannot_run_fails(tmp_path: Path, monkeypatch: pytest.Monk
     _sabotaged(monkeypatch, change)
     with pytest.raises(CheckFailed, match=r"simplification broke the graph: .* Gather") as caught:
         simplify.run(simplify_job(tmp_path, model))
-    assert caught.value.hint == "simplify: {tool: none} keeps the exported graph"
+    assert caught.value.changes == ("simplify: {tool: none}",)
 
 
 def test_a_graph_broken_by_fusing_is_simplified_without(tmp_path: Path) -> None:
@@ -179,7 +179,7 @@ def test_an_invalid_result_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     _sabotaged(monkeypatch, lambda model: model.graph.node.reverse())
     with pytest.raises(CheckFailed, match="the graph from onnxsim is not valid ONNX") as caught:
         simplify.run(simplify_job(tmp_path, conv_bn()))
-    assert caught.value.hint == "simplify: {tool: none} keeps the exported graph"
+    assert caught.value.changes == ("simplify: {tool: none}",)
 
 
 def _set_batch(value: onnx.ValueInfoProto, size: int | str) -> None:

@@ -1,0 +1,46 @@
+"""Trials of changes to a manifest after a failed build, with real exporters."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+
+from project_folder import ProjectFolder, finish, wait_until
+
+VERIFIED = "export: {exporter: dynamo, opset: 18} (tried: it leads to a verified engine)"
+FAILED = "the torchscript exporter cannot translate the operator aten::asinh to opset 17"
+
+
+def test_a_trial_changes_only_the_text_of_the_failure(project: ProjectFolder) -> None:
+    model = project.root / "plugins/models/small.py"
+    model.write_text(model.read_text().replace("return self.layer(x)", "return x.asinh()"))
+    project.add_model("a")
+    project.edit("configs/models/a.yaml", "[batch, 3]", "[batch, 4]")
+    project.environment["BUILDSYS_TRIALS"] = "1"
+    trials = project.root / "build/.tmp"
+
+    killed = project.start_new("build", "export:a")
+    wait_until(lambda: [*trials.glob("trial@*/build/a/reference/*")], "no trial was started")
+    os.killpg(killed.pid, signal.SIGKILL)
+    finish(killed)
+
+    ran = project.doit("export:a")  # of doit itself
+    assert ran.code == 2
+    assert ran.out.count(VERIFIED) == 2, "at the failure and at the end"
+    assert project.files() == {"a/export/export.log"}
+    assert not [*trials.iterdir()]
+    explained = project.buildsys("explain", "export:a").out
+    assert FAILED in explained
+    assert VERIFIED in explained
+    runs = json.loads(project.buildsys("history", "a", "--json").out)
+    assert [build["status"] for build in runs["builds"]] == ["error"]
+
+    again = project.buildsys("build", "export:a", "--no-trials", "--results", "results.json")
+    assert "not tried: export: {exporter: dynamo, opset: 18}, export: {exporter" in again.out
+    (target,) = json.loads((project.root / "results.json").read_text())["targets"]
+    assert "not tried: export: {exporter: dynamo, opset: 18}" in target["reason"]
+
+    project.edit("configs/models/a.yaml", "{opset: 17}", "{exporter: dynamo, opset: 18}")
+    built = project.buildsys("build", "verify:a:ort")
+    assert built.restored == built.ran > {"export:a", "reference:a", "verify:a:ort"}

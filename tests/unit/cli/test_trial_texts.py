@@ -1,0 +1,24 @@
+"""What a failure says about changes of its manifest."""
+
+from __future__ import annotations
+
+import pytest
+
+from buildsys.cli.trials import describe_ends
+
+
+@pytest.mark.parametrize(
+    ("ended", "text"),
+    [
+        ({}, ""),
+        ({"a: 1": False, "b: 2": True}, "b: 2 (tried: it leads to a verified engine)"),
+        ({"a: 1": False}, "tried a: 1: it does not lead to a verified engine"),
+        (
+            {"a: 1": False, "b: 2": False, "c: 3": None},
+            "tried a: 1, b: 2: none leads to a verified engine; not tried: c: 3",
+        ),
+        ({"a: 1": None}, "not tried: a: 1"),
+    ],
+)
+def test_trials_are_described(ended: dict[str, bool | None], text: str) -> None:
+    assert describe_ends(ended) == text
