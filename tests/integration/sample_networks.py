@@ -172,6 +172,29 @@ class Untranslatable(nn.Module):
         return torch.linalg.eigvalsh(x @ x.transpose(0, 1))
 
 
+class Recurrent(nn.Module):
+    """Its time is a number in what dynamo writes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.cell = nn.GRU(4, 5, batch_first=True)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.cell(x)[0]
+
+
+class Gated(nn.Module):
+    """Exporters name inner tensors linear, linear.weight, relu and the like."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(4, 4)
+
+    def forward(self, x: torch.Tensor, y: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        hidden = torch.relu(self.linear(x))
+        return hidden * y, torch.where(hidden.sum() > 0, hidden, y)
+
+
 class LayerNorm(nn.Module):
     """Cannot be converted below opset 17, and by dynamo not below 18."""
 

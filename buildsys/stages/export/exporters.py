@@ -34,6 +34,7 @@ from buildsys.onnx_graphs.onnx_file import (
     first_line,
     load_model,
 )
+from buildsys.onnx_graphs.tensor_names import rename_tensors
 from buildsys.stages.common.remedies import (
     format_remedies,
     function_remedies,
@@ -76,7 +77,8 @@ def export(request: ExportRequest) -> onnx.ModelProto:
     """
     exporter = request.options["exporter"]
     try:
-        return _export_dynamo(request) if exporter == "dynamo" else _export_torchscript(request)
+        run = _export_dynamo if exporter == "dynamo" else _export_torchscript
+        model = run(request)
     except Exception as error:  # exporters raise any class
         cause: BaseException | None = error
         while cause is not None:  # an error of a registered function, wrapped by the exporter
@@ -85,6 +87,24 @@ def export(request: ExportRequest) -> onnx.ModelProto:
             cause = cause.__cause__
         traceback.print_exception(error)  # to the log: the message has its last line only
         raise _export_failure(error, exporter, request.options["opset"], request.project) from error
+    # by position: an output computed by a local function loses its name
+    written = [value.name for value in model.graph.output]
+    inputs, _ = neutral_names(request)
+    rename_tensors(model, {**inputs, **dict(zip(written, request.output_names, strict=False))})
+    return model
+
+
+def neutral_names(request: ExportRequest) -> tuple[dict[str, str], dict[str, str]]:
+    """Map names without a meaning to those of inputs and outputs.
+
+    Exporters give inner tensors names such as ``linear``, and dynamo takes an input for a
+    parameter of the same name.
+    """
+    inputs, outputs = request.input_names, request.output_names
+    return (
+        {f"graph input {number}": name for number, name in enumerate(inputs)},
+        {f"graph output {number}": name for number, name in enumerate(outputs)},
+    )
 
 
 def _export_torchscript(request: ExportRequest) -> onnx.ModelProto:
@@ -98,19 +118,17 @@ def _export_torchscript(request: ExportRequest) -> onnx.ModelProto:
             file = Path(folder) / request.path.name
             _trace(request, str(file))
             model = load_model(file)
-    if request.options[_FUNCTIONS]:  # an output computed by a function loses its name
-        written = [value.name for value in model.graph.output]
-        names = dict(zip(written, request.output_names, strict=False))
-        for node in model.graph.node:
-            node.input[:] = [names.get(name, name) for name in node.input]
-            node.output[:] = [names.get(name, name) for name in node.output]
-        for value in model.graph.output:
-            value.name = names.get(value.name, value.name)
     return model
 
 
 def _trace(request: ExportRequest, file: str | io.BytesIO) -> None:
-    dynamic = {**request.dynamic_inputs, **request.dynamic_outputs}
+    inputs, outputs = neutral_names(request)
+    dynamic = {
+        neutral: dict(axes)
+        for names, dims in ((inputs, request.dynamic_inputs), (outputs, request.dynamic_outputs))
+        for neutral, name in names.items()
+        if (axes := dims.get(name))
+    }
     options = request.set_options("training", "operator_export_type", _FUNCTIONS)
     if "training" in options:
         options["training"] = getattr(torch.onnx.TrainingMode, _TRAINING_MODES[options["training"]])
@@ -126,9 +144,9 @@ def _trace(request: ExportRequest, file: str | io.BytesIO) -> None:
             file,  # type: ignore[arg-type]  # this exporter also takes a stream
             dynamo=False,
             opset_version=request.options["opset"],
-            input_names=list(request.input_names),
-            output_names=list(request.output_names),
-            dynamic_axes={name: dict(axes) for name, axes in dynamic.items()},
+            input_names=list(inputs),
+            output_names=list(outputs),
+            dynamic_axes=dynamic,
             verbose=bool(request.options["verbose"]),
             **options,
             **request.set_options(*_TORCHSCRIPT_OPTIONS),
@@ -169,6 +187,7 @@ def _export_dynamo(request: ExportRequest) -> onnx.ModelProto:
     The exporter's reports are moved to the model's folder.
     Raises: CheckFailed: the program is wrong at sizes within ``dims``.
     """
+    inputs, outputs = neutral_names(request)
     with tempfile.TemporaryDirectory(dir=request.path.parent) as folder:
         file = Path(folder) / request.path.name
         with recorded_guards() as guards:
@@ -178,8 +197,8 @@ def _export_dynamo(request: ExportRequest) -> onnx.ModelProto:
                 str(file),
                 dynamo=True,
                 opset_version=request.options["opset"],
-                input_names=list(request.input_names),
-                output_names=list(request.output_names),
+                input_names=list(inputs),
+                output_names=list(outputs),
                 dynamic_shapes=request.dynamic_shapes(str),
                 external_data=request.weight_bytes >= INLINE_LIMIT,  # this file is temporary
                 verbose=bool(request.options["verbose"]),

@@ -7,8 +7,8 @@ is read back and compared with the manifest.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import suppress
 from importlib import import_module
 from typing import Any
 
@@ -31,11 +31,11 @@ from buildsys.onnx_graphs.onnx_file import (
 from buildsys.onnx_graphs.random_nodes import random_nodes, refuse_random
 from buildsys.stages.export.origins import node_origins, strip_traces, write_origins
 from buildsys.stages.export.result import ExportResult
+from buildsys.stages.export.shapes import Declared, settle_shapes
 from buildsys.stages.operators.local_functions import add_functions
 from buildsys.system.files import sha256_of
 from buildsys.workers.job import Job, StageResult
 
-Declared = Mapping[str, Mapping[str, Any]]  # name -> {shape, dtype} of the manifest
 Port = Mapping[str, Any]  # name, dtype and shape in the file
 # imported by name, so its code is only in the keys of ONNX sources
 _FILE_VERSIONS = "buildsys.backends.onnxruntime.file_versions"
@@ -69,7 +69,7 @@ def run(job: Job) -> StageResult:
             )
         model, changes = import_module(_FILE_VERSIONS).fit_versions(model, file)
         warnings += changes
-        _complete_shapes(model, job.options["inputs"], job.options["outputs"], file)
+        settle_shapes(model, job.options["inputs"], job.options["outputs"], file)
         _check_signature(model, job.options["inputs"], job.options["outputs"])
         figures = ExportResult(exporter="none", weights=f"from {file}")
     else:
@@ -155,6 +155,7 @@ def _export_network(
         same = export_change(exporter=exporter, opset=written)
         traced = export_change(exporter="torchscript", opset=opset)
         raise StageError(problem, "", (same, traced, *OTHER_EXPORTS))
+    settle_shapes(model, options["inputs"], options["outputs"], job.outputs["model"].name)
     _check_signature(model, options["inputs"], options["outputs"], request.output_names)
     figures = ExportResult(
         exporter=exporter,
@@ -162,34 +163,6 @@ def _export_network(
         parameters=sum(parameter.numel() for parameter in network.module.parameters()),
     )
     return model, figures
-
-
-def _complete_shapes(
-    model: onnx.ModelProto, inputs: Declared, outputs: Declared, file: str
-) -> None:
-    """Give inputs and outputs without a shape the declared one; the checker requires one.
-
-    Raises: StageError: an output has none in the manifest either, and none can be inferred.
-    """
-    for port in (*model.graph.input, *model.graph.output):
-        if not port.type.HasField("tensor_type") or port.type.tensor_type.HasField("shape"):
-            continue
-        shape = ({**inputs, **outputs}.get(port.name) or {}).get("shape")
-        complete = None
-        if shape is not None:
-            kind = port.type.tensor_type.elem_type
-            complete = onnx.helper.make_tensor_value_info(port.name, kind, list(shape))
-        else:
-            with suppress(onnx.shape_inference.InferenceError, ValueError, RuntimeError):
-                graph = onnx.shape_inference.infer_shapes(model).graph  # not if it is too large
-                complete = next(output for output in graph.output if output.name == port.name)
-        if complete is None or not complete.type.tensor_type.HasField("shape"):
-            raise StageError(
-                f"the file {file} has no shape for {port.name}, and none can be inferred",
-                f"declare it, with null for unknown sizes: outputs: {{{port.name}: {{shape:"
-                " [batch, null]}}",
-            )
-        port.CopyFrom(complete)
 
 
 def _check_signature(
@@ -205,7 +178,9 @@ def _check_signature(
     Raises: StageError: lists all differences.
     """
     file_inputs, file_outputs = ports(model)
+    written = Counter(port["name"] for port in file_outputs)
     problems = [
+        *(f"{count} outputs are named {name}" for name, count in written.items() if count > 1),
         *_differences("input", file_inputs, inputs, list(inputs)),
         *_differences("output", file_outputs, outputs, list(outputs) or output_names),
     ]

@@ -18,6 +18,7 @@ from buildsys.models.user_code import (
     reraise_as_stage_error,
 )
 from buildsys.onnx_graphs.onnx_file import elem_type
+from buildsys.onnx_graphs.tensor_names import rename_tensors
 from buildsys.onnx_graphs.tensor_types import FreshNames, outer_names, rename_uses
 from buildsys.stages.operators.local_functions import nodes_of, operator_of, remove_functions
 
@@ -30,20 +31,15 @@ def rename(model: ModelProto, step: Step) -> ModelProto:
 
     Raises: StageError: there is no such name, or the new one is in use.
     """
-    names, graph = step["rename"], model.graph
-    used = {name for name in _tensor_names(model) if name not in names}
+    names, ports = step["rename"], [*input_names(model), *output_names(model)]
     for old, new in names.items():
-        _require(old, [*input_names(model), *output_names(model)], "input or output")
-        if new in used:
+        _require(old, ports, "input or output")
+        if new in ports and new not in names:
             raise StageError(
                 f"{old} cannot be renamed to {new}: the graph has a tensor of this name",
                 "choose another name",
             )
-    rename_uses(graph, names)
-    for node in graph.node:
-        node.output[:] = [names.get(name, name) for name in node.output]
-    for value in (*graph.input, *graph.output, *graph.value_info, *graph.initializer):
-        value.name = names.get(value.name, value.name)
+    rename_tensors(model, names)
     return model
 
 

@@ -65,8 +65,8 @@ def test_renamed_ends_have_renamed_golden_cases(tmp_path: Path) -> None:
             " outputs",
         ),
         (
-            {"x": "conv"},
-            "x cannot be renamed to conv: the graph has a tensor of this name; choose another name",
+            {"x": "y"},
+            "x cannot be renamed to y: the graph has a tensor of this name; choose another name",
         ),
     ],
 )

@@ -1,0 +1,116 @@
+"""Shapes of exported graphs and of files from elsewhere: inferred, not believed.
+
+Exporters write sizes of their example where a size is dynamic, such as the time of dynamo's GRU,
+and files may say anything. Engines that plan their memory by a wrong shape break.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
+from math import prod
+from typing import Any
+
+import onnx
+from onnx import ModelProto, ValueInfoProto, helper, shape_inference
+
+from buildsys.errors import StageError
+from buildsys.onnx_graphs.onnx_file import port_of
+
+Declared = Mapping[str, Mapping[str, Any]]  # name -> {shape, dtype} of the manifest
+Size = int | str | None  # None is unknown
+_SMALL = 1024  # elements; inference reads shapes from small constants
+
+
+def settle_shapes(model: ModelProto, inputs: Declared, outputs: Declared, title: str) -> None:
+    """Replace the shapes of outputs by inferred sizes, then names, then declared sizes.
+
+    A fixed size whose axis is not inferred stays if all inputs are fixed, or nothing is known about
+    the shape, as after a custom operator. Inner tensors lose theirs.
+    Raises: StageError: an output has no shape anywhere.
+    """
+    stored = {tensor.name for tensor in model.graph.initializer}
+    ports = [port for port in model.graph.input if port.name not in stored]
+    for port in (*model.graph.input, *model.graph.output):
+        for dim in port.type.tensor_type.shape.dim if _has_shape(port) else ():
+            if dim.dim_value < 0:  # some exporters' unknown size
+                dim.Clear()
+    for port in ports:
+        declared = (inputs.get(port.name) or {}).get("shape")
+        if _is_tensor(port) and not _has_shape(port) and declared is not None:
+            _set_shape(port, declared)
+    sizes = [size for port in ports for size in port_of(port)["shape"] or (None,)]
+    names = {size for size in sizes if isinstance(size, str)}
+    is_fixed = all(isinstance(size, int) for size in sizes)
+    inferred = _inferred_shapes(model)
+    for value in model.graph.value_info:
+        if _has_shape(value):
+            value.type.tensor_type.ClearField("shape")
+    for port in filter(_is_tensor, model.graph.output):
+        written, declared = port_of(port)["shape"], (outputs.get(port.name) or {}).get("shape")
+        shapes, by_onnx = [], inferred.get(port.name)
+        if by_onnx is not None:
+            shapes.append([s if isinstance(s, int) or s in names else None for s in by_onnx])
+        if written is not None:
+            believed = is_fixed or by_onnx is None
+            shapes.append([s if believed or isinstance(s, str) else None for s in written])
+        if declared is not None:
+            shapes.append(list(declared))
+        if not shapes:
+            raise StageError(
+                f"the file {title} has no shape for {port.name}, and none can be inferred",
+                f"declare it, with null for unknown sizes: outputs: {{{port.name}: {{shape:"
+                " [batch, null]}}",
+            )
+        same_rank = [shape for shape in shapes if len(shape) == len(shapes[0])]
+        _set_shape(port, [_first_known(s) for s in zip(*same_rank, strict=True)])
+
+
+def _first_known(sizes: Sequence[Size]) -> Size:
+    return next((size for size in sizes if size is not None), None)
+
+
+def _is_tensor(port: ValueInfoProto) -> bool:
+    return bool(port.type.HasField("tensor_type"))
+
+
+def _has_shape(port: ValueInfoProto) -> bool:
+    return _is_tensor(port) and bool(port.type.tensor_type.HasField("shape"))
+
+
+def _set_shape(port: ValueInfoProto, shape: Sequence[Size]) -> None:
+    kind = port.type.tensor_type.elem_type
+    port.type.CopyFrom(helper.make_tensor_type_proto(kind, list(shape)))
+
+
+def _inferred_shapes(model: ModelProto) -> dict[str, Sequence[Size] | None]:
+    """Infer the shapes of all outputs from the inputs, without large weights."""
+    skeleton = ModelProto(ir_version=model.ir_version)
+    skeleton.opset_import.extend(model.opset_import)
+    skeleton.functions.extend(model.functions)
+    graph = skeleton.graph
+    graph.name = model.graph.name
+    graph.node.extend(model.graph.node)
+    graph.input.extend(model.graph.input)
+    graph.output.extend(_without_shapes(model.graph.output))
+    graph.value_info.extend(_without_shapes(model.graph.value_info))
+    present = {port.name for port in graph.input}
+    for tensor in model.graph.initializer:
+        if prod(tensor.dims) <= _SMALL:
+            graph.initializer.append(tensor)
+        elif tensor.name not in present:
+            kind = tensor.data_type
+            graph.input.append(helper.make_tensor_value_info(tensor.name, kind, tensor.dims))
+    with suppress(onnx.shape_inference.InferenceError, ValueError, RuntimeError):
+        graph = shape_inference.infer_shapes(skeleton, data_prop=True).graph
+    return {port.name: port_of(port)["shape"] for port in graph.output}
+
+
+def _without_shapes(values: Sequence[ValueInfoProto]) -> Iterator[ValueInfoProto]:
+    """Yield copies that only have a type."""
+    for value in values:
+        copy = ValueInfoProto()
+        copy.CopyFrom(value)
+        if _is_tensor(copy):
+            copy.type.tensor_type.ClearField("shape")
+        yield copy
