@@ -13,7 +13,7 @@ from typing import Any
 from buildsys.errors import UsageError
 from buildsys.system.printable import nearest, printable_line
 
-INTERRUPTED, BROKEN_PIPE, TERMINATED = 130, 141, 143
+BROKEN_PIPE, TERMINATED = 141, 143
 DODO = "dodo.py"
 _started_in: list[Path] = []  # the folder of the user, once the project is another one
 
@@ -38,14 +38,6 @@ def positive_integer(text: str) -> int:
         problem = f"expects a positive integer, found {text!r}; write a number such as 5"
         raise ArgumentTypeError(problem)
     return int(text)
-
-
-def drop_unwritten() -> None:
-    """Discard unwritable output; Python would complain about it at exit."""
-    try:
-        sys.stdout.flush()
-    except OSError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def print_json(document: Any) -> None:

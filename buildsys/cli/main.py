@@ -1,7 +1,14 @@
 """The command ``buildsys``: one module with ``add_arguments`` and ``run`` per command."""
 
+# ruff: noqa: E402 - Ctrl-C must not interrupt an import
+
 from __future__ import annotations
 
+from buildsys.cli.interrupts import INTERRUPTED, end_at_interrupt, raise_below
+
+end_at_interrupt()
+
+import errno
 import sys
 from argparse import ArgumentParser, Namespace, RawDescriptionHelpFormatter
 from collections.abc import Sequence
@@ -10,20 +17,16 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from buildsys import __version__
-from buildsys.cli.command import (
-    BROKEN_PIPE,
-    INTERRUPTED,
-    drop_unwritten,
-    enter_project,
-    unknown_name,
-)
+from buildsys.cli.command import BROKEN_PIPE, enter_project, unknown_name
 from buildsys.cli.commands import COMMANDS, SECTIONS
+from buildsys.cli.console.streams import guard_streams, lost_output
 from buildsys.errors import BuildsysError, UsageError
-from buildsys.system.printable import nearest, printable, tolerate_other_encodings
+from buildsys.system.printable import nearest, printable
 
 PROGRAM = "buildsys"
 
 
+_RUNS = ("build", "nightly")  # their exit codes are about targets, not about their output
 _ANYWHERE = ("init", "completion")  # commands without a project
 RENAMED = {  # an old name and what to type now
     "diff": "buildsys compare",
@@ -64,25 +67,26 @@ def main() -> None:
     sys.exit(run(sys.argv[1:]))
 
 
+@raise_below
 def run(words: Sequence[str]) -> int:
     """Run a command and return its exit code; an expected failure is one line."""
-    tolerate_other_encodings(sys.stdout, sys.stderr)
+    guard_streams()
     try:
         code = _dispatch(words)
-        sys.stdout.flush()  # a closed pipe is met here, not when Python exits
-        return code
+        loss = None if words[:1] and words[0] in _RUNS else lost_output()
+        if loss is None or code:
+            return code
+        if loss.errno == errno.EPIPE:
+            return BROKEN_PIPE
+        raise BuildsysError(f"cannot write the output: {loss.strerror}")
     except BuildsysError as error:
         sys.stderr.write(printable(f"ERROR: {error}\n"))
         return error.exit_code
     except KeyboardInterrupt:
         return INTERRUPTED
-    except BrokenPipeError:
-        drop_unwritten()
-        return BROKEN_PIPE
     except OSError as error:  # most likely a full disk
         problem = ": ".join(str(part) for part in (error.filename, error.strerror) if part)
         sys.stderr.write(printable(f"ERROR: {problem}\n"))
-        drop_unwritten()
         return BuildsysError.exit_code
 
 

@@ -15,9 +15,10 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from buildsys.cli.command import INTERRUPTED, TERMINATED, shown_path
+from buildsys.cli.command import TERMINATED, shown_path
 from buildsys.cli.console.progress import ConsoleLine
 from buildsys.cli.console.rows import Row, print_rows
+from buildsys.cli.interrupts import INTERRUPTED
 from buildsys.cli.session import BuildSession
 from buildsys.errors import BuildsysError, StageError, UsageError
 from buildsys.execution.run_records import why_stopped

@@ -4,7 +4,13 @@ doit provides its command line and the scheduler; our executor alone decides whi
 to date. Tasks therefore have no ``file_dep`` and one ``uptodate`` callable.
 """
 
+# ruff: noqa: E402 - Ctrl-C must not interrupt an import
+
 from __future__ import annotations
+
+from buildsys.cli.interrupts import end_at_interrupt
+
+end_at_interrupt()
 
 import atexit
 import configparser
@@ -24,6 +30,7 @@ from doit.exceptions import InvalidDodoFile, TaskError, TaskFailed
 from buildsys.cli import doit_backend
 from buildsys.cli.commands.clean import remove_files
 from buildsys.cli.console.reporter import Reporter
+from buildsys.cli.console.streams import guard_streams
 from buildsys.cli.environment_variables import check_variables
 from buildsys.cli.session import BuildSession
 from buildsys.cli.target_names import STAGE_DOCS
@@ -44,6 +51,7 @@ def load(root: Path) -> tuple[dict[str, Any], ProjectTasks]:
     Raises: InvalidDodoFile: the manifests or environment variables are wrong; doit prints it and
     exits with 3.
     """
+    guard_streams()
     try:
         check_variables(root)
         session = BuildSession.load(root)

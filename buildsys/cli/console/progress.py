@@ -7,7 +7,6 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -231,9 +230,8 @@ class Display:
             self._progress.stop()
 
     def _keep_beating(self) -> None:
-        with suppress(OSError, ValueError):  # nobody reads the output any more
-            while not self._closed.wait(_HEARTBEAT_S):
-                self.beat()
+        while not self._closed.wait(_HEARTBEAT_S):
+            self.beat()
 
     def _print(self, word: str, *rest: str) -> None:
         text = f"{word:<11}  {printable_line('  '.join(part for part in rest if part))}"

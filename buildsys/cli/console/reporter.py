@@ -12,12 +12,13 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from types import FrameType
 from typing import TYPE_CHECKING, Any, TextIO
 
 from doit.reporter import ConsoleReporter
 
-from buildsys.cli.command import INTERRUPTED, TERMINATED, shown_path
+from buildsys.cli.command import TERMINATED, shown_path
 from buildsys.cli.console.progress import (
     ConsoleLine,
     Display,
@@ -25,9 +26,11 @@ from buildsys.cli.console.progress import (
     target_line,
     up_to_date_lines,
 )
+from buildsys.cli.console.streams import guarded
+from buildsys.cli.interrupts import INTERRUPTED
 from buildsys.cli.session import BuildSession
 from buildsys.errors import with_hint
-from buildsys.system.printable import printable, tolerate_other_encodings
+from buildsys.system.printable import printable
 
 if TYPE_CHECKING:
     from buildsys.cli.failure_report import StaleOutputs
@@ -46,10 +49,10 @@ class Reporter(ConsoleReporter):  # type: ignore[misc]  # doit has no type infor
 
     session: BuildSession
 
-    def __init__(self, outstream: TextIO, options: Mapping[str, Any]) -> None:
-        super().__init__(outstream, options)
-        tolerate_other_encodings(outstream)
-        self._out = outstream
+    def __init__(self, outstream: TextIO | None, options: Mapping[str, Any]) -> None:
+        # doit has the standard output of before it was guarded
+        self._out = sys.stdout if outstream in (None, sys.__stdout__) else guarded(outstream)
+        super().__init__(self._out, options)
         self._lock = threading.RLock()
         self._lines = self.session.lines
         self._display = Display(self._out, self._lines)
@@ -278,5 +281,6 @@ def exit_at_once(code: int, notice: str = "") -> None:
     """End this process at once, after restoring a hidden cursor."""
     if os.isatty(1):
         notice = f"\x1b[?25h\r\n{notice}"
-    os.write(1, notice.encode())
+    with suppress(OSError):
+        os.write(1, notice.encode())
     os._exit(code)

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, TextIO
 
 from buildsys.report.formatting import align
-from buildsys.system.printable import printable_line, tolerate_other_encodings
+from buildsys.system.printable import printable_line
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -36,7 +36,6 @@ class Row:
 
 def print_rows(rows: Iterable[Row], closing: Sequence[str]) -> None:
     """Print rows and closing lines, with colours on a terminal."""
-    tolerate_other_encodings(sys.stdout)
     rows = list(rows)
     width = max((len(row.word) for row in rows), default=0) + 2
     lines: list[tuple[str, str]] = []  # word and text
@@ -59,11 +58,7 @@ def text_console(out: TextIO, width: int | None = None) -> Console:
     """
     from rich.console import Console
 
-    class _Console(Console):
-        def on_broken_pipe(self) -> None:  # rich would exit with 1, which is a failed check
-            raise BrokenPipeError
-
-    return _Console(file=out, highlight=False, markup=False, emoji=False, width=width)
+    return Console(file=out, highlight=False, markup=False, emoji=False, width=width)
 
 
 def titled_lines(title: str, lines: Iterable[str], indent: int) -> list[str]:

@@ -11,7 +11,6 @@ from buildsys.cli.console.rows import (
     Row,
     format_table,
     print_rows,
-    text_console,
     time_ago,
 )
 
@@ -73,13 +72,3 @@ def test_tables_align_columns_and_count_wide_characters_twice() -> None:
         "a       10",
         "日本     5",
     ]
-
-
-class ClosedPipe(io.StringIO):
-    def write(self, _: str) -> int:
-        raise BrokenPipeError
-
-
-def test_a_closed_pipe_does_not_end_the_process() -> None:
-    with pytest.raises(BrokenPipeError):
-        text_console(ClosedPipe()).print("a row")

@@ -1,0 +1,43 @@
+"""Ctrl-C while a program is imported or not yet in a run. Imports hardly anything."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from collections.abc import Callable
+from types import FrameType
+from typing import TypeVar
+
+INTERRUPTED = 130  # exit code
+_PROGRAMS = ("buildsys", "doit")
+_Function = TypeVar("_Function", bound=Callable[..., int])
+_catching: list[object] = []  # code of the functions that handle KeyboardInterrupt
+
+
+def end_at_interrupt() -> None:
+    """End this process at Ctrl-C, if it is a program of ours or of doit.
+
+    An exception would print a traceback, or be swallowed by an import, and the build would go on.
+    """
+    names = sys.argv[0].removesuffix("/__main__.py").rpartition("/")[2]
+    if names in _PROGRAMS and signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+        signal.signal(signal.SIGINT, _interrupt)
+
+
+def raise_below(function: _Function) -> _Function:
+    """Decorate a function that handles KeyboardInterrupt; below it, Ctrl-C raises one."""
+    _catching.append(function.__code__)
+    return function
+
+
+def _interrupt(number: int, frame: FrameType | None) -> None:
+    is_caught = False
+    while frame is not None:
+        if frame.f_code.co_filename.startswith("<frozen importlib"):
+            break
+        is_caught |= frame.f_code in _catching
+        frame = frame.f_back
+    if frame is None and is_caught:
+        signal.default_int_handler(number, frame)
+    os._exit(INTERRUPTED)
