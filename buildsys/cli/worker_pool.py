@@ -63,9 +63,9 @@ def run_job(pool: WorkerPool, job: Job) -> dict[str, Any]:
     name = f"{time.strftime('%Y%m%d-%H%M%S')}-{job.target.replace(':', '-')}-{os.getpid()}.log"
     log = pool.state / "logs" / name
     try:
-        reply = pool.run(job, log=log, on_event=_show_progress)
+        reply = pool.run(job, log=log, on_event=show_progress)
     finally:
-        _show_progress({})
+        show_progress({})
     log.unlink(missing_ok=True)
     if reply.status != "passed":
         raise StageError(reply.reason, reply.hint)
@@ -73,7 +73,7 @@ def run_job(pool: WorkerPool, job: Job) -> dict[str, Any]:
     return result
 
 
-def _show_progress(event: Mapping[str, Any]) -> None:
+def show_progress(event: Mapping[str, Any]) -> None:
     """Show the message of a worker on a terminal; an event without one clears it."""
     if sys.stderr.isatty():
         sys.stderr.write(f"\r\033[K{event.get('message', '')}")

@@ -13,8 +13,11 @@ def export_change(**options: Any) -> str:
     return f"export: {{{', '.join(f'{name}: {value}' for name, value in options.items())}}}"
 
 
+_DYNAMO = export_change(exporter="dynamo", opset=18)
 OTHER_EXPORTS = (
-    export_change(exporter="dynamo", opset=18),
+    _DYNAMO,
     export_change(exporter="dynamo", opset=23),
     export_change(exporter="torchscript", opset=20),
 )
+# of new models: first the usual opsets
+NEW_EXPORTS = (_DYNAMO, export_change(exporter="torchscript", opset=17), *OTHER_EXPORTS[1:])

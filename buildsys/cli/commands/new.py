@@ -12,8 +12,10 @@ from pathlib import Path
 from typing import Any, get_args
 
 from buildsys.cli.command import add_names, print_lines, typed_path, unknown_name
-from buildsys.cli.worker_pool import run_stage
+from buildsys.cli.session import BuildSession
+from buildsys.cli.worker_pool import run_stage, show_progress
 from buildsys.errors import StageError, UsageError
+from buildsys.manifest.exports import NEW_EXPORTS
 from buildsys.project.load import Project, check_manifests, empty_project
 from buildsys.system.files import replace_file
 
@@ -37,6 +39,7 @@ _SOURCE_DEFAULTS: dict[str, dict[str, Any]] = {  # a worker takes all fields
 _PLAIN = re.compile(r"[\w./@-]+(:[\w./@-]+)?")  # a place that needs no quotes in YAML
 _ENGINES = "[{backend: onnxruntime, name: ort-cpu}]"
 _DYNAMO = "export: {exporter: dynamo, opset: 18}  # tracing would fix the sizes of a saved program"
+_TRIALS_LIMIT_S = 300.0
 
 
 def add_arguments(parser: ArgumentParser) -> None:
@@ -44,8 +47,9 @@ def add_arguments(parser: ArgumentParser) -> None:
     add_names(parser, "MODEL --from SOURCE | FOLDER")
     parser.epilog = (
         "The model is run at several sizes; its inputs, outputs and dynamic axes are written to\n"
-        "configs/models/MODEL.yaml. --input describes an input of unknown shape; a word is a\n"
-        "dynamic dimension: --input image=batch,3,224,224 or --input ids=batch,16:int64\n"
+        "configs/models/MODEL.yaml, and the first export that leads to a verified engine, unless\n"
+        "BUILDSYS_TRIALS=0. --input describes an input of unknown shape; a word is a dynamic\n"
+        "dimension: --input image=batch,3,224,224 or --input ids=batch,16:int64\n"
         "A FOLDER: all its ONNX files, named by their paths; existing manifests are kept"
     )
     parser.add_argument("--from", dest="source", default="", help=f"the model: {_SOURCES}")
@@ -212,6 +216,8 @@ def write_manifest(
     replace_file(file, "\n".join(_lines(model, proposal)).encode())
     errors = check_manifests(project, [file])
     if not (of_file := [error for error in errors if error.file.name == file.name]):
+        if "onnx" not in proposal["source"] and (export := _tried_export(project, model)):
+            replace_file(file, "\n".join(_lines(model, proposal, export)).encode())
         print_lines([f"wrote {os.path.relpath(file)}"])
         return
     file.unlink()
@@ -232,7 +238,27 @@ def try_model(
     return {**figures, "source": {name: completed[name] for name in names}}
 
 
-def _lines(model: str, proposal: Mapping[str, Any]) -> Iterator[str]:
+def _tried_export(project: Project, model: str) -> str:
+    """Write the first export that leads to a verified engine as YAML, "" without trials."""
+    session = BuildSession.load(project.root, leave_out=True, remember=False)
+    if not session.has_trials:
+        return ""
+    from buildsys.cli.trials import describe_ends, find_verified
+
+    session.on_event = lambda _, event: show_progress(event)
+    try:
+        ended = find_verified(session, model, NEW_EXPORTS, _TRIALS_LIMIT_S)
+    finally:
+        show_progress({})
+        session.close()
+    change, is_verified = [*ended.items()][-1]
+    others = "".join(f"; {other} does not" for other in ended if other != change)
+    if is_verified:
+        return f"{change}  # it leads to a verified engine{others}"
+    return f"# {describe_ends(ended)}"
+
+
+def _lines(model: str, proposal: Mapping[str, Any], export: str = "") -> Iterator[str]:
     """Yield the lines of a manifest."""
     source = proposal["source"]
     yield "# yaml-language-server: $schema=../schema/model.schema.json"
@@ -246,8 +272,10 @@ def _lines(model: str, proposal: Mapping[str, Any]) -> Iterator[str]:
     note = "  # random weights, unless the callable sets them: see `weights`" if is_random else ""
     fields = ", ".join(f"{field}: {text}" for field, text in texts.items())
     yield f"source: {{{fields}}}{note}"
-    if "exported_program" in source:
+    if "exported_program" in source and not export.startswith("export"):
         yield _DYNAMO
+    if export:
+        yield export
     yield "inputs:" + ("  # guessed, and accepted by the network" if proposal["guessed"] else "")
     for name, tensor in proposal["inputs"].items():
         yield f"  {_flow(name)}: {_flow(tensor)}"

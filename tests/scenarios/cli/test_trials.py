@@ -44,3 +44,18 @@ def test_a_trial_changes_only_the_text_of_the_failure(project: ProjectFolder) ->
     project.edit("configs/models/a.yaml", "{opset: 17}", "{exporter: dynamo, opset: 18}")
     built = project.buildsys("build", "verify:a:ort")
     assert built.restored == built.ran > {"export:a", "reference:a", "verify:a:ort"}
+
+
+def test_new_writes_the_first_export_that_verifies(project: ProjectFolder) -> None:
+    model = project.root / "plugins/models/small.py"
+    refuse = "assert not torch.compiler.is_exporting(); return self.layer(x)"
+    model.write_text(model.read_text().replace("return self.layer(x)", refuse))
+    project.environment["BUILDSYS_TRIALS"] = "1"
+    source = ("--from", "plugins/models/small.py:Linear", "--input", "x=batch,4")
+    assert project.buildsys("new", "a", *source).code == 0
+    comment = "it leads to a verified engine; export: {exporter: dynamo, opset: 18} does not"
+    export = f"export: {{exporter: torchscript, opset: 17}}  # {comment}"
+    assert export in (project.root / "configs/models/a.yaml").read_text().splitlines()
+    assert not project.files()
+    built = project.buildsys("build", "a", "--no-bench")
+    assert built.restored == built.ran > {"export:a", "verify:a:ort-cpu"}
