@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 from buildsys.manifest.default_limits import effective_limits
 from buildsys.onnx_graphs.agreement import Agreement, ComparedCase, output_agreements
 from buildsys.onnx_graphs.output_policies import Policy, compare_outputs, load_assembled
-from buildsys.onnx_graphs.result_types import CheckFailure, ComparedCases, OutputComparison
+from buildsys.onnx_graphs.result_types import CheckFailure, ComparedCases, Doubt, OutputComparison
 from buildsys.onnx_graphs.tensor_comparison import Comparison
 from buildsys.onnx_graphs.tensors import Case, Tensor, save_tensors
 from buildsys.workers.job import Job
@@ -80,6 +80,24 @@ def compare_case(
         problem = f"is an extra output of the graph: {ORIGINAL} returns {count} outputs"
         compared[name] = Comparison(problem=problem)
     return ComparedCase(golden.inputs, golden.outputs, actual, compared)
+
+
+def uncompared_case(case: str, described: str, cause: str) -> Doubt:
+    """Describe a case without a comparison."""
+    return Doubt(kind="uncompared", text=f"case {described} is not compared: {cause}", place=case)
+
+
+def uncompared_problem(job: Job, compared: Collection[object], doubts: Sequence[Doubt]) -> str:
+    """Return the reason to fail for cases without a comparison, or "".
+
+    ``compared`` are the shape cases with a comparison. ``validate.uncompared`` decides.
+    """
+    setting = job.options.get("uncompared")
+    if setting == "fail" and doubts:
+        return doubts[0]["text"] + and_more(doubts)
+    if compared or not doubts or setting == "warn":
+        return ""
+    return f"no shape case compares anything: {doubts[0]['text']}"
 
 
 def wrong_outputs(case: ComparedCase) -> dict[str, Comparison]:

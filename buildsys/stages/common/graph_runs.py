@@ -26,6 +26,7 @@ from buildsys.onnx_graphs.output_policies import Policy
 from buildsys.onnx_graphs.tensor_comparison import Comparison
 from buildsys.onnx_graphs.tensor_types import emulate, float_types, narrowest_float
 from buildsys.onnx_graphs.tensors import BITS, Case, Tensor, nudged_tensors, tensor_of
+from buildsys.stages.common.difference_hints import SIZE_HINT
 from buildsys.stages.common.golden_check import (
     OutputRules,
     compare_case,
@@ -41,13 +42,6 @@ from buildsys.workers.job import Job
 Tensors = Mapping[str, Tensor]
 Limits = Mapping[str, float]
 
-FIXED_SIZES = (
-    "the export may have fixed a size, a branch or a buffer that forward changes, and its warnings"
-    " name the lines: narrow dims, set multiple_of, make the sizes numbers in inputs, use"
-    " torch.where or torch.cond instead of if, limit the values by inputs.NAME.data, return what"
-    " forward keeps, or try export: {exporter: dynamo, opset: 18}; with an ONNX file, raise"
-    " validate.rtol if this is rounding"
-)
 _SMALL = 8  # elements
 # Both graphs run in one runtime on the same inputs, so only the order of additions may differ: far
 # less than between two frameworks. The narrowest float type of the graph decides.
@@ -204,7 +198,7 @@ def run_case(graph: OrtGraph, case: str, inputs: Tensors) -> dict[str, Tensor]:
         return graph.run(inputs)
     except StageError as error:
         problem = f"{error.problem}; case {case} fails"
-        raise StageError(problem, error.hint or FIXED_SIZES, OTHER_EXPORTS) from error
+        raise StageError(problem, error.hint or SIZE_HINT, OTHER_EXPORTS) from error
 
 
 def compare_cases(

@@ -1,5 +1,7 @@
 """Fields of manifests about the check of the graphs."""
 
+from typing import Literal
+
 from pydantic import Field
 
 from buildsys.manifest.schema.base import ALL_CASES, Case, Spec, Tolerance, section
@@ -14,6 +16,10 @@ class ValidateSpec(Tolerance):
     cases: tuple[Case, ...] = Field(ALL_CASES, min_length=1, description="Shape cases to compare.")
     drawn_sizes: int = Field(3, ge=0, le=32)
     """Most further sizes to draw from the ranges of `dims`; 0: none."""
+    uncompared: Literal["fail", "warn"] | None = None
+    """Verdict on cases that rounding alone decides; default: fail if no shape case is compared."""
+    accepted: tuple[str, ...] = ()
+    """Places (FILE:LINE) of branches, values and state that the verdict need not name."""
     other_values: bool = True
     """Also compare other seeds and extreme values, at the smallest sizes."""
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from buildsys.plan.action import Action
+from buildsys.plan.action import Action, FileRef
 from buildsys.plan.model_plan import ModelPlan
 
 _TOLERANCE = ("rtol", "cosine", "atol", "top1")
@@ -44,6 +44,8 @@ def plan_validate(model: ModelPlan) -> Iterator[Action]:
             after += [network.graph.target, network.golden_target]
             if network.policies:
                 options["compare_unmodified"] = dict(network.policies)
+    if section["uncompared"]:
+        options["uncompared"] = section["uncompared"]
     if constant := _constant_inputs(model):
         options["constant"] = constant
     operators = model.operators.use()
@@ -58,6 +60,7 @@ def plan_validate(model: ModelPlan) -> Iterator[Action]:
             "assembled": final.source.assembled,
             **golden,
         },
+        advisory={"export": FileRef(f"{name}/export/export.json", optional=True)},
         after=(*after, final.graph.target),
         tools=("onnxruntime", "numpy", *model.small_float_tools, *operators.tools),
         environment=("onnxruntime",),

@@ -10,4 +10,4 @@ class ValidateResult(CheckResult, total=False):
 
     graphs: dict[str, ComparedCases]
     dims: dict[str, dict[str, int]]  # per case
-    warnings: list[str]  # further cases that are not compared
+    warnings: list[str]  # inputs and cases that are compared in part

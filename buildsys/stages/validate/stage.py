@@ -7,26 +7,31 @@ from typing import NamedTuple
 
 from buildsys.manifest.exports import OTHER_EXPORTS
 from buildsys.manifest.shape_cases import Dims, dims_of_shapes, format_case, format_dims
+from buildsys.onnx_graphs.agreement import ComparedCase
 from buildsys.onnx_graphs.onnx_file import load_model
 from buildsys.onnx_graphs.output_policies import (
     UNINFORMATIVE,
     uninformative_changes,
     uninformative_outputs,
 )
-from buildsys.onnx_graphs.result_types import CheckFailure
+from buildsys.onnx_graphs.result_types import CheckFailure, Doubt
 from buildsys.onnx_graphs.tensor_types import assembled_outputs
 from buildsys.onnx_graphs.tensors import Case, load_case
+from buildsys.stages.common.difference_hints import STABLE_HINT, difference_hint, read_branches
 from buildsys.stages.common.golden_check import (
     ORIGINAL,
+    Checks,
     OutputRules,
     WrongOutput,
     and_more,
     golden_limits,
     output_rules,
     summarize_checks,
+    uncompared_case,
+    uncompared_problem,
     wrong_outputs,
 )
-from buildsys.stages.common.graph_runs import FIXED_SIZES, GraphCheck
+from buildsys.stages.common.graph_runs import GraphCheck
 from buildsys.stages.common.rounding_noise import UNSTABLE
 from buildsys.stages.operators.implementation import implementation_of
 from buildsys.stages.validate.result import ValidateResult
@@ -35,10 +40,6 @@ from buildsys.workers.job import Job, StageResult
 GRAPHS = ("exported", "simplified")
 _UNMODIFIED = "unmodified"  # the exported graph before surgery
 _EARLIER = ("exported", _UNMODIFIED)
-_STABLE = (
-    "choose inputs.NAME.data, thresholds or weights that give stable outputs, such as distinct"
-    " scores: trained weights, or those of a python source, with or without randomize: true"
-)
 
 
 class _ComparedCase(NamedTuple):
@@ -79,35 +80,42 @@ def run(job: Job) -> StageResult:
     warnings, failed = [*_constant(job), *_limited(further)], list[WrongOutput]()
     figures: ValidateResult = {"graphs": {}, "tolerance": limits, "dims": dims}
     problems: list[CheckFailure] = []
+    doubts: list[Doubt] = []
+    all_checks: dict[str, Checks] = {}  # by graph
     for graph, cases in golden.items():
         job.progress(f"running the {graph} graph in {len(cases)} cases")
         check = GraphCheck(job, job.inputs[f"{graph}.model"], _rules(job, graph))
-        checks = check.compare(cases)
-        compared = [case.compared for case in checks.values()]  # as engines are in these cases
+        own = {name: case.tensors for name, case in further.items() if case.graph == graph}
+        checks: dict[str, ComparedCase] = {}
+        for name, tensors in {**cases, **own}.items():
+            job.progress(f"case {name}")
+            case_text = format_case(name, dims.get(name, {}))
+            checked = check.compare({case_text: tensors})[case_text]
+            if wrong_outputs(checked) and check.is_unstable(checked, tensors):
+                doubts.append(uncompared_case(name, case_text, UNSTABLE))
+            else:
+                checks[name] = checked
+        all_checks[graph] = checks
+        # as engines are in these cases
+        compared = [case.compared for name, case in checks.items() if name in cases]
         for output, reason in uninformative_outputs(compared).items():
             problem = f"output {output}: {reason} in every case, so no case compares anything"
             problems.append({"graph": graph, "output": output, "problem": problem})
-        for name, case in further.items():
-            if case.graph != graph:
-                continue
-            job.progress(f"case {name}")
-            case_text = format_case(name, case.sizes)
-            checked = check.compare({case_text: case.tensors})[case_text]
-            if wrong_outputs(checked) and check.is_unstable(checked, case.tensors):
-                warnings.append(f"case {case_text} is not compared: {UNSTABLE}")
-            else:
-                checks[name] = checked
+        if cases and (problem := uncompared_problem(job, compared, doubts)):
+            problems.append({"graph": graph, "problem": problem})
         wrong, numbers = summarize_checks(job, graph, checks, limits)
         failed += wrong
         figures["graphs"][graph] = numbers["cases"]
-    figures["warnings"] = warnings
+    figures["warnings"], figures["doubts"] = warnings, doubts
     figures["failures"] = [{**o.failure(), "dims": dims.get(o.case, {})} for o in failed]
     if failed:
-        reason, hint = _verdict(failed, further)
-        exports = () if hint == _STABLE else OTHER_EXPORTS
-        return StageResult("failed", reason, hint, figures, exports)
+        first_case = all_checks[failed[0].graph][failed[0].case]
+        reason, hint = _verdict(job, failed, first_case, further)
+        return StageResult("failed", reason, hint, figures, OTHER_EXPORTS)
     if problems:
         figures["failures"], first = problems[:1], problems[0]
+        if "output" not in first:
+            return StageResult("failed", first["problem"], STABLE_HINT, figures)
         changes = uninformative_changes(first["output"])
         return StageResult("failed", first["problem"], UNINFORMATIVE, figures, changes)
     return StageResult(figures=figures)
@@ -122,20 +130,21 @@ def _rules(job: Job, graph: str) -> OutputRules:
 
 
 def _verdict(
-    failed: Sequence[WrongOutput], further: Mapping[str, _ComparedCase]
+    job: Job,
+    failed: Sequence[WrongOutput],
+    case: ComparedCase,
+    further: Mapping[str, _ComparedCase],
 ) -> tuple[str, str]:
     """Describe the first failure, and its remedy."""
     first = failed[0]
-    note = first.comparison.note
-    reason = first.sentence() + (f"; {note}" if note else "") + and_more(failed)
-    if note:
-        return reason, _STABLE
+    reason = first.sentence() + and_more(failed)
     if first.case in further:
         sizes_text = format_dims(further[first.case].sizes)
         reason += f"; {first.case} has {sizes_text}" if sizes_text else ""
-    elif first.graph == "simplified" or first.comparison.non_finite:
+    elif first.graph == "simplified":
         return reason, ""
-    return reason, FIXED_SIZES
+    branches = read_branches(job.advisory.get("export"))
+    return reason, difference_hint(case, first.output, branches)
 
 
 def _further_cases(job: Job) -> dict[str, _ComparedCase]:

@@ -13,7 +13,7 @@ from buildsys.plan.model_plan import FULL_PRECISION, EnginePlan, ModelPlan
 def plan_verify(model: ModelPlan, engine: EnginePlan) -> Iterator[Action]:
     """Plan the check of ``engine``."""
     final, operators = model.final, engine.loaded_operators
-    further = _further_cases(model, engine)
+    further, uncompared = _further_cases(model, engine), model.spec["validate"]["uncompared"]
     plugins = ["python"] if operators.sources else []
     tools = ["numpy", *engine.run_tools, *plugins, *engine.toolchain_tools]
     # a graph shows how its outputs are made
@@ -29,6 +29,7 @@ def plan_verify(model: ModelPlan, engine: EnginePlan) -> Iterator[Action]:
             "tolerance": engine.tolerance,
             "cases": engine.cases,
             **({"further": further} if further else {}),
+            **({"uncompared": uncompared} if uncompared else {}),
             **final.compare,
         },
         inputs={

@@ -20,18 +20,21 @@ from buildsys.onnx_graphs.output_policies import (
     uninformative_changes,
     uninformative_outputs,
 )
-from buildsys.onnx_graphs.result_types import CheckFailure
+from buildsys.onnx_graphs.result_types import CheckFailure, Doubt
 from buildsys.onnx_graphs.tensor_comparison import Comparison
 from buildsys.onnx_graphs.tensors import Case, load_case, nudged_tensors, tensor_of
+from buildsys.stages.common.difference_hints import STABLE_HINT
 from buildsys.stages.common.golden_check import (
     and_more,
     case_figures,
     compare_case,
     output_rules,
     save_failed,
+    uncompared_case,
+    uncompared_problem,
     wrong_outputs,
 )
-from buildsys.stages.common.rounding_noise import is_unstable
+from buildsys.stages.common.rounding_noise import UNSTABLE, is_unstable
 from buildsys.stages.operators.implementation import implementation_of
 from buildsys.stages.verify.result import VerifyResult
 from buildsys.system.backend_registry import describe_backend
@@ -123,6 +126,8 @@ class Verification:
         self._uninformative: list[str] = []
         self._agreements: dict[str, Agreement] = {}
         self._warnings: list[str] = []
+        self._doubts: list[Doubt] = []
+        self._is_uncompared = False
 
     def compare_cases(self) -> None:
         """Compare every case in every profile it fits, then the further cases.
@@ -142,16 +147,21 @@ class Verification:
             job.progress(f"case {run.case}{where}")
             job.count(number, len(runs), "cases")
             checked = self._run_case(run, golden[run.case])
-            self._record(run, checked)
-            finished.setdefault(run.profile, []).append(checked)
+            if not self._leaves_out(run, checked):
+                self._record(run, checked)
+                finished.setdefault(run.profile, []).append(checked)
         for profile, cases in finished.items():
             self._judge_agreement(output_agreements(cases, self._limits), profile)
         for output, reason in uninformative_outputs(self._compared.values()).items():
             text = f"output '{output}': {reason} in every case, so no case compares anything"
             self._fail(text, {"output": output})
             self._uninformative.append(output)
+        compared = list(self._compared)
         if not self.sentences:
             self._compare_further_cases()
+        if not self.sentences and (text := uncompared_problem(job, compared, self._doubts)):
+            self._fail(text, {})
+            self._is_uncompared = True
 
     def _check_coverage(self, runs: Sequence[CaseRun]) -> None:
         """Fail for cases without a profile, and profiles without a case."""
@@ -206,20 +216,20 @@ class Verification:
                 except StageError as error:
                     problem = f"case {self._name(name)}: {error.problem}"
                     raise type(error)(problem, error.hint) from error
-                if self._is_unstable(run, checked):
-                    text = "its outputs depend on the last bits of the inputs"
-                    self._warnings.append(f"case {self._name(name)} is not compared: {text}")
-                else:
+                if not self._leaves_out(run, checked):
                     self._record(run, checked)
 
-    def _is_unstable(self, run: CaseRun, checked: ComparedCase) -> bool:
-        """Check if the last bits of the inputs explain every wrong output."""
+    def _leaves_out(self, run: CaseRun, checked: ComparedCase) -> bool:
+        """Leave a case out if the last bits of the inputs explain every wrong output."""
 
         def nudged(draw: int) -> ComparedCase:
             inputs = nudged_tensors(checked.inputs, draw)
             return self._run_case(run, Case(inputs, checked.actual))
 
-        return is_unstable(checked, nudged, self._limits["rtol"])
+        if not is_unstable(checked, nudged, self._limits["rtol"]):
+            return False
+        self._doubts.append(uncompared_case(run.case, self._name(run.case), UNSTABLE))
+        return True
 
     def _run_case(self, run: CaseRun, golden: Case) -> ComparedCase:
         """Run a case; types that the library lacks become those of the reference."""
@@ -293,6 +303,8 @@ class Verification:
             figures["outside_profiles"] = self._outside
         if self._warnings:
             figures["warnings"] = self._warnings
+        if self._doubts:
+            figures["doubts"] = self._doubts
         if self._agreements:
             figures["agreement"] = {name: a.figures() for name, a in self._agreements.items()}
         figures["tolerance"] = self._limits
@@ -323,6 +335,8 @@ class Verification:
 
     def hint(self) -> str:
         """Name what makes a wrong engine right, "" if nothing is known."""
+        if self._is_uncompared:
+            return STABLE_HINT
         if self.changes():
             return UNINFORMATIVE
         compared = [c for outputs in self._compared.values() for c in outputs.values()]

@@ -1,0 +1,63 @@
+"""One hint per kind of difference between a graph and its original."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from buildsys.onnx_graphs.agreement import ComparedCase
+
+STABLE_HINT = (
+    "choose inputs.NAME.data, thresholds or weights that give stable outputs, such as distinct"
+    " scores: trained weights, or those of a python source, with or without randomize: true"
+)
+SIZE_HINT = (
+    "compute the size in forward from x.shape, without int() and float factors, or narrow dims to"
+    " sizes at which it is right"
+)
+_VALUE_HINT = (
+    "forward may decide by sizes or values in Python (if, int(), a dict), which the export keeps as"
+    " in its example: use tensor operations there, or narrow dims and inputs.NAME.data"
+)
+_SMALL_ERROR = 1e-2  # above it is no rounding
+
+
+def read_branches(export_result: Path | None) -> list[str]:
+    """List the lines where the tracer fixed a branch or value; [] for an unusable file."""
+    try:
+        content = json.loads(export_result.read_text(encoding="utf-8")) if export_result else {}
+        doubts = content.get("doubts", [])
+        return [doubt["place"] for doubt in doubts if doubt["kind"] in ("branch", "value")]
+    except (OSError, ValueError, AttributeError, KeyError, TypeError):
+        return []
+
+
+def difference_hint(case: ComparedCase, output: str, branches: list[str]) -> str:
+    """Name what to do about a wrong output, "" if nothing is known."""
+    if output not in case.actual or output not in case.expected:
+        return ""
+    ours, theirs = case.actual[output], case.expected[output]
+    if ours.dtype != theirs.dtype:
+        dtype = theirs.dtype
+        return f"convert the operands in forward before the operation, as in x.to(torch.{dtype})"
+    if branches:
+        return (
+            f"the export has fixed what forward decides at {', '.join(branches)}: use torch.where"
+            " or torch.cond there, or narrow dims and inputs.NAME.data to one side"
+        )
+    if ours.shape != theirs.shape:
+        return SIZE_HINT
+    comparison = case.compared[output]
+    if comparison.non_finite:
+        return (
+            "write forward so that it stays finite at these values, such as clamp before log, exp"
+            " and division, or give inputs.NAME.data the range of your data"
+        )
+    if theirs.values().dtype.kind not in "fc":
+        return (
+            "if nearly equal scores are the cause, outputs.NAME.compare says what may differ"
+            " (policy top_k, tokens or set)"
+        )
+    if comparison.relative < _SMALL_ERROR:
+        return f"if this is rounding, raise validate.rtol above {comparison.relative:.1e}"
+    return _VALUE_HINT
