@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 import torch
 from torch import nn
+from torch.nn.parameter import is_lazy
 
 from buildsys.errors import StageError
 from buildsys.manifest.shape_cases import concrete_shape
@@ -134,6 +135,9 @@ def make_network(options: Mapping[str, Any], project: Path) -> Network:
     )
     if made.needs_forward:
         with torch.no_grad(), measuring_layers(made.module, options["source"]["seed"]):
+            network.result(example_inputs(options, project))
+    elif any(map(is_lazy, made.module.parameters())):  # the first call decides the shapes
+        with torch.no_grad():
             network.result(example_inputs(options, project))
     return network
 

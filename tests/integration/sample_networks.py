@@ -183,6 +183,24 @@ class Recurrent(nn.Module):
         return self.cell(x)[0]
 
 
+class Scaled(nn.Module):
+    def forward(self, x: torch.Tensor, factor: torch.Tensor) -> torch.Tensor:
+        return x * float(factor)
+
+
+def captured() -> nn.Module:
+    """Return a program, whose eval() raises, inside another module."""
+    sizes = ({0: torch.export.Dim("n", min=1, max=64)},)
+    program = torch.export.export(
+        nn.Linear(4, 3).eval(), (torch.zeros(3, 4),), dynamic_shapes=sizes
+    )
+    return nn.Sequential(nn.Sequential(program.module()), nn.Dropout(), nn.ReLU())
+
+
+def lazy() -> nn.Module:
+    return nn.Sequential(nn.LazyLinear(8), nn.LazyBatchNorm1d(), nn.LazyLinear(3))
+
+
 class Gated(nn.Module):
     """Exporters name inner tensors linear, linear.weight, relu and the like."""
 

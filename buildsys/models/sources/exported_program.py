@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import types
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import nn
 from torch.export.passes import move_to_device_pass
 from torch.export.pt2_archive._package import load_pt2
 from torch.utils._pytree import tree_unflatten
@@ -45,11 +43,6 @@ def make(source: Mapping[str, Any], project: Path) -> SourceModule:
             f"save it again with torch {torch.__version__}: torch.export.save(program, FILE); for"
             " a machine without a GPU, move_to_device_pass(program, 'cpu') of torch.export.passes",
         ) from error
-    # a program has one mode; torch would raise
-    module.train = types.MethodType(_keep_mode, module)  # type: ignore[method-assign]
-    module.eval = types.MethodType(_keep_mode, module)  # type: ignore[method-assign]
-    for part in module.modules():
-        part.training = False
     return SourceModule(module, f"from {name}", program=_inputs(exported))
 
 
@@ -72,11 +65,6 @@ def _check_operators(file: Path, name: str, project: Path) -> None:
             f"save it again with torch {torch.__version__} in PyTorch's own operators, or use the"
             " network's code, which registers others: source: {python: FILE.py:CALLABLE}",
         )
-
-
-def _keep_mode(module: nn.Module, mode: bool = True) -> nn.Module:
-    del mode
-    return module
 
 
 def _inputs(exported: torch.export.ExportedProgram) -> dict[str, ProgramInput]:

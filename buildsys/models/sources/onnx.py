@@ -9,10 +9,11 @@ from typing import Any
 
 import numpy as np
 import onnx
+from onnx import TensorProto
 
 from buildsys.errors import StageError
 from buildsys.models.user_code import load_callable, project_file, reraise_as_stage_error
-from buildsys.onnx_graphs.onnx_file import load_model
+from buildsys.onnx_graphs.onnx_file import load_model, tensors_of
 
 
 def load_onnx(
@@ -34,6 +35,11 @@ def load_onnx(
         raise StageError(
             f"{name} returned {type(model).__name__}, not an onnx.ModelProto",
             f"for a torch.nn.Module, write source: {{python: {name}}}",
+        )
+    if outside := [t for t in tensors_of(model) if t.data_location == TensorProto.EXTERNAL]:
+        raise StageError(
+            f"{name} returned a model without its external data, such as {outside[0].name}",
+            "load them: onnx.external_data_helper.load_external_data_for_model(model, FOLDER)",
         )
     return model
 

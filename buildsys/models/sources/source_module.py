@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import types
 from collections.abc import Mapping
 from dataclasses import dataclass
 from importlib import import_module
@@ -56,10 +57,21 @@ def make_module(source: Mapping[str, Any], project: Path) -> SourceModule:
     kind = next(kind for kind in TORCH_KINDS if kind in source)
     # imported by name: a static import would put the code of every kind into the key
     made: SourceModule = import_module(f"buildsys.models.sources.{kind}").make(source, project)
+    for part in made.module.modules():
+        if "eval" in vars(part):  # a captured program has one mode: torch lets eval() raise
+            part.train = types.MethodType(_keep_mode, part)  # type: ignore[method-assign]
+            part.eval = types.MethodType(_keep_mode, part)  # type: ignore[method-assign]
+            for inner in part.modules():
+                inner.training = False
     made.module.eval()
     if on_gpu:
         made.module.to(GPU)
     return made
+
+
+def _keep_mode(module: nn.Module, mode: bool = True) -> nn.Module:
+    del mode
+    return module
 
 
 def needs_gpu(source: Mapping[str, Any]) -> bool:

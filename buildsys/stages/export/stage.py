@@ -39,7 +39,9 @@ from buildsys.workers.job import Job, StageResult
 Port = Mapping[str, Any]  # name, dtype and shape in the file
 # imported by name, so its code is only in the keys of ONNX sources
 _FILE_VERSIONS = "buildsys.backends.onnxruntime.file_versions"
-_UNUSED = (
+_TRACED = "Converting a tensor to"  # the tracer's warnings about values
+_UNUSED = ", which forward does not use"
+_REMOVE = (
     "remove it from inputs; if forward requires an argument, call gives it a constant:"
     " call: {args: [NAME, null]}"
 )
@@ -156,7 +158,8 @@ def _export_network(
         traced = export_change(exporter="torchscript", opset=opset)
         raise StageError(problem, "", (same, traced, *OTHER_EXPORTS))
     settle_shapes(model, options["inputs"], options["outputs"], job.outputs["model"].name)
-    _check_signature(model, options["inputs"], options["outputs"], request.output_names)
+    values = [text for text in warnings if text.startswith(_TRACED)]
+    _check_signature(model, options["inputs"], options["outputs"], request.output_names, values)
     figures = ExportResult(
         exporter=exporter,
         weights=network.weights,
@@ -170,11 +173,13 @@ def _check_signature(
     inputs: Declared,
     outputs: Declared,
     output_names: Sequence[str] | None = None,
+    traced: Sequence[str] = (),
 ) -> None:
     """Compare names, order, dtypes and dimensions of inputs and outputs.
 
-    ``output_names`` are the expected names if ``outputs`` declares none. A named dimension must be
-    dynamic in the file; a fixed one may be unknown there, but not different.
+    ``output_names`` are the expected names if ``outputs`` declares none, ``traced`` the tracer's
+    warnings about values. A named dimension must be dynamic in the file; a fixed one may be unknown
+    there, but not different.
     Raises: StageError: lists all differences.
     """
     file_inputs, file_outputs = ports(model)
@@ -185,10 +190,11 @@ def _check_signature(
         *_differences("output", file_outputs, outputs, list(outputs) or output_names),
     ]
     if problems:
-        hint = (
-            _UNUSED if any("which forward does not use" in problem for problem in problems) else ""
-        )
-        problem = "the ONNX file differs from the manifest: " + "; ".join(problems)
+        problem, hint = "the ONNX file differs from the manifest: " + "; ".join(problems), ""
+        if _UNUSED in problem and traced:
+            problem = problem.replace(_UNUSED, f": tracing made its value constant: {traced[0]}")
+        elif _UNUSED in problem:
+            hint = _REMOVE
         raise StageError(problem, hint, OTHER_EXPORTS)
 
 
@@ -198,7 +204,7 @@ def _differences(
     written = [port["name"] for port in file_ports]
     missing = [name for name in expected or () if name not in written]
     if kind == "input" and missing and set(written) < set(expected or ()):
-        yield f"the file lacks {', '.join(missing)}, which forward does not use"
+        yield f"the file lacks {', '.join(missing)}{_UNUSED}"
     elif expected is not None and written != list(expected):
         yield (
             f"its {kind}s are {', '.join(written) or 'none'},"

@@ -318,6 +318,15 @@ def test_an_input_that_forward_does_not_use(tmp_path: Path) -> None:
     assert run(tmp_path, "IgnoresOne", inputs=inputs, call={"args": ["x", None]}).status == "passed"
 
 
+def test_an_input_whose_value_tracing_makes_constant(tmp_path: Path) -> None:
+    inputs = {"x": {"shape": ["batch", 4]}, "factor": {"shape": []}}
+    assert (
+        "the file lacks factor: tracing made its value constant: Converting a tensor to a Python"
+        f" float might cause the trace to be incorrect ({line_of('float(factor)')})"
+    ) in failure(tmp_path, "Scaled", inputs=inputs)
+    assert run(tmp_path, "Scaled", inputs=inputs, export=dynamo(18)).status == "passed"
+
+
 def test_a_size_that_forward_fixes_is_named(tmp_path: Path) -> None:
     message = failure(tmp_path, "Unrolled", export=dynamo())
     assert "for dimension inputs['x'].shape[0]" in message

@@ -9,15 +9,16 @@ import numpy as np
 import onnx
 import pytest
 import torch
-from export_jobs import dynamo, export_network
+from export_jobs import NETWORKS, dynamo, export_network
 from sample_networks import Gated
 from small_graphs import parse
 from stage_jobs import manifest, stage_job
 
 from buildsys.backends.onnxruntime.session import OrtGraph
 from buildsys.errors import StageError
-from buildsys.onnx_graphs.tensors import tensor_of
+from buildsys.onnx_graphs.tensors import load_case, tensor_of
 from buildsys.stages.export import stage as export
+from buildsys.stages.reference import stage as reference
 
 EXPORTERS = pytest.mark.parametrize("exporter", [{}, dynamo()], ids=["torchscript", "dynamo"])
 
@@ -62,6 +63,18 @@ def test_a_dynamic_size_that_the_exporter_writes_as_a_number(tmp_path: Path) -> 
     graph = OrtGraph(tmp_path / "m/export/model.onnx")
     x = np.zeros((2, 7, 4), np.float32)
     assert graph.run({"x": tensor_of(x)})[output["name"]].shape == (2, 7, 5)
+
+
+@pytest.mark.parametrize("name", ["captured", "lazy"])
+def test_modules_that_are_complete_or_in_evaluation_mode_later(tmp_path: Path, name: str) -> None:
+    source = {"python": f"{NETWORKS}:{name}"}
+    job = stage_job("reference", manifest(source=source), tmp_path)
+    reference.run(job)
+    export_network(tmp_path, name, export=dynamo())
+    golden = load_case(job.outputs["case.opt"])
+    actual = OrtGraph(tmp_path / "m/export/model.onnx").run(golden.inputs)
+    for output, tensor in golden.outputs.items():
+        np.testing.assert_allclose(actual[output].array, tensor.array, atol=1e-6)
 
 
 def export_file(folder: Path, model: onnx.ModelProto, **sections: Any) -> dict[str, Any]:

@@ -228,3 +228,18 @@ def test_a_callable_makes_the_same_model_in_every_stage(tmp_path: Path) -> None:
     golden = load_case(job.outputs["case.opt"])
     found = OrtGraph(tmp_path / "build/m/export/model.onnx").run(golden.inputs)
     assert (found["y"].array == golden.outputs["y"].array).all()
+
+
+def test_a_callable_that_leaves_its_weights_behind(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "graph.py").write_text(
+        "import onnx\ndef make():\n    return onnx.load('g.onnx', load_external_data=False)\n"
+    )
+    options = {"save_as_external_data": True, "location": "g.bin", "size_threshold": 0}
+    onnx.save(conv_bn(), tmp_path / "g.onnx", **options)
+    resolved = manifest(source={"onnx": "graph.py:make"}, inputs=IMAGE)
+    for stage, module in (("export", export), ("reference", reference)):
+        with pytest.raises(StageError, match="returned a model without its external data, such as"):
+            module.run(stage_job(stage, resolved, tmp_path / "build", tmp_path))
