@@ -93,6 +93,12 @@ def load_assembled(path: Path | None) -> list[str]:
     return [] if path is None else list(json.loads(path.read_text())["outputs"])
 
 
+def load_empty(path: Path | None) -> dict[str, Policy]:
+    """Read the outputs without elements at any size, with the policy that their shape is enough."""
+    names = [] if path is None else json.loads(path.read_text()).get("empty", [])
+    return {name: {**_AUTO, "allow_zero": True} for name in names}
+
+
 def uninformative_outputs(cases: Iterable[Mapping[str, Comparison]]) -> dict[str, str]:
     """Map the outputs without an informative case to the reasons."""
     reasons: dict[str, list[str]] = {}

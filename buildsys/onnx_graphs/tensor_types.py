@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from math import prod
 
 import numpy as np
@@ -19,7 +19,7 @@ from onnx import (
 )
 
 from buildsys.errors import StageError
-from buildsys.onnx_graphs.onnx_file import all_nodes, subgraphs, tensors_of
+from buildsys.onnx_graphs.onnx_file import all_nodes, ports, subgraphs, tensors_of
 
 DTYPES = {"fp16": "float16", "bf16": "bfloat16"}  # precision -> type
 ELEM_TYPES = {"float16": TensorProto.FLOAT16, "bfloat16": TensorProto.BFLOAT16}
@@ -179,6 +179,13 @@ def assembled_outputs(model: ModelProto) -> list[str]:
                 break
             pending += node.input[:1] if node.op_type in _FIRST_INPUT_ONLY else node.input
     return assembled
+
+
+def output_facts(model: ModelProto, assembled: Iterable[str]) -> dict[str, list[str]]:
+    """Collect what comparisons must know: assembled outputs, and those without elements."""
+    shapes = {port["name"]: port["shape"] or () for port in ports(model)[1]}
+    empty = [name for name, shape in shapes.items() if 0 in shape]
+    return {"outputs": sorted(shapes.keys() & set(assembled)), "empty": empty}
 
 
 def emulate(model: ModelProto, precision: str) -> ModelProto:

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 from buildsys.manifest.default_limits import effective_limits
 from buildsys.onnx_graphs.agreement import Agreement, ComparedCase, output_agreements
-from buildsys.onnx_graphs.output_policies import Policy, compare_outputs, load_assembled
+from buildsys.onnx_graphs.output_policies import Policy, compare_outputs, load_assembled, load_empty
 from buildsys.onnx_graphs.result_types import CheckFailure, ComparedCases, Doubt, OutputComparison
 from buildsys.onnx_graphs.tensor_comparison import Comparison
 from buildsys.onnx_graphs.tensors import Case, Tensor, save_tensors
@@ -47,8 +47,9 @@ class OutputRules(NamedTuple):
 
 def output_rules(job: Job, suffix: str = "") -> OutputRules:
     """Read the rules of a job's graph, e.g. with the suffix ``_simplified``."""
-    assembled = load_assembled(job.inputs.get(f"assembled{suffix}"))
-    return OutputRules(job.options.get(f"compare{suffix}", {}), assembled)
+    path = job.inputs.get(f"assembled{suffix}")
+    policies = {**load_empty(path), **job.options.get(f"compare{suffix}", {})}
+    return OutputRules(policies, load_assembled(path))
 
 
 def golden_limits(job: Job, golden: Mapping[str, Case]) -> dict[str, float | None]:

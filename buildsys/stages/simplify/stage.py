@@ -19,7 +19,7 @@ from buildsys.onnx_graphs.onnx_file import (
     save_model,
 )
 from buildsys.onnx_graphs.result_types import GraphSummary
-from buildsys.onnx_graphs.tensor_types import assembled_outputs
+from buildsys.onnx_graphs.tensor_types import assembled_outputs, output_facts
 from buildsys.onnx_graphs.tensors import Tensor, load_case
 from buildsys.stages.common.golden_check import failures_of, figures_of
 from buildsys.stages.common.graph_runs import (
@@ -51,7 +51,8 @@ def run(job: Job) -> StageResult:
     original = load_model(source, external_data=False)
     before = file_facts(original, source)
     ports, limits = interface(original), limits_of(original)
-    job.outputs["assembled"].write_text(json.dumps({"outputs": assembled_outputs(original)}))
+    facts = output_facts(original, assembled_outputs(original))
+    job.outputs["assembled"].write_text(json.dumps(facts))
     initializers_are_inputs = len(original.graph.input) > len(ports["input"])
     if tool == "none":
         copy_model(source, target)

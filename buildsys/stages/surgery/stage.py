@@ -30,7 +30,7 @@ from buildsys.onnx_graphs.onnx_file import (
 from buildsys.onnx_graphs.output_policies import load_assembled
 from buildsys.onnx_graphs.random_nodes import random_nodes, refuse_random
 from buildsys.onnx_graphs.result_types import CheckFailure
-from buildsys.onnx_graphs.tensor_types import assembled_outputs
+from buildsys.onnx_graphs.tensor_types import assembled_outputs, output_facts
 from buildsys.onnx_graphs.tensors import load_case, save_case
 from buildsys.stages.common.golden_check import and_more, failures_of, figures_of, save_failed
 from buildsys.stages.common.graph_runs import compare_cases, limits_of, run_cases
@@ -100,9 +100,8 @@ def run(job: Job) -> StageResult:
         names = load_assembled(job.inputs["assembled"])
         for step in job.options["steps"]:
             names = [(step.get("rename") or {}).get(name, name) for name in names]
-        present = {port["name"] for port in figures["outputs"]}
-        names = sorted({*names, *assembled_outputs(model)} & present)
-        job.outputs["assembled"].write_text(json.dumps({"outputs": names}))
+        facts = output_facts(model, {*names, *assembled_outputs(model)})
+        job.outputs["assembled"].write_text(json.dumps(facts))
     return StageResult(figures=figures)
 
 

@@ -16,6 +16,7 @@ from stage_jobs import manifest, stage_job
 
 from buildsys.backends.onnxruntime.session import OrtGraph
 from buildsys.errors import StageError
+from buildsys.onnx_graphs.tensor_types import output_facts
 from buildsys.onnx_graphs.tensors import load_case, tensor_of
 from buildsys.stages.export import stage as export
 from buildsys.stages.reference import stage as reference
@@ -125,3 +126,22 @@ def test_two_outputs_of_one_name(tmp_path: Path) -> None:
     model.graph.output.append(model.graph.output[0])
     with pytest.raises(StageError, match="2 outputs are named y"):
         export_file(tmp_path, model)
+
+
+@pytest.mark.parametrize(
+    ("text", "settled", "empty"),
+    [
+        ("(float[0,4] x) => (float[0,4] y) { y = Relu (x) }", [0, 4], ["y"]),
+        ("(float[0,4] x) => (float[7,0] y) { y = Reshape <allowzero=1> (x, s) }", [7, 0], ["y"]),
+        ("(float[3,4] x) => (int64[2,0] y) { y = NonZero (x) }", [2, None], []),
+    ],
+)
+def test_outputs_without_elements_at_any_size(
+    tmp_path: Path, text: str, settled: list[Any], empty: list[str]
+) -> None:
+    model = parse(text, {"s": np.int64([7, 0])} if "s)" in text else {})
+    dims = [dim.dim_value for dim in model.graph.input[0].type.tensor_type.shape.dim]
+    (output,) = export_file(tmp_path, model, inputs={"x": {"shape": dims}})["outputs"]
+    assert output["shape"] == settled
+    written = onnx.load(tmp_path / "build/m/export/model.onnx")
+    assert output_facts(written, ["y", "z"]) == {"outputs": ["y"], "empty": empty}

@@ -17,6 +17,7 @@ from buildsys.errors import StageError
 from buildsys.onnx_graphs.output_policies import (
     compare_outputs,
     load_assembled,
+    load_empty,
     uninformative_changes,
     uninformative_outputs,
 )
@@ -72,6 +73,17 @@ def test_the_assembled_outputs_come_from_a_file(tmp_path: Path) -> None:
     file.write_text(json.dumps({"outputs": ["a", "b"]}))
     assert load_assembled(file) == ["a", "b"]
     assert load_assembled(None) == []
+    assert load_empty(file) == load_empty(None) == {}
+
+
+def test_the_shape_is_enough_for_an_output_without_elements(tmp_path: Path) -> None:
+    file = tmp_path / "assembled.json"
+    file.write_text(json.dumps({"outputs": [], "empty": ["y"]}))
+    empty = np.zeros((2, 0), np.float32)
+    compared = check({"y": empty}, {"y": empty}, FP16, load_empty(file))
+    assert uninformative_outputs([compared]) == {}
+    assert compared["y"].note == "it is empty, as allowed"
+    assert not check({"y": empty[:1]}, {"y": empty}, FP16, load_empty(file))["y"].passed
 
 
 @given(st.integers(0, 10_000), st.floats(1e-3, 1e3))
