@@ -8,69 +8,79 @@ from __future__ import annotations
 import os
 import pickle
 import re
+from argparse import Namespace
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
-from pathlib import Path
+from collections.abc import Mapping
+from pathlib import Path, PosixPath
 from typing import Any
 
+import numpy as np
 import torch
 from torch import nn
 
 from buildsys.errors import StageError
+from buildsys.models.state_dicts import COUNTER, find_state, shortened, state_maps, tied_names
 from buildsys.models.user_code import first_line, import_library, project_file
+from buildsys.system.file_kinds import describe_file
 from buildsys.system.files import sha256_of
 from buildsys.system.weight_names import HUB, INDEX_SUFFIX, parse_hub_name, read_index
 
 SAFETENSORS = ".safetensors"
-_WRAPPERS = ("state_dict", "model_state_dict", "model")  # keys used by training scripts
-_PARALLEL_PREFIX = "module."  # DataParallel saves every name with it
-_LISTED_NAMES = 3
 _SHA256 = re.compile(r"[0-9a-f]{64}")
+# of numbers and settings next to state dicts; reading them runs no code of the file
+_HARMLESS: list[Any] = [
+    *(np.dtype, np.ndarray, Namespace, PosixPath, defaultdict),
+    *(type(np.dtype(name)) for name in ("bool", "int32", "int64", "float32", "float64")),
+    *(
+        (value.__reduce__()[0], f"numpy.{package}.multiarray.{name}")
+        for name, value in (("scalar", np.float64()), ("_reconstruct", np.zeros(0)))
+        for package in ("core", "_core")  # before numpy 2, and since
+    ),
+]
 State = Mapping[str, Any]
 
 
-def load_weights(
-    module: nn.Module, weights: Mapping[str, Any], project: Path, network: str
-) -> None:
-    """Load a state dict of the project into ``module``.
+def load_weights(module: nn.Module, weights: Mapping[str, Any], project: Path, network: str) -> str:
+    """Load a state dict of the project into ``module``, and describe its origin.
 
-    ``weights`` is ``{file:, sha256:}`` of the manifest. A file by torch may be a checkpoint with
-    the state dict under ``state_dict``, ``model_state_dict`` or ``model``. Names may have the
-    ``module.`` prefix of DataParallel.
+    ``weights`` is ``{file:, sha256:, key:}`` of the manifest.
     Raises: StageError: no such file, a different digest, or not a state dict of this network.
     """
-    expected = module.state_dict()
-    state = read_weights(weights, project)
-    if all(name.startswith(_PARALLEL_PREFIX) for name in state) and not any(
-        name.startswith(_PARALLEL_PREFIX) for name in expected
-    ):
-        state = {name.removeprefix(_PARALLEL_PREFIX): value for name, value in state.items()}
-    # safetensors keeps shared tensors once, under one of their names
-    names_of = defaultdict(list)
-    for tensor_name, tensor in expected.items():
-        if isinstance(tensor, torch.Tensor) and tensor.numel():
-            place = tensor.data_ptr(), tensor.shape, tensor.stride()
-            names_of[place].append(tensor_name)
-    for names in names_of.values():
-        saved = [state[name] for name in names if name in state]
-        if saved and len(saved) < len(names):
-            state = {**dict.fromkeys(names, saved[0]), **state}
+    expected, title = module.state_dict(), str(weights["file"])
+    key, state, others = find_state(read_weights(weights, project), module, weights["key"], title)
+    counters = {name: value for name, value in expected.items() if name.endswith(COUNTER)}
+    shared = {
+        name: value
+        for names in tied_names(expected)
+        for value in [state[name] for name in names if name in state][:1]
+        for name in names
+    }
+    state = {**counters, **shared, **state}
     problems = [
+        f"{text} {shortened(names)}"
+        for text, names in (
+            ("it lacks", sorted(expected.keys() - state.keys())),
+            ("the network has no", sorted(state.keys() - expected.keys())),
+        )
+        if names
+    ] or [
         f"{name} is {_kind(state[name])} in the file and {_kind(expected[name])} in the network"
-        for name in sorted(state.keys() & expected.keys())
+        for name in sorted(expected.keys() - counters.keys())
         if _kind(state[name]) != _kind(expected[name])  # torch converts between kinds
     ]
     try:
         if not problems:
             module.load_state_dict(state)
-    except RuntimeError as error:  # it lists all keys and shapes, one kind a line
+    except RuntimeError as error:  # it lists all shapes, one a line
         problems = [line.strip().rstrip(". ") for line in str(error).splitlines()[1:]]
     if problems:
+        more = f" (and {len(problems) - 2} more)" if len(problems) > 2 else ""
         raise StageError(
-            f"the state dict in {weights['file']} does not fit {network}:"
-            f" {'; '.join(problems):.500}",
+            f"the state dict in {title} does not fit {network}: {'; '.join(problems[:2])}{more}",
             "name weights of this network, or build the one they are of",
         )
+    entry = f", key {key}" if key else ""
+    return f"from {title}{entry}" + (f", without {others} other tensors" if others else "")
 
 
 def _kind(value: Any) -> str:
@@ -100,7 +110,9 @@ def read_weights(weights: Mapping[str, Any], project: Path) -> State:
             raise StageError(f"{part}, a shard of {title}, does not exist", again)
     digest = sha256_of(file, *(file.parent / name for name in shards)) if weights["sha256"] else ""
     if digest != (weights["sha256"] or ""):
-        whole = f"{title} with its shards" if shards else title
+        whole, (kind, remedy) = f"{title} with its shards" if shards else title, describe_file(file)
+        if kind:
+            raise StageError(f"{title} {kind}", remedy)
         raise StageError(
             f"{whole} has the sha256 {digest}, the manifest expects {weights['sha256']}",
             "restore the expected file, or update the digest in the manifest",
@@ -122,18 +134,23 @@ def _read(file: Path, title: str) -> State:
         return read_safetensors(file, title)
     hint = "save a plain state dict: torch.save(model.state_dict(), FILE)"
     try:
-        loaded: Any = torch.load(file, map_location="cpu", weights_only=True)
+        with torch.serialization.safe_globals(_HARMLESS):
+            loaded: Any = torch.load(file, map_location="cpu", weights_only=True)
     except Exception as error:  # a damaged file raises any class
+        kind, remedy = describe_file(file)
+        if kind:
+            raise StageError(f"{title} {kind}", remedy) from error
         # torch wraps the reason in advice to load without weights_only, which would execute code
         inner = error.__context__ if isinstance(error, pickle.UnpicklingError) else None
         reason = first_line(inner or error).partition(". Please ")[0].rstrip(".")
-        problem = f"torch.load(weights_only=True) cannot read {title}: {reason}"
+        problem = f"torch.load(weights_only=True) cannot read {title}: {reason:.200}"
         raise StageError(problem, hint) from error
-    if isinstance(loaded, Mapping):
-        wrapped = (loaded.get(key) for key in _WRAPPERS)
-        loaded = next((state for state in wrapped if isinstance(state, Mapping)), loaded)
-        if any(isinstance(value, torch.Tensor) for value in loaded.values()):
-            return dict(loaded)
+    if isinstance(loaded, Mapping) and any(
+        isinstance(value, torch.Tensor)
+        for _, state in state_maps(loaded)
+        for value in state.values()
+    ):
+        return loaded
     kind = type(loaded).__name__
     raise StageError(f"{title} holds an object of type {kind} without tensors", hint)
 
@@ -148,17 +165,14 @@ def read_safetensors(file: Path, title: str) -> dict[str, torch.Tensor]:
         with safe_open(file, framework="pt") as opened:
             return {name: opened.get_tensor(name) for name in opened.keys()}  # noqa: SIM118
     except Exception as error:  # a damaged file raises any class
+        kind, remedy = describe_file(file)
+        if kind:
+            raise StageError(f"{title} {kind}", remedy) from error
         reason = first_line(error).partition(", expected one of")[0]
         raise StageError(
             f"{title} is not a valid safetensors file: {reason}",
             "save it with safetensors.torch.save_model(model, FILE), or name it .pth",
         ) from error
-
-
-def shortened(names: Sequence[str]) -> str:
-    """List the first names and the number of the others."""
-    more = len(names) - _LISTED_NAMES
-    return ", ".join(names[:_LISTED_NAMES]) + (f" and {more} more" if more > 0 else "")
 
 
 def locate(name: str, project: Path) -> Path:

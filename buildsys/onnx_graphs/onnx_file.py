@@ -28,6 +28,7 @@ from onnx.external_data_helper import ExternalDataInfo
 from buildsys.errors import StageError
 from buildsys.onnx_graphs.result_types import GraphSummary, TensorPort
 from buildsys.onnx_graphs.tensors import Array
+from buildsys.system.file_kinds import describe_file
 
 DATA_SUFFIX = ".data"  # external data of model.onnx is model.onnx.data
 ONE_MESSAGE_LIMIT = 1_500_000_000  # bytes; protobuf's limit is 2 GiB, and libraries add to a graph
@@ -47,10 +48,16 @@ def load_model(path: Path, *, external_data: bool = True) -> ModelProto:
     Raises: StageError: the file is not ONNX, or its external data is missing.
     """
     try:
-        if path.is_file() and (size := path.stat().st_size) > _LARGEST_FILE:
+        size = path.stat().st_size
+        if size > _LARGEST_FILE:
             raise ValueError(f"it has {size} bytes, and protobuf files at most {_LARGEST_FILE}")
+        if not size:
+            raise ValueError("it is empty")  # for protobuf, a message without fields
         return onnx.load(path, load_external_data=external_data)
     except (DecodeError, OSError, ValueError, onnx.checker.ValidationError) as error:
+        kind, remedy = describe_file(path) if path.is_file() else ("", "")
+        if kind:
+            raise StageError(f"{path.name} {kind}", remedy) from error
         raise StageError(
             f"{path.name} cannot be read as ONNX: {first_line(error)}",
             "check the file; export it again if it is damaged",

@@ -19,6 +19,8 @@ class WeightsFile(Spec):
     """State dict: .pth, .safetensors or its index.json; hf://OWNER/NAME@COMMIT/FILE."""
     sha256: Digest | None = None
     """Expected digest of the file; with shards, of the index and all shards."""
+    key: str | None = Field(None, min_length=1)
+    """Of several state dicts in the file, such as model_ema or state_dict.teacher."""
 
 
 TorchvisionWeights = Annotated[

@@ -87,8 +87,7 @@ def filled(
     Raises: StageError: the file cannot be read or does not fit.
     """
     if weights := source["weights"]:
-        load_weights(module, weights, project, network)
-        return SourceModule(module, f"from {weights['file']}")
+        return SourceModule(module, load_weights(module, weights, project, network))
     seed = source["seed"]
     draw_parameters(module, seed)
     return SourceModule(module, f"random, seed {seed}", has_measured_layers(module))

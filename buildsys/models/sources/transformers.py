@@ -13,8 +13,9 @@ from torch import nn
 
 from buildsys.errors import StageError
 from buildsys.models.sources.source_module import SourceModule, filled
+from buildsys.models.state_dicts import largest_state, shortened
 from buildsys.models.user_code import import_library, reraise_as_stage_error
-from buildsys.models.weights_files import is_present, locate, read_weights, shortened
+from buildsys.models.weights_files import is_present, locate, read_weights
 from buildsys.system.files import read_limited, sha256_of
 from buildsys.system.printable import did_you_mean
 from buildsys.system.weight_names import INDEX_SUFFIX, shards_of
@@ -185,7 +186,7 @@ def _weights(source: Mapping[str, Any], project: Path) -> Mapping[str, Any] | No
             f"the checkpoint {folder} has the sha256 {digest}, the manifest expects {expected}",
             "restore its files, or update the digest in the manifest",
         )
-    return {"file": file, "sha256": None}
+    return {"file": file, "sha256": None, "key": None}
 
 
 def weights_file(folder: str, project: Path) -> str:
@@ -213,10 +214,11 @@ def _pretrained(
 
     Raises: StageError: tensors are missing or have other shapes.
     """
+    loaded, title = read_weights(weights, project), weights["file"]
     module, info = type(outline).from_pretrained(
         None,
         config=config,
-        state_dict=dict(read_weights(weights, project)),
+        state_dict=dict(largest_state(loaded, weights["key"], title)),
         output_loading_info=True,
         **kwargs,
     )

@@ -365,7 +365,7 @@ def test_weights_of_a_commit_are_downloaded_once(
     torch.save({"weight": torch.full((2, 2), 2.0), "bias": torch.ones(2)}, tmp_path / "w.pth")
     served["weights/net.pth"] = (tmp_path / "w.pth").read_bytes()
     module = nn.Linear(2, 2)
-    weights = {"file": f"{NAME}/weights/net.pth", "sha256": None}
+    weights = {"file": f"{NAME}/weights/net.pth", "sha256": None, "key": None}
     load_weights(module, weights, tmp_path, "net")
     assert (module.weight == 2.0).all()
     monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:9")  # nothing listens there

@@ -3,9 +3,11 @@ from __future__ import annotations
 import hashlib
 import json
 import struct
+from argparse import Namespace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from sample_networks import Affine, Small
@@ -175,14 +177,22 @@ def test_example_inputs_suit_embeddings_lengths_and_masks() -> None:
 # --- weights from files ---
 
 
-def loaded(tmp_path: Path, state: Any, **weights: Any) -> nn.Module:
-    (tmp_path / "net.py").write_text("from torch import nn\ndef make(): return nn.Linear(4, 3)\n")
+LINEAR = "from torch import nn\ndef make(): return nn.Linear(4, 3)\n"
+
+
+def made(folder: Path, state: Any, code: str = LINEAR, **weights: Any) -> tuple[Any, str]:
+    (folder / "net.py").write_text(code)
     if state is not None:
-        torch.save(state, tmp_path / "w.pth")
+        torch.save(state, folder / "w.pth")
     source = {"python": "net.py:make", "seed": 0, "kwargs": {}, "randomize": False}
-    return make_module(
-        {**source, "weights": {"file": "w.pth", "sha256": None, **weights}}, tmp_path
-    ).module
+    weights = {"file": "w.pth", "sha256": None, "key": None, **weights}
+    module = make_module({**source, "weights": weights}, folder)
+    return module.module, module.weights
+
+
+def loaded(tmp_path: Path, state: Any, **weights: Any) -> nn.Module:
+    module: nn.Module = made(tmp_path, state, **weights)[0]
+    return module
 
 
 def linear_state(features: int = 3, prefix: str = "") -> dict[str, torch.Tensor]:
@@ -192,19 +202,58 @@ def linear_state(features: int = 3, prefix: str = "") -> dict[str, torch.Tensor]
     }
 
 
+HALVES = {name: tensor.half() for name, tensor in linear_state().items()}
+ADAM = {"state": {0: {"exp_avg": torch.ones(3, 4)}}, "param_groups": [{"lr": 0.1}]}
+
+
 @pytest.mark.parametrize(
-    "state",
+    ("state", "origin"),
     [
-        linear_state(),
-        linear_state(prefix="module."),
-        {"epoch": 3, "state_dict": linear_state()},
-        {"model_state_dict": linear_state(prefix="module.")},
-        {"model": linear_state()},
+        (linear_state(), ""),
+        (linear_state(prefix="module."), ", key module"),
+        (linear_state(prefix="_orig_mod.module."), ", key _orig_mod.module"),
+        ({"n": torch.tensor(3), **linear_state(prefix="module.")}, ", key module, without 1 other"),
+        ({"epoch": 3, "state_dict": linear_state(prefix="model.")}, ", key state_dict.model"),
+        ({**linear_state(prefix="backbone."), "head.w": torch.ones(1)}, ", key backbone, without"),
+        ({"net": linear_state(), "optimizer": ADAM}, ", key net, without 1 other"),
+        ({"generator": linear_state(), "critic": linear_state(5)}, ", key generator, without 2"),
+        ({"a": {"b": HALVES}, "config": {"lr": 0.1}}, ", key a.b"),
+        ({**linear_state(), "config": {"lr": 0.1}, "epoch": 3}, ""),
+        ({"net": linear_state(), "args": Namespace(lr=0.1), "best": np.float64(0.9)}, ", key net"),
     ],
-    ids=["plain", "parallel", "state_dict", "model_state_dict", "model"],
 )
-def test_a_state_dict_is_loaded(tmp_path: Path, state: Any) -> None:
-    assert (loaded(tmp_path, state).weight == 2.0).all()
+def test_the_state_dict_in_a_checkpoint_is_loaded(tmp_path: Path, state: Any, origin: str) -> None:
+    module, weights = made(tmp_path, state)
+    assert (module.weight == 2.0).all()
+    assert weights.startswith(f"from w.pth{origin}")
+    assert origin or weights == "from w.pth"
+
+
+def test_one_of_several_state_dicts_is_chosen_by_its_key(tmp_path: Path) -> None:
+    state = {"model": linear_state(prefix="module."), "model_ema": {"weight": 2, **linear_state()}}
+    state["model_ema"]["bias"] = torch.full((3,), 7.0)
+    with pytest.raises(StageError) as error:
+        loaded(tmp_path, state)
+    assert str(error.value) == (
+        "w.pth has 2 state dicts of this network: model.module, model_ema;"
+        " choose one: weights: {file: w.pth, key: model.module}"
+    )
+    assert (loaded(tmp_path, state, key="model").bias == 1.0).all()
+    assert (loaded(tmp_path, state, key="model_ema").bias == 7.0).all()
+    with pytest.raises(StageError, match="no state dict of this network at the key ema; correct"):
+        loaded(tmp_path, state, key="ema")
+
+
+def test_counters_of_batches_are_not_needed(tmp_path: Path) -> None:
+    norm = "from torch import nn\ndef make(): return nn.BatchNorm1d(3)\n"
+    state = nn.BatchNorm1d(3).state_dict()
+    state["running_mean"] += 5.0
+    halves = {name: tensor.half() for name, tensor in state.items()}
+    del state["num_batches_tracked"]
+    for checkpoint in (state, halves, {"state_dict": state}):
+        module = made(tmp_path, checkpoint, norm)[0]
+        assert (module.running_mean == 5.0).all()
+        assert module.num_batches_tracked.dtype == torch.int64
 
 
 def test_the_digest_is_compared(tmp_path: Path) -> None:
@@ -233,7 +282,7 @@ class Trap:
         ),
         (
             {"weight": torch.ones(3, 4), "scale": torch.ones(1)},
-            'Missing key(s) in state_dict: "bias"; Unexpected key(s) in state_dict: "scale"',
+            "does not fit net.py:make: it lacks bias; the network has no scale; name weights of",
         ),
         ([1, 2], "w.pth holds an object of type list without tensors"),
         ({"epoch": 3}, "w.pth holds an object of type dict without tensors"),
@@ -261,6 +310,33 @@ def test_a_file_of_another_network_is_an_error(
     assert not (tmp_path / "trapped").exists()
 
 
+LFS = b"version https://git-lfs.github.com/spec/v1\noid sha256:abc\nsize 12345\n"
+PAGE = b"\n<!DOCTYPE html><html><body>404</body></html>"
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (LFS, "w.pth is a Git LFS pointer, not the file itself; run `git lfs pull`"),
+        (PAGE, "w.pth is a web page; download the file itself"),
+        (b"", "w.pth is empty; copy or download it again"),
+        (b"PK\x05\x06" + bytes(18), "w.pth is an empty archive; copy"),
+        (None, "w.pth is the beginning of a file; copy or download all of it"),
+    ],
+    ids=["pointer", "page", "empty", "no members", "truncated"],
+)
+@pytest.mark.parametrize("digest", [None, "0" * 64])
+def test_a_file_that_is_something_else_is_named(
+    tmp_path: Path, content: bytes | None, message: str, digest: str | None
+) -> None:
+    file = tmp_path / "w.pth"
+    torch.save(linear_state(), file)
+    file.write_bytes(file.read_bytes()[:-99] if content is None else content)
+    with pytest.raises(StageError) as error:
+        loaded(tmp_path, None, sha256=digest)
+    assert str(error.value).startswith(message)
+
+
 @pytest.fixture
 def linear(tmp_path: Path) -> bytes:
     """Write the weights of a linear layer as safetensors."""
@@ -281,12 +357,13 @@ def test_safetensors_are_loaded(tmp_path: Path, linear: bytes) -> None:
         (lambda content: struct.pack("<Q", 100 * 10**9) + content[8:], "header too large"),
         (lambda content: content[:-4], "incomplete metadata, file not fully covered"),
         (lambda content: b"\x80\x04\x8c\x02os\x94.", "or name it .pth"),
+        (lambda content: LFS, "w.safetensors is a Git LFS pointer, not the file itself; run `git"),
         (
             lambda content: content.replace(b'"F32"', b'"I32"', 1),
             "does not fit net.py:make: bias is integer in the file and float in the network",
         ),
     ],
-    ids=["100 GB", "truncated", "pickle", "integers"],
+    ids=["100 GB", "truncated", "pickle", "pointer", "integers"],
 )
 def test_bad_safetensors_are_one_sentence(
     tmp_path: Path, linear: bytes, change: Any, message: str
@@ -343,7 +420,7 @@ def test_a_shared_tensor_may_be_saved_once(tmp_path: Path) -> None:
         "    return module\n"
     )
     torch.save({"1.weight": torch.full((2, 2), 2.0)}, tmp_path / "w.pth")
-    weights = {"file": "w.pth", "sha256": None}
+    weights = {"file": "w.pth", "sha256": None, "key": None}
     source = {"python": "tied.py:make", "seed": 0, "kwargs": {}, "randomize": False}
     module: Any = make_module({**source, "weights": weights}, tmp_path).module
     assert (module[0].weight == 2.0).all()

@@ -190,6 +190,21 @@ def test_external_data_outside_the_folder_is_not_copied(tmp_path: Path) -> None:
         load_model(source)
 
 
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (b"", "model.onnx is empty; copy or download it again"),
+        (b"version https://git-lfs.github.com/spec/v1", "model.onnx is a Git LFS pointer"),
+        (b"<html>", "model.onnx is a web page; download the file itself"),
+    ],
+)
+def test_a_file_that_is_no_graph_is_named(tmp_path: Path, content: bytes, message: str) -> None:
+    (tmp_path / "model.onnx").write_bytes(content)
+    with pytest.raises(StageError) as error:
+        load_model(tmp_path / "model.onnx")
+    assert str(error.value).startswith(message)
+
+
 def test_the_report_counts_the_graphs_of_the_chain(tmp_path: Path) -> None:
     job = simplify_job(tmp_path, conv_bn())
     simplify.run(job)
