@@ -17,6 +17,7 @@ from buildsys.backends.onnxruntime.graphs import Operator, kernel_types
 from buildsys.backends.onnxruntime.session import OrtGraph
 from buildsys.errors import StageError
 from buildsys.onnx_graphs.onnx_file import all_nodes, convert_opset, opsets
+from buildsys.onnx_graphs.opset_seven import raise_to_seven
 
 _IR_VERSION, _OPSET = 8, 17  # read by every supported ONNX Runtime
 _OLDEST_IR_VERSION = 4  # before it, parameters are inputs as well, which tools do not expect
@@ -67,7 +68,7 @@ def fit_versions(model: ModelProto, title: str) -> tuple[ModelProto, list[str]]:
     """
     versions, fitting = versions_of(model), readable_versions(model)
     if fitting.opset != versions.opset:
-        model, problem = convert_opset(model, fitting.opset)
+        model, problem = _converted(model, versions.opset, fitting.opset)
         if problem:
             upgrade = ", or pip install -U onnxruntime" if fitting.opset < versions.opset else ""
             raise StageError(
@@ -88,6 +89,21 @@ def fit_versions(model: ModelProto, title: str) -> tuple[ModelProto, list[str]]:
         if before != after
     ]
     return model, changes
+
+
+def _converted(model: ModelProto, before: int, after: int) -> tuple[ModelProto, str]:
+    """Convert a model; give the reason if it stays."""
+    if before >= _OLDEST_OPSET:
+        return convert_opset(model, after)
+    model, problem = convert_opset(model, 6)
+    if problem:
+        return model, problem
+    model = ModelProto.FromString(model.SerializeToString())  # the file stays as it was
+    try:
+        raise_to_seven(model)
+    except StageError as error:
+        return model, error.problem
+    return convert_opset(model, after)
 
 
 def _has_kernels(model: ModelProto, opset: int) -> bool:
