@@ -72,7 +72,7 @@ ComparedCases = dict[str, dict[str, OutputComparison]]  # case -> output
 class Doubt(TypedDict):
     """What a passed check could not see."""
 
-    kind: str  # branch | state | uncompared
+    kind: str  # branch | value | state | uncompared
     text: str  # a sentence
     place: str  # FILE:LINE of the user's code, or the name of a case; "" if unknown
 

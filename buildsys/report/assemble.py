@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from buildsys.report.checks import checks_of, contradictions
+from buildsys.report.doubts import doubts_of, doubts_text
 from buildsys.report.engines import bench_notes, engine_lines, layer_lines, timings
 from buildsys.report.formatting import first_names
 from buildsys.report.graph_tables import graph_facts, graph_tables
@@ -104,20 +105,24 @@ def _assemble(
     own_status: str = PASSED,
 ) -> Report:
     checks = checks_of(results)
-    doubts = tuple(contradictions(checks))
+    broken = tuple(contradictions(checks))
+    accepted = (manifest.get("validate") or {}).get("accepted") or ()
+    doubts = list(doubts_of(results, accepted))
+    doubts_summary = doubts_text([doubt for _, doubt in doubts], checks)
     engines, bench = engine_lines(results, manifest), timings(results)
     report = Report(
         model=model,
         description=str(manifest.get("description") or ""),
         source=_source_text(manifest.get("source") or {}),
-        verdict=_verdict(results, doubts),
+        verdict=_verdict(results, broken, doubts_summary),
         summary=_target_lines(model, results, own_status),
         checks=checks,
         engines=engines,
         bench=bench,
         bench_notes=bench_notes(results),
         warnings=(
-            *doubts,
+            *broken,
+            *(f"{target}: {doubt['text']}" for target, doubt in doubts),
             *(
                 f"{result.target}: {message}"
                 for result in results
@@ -146,10 +151,12 @@ def _stage_tables(results: Sequence[AnyResult]) -> Iterator[Table]:
             yield table
 
 
-def _verdict(results: Sequence[AnyResult], contradictions: Sequence[str]) -> BuildVerdict:
+def _verdict(
+    results: Sequence[AnyResult], contradictions: Sequence[str], doubts: str
+) -> BuildVerdict:
     """Decide the verdict: ``passed`` only if all results passed.
 
-    The report itself counts as a target, as it does in the console.
+    The report itself counts as a target, as it does in the console. ``doubts`` are in words.
     """
     targets: dict[str, list[str]] = {}
     for result in results:
@@ -164,7 +171,8 @@ def _verdict(results: Sequence[AnyResult], contradictions: Sequence[str]) -> Bui
         return BuildVerdict("partial", "PARTIAL: there are no results to report")
     total, passed = len(results) + 1, len(targets.pop(PASSED, ())) + 1
     if not targets:
-        return BuildVerdict("passed", f"PASSED: all {total} targets passed")
+        verdict = f"PASSED, {doubts}" if doubts else "PASSED"
+        return BuildVerdict("passed", f"{verdict}: all {total} targets passed")
     words = {ABSENT: "did not run", STALE: "did not run"}
     named = [
         f"{len(names)} {words.get(status, status)}: {first_names(names, _MOST_NAMES)}"

@@ -5,8 +5,8 @@ from __future__ import annotations
 import os
 import time
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
-from typing import TYPE_CHECKING, TextIO
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, TextIO
 
 from rich import box
 from rich.table import Table
@@ -122,13 +122,19 @@ def _table(session: BuildSession, model: str, lines: Sequence[ConsoleLine]) -> T
     return table
 
 
+def _texts(result: Mapping[str, Any]) -> Iterator[object]:
+    """Yield the doubts and warnings of a result file."""
+    yield from (doubt.get("text", "") for doubt in result.get("doubts") or ())
+    yield from result.get("warnings") or ()
+
+
 def _warnings(session: BuildSession, lines: Iterable[ConsoleLine]) -> Iterator[str]:
     """Yield the first warnings of built and restored targets."""
     warnings = [
         f"warning: {line.target}: {' '.join(str(warning).split())}"
         for line in lines
         if line.status in ("passed", "restored") and line.stage != REPORT  # it repeats others'
-        for warning in session.result(line.target).get("warnings") or ()
+        for warning in _texts(session.result(line.target))
     ]
     yield from (f"{text:.{_WARNING_LENGTH}}" for text in warnings[:_MOST_WARNINGS])
     if len(warnings) > _MOST_WARNINGS:

@@ -11,6 +11,7 @@ from __future__ import annotations
 import inspect
 import itertools
 import logging
+import re
 import traceback
 import warnings
 from collections.abc import Callable, Iterator, Mapping
@@ -30,6 +31,7 @@ from buildsys.errors import CheckFailed, StageError
 from buildsys.manifest.shape_cases import DimRange, Dims, format_dims
 from buildsys.models.torch_model import FlatCall, Network, check_outputs, example_inputs
 from buildsys.models.user_code import innermost_location
+from buildsys.onnx_graphs.result_types import Doubt
 
 _LOGGERS = ("torch.onnx", "onnxscript", "onnx_ir")
 _EXPECTED = (
@@ -39,6 +41,8 @@ _EXPECTED = (
     "# The axis name:",  # inputs with a common dimension, as in the manifest
 )
 _MAX_LENGTH = 300
+_FIXES = re.compile(r"Converting a tensor to a (?:Python )?(\w+)|Iterating over a tensor")
+_KINDS = {"boolean": "branch"}
 _TRIED_SIZES = 1600  # combinations per condition, about
 _MOST_RUNS = 16
 _LIMIT, _STEPS = 1e-3, 8  # relative, and in steps of a narrow type; both sides run in PyTorch
@@ -140,10 +144,11 @@ def _named_axes(tensors: Mapping[str, Mapping[str, Any]]) -> dict[str, dict[int,
 
 
 @contextmanager
-def collect_warnings(messages: list[str], project: Path) -> Iterator[None]:
+def collect_warnings(messages: list[str], doubts: list[Doubt], project: Path) -> Iterator[None]:
     """Append distinct warnings and log messages to ``messages``, first lines only.
 
-    Warnings of the tracer are about the user's code, so they name its line.
+    Warnings of the tracer are about the user's code, so they name its line; what it fixes there
+    becomes a doubt.
     """
     texts: list[str] = []
     handler = logging.Handler(logging.WARNING)
@@ -161,6 +166,10 @@ def collect_warnings(messages: list[str], project: Path) -> Iterator[None]:
         if warning.category.__name__ == "TracerWarning":  # torch.jit's
             where = innermost_location([(warning.filename, warning.lineno)], project)
             text = text.partition(". ")[0] + (f" ({where})" if where else "")
+            if where and (match := _FIXES.match(text)):
+                doubt = Doubt(kind=_KINDS.get(match[1], "value"), text=text, place=where)
+                doubts += [] if doubt in doubts else [doubt]
+                continue
         texts.append(text)
     lines = [text.strip().splitlines()[0][:_MAX_LENGTH] for text in texts if text.strip()]
     messages += [line for line in dict.fromkeys(lines) if not line.startswith(_EXPECTED)]

@@ -29,6 +29,7 @@ from buildsys.onnx_graphs.onnx_file import (
     save_model,
 )
 from buildsys.onnx_graphs.random_nodes import random_nodes, refuse_random
+from buildsys.onnx_graphs.result_types import Doubt
 from buildsys.stages.export.origins import node_origins, strip_traces, write_origins
 from buildsys.stages.export.result import ExportResult
 from buildsys.stages.export.shapes import Declared, settle_shapes
@@ -39,7 +40,6 @@ from buildsys.workers.job import Job, StageResult
 Port = Mapping[str, Any]  # name, dtype and shape in the file
 # imported by name, so its code is only in the keys of ONNX sources
 _FILE_VERSIONS = "buildsys.backends.onnxruntime.file_versions"
-_TRACED = "Converting a tensor to"  # the tracer's warnings about values
 _UNUSED = ", which forward does not use"
 _REMOVE = (
     "remove it from inputs; if forward requires an argument, call gives it a constant:"
@@ -137,7 +137,8 @@ def _export_network(
         request = export_request(network, options, job.project, job.outputs["model"], table)
     trained |= layers
     job.progress(f"exporting with {exporter}")
-    with collect_warnings(warnings, job.project):
+    doubts: list[Doubt] = []
+    with collect_warnings(warnings, doubts, job.project):
         model = export(request)
     mismatches = [text for text in warnings if any(sign in text for sign in _MISMATCHES)]
     if options["export"]["verify"] and mismatches:
@@ -158,10 +159,11 @@ def _export_network(
         traced = export_change(exporter="torchscript", opset=opset)
         raise StageError(problem, "", (same, traced, *OTHER_EXPORTS))
     settle_shapes(model, options["inputs"], options["outputs"], job.outputs["model"].name)
-    values = [text for text in warnings if text.startswith(_TRACED)]
+    values = [doubt["text"] for doubt in doubts if doubt["kind"] == "value"]
     _check_signature(model, options["inputs"], options["outputs"], request.output_names, values)
     figures = ExportResult(
         exporter=exporter,
+        doubts=doubts,
         weights=network.weights,
         parameters=sum(parameter.numel() for parameter in network.module.parameters()),
     )

@@ -49,7 +49,7 @@ def write_program(job: Job) -> ProgramResult:
     path, warnings = job.outputs["program"], list[str]()
     request = export_request(network, job.options, job.project, path)
     job.progress("capturing the program")
-    with collect_warnings(warnings, job.project), recorded_guards() as guards:
+    with collect_warnings(warnings, [], job.project), recorded_guards() as guards:
         program = capture(request)
     check_guards(program, guards, request)
     if needs_gpu(job.options["source"]):  # it is built into engines for other devices

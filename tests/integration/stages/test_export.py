@@ -150,11 +150,11 @@ LONG = {"batch": {"min": 1, "opt": 2, "max": 4}, "length": {"min": 1, "opt": 8, 
 
 def test_warnings_of_the_tracer_name_the_line(tmp_path: Path) -> None:
     source = {"kwargs": {"special": 9}}
-    found = run(tmp_path, "Branches", source=source, inputs=LENGTH, dims=LONG).figures["warnings"]
-    assert found == [
-        "Converting a tensor to a Python boolean might cause the trace to be incorrect"
-        f" ({line_of('# the special size')})"
-    ]
+    figures = run(tmp_path, "Branches", source=source, inputs=LENGTH, dims=LONG).figures
+    place = line_of("# the special size")
+    text = "Converting a tensor to a Python boolean might cause the trace to be incorrect"
+    assert figures["doubts"] == [{"kind": "branch", "text": f"{text} ({place})", "place": place}]
+    assert figures["warnings"] == []
 
 
 @pytest.mark.parametrize(

@@ -186,6 +186,19 @@ class Results:
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(json.dumps({**header, **times, **texts, **content}))
 
+    def with_doubts(self) -> None:
+        self.manifest = {**self.manifest, "validate": {"accepted": ["net.py:8"]}}
+        branches = [
+            {"kind": "branch", "text": "it decides", "place": place}
+            for place in ("net.py:8", "net.py:12", "net.py:12")
+        ]
+        self.passed("export:tiny", doubts=branches)
+        state = {"kind": "state", "text": "it keeps state", "place": "net.py:20"}
+        self.passed("reference:tiny", doubts=[state])
+        left_out = {"kind": "uncompared", "text": "not compared", "place": "drawn-1"}
+        for target in ("validate:tiny", "verify:tiny:ort-cpu"):
+            self.passed(target, doubts=[left_out])
+
     def without_gpu(self) -> None:
         self.unavailable("verify:tiny:rtx-fp16")
         self.unavailable("bench:tiny:rtx-fp16")
