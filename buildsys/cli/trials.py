@@ -6,6 +6,7 @@ published or recorded as a result of the model.
 
 from __future__ import annotations
 
+import json
 import math
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -139,8 +140,16 @@ def _leads_to_engine(
             limit_s = min(action.timeout_s or math.inf, left_s)
             trial.actions[target] = replace(action, timeout_s=limit_s)
             statuses[target] = executor.run(target).status
+            is_changed = session.actions.get(target) != action
+            if is_changed and _has_doubts(folder / "build" / action.outputs["result"].path):
+                return False
         return True if statuses.get(trial.verify) == PASSED else None
     except (BuildsysError, OSError, ValueError):
         return None if time.monotonic() >= deadline or session.interrupted else False
     finally:
         executor.close()
+
+
+def _has_doubts(result: Path) -> bool:
+    """Check if a passed stage doubts its result, such as a branch that tracing fixed."""
+    return bool(json.loads(result.read_text(encoding="utf-8")).get("doubts"))

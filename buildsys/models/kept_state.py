@@ -7,6 +7,7 @@ import random
 import sys
 from collections import deque
 from collections.abc import Iterator, Mapping
+from inspect import getattr_static
 from pathlib import Path
 from types import FunctionType, ModuleType
 from typing import Any
@@ -38,7 +39,8 @@ def read_state(module: nn.Module, project: Path) -> State:
     reader = _Reader(files, module)
     state: dict[tuple[str, str], Any] = {}
     for path, part in module.named_modules():
-        code = getattr(type(part).forward, "__code__", None)
+        forward = getattr_static(type(part), "forward", None)  # a script module's is a descriptor
+        code = getattr(forward, "__code__", None)
         frames = [(code.co_filename, code.co_firstlineno)] if code else []
         place = innermost_location(frames, project)
         for name, content in reader.members(part):

@@ -111,13 +111,15 @@ def uninformative_outputs(cases: Iterable[Mapping[str, Comparison]]) -> dict[str
 UNINFORMATIVE = "choose inputs.NAME.data, thresholds or weights for which it has values"
 
 
-def uninformative_changes(output: str) -> list[str]:
-    """List changes of a manifest for an output without an informative case.
+def uninformative_changes(output: str, outputs: Iterable[str]) -> list[str]:
+    """List changes of a manifest for one of its outputs without an informative case.
 
     The first draws weights, such as those of a last layer initialized with zeros.
     """
-    accepted = f"outputs: {{{json.dumps(output)}: {{compare: {{policy: auto, allow_zero: true}}}}}}"
-    return ["source: {randomize: true}", accepted]
+    accepted = {"compare": {"policy": "auto", "allow_zero": True}}
+    # a manifest has all outputs or none
+    declared = {name: accepted if name == output else {} for name in outputs}
+    return ["source: {randomize: true}", f"outputs: {json.dumps(declared)}"]
 
 
 def _apply_policy(

@@ -41,10 +41,7 @@ Port = Mapping[str, Any]  # name, dtype and shape in the file
 # imported by name, so its code is only in the keys of ONNX sources
 _FILE_VERSIONS = "buildsys.backends.onnxruntime.file_versions"
 _UNUSED = ", which forward does not use"
-_REMOVE = (
-    "remove it from inputs; if forward requires an argument, call gives it a constant:"
-    " call: {args: [NAME, null]}"
-)
+_REMOVE = "remove it from inputs; if forward requires the argument, give it a constant in call.args"
 _MISMATCHES = (  # in warnings of the dynamo exporter
     "has a large absolute difference",
     "has a large relative difference",

@@ -116,7 +116,7 @@ def run(job: Job) -> StageResult:
         figures["failures"], first = problems[:1], problems[0]
         if "output" not in first:
             return StageResult("failed", first["problem"], STABLE_HINT, figures)
-        changes = uninformative_changes(first["output"])
+        changes = uninformative_changes(first["output"], next(iter(shared.values())).outputs)
         return StageResult("failed", first["problem"], UNINFORMATIVE, figures, changes)
     return StageResult(figures=figures)
 

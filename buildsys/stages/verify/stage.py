@@ -329,9 +329,10 @@ class Verification:
 
     def changes(self) -> list[str]:
         """List changes of the manifest that may help."""
-        outputs = self._uninformative
-        is_only_problem = outputs and len(outputs) == len(self.sentences)
-        return uninformative_changes(outputs[0]) if is_only_problem else []
+        zero = self._uninformative
+        if not zero or len(zero) != len(self.sentences):
+            return []
+        return uninformative_changes(zero[0], next(iter(self._compared.values())))
 
     def hint(self) -> str:
         """Name what makes a wrong engine right, "" if nothing is known."""

@@ -78,6 +78,14 @@ def test_changed_state_is_named(tmp_path: Path, body: str, changed: str) -> None
     assert f"forward changes {changed}" in doubt["text"]
 
 
+@pytest.mark.filterwarnings("ignore:.*is deprecated:FutureWarning")
+def test_a_script_module_is_called_again(tmp_path: Path) -> None:
+    make = "def make(): return torch.jit.script(nn.ReLU())\n"
+    (tmp_path / "net.py").write_text(f"import torch\nfrom torch import nn\n{make}")
+    spec = manifest(source={"python": "net.py:make"})
+    assert reference.run(stage_job("reference", spec, tmp_path, tmp_path)).status == "passed"
+
+
 def test_the_place_is_the_forward_of_the_layer(tmp_path: Path) -> None:
     [doubt] = run(tmp_path, "return self.inner(x)")
     line = next(n for n, text in enumerate(HEAD.splitlines(), 1) if "# of Average" in text)

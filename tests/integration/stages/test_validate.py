@@ -92,7 +92,8 @@ def test_an_output_that_is_always_zero_is_not_passed(tmp_path: Path) -> None:
     assert result.status == "failed"
     problem = "output y: it is zero everywhere in every case, so no case compares anything"
     assert result.reason == problem
-    assert result.changes[-1] == 'outputs: {"y": {compare: {policy: auto, allow_zero: true}}}'
+    accepted = {"y": {"compare": {"policy": "auto", "allow_zero": True}}}
+    assert result.changes[-1] == f"outputs: {json.dumps(accepted)}"
     assert result.figures["graphs"]["exported"]["odd"]["y"]["passed"] is None
     allowed = {"y": {"policy": "auto", "allow_zero": True}}
     result = validate.run(replace(job, options={**job.options, "compare": allowed}))
