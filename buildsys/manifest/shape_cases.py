@@ -149,6 +149,17 @@ def interface_after(interface: Interface, steps: Iterable[Step]) -> Interface:
     return Interface(inputs, outputs)
 
 
+def data_after(data: Mapping[str, Any], steps: Iterable[Step]) -> dict[str, Any]:
+    """Follow some steps from the inputs' ``data`` to those of the next graph."""
+    data = dict(data)
+    for step in steps:
+        names = step.get("rename") or {}
+        data = {names.get(name, name): entry for name, entry in data.items()}
+        declared = (step.get("inputs") or {}).items()
+        data |= {name: tensor["data"] for name, tensor in declared if (tensor or {}).get("data")}
+    return data
+
+
 def _tensor(declared: Mapping[str, Any], earlier: Mapping[str, Any]) -> dict[str, Any]:
     set_fields = {field: value for field, value in declared.items() if value is not None}
     merged = {"shape": (), "dtype": "float32", **earlier, **set_fields}

@@ -13,12 +13,27 @@ INTEGER_RANGES = {
 _RANGES = {**INTEGER_RANGES, "bool": (0, 1)}
 IMAGE_DTYPES = ("float32", "float16", "bfloat16", "uint8")
 _DEFAULT_INTEGERS = 10
+# names of golden cases with special values: of all numbers, of floats, and of integers
+VALUE_CASES = (
+    "extremes-1", "extremes-2",
+    "zeros", "ones", "small", "large", "huge", "nan", "inf",
+    "zero-integers", "one-integers", "negative-integers", "hundreds", "wide-integers", "last-rows",
+)  # fmt: skip
 DataProblem = tuple[tuple[str, ...], str, str]  # path below the tensor, problem, hint
 
 
 def default_high(dtype: str) -> float:
     """Return the default exclusive upper bound of random integers."""
     return float(min(_DEFAULT_INTEGERS, _RANGES.get(dtype, (0, math.inf))[1] + 1))
+
+
+def allowed_range(dtype: str, data: Mapping[str, Any] | None) -> tuple[float, float] | None:
+    """Return the least and the largest value of an input; None: its data are fixed."""
+    if not data or data.get("random") == "normal":
+        return _RANGES.get(dtype, (-math.inf, math.inf))
+    if "random" not in data:
+        return None
+    return data["low"], data["high"] - (data["random"] == "integers")
 
 
 def data_problem(dtype: str, data: Mapping[str, Any] | None) -> DataProblem | None:

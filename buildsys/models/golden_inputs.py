@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -16,8 +16,6 @@ from buildsys.models.user_code import load_callable, reraise_as_stage_error
 from buildsys.onnx_graphs.tensors import BIT_DTYPES, Array, NpzFile, Tensor, tensor_of
 
 Data = Mapping[str, Any]  # the manifest's ``data`` of one input
-_WITH_NAN = ("float16", "bfloat16", "float32", "float64")
-_EXTREME_FACTOR, _LEAST_EXTREME = 4.0, 6.0  # in standard deviations of normal values
 
 
 def golden_input(
@@ -29,13 +27,9 @@ def golden_input(
     case: str,
     seed: int,
     project: Path,
-    extreme: int = 0,
-    special: Collection[float] = (),
 ) -> Tensor:
     """Make the golden values of one input in one case.
 
-    ``extreme`` 1 or -1 takes random values from both ends of their range, or in the other order.
-    ``special`` values replace some of the floats.
     Raises: StageError: the data does not fit the input's shape or dtype, or cannot be read.
     """
     if not data and _is_float(dtype):
@@ -54,40 +48,18 @@ def golden_input(
         return tensor_of(np.full(shape, data["constant"]), dtype)
     key = int.from_bytes(hashlib.sha256(f"{name}/{case}".encode()).digest()[:16], "little")
     stream = np.random.Generator(np.random.PCG64(np.random.SeedSequence([seed, key])))
-    if data["random"] == "uniform":
-        special = [value for value in special if data["low"] <= value <= data["high"]]
-    tensor = _random(data, shape, dtype, stream, extreme)
-    if dtype not in _WITH_NAN or not special:
-        return tensor
-    values = np.array(tensor.values())
-    for index, value in enumerate(special):
-        values.reshape(-1)[4 + 2 * index :: 9] = value  # single values stay extreme
-    return tensor_of(values, dtype)
+    return _random(data, shape, dtype, stream)
 
 
-def _random(
-    data: Data, shape: tuple[int, ...], dtype: str, stream: np.random.Generator, extreme: int
-) -> Tensor:
+def _random(data: Data, shape: tuple[int, ...], dtype: str, stream: np.random.Generator) -> Tensor:
     kind = data["random"]
-
-    def ends() -> Array:
-        return np.asarray((stream.random(shape) < 0.5) == (extreme > 0))
-
     if kind == "integers":
         low, high = int(data["low"]), int(data["high"])
-        if extreme:
-            return tensor_of(np.where(ends(), high - 1, low), dtype)
         return tensor_of(stream.integers(low, high, shape, dtype=np.int64), dtype)
 
     def draw() -> Array:
         if kind == "normal":
-            values = np.asarray(stream.standard_normal(shape))
-            if extreme and values.size:  # a small input has no large value by chance
-                largest = float(np.abs(values).max())
-                values = extreme * values * max(_EXTREME_FACTOR, _LEAST_EXTREME / largest)
-            return np.asarray(data["mean"] + data["std"] * values)
-        if extreme:
-            return np.asarray(np.where(ends(), data["high"], data["low"]))
+            return np.asarray(data["mean"] + data["std"] * stream.standard_normal(shape))
         return np.asarray(data["low"] + (data["high"] - data["low"]) * stream.random(shape))
 
     values = draw()

@@ -151,6 +151,21 @@ def main_float_type(module: nn.Module) -> str:
     return max(counts, key=counts.__getitem__, default="")
 
 
+def table_rows(module: nn.Module) -> set[int]:
+    """List the sizes of tables that forward may read by index.
+
+    They are embeddings, and parameters of layers outside PyTorch.
+    """
+    rows = set[int]()
+    for layer in module.modules():
+        if isinstance(layer, nn.Embedding | nn.EmbeddingBag):
+            rows.add(layer.num_embeddings)
+        elif not type(layer).__module__.startswith("torch.nn."):
+            own = (*layer.parameters(recurse=False), *layer.buffers(recurse=False))
+            rows |= {int(tensor.shape[0]) for tensor in own if tensor.ndim}
+    return rows
+
+
 def example_inputs(options: Mapping[str, Any], project: Path) -> dict[str, torch.Tensor]:
     """Make inputs of the example's sizes, on the network's device.
 

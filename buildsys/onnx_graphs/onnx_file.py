@@ -190,6 +190,17 @@ def tensors_of(model: ModelProto) -> Iterator[TensorProto]:
         yield from _body_tensors(body)
 
 
+def gathered_rows(model: ModelProto) -> set[int]:
+    """List the sizes of tables of weights that Gather nodes read by index."""
+    shapes = {tensor.name: tensor.dims for tensor in tensors_of(model)}
+    return {
+        int(shapes[node.input[0]][0])
+        for body in (model.graph, *model.functions)
+        for node in all_nodes(body)
+        if node.op_type == "Gather" and shapes.get(node.input[0])
+    }
+
+
 def _body_tensors(body: GraphProto | FunctionProto) -> Iterator[TensorProto]:
     if isinstance(body, GraphProto):
         yield from body.initializer

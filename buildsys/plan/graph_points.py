@@ -20,6 +20,7 @@ from buildsys.manifest.shape_cases import (
     Inputs,
     Step,
     case_values,
+    data_after,
     exported_interface,
     interface_after,
     kind_of,
@@ -27,6 +28,7 @@ from buildsys.manifest.shape_cases import (
     representatives,
     steps_of,
 )
+from buildsys.manifest.value_ranges import VALUE_CASES
 from buildsys.plan.action import FileRef
 from buildsys.stages.table import (
     CONVERT,
@@ -43,7 +45,7 @@ Spec = Mapping[str, Any]  # a resolved and checked manifest, as plain JSON value
 Profile = Mapping[str, Mapping[str, Sequence[int]]]
 _OUTPUT_FIELDS = ("labels", "scores", "rows")  # outputs of the policy ``detections``
 _SUGGESTED_SIZES = 5  # at most, of conditions in the network's source
-_VALUE_CASES = ("seed-1", "seed-2", "extremes-1", "extremes-2", "nan-1", "inf-1")
+_SEEDS = ("seed-1", "seed-2")
 _NEW_INTERFACE = ("rename", "cut", "cast")  # kinds of steps
 
 
@@ -122,6 +124,7 @@ class GraphPoint:
     source: Graph  # before the steps
     graph: Graph  # after the steps
     inputs: Inputs  # shapes and dtypes
+    data: Mapping[str, Any]  # input -> the manifest's ``data``, None without
     dims: Mapping[str, Any]  # ranges of the dynamic dimensions
     values: Mapping[str, Dims]  # every case, including cases with equal values
     origins: Mapping[str, str]  # case -> the case that stands for its values, also in later graphs
@@ -181,12 +184,14 @@ def graph_points(spec: Spec) -> GraphPoints:
             values[case] = {**values["opt"], **sizes}
     own, origins = values, representatives(values)
     points, golden, has_further = [], (f"{name}/{REFERENCE}", f"{REFERENCE}:{name}"), True
+    data = {name: tensor["data"] for name, tensor in (spec["inputs"] or {}).items()}
     declared = spec["outputs"].items()
     policies = {output: tensor["compare"] for output, tensor in declared if tensor.get("compare")}
     for (when, source), taken, tensors, spans in zip(chain, steps, inputs, dims, strict=True):
         graph = Graph(f"{name}/{SURGERY}/{when}", f"{SURGERY}:{name}:{when}") if taken else source
         if changes_golden(taken):
             golden = graph
+        data = data_after(data, taken)
         for step in taken:
             policies = _renamed(policies, step.get("rename") or {})
             has_further &= step.get("reference") is None
@@ -194,10 +199,9 @@ def graph_points(spec: Spec) -> GraphPoints:
             own = {case: _only(sizes, spans) for case, sizes in values.items()}
             origins = representatives(own)
         points.append(
-            GraphPoint(
-                taken, source, graph, tensors, spans, own, origins, policies, *golden, has_further
-            )
-        )
+            GraphPoint(taken, source, graph, tensors, data, spans, own, origins, policies, *golden,
+                       has_further)
+        )  # fmt: skip
     return GraphPoints(values, *points)
 
 
@@ -220,9 +224,9 @@ def further_cases(spec: Spec, exported: GraphPoint) -> dict[str, Any]:
     names = [f"drawn-{n + 1}" for n in range(drawn + _SUGGESTED_SIZES if drawn else 0)]
     values: list[str] = []
     if section["other_values"] and any("random" in entry for entry in data):
-        values = list(_VALUE_CASES)
+        values = [*_SEEDS, *VALUE_CASES]
     elif section["other_values"] and any("python" in entry for entry in data):
-        values = [name for name in _VALUE_CASES if name.startswith("seed")]
+        values = list(_SEEDS)
     if not names and not values:
         return {}
     dims = exported.values["min"]

@@ -106,6 +106,7 @@ class BackendDescription:
     # major version of the library -> the newest opset and IR version that it reads, unless it reads
     # those of ONNX Runtime: graphs are lowered for it
     newest_graphs: Mapping[str, tuple[int, int]] = field(default_factory=dict)
+    narrow_integers: bool = False  # computes int64 in 32 bits
     takes_ranges: bool = True  # builds for ranges of shapes, from ``dims`` and ``inputs``
     # environment variables that change results: families of system.versions or patterns
     environment: tuple[str, ...] = ()

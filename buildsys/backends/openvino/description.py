@@ -70,5 +70,6 @@ DESCRIPTION = _OpenVino(
     data_file="engine.bin",
     able="builds and runs on the CPU",
     takes_float32=True,
+    narrow_integers=True,
     environment=(r"(OV|OPENVINO)_.+",),
 )

@@ -1,7 +1,6 @@
-"""Further golden cases, for ``validate`` only: drawn sizes, other seeds, extreme values.
+"""Further golden cases, for ``validate`` and ``verify``: drawn sizes and other seeds.
 
-The shape cases see four sizes and one set of values. A wrong branch between them, or above the
-largest golden value, would pass.
+The shape cases see four sizes and one set of values. A wrong branch between them would pass.
 """
 
 from __future__ import annotations
@@ -9,19 +8,17 @@ from __future__ import annotations
 import ast
 import hashlib
 import inspect
-import re
 import sys
 import textwrap
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from copy import deepcopy
-from dataclasses import dataclass
 from functools import partial
 from itertools import islice
-from math import inf, nan, prod
+from math import prod
 from pathlib import Path
 from types import CodeType, ModuleType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
@@ -37,36 +34,28 @@ Assigned = Mapping[str, ast.expr]  # local variable -> its value
 _SCANNED = 1024  # values of a range that a condition is evaluated for
 _DRAWN_SHARE = 0.25  # share of the shape cases' elements
 _LARGE = 4096  # elements of all inputs
-_NOT_FINITE = {"nan-1": (nan,), "inf-1": (inf, -inf)}
-_ZERO = (0.0,)  # random floats never are
-_NAN_FUNCTIONS = re.compile(rb"\b(is(nan|inf|finite|posinf|neginf)|nan(_to_num|sum|mean|median))\b")
 
 
-@dataclass(frozen=True)
-class FurtherCase:
+class FurtherCase(NamedTuple):
     """One case with its sizes, and the origin of its values."""
 
     name: str
     dims: Dims
-    values: Mapping[str, Any]  # golden_input's arguments: case, seed, extreme, special
-    fallback: FurtherCase | None = None  # if this case cannot be compared
-    is_optional: bool = False  # the network need not return finite numbers
+    values: Mapping[str, Any]  # golden_input's arguments: case, seed
 
 
 def further_cases(job: Job, module: nn.Module | None) -> Iterator[FurtherCase]:
-    """Yield the planned cases: drawn sizes, sizes suggested by ``module``, other values.
+    """Yield the planned cases: drawn sizes, sizes suggested by ``module``, other seeds.
 
-    Large inputs have few: the smallest new size with ordinary and with extreme values, and other
-    drawn sizes only up to a quarter of the shape cases. Networks that test for NaN or infinity get
-    such values too.
+    Large inputs have few: the smallest new size, and other drawn sizes only up to a quarter of the
+    shape cases.
     """
     options, seed = job.options.get("further"), job.options["source"]["seed"]
     if options is None:
         return
 
     def elements(dims: Dims) -> int:
-        shapes = (tensor["shape"] for tensor in job.options["inputs"].values())
-        return sum(prod(concrete_shape(shape, dims)) for shape in shapes)
+        return input_elements(job, dims)
 
     planned, spans = list(job.options["cases"].values()), options["spans"]
     is_large = elements(options["dims"]) > _LARGE
@@ -81,40 +70,26 @@ def further_cases(job: Job, module: nn.Module | None) -> Iterator[FurtherCase]:
         if module is not None:
             conditions = size_conditions(module, job.project)
             sizes += suggested_sizes(spans, [*planned, *sizes], conditions)
-    cases = [
-        FurtherCase(name, dims, {"case": name, "seed": seed})
-        for name, dims in zip(options["sizes"], sizes, strict=False)
-    ]
+    for name, dims in zip(options["sizes"], sizes, strict=False):
+        yield FurtherCase(name, dims, {"case": name, "seed": seed})
     for name in options["values"]:
-        if name in _NOT_FINITE:
-            continue
         kind, _, number = name.partition("-")
-        if is_large and (number == "2" or (kind == "seed" and sizes)):
-            continue
-        values = {"case": "min", "seed": seed + int(number)}  # callables know the case
-        if kind == "extremes":
-            values |= {"extreme": 1 if number == "1" else -1, "seed": seed}
-        case = FurtherCase(name, options["dims"], values)
-        if kind == "extremes":
-            dims = sizes[0] if is_large and sizes else options["dims"]
-            case = FurtherCase(name, dims, {**values, "special": _ZERO}, fallback=case)
-        cases.append(case)
-    yield from cases
-    special = [name for name in options["values"] if name in _NOT_FINITE]
-    if special and module is not None and _handles_nan(module):
-        small = [dims for dims in planned if elements(dims) <= _LARGE]
-        dims = max(small, key=elements, default=options["dims"])
-        for name in special:
-            values = {"case": "min", "seed": seed, "special": _NOT_FINITE[name]}
-            yield FurtherCase(name, dims, values, is_optional=True)
+        if kind == "seed" and not (is_large and (number == "2" or sizes)):
+            values = {"case": "min", "seed": seed + int(number)}  # callables know the case
+            yield FurtherCase(name, options["dims"], values)
 
 
-def _handles_nan(network: nn.Module) -> bool:
-    """Check if the files of a network's layers name a function for NaN or infinity."""
-    modules = {type(layer).__module__ for layer in network.modules()}
-    names = (getattr(sys.modules.get(name), "__file__", None) for name in sorted(modules))
-    files = (Path(name) for name in names if name and "torch/nn/" not in name)
-    return any(_NAN_FUNCTIONS.search(file.read_bytes()) for file in files if file.is_file())
+def value_dims(job: Job) -> Dims:
+    """Choose the sizes for special values: the largest of small inputs, or else the least."""
+    planned = job.options["cases"].values()
+    small = [dims for dims in planned if input_elements(job, dims) <= _LARGE]
+    return max(small, key=lambda d: input_elements(job, d), default=job.options["further"]["dims"])
+
+
+def input_elements(job: Job, dims: Dims) -> int:
+    """Count the elements of all inputs."""
+    shapes = (tensor["shape"] for tensor in job.options["inputs"].values())
+    return sum(prod(concrete_shape(shape, dims)) for shape in shapes)
 
 
 def draw_sizes(

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
+from itertools import chain
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -11,10 +12,12 @@ import numpy as np
 
 from buildsys.errors import StageError
 from buildsys.manifest.shape_cases import Dims, concrete_shape, format_case
+from buildsys.manifest.value_ranges import VALUE_CASES
 from buildsys.models.golden_inputs import golden_input
+from buildsys.models.value_cases import last_rows, value_cases
 from buildsys.onnx_graphs.tensors import Array, Case, Tensor, load_case, save_case, save_tensors
 from buildsys.stages.operators.implementation import implementation_of
-from buildsys.stages.reference.further_cases import further_cases
+from buildsys.stages.reference.further_cases import further_cases, value_dims
 from buildsys.stages.reference.result import GoldenCase, GoldenTensor, ReferenceResult
 from buildsys.stages.reference.second_call import compare_second_call
 from buildsys.workers.job import Job, StageResult
@@ -25,6 +28,7 @@ if TYPE_CHECKING:
 
 Tensors = Mapping[str, Tensor]
 Model = Callable[[Tensors, Mapping[str, int]], Tensors]  # golden inputs, dimensions -> outputs
+_MOST_ROUNDING = 2.5e-5  # relative; two implementations differ by a few times as much
 _DAMAGED = (
     "save the graph again, with its weights next to it; an operator that is not registered is"
     " declared in a manifest (`ops`, docs/manifest.md)"
@@ -40,6 +44,8 @@ class Original(NamedTuple):
     module: nn.Module | None = None  # None for an ONNX file
     unconverted: ModelProto | None = None  # an ONNX file before the conversion of its opset
     alternatives: Callable[[Tensors, Tensors], dict[str, Array]] = lambda *_: {}
+    table_rows: Collection[int] = ()  # sizes of tables that are read by index
+    is_rounding: Callable[[Tensors], bool] = lambda _: False  # the outputs are rounding errors
 
     def case(self, inputs: Tensors, outputs: Tensors) -> Case:
         """Make a golden case, with the right alternatives of its outputs."""
@@ -80,8 +86,7 @@ def run(job: Job) -> StageResult:
     warnings += special.values()
     if "further" in job.options:
         job.progress("choosing further cases")  # reads the network's source
-    pending = list(further_cases(job, original.module))
-    for further in pending:
+    for further in further_cases(job, original.module):
         job.progress(f"case {further.name}")
         try:
             inputs = golden_inputs(job, further.dims, further.values)
@@ -89,14 +94,15 @@ def run(job: Job) -> StageResult:
             problem = next((t for v, t in not_finite(outputs).items() if v not in special), "")
         except StageError as error:  # the original refuses what the manifest allows
             problem = error.problem
-        if problem and further.fallback:
-            pending.append(further.fallback)  # comes last
-        elif problem and not further.is_optional:
+        if problem:
             case_text = format_case(further.name, further.dims)
             warnings.append(f"case {case_text} is not compared: {problem}")
-        elif not problem:
+        else:
             golden = original.case(inputs, outputs)
             cases[further.name] = _save_case(job, further.name, further.dims, golden)
+    for name, dims, golden in special_cases(job, original, special.keys(), warnings):
+        job.progress(f"case {name}")
+        cases[name] = _save_case(job, name, dims, golden)
     figures = ReferenceResult(cases=cases, weights=original.weights, warnings=warnings)
     title, dims = next(iter(job.options["cases"].items()))
     first = load_case(job.outputs[f"case.{title}"])
@@ -106,6 +112,49 @@ def run(job: Job) -> StageResult:
             lambda inputs: original.call(inputs, dims), original.module, first, title, job.project
         )
     return StageResult(figures=figures)
+
+
+def special_cases(
+    job: Job, original: Original, usual: Collection[tuple[str, str]], warnings: list[str]
+) -> Iterator[tuple[str, Dims, Case]]:
+    """Yield the cases with special values that the network answers with finite numbers.
+
+    ``usual`` are outputs with NaN or infinite values in all cases.
+    Values that are not finite, and multiples, say nothing about networks of narrow floats; nor
+    does the place of NaN among others, as ArgMax returns it.
+    """
+    names = set(job.options.get("further", {"values": ()})["values"]).intersection(VALUE_CASES)
+    if job.options["source"].get("device", "cpu") != "cpu":  # an index out of range ends CUDA
+        names -= {"negative-integers", "hundreds", "wide-integers", "last-rows"}
+    is_narrow = original.float_type in ("float16", "bfloat16")
+    if is_narrow:
+        names -= {"small", "large", "huge", "nan", "inf"}
+    if not names:
+        return
+    dims, seed = value_dims(job), job.options["source"]["seed"]
+
+    def answer(inputs: Tensors) -> Tensors:
+        try:
+            outputs = original.call(inputs, dims)
+        except StageError:
+            return {}
+        return {} if not_finite(outputs).keys() - usual else outputs
+
+    inputs, data = golden_inputs(job, dims, {"case": "min", "seed": seed}), job.options["data"]
+    cases = value_cases(inputs, data, names)
+    if "last-rows" in names and original.table_rows:
+        last = last_rows(inputs, data, original.table_rows, lambda feeds: bool(answer(feeds)))
+        cases = chain(cases, [("last-rows", last)] if last else ())
+    for name, feeds in cases:
+        outputs = answer(feeds)
+        is_open = usual or any("int" in tensor.dtype for tensor in outputs.values())
+        if not outputs or (is_open and name in ("nan", "inf")):
+            continue
+        if not is_narrow and original.is_rounding(feeds):
+            case_text = format_case(name, dims)
+            warnings.append(f"case {case_text} is not compared: its outputs are mostly rounding")
+        else:
+            yield name, dims, original.case(feeds, outputs)
 
 
 def golden_inputs(job: Job, dims: Dims, values: Mapping[str, Any]) -> dict[str, Tensor]:
@@ -151,11 +200,13 @@ def _torch_model(job: Job) -> Original:
     import torch  # not needed for an ONNX source
 
     from buildsys.models.alternatives import find_alternatives
+    from buildsys.models.rounded_operations import is_mostly_rounding
     from buildsys.models.torch_model import (
         check_outputs,
         from_torch,
         main_float_type,
         make_network,
+        table_rows,
         to_torch,
     )
 
@@ -176,8 +227,18 @@ def _torch_model(job: Job) -> Original:
         arguments = {name: to_torch(tensor) for name, tensor in inputs.items()}
         return find_alternatives(lambda: network(arguments), outputs)
 
-    float_type = main_float_type(network.module)
-    return Original(call, network.weights, float_type, network.module, alternatives=alternatives)
+    def is_rounding(inputs: Tensors) -> bool:
+        arguments = {name: to_torch(tensor) for name, tensor in inputs.items()}
+        with torch.inference_mode():
+            return is_mostly_rounding(
+                lambda: network(arguments), network(arguments), _MOST_ROUNDING
+            )
+
+    module = network.module
+    return Original(
+        call, network.weights, main_float_type(module), module, alternatives=alternatives,
+        table_rows=table_rows(module), is_rounding=is_rounding,
+    )  # fmt: skip
 
 
 def _numpy_function(job: Job) -> Original:
@@ -196,7 +257,7 @@ def _onnx_model(job: Job) -> Original:
     )
     from buildsys.backends.onnxruntime.session import OrtGraph
     from buildsys.models.sources.onnx import is_callable, load_onnx
-    from buildsys.onnx_graphs.onnx_file import load_model, save_model
+    from buildsys.onnx_graphs.onnx_file import gathered_rows, load_model, save_model
     from buildsys.onnx_graphs.tensor_types import emulate, float_types, main_float_type
     from buildsys.stages.operators.local_functions import add_functions
 
@@ -231,6 +292,7 @@ def _onnx_model(job: Job) -> Original:
         f"from {name}",
         main_float_type(header),
         unconverted=unconverted,
+        table_rows=gathered_rows(header),
     )
 
 

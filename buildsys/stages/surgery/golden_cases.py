@@ -25,11 +25,15 @@ from buildsys.manifest.value_ranges import INTEGER_RANGES
 from buildsys.models.golden_inputs import golden_input
 from buildsys.models.outputs import unmet_shape
 from buildsys.models.user_code import load_callable, reraise_as_stage_error
-from buildsys.onnx_graphs.onnx_file import all_nodes, load_model, tensors_of
+from buildsys.models.value_cases import last_rows, value_cases
+from buildsys.onnx_graphs.agreement import ComparedCase
+from buildsys.onnx_graphs.onnx_file import all_nodes, gathered_rows, load_model, tensors_of
 from buildsys.onnx_graphs.output_policies import compare_outputs
 from buildsys.onnx_graphs.tensor_types import main_float_type
-from buildsys.onnx_graphs.tensors import Array, Case, NpzFile, Tensor, tensor_of
+from buildsys.onnx_graphs.tensors import Array, Case, NpzFile, Tensor, nudged_tensors, tensor_of
+from buildsys.stages.common.golden_check import wrong_outputs
 from buildsys.stages.common.graph_runs import Limits, open_graph, random_inputs, run_case
+from buildsys.stages.common.rounding_noise import is_unstable
 from buildsys.stages.surgery.edits import cut_tensors
 from buildsys.workers.job import Job
 
@@ -49,6 +53,7 @@ class GraphState:
 
     path: Path
     inputs: Inputs
+    data: Mapping[str, Any]  # the manifest's, by input
     golden: Cases
     further: Cases  # for validate, not compared here
 
@@ -266,35 +271,53 @@ def _reference_arrays(
     return {str(name): np.asarray(value) for name, value in returned.items()}
 
 
-def compare_other_sizes(
-    job: Job, inputs: Inputs, before: Path, after: Path, limits: Limits
+def compare_further(
+    job: Job, state: GraphState, after: GraphState, golden: Tensors, limits: Limits
 ) -> None:
-    """Compare two graphs at further sizes, where a step keeps all numbers.
+    """Compare two graphs at further sizes and special values, where a step keeps all numbers.
 
-    A graph can be wrong at one size only, and the graph before is right at any. Small inputs are
-    compared at all sizes, others at those that the step's constants suggest.
-    Raises: CheckFailed: they differ at one.
+    A graph can be wrong at one size or value only, and the graph before is right at any. Small
+    inputs are compared at all sizes, others at those that the step's constants suggest.
+    Raises: CheckFailed: they differ in one, by more than rounding.
     """
-    sizes = list(_other_sizes(job, inputs, _constants(after) - _constants(before)))
-    if not sizes:
-        return
-    old_graph, new_graph = open_graph(job, before), open_graph(job, after)
+    old_graph, new_graph = open_graph(job, state.path), open_graph(job, after.path)
+    rows = gathered_rows(load_model(state.path, external_data=False))
+
+    def expected(feeds: Tensors) -> Tensors:
+        try:
+            outputs = old_graph.run(feeds)
+        except StageError:  # the graph before it refuses them
+            return {}
+        return {} if any(tensor.non_finite() for tensor in outputs.values()) else outputs
+
+    def compare(feeds: Tensors, outputs: Tensors, place: str) -> ComparedCase:
+        actual = run_case(new_graph, place, feeds)
+        compared = compare_outputs(actual, outputs, limits, inputs=feeds)
+        return ComparedCase(feeds, outputs, actual, compared)
+
+    def check(feeds: Tensors, place: str) -> None:
+        outputs = expected(feeds)
+        checked = compare(feeds, outputs, place)
+
+        def nudged(draw: int) -> ComparedCase:
+            return compare(nudged_tensors(feeds, draw), checked.actual, place)
+
+        wrong = wrong_outputs(checked)
+        if not wrong or is_unstable(checked, nudged, limits["rtol"]):
+            return
+        output, comparison = next(iter(wrong.items()))
+        sentence = comparison.sentence("the graph after it", "the graph before")
+        problem = f"it changed {output} {place}: {sentence}"
+        raise CheckFailed(problem, "correct the step, or narrow dims or inputs.NAME.data")
+
+    sizes = list(_other_sizes(job, after.inputs, _constants(after.path) - _constants(state.path)))
     for number, dims in enumerate(sizes):
         job.count(number, len(sizes), "sizes")
-        feeds = random_inputs(inputs, format_dims(dims), dims)
-        try:
-            expected = old_graph.run(feeds)
-        except StageError:  # the graph before it refuses the size
-            continue
-        actual = run_case(new_graph, f"of {format_dims(dims)}", feeds)
-        compared = compare_outputs(actual, expected, limits, inputs=feeds)
-        for output, comparison in compared.items():
-            if not comparison.passed:
-                sentence = comparison.sentence("the graph after it", "the graph before")
-                raise CheckFailed(
-                    f"it changed {output} at {format_dims(dims)}: {sentence}",
-                    "correct the step, or narrow dims",
-                )
+        check(random_inputs(after.inputs, format_dims(dims), dims), f"at {format_dims(dims)}")
+    for name, feeds in value_cases(golden, after.data):
+        check(feeds, f"in case {name}")
+    if last := last_rows(golden, after.data, rows, lambda feeds: bool(expected(feeds))):
+        check(last, "in case last-rows")
 
 
 def _other_sizes(job: Job, inputs: Inputs, constants: Iterable[int]) -> Iterator[Dims]:

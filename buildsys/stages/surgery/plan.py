@@ -39,8 +39,8 @@ def _plan_steps(model: ModelPlan, when: str) -> Iterator[Action]:
     }
     if golden_changes:
         options["tolerance"] = {field: spec["validate"][field] for field in _TOLERANCE}
-    if before.dims and any(step.get("changes") == "nothing" for step in steps):
-        options["spans"] = size_ranges(before)
+    if any(step.get("changes") == "nothing" for step in steps):
+        options["spans"], options["data"] = size_ranges(before), before.data
     if any(step.get("inputs") for step in steps):
         options["seed"] = spec["source"]["seed"]
     files: list[str] = []

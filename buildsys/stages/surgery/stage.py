@@ -16,7 +16,7 @@ from typing import Any, cast
 from onnx import ModelProto, shape_inference
 
 from buildsys.errors import CheckFailed, StageError
-from buildsys.manifest.shape_cases import Inputs, Interface, interface_after, kind_of
+from buildsys.manifest.shape_cases import Inputs, Interface, data_after, interface_after, kind_of
 from buildsys.onnx_graphs.onnx_file import (
     check_file,
     copy_model,
@@ -39,7 +39,7 @@ from buildsys.stages.surgery.golden_cases import (
     GraphState,
     Step,
     StepCases,
-    compare_other_sizes,
+    compare_further,
     kept_cases,
     reference_cases,
 )
@@ -115,7 +115,8 @@ def _state_before(job: Job) -> GraphState:
         for role, path in job.inputs.items()
         if role.startswith("case.") and role not in origins.values()
     }
-    return GraphState(source, job.options["inputs"], golden, further)
+    inputs, data = job.options["inputs"], job.options.get("data", {})
+    return GraphState(source, inputs, data, golden, further)
 
 
 def describe_step(step: Step) -> str:
@@ -149,8 +150,10 @@ def _apply_step(job: Job, step: Step, state: GraphState, path: Path) -> StepResu
     compared = compare_cases(actual, cases.expected, cases.limits or limits, feeds)
     different = failures_of("", compared)
     keeps_ports = step.get("inputs") is None and step.get("outputs") is None
+    data = data_after(state.data, [step])
+    new_state = GraphState(path, inputs, data, cases.golden, cases.further)
     if step.get("changes") == "nothing" and keeps_ports and not different:
-        compare_other_sizes(job, inputs, state.path, path, limits)
+        compare_further(job, state, new_state, next(iter(feeds.values())), limits)
     difference = ""
     if different:
         for case, checked in compared.items():
@@ -167,7 +170,6 @@ def _apply_step(job: Job, step: Step, state: GraphState, path: Path) -> StepResu
             for _, case, name, result in different
         ],
     )
-    new_state = GraphState(path, inputs, cases.golden, cases.further)
     return StepResult(figures, new_state, cases.warnings, difference)
 
 

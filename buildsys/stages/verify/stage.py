@@ -311,14 +311,16 @@ class Verification:
         figures["failures"] = self._failures
         return figures
 
-    def reason(self) -> str:
-        """State the first failure and the number of wrong cases."""
-        ran = {run.case for run in self._compared}
-        wrong = {
+    def _wrong_cases(self) -> set[str]:
+        return {
             run.case
             for run, compared in self._compared.items()
             if not all(comparison.passed for comparison in compared.values())
         }
+
+    def reason(self) -> str:
+        """State the first failure and the number of wrong cases."""
+        ran, wrong = {run.case for run in self._compared}, self._wrong_cases()
         right = [case for case in self._job.options["cases"] if case in ran - wrong]
         share, fine = "", ""
         if wrong and right:
@@ -340,12 +342,18 @@ class Verification:
             return STABLE_HINT
         if self.changes():
             return UNINFORMATIVE
+        description = describe_backend(self._options["backend"])
+        if self._wrong_cases() == {"wide-integers"} and description.narrow_integers:
+            return (
+                f"{description.title} computes int64 in 32 bits: declare the range of the integers"
+                " in inputs.NAME.data (random: integers, high: N), or use another backend"
+            )
         compared = [c for outputs in self._compared.values() for c in outputs.values()]
         wrong = [comparison for comparison in compared if not comparison.passed]
         disagrees = any(a.problem(self._limits) for a in self._agreements.values())
         if (wrong or disagrees) and self._options["precision"] != "fp32":
             return self._precision_hint()
-        remedy = describe_backend(self._options["backend"]).exact_float32(self._options)
+        remedy = description.exact_float32(self._options)
         is_small = all(c.non_finite == 0 and c.relative < _MAX_TF32_ERROR for c in wrong)
         if not (remedy and wrong and is_small):
             return ""

@@ -30,7 +30,7 @@ from buildsys.stages.validate import stage as validate
 from buildsys.stages.validate import stress
 from buildsys.workers.job import Job
 
-NAN_NETWORK = "tests/integration/sample_nan_network.py"
+VALUE_NETWORKS = "tests/integration/sample_value_networks.py"
 LENGTH = {"x": {"shape": ["batch", "length"]}}
 LONG = {"batch": {"min": 1, "opt": 2, "max": 4}, "length": {"min": 2, "opt": 8, "max": 64}}
 
@@ -107,10 +107,38 @@ def test_one_drawn_size_is_higher_than_wide(tmp_path: Path) -> None:
     assert all(sizes["height"] > sizes["width"] for sizes in failed)
 
 
-def test_networks_that_test_for_nan_get_values_that_are_not_finite(tmp_path: Path) -> None:
-    result = validate.run(validate_job(tmp_path, f"{NAN_NETWORK}:Cleaned"))
+@pytest.mark.parametrize(
+    ("name", "case"), [("Cleaned", "inf"), ("ZeroBranch", "zeros"), ("Faint", "small")]
+)
+def test_special_values_show_another_formula(tmp_path: Path, name: str, case: str) -> None:
+    result = validate.run(validate_job(tmp_path, f"{VALUE_NETWORKS}:{name}"))
     assert result.status == "failed"
-    assert {failure["case"] for failure in result.figures["failures"]} == {"inf-1"}
+    assert {failure["case"] for failure in result.figures["failures"]} == {case}
+
+
+@pytest.mark.parametrize(
+    ("name", "dtype", "case"),
+    [
+        ("Unmasked", "bool", "zero-integers"),
+        ("LastRow", "int64", "last-rows"),
+        ("NegativeCells", "int32", "negative-integers"),
+        ("HashedIds", "int64", "wide-integers"),
+    ],
+)
+def test_special_integers_show_another_formula(
+    tmp_path: Path, name: str, dtype: str, case: str
+) -> None:
+    inputs = {"x": {"shape": ["batch", "length"], "dtype": dtype}}
+    result = validate.run(validate_job(tmp_path, f"{VALUE_NETWORKS}:{name}", inputs=inputs))
+    assert result.status == "failed"
+    assert {failure["case"] for failure in result.figures["failures"]} == {case}
+
+
+@pytest.mark.parametrize("name", ["Styled", "Ranked", "Waves"])
+def test_rounding_at_special_values_is_no_difference(tmp_path: Path, name: str) -> None:
+    inputs = {"x": {"shape": ["batch", 3, "length", 8]}} if name == "Styled" else LENGTH
+    result = validate.run(validate_job(tmp_path, f"{VALUE_NETWORKS}:{name}", inputs=inputs))
+    assert result.status == "passed", result.reason
 
 
 def test_a_graph_that_cannot_run_at_a_drawn_size_fails_with_the_size(tmp_path: Path) -> None:
@@ -123,21 +151,21 @@ def test_a_graph_that_cannot_run_at_a_drawn_size_fails_with_the_size(tmp_path: P
 
 
 @pytest.mark.parametrize(
-    ("name", "data", "case"),
+    ("name", "data", "case", "length"),
     [
-        ("Saturated", {"random": "uniform", "low": -1, "high": 1}, "drawn-1"),
-        ("Large", {"random": "normal", "std": 0.9}, "extremes-1"),
+        ("Saturated", {"random": "uniform", "low": -1, "high": 1}, "drawn-1", 5001),
+        ("Large", {"random": "normal", "std": 0.9}, "extremes-1", 5000),
     ],
 )
 def test_one_size_of_a_large_input_shows_wrong_sizes_and_values(
-    tmp_path: Path, name: str, data: dict[str, Any], case: str
+    tmp_path: Path, name: str, data: dict[str, Any], case: str, length: int
 ) -> None:
     dims = {**LONG, "length": {"min": 5000, "opt": 5008, "max": 5064, "odd": 5003}}
     inputs = {"x": {"shape": ["batch", "length"], "data": data}}
     result = validate.run(validate_job(tmp_path, name, dims=dims, inputs=inputs))
     assert result.status == "failed"
     assert f"in case {case} of" in result.reason
-    assert f"{case} has batch 1, length 5001" in result.reason
+    assert f"{case} has batch 1, length {length}" in result.reason
     assert "narrow dims and inputs.NAME.data" in result.hint
     assert "forward may decide by sizes or values" in result.hint
 
@@ -179,7 +207,7 @@ def test_surgery_keeps_the_further_cases(tmp_path: Path, step: dict[str, Any], g
     else:
         (warning,) = warnings
         assert warning.startswith("golden outputs after surgery are unknown for drawn-1, drawn-2")
-        assert warning.endswith("extremes-2: compared in the unmodified graph only")
+        assert warning.endswith(": compared in the unmodified graph only")
 
 
 def test_stress_lists_differences_with_sizes_and_seed(tmp_path: Path) -> None:

@@ -174,12 +174,3 @@ def test_values_from_a_callable(tmp_path: Path) -> None:
         with pytest.raises(StageError) as error:
             values(data={"python": f"golden_data.py:{name}"}, project=tmp_path)
         assert str(error.value) == f"golden_data.py:{name} {message}"
-
-
-@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32", "float64"])
-def test_special_values_replace_some(dtype: str) -> None:
-    found = values(dtype, shape=(4, 9), special=(np.nan, np.inf, -np.inf))
-    assert (np.isnan(found).sum(), np.isposinf(found).sum(), np.isneginf(found).sum()) == (4, 4, 4)
-    rest = np.isfinite(found)
-    assert (found[rest] == values(dtype, shape=(4, 9))[rest]).all()
-    assert np.isfinite(values("int32", integers(0, 9), special=(np.nan,))).all()

@@ -287,7 +287,7 @@ OPTIONS = {
     "operators:net": "libraries",
     "export:net": "source example inputs outputs data export",
     "reference:net": "source example inputs outputs data cases further",
-    "surgery:net:after_export": "steps inputs cases spans operators",
+    "surgery:net:after_export": "steps inputs data cases spans operators",
     "simplify:net": "simplify cases inputs compare operators",
     "surgery:net:after_simplify": "steps inputs cases tolerance operators",
     "calibrate:net": "calibration inputs dims operators",

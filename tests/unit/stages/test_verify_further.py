@@ -121,6 +121,14 @@ def test_a_wrong_further_case_fails_after_those_without_a_file(
     }  # fmt: skip
 
 
+def test_integers_beyond_32_bits_have_a_hint_if_the_library_has_none(verified: Any) -> None:
+    for backend, hint in (("openvino", "OpenVINO computes int64 in 32 bits"), ("onnxruntime", "")):
+        result = verified(Session(moved(y=2.0)), ("wide-integers",), backend)
+        assert result.status == "failed"
+        assert result.hint.partition(":")[0] == hint
+    assert "32 bits" not in verified(Session(moved(y=2.0)), ("large",), "openvino").hint
+
+
 def test_further_cases_run_in_the_profiles_that_they_fit(verified: Any) -> None:
     session = Session(moved(), (TO_3, TO_8))
     result = verified(session, backend="tensorrt")
