@@ -40,6 +40,13 @@ else:
     Engine = Annotated[_ENGINES, OneOf(backend_names(), field="backend")]
 
 
+def _check_inputs(inputs: dict[str, InputSpec]) -> dict[str, InputSpec]:
+    if not inputs:
+        hint = "a graph without inputs computes constants, which need no engine"
+        raise refusal("a model has at least one input", hint)
+    return inputs
+
+
 def _check_read(name: str, info: ValidationInfo) -> str:
     if not name.startswith("$"):
         return check_listed(name, info)
@@ -59,7 +66,7 @@ class _ModelFields(Spec):
     tags: tuple[Name, ...] = Field((), description="Labels that `--tag` selects models by.")
     source: Source | None = None
     """Origin of the network, such as torchvision, python or onnx."""
-    inputs: dict[TensorName, InputSpec] = Field({}, min_length=1)
+    inputs: Annotated[dict[TensorName, InputSpec], AfterValidator(_check_inputs)] = Field({})
     """Inputs in graph order."""
     call: CallSpec | None = None
     """Arguments of forward(); default: the inputs in order, or by `keyword`."""

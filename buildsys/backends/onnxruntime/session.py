@@ -198,7 +198,12 @@ def explain(what: str, error: BaseException) -> StageError:
 def _port(argument: Any) -> Port:
     kind = str(argument.type)
     dtype = kind.removeprefix("tensor(").removesuffix(")")
-    if not kind.startswith("tensor(") or dtype in _PACKED:
+    if not kind.startswith("tensor("):
+        raise StageError(
+            f"{argument.name} is a {kind}, and only tensors can be inputs and outputs",
+            "build the sequence from tensors in the graph, or return its elements one by one",
+        )
+    if dtype in _PACKED:
         raise StageError(
             f"{argument.name} has the type {kind}, which cannot be an input or output here",
             "let the network return and take tensors with elements of at least a byte",

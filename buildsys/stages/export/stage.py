@@ -66,6 +66,14 @@ def run(job: Job) -> StageResult:
                 f"{file} is not an ONNX model: it has no graph with outputs",
                 "name an ONNX model that has outputs",
             )
+        for port in (*model.graph.input, *model.graph.output):
+            if not port.type.HasField("tensor_type"):
+                kind = str(port.type.WhichOneof("value")).removesuffix("_type")
+                raise StageError(
+                    f"{port.name} of {file} is of the kind {kind}, and only tensors can be inputs"
+                    " and outputs",
+                    "build it from tensors in the graph, or return its elements one by one",
+                )
         model, changes = import_module(_FILE_VERSIONS).fit_versions(model, file)
         warnings += changes
         settle_shapes(model, job.options["inputs"], job.options["outputs"], file)

@@ -168,6 +168,26 @@ def test_an_opset_that_cannot_be_lowered_is_an_error(
         given(tmp_path, model)
 
 
+@pytest.mark.parametrize(
+    "text",
+    [
+        "(float[n,4] x) => (seq(float[n,1]) y) { y = SplitToSequence <axis=1> (x) }",
+        "(seq(float[n,2]) y) => (float[n,4] x) { x = ConcatFromSequence <axis=1> (y) }",
+    ],
+)
+def test_sequences_are_no_inputs_or_outputs(tmp_path: Path, text: str) -> None:
+    inputs = {("x" if "=> (seq" in text else "y"): {"shape": ["batch", 4]}}
+    for message, stage in (
+        (r"y of given.onnx is of the kind sequence, and only", export),
+        (r"y is a seq\(tensor\(float\)\), and only", reference),
+    ):
+        onnx.save(parse(text), tmp_path / "given.onnx")
+        resolved = manifest(source={"onnx": "given.onnx"}, inputs=inputs)
+        name = stage.__name__.split(".")[-2]
+        with pytest.raises(StageError, match=message):
+            stage.run(stage_job(name, resolved, tmp_path / "build", tmp_path))
+
+
 def test_a_ready_file_that_the_checker_rejects(tmp_path: Path) -> None:
     node = helper.make_node("Gelu", ["x"], ["y"])
     port = (TensorProto.FLOAT, ["batch", 3, 8, 8])
