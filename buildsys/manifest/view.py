@@ -109,6 +109,11 @@ class ManifestView:
         node, missing = nearest(self._tree, path)
         return not missing and node.origin.file == self._file
 
+    def place_of(self, engine: FieldPath, field: str) -> FieldPath:
+        """Find the part of the model's own manifest that sets a field of an engine, or lists it."""
+        places = (*engine, field), (*engine, "name"), ("model",)
+        return next((place for place in places if self.is_own(*place)), places[0])
+
     def sets(self, section: str) -> bool:
         """Check whether the model's own manifest fills a section."""
         return self.get(section) not in (None, {}, []) and self.is_own(section)

@@ -91,7 +91,7 @@ def problems(view: ManifestView, path: FieldPath, engine: dict[str, Any]) -> Pro
         if view.get("optimize") is None:
             hint = "add optimize: {model_type: bert}, with the type of your network"
             text = "this model has no section optimize"
-            yield view.problem((*path, "optimized"), text, hint, of_key=True)
+            yield view.problem(view.place_of(path, "optimized"), text, hint, of_key=True)
         if precision not in ("fp32", "int4") and quantization != "dynamic":
             text = f"not supported with precision: {precision}"
             hint = "use fp32, int4, or int8 with quantization: dynamic"

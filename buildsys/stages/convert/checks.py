@@ -33,14 +33,15 @@ def _calibration_use(view: ManifestView, path: FieldPath, engine: dict[str, Any]
     precision, tool = base_precision(engine), view.get("quantize", "tool")
     algorithm = view.get("calibration", "algorithm")
     if view.get("calibration") is None:
-        field, what = (
-            ("precision", f"an {precision} engine")
+        field, kind = (
+            ("precision", precision)
             if precision in QUANTIZED
-            else ("quantization", "an engine with implicit quantization")
+            else ("quantization", "implicitly quantized")
         )
+        what = f"the {kind} engine {engine.get('name', '')}".rstrip()
         text = f"{what} needs calibration data, but this model has no section calibration"
         hint = f"add calibration: {{data: {{{next(iter(view.map('inputs')), 'x')}: {_EXAMPLE}}}}}"
-        yield view.problem((*path, field), text, hint)
+        yield view.problem(view.place_of(path, field), text, hint)
     chosen = engine.get("quantization", "auto")
     is_weak = chosen == "auto" and engine.get("typing") == "weak" and not is_auto(engine)
     calibrates_itself = chosen == "implicit" or is_weak

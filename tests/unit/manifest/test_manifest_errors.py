@@ -72,6 +72,19 @@ def test_an_error_names_the_file_of_the_value(project):
     ]
 
 
+def test_a_preset_that_needs_a_section_of_the_model_is_named_in_the_model(project):
+    project.write("configs/engines.yaml", "q: {backend: onnxruntime, precision: int8}\n")
+    project.write("configs/project.yaml", "defaults: {engines: [q]}\n")
+    project.model("engines: [{use: q, spinning: true}]\n", name="own")
+    project.model(name="default")
+    text = "the int8 engine q needs calibration data, but this model has no section calibration"
+    places = [error.partition(f": {text}; add calibration")[0] for error in project.errors()]
+    assert sorted(places) == [
+        "configs/models/default.yaml:1:8: model",
+        "configs/models/own.yaml:6:17: engines.0.use",
+    ]
+
+
 def test_presets_that_use_each_other(project):
     project.write("configs/engines.yaml", "a: {use: b}\nb: {use: a}\nc: {use: d}\n")
     errors = project.errors()
