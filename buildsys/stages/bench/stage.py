@@ -12,12 +12,15 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any, cast
 
 from buildsys.backends.interface import load_backend
 from buildsys.backends.measurement import Contender, GpuTiming, LocalCall, Pace, measure
 from buildsys.errors import StageError, Unavailable
-from buildsys.onnx_graphs.tensors import Tensor, load_case
+from buildsys.manifest.default_limits import effective_limits
+from buildsys.onnx_graphs.output_policies import compare_outputs
+from buildsys.onnx_graphs.tensors import Tensor, load_case, load_tensors
 from buildsys.stages.bench.latency import mark_noisy, noise, summarize
 from buildsys.stages.bench.result import (
     BenchCase,
@@ -105,7 +108,9 @@ def open_baselines(
 
 
 TimedEngine = LocalEngine | RemoteEngine
-_MAIN_CASE = "opt"  # the case whose layers are timed; without it, the first
+# the case whose layers are timed, and whose outputs are compared; without it, the first
+_MAIN_CASE = "opt"
+_CHANGES_HINT = "the engine draws random numbers or keeps state: correct its custom operators"
 
 
 def run(job: Job) -> StageResult:
@@ -130,15 +135,20 @@ def run(job: Job) -> StageResult:
     except Unavailable as reason:
         return StageResult("unavailable", reason.problem, reason.hint)
     try:
+        cases = job.options["cases"]
+        case = _MAIN_CASE if _MAIN_CASE in cases else next(iter(cases), "")
+        first_outputs = _outputs(job, engine, case)
         with open_baselines(job, threads, engine.device["kind"], timing) as baselines:
             figures = _measure(job, engine, baselines, timing)
             figures["settings"] = _settings(job, threads, engine.device, timing)
             figures["settings"] |= baselines.settings
             if baselines.left_out:
                 figures["left_out"] = baselines.left_out
+        if changed := _changed_output(job, case, first_outputs, _outputs(job, engine, case)):
+            problem = f"case {case}: between the first and the last call, {changed}"
+            return StageResult("failed", problem, _CHANGES_HINT, figures)
         # profiling slows a session down, so it gets a separate one after the timing
         job.progress("timing the engine's layers")
-        case = _MAIN_CASE if _MAIN_CASE in figures["cases"] else next(iter(figures["cases"]), "")
         with suppress(StageError):  # a benchmark is complete without them
             layers = engine.slowest_layers(job.inputs[f"case.{case}"])
             figures |= {"slowest_layers": cast(list[SlowLayer], layers)} if layers else {}
@@ -150,6 +160,31 @@ def run(job: Job) -> StageResult:
     more = f" (and {len(reasons) - 1} more)" if len(reasons) > 1 else ""
     hint = f"`buildsys build --remeasure {job.model}` and nightly runs measure again"
     return StageResult("noisy", f"{reasons[0]}{more}", f"{hint}; limits: bench.noise", figures)
+
+
+def _outputs(job: Job, engine: TimedEngine, case: str) -> Mapping[str, Tensor]:
+    with TemporaryDirectory(dir=job.outputs["result"].parent) as folder:
+        file = Path(folder) / "outputs.npz"
+        engine.save_outputs(job.inputs[f"case.{case}"], file)
+        return load_tensors(file)
+
+
+def _changed_output(
+    job: Job, case: str, first: Mapping[str, Tensor], last: Mapping[str, Tensor]
+) -> str:
+    """Describe the first output that differs, "" if all agree.
+
+    The limits are the usual ones of verify: other limits must not measure again.
+    """
+    golden = load_case(job.inputs[f"case.{case}"])
+    precision = job.options["engine"]["precision"]
+    limits = effective_limits({}, precision, golden.float_type)
+    compared = compare_outputs(last, first, limits, inputs=golden.inputs)
+    for output, comparison in compared.items():
+        if not comparison.passed:
+            difference = comparison.sentence("the last call", "the first")
+            return f"output '{output}' changes: {difference}"
+    return ""
 
 
 def _measure(

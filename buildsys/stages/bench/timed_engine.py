@@ -36,7 +36,7 @@ from buildsys.backends.measurement import (
     Samples,
 )
 from buildsys.errors import StageError, Unavailable
-from buildsys.onnx_graphs.tensors import load_case
+from buildsys.onnx_graphs.tensors import load_case, save_tensors
 from buildsys.system.backend_registry import link_packages
 from buildsys.system.processes import describe_exit, die_with_parent
 from buildsys.system.toolchains import Toolchain
@@ -91,6 +91,10 @@ class LocalEngine:
             if timing is not None and isinstance(self._session, DeviceSession):
                 return self._session.contenders(inputs, timing)
             return {ENGINE: LocalCall(self._session.bind(inputs))}
+
+    def save_outputs(self, case: Path, file: Path) -> None:
+        """Compute the outputs of ``case`` into a file, apart from the contenders."""
+        save_tensors(file, self._session.run(load_case(case).inputs))
 
     def facts(self) -> Figures:
         """Report the GPU and its memory use while contenders are bound."""
@@ -188,6 +192,10 @@ class RemoteEngine:
         """Bind the contenders of the engine on the golden inputs of ``case``."""
         return {name: _RemoteContender(self, name) for name in self.ask("bind", str(case), timing)}
 
+    def save_outputs(self, case: Path, file: Path) -> None:
+        """Compute the outputs of ``case`` into a file, apart from the contenders."""
+        self.ask("outputs", str(case), str(file))
+
     def facts(self) -> Figures:
         """Report facts about the GPU and its memory while contenders are bound."""
         facts: Figures = self.ask("facts")
@@ -266,6 +274,8 @@ def serve(pipe: Connection[Any, Any]) -> None:
                     answer = list(contenders)
                 elif request == "block":
                     answer = vars(contenders[arguments[0]].block(*arguments[1:]))
+                elif request == "outputs":
+                    engine.save_outputs(*map(Path, arguments))
                 elif request == "layers":
                     answer = engine.slowest_layers(Path(arguments[0]))
                 else:

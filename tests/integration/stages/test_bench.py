@@ -13,7 +13,7 @@ import numpy as np
 import onnx
 import pytest
 from engine_jobs import BATCHES, random_x, resolved, save_at, stage_job, write_golden
-from small_graphs import conv_bn
+from small_graphs import conv_bn, parse
 
 from buildsys.backends.cuda_gpus import find_driver
 from buildsys.errors import StageError
@@ -63,6 +63,15 @@ def benched(
     assert engine.run(stage_job(spec, "engine", build, file)).status == "passed"
     job = stage_job(spec, "bench", build)
     return bench.run(job if said is None else replace(job, progress=said.append))
+
+
+def test_an_engine_whose_outputs_change_during_the_benchmark_fails(tmp_path: Path) -> None:
+    text = """(float[batch,3,8,8] x) => (float[batch,3,8,8] y) {
+        noise = RandomNormalLike <scale = 0.1> (x) y = Add (x, noise) }"""
+    result = benched(tmp_path, graph=parse(text))
+    assert result.status == "failed"
+    assert "between the first and the last call, output 'y' changes: at [" in result.reason
+    assert result.figures["cases"]
 
 
 def test_an_engine_and_pytorch_are_measured_in_turns(tmp_path: Path) -> None:

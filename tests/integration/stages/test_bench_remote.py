@@ -23,7 +23,7 @@ from small_graphs import conv_bn
 from buildsys.backends.interface import OperatorUse
 from buildsys.backends.measurement import Pace, Samples, measure
 from buildsys.errors import StageError
-from buildsys.onnx_graphs.tensors import save_case
+from buildsys.onnx_graphs.tensors import load_tensors, save_case
 from buildsys.stages.bench import stage as bench
 from buildsys.stages.bench import timed_engine
 from buildsys.stages.bench.timed_engine import LocalEngine, RemoteEngine
@@ -44,6 +44,14 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> Job:
     job = stage_job(spec, "engine", folder, save_at(folder / "model.onnx", conv_bn()))
     assert engine.run(job).status == "passed"
     return stage_job(spec, "bench", folder)
+
+
+def test_a_peer_computes_outputs(built: Job, stack: ExitStack, tmp_path: Path) -> None:
+    peer = opened_peer(built)
+    stack.callback(peer.close)
+    peer.save_outputs(built.inputs["case.opt"], tmp_path / "outputs.npz")
+    (outputs,) = load_tensors(tmp_path / "outputs.npz").values()
+    assert outputs.shape == (BATCHES["opt"], 5)
 
 
 @pytest.fixture
