@@ -36,7 +36,12 @@ from buildsys.stages.common.golden_check import (
 from buildsys.stages.common.remedies import OnnxOperator, format_remedies, refusal_remedies
 from buildsys.stages.common.rounding_noise import excuse_noise, is_unstable
 from buildsys.stages.operators.implementation import Implementation, implementation_of
-from buildsys.stages.operators.local_functions import nodes_of, operator_of
+from buildsys.stages.operators.local_functions import (
+    OF_PYTORCH,
+    nodes_of,
+    operator_of,
+    pytorch_operators,
+)
 from buildsys.workers.job import Job
 
 Tensors = Mapping[str, Tensor]
@@ -99,11 +104,11 @@ def _refuse_unimplemented(model: ModelProto, implementation: Implementation) -> 
         op, first = operator_of(missing[0]), missing[0].name or missing[0].output[0]
         domain, _, name = op.partition("::")
         remedies = refusal_remedies(OnnxOperator(domain, name), "onnxruntime")
-        raise StageError(
-            f"nothing implements {op} for ONNX Runtime (node {first})",
-            format_remedies([("", remedies)]),
-            OTHER_EXPORTS,
-        )
+        problem = f"nothing implements {op} for ONNX Runtime (node {first})"
+        if untranslated := pytorch_operators(missing):
+            problem += f": {', '.join(untranslated)} {OF_PYTORCH}"
+            remedies = [remedy for remedy in remedies if remedy.name != "bundled plugin"]
+        raise StageError(problem, format_remedies([("", remedies)]), OTHER_EXPORTS)
 
 
 def random_inputs(

@@ -33,7 +33,12 @@ from buildsys.onnx_graphs.result_types import Doubt
 from buildsys.stages.export.origins import node_origins, strip_traces, write_origins
 from buildsys.stages.export.result import ExportResult
 from buildsys.stages.export.shapes import Declared, settle_shapes
-from buildsys.stages.operators.local_functions import add_functions
+from buildsys.stages.operators.local_functions import (
+    OF_PYTORCH,
+    add_functions,
+    nodes_of,
+    pytorch_operators,
+)
 from buildsys.system.files import sha256_of
 from buildsys.workers.job import Job, StageResult
 
@@ -105,6 +110,9 @@ def run(job: Job) -> StageResult:
     except (onnx.checker.ValidationError, onnx.shape_inference.InferenceError) as error:
         from buildsys.stages.export.exporters import checker_failure
 
+        if untranslated := pytorch_operators(nodes_of(model)):
+            problem = f"{', '.join(untranslated)} {OF_PYTORCH}"
+            raise StageError(problem, "remove it, and see symbolics", OTHER_EXPORTS) from error
         raise checker_failure(error, figures["exporter"]) from error
     figures["sha256"], figures["warnings"] = sha256_of(path), warnings
     return StageResult(figures={**figures, **file_facts(model, path)})

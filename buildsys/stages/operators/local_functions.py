@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +19,8 @@ from buildsys.models.user_code import (
 from buildsys.onnx_graphs.onnx_file import all_nodes, subgraphs
 
 _FUNCTIONS_IR_VERSION, _IR_VERSION = 8, 10  # the first with local functions, ours
+OF_PYTORCH = "is PyTorch's, left untranslated by export.operator_export_type; no backend runs it"
+_PYTORCH = "org.pytorch."  # the domain of nodes from operator_export_type
 _ONNX = ("", "ai.onnx")
 
 
@@ -118,6 +120,16 @@ def nodes_of(item: ModelProto | FunctionProto) -> Iterator[NodeProto]:
         yield node
         for body in subgraphs(node):
             yield from all_nodes(body)
+
+
+def pytorch_operators(nodes: Iterable[NodeProto]) -> list[str]:
+    """List the operators that an exporter left untranslated, such as ``aten::bessel_j0``."""
+    names = []
+    for node in nodes:
+        if node.domain.startswith((_PYTORCH, "prim")):
+            called = [field.s.decode() for field in node.attribute if field.name == "operator"]
+            names.append(f"{node.domain.removeprefix(_PYTORCH)}::{(*called, node.op_type)[0]}")
+    return list(dict.fromkeys(names))
 
 
 def origins_of(model: ModelProto) -> dict[str, str]:

@@ -14,6 +14,7 @@ from stage_jobs import manifest, stage_job
 from torch.onnx._internal.torchscript_exporter import registration
 
 from buildsys.errors import StageError
+from buildsys.stages.common.graph_runs import open_graph
 from buildsys.stages.export import stage as export
 from buildsys.workers.job import StageResult
 
@@ -25,6 +26,16 @@ import torchvision
 class Asinh(torch.nn.Module):
     def forward(self, x):
         return torch.asinh(x)
+
+
+class Spectrum(torch.nn.Module):
+    def forward(self, x):
+        return torch.linalg.eigvalsh(x.reshape(-1, 2, 2))
+
+
+class Bessel(torch.nn.Module):
+    def forward(self, x):
+        return torch.special.bessel_j0(x)
 
 
 class Both(torch.nn.Module):
@@ -205,6 +216,18 @@ def test_a_fall_through_export_does_not_hide_what_a_symbolic_raises(project: Pro
     project.write("p.py", "def f(g, x):\n    raise RuntimeError('broken')\n")
     message = project.failure(named(), operator_export_type="onnx_fallthrough")
     assert "raised RuntimeError: broken (p.py:2)" in message
+
+
+def test_operators_that_fall_through_are_named_as_those_of_pytorch(project: Project) -> None:
+    fallen = "is PyTorch's, left untranslated by export.operator_export_type; no backend runs it"
+    failure = project.failure(net="Spectrum", operator_export_type="onnx_fallthrough")
+    assert f"aten::linalg_eigvalsh {fallen}" in failure
+    project.export(net="Bessel", operator_export_type="onnx_aten_fallback")
+    resolved = manifest(source={"python": "nets.py:Bessel"})
+    job = stage_job("export", resolved, project.build, project.root)
+    with pytest.raises(StageError, match=f"aten::special_bessel_j0 {fallen}") as error:
+        open_graph(job, project.build / "m/export/model.onnx")
+    assert "bundled" not in error.value.hint
 
 
 @pytest.mark.parametrize(
