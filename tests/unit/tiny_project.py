@@ -115,6 +115,9 @@ def gated_actions(opset: int, options: dict[str, Any], **fields: Any) -> dict[st
     return {EXPORT: found[EXPORT], ENGINE: found[ENGINE], GATE: gate}
 
 
+CHANGES = ("export: {opset: 18}",)  # proposed by every failure
+
+
 class InlinePool:
     """Runs stages in the calling thread and records them."""
 
@@ -141,7 +144,7 @@ def finish(job: Job, status: str, reason: str, figures: dict[str, Any], log: Pat
     if "die" in wanted:
         raise WorkerDied(f"the worker of {job.target} crashed")
     if "break" in wanted:
-        raise StageError(f"{job.target} broke")
+        raise StageError(f"{job.target} broke", changes=CHANGES)
     if "fail" in wanted:
         status, reason = "failed", "numbers differ"
         (job.outputs["result"].parent / "worst.npy").write_text("failing tensor")
@@ -156,7 +159,7 @@ def finish(job: Job, status: str, reason: str, figures: dict[str, Any], log: Pat
     if "raise" in wanted:
         raise (CheckFailed if status == "failed" else Unavailable)(reason, "do something")
     hint, replied = "do something" if reason else "", without_long_lists(figures)
-    return JobReply(status, reason, hint, replied, 0.25)
+    return JobReply(status, reason, hint, replied, 0.25, changes=CHANGES)
 
 
 def orders(job: Job) -> list[str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import random
 from collections.abc import Mapping
 from pathlib import Path
@@ -34,7 +35,7 @@ def load_onnx(
     if not isinstance(model, onnx.ModelProto):
         raise StageError(
             f"{name} returned {type(model).__name__}, not an onnx.ModelProto",
-            f"for a torch.nn.Module, write source: {{python: {name}}}",
+            changes=[f"source: {{python: {json.dumps(name)}}}"],
         )
     if outside := [t for t in tensors_of(model) if t.data_location == TensorProto.EXTERNAL]:
         raise StageError(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -30,8 +31,7 @@ def make(source: Mapping[str, Any], project: Path) -> SourceModule:
     if not isinstance(module, nn.Module):
         problem = f"{reference} returned {type(module).__name__}, not a torch.nn.Module"
         if type(module).__name__ == "ModelProto":
-            hint = f"name it as an ONNX model: source: {{onnx: {reference}}}"
-            raise ReturnsOnnxModel(problem, hint)
+            raise ReturnsOnnxModel(problem, changes=[f"source: {{onnx: {json.dumps(reference)}}}"])
         raise StageError(problem, "let it return the network")
     if getattr(module.forward, "__name__", "") == "_forward_unimplemented":  # nn.Module's own
         raise StageError(f"{type(module).__name__} of {reference} has no forward", "define it")

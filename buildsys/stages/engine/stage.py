@@ -23,6 +23,7 @@ from buildsys.backends.interface import (
     load_backend,
 )
 from buildsys.errors import StageError, Unavailable
+from buildsys.manifest.exports import OTHER_EXPORTS
 from buildsys.stages.common.remedies import explain_refusal
 from buildsys.stages.operators.implementation import implementation_of
 from buildsys.stages.search.result import read_kept_nodes
@@ -95,6 +96,11 @@ def _build(job: Job, backend: Backend) -> Figures:
             built = backend.build(request)
         except GraphRefusedError as refusal:
             raise explain_refusal(refusal, request, job) from refusal
+        except Unavailable:
+            raise
+        except StageError as error:
+            error.changes = error.changes or OTHER_EXPORTS
+            raise
         finished = clock()
         files = _output_files(job)
         job.progress("reading the engine back")

@@ -13,6 +13,7 @@ from operator import le
 from buildsys.backends.interface import Session, load_backend, stand_in_types
 from buildsys.errors import StageError, Unavailable
 from buildsys.manifest.default_limits import effective_limits
+from buildsys.manifest.exports import OTHER_EXPORTS
 from buildsys.manifest.shape_cases import dims_of_shapes, format_case
 from buildsys.onnx_graphs.agreement import Agreement, ComparedCase, output_agreements
 from buildsys.onnx_graphs.output_policies import (
@@ -329,18 +330,23 @@ class Verification:
         engine = f"the engine {self._job.variant} of {self._job.model}"
         return f"{engine} is wrong{share}: {self.sentences[0]}{and_more(self.sentences)}{fine}"
 
-    def changes(self) -> list[str]:
+    @property
+    def _is_uninformative(self) -> bool:
+        """True if nothing is wrong but outputs without an informative case."""
+        return bool(self._uninformative) and len(self._uninformative) == len(self.sentences)
+
+    def changes(self) -> Sequence[str]:
         """List changes of the manifest that may help."""
-        zero = self._uninformative
-        if not zero or len(zero) != len(self.sentences):
-            return []
-        return uninformative_changes(zero[0], next(iter(self._compared.values())))
+        if self._is_uninformative:
+            outputs = next(iter(self._compared.values()))
+            return uninformative_changes(self._uninformative[0], outputs)
+        return OTHER_EXPORTS if self._options["precision"] == "fp32" else ()
 
     def hint(self) -> str:
         """Name what makes a wrong engine right, "" if nothing is known."""
         if self._is_uncompared:
             return STABLE_HINT
-        if self.changes():
+        if self._is_uninformative:
             return UNINFORMATIVE
         description = describe_backend(self._options["backend"])
         if self._wrong_cases() == {"wide-integers"} and description.narrow_integers:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ from blake3 import blake3
 from tiny_project import (
     ALL,
     BENCH,
+    CHANGES,
     ENGINE,
     EXPORT,
     MODEL,
@@ -28,7 +30,7 @@ from tiny_project import (
 from buildsys.errors import CheckFailed, StageError, WorkerDied
 from buildsys.execution.executor import Executor
 from buildsys.execution.stale_reasons import summarize_reasons
-from buildsys.plan.action import FileRef
+from buildsys.plan.action import Action, FileRef
 from buildsys.store.object_store import Store
 
 
@@ -106,6 +108,28 @@ def test_a_failed_check_is_not_restored(root: Path) -> None:
         build(root, actions(opset=18))
     order(root, ENGINE)
     assert build(root, actions(opset=18)) == [ENGINE, BENCH, REPORT]
+
+
+@pytest.mark.parametrize("end", ["fail", "break"])
+def test_what_was_tried_is_in_all_records_of_a_failure(root: Path, end: str) -> None:
+    folders: list[Path] = []
+
+    def try_changes(failed: Action, changes: Sequence[str], folder: Path) -> str:
+        folders.append(folder)
+        return f"tried {failed.target} with {changes[0]}"
+
+    order(root, EXPORT, end)
+    executor, _ = make_executor(root, try_changes=try_changes)
+    with pytest.raises(StageError, match=(tried := f"tried {EXPORT} with {CHANGES[0]}")):
+        executor.run(EXPORT)
+    failure = executor.examine(EXPORT).failure
+    executor.close()
+    assert failure is not None
+    assert tried in failure
+    if end == "fail":
+        result = json.loads((root / "build/m/export/export.json").read_text())
+        assert result["hint"] == tried
+    assert [folder.exists() for folder in folders] == [False]
 
 
 def test_a_forgotten_target_is_built_not_restored(root: Path) -> None:
