@@ -6,6 +6,7 @@ a short list. Errors travel from worker to orchestrator as JSON, so they consist
 
 from __future__ import annotations
 
+import errno
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -64,6 +65,18 @@ def joined(*sentences: str) -> str:
     """Return the nonempty sentences on one line, or several for a list."""
     nonempty = [sentence for sentence in sentences if sentence]
     return ("\n" if any("\n" in sentence for sentence in nonempty) else "; ").join(nonempty)
+
+
+def describe_os_error(error: OSError) -> str:
+    """Write the file, the problem and a remedy as one sentence."""
+    if error.errno in (errno.EROFS, errno.EACCES, errno.EPERM):
+        remedy = "the folders of the project must be writable"
+    elif error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
+        remedy = "free some space, or raise the limit; finished targets are kept"
+    else:
+        remedy = ""
+    problem = ": ".join(str(part) for part in (error.filename, error.strerror or error) if part)
+    return with_hint(f"cannot use {problem}" if error.filename else problem, remedy)
 
 
 @dataclass(eq=False)

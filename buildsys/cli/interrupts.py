@@ -11,6 +11,7 @@ from typing import TypeVar
 
 INTERRUPTED = 130  # exit code
 _PROGRAMS = ("buildsys", "doit")
+_SWALLOWING = ("<frozen importlib", "/pydantic/")  # imports, and models that are made
 _Function = TypeVar("_Function", bound=Callable[..., int])
 _catching: list[object] = []  # code of the functions that handle KeyboardInterrupt
 
@@ -18,7 +19,7 @@ _catching: list[object] = []  # code of the functions that handle KeyboardInterr
 def end_at_interrupt() -> None:
     """End this process at Ctrl-C, if it is a program of ours or of doit.
 
-    An exception would print a traceback, or be swallowed by an import, and the build would go on.
+    An exception would print a traceback, or be swallowed, and the build would go on.
     """
     names = sys.argv[0].removesuffix("/__main__.py").rpartition("/")[2]
     if names in _PROGRAMS and signal.getsignal(signal.SIGINT) is signal.default_int_handler:
@@ -34,7 +35,7 @@ def raise_below(function: _Function) -> _Function:
 def _interrupt(number: int, frame: FrameType | None) -> None:
     is_caught = False
     while frame is not None:
-        if frame.f_code.co_filename.startswith("<frozen importlib"):
+        if any(name in frame.f_code.co_filename for name in _SWALLOWING):
             break
         is_caught |= frame.f_code in _catching
         frame = frame.f_back

@@ -20,7 +20,7 @@ from buildsys import __version__
 from buildsys.cli.command import BROKEN_PIPE, enter_project, unknown_name
 from buildsys.cli.commands import COMMANDS, SECTIONS
 from buildsys.cli.console.streams import guard_streams, lost_output
-from buildsys.errors import BuildsysError, UsageError
+from buildsys.errors import BuildsysError, UsageError, describe_os_error
 from buildsys.system.printable import nearest, printable
 
 PROGRAM = "buildsys"
@@ -85,8 +85,7 @@ def run(words: Sequence[str]) -> int:
     except KeyboardInterrupt:
         return INTERRUPTED
     except OSError as error:  # most likely a full disk
-        problem = ": ".join(str(part) for part in (error.filename, error.strerror) if part)
-        sys.stderr.write(printable(f"ERROR: {problem}\n"))
+        sys.stderr.write(printable(f"ERROR: {describe_os_error(error)}\n"))
         return BuildsysError.exit_code
 
 

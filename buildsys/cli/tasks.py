@@ -34,7 +34,13 @@ from buildsys.cli.console.streams import guard_streams
 from buildsys.cli.environment_variables import check_variables
 from buildsys.cli.session import BuildSession
 from buildsys.cli.target_names import STAGE_DOCS
-from buildsys.errors import BuildsysError, CheckFailed, ManifestErrors, UsageError
+from buildsys.errors import (
+    BuildsysError,
+    CheckFailed,
+    ManifestErrors,
+    UsageError,
+    describe_os_error,
+)
 from buildsys.plan.action import Action
 from buildsys.report.formatting import plural
 from buildsys.stages.table import stage_info
@@ -59,7 +65,8 @@ def load(root: Path) -> tuple[dict[str, Any], ProjectTasks]:
     except (BuildsysError, OSError) as error:
         count = len(error.errors) if isinstance(error, ManifestErrors) else 0
         title = f"{plural(count, 'error')} in the manifests\n" if count else ""
-        raise InvalidDodoFile(printable(f"{title}{error}")) from None
+        text = describe_os_error(error) if isinstance(error, OSError) else error
+        raise InvalidDodoFile(printable(f"{title}{text}")) from None
 
 
 def doit_config(session: BuildSession) -> dict[str, Any]:

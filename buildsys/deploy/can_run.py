@@ -101,9 +101,16 @@ def can_run(
 
     Raises: EngineError: a key is not a public key.
     """
-    path, name = engine_file(engine), str(engine)
     keys = _keys(trusted_keys, revoked_keys)
     try:
+        path, name = Path(engine), str(engine)
+    except TypeError:
+        remedy = "pass the path of the engine file or its folder"
+        return CompatibilityResult(
+            repr(engine), "", (Reason("file", f"{engine!r} is not a path", remedy),)
+        )
+    try:
+        path = engine_file(engine)
         if not path.is_file():
             # the record may say that no engine could be built
             recorded = read_record(path) if path.with_name(RECORD_NAME).is_file() else None

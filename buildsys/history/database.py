@@ -64,7 +64,7 @@ ALL_MEASUREMENT_COLUMNS = ", ".join(("build", "number", *MEASUREMENT_COLUMNS))
 _PLACES = {name: f"?{number}" for number, name in enumerate(COLUMNS, 1)}
 _PLACES["position"] = (  # after all others of the machine
     f"max({_PLACES['position']}, coalesce((SELECT max(position) FROM builds"
-    f" WHERE machine_id = {_PLACES['machine_id']}), 0) + 0.001)"
+    f" WHERE machine_id = {_PLACES['machine_id']} AND position < 4e9), 0) + 0.001)"
 )
 _INSERT_BUILD = (
     f"INSERT OR IGNORE INTO builds ({BUILD_COLUMNS}) VALUES ({', '.join(_PLACES.values())})"
@@ -244,6 +244,10 @@ def _measurement_statements(build: Build, measurements: Iterable[Measurement]) -
     ]
 
 
+_COUNT = """
+SELECT count(*), coalesce(sum(position NOT BETWEEN 0 AND strftime('%s', 'now') + 86400), 0)
+FROM builds
+"""
 _ADD_ALL = f"""
 BEGIN IMMEDIATE;
 CREATE TEMP TABLE added AS SELECT id FROM other.builds WHERE id NOT IN (SELECT id FROM main.builds);
@@ -304,9 +308,12 @@ def _count_builds(file: Path) -> int:
     try:
         problem = str(other.query("PRAGMA quick_check(1)")[0][0])
         if problem == "ok":
-            count: int = other.query("SELECT count(*) FROM builds")[0][0]
-            return count
-        problem = f"it is damaged ({' '.join(problem.split())})"
+            ((count, misplaced),) = other.query(_COUNT)
+            if not misplaced:
+                return int(count)
+            problem = f"{misplaced} of its builds are not from between 1970 and now"
+        else:
+            problem = f"it is damaged ({' '.join(problem.split())})"
     except (sqlite3.DatabaseError, OSError) as error:
         problem = str(error)
     finally:

@@ -39,6 +39,7 @@ _LARGEST_FILE = 2**31 - 1  # bytes, without external data
 _EXTERNAL_FROM = 1024  # bytes; shape inference needs shapes and other small constants inline
 _ALIGNMENT = 4096  # bytes; a page, so that tensors can be mapped
 _INVALID = (onnx.checker.ValidationError, onnx.shape_inference.InferenceError)
+_MOST_NODES = 200_000  # of a graph with functions; ONNX Runtime needs a minute to inline them
 _DTYPE_NAMES = {"FLOAT": "float32", "DOUBLE": "float64"}
 
 
@@ -53,7 +54,7 @@ def load_model(path: Path, *, external_data: bool = True) -> ModelProto:
             raise ValueError(f"it has {size} bytes, and protobuf files at most {_LARGEST_FILE}")
         if not size:
             raise ValueError("it is empty")  # for protobuf, a message without fields
-        return onnx.load(path, load_external_data=external_data)
+        model = onnx.load(path, load_external_data=external_data)
     except (DecodeError, OSError, ValueError, onnx.checker.ValidationError) as error:
         kind, remedy = describe_file(path) if path.is_file() else ("", "")
         if kind:
@@ -62,6 +63,43 @@ def load_model(path: Path, *, external_data: bool = True) -> ModelProto:
             f"{path.name} cannot be read as ONNX: {first_line(error)}",
             "check the file; export it again if it is damaged",
         ) from error
+    refuse_expansion(model, path.name)
+    return model
+
+
+def refuse_expansion(model: ModelProto, name: str) -> None:
+    """Check the size of a graph whose function calls are inlined.
+
+    Raises: StageError: the checker and ONNX Runtime would hardly end.
+    """
+    if model.functions and _inlined_nodes(model) > _MOST_NODES:
+        problem = f"more than {_MOST_NODES:,} nodes in all calls, or call themselves"
+        raise StageError(f"the functions of {name} have {problem}", "call them less often")
+
+
+def _inlined_nodes(model: ModelProto) -> float:
+    """Count the nodes of a graph with those of all function calls; inf for a recursion."""
+    functions = {_identifier(function, function.name): function for function in model.functions}
+    counts: dict[tuple[str, str, str], float] = {}
+
+    def count(graph: GraphProto | FunctionProto) -> float:
+        total = 0.0
+        for node in all_nodes(graph):
+            name = _identifier(node, node.op_type)
+            if name in functions and name not in counts:
+                counts[name] = math.inf  # until its own calls are counted
+                counts[name] = count(functions[name])
+            total += counts.get(name, 1.0)
+        return total
+
+    try:
+        return count(model.graph)
+    except RecursionError:
+        return math.inf
+
+
+def _identifier(item: NodeProto | FunctionProto, name: str) -> tuple[str, str, str]:
+    return item.domain, name, getattr(item, "overload", "")  # since ONNX 1.16
 
 
 def save_model(

@@ -21,6 +21,7 @@ RESTORED = "restored"  # in the history: the outputs came from the store
 KEEP_RECORDS = 20  # per target: enough to return to earlier states, few enough to stay fast
 KEEP_HISTORY = 100
 _READS_NAME = "reads/1:"
+MAX_SECONDS = 1e10
 _DAMAGED = (TypeError, ValueError, RecursionError)
 _to_json = partial(json.dumps, separators=(",", ":"))
 
@@ -113,6 +114,7 @@ class Ledger:
             _, own_key, parts, outputs, *ended, figures, log = row
             with suppress(*_DAMAGED):
                 published = _decode_outputs(outputs)
+                _check_seconds(ended[2])
                 facts = own_key, _decode(parts), published, *ended, _decode(figures), log
                 records.append(ActionRecord(target, *facts))
         return records
@@ -208,12 +210,23 @@ class Ledger:
 
     def history(self, target: str, limit: int = 10) -> list[HistoryEntry]:
         """List the last runs of a target, newest first."""
-        return [HistoryEntry(*row) for row in self._db.read(_SELECT_HISTORY, (target, limit))]
+        entries = []
+        for row in self._db.read(_SELECT_HISTORY, (target, limit)):
+            with suppress(ValueError):
+                _check_seconds(row[4])
+                entries.append(HistoryEntry(*row))
+        return entries
 
 
 def utc_now() -> str:
     """Return the current time in the format of records."""
     return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
+
+
+def _check_seconds(value: object) -> None:
+    """Check the duration in a row. Raises: ValueError: it is damaged."""
+    if not isinstance(value, int | float) or not 0 <= value < MAX_SECONDS:
+        raise ValueError("not a duration")
 
 
 def _decode_outputs(text: str) -> dict[str, OutputFile | None]:

@@ -15,7 +15,7 @@ from functools import cache
 from pathlib import Path
 from typing import Annotated, Any, TypeVar
 
-from buildsys.store.ledger import PASSED, UNAVAILABLE, ActionRecord, OutputFile
+from buildsys.store.ledger import MAX_SECONDS, PASSED, UNAVAILABLE, ActionRecord, OutputFile
 from buildsys.system.files import read_limited
 
 MAX_SHARED_BYTES = 8 << 20  # 250 times the largest record of the test projects
@@ -124,7 +124,7 @@ def _reader() -> Callable[[Any], str]:
         ]
         status: str
         started: Annotated[str, Field(pattern=_TIME)]
-        seconds: Annotated[float, Field(ge=0, lt=1e10, allow_inf_nan=False)]
+        seconds: Annotated[float, Field(ge=0, lt=MAX_SECONDS, allow_inf_nan=False)]
         reason: str = ""
         hint: str = ""
         figures: dict[str, JsonValue] = {}

@@ -120,12 +120,14 @@ def replace_file(path: Path, content: bytes) -> None:
 
     Raises: OSError: it cannot be written; the previous file stays.
     """
-    path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(f".{path.name}.{os.getpid()}-{os.urandom(4).hex()}")
     try:
+        path.parent.mkdir(parents=True, exist_ok=True)
         temporary.write_bytes(content)
         temporary.replace(path)
-    except BaseException:
+    except BaseException as error:
+        if isinstance(error, OSError):
+            error.filename = error.filename or str(path)  # a full disk has none
         with suppress(OSError):
             temporary.unlink(missing_ok=True)
         raise

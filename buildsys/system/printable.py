@@ -24,11 +24,31 @@ _LOGIN = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)://(?=[^/?#]*[:@])(.*)@", re.DOTA
 _QUERY = re.compile(r"[?#].*", re.DOTALL)
 _VALUE = re.compile(r"(?<==)[^&;#]+")
 _USER_IS_PUBLIC = ("sftp", "ssh", "ftp")  # elsewhere a user without password may be a token
-_IN_TEXT = re.compile(r"""[^\s'"<>(),]+://[^\s'"<>]*""")
-# options of storage libraries, as in ``S3FileSystem(key='…', secret='…')`` and ``{"token": "…"}``
-_OPTION = re.compile(
-    r"""(?ix) (\b[\w-]*(?:key|secret|token|password|passwd|passphrase|credentials?|signature|sig)
-    ['"]?\s*[=:]\s*) (?: '[^']*' | "[^"]*" | [^\s,;&)}\]'"]+ )"""
+_IN_TEXT = re.compile(r"""[^\s'"<>(),]{1,99}://[^\s'"<>]*""")
+_ENCODED_LOGIN = re.compile(r"(?i)(%3A)(?:(?!%2F|%40)\S){1,999}(%40)")
+_KEY_LIKE = re.compile(r"(?=.*\d)[\w.~+=-]{12,}")  # a user that is rather a token or an access key
+_QUOTED = r"""b?'(?:[^'\\]|\\.)*' | b?"(?:[^"\\]|\\.)*" | \\"[^"]*\\" """
+_NAME = (
+    r"(?:pass(?:word|wd|phrase|code)?|pwd?|key|secret|token|"
+    r"credentials?|sig(?:nature)?|auth|bearer)"
+)
+_SECRETS = tuple(
+    re.compile(f"(?isx) {pattern}")
+    for pattern in (
+        r"(-----BEGIN [^-]*PRIVATE\ KEY-----) .*? (?=-----END|\Z)",
+        # headers, as text to the end of the line, and in a dict or list
+        rf"""(\b(?:authorization|cookie)\b ['"]? \s*[:=,]\s*) (?: {_QUOTED} | [^\n]+ )""",
+        r"(\b(?:bearer|basic|digest|negotiate)\ +) (?!auth|token|realm|scheme) [\w.~+/=-]{8,}",
+        r"((?<!\S)(?:-u|-{2}user)[ =]+) [^\s:]+:\S+",
+        # options of storage libraries, as in S3FileSystem(key='…') and {"token": "…"}
+        rf"""(\b[\w-]{{0,40}}{_NAME} (?: [\\]?['"]?\s*[=:]\s* | ['"]\s*,\s* | >))
+        (?: {_QUOTED} | \([^)]*\) | \{{[^}}]*\}} | \[[^]]*\] | [^\s,;&)}}\]'"<]+ )""",
+        # an option of a program; words that look like secrets after their names
+        rf"""(-[\w-]{{0,40}}{_NAME}\ +) (?: {_QUOTED} | \S+ )""",
+        rf"(\b{_NAME}\ +(?:(?:is|was)\ +)?) (?=[^\s/]*\d) [\w.~+=-]{{8,}}",
+        # tokens of known services, and JSON Web Tokens
+        r"\b(gh[a-z]_|github_pat_|glpat-|hf_|sk-|xox[a-z]-|AKIA|ASIA|eyJ) [\w.~+/=-]{8,}",
+    )
 )
 
 
@@ -65,15 +85,18 @@ def mask_secrets(url: str) -> str:
 
 def _mask_login(match: re.Match[str]) -> str:
     user, colon, _ = match[2].partition(":")
-    is_public = bool(colon) or match[1].lower() in _USER_IS_PUBLIC
+    is_public = match[1].lower() in _USER_IS_PUBLIC or (colon and not _KEY_LIKE.fullmatch(user))
     return f"{match[1]}://{user if is_public else _MASK}{f':{_MASK}' if colon else ''}@"
 
 
 def mask_text(text: str) -> str:
-    """Mask the URLs and options in a message."""
+    """Mask what looks like a secret in a message; prose and paths of URLs are not recognized."""
     if "://" in text:
         text = _IN_TEXT.sub(lambda match: mask_secrets(match[0]), text)
-    return _OPTION.sub(rf"\g<1>{_MASK}", text)
+    text = _ENCODED_LOGIN.sub(rf"\g<1>{_MASK}\g<2>", text)
+    for pattern in _SECRETS:
+        text = pattern.sub(rf"\g<1>{_MASK}", text)
+    return text
 
 
 def nearest(name: str, known: Iterable[str], count: int = 3, cutoff: float = 0.6) -> list[str]:

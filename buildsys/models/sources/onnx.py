@@ -14,7 +14,7 @@ from onnx import TensorProto
 
 from buildsys.errors import StageError
 from buildsys.models.user_code import load_callable, project_file, reraise_as_stage_error
-from buildsys.onnx_graphs.onnx_file import load_model, tensors_of
+from buildsys.onnx_graphs.onnx_file import load_model, refuse_expansion, tensors_of
 
 
 def load_onnx(
@@ -42,6 +42,7 @@ def load_onnx(
             f"{name} returned a model without its external data, such as {outside[0].name}",
             "load them: onnx.external_data_helper.load_external_data_for_model(model, FOLDER)",
         )
+    refuse_expansion(model, name)
     return model
 
 

@@ -14,7 +14,15 @@ from collections.abc import Iterator, Mapping
 from pathlib import PurePosixPath
 from typing import IO, Annotated, Any
 
-from pydantic import BaseModel, ConfigDict, StringConstraints, TypeAdapter, ValidationError
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    FiniteFloat,
+    StringConstraints,
+    TypeAdapter,
+    ValidationError,
+    model_validator,
+)
 
 from buildsys.errors import StageError
 from buildsys.manifest.command_templates import FIGURES_FILE, LISTING, RESERVED
@@ -37,12 +45,20 @@ class ReportedFigure(BaseModel):
 
     model_config = ConfigDict(extra="forbid", strict=True)
 
-    value: float
+    value: float  # one that is not finite is a failed check
     unit: _Text = ""
-    low: float | None = None
-    high: float | None = None
-    min: float | None = None
-    max: float | None = None
+    low: FiniteFloat | None = None
+    high: FiniteFloat | None = None
+    min: FiniteFloat | None = None
+    max: FiniteFloat | None = None
+
+    @model_validator(mode="after")
+    def _check_order(self) -> ReportedFigure:
+        for least, most in (("low", "high"), ("min", "max")):
+            ends = getattr(self, least), getattr(self, most)
+            if None not in ends and ends[0] > ends[1]:
+                raise ValueError(f"{least} {ends[0]:g} is more than {most} {ends[1]:g}")
+        return self
 
 
 _REPORT = TypeAdapter(dict[_Text, ReportedFigure])

@@ -33,3 +33,10 @@ def test_a_hostile_record_is_a_reason(tmp_path: Path, attack: str) -> None:
 def test_an_engine_that_is_no_regular_file(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "engine.onnx")
     assert "there is no engine file" in str(can_run(tmp_path / "engine.onnx"))
+
+
+@pytest.mark.parametrize("engine", [None, 0, [], b"x", "x" * 5000, "a\0b", "/dev/null"])
+def test_an_engine_that_is_no_path(engine: object) -> None:
+    found = can_run(engine)  # type: ignore[arg-type]
+    assert not found
+    assert str(found).count("\n") == 2

@@ -50,6 +50,16 @@ def test_a_clock_set_back_keeps_the_order(history: History, make_build: MakeBuil
     assert history.builds()[0].position == pytest.approx(9_000_000.001)
 
 
+def test_a_damaged_position_does_not_decide_the_order(
+    history: History, make_build: MakeBuild
+) -> None:
+    history.add(make_build(position=1e300))
+    first, second = make_build(), make_build(position=make_build().position - 10)
+    history.add(first)
+    history.add(second)
+    assert [build.id for build in history.builds()][1:] == [second.id, first.id]
+
+
 def test_ids_may_be_shortened(history: History, make_build: MakeBuild) -> None:
     build, other = make_build(id="ab" * 16), make_build(id="ac" * 16)
     history.add(build)

@@ -56,7 +56,11 @@ def test_files_that_are_no_history_are_refused(
     content = other.path.read_bytes()
     damaged.write_bytes(content[:-4096] + b"\xff" * 4096)
     truncated.write_bytes(content[: len(content) // 2])
+    future = tmp_path / "future.db"
+    future.write_bytes(content)
+    change(future, "UPDATE builds SET position = 1e300 WHERE rowid = 1")
     for path, problem in (
+        (future, "1 of its builds are not from between 1970 and now"),
         (garbage, "not a database"),
         (damaged, "it is damaged"),
         (truncated, "malformed"),

@@ -37,6 +37,10 @@ def checked(found: dict[str, Any], limits: dict[str, Any] | None = None) -> tupl
         ('{"a": {"value": "1"}}', "a.value: Input should be a valid number"),
         ('{"a": {"value": true}}', "a.value: Input should be a valid number"),
         ('{"a\\n": {"value": 1}}', "String should match"),
+        ('{"a": {"value": 1, "min": NaN}}', "a.min: Input should be a finite number"),
+        ('{"a": {"value": 1, "high": 1e999}}', "a.high: Input should be a finite number"),
+        ('{"a": {"value": 1, "low": 5, "high": -5}}', "low 5 is more than high -5"),
+        ('{"a": {"value": 1, "min": 5, "max": 4}}', "min 5 is more than max 4"),
     ],
 )
 def test_figures_of_another_form(tmp_path: Path, text: str | None, problem: str) -> None:

@@ -51,6 +51,16 @@ def test_a_record_counts_for_its_target_and_key_only(db: StateDb) -> None:
     assert ledger.lookup("export:other") is None
 
 
+@pytest.mark.parametrize("seconds", [float("inf"), -1, 1e300, "x", None])
+def test_a_damaged_duration_counts_as_no_record(db: StateDb, seconds: object) -> None:
+    ledger = Ledger(db)
+    ledger.add(RECORD)
+    for table in ("records", "history"):
+        db.write([(f"UPDATE {table} SET seconds = ?", (seconds,))])
+    assert ledger.lookup("export:m") is None
+    assert ledger.history("export:m") == []
+
+
 def test_the_reads_of_the_last_run_are_kept(db: StateDb) -> None:
     ledger = Ledger(db)
     reads = {"read:a.json": "net.py:3", "env:SCALE": "net.py:4"}

@@ -80,6 +80,20 @@ def test_no_secret_of_a_url_is_shown(url: str, shown: str) -> None:
         "cannot open https://u:SECRET@host/a?sig=SECRET, token=SECRET",
         "ssh password: SECRET refused",
         "[Errno 2] 'simplecache::ftp://u:SEC/RET-SECRET@host/x'",
+        "Authorization: Bearer SECRET",
+        "{'Authorization': 'Basic SECRET==', b'cookie': b'a=SECRET; b=SECRET'}",
+        '[(b"authorization", b"Bearer SECRET"), ("token", "SECRET")]',
+        'Proxy-Authorization:\n Digest username="u", response="SECRET"',
+        "Set-Cookie: sid=SECRET; Path=/; sig=SECRET",
+        "curl -u user:SECRET --token SECRET --api-key 'SECRET' https://SECRET@host",
+        "bearer SECRET12, pwd=SECRET passcode: SECRET auth=('user', 'SECRET')",
+        '{"auth": {"user": "u", "pass": ["SECRET"]}, "password": {"value": "SECRET"}}',
+        '{\\"token\\": \\"SECRET\\"} <password>SECRET</password> password=\'a\\\'SECRET\'',
+        "machine host login u password SECRET12, and the token is SECRET-12",
+        "ghp_SECRETSECRET hf_SECRETSECRET glpat-SECRETSECRET xoxb-1-SECRETSECRET",
+        "eyJhbGciOiJIUzI1NiJ9.eyJzdWIiOiIxIn0.SECRET",
+        "-----BEGIN RSA PRIVATE KEY-----\nSECRET\nSECRET\n-----END RSA PRIVATE KEY-----",
+        "s3://SECRET123456:x@bucket https%3A%2F%2Fu%3ASECRET%40host",
     ],
 )
 def test_no_secret_in_a_message_is_shown(text: str) -> None:
@@ -87,8 +101,12 @@ def test_no_secret_in_a_message_is_shown(text: str) -> None:
 
 
 def test_other_text_stays() -> None:
-    text = "export.opset: 17 → 18; key figure 3 ms; see https://onnx.ai/a/b"
-    assert mask_text(text) == text
+    for text in (
+        "export.opset: 17 → 18; key figure 3 ms; see https://onnx.ai/a/b",
+        "basic authentication required; the password is wrong; the token has expired",
+        "no object actions/ab/0123456789abcdef of the key 3 in /srv/tokens/a1b2c3d4",
+    ):
+        assert mask_text(text) == text
 
 
 NAMES = [
