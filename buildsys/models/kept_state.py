@@ -27,7 +27,7 @@ State = Mapping[tuple[str, str], Any]  # name, place in the source -> its conten
 
 
 def read_state(module: nn.Module, project: Path) -> State:
-    """Read what a call of ``module`` may change, apart from torch's random numbers.
+    """Read what a call of ``module`` may change.
 
     Arrays and tensors are replaced by checksums; parameters by their version.
     """
@@ -49,15 +49,10 @@ def read_state(module: nn.Module, project: Path) -> State:
         for variable, value in [*vars(sys.modules[name]).items()]:
             if not variable.startswith("__"):
                 state[variable, file] = reader.content(value)
-    # of these draws a graph has the numbers of one call; it draws those of torch itself
     state["random", ""] = random.getstate()
     state["numpy.random", ""] = reader.content(np.random.get_state())
+    state["torch.random", ""] = reader.content(torch.get_rng_state())
     return state
-
-
-def changed_state(before: State, after: State) -> list[tuple[str, str]]:
-    """List what differs: name, place."""
-    return [key for key in after if key not in before or before[key] != after[key]]
 
 
 def _user_file(module: ModuleType, project: Path) -> str:

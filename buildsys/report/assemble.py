@@ -108,13 +108,13 @@ def _assemble(
     broken = tuple(contradictions(checks))
     accepted = (manifest.get("validate") or {}).get("accepted") or ()
     doubts = list(doubts_of(results, accepted))
-    doubts_summary = doubts_text([doubt for _, doubt in doubts], checks)
+    summary = doubts_text([doubt for _, doubt in doubts], checks)
     engines, bench = engine_lines(results, manifest), timings(results)
     report = Report(
         model=model,
         description=str(manifest.get("description") or ""),
         source=_source_text(manifest.get("source") or {}),
-        verdict=_verdict(results, broken, doubts_summary),
+        verdict=_verdict(results, broken, f", {summary}" if summary else ""),
         summary=_target_lines(model, results, own_status),
         checks=checks,
         engines=engines,
@@ -156,7 +156,7 @@ def _verdict(
 ) -> BuildVerdict:
     """Decide the verdict: ``passed`` only if all results passed.
 
-    The report itself counts as a target, as it does in the console. ``doubts`` are in words.
+    The report itself counts as a target, as it does in the console. ``doubts`` go to the front.
     """
     targets: dict[str, list[str]] = {}
     for result in results:
@@ -171,15 +171,14 @@ def _verdict(
         return BuildVerdict("partial", "PARTIAL: there are no results to report")
     total, passed = len(results) + 1, len(targets.pop(PASSED, ())) + 1
     if not targets:
-        verdict = f"PASSED, {doubts}" if doubts else "PASSED"
-        return BuildVerdict("passed", f"{verdict}: all {total} targets passed")
+        return BuildVerdict("passed", f"PASSED{doubts}: all {total} targets passed")
     words = {ABSENT: "did not run", STALE: "did not run"}
     named = [
         f"{len(names)} {words.get(status, status)}: {first_names(names, _MOST_NAMES)}"
         for status, names in targets.items()
     ]
     return BuildVerdict(
-        "partial", "; ".join((f"PARTIAL: {passed} of {total} targets passed", *named))
+        "partial", "; ".join((f"PARTIAL{doubts}: {passed} of {total} targets passed", *named))
     )
 
 

@@ -1,14 +1,14 @@
 """A second call of the network on the same inputs, which must not differ from the first.
 
-A graph has the state of one call. The second call comes after all cases, so a network that keeps
-something of other inputs differs as well; caches that the first call has filled do not count.
+A graph has the state of one call. The second call comes after the other shape cases, so a network
+that keeps something of other inputs differs as well.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from buildsys.errors import CheckFailed
 from buildsys.onnx_graphs.result_types import Doubt
@@ -21,43 +21,64 @@ if TYPE_CHECKING:
 _SAME = {"float16": 1e-2, "bfloat16": 5e-2}  # relative; both calls may round differently
 _SAME_FLOAT32 = 1e-5
 _MOST_NAMES = 4
+_DRAWS = ("random", "numpy.random", "torch.random")
 _HINT = (
     "pass what forward keeps as an input and return it as an output, and call eval() on all layers"
 )
+_DRAWS_HINT = "call eval() on all layers, and leave noise out or make it an input"
+State = Mapping[tuple[str, str], Any]  # name, place in the source -> its content
+
+
+def read_kept_state(module: nn.Module | None, project: Path) -> State:
+    """Read what a network keeps between calls, {} without one."""
+    if module is None:
+        return {}
+    from buildsys.models.kept_state import read_state  # needs torch
+
+    return read_state(module, project)
 
 
 def compare_second_call(
-    call: Callable[[Mapping[str, Tensor]], Mapping[str, Tensor]],
-    module: nn.Module | None,
+    call: Callable[[], Mapping[str, Tensor]],
+    read: Callable[[], State],
+    earlier: State,
     first: Case,
     title: str,
-    project: Path,
 ) -> list[Doubt]:
-    """Call a network again with the inputs of ``first``; return doubts about what it keeps.
+    """Call a network again as for ``first``; return doubts about what it keeps.
 
+    ``read`` reads its state; ``earlier`` is the state after the first call. The state is compared
+    around a third call: the second one may fill caches for its sizes again.
     Raises: CheckFailed: its outputs differ.
     """
-    changed: list[tuple[str, str]] = []
-    if module is None:
-        second = call(first.inputs)
-    else:
-        from buildsys.models.kept_state import changed_state, read_state  # needs torch
-
-        before = read_state(module, project)
-        second = call(first.inputs)
-        changed = changed_state(before, read_state(module, project))
-    names = ", ".join(name for name, _ in changed[:_MOST_NAMES])
-    names += f" and {len(changed) - _MOST_NAMES} more" if len(changed) > _MOST_NAMES else ""
-    place = next((place for _, place in changed if place), "")
-    where = f" ({place})" if place else ""
+    second, before, _, after = call(), read(), call(), read()
+    changed = _changed(before, after)
     limits = {"rtol": _SAME.get(first.float_type, _SAME_FLOAT32)}
     for output, tensor in first.outputs.items():
         if not compare(second[output], tensor, limits).passed:
-            cause = f"it changes {names}{where}" if names else "it may read the time or random bits"
-            raise CheckFailed(
-                f"forward depends on earlier calls: output {output} differs in a second call on"
-                f" the inputs of case {title}; {cause}",
-                _HINT,
-            )
-    text = f"forward changes {names}{where}, which a graph does not"
-    return [Doubt(kind="state", text=text, place=place)] if changed else []
+            changed = changed or _changed(earlier, after)
+            differs = f"output {output} differs in a second call on the inputs of case {title}"
+            if draws := [name for name, _ in changed if name in _DRAWS]:
+                problem = f"forward draws random numbers ({', '.join(draws)}): {differs}"
+                raise CheckFailed(problem, _DRAWS_HINT)
+            cause = f"it changes {_describe(changed)}" if changed else "it may read the time"
+            raise CheckFailed(f"forward depends on earlier calls: {differs}; {cause}", _HINT)
+    changed = [key for key in changed if key[0] != "torch.random"]  # which graphs draw as well
+    if not changed:
+        return []
+    text = f"forward changes {_describe(changed)}, which an exported graph does not"
+    return [Doubt(kind="state", text=text, place=_place(changed))]
+
+
+def _changed(before: State, after: State) -> list[tuple[str, str]]:
+    return [key for key in after if key not in before or before[key] != after[key]]
+
+
+def _describe(changed: Sequence[tuple[str, str]]) -> str:
+    names = ", ".join(name for name, _ in changed[:_MOST_NAMES])
+    more = f" and {len(changed) - _MOST_NAMES} more" if len(changed) > _MOST_NAMES else ""
+    return names + more + (f" ({place})" if (place := _place(changed)) else "")
+
+
+def _place(changed: Sequence[tuple[str, str]]) -> str:
+    return next((place for _, place in changed if place), "")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Mapping
+from functools import partial
 from itertools import chain
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -15,11 +16,12 @@ from buildsys.manifest.shape_cases import Dims, concrete_shape, format_case
 from buildsys.manifest.value_ranges import VALUE_CASES
 from buildsys.models.golden_inputs import golden_input
 from buildsys.models.value_cases import last_rows, value_cases
+from buildsys.onnx_graphs.result_types import Doubt
 from buildsys.onnx_graphs.tensors import Array, Case, Tensor, load_case, save_case, save_tensors
 from buildsys.stages.operators.implementation import implementation_of
 from buildsys.stages.reference.further_cases import further_cases, value_dims
 from buildsys.stages.reference.result import GoldenCase, GoldenTensor, ReferenceResult
-from buildsys.stages.reference.second_call import compare_second_call
+from buildsys.stages.reference.second_call import State, compare_second_call, read_kept_state
 from buildsys.workers.job import Job, StageResult
 
 if TYPE_CHECKING:
@@ -68,6 +70,8 @@ def run(job: Job) -> StageResult:
     cases: dict[str, GoldenCase] = {}
     special: dict[tuple[str, str], str] = {}  # outputs with NaN or infinite values
     warnings: list[str] = []
+    earlier: State = {}  # what the network kept of the first call
+    read = partial(read_kept_state, original.module, job.project)
     for number, (case, dims) in enumerate(job.options["cases"].items()):
         job.progress(f"case {case}")
         job.count(number, len(job.options["cases"]), "cases")
@@ -83,7 +87,15 @@ def run(job: Job) -> StageResult:
             title = job.options["source"]["onnx"]
             warnings.append(compare_unconverted(original.unconverted, golden, title))
         cases[case] = _save_case(job, case, dims, golden)
+        earlier = earlier or read()
     warnings += special.values()
+    doubts: list[Doubt] = []
+    if "random" not in job.options:
+        job.progress("calling the network again")
+        title, dims = next(iter(job.options["cases"].items()))
+        first = load_case(job.outputs[f"case.{title}"])
+        call = partial(original.call, first.inputs, dims)
+        doubts = compare_second_call(call, read, earlier, first, title)
     if "further" in job.options:
         job.progress("choosing further cases")  # reads the network's source
     for further in further_cases(job, original.module):
@@ -103,14 +115,9 @@ def run(job: Job) -> StageResult:
     for name, dims, golden in special_cases(job, original, special.keys(), warnings):
         job.progress(f"case {name}")
         cases[name] = _save_case(job, name, dims, golden)
-    figures = ReferenceResult(cases=cases, weights=original.weights, warnings=warnings)
-    title, dims = next(iter(job.options["cases"].items()))
-    first = load_case(job.outputs[f"case.{title}"])
-    if "random" not in job.options:
-        job.progress("calling the network again")
-        figures["doubts"] = compare_second_call(
-            lambda inputs: original.call(inputs, dims), original.module, first, title, job.project
-        )
+    figures = ReferenceResult(
+        cases=cases, weights=original.weights, warnings=warnings, doubts=doubts
+    )
     return StageResult(figures=figures)
 
 

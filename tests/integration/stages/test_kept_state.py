@@ -110,13 +110,15 @@ def test_caches_and_unused_draws_are_no_state(tmp_path: Path, body: str) -> None
 @pytest.mark.parametrize(
     ("body", "cause"),
     [
+        ("return x + torch.rand(4)", "forward draws random numbers (torch.random): output"),
+        ("return x + np.random.rand()", "forward draws random numbers (numpy.random): output"),
         ("self.count[0] += 1\nreturn x * self.count[0]", "it changes count (net.py:"),
         ("y = x if self.table is None else x + self.table\nself.table = x.mean()\nreturn y", ""),
-        ("self.count[0] = max(self.count[0], float(x.max()))\nreturn x / self.count[0]", ""),
+        ("self.count[0] = max(self.count[0], float(x.max()))\nreturn x / self.count[0]", "s count"),
         ("import time\nreturn x + time.time() % 7", "it may read the time"),
     ],
 )
 def test_a_second_call_that_differs_fails(tmp_path: Path, body: str, cause: str) -> None:
-    with pytest.raises(CheckFailed, match="forward depends on earlier calls") as error:
+    with pytest.raises(CheckFailed, match="differs in a second call on the inputs") as error:
         run(tmp_path, body)
     assert cause in str(error.value)

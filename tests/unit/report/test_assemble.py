@@ -39,6 +39,10 @@ VERDICTS: dict[str, tuple[Callable[[Results], None], str]] = {
         lambda results: results.without_gpu(),
         "PARTIAL: 10 of 12 targets passed; 2 unavailable: verify:tiny:rtx-fp16, bench",
     ),
+    "unavailable, with a branch": (
+        lambda results: (results.with_doubts(), results.without_gpu())[1],
+        "PARTIAL, 1 branch fixed at net.py:12, state lost at net.py:20, 4 of 5 cases compared: 10",
+    ),
     "missing": (
         lambda results: results.inputs["validate:tiny"].unlink(),
         "PARTIAL: 11 of 12 targets passed; 1 did not run: validate:tiny",
