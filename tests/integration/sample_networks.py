@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from typing import Any
 
 import numpy as np
@@ -195,6 +196,13 @@ def captured() -> nn.Module:
         nn.Linear(4, 3).eval(), (torch.zeros(3, 4),), dynamic_shapes=sizes
     )
     return nn.Sequential(nn.Sequential(program.module()), nn.Dropout(), nn.ReLU())
+
+
+def scripted() -> nn.Module:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # deprecated, and in use
+        script: nn.Module = torch.jit.script(nn.Sequential(nn.Linear(4, 3), nn.ReLU()))
+    return script
 
 
 def lazy() -> nn.Module:

@@ -66,12 +66,14 @@ def test_a_dynamic_size_that_the_exporter_writes_as_a_number(tmp_path: Path) -> 
     assert graph.run({"x": tensor_of(x)})[output["name"]].shape == (2, 7, 5)
 
 
-@pytest.mark.parametrize("name", ["captured", "lazy"])
-def test_modules_that_are_complete_or_in_evaluation_mode_later(tmp_path: Path, name: str) -> None:
+@pytest.mark.parametrize(
+    ("name", "exporter"), [("captured", dynamo()), ("lazy", dynamo()), ("scripted", {})]
+)
+def test_modules_unlike_those_of_code(tmp_path: Path, name: str, exporter: dict[str, Any]) -> None:
     source = {"python": f"{NETWORKS}:{name}"}
     job = stage_job("reference", manifest(source=source), tmp_path)
     reference.run(job)
-    export_network(tmp_path, name, export=dynamo())
+    export_network(tmp_path, name, export=exporter)
     golden = load_case(job.outputs["case.opt"])
     actual = OrtGraph(tmp_path / "m/export/model.onnx").run(golden.inputs)
     for output, tensor in golden.outputs.items():
