@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from buildsys.errors import CheckFailed
+from buildsys.errors import CheckFailed, StageError
+from buildsys.manifest.exports import NEW_EXPORTS
 from buildsys.onnx_graphs.older_opset import lower_opset
 from buildsys.onnx_graphs.onnx_file import check_file, file_bytes, load_model, opsets, save_model
 from buildsys.onnx_graphs.tensors import load_case
@@ -11,6 +12,8 @@ from buildsys.stages.common.graph_runs import compare_cases, limits_of, run_case
 from buildsys.stages.convert.result import ConvertResult
 from buildsys.stages.operators.implementation import implementation_of
 from buildsys.workers.job import Job, StageResult
+
+_OLDER_EXPORTS = NEW_EXPORTS[:2]  # opsets 18 and 17
 
 
 def run(job: Job) -> StageResult:
@@ -21,7 +24,11 @@ def run(job: Job) -> StageResult:
     source, target = job.inputs["model"], job.outputs["model"]
     model = load_model(source)
     before, limits = opsets(model)["ai.onnx"], limits_of(model)
-    lower_opset(model, **job.options["lowered"])
+    try:
+        lower_opset(model, **job.options["lowered"])
+    except StageError as error:
+        error.changes = _OLDER_EXPORTS
+        raise
     opset = opsets(model)["ai.onnx"]
     save_model(model, target)
     del model  # it may be large
@@ -46,5 +53,6 @@ def run(job: Job) -> StageResult:
     for _, case, name, comparison in failures_of("lowered", compared):
         sentence = comparison.sentence(what, f"that in opset {before}")
         reason = f"opset {opset} changed {name} in case {case}: {sentence}"
-        return StageResult("failed", reason, "build the engine with a newer library", figures)
+        hint = "build the engine with a newer library"
+        return StageResult("failed", reason, hint, figures, _OLDER_EXPORTS)
     return StageResult(figures=figures)
