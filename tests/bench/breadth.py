@@ -1,369 +1,401 @@
-"""The share of models that plain torch.onnx.export and ONNX Runtime run and that also pass here.
+"""The share of models that pass as proposed by ``buildsys new``, of those that plain export runs.
 
-    python tests/bench/breadth.py --only 'timm/res*' --results /tmp/breadth
+    python tests/bench/breadth.py --jobs 14 --seconds 540 --results /tmp/breadth
 
-Each model has random weights, a small configuration, and a project with a generated manifest.
-First a plain script exports it, with torchscript or else dynamo, and runs the file in ONNX Runtime;
-then doit validates it and verifies an engine, with the same exporter. Results are kept as JSON, so
-a run can be continued. A suite is a library; the name of a model is the library's own. This file is
-copied into each project as the file of ``source: {python: …}``. Needs the extra ``[breadth]``.
+Models have random weights and small configurations; nothing is downloaded. Each has a project of
+its own with an unedited manifest of ``buildsys new``, and is built up to the verified engine of
+ONNX Runtime. Next to it a plain script exports it with fixed sizes, by dynamo or else torchscript,
+and compares ONNX Runtime with PyTorch. Results are kept as JSON lines: a run continues the last.
+Needs the extra ``[breadth]``.
 """
 
 from __future__ import annotations
 
 import argparse
+import inspect
 import json
+import os
+import shutil
 import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from fnmatch import fnmatch
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-import torch
-from torch import nn
-
 HERE = Path(__file__).resolve()
-OPSET = {"torchscript": 17, "dynamo": 18}
-IMAGE = 96  # small enough for two cores
-_SCORED = {"score_thresh": 0.0, "detections_per_img": 8, "topk_candidates": 50}
-DETECTION = (
-    "fasterrcnn_mobilenet_v3_large_320_fpn", "fasterrcnn_mobilenet_v3_large_fpn",
-    "fasterrcnn_resnet50_fpn", "fasterrcnn_resnet50_fpn_v2", "fcos_resnet50_fpn",
-    "keypointrcnn_resnet50_fpn", "maskrcnn_resnet50_fpn", "maskrcnn_resnet50_fpn_v2",
-    "retinanet_resnet50_fpn", "retinanet_resnet50_fpn_v2", "ssd300_vgg16",
-    "ssdlite320_mobilenet_v3_large",
-)  # fmt: skip
-SEGMENTATION = (
-    "deeplabv3_mobilenet_v3_large", "deeplabv3_resnet50", "deeplabv3_resnet101", "fcn_resnet50",
-    "fcn_resnet101", "lraspp_mobilenet_v3_large",
-)  # fmt: skip
-CLIP = {  # frames and side; s3d takes no less, the others need minutes for more on two cores
-    "r3d_18": (8, 64), "mc3_18": (8, 64), "r2plus1d_18": (8, 64), "s3d": (16, 224),
-    "mvit_v1_b": (4, 64), "mvit_v2_s": (4, 64), "swin3d_t": (4, 64),
-}  # fmt: skip
-TIMM = {  # name -> size of the image
-    "resnet18": 96, "resnext26ts": 96, "seresnet18": 96, "res2net50_14w_8s": 96, "resnest14d": 96,
-    "skresnet18": 96, "regnetx_002": 96, "regnety_002": 96, "densenet121": 96, "dla34": 96,
-    "efficientnet_lite0": 96, "mobilenetv2_050": 96, "mobilenetv3_small_050": 96,
-    "mobilenetv4_conv_small": 96, "mnasnet_small": 96, "ghostnet_100": 96, "hrnet_w18_small": 96,
-    "inception_v3": 96, "cspresnet50": 96, "dpn48b": 96, "selecsls42": 96, "repvgg_a0": 96,
-    "convnext_atto": 96, "convnextv2_atto": 96, "nf_regnet_b0": 96, "vit_tiny_patch16_224": 224,
-    "swin_tiny_patch4_window7_224": 224, "swinv2_tiny_window8_256": 256,
-    "eva02_tiny_patch14_224": 224, "cait_xxs24_224": 224, "coat_tiny": 224,
-    "crossvit_tiny_240": 240, "levit_128s": 224, "mixer_s32_224": 224, "poolformer_s12": 96,
-    "pvt_v2_b0": 96, "twins_pcpvt_small": 224, "volo_d1_224": 224, "xcit_nano_12_p16_224": 224,
-    "mobilevit_xxs": 128,
-}  # fmt: skip
-_ENCODER = {
+LIBRARIES = ("torch", "torchvision", "timm", "transformers", "onnx", "onnxruntime")
+_SIZES = {
     "hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 128,
 }  # fmt: skip
-_EMBEDDED = {**_ENCODER, "embedding_size": 64}
-_DECODER = {**_ENCODER, "num_key_value_heads": 2, "head_dim": 16, "pad_token_id": 0}
-TRANSFORMERS: dict[str, dict[str, Any]] = {
-    **dict.fromkeys(("bert", "roberta", "deberta", "deberta-v2", "mpnet", "fnet"), _ENCODER),
-    **dict.fromkeys(("electra", "squeezebert", "convbert"), _EMBEDDED),
-    **dict.fromkeys(("llama", "mistral", "qwen2"), _DECODER),
-    "albert": {**_ENCODER, "embedding_size": 32},
-    "distilbert": {"dim": 64, "n_layers": 2, "n_heads": 4, "hidden_dim": 128},
-    "mobilebert": {**_ENCODER, "embedding_size": 32, "intra_bottleneck_size": 32},
+_TOKENS = {"vocab_size": 200, "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}
+_TEXT = {**_SIZES, **_TOKENS}
+_EMBEDDED = {**_TEXT, "embedding_size": 64}
+_DECODER = {**_TEXT, "num_key_value_heads": 2, "head_dim": 16}
+_GPT = {**_TOKENS, "hidden_size": 64, "n_embd": 64, "n_layer": 2, "n_head": 4}
+_MAMBA = {**_TOKENS, "hidden_size": 64, "num_hidden_layers": 2, "state_size": 8}
+_T5 = {
+    "d_model": 64, "d_kv": 16, "d_ff": 128, "num_layers": 2, "num_decoder_layers": 2,
+    "num_heads": 4, "vocab_size": 200,
+}  # fmt: skip
+_BART = {
+    **_TOKENS, "d_model": 64, "encoder_layers": 2, "decoder_layers": 2,
+    "encoder_attention_heads": 4, "decoder_attention_heads": 4, "encoder_ffn_dim": 128,
+    "decoder_ffn_dim": 128, "decoder_start_token_id": 1,
+}  # fmt: skip
+_SPEECH = {
+    **_SIZES, "vocab_size": 40, "conv_dim": [32, 32, 32], "conv_kernel": [10, 8, 4],
+    "conv_stride": [5, 4, 4], "num_feat_extract_layers": 3, "num_conv_pos_embeddings": 16,
+    "num_conv_pos_embedding_groups": 4,
+}  # fmt: skip
+_IMAGE = {**_SIZES, "image_size": 64, "patch_size": 16}
+_STAGES = {
+    "hidden_sizes": [16, 32, 48, 64], "depths": [1, 1, 1, 1], "embedding_size": 16,
+    "image_size": 64,
+}  # fmt: skip
+_CLIP = {
+    "text_config": {**_TEXT, "max_position_embeddings": 64, "projection_size": 64},
+    "vision_config": _IMAGE, "projection_dim": 32,
+}  # fmt: skip
+TRANSFORMERS: dict[str, dict[str, Any]] = {  # model_type -> fields of config.json
+    **dict.fromkeys(
+        ("bert", "camembert", "deberta", "deberta-v2", "ernie", "fnet", "layoutlm", "mpnet",
+         "nystromformer", "roberta", "xlm-roberta"), _TEXT,
+    ),
+    **dict.fromkeys(("convbert", "electra", "roformer", "squeezebert"), _EMBEDDED),
+    "albert": {**_TEXT, "embedding_size": 32},
+    "distilbert": {"dim": 64, "n_layers": 2, "n_heads": 4, "hidden_dim": 128, "vocab_size": 200},
+    "mobilebert": {**_TEXT, "embedding_size": 32, "intra_bottleneck_size": 32},
+    "modernbert": {
+        **_TEXT, "global_attn_every_n_layers": 2, "local_attention": 16, "cls_token_id": 1,
+        "sep_token_id": 2,
+    },
     "funnel": {
         "block_sizes": [1, 1], "d_model": 64, "n_head": 4, "d_head": 16, "d_inner": 128,
-        "architectures": ["FunnelModel"],  # there are two
+        "vocab_size": 200, "architectures": ["FunnelModel"],  # there are two
     },
-    "xlnet": {"d_model": 64, "n_layer": 2, "n_head": 4, "d_inner": 128},
-    "gpt2": {"n_embd": 64, "n_layer": 2, "n_head": 4},
+    "xlnet": {"d_model": 64, "n_layer": 2, "n_head": 4, "d_inner": 128, "vocab_size": 200},
+    **dict.fromkeys(
+        ("cohere", "gemma", "gemma2", "llama", "mistral", "olmo", "phi3", "qwen2", "qwen3",
+         "stablelm", "starcoder2"), _DECODER,
+    ),
+    **dict.fromkeys(("gpt_neox", "phi"), _TEXT),
+    **dict.fromkeys(("bloom", "gpt2"), _GPT),
+    "falcon": {
+        **_TOKENS, "hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4,
+    },
     "gpt_neo": {
-        "hidden_size": 64, "num_layers": 2, "num_heads": 4,
+        **_TOKENS, "hidden_size": 64, "num_layers": 2, "num_heads": 4,
         "attention_types": [[["global", "local"], 1]],
     },
-    "opt": {
-        "hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4, "ffn_dim": 128,
-        "word_embed_proj_dim": 64,
+    "gptj": {**_GPT, "rotary_dim": 8},
+    "opt": {**_TEXT, "ffn_dim": 128, "word_embed_proj_dim": 64},
+    "mamba": _MAMBA,
+    "falcon_mamba": _MAMBA,
+    "mamba2": {**_MAMBA, "num_heads": 8, "head_dim": 16, "n_groups": 2, "chunk_size": 16},
+    **dict.fromkeys(("t5", "umt5"), _T5),
+    **dict.fromkeys(("bart", "blenderbot-small", "m2m_100", "marian", "mbart", "pegasus"), _BART),
+    "prophetnet": {
+        "hidden_size": 64, "num_encoder_layers": 2, "num_decoder_layers": 2,
+        "num_encoder_attention_heads": 4, "num_decoder_attention_heads": 4,
+        "encoder_ffn_dim": 128, "decoder_ffn_dim": 128, "vocab_size": 200,
     },
-    "t5": {"d_model": 64, "d_kv": 16, "d_ff": 128, "num_layers": 2, "num_heads": 4},
-    "bart": {
-        "d_model": 64, "encoder_layers": 2, "decoder_layers": 2, "encoder_attention_heads": 4,
-        "decoder_attention_heads": 4, "encoder_ffn_dim": 128, "decoder_ffn_dim": 128,
+    **dict.fromkeys(("data2vec-audio", "hubert", "unispeech", "wav2vec2", "wavlm"), _SPEECH),
+    "sew": {**_SPEECH, "squeeze_factor": 2},
+    "whisper": {
+        **_BART, "num_mel_bins": 16, "max_source_positions": 50, "max_target_positions": 64,
     },
-    "vit": {**_ENCODER, "image_size": 64, "patch_size": 16},
-    "segformer": {"hidden_sizes": [16, 32, 48, 64], "decoder_hidden_size": 32},
+    "audio-spectrogram-transformer": {**_SIZES, "num_mel_bins": 32, "max_length": 64},
+    **dict.fromkeys(("beit", "deit", "dinov2", "vit"), _IMAGE),
+    **dict.fromkeys(("convnext", "poolformer", "resnet"), _STAGES),
+    "mobilevit": {
+        "hidden_sizes": [32, 48, 64], "neck_hidden_sizes": [8, 16, 24, 32, 48, 64, 80],
+        "image_size": 64,
+    },
+    "segformer": {"hidden_sizes": [16, 32, 48, 64], "decoder_hidden_size": 32, "image_size": 64},
+    "swin": {
+        "embed_dim": 16, "depths": [1, 1], "num_heads": [2, 2], "window_size": 4, "image_size": 64,
+    },
+    **dict.fromkeys(("blip", "chinese_clip", "clip", "clipseg", "siglip"), _CLIP),
+    "git": {**_TEXT, "vision_config": _IMAGE},
+    "vilt": {**_TEXT, **_IMAGE},
 }  # fmt: skip
-_IMAGES = ("vit", "segformer")
-_PADDED = ("bert", "roberta", "electra", "deberta", "deberta-v2")
-SUITES = {
-    "detection": DETECTION, "segmentation": SEGMENTATION, "video": tuple(CLIP),
-    "flow": ("raft_small", "raft_large"), "timm": tuple(TIMM), "transformers": tuple(TRANSFORMERS),
+_TIMM = """
+    test_vit lcnet_050 tinynet_e mobilenetv3_small_050 mobilenetv2_050 resnet18 mnasnet_small
+    regnetx_002 regnety_002 efficientnet_lite0 mobilenetv4_conv_small legacy_seresnet18 skresnet18
+    ese_vovnet19b_dw convnext_atto convnextv2_atto starnet_s1 mambaout_femto fasternet_t0
+    inception_next_atto repvgg_a0 ghostnet_100 hardcorenas_a swiftformer_xs efficientvit_b0
+    efficientvit_m0 shvit_s1 pvt_v2_b0 edgenext_xx_small efficientformer_l1 efficientformerv2_s0
+    mobilevit_xxs mobilevitv2_050 levit_128s pit_ti_224 deit_tiny_patch16_224
+    vit_tiny_patch16_224 eva02_tiny_patch14_224 poolformer_s12 mixer_s32_224 resmlp_12_224
+    convit_tiny visformer_tiny hgnet_tiny rexnet_100 mixnet_s fastvit_t8 repvit_m0_9 repghostnet_050
+    tiny_vit_5m_224 crossvit_tiny_240 xcit_nano_12_p16_224 cait_xxs24_224 coat_tiny dla34
+    resnest14d selecsls42 cs3darknet_s nf_regnet_b0 eca_botnext26ts_256 halonet26t res2net50_14w_8s
+    densenet121 twins_pcpvt_small nest_tiny gcvit_xxtiny swin_tiny_patch4_window7_224
+    swinv2_tiny_window8_256 maxvit_rmlp_pico_rw_256 mvitv2_tiny davit_tiny focalnet_tiny_srf
+    hiera_tiny_224 sequencer2d_s tnt_s_patch16_224 rdnet_tiny volo_d1_224 hrnet_w18_small dpn48b
+    inception_v3 xception41 convmixer_768_32
+"""
+_BOXES = {"box_score_thresh": 0.0, "box_detections_per_img": 4}  # random weights have low scores
+_SCORED = {"score_thresh": 0.0, "detections_per_img": 8, "topk_candidates": 50}
+_SMALL = {"min_size": 96, "max_size": 96}
+TORCHVISION: dict[str, tuple[dict[str, Any], str]] = {  # name -> kwargs, --input
+    **dict.fromkeys(
+        ("squeezenet1_1", "shufflenet_v2_x0_5", "mobilenet_v2", "mobilenet_v3_small", "resnet18",
+         "efficientnet_b0", "regnet_y_400mf", "googlenet", "alexnet", "convnext_tiny", "swin_t",
+         "lraspp_mobilenet_v3_large", "deeplabv3_mobilenet_v3_large", "vit_b_16", "maxvit_t",
+         "fcn_resnet50"), ({}, ""),
+    ),
+    "r3d_18": ({}, "clip=batch,3,8,64,64"),
+    "mc3_18": ({}, "clip=batch,3,8,64,64"),
+    "r2plus1d_18": ({}, "clip=batch,3,8,64,64"),
+    "swin3d_t": ({}, "clip=batch,3,4,64,64"),
+    "ssdlite320_mobilenet_v3_large": (_SCORED, "image=3,320,320"),
+    "fasterrcnn_mobilenet_v3_large_320_fpn": ({**_BOXES, **_SMALL}, "image=3,96,96"),
+    "keypointrcnn_resnet50_fpn": ({**_BOXES, **_SMALL}, "image=3,96,96"),
+    "maskrcnn_resnet50_fpn": ({**_BOXES, **_SMALL}, "image=3,96,96"),
+    "fcos_resnet50_fpn": ({**_SCORED, **_SMALL}, "image=3,96,96"),
+    "retinanet_resnet50_fpn": ({**_SCORED, **_SMALL}, "image=3,96,96"),
+    "raft_small": ({}, ""),
+    "s3d": ({}, "clip=1,3,16,224,224"),
 }  # fmt: skip
-CALLS = {
-    "detection": {"args": [["image"]]},  # a list of images
-    "flow": {"args": ["first", "second"], "kwargs": {"num_flow_updates": 2}},
-}
-DIMS = {
-    "batch": {"min": 1, "opt": 2, "max": 3},
-    "length": {"min": 8, "opt": 16, "max": 32, "multiple_of": 8},
-}
+MODELS = [  # cheap ones first
+    *(f"transformers/{name}" for name in TRANSFORMERS),
+    *(f"timm/{name}" for name in _TIMM.split()),
+    *(f"torchvision/{name}" for name in TORCHVISION),
+]
 
 
-class Called(nn.Module):
-    """A network that takes tensors only, for the plain script; ``names`` are its inputs."""
-
-    def __init__(self, network: nn.Module, call: Mapping[str, Any], names: list[str]) -> None:
-        super().__init__()
-        self.network, self.call, self.names = network, call, names
-
-    def forward(self, *tensors: torch.Tensor) -> Any:
-        """Pass the tensors as the manifest's section ``call`` says."""
-        inputs = dict(zip(self.names, tensors, strict=True))
-        positional = [
-            [inputs[name] for name in value] if isinstance(value, list) else inputs[value]
-            for value in self.call["args"]
-        ]
-        return self.network(*positional, **self.call.get("kwargs", {}))
+def new_command(model: str, folder: Path) -> list[str]:
+    """Write what the model needs into its project; return the arguments of ``buildsys``."""
+    library, _, name = model.partition("/")
+    if library == "transformers":
+        config = {"model_type": name, **TRANSFORMERS[name]}
+        (folder / "config.json").write_text(json.dumps(config))
+        return ["new", name, "--from", "hf:config.json"]
+    kwargs, shape = TORCHVISION[name] if library == "torchvision" else ({}, "")
+    options = ["--kwargs", json.dumps(kwargs)] if kwargs else []
+    options += ["--input", shape] if shape else []
+    return ["new", name, "--from", f"{library}:{name}", *options]
 
 
-class FirstOutput(nn.Module):
-    """A model of transformers that takes and returns tensors only."""
+def make(model: str) -> tuple[Any, dict[str, Any]]:
+    """Make the network of a model, and its example inputs by name."""
+    import torch
 
-    def __init__(self, model: nn.Module, names: list[str]) -> None:
-        super().__init__()
-        self.model, self.names = model, names
-
-    def forward(self, *tensors: torch.Tensor) -> torch.Tensor:
-        """Return the first output."""
-        output: torch.Tensor = self.model(
-            **dict(zip(self.names, tensors, strict=True)), return_dict=False
-        )[0]
-        return output
-
-
-def make(suite: str, name: str) -> nn.Module:
-    """Make the network of a model."""
-    if suite == "timm":
+    torch.manual_seed(0)
+    library, _, name = model.partition("/")
+    if library == "timm":
         import timm
 
-        return timm.create_model(name, pretrained=False, num_classes=10)
-    if suite == "transformers":
-        from transformers import AutoConfig, AutoModel
+        network = timm.create_model(name, pretrained=False)
+        return network, {"x": torch.rand(2, *network.pretrained_cfg["input_size"])}
+    if library == "torchvision":
+        from torchvision import models
 
-        config = AutoConfig.for_model(name, vocab_size=200, **TRANSFORMERS[name])
-        for switch in ("use_cache", "output_attentions", "output_hidden_states"):
-            if hasattr(config, switch):
-                setattr(config, switch, False)
-        return FirstOutput(AutoModel.from_config(config), list(inputs_of(suite, name)))
-    from torchvision import models
+        kwargs, shape = TORCHVISION[name]
+        builder = inspect.signature(models.get_model_builder(name)).parameters
+        random = {key: None for key in ("weights", "weights_backbone") if key in builder}
+        sizes = [2 if size == "batch" else int(size) for size in shape.partition("=")[2].split(",")
+                 if shape] or [2, 3, 224, 224]  # fmt: skip
+        inputs = {key: torch.rand(sizes) for key in (("x", "y") if "raft" in name else ("x",))}
+        return models.get_model(name, **random, **kwargs), inputs
+    from transformers import AutoConfig, AutoModel
 
-    random: dict[str, Any] = {"weights": None}
-    if name.startswith("mvit"):  # its builder fixes the size
-        builder, (frames, side) = models.video.mvit._mvit, CLIP[name]
-        size = {"spatial_size": (side, side), "temporal_size": frames}
-        models.video.mvit._mvit = lambda **arguments: builder(**{**arguments, **size})
-    if suite in ("detection", "segmentation"):
-        random["weights_backbone"] = None
-    return models.get_model(name, **random, **torchvision_kwargs(suite, name))
-
-
-def torchvision_kwargs(suite: str, name: str) -> dict[str, Any]:
-    """Choose the arguments of a builder; they keep detections of random weights."""
-    if suite != "detection":
-        return {}
-    sizes = {} if "ssd" in name else {"min_size": IMAGE, "max_size": IMAGE}
-    if "rcnn" not in name:
-        return {**_SCORED, **sizes}
-    boxes = 8 if name.startswith("faster") else 4
-    return {"box_score_thresh": 0.0, "box_detections_per_img": boxes, **sizes}
-
-
-def inputs_of(suite: str, name: str) -> dict[str, dict[str, Any]]:
-    """Write the section ``inputs`` of a model's manifest."""
-    if suite == "detection":
-        size = 320 if "ssdlite" in name else 300 if "ssd" in name else IMAGE
-        return {"image": {"shape": [3, size, size], "data": {"random": "uniform"}}}
-    if suite == "video":
-        frames, side = CLIP[name]
-        return {"clip": {"shape": ["batch", 3, frames, side, side]}}
-    if suite == "flow":
-        return {image: {"shape": ["batch", 3, 128, 128]} for image in ("first", "second")}
-    if suite in ("segmentation", "timm"):
-        side = TIMM.get(name, IMAGE)
-        return {"image": {"shape": ["batch", 3, side, side]}}
-    if name in _IMAGES:
-        return {"pixel_values": {"shape": ["batch", 3, 64, 64]}}
-    text = {"shape": ["batch", "length"], "dtype": "int64"}
-    ids = {**text, "data": {"random": "integers", "low": 3, "high": 200}}
-    inputs = {"input_ids": ids}
-    if name != "fnet":
-        # padding in encoders; a decoder's rows would be masked entirely
-        padded = {"random": "integers", "low": 0, "high": 2}
-        inputs["attention_mask"] = {**text, "data": padded if name in _PADDED else {"constant": 1}}
-    if name in ("t5", "bart"):
-        inputs["decoder_input_ids"] = ids
-    return inputs
-
-
-def dims_of(inputs: Mapping[str, Mapping[str, Any]]) -> dict[str, dict[str, int]]:
-    """Write the section ``dims`` for inputs."""
-    sizes = {size for tensor in inputs.values() for size in tensor["shape"]}
-    return {name: span for name, span in DIMS.items() if name in sizes}
-
-
-def manifest_of(suite: str, name: str, exporter: str) -> dict[str, Any]:
-    """Write the manifest of a model, with an ONNX Runtime engine."""
-    inputs = inputs_of(suite, name)
-    is_own = suite in ("timm", "transformers") or name.startswith("mvit")
-    return {
-        "model": name.replace(".", "_"),
-        "source": {"python": f"{HERE.name}:make", "kwargs": {"suite": suite, "name": name}}
-        if is_own
-        else {"torchvision": name, "kwargs": torchvision_kwargs(suite, name)},
-        "inputs": inputs,
-        "engines": [{"name": "ort", "backend": "onnxruntime"}],
-        "export": {"exporter": exporter, "opset": OPSET[exporter]},
-        **({"dims": dims} if (dims := dims_of(inputs)) else {}),
-        **({"call": CALLS[suite]} if suite in CALLS else {}),
-        **({"outputs": detection_outputs(name)} if suite == "detection" else {}),
+    config = AutoConfig.for_model(name, **TRANSFORMERS[name])
+    network = AutoModel.from_config(config)
+    for part in (network.config, network.config.get_text_config()):
+        part.use_cache = False
+    parameters = inspect.signature(network.forward).parameters
+    side = getattr(getattr(config, "vision_config", config), "image_size", None)
+    ids = torch.randint(3, 40, (2, 16))
+    examples = {
+        "input_ids": ids,
+        "pixel_values": torch.rand(2, 3, side, side) if side else None,
+        "input_values": torch.rand(2, 64, 32) if "spectrogram" in name else torch.rand(2, 16000),
+        "input_features": torch.rand(2, 16, 100),
+        "decoder_input_ids": ids[:, :8] if config.is_encoder_decoder else None,
     }
+    chosen = {network.main_input_name, "pixel_values", "decoder_input_ids"} & parameters.keys()
+    return network, {key: examples[key] for key in examples if key in chosen}
 
 
-def detection_outputs(name: str) -> dict[str, dict[str, Any]]:
-    """Write the section ``outputs`` of a detector, in the order of its results."""
-    rows = ["masks"] if name.startswith("mask") else []
-    rows = ["keypoints", "keypoints_scores"] if name.startswith("keypoint") else rows
-    names = ["labels", "scores"] if "rcnn" in name else ["scores", "labels"]
-    policy = {"policy": "detections", "labels": "labels", "scores": "scores"}
-    boxes = {"compare": {**policy, **({"rows": rows} if rows else {})}}
-    return {"boxes": boxes, **{output: {} for output in [*names, *rows]}}
-
-
-def tensors(inputs: Mapping[str, Any], point: str) -> Iterator[torch.Tensor]:
-    """Yield an example of each input, at a point of the dimensions."""
-    for tensor in inputs.values():
-        shape = [DIMS[size][point] if isinstance(size, str) else size for size in tensor["shape"]]
-        data = tensor.get("data", {})
-        if "constant" in data:
-            yield torch.full(shape, data["constant"])
-        elif "low" in data:
-            yield torch.randint(data["low"], data["high"], shape)
-        else:
-            yield torch.rand(shape) if data else torch.randn(shape)
-
-
-def run_plain(suite: str, name: str) -> str:
-    """Export to ``plain.onnx`` and run the file with two batch sizes; return the exporter."""
+def run_plain(model: str) -> str:
+    """Export the model and compare both runtimes; return the exporter, "" if none works."""
     import numpy as np
     import onnxruntime as ort
+    import torch
+    from torch.utils import _pytree
 
-    inputs = inputs_of(suite, name)
-    dims = dims_of(inputs)
-    torch.manual_seed(0)
-    network = make(suite, name).eval()
-    if suite in CALLS:
-        network = Called(network, CALLS[suite], list(inputs))
-    axes = {
-        key: {axis: size for axis, size in enumerate(tensor["shape"]) if size in dims}
-        for key, tensor in inputs.items()
-    }
-    shapes: Any = tuple(axes.values())
-    shapes = (shapes,) if suite in CALLS or suite == "transformers" else shapes  # variadic
-    for exporter in OPSET:
-        is_dynamo = exporter == "dynamo"
-        ranges = {"dynamic_shapes": shapes} if is_dynamo else {"dynamic_axes": axes}
+    network, inputs = make(model)
+    is_list = any(len(tensor.shape) == 3 and tensor.shape[0] == 3 for tensor in inputs.values())
+
+    class Called(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.network = network
+
+        def forward(self, *tensors: torch.Tensor) -> list[torch.Tensor]:
+            """Return all tensors of the result."""
+            if model.startswith("transformers/"):
+                result = dict(self.network(**dict(zip(inputs, tensors, strict=True))))
+            else:
+                result = self.network([*tensors]) if is_list else self.network(*tensors)
+            leaves = _pytree.tree_leaves(result)
+            return [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
+
+    called = Called().eval()
+    feeds = {key: tensor.numpy() for key, tensor in inputs.items()}
+    with torch.no_grad():
+        expected = [tensor.numpy() for tensor in called(*inputs.values())]
+    for is_dynamo in (True, False):
         try:
             torch.onnx.export(
-                network, tuple(tensors(inputs, "opt")), "plain.onnx", dynamo=is_dynamo,
-                opset_version=OPSET[exporter], input_names=list(inputs), **(ranges if dims else {}),
+                called, tuple(inputs.values()), "plain.onnx", dynamo=is_dynamo,
+                opset_version=18 if is_dynamo else 17, input_names=list(inputs),
             )  # fmt: skip
             session = ort.InferenceSession("plain.onnx", providers=["CPUExecutionProvider"])
             ports = {port.name for port in session.get_inputs()}
-            for point in ("opt", "min"):
-                feeds = zip(inputs, map(np.asarray, tensors(inputs, point)), strict=True)
-                session.run(None, {key: value for key, value in feeds if key in ports})
+            outputs = session.run(None, {key: feeds[key] for key in feeds if key in ports})
+            for output, tensor in zip(outputs, expected, strict=True):
+                noise = 1e-3 * np.abs(tensor).max(initial=0)
+                np.testing.assert_allclose(output, tensor, 1e-3, noise)
         except Exception as error:
-            print(f"{exporter}: {type(error).__name__}: {error}")
+            print(f"{type(error).__name__}: {error}")
         else:
-            return exporter
+            return "dynamo" if is_dynamo else "torchscript"
     return ""
 
 
-def run_model(suite: str, name: str, folder: Path, timeout_s: float) -> dict[str, Any]:
-    """Run a model both ways: the exporter ("" if plain export fails), success here, seconds."""
-    manifest = manifest_of(suite, name, "torchscript")
-    file = folder / f"configs/models/{manifest['model']}.yaml"
-    file.parent.mkdir(parents=True, exist_ok=True)
-    for source in (HERE, HERE.parents[2] / "dodo.py", HERE.parents[2] / "pyproject.toml"):
-        (folder / source.name).write_bytes(source.read_bytes())
-
-    def run(side: str, *command: str) -> tuple[bool, str, float]:
-        start = time.perf_counter()
-        with (folder / f"{side}.log").open("w") as log:
-            command = ("timeout", f"{timeout_s}", *command)
-            ended = subprocess.run(command, cwd=folder, stdout=log, stderr=subprocess.STDOUT)
-        lines = (folder / f"{side}.log").read_text().strip().splitlines() or ["no output"]
-        last = next((line for line in lines if line.startswith("failed ")), lines[-1])
-        return not ended.returncode, last, round(time.perf_counter() - start, 1)
-
-    passed, exporter, plain_s = run("plain", sys.executable, HERE.name, "--plain", suite, name)
-    if not passed or exporter not in OPSET:
-        return {"exporter": "", "passed": False, "plain_s": plain_s, "problem": exporter[:160]}
-    file.write_text(json.dumps({**manifest_of(suite, name, exporter)}))  # JSON is YAML
-    model = manifest["model"]
-    passed, problem, here_s = run("doit", "doit", f"validate:{model}", f"verify:{model}:ort")
-    return {"exporter": exporter, "passed": passed, "plain_s": plain_s, "here_s": here_s,
-            "problem": "" if passed else problem}  # fmt: skip
+def run_step(folder: Path, step: str, command: Sequence[str], limit_s: float) -> tuple[int, str]:
+    """Run a command in a folder; return its exit code and the line that says why it failed."""
+    log = folder / f"{step}.log"
+    with log.open("w") as stream:
+        code = subprocess.run(
+            ["timeout", "-k", "10", f"{max(1.0, limit_s)}", sys.executable, *command],
+            cwd=folder, stdout=stream, stderr=subprocess.STDOUT,
+        ).returncode  # fmt: skip
+    lines = [line for line in log.read_text(errors="replace").splitlines() if line.strip()]
+    last = lines[-1] if lines else "no output"
+    problem = next((line for line in lines if line.startswith(("failed ", "ERROR: "))), last)
+    return code, f"more than {limit_s:.0f} s" if code in (124, 137) else problem
 
 
-def summary(results: Mapping[str, Mapping[str, Any]]) -> str:
-    """Write the table of all results and the failures as Markdown."""
-    libraries = ("torch", "torchvision", "timm", "transformers", "onnx", "onnxruntime")
-    lines = [
-        f"Versions: {', '.join(f'{library} {version(library)}' for library in libraries)}.",
-        "",
-        "| suite | models | plain runs | pass here | share | plain, median s | here, median s |",
-        "|---|---:|---:|---:|---:|---:|---:|",
-    ]
-    for suite in (*SUITES, ""):
-        own = [result for name, result in results.items() if name.startswith(suite)]
-        plain = [result for result in own if result["exporter"]]
-        passed = sum(result["passed"] for result in plain)
-        cells = [suite or "**all**", len(own), len(plain), passed]
-        cells.append(f"{100 * passed / len(plain):.1f} %" if plain else "-")
-        for side in ("plain_s", "here_s"):
-            seconds = [result[side] for result in plain]
-            cells.append(f"{statistics.median(seconds):.0f}" if seconds else "-")
-        lines.append(f"| {' | '.join(map(str, cells))} |")
-    lines += ["", "## Failures", ""]
-    for name, result in results.items():
-        if not result["passed"]:
-            side = "here" if result["exporter"] else "plain script"
-            lines.append(f"- **{name}**, {side}: {result['problem']}")
-    return "\n".join(lines)
+def run_model(model: str, root: Path, timeout_s: float, deadline: float, with_plain: bool) -> Any:
+    """Propose, build and export a model; return the status of each step and the seconds."""
+    folder = root / model
+    shutil.rmtree(folder, ignore_errors=True)
+    (folder / "configs/models").mkdir(parents=True)
+    shutil.copy(HERE.parents[2] / "dodo.py", folder)
+    name = model.partition("/")[2]
+    result = {"model": model, "new": "", "build": "", "plain": "", "reason": "", "plain_s": 0}
+    start = time.monotonic()
+    steps = {
+        "new": ["-m", "buildsys", *new_command(model, folder)],
+        "build": ["-m", "buildsys", "build", name, "--no-bench"],
+    }
+    for step, command in steps.items():
+        limit_s = min(start + timeout_s, deadline) - time.monotonic()
+        code, problem = run_step(folder, step, command, limit_s)
+        result[step] = "failed" if code else "passed"
+        if code:
+            result["reason"] = f"{step}: {problem}"
+            break
+    result["here_s"] = round(time.monotonic() - start, 1)
+    start = time.monotonic()
+    if with_plain:
+        limit_s = min(timeout_s, deadline - start)
+        code, problem = run_step(folder, "plain", [str(HERE), "--plain", model], limit_s)
+        result["plain"] = "failed" if code else problem
+        result["plain_s"] = round(time.monotonic() - start, 1)
+    for part in ("build", ".buildsys"):
+        shutil.rmtree(folder / part, ignore_errors=True)
+    for file in folder.glob("plain.onnx*"):
+        file.unlink()
+    return result
+
+
+def run_all(models: Sequence[str], options: argparse.Namespace) -> None:
+    """Run models side by side, and append each result to a file."""
+    deadline = time.monotonic() + options.seconds
+    os.environ |= {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
+
+    def run(model: str) -> None:
+        if time.monotonic() > deadline:
+            return
+        result = run_model(
+            model, options.results, options.timeout, deadline, not options.skip_plain
+        )
+        if time.monotonic() > deadline:  # it may have been cut
+            return
+        with (options.results / "results.jsonl").open("a") as file:
+            file.write(f"{json.dumps(result)}\n")
+        print(line(result), flush=True)
+
+    with ThreadPoolExecutor(options.jobs) as pool:
+        list(pool.map(run, models))
+
+
+def line(result: Mapping[str, Any]) -> str:
+    """Write a result on one line."""
+    seconds = f"{result['here_s']:6.1f} s {result['plain_s']:6.1f} s"
+    steps = "".join(f"{result[step] or '-':12}" for step in ("new", "build", "plain"))
+    return f"{result['model']:52}{steps}{seconds}  {result['reason'][:300]}".rstrip()
+
+
+def read_results(file: Path) -> dict[str, dict[str, Any]]:
+    """Read the last result of each model."""
+    lines = file.read_text().splitlines() if file.exists() else []
+    return {result["model"]: result for result in map(json.loads, lines)}
+
+
+def summary(results: Mapping[str, Mapping[str, Any]]) -> Iterator[str]:
+    """Yield the table of the rates, and the models that are missing."""
+    yield f"Versions: {', '.join(f'{library} {version(library)}' for library in LIBRARIES)}."
+    yield ""
+    yield "| library | models | plain runs | pass here | share | here, median s | plain, median s |"
+    yield "|---|---:|---:|---:|---:|---:|---:|"
+    for library in ("transformers/", "timm/", "torchvision/", ""):
+        own = [result for model, result in results.items() if model.startswith(library)]
+        plain = [result for result in own if result["plain"] not in ("", "failed")]
+        passed = sum(result["build"] == "passed" for result in plain)
+        share = f"{100 * passed / len(plain):.1f} %" if plain else "-"
+        seconds = [
+            f"{statistics.median(times):.0f}" if (times := [r[key] for r in plain]) else "-"
+            for key in ("here_s", "plain_s")
+        ]
+        cells = (library[:-1] or "**all**", len(own), len(plain), passed, share, *seconds)
+        yield f"| {' | '.join(map(str, cells))} |"
+    if missing := [model for model in MODELS if model not in results]:
+        yield f"\nnot run: {len(missing)} models: {', '.join(missing)}"
 
 
 def main() -> None:
-    """Run the selected models and print all results."""
+    """Run the selected models that have no result, and print all results."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
-    parser.add_argument("--only", nargs="+", default=["*"], help="patterns of SUITE/MODEL")
+    parser.add_argument("--only", nargs="+", default=["*"], help="patterns of LIBRARY/MODEL")
     parser.add_argument("--results", type=Path, default=Path(".buildsys/breadth"))
-    parser.add_argument("--timeout", type=float, default=900, help="seconds for each side")
-    parser.add_argument("--plain", nargs=2, metavar=("SUITE", "MODEL"), help="export only")
+    parser.add_argument("--jobs", type=int, default=1, help="models at a time, one thread each")
+    parser.add_argument("--timeout", type=float, default=240, help="seconds of a model, each way")
+    parser.add_argument("--seconds", type=float, default=86_400, help="of all; the rest is not run")
+    parser.add_argument("--skip-plain", action="store_true", help="no plain export")
+    parser.add_argument("--plain", metavar="LIBRARY/MODEL", help="only the plain export")
     options = parser.parse_args()
     if options.plain:
-        print(run_plain(*options.plain))
-        return
-    results: dict[str, dict[str, Any]] = {}
-    for suite, name in ((suite, name) for suite, names in SUITES.items() for name in names):
-        folder = options.results.resolve() / suite / name
-        file = folder / "result.json"
-        if not file.exists() and any(fnmatch(f"{suite}/{name}", text) for text in options.only):
-            result = run_model(suite, name, folder, options.timeout)
-            file.write_text(json.dumps(result))
-            print(f"{suite}/{name}", result, flush=True)
-        if file.exists():
-            results[f"{suite}/{name}"] = json.loads(file.read_text())
-    print(summary(results))
+        print(exporter := run_plain(options.plain))
+        sys.exit(not exporter)
+    options.results = options.results.resolve()
+    options.results.mkdir(parents=True, exist_ok=True)
+    results = read_results(file := options.results / "results.jsonl")
+    selected = [model for model in MODELS if any(fnmatch(model, text) for text in options.only)]
+    run_all([model for model in selected if model not in results], options)
+    results = read_results(file)
+    print("", *(line(result) for result in results.values() if result["reason"]), sep="\n")
+    print("", *summary(results), sep="\n")
 
 
 if __name__ == "__main__":

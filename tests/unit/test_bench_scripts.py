@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 BENCH = Path(__file__).parents[1] / "bench"
-WITH_TORCH = ("breadth", "plain_script")
+WITH_TORCH = ("plain_script",)
 SCRIPTS = sorted(path.stem for path in BENCH.glob("[a-z]*.py") if path.stem not in WITH_TORCH)
 
 
