@@ -9,6 +9,7 @@ from contextlib import closing, suppress
 from dataclasses import asdict
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import Any
 
 from buildsys.errors import StageError
 from buildsys.execution.baselines import baseline_digests
@@ -17,14 +18,24 @@ from buildsys.history.database import copy_history, history_file
 from buildsys.project.load import Project
 from buildsys.report.result_files import adapter
 from buildsys.store.ledger import ActionRecord, Ledger, OutputFile
-from buildsys.store.object_store import Store
-from buildsys.store.record_file import check_name, output_file
+from buildsys.store.object_store import Store, object_name
+from buildsys.store.publish import disk_errors
+from buildsys.store.record_file import check_tree, output_file
 from buildsys.store.shared_cache import Depot
 from buildsys.store.state_db import ReadOnlyStateDb, StateDb
+from buildsys.system.files import MAX_RESULT_BYTES
 from buildsys.system.git import run_git
+from buildsys.system.typed_dict import TypedDict
 
 _ENVIRONMENT = "pyvenv.cfg"  # in the folder of a virtual environment
 _OTHER_FOLDERS = (".git", "__pycache__", ".mypy_cache", ".ruff_cache", ".pytest_cache")
+
+
+class _Pack(TypedDict):
+    """The files of a project, with digest, size and if they can be executed; its links."""
+
+    files: dict[str, tuple[str, int, bool]]
+    links: dict[str, str]
 
 
 def pack_project(depot: Depot, project: Project, named: Iterable[str] = ()) -> OutputFile:
@@ -56,16 +67,34 @@ def pack_project(depot: Depot, project: Project, named: Iterable[str] = ()) -> O
 
 def unpack_project(depot: Depot, pack: OutputFile, folder: Path) -> None:
     """Write the files of a project into a new folder. Raises: StageError."""
-    content = json.loads(b"".join(depot.chunks(pack)))
-    for name, (digest, size, is_executable) in content["files"].items():
-        check_name(name)
-        depot.get(output_file([digest, size]), folder / name)
-        if is_executable:
-            (folder / name).chmod(0o755)
-    for name, target in content["links"].items():  # last: nothing is written through them
-        check_name(name)
-        (folder / name).parent.mkdir(parents=True, exist_ok=True)
-        (folder / name).symlink_to(target)
+    content: _Pack = _read(depot, pack, _Pack)
+    files, links = content["files"], content["links"]
+    try:
+        check_tree({**files, **links})  # nothing is written through a link
+        objects = {name: output_file([*file[:2]]) for name, file in files.items()}
+    except ValueError as error:
+        raise _damaged(depot, pack) from error
+    with disk_errors(f"write the project into {folder}"):
+        for name, file in objects.items():
+            depot.get(file, folder / name)
+            if files[name][2]:
+                (folder / name).chmod(0o755)
+        for name, target in links.items():
+            (folder / name).parent.mkdir(parents=True, exist_ok=True)
+            (folder / name).symlink_to(target)
+
+
+def _read(depot: Depot, pack: OutputFile, kind: Any) -> Any:
+    """Read a JSON document of a type. Raises: StageError: it is damaged."""
+    try:
+        return adapter(kind).validate_python(json.loads(depot.content(pack, MAX_RESULT_BYTES)))
+    except (ValueError, RecursionError) as error:
+        raise _damaged(depot, pack) from error
+
+
+def _damaged(depot: Depot, pack: OutputFile) -> StageError:
+    problem = f"{object_name(pack.digest)} of {depot} is not what a build packs"
+    return StageError(problem, "start the build again, with one version of buildsys")
 
 
 def put_history(depot: Depot, project: Project) -> OutputFile | None:
@@ -96,8 +125,8 @@ def unpack_earlier_builds(depot: Depot, pack: OutputFile, project: Project) -> N
     """Add the records of ``put_earlier_builds`` to a new project. Raises: StageError."""
     store = Store(store_folder(project.state))
     with closing(StateDb(project.state / "state.db")) as db:
-        content, ledger = json.loads(b"".join(depot.chunks(pack))), Ledger(db)
-        records: list[ActionRecord] = [*map(adapter(ActionRecord).validate_python, content)]
+        records: list[ActionRecord] = _read(depot, pack, list[ActionRecord])
+        ledger = Ledger(db)
         for record in records:
             ledger.add(record)
         for digest in baseline_digests(ledger, {record.target for record in records}):

@@ -28,9 +28,16 @@ from buildsys.report.run_results import (
 )
 from buildsys.store.ledger import ActionRecord
 from buildsys.store.object_store import Store
-from buildsys.store.record_file import STATUSES, RecordError, check_name, decode_record
+from buildsys.store.record_file import (
+    MAX_SHARED_BYTES,
+    STATUSES,
+    RecordError,
+    check_name,
+    decode_record,
+)
 from buildsys.store.shared_cache import SHARED, Depot
 from buildsys.store.signatures import TrustPolicy
+from buildsys.system.files import MAX_RESULT_BYTES
 from buildsys.system.signatures import SignatureError
 
 # of one target in several jobs: what a job built says more than what the next one restored
@@ -78,7 +85,7 @@ def read_records(
             if trust.is_active and end.result.status in _USABLE:
                 problems[target] = "its record is not signed"
             continue
-        content = b"".join(depot.chunks(end.record))
+        content = depot.content(end.record, MAX_SHARED_BYTES)
         try:
             record = decode_record(content, target, end.run.key, statuses=(*STATUSES, NOISY))
             if trust.is_active:
@@ -167,8 +174,9 @@ def fetch_failure(depot: Depot, executor: Executor, action: Action, end: TargetS
     files, reason = {}, end.run.reason
     for name, file in end.files.items():
         check_name(name)
-        if name != _log(action) and not folders.isdisjoint(PurePosixPath(name).parents):
-            files[name] = b"".join(depot.chunks(file))
+        is_output = not folders.isdisjoint(PurePosixPath(name).parents)
+        if is_output and name != _log(action) and file.size <= MAX_RESULT_BYTES:
+            files[name] = depot.content(file, MAX_RESULT_BYTES)
     if files:
         executor.replace_by_failure(action.target, lambda: (files, reason))
     else:

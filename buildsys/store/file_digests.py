@@ -18,7 +18,7 @@ from typing import NamedTuple
 
 from buildsys.errors import StageError
 from buildsys.store.state_db import StateDb
-from buildsys.system.files import Stamp
+from buildsys.system.files import Stamp, open_regular
 
 _CHUNK_BYTES = 4 << 20  # files from two chunks on are digested by several cores
 _ATTEMPTS = 3
@@ -65,7 +65,7 @@ def hash_file(path: str) -> FileDigest:
 
     try:
         for _ in range(_ATTEMPTS):
-            with open(path, "rb", buffering=0) as file:  # noqa: PTH123 - as above
+            with open_regular(path) as file:
                 before = Stamp.of(os.fstat(file.fileno()))
                 is_large = before.size >= 2 * _CHUNK_BYTES
                 digest = blake3(max_threads=blake3.AUTO if is_large else 1)
@@ -76,6 +76,8 @@ def hash_file(path: str) -> FileDigest:
                     return FileDigest(digest.hexdigest(), before)
     except OSError as error:
         raise StageError(f"cannot read {path}: {error.strerror}", _READABLE) from error
+    except ValueError as error:
+        raise StageError(f"{path} is {error}", "remove it") from error
     raise StageError(f"{path} keeps changing while it is read", "run again when it is complete")
 
 

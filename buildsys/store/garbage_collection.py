@@ -7,7 +7,7 @@ import os
 import time
 from collections import Counter
 from collections.abc import Callable, Container, Iterable, Sequence
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -74,21 +74,31 @@ def verify(store: Store, progress: Callable[[int, int], None]) -> list[str]:
     objects, records = (sorted(store.folder.glob(f"{n}/??/*")) for n in ("objects", "actions"))
     problems = []
     for count, path in enumerate([*objects, *records], 1):
-        problem = ""
-        try:
-            if count > len(objects):
-                read_record(path, "", path.stem)
-            elif hash_file(str(path)).digest != path.name:
-                problem = "does not match its digest"
-        except RecordError as error:
-            problem = "" if error.newer else str(error)
-        except (StageError, OSError) as error:
-            problem = f"cannot be read: {getattr(error, 'strerror', error)}"
-        if problem and path.exists():  # a collection may run at the same time
-            store.quarantine(path)
-            problems.append(f"{path} {problem}")
+        with ExitStack() as stack:
+            if problem := _damage(path):
+                with suppress(OSError):  # a read-only store, which stays as it is
+                    stack.enter_context(store.lock(shared=False))
+                # read again alone: others may have removed it, and put it there again
+                if problem := _damage(path):
+                    store.quarantine(path)
+                    problems.append(f"{path} {problem}")
         progress(count, len(objects) + len(records))
     return problems
+
+
+def _damage(path: Path) -> str:
+    """Find the problem of an object or a record, "" for a missing file."""
+    try:
+        if path.parts[-3] == "actions":
+            read_record(path, "", path.stem)
+        elif hash_file(str(path)).digest != path.name:
+            return "does not match its digest"
+    except RecordError as error:
+        return "" if error.newer else str(error)
+    except (StageError, OSError) as error:
+        is_there = path.is_symlink() or path.exists()
+        return f"cannot be read: {getattr(error, 'strerror', error)}" if is_there else ""
+    return ""
 
 
 def collect(

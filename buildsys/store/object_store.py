@@ -14,6 +14,7 @@ store.
 from __future__ import annotations
 
 import os
+import stat
 import time
 from collections.abc import Iterable, Iterator
 from contextlib import AbstractContextManager, suppress
@@ -24,7 +25,7 @@ from typing import NamedTuple
 from buildsys.errors import StageError
 from buildsys.store.ledger import ActionRecord, OutputFile
 from buildsys.store.record_file import RecordError, decode_record, encode_record, read_record
-from buildsys.system.files import locked, replace_file
+from buildsys.system.files import locked, open_regular, replace_file
 
 _CHUNK_BYTES = 4 << 20
 
@@ -71,9 +72,10 @@ class Store:
     def holds(self, file: OutputFile) -> bool:
         """Look for an object of this name and size."""
         try:
-            return self.object_path(file.digest).stat().st_size == file.size
+            status = self.object_path(file.digest).stat()
         except OSError:
             return False
+        return stat.S_ISREG(status.st_mode) and status.st_size == file.size
 
     def put(self, source: Path, file: OutputFile) -> bool:
         """Copy a file in; return False if it is missing or changed.
@@ -113,8 +115,12 @@ class Store:
         Raises: DamagedError: it does not match its digest. OSError: it cannot be read or written.
         """
         source = self.object_path(file.digest)
-        with source.open("rb", buffering=0) as reader:
-            is_whole = _write_object(target, file, iter(partial(reader.read, _CHUNK_BYTES), b""))
+        try:
+            with open_regular(source) as reader:
+                chunks = iter(partial(reader.read, _CHUNK_BYTES), b"")
+                is_whole = _write_object(target, file, chunks)
+        except ValueError:  # a FIFO or a device
+            is_whole = False
         if not is_whole:
             self.quarantine(source)
             raise DamagedError(f"{source} does not match its digest; it was put into quarantine")

@@ -158,6 +158,11 @@ def check_names(names: _Names) -> _Names:
     """Check that a record can hold the relative paths of outputs. Raises: ValueError."""
     if len(names) > _MAX_OUTPUTS:
         raise ValueError(f"there are {len(names):,} files, more than {_MAX_OUTPUTS:,}")
+    return check_tree(names)
+
+
+def check_tree(names: _Names) -> _Names:
+    """Check that relative paths can be files of one folder. Raises: ValueError."""
     for name in names:
         check_name(name)
         folders = (name[:at] for at, letter in enumerate(name) if letter == "/")

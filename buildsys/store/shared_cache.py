@@ -213,6 +213,13 @@ class Depot:
             if (digest.hexdigest(), size) != file:
                 raise StageError(f"{name} of {self} is damaged", "remove it there, and run again")
 
+    def content(self, file: OutputFile, limit: int) -> bytes:
+        """Read a whole object."""
+        if file.size > limit:
+            problem = f"{object_name(file.digest)} of {self} has {file.size:,} bytes"
+            raise StageError(f"{problem}, more than {limit:,}", "remove it there, and run again")
+        return b"".join(self.chunks(file))
+
     def get(self, file: OutputFile, target: Path) -> None:
         """Copy an object to a new file."""
         target.parent.mkdir(parents=True, exist_ok=True)

@@ -11,8 +11,9 @@ import stat as stat_module
 import time
 from collections.abc import Container, Iterator
 from contextlib import contextmanager, suppress
+from io import BufferedReader
 from pathlib import Path
-from typing import BinaryIO, NamedTuple, Protocol
+from typing import NamedTuple, Protocol
 
 # File times advance in steps of up to 10 ms: two writes within a step leave the same times.
 SETTLE_NS = 30_000_000
@@ -52,7 +53,7 @@ def stamp(path: Path | str) -> Stamp | None:
         return None
 
 
-def open_regular(path: Path | str) -> BinaryIO:
+def open_regular(path: Path | str) -> BufferedReader:
     """Open a file to read it.
 
     Raises: OSError: it cannot be read. ValueError: it is not a regular file.

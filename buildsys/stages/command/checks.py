@@ -26,6 +26,7 @@ from buildsys.stages.table import NETWORK_SECTIONS
 from buildsys.system.printable import nearest
 
 _GRAPHS = ("exported", "simplified")
+_MOST_NAME_BYTES = 255  # of file systems
 _OUTPUT_PATHS = {  # kind of reference -> path below the model's folder, for suggestions
     "exported": "export/model.onnx",
     "simplified": "simplify/model.onnx",
@@ -112,6 +113,8 @@ def _output_problem(text: str) -> tuple[str, str] | None:
     parts = PurePosixPath(text).parts
     if not parts or parts[0] == "/" or ".." in parts or not text.isprintable():
         return f"{show_value(text)} is not inside the working folder", hint
+    if any(len(part.encode()) > _MOST_NAME_BYTES for part in parts):
+        return f"{show_value(text)} has a name of more than {_MOST_NAME_BYTES} bytes", hint
     if parts[0] in (*RESERVED, RESULT_FILE, LOG_FILE) or text.endswith(LISTING):
         return f"{text} is a name of buildsys", hint
     return None

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 from contextlib import closing
@@ -104,6 +105,41 @@ def test_a_damaged_object_is_refused(project: Project, depot: Depot, tmp_path: P
             path.write_text("#!/bin/no\n")
     with pytest.raises(StageError, match=r"objects/../[0-9a-f]{64} of the shared cache .* damaged"):
         unpack_project(depot, pack, tmp_path / "there")
+
+
+FILE = ["0" * 64, 1, False]
+DAMAGED: dict[str, object] = {
+    "not JSON": b"{",
+    "deep": b"[" * 100_000,
+    "a list": [],
+    "no links": {"files": {}},
+    "no digest": {"files": {"a": ["x", 1, False]}, "links": {}},
+    "outside": {"files": {"../a": FILE}, "links": {}},
+    "absolute": {"files": {}, "links": {"/a": "b"}},
+    "file in a file": {"files": {"a": FILE, "a/b": FILE}, "links": {}},
+    "file through a link": {"files": {"a/b": FILE}, "links": {"a": "FOREIGN"}},
+    "link through a link": {"files": {}, "links": {"a": "FOREIGN", "a/b": "/etc/passwd"}},
+    "huge integer": b'{"files": {"a": ["", ' + b"9" * 5000 + b', false]}, "links": {}}',
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGED)
+def test_a_damaged_pack_writes_nothing(depot: Depot, tmp_path: Path, damage: str) -> None:
+    content, foreign = DAMAGED[damage], tmp_path / "foreign"
+    foreign.mkdir()
+    if not isinstance(content, bytes):
+        content = json.dumps(content).replace("FOREIGN", str(foreign)).encode()
+    with pytest.raises(StageError, match="is not what a build packs"):
+        unpack_project(depot, depot.put_bytes(content), tmp_path / "there")
+    assert not list(foreign.iterdir())
+    assert not (tmp_path / "there").exists()
+
+
+def test_a_large_object_is_not_read_into_memory(depot: Depot) -> None:
+    file = depot.put_bytes(b"12345678")
+    assert depot.content(file, 8) == b"12345678"
+    with pytest.raises(StageError, match="has 8 bytes, more than 7"):
+        depot.content(file, 7)
 
 
 def test_a_store_that_does_not_answer_is_one_sentence(tmp_path: Path) -> None:

@@ -15,6 +15,8 @@ import pytest
 from blake3 import blake3
 
 from buildsys.errors import StageError
+from buildsys.store import garbage_collection
+from buildsys.store.file_digests import FileDigest
 from buildsys.store.garbage_collection import Collection, collect, usage, verify
 from buildsys.store.ledger import ActionRecord, OutputFile
 from buildsys.store.object_store import DamagedError, Store
@@ -290,6 +292,42 @@ def test_verify_finds_damaged_objects(store: Store, tmp_path: Path) -> None:
     assert problem == f"{path} does not match its digest"
     assert verify(store, lambda done, total: None) == []
     assert len(list((store.folder / "quarantine").iterdir())) == 1
+
+
+def test_verify_leaves_what_others_remove_and_put_again(
+    store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    files = filled(store, tmp_path)
+    path = store.object_path(files["two"].digest)
+    content, read = path.read_bytes(), garbage_collection.hash_file
+
+    def read_between(name: str) -> FileDigest:
+        """Remove the object before the first read, and put it there again after it."""
+        if name == str(path):
+            monkeypatch.setattr(garbage_collection, "hash_file", read)
+            path.unlink()
+            try:
+                return read(name)
+            finally:
+                path.write_bytes(content)
+        return read(name)
+
+    monkeypatch.setattr(garbage_collection, "hash_file", read_between)
+    assert verify(store, lambda done, total: None) == []
+    assert not (store.folder / "quarantine").exists()
+
+
+def test_what_is_not_a_file_is_never_opened(store: Store, tmp_path: Path) -> None:
+    empty = OutputFile(blake3(b"").hexdigest(), 0)
+    path = store.object_path(empty.digest)
+    path.parent.mkdir(parents=True)
+    os.mkfifo(path)
+    assert not store.holds(empty)
+    with pytest.raises(DamagedError):
+        store.fetch(empty, tmp_path / "copy")
+    os.mkfifo(path)
+    (problem,) = verify(store, lambda done, total: None)
+    assert problem == f"{path} cannot be read: {path} is not a regular file; remove it"
 
 
 def collected(store: Store, reached: str, **options: Any) -> Collection:
