@@ -50,7 +50,7 @@ Event = dict[str, Any]
 # gets a failed action, changes of its manifest and an empty folder; says which changes help
 TryChanges = Callable[[Action, Sequence[str], Path], str]
 _REQUESTED = StaleReason(ASKED_FOR)
-_LISTED_FILES = 4  # in the details of a failed check
+_LISTED_FILES = 2  # in the details of a failed check
 _ATTEMPTS = 2  # if an input is written while the stage runs
 
 
@@ -338,9 +338,10 @@ class Executor:
                 return Outcome(target, status, reply.seconds, reply.reason, reply.hint)
         if status == ledger.FAILED:  # without a record it is not up to date
             self._runs.add(action, key, run, sealed, figures)
-            files = [main, *sorted(sealed.keys() - {main})][:_LISTED_FILES]  # and failing tensors
-            details = f"details: {', '.join(self._shown(self._build / name) for name in files)}"
-            failure = CheckFailed(reply.reason, joined(reply.hint, details))
+            files = [main, *sorted(sealed.keys() - {main})]  # and failing tensors
+            details = ", ".join(self._shown(self._build / name) for name in files[:_LISTED_FILES])
+            more = f" and {len(files) - _LISTED_FILES} more" if len(files) > _LISTED_FILES else ""
+            failure = CheckFailed(reply.reason, joined(reply.hint, f"details: {details}{more}"))
             failure.seconds = reply.seconds
             raise failure
         outputs: dict[str, OutputFile | None] = dict.fromkeys(declared)

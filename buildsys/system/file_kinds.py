@@ -27,6 +27,8 @@ def describe_file(path: Path) -> tuple[str, str]:
         names = archive.namelist()
     if not names:
         return "is an empty archive", "copy or download it again"
+    if any(name.endswith("/constants.pkl") for name in names):
+        return "is a TorchScript archive", "save torch.jit.load(FILE).state_dict() with torch.save"
     if all(name.endswith(".npy") for name in names):
         return "is an archive of numpy", "save a state dict: torch.save(model.state_dict(), FILE)"
     return "", ""

@@ -244,6 +244,15 @@ class Infinite(nn.Module):
         return {"fine": x, "rows": torch.log(torch.relu(x)), "roots": torch.sqrt(x)}
 
 
+class Undefined(nn.Module):
+    def __init__(self, broken: bool = True) -> None:
+        super().__init__()
+        self.scale = nn.Parameter(torch.tensor([1.0, torch.nan if broken else 1.0]))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x * self.scale.sum() * torch.sqrt(-1 - x.abs())
+
+
 class Ranked(nn.Module):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return x.round().topk(3).indices

@@ -33,6 +33,8 @@ FAILURES = (
 # with the path, which differs between machines
 _PREFIX = re.compile(r"^\[ONNXRuntimeError\] : \d+ : [A-Z_]+ : (Load model from .*? failed: ?)?")
 _FAILED_NODE = re.compile(r"while running (\S+) node\. Name:'([^']*)' Status Message: (.*)")
+_CODE = re.compile(r"^.*\[ONNXRuntimeError\] : \d+ : [A-Z_]+ : ")
+_LONGEST = 250  # characters
 _CPP_PLACE = re.compile(r"^\S+:\d+ .*? was false\. |^\S+:\d+ \S+ ")
 _FLOAT32 = "most kernels are for float32: convert the network and its inputs"
 _NO_KERNEL = re.compile(r"Could not find an implementation for (\S+) node with name '([^']*)'")
@@ -186,12 +188,13 @@ def _call(what: str, function: Callable[[], T]) -> T:
 def explain(what: str, error: BaseException) -> StageError:
     """Return ONNX Runtime's error as one sentence."""
     text = " ".join(_PREFIX.sub("", str(error)).split())
-    kernel, failed = _NO_KERNEL.search(text), _FAILED_NODE.search(text)
+    kernel, node = _NO_KERNEL.search(text), ""
     if kernel:
         text = f"there is no kernel for {kernel[1]} with these types (node {kernel[2]})"
-    elif failed:
-        text = f"{failed[1]} (node {failed[2]}) failed: {_CPP_PLACE.sub('', failed[3])}"
-    text = text if len(text) <= 400 else f"{text[:400]}…"
+    while failed := _FAILED_NODE.search(text):  # last, a node in the body of another
+        node, text = f"{failed[1]} (node {failed[2]}) failed: ", failed[3]
+    text = node + _CPP_PLACE.sub("", _CODE.sub("", text) if node else text)
+    text = text if len(text) <= _LONGEST else f"{text[:_LONGEST]}…"
     return StageError(f"ONNX Runtime {what}: {text}", _FLOAT32 if kernel else "")
 
 

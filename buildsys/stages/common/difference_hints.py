@@ -32,6 +32,15 @@ def read_branches(export_result: Path | None) -> list[str]:
         return []
 
 
+def integer_hint(output: str) -> str:
+    """Name the policies for integers that rounding decides."""
+    return (
+        "if nearly equal scores or roundings decide it, allow a share of other values by"
+        f" outputs.{output}.compare: {{policy: tokens, agreement: 0.99}}, or steps of 1 by"
+        " {policy: elementwise, rtol: 0, atol: 1}"
+    )
+
+
 def difference_hint(case: ComparedCase, output: str, branches: list[str]) -> str:
     """Name what to do about a wrong output, "" if nothing is known."""
     if output not in case.actual or output not in case.expected:
@@ -54,10 +63,7 @@ def difference_hint(case: ComparedCase, output: str, branches: list[str]) -> str
             " and division, or give inputs.NAME.data the range of your data"
         )
     if theirs.values().dtype.kind not in "fc":
-        return (
-            "if nearly equal scores are the cause, outputs.NAME.compare says what may differ"
-            " (policy top_k, tokens or set)"
-        )
+        return integer_hint(output)
     if comparison.relative < _SMALL_ERROR:
         return f"if this is rounding, raise validate.rtol above {comparison.relative:.1e}"
     return _VALUE_HINT

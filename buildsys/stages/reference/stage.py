@@ -69,7 +69,7 @@ def run(job: Job) -> StageResult:
         save_tensors(job.outputs["weights"], {name: from_torch(tensor) for name, tensor in state})
     cases: dict[str, GoldenCase] = {}
     special: dict[tuple[str, str], str] = {}  # outputs with NaN or infinite values
-    warnings: list[str] = []
+    warnings, nan_outputs = list[str](), list[set[str]]()
     earlier: State = {}  # what the network kept of the first call
     read = partial(read_kept_state, original.module, job.project)
     for number, (case, dims) in enumerate(job.options["cases"].items()):
@@ -80,6 +80,7 @@ def run(job: Job) -> StageResult:
         for values, text in not_finite(outputs).items():
             text += f" in case {case}: engines must have them at equal places"
             special.setdefault(values, text)
+        nan_outputs.append({name for name, tensor in outputs.items() if _is_nan(tensor)})
         golden = original.case(inputs, outputs)
         if original.unconverted is not None and not cases:
             from buildsys.stages.reference.unconverted_file import compare_unconverted
@@ -88,6 +89,8 @@ def run(job: Job) -> StageResult:
             warnings.append(compare_unconverted(original.unconverted, golden, title))
         cases[case] = _save_case(job, case, dims, golden)
         earlier = earlier or read()
+    for name in set.intersection(*nan_outputs):
+        raise StageError(f"output {name} is NaN everywhere in every case", _nan_hint(original))
     warnings += special.values()
     doubts: list[Doubt] = []
     if "random" not in job.options:
@@ -301,6 +304,17 @@ def _onnx_model(job: Job) -> Original:
         unconverted=unconverted,
         table_rows=gathered_rows(header),
     )
+
+
+def _is_nan(tensor: Tensor) -> bool:
+    return 0 < tensor.array.size == tensor.non_finite() and bool(np.isnan(tensor.values()).all())
+
+
+def _nan_hint(original: Original) -> str:
+    state = dict(original.module.named_parameters()) if original.module is not None else {}
+    if name := next((name for name, value in state.items() if value.isnan().any()), ""):
+        return f"the weights have NaN in {name}: take others"
+    return "change the input data or the weights"
 
 
 def not_finite(outputs: Tensors) -> dict[tuple[str, str], str]:

@@ -24,7 +24,7 @@ from buildsys.onnx_graphs.output_policies import (
 from buildsys.onnx_graphs.result_types import CheckFailure, Doubt
 from buildsys.onnx_graphs.tensor_comparison import Comparison
 from buildsys.onnx_graphs.tensors import Case, load_case, nudged_tensors, tensor_of
-from buildsys.stages.common.difference_hints import STABLE_HINT
+from buildsys.stages.common.difference_hints import STABLE_HINT, integer_hint
 from buildsys.stages.common.golden_check import (
     and_more,
     case_figures,
@@ -359,6 +359,10 @@ class Verification:
         disagrees = any(a.problem(self._limits) for a in self._agreements.values())
         if (wrong or disagrees) and self._options["precision"] != "fp32":
             return self._precision_hint()
+        for outputs in self._compared.values():
+            for name, comparison in outputs.items():
+                if isinstance(comparison.worst_expected, int):
+                    return integer_hint(name)
         remedy = description.exact_float32(self._options)
         is_small = all(c.non_finite == 0 and c.relative < _MAX_TF32_ERROR for c in wrong)
         if not (remedy and wrong and is_small):

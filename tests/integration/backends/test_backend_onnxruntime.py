@@ -15,7 +15,7 @@ from onnx import TensorProto, helper
 from small_graphs import conv_bn, make_model, splits_around_a_loop, typed_network, weights, write
 
 from buildsys.backends.onnxruntime import backend
-from buildsys.backends.onnxruntime.session import OrtGraph, session_options
+from buildsys.backends.onnxruntime.session import OrtGraph, explain, session_options
 from buildsys.errors import StageError, Unavailable
 from buildsys.onnx_graphs.onnx_file import save_model
 from buildsys.onnx_graphs.tensors import Tensor, tensor_of
@@ -268,6 +268,18 @@ def test_an_engine_includes_the_external_weights_of_its_source(tmp_path: Path, l
     inputs = random_x(1)
     expected = inputs["x"].array.sum(axis=-1, keepdims=True)
     assert np.allclose(run(asked.engine, inputs)["y"].array, expected, atol=1e-5)
+
+
+def test_a_failure_in_the_body_of_a_node_names_the_inner_node() -> None:
+    inner = (
+        "Non-zero status code returned while running Identity node. Name:'/I' Status Message:"
+        " /onnxruntime_src/core/op_kernel.cc:87 virtual OrtValue* onnxruntime::OutputMLValue(int,"
+        " const TensorShape&) [ONNXRuntimeError] : 2 : INVALID_ARGUMENT : the shape differs"
+    )
+    outer = "Non-zero status code returned while running If node. Name:'/If_1' Status Message: "
+    error = RuntimeError(f"[ONNXRuntimeError] : 1 : FAIL : {outer}{inner}")
+    problem = "ONNX Runtime cannot run the graph: Identity (node /I) failed: the shape differs"
+    assert explain("cannot run the graph", error).problem == problem
 
 
 def test_all_unknown_operators_are_named_at_once(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@ from __future__ import annotations
 import hashlib
 import json
 import struct
+import zipfile
 from argparse import Namespace
 from pathlib import Path
 from typing import Any
@@ -321,17 +322,23 @@ PAGE = b"\n<!DOCTYPE html><html><body>404</body></html>"
         (PAGE, "w.pth is a web page; download the file itself"),
         (b"", "w.pth is empty; copy or download it again"),
         (b"PK\x05\x06" + bytes(18), "w.pth is an empty archive; copy"),
+        ("constants.pkl", "w.pth is a TorchScript archive; save torch.jit.load(FILE).state_dict()"),
+        ("a.npy", "w.pth is an archive of numpy; save a state dict"),
         (None, "w.pth is the beginning of a file; copy or download all of it"),
     ],
-    ids=["pointer", "page", "empty", "no members", "truncated"],
+    ids=["pointer", "page", "empty", "no members", "script", "numpy", "truncated"],
 )
 @pytest.mark.parametrize("digest", [None, "0" * 64])
 def test_a_file_that_is_something_else_is_named(
-    tmp_path: Path, content: bytes | None, message: str, digest: str | None
+    tmp_path: Path, content: bytes | str | None, message: str, digest: str | None
 ) -> None:
     file = tmp_path / "w.pth"
     torch.save(linear_state(), file)
-    file.write_bytes(file.read_bytes()[:-99] if content is None else content)
+    if isinstance(content, str):
+        with zipfile.ZipFile(file, "w") as archive:
+            archive.writestr(f"net/{content}", b"")
+    else:
+        file.write_bytes(file.read_bytes()[:-99] if content is None else content)
     with pytest.raises(StageError) as error:
         loaded(tmp_path, None, sha256=digest)
     assert str(error.value).startswith(message)

@@ -185,6 +185,17 @@ def test_outputs_that_are_not_finite_are_kept_and_counted(tmp_path: Path) -> Non
     assert {"seed-1", "extremes-1"} <= figures["cases"].keys()
 
 
+@pytest.mark.parametrize(
+    ("broken", "hint"),
+    [(True, "the weights have NaN in scale: take others"), (False, "change the input data or the")],
+)
+def test_an_output_of_nan_alone_is_refused(tmp_path: Path, broken: bool, hint: str) -> None:
+    source = {"python": f"{NETWORKS}:Undefined", "kwargs": {"broken": broken}}
+    with pytest.raises(StageError, match="output output0 is NaN everywhere in every case") as error:
+        run(tmp_path, "", source=source)
+    assert error.value.hint.startswith(hint)
+
+
 def test_indices_of_equal_scores_are_equal(tmp_path: Path) -> None:
     figures = run(tmp_path, "Ranked", inputs={"x": {"shape": ["batch", 50]}}).figures
     assert "seed-1" in figures["cases"]
