@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import zipfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -173,6 +173,51 @@ def load_case(path: Path) -> Case:
     float_type = str(tensors[_FLOAT_TYPE].array) if _FLOAT_TYPE in tensors else "float32"
     rows = {name[4:]: tensor.array for name, tensor in tensors.items() if name.startswith("alt.")}
     return Case(inputs, outputs, float_type, rows)
+
+
+def save_cases(path: Path, cases: Sequence[Case]) -> None:
+    """Write many small golden cases with equal names, types and ranks to one .npz file.
+
+    A tensor's values in all cases are one vector next to their shapes.
+    """
+    named: dict[str, Tensor] = {}
+    for kind in ("inputs", "outputs"):
+        for name, first in getattr(cases[0], kind).items():
+            tensors = [getattr(case, kind)[name] for case in cases]
+            flat = np.concatenate([tensor.array.reshape(-1) for tensor in tensors])
+            named[f"{kind}.{name}"] = Tensor(flat, first.dtype)
+            named[f"shapes.{kind}.{name}"] = tensor_of([tensor.shape for tensor in tensors])
+    for name in cases[0].alternatives:
+        rows = [case.alternatives[name] for case in cases]
+        named[f"alternatives.{name}"] = tensor_of(np.concatenate(rows))
+        named[f"counts.{name}"] = tensor_of([len(part) for part in rows])
+    save_tensors(path, named)
+
+
+def load_cases(path: Path) -> list[Case]:
+    """Read the file of ``save_cases``.
+
+    Raises: StageError: the file cannot be read.
+    """
+    named = load_tensors(path)
+    cases: list[dict[str, Any]] = []
+
+    def add(kind: str, name: str, parts: Sequence[Any]) -> None:
+        cases.extend({} for _ in parts[len(cases) :])
+        for case, part in zip(cases, parts, strict=True):
+            case.setdefault(kind, {})[name] = part
+
+    for key, tensor in named.items():
+        kind, _, name = key.partition(".")
+        if kind == "alternatives":
+            ends = np.cumsum(named[f"counts.{name}"].array)[:-1]
+            add(kind, name, np.split(tensor.array, ends))
+        elif kind in ("inputs", "outputs"):
+            shapes = named[f"shapes.{key}"].array
+            ends = np.cumsum([int(np.prod(shape)) for shape in shapes])[:-1]
+            parts = zip(np.split(tensor.array, ends), shapes, strict=True)
+            add(kind, name, [Tensor(a.reshape(shape), tensor.dtype) for a, shape in parts])
+    return [Case(**case) for case in cases]
 
 
 def save_tensors(path: Path, tensors: Mapping[str, Tensor]) -> None:

@@ -155,6 +155,11 @@ class GraphPoint:
         folder = self.golden_folder
         return {f"{prefix}case.{c}": FileRef(f"{folder}/{c}.npz", optional) for c in cases}
 
+    def golden_sizes(self, further: Mapping[str, Any]) -> dict[str, FileRef]:
+        """Locate the cases of all sizes of small inputs."""
+        file = FileRef(f"{self.golden_folder}/sizes.npz", optional=True)
+        return {"sizes": file} if further.get("sizes") else {}
+
 
 class GraphPoints(NamedTuple):
     """The graphs of one model."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import warnings
 from typing import Any
 
@@ -396,6 +397,28 @@ class IndirectBranch(nn.Module):
         if self.kind == "weight" and x.shape[1] == self.weight.shape[0] * 2:
             return x + 1
         return x
+
+
+class Looked(nn.Module):
+    """Looks its size up in a table, of which a tracer sees the default."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x * SCALES.get(x.shape[1], 1.0)
+
+
+SCALES = {48: 2.0, 448: 4.0}
+
+
+class PerfectSquare(nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x + 1 if math.isqrt(int(x.shape[1])) ** 2 == 49 else x
+
+
+class SquareBranch(nn.Module):
+    """Takes another way if both sizes are equal and above 2."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x + 1 if x.shape[0] == x.shape[1] > 2 else x
 
 
 class Folded(nn.Module):

@@ -44,7 +44,9 @@ _MAX_LENGTH = 300
 _FIXES = re.compile(r"Converting a tensor to a (?:Python )?(\w+)|Iterating over a tensor")
 _KINDS = {"boolean": "branch"}
 _TRIED_SIZES = 1600  # combinations per condition, about
-_MOST_RUNS = 16
+_TRIED_LATER = 64  # after the smallest excluded one
+_TRIED_SHARES = (0.0, 1 / 3, 2 / 3, 1.0)  # of the excluded sizes in rising order
+_MOST_RUNS = 32
 _LIMIT, _STEPS = 1e-3, 8  # relative, and in steps of a narrow type; both sides run in PyTorch
 
 DynamicAxes = Mapping[str, Mapping[int, str]]
@@ -211,8 +213,7 @@ def check_guards(program: Any, guards: Mapping[Any, Frames], request: ExportRequ
     for condition in guards:
         symbols = {str(symbol) for symbol in condition.free_symbols}
         if symbols and all(names.get(symbol) in request.ranges for symbol in symbols):
-            dims = _excluded_sizes(condition, names, request.ranges)
-            if dims is not None:
+            for dims in _excluded_sizes(condition, names, request.ranges):
                 sizes = {**request.job_options["example"], **dims}
                 excluded.setdefault(tuple(sizes.values()), (sizes, condition))
     if not excluded or not _agrees(program, request, request.arguments):
@@ -238,10 +239,11 @@ def check_guards(program: Any, guards: Mapping[Any, Frames], request: ExportRequ
 
 def _excluded_sizes(
     condition: Any, names: Mapping[str, str], ranges: Mapping[str, DimRange]
-) -> Dims | None:
-    """Find the smallest sizes within ``ranges`` for which a condition does not hold.
+) -> list[Dims]:
+    """Find sizes within ``ranges`` for which a condition does not hold: small, middle, large.
 
-    torch takes sizes of 0 and 1 for special; the case min compares those.
+    At some of them, another condition may hide that. torch takes sizes of 0 and 1 for special; the
+    case min compares those.
     """
     symbols = {symbol: names[str(symbol)] for symbol in condition.free_symbols}
     dims = sorted(set(symbols.values()))
@@ -254,12 +256,19 @@ def _excluded_sizes(
         allowed = range(low, high + 1, step or 1)
         spread = (*near, *allowed[: most // 2], *allowed[:: len(allowed) // (most // 2) or 1])
         values.append(sorted({size for size in (*spread, high) if size in allowed and size >= 2}))
-    for sizes in sorted(itertools.product(*values), key=sum):
-        chosen = dict(zip(dims, sizes, strict=True))
-        numbers = {symbol: sympy.Integer(chosen[name]) for symbol, name in symbols.items()}
-        if condition.xreplace(numbers) == sympy.false:
-            return chosen
-    return None
+    ordered = [dict(zip(dims, s, strict=True)) for s in sorted(itertools.product(*values), key=sum)]
+
+    def is_excluded(sizes: Dims) -> bool:
+        numbers = {symbol: sympy.Integer(sizes[name]) for symbol, name in symbols.items()}
+        return bool(condition.xreplace(numbers) == sympy.false)
+
+    first = next((place for place, sizes in enumerate(ordered) if is_excluded(sizes)), None)
+    if first is None:
+        return []
+    later = ordered[first + 1 :][:: (len(ordered) - first) // _TRIED_LATER + 1]
+    excluded = [ordered[first], *filter(is_excluded, later)]
+    places = {round(share * (len(excluded) - 1)) for share in _TRIED_SHARES}
+    return [excluded[place] for place in sorted(places)]
 
 
 def _agrees(program: Any, request: ExportRequest, inputs: tuple[torch.Tensor, ...]) -> bool:

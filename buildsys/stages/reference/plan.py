@@ -34,6 +34,7 @@ def plan_reference(model: ModelPlan) -> Iterator[Action]:
         outputs={
             **model.exported.golden(cases),
             **model.exported.golden(model.further_names, optional=True),
+            **model.exported.golden_sizes(model.further),
             **model.definition_weights,
         },
         sources=data_files(data),

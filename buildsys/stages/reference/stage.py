@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Mapping
+from contextlib import nullcontext, suppress
 from functools import partial
 from itertools import chain
 from pathlib import Path
@@ -17,11 +18,20 @@ from buildsys.manifest.value_ranges import VALUE_CASES
 from buildsys.models.golden_inputs import golden_input
 from buildsys.models.value_cases import last_rows, value_cases
 from buildsys.onnx_graphs.result_types import Doubt
-from buildsys.onnx_graphs.tensors import Array, Case, Tensor, load_case, save_case, save_tensors
+from buildsys.onnx_graphs.tensors import (
+    Array,
+    Case,
+    Tensor,
+    load_case,
+    save_case,
+    save_cases,
+    save_tensors,
+)
 from buildsys.stages.operators.implementation import implementation_of
-from buildsys.stages.reference.further_cases import further_cases, value_dims
+from buildsys.stages.reference.further_cases import further_cases, input_elements, value_dims
 from buildsys.stages.reference.result import GoldenCase, GoldenTensor, ReferenceResult
 from buildsys.stages.reference.second_call import State, compare_second_call, read_kept_state
+from buildsys.stages.reference.sizes import all_sizes, within_budget
 from buildsys.workers.job import Job, StageResult
 
 if TYPE_CHECKING:
@@ -30,6 +40,9 @@ if TYPE_CHECKING:
 
 Tensors = Mapping[str, Tensor]
 Model = Callable[[Tensors, Mapping[str, int]], Tensors]  # golden inputs, dimensions -> outputs
+# of all cases with other sizes: their number, also with many layers, and a budget of elements,
+# and of products of elements and weights, which bound the operations
+_MOST_SIZES, _MOST_LAYERS, _MOST_ELEMENTS, _MOST_PRODUCTS = 256, 8192, 1 << 20, 1 << 32
 _MOST_ROUNDING = 2.5e-5  # relative; two implementations differ by a few times as much
 _DAMAGED = (
     "save the graph again, with its weights next to it; an operator that is not registered is"
@@ -72,11 +85,19 @@ def run(job: Job) -> StageResult:
     warnings, nan_outputs = list[str](), list[set[str]]()
     earlier: State = {}  # what the network kept of the first call
     read = partial(read_kept_state, original.module, job.project)
+    recorder = None
+    if original.module is not None and "further" in job.options:
+        from buildsys.models.resized_inputs import ResizeRecorder
+
+        recorder = ResizeRecorder()
     for number, (case, dims) in enumerate(job.options["cases"].items()):
         job.progress(f"case {case}")
         job.count(number, len(job.options["cases"]), "cases")
         inputs = golden_inputs(job, dims, {"case": case, "seed": seed})
-        outputs = original.call(inputs, dims)
+        if recorder:
+            recorder.start(case)
+        with recorder or nullcontext():
+            outputs = original.call(inputs, dims)
         for values, text in not_finite(outputs).items():
             text += f" in case {case}: engines must have them at equal places"
             special.setdefault(values, text)
@@ -101,7 +122,7 @@ def run(job: Job) -> StageResult:
         doubts = compare_second_call(call, read, earlier, first, title)
     if "further" in job.options:
         job.progress("choosing further cases")  # reads the network's source
-    for further in further_cases(job, original.module):
+    for further in further_cases(job, original.module, recorder.resizes if recorder else ()):
         job.progress(f"case {further.name}")
         try:
             inputs = golden_inputs(job, further.dims, further.values)
@@ -118,6 +139,8 @@ def run(job: Job) -> StageResult:
     for name, dims, golden in special_cases(job, original, special.keys(), warnings):
         job.progress(f"case {name}")
         cases[name] = _save_case(job, name, dims, golden)
+    if small := list(small_cases(job, original, special.keys())):
+        save_cases(job.outputs["sizes"], small)
     figures = ReferenceResult(
         cases=cases, weights=original.weights, warnings=warnings, doubts=doubts
     )
@@ -165,6 +188,36 @@ def special_cases(
             warnings.append(f"case {case_text} is not compared: its outputs are mostly rounding")
         else:
             yield name, dims, original.case(feeds, outputs)
+
+
+def small_cases(job: Job, original: Original, usual: Collection[tuple[str, str]]) -> Iterator[Case]:
+    """Yield cases at all sizes of small inputs, within a fixed budget of elements and time."""
+    further, module = job.options.get("further", {}), original.module
+    if module is None or not further.get("sizes"):
+        return
+    weights = sum(parameter.numel() for parameter in module.parameters())
+    layers, seed = sum(1 for _ in module.modules()), job.options["source"]["seed"]
+
+    def cost(dims: Dims) -> int:
+        elements = input_elements(job, dims)
+        return max(elements * weights, elements * (_MOST_PRODUCTS // _MOST_ELEMENTS))
+
+    sizes = all_sizes(further["spans"], job.options["cases"].values(), seed)
+    first: Case | None = None
+    most = min(_MOST_SIZES, _MOST_LAYERS // layers)
+    for dims in within_budget(sizes, cost, _MOST_PRODUCTS, most):
+        with suppress(StageError):  # the original refuses what the manifest allows
+            inputs = golden_inputs(job, dims, {"case": "min", "seed": seed})
+            outputs = original.call(inputs, dims)
+            case = original.case(inputs, outputs)
+            first = first or case
+            if not not_finite(outputs).keys() - usual and _kinds(case) == _kinds(first):
+                yield case
+
+
+def _kinds(case: Case) -> object:
+    tensors = {**case.inputs, **case.outputs}.items()
+    return [(n, t.dtype, len(t.shape)) for n, t in tensors], case.alternatives.keys()
 
 
 def golden_inputs(job: Job, dims: Dims, values: Mapping[str, Any]) -> dict[str, Tensor]:

@@ -36,6 +36,12 @@ def plan_validate(model: ModelPlan) -> Iterator[Action]:
             golden |= first.golden(model.further_names, optional=True)
         if final.has_further and final.golden_folder != first.golden_folder:
             golden |= final.golden(model.further_names, "simplified.", optional=True)
+        if sizes := network.golden_sizes(model.further):
+            golden |= sizes
+            graphs = (("simplified", final), ("exported", first), ("unmodified", network))
+            options["further"]["graph"] = next(
+                graph for graph, point in graphs if point.golden_folder == network.golden_folder
+            )
         if first.golden_folder != network.golden_folder:
             # for the cases that surgery cannot carry
             golden |= network.golden(model.further_names, "unmodified.", optional=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import NamedTuple
 
 from buildsys.manifest.exports import OTHER_EXPORTS
@@ -16,7 +17,7 @@ from buildsys.onnx_graphs.output_policies import (
 )
 from buildsys.onnx_graphs.result_types import CheckFailure, Doubt
 from buildsys.onnx_graphs.tensor_types import assembled_outputs
-from buildsys.onnx_graphs.tensors import Case, load_case
+from buildsys.onnx_graphs.tensors import Case, load_case, load_cases
 from buildsys.stages.common.difference_hints import STABLE_HINT, difference_hint, read_branches
 from buildsys.stages.common.golden_check import (
     ORIGINAL,
@@ -38,6 +39,8 @@ from buildsys.stages.validate.result import ValidateResult
 from buildsys.workers.job import Job, StageResult
 
 GRAPHS = ("exported", "simplified")
+_MOST_DIFFERING = 3  # sizes; others may take long, as changes of the last bits are tried
+_SIZE = "size-"  # cases of small inputs, shown only if they differ
 _UNMODIFIED = "unmodified"  # the exported graph before surgery
 _EARLIER = ("exported", _UNMODIFIED)
 
@@ -72,7 +75,7 @@ def run(job: Job) -> StageResult:
             case: load_case(job.inputs[f"simplified.case.{case}"])
             for case in job.options["simplified_cases"]
         }
-    further = _further_cases(job)
+    further = _further_cases(job, next(case.float_type for case in shared.values()))
     if any(case.graph == _UNMODIFIED for case in further.values()):
         golden = {_UNMODIFIED: {}, **golden}
     dims = {**job.options["cases"], **{name: case.sizes for name, case in further.items()}}
@@ -87,13 +90,18 @@ def run(job: Job) -> StageResult:
         check = GraphCheck(job, job.inputs[f"{graph}.model"], _rules(job, graph))
         own = {name: case.tensors for name, case in further.items() if case.graph == graph}
         checks: dict[str, ComparedCase] = {}
+        differing = 0  # sizes
         for name, tensors in {**cases, **own}.items():
-            job.progress(f"case {name}")
+            is_size = name.startswith(_SIZE)
+            if is_size and differing == _MOST_DIFFERING:
+                break
+            job.progress("other sizes" if is_size else f"case {name}")
             case_text = format_case(name, dims.get(name, {}))
             checked = check.compare({case_text: tensors})[case_text]
+            differing += is_size and bool(wrong_outputs(checked))
             if wrong_outputs(checked) and check.is_unstable(checked, tensors):
                 doubts.append(uncompared_case(name, case_text, UNSTABLE))
-            else:
+            elif not is_size or wrong_outputs(checked):
                 checks[name] = checked
         all_checks[graph] = checks
         # as engines are in these cases
@@ -107,6 +115,8 @@ def run(job: Job) -> StageResult:
         failed += wrong
         figures["graphs"][graph] = numbers["cases"]
     figures["warnings"], figures["doubts"] = warnings, doubts
+    compared_cases = {name for checks in all_checks.values() for name in checks}
+    figures["dims"] = {name: d for name, d in dims.items() if name in compared_cases}
     figures["failures"] = [{**o.failure(), "dims": dims.get(o.case, {})} for o in failed]
     if failed:
         first_case = all_checks[failed[0].graph][failed[0].case]
@@ -147,7 +157,7 @@ def _verdict(
     return reason, difference_hint(case, first.output, branches)
 
 
-def _further_cases(job: Job) -> dict[str, _ComparedCase]:
+def _further_cases(job: Job, float_type: str) -> dict[str, _ComparedCase]:
     """Load the further cases, each for its last possible graph.
 
     One graph is enough: ``simplify`` and ``surgery`` compare their graphs with those before.
@@ -171,6 +181,11 @@ def _further_cases(job: Job) -> dict[str, _ComparedCase]:
             shapes = {tensor: t.shape for tensor, t in inputs.items()}
             sizes = dims_of_shapes(further["shapes"], shapes)
             cases[name] = _ComparedCase(graph, tensors, sizes)
+    for number, case in enumerate(load_cases(job.inputs["sizes"]) if "sizes" in job.inputs else ()):
+        shapes = {tensor: t.shape for tensor, t in case.inputs.items()}
+        sizes = dims_of_shapes(further["shapes"], shapes)
+        tensors = replace(case, float_type=float_type)
+        cases[f"{_SIZE}{number + 1}"] = _ComparedCase(further["graph"], tensors, sizes)
     return cases
 
 
@@ -185,7 +200,8 @@ def _constant(job: Job) -> list[str]:
 
 def _limited(further: Mapping[str, _ComparedCase]) -> list[str]:
     """List warnings for cases of earlier graphs than the simplified one."""
-    graphs = {graph: [c for c in further if further[c].graph == graph] for graph in _EARLIER}
+    names = [name for name in further if not name.startswith(_SIZE)]
+    graphs = {graph: [c for c in names if further[c].graph == graph] for graph in _EARLIER}
     return [
         f"golden outputs after surgery are unknown for {', '.join(cases)}:"
         f" compared in the {graph} graph only"

@@ -13,7 +13,7 @@ from buildsys.onnx_graphs.output_policies import uninformative_outputs
 from buildsys.stages.common.golden_check import ORIGINAL, wrong_outputs
 from buildsys.stages.common.graph_runs import GraphCheck
 from buildsys.stages.common.rounding_noise import UNSTABLE
-from buildsys.stages.reference.further_cases import draw_sizes, size_conditions, suggested_sizes
+from buildsys.stages.reference.sizes import draw_sizes, sizes_with
 from buildsys.stages.reference.stage import Original, golden_inputs, load_original, not_finite
 from buildsys.stages.validate.stage import GRAPHS
 from buildsys.workers.job import Job, StageResult
@@ -80,6 +80,9 @@ def _sizes(job: Job, original: Original) -> Iterator[Dims]:
     spans, tested = job.options["spans"], list(job.options["cases"].values())
     suggested: list[Dims] = []
     if spans and original.module is not None:
-        suggested += suggested_sizes(spans, tested, size_conditions(original.module, job.project))
+        from buildsys.models.code_numbers import code_numbers
+
+        numbers = code_numbers(original.module, job.project)
+        suggested += sizes_with([(name, n) for n in numbers for name in spans], spans, tested)
     drawn = draw_sizes(spans, suggested, job.options["seed"]) if spans else iter([{}])
     return cycle(chain(suggested, islice(drawn, job.options["count"])))

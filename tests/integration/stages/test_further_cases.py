@@ -10,11 +10,9 @@ from typing import Any
 import numpy as np
 import onnx
 import pytest
-import torch
 from export_jobs import NETWORKS
-from sample_networks import Branches, IndirectBranch
 from small_graphs import parse
-from stage_jobs import ROOT, manifest, stage_job
+from stage_jobs import manifest, stage_job
 
 from buildsys.errors import StageError
 from buildsys.onnx_graphs.tensors import Case, tensor_of
@@ -24,7 +22,6 @@ from buildsys.stages.common.golden_check import wrong_outputs
 from buildsys.stages.common.graph_runs import GraphCheck
 from buildsys.stages.export import stage as export
 from buildsys.stages.reference import stage as reference
-from buildsys.stages.reference.further_cases import size_conditions
 from buildsys.stages.surgery import stage as surgery
 from buildsys.stages.validate import stage as validate
 from buildsys.stages.validate import stress
@@ -59,41 +56,28 @@ def validate_job(folder: Path, name: str, **sections: Any) -> Job:
 def test_a_branch_on_a_size_between_the_cases_fails(tmp_path: Path) -> None:
     result = validate.run(validate_job(tmp_path, "Branches", kwargs={"special": 57}))
     assert result.status == "failed"
-    assert "output0 differs in case drawn-" in result.reason
+    assert "output0 differs in case size-" in result.reason
     assert "length 57" in result.reason
     assert "narrow dims and inputs.NAME.data" in result.hint
     assert {failure["dims"]["length"] for failure in result.figures["failures"]} >= {57}
 
 
 @pytest.mark.parametrize(
-    ("network", "size"),
+    "network",
     [
-        (Branches(period=23), 23),
-        (IndirectBranch("local"), 40),
-        (IndirectBranch("two"), 43),
-        (IndirectBranch("int"), 51),
-        (IndirectBranch("weight"), 58),
+        "Branches", *(f"IndirectBranch:{kind}" for kind in ("local", "two", "int", "weight")),
+        "Looked", "PerfectSquare", "SquareBranch",
     ],
-)
-def test_a_condition_on_a_computed_size_holds_on_one_side(
-    network: torch.nn.Module, size: int
-) -> None:
-    conditions = size_conditions(network, ROOT)
-    assert any(condition(size) and not condition(size - 1) for condition in conditions)
-
-
-class Membership(torch.nn.Module):
-    """Asks for members of unknown things, which have no end."""
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        if 9 in x.shape or x.shape[1] in (11, 13):
-            return x + 1
-        return x
-
-
-def test_conditions_of_membership_end() -> None:
-    conditions = size_conditions(Membership(), ROOT)
-    assert any(condition(11) and not condition(12) for condition in conditions)
+)  # fmt: skip
+def test_all_sizes_of_a_small_input_show_any_branch(tmp_path: Path, network: str) -> None:
+    name, _, kind = network.partition(":")
+    kwargs = {"kind": kind} if kind else {"period": 23} if name == "Branches" else {}
+    result = validate.run(validate_job(tmp_path, name, kwargs=kwargs))
+    assert result.status == "failed"
+    assert "narrow dims" in result.hint
+    failures = result.figures["failures"]
+    assert {failure["case"] for failure in failures} <= {*result.figures["dims"]}
+    assert len(result.figures["dims"]) < 30  # only sizes that differ
 
 
 def test_one_drawn_size_is_higher_than_wide(tmp_path: Path) -> None:
@@ -196,11 +180,10 @@ def test_a_right_graph_passes_in_all_cases_with_their_sizes(tmp_path: Path) -> N
     ],
 )
 def test_surgery_keeps_the_further_cases(tmp_path: Path, step: dict[str, Any], graph: str) -> None:
-    job = validate_job(tmp_path, "Branches", kwargs={"special": 57}, surgery=[step])
-    result = validate.run(job)
+    result = validate.run(validate_job(tmp_path, "Large", surgery=[step]))
     assert result.status == "failed"
-    assert re.search(rf"case drawn-\d of the {graph} graph", result.reason)
-    assert "length 57" in result.reason
+    assert f"case extremes-1 of the {graph} graph" in result.reason
+    assert "extremes-1 has batch 4, length 64" in result.reason
     warnings = result.figures["warnings"]
     if graph == "simplified":
         assert warnings == []

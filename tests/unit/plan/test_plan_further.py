@@ -29,7 +29,9 @@ def test_validate_knows_the_further_cases_and_how_their_sizes_follow() -> None:
     assert found["validate:m"].options["further"] == {
         "cases": [*further["sizes"], *further["values"]],
         "shapes": {"x": ["batch", 4]},
+        "graph": "simplified",
     }
+    assert found["validate:m"].inputs["sizes"] == FileRef("m/reference/sizes.npz", optional=True)
 
 
 def test_without_further_cases_no_stage_has_any() -> None:

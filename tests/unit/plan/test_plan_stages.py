@@ -171,7 +171,7 @@ READ: dict[str, dict[str, str]] = {
             f" simplified.{FURTHER.replace(' ', ' simplified.')}"
         ),
         "simplify": ASSEMBLED,
-        "reference": f"{CASES} {FURTHER}",
+        "reference": f"{CASES} {FURTHER} sizes:sizes.npz",
         **LIBRARY,
     },
     "engine:net:ort": {**AFTER_SIMPLIFY, **LIBRARY},
@@ -220,7 +220,7 @@ def test_each_stage_reads_the_files_of_its_graph() -> None:
 WRITTEN = {
     "operators:net": {"operators": "library.b:b.so result:operators.json"},
     "export:net": {"export": f"{GRAPH} origins:origins.json result:export.json"},
-    "reference:net": {"reference": f"{CASES} {FURTHER} result:reference.json"},
+    "reference:net": {"reference": f"{CASES} {FURTHER} sizes:sizes.npz result:reference.json"},
     "surgery:net:after_export": {"surgery/after_export": f"{GRAPH} result:surgery.json"},
     "simplify:net": {"simplify": f"{GRAPH} {ASSEMBLED} result:graph.json"},
     "surgery:net:after_simplify": {
