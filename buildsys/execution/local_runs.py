@@ -60,7 +60,7 @@ class LocalRuns:
     locks: Locks
     ledger: Ledger
     baselines: GateBaselines
-    threads: int  # per worker; 0: no limit
+    threads: int  # per worker
     # stages at a time; those that wait for a GPU or for the machine do not count
     slots: threading.Semaphore | nullcontext[None]
 

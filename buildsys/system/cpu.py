@@ -6,6 +6,7 @@ import os
 import platform
 import re
 import resource
+import sys
 import time
 from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
@@ -13,6 +14,7 @@ from functools import cache
 from itertools import takewhile
 from pathlib import Path
 
+_CPU_LIMIT = "/sys/fs/cgroup/cpu.max"
 _TOPOLOGY = "/sys/devices/system/cpu/cpu{}/topology/thread_siblings_list"
 _STAT = Path("/proc/stat")
 _IDLE_FIELDS = (3, 4)  # idle and iowait in a line of /proc/stat
@@ -78,14 +80,23 @@ def usable_processors() -> list[int]:
 
 
 def usable_cores() -> int:
-    """Count the usable physical cores."""
+    """Count the usable physical cores, at most as many as a container may use at a time."""
     cores = set[str]()
     for processor in usable_processors():
         try:
             cores.add(Path(_TOPOLOGY.format(processor)).read_text().strip())
         except OSError:
             cores.add(str(processor))
-    return max(1, len(cores))
+    return max(1, min(len(cores), _quota()))
+
+
+def _quota() -> int:
+    """Read the limit of this container, by default a large number."""
+    try:
+        time_us, period_us = Path(_CPU_LIMIT).read_text().split()
+        return int(time_us) // int(period_us)
+    except (OSError, ValueError):  # "max", or another version of control groups
+        return sys.maxsize
 
 
 class OtherLoad:

@@ -20,10 +20,12 @@ Run = Callable[[Job], StageResult]
 
 
 def pytest_collection_finish() -> None:
-    """Let tests be older than the stages, as libraries are in a worker.
+    """Set the threads; let tests be older than the stages, as libraries are in a worker.
 
     Else each reference reads the modules of all tests for conditions on sizes: half a second.
     """
+    if torch := sys.modules.get("torch"):
+        torch.set_num_threads(1)  # with those of other processes, more would wait for each other
     name = "buildsys.stages.reference.stage"
     if name in sys.modules:
         sys.modules[name] = sys.modules.pop(name)  # now the last one

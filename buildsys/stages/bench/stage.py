@@ -204,7 +204,10 @@ def _measure(
             golden = job.inputs[f"case.{case}"]
             bound = engine.bind(golden, timing)
             bound |= baselines.bind(golden, job.inputs.get(f"network.case.{case}", golden))
-            again = f", attempt {len(attempts) + 1}: {attempts[-1]['noisy'][0]}" if attempts else ""
+            again = ""
+            if attempts:
+                rest = f"{budget_s:.0f} s of {bench['noise']['budget']:g} s left"
+                again = f", attempt {len(attempts) + 1}, {rest}: {attempts[-1]['noisy'][0]}"
             job.progress(f"timing case {case}{again}")
             attempts.append(_measure_case(job, case, engine, bound, pace))
             taken_s = time.monotonic() - begun

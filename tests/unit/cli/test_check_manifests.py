@@ -12,6 +12,7 @@ import pytest
 from buildsys.cli.check_manifests import main
 from buildsys.project.load import load_project
 from buildsys.system.files import SETTLE_NS
+from buildsys.system.processes import package_environment
 
 MANIFEST = "source: {torchvision: resnet18}\ninputs: {x: {shape: [1, 3, 32, 32]}}\n"
 Output = pytest.CaptureFixture[str]
@@ -92,6 +93,10 @@ def imported_by_check() -> set[str]:
         "import sys; from buildsys.cli.check_manifests import main; "
         "assert main(['configs/models/a.yaml']) == 0; print(*sys.modules)"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    # the package under test, whichever is installed
+    environment = package_environment()
+    done = subprocess.run(
+        [sys.executable, "-c", code], env=environment, capture_output=True, text=True
+    )
     assert done.stderr == ""
     return set(done.stdout.split())

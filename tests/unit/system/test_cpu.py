@@ -23,6 +23,19 @@ def test_only_usable_cores_count() -> None:
     assert done.stdout.strip() == "1"
 
 
+@pytest.mark.parametrize(
+    ("limit", "cores"),
+    [("100000 100000", 1), ("50000 100000", 1), ("max 100000", None), ("", None)],
+)
+def test_a_container_limits_the_cores(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, limit: str, cores: int | None
+) -> None:
+    unlimited = cpu.usable_cores()
+    (tmp_path / "cpu.max").write_text(limit)
+    monkeypatch.setattr(cpu, "_CPU_LIMIT", str(tmp_path / "cpu.max"))
+    assert cpu.usable_cores() == (cores or unlimited)
+
+
 @pytest.mark.skipif(not Path("/proc/stat").exists(), reason="this system has no /proc/stat")
 def test_other_load_excludes_this_process() -> None:
     spin = "import time\nend = time.monotonic() + 0.6\nwhile time.monotonic() < end: pass"
