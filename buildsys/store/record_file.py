@@ -173,6 +173,10 @@ def check_tree(names: _Names) -> _Names:
 
 def check_name(name: str) -> None:
     """Check the relative path of a file. Raises: ValueError."""
+    try:
+        name.encode()
+    except UnicodeEncodeError:
+        raise ValueError(f"{shown(name)} is not a name in UTF-8") from None
     parts = name.split("/")
     if (
         "\0" in name

@@ -25,6 +25,7 @@ from pathlib import Path
 from typing import NoReturn
 
 from buildsys.errors import BuildsysError, CheckFailed, StageError, Unavailable
+from buildsys.system.printable import printable
 from buildsys.system.processes import adopt_orphans, die_with_parent
 from buildsys.workers.job import (
     INTERRUPTED,
@@ -227,7 +228,8 @@ def _run_job(job: Job, log_file: Path | None, *, debugger: bool) -> Message:
 
 
 def _shortened(text: str, longest: int = _LONGEST_MESSAGE) -> str:
-    """Cut out the middle of a message that is too long."""
+    """Make a message printable, and cut out its middle if it is too long."""
+    text = printable(text)
     if len(text) <= longest:
         return text
     left_out = len(text) - longest

@@ -9,10 +9,14 @@ from typing import Any
 
 import pytest
 from blake3 import blake3
+from hypothesis import given
+from hypothesis import strategies as st
 
-from buildsys.store.ledger import ActionRecord, OutputFile
+from buildsys.store.ledger import ActionRecord, OutputFile, Outputs
 from buildsys.store.record_file import (
+    STATUSES,
     RecordError,
+    check_names,
     decode_record,
     encode_record,
     output_file,
@@ -233,3 +237,36 @@ def test_a_shown_text_is_short_and_printable() -> None:
     assert shown("a\x1b\n") == r"'a\x1b\n'"
     assert shown("x" * 78) == f"'{'x' * 78}'"
     assert shown("x" * 79) == f"'{'x' * 79}…"
+
+
+TEXTS = st.text(st.characters(exclude_categories=["Cs"]))
+NAMES = st.lists(st.text(min_size=1, max_size=260), min_size=1, max_size=6).map("/".join)
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | TEXTS,
+    lambda values: st.lists(values, max_size=3) | st.dictionaries(TEXTS, values, max_size=3),
+    max_leaves=10,
+)
+FILES = st.none() | st.builds(
+    OutputFile, st.from_regex("[0-9a-f]{64}", fullmatch=True), st.integers(0, (1 << 53) - 1)
+)
+
+
+@given(
+    outputs=st.dictionaries(NAMES, FILES, max_size=5),
+    parts=st.dictionaries(TEXTS, TEXTS, max_size=3),
+    figures=st.dictionaries(TEXTS, JSON, max_size=3),
+    texts=st.fixed_dictionaries(dict.fromkeys(("reason", "hint", "log"), TEXTS)),
+    seconds=st.floats(0, 1e10, exclude_max=True),
+    status=st.sampled_from(STATUSES),
+)
+def test_whatever_may_be_published_is_read_back(
+    outputs: Outputs, texts: dict[str, str], **fields: Any
+) -> None:
+    """The check of published names and the check of records are one."""
+    record = replace(RECORD, outputs=outputs, **texts, **fields)
+    try:
+        check_names(outputs)
+    except ValueError as error:
+        assert str(error) in problem_of(encode_record(record))
+    else:
+        assert decode_record(encode_record(record), "export:m", KEY) == record
