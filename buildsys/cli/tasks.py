@@ -128,12 +128,12 @@ def run_targets(
 
 
 def _try_changes(
-    session: BuildSession, failed: Action, changes: Sequence[str], folder: Path
+    session: BuildSession, failed: Action, problem: str, changes: Sequence[str], folder: Path
 ) -> str:
     from buildsys.cli.trials import describe_trials
 
     try:
-        return describe_trials(session, failed, changes, folder)
+        return describe_trials(session, failed, problem, changes, folder)
     except Exception as error:  # the border: the failure itself must be reported
         return f"the trial of changes ended: {session.keep_traceback(failed.target, error)}"
 

@@ -38,7 +38,7 @@ class _Trial(NamedTuple):
 
 
 def describe_trials(
-    session: BuildSession, failed: Action, changes: Sequence[str], folder: Path
+    session: BuildSession, failed: Action, problem: str, changes: Sequence[str], folder: Path
 ) -> str:
     """Try changes of a failed action's manifest until one leads to a verified engine.
 
@@ -55,6 +55,7 @@ def describe_trials(
     if session.has_trials and failed.model not in session.tried_models:
         session.tried_models.add(failed.model)
         here, target = session.executor.here, failed.target
+        session.on_event(target, {"event": "trying", "problem": problem})
         # benchmarks wait meanwhile
         with here.locks.project(target, exclusive=False, on_wait=lambda _: None), here.slots:
             ended |= _run(session, trials, folder, LIMIT_S, target)

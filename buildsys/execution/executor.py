@@ -48,8 +48,8 @@ if TYPE_CHECKING:
     from buildsys.workers.pool import JobReply, WorkerPool
 
 Event = dict[str, Any]
-# gets a failed action, changes of its manifest and an empty folder; says which changes help
-TryChanges = Callable[[Action, Sequence[str], Path], str]
+# gets a failed action, its problem, changes of its manifest and an empty folder; says which help
+TryChanges = Callable[[Action, str, Sequence[str], Path], str]
 _REQUESTED = StaleReason(ASKED_FOR)
 _LISTED_FILES = 2  # in the details of a failed check
 _ATTEMPTS = 2  # if an input is written while the stage runs
@@ -291,7 +291,7 @@ class Executor:
                     if error.seconds is None:
                         error.seconds = time.perf_counter() - begun
                     if isinstance(error, StageError):  # libraries do not always report a full disk
-                        tried = self._try(action, error.changes)
+                        tried = self._try(action, error.problem, error.changes)
                         error.hint = joined(self._publisher.low_disk_note(), tried, error.hint)
                     took = error.seconds
                     entry = HistoryEntry(
@@ -324,7 +324,7 @@ class Executor:
         if status == ledger.FAILED:  # nobody must mistake what failed its check for a good output
             for name in declared.keys() - {main}:
                 (tree / name).unlink(missing_ok=True)
-            if tried := self._try(action, reply.changes):
+            if tried := self._try(action, reply.reason, reply.changes):
                 _add_hint(tree / main, tried)
                 reply = replace(reply, hint=joined(tried, reply.hint))
         sealed = self._publisher.digest_outputs(tree)
@@ -370,12 +370,12 @@ class Executor:
             raise StageError(f"{target} is required, but unavailable: {reply.reason}", reply.hint)
         return Outcome.recorded(record)
 
-    def _try(self, action: Action, changes: Sequence[str]) -> str:
+    def _try(self, action: Action, problem: str, changes: Sequence[str]) -> str:
         """Say which changes of the manifest help, "" without any."""
         if not changes or self._stopped:
             return ""
         with self.private_folder(action.target) as folder:
-            return self._try_changes(action, changes, folder)
+            return self._try_changes(action, problem, changes, folder)
 
     def private_folder(self, target: str) -> AbstractContextManager[Path]:
         """Make a temporary folder; one that a killed process leaves is removed by a later run."""

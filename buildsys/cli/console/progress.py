@@ -195,6 +195,10 @@ class Display:
             task = self._progress.add_task(line.target, total=None, activity=lambda: line.activity)
             self._tasks[line.target] = task
 
+    def note(self, line: ConsoleLine, word: str, note: str) -> None:
+        """Print a line about a running target."""
+        self._print(word, line.target, note)
+
     def ended(self, line: ConsoleLine) -> None:
         """Print a target's end, with its time and key figure or reason."""
         if line.target in self._tasks:

@@ -221,6 +221,9 @@ class Reporter(ConsoleReporter):  # type: ignore[misc]  # doit has no type infor
             elif kind == "count":
                 done, total = event["done"], event["total"]
                 line.counter = f"{done:,}{f' of {total:,}' if total else ''} {event['unit']}"
+            elif kind == "trying":
+                problem = event["problem"].partition("\n")[0]
+                self._display.note(line, "tries", f"changes of its manifest, after: {problem}")
             elif kind == "stale":
                 line.why = event["reason"]
                 if not is_implied(line, self._lines):

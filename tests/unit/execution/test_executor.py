@@ -114,7 +114,8 @@ def test_a_failed_check_is_not_restored(root: Path) -> None:
 def test_what_was_tried_is_in_all_records_of_a_failure(root: Path, end: str) -> None:
     folders: list[Path] = []
 
-    def try_changes(failed: Action, changes: Sequence[str], folder: Path) -> str:
+    def try_changes(failed: Action, problem: str, changes: Sequence[str], folder: Path) -> str:
+        assert problem
         folders.append(folder)
         return f"tried {failed.target} with {changes[0]}"
 
