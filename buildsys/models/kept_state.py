@@ -38,20 +38,22 @@ def read_state(module: nn.Module, project: Path) -> State:
     }
     reader = _Reader(files, module)
     state: dict[tuple[str, str], Any] = {}
+    places: dict[str, str] = {}
     for path, part in module.named_modules():
         forward = getattr_static(type(part), "forward", None)  # a script module's is a descriptor
         code = getattr(forward, "__code__", None)
         frames = [(code.co_filename, code.co_firstlineno)] if code else []
-        place = innermost_location(frames, project)
+        outer = places.get(path.rpartition(".")[0], "")  # for layers of torch
+        places[path] = innermost_location(frames, project) or outer
         for name, content in reader.members(part):
-            state[f"{path}.{name}".lstrip("."), place] = content
+            state[f"{path}.{name}".lstrip("."), places[path]] = content
     for name, file in files.items():
         for variable, value in [*vars(sys.modules[name]).items()]:
             if not variable.startswith("__"):
                 state[variable, file] = reader.content(value)
-    state["random", ""] = random.getstate()
-    state["numpy.random", ""] = reader.content(np.random.get_state())
-    state["torch.random", ""] = reader.content(torch.get_rng_state())
+    state["random", places[""]] = random.getstate()
+    state["numpy.random", places[""]] = reader.content(np.random.get_state())
+    state["torch.random", places[""]] = reader.content(torch.get_rng_state())
     return state
 
 

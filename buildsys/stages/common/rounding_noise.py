@@ -101,14 +101,15 @@ def _is_of_values(case: ComparedCase, name: str) -> bool:
 def _difference(case: ComparedCase, name: str, rtol: float) -> tuple[float, int]:
     """Measure the largest difference, and count the elements beyond the limit.
 
-    Without an order, the values are compared in rising order. The distance of integers, such as
-    classes, says nothing.
+    Without an order, the values are compared in rising order. Strings have no distance.
     """
     x, y = case.actual[name].values(), case.expected[name].values()
     if case.compared[name].policy in _UNORDERED:
         x, y = np.sort(x, axis=None), np.sort(y, axis=None)
-    if y.dtype.kind not in "fc":
+    if y.dtype.kind not in "biufc":
         return 0.0, int((x != y).sum())
+    if y.dtype.kind in "biu":
+        x, y, rtol = x.astype(np.float64), y.astype(np.float64), 0.0
     finite = np.isfinite(y)
     distances = np.abs(x[finite] - y[finite])
     limit = rtol * float(np.abs(y[finite]).max(initial=0.0))

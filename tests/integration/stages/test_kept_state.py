@@ -64,11 +64,11 @@ def run(folder: Path, body: str) -> list[dict[str, Any]]:
         ("return x - mean_of(x)", "mean_of (net.py)"),
         ("return self.inner(x)", "inner.0.mean"),
         ("return self.hidden[0](x)", "hidden"),
-        ("return x + 1e-9 * np.random.rand()", "numpy.random"),
+        ("return x + 1e-9 * np.random.rand()", "numpy.random (net.py:"),
         ("return x + 1e-9 * random.random()", "random"),
         (
             "self.norm.train()\nreturn self.norm(torch.cat([x, x + 1]))[: len(x)]",
-            "norm.running_mean",
+            "norm.running_mean, norm.running_var, norm.num_batches_tracked (net.py:",
         ),
     ],
 )
