@@ -16,18 +16,20 @@ DEFAULT_LIMITS: Mapping[str, Mapping[str, float]] = {
     # engines by precision
     "fp32": {"rtol": 1e-3, "cosine": 0.9999},
     "fp16": {"rtol": 2e-2, "cosine": 0.999},
-    "bf16": {"rtol": 1e-1, "cosine": 0.99},
-    "int8": {"rtol": 2e-1, "cosine": 0.99},
-    "fp8": {"rtol": 2e-1, "cosine": 0.98},
-    "int4": {"rtol": 2e-1, "cosine": 0.98},
+    "bf16": {"rtol": 1.5e-1, "cosine": 0.99},
+    "int8": {"rtol": 3e-1, "cosine": 0.98},
+    "fp8": {"rtol": 3e-1, "cosine": 0.98},
+    "int4": {"rtol": 3e-1, "cosine": 0.98},
 }
 _AGREEMENT = ("spread_error", "correlation", "slope", "channel_error", "class_agreement")
 _INT8 = dict(zip(_AGREEMENT, (0.2, 0.98, 0.15, 0.35, 0.97), strict=True))
-# How the outputs of low precision follow their reference over all samples. Trained networks of six
-# kinds, quantized honestly, reached half of them (docs/precision.md).
+# How outputs follow their reference over all samples. tests/bench/precision_limits.py measures how
+# many honest engines and faults they tell apart (docs/precision.md).
 AGREEMENT_LIMITS: Mapping[str, Mapping[str, float]] = {
-    "fp16": dict(zip(_AGREEMENT, (0.02, 0.9995, 0.01, 0.05, 0.99), strict=True)),
-    "bf16": dict(zip(_AGREEMENT, (0.05, 0.999, 0.03, 0.1, 0.98), strict=True)),
+    "validate": {"spread_error": 1e-2},
+    "fp32": {"spread_error": 5e-2},  # TF32 is more exact
+    "fp16": dict(zip(_AGREEMENT, (0.05, 0.998, 0.03, 0.15, 0.99), strict=True)),
+    "bf16": dict(zip(_AGREEMENT, (0.1, 0.995, 0.05, 0.25, 0.98), strict=True)),
     "int8": _INT8,
     "fp8": _INT8,
     "int4": _INT8,
@@ -48,6 +50,8 @@ def effective_limits(
     cosine = min(least["cosine"], 1 - rounding**2 / 2)
     # a network of bfloat16 varies by its own rounding, whatever the engine's precision
     coarsest = "bf16" if (kind, float_type) == ("fp16", "bfloat16") else kind
+    if kind in ("validate", "fp32") and rounding:
+        coarsest = ""
     defaults = {
         "rtol": max(least["rtol"], rounding),
         "cosine": cosine,

@@ -10,8 +10,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import cast
+from dataclasses import dataclass, replace
+from typing import Any, cast
 
 import numpy as np
 
@@ -24,13 +24,21 @@ Limits = Mapping[str, float | None]
 Tensors = Mapping[str, Tensor]
 Pair = tuple[Tensor, Tensor]
 _LIMITS = ("spread_error", "correlation", "slope", "channel_error", "class_agreement")
-_CENTERED_FROM = 4  # samples
+_LEAST_SAMPLES = 4
 _JUDGED_FROM = 32  # values of a channel
 _LEAST_SPREAD = 1e-6  # relative; below it only rounding in float32 varies
-_SMALL_CHANNEL = 0.5  # relative to the whole output: quantizers have one step for all
-_FLAT = (
-    "it hardly varies over the golden inputs, which shows little of what the precision changes:"
-    " give inputs.NAME.data other values, or dims more samples"
+_QUIET, _LEAST_CHANNEL = 0.5, 1e-3  # spreads of slices, relative to the whole output's
+_CLASSES_FROM = 5  # along an axis of more than two: fewer may be colours or coordinates
+_DECIDED, _CLOSE, _TIE = 0.5, 0.05, 0.2  # margins of classes, of the spread within rows
+_TOP = 5
+_UNSETTLED = 2.0  # standard deviations of a number of other classes
+_ROUNDING = 32 * 2.0**-23  # of the largest value: errors of float32
+_CLASSES_ONLY = ("tokens", "top_k")  # policies
+_UNCOMPARED = ("detections", "set")  # policies without pairs of elements
+_FLAT = "it hardly varies over the golden inputs"
+_REMEDY = (
+    ", which shows little of what the precision changes: give inputs.NAME.data other values, or"
+    " dims more samples"
 )
 
 
@@ -51,8 +59,10 @@ class Agreement:
     ``spread_error`` is the root mean square of the error over that of the reference around its
     mean over the samples, ``channel_error`` the largest one of a channel. ``correlation`` and
     ``slope`` compare the variation around the means: both are 0 for a constant output, and 1 for
-    an equal one. ``class_agreement`` is the share of rows with the same largest column.
-    ``uninformative`` says why there are no figures.
+    an equal one. ``top1`` is the share of rows with the same largest value along the axis of
+    classes, ``class_agreement`` that share if classes that nearly tie are equal, and ``top5`` the
+    share of rows with the reference's class among the five largest. ``uninformative`` says why
+    there are no figures.
     """
 
     samples: int
@@ -62,29 +72,36 @@ class Agreement:
     channel_error: float | None = None
     channel: str = ""
     class_agreement: float | None = None
-    other_classes: int = 0
+    rows: int = 0  # with classes
+    top1: float | None = None
+    top5: float | None = None
+    is_rounding: bool = False  # of float32
+    limited: tuple[str, ...] = _LIMITS
     uninformative: str = ""
 
     def figures(self) -> AgreementFigures:
         """Collect the numbers for a result file."""
         if self.uninformative:
             return {"samples": self.samples, "uninformative": self.uninformative}
-        numbers = {name: getattr(self, name) for name in _LIMITS}
+        numbers = {name: getattr(self, name) for name in (*_LIMITS, "top1", "top5")}
         measured = {name: number for name, number in numbers.items() if number is not None}
         return cast(AgreementFigures, {"samples": self.samples, **measured})
 
     def problem(self, limits: Limits) -> str:
         """Name the figures beyond ``limits``, the most telling first; empty without any."""
-        error, share = self.channel_error or 0.0, self.class_agreement or 0.0
+        error, share = self.channel_error or 0.0, self.class_agreement
         least = {
             "correlation": (self.correlation, "its correlation with the reference is {:.3f}"),
             "class_agreement": (
-                1.0 if self.other_classes < 2 else share,  # a single sample is no share
+                1.0 if share is None or self._may_be_chance(limits) else share,
                 "its class is the reference's in {:.0%}",
             ),
         }
         most = {
-            "spread_error": (self.spread_error, "its error is {:.3g} of its spread"),
+            "spread_error": (
+                0.0 if self.is_rounding else self.spread_error,
+                "its error is {:.3g} of its spread",
+            ),
             "slope": (abs(self.slope - 1), "its slope against the reference is off by {:.3g}"),
             "channel_error": (error, f"the error of {self.channel} is {{:.3g}} of its spread"),
         }
@@ -92,33 +109,49 @@ class Agreement:
             f"{text.format(figure)} ({word} {limit:g})"
             for sign, word, figures in ((-1, "at least", least), (1, "allowed", most))
             for name, (figure, text) in figures.items()
-            if (limit := limits.get(name)) is not None and not sign * figure <= sign * limit
+            if name in self.limited
+            and (limit := limits.get(name)) is not None
+            and not sign * figure <= sign * limit
         ]
         return f"over {self.samples} samples, {', '.join(broken)}" if broken else ""
+
+    def _may_be_chance(self, limits: Limits) -> bool:
+        """Check if so many other classes are likely in so few rows, though the limit holds."""
+        expected = self.rows * (1 - (limits.get("class_agreement") or 0.0))
+        others = self.rows * (1 - (self.class_agreement or 0.0))
+        return others <= expected + _UNSETTLED * math.sqrt(expected)
 
 
 def output_agreements(cases: Sequence[ComparedCase], limits: Limits) -> dict[str, Agreement]:
     """Measure all outputs, if ``limits`` has one for their agreement.
 
-    Left out are integers, complex numbers and strings, outputs with a failed case, with a policy of
-    the manifest, or with rows in another order.
+    Left out are integers, complex numbers and strings, outputs with a failed case or rows in
+    another order, and without a limit of classes, outputs whose errors are excused. Policies about
+    classes leave only this limit.
     """
     if not cases or all(limits.get(name) is None for name in _LIMITS):
         return {}
+    is_low = limits.get("class_agreement") is not None
     agreements = {}
     for output in cases[0].expected:
         comparisons = [case.compared.get(output) for case in cases]
-        if any(c is None or not c.passed or c.policy or c.note == REORDERED for c in comparisons):
+        if any(c is None or not c.passed or c.note == REORDERED for c in comparisons):
+            continue
+        policies, notes = ({getattr(c, name) for c in comparisons} for name in ("policy", "note"))
+        if not policies.isdisjoint(_UNCOMPARED) or (notes != {""} and not is_low):
             continue
         pairs = [(case.actual[output], case.expected[output]) for case in cases]
         counts_samples = all(
             case.expected[output].shape[:1] in {tensor.shape[:1] for tensor in case.inputs.values()}
             for case in cases
         )
-        near_tie = limits.get("spread_error") or 0.0
+        near_tie = (limits.get("spread_error", _TIE) or 0.0) / 2
         measured = measure_agreement(pairs, counts_samples=counts_samples, near_tie=near_tie)
-        if measured is not None:
-            agreements[output] = measured
+        if measured is None or (measured.uninformative and not is_low):
+            continue
+        if not policies.isdisjoint(_CLASSES_ONLY):
+            measured = replace(measured, limited=("class_agreement",))
+        agreements[output] = measured
     return agreements
 
 
@@ -128,9 +161,8 @@ def measure_agreement(
     """Compare outputs with their references of equal shapes; None unless they are real floats.
 
     With ``counts_samples``, the first axis counts samples, otherwise each pair is one. Pairs of
-    another shape than most samples are left out. With few samples, the variation within them
-    counts. A class whose reference is below the largest by at most ``near_tie`` times the spread
-    is right as well.
+    another shape than most samples are left out. A class whose reference is below the largest by
+    at most ``near_tie`` times the spread within rows is right as well.
     """
     stacked = _stacked(pairs, counts_samples)
     if stacked is None:
@@ -138,15 +170,16 @@ def measure_agreement(
     x, y = stacked
     if not y.size:
         return Agreement(len(y), uninformative="it is empty")
-    is_centered = len(y) >= _CENTERED_FROM
-    mean_x, mean_y = (v.mean(axis=0) if is_centered else v.mean() for v in (x, y))
-    spread = _rms(y - mean_y)
-    if not spread > _LEAST_SPREAD * float(np.abs(y).max()):
-        return Agreement(len(y), uninformative=_FLAT)
+    if len(y) < _LEAST_SAMPLES:
+        few = f"the golden inputs have {len(y)} samples of its shape, too few to see it vary"
+        return Agreement(len(y), uninformative=few + _REMEDY)
+    mean_x, mean_y = (v.mean(axis=0) for v in (x, y))
+    largest, spread = float(np.abs(y).max()), _rms(y - mean_y)
+    if not spread > _LEAST_SPREAD * largest:
+        return Agreement(len(y), uninformative=_FLAT + _REMEDY)
     own, reference, error = ((v / spread) for v in (x - mean_x, y - mean_y, x - y))
     common, size = float((own * reference).mean()), _rms(own)
-    channel_error, channel = _worst_channel(error, reference) if is_centered else (None, "")
-    same_class = _same_class(x, y, near_tie * spread)
+    channel_error, channel = _worst_channel(error, reference)
     return Agreement(
         samples=len(y),
         spread_error=_rms(error),
@@ -154,8 +187,8 @@ def measure_agreement(
         slope=common,
         channel_error=channel_error,
         channel=channel,
-        class_agreement=None if same_class is None else float(same_class.mean()),
-        other_classes=0 if same_class is None else int((~same_class).sum()),
+        is_rounding=_rms(error) * spread <= _ROUNDING * largest,
+        **_compare_classes(x, y, near_tie),
     )
 
 
@@ -186,7 +219,8 @@ def _rms(values: Array) -> float:
 def _worst_channel(error: Array, reference: Array) -> tuple[float | None, str]:
     """Find the slice with the largest error of its own spread, over all axes but the samples'.
 
-    Both arrays are in units of the whole output's spread.
+    Both arrays are in units of the whole output's spread. Errors of a quiet channel count half, as
+    rounding of the others reaches it; those of a quiet place are relative to half of that spread.
     """
     worst, name = None, ""
     for axis in range(1, error.ndim):
@@ -194,16 +228,38 @@ def _worst_channel(error: Array, reference: Array) -> tuple[float | None, str]:
             continue
         others = tuple(i for i in range(error.ndim) if i != axis)
         errors, spreads = (np.sqrt((v**2).mean(axis=others)) for v in (error, reference))
-        shares = errors / np.maximum(spreads, _SMALL_CHANNEL)
+        quiet = np.minimum(_QUIET, 2 * np.maximum(spreads, _LEAST_CHANNEL))
+        is_channel = axis == _channel_axis(error)
+        shares = errors / np.maximum(spreads, quiet if is_channel else _QUIET)
         place = int(np.argmax(shares))
         if worst is None or shares[place] > worst:
             worst, name = float(shares[place]), f"slice {place} of axis {axis}"
     return worst, name
 
 
-def _same_class(x: Array, y: Array, near_tie: float) -> Array | None:
-    """Compare the largest columns of each row; None unless there are rows and columns."""
-    if y.ndim != 2 or y.shape[1] < 2:
-        return None
-    chosen = y[np.arange(len(y)), x.argmax(axis=1)]
-    return np.asarray(chosen >= y.max(axis=1) - near_tie)
+def _channel_axis(values: Array) -> int:
+    """Choose the axis of channels or classes: images have it second, rows of logits last."""
+    return 1 if values.ndim >= 4 else values.ndim - 1
+
+
+def _compare_classes(x: Array, y: Array, near_tie: float) -> dict[str, Any]:
+    """Compare the largest values along the axis that may hold classes; {} without one.
+
+    Where most rows have a clear class, only close ones
+    tie; elsewhere, as in embeddings, half of the allowed error decides about the largest value.
+    """
+    axis = _channel_axis(y)
+    if y.ndim < 2 or y.shape[axis] < (2 if y.ndim == 2 else _CLASSES_FROM):
+        return {}
+    x, y = (np.moveaxis(v, axis, -1).reshape(-1, v.shape[axis]) for v in (x, y))
+    spread = _rms(y - y.mean(axis=1, keepdims=True))
+    largest = np.sort(y, axis=1)[:, -2:]
+    is_clear = bool(np.median(largest[:, 1] - largest[:, 0]) >= _DECIDED * spread)
+    lost = largest[:, 1] - np.take_along_axis(y, x.argmax(axis=1)[:, None], axis=1)[:, 0]
+    tie = (min(near_tie, _CLOSE) if is_clear else near_tie) * spread
+    figures = {"rows": len(y), "class_agreement": float((lost <= tie).mean())}
+    figures["top1"] = float((lost <= 0).mean())
+    if y.shape[1] > _TOP:
+        chosen = np.take_along_axis(x, y.argmax(axis=1)[:, None], axis=1)
+        figures["top5"] = float(((x > chosen).sum(axis=1) < _TOP).mean())
+    return figures

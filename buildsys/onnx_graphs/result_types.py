@@ -54,6 +54,8 @@ class AgreementFigures(_SampleCount, total=False):
     slope: float
     channel_error: float
     class_agreement: float
+    top1: float
+    top5: float
     uninformative: str  # why there are no figures
 
 

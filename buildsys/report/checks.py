@@ -166,8 +166,14 @@ def _agreement(output: str, figures: AgreementFigures) -> str:
         f"correlation {q.cosine(figures['correlation'])}",
         f"slope {figures['slope']:.3f}",
     ]
+    if "channel_error" in figures:
+        parts.insert(1, f"{q.significant(figures['channel_error'])} in the worst channel")
     if "class_agreement" in figures:
         parts.append(f"class agreement {q.share(figures['class_agreement'])}")
+    if "top1" in figures:
+        parts.append(f"top-1 {q.share(figures['top1'])}")
+    if "top5" in figures:
+        parts.append(f"top-5 {q.share(figures['top5'])}")
     return f"{output}, over {figures['samples']} samples: {', '.join(parts)}."
 
 

@@ -458,15 +458,15 @@ def as_list(result: torch.Tensor | tuple[torch.Tensor, ...]) -> list[torch.Tenso
     return [result] if isinstance(result, torch.Tensor) else list(result)
 
 
-def trained(name: str, folder: Path, seconds: float) -> nn.Module:
+def trained(name: str, folder: Path, seconds: float, seed: int) -> nn.Module:
     """Train a network, or load its weights from ``folder``."""
     make, task = NETWORKS[name]
-    torch.manual_seed(0)
+    torch.manual_seed(seed)
     network, file = make(), folder / "weights.pt"
     if file.is_file():
         network.load_state_dict(torch.load(file))
         return network.eval()
-    rng = np.random.default_rng(0)
+    rng = np.random.default_rng(seed)
     x, y = map(torch.from_numpy, task.draw(rng, TRAINED))
     optimizer, start = torch.optim.AdamW(network.parameters()), time.monotonic()
     while (spent := (time.monotonic() - start) / seconds) < 1:

@@ -204,6 +204,9 @@ class Tolerance(Spec):
     atol: float | None = Field(None, ge=0, description="Additional limit on max |a - b|.")
     top1: float | None = Field(None, ge=0, le=1)
     """Minimum share of equal arg-max along the last axis."""
+    spread_error: float | None = Field(
+        None, ge=0, description="Largest error relative to the output's spread."
+    )
 
 
 _OF_PRECISION = "Not set: that of the precision, none for fp32."
@@ -212,9 +215,6 @@ _OF_PRECISION = "Not set: that of the precision, none for fp32."
 class EngineTolerance(Tolerance):
     """Limits of one engine; unset ones are those of `verify`."""
 
-    spread_error: float | None = Field(
-        None, ge=0, description=f"Largest error relative to the output's spread. {_OF_PRECISION}"
-    )
     correlation: float | None = Field(
         None, ge=-1, le=1, description=f"Minimum centered correlation. {_OF_PRECISION}"
     )

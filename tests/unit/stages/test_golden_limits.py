@@ -59,7 +59,7 @@ def test_the_type_of_the_network_decides_unless_the_manifest_does(
 def test_an_engine_precision_has_the_wider_limit(tmp_path: Path) -> None:
     cases = golden("float16")
     assert golden_limits(job(tmp_path, precision="fp16"), cases)["rtol"] == 2e-2
-    assert golden_limits(job(tmp_path, precision="bf16"), cases)["rtol"] == 1e-1
+    assert golden_limits(job(tmp_path, precision="bf16"), cases)["rtol"] == 1.5e-1
 
 
 def test_a_golden_file_keeps_the_type_and_is_unchanged_for_float32(tmp_path: Path) -> None:
