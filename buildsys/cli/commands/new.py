@@ -39,7 +39,7 @@ _SOURCE_DEFAULTS: dict[str, dict[str, Any]] = {  # a worker takes all fields
 _PLAIN = re.compile(r"[\w./@-]+(:[\w./@-]+)?")  # a place that needs no quotes in YAML
 _ENGINES = "[{backend: onnxruntime, name: ort-cpu}]"
 _DYNAMO = "export: {exporter: dynamo, opset: 18}  # tracing would fix the sizes of a saved program"
-_TRIALS_LIMIT_S = 300.0
+_TRIALS_LIMIT_S = 900.0  # nothing is lost: the first build restores what was tried
 
 
 def add_arguments(parser: ArgumentParser) -> None:

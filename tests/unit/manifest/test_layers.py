@@ -10,6 +10,7 @@ from buildsys.cli.commands.resolve import resolved_text
 from buildsys.manifest.layers import merge
 from buildsys.manifest.value_tree import plain
 from buildsys.manifest.yaml_reader import read_nodes, read_yaml
+from buildsys.project.load import change_model
 
 
 def test_a_manifest_overrides_extends_and_those_override_defaults(project):
@@ -179,3 +180,16 @@ def test_merging_is_associative():
     merged = plain(merge(merge(low, middle), top))
     assert merged == plain(merge(low, merge(middle, top)))
     assert merged == {"a": {"x": 3, "b": 4}, "c": {"z": 1}}
+
+
+def test_a_change_is_merged_like_an_edit_of_the_file(project):
+    project.model("matrix: {export.opset: [13, 14]}\nexport: {verbose: true}")
+    loaded = project.load()
+    model = loaded.models["net-14"]
+    changed = change_model(loaded, model, "export: {exporter: dynamo, opset: 18}")
+    expected = {**model.data["export"], "exporter": "dynamo"}  # the matrix has the opset
+    assert changed.data == {**model.data, "export": expected}
+    assert change_model(loaded, model, "export: {opset: 12}").data == model.data
+    assert change_model(loaded, model, "matrix: {export.opset: [20]}") is None
+    assert change_model(loaded, model, "export: {exporter: none}") is None
+    assert loaded.models == project.load().models
