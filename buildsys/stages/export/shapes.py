@@ -37,8 +37,13 @@ def settle_shapes(model: ModelProto, inputs: Declared, outputs: Declared, title:
                 dim.Clear()
     for port in ports:
         declared = (inputs.get(port.name) or {}).get("shape")
-        if _is_tensor(port) and not _has_shape(port) and declared is not None:
-            _set_shape(port, declared)
+        if not _is_tensor(port) or declared is None:
+            continue
+        written = port_of(port)["shape"] or declared
+        if len(written) == len(declared):  # else the signature is refused
+            named = [d if isinstance(d, str) else None for d in declared]
+            pairs = zip(written, named, strict=True)
+            _set_shape(port, [name if size is None else size for size, name in pairs])
     sizes = [size for port in ports for size in port_of(port)["shape"] or (None,)]
     names = {size for size in sizes if isinstance(size, str)}
     is_fixed = all(isinstance(size, int) for size in sizes)

@@ -128,7 +128,7 @@ def test_the_node_without_a_kernel_is_named_with_its_line_and_remedies(tmp_path:
     )
     assert hints == [
         "Asinh: 1 node, from plugins/net.py:0",
-        "1. surgery: replace it by supported operators in a hook",
+        "1. surgery: replace it by supported operators in a hook (not tried)",
         '     surgery: [{function: "plugins/hooks/asinh.py:replace_asinh"}]',
     ]
 
