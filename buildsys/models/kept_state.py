@@ -9,7 +9,7 @@ from collections import deque
 from collections.abc import Iterator, Mapping
 from inspect import getattr_static
 from pathlib import Path
-from types import FunctionType, ModuleType
+from types import CellType, FunctionType, ModuleType
 from typing import Any
 from zlib import crc32
 
@@ -22,6 +22,7 @@ from buildsys.system.files import in_library
 
 _DEEPEST = 8  # levels of containers and objects
 _INTERNAL = frozenset(vars(nn.Module()))  # attributes that torch manages
+_SUMMED = (torch.float16, torch.bfloat16, torch.float32, torch.float64)  # fast for large weights
 _PLAIN = (str, bytes, int, float, complex, type(None), itertools.count)
 State = Mapping[tuple[str, str], Any]  # name, place in the source -> its content
 
@@ -29,7 +30,7 @@ State = Mapping[tuple[str, str], Any]  # name, place in the source -> its conten
 def read_state(module: nn.Module, project: Path) -> State:
     """Read what a call of ``module`` may change.
 
-    Arrays and tensors are replaced by checksums; parameters by their version.
+    Arrays and tensors are replaced by checksums, parameters by their sum.
     """
     files = {
         name: file
@@ -45,6 +46,8 @@ def read_state(module: nn.Module, project: Path) -> State:
         frames = [(code.co_filename, code.co_firstlineno)] if code else []
         outer = places.get(path.rpartition(".")[0], "")  # for layers of torch
         places[path] = innermost_location(frames, project) or outer
+        kind = f"{path}.{type(part).__name__}".lstrip(".")
+        state[kind, places[path]] = reader.content(type(part))
         for name, content in reader.members(part):
             state[f"{path}.{name}".lstrip("."), places[path]] = content
     for name, file in files.items():
@@ -62,6 +65,16 @@ def _user_file(module: ModuleType, project: Path) -> str:
     file = getattr(module, "__file__", None) or ""
     is_own = Path(file).is_relative_to(project) and not in_library(file)
     return str(Path(file).relative_to(project)) if file and is_own else ""
+
+
+def _tensor_content(tensor: torch.Tensor) -> Any:
+    kind = tensor.dtype, tensor.shape
+    if tensor.layout != torch.strided or tensor.is_quantized or tensor.device.type == "meta":
+        return kind
+    if isinstance(tensor, nn.Parameter) and tensor.dtype in _SUMMED:
+        return id(tensor), repr(float(tensor.detach().sum(dtype=torch.float64)))
+    plain = tensor.detach().cpu().contiguous().reshape(-1)
+    return kind, crc32(plain.view(torch.uint8).numpy().data)
 
 
 class _Reader:
@@ -83,16 +96,16 @@ class _Reader:
         """Read a value; what cannot hold state of forward is None."""
         if isinstance(value, _PLAIN):
             return repr(value)
-        if isinstance(value, nn.Parameter):
-            return id(value), None if value.is_inference() else value._version
         if isinstance(value, torch.Tensor):
-            is_dense = value.layout == torch.strided and value.device.type != "meta"
-            plain = value.detach().cpu().contiguous() if is_dense else torch.zeros(())
-            return value.dtype, value.shape, crc32(plain.reshape(-1).view(torch.uint8).numpy().data)
+            return _tensor_content(value)
         if isinstance(value, np.ndarray):
             return value.dtype, value.shape, crc32(value.tobytes())
         if isinstance(value, torch.Generator):
             return crc32(value.get_state().numpy().data)
+        if isinstance(value, np.random.Generator):
+            return repr(value.bit_generator.state)
+        if isinstance(value, np.random.RandomState | random.Random):
+            return repr(value.get_state() if hasattr(value, "get_state") else value.getstate())
         if depth == _DEEPEST or id(value) in self._seen:
             return None
         self._seen[id(value)] = value
@@ -104,7 +117,8 @@ class _Reader:
         if isinstance(value, nn.Module):
             return [*self.members(value, deeper)]
         if isinstance(value, FunctionType):
-            kept = (value.__defaults__, value.__kwdefaults__, vars(value))
+            cells = [c.cell_contents for c in value.__closure__ or () if c != CellType()]
+            kept = (value.__defaults__, value.__kwdefaults__, vars(value), cells)
             return self.content(kept, deeper) if value.__module__ in self._user_modules else None
         owner = value if isinstance(value, type) else type(value)
         if owner.__module__ in self._user_modules and hasattr(value, "__dict__"):

@@ -14,7 +14,7 @@ def plan_reference(model: ModelPlan) -> Iterator[Action]:
     """Plan the computation of golden inputs and outputs."""
     cases = model.exported.cases(model.exported.values)
     data = model.network.options["data"].values()
-    operators = NO_OPERATORS
+    operators, uncompared = NO_OPERATORS, model.spec["validate"]["uncompared"]
     if model.network.is_onnx:
         operators = model.operators.use()
         if functions := model.operators.graph_functions:
@@ -29,6 +29,7 @@ def plan_reference(model: ModelPlan) -> Iterator[Action]:
             **model.network.options,
             "cases": cases,
             **({"random": random} if (random := model.spec["export"]["random"]) else {}),
+            **({"uncompared": uncompared} if uncompared == "fail" else {}),
             **({"further": model.further} if model.further else {}),
         },
         outputs={

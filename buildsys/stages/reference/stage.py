@@ -27,6 +27,7 @@ from buildsys.onnx_graphs.tensors import (
     save_cases,
     save_tensors,
 )
+from buildsys.stages.common.golden_check import uncompared_case, uncompared_problem
 from buildsys.stages.operators.implementation import implementation_of
 from buildsys.stages.reference.further_cases import further_cases, input_elements, value_dims
 from buildsys.stages.reference.result import GoldenCase, GoldenTensor, ReferenceResult
@@ -132,11 +133,11 @@ def run(job: Job) -> StageResult:
             problem = error.problem
         if problem:
             case_text = format_case(further.name, further.dims)
-            warnings.append(f"case {case_text} is not compared: {problem}")
+            doubts.append(uncompared_case(further.name, case_text, problem))
         else:
             golden = original.case(inputs, outputs)
             cases[further.name] = _save_case(job, further.name, further.dims, golden)
-    for name, dims, golden in special_cases(job, original, special.keys(), warnings):
+    for name, dims, golden in special_cases(job, original, special.keys(), doubts):
         job.progress(f"case {name}")
         cases[name] = _save_case(job, name, dims, golden)
     if small := list(small_cases(job, original, special.keys())):
@@ -144,11 +145,14 @@ def run(job: Job) -> StageResult:
     figures = ReferenceResult(
         cases=cases, weights=original.weights, warnings=warnings, doubts=doubts
     )
+    uncompared = [doubt for doubt in doubts if doubt["kind"] == "uncompared"]
+    if problem := uncompared_problem(job, cases, uncompared):
+        return StageResult("failed", problem, "narrow dims, or the data of inputs", figures)
     return StageResult(figures=figures)
 
 
 def special_cases(
-    job: Job, original: Original, usual: Collection[tuple[str, str]], warnings: list[str]
+    job: Job, original: Original, usual: Collection[tuple[str, str]], doubts: list[Doubt]
 ) -> Iterator[tuple[str, Dims, Case]]:
     """Yield the cases with special values that the network answers with finite numbers.
 
@@ -185,7 +189,7 @@ def special_cases(
             continue
         if not is_narrow and original.is_rounding(feeds):
             case_text = format_case(name, dims)
-            warnings.append(f"case {case_text} is not compared: its outputs are mostly rounding")
+            doubts.append(uncompared_case(name, case_text, "its outputs are mostly rounding"))
         else:
             yield name, dims, original.case(feeds, outputs)
 

@@ -328,9 +328,12 @@ def test_cases_that_cannot_be_compared_are_left_out_with_the_reason(tmp_path: Pa
     assert infinite["warnings"] == []
     dims = {"length": {"min": 2, "opt": 8, "max": 64, "odd": 16}}
     refused = run(tmp_path / "b", "Halved", inputs=LENGTH, dims=dims).figures
-    assert any(
-        "(length " in line and "forward of Halved failed" in line for line in refused["warnings"]
-    )
+    texts = [doubt["text"] for doubt in refused["doubts"]]
+    assert any("(length " in text and "forward of Halved failed" in text for text in texts)
+    strict = {"uncompared": "fail"}
+    result = run(tmp_path / "c", "Halved", inputs=LENGTH, dims=dims, validate=strict)
+    assert result.status == "failed"
+    assert "is not compared: forward of Halved failed" in result.reason
 
 
 @pytest.mark.parametrize(
@@ -356,4 +359,5 @@ def test_size_and_extremes_are_compared_apart_if_the_network_refuses_one(
     figures = run(tmp_path, name, networks, **sections).figures
     assert set(figures["cases"]) == {"min", "opt", "max", "odd", *compared}
     reasons = [f"case {case} is not compared: " for case in left_out]
-    assert [w[: len(r)] for w, r in zip(figures["warnings"], reasons, strict=True)] == reasons
+    texts = [doubt["text"] for doubt in figures["doubts"]]
+    assert [w[: len(r)] for w, r in zip(texts, reasons, strict=True)] == reasons
