@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 NEWEST_TORCHSCRIPT_OPSET = 23  # the exporter raises from 24 on
-OLDEST_DYNAMO_OPSET = 18  # it writes no lower one, and converts only some graphs down
+OLDEST_DYNAMO_OPSET = 18  # it writes no lower one, and leaves it in graphs that it cannot convert
 
 
 def export_change(**options: Any) -> str:

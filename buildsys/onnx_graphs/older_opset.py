@@ -6,7 +6,7 @@ is valid in both. onnx.version_converter leaves new attributes in the file and c
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -33,18 +33,28 @@ _NEW_VALUES: Mapping[tuple[str, str, bytes], tuple[int, bytes]] = {
 }
 
 
-def lower_opset(model: ModelProto, opset: int, ir_version: int) -> None:
+def lower_opset(
+    model: ModelProto, opset: int, ir_version: int, changes: Sequence[str] = ()
+) -> None:
     """Rewrite a model for an older opset and IR version, in place.
 
-    Raises: StageError: a node uses what the older opset does not have.
+    Raises: StageError: a node uses what the older opset does not have; with ``changes`` to try.
     """
+    try:
+        _lower_model(model, opset)
+    except StageError as error:
+        error.changes = changes
+        raise
+    model.ir_version = min(model.ir_version, ir_version)
+
+
+def _lower_model(model: ModelProto, opset: int) -> None:
     for holder in (model, *model.functions):
         versions = [entry for entry in holder.opset_import if entry.domain in _ONNX]
         for entry in versions:
             body = holder.graph if isinstance(holder, ModelProto) else holder
             _lower_body(body, entry.version, opset, {})
             entry.version = min(entry.version, opset)
-    model.ir_version = min(model.ir_version, ir_version)
 
 
 def _lower_body(
@@ -109,7 +119,7 @@ def _value(attribute: AttributeProto) -> object:
 def _refusal(node: NodeProto, what: str, opset: int) -> StageError:
     name = node.name or node.output[0]
     return StageError(
-        f"the graph cannot be lowered to opset {opset}, the newest that the engine's library reads:"
-        f" {what} of {node.op_type} (node {name}) is newer",
-        "replace it in surgery, or build the engine with a newer library",
+        f"the graph cannot be lowered to opset {opset}: {what} of {node.op_type} (node {name}) is"
+        " newer",
+        "replace it in the network or in surgery, or use libraries that read newer opsets",
     )

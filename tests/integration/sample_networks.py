@@ -223,7 +223,7 @@ class Gated(nn.Module):
 
 
 class LayerNorm(nn.Module):
-    """Cannot be converted below opset 17, and by dynamo not below 18."""
+    """Its operator is not in opsets below 17."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from buildsys.errors import CheckFailed, StageError
+from buildsys.errors import CheckFailed
 from buildsys.manifest.exports import NEW_EXPORTS
 from buildsys.onnx_graphs.older_opset import lower_opset
 from buildsys.onnx_graphs.onnx_file import check_file, file_bytes, load_model, opsets, save_model
@@ -24,11 +24,7 @@ def run(job: Job) -> StageResult:
     source, target = job.inputs["model"], job.outputs["model"]
     model = load_model(source)
     before, limits = opsets(model)["ai.onnx"], limits_of(model)
-    try:
-        lower_opset(model, **job.options["lowered"])
-    except StageError as error:
-        error.changes = _OLDER_EXPORTS
-        raise
+    lower_opset(model, **job.options["lowered"], changes=_OLDER_EXPORTS)
     opset = opsets(model)["ai.onnx"]
     save_model(model, target)
     del model  # it may be large

@@ -25,9 +25,15 @@ from buildsys.backends.operator_support import (
     operator_versions,
 )
 from buildsys.errors import BuildsysError, StageError
-from buildsys.manifest.exports import NEWEST_TORCHSCRIPT_OPSET, OTHER_EXPORTS, export_change
+from buildsys.manifest.exports import (
+    NEWEST_TORCHSCRIPT_OPSET,
+    OLDEST_DYNAMO_OPSET,
+    OTHER_EXPORTS,
+    export_change,
+)
 from buildsys.models.program_nodes import captured_nodes
 from buildsys.models.user_code import describe_exception, install_hint, source_line
+from buildsys.onnx_graphs.older_opset import lower_opset
 from buildsys.onnx_graphs.onnx_file import (
     INLINE_LIMIT,
     ONE_MESSAGE_LIMIT,
@@ -51,6 +57,7 @@ _DYNAMO_OPTIONS = (
     "dump_exported_program",
 )  # fmt: skip
 _TIME_STAMP = re.compile(r"_\d{4}-\d{2}-\d{2}_\d{2}-\d{2}-\d{2}-\d+")
+_OLDEST_LOWERED = 13  # below, Softmax means something else
 _STRIPS_DOC_STRINGS = 5  # position among the arguments of torch._C.Graph._export_onnx
 _TRAINING_MODES = {"eval": "EVAL", "preserve": "PRESERVE", "train": "TRAINING"}
 _FUNCTIONS = "export_modules_as_functions"
@@ -185,9 +192,12 @@ def _export_dynamo(request: ExportRequest) -> onnx.ModelProto:
     """Export by torch.export.
 
     The exporter's reports are moved to the model's folder.
-    Raises: CheckFailed: the program is wrong at sizes within ``dims``.
+    Raises: CheckFailed: the program is wrong at sizes within ``dims``. StageError: an operator is
+    newer than the opset.
     """
     inputs, outputs = neutral_names(request)
+    opset = request.options["opset"]
+    is_lowered = _OLDEST_LOWERED <= opset < OLDEST_DYNAMO_OPSET
     with tempfile.TemporaryDirectory(dir=request.path.parent) as folder:
         file = Path(folder) / request.path.name
         with recorded_guards() as guards:
@@ -196,7 +206,7 @@ def _export_dynamo(request: ExportRequest) -> onnx.ModelProto:
                 request.arguments,
                 str(file),
                 dynamo=True,
-                opset_version=request.options["opset"],
+                opset_version=OLDEST_DYNAMO_OPSET if is_lowered else opset,
                 input_names=list(inputs),
                 output_names=list(outputs),
                 dynamic_shapes=request.dynamic_shapes(str),
@@ -210,7 +220,11 @@ def _export_dynamo(request: ExportRequest) -> onnx.ModelProto:
             check_guards(exported.exported_program, guards, request)
         for report in Path(folder).glob("onnx_export_*"):
             report.rename(request.path.parent / _TIME_STAMP.sub("", report.name))
-        return load_model(file)
+        model = load_model(file)
+    if is_lowered:
+        traced = export_change(exporter="torchscript", opset=opset)
+        lower_opset(model, opset, model.ir_version, (OTHER_EXPORTS[0], traced, *OTHER_EXPORTS[1:]))
+    return model
 
 
 class _Call(NamedTuple):

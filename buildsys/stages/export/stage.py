@@ -166,8 +166,6 @@ def _export_network(
     opset, written = options["export"]["opset"], opsets(model).get("ai.onnx", 0)
     if written != opset:
         problem = f"the {exporter} exporter wrote opset {written} instead of {opset}"
-        if exporter == "dynamo" and written > opset:
-            problem += ": it cannot convert this network down"
         same = export_change(exporter=exporter, opset=written)
         traced = export_change(exporter="torchscript", opset=opset)
         raise StageError(problem, "", (same, traced, *OTHER_EXPORTS))
