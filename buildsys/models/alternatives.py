@@ -7,7 +7,7 @@ recorded, and repeated with values as far away as rounding moves them.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -15,10 +15,13 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from buildsys.errors import StageError
+from buildsys.models.rounded_operations import OtherLastBits
 from buildsys.onnx_graphs.tensors import NATIVE_DTYPES, Array, Tensor
 
 _ROUNDING = 2e-5  # of the largest magnitude; the most of 96 float32 outputs was 1.7e-5
 _ROUNDINGS = 8  # steps of a 16-bit type
+_FACTOR = 4.0  # of another order of operations, compared with other last bits
+_MOST_NOISE = 1e-3  # of the largest magnitude
 _MOST = 1 << 20  # alternatives of an output
 _MOST_COMPARED = 1 << 28  # pairs of scores
 _FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
@@ -51,6 +54,11 @@ class _Step(NamedTuple):
     @property
     def name(self) -> str:
         return str(self.function.overloadpacket).removeprefix("aten.")
+
+    @property
+    def is_index(self) -> bool:
+        """Check for indices of maxima and the like."""
+        return _INDICES.get(self.name, (0, -1))[1] == self.number
 
     @property
     def is_of_scalars(self) -> bool:
@@ -89,13 +97,20 @@ class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
                 self._steps[id(tensor)] = tensor, step
         return result
 
-    def origin(self, output: torch.Tensor) -> list[_Step]:
-        """List the steps to ``output``, from the first."""
+    def origin(self, output: torch.Tensor) -> _Origin:
+        """Follow ``output`` back to a result that is not recorded."""
         steps: list[_Step] = []
         while id(output) in self._steps:
             steps.insert(0, self._steps[id(output)][1])
             output = steps[0].args[0]
-        return steps
+        return _Origin(output, steps)
+
+
+class _Origin(NamedTuple):
+    """A value, and the steps from it to an output."""
+
+    value: torch.Tensor
+    steps: Sequence[_Step]
 
 
 def find_alternatives(run: Callable[[], Tensors], outputs: Mapping[str, Tensor]) -> Alternatives:
@@ -108,53 +123,71 @@ def find_alternatives(run: Callable[[], Tensors], outputs: Mapping[str, Tensor])
         for name, tensor in outputs.items()
         if tensor.dtype in NATIVE_DTYPES and tensor.array.dtype.kind in "biu"
     }
-    recorder, alternatives = _Recorder(), Alternatives()
-    with torch.no_grad():
+    if not integers:
+        return {}
+    recorder, rounded, alternatives = _Recorder(), _Recorder(), Alternatives()
+    with torch.no_grad(), torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
         try:
             with recorder:
-                again = run() if integers else {}
+                again = run()
+            with OtherLastBits(), rounded:  # type: ignore[no-untyped-call]
+                moved = run()
         except StageError:  # some modules cannot be recorded
             return {}
         for name, array in integers.items():
             if np.array_equal(again[name].cpu().numpy(), array):
-                rows = _alternatives(recorder.origin(again[name]))
+                origin = recorder.origin(again[name])
+                rows = _alternatives(origin, rounded.origin(moved[name]).value)
                 if rows is not None and 0 < len(rows) <= _MOST:
                     alternatives[name] = rows
     return alternatives
 
 
-def _alternatives(steps: list[_Step]) -> Array | None:
-    for number in reversed(range(len(steps))):
-        step, others = steps[number], steps[number + 1 :]
-        if _INDICES.get(step.name, (0, -1))[1] == step.number:
-            names = {other.name for other in others} - {"_to_copy"}
-            views = [other for other in others if other.name in _VIEWS]
-            return _ties(step, views) if names <= _VIEWS else None
-    is_monotone = {step.name for step in steps} <= _VIEWS | _MONOTONE
-    return _roundings(steps) if steps and is_monotone else None
-
-
-def _roundings(steps: list[_Step]) -> Array | None:
-    """Repeat steps with smaller and larger values."""
-    value, results = steps[0].args[0], list[torch.Tensor]()
-    if not isinstance(value, torch.Tensor) or value.dtype not in _FLOATS:
+def _alternatives(origin: _Origin, moved: torch.Tensor) -> Array | None:
+    value, steps = origin
+    number = next((n for n, step in enumerate(steps) if step.is_index), len(steps))
+    names = {step.name for step in steps[:number]}
+    if not steps or not isinstance(value, torch.Tensor) or not names <= _VIEWS | _MONOTONE:
         return None
-    for change in (-1.0, 0.0, 1.0):
-        result = value + (change * _margin(value)).to(value.dtype)
-        for step in steps:
-            result = step.repeat(result)
-        results.append(result.reshape(-1).long())
-    least, most = torch.stack(results).aminmax(dim=0)
+    is_float, is_index = value.dtype in _FLOATS, number < len(steps)
+    if is_float:
+        least, most = _interval(value, _margin(value, moved), steps[:number])
+    elif is_index:
+        least = most = steps[number].args[0]
+    else:
+        return None
+    if is_index:
+        views = [step for step in steps[number + 1 :] if step.name != "_to_copy"]
+        are_views = all(step.name in _VIEWS for step in views)
+        return _ties(steps[number], views, least, most) if are_views else None
     undefined = value.isnan()  # no runtime defines an integer of NaN
     for step in steps:
         undefined = step.repeat(undefined) if step.name in _VIEWS else undefined
+    least, most = least.reshape(-1).long(), most.reshape(-1).long()
     least[undefined.reshape(-1)], most[undefined.reshape(-1)] = _ANY
     (places,) = torch.where(least < most)
     return np.asarray(torch.stack([places, least[places], most[places]], dim=1).cpu())
 
 
-def _ties(first: _Step, views: list[_Step]) -> Array | None:
-    """List the indices of nearly equal scores."""
+def _interval(
+    value: torch.Tensor, margin: torch.Tensor, steps: Sequence[_Step]
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Repeat steps with smaller and larger values; find the ends of their results."""
+    results = []
+    for change in (-1.0, 0.0, 1.0):
+        result = value + (change * margin).to(value.dtype)
+        for step in steps:
+            result = step.repeat(result)
+        results.append(result)
+    least, most = torch.stack(results).aminmax(dim=0)
+    return least, most
+
+
+def _ties(
+    first: _Step, views: Sequence[_Step], least: torch.Tensor, most: torch.Tensor
+) -> Array | None:
+    """List the indices of nearly equal scores between ``least`` and ``most``."""
     scores, indices, place = first.args[0], first.repeat(first.args[0]), _INDICES[first.name][0]
     default = None if first.name.startswith("arg") else -1
     axis = first.kwargs.get("dim", first.args[place] if len(first.args) > place else default)
@@ -166,32 +199,40 @@ def _ties(first: _Step, views: list[_Step]) -> Array | None:
         whole = tensor if tensor.ndim == scores.ndim else tensor.unsqueeze(axis)
         return whole.movedim(axis, -1).flatten(end_dim=-2)
 
-    values, margin = rows(scores), _margin(scores)
-    own = values.gather(-1, rows(indices))
-    if values.numel() * own.shape[1] > _MOST_COMPARED:
+    low, high, chosen = rows(least), rows(most), rows(indices)
+    if low.numel() * chosen.shape[1] > _MOST_COMPARED:
         return None
     numbers = torch.arange(indices.numel(), device=scores.device).reshape(indices.shape)
-    undefined = values.isnan().any(dim=1)
+    undefined = rows(scores).isnan().any(dim=1)
     ranges = []  # numbers of elements, with the least and largest index
-    for score, number in zip(own.unbind(1), rows(numbers).unbind(1), strict=True):
-        near = (values == score[:, None]) | ((values - score[:, None]).abs() <= margin)
+    for column, number in zip(chosen.unbind(1), rows(numbers).unbind(1), strict=True):
+        own_low, own_high = (side.gather(1, column[:, None]) for side in (low, high))
+        near = (low <= own_high) & (high >= own_low)
         row, index = torch.where(near & (near.sum(dim=1, keepdim=True) > 1))
         ranges.append(torch.stack([number[row], index, index]))
-        least, most = (torch.full_like(number[undefined], limit) for limit in _ANY)
-        ranges.append(torch.stack([number[undefined], least, most]))
+        any_index = [torch.full_like(number[undefined], end) for end in _ANY]
+        ranges.append(torch.stack([number[undefined], *any_index]))
     for view in views:
         numbers = view.repeat(numbers)
     places = torch.full((indices.numel(),), -1, device=scores.device)
     places[numbers.reshape(-1)] = torch.arange(numbers.numel(), device=scores.device)
-    number, least, most = torch.cat(ranges, dim=1)
-    ties = torch.stack([places[number], least, most], dim=1)
+    number, *ends = torch.cat(ranges, dim=1)
+    ties = torch.stack([places[number], *ends], dim=1)
     return np.asarray(ties[ties[:, 0] >= 0].cpu())
 
 
-def _margin(values: torch.Tensor) -> torch.Tensor:
-    """Compute how far rounding moves values; 0 for integers."""
-    finite = values[values.isfinite()].double()
-    if not values.is_floating_point() or not finite.numel():
-        return torch.zeros((), device=values.device)
-    share = max(_ROUNDING, _ROUNDINGS * torch.finfo(values.dtype).eps)
-    return share * finite.abs().max()
+def _margin(value: torch.Tensor, moved: torch.Tensor) -> torch.Tensor:
+    """Compute how far rounding moves a value.
+
+    ``moved`` is the value where all operations have other last bits.
+    """
+    finite = value[value.isfinite()].double()
+    if not finite.numel():
+        return torch.zeros((), device=value.device)
+    largest = finite.abs().max()
+    margin = max(_ROUNDING, _ROUNDINGS * torch.finfo(value.dtype).eps) * largest
+    if moved.shape == value.shape:
+        change = (moved.double() - value.double()).abs()
+        noise = _FACTOR * change[change.isfinite()].max() if change.isfinite().any() else margin
+        margin = torch.maximum(margin, torch.minimum(noise, _MOST_NOISE * largest))
+    return margin

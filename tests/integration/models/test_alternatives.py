@@ -39,7 +39,6 @@ def ties(*pairs: tuple[int, int]) -> list[list[int]]:
         (lambda x: torch.argmax(x), ties((0, 0), (0, 2))),
         (lambda x: (x * 2).round().argsort(-1, descending=True)[0, :2], ties(
             (0, 0), (0, 2), (1, 0), (1, 2))),
-        (lambda x: x.int().topk(2).indices[:1], ties((0, 0), (0, 2), (1, 0), (1, 2))),
     ],
 )  # fmt: skip
 def test_indices_of_equal_scores_may_swap(function: Function, expected: list[list[int]]) -> None:
@@ -60,6 +59,26 @@ def test_values_next_to_a_step_may_be_on_either_side(
     function: Function, expected: list[list[int]]
 ) -> None:
     assert alternatives(function, VALUES) == expected
+
+
+def test_integer_scores_are_exact() -> None:
+    function: Function = lambda x: x.topk(2).indices[:1]  # noqa: E731
+    assert alternatives(function, SCORES.int()) == ties((0, 0), (0, 2), (1, 0), (1, 2))
+
+
+def test_scores_may_be_on_either_side_of_a_step() -> None:
+    x = torch.tensor([[0.2, 1.4999999, 1.9]])
+    assert alternatives(lambda x: x.round().argmax(-1), x) == ties((0, 1), (0, 2))
+
+
+def test_numbers_that_rounding_moves_far_have_more_alternatives() -> None:
+    x = torch.linspace(0.0, 1.0, 1000)
+
+    def steps(offset: float) -> list[list[int]] | None:
+        large = torch.full((1,), offset)
+        return alternatives(lambda x: ((x + large - large) * 1e4).floor().int(), x)
+
+    assert len(steps(1000.0) or []) > 1.5 * len(steps(0.0) or [])
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
