@@ -6,7 +6,7 @@ import os
 import re
 import sys
 from argparse import ArgumentParser, Namespace
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, get_args
@@ -216,8 +216,8 @@ def write_manifest(
     replace_file(file, "\n".join(_lines(model, proposal)).encode())
     errors = check_manifests(project, [file])
     if not (of_file := [error for error in errors if error.file.name == file.name]):
-        if "onnx" not in proposal["source"] and (export := _tried_export(project, model)):
-            replace_file(file, "\n".join(_lines(model, proposal, export)).encode())
+        if "onnx" not in proposal["source"]:
+            _choose_export(project, model, proposal)
         print_lines([f"wrote {os.path.relpath(file)}"])
         return
     file.unlink()
@@ -238,7 +238,41 @@ def try_model(
     return {**figures, "source": {name: completed[name] for name in names}}
 
 
-def _tried_export(project: Project, model: str) -> str:
+def _choose_export(project: Project, model: str, proposal: Mapping[str, Any]) -> None:
+    """Write the first export that leads to a verified engine, with fixed sizes if none does."""
+    file = _manifest_file(project, model)
+    texts: list[str] = []
+    for variant in (proposal, *_with_fixed_sizes(proposal)):
+        replace_file(file, "\n".join(_lines(model, variant)).encode())
+        changes = NEW_EXPORTS if variant is proposal else NEW_EXPORTS[:2]
+        texts.append(_tried_export(project, model, changes))
+        if texts[-1].startswith("export"):
+            replace_file(file, "\n".join(_lines(model, variant, texts[-1])).encode())
+            return
+        if not texts[-1]:
+            break
+    replace_file(file, "\n".join(_lines(model, proposal, texts[0])).encode())
+
+
+def _with_fixed_sizes(proposal: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+    """Yield the interface with fixed sizes, at first of all axes but the batch."""
+    dims = proposal["dims"]
+    batches = {size for port in proposal["inputs"].values() for size in port["shape"][:1]}
+    for names in dict.fromkeys((tuple(name for name in dims if name not in batches), tuple(dims))):
+        sizes = {name: dims[name]["opt"] for name in names}
+        ports = {
+            kind: {
+                name: {**port, "shape": [sizes.get(size, size) for size in port["shape"]]}
+                for name, port in proposal[kind].items()
+            }
+            for kind in ("inputs", "outputs")
+        }
+        rest = {name: span for name, span in dims.items() if name not in sizes}
+        if sizes:
+            yield {**proposal, **ports, "dims": rest, "fixed_by_export": sizes}
+
+
+def _tried_export(project: Project, model: str, changes: Sequence[str]) -> str:
     """Write the first export that leads to a verified engine as YAML, "" without trials."""
     session = BuildSession.load(project.root, leave_out=True, remember=False)
     if not session.has_trials:
@@ -247,7 +281,7 @@ def _tried_export(project: Project, model: str) -> str:
 
     session.on_event = lambda _, event: show_progress(event)
     try:
-        ended = find_verified(session, model, NEW_EXPORTS, _TRIALS_LIMIT_S)
+        ended = find_verified(session, model, changes, _TRIALS_LIMIT_S)
     finally:
         show_progress({})
         session.close()
@@ -291,6 +325,8 @@ def _lines(model: str, proposal: Mapping[str, Any], export: str = "") -> Iterato
         yield from (f"  {_flow(name)}: {_flow(span)}" for name, span in proposal["dims"].items())
     for name, size in proposal["fixed"].items():
         yield f"# {name} is fixed to {size}: no other size ran"
+    for name, size in proposal.get("fixed_by_export", {}).items():
+        yield f"# {name} is fixed to {size}: no export of other sizes led to a verified engine"
     yield f"engines: {_ENGINES}"
     yield ""
 

@@ -15,7 +15,9 @@ Inputs = Mapping[str, Mapping[str, Any]]  # name -> shape, dtype, and further fi
 LENGTH, PAST_PREFIX = "length", "past_key_values."
 _BATCH, _DECODER_LENGTH, _PAST = "batch", "decoder_length", "past"
 _IMAGE_SIZES = (224, 32, 28, 64, 299, 512)
+_VIDEO_SIZES = ((16, 112), (16, 224), (4, 64))  # frames, height and width
 _AUDIO_SAMPLES = 16_000
+_BINS = ("num_mel_bins", "input_feat_per_channel", "feature_projection_input_dim")
 _TOKENS = 3  # tokens in the first call with a cache
 
 
@@ -91,9 +93,26 @@ def likely_inputs(
              for name, keyword in (keywords or {"input0": None}).items()}
             for shape, dtype in _first_shapes(made.module, image_size)
         ]  # fmt: skip
-    yield from map(Candidate, likely)
-    for inputs in likely:  # as one list, such as images of detectors
-        yield Candidate(inputs, {"args": [[*inputs]], "kwargs": {}})
+    first = str(parameters[by_position[0]].annotation) if by_position else ""
+    takes_list = "list[" in first.lower()  # such as images of detectors, without a batch axis
+    if takes_list:
+        single = [
+            {name: {**spec, "shape": spec["shape"][1:]} for name, spec in inputs.items()}
+            for inputs in likely
+        ]
+        likely = [
+            {name: _as_image(spec) for name, spec in inputs.items()}
+            for inputs in [*([] if described else single), *likely]
+        ]
+    lists = [Candidate(inputs, {"args": [[*inputs]], "kwargs": {}}) for inputs in likely]
+    tensors = [*map(Candidate, likely)]
+    yield from (*lists, *tensors) if takes_list else (*tensors, *lists)
+
+
+def _as_image(spec: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Draw the values of a single image from 0 to 1."""
+    is_image = len(spec["shape"]) == 3 and spec["shape"][0] in (1, 3) and "float" in spec["dtype"]
+    return {**spec, "data": {"random": "uniform", "low": 0, "high": 1}} if is_image else spec
 
 
 def _program_inputs(made: SourceModule) -> Inputs:
@@ -123,24 +142,28 @@ def _transformers_inputs(model: nn.Module) -> Iterator[Inputs]:
     size = getattr(image, "image_size", None) or _IMAGE_SIZES[0]
     sides = [size, size] if isinstance(size, int) else [*size][-2:]
     frames = 2 * getattr(config, "max_source_positions", 1500)
+    bins = next((value for name in _BINS if (value := getattr(config, name, None))), 80)
     usual: dict[str, Any] = {
         "input_ids": {"shape": [_BATCH, LENGTH], "dtype": "int64"},
         "attention_mask": {"shape": [_BATCH, LENGTH], "dtype": "int64", "data": {"constant": 1}},
         "pixel_values": {"shape": [_BATCH, getattr(image, "num_channels", 3), *sides]},
         "input_values": {"shape": [_BATCH, _AUDIO_SAMPLES]},
-        "input_features": {"shape": [_BATCH, getattr(config, "num_mel_bins", 80), frames]},
+        "input_features": {"shape": [_BATCH, bins, frames]},
         "decoder_input_ids": {"shape": [_BATCH, _DECODER_LENGTH], "dtype": "int64"},
     }
     main = getattr(model, "main_input_name", "input_ids")
     names = [main]
     names += ["attention_mask"] if main == "input_ids" else []
-    names += ["pixel_values"] if hasattr(config, "vision_config") else []
+    names += ["pixel_values"] if hasattr(image, "image_size") else []
     names += ["decoder_input_ids"] if getattr(config, "is_encoder_decoder", False) else []
     accepted = usual.keys() & inspect.signature(model.forward).parameters.keys()
     chosen = [name for name in dict.fromkeys(names) if name in accepted]
     for subset in (chosen, [name for name in chosen if name == main]):
         if subset:
             yield {name: {"dtype": "float32", **usual[name]} for name in subset}
+    if main in ("input_values", "input_features"):  # spectrograms, time first
+        usual[main] = {"shape": [_BATCH, getattr(config, "max_length", None) or LENGTH, bins]}
+        yield {name: {"dtype": "float32", **usual[name]} for name in chosen}
 
 
 def _past_inputs(model: nn.Module) -> dict[str, dict[str, Any]]:
@@ -182,6 +205,9 @@ def _first_shapes(
             case nn.Conv2d():
                 for size in _IMAGE_SIZES:
                     yield [_BATCH, layer.in_channels, size, size], "float32"
+            case nn.Conv3d():
+                for frames, size in _VIDEO_SIZES:
+                    yield [_BATCH, layer.in_channels, frames, size, size], "float32"
             case nn.Linear():
                 yield [_BATCH, layer.in_features], "float32"
                 yield [_BATCH, 16, layer.in_features], "float32"

@@ -251,6 +251,26 @@ def test_manifests_are_proposed_from_the_configuration(tmp_path: Path) -> None:
     assert ends == {"batch": (1, 8), "length": (8, 16)}  # of 16 positions
 
 
+@pytest.mark.parametrize(
+    ("fields", "inputs"),
+    [
+        ({"model_type": "vilt", "vocab_size": 20, "image_size": 32},
+         {"input_ids": ["batch", "length"], "attention_mask": ["batch", "length"],
+          "pixel_values": ["batch", 3, 32, 32]}),
+        ({"model_type": "audio-spectrogram-transformer", "max_length": 48, "num_mel_bins": 32},
+         {"input_values": ["batch", 48, 32]}),
+    ],
+)  # fmt: skip
+def test_images_and_spectrograms_are_proposed(
+    tmp_path: Path, fields: dict[str, Any], inputs: dict[str, Any]
+) -> None:
+    pytest.importorskip("transformers")
+    sizes = {"hidden_size": 8, "num_attention_heads": 2, "num_hidden_layers": 1}
+    (tmp_path / "config.json").write_text(json.dumps({**sizes, "intermediate_size": 8, **fields}))
+    proposed = propose(tmp_path, transformers="", checkpoint=None, config="config.json")["inputs"]
+    assert {name: port["shape"] for name, port in proposed.items()} == inputs
+
+
 def test_a_decoder_with_a_cache(tmp_path: Path) -> None:
     pytest.importorskip("transformers")
     sizes = {"vocab_size": 20, "hidden_size": 8, "num_attention_heads": 2, "num_hidden_layers": 1}

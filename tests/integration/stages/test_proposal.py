@@ -93,7 +93,26 @@ class Images(nn.Linear):
         if torch.is_tensor(images):
             raise TypeError("images is a list")
         return {"all": super().forward(torch.cat(images))}
+
+
+class Detector(nn.Conv2d):
+    def __init__(self):
+        super().__init__(3, 4, 1)
+
+    def forward(self, images: list[torch.Tensor]):
+        return [super(Detector, self).forward(image[None]) for image in images]
+
+
+class Clips(nn.Conv3d):
+    def __init__(self):
+        super().__init__(3, 4, 1)
+
+    def forward(self, clip):
+        return super().forward(clip).mean((2, 3, 4))
 """
+
+
+UNIFORM = {"random": "uniform", "low": 0, "high": 1}
 
 
 def propose(project: Path, inputs: Any = None, **source: Any) -> dict[str, Any]:
@@ -122,6 +141,9 @@ def propose(project: Path, inputs: Any = None, **source: Any) -> dict[str, Any]:
         ("Small", {"image": ["batch", 1, 28, 28]}, {"output0": ["batch", 3]}, {"batch": [1, 8]}),
         ("One", {"x": [1, 4]}, {"output0": [1, 4]}, {}),
         ("Rank", {"x": ["batch", 4]}, {"output0": ["batch", 4]}, {"batch": [2, 8]}),
+        ("Detector", {"images": [3, 224, 224]}, {"output0": [1, 4, 224, 224]}, {}),
+        ("Clips", {"clip": ["batch", 3, 16, 112, 112]}, {"output0": ["batch", 4]},
+         {"batch": [1, 8]}),
     ],
 )  # fmt: skip
 def test_inputs_follow_from_the_first_layer(
@@ -172,6 +194,9 @@ def shaped(**shapes: list[Any]) -> dict[str, Any]:
         ("Sum", shaped(a=["n", 4], b=[4, 3]), {"keyword": {}, "call": None}),
         ("Sum", shaped(left=["n", 4], right=[4, 3]), {"keyword": {}, "call": None}),
         ("Images", {}, {"call": {"args": [["images"]], "kwargs": {}}}),
+        ("Detector", shaped(images=[3, "h", 4]),
+         {"call": {"args": [["images"]], "kwargs": {}},
+          "inputs": {"images": {"shape": [3, "h", 4], "dtype": "float32", "data": UNIFORM}}}),
     ],
 )  # fmt: skip
 def test_the_way_in_which_forward_takes_its_inputs(

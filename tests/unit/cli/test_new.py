@@ -169,3 +169,32 @@ def test_a_folder_of_onnx_files(project: Path, capsys: pytest.CaptureFixture[str
     ]
     assert run(["new", "plugins"]) == 3
     assert "there are no ONNX files in plugins; name a folder" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("verified", "shapes", "dims", "fixed"),
+    [
+        ("h: 16", ["N", 3, 16], {"N"}, ["h"]),
+        ("N: 4", [4, 3, 16], set(), ["N", "h"]),
+        ("none", ["N", 3, "h"], {"N", "h"}, []),
+    ],
+)
+def test_sizes_are_fixed_if_no_export_takes_dynamic_ones(
+    project: Path, monkeypatch: pytest.MonkeyPatch, verified: str, shapes: Any, dims: set[str],
+    fixed: list[str],
+) -> None:  # fmt: skip
+    def try_exports(tried: Any, model: str, changes: Any) -> str:
+        text = (tried.configs / f"models/{model}.yaml").read_text()
+        sizes = {"none": "never", "h: 16": "[N, 3, 16]", "N: 4": "[4, 3, 16]"}[verified]
+        assert changes
+        return "export: {opset: 17}  # verified" if sizes in text else "# none leads to an engine"
+
+    monkeypatch.setattr(new, "_tried_export", try_exports)
+    assert run(["new", "first", "--from", "plugins/net.py:make"]) == 0
+    data = load_project(project).models["first"].data
+    assert data["inputs"]["x:0"]["shape"] == shapes
+    assert {*data.get("dims", {})} == dims
+    text = (project / "configs/models/first.yaml").read_text()
+    comments = [line for line in text.splitlines() if "no export of other sizes" in line]
+    assert [line.split()[1] for line in comments] == fixed
+    assert ("# none leads to an engine" in text) is (not fixed)
