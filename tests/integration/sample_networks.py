@@ -20,6 +20,12 @@ class Affine(nn.Module):
         return self.linear(x)
 
 
+class Shrunk(nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        options = {"mode": "bicubic", "antialias": True}
+        return nn.functional.interpolate(x, scale_factor=0.5, **options)
+
+
 class Small(nn.Sequential):
     """Conv, batch norm, ReLU, twice."""
 

@@ -19,6 +19,7 @@ from buildsys.onnx_graphs.onnx_file import port_of
 
 Declared = Mapping[str, Mapping[str, Any]]  # name -> {shape, dtype} of the manifest
 Size = int | str | None  # None is unknown
+_ONNX = ("", "ai.onnx")
 _SMALL = 1024  # elements; inference reads shapes from small constants
 
 
@@ -47,10 +48,13 @@ def settle_shapes(model: ModelProto, inputs: Declared, outputs: Declared, title:
     sizes = [size for port in ports for size in port_of(port)["shape"] or (None,)]
     names = {size for size in sizes if isinstance(size, str)}
     is_fixed = all(isinstance(size, int) for size in sizes)
+    # the types of others are inferred, and onnx takes a type without a shape for no elements
+    nodes = (node for node in model.graph.node if node.domain not in _ONNX)
+    custom = {name for node in nodes for name in node.output}
+    values = [value for value in model.graph.value_info if value.name in custom]
+    del model.graph.value_info[:]
+    model.graph.value_info.extend(_without_shapes(values))
     inferred = _inferred_shapes(model)
-    for value in model.graph.value_info:
-        if _has_shape(value):
-            value.type.tensor_type.ClearField("shape")
     for port in filter(_is_tensor, model.graph.output):
         written, declared = port_of(port)["shape"], (outputs.get(port.name) or {}).get("shape")
         shapes, by_onnx = [], inferred.get(port.name)
@@ -99,7 +103,7 @@ def _inferred_shapes(model: ModelProto) -> dict[str, Sequence[Size] | None]:
     graph.node.extend(model.graph.node)
     graph.input.extend(model.graph.input)
     graph.output.extend(_without_shapes(model.graph.output))
-    graph.value_info.extend(_without_shapes(model.graph.value_info))
+    graph.value_info.extend(model.graph.value_info)
     present = {port.name for port in graph.input}
     for tensor in model.graph.initializer:
         if prod(tensor.dims) <= _SMALL:

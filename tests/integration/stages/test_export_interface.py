@@ -53,6 +53,12 @@ def test_names_that_exporters_give_to_inner_tensors(
         np.testing.assert_allclose(actual[name].array, tensor.numpy(), rtol=1e-5)
 
 
+def test_a_resize_to_computed_sizes(tmp_path: Path) -> None:
+    spans = {"h": {"min": 4, "opt": 8, "max": 12}}
+    inputs = {"x": {"shape": [2, 3, "h", "h"]}}
+    export_network(tmp_path, "Shrunk", export=dynamo(), inputs=inputs, dims=spans)
+
+
 def test_a_dynamic_size_that_the_exporter_writes_as_a_number(tmp_path: Path) -> None:
     spans = {"batch": {"min": 1, "opt": 2, "max": 4}, "time": {"min": 1, "opt": 6, "max": 12}}
     figures = export_network(
