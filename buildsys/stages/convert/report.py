@@ -11,7 +11,9 @@ from buildsys.stages.convert.result import ConvertResult
 
 
 def key_figure(result: ConvertResult) -> str:
-    """Compare the sizes before and after."""
+    """Compare the sizes before and after, or the opsets."""
+    if before := result.get("opset_before"):
+        return f"opset {before} → {result['opset']}"
     return f"{q.size(result['bytes_before'])} → {q.size(result['bytes_after'])}"
 
 
