@@ -52,13 +52,14 @@ def describe_trials(
         or not trial.verify
     ]
     ended: dict[str, bool | None] = dict.fromkeys(trial.change for trial in trials)
-    if session.has_trials and failed.model not in session.tried_models:
+    runnable = [trial for trial in trials if trial.verify]
+    if runnable and session.has_trials and failed.model not in session.tried_models:
         session.tried_models.add(failed.model)
         here, target = session.executor.here, failed.target
         session.on_event(target, {"event": "trying", "problem": problem})
         # benchmarks wait meanwhile
         with here.locks.project(target, exclusive=False, on_wait=lambda _: None), here.slots:
-            ended |= _run(session, trials, folder, LIMIT_S, target)
+            ended |= _run(session, runnable, folder, LIMIT_S, target)
     return describe_ends(ended)
 
 
@@ -132,6 +133,7 @@ def _run(
 def _leads_to_engine(
     session: BuildSession, trial: _Trial, folder: Path, deadline: float
 ) -> bool | None:
+    """Build a trial, None if it cannot end; doubts of what it changes refuse it."""
     statuses: dict[str, str] = {}
     executor = session.executor.of_trial(trial.actions, folder)
     try:
