@@ -19,6 +19,7 @@ import onnx.shape_inference
 from buildsys.errors import CheckFailed, StageError
 from buildsys.manifest.exports import OTHER_EXPORTS, export_change
 from buildsys.models.sources.onnx import load_onnx
+from buildsys.onnx_graphs.node_order import sort_nodes
 from buildsys.onnx_graphs.onnx_file import (
     INLINE_LIMIT,
     file_facts,
@@ -79,6 +80,7 @@ def run(job: Job) -> StageResult:
                     " and outputs",
                     "build it from tensors in the graph, or return its elements one by one",
                 )
+        sort_nodes(model.graph)
         model, changes = import_module(_FILE_VERSIONS).fit_versions(model, file)
         warnings += changes
         settle_shapes(model, job.options["inputs"], job.options["outputs"], file)

@@ -168,6 +168,21 @@ def test_an_opset_that_cannot_be_lowered_is_an_error(
         given(tmp_path, model)
 
 
+def test_unsorted_nodes_are_sorted(tmp_path: Path) -> None:
+    model = parse("""(float[n,4] x, bool c) => (float[n,4] y) {
+        y = If (c) < then_branch = t () => (float[n,4] p) { p = Neg (o) o = Relu (b) },
+                     else_branch = e () => (float[n,4] q) { q = Abs (x) } >
+        b = Neg (a)
+        a = Relu (x) }""")
+    inputs = {"x": {"shape": ["batch", 4]}, "c": {"shape": [], "dtype": "bool"}}
+    assert given(tmp_path, model, inputs).status == "passed"
+    written = onnx.load(tmp_path / "build/m/export/model.onnx").graph
+    assert [node.op_type for node in written.node] == ["Relu", "Neg", "If"]
+    model.graph.node[2].input[0] = "b"  # a cycle
+    with pytest.raises(StageError, match="topologically sorted"):
+        given(tmp_path, model, inputs)
+
+
 @pytest.mark.parametrize(
     "text",
     [
