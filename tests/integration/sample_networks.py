@@ -260,6 +260,11 @@ class Undefined(nn.Module):
         return x * self.scale.sum() * torch.sqrt(-1 - x.abs())
 
 
+class Bits(nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x.int() & 3
+
+
 class Ranked(nn.Module):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return x.round().topk(3).indices

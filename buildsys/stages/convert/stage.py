@@ -112,16 +112,13 @@ def _explain(job: Job, case: Case, figures: Figures) -> tuple[str, str, list[str
         return f"the {precision} graph overflows: {where}, and ", remedy, []
     if not added:
         return "", "", []
-    layers = ", ".join(
-        f"{loss.result.node} ({percent(loss.before)} → {percent(loss.error)} error)"
-        for loss in added
-    )
+    first = f"{percent(added[0].before)} → {percent(added[0].error)} error"
     section, options = "convert", job.options
     if not is_typed:
         section, options = "quantize", job.options["quantize"]
     names = [*options.get("exclude", ()), *(loss.result.node for loss in added)]
     change = f"{section}: {{exclude: {json.dumps(names)}}}"
-    return "", f"the largest errors arise at {layers}", [change]
+    return "", f"the largest error arises at {added[0].result.node} ({first})", [change]
 
 
 def _converter(options: Mapping[str, Any]) -> str:

@@ -266,7 +266,8 @@ def _export_failure(error: Exception, exporter: str, opset: int, project: Path) 
                 f"the {exporter} exporter needs the package {cause.name}", install_hint(cause)
             )
     problem = f"the {exporter} exporter failed at opset {opset}: "
-    problem += describe_exception(causes[-1], project)
+    # what follows is a dump of the traced graph
+    problem += describe_exception(causes[-1], project).partition(" [Caused by ")[0].rstrip()
     if call and call.line and call.line not in problem:
         problem += f", on a node of {call.line}"
     changes: Sequence[str] = OTHER_EXPORTS

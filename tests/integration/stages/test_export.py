@@ -279,6 +279,8 @@ def test_an_export_of_dynamo_is_lowered_to_the_requested_opset(tmp_path: Path) -
          ' "plugins/symbolics/linalg_eigh.py:linalg_eigh"}]'),
         ("Affine", {"opset": 99},
          "the torchscript exporter failed at opset 99: RuntimeError: Unsupported"),
+        ("Bits", {}, "bitwise AND for non-boolean input values, on a node of"
+         f" {line_of('x.int() & 3')}"),
     ],
 )  # fmt: skip
 def test_untranslated_operators(tmp_path: Path, name: str, options: Any, message: str) -> None:

@@ -107,7 +107,7 @@ def test_a_wrong_quantization_fails_with_the_layer_that_loses_most(tmp_path: Pat
     assert "y differs in case min of the int8 graph" in result.reason
     assert "cosine 0." in result.reason
     assert "; set quantize.per_channel: true; " in result.hint
-    assert "; the largest errors arise at /second (" in result.hint
+    assert "; the largest error arises at /second (" in result.hint
     assert 'quantize: {exclude: ["/second"' in result.changes[0]
     assert (chain.build / "m/convert/int8/failed/int8-min.npz").is_file()
 
