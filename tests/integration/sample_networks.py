@@ -368,17 +368,22 @@ class Sampled(nn.Module):
 
 
 class Branches(nn.Module):
-    """Branches on sizes; ``special`` and ``period`` are sizes, None for no branch."""
+    """Branches on sizes, None for no branch; ``power`` is the largest usual power of 2."""
 
-    def __init__(self, special: int | None = None, period: int | None = None) -> None:
+    def __init__(
+        self, special: int | None = None, period: int | None = None, power: int | None = None
+    ) -> None:
         super().__init__()
-        self.special, self.period = special, period
+        self.special, self.period, self.power = special, period, power
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         if self.special is not None and x.shape[1] == self.special:  # the special size
             return x + 1
         if self.period is not None and x.shape[1] % self.period == 0:  # every period
             return x * 2
+        n = x.shape[1]
+        if self.power is not None and n & (n - 1) == 0 and n > self.power:  # a power of 2
+            return x * 3
         return x - 1
 
 

@@ -17,6 +17,8 @@ from gpu_marks import DRIVER, TENSORRT_ON_GPU
 from model_project import gpu_project
 from project_folder import ProjectFolder
 
+from buildsys.manifest.value_ranges import VALUE_CASES
+
 pytestmark = [*TENSORRT_ON_GPU, pytest.mark.timeout(600)]
 NETWORKS = '''\
 import torch
@@ -91,7 +93,7 @@ def test_every_profile_is_verified_at_its_own_sizes(project: ProjectFolder) -> N
     ran = project.doit("verify:m:trt")
     assert ran.code == 0, ran.out
     found = result(project, "m/verify/trt.json")
-    further = ("seed-", "extremes-", "drawn-")  # values and sizes drawn for the sizes of a case
+    further = ("seed-", "drawn-", *VALUE_CASES)
     assert [
         {case for case in entry["cases"] if not case.startswith(further)}
         for entry in found["profiles"]

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
+import onnx
 import pytest
 from onnx import TensorProto, helper
-from small_graphs import conv_bn, make_model
+from small_graphs import conv_bn, make_model, parse
 from surgery_jobs import Surgery, agree, hook
 
+from buildsys.errors import CheckFailed
 from buildsys.onnx_graphs.onnx_file import ports
 
 HOOK = "plugins/hooks/hook.py:change"
@@ -278,3 +281,77 @@ def test_a_hook_fixes_a_dimension(tmp_path: Path) -> None:
     assert surgery.run().status == "passed"
     assert ports(surgery.graph)[0][0]["shape"] == [2, 3, 8, 8]
     assert [*surgery.job.options["cases"]] == ["opt"]
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "inputs", "case"),
+    [
+        ("Relu(x)", "Clip(x, zero, many)", "float", "large"),
+        ("Softplus(x)", "f", "float", "large"),
+        ("Div(x, many)", "Div(x, more)", "float", ""),
+        ("Mul(x, many)", "g", "int64", "wide-integers"),
+        ("Gather(table, x)", "h", "int64", "last-rows"),
+    ],
+)
+def test_special_values_show_what_a_hook_changes(
+    tmp_path: Path, before: str, after: str, inputs: str, case: str
+) -> None:
+    bodies = {
+        "f": "e = Exp(x) p = Add(e, one) y = Log(p)",
+        "g": "a = Cast<to = 6>(x) b = Cast<to = 7>(a) y = Mul(b, many)",
+        "h": "m = Min(x, most) y = Gather(table, m)",
+    }
+    many: Any = np.int64(3) if inputs == "int64" else np.float32(40)
+    values = {
+        "many": many, "more": many, "zero": np.float32(0), "one": np.float32(1),
+        "table": np.arange(800, dtype=np.float32), "most": np.int64(700),
+    }  # fmt: skip
+    used = {
+        text: {name: np.asarray(value) for name, value in values.items() if name in text}
+        for text in (f"y = {before}", bodies.get(after, f"y = {after}"))
+    }
+    output = "float" if "Gather" in before else inputs
+    models = [
+        parse(f"({inputs}[batch, 6] x) => ({output}[batch, 6] y) {{ {text} }}", constants, 18)
+        for text, constants in used.items()
+    ]
+    onnx.save(models[1], tmp_path / "after.onnx")
+    hook(
+        tmp_path,
+        f"""\
+        import onnx
+
+        def change(model):
+            return onnx.load({str(tmp_path / "after.onnx")!r})
+        """,
+    )
+    x = {"x": {"shape": ["batch", 6], "dtype": "float32" if inputs == "float" else inputs}}
+    surgery = Surgery(tmp_path, models[0], [{"function": HOOK}], inputs=x)
+    if not case:
+        assert surgery.run().status == "passed"
+        return
+    with pytest.raises(CheckFailed) as error:
+        surgery.run()
+    assert f"it changed y in case {case}: " in error.value.problem
+    assert "inputs.NAME.data" in error.value.hint
+
+
+def test_special_values_of_surgery_stay_in_the_range_of_data(tmp_path: Path) -> None:
+    hook(
+        tmp_path,
+        """\
+        from onnx import helper, numpy_helper
+        import numpy as np
+
+        def change(model):
+            model.graph.node[0].CopyFrom(helper.make_node("Clip", ["z", "low", "high"], ["y"]))
+            for name, value in (("low", -9), ("high", 9)):
+                model.graph.initializer.append(numpy_helper.from_array(np.float32(value), name))
+            return model
+        """,
+    )
+    model = parse("(float[batch, 6] x) => (float[batch, 6] y) { y = Identity(x) }", {}, 18)
+    data = {"random": "uniform", "low": -8, "high": 8}
+    x = {"x": {"shape": ["batch", 6], "data": data}}
+    steps = [{"rename": {"x": "z"}}, {"function": HOOK}]
+    assert Surgery(tmp_path, model, steps, inputs=x).run().status == "passed"
