@@ -140,7 +140,7 @@ def run(job: Job) -> StageResult:
     for name, dims, golden in special_cases(job, original, special.keys(), doubts):
         job.progress(f"case {name}")
         cases[name] = _save_case(job, name, dims, golden)
-    if small := list(small_cases(job, original, special.keys())):
+    if small := small_cases(job, original, special.keys()):
         save_cases(job.outputs["sizes"], small)
     figures = ReferenceResult(
         cases=cases, weights=original.weights, warnings=warnings, doubts=doubts
@@ -194,29 +194,29 @@ def special_cases(
             yield name, dims, original.case(feeds, outputs)
 
 
-def small_cases(job: Job, original: Original, usual: Collection[tuple[str, str]]) -> Iterator[Case]:
-    """Yield cases at all sizes of small inputs, within a fixed budget of elements and time."""
+def small_cases(job: Job, original: Original, usual: Collection[tuple[str, str]]) -> list[Case]:
+    """Compute cases at all sizes of small inputs, within a fixed budget of elements and time."""
     further, module = job.options.get("further", {}), original.module
     if module is None or not further.get("sizes"):
-        return
+        return []
+    from buildsys.models.torch_model import one_thread
+
     weights = sum(parameter.numel() for parameter in module.parameters())
     layers, seed = sum(1 for _ in module.modules()), job.options["source"]["seed"]
 
     def cost(dims: Dims) -> int:
-        elements = input_elements(job, dims)
-        return max(elements * weights, elements * (_MOST_PRODUCTS // _MOST_ELEMENTS))
+        return input_elements(job, dims) * max(weights, _MOST_PRODUCTS // _MOST_ELEMENTS)
 
     sizes = all_sizes(further["spans"], job.options["cases"].values(), seed)
-    first: Case | None = None
-    most = min(_MOST_SIZES, _MOST_LAYERS // layers)
-    for dims in within_budget(sizes, cost, _MOST_PRODUCTS, most):
-        with suppress(StageError):  # the original refuses what the manifest allows
-            inputs = golden_inputs(job, dims, {"case": "min", "seed": seed})
-            outputs = original.call(inputs, dims)
-            case = original.case(inputs, outputs)
-            first = first or case
-            if not not_finite(outputs).keys() - usual and _kinds(case) == _kinds(first):
-                yield case
+    most, cases = min(_MOST_SIZES, _MOST_LAYERS // layers), list[Case]()
+    with one_thread():
+        for dims in within_budget(sizes, cost, _MOST_PRODUCTS, most):
+            with suppress(StageError):  # the original refuses what the manifest allows
+                inputs = golden_inputs(job, dims, {"case": "min", "seed": seed})
+                outputs = original.call(inputs, dims)
+                if not not_finite(outputs).keys() - usual:
+                    cases.append(original.case(inputs, outputs))
+    return [case for case in cases if _kinds(case) == _kinds(cases[0])]
 
 
 def _kinds(case: Case) -> object:
