@@ -22,7 +22,7 @@ from buildsys.system.files import in_library
 
 _DEEPEST = 8  # levels of containers and objects
 _INTERNAL = frozenset(vars(nn.Module()))  # attributes that torch manages
-_SUMMED = (torch.float16, torch.bfloat16, torch.float32, torch.float64)  # fast for large weights
+_SUMMED = (torch.float16, torch.bfloat16, torch.float32)  # fast for large weights
 _PLAIN = (str, bytes, int, float, complex, type(None), itertools.count)
 State = Mapping[tuple[str, str], Any]  # name, place in the source -> its content
 
@@ -72,7 +72,7 @@ def _tensor_content(tensor: torch.Tensor) -> Any:
     if tensor.layout != torch.strided or tensor.is_quantized or tensor.device.type == "meta":
         return kind
     if isinstance(tensor, nn.Parameter) and tensor.dtype in _SUMMED:
-        return id(tensor), repr(float(tensor.detach().sum(dtype=torch.float64)))
+        return id(tensor), repr(float(tensor.detach().sum(dtype=torch.float32)))
     plain = tensor.detach().cpu().contiguous().reshape(-1)
     return kind, crc32(plain.view(torch.uint8).numpy().data)
 

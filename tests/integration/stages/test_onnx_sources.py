@@ -61,6 +61,15 @@ def test_a_ready_file_that_is_not_as_declared(
     assert message in str(error.value)
 
 
+def test_a_ready_file_with_a_rare_dropout_is_refused_unless_allowed(tmp_path: Path) -> None:
+    rare = {"ratio": np.array(1e-6, np.float32), "training": np.array(True)}
+    text = "(float[batch,3,8,8] x) => (float[batch,3,8,8] y) { y = Dropout (x, ratio, training) }"
+    with pytest.raises(StageError, match=r"in training mode: Dropout \(y\)"):
+        given(tmp_path, parse(text, rare))
+    allowed = {"random": ["Dropout"]}
+    assert given(tmp_path, parse(text, rare), export=allowed).status == "passed"
+
+
 def test_a_file_without_shapes_gets_the_declared_or_inferred_ones(tmp_path: Path) -> None:
     model = conv_bn(opset=15)
     for port in (*model.graph.input, *model.graph.output):
