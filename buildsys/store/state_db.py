@@ -182,7 +182,8 @@ class StateDb:
         except (sqlite3.DatabaseError, OSError) as error:
             self.close()
             hint = "" if isinstance(error, sqlite3.NotSupportedError) else self._schema.remedy
-            problem = f"cannot use {self._schema.subject} {self.path}: {error}"
+            cause = getattr(error, "strerror", None) or error
+            problem = f"cannot use {self._schema.subject} {self.path}: {cause}"
             raise StageError(problem, hint) from error
 
     def _open(self) -> sqlite3.Connection:
