@@ -5,14 +5,17 @@ from __future__ import annotations
 import os
 import signal
 import sys
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from types import FrameType
 from typing import TypeVar
 
-INTERRUPTED = 130  # exit code
+INTERRUPTED, TERMINATED = 130, 143  # exit codes
 _PROGRAMS = ("buildsys", "doit")
 _SWALLOWING = ("<frozen importlib", "/pydantic/")  # imports, and models that are made
 _Function = TypeVar("_Function", bound=Callable[..., int])
+_endings: list[Callable[[int], None]] = []
 _catching: list[object] = []  # code of the functions that handle KeyboardInterrupt
 
 
@@ -24,6 +27,21 @@ def end_at_interrupt() -> None:
     names = sys.argv[0].removesuffix("/__main__.py").rpartition("/")[2]
     if names in _PROGRAMS and signal.getsignal(signal.SIGINT) is signal.default_int_handler:
         signal.signal(signal.SIGINT, _interrupt)
+
+
+@contextmanager
+def ending(end: Callable[[int], None]) -> Iterator[None]:
+    """Call ``end`` with the exit code before a signal ends this process."""
+    earlier = signal.getsignal(signal.SIGTERM)
+    if threading.current_thread() is threading.main_thread() and earlier is signal.SIG_DFL:
+        signal.signal(signal.SIGTERM, _interrupt)
+    _endings.append(end)
+    try:
+        yield
+    finally:
+        _endings.remove(end)
+        if signal.getsignal(signal.SIGTERM) is _interrupt:
+            signal.signal(signal.SIGTERM, signal.SIG_DFL)
 
 
 def raise_below(function: _Function) -> _Function:
@@ -39,6 +57,10 @@ def _interrupt(number: int, frame: FrameType | None) -> None:
             break
         is_caught |= frame.f_code in _catching
         frame = frame.f_back
-    if frame is None and is_caught:
+    if frame is None and is_caught and number == signal.SIGINT:
         signal.default_int_handler(number, frame)
-    os._exit(INTERRUPTED)
+    code = INTERRUPTED if number == signal.SIGINT else TERMINATED
+    for end in _endings:
+        with suppress(Exception):  # it ends in any case
+            end(code)
+    os._exit(code)

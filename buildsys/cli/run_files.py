@@ -15,10 +15,10 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from buildsys.cli.command import TERMINATED, shown_path
+from buildsys.cli.command import shown_path
 from buildsys.cli.console.progress import ConsoleLine
 from buildsys.cli.console.rows import Row, print_rows
-from buildsys.cli.interrupts import INTERRUPTED
+from buildsys.cli.interrupts import INTERRUPTED, TERMINATED, ending
 from buildsys.cli.session import BuildSession
 from buildsys.errors import BuildsysError, StageError, UsageError
 from buildsys.execution.run_records import why_stopped
@@ -73,14 +73,19 @@ class RunFiles:
             self._write_unfinished(started, ends.RUNNING, killed, None)
         except StageError as error:
             raise UsageError(error.problem, "name another file, or correct its folder") from None
+
+        def end(code: int) -> None:
+            problem = "interrupted before the first target"
+            self._write_unfinished(started, ends.INTERRUPTED, problem, code)
+
         try:
-            yield
+            with ending(end):
+                yield
         except BuildsysError as error:
             self._write_unfinished(started, ends.REFUSED, str(error), error.exit_code)
             raise
         except KeyboardInterrupt:
-            problem = "interrupted before the first target"
-            self._write_unfinished(started, ends.INTERRUPTED, problem, INTERRUPTED)
+            end(INTERRUPTED)
             raise
 
     def _write_unfinished(self, started: str, status: str, error: str, code: int | None) -> None:

@@ -12,7 +12,7 @@ from buildsys.errors import StageError
 from buildsys.plan.action import NO_NEEDS, Action, Needs
 from buildsys.report.result_files import adapter
 from buildsys.report.run_results import TargetResult
-from buildsys.store.ledger import HistoryEntry, OutputFile
+from buildsys.store.ledger import MAX_SECONDS, HistoryEntry, OutputFile
 
 QUEUED, RUNNING, ENDED = "queued", "running", "ended"
 
@@ -62,6 +62,8 @@ def read_summary(content: bytes, job: str) -> JobSummary:
     """Read a summary. A damaged one, or of another version, is a job that could not build."""
     try:
         summary: JobSummary = adapter(JobSummary).validate_json(content)
+        if not (0 <= summary.exit_code < 256 and 0 <= summary.seconds < MAX_SECONDS):
+            raise ValueError("impossible numbers")
     except ValueError:
         problem = f"the summary of the job {job} cannot be read; use one version of buildsys"
         summary = JobSummary(StageError.exit_code, error=problem)

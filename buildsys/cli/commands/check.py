@@ -15,13 +15,13 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from buildsys.cli.command import (
-    TERMINATED,
     add_json,
     add_names,
     positive_integer,
     print_answer,
 )
 from buildsys.cli.console.rows import format_table
+from buildsys.cli.interrupts import TERMINATED
 from buildsys.cli.session import BuildSession
 from buildsys.cli.worker_pool import run_stage
 from buildsys.errors import StageError, UsageError

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, TextIO
 
 from doit.reporter import ConsoleReporter
 
-from buildsys.cli.command import TERMINATED, shown_path
+from buildsys.cli.command import shown_path
 from buildsys.cli.console.progress import (
     ConsoleLine,
     Display,
@@ -27,7 +27,7 @@ from buildsys.cli.console.progress import (
     up_to_date_lines,
 )
 from buildsys.cli.console.streams import guarded
-from buildsys.cli.interrupts import INTERRUPTED
+from buildsys.cli.interrupts import INTERRUPTED, TERMINATED
 from buildsys.cli.session import BuildSession
 from buildsys.errors import with_hint
 from buildsys.system.printable import printable

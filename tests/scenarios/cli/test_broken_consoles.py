@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import subprocess
+import sys
 from collections.abc import Iterator
 
 import pytest
@@ -14,6 +15,19 @@ model: tiny
 commands:
   - {name: a, run: "sh -c 'echo good > o'", outputs: {o: o}}
   - {name: b, run: "sh -c 'echo good > o'", outputs: {o: o}}
+"""
+ENDED_AT = """\
+import os, signal, sys
+
+class End:
+    def find_spec(self, name, path, target=None):
+        if name == "pydantic":
+            os.kill(os.getpid(), signal.NUMBER)
+
+sys.meta_path.insert(0, End())
+sys.argv[:] = ["buildsys", "nightly"]
+from buildsys.cli.main import main
+main()
 """
 STREAMS = {
     "full": "> /dev/full",
@@ -66,3 +80,18 @@ def test_a_lost_answer_is_an_error(project: ReadyProject) -> None:
         ("2>&-", 0, ""),
     ):
         assert shell(project, f"python -m buildsys list {streams}") == (code, error)
+
+
+@pytest.mark.parametrize(("number", "code"), [("SIGINT", 130), ("SIGTERM", 143)])
+def test_a_nightly_run_that_ends_while_it_loads_says_so(
+    project: ReadyProject, number: str, code: int
+) -> None:
+    with (project.root / "configs/models/tiny.yaml").open("a") as manifest:
+        manifest.write("# changed\n")  # else it is in a cache, and read without pydantic
+    ran = subprocess.run(
+        [sys.executable, "-c", ENDED_AT.replace("NUMBER", number)],
+        cwd=project.root, env=project.environment, capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert (ran.returncode, ran.stderr) == (code, "")
+    document = json.loads((project.root / "build/nightly/nightly.json").read_text())
+    assert (document["status"], document["exit_code"]) == ("interrupted", code)

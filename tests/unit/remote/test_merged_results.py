@@ -116,3 +116,5 @@ def test_a_summary_is_read_back_and_a_damaged_one_is_an_error() -> None:
     damaged = read_summary(content[:-9], "first")
     assert (damaged.exit_code, damaged.targets) == (2, ())
     assert "the summary of the job first cannot be read" in damaged.error
+    for impossible in (b'{"exit_code": 9999}', b'{"exit_code": 0, "seconds": NaN}', b"[" * 10**5):
+        assert read_summary(impossible, "first") == damaged
