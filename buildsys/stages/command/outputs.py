@@ -160,7 +160,8 @@ def read_figures(work: HeldFolder, job: Job) -> dict[str, ReportedFigure]:
         problem = "there is none"
     except ValidationError as error:
         first = error.errors()[0]
-        problem = f"{'.'.join(map(str, first['loc']))}: {first['msg']}"
+        place = ".".join(map(str, first["loc"]))
+        problem = f"{place}: {first['msg']}" if place else first["msg"]
     except FileNotFoundError:
         problem = "it did not write {figures}"
     except (OSError, ValueError) as error:
