@@ -288,17 +288,19 @@ def _export_failure(error: Exception, exporter: str, opset: int, project: Path) 
 
 def checker_failure(error: Exception, exporter: str) -> StageError:
     """Turn a rejection by onnx.checker into a readable error."""
-    match = _NOT_IN_OPSET.search(str(error))
+    match, is_given = _NOT_IN_OPSET.search(str(error)), exporter == "none"
+    file = "the file" if is_given else f"the file of {exporter}"
     if not match:
-        problem = f"onnx.checker rejects the file ({exporter}): {first_line(error)}"
+        problem = f"onnx.checker rejects {file}: {first_line(error)}"
         hint = "correct the functions of ops if it names one"
-        hint += ", or repair the file" if exporter == "none" else ""
+        if is_given:
+            return StageError(problem, f"{hint}, or repair the file")
         return StageError(problem, hint, OTHER_EXPORTS)
     operator, opset = match["op"], int(match["opset"])
-    problem = f"opset {opset} does not have the operator {operator} used in the file ({exporter})"
+    problem = f"opset {opset} does not have the operator {operator} used in {file}"
     versions = operator_versions().get(("", operator), ())
     first = min((version for version in versions if version > opset), default=None)
-    if exporter == "none":
+    if is_given:
         return StageError(problem, f"save it with opset {first} or higher" if first else "")
     needs_dynamo = (first or 0) > NEWEST_TORCHSCRIPT_OPSET
     least = export_change(exporter="dynamo" if needs_dynamo else exporter, opset=first)

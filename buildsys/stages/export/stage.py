@@ -73,11 +73,11 @@ def run(job: Job) -> StageResult:
                 "name an ONNX model that has outputs",
             )
         for port in (*model.graph.input, *model.graph.output):
-            if not port.type.HasField("tensor_type"):
-                kind = str(port.type.WhichOneof("value")).removesuffix("_type")
+            kind = port.type.WhichOneof("value") or "tensor_type"  # the checker requires a type
+            if kind != "tensor_type":
                 raise StageError(
-                    f"{port.name} of {file} is of the kind {kind}, and only tensors can be inputs"
-                    " and outputs",
+                    f"{port.name} of {file} is of the kind {kind.removesuffix('_type')}, and only"
+                    " tensors can be inputs and outputs",
                     "build it from tensors in the graph, or return its elements one by one",
                 )
         sort_nodes(model.graph)

@@ -292,7 +292,7 @@ def test_an_operator_outside_the_opset_names_the_first_opset_with_it(tmp_path: P
     inputs = {"x": {"shape": ["batch", 3, 5, 5]}, "offset": {"shape": ["batch", 18, 3, 3]}}
     error = error_of(tmp_path, "Deformed", inputs=inputs, export=dynamo(18))
     assert (error.problem, error.changes) == (
-        "opset 18 does not have the operator DeformConv used in the file (dynamo)",
+        "opset 18 does not have the operator DeformConv used in the file of dynamo",
         ("export: {exporter: dynamo, opset: 19}", *OTHER_EXPORTS),
     )
 

@@ -215,7 +215,7 @@ def test_sequences_are_no_inputs_or_outputs(tmp_path: Path, text: str) -> None:
 def test_a_ready_file_that_the_checker_rejects(tmp_path: Path) -> None:
     node = helper.make_node("Gelu", ["x"], ["y"])
     port = (TensorProto.FLOAT, ["batch", 3, 8, 8])
-    with pytest.raises(StageError, match="opset 17 does not have the operator Gelu used"):
+    with pytest.raises(StageError, match="does not have the operator Gelu used in the file;"):
         given(tmp_path, make_model([node], {"x": port}, {"y": port}))
 
 
