@@ -114,7 +114,7 @@ def _assemble(
         model=model,
         description=str(manifest.get("description") or ""),
         source=_source_text(manifest.get("source") or {}),
-        verdict=_verdict(results, broken, f", {summary}" if summary else ""),
+        verdict=_verdict(results, broken, summary),
         summary=_target_lines(model, results, own_status),
         checks=checks,
         engines=engines,
@@ -158,6 +158,7 @@ def _verdict(
 
     The report itself counts as a target, as it does in the console. ``doubts`` go to the front.
     """
+    prefix = f", {doubts}" if doubts else ""
     targets: dict[str, list[str]] = {}
     for result in results:
         targets.setdefault(result.status, []).append(result.target)
@@ -171,15 +172,14 @@ def _verdict(
         return BuildVerdict("partial", "PARTIAL: there are no results to report")
     total, passed = len(results) + 1, len(targets.pop(PASSED, ())) + 1
     if not targets:
-        return BuildVerdict("passed", f"PASSED{doubts}: all {total} targets passed")
+        return BuildVerdict("passed", f"PASSED{prefix}: all {total} targets passed", doubts)
     words = {ABSENT: "did not run", STALE: "did not run"}
     named = [
         f"{len(names)} {words.get(status, status)}: {first_names(names, _MOST_NAMES)}"
         for status, names in targets.items()
     ]
-    return BuildVerdict(
-        "partial", "; ".join((f"PARTIAL{doubts}: {passed} of {total} targets passed", *named))
-    )
+    text = "; ".join((f"PARTIAL{prefix}: {passed} of {total} targets passed", *named))
+    return BuildVerdict("partial", text, doubts)
 
 
 def _target_lines(

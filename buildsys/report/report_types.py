@@ -159,6 +159,7 @@ class BuildVerdict:
 
     status: str
     text: str
+    doubts: str = ""  # a part of ``text``
 
 
 @dataclass(frozen=True)

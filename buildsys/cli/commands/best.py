@@ -52,7 +52,9 @@ def run(options: Namespace) -> int:
     title = headline(report, shipped)
 
     def lines() -> Iterator[str]:
-        yield f"{title}: {report.verdict.text}" if title == "Do not ship yet" else title
+        verdict = report.verdict
+        detail = verdict.text if title == "Do not ship yet" else verdict.doubts
+        yield f"{title}: {detail}" if detail else title
         prefix = f"Of what has passed, the best is {shipped.engine}. "
         yield f"{prefix if title == 'Do not ship yet' else ''}{shipped.why}"
         if ranking.ranked:

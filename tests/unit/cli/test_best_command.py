@@ -95,6 +95,20 @@ def test_the_exit_code_is_1_without_an_engine_to_ship(
     assert capsys.readouterr().out.startswith("Do not ship yet: FAILED: verify:m:off\nOf what has")
 
 
+def test_doubts_follow_the_engine_to_ship(
+    report: Report,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    doubts = "1 branch fixed at net.py:12"
+    verdict = BuildVerdict("passed", f"PASSED, {doubts}: all 5 targets passed", doubts)
+    doubted = dataclasses.replace(report, verdict=verdict)
+    monkeypatch.setattr(best, "current_report", lambda *_: (doubted, True))
+    assert run(tmp_path) == 0
+    assert capsys.readouterr().out.startswith("Ship fast: 1 branch fixed at net.py:12\n")
+
+
 def test_a_case_without_a_benchmark_is_refused(report: Report, tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="m has no timed case 'max'; cases with a benchmark: opt"):
         run(tmp_path, case="max")
