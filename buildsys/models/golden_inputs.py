@@ -27,9 +27,11 @@ def golden_input(
     case: str,
     seed: int,
     project: Path,
+    sample: int = 0,
 ) -> Tensor:
     """Make the golden values of one input in one case.
 
+    ``sample`` counts the images or rows of stored data that earlier samples took.
     Raises: StageError: the data does not fit the input's shape or dtype, or cannot be read.
     """
     if not data and _is_float(dtype):
@@ -37,13 +39,14 @@ def golden_input(
     elif not data:
         data = {"random": "integers", "low": 0, "high": default_high(dtype)}
     if "npz" in data:
-        return _from_npz(data, name, shape, dtype, case, project)
+        return _from_npz(data, name, shape, dtype, case, project, sample)
     if "python" in data:
         where = f"input {name}, case {case}"
         return values_from_callable(data["python"], shape, dtype, case, seed, project, where)
     if "images" in data:
-        files = find_images(data, name, shape[0] if len(shape) == 4 else 1, project)
-        return read_images(files, data, name, shape, dtype)
+        count = shape[0] if len(shape) == 4 else 1
+        files = find_images(data, name, (sample + 1) * count, project)
+        return read_images(files[sample * count :], data, name, shape, dtype)
     if "constant" in data:
         return tensor_of(np.full(shape, data["constant"]), dtype)
     key = int.from_bytes(hashlib.sha256(f"{name}/{case}".encode()).digest()[:16], "little")
@@ -71,9 +74,16 @@ def _is_float(dtype: str) -> bool:
 
 
 def _from_npz(
-    data: Data, name: str, shape: tuple[int, ...], dtype: str, case: str, project: Path
+    data: Data,
+    name: str,
+    shape: tuple[int, ...],
+    dtype: str,
+    case: str,
+    project: Path,
+    sample: int,
 ) -> Tensor:
     array, what = read_array(project / data["npz"], data["npz"], data["key"] or name)
+    array = array[sample * shape[0] :] if sample and shape else array
     if array.ndim != len(shape) or any(
         stored < size for stored, size in zip(array.shape, shape, strict=True)
     ):

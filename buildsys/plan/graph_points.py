@@ -46,6 +46,7 @@ Profile = Mapping[str, Mapping[str, Sequence[int]]]
 _OUTPUT_FIELDS = ("labels", "scores", "rows")  # outputs of the policy ``detections``
 _SUGGESTED_SIZES = 5  # at most, of conditions in the network's source
 _SEEDS = ("seed-1", "seed-2")
+_SAMPLES = 32  # fewer cannot tell shares of classes
 _NEW_INTERFACE = ("rename", "cut", "cast")  # kinds of steps
 
 
@@ -160,6 +161,11 @@ class GraphPoint:
         file = FileRef(f"{self.golden_folder}/sizes.npz", optional=True)
         return {"sizes": file} if further.get("sizes") else {}
 
+    def golden_samples(self, samples: Mapping[str, Any]) -> dict[str, FileRef]:
+        """Locate the samples for low precision."""
+        file = FileRef(f"{self.golden_folder}/samples.npz", optional=True)
+        return {"samples": file} if samples else {}
+
 
 class GraphPoints(NamedTuple):
     """The graphs of one model."""
@@ -236,6 +242,24 @@ def further_cases(spec: Spec, exported: GraphPoint) -> dict[str, Any]:
         return {}
     dims = exported.values["min"]
     return {"sizes": names, "drawn": drawn, "spans": spans, "values": values, "dims": dims}
+
+
+def golden_samples(spec: Spec, exported: GraphPoint, final: GraphPoint) -> dict[str, Any]:
+    """Choose the sizes of enough samples to judge low precision, and the number of calls.
+
+    Surgery that changes golden tensors does not carry them.
+    """
+    shapes = [tensor["shape"] for tensor in exported.inputs.values() if tensor["shape"]]
+    is_exact = all(engine["precision"] == "fp32" for engine in spec["engines"])
+    if not shapes or is_exact or final.golden_folder != exported.golden_folder:
+        return {}
+    dims, first = dict(exported.values["opt"]), shapes[0][0]
+    if isinstance(first, str):
+        span = exported.dims[first]
+        allowed = range(span["min"], span["max"] + 1, span["multiple_of"] or 1)
+        dims[first] = max((n for n in allowed if n <= _SAMPLES), default=span["min"])
+    rows = dims[first] if isinstance(first, str) else first
+    return {"dims": dims, "calls": -(-_SAMPLES // rows)}
 
 
 def changes_golden(steps: Iterable[Step]) -> bool:

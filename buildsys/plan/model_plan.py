@@ -25,6 +25,7 @@ from buildsys.plan.graph_points import (
     PlannedConversion,
     Spec,
     further_cases,
+    golden_samples,
     graph_points,
     profile_values,
 )
@@ -58,6 +59,7 @@ class ModelPlan:
         self.network = PlannedNetwork(spec, source, self.exported)
         self.operators = CustomOperators(spec)
         self.further = further_cases(spec, self.exported)
+        self.samples = golden_samples(spec, self.exported, self.final)
         self.further_names = [*self.further.get("sizes", ()), *self.further.get("values", ())]
         self.program = FileRef(f"{self.name}/program/program.pt2")
         self.program_origins = FileRef(f"{self.name}/program/origins.json", optional=True)

@@ -11,7 +11,7 @@ from buildsys.onnx_graphs.agreement import Agreement, ComparedCase, output_agree
 from buildsys.onnx_graphs.output_policies import Policy, compare_outputs, load_assembled, load_empty
 from buildsys.onnx_graphs.result_types import CheckFailure, ComparedCases, Doubt, OutputComparison
 from buildsys.onnx_graphs.tensor_comparison import Comparison
-from buildsys.onnx_graphs.tensors import Case, Tensor, save_tensors
+from buildsys.onnx_graphs.tensors import Case, Tensor, load_case, load_cases, save_tensors
 from buildsys.workers.job import Job
 
 ORIGINAL = "the original model"  # a PyTorch network or an ONNX file
@@ -50,6 +50,16 @@ def output_rules(job: Job, suffix: str = "") -> OutputRules:
     path = job.inputs.get(f"assembled{suffix}")
     policies = {**load_empty(path), **job.options.get(f"compare{suffix}", {})}
     return OutputRules(policies, load_assembled(path))
+
+
+def load_golden(job: Job) -> dict[str, Case]:
+    """Load the golden cases of a job, and its samples."""
+    golden = {name: load_case(job.inputs[f"case.{name}"]) for name in job.options["cases"]}
+    if "samples" in job.inputs:
+        float_type = next((case.float_type for case in golden.values()), "float32")
+        for number, case in enumerate(load_cases(job.inputs["samples"]), start=1):
+            golden[f"sample-{number}"] = replace(case, float_type=float_type)
+    return golden
 
 
 def golden_limits(job: Job, golden: Mapping[str, Case]) -> dict[str, float | None]:

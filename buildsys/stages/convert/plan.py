@@ -90,6 +90,7 @@ def conversion_fields(model: ModelPlan, conversion: PlannedConversion) -> dict[s
             "assembled": final.assembling.assembled,
             **calibrated,
             **final.golden(cases),
+            **final.golden_samples(model.samples),
         },
         "after": (
             final.graph.target,

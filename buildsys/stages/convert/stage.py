@@ -26,9 +26,14 @@ from buildsys.onnx_graphs.onnx_file import (
     save_model,
 )
 from buildsys.onnx_graphs.tensor_types import DTYPES, emulate
-from buildsys.onnx_graphs.tensors import Case, load_case
+from buildsys.onnx_graphs.tensors import Case
 from buildsys.report.formatting import percent
-from buildsys.stages.common.golden_check import and_more, golden_limits, summarize_checks
+from buildsys.stages.common.golden_check import (
+    and_more,
+    golden_limits,
+    load_golden,
+    summarize_checks,
+)
 from buildsys.stages.common.graph_runs import GraphCheck
 from buildsys.stages.common.intermediate_tensors import largest_losses
 from buildsys.stages.common.node_patterns import load_named_model
@@ -69,7 +74,7 @@ def run(job: Job) -> StageResult:
         model = load_model(job.inputs["model"])
         return StageResult(figures={**_write(job, model), "warnings": [warning]})
     converter = import_module(_converter(job.options))
-    golden = {case: load_case(job.inputs[f"case.{case}"]) for case in job.options["cases"]}
+    golden = load_golden(job)
     model, figures, remedies = converter.convert(job, in_fp32.names, golden)
     figures = {"warnings": [], **figures, **_write(job, model)}
     del model  # it may be large

@@ -31,11 +31,13 @@ def plan_reference(model: ModelPlan) -> Iterator[Action]:
             **({"random": random} if (random := model.spec["export"]["random"]) else {}),
             **({"uncompared": uncompared} if uncompared == "fail" else {}),
             **({"further": model.further} if model.further else {}),
+            **({"samples": model.samples} if model.samples else {}),
         },
         outputs={
             **model.exported.golden(cases),
             **model.exported.golden(model.further_names, optional=True),
             **model.exported.golden_sizes(model.further),
+            **model.exported.golden_samples(model.samples),
             **model.definition_weights,
         },
         sources=data_files(data),

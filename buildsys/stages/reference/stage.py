@@ -44,6 +44,7 @@ Model = Callable[[Tensors, Mapping[str, int]], Tensors]  # golden inputs, dimens
 # of all cases with other sizes: their number, also with many layers, and a budget of elements,
 # and of products of elements and weights, which bound the operations
 _MOST_SIZES, _MOST_LAYERS, _MOST_ELEMENTS, _MOST_PRODUCTS = 256, 8192, 1 << 20, 1 << 32
+_SAMPLE_SEED = 1000  # other values than those of the cases
 _MOST_ROUNDING = 2.5e-5  # relative; two implementations differ by a few times as much
 _DAMAGED = (
     "save the graph again, with its weights next to it; an operator that is not registered is"
@@ -142,6 +143,10 @@ def run(job: Job) -> StageResult:
         cases[name] = _save_case(job, name, dims, golden)
     if small := small_cases(job, original, special.keys()):
         save_cases(job.outputs["sizes"], small)
+    if "samples" in job.options:
+        job.progress("computing samples for low precision")
+        if samples := list(_samples(job, original, special.keys())):
+            save_cases(job.outputs["samples"], samples)
     figures = ReferenceResult(
         cases=cases, weights=original.weights, warnings=warnings, doubts=doubts
     )
@@ -222,6 +227,20 @@ def small_cases(job: Job, original: Original, usual: Collection[tuple[str, str]]
 def _kinds(case: Case) -> object:
     tensors = {**case.inputs, **case.outputs}.items()
     return [(n, t.dtype, len(t.shape)) for n, t in tensors], case.alternatives.keys()
+
+
+def _samples(job: Job, original: Original, special: Collection[tuple[str, str]]) -> Iterator[Case]:
+    """Yield cases of one size and other values, as many as the data has."""
+    options, seed = job.options["samples"], job.options["source"]["seed"]
+    for number in range(options["calls"]):
+        values = {"case": "opt", "seed": seed + _SAMPLE_SEED + number, "sample": number}
+        try:
+            inputs = golden_inputs(job, options["dims"], values)
+            outputs = original.call(inputs, options["dims"])
+        except StageError:  # the data ends, or the original refuses it
+            return
+        if not_finite(outputs).keys() <= set(special):
+            yield original.case(inputs, outputs)
 
 
 def golden_inputs(job: Job, dims: Dims, values: Mapping[str, Any]) -> dict[str, Tensor]:

@@ -22,13 +22,14 @@ from buildsys.onnx_graphs.inspection.describe import macs_per_node
 from buildsys.onnx_graphs.inspection.graph import plain_model
 from buildsys.onnx_graphs.onnx_file import raise_opset
 from buildsys.onnx_graphs.tensor_types import DTYPES, emulate
-from buildsys.onnx_graphs.tensors import Case, load_case
+from buildsys.onnx_graphs.tensors import Case
 from buildsys.stages.common.golden_check import (
     Checks,
     failures_of,
     figures_of,
     golden_limits,
     judge_agreement,
+    load_golden,
     wrong_outputs,
 )
 from buildsys.stages.common.graph_runs import GraphCheck
@@ -56,7 +57,7 @@ def run(job: Job) -> StageResult:
 
     Raises: StageError: the graph cannot be converted, or a graph cannot run.
     """
-    golden = {case: load_case(job.inputs[f"case.{case}"]) for case in job.options["cases"]}
+    golden = load_golden(job)
     bounds = job.options.get("search")
     ends = time.monotonic() + job.options.get("limit_s", 0)
     if bounds:

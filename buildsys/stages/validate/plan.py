@@ -8,7 +8,7 @@ from typing import Any
 from buildsys.plan.action import Action, FileRef
 from buildsys.plan.model_plan import ModelPlan
 
-_TOLERANCE = ("rtol", "cosine", "atol", "top1")
+_TOLERANCE = ("rtol", "cosine", "atol", "top1", "spread_error")
 
 
 def plan_validate(model: ModelPlan) -> Iterator[Action]:

@@ -14,6 +14,7 @@ def plan_verify(model: ModelPlan, engine: EnginePlan) -> Iterator[Action]:
     """Plan the check of ``engine``."""
     final, operators = model.final, engine.loaded_operators
     further, uncompared = _further_cases(model, engine), model.spec["validate"]["uncompared"]
+    is_low = engine.precision != FULL_PRECISION
     plugins = ["python"] if operators.sources else []
     tools = ["numpy", *engine.run_tools, *plugins, *engine.toolchain_tools]
     # a graph shows how its outputs are made
@@ -36,6 +37,7 @@ def plan_verify(model: ModelPlan, engine: EnginePlan) -> Iterator[Action]:
             **engine.files,
             **assembled,
             **final.golden(engine.cases),
+            **(final.golden_samples(model.samples) if is_low else {}),
             **final.golden(further.get("cases", ()), optional=True),
         },
         after=upstream,

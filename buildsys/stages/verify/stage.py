@@ -29,6 +29,7 @@ from buildsys.stages.common.golden_check import (
     and_more,
     case_figures,
     compare_case,
+    load_golden,
     output_rules,
     save_failed,
     uncompared_case,
@@ -136,10 +137,12 @@ class Verification:
         A case without one fails, unless the manifest gives the engine explicit, narrower profiles.
         """
         job = self._job
-        golden = {name: load_case(job.inputs[f"case.{name}"]) for name in self._cases}
+        golden = load_golden(job)
         float_type = next((case.float_type for case in golden.values()), "float32")
         precision = self._options["precision"]
         self._limits = effective_limits(job.options["tolerance"], precision, float_type)
+        samples = [name for name in golden if name not in self._cases]
+        self._cases |= {name: {} for name in samples}
         runs = plan_runs(self._profiles, {name: _shapes(case) for name, case in golden.items()})
         self._check_coverage(runs)
         finished: dict[int | None, list[ComparedCase]] = {}
@@ -167,7 +170,7 @@ class Verification:
     def _check_coverage(self, runs: Sequence[CaseRun]) -> None:
         """Fail for cases without a profile, and profiles without a case."""
         covered, used = {run.case for run in runs}, {run.profile for run in runs}
-        outside = [case for case in self._cases if case not in covered]
+        outside = [case for case in self._job.options["cases"] if case not in covered]
         if not describe_backend(self._options["backend"]).accepts_all_sizes(self._options):
             if outside:
                 names = ", ".join(map(self._name, outside))

@@ -14,7 +14,7 @@ from stage_jobs import ROOT, manifest, stage_job
 
 from buildsys.errors import StageError
 from buildsys.models.user_code import load_callable
-from buildsys.onnx_graphs.tensors import Case, load_case, tensor_of
+from buildsys.onnx_graphs.tensors import Case, load_case, load_cases, tensor_of
 from buildsys.stages.common.golden_check import OutputRules, compare_case, wrong_outputs
 from buildsys.stages.reference import stage as reference
 from buildsys.workers.job import StageResult
@@ -319,6 +319,20 @@ def test_extremes_reach_both_ends(tmp_path: Path, data: Any, low: float, high: f
     seeds = [case_of(tmp_path, f"seed-{n}").inputs["x"].array for n in (1, 2)]
     golden = case_of(tmp_path).inputs["x"].array
     assert not any(np.array_equal(value, golden) for value in (*values, *seeds))
+
+
+@pytest.mark.parametrize(("rows", "count"), [(0, 32), (20, 20)])
+def test_low_precision_gets_other_samples(tmp_path: Path, rows: int, count: int) -> None:
+    values = np.arange(rows * 4, dtype=np.float32).reshape(rows, 4)
+    np.savez(tmp_path / "data.npz", x=values)
+    data = {"npz": str(tmp_path / "data.npz")} if rows else None
+    engines = [{"name": "low", "backend": "onnxruntime", "precision": "fp16"}]
+    run(tmp_path, "Affine", inputs={"x": {"shape": [1, 4], "data": data}}, dims={}, engines=engines)
+    samples = load_cases(tmp_path / "m/reference/samples.npz")
+    drawn = np.concatenate([case.inputs["x"].array for case in samples])
+    assert len(np.unique(drawn, axis=0)) == len(samples) == count
+    if rows:
+        assert np.array_equal(drawn, values)
 
 
 def test_cases_that_cannot_be_compared_are_left_out_with_the_reason(tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
 from planning import plan_of
 
 from buildsys.plan.action import Action, FileRef
@@ -58,3 +59,25 @@ def test_cases_that_surgery_cannot_carry_are_compared_with_the_unmodified_graph(
     assert {"export:m", "reference:m"} <= {*validate.after}
     assert "compare_unmodified" not in plan(surgery=({"rename": {"x": "z"}},))["validate:m"].options
     assert not any(role.startswith("unmodified.") for role in plan()["validate:m"].inputs)
+
+
+@pytest.mark.parametrize(
+    ("shape", "batch", "samples"),
+    [
+        (["batch", 4], {"min": 1, "opt": 4, "max": 8}, ({"batch": 8}, 4)),
+        (["batch", 4], {"min": 1, "opt": 4, "max": 64}, ({"batch": 32}, 1)),
+        (["batch", 4], {"min": 5, "opt": 5, "max": 60, "multiple_of": 5}, ({"batch": 30}, 2)),
+        (["batch", 4], {"min": 48, "opt": 48, "max": 48}, ({"batch": 48}, 1)),
+        ([1, "batch"], {"min": 4, "opt": 6, "max": 8}, ({"batch": 6}, 32)),
+    ],
+)
+def test_low_precision_has_32_samples(shape: Any, batch: Any, samples: Any) -> None:
+    exact = {"backend": "onnxruntime", "name": "ort"}
+    low = {"backend": "tensorrt_rtx", "name": "rtx", "precision": "fp16"}
+    sections = {"inputs": {"x": {"shape": shape}}, "dims": {"batch": batch}}
+    actions = plan(**sections, engines=(exact, low))
+    options = actions["reference:m"].options["samples"]
+    assert (options["dims"], options["calls"]) == samples
+    readers = {target for target, action in actions.items() if "samples" in action.inputs}
+    assert readers == {"convert:m:fp16", "verify:m:rtx"}
+    assert "samples" not in plan(**sections, engines=(exact,))["reference:m"].options
