@@ -111,14 +111,14 @@ def uninformative_outputs(cases: Iterable[Mapping[str, Comparison]]) -> dict[str
 UNINFORMATIVE = "choose inputs.NAME.data, thresholds or weights for which it has values"
 
 
-def uninformative_changes(output: str, outputs: Iterable[str]) -> list[str]:
-    """List changes of a manifest for one of its outputs without an informative case.
+def uninformative_changes(zero: Collection[str], outputs: Iterable[str]) -> list[str]:
+    """List changes of a manifest whose ``zero`` outputs have no informative case.
 
     The first draws weights, such as those of a last layer initialized with zeros.
     """
     accepted = {"compare": {"policy": "auto", "allow_zero": True}}
     # a manifest has all outputs or none
-    declared = {name: accepted if name == output else {} for name in outputs}
+    declared = {name: accepted if name in zero else {} for name in outputs}
     return ["source: {randomize: true}", f"outputs: {json.dumps(declared)}"]
 
 

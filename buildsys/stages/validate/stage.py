@@ -126,7 +126,8 @@ def run(job: Job) -> StageResult:
         figures["failures"], first = problems[:1], problems[0]
         if "output" not in first:
             return StageResult("failed", first["problem"], STABLE_HINT, figures)
-        changes = uninformative_changes(first["output"], next(iter(shared.values())).outputs)
+        zero = {problem["output"] for problem in problems if "output" in problem}
+        changes = uninformative_changes(zero, next(iter(shared.values())).outputs)
         return StageResult("failed", first["problem"], UNINFORMATIVE, figures, changes)
     return StageResult(figures=figures)
 

@@ -342,7 +342,7 @@ class Verification:
         """List changes of the manifest that may help."""
         if self._is_uninformative:
             outputs = next(iter(self._compared.values()))
-            return uninformative_changes(self._uninformative[0], outputs)
+            return uninformative_changes(self._uninformative, outputs)
         return OTHER_EXPORTS if self._options["precision"] == "fp32" else ()
 
     def hint(self) -> str:

@@ -380,6 +380,6 @@ def test_an_output_is_informative_if_one_case_is() -> None:
     assert uninformative_outputs(cases) == {"b": "it is zero everywhere"}
     empty = compare(np.zeros(0), np.zeros(0), FP32)
     assert uninformative_outputs([{"a": empty}]) == {"a": "it is empty"}
-    accepted = safe_load(uninformative_changes("a: b", ("y", "a: b"))[-1])
+    accepted = safe_load(uninformative_changes(["a: b"], ("y", "a: b"))[-1])
     compare_zero = {"compare": {"policy": "auto", "allow_zero": True}}
     assert accepted == {"outputs": {"y": {}, "a: b": compare_zero}}

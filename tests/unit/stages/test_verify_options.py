@@ -69,7 +69,7 @@ def test_an_output_that_is_zero_in_every_case_fails_with_its_remedies(job_of: An
     assert result.status == "failed"
     assert result.reason == f"the engine e of m is wrong: {problem}"
     assert result.figures["failures"] == [{"output": "y", "problem": problem}]
-    assert (result.hint, result.changes) == (UNINFORMATIVE, uninformative_changes("y", ["y"]))
+    assert (result.hint, result.changes) == (UNINFORMATIVE, uninformative_changes(["y"], ["y"]))
 
 
 def test_the_compared_cases_are_counted(job_of: Any) -> None:
