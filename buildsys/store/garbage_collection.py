@@ -96,8 +96,9 @@ def _damage(path: Path) -> str:
     except RecordError as error:
         return "" if error.newer else str(error)
     except (StageError, OSError) as error:
-        is_there = path.is_symlink() or path.exists()
-        return f"cannot be read: {getattr(error, 'strerror', error)}" if is_there else ""
+        if isinstance(error.__cause__ or error, FileNotFoundError):  # a collection removed it
+            return ""
+        return f"cannot be read: {getattr(error, 'strerror', error)}"
     return ""
 
 
