@@ -17,7 +17,7 @@ import numpy as np
 
 from buildsys.onnx_graphs.output_policies import REORDERED
 from buildsys.onnx_graphs.result_types import AgreementFigures
-from buildsys.onnx_graphs.tensor_comparison import Comparison
+from buildsys.onnx_graphs.tensor_comparison import Comparison, is_image, likely_most
 from buildsys.onnx_graphs.tensors import Array, Tensor
 
 Limits = Mapping[str, float | None]
@@ -31,8 +31,8 @@ _QUIET, _LEAST_CHANNEL = 0.5, 1e-3  # spreads of slices, relative to the whole o
 _CLASSES_FROM = 5  # along an axis of more than two: fewer may be colours or coordinates
 _DECIDED, _CLOSE, _TIE = 0.5, 0.05, 0.2  # margins of classes, of the spread within rows
 _TOP = 5
-_UNSETTLED = 2.0  # standard deviations of a number of other classes
 _ROUNDING = 32 * 2.0**-23  # of the largest value: errors of float32
+_LABEL_TYPES = ("int", "uint", "bool")
 _CLASSES_ONLY = ("tokens", "top_k")  # policies
 _UNCOMPARED = ("detections", "set")  # policies without pairs of elements
 _FLAT = "it hardly varies over the golden inputs"
@@ -83,7 +83,7 @@ class Agreement:
         """Collect the numbers for a result file."""
         if self.uninformative:
             return {"samples": self.samples, "uninformative": self.uninformative}
-        numbers = {name: getattr(self, name) for name in (*_LIMITS, "top1", "top5")}
+        numbers = {name: getattr(self, name) for name in (*self.limited, "top1", "top5")}
         measured = {name: number for name, number in numbers.items() if number is not None}
         return cast(AgreementFigures, {"samples": self.samples, **measured})
 
@@ -117,17 +117,16 @@ class Agreement:
 
     def _may_be_chance(self, limits: Limits) -> bool:
         """Check if so many other classes are likely in so few rows, though the limit holds."""
-        expected = self.rows * (1 - (limits.get("class_agreement") or 0.0))
         others = self.rows * (1 - (self.class_agreement or 0.0))
-        return others <= expected + _UNSETTLED * math.sqrt(expected)
+        return others <= likely_most(self.rows, limits.get("class_agreement") or 0.0)
 
 
 def output_agreements(cases: Sequence[ComparedCase], limits: Limits) -> dict[str, Agreement]:
     """Measure all outputs, if ``limits`` has one for their agreement.
 
-    Left out are integers, complex numbers and strings, outputs with a failed case or rows in
-    another order, and without a limit of classes, outputs whose errors are excused. Policies about
-    classes leave only this limit.
+    Left out are complex numbers and strings, integers in full precision, outputs with a failed
+    case or rows in another order, and without a limit of classes, outputs whose errors are
+    excused. Policies about classes leave only this limit.
     """
     if not cases or all(limits.get(name) is None for name in _LIMITS):
         return {}
@@ -145,6 +144,10 @@ def output_agreements(cases: Sequence[ComparedCase], limits: Limits) -> dict[str
             case.expected[output].shape[:1] in {tensor.shape[:1] for tensor in case.inputs.values()}
             for case in cases
         )
+        are_labels = all(y.dtype.startswith(_LABEL_TYPES) for _, y in pairs)
+        if is_low and are_labels and not all(is_image(y) for _, y in pairs):
+            agreements[output] = _equal_share(pairs)
+            continue
         near_tie = (limits.get("spread_error", _TIE) or 0.0) / 2
         measured = measure_agreement(pairs, counts_samples=counts_samples, near_tie=near_tie)
         if measured is None or (measured.uninformative and not is_low):
@@ -153,6 +156,14 @@ def output_agreements(cases: Sequence[ComparedCase], limits: Limits) -> dict[str
             measured = replace(measured, limited=("class_agreement",))
         agreements[output] = measured
     return agreements
+
+
+def _equal_share(pairs: Sequence[Pair]) -> Agreement:
+    """Measure the share of equal integers."""
+    equal = np.concatenate([np.ravel(x.array == y.array) for x, y in pairs])
+    share = float(equal.mean()) if equal.size else 1.0
+    limited = ("class_agreement",)
+    return Agreement(len(equal), class_agreement=share, rows=len(equal), limited=limited)
 
 
 def measure_agreement(
@@ -196,7 +207,7 @@ def _stacked(pairs: Sequence[Pair], counts_samples: bool) -> tuple[Array, Array]
     """Stack the samples of the commonest shape in float64; infinite elements become zero."""
     groups: dict[tuple[int, ...], list[tuple[Array, Array]]] = {}
     for actual, expected in pairs:
-        if "float" not in actual.dtype or "float" not in expected.dtype:
+        if not ("float" in actual.dtype and "float" in expected.dtype) and not is_image(expected):
             return None
         x, y = (tensor.values().astype(np.float64) for tensor in (actual, expected))
         if not (counts_samples and y.ndim):

@@ -161,13 +161,14 @@ def comparison_table(check: Check) -> Table:
 def _agreement(output: str, figures: AgreementFigures) -> str:
     if "uninformative" in figures:
         return f"{output}: {figures['uninformative']}."
-    parts = [
-        f"error {q.significant(figures['spread_error'])} of the spread",
-        f"correlation {q.cosine(figures['correlation'])}",
-        f"slope {figures['slope']:.3f}",
-    ]
+    parts = []
+    if "spread_error" in figures:
+        parts.append(f"error {q.significant(figures['spread_error'])} of the spread")
     if "channel_error" in figures:
-        parts.insert(1, f"{q.significant(figures['channel_error'])} in the worst channel")
+        parts.append(f"{q.significant(figures['channel_error'])} in the worst channel")
+    if "correlation" in figures:
+        parts.append(f"correlation {q.cosine(figures['correlation'])}")
+        parts.append(f"slope {figures['slope']:.3f}")
     if "class_agreement" in figures:
         parts.append(f"class agreement {q.share(figures['class_agreement'])}")
     if "top1" in figures:

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from buildsys.manifest.default_limits import AGREEMENT_LIMITS
+from buildsys.manifest.default_limits import AGREEMENT_LIMITS, DEFAULT_LIMITS
 from buildsys.onnx_graphs.agreement import (
     Agreement,
     ComparedCase,
@@ -16,7 +16,7 @@ from buildsys.onnx_graphs.agreement import (
     output_agreements,
 )
 from buildsys.onnx_graphs.output_policies import REORDERED
-from buildsys.onnx_graphs.tensor_comparison import Comparison
+from buildsys.onnx_graphs.tensor_comparison import Comparison, compare
 from buildsys.onnx_graphs.tensors import Array, tensor_of
 
 INT8 = AGREEMENT_LIMITS["int8"]
@@ -320,3 +320,35 @@ def test_slices_of_32_values_on_both_axes_are_judged() -> None:
 def test_an_empty_output_says_nothing() -> None:
     empty = np.zeros((0, 4))
     assert measure(empty, empty).uninformative == "it is empty"
+
+
+def judged(actual: Array, expected: Array, cases: int = 4) -> str:
+    """Judge integers of an int8 engine, case by case and over all."""
+    limits = {**DEFAULT_LIMITS["int8"], **INT8}
+    compared_cases = []
+    for x, y in zip(np.split(actual, cases), np.split(expected, cases), strict=True):
+        outputs = {"y": tensor_of(y)}, {"y": tensor_of(x)}
+        comparison = compare(x, y, limits)
+        if not comparison.passed:
+            return comparison.problem
+        inputs = {"x": tensor_of(np.ones((len(y), 2)))}
+        compared_cases.append(ComparedCase(inputs, *outputs, {"y": comparison}))
+    measured = output_agreements(compared_cases, limits).get("y")
+    return measured.problem(limits) if measured else ""
+
+
+@pytest.mark.parametrize("dtype", ["int64", "uint8", "bool"])
+@pytest.mark.parametrize(("others", "is_wrong"), [(1, False), (4, True), (16, True)])
+def test_a_few_labels_of_low_precision_may_differ(dtype: str, others: int, is_wrong: bool) -> None:
+    labels = RNG.integers(0, 2, 32)
+    changed = labels.copy()
+    changed[:: 32 // others] ^= 1
+    assert (judged(changed.astype(dtype), labels.astype(dtype)) != "") == is_wrong
+    assert not compare(changed.astype(dtype), labels.astype(dtype), {"rtol": 0.3}).passed
+
+
+def test_8_bit_images_of_low_precision_are_compared_like_floats() -> None:
+    image = RNG.integers(0, 255, (8, 6, 20), np.uint8)
+    assert judged(image + np.uint8(1), image) == ""
+    assert judged(np.clip(image, 100, 150), image) != ""
+    assert judged(np.full_like(image, 128), image) != ""
