@@ -23,6 +23,7 @@ _ROUNDINGS = 8  # steps of a 16-bit type
 _FACTOR = 4.0  # of another order of operations, compared with other last bits
 _MOST_NOISE = 1e-3  # of the largest magnitude
 _MOST = 1 << 20  # alternatives of an output
+_MOST_MOVED = 1 << 22  # elements of a network's results
 _MOST_COMPARED = 1 << 28  # pairs of scores
 _FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 _ANY = -(2**63), 2**63 - 1
@@ -84,6 +85,7 @@ class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         super().__init__()  # type: ignore[no-untyped-call]
         # by the identity of the result, which is kept
         self._steps: dict[int, tuple[torch.Tensor, _Step]] = {}
+        self.elements = 0  # of all results
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
@@ -93,6 +95,7 @@ class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
             step = _Step(func, args, kwargs or {}, number)
             if not isinstance(tensor, torch.Tensor) or not args or tensor is args[0]:
                 continue
+            self.elements += tensor.numel()
             if not tensor.is_floating_point() or (step.name in _MONOTONE and step.is_of_scalars):
                 self._steps[id(tensor)] = tensor, step
         return result
@@ -125,14 +128,17 @@ def find_alternatives(run: Callable[[], Tensors], outputs: Mapping[str, Tensor])
     }
     if not integers:
         return {}
-    recorder, rounded, alternatives = _Recorder(), _Recorder(), Alternatives()
+    recorder, alternatives = _Recorder(), Alternatives()
     with torch.no_grad(), torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         try:
             with recorder:
-                again = run()
-            with OtherLastBits(), rounded:  # type: ignore[no-untyped-call]
-                moved = run()
+                again = moved = run()
+            rounded = recorder
+            if recorder.elements <= _MOST_MOVED:  # it takes ten times as long
+                rounded = _Recorder()
+                with OtherLastBits(), rounded:  # type: ignore[no-untyped-call]
+                    moved = run()
         except StageError:  # some modules cannot be recorded
             return {}
         for name, array in integers.items():
@@ -231,7 +237,7 @@ def _margin(value: torch.Tensor, moved: torch.Tensor) -> torch.Tensor:
         return torch.zeros((), device=value.device)
     largest = finite.abs().max()
     margin = max(_ROUNDING, _ROUNDINGS * torch.finfo(value.dtype).eps) * largest
-    if moved.shape == value.shape:
+    if (moved.dtype, moved.shape) == (value.dtype, value.shape):
         change = (moved.double() - value.double()).abs()
         noise = _FACTOR * change[change.isfinite()].max() if change.isfinite().any() else margin
         margin = torch.maximum(margin, torch.minimum(noise, _MOST_NOISE * largest))

@@ -81,6 +81,20 @@ def test_numbers_that_rounding_moves_far_have_more_alternatives() -> None:
     assert len(steps(1000.0) or []) > 1.5 * len(steps(0.0) or [])
 
 
+def test_a_large_network_runs_once_more(monkeypatch: pytest.MonkeyPatch) -> None:
+    calls = []
+
+    def steps(x: torch.Tensor) -> torch.Tensor:
+        calls.append(x)
+        return x.round().int()
+
+    assert alternatives(steps, VALUES) == [[0, 0, 1], [2, 1, 2]]
+    assert len(calls) == 3
+    monkeypatch.setattr("buildsys.models.alternatives._MOST_MOVED", 3)
+    assert alternatives(steps, VALUES) == [[0, 0, 1], [2, 1, 2]]
+    assert len(calls) == 5
+
+
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 def test_a_coarser_type_rounds_farther(dtype: torch.dtype) -> None:
     x = torch.tensor([200.0, 99.0], dtype=dtype)
