@@ -8,8 +8,7 @@ Inputs go to ``forward`` in the manifest's order, those with ``keyword`` by that
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -150,17 +149,6 @@ def main_float_type(module: nn.Module) -> str:
         if tensor.is_floating_point():
             counts[dtype_name(tensor.dtype)] += tensor.numel()
     return max(counts, key=counts.__getitem__, default="")
-
-
-@contextmanager
-def one_thread() -> Iterator[None]:
-    """Compute in one thread: for small tensors, waiting for others takes longer."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(threads)
 
 
 def table_rows(module: nn.Module) -> set[int]:

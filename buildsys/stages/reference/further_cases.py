@@ -11,7 +11,7 @@ from math import prod
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from buildsys.manifest.shape_cases import Dims, concrete_shape
-from buildsys.stages.reference.sizes import draw_sizes, sizes_with
+from buildsys.stages.reference.sizes import draw_sizes, sizes_with, within_budget
 from buildsys.workers.job import Job
 
 if TYPE_CHECKING:
@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from buildsys.models.resized_inputs import Resize
 
 _DRAWN_SHARE = 0.25  # share of the shape cases' elements
+_MOST_NUMBERS = 3  # sizes of large inputs that are numbers in the code
 _LARGE = 4096  # elements of all inputs
 
 
@@ -50,7 +51,8 @@ def further_cases(
     is_large = elements(options["dims"]) > _LARGE
     sizes: list[Dims] = []
     if options["sizes"]:
-        budget = sum(map(elements, planned)) * _DRAWN_SHARE
+        total = sum(map(elements, planned))
+        budget = total * _DRAWN_SHARE
         drawn = draw_sizes(spans, planned, seed, smallest_first=is_large)
         for dims in sorted(islice(drawn, options["drawn"]), key=elements):
             budget -= elements(dims)
@@ -60,12 +62,12 @@ def further_cases(
             from buildsys.models.code_numbers import code_numbers
             from buildsys.models.resized_inputs import rounded_apart
 
-            suggested = [*rounded_apart(resizes, spans, job.options["cases"])]
+            apart = rounded_apart(resizes, spans, job.options["cases"])
+            sizes += sizes_with(apart, spans, [*planned, *sizes])
             if is_large:
-                suggested += [
-                    (name, n) for n in code_numbers(module, job.project) for name in spans
-                ]
-            sizes += sizes_with(suggested, spans, [*planned, *sizes])
+                numbers = [(name, n) for n in code_numbers(module, job.project) for name in spans]
+                new = sizes_with(numbers, spans, [*planned, *sizes])
+                sizes += within_budget(new, elements, int(total * _DRAWN_SHARE), _MOST_NUMBERS)
     for name, dims in zip(options["sizes"], sizes, strict=False):
         yield FurtherCase(name, dims, {"case": name, "seed": seed})
     for name in options["values"]:
@@ -80,6 +82,11 @@ def value_dims(job: Job) -> Dims:
     planned = job.options["cases"].values()
     small = [dims for dims in planned if input_elements(job, dims) <= _LARGE]
     return max(small, key=lambda d: input_elements(job, d), default=job.options["further"]["dims"])
+
+
+def is_small(job: Job) -> bool:
+    """Check if the inputs of further values are small."""
+    return input_elements(job, value_dims(job)) <= _LARGE
 
 
 def input_elements(job: Job, dims: Dims) -> int:

@@ -29,7 +29,12 @@ from buildsys.onnx_graphs.tensors import (
 )
 from buildsys.stages.common.golden_check import uncompared_case, uncompared_problem
 from buildsys.stages.operators.implementation import implementation_of
-from buildsys.stages.reference.further_cases import further_cases, input_elements, value_dims
+from buildsys.stages.reference.further_cases import (
+    further_cases,
+    input_elements,
+    is_small,
+    value_dims,
+)
 from buildsys.stages.reference.result import GoldenCase, GoldenTensor, ReferenceResult
 from buildsys.stages.reference.second_call import State, compare_second_call, read_kept_state
 from buildsys.stages.reference.sizes import all_sizes, within_budget
@@ -124,6 +129,10 @@ def run(job: Job) -> StageResult:
         doubts = compare_second_call(call, read, earlier, first, title)
     if "further" in job.options:
         job.progress("choosing further cases")  # reads the network's source
+    if recorder and is_small(job):
+        import torch
+
+        torch.set_num_threads(1)  # waiting for others takes longer than small operations
     for further in further_cases(job, original.module, recorder.resizes if recorder else ()):
         job.progress(f"case {further.name}")
         try:
@@ -204,8 +213,6 @@ def small_cases(job: Job, original: Original, usual: Collection[tuple[str, str]]
     further, module = job.options.get("further", {}), original.module
     if module is None or not further.get("sizes"):
         return []
-    from buildsys.models.torch_model import one_thread
-
     weights = sum(parameter.numel() for parameter in module.parameters())
     layers, seed = sum(1 for _ in module.modules()), job.options["source"]["seed"]
 
@@ -214,13 +221,12 @@ def small_cases(job: Job, original: Original, usual: Collection[tuple[str, str]]
 
     sizes = all_sizes(further["spans"], job.options["cases"].values(), seed)
     most, cases = min(_MOST_SIZES, _MOST_LAYERS // layers), list[Case]()
-    with one_thread():
-        for dims in within_budget(sizes, cost, _MOST_PRODUCTS, most):
-            with suppress(StageError):  # the original refuses what the manifest allows
-                inputs = golden_inputs(job, dims, {"case": "min", "seed": seed})
-                outputs = original.call(inputs, dims)
-                if not not_finite(outputs).keys() - usual:
-                    cases.append(original.case(inputs, outputs))
+    for dims in within_budget(sizes, cost, _MOST_PRODUCTS, most):
+        with suppress(StageError):  # the original refuses what the manifest allows
+            inputs = golden_inputs(job, dims, {"case": "min", "seed": seed})
+            outputs = original.call(inputs, dims)
+            if not not_finite(outputs).keys() - usual:
+                cases.append(original.case(inputs, outputs))
     return [case for case in cases if _kinds(case) == _kinds(cases[0])]
 
 
