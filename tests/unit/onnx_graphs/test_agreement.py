@@ -350,5 +350,7 @@ def test_a_few_labels_of_low_precision_may_differ(dtype: str, others: int, is_wr
 def test_8_bit_images_of_low_precision_are_compared_like_floats() -> None:
     image = RNG.integers(0, 255, (8, 6, 20), np.uint8)
     assert judged(image + np.uint8(1), image) == ""
+    flat = RNG.integers(0, 4, image.shape, np.uint8) + np.arange(40, 160, 6, dtype=np.uint8)
+    assert judged(flat + RNG.integers(0, 2, flat.shape, np.uint8), flat) == ""
     assert judged(np.clip(image, 100, 150), image) != ""
     assert judged(np.full_like(image, 128), image) != ""
