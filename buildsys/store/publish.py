@@ -8,6 +8,7 @@ from __future__ import annotations
 import errno
 import fcntl
 import os
+import re
 import threading
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
     from concurrent.futures import Future, ThreadPoolExecutor
 
 TEMPORARY = ".tmp"
+_OURS = re.compile(r".+@.+-\w{8}|\.removed-[0-9a-f]{16}")  # the build folder may be a link
 _LOW_DISK_BYTES = 1 << 20
 
 
@@ -98,7 +100,8 @@ class Publisher:
                 stack.callback(os.close, lock)
                 if try_lock(lock):
                     for entry in list(os.scandir(lock)):
-                        _remove_folder(entry.name, lock)
+                        if _OURS.fullmatch(entry.name):
+                            _remove_folder(entry.name, lock)
 
     def digest_outputs(
         self, tree: Path, known_digests: Mapping[str, str] = MappingProxyType({})
