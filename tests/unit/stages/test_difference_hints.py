@@ -43,7 +43,7 @@ def test_each_kind_of_difference_has_its_hint(
 
 def test_other_integers_lead_to_the_policies() -> None:
     labels = np.arange(4)
-    assert "policy top_k, tokens or set" in hint(labels[::-1], [], labels)
+    assert "outputs.y.compare: {policy: tokens" in hint(labels[::-1], [], labels)
 
 
 @pytest.mark.parametrize(
