@@ -501,8 +501,3 @@ class Logarithm(nn.Module):
 class Spectrum(nn.Module):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return torch.view_as_real(torch.fft.rfft(x))
-
-
-class Quantile(nn.Module):
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return torch.quantile(x, 0.5, dim=1)

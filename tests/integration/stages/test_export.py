@@ -346,7 +346,6 @@ def test_all_operators_without_a_translation_are_named(tmp_path: Path) -> None:
     assert "cannot translate 2 operators to opset 17: aten::fft_rfft (" in message
     assert "\naten::fft_rfft(" in message
     assert run(tmp_path, "Spectrum", export=dynamo(18)).status == "passed"
-    assert f"dynamo translates the network\n     {yaml}" in failure(tmp_path, "Quantile")
 
 
 @pytest.mark.parametrize(
