@@ -175,6 +175,7 @@ def check_file(
     what: str,
     failure: type[StageError] = StageError,
     hint: str = "repair the graph, or the step that wrote it",
+    changes: Sequence[str] = (),
 ) -> None:
     """Run the ONNX checker on a file, including shapes and types.
 
@@ -185,7 +186,7 @@ def check_file(
         onnx.checker.check_model(str(path), full_check=True)
     except (*_INVALID, ValueError, RuntimeError) as error:
         problem = f"{what} is not valid ONNX: {first_line(error)}"
-        raise failure(problem, hint) from error
+        raise failure(problem, hint, changes) from error
 
 
 def file_facts(model: ModelProto, path: Path) -> GraphSummary:

@@ -124,10 +124,7 @@ def _check_simplified(target: Path, ports: dict[str, Any], tool: str) -> GraphSu
         # onnxsim leaves wrong shapes of inner tensors; they are only annotations
         del simplified.graph.value_info[:]
         save_model(simplified, target)
-        try:
-            check_file(target, what)
-        except StageError as error:
-            raise CheckFailed(error.problem, "", KEEP_GRAPH) from error
+        check_file(target, what, CheckFailed, "", KEEP_GRAPH)
     changed = next(interface_changes(ports, interface(simplified)), None)
     if changed:
         raise CheckFailed(f"{tool} changed the interface of the graph: {changed}", "", KEEP_GRAPH)
