@@ -13,6 +13,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_map
 
+_OF_PYTORCH = ("aten", "prim", "prims", "profiler")
 _EXACT = 256.0  # multiples of 1/256 are seldom rounded
 _FEW = 0.01  # of the integers, which golden cases allow to differ by rounding
 
@@ -35,6 +36,30 @@ class OtherLastBits(TorchDispatchMode):  # type: ignore[no-untyped-call]
         result = func(*args, **(kwargs or {}))
         is_view = any(entry.alias_info for entry in func._schema.returns)  # or in place
         return result if is_view else tree_map(_moved, result)
+
+
+class OwnOperators(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Collect the operators of other libraries than PyTorch, by name."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.names: set[str] = set()
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        return False
+
+    def __torch_dispatch__(
+        self,
+        func: Any,
+        types: Any,
+        args: tuple[Any, ...] = (),
+        kwargs: Mapping[str, Any] | None = None,
+    ) -> Any:
+        """Run an operation."""
+        if func.namespace not in _OF_PYTORCH:
+            self.names.add(func.name())
+        return func(*args, **(kwargs or {}))
 
 
 def _moved(value: Any) -> Any:

@@ -70,7 +70,8 @@ def _lower_body(
         if node.domain not in _ONNX:
             continue
         for attribute in node.attribute if node.op_type == "Constant" else ():
-            if attribute.name in ("value", "value_int", "value_ints"):
+            is_number = attribute.name in ("value", "value_int", "value_ints")
+            if is_number and not attribute.ref_attr_name:
                 value: Any = helper.get_attribute_value(attribute)
                 is_tensor = attribute.name == "value"
                 constants[node.output[0]] = to_array(value) if is_tensor else np.asarray(value)
@@ -102,7 +103,8 @@ def _lower_node(node: NodeProto, before: int, opset: int, constants: Mapping[str
         since, earlier = _NEW_VALUES.get((node.op_type, name, attribute.s), (0, b""))
         if name not in old.attributes:
             default = new.attributes[name].default_value
-            is_default = default.type and _value(attribute) == _value(default)
+            has_value = default.type and not attribute.ref_attr_name
+            is_default = has_value and _value(attribute) == _value(default)
             if not is_default and (node.op_type, name) not in _IMPLIED:
                 raise _refusal(node, f"the attribute {name}", opset)
             node.attribute.remove(attribute)

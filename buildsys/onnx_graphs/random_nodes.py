@@ -81,7 +81,7 @@ class _Search:
 def _constants(body: GraphProto | FunctionProto) -> dict[str, TensorProto]:
     stored = {t.name: t for t in body.initializer} if isinstance(body, GraphProto) else {}
     for node in body.node:
-        if node.op_type == "Constant":
+        if node.op_type == "Constant" and not node.attribute[0].ref_attr_name:
             value = get_attribute_value(node.attribute[0])
             if isinstance(value, TensorProto):
                 stored[node.output[0]] = value
@@ -93,7 +93,9 @@ def _is_random(node: NodeProto, opset: int, constants: Mapping[str, TensorProto]
         return True
     if node.op_type not in _TRAINED:
         return False
-    attributes: dict[str, Any] = {a.name: get_attribute_value(a) for a in node.attribute}
+    attributes: dict[str, Any] = {
+        a.name: get_attribute_value(a) for a in node.attribute if not a.ref_attr_name
+    }
     if opset < 7:
         return not attributes.get("is_test", 0)
     if node.op_type == "BatchNormalization":

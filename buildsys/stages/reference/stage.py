@@ -56,6 +56,9 @@ _DAMAGED = (
     " declared in a manifest (`ops`, docs/manifest.md)"
 )
 
+_FAR_INTEGERS = {"negative-integers", "hundreds", "wide-integers", "last-rows"}
+_FAR_VALUES = _FAR_INTEGERS | {"large", "huge", "nan", "inf"}
+
 
 class Original(NamedTuple):
     """The model of the manifest's source."""
@@ -68,6 +71,7 @@ class Original(NamedTuple):
     alternatives: Callable[[Tensors, Tensors], dict[str, Array]] = lambda *_: {}
     table_rows: Collection[int] = ()  # sizes of tables that are read by index
     is_rounding: Callable[[Tensors], bool] = lambda _: False  # the outputs are rounding errors
+    has_own_operators: Callable[[Tensors], bool] = lambda _: False  # of another library
 
     def case(self, inputs: Tensors, outputs: Tensors) -> Case:
         """Make a golden case, with the right alternatives of its outputs."""
@@ -176,7 +180,7 @@ def special_cases(
     """
     names = set(job.options.get("further", {"values": ()})["values"]).intersection(VALUE_CASES)
     if job.options["source"].get("device", "cpu") != "cpu":  # an index out of range ends CUDA
-        names -= {"negative-integers", "hundreds", "wide-integers", "last-rows"}
+        names -= _FAR_INTEGERS
     is_narrow = original.float_type in ("float16", "bfloat16")
     if is_narrow:
         names -= {"small", "large", "huge", "nan", "inf"}
@@ -192,6 +196,8 @@ def special_cases(
         return {} if not_finite(outputs).keys() - usual else outputs
 
     inputs, data = golden_inputs(job, dims, {"case": "min", "seed": seed}), job.options["data"]
+    if original.has_own_operators(inputs):  # which need not survive values out of range
+        names -= _FAR_VALUES
     cases = value_cases(inputs, data, names)
     if "last-rows" in names and original.table_rows:
         last = last_rows(inputs, data, original.table_rows, lambda feeds: bool(answer(feeds)))
@@ -292,7 +298,7 @@ def _torch_model(job: Job) -> Original:
     import torch  # not needed for an ONNX source
 
     from buildsys.models.alternatives import find_alternatives
-    from buildsys.models.rounded_operations import is_mostly_rounding
+    from buildsys.models.rounded_operations import OwnOperators, is_mostly_rounding
     from buildsys.models.torch_model import (
         check_outputs,
         from_torch,
@@ -326,11 +332,23 @@ def _torch_model(job: Job) -> Original:
                 lambda: network(arguments), network(arguments), _MOST_ROUNDING
             )
 
+    def has_own_operators(inputs: Tensors) -> bool:
+        arguments = {name: to_torch(tensor) for name, tensor in inputs.items()}
+        with torch.inference_mode(), OwnOperators() as operators:
+            network(arguments)
+        return bool(operators.names)
+
     module = network.module
     return Original(
-        call, network.weights, main_float_type(module), module, alternatives=alternatives,
-        table_rows=table_rows(module), is_rounding=is_rounding,
-    )  # fmt: skip
+        call,
+        network.weights,
+        main_float_type(module),
+        module,
+        alternatives=alternatives,
+        table_rows=table_rows(module),
+        is_rounding=is_rounding,
+        has_own_operators=has_own_operators,
+    )
 
 
 def _numpy_function(job: Job) -> Original:

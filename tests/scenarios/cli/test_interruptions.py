@@ -65,7 +65,7 @@ def test_a_stage_that_hangs_is_stopped_at_its_limit(ready: ReadyProject) -> None
     ran = ready.doit("-n", "2", "--continue", "reference:a")
     assert (ran.code, ran.passed) == (2, set())
     sentence = "reference:a exceeded its limit of 1 s and was stopped"
-    assert ran.out.count(f"{sentence}; full log: build/a/reference/reference.log\n") == 1
+    assert ran.out.count(f"{sentence}; full log: build/a/reference/reference.log\n") == 2
     ready.let_go()
     ready.edit("configs/models/a.yaml", "reference: 1s", "reference: 10min")
     assert ready.doit("reference:a").passed == {"reference:a"}

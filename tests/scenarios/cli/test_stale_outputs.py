@@ -147,6 +147,7 @@ def test_models_that_were_not_reached(ready_built: ReadyProject) -> None:
     assert answer["verdict"] == {
         "status": "stale",
         "text": "STALE: 7 of 8 targets are not up to date",
+        "doubts": "",
     }
 
 

@@ -66,7 +66,7 @@ def test_a_worker_is_killed_under_n_2(ready: ReadyProject) -> None:
         "the worker of reference:a was killed by signal 9 (SIGKILL), "
         "probably because memory ran out"
     )
-    assert killed.out.count(f"{sentence}; full log: build/a/reference/reference.log\n") == 1
+    assert killed.out.count(f"{sentence}; full log: build/a/reference/reference.log\n") == 2
     assert killed.passed == {"export:a"} | targets("b")
 
     again = ready.doit("-n", "2")

@@ -69,13 +69,13 @@ def test_the_tried_remedy_works_unchanged_and_refusals_name_others(deformed: Pro
     write(deformed, tried[1])
     captured = deformed.doit("--continue", "engine:deform:ort", "engine:deform:rtx")
     assert captured.code == 2
-    assert "engine:deform:ort" in captured.passed
+    assert "engine:deform:ort" in captured.passed | captured.restored  # by the trial
     assert "DeformConv: 1 node, from plugins/models/deform.py:13" in captured.out
     replacement = remedy(captured, "surgery")
     function = "plugins/hooks/deform_conv.py:replace_deform_conv"
     assert replacement.startswith(f'surgery: [{{function: "{function}"}}]')
     again = deformed.doit("verify:deform:ort", "engine:deform:rtx")
-    assert "verify:deform:ort" in again.passed
+    assert "verify:deform:ort" in again.passed | again.restored
     # the reason of the next run leaves out the list of remedies
     assert re.search(
         r"^run +engine:deform:rtx  … last run failed: .*namespace correct\?\S*$",

@@ -88,7 +88,6 @@ def test_all_refused_nodes_of_a_parser_that_names_none(tmp_path: Path) -> None:
         (1, "/selu", "Selu", "b", "Selu needs a positive alpha"),
         (3, "/even", "Even", "y", unknown),
     ]
-    assert {refusal.until for refusal in caught.value.nodes} == {17}
 
 
 Layer = tuple[str, Sequence[str | None], Sequence[str]]  # name, inputs, outputs

@@ -12,6 +12,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+from onnx import ModelProto
 from trt_names import API
 
 from buildsys.backends.interface import BuildRequest
@@ -396,7 +397,7 @@ class RecordingTensorRt:
     def request(self, folder: Path, options: dict[str, Any], **fields: Any) -> BuildRequest:
         """Return the request to build an engine of the double's network."""
         if not (folder / "model.onnx").exists():
-            (folder / "model.onnx").touch()
+            (folder / "model.onnx").write_bytes(ModelProto(ir_version=8).SerializeToString())
         return BuildRequest(
             model="m",
             onnx=folder / "model.onnx",
