@@ -125,8 +125,8 @@ def output_agreements(cases: Sequence[ComparedCase], limits: Limits) -> dict[str
     """Measure all outputs, if ``limits`` has one for their agreement.
 
     Left out are complex numbers and strings, integers in full precision, outputs with a failed
-    case or rows in another order, and without a limit of classes, outputs whose errors are
-    excused. Policies about classes leave only this limit.
+    case or rows in another order, and in full precision outputs with a policy or excused errors.
+    Policies about classes leave only this limit.
     """
     if not cases or all(limits.get(name) is None for name in _LIMITS):
         return {}
@@ -137,7 +137,8 @@ def output_agreements(cases: Sequence[ComparedCase], limits: Limits) -> dict[str
         if any(c is None or not c.passed or c.note == REORDERED for c in comparisons):
             continue
         policies, notes = ({getattr(c, name) for c in comparisons} for name in ("policy", "note"))
-        if not policies.isdisjoint(_UNCOMPARED) or (notes != {""} and not is_low):
+        is_special = (policies | notes) != {""}  # judged by the manifest, or excused
+        if not policies.isdisjoint(_UNCOMPARED) or (is_special and not is_low):
             continue
         pairs = [(case.actual[output], case.expected[output]) for case in cases]
         counts_samples = all(
