@@ -100,6 +100,7 @@ class StageError(BuildsysError):
     problem: str
     hint: str = ""  # one line, or a short list of lines
     changes: Sequence[str] = ()  # of the manifest, as YAML, that may help: a build tries them
+    is_external: bool = False  # caused by the machine or another program, not by the model
 
     def __str__(self) -> str:
         """Return problem and hint."""
@@ -120,5 +121,8 @@ class EngineError(StageError):
     """A built engine that cannot be loaded, or run as requested."""
 
 
+@dataclass(eq=False)
 class WorkerDied(StageError):
     """A worker process ended without a result."""
+
+    is_external: bool = True

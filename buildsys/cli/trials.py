@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from buildsys.cli.target_names import TargetNames
-from buildsys.errors import BuildsysError
+from buildsys.errors import BuildsysError, StageError
 from buildsys.execution.key_parts import builder_versions
 from buildsys.project.load import change_model
 from buildsys.project.plan import ProjectPlan
@@ -37,6 +37,9 @@ class _Trial(NamedTuple):
     verify: str  # its last target, "" if no engine can be checked here
 
 
+Ends = dict[str, bool | str]  # change -> it verifies, it does not, or why it was not tried
+
+
 def describe_trials(
     session: BuildSession, failed: Action, problem: str, changes: Sequence[str], folder: Path
 ) -> str:
@@ -51,37 +54,36 @@ def describe_trials(
         if any(session.actions.get(name) != action for name, action in trial.actions.items())
         or not trial.verify
     ]
-    ended: dict[str, bool | None] = dict.fromkeys(trial.change for trial in trials)
-    runnable = [trial for trial in trials if trial.verify]
-    if runnable and session.has_trials and failed.model not in session.tried_models:
+    ended: Ends = dict.fromkeys((trial.change for trial in trials), "")
+    has_engine = any(trial.verify for trial in trials)
+    if has_engine and session.has_trials and failed.model not in session.tried_models:
         session.tried_models.add(failed.model)
         here, target = session.executor.here, failed.target
         session.on_event(target, {"event": "trying", "problem": problem})
         # benchmarks wait meanwhile
         with here.locks.project(target, exclusive=False, on_wait=lambda _: None), here.slots:
-            ended |= _run(session, runnable, folder, LIMIT_S, target)
+            ended |= _run(session, trials, folder, LIMIT_S, target)
     return describe_ends(ended)
 
 
-def describe_ends(ended: Mapping[str, bool | None]) -> str:
-    """Say if one of some changes leads to a verified engine; None: it was not tried."""
-    for change, is_verified in ended.items():
-        if is_verified:
+def describe_ends(ended: Mapping[str, bool | str]) -> str:
+    """Say if one of some changes leads to a verified engine."""
+    for change, end in ended.items():
+        if end is True:
             return f"{change} (tried: it leads to a verified engine)"
-    refused = [change for change, is_verified in ended.items() if is_verified is False]
-    untried = [change for change, is_verified in ended.items() if is_verified is None]
+    refused = [change for change, end in ended.items() if end is False]
     none = "none leads" if refused[1:] else "it does not lead"
     texts = [f"tried {', '.join(refused)}: {none} to a verified engine"] if refused else []
-    return "; ".join([*texts, *([f"not tried: {', '.join(untried)}"] if untried else [])])
+    for reason in dict.fromkeys(end for end in ended.values() if isinstance(end, str)):
+        untried = ", ".join(change for change, end in ended.items() if end == reason)
+        texts.append(f"not tried: {untried}" + (f" ({reason})" if reason else ""))
+    return "; ".join(texts)
 
 
 def find_verified(
     session: BuildSession, model: str, changes: Sequence[str], limit_s: float
-) -> dict[str, bool | None]:
-    """Try changes of a model's manifest until one leads to a verified engine.
-
-    None: not tried, as time is over or its engines do not run on this machine.
-    """
+) -> Ends:
+    """Try changes of a model's manifest until one leads to a verified engine."""
     trials = list(_plan_trials(session, model, changes))
     with session.executor.private_folder(model) as folder:
         return _run(session, trials, folder, limit_s, model)
@@ -118,37 +120,48 @@ def _plan_trials(
 
 def _run(
     session: BuildSession, trials: Sequence[_Trial], folder: Path, limit_s: float, target: str
-) -> dict[str, bool | None]:
-    """Run trials until one verifies; None for those that did not end."""
+) -> Ends:
+    """Run trials until one verifies."""
     deadline = time.monotonic() + limit_s
-    ended: dict[str, bool | None] = {}
+    ended: Ends = {}
     for trial in trials:
         session.on_event(target, {"event": "progress", "message": f"trying {trial.change}"})
-        ended[trial.change] = _leads_to_engine(session, trial, folder, deadline)
-        if ended[trial.change]:
+        end = _leads_to_engine(session, trial, folder, deadline)
+        if not isinstance(end, bool):
+            if session.interrupted:
+                end = "interrupted"
+            elif time.monotonic() >= deadline:
+                end = f"all trials of a model take at most {limit_s:.0f} s"
+        ended[trial.change] = end
+        if end is True:
             break
     return ended
 
 
 def _leads_to_engine(
     session: BuildSession, trial: _Trial, folder: Path, deadline: float
-) -> bool | None:
-    """Build a trial, None if it cannot end; doubts of what it changes refuse it."""
-    statuses: dict[str, str] = {}
+) -> bool | str:
+    """Build a trial, or say why it cannot end; doubts of what it changes refuse it."""
+    if not trial.verify:
+        return "none of its engines can be verified on this machine"
     executor = session.executor.of_trial(trial.actions, folder)
     try:
         for target, action in list(trial.actions.items()):
             if (left_s := deadline - time.monotonic()) <= 0 or session.interrupted:
-                return None
+                return ""
             limit_s = min(action.timeout_s or math.inf, left_s)
             trial.actions[target] = replace(action, timeout_s=limit_s)
-            statuses[target] = executor.run(target).status
+            outcome = executor.run(target)
+            if outcome.status != PASSED:  # a library is missing
+                return outcome.reason
             is_changed = session.actions.get(target) != action
             if is_changed and _has_doubts(folder / "build" / action.outputs["result"].path):
                 return False
-        return True if statuses.get(trial.verify) == PASSED else None
-    except (BuildsysError, OSError, ValueError):
-        return None if time.monotonic() >= deadline or session.interrupted else False
+        return True
+    except StageError as error:
+        return error.problem if error.is_external else False
+    except (BuildsysError, OSError, ValueError) as error:
+        return str(error)
     finally:
         executor.close()
 

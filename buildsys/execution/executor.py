@@ -279,7 +279,7 @@ class Executor:
                     now = self._keys.build(action)
                     if changed := self._keys.changed_file(action, key, now):
                         text = f"{changed} changed while {target} ran; nothing was published"
-                        raise StageError(text, "run it again")
+                        raise StageError(text, "run it again", is_external=True)
                     whole = key
                     undeclared: Mapping[str, str] = {}
                     if reply.status != ledger.FAILED:  # never up to date, whatever it read
@@ -291,8 +291,10 @@ class Executor:
                     if error.seconds is None:
                         error.seconds = time.perf_counter() - begun
                     if isinstance(error, StageError):  # libraries do not always report a full disk
+                        low_disk = self._publisher.low_disk_note()
+                        error.is_external |= bool(low_disk)
                         tried = self._try(action, error.problem, error.changes)
-                        error.hint = joined(self._publisher.low_disk_note(), tried, error.hint)
+                        error.hint = joined(low_disk, tried, error.hint)
                     took = error.seconds
                     entry = HistoryEntry(
                         target, key.digest, "error", started, took, str(error), why
@@ -309,7 +311,7 @@ class Executor:
                     return self._publish(action, whole, tree, reply, started, why)
             key = now
         text = f"{changed or 'an input'} was written repeatedly while {target} read it"
-        raise StageError(text, "run it again")
+        raise StageError(text, "run it again", is_external=True)
 
     def _publish(
         self, action: Action, key: ActionKey, tree: Path, reply: JobReply, started: str, why: str
@@ -367,7 +369,8 @@ class Executor:
         names = key.without_reads().digest if key.reads else ""
         self._background.submit(partial(self._cache.keep, action, record, names))
         if status == ledger.UNAVAILABLE and is_required(action):
-            raise StageError(f"{target} is required, but unavailable: {reply.reason}", reply.hint)
+            problem = f"{target} is required, but unavailable: {reply.reason}"
+            raise StageError(problem, reply.hint, is_external=True)
         return Outcome.recorded(record)
 
     def _try(self, action: Action, problem: str, changes: Sequence[str]) -> str:

@@ -9,6 +9,7 @@ import threading
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
@@ -24,8 +25,11 @@ _REPORT_AFTER_S = 0.1  # without an exclusive holder the turnstile is shut for l
 OnWait = Callable[[str], None]
 
 
+@dataclass(eq=False)
 class InterruptedWaitError(StageError):
     """A wait for a lock, ended by the exit of this process."""
+
+    is_external: bool = True
 
 
 def machine_lock_folder() -> Path:

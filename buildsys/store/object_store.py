@@ -18,6 +18,7 @@ import stat
 import time
 from collections.abc import Iterable, Iterator
 from contextlib import AbstractContextManager, suppress
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import NamedTuple
@@ -30,8 +31,11 @@ from buildsys.system.files import locked, open_regular, replace_file
 _CHUNK_BYTES = 4 << 20
 
 
+@dataclass(eq=False)
 class DamagedError(StageError):
     """A damaged file in the store, now in quarantine."""
+
+    is_external: bool = True
 
 
 class StoredAction(NamedTuple):

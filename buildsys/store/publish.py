@@ -205,4 +205,4 @@ def disk_errors(attempt: str) -> Iterator[None]:
         elif error.errno in (errno.EACCES, errno.EPERM, errno.EROFS):
             hint = "check the permissions of the build folder"
         problem = f"cannot {attempt}: {os.strerror(error.errno or errno.EIO)}"
-        raise StageError(problem, hint) from error
+        raise StageError(problem, hint, is_external=True) from error

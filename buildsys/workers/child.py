@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import errno
 import gc
 import importlib
 import io
@@ -46,6 +47,8 @@ _OUT_OF_MEMORY = (
     "bad_alloc",
     "Failed to allocate memory",
 )
+
+_RESOURCE_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EMFILE, errno.ENFILE, errno.EIO)
 
 SERVER_SIGNALS = (signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGCHLD)
 _IOLBF = 1  # stdio.h: line buffered
@@ -269,10 +272,12 @@ def _as_expected(error: BaseException, job: Job, log_file: Path | None) -> Build
     line = _shortened((summary.splitlines() or [""])[0])
     hint = f"full log: {job.display_path(log_file)}" if log_file else "see the traceback above"
     if isinstance(error, MemoryError) or any(sign in str(error) for sign in _OUT_OF_MEMORY):
-        return StageError(f"{job.target} ran out of memory ({line})", hint)
+        return StageError(f"{job.target} ran out of memory ({line})", hint, is_external=True)
     if isinstance(error, ImportError):
         hint = f"`buildsys doctor` names the next step; {hint}"
-    return StageError(f"{job.target} failed unexpectedly: {line}", hint)
+    is_external = isinstance(error, OSError) and error.errno in _RESOURCE_ERRORS
+    problem = f"{job.target} failed unexpectedly: {line}"
+    return StageError(problem, hint, is_external=is_external)
 
 
 def measure(clock: float) -> dict[str, float]:

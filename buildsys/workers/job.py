@@ -22,7 +22,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Literal, NoReturn
 
@@ -188,12 +188,11 @@ def job_from_json(fields: Message) -> Job:
 
 def error_to_json(error: BuildsysError) -> Message:
     """Convert ``error`` to JSON values. Other classes become stage errors."""
-    if isinstance(error, StageError) and type(error).__name__ in _ERRORS:
-        fields = {"problem": error.problem, "hint": error.hint, "changes": [*error.changes]}
-        return {"class": type(error).__name__, **fields}
-    return {"class": StageError.__name__, "problem": str(error), "hint": "", "changes": []}
+    fields = asdict(error) if isinstance(error, StageError) else {"problem": str(error)}
+    name = type(error).__name__
+    return {"class": name if name in _ERRORS else StageError.__name__, "fields": fields}
 
 
 def error_from_json(fields: Message) -> StageError:
     """Make an error from the values of ``error_to_json``."""
-    return _ERRORS[fields["class"]](fields["problem"], fields["hint"], fields["changes"])
+    return _ERRORS[fields["class"]](**fields["fields"])

@@ -9,7 +9,7 @@ from argparse import ArgumentParser, Namespace
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, get_args
+from typing import TYPE_CHECKING, Any, get_args
 
 from buildsys.cli.command import add_names, print_lines, typed_path, unknown_name
 from buildsys.cli.session import BuildSession
@@ -18,6 +18,9 @@ from buildsys.errors import StageError, UsageError
 from buildsys.manifest.exports import NEW_EXPORTS
 from buildsys.project.load import Project, check_manifests, empty_project
 from buildsys.system.files import replace_file
+
+if TYPE_CHECKING:
+    from buildsys.cli.trials import Ends
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.+-]{0,99}")
 _INPUT = re.compile(r"(?P<name>[^=]+)=(?P<shape>[^:]*)(:(?P<dtype>\w+))?")
@@ -240,18 +243,31 @@ def try_model(
 
 def _choose_export(project: Project, model: str, proposal: Mapping[str, Any]) -> None:
     """Write the first export that leads to a verified engine, with fixed sizes if none does."""
-    file = _manifest_file(project, model)
-    texts: list[str] = []
+    from buildsys.cli.trials import describe_ends  # slow to import
+
+    file, text = _manifest_file(project, model), ""
     for variant in (proposal, *_with_fixed_sizes(proposal)):
         replace_file(file, "\n".join(_lines(model, variant)).encode())
         changes = NEW_EXPORTS if variant is proposal else NEW_EXPORTS[:2]
-        texts.append(_tried_export(project, model, changes))
-        if texts[-1].startswith("export"):
-            replace_file(file, "\n".join(_lines(model, variant, texts[-1])).encode())
+        ended = _try_exports(project, model, changes)
+        if True in ended.values():
+            export = _with_comment(ended)
+            replace_file(file, "\n".join(_lines(model, variant, export)).encode())
             return
-        if not texts[-1]:
+        text = text or (f"# {describe_ends(ended)}" if ended else "")
+        if not ended or any(ended.values()):  # nothing is known of exports that were not tried
             break
-    replace_file(file, "\n".join(_lines(model, proposal, texts[0])).encode())
+    replace_file(file, "\n".join(_lines(model, proposal, text)).encode())
+
+
+def _with_comment(ended: Mapping[str, bool | str]) -> str:
+    """Write the last export, which verifies, with a comment on those before it."""
+    *others, (export, _) = ended.items()
+    notes = [
+        f"; {other} was not tried ({end})" if end else f"; {other} does not"
+        for other, end in others
+    ]
+    return f"{export}  # it leads to a verified engine{''.join(notes)}"
 
 
 def _with_fixed_sizes(proposal: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
@@ -272,24 +288,19 @@ def _with_fixed_sizes(proposal: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
             yield {**proposal, **ports, "dims": rest, "fixed_by_export": sizes}
 
 
-def _tried_export(project: Project, model: str, changes: Sequence[str]) -> str:
-    """Write the first export that leads to a verified engine as YAML, "" without trials."""
+def _try_exports(project: Project, model: str, changes: Sequence[str]) -> Ends:
+    """Try exports until one leads to a verified engine, none without trials."""
+    from buildsys.cli.trials import find_verified  # slow to import
+
     session = BuildSession.load(project.root, leave_out=True, remember=False)
     if not session.has_trials:
-        return ""
-    from buildsys.cli.trials import describe_ends, find_verified
-
+        return {}
     session.on_event = lambda _, event: show_progress(event)
     try:
-        ended = find_verified(session, model, changes, _TRIALS_LIMIT_S)
+        return find_verified(session, model, changes, _TRIALS_LIMIT_S)
     finally:
         show_progress({})
         session.close()
-    change, is_verified = [*ended.items()][-1]
-    others = "".join(f"; {other} does not" for other in ended if other != change)
-    if is_verified:
-        return f"{change}  # it leads to a verified engine{others}"
-    return f"# {describe_ends(ended)}"
 
 
 def _lines(model: str, proposal: Mapping[str, Any], export: str = "") -> Iterator[str]:

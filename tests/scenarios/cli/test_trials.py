@@ -6,7 +6,11 @@ import json
 import os
 import signal
 
+import pytest
 from project_folder import ProjectFolder, finish, wait_until
+
+from buildsys.cli.session import BuildSession
+from buildsys.cli.trials import find_verified
 
 VERIFIED = "export: {exporter: dynamo, opset: 18} (tried: it leads to a verified engine)"
 FAILED = "the torchscript exporter cannot translate the operator aten::asinh to opset 17"
@@ -48,14 +52,30 @@ def test_a_trial_changes_only_the_text_of_the_failure(project: ProjectFolder) ->
 
 def test_new_writes_the_first_export_that_verifies(project: ProjectFolder) -> None:
     model = project.root / "plugins/models/small.py"
-    refuse = "assert not torch.compiler.is_exporting(); return self.layer(x)"
-    model.write_text(model.read_text().replace("return self.layer(x)", refuse))
+    die = "torch.compiler.is_exporting() and __import__('os').kill(0, 9); return self.layer(x)"
+    model.write_text(model.read_text().replace("return self.layer(x)", die))
     project.environment["BUILDSYS_TRIALS"] = "1"
     source = ("--from", "plugins/models/small.py:Linear", "--input", "x=batch,4")
     assert project.buildsys("new", "a", *source).code == 0
-    comment = "it leads to a verified engine; export: {exporter: dynamo, opset: 18} does not"
+    end = "killed by signal 9 (SIGKILL), probably because memory ran out"
+    dead = f"was not tried (the worker of export:a was {end})"
+    comment = f"it leads to a verified engine; export: {{exporter: dynamo, opset: 18}} {dead}"
     export = f"export: {{exporter: torchscript, opset: 17}}  # {comment}"
     assert export in (project.root / "configs/models/a.yaml").read_text().splitlines()
     assert not project.files()
     built = project.buildsys("build", "a", "--no-bench")
     assert built.restored == built.ran > {"export:a", "verify:a:ort-cpu"}
+
+
+@pytest.mark.parametrize(
+    ("exit_code", "reason"), [(0, "all trials of a model take at most 0 s"), (130, "interrupted")]
+)
+def test_trials_without_time_are_not_tried(
+    project: ProjectFolder, exit_code: int, reason: str
+) -> None:
+    project.add_model("a")
+    session = BuildSession.load(project.root)
+    session.interrupted = exit_code
+    change = "export: {opset: 18}"
+    assert find_verified(session, "a", [change], limit_s=0) == {change: reason}
+    session.close()

@@ -163,6 +163,7 @@ def test_exhausted_memory_is_reported(project: PoolProject, do: str) -> None:
     error = project.error(do)
     assert str(error).startswith(f"export:{do} ran out of memory (")
     assert str(error).endswith(f"; full log: build/{do}.log")
+    assert error.is_external
 
 
 def test_the_log_has_all_output_of_the_last_run(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from buildsys.cli.trials import describe_ends
+from buildsys.cli.trials import Ends, describe_ends
 
 
 @pytest.mark.parametrize(
@@ -14,11 +14,14 @@ from buildsys.cli.trials import describe_ends
         ({"a: 1": False, "b: 2": True}, "b: 2 (tried: it leads to a verified engine)"),
         ({"a: 1": False}, "tried a: 1: it does not lead to a verified engine"),
         (
-            {"a: 1": False, "b: 2": False, "c: 3": None},
+            {"a: 1": False, "b: 2": False, "c: 3": ""},
             "tried a: 1, b: 2: none leads to a verified engine; not tried: c: 3",
         ),
-        ({"a: 1": None}, "not tried: a: 1"),
+        (
+            {"a: 1": "it died", "b: 2": "no time", "c: 3": "no time"},
+            "not tried: a: 1 (it died); not tried: b: 2, c: 3 (no time)",
+        ),
     ],
 )
-def test_trials_are_described(ended: dict[str, bool | None], text: str) -> None:
+def test_trials_are_described(ended: Ends, text: str) -> None:
     assert describe_ends(ended) == text

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -302,6 +304,21 @@ def test_a_stage_that_breaks_leaves_the_previous_outputs_alone(
         make_executor(root, actions(opset=18))[0].run(EXPORT)
     assert published(root) == before
     assert build(root) == []
+
+
+@pytest.mark.parametrize(
+    ("word", "free_blocks", "is_external"),
+    [("die", 1 << 20, True), ("break", 1 << 20, False), ("break", 255, True)],
+)
+def test_a_cause_outside_the_model_is_marked(
+    root: Path, monkeypatch: pytest.MonkeyPatch, word: str, free_blocks: int, *, is_external: bool
+) -> None:
+    disk = SimpleNamespace(f_bavail=free_blocks, f_frsize=4096)
+    monkeypatch.setattr(os, "statvfs", lambda _: disk)
+    order(root, EXPORT, word)
+    with pytest.raises(StageError) as failed:
+        make_executor(root)[0].run(EXPORT)
+    assert failed.value.is_external is is_external
 
 
 @pytest.mark.parametrize("word", ["half", "silent"])

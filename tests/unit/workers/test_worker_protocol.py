@@ -53,6 +53,7 @@ def test_errors_keep_their_class(kind: type[StageError]) -> None:
     error = error_from_json(error_to_json(kind("what", "what to do")))
     assert type(error) is kind
     assert (error.problem, error.hint) == ("what", "what to do")
+    assert error.is_external is (kind is WorkerDied)
 
 
 class _Subclass(CheckFailed):
