@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import zipfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -154,12 +154,7 @@ def save_case(
     alternatives: Mapping[str, Array] | None = None,
 ) -> None:
     """Write golden tensors to an .npz file deterministically."""
-    named = {f"in.{name}": tensor for name, tensor in inputs.items()}
-    named.update((f"out.{name}", tensor) for name, tensor in outputs.items())
-    named.update((f"alt.{name}", tensor_of(rows)) for name, rows in (alternatives or {}).items())
-    if float_type in ("float16", "bfloat16"):
-        named[_FLOAT_TYPE] = tensor_of(np.array(float_type))
-    save_tensors(path, named)
+    save_tensors(path, _named_tensors(Case(inputs, outputs, float_type, alternatives or {})))
 
 
 def load_case(path: Path) -> Case:
@@ -167,7 +162,19 @@ def load_case(path: Path) -> Case:
 
     Raises: StageError: the file cannot be read.
     """
-    tensors = load_tensors(path)
+    return _case(load_tensors(path))
+
+
+def _named_tensors(case: Case) -> dict[str, Tensor]:
+    named = {f"in.{name}": tensor for name, tensor in case.inputs.items()}
+    named.update((f"out.{name}", tensor) for name, tensor in case.outputs.items())
+    named.update((f"alt.{name}", tensor_of(rows)) for name, rows in case.alternatives.items())
+    if case.float_type in ("float16", "bfloat16"):
+        named[_FLOAT_TYPE] = tensor_of(np.array(case.float_type))
+    return named
+
+
+def _case(tensors: Mapping[str, Tensor]) -> Case:
     inputs = {name[3:]: tensor for name, tensor in tensors.items() if name.startswith("in.")}
     outputs = {name[4:]: tensor for name, tensor in tensors.items() if name.startswith("out.")}
     float_type = str(tensors[_FLOAT_TYPE].array) if _FLOAT_TYPE in tensors else "float32"
@@ -175,23 +182,17 @@ def load_case(path: Path) -> Case:
     return Case(inputs, outputs, float_type, rows)
 
 
-def save_cases(path: Path, cases: Sequence[Case]) -> None:
-    """Write many small golden cases with equal names, types and ranks to one .npz file.
-
-    A tensor's values in all cases are one vector next to their shapes.
-    """
-    named: dict[str, Tensor] = {}
-    for kind in ("inputs", "outputs"):
-        for name, first in getattr(cases[0], kind).items():
-            tensors = [getattr(case, kind)[name] for case in cases]
-            flat = np.concatenate([tensor.array.reshape(-1) for tensor in tensors])
-            named[f"{kind}.{name}"] = Tensor(flat, first.dtype)
-            named[f"shapes.{kind}.{name}"] = tensor_of([tensor.shape for tensor in tensors])
-    for name in cases[0].alternatives:
-        rows = [case.alternatives[name] for case in cases]
-        named[f"alternatives.{name}"] = tensor_of(np.concatenate(rows))
-        named[f"counts.{name}"] = tensor_of([len(part) for part in rows])
-    save_tensors(path, named)
+def save_cases(path: Path, cases: Iterable[Case]) -> None:
+    """Write many small golden cases to one .npz file."""
+    numbered = ((f"{number}.", case) for number, case in enumerate(cases))
+    save_tensors(
+        path,
+        {
+            before + name: tensor
+            for before, case in numbered
+            for name, tensor in _named_tensors(case).items()
+        },
+    )
 
 
 def load_cases(path: Path) -> list[Case]:
@@ -199,25 +200,11 @@ def load_cases(path: Path) -> list[Case]:
 
     Raises: StageError: the file cannot be read.
     """
-    named = load_tensors(path)
-    cases: list[dict[str, Any]] = []
-
-    def add(kind: str, name: str, parts: Sequence[Any]) -> None:
-        cases.extend({} for _ in parts[len(cases) :])
-        for case, part in zip(cases, parts, strict=True):
-            case.setdefault(kind, {})[name] = part
-
-    for key, tensor in named.items():
-        kind, _, name = key.partition(".")
-        if kind == "alternatives":
-            ends = np.cumsum(named[f"counts.{name}"].array)[:-1]
-            add(kind, name, np.split(tensor.array, ends))
-        elif kind in ("inputs", "outputs"):
-            shapes = named[f"shapes.{key}"].array
-            ends = np.cumsum([int(np.prod(shape)) for shape in shapes])[:-1]
-            parts = zip(np.split(tensor.array, ends), shapes, strict=True)
-            add(kind, name, [Tensor(a.reshape(shape), tensor.dtype) for a, shape in parts])
-    return [Case(**case) for case in cases]
+    cases: dict[str, dict[str, Tensor]] = {}
+    for key, tensor in load_tensors(path).items():
+        number, _, name = key.partition(".")
+        cases.setdefault(number, {})[name] = tensor
+    return [_case(named) for named in cases.values()]
 
 
 def save_tensors(path: Path, tensors: Mapping[str, Tensor]) -> None:
@@ -283,18 +270,15 @@ class NpzFile(Mapping[str, Array]):
     """
 
     def __init__(self, path: Path) -> None:
-        self._path = path
-        with _one_error(), zipfile.ZipFile(path) as archive:
-            self._members = {name.removesuffix(".npy"): name for name in archive.namelist()}
+        with _one_error():
+            self._archive = zipfile.ZipFile(path)  # closed with this object
+            names = self._archive.namelist()
+        self._members = {name.removesuffix(".npy"): name for name in names}
 
     def __getitem__(self, name: str) -> Array:
         """Read an array. Raises: KeyError: there is none of this name."""
         member = self._members[name]
-        with (
-            _one_error(f"array {name}: "),
-            zipfile.ZipFile(self._path) as archive,
-            archive.open(member) as stream,
-        ):
+        with _one_error(f"array {name}: "), self._archive.open(member) as stream:
             return np.lib.format.read_array(stream, allow_pickle=False)
 
     def __iter__(self) -> Iterator[str]:

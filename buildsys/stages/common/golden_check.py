@@ -56,9 +56,8 @@ def load_golden(job: Job) -> dict[str, Case]:
     """Load the golden cases of a job, and its samples."""
     golden = {name: load_case(job.inputs[f"case.{name}"]) for name in job.options["cases"]}
     if "samples" in job.inputs:
-        float_type = next((case.float_type for case in golden.values()), "float32")
         for number, case in enumerate(load_cases(job.inputs["samples"]), start=1):
-            golden[f"sample-{number}"] = replace(case, float_type=float_type)
+            golden[f"sample-{number}"] = case
     return golden
 
 

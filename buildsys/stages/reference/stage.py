@@ -233,12 +233,7 @@ def small_cases(job: Job, original: Original, usual: Collection[tuple[str, str]]
             outputs = original.call(inputs, dims)
             if not not_finite(outputs).keys() - usual:
                 cases.append(original.case(inputs, outputs))
-    return [case for case in cases if _kinds(case) == _kinds(cases[0])]
-
-
-def _kinds(case: Case) -> object:
-    tensors = {**case.inputs, **case.outputs}.items()
-    return [(n, t.dtype, len(t.shape)) for n, t in tensors], case.alternatives.keys()
+    return cases
 
 
 def _samples(job: Job, original: Original, special: Collection[tuple[str, str]]) -> Iterator[Case]:

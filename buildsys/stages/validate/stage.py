@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from typing import NamedTuple
 
 from buildsys.manifest.exports import OTHER_EXPORTS
@@ -75,7 +74,7 @@ def run(job: Job) -> StageResult:
             case: load_case(job.inputs[f"simplified.case.{case}"])
             for case in job.options["simplified_cases"]
         }
-    further = _further_cases(job, next(case.float_type for case in shared.values()))
+    further = _further_cases(job)
     if any(case.graph == _UNMODIFIED for case in further.values()):
         golden = {_UNMODIFIED: {}, **golden}
     dims = {**job.options["cases"], **{name: case.sizes for name, case in further.items()}}
@@ -158,7 +157,7 @@ def _verdict(
     return reason, difference_hint(case, first.output, branches)
 
 
-def _further_cases(job: Job, float_type: str) -> dict[str, _ComparedCase]:
+def _further_cases(job: Job) -> dict[str, _ComparedCase]:
     """Load the further cases, each for its last possible graph.
 
     One graph is enough: ``simplify`` and ``surgery`` compare their graphs with those before.
@@ -185,8 +184,7 @@ def _further_cases(job: Job, float_type: str) -> dict[str, _ComparedCase]:
     for number, case in enumerate(load_cases(job.inputs["sizes"]) if "sizes" in job.inputs else ()):
         shapes = {tensor: t.shape for tensor, t in case.inputs.items()}
         sizes = dims_of_shapes(further["shapes"], shapes)
-        tensors = replace(case, float_type=float_type)
-        cases[f"{_SIZE}{number + 1}"] = _ComparedCase(further["graph"], tensors, sizes)
+        cases[f"{_SIZE}{number + 1}"] = _ComparedCase(further["graph"], case, sizes)
     return cases
 
 

@@ -80,6 +80,11 @@ def test_all_sizes_of_a_small_input_show_any_branch(tmp_path: Path, network: str
     assert len(result.figures["dims"]) < 30  # only sizes that differ
 
 
+def test_sizes_with_and_without_ties_are_compared(tmp_path: Path) -> None:
+    result = validate.run(validate_job(tmp_path, f"{VALUE_NETWORKS}:Mirrored"))
+    assert {failure["dims"]["length"] for failure in result.figures["failures"]} == {57}
+
+
 def test_one_drawn_size_is_higher_than_wide(tmp_path: Path) -> None:
     inputs = {"x": {"shape": [1, 3, "height", "width"]}}
     span = {"min": 40, "opt": 80, "max": 160}  # large inputs have few drawn sizes

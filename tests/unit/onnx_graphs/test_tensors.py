@@ -18,11 +18,14 @@ from buildsys.errors import StageError
 from buildsys.onnx_graphs.tensors import (
     BIT_DTYPES,
     NATIVE_DTYPES,
+    Case,
     NpzFile,
     Tensor,
     load_case,
+    load_cases,
     load_tensors,
     save_case,
+    save_cases,
     save_tensors,
     tensor_of,
 )
@@ -45,6 +48,27 @@ def test_any_tensor_survives_a_round_trip(
     for read in (case.inputs["x/y.z"], case.outputs["out.1"]):
         assert (read.dtype, read.shape, read.array.dtype) == (dtype, shape, np.dtype(stored))
         assert read.array.tobytes() == tensor.array.tobytes()
+
+
+def test_unlike_cases_survive_in_one_file(tmp_path: Path) -> None:
+    x, rows = {"x.1": tensor_of([1.0, 2.0])}, np.array([[0, 0, 1]])
+    cases = [
+        Case(x, {"y": tensor_of([1])}),
+        Case(x, {"y": tensor_of([2])}, "bfloat16", {"y": rows}),
+        Case({}, {"y": tensor_of([[1.5]])}),
+    ]
+    save_cases(tmp_path / "sizes.npz", cases)
+    read = load_cases(tmp_path / "sizes.npz")
+    for ours, theirs in zip(read, cases, strict=True):
+        assert (ours.float_type, ours.alternatives.keys()) == (
+            theirs.float_type,
+            theirs.alternatives.keys(),
+        )
+        for a, b in ((ours.inputs, theirs.inputs), (ours.outputs, theirs.outputs)):
+            assert {n: t.array.tolist() for n, t in a.items()} == {
+                n: t.array.tolist() for n, t in b.items()
+            }
+    assert np.array_equal(read[1].alternatives["y"], rows)
 
 
 @given(shape=SHAPES, data=st.data())
