@@ -16,10 +16,15 @@ from torch.utils._pytree import tree_map
 _OF_PYTORCH = ("aten", "prim", "prims", "profiler")
 _EXACT = 256.0  # multiples of 1/256 are seldom rounded
 _FEW = 0.01  # of the integers, which golden cases allow to differ by rounding
+# runtimes compute them by way of 1 + x or exp(x), so that the last bit is one of 1
+_NEXT_TO_ONE = frozenset((
+    "celu", "celu_", "elu", "elu_", "expm1", "expm1_", "log1p", "log1p_",
+    "selu", "selu_",
+))  # fmt: skip
 
 
-class OtherLastBits(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Change the last bit of rounded results at random, except those of views."""
+class OperationMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Pass the operations of a network to ``result``."""
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
@@ -33,43 +38,55 @@ class OtherLastBits(TorchDispatchMode):  # type: ignore[no-untyped-call]
         kwargs: Mapping[str, Any] | None = None,
     ) -> Any:
         """Run an operation."""
-        result = func(*args, **(kwargs or {}))
-        is_view = any(entry.alias_info for entry in func._schema.returns)  # or in place
-        return result if is_view else tree_map(_moved, result)
+        return self.result(func, args, kwargs or {})
+
+    def result(self, func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+        """Compute what the operation returns."""
+        return func(*args, **kwargs)
 
 
-class OwnOperators(TorchDispatchMode):  # type: ignore[no-untyped-call]
+class OtherLastBits(OperationMode):  # type: ignore[no-untyped-call]
+    """Change the last bit of rounded results at random, except those of views."""
+
+    def result(self, func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+        """Compute what the operation returns, with other last bits."""
+        result = func(*args, **kwargs)
+        least = 1.0 if operation_name(func) in _NEXT_TO_ONE else 0.0
+        if func._schema.is_mutable:
+            return tree_map(lambda value: _move(value, least, in_place=True), result)
+        is_view = any(entry.alias_info for entry in func._schema.returns)
+        return result if is_view else tree_map(lambda value: _move(value, least), result)
+
+
+class OwnOperators(OperationMode):  # type: ignore[no-untyped-call]
     """Collect the operators of other libraries than PyTorch, by name."""
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.names: set[str] = set()
 
-    @classmethod
-    def _should_skip_dynamo(cls) -> bool:
-        return False
-
-    def __torch_dispatch__(
-        self,
-        func: Any,
-        types: Any,
-        args: tuple[Any, ...] = (),
-        kwargs: Mapping[str, Any] | None = None,
-    ) -> Any:
-        """Run an operation."""
+    def result(self, func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+        """Compute what the operation returns."""
         if func.namespace not in _OF_PYTORCH:
             self.names.add(func.name())
-        return func(*args, **(kwargs or {}))
+        return func(*args, **kwargs)
 
 
-def _moved(value: Any) -> Any:
+def operation_name(func: Any) -> str:
+    """Return the name of an operation without its namespace, if that is PyTorch's."""
+    return str(func.overloadpacket).removeprefix("aten.")
+
+
+def _move(value: Any, least: float, *, in_place: bool = False) -> Any:
+    """Change last bits; numbers below ``least`` have its last bit."""
     is_float = isinstance(value, torch.Tensor) and value.is_floating_point()
     if not is_float or value.element_size() == 1:  # PyTorch computes nothing in 8 bits
         return value
     scaled = value * _EXACT
-    step = torch.rand_like(value, dtype=torch.float32).sub_(0.5).mul_(2.0)
-    moved = value + value * step.to(value.dtype) * torch.finfo(value.dtype).eps
-    return torch.where(scaled == scaled.round(), value, moved)
+    step = torch.rand_like(value, dtype=torch.float32).sub_(0.5).mul_(2.0).to(value.dtype)
+    unit = value.abs().clamp(min=least) * torch.finfo(value.dtype).eps
+    moved = torch.where(scaled == scaled.round(), value, value + unit * step)
+    return value.copy_(moved) if in_place else moved
 
 
 def is_mostly_rounding(

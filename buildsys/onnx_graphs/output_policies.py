@@ -25,6 +25,7 @@ Outputs = Mapping[str, Tensor]
 _AUTO: Policy = {"policy": "auto", "allow_zero": False}
 _NARROW = 64  # elements of a row
 _Failure = tuple[str, tuple[int, ...] | None]  # the problem, and the worst element
+_TIED = "its scores are nearly equal everywhere"
 DECIDED = "differ where rounding decides: between equal scores, or next to a step"
 REORDERED = "rows of equal score are in another order"
 
@@ -66,6 +67,9 @@ def compare_outputs(
         unordered = [name for name in plain if expected[name].shape[:1] not in sizes]
         scores = [name for name in unordered if compared[name].passed and _falls(expected[name])]
         compared |= _reordered(unordered, scores, actual, expected, tolerance)
+    for name, rows in alternatives.items():
+        if compared[name].passed and _tie_everywhere(rows, expected[name].array.size):
+            compared[name] = replace(compared[name], uninformative=_TIED)
     for name, policy in policies.items():
         if policy["allow_zero"] and compared[name].uninformative:
             note = f"{compared[name].uninformative}, as allowed"
@@ -76,16 +80,27 @@ def compare_outputs(
 def _allow_alternatives(
     whole: Comparison, actual: Tensor, expected: Tensor, alternatives: Array
 ) -> Comparison:
-    """Pass integers that differ at alternatives only."""
+    """Pass integers that differ at alternatives only, and no index twice."""
     if actual.dtype != expected.dtype or actual.shape != expected.shape:
         return whole
     ours = actual.array.reshape(-1)
     changed = np.flatnonzero(ours != expected.array.reshape(-1))
-    places, least, most = alternatives[np.isin(alternatives[:, 0], changed)].T
+    places, least, most, groups = alternatives.T
     is_right = (least <= ours[places]) & (ours[places] <= most)
-    if np.setdiff1d(changed, places[is_right]).size:
+    indices = np.unique(np.stack([groups, places])[:, groups >= 0], axis=1)
+    again = np.stack([indices[0], ours[indices[1]]])
+    if (
+        np.setdiff1d(changed, places[is_right]).size
+        or np.unique(again, axis=1).shape != again.shape
+    ):
         return whole
     return replace(whole.as_passed(), note=f"{changed.size} of {ours.size} elements {DECIDED}")
+
+
+def _tie_everywhere(alternatives: Array, size: int) -> bool:
+    """Check if each of ``size`` indices may be any other."""
+    _, _, most, groups = alternatives.T
+    return bool(len(most) == size * (most.max(initial=0) + 1) and (groups >= 0).all())
 
 
 def load_assembled(path: Path | None) -> list[str]:

@@ -94,8 +94,8 @@ class Tensor:
 class Case:
     """The golden inputs and outputs of one shape case.
 
-    ``alternatives`` of integer outputs are rows of a place among the elements, and the least and
-    largest value that is right there as well.
+    ``alternatives`` of integer outputs are rows of a place among the elements, the least and
+    largest value that is right there as well, and -1 or the number of a row without equal indices.
     """
 
     inputs: Mapping[str, Tensor]

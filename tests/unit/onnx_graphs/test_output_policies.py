@@ -351,7 +351,7 @@ def test_no_policy_accepts_nan_another_shape_or_another_type(policy: str) -> Non
 
 
 def test_integers_may_differ_at_their_alternatives_only() -> None:
-    rows = {"y": np.array([[1, 4, 4], [1, 5, 5], [3, 6, 8]])}
+    rows = {"y": np.array([[1, 4, 4, 0], [1, 5, 5, 0], [3, 6, 8, -1]])}
     expected = np.array([[0, 4], [2, 7]])
 
     def compared(*values: int, shape: tuple[int, ...] = (2, 2)) -> Comparison:
