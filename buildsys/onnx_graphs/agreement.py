@@ -16,14 +16,20 @@ from typing import Any, cast
 import numpy as np
 
 from buildsys.onnx_graphs.output_policies import REORDERED
-from buildsys.onnx_graphs.result_types import AgreementFigures
-from buildsys.onnx_graphs.tensor_comparison import Comparison, is_image, likely_most
+from buildsys.onnx_graphs.result_types import AgreementFigures, format_beyond
+from buildsys.onnx_graphs.tensor_comparison import (
+    Comparison,
+    has_many_values,
+    is_image,
+    likely_most,
+)
 from buildsys.onnx_graphs.tensors import Array, Tensor
 
 Limits = Mapping[str, float | None]
 Tensors = Mapping[str, Tensor]
 Pair = tuple[Tensor, Tensor]
 _LIMITS = ("spread_error", "correlation", "slope", "channel_error", "class_agreement")
+_LEAST = ("correlation", "class_agreement")
 _LEAST_SAMPLES = 4
 _JUDGED_FROM = 32  # values of a channel
 _LEAST_SPREAD = 1e-6  # relative; below it only rounding in float32 varies
@@ -32,7 +38,7 @@ _CLASSES_FROM = 5  # along an axis of more than two: fewer may be colours or coo
 _DECIDED, _CLOSE, _TIE = 0.5, 0.05, 0.2  # margins of classes, of the spread within rows
 _TOP = 5
 _ROUNDING = 32 * 2.0**-23  # of the largest value: errors of float32
-_LABEL_TYPES = ("int", "uint", "bool")
+_INTEGER_TYPES = ("int", "uint", "bool")
 _CLASSES_ONLY = ("tokens", "top_k")  # policies
 _UNCOMPARED = ("detections", "set")  # policies without pairs of elements
 _FLAT = "it hardly varies over the golden inputs"
@@ -89,44 +95,37 @@ class Agreement:
 
     def problem(self, limits: Limits) -> str:
         """Name the figures beyond ``limits``, the most telling first; empty without any."""
-        error, share = self.channel_error or 0.0, self.class_agreement
-        least = {
-            "correlation": (self.correlation, "its correlation with the reference is {:.3f}"),
-            "class_agreement": (
-                1.0 if share is None or self._may_be_chance(limits) else share,
-                "its class is the reference's in {:.0%}",
-            ),
-        }
-        most = {
-            "spread_error": (
-                0.0 if self.is_rounding else self.spread_error,
-                "its error is {:.3g} of its spread",
-            ),
-            "slope": (abs(self.slope - 1), "its slope against the reference is off by {:.3g}"),
-            "channel_error": (error, f"the error of {self.channel} is {{:.3g}} of its spread"),
-        }
-        broken = [
-            f"{text.format(figure)} ({word} {limit:g})"
-            for sign, word, figures in ((-1, "at least", least), (1, "allowed", most))
-            for name, (figure, text) in figures.items()
-            if name in self.limited
-            and (limit := limits.get(name)) is not None
-            and not sign * figure <= sign * limit
-        ]
-        return f"over {self.samples} samples, {', '.join(broken)}" if broken else ""
+        figures = (
+            ("correlation", self.correlation, "correlation {}"),
+            ("class_agreement", self.class_agreement, "class agreement {}"),
+            ("spread_error", self.spread_error, "error {} of the spread"),
+            ("slope", abs(self.slope - 1), "slope off by {}"),
+            ("channel_error", self.channel_error, f"error {{}} in {self.channel}"),
+        )
+        broken = []
+        for name, figure, text in figures:
+            limit = limits.get(name) if name in self.limited else None
+            if figure is None or limit is None or self._is_excused(name, limit):
+                continue
+            sign, word = (-1, "at least") if name in _LEAST else (1, "allowed")
+            if not sign * figure <= sign * limit:  # so that a NaN counts as broken
+                broken.append(f"{text.format(format_beyond(figure, limit))} ({word} {limit:.9g})")
+        return f"over {self.samples} samples: {', '.join(broken)}" if broken else ""
 
-    def _may_be_chance(self, limits: Limits) -> bool:
-        """Check if so many other classes are likely in so few rows, though the limit holds."""
-        others = self.rows * (1 - (self.class_agreement or 0.0))
-        return others <= likely_most(self.rows, limits.get("class_agreement") or 0.0)
+    def _is_excused(self, name: str, limit: float) -> bool:
+        """Check for rounding of float32, and for other classes that are likely in so few rows."""
+        if name == "class_agreement":
+            others = self.rows * (1 - (self.class_agreement or 0.0))
+            return others <= likely_most(self.rows, limit)
+        return name == "spread_error" and self.is_rounding
 
 
 def output_agreements(cases: Sequence[ComparedCase], limits: Limits) -> dict[str, Agreement]:
     """Measure all outputs, if ``limits`` has one for their agreement.
 
-    Left out are complex numbers and strings, integers in full precision, outputs with a failed
-    case or rows in another order, and in full precision outputs with a policy or excused errors.
-    Policies about classes leave only this limit.
+    Left out are complex numbers and strings, outputs with a failed case, rows in another order or a
+    policy with limits of its own, and in full precision integers and excused errors. Policies about
+    classes leave only this limit.
     """
     if not cases or all(limits.get(name) is None for name in _LIMITS):
         return {}
@@ -134,21 +133,22 @@ def output_agreements(cases: Sequence[ComparedCase], limits: Limits) -> dict[str
     agreements = {}
     for output in cases[0].expected:
         comparisons = [case.compared.get(output) for case in cases]
-        if any(c is None or not c.passed or c.note == REORDERED for c in comparisons):
+        if any(c is None or not c.passed or c.has_own_limits for c in comparisons):
             continue
         policies, notes = ({getattr(c, name) for c in comparisons} for name in ("policy", "note"))
-        is_special = (policies | notes) != {""}  # judged by the manifest, or excused
-        if not policies.isdisjoint(_UNCOMPARED) or (is_special and not is_low):
+        if not policies.isdisjoint(_UNCOMPARED) or REORDERED in notes:
             continue
         pairs = [(case.actual[output], case.expected[output]) for case in cases]
+        are_integers = all(y.dtype.startswith(_INTEGER_TYPES) for _, y in pairs)
+        if not is_low and (are_integers or notes != {""}):
+            continue
+        if are_integers and (shares := _equal_share(pairs, limits)):
+            agreements[output] = shares
+            continue
         counts_samples = all(
             case.expected[output].shape[:1] in {tensor.shape[:1] for tensor in case.inputs.values()}
             for case in cases
         )
-        are_labels = all(y.dtype.startswith(_LABEL_TYPES) for _, y in pairs)
-        if is_low and are_labels and not all(is_image(y) for _, y in pairs):
-            agreements[output] = _equal_share(pairs)
-            continue
         near_tie = (limits.get("spread_error", _TIE) or 0.0) / 2
         measured = measure_agreement(pairs, counts_samples=counts_samples, near_tie=near_tie)
         if measured is None or (measured.uninformative and not is_low):
@@ -159,18 +159,20 @@ def output_agreements(cases: Sequence[ComparedCase], limits: Limits) -> dict[str
     return agreements
 
 
-def _equal_share(pairs: Sequence[Pair]) -> Agreement:
-    """Measure the share of equal integers."""
-    equal = np.concatenate([np.ravel(x.array == y.array) for x, y in pairs])
-    share = float(equal.mean()) if equal.size else 1.0
-    limited = ("class_agreement",)
-    return Agreement(len(equal), class_agreement=share, rows=len(equal), limited=limited)
+def _equal_share(pairs: Sequence[Pair], limits: Limits) -> Agreement | None:
+    """Measure the share of equal integers; None for images, and for close counts."""
+    x, y = (np.concatenate([np.ravel(pair[side].array) for pair in pairs]) for side in (0, 1))
+    if is_image(Tensor(y, pairs[0][1].dtype)):
+        return None
+    share, limited = float((x == y).mean()) if y.size else 1.0, ("class_agreement",)
+    shares = Agreement(y.size, class_agreement=share, rows=y.size, limited=limited)
+    return None if shares.problem(limits) and has_many_values(y) else shares
 
 
 def measure_agreement(
     pairs: Sequence[Pair], *, counts_samples: bool, near_tie: float = 0.0
 ) -> Agreement | None:
-    """Compare outputs with their references of equal shapes; None unless they are real floats.
+    """Compare outputs with their references of equal shapes; None for other values than numbers.
 
     With ``counts_samples``, the first axis counts samples, otherwise each pair is one. Pairs of
     another shape than most samples are left out. A class whose reference is below the largest by
@@ -208,10 +210,10 @@ def _stacked(pairs: Sequence[Pair], counts_samples: bool) -> tuple[Array, Array]
     """Stack the samples of the commonest shape in float64; infinite elements become zero."""
     groups: dict[tuple[int, ...], list[tuple[Array, Array]]] = {}
     for actual, expected in pairs:
-        if not ("float" in actual.dtype and "float" in expected.dtype) and not is_image(expected):
+        if expected.values().dtype.kind not in "fiu":
             return None
         x, y = (tensor.values().astype(np.float64) for tensor in (actual, expected))
-        if "float" not in expected.dtype:  # an image; rounding decides about steps of one
+        if "float" not in expected.dtype:  # rounding decides about steps of one
             x = np.where(np.abs(x - y) <= 1, y, x)
         if not (counts_samples and y.ndim):
             x, y = x[None], y[None]
@@ -259,8 +261,8 @@ def _channel_axis(values: Array) -> int:
 def _compare_classes(x: Array, y: Array, near_tie: float) -> dict[str, Any]:
     """Compare the largest values along the axis that may hold classes; {} without one.
 
-    Where most rows have a clear class, only close ones
-    tie; elsewhere, as in embeddings, half of the allowed error decides about the largest value.
+    Where most rows have a clear class, only close ones tie; elsewhere, as in embeddings, half of
+    the allowed error decides about the largest value.
     """
     axis = _channel_axis(y)
     if y.ndim < 2 or y.shape[axis] < (2 if y.ndim == 2 else _CLASSES_FROM):

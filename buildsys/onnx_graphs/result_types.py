@@ -118,6 +118,17 @@ class CheckFailure(TypedDict, total=False):
     problem: str
 
 
+def format_beyond(value: float, limit: float) -> str:
+    """Format a value with three digits, or as many as show that it is beyond its limit."""
+    if not math.isfinite(value):
+        return "not finite"
+    for digits in range(3, 18):
+        text = f"{value:.{digits}g}"
+        if (float(text) < limit) if value < limit else (float(text) > limit):
+            break
+    return text
+
+
 def format_error(value: float) -> str:
     """Format an error with two digits, rounded up: 5.1e-07."""
     if value == 0:

@@ -13,7 +13,7 @@ from typing import Any, cast
 
 import numpy as np
 
-from buildsys.onnx_graphs.result_types import OutputComparison, Value, WorstElement, format_error
+from buildsys.onnx_graphs.result_types import OutputComparison, Value, WorstElement, format_beyond
 from buildsys.onnx_graphs.tensors import Array, Tensor, tensor_of
 
 Tolerance = Mapping[str, float | None]
@@ -21,6 +21,7 @@ _LARGE = 8.0  # slices within this factor of the largest one show the rounding e
 _NOISE = 8.0  # times their error: beyond it, an error is none of theirs
 _FLOOR = 32 * 2.0**-23  # relative to the largest value: float32 sums that cancel
 _LABELS = 32
+DIFFER = "elements differ"
 _UNSETTLED = 2.0  # standard deviations of a number of other classes
 _WORTH_NOTING = 0.1  # relative to a slice's own magnitude
 
@@ -45,6 +46,7 @@ class Comparison:
     non_finite: int = 0  # elements that are NaN or infinite on one side only
     problem: str = ""  # exceeded limits with their values
     policy: str = ""  # as in the manifest
+    has_own_limits: bool = False  # the policy has an rtol, atol or agreement
     note: str = ""  # a permitted difference, or errors that the limits cannot see
     uninformative: str = ""  # why equality proves nothing
 
@@ -114,8 +116,9 @@ def compare(
 ) -> Comparison:
     """Compare an output with its reference in float64, or exactly.
 
-    Integers, booleans and strings must be equal, except in low precision, which limits classes: a
-    share of other integers may differ, and 8-bit images are compared like floats. ``tolerance`` has
+    Integers, booleans and strings must be equal, except in low precision, which limits classes:
+    there, a share of the integers may differ, or all of them like floats if they have many values;
+    8-bit images always count as floats. ``tolerance`` has
     ``rtol``, ``cosine`` and optionally ``atol`` and ``top1``; all of them must hold, ``rtol`` also
     in slices of small magnitude. A NaN or an infinity on one side only always fails. ``assembled``
     outputs consist of parts computed apart, such as boxes and scores.
@@ -134,24 +137,34 @@ def compare(
         with np.errstate(over="ignore"):
             return _compare_floats(a, b, tolerance, assembled)
     different = np.asarray(a != b)
-    problem = f"{int(different.sum())} of {a.size} elements differ, none may"
+    count = int(different.sum())
     if ours.dtype == "string":
-        if different.any():
+        if count:
+            problem = f"{count} of {a.size} {DIFFER}, none may"
             return _failed(different, a, b, problem, Comparison())
         return Comparison(0.0, 0.0, passed=True)
     x, y = a.astype(np.float64), b.astype(np.float64)
-    if least is not None and different.sum() <= max(1, likely_most(a.size, least)):
-        note = f"{int(different.sum())} of {a.size} elements differ" if different.any() else ""
+    most = 0 if least is None else max(1, int(likely_most(a.size, least)))
+    if count <= most:
+        note = f"{count} of {a.size} {DIFFER}" if count else ""
         return replace(_errors(x, y), note=note, uninformative=_zero_reason(b))
-    if different.any():
-        # unequal 64-bit integers can be equal as float64: the worst is among the different ones
-        return _failed(np.where(different, np.abs(x - y), -1.0), a, b, problem, _errors(x, y))
-    return replace(_errors(x, y), uninformative=_zero_reason(b))
+    if least is not None and has_many_values(b):
+        close = _compare_floats(a, b, tolerance, assembled)
+        if close.passed:
+            return close
+    problem = f"{count} of {a.size} {DIFFER}, {f'at most {most}' if most else 'none'} may"
+    # unequal 64-bit integers can be equal as float64: the worst is among the different ones
+    return _failed(np.where(different, np.abs(x - y), -1.0), a, b, problem, _errors(x, y))
 
 
 def is_image(tensor: Tensor) -> bool:
     """Check for 8-bit integers with more values than labels have."""
     return tensor.dtype in ("uint8", "int8") and len(np.unique(tensor.array)) > _LABELS
+
+
+def has_many_values(integers: Array) -> bool:
+    """Check for counts, positions and the like: half of them differ, or more than labels do."""
+    return len(np.unique(integers)) > min(_LABELS, integers.size // 2)
 
 
 def likely_most(count: int, share: float) -> float:
@@ -176,7 +189,7 @@ def _compare_floats(a: Array, b: Array, tolerance: Tolerance, assembled: bool) -
     top1 = _top1(*(np.where(both_nan, -np.inf, side) for side in (x, y)))
     x, y = np.where(same, 0, x), np.where(same, 0, y)
     errors = replace(_errors(x, y), top1=top1)
-    if broken := list(_broken_limits(errors, tolerance)):
+    if broken := list(broken_limits(errors, tolerance)):
         return _failed(np.abs(x - y), a, b, ", ".join(broken), errors)
     passed = replace(errors, uninformative=_zero_reason(b))
     hidden = _hidden_error(x, y, float(tolerance.get("rtol") or 0.0), assembled)
@@ -186,19 +199,20 @@ def _compare_floats(a: Array, b: Array, tolerance: Tolerance, assembled: bool) -
     return replace(passed, note=problem) if is_excused else passed.as_failed(a, b, problem, index)
 
 
-def _broken_limits(errors: Comparison, tolerance: Tolerance) -> Iterator[str]:
+def broken_limits(errors: Comparison, tolerance: Tolerance) -> Iterator[str]:
+    """List the figures beyond their limits."""
     for title, value, limit in (
         ("relative error", errors.relative, tolerance.get("rtol")),
         ("absolute error", errors.max_abs, tolerance.get("atol")),
     ):
         if limit is not None and not value <= limit:  # so that a NaN counts as broken
-            yield f"{title} {format_error(value)}, allowed {limit:g}"
+            yield f"{title} {format_beyond(value, limit)}, allowed {limit:.9g}"
     for title, share, least in (
         ("cosine", errors.cosine, tolerance.get("cosine")),
         ("top-1 agreement", errors.top1, tolerance.get("top1")),
     ):
         if share is not None and least is not None and not share >= least:
-            yield f"{title} {share:.6g}, at least {least:g}"
+            yield f"{title} {format_beyond(share, least)}, at least {least:.9g}"
 
 
 def _zero_reason(expected: Array) -> str:

@@ -16,7 +16,7 @@ import numpy as np
 
 from buildsys.errors import StageError
 from buildsys.onnx_graphs.agreement import ComparedCase
-from buildsys.onnx_graphs.result_types import format_error
+from buildsys.onnx_graphs.result_types import format_beyond, format_error
 from buildsys.onnx_graphs.tensor_comparison import Comparison
 from buildsys.onnx_graphs.tensors import Tensor
 
@@ -53,7 +53,7 @@ def excuse_noise(
         again = compare(case.actual, case.expected, limit)[name]
         if again.passed:
             note = (
-                f"its relative error {format_error(again.relative)} is beyond {rtol:g},"
+                f"its relative error {format_beyond(again.relative, rtol)} is beyond {rtol:g},"
                 f" but a change of the last bits moves this output by {format_error(moved_by)}"
             )
             compared[name] = replace(again, note=note)

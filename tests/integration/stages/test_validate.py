@@ -132,7 +132,7 @@ def test_errors_within_the_rounding_noise_of_a_network_pass(
     result = validate.run(replace(job, options={**job.options, "tolerance": limits}))
     assert result.status == status, result.reason
     figures = result.figures["graphs"]["exported"]["odd"]["y"]
-    assert figures.get("note", "").startswith("its relative error 3.1e-04 is beyond 0.0001") is (
+    assert figures.get("note", "").startswith("its relative error 0.0003 is beyond 0.0001") is (
         status == "passed"
     )
 

@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import math
+import re
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pytest
 
-from buildsys.onnx_graphs.tensor_comparison import Comparison, compare
+from buildsys.manifest.default_limits import AGREEMENT_LIMITS
+from buildsys.onnx_graphs.agreement import Agreement
+from buildsys.onnx_graphs.result_types import format_beyond
+from buildsys.onnx_graphs.tensor_comparison import Comparison, broken_limits, compare
 
 OPEN: dict[str, Any] = {"rtol": math.inf, "cosine": -1.0}
 
@@ -33,15 +38,40 @@ def test_a_result_file_has_the_worst_element() -> None:
         "index": [1],
         "actual": 3.0,
         "expected": 2.0,
-        "problem": "relative error 5.0e-01, allowed 0.1",
+        "problem": "relative error 0.5, allowed 0.1",
     }
-    beyond = compare(np.array([1.00104]), np.array([1.0]), {"rtol": 1e-3})
-    assert beyond.problem.endswith("relative error 1.1e-03, allowed 0.001")  # rounded up
     found = compare(np.array([1.0, -math.inf]), np.array([1.0, math.nan]), OPEN)
     assert (found.failure()["actual"], found.failure()["expected"]) == ("-inf", "nan")
     found = compare(np.array([7]), np.array([8]), OPEN)
     assert (found.failure()["actual"], found.failure()["expected"]) == (7, 8)
     assert Comparison(problem="p").failure()["index"] is None
+
+
+@pytest.mark.parametrize("limit", [0.02, 0.998, 3.0, 1e-7, -0.5])
+@pytest.mark.parametrize("distance", [0.5, 1e-3, 1e-6, 1e-12, -1e-12, -1e-6, -1e-3, -0.5])
+def test_a_figure_beyond_its_limit_shows_it(limit: float, distance: float) -> None:
+    value = limit + distance * abs(limit)
+    text = format_beyond(value, limit)
+    assert (float(text) > limit, float(text) < limit) == (distance > 0, distance < 0)
+    assert len(text) <= 10 or abs(distance) < 1e-3
+
+
+def test_messages_of_limits_show_that_they_are_crossed() -> None:
+    beyond, below = 1 + 1e-7, 1 - 1e-7
+    least, most = {"cosine": 0.999, "top1": 0.6}, {"rtol": 0.5, "atol": 0.25}
+    limits = {**least, **most, **AGREEMENT_LIMITS["int8"]}
+    figures = Comparison(0.25 * beyond, 0.5 * beyond, 0.999 * below, 0.6 * below)
+    agreement = Agreement(
+        9, 0.2 * beyond, 0.98 * below, 1 - 0.15 * beyond, 0.35 * beyond, "a channel", 0.97 * below
+    )
+    agreement = replace(agreement, rows=10**15)
+    messages = [*broken_limits(figures, limits), *agreement.problem(limits).split("), ")]
+    pairs = [re.search(r"(0[.]\d+).*(allowed|at least) ([\d.]+)", text) for text in messages]
+    assert len(pairs) == 9
+    for pair in pairs:
+        assert pair is not None
+        value, word, limit = pair.groups()
+        assert float(value) > float(limit) if word == "allowed" else float(value) < float(limit)
 
 
 def test_a_sentence_has_both_sides_and_all_broken_limits() -> None:
@@ -51,8 +81,7 @@ def test_a_sentence_has_both_sides_and_all_broken_limits() -> None:
         {"rtol": 0.1, "atol": 1e-3, "cosine": 0.5},
     )
     limits = (
-        "relative error 2.0e+00, allowed 0.1, absolute error 2.0e+00, allowed 0.001, "
-        "cosine -0.969974, at least 0.5"
+        "relative error 2, allowed 0.1, absolute error 2, allowed 0.001, cosine -0.97, at least 0.5"
     )
     assert found.sentence() == f"at [1] the output has -1 and the reference 1 ({limits})"
     assert Comparison(problem="has no rows").sentence("a", "b") == "has no rows"

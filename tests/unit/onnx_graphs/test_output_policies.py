@@ -14,6 +14,7 @@ from policy_checks import FP16, FP32, QUICK, check, check_one, random
 from yaml import safe_load
 
 from buildsys.errors import StageError
+from buildsys.manifest.default_limits import AGREEMENT_LIMITS, DEFAULT_LIMITS
 from buildsys.onnx_graphs.output_policies import (
     compare_outputs,
     load_assembled,
@@ -364,6 +365,23 @@ def test_integers_may_differ_at_their_alternatives_only() -> None:
     for wrong in ((0, 6, 2, 7), (1, 5, 2, 7), (0, 5, 2, 9)):
         assert compared(*wrong).problem.endswith("none may")
     assert "shape" in compared(0, 5, 2, 7, shape=(1, 4)).problem
+
+
+def test_an_index_of_low_precision_is_chosen_once() -> None:
+    limits = {**DEFAULT_LIMITS["int8"], **AGREEMENT_LIMITS["int8"]}
+    chosen = np.arange(80).reshape(2, 40)[:, ::-1] % 40
+
+    def problem(first: int, second: int, samples: int = 2, axis: int = 1) -> str:
+        ours = chosen.copy()
+        ours[0, :2] = first, second
+        sides = ({"y": tensor_of(np.moveaxis(y, 1, axis))} for y in (ours, chosen))
+        inputs = {"x": tensor_of(np.zeros((samples, 3)))}
+        return compare_outputs(*sides, limits, inputs=inputs)["y"].problem
+
+    assert problem(39, 38) == problem(38, 39) == ""
+    assert problem(38, 38) == problem(39, 39) == "repeats 1 values along axis 1, none may"
+    assert problem(39, 39, axis=0) == "repeats 1 values along axis 0, none may"
+    assert problem(39, 39, axis=0, samples=40) == ""  # each sample has an index of its own
 
 
 def test_zeros_can_be_allowed() -> None:

@@ -78,6 +78,13 @@ def test_another_shape_or_type_is_never_explained() -> None:
     assert not explained(moved(1), Y[:19])
 
 
+def test_a_limit_below_the_last_bit_asks_for_equal_outputs() -> None:
+    failed, draw = compared(y=moved(1)), compared(y=moved(1, start=9))
+    assert is_unstable(failed, in_turns(draw), 1e-15)  # float64 has steps of 2.2e-16
+    assert not is_unstable(failed, in_turns(draw), 1e-16)
+    assert not is_unstable(failed, in_turns(draw), 0.0)
+
+
 def test_integers_count_as_well() -> None:
     labels = np.zeros(20, np.int64)
     first, three, all_ = (np.where(np.arange(20) < n, 1, 0) for n in (1, 3, 20))

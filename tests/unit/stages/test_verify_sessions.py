@@ -314,7 +314,7 @@ def test_an_engine_that_loses_the_variation_fails(verified: Any, profiles: tuple
     assert result.figures["agreement"][names[wrong]]["samples"] == 14
     (failure,) = result.figures["failures"]
     assert failure.keys() == {"output", "problem"}
-    assert failure["problem"].startswith("over 14 samples, its correlation with the reference is 0")
+    assert failure["problem"].startswith("over 14 samples: correlation 0")
     where = f"output 'y'{' in profile 1' * wrong}: {failure['problem']}"
     assert (result.status, result.reason) == ("failed", f"the engine e of m is wrong: {where}")
     assert result.hint.startswith("calibrate on data like the golden inputs (calibration.data)")
