@@ -40,6 +40,7 @@ _SOURCE_DEFAULTS: dict[str, dict[str, Any]] = {  # a worker takes all fields
     "onnx": {},
 }  # fmt: skip
 _PLAIN = re.compile(r"[\w./@-]+(:[\w./@-]+)?")  # a place that needs no quotes in YAML
+_HEADER_LINES = 2  # of a manifest
 _ENGINES = "[{backend: onnxruntime, name: ort-cpu}]"
 _DYNAMO = "export: {exporter: dynamo, opset: 18}  # tracing would fix the sizes of a saved program"
 _TRIALS_LIMIT_S = 900.0  # nothing is lost: the first build restores what was tried
@@ -221,7 +222,9 @@ def write_manifest(
     if not (of_file := [error for error in errors if error.file.name == file.name]):
         if "onnx" not in proposal["source"]:
             _choose_export(project, model, proposal)
-        print_lines([f"wrote {os.path.relpath(file)}"])
+        lines = file.read_text(encoding="utf-8").splitlines()[_HEADER_LINES:]
+        notes = [f"  {line}" for line in lines if line.startswith(("export:", "# "))]
+        print_lines([f"wrote {os.path.relpath(file)}", *notes])
         return
     file.unlink()
     hint = "write one by hand, with `call` or a callable that returns a simpler network"
@@ -251,11 +254,10 @@ def _choose_export(project: Project, model: str, proposal: Mapping[str, Any]) ->
         changes = NEW_EXPORTS if variant is proposal else NEW_EXPORTS[:2]
         ended = _try_exports(project, model, changes)
         if True in ended.values():
-            export = _with_comment(ended)
-            replace_file(file, "\n".join(_lines(model, variant, export)).encode())
-            return
+            proposal, text = variant, _with_comment(ended)
+            break
         text = text or (f"# {describe_ends(ended)}" if ended else "")
-        if not ended or any(ended.values()):  # nothing is known of exports that were not tried
+        if {*ended.values()} != {False}:  # nothing is known of exports that were not tried
             break
     replace_file(file, "\n".join(_lines(model, proposal, text)).encode())
 
@@ -264,7 +266,7 @@ def _with_comment(ended: Mapping[str, bool | str]) -> str:
     """Write the last export, which verifies, with a comment on those before it."""
     *others, (export, _) = ended.items()
     notes = [
-        f"; {other} was not tried ({end})" if end else f"; {other} does not"
+        f"; {other} does not" if end is False else f"; {other} was not tried ({end})"
         for other, end in others
     ]
     return f"{export}  # it leads to a verified engine{''.join(notes)}"
@@ -314,7 +316,8 @@ def _lines(model: str, proposal: Mapping[str, Any], export: str = "") -> Iterato
         for field, value in source.items()
     }
     is_random = not {"checkpoint", "onnx", "exported_program"} & source.keys()
-    note = "  # random weights, unless the callable sets them: see `weights`" if is_random else ""
+    unless = ", unless the callable sets them" if "python" in source else ""
+    note = f"  # random weights{unless}: see `weights`" if is_random else ""
     fields = ", ".join(f"{field}: {text}" for field, text in texts.items())
     yield f"source: {{{fields}}}{note}"
     if "exported_program" in source and not export.startswith("export"):
