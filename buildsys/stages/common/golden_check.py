@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
 
 from buildsys.manifest.default_limits import effective_limits
 from buildsys.onnx_graphs.agreement import Agreement, ComparedCase, output_agreements
-from buildsys.onnx_graphs.output_policies import Policy, compare_outputs, load_assembled, load_empty
+from buildsys.onnx_graphs.output_policies import (
+    Policy,
+    compare_outputs,
+    load_assembled,
+    load_empty,
+    uninformative_outputs,
+)
 from buildsys.onnx_graphs.result_types import CheckFailure, ComparedCases, Doubt, OutputComparison
 from buildsys.onnx_graphs.tensor_comparison import Comparison
 from buildsys.onnx_graphs.tensors import Case, Tensor, load_case, load_cases, save_tensors
@@ -108,6 +114,19 @@ def uncompared_problem(job: Job, compared: Collection[object], doubts: Sequence[
     if compared or not doubts or setting == "warn":
         return ""
     return f"no shape case compares anything: {doubts[0]['text']}"
+
+
+def uncompared_outputs(
+    job: Job, cases: Iterable[Mapping[str, Comparison]]
+) -> tuple[dict[str, str], list[Doubt]]:
+    """Describe outputs without an informative case: problems, or doubts if the manifest says so."""
+    texts = {
+        output: f"output '{output}': {reason} in every case, so no case compares anything"
+        for output, reason in uninformative_outputs(cases).items()
+    }
+    if job.options.get("uncompared") != "warn":
+        return texts, []
+    return {}, [Doubt(kind="output", text=text, place=output) for output, text in texts.items()]
 
 
 def wrong_outputs(case: ComparedCase) -> dict[str, Comparison]:

@@ -29,7 +29,7 @@ def plan_reference(model: ModelPlan) -> Iterator[Action]:
             **model.network.options,
             "cases": cases,
             **({"random": random} if (random := model.spec["export"]["random"]) else {}),
-            **({"uncompared": uncompared} if uncompared == "fail" else {}),
+            **({"uncompared": uncompared} if uncompared else {}),
             **({"further": model.further} if model.further else {}),
             **({"samples": model.samples} if model.samples else {}),
         },

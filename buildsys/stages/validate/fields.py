@@ -17,7 +17,8 @@ class ValidateSpec(Tolerance):
     drawn_sizes: int = Field(3, ge=0, le=32)
     """Most further sizes to draw from the ranges of `dims`; 0: none."""
     uncompared: Literal["fail", "warn"] | None = None
-    """Verdict on cases that rounding alone decides; default: fail if no shape case is compared."""
+    """Verdict on cases that rounding alone decides, and on outputs that are zero, NaN, infinite or
+    empty in all cases. Default: fail if no shape case, or no case of an output, is compared."""
     accepted: tuple[str, ...] = ()
     """Places (FILE:LINE) of branches, values and state that the verdict need not name."""
     other_values: bool = True

@@ -12,7 +12,6 @@ from buildsys.onnx_graphs.onnx_file import load_model
 from buildsys.onnx_graphs.output_policies import (
     UNINFORMATIVE,
     uninformative_changes,
-    uninformative_outputs,
 )
 from buildsys.onnx_graphs.result_types import CheckFailure, Doubt
 from buildsys.onnx_graphs.tensor_types import assembled_outputs
@@ -28,6 +27,7 @@ from buildsys.stages.common.golden_check import (
     output_rules,
     summarize_checks,
     uncompared_case,
+    uncompared_outputs,
     uncompared_problem,
     wrong_outputs,
 )
@@ -105,11 +105,12 @@ def run(job: Job) -> StageResult:
         all_checks[graph] = checks
         # as engines are in these cases
         compared = [case.compared for name, case in checks.items() if name in cases]
-        for output, reason in uninformative_outputs(compared).items():
-            problem = f"output {output}: {reason} in every case, so no case compares anything"
-            problems.append({"graph": graph, "output": output, "problem": problem})
         if cases and (problem := uncompared_problem(job, compared, doubts)):
             problems.append({"graph": graph, "problem": problem})
+        uninformative, doubtful = uncompared_outputs(job, compared)
+        doubts += [doubt for doubt in doubtful if doubt not in doubts]
+        for output, problem in uninformative.items():
+            problems.append({"graph": graph, "output": output, "problem": problem})
         wrong, numbers = summarize_checks(job, graph, checks, limits)
         failed += wrong
         figures["graphs"][graph] = numbers["cases"]

@@ -19,7 +19,6 @@ from buildsys.onnx_graphs.agreement import Agreement, ComparedCase, output_agree
 from buildsys.onnx_graphs.output_policies import (
     UNINFORMATIVE,
     uninformative_changes,
-    uninformative_outputs,
 )
 from buildsys.onnx_graphs.result_types import CheckFailure, Doubt
 from buildsys.onnx_graphs.tensor_comparison import Comparison
@@ -33,6 +32,7 @@ from buildsys.stages.common.golden_check import (
     output_rules,
     save_failed,
     uncompared_case,
+    uncompared_outputs,
     uncompared_problem,
     wrong_outputs,
 )
@@ -156,9 +156,9 @@ class Verification:
                 finished.setdefault(run.profile, []).append(checked)
         for profile, cases in finished.items():
             self._judge_agreement(output_agreements(cases, self._limits), profile)
-        for output, reason in uninformative_outputs(self._compared.values()).items():
-            text = f"output '{output}': {reason} in every case, so no case compares anything"
-            self._fail(text, {"output": output})
+        problems, doubts = uncompared_outputs(job, self._compared.values())
+        for output, problem in problems.items():
+            self._fail(problem, {"output": output})
             self._uninformative.append(output)
         compared = list(self._compared)
         if not self.sentences:
@@ -166,6 +166,7 @@ class Verification:
         if not self.sentences and (text := uncompared_problem(job, compared, self._doubts)):
             self._fail(text, {})
             self._is_uncompared = True
+        self._doubts += doubts
 
     def _check_coverage(self, runs: Sequence[CaseRun]) -> None:
         """Fail for cases without a profile, and profiles without a case."""

@@ -90,7 +90,7 @@ def test_an_output_that_is_always_zero_is_not_passed(tmp_path: Path) -> None:
     job = validate_job(tmp_path, model, model, golden(tmp_path, model))
     result = validate.run(job)
     assert result.status == "failed"
-    problem = "output y: it is zero everywhere in every case, so no case compares anything"
+    problem = "output 'y': it is zero everywhere in every case, so no case compares anything"
     assert result.reason == problem
     accepted = {"y": {"compare": {"policy": "auto", "allow_zero": True}}}
     assert result.changes[-1] == f"outputs: {json.dumps(accepted)}"
@@ -98,6 +98,10 @@ def test_an_output_that_is_always_zero_is_not_passed(tmp_path: Path) -> None:
     allowed = {"y": {"policy": "auto", "allow_zero": True}}
     result = validate.run(replace(job, options={**job.options, "compare": allowed}))
     assert result.status == "passed", result.reason
+    warn = validate.run(replace(job, options={**job.options, "uncompared": "warn"}))
+    assert warn.status == "passed", warn.reason
+    doubt = {"kind": "output", "text": problem, "place": "y"}
+    assert (result.figures["doubts"], warn.figures["doubts"]) == ([], [doubt])
 
 
 def cancelling(scale: float) -> onnx.ModelProto:

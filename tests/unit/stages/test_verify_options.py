@@ -70,6 +70,9 @@ def test_an_output_that_is_zero_in_every_case_fails_with_its_remedies(job_of: An
     assert result.reason == f"the engine e of m is wrong: {problem}"
     assert result.figures["failures"] == [{"output": "y", "problem": problem}]
     assert (result.hint, result.changes) == (UNINFORMATIVE, uninformative_changes(["y"], ["y"]))
+    warned = outcome(job_of(rows(0, 0), rows(0, 0), validate={"uncompared": "warn"}))
+    doubt = {"kind": "output", "text": problem, "place": "y"}
+    assert (warned.status, warned.figures["doubts"]) == ("passed", [doubt])
 
 
 def test_the_compared_cases_are_counted(job_of: Any) -> None:
