@@ -41,9 +41,10 @@ class ResizeRecorder(TorchFunctionMode):
         self.resizes: list[Resize] = []
         self._calls = 0
 
-    def start(self, case: str) -> None:
+    def start(self, case: str) -> ResizeRecorder:
         """Count the calls of a case."""
         self.case, self._calls = case, 0
+        return self
 
     def __torch_function__(
         self, func: Any, types: Any, args: Any = (), kwargs: Mapping[str, Any] | None = None

@@ -19,7 +19,7 @@ from buildsys.stages.reference.likely_inputs import (
     likely_inputs,
     training_of,
 )
-from buildsys.stages.reference.stage import golden_inputs, load_original
+from buildsys.stages.reference.original import golden_inputs, load_original
 from buildsys.system.weight_names import HUB, parse_hub_name
 from buildsys.workers.job import Job, StageResult
 

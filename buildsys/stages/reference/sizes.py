@@ -77,7 +77,7 @@ def all_sizes(spans: Spans, tested: Iterable[Dims], seed: int) -> list[Dims]:
 
 
 def within_budget(
-    sizes: Iterable[Dims], cost: Callable[[Dims], int], budget: int, most: int
+    sizes: Iterable[Dims], cost: Callable[[Dims], float], budget: float, most: int
 ) -> Iterator[Dims]:
     """Yield at most ``most`` sizes, as long as their costs fit in ``budget``."""
     for dims in sizes:

@@ -13,8 +13,8 @@ from buildsys.onnx_graphs.output_policies import uninformative_outputs
 from buildsys.stages.common.golden_check import ORIGINAL, wrong_outputs
 from buildsys.stages.common.graph_runs import GraphCheck
 from buildsys.stages.common.rounding_noise import UNSTABLE
+from buildsys.stages.reference.original import Original, golden_inputs, load_original, not_finite
 from buildsys.stages.reference.sizes import draw_sizes, sizes_with
-from buildsys.stages.reference.stage import Original, golden_inputs, load_original, not_finite
 from buildsys.stages.validate.stage import GRAPHS
 from buildsys.workers.job import Job, StageResult
 

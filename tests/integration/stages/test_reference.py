@@ -321,6 +321,41 @@ def test_extremes_reach_both_ends(tmp_path: Path, data: Any, low: float, high: f
     assert not any(np.array_equal(value, golden) for value in (*values, *seeds))
 
 
+OWN_OPERATOR = """
+from pathlib import Path
+
+import torch
+
+
+@torch.library.custom_op("golden_test::doubled", mutates_args=())
+def doubled(x: torch.Tensor) -> torch.Tensor:
+    with Path(__file__).with_name("sizes").open("a") as file:
+        print(float(x.abs().max()), file=file)
+    return x * 2
+
+
+class Net(torch.nn.Module):
+    def __init__(self, own):
+        super().__init__()
+        self.function = doubled if own else torch.tanh
+
+    def forward(self, x):
+        return self.function(x)
+"""
+
+
+@pytest.mark.parametrize("own", [True, False])
+def test_operators_of_other_libraries_get_no_far_values(tmp_path: Path, own: bool) -> None:
+    (tmp_path / "net.py").write_text(OWN_OPERATOR)
+    source = {"python": "net.py:Net", "kwargs": {"own": own}}
+    cases = run(tmp_path, "", tmp_path, source=source).figures["cases"]
+    far = {"large", "huge", "inf"}
+    assert cases.keys() & far == (set() if own else far)
+    assert {"zeros", "ones", "small", "extremes-1"} <= cases.keys()
+    if own:
+        assert max(map(float, (tmp_path / "sizes").read_text().split())) < 50
+
+
 @pytest.mark.parametrize(("rows", "count"), [(0, 32), (20, 20)])
 def test_low_precision_gets_other_samples(tmp_path: Path, rows: int, count: int) -> None:
     values = np.arange(rows * 4, dtype=np.float32).reshape(rows, 4)

@@ -1,0 +1,66 @@
+"""Golden cases with special values, such as zeros, multiples and the last rows of tables."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator
+from itertools import chain
+
+from buildsys.errors import StageError
+from buildsys.manifest.shape_cases import Dims, format_case
+from buildsys.manifest.value_ranges import VALUE_CASES
+from buildsys.models.value_cases import last_rows, value_cases
+from buildsys.onnx_graphs.result_types import Doubt
+from buildsys.onnx_graphs.tensors import Case
+from buildsys.stages.common.golden_check import uncompared_case
+from buildsys.stages.reference.further_cases import value_dims
+from buildsys.stages.reference.original import Original, Tensors, golden_inputs, not_finite
+from buildsys.workers.job import Job
+
+_NOT_FINITE = {"nan", "inf"}
+_FAR_INTEGERS = {"negative-integers", "hundreds", "wide-integers", "last-rows"}
+_FAR_VALUES = _FAR_INTEGERS | _NOT_FINITE | {"large", "huge"}
+
+
+def special_cases(
+    job: Job, original: Original, usual: Collection[tuple[str, str]], doubts: list[Doubt]
+) -> Iterator[tuple[str, Dims, Case]]:
+    """Yield the cases with special values that the network answers with finite numbers.
+
+    ``usual`` are outputs with NaN or infinite values in all cases.
+    Values that are not finite, and multiples, say nothing about networks of narrow floats; nor
+    does the place of NaN among others, as ArgMax returns it.
+    """
+    names = set(job.options["further"]["values"]).intersection(VALUE_CASES)
+    if job.options["source"].get("device", "cpu") != "cpu":  # an index out of range ends CUDA
+        names -= _FAR_INTEGERS
+    is_narrow = original.float_type in ("float16", "bfloat16")
+    if is_narrow:
+        names -= _NOT_FINITE | {"small", "large", "huge"}
+    if not names:
+        return
+    dims, seed = value_dims(job), job.options["source"]["seed"]
+
+    def answer(inputs: Tensors) -> Tensors:
+        try:
+            outputs = original.call(inputs, dims)
+        except StageError:
+            return {}
+        return {} if not_finite(outputs).keys() - usual else outputs
+
+    inputs, data = golden_inputs(job, dims, {"case": "min", "seed": seed}), job.options["data"]
+    if original.has_own_operators(inputs):  # which need not survive values out of range
+        names -= _FAR_VALUES
+    cases = value_cases(inputs, data, names)
+    if "last-rows" in names and original.table_rows:
+        last = last_rows(inputs, data, original.table_rows, lambda feeds: bool(answer(feeds)))
+        cases = chain(cases, [("last-rows", last)] if last else ())
+    for name, feeds in cases:
+        outputs = answer(feeds)
+        is_open = usual or any("int" in tensor.dtype for tensor in outputs.values())
+        if not outputs or (is_open and name in _NOT_FINITE):
+            continue
+        if not is_narrow and original.is_rounding(feeds):
+            case_text = format_case(name, dims)
+            doubts.append(uncompared_case(name, case_text, "its outputs are mostly rounding"))
+        else:
+            yield name, dims, original.case(feeds, outputs)
