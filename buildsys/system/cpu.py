@@ -90,6 +90,13 @@ def usable_cores() -> int:
     return max(1, min(len(cores), _quota()))
 
 
+def usable_threads(environment: Mapping[str, str]) -> int:
+    """Count the threads for computations: the usable cores, or ``OMP_NUM_THREADS`` if fewer."""
+    with suppress(KeyError, ValueError):
+        return max(1, min(usable_cores(), int(environment["OMP_NUM_THREADS"])))
+    return usable_cores()
+
+
 def _quota() -> int:
     """Read the limit of this container, by default a large number."""
     try:

@@ -36,6 +36,17 @@ def test_a_container_limits_the_cores(
     assert cpu.usable_cores() == (cores or unlimited)
 
 
+@pytest.mark.parametrize(
+    ("variable", "threads"), [("1", 1), ("2", 2), ("64", 4), ("0", 1), ("", 4), ("4,2", 4)]
+)
+def test_users_limit_the_threads(
+    variable: str, threads: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(cpu, "usable_cores", lambda: 4)
+    assert cpu.usable_threads({"OMP_NUM_THREADS": variable}) == threads
+    assert cpu.usable_threads({}) == 4
+
+
 @pytest.mark.skipif(not Path("/proc/stat").exists(), reason="this system has no /proc/stat")
 def test_other_load_excludes_this_process() -> None:
     spin = "import time\nend = time.monotonic() + 0.6\nwhile time.monotonic() < end: pass"
