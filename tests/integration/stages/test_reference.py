@@ -379,6 +379,9 @@ def test_cases_that_cannot_be_compared_are_left_out_with_the_reason(tmp_path: Pa
     refused = run(tmp_path / "b", "Halved", inputs=LENGTH, dims=dims).figures
     texts = [doubt["text"] for doubt in refused["doubts"]]
     assert any("(length " in text and "forward of Halved failed" in text for text in texts)
+    limited = run(tmp_path / "d", "Limited", inputs={"x": {"shape": [2, 50]}}, dims={}).figures
+    assert [doubt["place"] for doubt in limited["doubts"]] == ["large", "huge"]
+    assert {"zeros", "ones", "small"} < {*limited["cases"]}
     strict = {"uncompared": "fail"}
     result = run(tmp_path / "c", "Halved", inputs=LENGTH, dims=dims, validate=strict)
     assert result.status == "failed"
