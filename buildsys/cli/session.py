@@ -69,6 +69,7 @@ class BuildSession(TargetNames):
         self.try_changes: TryChanges = lambda *_: ""  # after a failure
         self.has_trials = os.environ.get("BUILDSYS_TRIALS", "").strip() != "0"
         self.tried_models: set[str] = set()
+        self.tried: dict[tuple[str, str], bool | str] = {}  # (change, verify target) -> its end
         self.first_failures: dict[str, str] = {}  # why flaky targets were repeated
         self.fresh: dict[str, str] = {}  # recorded status by up-to-date target
         self._running: set[str] = set()

@@ -45,8 +45,8 @@ def describe_trials(
 ) -> str:
     """Try changes of a failed action's manifest until one leads to a verified engine.
 
-    A model's changes are tried once per run. Changes that are invalid or without effect are left
-    out.
+    A model's changes are tried once per run, for its first failure. Changes that are invalid or
+    without effect are left out.
     """
     trials = [
         trial
@@ -54,7 +54,7 @@ def describe_trials(
         if any(session.actions.get(name) != action for name, action in trial.actions.items())
         or not trial.verify
     ]
-    ended: Ends = dict.fromkeys((trial.change for trial in trials), "")
+    ended = {trial.change: session.tried.get((trial.change, trial.verify), "") for trial in trials}
     has_engine = any(trial.verify for trial in trials)
     if has_engine and session.has_trials and failed.model not in session.tried_models:
         session.tried_models.add(failed.model)
@@ -63,6 +63,7 @@ def describe_trials(
         # benchmarks wait meanwhile
         with here.locks.project(target, exclusive=False, on_wait=lambda _: None), here.slots:
             ended |= _run(session, trials, folder, LIMIT_S, target)
+        session.tried |= {(trial.change, trial.verify): ended[trial.change] for trial in trials}
     return describe_ends(ended)
 
 

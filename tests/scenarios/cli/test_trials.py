@@ -10,7 +10,7 @@ import pytest
 from project_folder import ProjectFolder, finish, wait_until
 
 from buildsys.cli.session import BuildSession
-from buildsys.cli.trials import find_verified
+from buildsys.cli.trials import describe_trials, find_verified
 
 VERIFIED = "export: {exporter: dynamo, opset: 18} (tried: it leads to a verified engine)"
 FAILED = "the torchscript exporter cannot translate the operator aten::asinh to opset 17"
@@ -78,4 +78,7 @@ def test_trials_without_time_are_not_tried(
     session.interrupted = exit_code
     change = "export: {opset: 18}"
     assert find_verified(session, "a", [change], limit_s=0) == {change: reason}
+    session.tried[change, "verify:a:ort"] = False  # in a trial for an earlier failure
+    later = describe_trials(session, session.actions["validate:a"], "", [change], project.root)
+    assert later == f"tried {change}: it does not lead to a verified engine"
     session.close()
