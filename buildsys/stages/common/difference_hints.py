@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
 
 from buildsys.onnx_graphs.agreement import ComparedCase
+from buildsys.onnx_graphs.tensor_comparison import Comparison
 
 STABLE_HINT = (
     "choose inputs.NAME.data, thresholds or weights that give stable outputs, such as distinct"
@@ -19,6 +21,8 @@ _VALUE_HINT = (
     "forward may decide by sizes or values in Python (if, int(), a dict), which the export keeps as"
     " in its example: use tensor operations there, or narrow dims and inputs.NAME.data"
 )
+_MOST_EQUAL = {"policy": "tokens", "agreement": 0.99}
+_STEPS = {"policy": "elementwise", "rtol": 0, "atol": 1}
 _SMALL_ERROR = 1e-2  # above it is no rounding
 
 
@@ -32,13 +36,15 @@ def read_branches(export_result: Path | None) -> list[str]:
         return []
 
 
-def integer_hint(output: str) -> str:
-    """Name the policies for integers that rounding decides."""
-    return (
-        "if nearly equal scores or roundings decide it, allow a share of other values by"
-        f" outputs.{output}.compare: {{policy: tokens, agreement: 0.99}}, or steps of 1 by"
-        " {policy: elementwise, rtol: 0, atol: 1}"
-    )
+def integer_hint(output: str, compared: Mapping[str, Comparison]) -> str:
+    """Write the policy for integers that rounding decides, among all outputs of a case."""
+    comparison = compared[output]
+    text, policy = "nearly equal scores decide it, allow a share of other values", _MOST_EQUAL
+    if comparison.max_abs <= 1 and not isinstance(comparison.worst_expected, bool | str):
+        text, policy = "rounding decides it, allow steps of 1", _STEPS
+    # a manifest has all outputs or none
+    declared = {name: {"compare": policy} if name == output else {} for name in compared}
+    return f"if {text}: outputs: {json.dumps(declared)} (not tried)"
 
 
 def difference_hint(case: ComparedCase, output: str, branches: list[str]) -> str:
@@ -63,7 +69,7 @@ def difference_hint(case: ComparedCase, output: str, branches: list[str]) -> str
             " and division, or give inputs.NAME.data the range of your data"
         )
     if theirs.values().dtype.kind not in "fc":
-        return integer_hint(output)
+        return integer_hint(output, case.compared)
     if comparison.relative < _SMALL_ERROR:
         return f"if this is rounding, raise validate.rtol above {comparison.relative:.1e}"
     return _VALUE_HINT

@@ -46,6 +46,7 @@ Shape = Sequence[int]
 Ranges = Mapping[str, Mapping[str, Shape]]  # input -> {"min": shape, "opt": shape, "max": shape}
 # The largest change by TF32 seen, on kernels that truncate float32 instead of rounding it, was 0.11
 # of the largest output (efficientnet_b0).
+_LARGEST_INT32 = 2**31 - 1
 _MAX_TF32_ERROR = 0.15
 
 
@@ -353,20 +354,22 @@ class Verification:
         if self._is_uninformative:
             return UNINFORMATIVE
         description = describe_backend(self._options["backend"])
-        if self._wrong_cases() == {"wide-integers"} and description.narrow_integers:
+        compared = [c for outputs in self._compared.values() for c in outputs.values()]
+        wrong = [comparison for comparison in compared if not comparison.passed]
+        integers = [c.worst_expected for c in wrong if isinstance(c.worst_expected, int)]
+        is_wide = any(abs(integer) > _LARGEST_INT32 for integer in integers)
+        if description.narrow_integers and (is_wide or self._wrong_cases() == {"wide-integers"}):
             return (
                 f"{description.title} computes int64 in 32 bits: declare the range of the integers"
                 " in inputs.NAME.data (random: integers, high: N), or use another backend"
             )
-        compared = [c for outputs in self._compared.values() for c in outputs.values()]
-        wrong = [comparison for comparison in compared if not comparison.passed]
         disagrees = any(a.problem(self._limits) for a in self._agreements.values())
         if (wrong or disagrees) and self._options["precision"] != "fp32":
             return self._precision_hint()
-        for outputs in self._compared.values():
+        for outputs in self._compared.values() if len(integers) == len(wrong) else ():
             for name, comparison in outputs.items():
                 if isinstance(comparison.worst_expected, int):
-                    return integer_hint(name)
+                    return integer_hint(name, outputs)
         remedy = description.exact_float32(self._options)
         is_small = all(c.non_finite == 0 and c.relative < _MAX_TF32_ERROR for c in wrong)
         if not (remedy and wrong and is_small):

@@ -221,6 +221,14 @@ def test_an_integer_off_by_one_fails(verified: Any) -> None:
     result = verified(session, golden(400_000, "int64"), {**ORT, "tolerance": {"rtol": 1e-3}})
     assert result.status == "failed"
     assert "at [0, 0] the engine has 100001 and the reference 100000" in result.reason
+    policy = '{"policy": "elementwise", "rtol": 0, "atol": 1}'
+    assert f'outputs: {{"y": {{"compare": {policy}}}}} (not tried)' in result.hint
+
+
+def test_an_integer_beyond_32_bits_is_the_cause_of_narrow_libraries(verified: Any) -> None:
+    expected = golden(2.0**33, "int64")
+    result = verified(Session(expected, plus(2**20, (0, 3))), expected, {"backend": "openvino"})
+    assert result.hint.startswith("OpenVINO computes int64 in 32 bits: declare the range")
 
 
 def test_the_cases_that_are_right_are_named(verified: Any) -> None:
