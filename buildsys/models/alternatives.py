@@ -78,7 +78,7 @@ class _Recorder(OperationMode):  # type: ignore[no-untyped-call]
     """Keep the steps to integer results."""
 
     def __init__(self) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
+        super().__init__()
         # by the identity of the result, which is kept
         self._steps: dict[int, tuple[torch.Tensor, _Step]] = {}
         self.elements = 0  # of all results
@@ -139,7 +139,7 @@ def find_alternatives(run: Callable[[], Tensors], outputs: Mapping[str, Tensor])
             with recorder:
                 again = run()
             if recorder.elements <= _MOST_MOVED:  # it takes ten times as long
-                with OtherLastBits(), rounded:  # type: ignore[no-untyped-call]
+                with OtherLastBits(), rounded:
                     moved = run()
         except StageError:  # some modules cannot be recorded
             return {}

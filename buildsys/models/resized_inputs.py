@@ -6,6 +6,7 @@ a product or a quotient. Both follow from the size alone, so they are computed f
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -16,6 +17,7 @@ from torch.overrides import TorchFunctionMode
 
 from buildsys.manifest.shape_cases import DimRange, Dims
 
+_INTERPOLATE = inspect.signature(functional.interpolate)
 _MOST = 2  # sizes of one axis of a call
 _MOST_SCANNED = 4096
 
@@ -51,37 +53,22 @@ class ResizeRecorder(TorchFunctionMode):
     ) -> Any:
         """Call a function of PyTorch."""
         if func is functional.interpolate:
-            named = {**(kwargs or {})}
-            self._record(*args, *([named.pop("input")] if "input" in named else ()), **named)
+            self._record(_INTERPOLATE.bind(*args, **(kwargs or {})).arguments)
         return func(*args, **(kwargs or {}))
 
-    def _record(
-        self,
-        tensor: torch.Tensor,
-        size: Any = None,
-        scale_factor: Any = None,
-        mode: str = "nearest",
-        *_: Any,
-        **__: Any,
-    ) -> None:
+    def _record(self, arguments: Mapping[str, Any]) -> None:
         self._calls += 1
-        for axis, length in enumerate(tensor.shape[2:]):
+        is_nearest = arguments.get("mode", "nearest") == "nearest"
+        for axis, length in enumerate(arguments["input"].shape[2:]):
             scale, target = (
                 value[axis] if isinstance(value, tuple | list | torch.Size) else value
-                for value in (scale_factor, size)
+                for value in (arguments.get("scale_factor"), arguments.get("size"))
             )
             if scale is not None or target is not None:
-                self.resizes.append(
-                    Resize(
-                        self.case,
-                        self._calls,
-                        axis,
-                        int(length),
-                        None if scale is None else float(scale),
-                        None if target is None else int(target),
-                        mode == "nearest",
-                    )
-                )
+                scale = None if scale is None else float(scale)
+                target = None if target is None else int(target)
+                place = self.case, self._calls, axis, int(length)
+                self.resizes.append(Resize(*place, scale, target, is_nearest))
 
 
 def rounded_apart(

@@ -26,6 +26,9 @@ _NEXT_TO_ONE = frozenset((
 class OperationMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Pass the operations of a network to ``result``."""
 
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
         return False  # torch would import torch._dynamo, which takes seconds
@@ -42,7 +45,7 @@ class OperationMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def result(self, func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
         """Compute what the operation returns."""
-        return func(*args, **kwargs)
+        raise NotImplementedError
 
 
 class OtherLastBits(OperationMode):  # type: ignore[no-untyped-call]
@@ -59,16 +62,13 @@ class OtherLastBits(OperationMode):  # type: ignore[no-untyped-call]
 
 
 class OwnOperators(OperationMode):  # type: ignore[no-untyped-call]
-    """Collect the operators of other libraries than PyTorch, by name."""
+    """Look for operators of other libraries than PyTorch."""
 
-    def __init__(self) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
-        self.names: set[str] = set()
+    is_used = False
 
     def result(self, func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
         """Compute what the operation returns."""
-        if func.namespace not in _OF_PYTORCH:
-            self.names.add(func.name())
+        self.is_used |= func.namespace not in _OF_PYTORCH
         return func(*args, **kwargs)
 
 
@@ -98,7 +98,7 @@ def is_mostly_rounding(
 
     It is relative to the largest magnitude of an output.
     """
-    with OtherLastBits():  # type: ignore[no-untyped-call]
+    with OtherLastBits():
         moved = call()
     for name, output in outputs.items():
         if output.is_floating_point() or output.is_complex():

@@ -26,7 +26,7 @@ _INTEGERS: Mapping[str, Callable[[Array], Array]] = {
     "zero-integers": np.zeros_like,
     "one-integers": np.ones_like,
     "negative-integers": lambda values: -1 - values,
-    "hundreds": lambda values: 100 * values,
+    "hundreds": lambda values: 100 * values + 99,  # whose products are odd
     "wide-integers": lambda values: values + 2**31 + 5,
 }
 

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from buildsys.models.torch_model import Network
 
 Tensors = Mapping[str, Tensor]
+State = Mapping[tuple[str, str], Any]  # name, place in the source -> its content
 _MOST_ROUNDING = 2.5e-5  # relative; two implementations differ by a few times as much
 _DAMAGED = (
     "save the graph again, with its weights next to it; an operator that is not registered is"
@@ -45,6 +46,14 @@ class Original(NamedTuple):
     def module(self) -> nn.Module | None:
         """The module of PyTorch."""
         return self.network.module if self.network is not None else None
+
+    def kept_state(self, project: Path) -> State:
+        """Read what the network keeps between calls."""
+        if self.module is None:
+            return {}
+        from buildsys.models.kept_state import read_state
+
+        return read_state(self.module, project)
 
     def case(self, inputs: Tensors, outputs: Tensors) -> Case:
         """Make a golden case, with the right alternatives of its outputs."""
@@ -75,9 +84,10 @@ class Original(NamedTuple):
 
         from buildsys.models.rounded_operations import OwnOperators
 
-        with torch.inference_mode(), OwnOperators() as operators:
+        operators = OwnOperators()
+        with torch.inference_mode(), operators:
             self.network(_arguments(inputs))
-        return bool(operators.names)
+        return operators.is_used
 
 
 def load_original(job: Job) -> Original:

@@ -6,17 +6,14 @@ that keeps something of other inputs differs as well.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from collections.abc import Sequence
 
 from buildsys.errors import CheckFailed
 from buildsys.onnx_graphs.result_types import Doubt
 from buildsys.onnx_graphs.tensor_comparison import compare
-from buildsys.onnx_graphs.tensors import Case, Tensor
-
-if TYPE_CHECKING:
-    from torch import nn
+from buildsys.onnx_graphs.tensors import load_case
+from buildsys.stages.reference.original import Original, State
+from buildsys.workers.job import Job
 
 _SAME = {"float16": 1e-2, "bfloat16": 5e-2}  # relative; both calls may round differently
 _SAME_FLOAT32 = 1e-5
@@ -26,32 +23,20 @@ _HINT = (
     "pass what forward keeps as an input and return it as an output, and call eval() on all layers"
 )
 _DRAWS_HINT = "call eval() on all layers, and leave noise out or make it an input"
-State = Mapping[tuple[str, str], Any]  # name, place in the source -> its content
 
 
-def read_kept_state(module: nn.Module | None, project: Path) -> State:
-    """Read what a network keeps between calls, {} without one."""
-    if module is None:
-        return {}
-    from buildsys.models.kept_state import read_state  # needs torch
+def compare_second_call(job: Job, original: Original, earlier: State) -> list[Doubt]:
+    """Call a network again on its first inputs; return doubts about what it keeps.
 
-    return read_state(module, project)
-
-
-def compare_second_call(
-    call: Callable[[], Mapping[str, Tensor]],
-    read: Callable[[], State],
-    earlier: State,
-    first: Case,
-    title: str,
-) -> list[Doubt]:
-    """Call a network again as for ``first``; return doubts about what it keeps.
-
-    ``read`` reads its state; ``earlier`` is the state after the first call. The state is compared
-    around a third call: the second one may fill caches for its sizes again.
+    ``earlier`` is its state after the first call. The state is compared around a third call: the
+    second one may fill caches for its sizes again.
     Raises: CheckFailed: its outputs differ.
     """
-    second, before, _, after = call(), read(), call(), read()
+    title, dims = next(iter(job.options["cases"].items()))
+    first = load_case(job.outputs[f"case.{title}"])
+    second, before = original.call(first.inputs, dims), original.kept_state(job.project)
+    original.call(first.inputs, dims)
+    after = original.kept_state(job.project)
     changed = _changed(before, after)
     limits = {"rtol": _SAME.get(first.float_type, _SAME_FLOAT32)}
     for output, tensor in first.outputs.items():

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import nullcontext
-from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
@@ -15,7 +14,6 @@ from buildsys.onnx_graphs.result_types import Doubt
 from buildsys.onnx_graphs.tensors import (
     Case,
     Tensor,
-    load_case,
     save_case,
     save_cases,
     save_tensors,
@@ -24,12 +22,13 @@ from buildsys.stages.common.golden_check import uncompared_case, uncompared_prob
 from buildsys.stages.reference.further_cases import further_cases, is_small, samples, small_cases
 from buildsys.stages.reference.original import (
     Original,
+    State,
     golden_inputs,
     load_original,
     not_finite,
 )
 from buildsys.stages.reference.result import GoldenCase, GoldenTensor, ReferenceResult
-from buildsys.stages.reference.second_call import State, compare_second_call, read_kept_state
+from buildsys.stages.reference.second_call import compare_second_call
 from buildsys.stages.reference.special_cases import special_cases
 from buildsys.workers.job import Job, StageResult
 
@@ -64,11 +63,7 @@ def run(job: Job) -> StageResult:
     doubts: list[Doubt] = []
     if "random" not in job.options:
         job.progress("calling the network again")
-        title, dims = next(iter(job.options["cases"].items()))
-        first = load_case(job.outputs[f"case.{title}"])
-        call = partial(original.call, first.inputs, dims)
-        read = partial(read_kept_state, original.module, job.project)
-        doubts = compare_second_call(call, read, kept, first, title)
+        doubts = compare_second_call(job, original, kept)
     usual = special.keys()
     if "further" in job.options:
         for name, dims, case in _further_cases(job, original, resizes, usual, doubts):
@@ -118,7 +113,7 @@ def _write_shape_cases(job: Job, original: Original) -> _ShapeCases:
             title = job.options["source"]["onnx"]
             warnings.append(compare_unconverted(original.unconverted, case, title))
         cases[name] = _save_case(job, name, dims, case)
-        state = state or read_kept_state(original.module, job.project)
+        state = state or original.kept_state(job.project)
     is_accepted = job.options.get("uncompared") == "warn"
     for name in () if is_accepted else set.intersection(*nan_outputs):
         raise StageError(f"output {name} is NaN everywhere in every case", _nan_hint(original))

@@ -169,7 +169,13 @@ def _right_cases(job: Job, state: GraphState, cases: Cases) -> Cases:
     for name, case in cases.items():
         try:
             actual = run_case(graph, name, case.inputs)
-            compared = compare_outputs(actual, case.outputs, limits, inputs=case.inputs)
+            compared = compare_outputs(
+                actual,
+                case.outputs,
+                limits,
+                inputs=case.inputs,
+                alternatives=case.alternatives,
+            )
             for output, comparison in compared.items():
                 if comparison.problem:
                     raise CheckFailed(
