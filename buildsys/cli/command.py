@@ -13,7 +13,6 @@ from typing import Any
 from buildsys.errors import UsageError
 from buildsys.system.printable import nearest, printable_line
 
-BROKEN_PIPE = 141  # exit code
 DODO = "dodo.py"
 _started_in: list[Path] = []  # the folder of the user, once the project is another one
 

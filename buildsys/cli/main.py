@@ -8,7 +8,6 @@ from buildsys.cli.interrupts import INTERRUPTED, end_at_interrupt, raise_below
 
 end_at_interrupt()
 
-import errno
 import sys
 from argparse import ArgumentParser, Namespace, RawDescriptionHelpFormatter
 from collections.abc import Sequence
@@ -17,9 +16,9 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from buildsys import __version__
-from buildsys.cli.command import BROKEN_PIPE, enter_project, unknown_name
+from buildsys.cli.command import enter_project, unknown_name
 from buildsys.cli.commands import COMMANDS, SECTIONS
-from buildsys.cli.console.streams import guard_streams, lost_output
+from buildsys.cli.console.streams import check_output, guard_streams
 from buildsys.errors import BuildsysError, UsageError, describe_os_error
 from buildsys.system.printable import nearest, printable
 
@@ -73,12 +72,7 @@ def run(words: Sequence[str]) -> int:
     guard_streams()
     try:
         code = _dispatch(words)
-        loss = None if words[:1] and words[0] in _RUNS else lost_output()
-        if loss is None or code:
-            return code
-        if loss.errno == errno.EPIPE:
-            return BROKEN_PIPE
-        raise BuildsysError(f"cannot write the output: {loss.strerror}")
+        return code if words[:1] and words[0] in _RUNS else check_output(code)
     except BuildsysError as error:
         sys.stderr.write(printable(f"ERROR: {error}\n"))
         return error.exit_code

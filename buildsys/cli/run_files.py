@@ -34,6 +34,7 @@ from buildsys.report.run_results import (
     run_summary,
 )
 from buildsys.stages.table import GATE
+from buildsys.store.publish import refuse_links
 from buildsys.system.files import replace_file
 from buildsys.system.printable import printable
 
@@ -50,15 +51,16 @@ class RunFiles:
 
     def __init__(
         self,
+        build: Path,
         paths: Mapping[str, Path],
         title: str = "Build",
         document: Callable[[RunResults, int | None], Mapping[str, Any]] | None = None,
     ) -> None:
-        """Prepare files by kind: junit, summary, results or json.
+        """Prepare files by kind: junit, summary, results or json; in ``build`` through no link.
 
         ``document`` makes the JSON of a nightly run, which must reach all targets.
         """
-        self._paths = paths
+        self._build, self._paths = build, paths
         self._title = title
         self._document = document
 
@@ -94,6 +96,7 @@ class RunFiles:
 
     def write(self, run: RunResults, exit_code: int | None) -> None:
         """Write all files. Raises: StageError: one cannot be written."""
+        refuse_links(self._build, map(str, self._paths.values()))
         is_strict = self._document is not None
         document = self._document(run, exit_code) if self._document else {}
         contents = {

@@ -24,13 +24,13 @@ from pathlib import Path
 from typing import Any, ClassVar, TextIO
 
 from doit.api import run_tasks
-from doit.cmd_base import ModuleTaskLoader
+from doit.cmd_base import DoitCmdBase, ModuleTaskLoader
 from doit.exceptions import InvalidDodoFile, TaskError, TaskFailed
 
 from buildsys.cli import doit_backend
 from buildsys.cli.commands.clean import remove_files
 from buildsys.cli.console.reporter import Reporter
-from buildsys.cli.console.streams import guard_streams
+from buildsys.cli.console.streams import check_output, guard_streams, guarded
 from buildsys.cli.environment_variables import check_variables
 from buildsys.cli.session import BuildSession
 from buildsys.cli.target_names import STAGE_DOCS
@@ -44,6 +44,7 @@ from buildsys.errors import (
 from buildsys.plan.action import Action
 from buildsys.report.formatting import plural
 from buildsys.stages.table import stage_info
+from buildsys.store.publish import refuse_links
 from buildsys.system.printable import printable
 
 BACKENDS = {"buildsys": "buildsys.cli.doit_backend:Backend"}  # if the package is not installed
@@ -58,6 +59,7 @@ def load(root: Path) -> tuple[dict[str, Any], ProjectTasks]:
     exits with 3.
     """
     guard_streams()
+    _guard_answers()
     try:
         check_variables(root)
         session = BuildSession.load(root)
@@ -70,7 +72,8 @@ def load(root: Path) -> tuple[dict[str, Any], ProjectTasks]:
 
 
 def doit_config(session: BuildSession) -> dict[str, Any]:
-    """Configure doit for a loaded project."""
+    """Configure doit for a loaded project. Raises: StageError: the build folder is a link."""
+    refuse_links(session.project.build)
     doit_backend.connect(session)
     session.try_changes = partial(_try_changes, session)
     atexit.register(_report_failures, session)  # other reporters (`doit -r json`) do not
@@ -83,6 +86,29 @@ def doit_config(session: BuildSession) -> dict[str, Any]:
         "dep_file": str(session.project.state / doit_backend.FILE),
         "reporter": type("SessionReporter", (Reporter,), {"session": session}),
     }
+
+
+def _guard_answers() -> None:
+    """Let doit's commands write to the guarded output; after a loss they end with an error."""
+    commands: list[Any] = []  # that write: not runs, whose reporter does
+
+    def output(command: Any) -> TextIO:
+        commands.append(command)
+        return sys.stdout
+
+    def end() -> None:
+        try:
+            code = check_output(0) if commands else 0
+        except BuildsysError as error:
+            sys.stderr.write(printable(f"ERROR: {error}\n"))
+            code = error.exit_code
+        if code:
+            sys.stderr.flush()
+            os._exit(code)  # doit has a code of its own
+
+    atexit.register(end)
+    # a command has taken the standard output before this project is loaded
+    DoitCmdBase.outstream = property(output, lambda *_: None)
 
 
 def run_targets(
@@ -300,4 +326,9 @@ def clean(session: BuildSession, name: str, dryrun: bool) -> None:
     """Remove the files of the targets of a name, each target once."""
     targets = [target for target in session.members(name) if target not in session.cleaned]
     session.cleaned.update(targets)
-    remove_files(session, targets, dry_run=dryrun)
+    try:
+        remove_files(session, targets, dry_run=dryrun)
+    except (BuildsysError, OSError) as error:
+        stderr = guarded(sys.__stderr__)  # doit replaces sys.stderr during an action
+        stderr.write(printable(f"ERROR: {error}\n"))
+        raise SystemExit(BuildsysError.exit_code) from None

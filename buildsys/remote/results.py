@@ -28,6 +28,7 @@ from buildsys.report.run_results import (
 )
 from buildsys.store.ledger import ActionRecord
 from buildsys.store.object_store import Store
+from buildsys.store.publish import refuse_links
 from buildsys.store.record_file import (
     MAX_SHARED_BYTES,
     STATUSES,
@@ -147,6 +148,7 @@ def merge_histories(
 def fetch_log(depot: Depot, build: Path, action: Action, end: TargetSummary) -> None:
     """Copy the log of a finished target into the build folder. Raises: StageError."""
     if end.result.log and _log(action) in end.files:
+        refuse_links(build, [_log(action)])
         depot.get(end.files[_log(action)], build / _log(action))
 
 

@@ -13,7 +13,7 @@ import threading
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from tempfile import mkdtemp
 from types import MappingProxyType
 from typing import TYPE_CHECKING
@@ -22,13 +22,13 @@ from buildsys.errors import StageError
 from buildsys.store.file_digests import DigestCache, FileDigest, hash_file, stamp_file
 from buildsys.store.ledger import Ledger
 from buildsys.store.record_file import check_names
-from buildsys.system.files import FOLDER, SETTLE_NS, Stamp, remove_folder, try_lock
+from buildsys.system.files import FOLDER, SETTLE_NS, Stamp, folder_below, remove_folder, try_lock
 
 if TYPE_CHECKING:
     from concurrent.futures import Future, ThreadPoolExecutor
 
 TEMPORARY = ".tmp"
-_OURS = re.compile(r".+@.+-\w{8}|\.removed-[0-9a-f]{16}")  # the build folder may be a link
+_OURS = re.compile(r".+@.+-\w{8}|\.removed-[0-9a-f]{16}")
 _LOW_DISK_BYTES = 1 << 20
 
 
@@ -71,19 +71,15 @@ class Publisher:
         self._ledger = ledger
         self._sweeping = threading.Lock()
         self._swept = False
-        self._identity: tuple[int, int] | None = None  # of the build folder
 
     @contextmanager
     def staging(self, target: str) -> Iterator[Path]:
         """Yield a temporary folder on the build folder's file system."""
         name, parent = target.replace(":", "@").replace("/", "%"), self._build / TEMPORARY
+        refuse_links(self._build)
         with ExitStack() as stack:
             with disk_errors(f"make a temporary folder in {self._build}"):
                 parent.mkdir(parents=True, exist_ok=True)
-                status = self._build.stat()
-                self._identity = self._identity or (status.st_dev, status.st_ino)
-                if self._identity != (status.st_dev, status.st_ino):
-                    raise StageError(f"{self._build} was replaced during this run", "look at it")
                 lock = os.open(parent, FOLDER)
                 stack.callback(os.close, lock)
                 fcntl.flock(lock, fcntl.LOCK_SH)
@@ -145,21 +141,28 @@ class Publisher:
 
         They are renamed from ``tree``, the result file ``last``. All other files of the target are
         removed first, including ``optional`` ones. Files are recorded before, in case of a kill
-        midway.
+        midway. All is done through no link, as a program of another target may run and make some.
         """
         refuse_links(self._build, outputs)
         unwanted = (self._ledger.owned(target) | set(optional)) - outputs.keys()
         self._ledger.claim(target, outputs)
         for name in sorted(unwanted):
-            path = self._build / name
-            with disk_errors(f"remove {path}"):
-                path.unlink(missing_ok=True)
+            with (
+                disk_errors(f"remove {self._build / name}"),
+                suppress(FileNotFoundError),
+                self._folder_of(name) as folder,
+            ):
+                os.unlink(PurePosixPath(name).name, dir_fd=folder)
         cached = []
         for name in sorted(outputs, key=lambda name: (name == last, name)):
             path, (digest, before) = self._build / name, outputs[name]
-            with disk_errors(f"publish {path}"):
-                path.parent.mkdir(parents=True, exist_ok=True)
-                (tree / name).replace(path)
+            written = f"{TEMPORARY}/{tree.name}/{name}"
+            with (
+                disk_errors(f"publish {path}"),
+                self._folder_of(written) as source,
+                self._folder_of(name, create=True) as place,
+            ):
+                os.replace(path.name, path.name, src_dir_fd=source, dst_dir_fd=place)
             # Nobody can write the file while it is in our temporary folder. A later write shows in
             # the modification time, if that is older than a step of the clock.
             now = stamp_file(str(path))
@@ -167,6 +170,15 @@ class Publisher:
             if now is not None and unchanged and now.ctime_ns - now.mtime_ns > SETTLE_NS:
                 cached.append((str(path), FileDigest(digest, now)))
         self._digests.add(cached)
+
+    @contextmanager
+    def _folder_of(self, name: str, *, create: bool = False) -> Iterator[int]:
+        build = os.open(self._build, FOLDER)
+        try:
+            with folder_below(build, str(PurePosixPath(name).parent), create=create) as folder:
+                yield folder
+        finally:
+            os.close(build)
 
     def low_disk_note(self) -> str:
         """Write a sentence if the disk is almost full, else ""."""
@@ -183,14 +195,15 @@ def _remove_folder(name: str, parent: int) -> None:
         remove_folder(name, parent)
 
 
-def refuse_links(build: Path, names: Iterable[str]) -> None:
-    """Check that outputs are in no folder behind a link, which a program may have left.
+def refuse_links(build: Path, names: Iterable[str] = ()) -> None:
+    """Check that the build folder and those of outputs are no links, which a program may leave.
 
-    Raises: StageError: it would lead elsewhere.
+    Raises: StageError: one leads elsewhere.
     """
-    for folder in {parent for name in names for parent in (build / name).parents}:
-        if folder != build and folder.is_relative_to(build) and folder.is_symlink():
-            raise StageError(f"{folder} is a link, and may lead out of {build}", "remove it")
+    for folder in {build, *(parent for name in names for parent in (build / name).parents)}:
+        if folder.is_relative_to(build) and folder.is_symlink():
+            hint = ", or name its folder in BUILDSYS_BUILD" if folder == build else ""
+            raise StageError(f"{folder} is a link, and may lead anywhere", f"remove it{hint}")
 
 
 @contextmanager

@@ -290,9 +290,8 @@ def measure(clock: float) -> dict[str, float]:
 def _open_log(job: Job, log_file: Path) -> None:
     """Redirect all output of Python and C to a new ``log_file``."""
     log_file.parent.mkdir(parents=True, exist_ok=True)
-    if log_file.is_symlink():  # left by a program; it would lead elsewhere
-        log_file.unlink()
-    flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_APPEND | os.O_NOFOLLOW
+    log_file.unlink(missing_ok=True)  # a program may have made it a link
+    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND
     descriptor = os.open(log_file, flags, 0o666)
     _use_descriptors((0, descriptor, descriptor))
     os.close(descriptor)

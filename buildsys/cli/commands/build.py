@@ -72,8 +72,9 @@ def run(options: Namespace) -> int:
     if not (paths or options.json or options.on):  # what follows takes 30 ms
         return _build(BuildSession.load(options.root), options)
     from buildsys.cli.run_files import RunFiles, collect_results, results_document
+    from buildsys.project.load import empty_project
 
-    files, started = RunFiles(paths), utc_now()
+    files, started = RunFiles(empty_project(options.root).build, paths), utc_now()
     with files.begin(started):
         session = BuildSession.load(options.root)
         if options.on:

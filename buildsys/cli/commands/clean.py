@@ -13,6 +13,7 @@ from buildsys.cli.session import BuildSession
 from buildsys.cli.target_names import ModelFilter, add_filter
 from buildsys.project.plan import model_of
 from buildsys.stages.table import REPORT
+from buildsys.store.publish import refuse_links
 from buildsys.system.printable import printable
 
 
@@ -41,11 +42,15 @@ def run(options: Namespace) -> int:
 
 
 def remove_files(session: BuildSession, targets: Sequence[str], *, dry_run: bool) -> None:
-    """Remove the files of targets, and the pages of removed reports."""
+    """Remove the files of targets, and the pages of removed reports.
+
+    Raises: StageError: a folder is a link. OSError: a file cannot be removed.
+    """
     build, actions = session.project.build, session.actions
     for target in targets:
         declared = {output.path for output in actions[target].outputs.values()}
         paths = {build / path for path in declared | session.executor.ledger.owned(target)}
+        refuse_links(build, map(str, paths))
         for path in sorted({*paths, session.log(target)}):
             if path.is_file() or path.is_symlink():
                 sys.stdout.write(f"{target} - removing {printable(shown_path(path))}\n")

@@ -82,7 +82,8 @@ def run(options: Namespace) -> int:
 
         names = {"junit": "junit.xml", "summary": "summary.md", "json": "nightly.json"}
         title = f"Nightly run of {started[:16].replace('T', ' ')} UTC"
-        files = RunFiles({kind: folder / name for kind, name in names.items()}, title, document)
+        paths = {kind: folder / name for kind, name in names.items()}
+        files = RunFiles(project.build, paths, title, document)
         with files.begin(started):
             results, code = _build(options, stages, started)
         files.write(results, code)

@@ -54,6 +54,7 @@ from buildsys.report.report_types import load_types, read_report
 from buildsys.report.result_files import adapter
 from buildsys.stages.table import BENCH, ENGINE, REPORT, VERIFY, target_of
 from buildsys.store.ledger import utc_now
+from buildsys.store.publish import refuse_links
 from buildsys.store.state_db import warn_on_stderr
 from buildsys.system.files import read_end, read_limited, replace_file
 
@@ -100,7 +101,9 @@ def update_pages(
     """
     try:
         index = write_pages(session, models, reports)
-    except (BuildsysError, OSError) as error:  # such as a full disk
+    except BuildsysError as error:
+        return f"{CANNOT_WRITE}: {error}"
+    except OSError as error:  # such as a full disk
         return f"{CANNOT_WRITE}: {error}; check the permissions and space of the build folder"
     except Exception as error:  # the border: one line, with the traceback in a file
         return f"{CANNOT_WRITE}: {session.keep_traceback('pages', error)}"
@@ -115,6 +118,7 @@ def write_pages(
     Raises: BuildsysError, OSError: a page cannot be written.
     """
     project, folder = session.project, session.project.build / FOLDER
+    refuse_links(project.build, [f"{FOLDER}/{INDEX}"])
     # a run has warned of an unreadable history when it recorded its targets
     notify: Callable[[str], None] = (lambda _: None) if session.is_run else warn_on_stderr
     with closing(History.read_only(history_file(project.state), notify)) as history:
@@ -131,8 +135,12 @@ def write_pages(
 
 
 def remove_pages(session: BuildSession, models: Collection[str], *, dry_run: bool) -> list[Path]:
-    """Remove the pages of ``models`` and their index entries; list the pages."""
+    """Remove the pages of ``models`` and their index entries; list the pages.
+
+    Raises: StageError, OSError: the index cannot be written.
+    """
     folder = session.project.build / FOLDER
+    refuse_links(session.project.build, [f"{FOLDER}/{INDEX}"])
     pages = [path for model in models if (path := folder / page_name(model)).is_file()]
     if pages and not dry_run:
         _write_index(folder, lambda model: model not in models)

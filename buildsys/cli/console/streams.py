@@ -12,7 +12,10 @@ import select
 import sys
 from typing import TextIO
 
+from buildsys.errors import BuildsysError
 from buildsys.system.printable import tolerate_other_encodings
+
+_BROKEN_PIPE = 141  # exit code
 
 
 class _GuardedFile(io.FileIO):
@@ -64,8 +67,16 @@ def guarded(stream: TextIO | None) -> TextIO:
     )
 
 
-def lost_output() -> OSError | None:
-    """Find out why a part of the standard output was lost."""
+def check_output(code: int) -> int:
+    """Return the exit code of a command that prints an answer: ``code`` unless it lost its reader.
+
+    Raises: BuildsysError: a part of the standard output was lost.
+    """
     sys.stdout.flush()
     file = getattr(getattr(sys.stdout, "buffer", None), "raw", None)
-    return file.error if isinstance(file, _GuardedFile) else None
+    loss = file.error if isinstance(file, _GuardedFile) else None
+    if loss is None or code:
+        return code
+    if loss.errno == errno.EPIPE:
+        return _BROKEN_PIPE
+    raise BuildsysError(f"cannot write the output: {loss.strerror}")

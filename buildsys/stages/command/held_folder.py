@@ -9,7 +9,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
-from buildsys.system.files import FOLDER, remove_folder
+from buildsys.system.files import FOLDER, folder_below, remove_folder
 
 _READ = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 _CREATE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
@@ -64,17 +64,9 @@ class HeldFolder:
     @contextmanager
     def create(self, path: str, mode: int) -> Iterator[int]:
         """Create a file below for writing, with its folders, through no link. Raises: OSError."""
-        *folders, name = PurePosixPath(path).parts
-        descriptor = os.dup(self.descriptor)
-        try:
-            for folder in folders:
-                with suppress(FileExistsError):
-                    os.mkdir(folder, dir_fd=descriptor)
-                parent, descriptor = descriptor, os.open(folder, FOLDER, dir_fd=descriptor)
-                os.close(parent)
+        folder, _, name = path.rpartition("/")
+        with folder_below(self.descriptor, folder, create=True) as descriptor:
             file = os.open(name, _CREATE, 0o600, dir_fd=descriptor)
-        finally:
-            os.close(descriptor)
         try:
             yield file
             os.fchmod(file, mode)
