@@ -205,7 +205,7 @@ def _ties(
         return whole.movedim(axis, -1).flatten(end_dim=-2)
 
     low, high, chosen = rows(least), rows(most), rows(indices)
-    if low.numel() * chosen.shape[1] > _MOST_COMPARED:
+    if not chosen.numel() or low.numel() * chosen.shape[1] > _MOST_COMPARED:
         return None
     numbers = torch.arange(indices.numel(), device=scores.device).reshape(indices.shape)
     undefined = rows(scores).isnan().any(dim=1, keepdim=True)
@@ -240,5 +240,6 @@ def _margin(value: torch.Tensor, moved: torch.Tensor | None) -> torch.Tensor:
 def _largest(values: torch.Tensor) -> torch.Tensor:
     """Find the largest finite magnitude of each sample."""
     sizes = torch.where(values.isfinite(), values.double().abs(), 0.0)
-    axes = [*range(1, sizes.ndim)]
-    return sizes.amax(axes, keepdim=True) if axes and sizes.numel() else sizes.amax()
+    if not sizes.numel():
+        return sizes.sum()
+    return sizes.amax([*range(1, sizes.ndim)], keepdim=True) if sizes.ndim > 1 else sizes.amax()

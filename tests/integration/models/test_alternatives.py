@@ -191,6 +191,8 @@ def test_a_coarser_type_rounds_farther(dtype: torch.dtype) -> None:
         lambda x: x.topk(2).values.int()[:0],
         lambda x: x.topk(1).indices + 1,  # a shift of indices is not followed
         lambda x: torch.tensor([3, 4]),
+        lambda x: x[:0].round().int(),
+        lambda x: x[:, :0].topk(0).indices,
     ],
 )
 def test_other_integers_have_no_alternative(function: Function) -> None:

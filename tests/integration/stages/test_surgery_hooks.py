@@ -291,6 +291,7 @@ def test_a_hook_fixes_a_dimension(tmp_path: Path) -> None:
         ("Div(x, many)", "Div(x, more)", "float", ""),
         ("Mul(x, many)", "g", "int64", "wide-integers"),
         ("Gather(table, x)", "h", "int64", "last-rows"),
+        ("Gather(table, x)", "i", "int64", ""),  # both refuse what is beyond the table
     ],
 )
 def test_special_values_show_what_a_hook_changes(
@@ -300,6 +301,7 @@ def test_special_values_show_what_a_hook_changes(
         "f": "e = Exp(x) p = Add(e, one) y = Log(p)",
         "g": "a = Cast<to = 6>(x) b = Cast<to = 7>(a) y = Mul(b, many)",
         "h": "m = Min(x, most) y = Gather(table, m)",
+        "i": "z = Identity(x) y = Gather(table, z)",
     }
     many: Any = np.int64(3) if inputs == "int64" else np.float32(40)
     values = {
