@@ -29,7 +29,7 @@ Limits = Mapping[str, float | None]
 Tensors = Mapping[str, Tensor]
 Pair = tuple[Tensor, Tensor]
 _LIMITS = ("spread_error", "correlation", "slope", "channel_error", "class_agreement")
-_LEAST = ("correlation", "class_agreement")
+_LEAST, _MOST_NAMED = ("correlation", "class_agreement"), 3
 _LEAST_SAMPLES = 4
 _JUDGED_FROM = 32  # values of a channel
 _LEAST_SPREAD = 1e-6  # relative; below it only rounding in float32 varies
@@ -110,6 +110,8 @@ class Agreement:
             sign, word = (-1, "at least") if name in _LEAST else (1, "allowed")
             if not sign * figure <= sign * limit:  # so that a NaN counts as broken
                 broken.append(f"{text.format(format_beyond(figure, limit))} ({word} {limit:.9g})")
+        if (more := len(broken) - _MOST_NAMED) > 0:
+            broken[_MOST_NAMED:] = [f"{more} more"]
         return f"over {self.samples} samples: {', '.join(broken)}" if broken else ""
 
     def _is_excused(self, name: str, limit: float) -> bool:

@@ -109,10 +109,7 @@ class Comparison:
 
 
 def compare(
-    actual: Tensor | Array,
-    expected: Tensor | Array,
-    tolerance: Tolerance,
-    assembled: bool = False,
+    actual: Tensor | Array, expected: Tensor | Array, tolerance: Tolerance, assembled: bool = False
 ) -> Comparison:
     """Compare an output with its reference in float64, or exactly.
 

@@ -16,13 +16,7 @@ from buildsys.report.formatting import first_names
 from buildsys.report.graph_tables import graph_facts, graph_tables
 from buildsys.report.key_figures import key_figure, read_results, stage_report
 from buildsys.report.ranking import rank_engines, recommend
-from buildsys.report.report_types import (
-    BuildVerdict,
-    Provenance,
-    Report,
-    Table,
-    TargetLine,
-)
+from buildsys.report.report_types import BuildVerdict, Provenance, Report, Table, TargetLine
 from buildsys.report.result_files import (
     ABSENT,
     FAILED,

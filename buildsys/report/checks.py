@@ -11,13 +11,7 @@ from buildsys.onnx_graphs.result_types import AgreementFigures, ComparedCases
 from buildsys.report import formatting as q
 from buildsys.report.formatting import case_order
 from buildsys.report.key_figures import stage_report
-from buildsys.report.report_types import (
-    Check,
-    ComparisonLine,
-    ErrorMargin,
-    Table,
-    fill,
-)
+from buildsys.report.report_types import Check, ComparisonLine, ErrorMargin, Table, fill
 from buildsys.report.result_files import FAILED, PASSED, AnyResult
 from buildsys.stages.table import SIMPLIFY
 

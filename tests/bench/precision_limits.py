@@ -19,6 +19,7 @@ import warnings
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
+from dataclasses import replace
 from fnmatch import fnmatch
 from multiprocessing import get_context
 from pathlib import Path
@@ -50,6 +51,7 @@ Outputs = dict[str, Array]
 Run = Callable[[Array], Outputs]
 UNSET = dict.fromkeys(("rtol", "cosine", "atol", "top1", *AGREEMENT_LIMITS["int8"]))
 _QUANTIZE = {"tool": "builtin", "exclude": (), "outputs": False, "per_channel": True}
+_QUANTIZE |= {"algorithm": "minmax"}
 _QUANTIZE["operators"] = ("Conv", "ConvTranspose", "Gemm", "MatMul")
 _WEIGHTS = {"exclude": (), "block_size": 32, "symmetric": True, "accuracy_level": 0}
 _WEIGHTS |= {"per_channel": True, "reduce_range": True}
@@ -104,23 +106,14 @@ class Workbench:
         section = {"algorithm": algorithm, "percentile": 99.99, "batches": 4, "seed": 0}
         section["data"] = {"x": {"npz": "data.npz", "key": data}}
         options = {"calibration": section, "inputs": {"x": self.port}, "dims": {"batch": 32}}
-        files = {
-            name: self.folder / f"{name}.{end}"
-            for name, end in (("batches", "npz"), ("ranges", "json"))
-        }
-        job = self.job()
-        calibrate.run(
-            Job("", "", "", "", options, job.inputs, job.outputs | files, self.folder, threads=1)
-        )
+        files = {"batches": self.folder / "batches.npz", "ranges": self.folder / "ranges.json"}
+        job = self.job(**options)
+        calibrate.run(replace(job, outputs=job.outputs | files))
 
-    def int8(
-        self, precision: str = "int8", algorithm: str = "minmax", **changed: bool
-    ) -> ModelProto:
+    def int8(self, precision: str = "int8", **changed: Any) -> ModelProto:
         """Insert quantizers with the current ranges."""
-        quantize = {**_QUANTIZE, "algorithm": algorithm, **changed}
-        return quantized.convert(
-            self.job(precision=precision, quantize=quantize), (), self._golden()
-        ).model
+        job = self.job(precision=precision, quantize={**_QUANTIZE, **changed})
+        return quantized.convert(job, (), {"opt": Case({"x": tensor_of(self.x[:4])}, {})}).model
 
     def convert(self, module: Any, precision: str, **options: Any) -> ModelProto:
         """Convert without calibration."""
@@ -131,13 +124,8 @@ class Workbench:
 
     def openvino(self, precision: str) -> Run:
         """Build an engine of OpenVINO."""
-        spec = {
-            "name": "e",
-            "backend": "openvino",
-            "threads": 1,
-            "precision": precision,
-            "precision_share": 0,
-        }
+        spec: dict[str, Any] = {"name": "e", "backend": "openvino", "threads": 1}
+        spec |= {"precision": precision, "precision_share": 0}
         if self.name in ("bert", "tagger", "vit") and precision == "int8":
             spec["model_type"] = "transformer"
         options = engine_spec("openvino").model_validate(spec).model_dump(mode="json")
@@ -156,9 +144,6 @@ class Workbench:
             return {k: v.values() for k, v in zip(self.reference, results, strict=True)}
 
         return run
-
-    def _golden(self) -> dict[str, Case]:
-        return {"opt": Case({"x": tensor_of(self.x[:4])}, {})}
 
 
 def runner(model: ModelProto, optimization: str = "disable") -> Run:
@@ -185,7 +170,7 @@ def engines(bench: Workbench) -> Iterator[Callable[[], Iterable[Engine]]]:
                 yield lambda m=model, n=name: [Engine(n, "int8", "", runner(m))]
     model = bench.int8(outputs=True)
     yield lambda: [Engine("int8 kernels", "int8", "", runner(model, "all"))]
-    yield lambda: [Engine("fp8", "fp8", "", runner(bench.int8("fp8"), "basic"))]
+    yield lambda: with_faults("fp8", "fp8", bench.int8("fp8"), "basic")
     for precision in ("int4", "int8"):
         name = f"{precision} weights"
         yield lambda p=precision, n=name: [
@@ -204,12 +189,14 @@ def engines(bench: Workbench) -> Iterator[Callable[[], Iterable[Engine]]]:
             yield lambda n=name: [Engine(n, "int8", "calibration", bench.openvino("int8"))]
 
 
-def with_faults(name: str, precision: str, model: ModelProto) -> Iterator[Engine]:
+def with_faults(
+    name: str, precision: str, model: ModelProto, optimization: str = "disable"
+) -> Iterator[Engine]:
     """Yield an honest engine, those of a damaged graph, and those with damaged outputs."""
-    honest = runner(model)
+    honest = runner(model, optimization)
     yield Engine(name, precision, "", honest)
     for kind, what, damaged in graph_faults(model):
-        yield Engine(f"{name}, {what}", precision, kind, runner(damaged))
+        yield Engine(f"{name}, {what}", precision, kind, runner(damaged, optimization))
     for kind, damage in OUTPUT_FAULTS.items():
         yield Engine(f"{name}, {kind}", precision, kind, lambda x, d=damage: _damaged(honest(x), d))
 
@@ -248,13 +235,7 @@ def graph_faults(model: ModelProto) -> Iterator[tuple[str, str, ModelProto]]:
         return name
 
     layers = [n for n in model.graph.node if n.op_type in HEAVY and weight_of(n) in stored]
-    chosen = dict(
-        zip(
-            ("first", "middle", "last"),
-            (layers[0], layers[len(layers) // 2], layers[-1]),
-            strict=True,
-        )
-    )
+    chosen = {"first": layers[0], "middle": layers[len(layers) // 2], "last": layers[-1]}
     for which, node in chosen.items():
         for place, side in enumerate(("activation", "weight")):
             if scale := scale_of(node, place):
@@ -262,11 +243,8 @@ def graph_faults(model: ModelProto) -> Iterator[tuple[str, str, ModelProto]]:
                     what = f"{side} scale x{factor:g} ({which})"
                     yield f"{side} scale", what, changed({scale: factor * array(scale)})
         below = [n for n in readers[node.output[0]] if n.op_type == "Add"]
-        bias = (
-            node.input[2]
-            if len(node.input) > 2
-            else next((i for n in below for i in n.input if i in stored), "")
-        )
+        biases = [*node.input[2:], *(i for n in below for i in n.input if i in stored), ""]
+        bias = biases[0]
         if bias in stored:
             yield "lost bias", f"lost bias ({which})", changed({bias: 0 * array(bias)})
         weight = np.array(array(weight_of(node)))
@@ -338,9 +316,8 @@ def make(name: str, folder: Path, seconds: float, seed: int) -> list[dict[str, A
         try:
             for engine in group():
                 outputs = engine.run(bench.x)
-                if engine.fault and all(
-                    np.array_equal(outputs[k], v) for k, v in bench.reference.items()
-                ):
+                same = [np.array_equal(outputs[k], v) for k, v in bench.reference.items()]
+                if engine.fault and all(same):
                     continue
                 quality = bench.task.quality([outputs[k] for k in bench.reference], bench.y)
                 records.append({
@@ -357,10 +334,8 @@ def make(name: str, folder: Path, seconds: float, seed: int) -> list[dict[str, A
 
 def judge(name: str, folder: Path) -> list[dict[str, Any]]:
     """Compare all engines of a network by every limit alone and by all."""
-    records, arrays = (
-        json.loads((folder / name / "engines.json").read_text()),
-        dict(np.load(folder / name / "outputs.npz")),
-    )
+    records = json.loads((folder / name / "engines.json").read_text())
+    arrays = dict(np.load(folder / name / "outputs.npz"))
     outputs = [key.split("/")[1] for key in arrays if key.startswith("reference/")]
     for record in records:
         refused: dict[str, int] = defaultdict(int)
@@ -377,9 +352,8 @@ def judge(name: str, folder: Path) -> list[dict[str, Any]]:
                 refused[rule] += not all(c.passed for c in judged["opt"].compared.values())
                 if rule == "all" and not draw:
                     record["figures"] = {o: a.figures() for o, a in agreements.items()}
-                    record["problems"] = [
-                        c.problem for c in judged["opt"].compared.values() if c.problem
-                    ]
+                    problems = [c.problem for c in judged["opt"].compared.values()]
+                    record["problems"] = [problem for problem in problems if problem]
         record["refused"] = {rule: count / DRAWS for rule, count in refused.items()}
     return records
 
@@ -405,34 +379,28 @@ def group_of(record: Mapping[str, Any]) -> str:
 
 
 def print_tables(records: Sequence[Mapping[str, Any]]) -> None:
-    """Print rule -> share of refused engines, by half and by fault."""
-    names = sorted(NETWORKS)
-    halves = {"chosen on": names[::2], "others": names[1::2]}
+    """Print rule -> share of refused engines, by half, precision, fault and network."""
+    half = {name: ("chosen on", "others")[n % 2] for n, name in enumerate(sorted(NETWORKS))}
     every = [*records[0]["refused"]]
     print("refused, of engines:", *every, sep=" | ")
-    for half, members in halves.items():
-        for group in ("honest", "worse", "planted", "forgiven"):
-            chosen = [r for r in records if r["network"] in members and group_of(r) == group]
-            _print_row(f"{half}, {group}", chosen, every)
-    for fault in sorted({(group_of(r), r["fault"] or r["precision"]) for r in records}):
-        _print_row(
-            ", ".join(fault),
-            [r for r in records if (group_of(r), r["fault"] or r["precision"]) == fault],
-            every,
-        )
-    for name in names:
-        for group in ("honest", "planted"):
-            _print_row(
-                f"{name}, {group}",
-                [r for r in records if (r["network"], group_of(r)) == (name, group)],
-                every,
-            )
+    _print_rows("all", records, every, lambda r: "all")
+    _print_rows("half", records, every, lambda r: half[r["network"]])
+    _print_rows("precision", records, every, lambda r: r["precision"])
+    _print_rows("fault", [r for r in records if r["fault"]], every, lambda r: r["fault"])
+    _print_rows("network", records, every, lambda r: r["network"])
 
 
-def _print_row(title: str, records: Sequence[Mapping[str, Any]], every: Sequence[str]) -> None:
-    if records:
-        shares = [np.mean([r["refused"][rule] for r in records]) for rule in every]
-        print(f"{title:40} {len(records):4}", *(f"{share:7.1%}" for share in shares))
+def _print_rows(
+    title: str,
+    records: Sequence[Mapping[str, Any]],
+    every: Sequence[str],
+    key: Callable[[Mapping[str, Any]], str],
+) -> None:
+    print(title)
+    for name, group in sorted({(key(r), group_of(r)) for r in records}):
+        chosen = [r for r in records if (key(r), group_of(r)) == (name, group)]
+        shares = [np.mean([r["refused"][rule] for r in chosen]) for rule in every]
+        print(f"  {name + ', ' + group:38} {len(chosen):4}", *(f"{share:7.1%}" for share in shares))
 
 
 def main() -> None:

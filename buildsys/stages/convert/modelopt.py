@@ -43,10 +43,7 @@ def quantize_by_modelopt(job: Job, model: ModelProto, selection: Selection) -> M
     precision, algorithm = job.options["precision"], job.options["quantize"]["algorithm"]
     operators = {node.op_type for node in model.graph.node if node.name in selection.chosen}
     quantization = _import("modelopt.onnx.quantization")
-    with (
-        TemporaryDirectory(dir=job.outputs["result"].parent) as scratch,
-        tool_errors(*_FAILURE),
-    ):
+    with TemporaryDirectory(dir=job.outputs["result"].parent) as scratch, tool_errors(*_FAILURE):
         source, target = Path(scratch) / "model.onnx", Path(scratch) / "quantized.onnx"
         save_model(model, source)
         quantization.quantize(

@@ -92,12 +92,7 @@ def conversion_fields(model: ModelPlan, conversion: PlannedConversion) -> dict[s
             **final.golden(cases),
             **final.golden_samples(model.samples),
         },
-        "after": (
-            final.graph.target,
-            *after,
-            final.golden_target,
-            final.assembling.target,
-        ),
+        "after": (final.graph.target, *after, final.golden_target, final.assembling.target),
         "tools": ("onnx", "onnxruntime", "numpy"),
         "environment": ("onnxruntime",),
     }

@@ -2,11 +2,7 @@
 
 from __future__ import annotations
 
-from buildsys.onnx_graphs.result_types import (
-    AgreementFigures,
-    CheckResult,
-    ComparedCases,
-)
+from buildsys.onnx_graphs.result_types import AgreementFigures, CheckResult, ComparedCases
 
 
 class ConvertResult(CheckResult, total=False):

@@ -112,7 +112,8 @@ def run(job: Job) -> StageResult:
         for output, problem in uninformative.items():
             problems.append({"graph": graph, "output": output, "problem": problem})
         wrong, numbers = summarize_checks(job, graph, checks, limits)
-        failed += wrong
+        earlier = {(output.case, output.output) for output in failed}
+        failed += [output for output in wrong if (output.case, output.output) not in earlier]
         figures["graphs"][graph] = numbers["cases"]
     figures["warnings"], figures["doubts"] = warnings, doubts
     compared_cases = {name for checks in all_checks.values() for name in checks}

@@ -23,6 +23,7 @@ from buildsys.onnx_graphs.output_policies import (
 from buildsys.onnx_graphs.result_types import CheckFailure, Doubt
 from buildsys.onnx_graphs.tensor_comparison import Comparison
 from buildsys.onnx_graphs.tensors import Case, load_case, nudged_tensors, tensor_of
+from buildsys.report.formatting import first_names
 from buildsys.stages.common.difference_hints import STABLE_HINT, integer_hint
 from buildsys.stages.common.golden_check import (
     and_more,
@@ -48,6 +49,7 @@ Ranges = Mapping[str, Mapping[str, Shape]]  # input -> {"min": shape, "opt": sha
 # of the largest output (efficientnet_b0).
 _LARGEST_INT32 = 2**31 - 1
 _MAX_TF32_ERROR = 0.15
+_MOST_NAMED = 4
 
 
 @dataclass(frozen=True)
@@ -175,14 +177,14 @@ class Verification:
         outside = [case for case in self._job.options["cases"] if case not in covered]
         if not describe_backend(self._options["backend"]).accepts_all_sizes(self._options):
             if outside:
-                names = ", ".join(map(self._name, outside))
+                names = first_names([*map(self._name, outside)], _MOST_NAMED)
                 self._warnings.append(
                     f"these cases fit none of the engine's profiles and are not run: {names}"
                 )
             self._outside, outside = outside, []
         for case in outside:
             problem = f"case {self._name(case)} fits no optimization profile of the engine"
-            profiles = "; ".join(map(format_ranges, self._profiles))
+            profiles = "; ".join(map(format_ranges, self._profiles[:_MOST_NAMED]))
             dims = dict(self._cases[case])
             self._fail(f"{problem} ({profiles})", {"case": case, "dims": dims, "problem": problem})
         for index, profile in enumerate(self._profiles):
@@ -242,7 +244,8 @@ class Verification:
         actual = self._session.run(golden.inputs, run.profile)
         stand_ins = stand_in_types(self._session)
         if missing := [output for output in golden.outputs if output not in actual]:
-            problem = f"the engine has no output '{missing[0]}', only {', '.join(actual)}"
+            names = first_names([*actual], _MOST_NAMED)
+            problem = f"the engine has no output '{missing[0]}', only {names}"
             raise StageError(problem, "build the engine again")
         outputs = {output: actual[output] for output in golden.outputs}
         for output, reference in golden.outputs.items():
@@ -331,7 +334,7 @@ class Verification:
         share, fine = "", ""
         if wrong and right:
             share = f" in {len(wrong)} of {len(ran)} cases"
-            fine = f"; it is right in case {', '.join(map(self._name, right))}"
+            fine = f"; it is right in case {first_names(right, _MOST_NAMED)}"
         engine = f"the engine {self._job.variant} of {self._job.model}"
         return f"{engine} is wrong{share}: {self.sentences[0]}{and_more(self.sentences)}{fine}"
 

@@ -181,6 +181,8 @@ def test_a_failure_that_is_not_excused_has_no_note_about_the_last_bits(tmp_path:
     assert result.status == "failed"
     assert "has shape" in result.reason
     assert "last bits" not in result.reason
+    # the simplified graph has the same shape
+    assert [failure["graph"] for failure in result.figures["failures"]] == ["exported"]
     assert result.hint.startswith("compute the size in forward")
 
 

@@ -187,7 +187,7 @@ def test_a_case_outside_explicit_profiles_is_a_warning(verified: Any) -> None:
     ("engine", "reference"),
     [
         ("int32", "int64"), ("int64", "int32"), ("float16", "float32"), ("float64", "float32"),
-        ("float32", "int32"), ("bool", "int32"),
+        ("float32", "int32"), ("bool", "int32")
     ],
 )  # fmt: skip
 def test_another_type_fails(verified: Any, engine: str, reference: str) -> None:
@@ -237,9 +237,7 @@ def test_the_cases_that_are_right_are_named(verified: Any) -> None:
 
     result = verified(Session(golden(), change), golden())
     assert result.reason.startswith("the engine e of m is wrong in 1 of 4 cases: output 'y', case")
-    assert result.reason.endswith(
-        "; it is right in case min (batch 1), max (batch 8), odd (batch 3)"
-    )
+    assert result.reason.endswith("; it is right in case min, max, odd")
     assert "more)" not in result.reason
 
 
