@@ -41,6 +41,7 @@ class Original(NamedTuple):
     network: Network | None = None  # of PyTorch
     unconverted: ModelProto | None = None  # an ONNX file before the conversion of its opset
     table_rows: Collection[int] = ()  # sizes of tables that are read by index
+    quantizes: bool = False  # NaN then becomes any integer
 
     @property
     def module(self) -> nn.Module | None:
@@ -185,7 +186,12 @@ def _onnx_model(job: Job) -> Original:
     )
     from buildsys.backends.onnxruntime.session import OrtGraph
     from buildsys.models.sources.onnx import is_callable, load_onnx
-    from buildsys.onnx_graphs.onnx_file import gathered_rows, load_model, save_model
+    from buildsys.onnx_graphs.onnx_file import (
+        gathered_rows,
+        load_model,
+        operator_counts,
+        save_model,
+    )
     from buildsys.onnx_graphs.tensor_types import emulate, float_types, main_float_type
     from buildsys.stages.operators.local_functions import add_functions
 
@@ -221,4 +227,5 @@ def _onnx_model(job: Job) -> Original:
         main_float_type(header),
         unconverted=unconverted,
         table_rows=gathered_rows(header),
+        quantizes=any("QuantizeLinear" in name for name in operator_counts(header)),
     )

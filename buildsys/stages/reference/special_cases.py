@@ -37,6 +37,8 @@ def special_cases(
     is_narrow = original.float_type in ("float16", "bfloat16")
     if is_narrow:
         names -= _NOT_FINITE | {"small", "large", "huge"}
+    if original.quantizes:
+        names -= {"nan"}
     if not names:
         return
     dims, seed = value_dims(job), job.options["source"]["seed"]

@@ -252,6 +252,18 @@ def test_dtypes_of_ready_files(tmp_path: Path, dtype: str, kind: int, data: Any)
     assert np.array_equal(golden.outputs["y"].array, golden.inputs["x"].array)
 
 
+def test_a_file_that_quantizes_is_not_compared_at_nan(tmp_path: Path) -> None:
+    nodes = [
+        helper.make_node("QuantizeLinear", ["x", "scale"], ["q"]),
+        helper.make_node("DequantizeLinear", ["q", "scale"], ["y"]),
+    ]
+    ports = [{name: (TensorProto.FLOAT, [2, 50])} for name in ("x", "y")]
+    model = make_model(nodes, *ports, {"scale": np.array(0.05, np.float32)})
+    cases = given(tmp_path, model, x={"shape": [2, 50]}).figures["cases"]
+    assert "inf" in cases
+    assert "nan" not in cases
+
+
 def test_a_ready_file_that_onnx_runtime_refuses(tmp_path: Path) -> None:
     node = helper.make_node("Reshape", ["x", "shape"], ["y"])
     model = make_model(
