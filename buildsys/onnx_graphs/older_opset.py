@@ -15,10 +15,9 @@ from onnx import AttributeProto, FunctionProto, GraphProto, ModelProto, NodeProt
 from onnx.numpy_helper import to_array
 
 from buildsys.errors import StageError
-from buildsys.onnx_graphs.onnx_file import subgraphs
+from buildsys.onnx_graphs.onnx_file import STANDARD, subgraphs
 from buildsys.onnx_graphs.tensors import Array
 
-_ONNX = ("", "ai.onnx")
 _IMPLIED = {("Split", "num_outputs")}  # attributes that repeat what the node says
 # values that schemas do not list: the first opset with them, and their name before, if any
 _NEW_VALUES: Mapping[tuple[str, str, bytes], tuple[int, bytes]] = {
@@ -41,20 +40,15 @@ def lower_opset(
     Raises: StageError: a node uses what the older opset does not have; with ``changes`` to try.
     """
     try:
-        _lower_model(model, opset)
+        for owner, body in ((model, model.graph), *((f, f) for f in model.functions)):
+            for entry in owner.opset_import:
+                if entry.domain in STANDARD:
+                    _lower_body(body, entry.version, opset, {})
+                    entry.version = min(entry.version, opset)
     except StageError as error:
         error.changes = changes
         raise
     model.ir_version = min(model.ir_version, ir_version)
-
-
-def _lower_model(model: ModelProto, opset: int) -> None:
-    for holder in (model, *model.functions):
-        versions = [entry for entry in holder.opset_import if entry.domain in _ONNX]
-        for entry in versions:
-            body = holder.graph if isinstance(holder, ModelProto) else holder
-            _lower_body(body, entry.version, opset, {})
-            entry.version = min(entry.version, opset)
 
 
 def _lower_body(
@@ -67,7 +61,7 @@ def _lower_body(
     for node in body.node:
         for inner in subgraphs(node):
             _lower_body(inner, before, opset, constants)
-        if node.domain not in _ONNX:
+        if node.domain not in STANDARD:
             continue
         for attribute in node.attribute if node.op_type == "Constant" else ():
             is_number = attribute.name in ("value", "value_int", "value_ints")

@@ -14,15 +14,7 @@ from typing import Any
 import numpy as np
 import onnx
 from google.protobuf.message import DecodeError
-from onnx import (
-    AttributeProto,
-    FunctionProto,
-    GraphProto,
-    ModelProto,
-    NodeProto,
-    TensorProto,
-    version_converter,
-)
+from onnx import AttributeProto, FunctionProto, GraphProto, ModelProto, NodeProto, TensorProto
 from onnx.external_data_helper import ExternalDataInfo
 
 from buildsys.errors import StageError
@@ -30,6 +22,7 @@ from buildsys.onnx_graphs.result_types import GraphSummary, TensorPort
 from buildsys.onnx_graphs.tensors import Array
 from buildsys.system.file_kinds import describe_file
 
+STANDARD = ("", "ai.onnx")  # the names of ONNX's own domain
 DATA_SUFFIX = ".data"  # external data of model.onnx is model.onnx.data
 ONE_MESSAGE_LIMIT = 1_500_000_000  # bytes; protobuf's limit is 2 GiB, and libraries add to a graph
 # Larger weights are external data, which readers (checker, ONNX Runtime) map or skip: for 500 MB,
@@ -204,7 +197,16 @@ def operator_counts(model: ModelProto) -> dict[str, int]:
 
 def operator_name(node: NodeProto) -> str:
     """Write the operator as ``Conv``, or ``my.domain::Op`` for other domains."""
-    return node.op_type if node.domain in ("", "ai.onnx") else f"{node.domain}::{node.op_type}"
+    return node.op_type if node.domain in STANDARD else f"{node.domain}::{node.op_type}"
+
+
+def since_version(node: NodeProto, opset: int) -> int | None:
+    """Look up the opset that last changed a node's operator, None if it is not known."""
+    try:
+        domain = "" if node.domain in STANDARD else node.domain
+        return int(onnx.defs.get_schema(node.op_type, opset, domain).since_version)
+    except onnx.defs.SchemaError:
+        return None
 
 
 def all_nodes(graph: GraphProto | FunctionProto) -> Iterator[NodeProto]:
@@ -269,32 +271,6 @@ def ports(model: ModelProto) -> tuple[list[TensorPort], list[TensorPort]]:
 def opsets(model: ModelProto) -> dict[str, int]:
     """Map domains to opset versions; ONNX's own domain is ``ai.onnx``."""
     return {entry.domain or "ai.onnx": entry.version for entry in model.opset_import}
-
-
-def raise_opset(model: ModelProto, version: int, ir_version: int) -> tuple[ModelProto, str]:
-    """Convert the model to ``version`` or above; give the reason if it stays."""
-    if opsets(model).get("ai.onnx", 1) >= version:
-        return model, ""
-    model, problem = convert_opset(model, version)
-    if not problem:
-        model.ir_version = max(model.ir_version, ir_version)
-    return model, problem
-
-
-def convert_opset(model: ModelProto, version: int) -> tuple[ModelProto, str]:
-    """Convert the model to an older or newer opset; give the reason if it stays."""
-    if len(model.functions) > 0:
-        return model, "onnx.version_converter drops local functions"
-    if sum(len(tensor.raw_data) for tensor in model.graph.initializer) > ONE_MESSAGE_LIMIT:
-        return model, "onnx.version_converter takes graphs below 2 GB"
-    try:
-        converted = version_converter.convert_version(model, version)
-    except (version_converter.ConvertError, RuntimeError, ValueError) as error:
-        return model, first_line(error)
-    typed = [value for value in converted.graph.value_info if value.type.tensor_type.elem_type]
-    del converted.graph.value_info[:]  # some without a type, which ONNX Runtime refuses
-    converted.graph.value_info.extend(typed)
-    return converted, ""
 
 
 def interface(model: ModelProto) -> dict[str, Any]:

@@ -12,7 +12,7 @@ from onnx import FunctionProto, GraphProto, ModelProto, NodeProto, TensorProto, 
 from onnx.helper import get_attribute_value
 
 from buildsys.errors import CheckFailed
-from buildsys.onnx_graphs.onnx_file import subgraphs
+from buildsys.onnx_graphs.onnx_file import STANDARD, subgraphs
 
 RANDOM_OPERATORS = (
     "Bernoulli", "Multinomial", "RandomNormal", "RandomNormalLike", "RandomUniform",
@@ -20,7 +20,6 @@ RANDOM_OPERATORS = (
 )  # fmt: skip
 _TRAINED = ("BatchNormalization", "Dropout")
 _SHAPE_ONLY = ("Shape", "Size")
-_ONNX = ("", "ai.onnx")
 
 
 def random_nodes(model: ModelProto) -> dict[str, NodeProto]:
@@ -63,7 +62,7 @@ class _Search:
     ) -> None:
         """Search a body for nodes with ``used`` outputs; adds what they use."""
         constants = {**outer, **_constants(body)}
-        opset = next((i.version for i in owner.opset_import if i.domain in _ONNX), 0)
+        opset = next((i.version for i in owner.opset_import if i.domain in STANDARD), 0)
         for node in reversed(body.node):
             if not used.intersection(node.output):
                 continue
@@ -74,7 +73,7 @@ class _Search:
                 self._visit(graph, owner, constants, used, caller)
             if function := self._functions.get((node.domain, node.op_type)):
                 self._visit(function, function, {}, set(function.output), caller or node)
-            elif node.domain in _ONNX and _is_random(node, opset, constants):
+            elif node.domain in STANDARD and _is_random(node, opset, constants):
                 self.nodes[node.op_type] = caller or node
 
 

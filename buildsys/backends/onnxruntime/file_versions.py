@@ -16,8 +16,8 @@ from onnx import ModelProto, TensorProto, helper
 from buildsys.backends.onnxruntime.graphs import Operator, kernel_types
 from buildsys.backends.onnxruntime.session import OrtGraph
 from buildsys.errors import StageError
-from buildsys.onnx_graphs.onnx_file import all_nodes, convert_opset, opsets
-from buildsys.onnx_graphs.opset_seven import raise_to_seven
+from buildsys.onnx_graphs.newer_opset import convert_opset, raise_to_seven
+from buildsys.onnx_graphs.onnx_file import STANDARD, all_nodes, opsets
 
 _IR_VERSION, _OPSET = 8, 17  # read by every supported ONNX Runtime
 _OLDEST_IR_VERSION = 4  # before it, parameters are inputs as well, which tools do not expect
@@ -108,7 +108,7 @@ def _converted(model: ModelProto, before: int, after: int) -> tuple[ModelProto, 
 
 def _has_kernels(model: ModelProto, opset: int) -> bool:
     """Check for kernels of all operators as they are in an opset; functions need none."""
-    names = {node.op_type for node in all_nodes(model.graph) if node.domain in ("", "ai.onnx")}
+    names = {node.op_type for node in all_nodes(model.graph) if node.domain in STANDARD}
     for name in names - {"Constant"}:  # never computed
         try:
             schema: Any = onnx.defs.get_schema(name, opset, "")

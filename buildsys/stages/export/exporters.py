@@ -20,10 +20,7 @@ from typing import Any, NamedTuple
 import onnx
 import torch
 
-from buildsys.backends.operator_support import (
-    operator_schemas,
-    operator_versions,
-)
+from buildsys.backends.operator_support import operator_schemas, operator_versions
 from buildsys.errors import BuildsysError, StageError
 from buildsys.manifest.exports import (
     NEWEST_TORCHSCRIPT_OPSET,
@@ -34,12 +31,7 @@ from buildsys.manifest.exports import (
 from buildsys.models.program_nodes import captured_nodes
 from buildsys.models.user_code import describe_exception, install_hint, source_line
 from buildsys.onnx_graphs.older_opset import lower_opset
-from buildsys.onnx_graphs.onnx_file import (
-    INLINE_LIMIT,
-    ONE_MESSAGE_LIMIT,
-    first_line,
-    load_model,
-)
+from buildsys.onnx_graphs.onnx_file import INLINE_LIMIT, ONE_MESSAGE_LIMIT, first_line, load_model
 from buildsys.onnx_graphs.tensor_names import rename_tensors
 from buildsys.stages.common.remedies import (
     format_remedies,
@@ -84,8 +76,7 @@ def export(request: ExportRequest) -> onnx.ModelProto:
     """
     exporter = request.options["exporter"]
     try:
-        run = _export_dynamo if exporter == "dynamo" else _export_torchscript
-        model = run(request)
+        model = (_export_dynamo if exporter == "dynamo" else _export_torchscript)(request)
     except Exception as error:  # exporters raise any class
         cause: BaseException | None = error
         while cause is not None:  # an error of a registered function, wrapped by the exporter

@@ -15,11 +15,10 @@ import onnx
 from onnx import ModelProto, ValueInfoProto, helper, shape_inference
 
 from buildsys.errors import StageError
-from buildsys.onnx_graphs.onnx_file import port_of
+from buildsys.onnx_graphs.onnx_file import STANDARD, port_of
 
 Declared = Mapping[str, Mapping[str, Any]]  # name -> {shape, dtype} of the manifest
 Size = int | str | None  # None is unknown
-_ONNX = ("", "ai.onnx")
 _SMALL = 1024  # elements; inference reads shapes from small constants
 
 
@@ -49,7 +48,7 @@ def settle_shapes(model: ModelProto, inputs: Declared, outputs: Declared, title:
     names = {size for size in sizes if isinstance(size, str)}
     is_fixed = all(isinstance(size, int) for size in sizes)
     # the types of others are inferred, and onnx takes a type without a shape for no elements
-    nodes = (node for node in model.graph.node if node.domain not in _ONNX)
+    nodes = (node for node in model.graph.node if node.domain not in STANDARD)
     custom = {name for node in nodes for name in node.output}
     values = [value for value in model.graph.value_info if value.name in custom]
     del model.graph.value_info[:]
@@ -73,11 +72,8 @@ def settle_shapes(model: ModelProto, inputs: Declared, outputs: Declared, title:
                 " [batch, null]}}",
             )
         same_rank = [shape for shape in shapes if len(shape) == len(shapes[0])]
-        _set_shape(port, [_first_known(s) for s in zip(*same_rank, strict=True)])
-
-
-def _first_known(sizes: Sequence[Size]) -> Size:
-    return next((size for size in sizes if size is not None), None)
+        axes = zip(*same_rank, strict=True)
+        _set_shape(port, [next((size for size in s if size is not None), None) for s in axes])
 
 
 def _is_tensor(port: ValueInfoProto) -> bool:

@@ -65,27 +65,7 @@ def run(job: Job) -> StageResult:
     """
     warnings, trained = list[str](), dict[str, str]()
     if "onnx" in job.options["source"]:
-        file = job.options["source"]["onnx"]
-        model = load_onnx(job.options["source"], job.project)
-        if not model.graph.output:
-            raise StageError(
-                f"{file} is not an ONNX model: it has no graph with outputs",
-                "name an ONNX model that has outputs",
-            )
-        for port in (*model.graph.input, *model.graph.output):
-            kind = port.type.WhichOneof("value") or "tensor_type"  # the checker requires a type
-            if kind != "tensor_type":
-                raise StageError(
-                    f"{port.name} of {file} is of the kind {kind.removesuffix('_type')}, and only"
-                    " tensors can be inputs and outputs",
-                    "build it from tensors in the graph, or return its elements one by one",
-                )
-        sort_nodes(model.graph)
-        model, changes = import_module(_FILE_VERSIONS).fit_versions(model, file)
-        warnings += changes
-        settle_shapes(model, job.options["inputs"], job.options["outputs"], file)
-        _check_signature(model, job.options["inputs"], job.options["outputs"])
-        figures = ExportResult(exporter="none", weights=f"from {file}")
+        model, figures = _read_file(job, warnings)
     else:
         model, figures = _export_network(job, warnings, trained)
     if "functions" in job.inputs:
@@ -118,6 +98,31 @@ def run(job: Job) -> StageResult:
         raise checker_failure(error, figures["exporter"]) from error
     figures["sha256"], figures["warnings"] = sha256_of(path), warnings
     return StageResult(figures={**figures, **file_facts(model, path)})
+
+
+def _read_file(job: Job, warnings: list[str]) -> tuple[onnx.ModelProto, ExportResult]:
+    """Read the source's ONNX file, in versions that ONNX Runtime computes."""
+    source, file = job.options["source"], job.options["source"]["onnx"]
+    model = load_onnx(source, job.project)
+    if not model.graph.output:
+        raise StageError(
+            f"{file} is not an ONNX model: it has no graph with outputs",
+            "name an ONNX model that has outputs",
+        )
+    for port in (*model.graph.input, *model.graph.output):
+        kind = port.type.WhichOneof("value") or "tensor_type"  # the checker requires a type
+        if kind != "tensor_type":
+            raise StageError(
+                f"{port.name} of {file} is of the kind {kind.removesuffix('_type')}, and only"
+                " tensors can be inputs and outputs",
+                "build it from tensors in the graph, or return its elements one by one",
+            )
+    sort_nodes(model.graph)
+    model, changes = import_module(_FILE_VERSIONS).fit_versions(model, file)
+    warnings += changes
+    settle_shapes(model, job.options["inputs"], job.options["outputs"], file)
+    _check_signature(model, job.options["inputs"], job.options["outputs"])
+    return model, ExportResult(exporter="none", weights=f"from {file}")
 
 
 def _export_network(

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import onnx
-from onnx import FunctionProto, ModelProto, NodeProto, checker, defs
+from onnx import FunctionProto, ModelProto, NodeProto, checker
 
 from buildsys.errors import StageError
 from buildsys.models.user_code import (
@@ -16,12 +16,11 @@ from buildsys.models.user_code import (
     load_module,
     reraise_as_stage_error,
 )
-from buildsys.onnx_graphs.onnx_file import all_nodes, subgraphs
+from buildsys.onnx_graphs.onnx_file import STANDARD, all_nodes, since_version
 
 _FUNCTIONS_IR_VERSION, _IR_VERSION = 8, 10  # the first with local functions, ours
 OF_PYTORCH = "is PyTorch's, left untranslated by export.operator_export_type; no backend runs it"
 _PYTORCH = "org.pytorch."  # the domain of nodes from operator_export_type
-_ONNX = ("", "ai.onnx")
 
 
 def function_model(references: Mapping[str, str], project: Path) -> ModelProto:
@@ -93,7 +92,7 @@ def _protos(member: Any) -> Iterator[FunctionProto]:
     for proto in protos:
         result = FunctionProto()
         result.CopyFrom(proto)
-        items: list[Any] = [result, *nodes_of(result)]
+        items: list[Any] = [result, *all_nodes(result)]
         for item in items:
             item.ClearField("doc_string")
             del item.metadata_props[:]
@@ -106,20 +105,13 @@ def _protos(member: Any) -> Iterator[FunctionProto]:
 def operator_of(item: NodeProto | FunctionProto) -> str:
     """Return ``DOMAIN::NAME``; ONNX's own domain is ``onnx``."""
     name = item.op_type if isinstance(item, NodeProto) else item.name
-    return f"{'onnx' if item.domain in _ONNX else item.domain}::{name}"
+    return f"{'onnx' if item.domain in STANDARD else item.domain}::{name}"
 
 
-def nodes_of(item: ModelProto | FunctionProto) -> Iterator[NodeProto]:
+def nodes_of(model: ModelProto) -> Iterator[NodeProto]:
     """Yield all nodes, also of subgraphs and local functions."""
-    if isinstance(item, ModelProto):
-        yield from all_nodes(item.graph)
-        for function in item.functions:
-            yield from nodes_of(function)
-        return
-    for node in item.node:
-        yield node
-        for body in subgraphs(node):
-            yield from all_nodes(body)
+    for body in (model.graph, *model.functions):
+        yield from all_nodes(body)
 
 
 def pytorch_operators(nodes: Iterable[NodeProto]) -> list[str]:
@@ -182,8 +174,8 @@ def _merge_opsets(model: ModelProto, function: FunctionProto, title: str) -> Non
         if domain not in versions:
             model.opset_import.add().CopyFrom(entry)
         elif (domain and entry.version != versions[domain]) or (not domain and any(
-            _since(node, versions[domain]) != _since(node, entry.version)
-            for node in nodes_of(function)
+            since_version(node, versions[domain]) != since_version(node, entry.version)
+            for node in all_nodes(function)
         )):  # fmt: skip
             name = domain or "opset"
             raise StageError(
@@ -194,14 +186,7 @@ def _merge_opsets(model: ModelProto, function: FunctionProto, title: str) -> Non
 
 
 def _domain(entry: Any) -> str:
-    return "" if entry.domain in _ONNX else str(entry.domain)
-
-
-def _since(node: NodeProto, version: int) -> int | None:
-    try:
-        return int(defs.get_schema(node.op_type, version, _domain(node)).since_version)
-    except defs.SchemaError:
-        return None
+    return "" if entry.domain in STANDARD else str(entry.domain)
 
 
 def _check_call(node: NodeProto, function: FunctionProto, title: str) -> None:

@@ -9,8 +9,8 @@ from buildsys.backends.onnxruntime.file_versions import versions_of
 from buildsys.backends.onnxruntime.session import OrtGraph
 from buildsys.errors import StageError
 from buildsys.manifest.default_limits import effective_limits
+from buildsys.onnx_graphs.newer_opset import broadcasts_along_an_axis
 from buildsys.onnx_graphs.onnx_file import first_line
-from buildsys.onnx_graphs.opset_seven import broadcasts_along_an_axis
 from buildsys.onnx_graphs.tensors import Case, Tensor, tensor_of
 from buildsys.stages.common.golden_check import OutputRules, compare_case, wrong_outputs
 

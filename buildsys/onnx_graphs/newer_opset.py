@@ -1,18 +1,25 @@
-"""Graphs of opset 6 in opset 7, the first that broadcasts as numpy does.
+"""Graphs in a newer opset, by onnx.version_converter, and by hand from 6 to 7.
 
-onnx.version_converter refuses this step for dynamic sizes and most axes, and ignores PRelu's.
+Opset 7 is the first that broadcasts as numpy does. The converter refuses this step for dynamic
+sizes and most axes, and ignores PRelu's.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
 
-import onnx
-from onnx import ModelProto, NodeProto, helper, shape_inference
+from onnx import ModelProto, NodeProto, helper, shape_inference, version_converter
 
 from buildsys.errors import StageError
-from buildsys.onnx_graphs.onnx_file import subgraphs
+from buildsys.onnx_graphs.node_order import sort_nodes
+from buildsys.onnx_graphs.onnx_file import (
+    ONE_MESSAGE_LIMIT,
+    STANDARD,
+    first_line,
+    opsets,
+    since_version,
+    subgraphs,
+)
 from buildsys.onnx_graphs.tensor_types import FreshNames
 
 _BROADCASTING = frozenset((
@@ -22,34 +29,57 @@ _EQUAL = frozenset(("AveragePool", "BatchNormalization", "Dropout", "GRU", "Gemm
 _REMOVED = ("axis", "broadcast", "consumed_inputs", "is_test", "output_sequence")  # attributes
 
 
+def raise_opset(model: ModelProto, version: int, ir_version: int) -> tuple[ModelProto, str]:
+    """Convert the model to ``version`` or above; give the reason if it stays."""
+    if opsets(model).get("ai.onnx", 1) >= version:
+        return model, ""
+    model, problem = convert_opset(model, version)
+    if not problem:
+        model.ir_version = max(model.ir_version, ir_version)
+    return model, problem
+
+
+def convert_opset(model: ModelProto, version: int) -> tuple[ModelProto, str]:
+    """Convert the model to an older or newer opset; give the reason if it stays."""
+    if len(model.functions) > 0:
+        return model, "onnx.version_converter drops local functions"
+    if sum(len(tensor.raw_data) for tensor in model.graph.initializer) > ONE_MESSAGE_LIMIT:
+        return model, "onnx.version_converter takes graphs below 2 GB"
+    try:
+        converted = version_converter.convert_version(model, version)
+    except (version_converter.ConvertError, RuntimeError, ValueError) as error:
+        return model, first_line(error)
+    typed = [value for value in converted.graph.value_info if value.type.tensor_type.elem_type]
+    del converted.graph.value_info[:]  # some without a type, which ONNX Runtime refuses
+    converted.graph.value_info.extend(typed)
+    return converted, ""
+
+
 def raise_to_seven(model: ModelProto) -> None:
     """Rewrite a model of opset 6, in place.
 
     Raises: StageError: a node changed otherwise, or the rank of an operand is unknown.
     """
     graph, ranks, fresh = model.graph, _ranks(model), FreshNames(model.graph)
-    nodes: list[NodeProto] = []
-    for node in graph.node:
+    for node in list(graph.node):
         if any(subgraphs(node)):
             raise _refusal(node, "has a subgraph")
-        versions = [_since(node, opset) for opset in (6, 7)]
-        if versions[0] != versions[1]:
+        if since_version(node, 6) != since_version(node, 7):
             if node.op_type not in _BROADCASTING | _EQUAL:
                 raise _refusal(node, "changed")
             if node.op_type in _BROADCASTING and (axes := _missing_axes(node, ranks)):
                 aligned = fresh.new(f"{node.input[1]}_aligned")
-                nodes.append(helper.make_node("Unsqueeze", [node.input[1]], [aligned], axes=axes))
+                graph.node.add().CopyFrom(
+                    helper.make_node("Unsqueeze", [node.input[1]], [aligned], axes=axes)
+                )
                 node.input[1] = aligned
             remaining = [entry for entry in node.attribute if entry.name not in _REMOVED]
             del node.attribute[:]
             node.attribute.extend(remaining)
-        nodes.append(node)
+    sort_nodes(graph)
     for entry in model.opset_import:
-        if entry.domain in ("", "ai.onnx"):
+        if entry.domain in STANDARD:
             entry.version = 7
-    copies = [NodeProto.FromString(node.SerializeToString()) for node in nodes]
-    del graph.node[:]
-    graph.node.extend(copies)
 
 
 def broadcasts_along_an_axis(model: ModelProto) -> bool:
@@ -68,13 +98,6 @@ def _ranks(model: ModelProto) -> dict[str, int]:
         if value.type.tensor_type.HasField("shape"):
             ranks[value.name] = len(value.type.tensor_type.shape.dim)
     return ranks
-
-
-def _since(node: NodeProto, opset: int) -> int:
-    if node.domain not in ("", "ai.onnx"):
-        return 0
-    schema: Any = onnx.defs.get_schema(node.op_type, opset, "")
-    return int(schema.since_version)
 
 
 def _missing_axes(node: NodeProto, ranks: Mapping[str, int]) -> list[int]:

@@ -11,7 +11,7 @@ from onnx import numpy_helper, parser
 from onnx.reference import ReferenceEvaluator
 
 from buildsys.errors import StageError
-from buildsys.onnx_graphs.opset_seven import broadcasts_along_an_axis, raise_to_seven
+from buildsys.onnx_graphs.newer_opset import broadcasts_along_an_axis, raise_to_seven
 
 X = np.random.default_rng(0).standard_normal((2, 3, 4, 3)).astype(np.float32)
 V, M = np.float32([1, -2, 3]), np.arange(12, dtype=np.float32).reshape(3, 4)
