@@ -79,8 +79,10 @@ def operation_name(func: Any) -> str:
 
 def _move(value: Any, least: float, *, in_place: bool = False) -> Any:
     """Change last bits; numbers below ``least`` have its last bit."""
-    is_float = isinstance(value, torch.Tensor) and value.is_floating_point()
-    if not is_float or value.element_size() == 1:  # PyTorch computes nothing in 8 bits
+    if not isinstance(value, torch.Tensor) or not value.is_floating_point():
+        return value
+    is_dense = value.layout == torch.strided and not value.is_nested
+    if not is_dense or value.element_size() == 1:  # PyTorch computes nothing in 8 bits
         return value
     scaled = value * _EXACT
     step = torch.rand_like(value, dtype=torch.float32).sub_(0.5).mul_(2.0).to(value.dtype)

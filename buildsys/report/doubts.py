@@ -40,5 +40,5 @@ def doubts_text(doubts: Sequence[Doubt], checks: Iterable[Check]) -> str:
         cases = {line.case for check in checks for line in check.comparisons} | left_out.keys()
         parts.append(f"{len(cases) - len(left_out)} of {len(cases)} cases compared")
     if outputs := places.get("output"):
-        parts.append(f"no case compares {first_names([*outputs], _MOST_PLACES)}")
+        parts.append(f"no informative case for {first_names([*outputs], _MOST_PLACES)}")
     return ", ".join(parts)

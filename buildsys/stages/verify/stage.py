@@ -199,7 +199,8 @@ class Verification:
         for output, agreement in agreements.items():
             self._agreements[f"{output}, profile {profile}" if several else output] = agreement
             if agreement.uninformative:
-                self._warnings.append(f"output '{output}': {agreement.uninformative}")
+                text = f"output '{output}': {agreement.uninformative}"
+                self._doubts.append(Doubt(kind="output", text=text, place=output))
             if problem := agreement.problem(self._limits):
                 where = f" in profile {profile}" if several else ""
                 sentence = f"output '{output}'{where}: {problem}"

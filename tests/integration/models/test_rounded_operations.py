@@ -58,3 +58,12 @@ def test_small_outputs_are_not_all_rounding(
     function: Callable[[torch.Tensor], torch.Tensor],
 ) -> None:
     assert not is_rounding(function, SMALL)
+
+
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
+def test_nested_and_sparse_tensors_are_left_as_they_are() -> None:
+    def padded(x: torch.Tensor) -> torch.Tensor:
+        return torch.nested.nested_tensor([x, x[:2]]).to_padded_tensor(0.0).sum(0)
+
+    for function in (padded, lambda x: x.to_sparse().to_dense()):
+        assert not is_rounding(function, SMALL)

@@ -34,7 +34,7 @@ VERDICTS: dict[str, tuple[Callable[[Results], None], str]] = {
     "a case left out, and a place that is accepted": (
         lambda results: results.with_doubts(),
         "PASSED, 1 branch fixed at net.py:12, state lost at net.py:20, 4 of 5 cases compared,"
-        " no case compares scores: all",
+        " no informative case for scores: all",
     ),
     "unavailable": (
         lambda results: results.without_gpu(),
@@ -43,7 +43,7 @@ VERDICTS: dict[str, tuple[Callable[[Results], None], str]] = {
     "unavailable, with a branch": (
         lambda results: (results.with_doubts(), results.without_gpu())[1],
         "PARTIAL, 1 branch fixed at net.py:12, state lost at net.py:20, 4 of 5 cases compared,"
-        " no case compares scores: 10",
+        " no informative case for scores: 10",
     ),
     "missing": (
         lambda results: results.inputs["validate:tiny"].unlink(),

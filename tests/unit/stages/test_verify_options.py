@@ -75,6 +75,14 @@ def test_an_output_that_is_zero_in_every_case_fails_with_its_remedies(job_of: An
     assert (warned.status, warned.figures["doubts"]) == ("passed", [doubt])
 
 
+def test_an_output_that_hardly_varies_is_a_doubt_about_low_precision(job_of: Any) -> None:
+    result = outcome(job_of(rows(293, 294), rows(293, 294), {**ORT, "precision": "fp16"}))
+    (doubt,) = result.figures["doubts"]
+    assert (result.status, doubt["kind"], doubt["place"]) == ("passed", "output", "y")
+    assert doubt["text"].startswith("output 'y': it hardly varies over the golden inputs")
+    assert "doubts" not in outcome(job_of(rows(293, 294), rows(293, 294))).figures
+
+
 def test_the_compared_cases_are_counted(job_of: Any) -> None:
     counted: list[tuple[Any, ...]] = []
     job = replace(job_of(rows(1, 2), rows(1, 2)), count=lambda *what: counted.append(what))
