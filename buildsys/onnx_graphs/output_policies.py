@@ -56,8 +56,7 @@ def compare_outputs(
         if whole.passed and DIFFER in whole.note:
             whole = _refuse_repeated(whole, actual[name], expected[name], inputs)
         if name in alternatives and not whole.passed:
-            rows = alternatives[name]
-            whole = _allow_alternatives(whole, actual[name], expected[name], rows)
+            whole = _allow_alternatives(whole, actual[name], expected[name], alternatives[name])
         policy = policies.get(name, _AUTO)
         _require_axis(name, policy, expected[name].shape)
         if policy["policy"] != "auto":
@@ -91,10 +90,8 @@ def _allow_alternatives(
     is_right = (least <= ours[places]) & (ours[places] <= most)
     indices = np.unique(np.stack([groups, places])[:, groups >= 0], axis=1)
     again = np.stack([indices[0], ours[indices[1]]])
-    if (
-        np.setdiff1d(changed, places[is_right]).size
-        or np.unique(again, axis=1).shape != again.shape
-    ):
+    is_again = np.unique(again, axis=1).shape != again.shape
+    if is_again or np.setdiff1d(changed, places[is_right]).size:
         return whole
     return replace(whole.as_passed(), note=f"{changed.size} of {ours.size} {DECIDED}")
 
@@ -102,20 +99,19 @@ def _allow_alternatives(
 def _refuse_repeated(
     whole: Comparison, actual: Tensor, expected: Tensor, inputs: Outputs
 ) -> Comparison:
-    """Fail integers that repeat along an axis, unless it counts samples or the reference's do.
+    """Fail integers that repeat along an axis where the reference's do not.
 
-    Such are the indices of the largest scores: each is chosen once, even among equal scores.
+    Such are the indices of the largest scores: each is chosen once. Samples choose apart.
     """
     samples = {tensor.shape[:1] for tensor in inputs.values()}
-    for axis, size in enumerate(expected.shape if expected.dtype != "bool" else ()):
-        if size > 1 and not (axis == 0 and (size,) in samples):
-            repeats, others = (
-                np.diff(np.sort(tensor.array, axis), axis=axis) == 0
-                for tensor in (actual, expected)
-            )
-            if repeats.any() and not others.any():
-                problem = f"repeats {int(repeats.sum())} values along axis {axis}, none may"
-                return whole.as_failed(actual.array, expected.array, problem)
+    for axis in range(expected.array.ndim) if expected.dtype != "bool" else ():
+        repeats, others = (
+            int((np.diff(np.sort(side.array, axis), axis=axis) == 0).sum())
+            for side in (actual, expected)
+        )
+        if repeats and not others and (axis or expected.shape[:1] not in samples):
+            problem = f"repeats {repeats} values along axis {axis}, none may"
+            return whole.as_failed(actual.array, expected.array, problem)
     return whole
 
 
@@ -145,20 +141,6 @@ def uninformative_outputs(cases: Iterable[Mapping[str, Comparison]]) -> dict[str
     return {name: reasons[0] for name, reasons in reasons.items() if all(reasons)}
 
 
-UNINFORMATIVE = "choose inputs.NAME.data, thresholds or weights for which it has values"
-
-
-def uninformative_changes(zero: Collection[str], outputs: Iterable[str]) -> list[str]:
-    """List changes of a manifest whose ``zero`` outputs have no informative case.
-
-    The first draws weights, such as those of a last layer initialized with zeros.
-    """
-    accepted = {"compare": {"policy": "auto", "allow_zero": True}}
-    # a manifest has all outputs or none
-    declared = {name: accepted if name in zero else {} for name in outputs}
-    return ["source: {randomize: true}", f"outputs: {json.dumps(declared)}"]
-
-
 def _apply_policy(
     policy: Policy, whole: Comparison, actual: Tensor, expected: Tensor, tolerance: Tolerance
 ) -> Comparison:
@@ -169,10 +151,8 @@ def _apply_policy(
         return whole
     kind = policy["policy"]
     if b.dtype.kind not in "biuf" or (b.dtype.kind != "f" and kind == "tokens"):
-        equal = np.asarray(a == b)
-        failure = _share_of_equal(
-            equal, policy, "tokens differ" if kind == "tokens" else "elements differ"
-        )
+        text = "tokens differ" if kind == "tokens" else DIFFER
+        failure = _share_of_equal(np.asarray(a == b), policy, text)
     else:
         x, y = a.astype(np.float64), b.astype(np.float64)
         both_nan = np.isnan(x) & np.isnan(y)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
 
 from buildsys.onnx_graphs.agreement import ComparedCase
@@ -17,6 +17,7 @@ SIZE_HINT = (
     "compute the size in forward from x.shape, without int() and float factors, or narrow dims to"
     " sizes at which it is right"
 )
+UNINFORMATIVE = "choose inputs.NAME.data, thresholds or weights for which it has values"
 _VALUE_HINT = (
     "forward may decide by sizes or values in Python (if, int(), a dict), which the export keeps as"
     " in its example: use tensor operations there, or narrow dims and inputs.NAME.data"
@@ -73,3 +74,14 @@ def difference_hint(case: ComparedCase, output: str, branches: list[str]) -> str
     if comparison.relative < _SMALL_ERROR:
         return f"if this is rounding, raise validate.rtol above {comparison.relative:.1e}"
     return _VALUE_HINT
+
+
+def uninformative_changes(zero: Collection[str], outputs: Iterable[str]) -> list[str]:
+    """List changes of a manifest whose ``zero`` outputs have no informative case.
+
+    The first draws weights, such as those of a last layer initialized with zeros.
+    """
+    accepted = {"compare": {"policy": "auto", "allow_zero": True}}
+    # a manifest has all outputs or none
+    declared = {name: accepted if name in zero else {} for name in outputs}
+    return ["source: {randomize: true}", f"outputs: {json.dumps(declared)}"]

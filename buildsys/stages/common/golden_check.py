@@ -67,10 +67,12 @@ def load_golden(job: Job) -> dict[str, Case]:
     return golden
 
 
-def golden_limits(job: Job, golden: Mapping[str, Case]) -> dict[str, float | None]:
+def golden_limits(
+    job: Job, golden: Mapping[str, Case], precision: str = ""
+) -> dict[str, float | None]:
     """Choose the limits of comparisons with golden outputs."""
     float_type = next((case.float_type for case in golden.values()), "float32")
-    kind = job.options.get("precision", "validate")
+    kind = precision or job.options.get("precision", "validate")
     return effective_limits(job.options["tolerance"], kind, float_type)
 
 

@@ -9,14 +9,16 @@ from buildsys.manifest.exports import OTHER_EXPORTS
 from buildsys.manifest.shape_cases import Dims, dims_of_shapes, format_case, format_dims
 from buildsys.onnx_graphs.agreement import ComparedCase
 from buildsys.onnx_graphs.onnx_file import load_model
-from buildsys.onnx_graphs.output_policies import (
-    UNINFORMATIVE,
-    uninformative_changes,
-)
 from buildsys.onnx_graphs.result_types import CheckFailure, Doubt
 from buildsys.onnx_graphs.tensor_types import assembled_outputs
 from buildsys.onnx_graphs.tensors import Case, load_case, load_cases
-from buildsys.stages.common.difference_hints import STABLE_HINT, difference_hint, read_branches
+from buildsys.stages.common.difference_hints import (
+    STABLE_HINT,
+    UNINFORMATIVE,
+    difference_hint,
+    read_branches,
+    uninformative_changes,
+)
 from buildsys.stages.common.golden_check import (
     ORIGINAL,
     Checks,

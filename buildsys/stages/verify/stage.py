@@ -12,23 +12,24 @@ from operator import le
 
 from buildsys.backends.interface import Session, load_backend, stand_in_types
 from buildsys.errors import StageError, Unavailable
-from buildsys.manifest.default_limits import effective_limits
 from buildsys.manifest.exports import OTHER_EXPORTS
 from buildsys.manifest.shape_cases import dims_of_shapes, format_case
 from buildsys.onnx_graphs.agreement import Agreement, ComparedCase, output_agreements
-from buildsys.onnx_graphs.output_policies import (
-    UNINFORMATIVE,
-    uninformative_changes,
-)
 from buildsys.onnx_graphs.result_types import CheckFailure, Doubt
 from buildsys.onnx_graphs.tensor_comparison import Comparison
 from buildsys.onnx_graphs.tensors import Case, load_case, nudged_tensors, tensor_of
 from buildsys.report.formatting import first_names
-from buildsys.stages.common.difference_hints import STABLE_HINT, integer_hint
+from buildsys.stages.common.difference_hints import (
+    STABLE_HINT,
+    UNINFORMATIVE,
+    integer_hint,
+    uninformative_changes,
+)
 from buildsys.stages.common.golden_check import (
     and_more,
     case_figures,
     compare_case,
+    golden_limits,
     load_golden,
     output_rules,
     save_failed,
@@ -141,11 +142,8 @@ class Verification:
         """
         job = self._job
         golden = load_golden(job)
-        float_type = next((case.float_type for case in golden.values()), "float32")
-        precision = self._options["precision"]
-        self._limits = effective_limits(job.options["tolerance"], precision, float_type)
-        samples = [name for name in golden if name not in self._cases]
-        self._cases |= {name: {} for name in samples}
+        self._limits = golden_limits(job, golden, self._options["precision"])
+        self._cases = {name: {} for name in golden} | self._cases  # samples too
         runs = plan_runs(self._profiles, {name: _shapes(case) for name, case in golden.items()})
         self._check_coverage(runs)
         finished: dict[int | None, list[ComparedCase]] = {}
@@ -358,8 +356,9 @@ class Verification:
         if self._is_uninformative:
             return UNINFORMATIVE
         description = describe_backend(self._options["backend"])
-        compared = [c for outputs in self._compared.values() for c in outputs.values()]
-        wrong = [comparison for comparison in compared if not comparison.passed]
+        places = [(n, outputs) for outputs in self._compared.values() for n in outputs]
+        places = [(name, outputs) for name, outputs in places if not outputs[name].passed]
+        wrong = [outputs[name] for name, outputs in places]
         integers = [c.worst_expected for c in wrong if isinstance(c.worst_expected, int)]
         is_wide = any(abs(integer) > _LARGEST_INT32 for integer in integers)
         if description.narrow_integers and (is_wide or self._wrong_cases() == {"wide-integers"}):
@@ -370,10 +369,8 @@ class Verification:
         disagrees = any(a.problem(self._limits) for a in self._agreements.values())
         if (wrong or disagrees) and self._options["precision"] != "fp32":
             return self._precision_hint()
-        for outputs in self._compared.values() if len(integers) == len(wrong) else ():
-            for name, comparison in outputs.items():
-                if isinstance(comparison.worst_expected, int):
-                    return integer_hint(name, outputs)
+        if wrong and len(integers) == len(wrong):
+            return integer_hint(*places[0])
         remedy = description.exact_float32(self._options)
         is_small = all(c.non_finite == 0 and c.relative < _MAX_TF32_ERROR for c in wrong)
         if not (remedy and wrong and is_small):

@@ -61,18 +61,13 @@ def test_a_constant_output_has_no_correlation_whatever_its_offset(offset: Any) -
     assert "correlation 0 (at least 0.98)" in measured.problem(INT8)
 
 
-def test_an_offset_of_both_sides_changes_no_figure() -> None:
+@pytest.mark.parametrize(("scale", "offset"), [(1.0, 1000.0), (1e-200, 0.0), (1e200, 0.0)])
+def test_offset_and_scale_of_both_sides_change_no_figure(scale: float, offset: float) -> None:
     actual = REFERENCE + 0.1 * RNG.standard_normal(REFERENCE.shape)
-    plain, moved = measure(actual, REFERENCE), measure(actual + 1000, REFERENCE + 1000)
+    plain = measure(actual, REFERENCE)
+    moved = measure(actual * scale + offset, REFERENCE * scale + offset)
     assert plain.figures() == pytest.approx(moved.figures(), rel=1e-6)
     assert plain.spread_error == pytest.approx(0.1, rel=0.1)
-
-
-@pytest.mark.parametrize("scale", [1e-200, 1.0, 1e200])
-def test_the_scale_of_both_sides_changes_no_figure(scale: float) -> None:
-    actual = REFERENCE + 0.05 * RNG.standard_normal(REFERENCE.shape)
-    plain, scaled = measure(actual, REFERENCE), measure(actual * scale, REFERENCE * scale)
-    assert plain.figures() == pytest.approx(scaled.figures(), rel=1e-6)
 
 
 def test_faults_of_quantization_are_problems_and_its_rounding_is_none() -> None:
@@ -101,7 +96,7 @@ def test_one_wrong_channel_of_many_is_named() -> None:
     images = RNG.standard_normal((4, 20, 3, 3))
     broken = images.copy()
     broken[:, 5] = 0.0
-    assert "slice 5 of axis 1" in problem(broken, images)
+    assert measure(broken, images).channel == "slice 5 of axis 1"
 
 
 def test_a_channel_of_few_values_is_not_judged_alone() -> None:
@@ -196,11 +191,12 @@ def test_an_output_that_hardly_varies_says_so() -> None:
         assert measured.problem(INT8) == ""
 
 
-def test_equal_infinities_are_left_out() -> None:
-    expected = REFERENCE.copy()
-    expected[:, 2] = -math.inf
-    assert measure(expected, expected).spread_error == 0.0
-    assert problem(expected, expected) == ""
+def test_infinities_are_left_out() -> None:
+    expected, actual = REFERENCE.copy(), REFERENCE.copy()
+    expected[:, 2] = actual[0, 0] = -math.inf
+    for x, y in ((expected, expected), (actual, REFERENCE), (REFERENCE, actual)):
+        assert measure(x, y).spread_error == 0.0
+        assert problem(x, y) == ""
 
 
 def test_samples_of_the_commonest_shape_count() -> None:
@@ -317,13 +313,6 @@ def test_a_figure_at_its_limit_is_within_it() -> None:
     assert Agreement(9, slope=1.25).problem({"slope": 0.25}) == ""
     assert Agreement(9, slope=0.75).problem({"slope": 0.25}) == ""
     assert Agreement(9, slope=0.74).problem({"slope": 0.25}) != ""
-
-
-def test_an_infinity_of_one_side_is_left_out() -> None:
-    actual = REFERENCE.copy()
-    actual[0, 0] = math.inf
-    assert measure(actual, REFERENCE).spread_error == 0.0
-    assert measure(REFERENCE, actual).spread_error == 0.0
 
 
 def test_slices_of_32_values_on_both_axes_are_judged() -> None:

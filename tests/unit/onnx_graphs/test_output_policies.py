@@ -19,11 +19,11 @@ from buildsys.onnx_graphs.output_policies import (
     compare_outputs,
     load_assembled,
     load_empty,
-    uninformative_changes,
     uninformative_outputs,
 )
 from buildsys.onnx_graphs.tensor_comparison import Comparison, compare
 from buildsys.onnx_graphs.tensors import Array, tensor_of
+from buildsys.stages.common.difference_hints import uninformative_changes
 
 # Small channels next to large ones
 

@@ -14,8 +14,8 @@ import pytest
 from engine_jobs import BATCHES, random_x, resolved, stage_job, write_golden
 
 from buildsys.manifest.default_limits import effective_limits
-from buildsys.onnx_graphs.output_policies import UNINFORMATIVE, uninformative_changes
 from buildsys.onnx_graphs.tensors import Tensor, save_case, tensor_of
+from buildsys.stages.common.difference_hints import UNINFORMATIVE, uninformative_changes
 from buildsys.stages.verify import stage as verify
 from buildsys.stages.verify.stage import CaseRun, format_ranges, plan_runs
 from buildsys.system.backend_registry import describe_backend
