@@ -15,6 +15,7 @@ from torch import nn
 
 from buildsys.system.files import in_library
 
+_TABLES = (tuple, list, set, frozenset, dict)
 _MOST_MEMBERS = 64  # of a table
 
 
@@ -23,20 +24,14 @@ def code_numbers(network: nn.Module, project: Path) -> list[int]:
 
     The project's layers come before those of libraries, PyTorch's have none.
     """
-    layers = [layer for layer in network.modules() if not _module(layer).startswith("torch.")]
-    layers.sort(
-        key=lambda layer: in_library(_file(layer)) or not _file(layer).startswith(str(project))
-    )
-    numbers = [number for layer in layers for number in _numbers_of(layer)]
+    layers = [part for part in network.modules() if not type(part).__module__.startswith("torch.")]
+
+    def is_other(layer: nn.Module) -> bool:
+        file = getattr(getattr(layer.forward, "__code__", None), "co_filename", "")
+        return in_library(file) or not file.startswith(str(project))
+
+    numbers = [number for layer in sorted(layers, key=is_other) for number in _numbers_of(layer)]
     return [*dict.fromkeys(size for number in numbers for size in (number, number + 1))]
-
-
-def _module(layer: nn.Module) -> str:
-    return f"{type(layer).__module__}."
-
-
-def _file(layer: nn.Module) -> str:
-    return layer.forward.__code__.co_filename if hasattr(layer.forward, "__code__") else ""
 
 
 def _numbers_of(layer: nn.Module) -> Iterator[int]:
@@ -67,7 +62,5 @@ def _numbers_in(values: Any) -> Iterator[int]:
     for value in values:
         if type(value) is int:
             yield value
-        elif (
-            isinstance(value, tuple | list | set | frozenset | dict) and len(value) <= _MOST_MEMBERS
-        ):
+        elif isinstance(value, _TABLES) and len(value) <= _MOST_MEMBERS:
             yield from _numbers_in(value)
