@@ -62,9 +62,8 @@ def read_state(module: nn.Module, project: Path) -> State:
 
 def _user_file(module: ModuleType, project: Path) -> str:
     """Return the path of a module's file in the project, or ""."""
-    file = getattr(module, "__file__", None) or ""
-    is_own = Path(file).is_relative_to(project) and not in_library(file)
-    return str(Path(file).relative_to(project)) if file and is_own else ""
+    file, folder = str(getattr(module, "__file__", None)), f"{project}/"
+    return file.removeprefix(folder) if file.startswith(folder) and not in_library(file) else ""
 
 
 def _tensor_content(tensor: torch.Tensor) -> Any:
