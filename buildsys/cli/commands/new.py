@@ -212,7 +212,7 @@ def _describe_folder(project: Project, name: str) -> int:
 def write_manifest(
     project: Project, model: str, source: Mapping[str, Any], inputs: Mapping[str, Any]
 ) -> None:
-    """Write a manifest from trial runs; remove it again unless it is valid.
+    """Write a manifest from trial runs; remove it again unless it is valid and complete.
 
     Raises: StageError: the model cannot be run, or no valid manifest describes it.
     """
@@ -221,7 +221,11 @@ def write_manifest(
     errors = check_manifests(project, [file])
     if not (of_file := [error for error in errors if error.file.name == file.name]):
         if "onnx" not in proposal["source"]:
-            _choose_export(project, model, proposal)
+            try:
+                _choose_export(project, model, proposal)
+            except BaseException:  # also Ctrl-C
+                file.unlink(missing_ok=True)
+                raise
         lines = file.read_text(encoding="utf-8").splitlines()[_HEADER_LINES:]
         notes = [f"  {line}" for line in lines if line.startswith(("export:", "# "))]
         print_lines([f"wrote {os.path.relpath(file)}", *notes])

@@ -172,6 +172,17 @@ def test_a_folder_of_onnx_files(project: Path, capsys: pytest.CaptureFixture[str
     assert "there are no ONNX files in plugins; name a folder" in capsys.readouterr().err
 
 
+def test_an_interrupted_command_leaves_no_manifest(
+    project: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupt(*_: Any) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(new, "_try_exports", interrupt)
+    assert run(["new", "first", "--from", "plugins/net.py:make"]) == 130
+    assert not (project / "configs/models/first.yaml").exists()
+
+
 @pytest.mark.parametrize(
     ("verified", "shapes", "dims", "fixed", "note"),
     [
