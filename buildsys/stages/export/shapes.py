@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
-from math import prod
 from typing import Any
 
 import onnx
@@ -16,10 +15,10 @@ from onnx import ModelProto, ValueInfoProto, helper, shape_inference
 
 from buildsys.errors import StageError
 from buildsys.onnx_graphs.onnx_file import STANDARD, port_of
+from buildsys.onnx_graphs.tensor_types import without_weights
 
 Declared = Mapping[str, Mapping[str, Any]]  # name -> {shape, dtype} of the manifest
 Size = int | str | None  # None is unknown
-_SMALL = 1024  # elements; inference reads shapes from small constants
 
 
 def settle_shapes(model: ModelProto, inputs: Declared, outputs: Declared, title: str) -> None:
@@ -90,23 +89,11 @@ def _set_shape(port: ValueInfoProto, shape: Sequence[Size]) -> None:
 
 
 def _inferred_shapes(model: ModelProto) -> dict[str, Sequence[Size] | None]:
-    """Infer the shapes of all outputs from the inputs, without large weights."""
-    skeleton = ModelProto(ir_version=model.ir_version)
-    skeleton.opset_import.extend(model.opset_import)
-    skeleton.functions.extend(model.functions)
-    graph = skeleton.graph
-    graph.name = model.graph.name
-    graph.node.extend(model.graph.node)
-    graph.input.extend(model.graph.input)
-    graph.output.extend(_without_shapes(model.graph.output))
-    graph.value_info.extend(model.graph.value_info)
-    present = {port.name for port in graph.input}
-    for tensor in model.graph.initializer:
-        if prod(tensor.dims) <= _SMALL:
-            graph.initializer.append(tensor)
-        elif tensor.name not in present:
-            kind = tensor.data_type
-            graph.input.append(helper.make_tensor_value_info(tensor.name, kind, tensor.dims))
+    """Infer the shapes of all outputs from the inputs."""
+    skeleton = without_weights(model)
+    graph, outputs = skeleton.graph, [*_without_shapes(skeleton.graph.output)]
+    del graph.output[:]
+    graph.output.extend(outputs)
     with suppress(onnx.shape_inference.InferenceError, ValueError, RuntimeError):
         graph = shape_inference.infer_shapes(skeleton, data_prop=True).graph
     return {port.name: port_of(port)["shape"] for port in graph.output}
