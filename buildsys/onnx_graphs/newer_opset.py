@@ -17,10 +17,9 @@ from buildsys.onnx_graphs.onnx_file import (
     STANDARD,
     first_line,
     opsets,
-    since_version,
     subgraphs,
 )
-from buildsys.onnx_graphs.tensor_types import FreshNames
+from buildsys.onnx_graphs.tensor_types import FreshNames, since_version
 
 _BROADCASTING = frozenset((
     "Add", "And", "Div", "Equal", "Greater", "Less", "Mul", "Or", "PRelu", "Pow", "Sub", "Xor",

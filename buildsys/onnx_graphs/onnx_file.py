@@ -200,13 +200,10 @@ def operator_name(node: NodeProto) -> str:
     return node.op_type if node.domain in STANDARD else f"{node.domain}::{node.op_type}"
 
 
-def since_version(node: NodeProto, opset: int) -> int | None:
-    """Look up the opset that last changed a node's operator, None if it is not known."""
-    try:
-        domain = "" if node.domain in STANDARD else node.domain
-        return int(onnx.defs.get_schema(node.op_type, opset, domain).since_version)
-    except onnx.defs.SchemaError:
-        return None
+def nodes_of(model: ModelProto) -> Iterator[NodeProto]:
+    """Yield all nodes, also of subgraphs and local functions."""
+    for body in (model.graph, *model.functions):
+        yield from all_nodes(body)
 
 
 def all_nodes(graph: GraphProto | FunctionProto) -> Iterator[NodeProto]:
@@ -236,8 +233,7 @@ def gathered_rows(model: ModelProto) -> set[int]:
     shapes = {tensor.name: tensor.dims for tensor in tensors_of(model)}
     return {
         int(shapes[node.input[0]][0])
-        for body in (model.graph, *model.functions)
-        for node in all_nodes(body)
+        for node in nodes_of(model)
         if node.op_type == "Gather" and shapes.get(node.input[0])
     }
 

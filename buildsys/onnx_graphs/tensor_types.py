@@ -19,7 +19,14 @@ from onnx import (
 )
 
 from buildsys.errors import StageError
-from buildsys.onnx_graphs.onnx_file import all_nodes, ports, subgraphs, tensors_of
+from buildsys.onnx_graphs.onnx_file import (
+    STANDARD,
+    all_nodes,
+    nodes_of,
+    ports,
+    subgraphs,
+    tensors_of,
+)
 
 DTYPES = {"fp16": "float16", "bf16": "bfloat16"}  # precision -> type
 ELEM_TYPES = {"float16": TensorProto.FLOAT16, "bfloat16": TensorProto.BFLOAT16}
@@ -80,7 +87,7 @@ def float_types(model: ModelProto) -> set[str]:
     bodies = [body for node in all_nodes(model.graph) for body in subgraphs(node)]
     for graph in (model.graph, *bodies):
         types |= {value.type.tensor_type.elem_type for value in (*graph.input, *graph.output)}
-    for node in (node for owner in (model.graph, *model.functions) for node in all_nodes(owner)):
+    for node in nodes_of(model):
         if node.op_type == "Cast":
             types |= {attribute.i for attribute in node.attribute if attribute.name == "to"}
     return {name for name, elem_type in _FLOATS.items() if elem_type in types}
@@ -103,12 +110,18 @@ def main_float_type(model: ModelProto) -> str:
 
 def schema_of(node: NodeProto, opsets: dict[str, int]) -> defs.OpSchema | None:
     """Look up the ONNX schema of a node; None for custom operators."""
-    if node.domain not in ("", "ai.onnx"):
+    if node.domain not in STANDARD:
         return None
     try:
         return defs.get_schema(node.op_type, opsets.get("ai.onnx", 1), "")
     except defs.SchemaError:
         return None
+
+
+def since_version(node: NodeProto, opset: int) -> int | None:
+    """Look up the opset that last changed a node's operator, None for custom ones."""
+    schema = schema_of(node, {"ai.onnx": opset})
+    return None if schema is None else int(schema.since_version)
 
 
 def types_at(ports: Sequence[defs.OpSchema.FormalParameter], index: int) -> frozenset[str]:

@@ -21,7 +21,7 @@ from buildsys.manifest.exports import OTHER_EXPORTS
 from buildsys.manifest.shape_cases import concrete_shape
 from buildsys.models.golden_inputs import golden_input
 from buildsys.onnx_graphs.agreement import ComparedCase
-from buildsys.onnx_graphs.onnx_file import dtype_name, load_model, save_model
+from buildsys.onnx_graphs.onnx_file import dtype_name, load_model, nodes_of, save_model
 from buildsys.onnx_graphs.output_policies import Policy
 from buildsys.onnx_graphs.tensor_comparison import Comparison
 from buildsys.onnx_graphs.tensor_types import emulate, float_types, narrowest_float
@@ -38,7 +38,6 @@ from buildsys.stages.common.rounding_noise import excuse_noise, is_unstable
 from buildsys.stages.operators.implementation import Implementation, implementation_of
 from buildsys.stages.operators.local_functions import (
     OF_PYTORCH,
-    nodes_of,
     operator_of,
     pytorch_operators,
 )

@@ -24,6 +24,7 @@ from buildsys.onnx_graphs.onnx_file import (
     INLINE_LIMIT,
     file_facts,
     load_model,
+    nodes_of,
     opsets,
     parameter_count,
     ports,
@@ -37,7 +38,6 @@ from buildsys.stages.export.shapes import Declared, settle_shapes
 from buildsys.stages.operators.local_functions import (
     OF_PYTORCH,
     add_functions,
-    nodes_of,
     pytorch_operators,
 )
 from buildsys.system.files import sha256_of

@@ -90,7 +90,8 @@ class Implementation:
         """List the declared operators of a graph without an implementation."""
         if not self.missing:
             return []
-        from buildsys.stages.operators.local_functions import nodes_of, operator_of
+        from buildsys.onnx_graphs.onnx_file import nodes_of
+        from buildsys.stages.operators.local_functions import operator_of
 
         model = read_graph(graph) if isinstance(graph, Path) else graph
         return sorted(self.missing & {operator_of(node) for node in nodes_of(model)})

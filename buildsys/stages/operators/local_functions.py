@@ -16,7 +16,8 @@ from buildsys.models.user_code import (
     load_module,
     reraise_as_stage_error,
 )
-from buildsys.onnx_graphs.onnx_file import STANDARD, all_nodes, since_version
+from buildsys.onnx_graphs.onnx_file import STANDARD, all_nodes, nodes_of
+from buildsys.onnx_graphs.tensor_types import since_version
 
 _FUNCTIONS_IR_VERSION, _IR_VERSION = 8, 10  # the first with local functions, ours
 OF_PYTORCH = "is PyTorch's, left untranslated by export.operator_export_type; no backend runs it"
@@ -106,12 +107,6 @@ def operator_of(item: NodeProto | FunctionProto) -> str:
     """Return ``DOMAIN::NAME``; ONNX's own domain is ``onnx``."""
     name = item.op_type if isinstance(item, NodeProto) else item.name
     return f"{'onnx' if item.domain in STANDARD else item.domain}::{name}"
-
-
-def nodes_of(model: ModelProto) -> Iterator[NodeProto]:
-    """Yield all nodes, also of subgraphs and local functions."""
-    for body in (model.graph, *model.functions):
-        yield from all_nodes(body)
 
 
 def pytorch_operators(nodes: Iterable[NodeProto]) -> list[str]:

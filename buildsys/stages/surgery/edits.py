@@ -17,10 +17,10 @@ from buildsys.models.user_code import (
     load_callable,
     reraise_as_stage_error,
 )
-from buildsys.onnx_graphs.onnx_file import elem_type
+from buildsys.onnx_graphs.onnx_file import elem_type, nodes_of
 from buildsys.onnx_graphs.tensor_names import rename_tensors
 from buildsys.onnx_graphs.tensor_types import FreshNames, outer_names, rename_uses
-from buildsys.stages.operators.local_functions import nodes_of, operator_of, remove_functions
+from buildsys.stages.operators.local_functions import operator_of, remove_functions
 
 Step = Mapping[str, Any]
 Kinds = Mapping[str, tuple[str, int]]  # tensor -> dtype and number of dimensions
