@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import threading
 import time
@@ -19,7 +18,7 @@ from buildsys.execution.baselines import GateBaselines
 from buildsys.execution.build_cache import BuildCache
 from buildsys.execution.freshness import Freshness, FreshnessChecker, is_required
 from buildsys.execution.local_runs import Folders, LocalRuns
-from buildsys.execution.recorded_reads import TOO_MANY, add_warnings, forbidden
+from buildsys.execution.recorded_reads import TOO_MANY, forbidden, warnings_of
 from buildsys.execution.run_records import Outcome, RunRecords
 from buildsys.execution.stale_reasons import (
     ASKED_FOR,
@@ -39,6 +38,7 @@ from buildsys.store.signatures import BUILT_HERE, NO_POLICY, RestoredSigners, si
 from buildsys.store.state_db import StateDb, warn_on_stderr
 from buildsys.system.cpu import usable_threads
 from buildsys.system.files import replace_file
+from buildsys.workers.result_file import amend_result
 
 if TYPE_CHECKING:
     from buildsys.execution.provenance import ProvenanceSigner
@@ -106,12 +106,11 @@ class Executor:
         self._checker = FreshnessChecker(build, self._keys, self._db, self._digests, trust=trust)
         self.models = UpToDateModels(build, self._db, self._keys, self._checker)
 
-    def is_fresh(self, target: str) -> bool:
-        """Check a target; ``run`` reports an unreadable file."""
-        return self.up_to_date_status(target) is not None
-
     def up_to_date_status(self, target: str) -> str | None:
-        """Look up the status of an up-to-date target, None for a stale one."""
+        """Look up the status of an up-to-date target, None for a stale one.
+
+        ``run`` reports an unreadable file.
+        """
         try:
             return self._checker.up_to_date_status(self._actions[target])
         except StageError:
@@ -157,19 +156,17 @@ class Executor:
             )
             return self._make(action, key, why, run)
 
-    def adopt(self, record: ActionRecord, run: HistoryEntry, reads: Mapping[str, str]) -> bool:
+    def adopt(self, record: ActionRecord, run: HistoryEntry, reads: Mapping[str, str]) -> None:
         """Publish what another machine built, with its outputs from the store.
 
-        ``reads`` are what that ``run`` read outside its key. False: the record or an output is
-        damaged or not trusted, as a warning says.
+        ``reads`` are what that ``run`` read outside its key. A warning says that the record or an
+        output is damaged or not trusted.
         """
         action = self._actions[record.target]
         with self._locks.target(record.target, partial(self._report_wait, record.target)):
-            if not self._cache.accepts(action, record) or not self._publish_stored(action, record):
-                return False
-            restored = run.status == ledger.RESTORED
-            self.ledger.add(record, why=run.why, restored=restored, reads=reads)
-        return True
+            if self._cache.accepts(action, record) and self._publish_stored(action, record):
+                restored = run.status == ledger.RESTORED
+                self.ledger.add(record, why=run.why, restored=restored, reads=reads)
 
     def accept(self, target: str, reason: str) -> None:
         """Make a build that its gate rejects the baseline of later builds.
@@ -179,12 +176,10 @@ class Executor:
         action = self._actions[target]
         with self._locks.target(target, partial(self._report_wait, target)):
             freshness = self._checker.check(action)
-            if freshness.key is None or not (
-                freshness.failed_with_this_key or freshness.noise is not None
-            ):
-                raise UsageError(
-                    f"{target} has not rejected this build", f"`buildsys build {target}` checks it"
-                )
+            is_rejected = freshness.failed_with_this_key or freshness.noise is not None
+            if freshness.key is None or not is_rejected:
+                problem = f"{target} has not rejected this build"
+                raise UsageError(problem, f"`buildsys build {target}` checks it")
             self._baselines.accept(action, freshness.key.digest, freshness.key.parts, reason)
 
     def replace_by_failure(
@@ -206,8 +201,7 @@ class Executor:
             run = HistoryEntry(target, key, ledger.FAILED, ledger.utc_now(), 0.0, reason)
             with self._publisher.staging(target) as tree:
                 for name, content in files.items():
-                    (tree / name).parent.mkdir(parents=True, exist_ok=True)
-                    (tree / name).write_bytes(content)
+                    replace_file(tree / name, content)
                 sealed = self._publisher.digest_outputs(tree)
                 self._publisher.publish(target, tree, sealed, last=action.outputs[RESULT].path)
             self.ledger.add_run(run, sealed)
@@ -234,9 +228,8 @@ class Executor:
         key, record = self._cache.find_with_reads(action, key, with_reads)
         if record is None or (record.status == ledger.UNAVAILABLE and is_required(action)):
             return None
-        if action.strict_reads and key.undeclared:
-            return None
-        if not self._publish_stored(action, record):
+        is_forbidden = action.strict_reads and key.undeclared
+        if is_forbidden or not self._publish_stored(action, record):
             return None
         with suppress(OSError):  # the outputs are complete without a log
             signer = signed_by(self._cache.signer(record))
@@ -267,13 +260,10 @@ class Executor:
         target = action.target
         for _ in range(_ATTEMPTS):
             if key.missing:
-                path = self._build / key.missing[0]
-                raise StageError(
-                    f"{target} needs {path}, which does not exist", "build what it needs first"
-                )
-            started = ledger.utc_now()
+                problem = f"{target} needs {self._build / key.missing[0]}, which does not exist"
+                raise StageError(problem, "build what it needs first")
+            started, begun = ledger.utc_now(), time.perf_counter()
             with self._publisher.staging(target) as tree:
-                begun = time.perf_counter()
                 try:
                     reply = run(action, key, tree, self._log(action))
                     now = self._keys.build(action)
@@ -295,17 +285,15 @@ class Executor:
                         error.is_external |= bool(low_disk)
                         tried = self._try(action, error.problem, error.changes)
                         error.hint = joined(low_disk, tried, error.hint)
-                    took = error.seconds
-                    entry = HistoryEntry(
-                        target, key.digest, "error", started, took, str(error), why
-                    )
                     if not self._stopped:
-                        self._runs.add(action, key, entry)
+                        ended = "error", started, error.seconds, str(error), why
+                        self._runs.add(action, key, HistoryEntry(target, key.digest, *ended))
                     raise
                 # equal content is no proof (a branch may have been checked out and back)
                 if now.files == key.files and not changed:
                     if undeclared:
-                        add_warnings(tree / action.outputs[RESULT].path, undeclared)
+                        result = tree / action.outputs[RESULT].path
+                        amend_result(result, warnings=warnings_of(undeclared))
                     if self._signer is not None and reply.status == ledger.PASSED:
                         self._signer.sign_engine(action, whole, tree, started)
                     return self._publish(action, whole, tree, reply, started, why)
@@ -316,8 +304,7 @@ class Executor:
     def _publish(
         self, action: Action, key: ActionKey, tree: Path, reply: JobReply, started: str, why: str
     ) -> Outcome:
-        target, status, main = action.target, reply.status, action.outputs[RESULT].path
-        tried = ""
+        target, status, main, tried = action.target, reply.status, action.outputs[RESULT].path, ""
         declared = dict.fromkeys(ref.path for ref in action.outputs.values())
         written = {name: True for name in declared if (tree / name).is_file()}
         if missing := missing_outputs(action, status, written):
@@ -327,7 +314,7 @@ class Executor:
             for name in declared.keys() - {main}:
                 (tree / name).unlink(missing_ok=True)
             if tried := self._try(action, reply.reason, reply.changes):
-                _add_hint(tree / main, tried)
+                amend_result(tree / main, hint=tried)
                 reply = replace(reply, hint=joined(tried, reply.hint))
         sealed = self._publisher.digest_outputs(tree)
         self._publisher.publish(target, tree, sealed, last=main, optional=declared)
@@ -374,7 +361,6 @@ class Executor:
         return Outcome.recorded(record)
 
     def _try(self, action: Action, problem: str, changes: Sequence[str]) -> str:
-        """Say which changes of the manifest help, "" without any."""
         if not changes or self._stopped:
             return ""
         with self.private_folder(action.target) as folder:
@@ -412,13 +398,3 @@ class Executor:
         elsewhere = bool(holder) and not holder.startswith(f"process {os.getpid()} ")
         name = holder or "other targets"
         self._on_event(target, {"event": "waiting", "holder": name, "elsewhere": elsewhere})
-
-
-def _add_hint(file: Path, hint: str) -> None:
-    """Add to the hint of a result file."""
-    from buildsys.workers.result_file import format_figures  # not needed by most runs
-
-    with suppress(OSError, ValueError):  # publishing reports a missing or invalid result
-        result = json.loads(file.read_text(encoding="utf-8"))
-        result["hint"] = joined(hint, result.get("hint", ""))
-        file.write_text(format_figures(result), encoding="utf-8")

@@ -8,12 +8,9 @@ dependency files of a C compiler, ``read:`` parts name a file, a folder (with a 
 from __future__ import annotations
 
 import hashlib
-import json
 import os
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import suppress
 from functools import cache
-from pathlib import Path
 from typing import Any
 
 from buildsys.errors import StageError
@@ -190,15 +187,9 @@ def forbidden(reads: Reads) -> StageError:
     return StageError(f"{texts[0]}, which strict_reads forbids{more}", hint)
 
 
-def add_warnings(file: Path, reads: Reads) -> None:
-    """Add reads to the warnings of a result file."""
-    from buildsys.workers.result_file import format_figures  # not needed by most runs
-
-    with suppress(OSError, ValueError):  # publishing reports a missing or invalid result
-        result = json.loads(file.read_text(encoding="utf-8"))
-        sentences = list(describe(reads, strict=False))
-        result["warnings"] = [*(result.get("warnings") or ()), *sentences[:_SHOWN_LINES]]
-        file.write_text(format_figures(result), encoding="utf-8")
+def warnings_of(reads: Reads) -> list[str]:
+    """Warn of reads outside the key."""
+    return list(describe(reads, strict=False))[:_SHOWN_LINES]
 
 
 def describe(reads: Reads, *, strict: bool) -> Iterator[str]:

@@ -89,15 +89,14 @@ class Publisher:
 
     def remove_abandoned(self) -> None:
         """Delete the folders of dead processes, once, unless a living one has some now."""
-        with self._sweeping, suppress(OSError), ExitStack() as stack:
+        with self._sweeping, suppress(OSError):
             if not self._swept:
                 self._swept = True
-                lock = os.open(self._build / TEMPORARY, FOLDER)
-                stack.callback(os.close, lock)
-                if try_lock(lock):
-                    for entry in list(os.scandir(lock)):
-                        if _OURS.fullmatch(entry.name):
-                            _remove_folder(entry.name, lock)
+                with self._folder_of(f"{TEMPORARY}/any") as folder:
+                    abandoned = list(os.scandir(folder)) if try_lock(folder) else ()
+                    for name in (entry.name for entry in abandoned):
+                        if _OURS.fullmatch(name):
+                            _remove_folder(name, folder)
 
     def digest_outputs(
         self, tree: Path, known_digests: Mapping[str, str] = MappingProxyType({})

@@ -7,10 +7,13 @@ import math
 import platform
 import re
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from datetime import datetime
+from pathlib import Path
 from typing import Any
 
+from buildsys.errors import joined
 from buildsys.system.backend_registry import describe_backend
 from buildsys.workers.job import RESULT_SCHEMA, Job, StageResult
 
@@ -46,6 +49,16 @@ def write_result(
         toolchain={**name, **(_loaded_versions(job) if versions is None else versions)},
     )
     job.outputs["result"].write_text(text, encoding="utf-8")
+
+
+def amend_result(file: Path, *, hint: str = "", warnings: Sequence[str] = ()) -> None:
+    """Add to the hint and warnings of a result file; publishing reports an invalid one."""
+    with suppress(OSError, ValueError):
+        result = json.loads(file.read_text(encoding="utf-8"))
+        result["hint"] = joined(hint, result.get("hint", ""))
+        if warnings:
+            result["warnings"] = [*(result.get("warnings") or ()), *warnings]
+        file.write_text(format_figures(result), encoding="utf-8")
 
 
 def result_text(

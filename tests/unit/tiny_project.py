@@ -248,7 +248,7 @@ def build(root: Path, graph: dict[str, Action] | None = None) -> list[str]:
     """Build all stale targets in order, like doit; return them."""
     executor, pool = make_executor(root, graph)
     for target in graph or actions():
-        if not executor.is_fresh(target):
+        if not executor.up_to_date_status(target):
             executor.run(target)
     executor.close()
     return pool.ran
@@ -277,7 +277,7 @@ def published(root: Path) -> dict[str, str]:
 
 def stale(root: Path, graph: Any = None) -> list[str]:
     executor, _ = make_executor(root, graph)
-    return [target for target in graph or actions() if not executor.is_fresh(target)]
+    return [target for target in graph or actions() if not executor.up_to_date_status(target)]
 
 
 if __name__ == "__main__":
@@ -286,6 +286,6 @@ if __name__ == "__main__":
     if "kill" in flags:
         kill_after_first_rename(executor)
     for target in (EXPORT, ENGINE):
-        if not executor.is_fresh(target):
+        if not executor.up_to_date_status(target):
             outcome = executor.run(target)
             print(target, "waited" if outcome.waited else "ran", flush=True)

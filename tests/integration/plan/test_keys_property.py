@@ -207,10 +207,10 @@ def build(root: Path, world: World) -> tuple[dict[str, str], list[str]]:
     executor = Executor(Folders(root, root / "build", state), actions, pool=pool, store=store)
     executor._keys._code = _code
     for target in actions:
-        if not executor.is_fresh(target):
+        if not executor.up_to_date_status(target):
             executor.run(target)
     keys = {target: executor._keys.build(action).digest for target, action in actions.items()}
-    assert all(executor.is_fresh(target) for target in actions)
+    assert all(executor.up_to_date_status(target) for target in actions)
     executor.close()
     return keys, pool.ran
 

@@ -14,15 +14,22 @@ from buildsys.cli.console.rows import (
     time_ago,
 )
 
+NOW_S = 1_790_000_000
+
+
+@pytest.fixture(autouse=True)
+def _frozen_clock(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(time, "time", lambda: NOW_S)
+
 
 def utc(seconds_ago: float) -> str:
-    return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(time.time() - seconds_ago))
+    return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(NOW_S - seconds_ago))
 
 
 @pytest.mark.parametrize(
     ("seconds", "expected"),
     [
-        (5, "[5-7] s ago"),
+        (5, "5 s ago"),
         (90, "1 min ago"),
         (7300, "2 h ago"),
         (86500, "1 day ago"),
@@ -30,7 +37,8 @@ def utc(seconds_ago: float) -> str:
     ],
 )
 def test_a_past_time_is_shown_with_its_age(seconds: float, expected: str) -> None:
-    assert re.fullmatch(rf"{expected} \(\d{{4}}-\d\d-\d\d \d\d:\d\d UTC\)", time_ago(utc(seconds)))
+    moment = time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime(NOW_S - seconds))
+    assert time_ago(utc(seconds)) == f"{expected} ({moment})"
 
 
 def test_a_clock_set_back_and_a_broken_record_do_not_fail() -> None:

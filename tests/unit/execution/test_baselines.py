@@ -43,7 +43,7 @@ def graph(opset: int = 17, environment: str = "", tool: str = "") -> dict[str, A
 def run(root: Path, plan: dict[str, Action]) -> list[str]:
     executor, pool = make_executor(root, plan)
     for target in plan:
-        if not executor.is_fresh(target):
+        if not executor.up_to_date_status(target):
             executor.run(target)
     executor.close()
     return pool.ran
@@ -95,7 +95,7 @@ def test_the_baseline_is_in_the_key_and_explained(root: Path) -> None:
     assert record is not None
     assert record.parts["baseline:engine"] != "none"
     executor.ledger.forget(GATE, keep_records=True)
-    assert not executor.is_fresh(GATE)
+    assert not executor.up_to_date_status(GATE)
     key = executor.examine(GATE).key
     assert key is not None
     assert key.parts["baseline:engine"] == record.parts["baseline:engine"]

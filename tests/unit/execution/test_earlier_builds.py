@@ -76,6 +76,6 @@ def test_the_key_does_not_depend_on_them(root: Path) -> None:
     refitting, _ = make_executor(root, graph())
     plain.run(EXPORT)
     plain.run(ENGINE)
-    assert refitting.is_fresh(ENGINE)
+    assert refitting.up_to_date_status(ENGINE)
     for executor in (plain, refitting):
         executor.close()

@@ -139,7 +139,7 @@ def test_a_forgotten_target_is_built_not_restored(root: Path) -> None:
     build(root)
     executor, pool = make_executor(root)
     executor.ledger.forget(EXPORT)
-    assert not executor.is_fresh(EXPORT)
+    assert not executor.up_to_date_status(EXPORT)
     assert not executor.run(EXPORT).restored
     assert pool.ran == [EXPORT]
     executor.close()
@@ -199,7 +199,7 @@ def test_additional_files_are_published_checked_and_removed(root: Path) -> None:
     executor.run(EXPORT)
     assert executor.ledger.owned(EXPORT) == {MODEL, "m/export/export.json", "m/export/profile.txt"}
     (root / "build/m/export/profile.txt").write_text("edited")
-    assert not executor.is_fresh(EXPORT)
+    assert not executor.up_to_date_status(EXPORT)
     executor.close()
     shutil.rmtree(root / ".buildsys/store")  # or it would be restored as soon as it has been stored
     executor, _ = make_executor(root)
@@ -268,7 +268,7 @@ def test_a_failed_check_publishes_its_result_but_no_artefact(
     assert json.loads(files["m/export/export.json"])["status"] == "failed"
     assert files["m/export/worst.npy"] == "failing tensor"
     assert MODEL not in files
-    assert not executor.is_fresh(EXPORT)
+    assert not executor.up_to_date_status(EXPORT)
     (root / f"do-{EXPORT}").unlink()
     executor.run(EXPORT)
     assert "m/export/worst.npy" not in published(root)
@@ -283,7 +283,7 @@ def test_files_about_a_failure_replace_outputs_until_the_next_success(root: Path
         "m/report/last_passed.json": before["m/report/report.json"].encode(),
     }
     executor.replace_by_failure(REPORT, lambda: ({}, ""))
-    assert (published(root), executor.is_fresh(REPORT)) == (before, True)
+    assert (published(root), executor.up_to_date_status(REPORT)) == (before, True)
     executor.replace_by_failure(REPORT, lambda: (files, "it describes a failure"))
     assert published(root) == before | {name: content.decode() for name, content in files.items()}
     assert executor.ledger.owned(REPORT) == files.keys()  # what `buildsys clean` removes
@@ -340,7 +340,7 @@ def test_an_unavailable_engine_is_an_outcome_and_fresh(root: Path, how: tuple[st
         "no GPU",
         "do something",
     )
-    assert executor.is_fresh(ENGINE)
+    assert executor.up_to_date_status(ENGINE)
     assert executor.run(BENCH).status == "passed"  # its stage says what an absent engine means
 
 
@@ -353,14 +353,14 @@ def test_a_required_engine_must_be_available(root: Path, monkeypatch: pytest.Mon
             StageError, match="engine:m:e is required, but unavailable: no GPU; do something"
         ):
             executor.run(ENGINE)
-        assert not executor.is_fresh(ENGINE)
+        assert not executor.up_to_date_status(ENGINE)
         executor.close()  # its record is in the store then, and must not be restored
         assert pool.ran == [ENGINE]
     lenient, _ = make_executor(root)
     lenient.run(ENGINE)
-    assert lenient.is_fresh(ENGINE)
+    assert lenient.up_to_date_status(ENGINE)
     monkeypatch.setenv("BUILDSYS_STRICT", "1")
-    assert not lenient.is_fresh(ENGINE)
+    assert not lenient.up_to_date_status(ENGINE)
     assert why(lenient, ENGINE) == "required, but unavailable: no GPU"
     with pytest.raises(StageError, match="is required"):
         lenient.run(ENGINE)

@@ -50,7 +50,7 @@ def test_a_source_edited_while_the_stage_runs_is_a_failure_that_names_it(root: P
     with pytest.raises(StageError, match=r"^blocks\.py changed while export:m ran"):
         executor.run(EXPORT)
     assert published(root) == {}
-    assert not executor.is_fresh(EXPORT)
+    assert not executor.up_to_date_status(EXPORT)
 
 
 @pytest.mark.parametrize("name", [MODEL, f"{MODEL}.data"])  # the second one appears
@@ -93,7 +93,7 @@ def test_an_edit_reverted_while_the_stage_runs_causes_a_second_run(root: Path) -
     pool.meanwhile = there_and_back
     executor.run(EXPORT)
     assert pool.ran == [EXPORT, EXPORT]
-    assert executor.is_fresh(EXPORT)
+    assert executor.up_to_date_status(EXPORT)
 
 
 def test_a_file_written_during_every_run_is_a_failure(root: Path) -> None:

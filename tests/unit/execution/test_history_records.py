@@ -41,7 +41,7 @@ def build(root: Path, *targets: str, **more: Any) -> list[Build]:
     before = len(history_of(root).builds())
     executor = recording(root, **more)
     for target in targets or ALL:
-        if not executor.is_fresh(target):
+        if not executor.up_to_date_status(target):
             executor.run(target)
     executor.close()
     found = history_of(root).builds()[::-1]
@@ -65,7 +65,7 @@ def test_a_run_with_nothing_to_do_records_and_opens_nothing(root: Path) -> None:
     for path in (root / ".buildsys").glob("history.db*"):
         path.unlink()
     executor = recording(root)
-    assert all(executor.is_fresh(target) for target in ALL)
+    assert all(executor.up_to_date_status(target) for target in ALL)
     executor.close()
     assert not (root / ".buildsys" / "history.db").exists()
 
@@ -95,7 +95,7 @@ def test_a_history_that_is_a_folder_costs_one_warning(root: Path) -> None:
     executor.close()
     assert len(warnings) == 1
     assert warnings[0].startswith("builds of this run are missing in the history: ")
-    assert all(map(executor.is_fresh, ALL))
+    assert all(map(executor.up_to_date_status, ALL))
 
 
 def test_a_run_that_stopped_names_the_failure() -> None:

@@ -44,7 +44,7 @@ def build(root: Path, key: Path | None, *targets: str, **options: Any) -> list[s
     signer = ProvenanceSigner(SigningKey(key), said.append, **options) if key else None
     executor, pool = make_executor(root, signer=signer)
     for target in targets or (EXPORT, ENGINE, BENCH, REPORT):
-        if not executor.is_fresh(target):
+        if not executor.up_to_date_status(target):
             executor.run(target)
     executor.close()
     return pool.ran + said

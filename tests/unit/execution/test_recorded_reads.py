@@ -71,7 +71,7 @@ def after_each_run(executor: Executor, reads: Callable[[], list[Any] | None]) ->
 def built(root: Path, *reads: tuple[Any, ...], **options: Any) -> list[str]:
     """Build the export if it is stale; return what ran."""
     executor, ran = executor_for(root, *reads, **options)
-    if not executor.is_fresh(EXPORT):
+    if not executor.up_to_date_status(EXPORT):
         executor.run(EXPORT)
     executor.close()
     return ran
@@ -196,7 +196,7 @@ def test_files_that_the_stage_writes_itself_do_not_fail_it(project: Path) -> Non
 
     after_each_run(executor, cache)
     executor.run(EXPORT, force=True)
-    assert executor.is_fresh(EXPORT)
+    assert executor.up_to_date_status(EXPORT)
     key = executor.examine(EXPORT).key
     assert key is not None and list(key.reads) == ["read:cache.json"]
     executor.close()
@@ -228,7 +228,7 @@ def test_strict_reads_fail_with_line_and_remedy(project: Path) -> None:
 def test_strict_reads_refuse_what_was_built_without_them(project: Path) -> None:
     built(project, FILE)
     executor, _ = executor_for(project, FILE, strict=True)
-    assert not executor.is_fresh(EXPORT)
+    assert not executor.up_to_date_status(EXPORT)
     assert format_reasons(executor.examine(EXPORT).reasons) == [
         "net.py:12 reads config.json outside the key"
     ]
@@ -337,7 +337,7 @@ def test_a_shared_record_is_restored_with_its_own_reads(project: Path, tmp_path:
     assert ran == []
     key = executor.examine(EXPORT).key
     assert key is not None and list(key.reads) == ["read:config.json"]
-    assert executor.is_fresh(EXPORT)
+    assert executor.up_to_date_status(EXPORT)
     executor.close()
 
 
@@ -349,7 +349,7 @@ def test_a_shared_record_counts_only_with_the_same_reads(
     executor, ran = executor_for(other, FILE, remote=remote)
     executor.run(EXPORT)
     assert ran == ([] if same else [EXPORT])
-    assert executor.is_fresh(EXPORT)
+    assert executor.up_to_date_status(EXPORT)
     (other / CONFIG).write_text("3")
-    assert not executor.is_fresh(EXPORT)
+    assert not executor.up_to_date_status(EXPORT)
     executor.close()

@@ -141,7 +141,7 @@ def test_every_change_causes_a_full_check(
     change(project)
     assert project.remembered() == {}
     executor = project.executor()
-    is_fresh = all(map(executor.is_fresh, TARGETS))
+    is_fresh = all(map(executor.up_to_date_status, TARGETS))
     assert project.check() == (PASSED if is_fresh else {})
 
 

@@ -185,6 +185,6 @@ def test_a_record_without_a_required_output_is_not_current(clone: Clone, shared:
     db.close()
     (root / "build" / MODEL).unlink()
     checkout = Checkout(root, shared)
-    assert not checkout.executor.is_fresh(EXPORT)
+    assert not checkout.executor.up_to_date_status(EXPORT)
     checkout.build(EXPORT)
     assert (root / "build" / MODEL).exists()

@@ -241,12 +241,12 @@ def test_untrusted_records_are_treated_as_declared(
     assert (root / "build" / MODEL).read_bytes().startswith(b"opset") or used
     # another run, after the policy became strict: nothing rests on what was restored before
     three = Checkout(root, shared, mode="read-only", trust=TrustPolicy([public]))
-    assert three.executor.is_fresh(EXPORT) != used
+    assert bool(three.executor.up_to_date_status(EXPORT)) != used
     if used:
         why = summarize_reasons(three.executor.examine(EXPORT).reasons)
         assert why == "restored from a shared cache without a trusted signature"
         assert restored(three.build(EXPORT)) == []
-    assert Checkout(root, shared, trust=TrustPolicy([public])).executor.is_fresh(EXPORT)
+    assert Checkout(root, shared, trust=TrustPolicy([public])).executor.up_to_date_status(EXPORT)
 
 
 def test_a_trusted_record_is_restored_and_names_its_signer(
@@ -278,7 +278,7 @@ def test_results_of_a_revoked_key_are_stale(
     assert restored(Checkout(root, shared, trust=trust).build(EXPORT)) == [EXPORT]
     revoked = TrustPolicy([public, OTHER], unsigned, revoked=[public])
     two = Checkout(root, shared, trust=revoked)
-    assert not two.executor.is_fresh(EXPORT)
+    assert not two.executor.up_to_date_status(EXPORT)
     assert restored(two.build(EXPORT)) == []
     assert f"is signed by the revoked key {public[:16]}; ignored" in two.warnings[0]
 
