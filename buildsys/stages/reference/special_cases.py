@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import signal
+import time
 from collections.abc import Collection, Iterator
+from contextlib import contextmanager, nullcontext
 from itertools import chain
+from types import FrameType
+from typing import NoReturn
 
 from buildsys.errors import StageError
 from buildsys.manifest.shape_cases import Dims, format_case
@@ -16,6 +21,7 @@ from buildsys.stages.reference.further_cases import value_dims
 from buildsys.stages.reference.original import Original, Tensors, golden_inputs, not_finite
 from buildsys.workers.job import Job
 
+_LEAST_LIMIT_S, _LONGER = 20.0, 10  # of a call with special values; times an ordinary call
 _NOT_FINITE = {"nan", "inf"}
 _USUAL_VALUES = {"zeros", "ones", "small", "large", "huge"}  # few networks refuse them
 _FAR_INTEGERS = {"negative-integers", "hundreds", "wide-integers", "last-rows"}
@@ -45,14 +51,17 @@ def special_cases(
 
     def answer(inputs: Tensors) -> tuple[Tensors, str]:
         try:
-            outputs = original.call(inputs, dims)
+            with _time_limit(limit_s) if original.module is not None else nullcontext():
+                outputs = original.call(inputs, dims)
         except StageError as error:
             return {}, error.problem
         return ({} if not_finite(outputs).keys() - usual else outputs), ""
 
     inputs, data = golden_inputs(job, dims, {"case": "min", "seed": seed}), job.options["data"]
+    start = time.monotonic()
     if original.has_own_operators(inputs):  # which need not survive values out of range
         names -= _FAR_VALUES
+    limit_s = _LEAST_LIMIT_S + _LONGER * (time.monotonic() - start)
     cases = value_cases(inputs, data, names)
     if "last-rows" in names and original.table_rows:
         last = last_rows(inputs, data, original.table_rows, lambda feeds: bool(answer(feeds)[0]))
@@ -69,3 +78,19 @@ def special_cases(
             doubts.append(uncompared_case(name, case_text, "its outputs are mostly rounding"))
         else:
             yield name, dims, original.case(feeds, outputs)
+
+
+@contextmanager
+def _time_limit(limit_s: float) -> Iterator[None]:
+    """Raise StageError in a block that takes longer, such as a loop that infinity never ends."""
+
+    def stop(_number: int, _frame: FrameType | None) -> NoReturn:
+        raise StageError(f"forward takes more than {limit_s:.0f} s")
+
+    previous = signal.signal(signal.SIGALRM, stop)
+    signal.setitimer(signal.ITIMER_REAL, limit_s)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, previous)

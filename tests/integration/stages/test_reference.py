@@ -16,6 +16,7 @@ from buildsys.errors import StageError
 from buildsys.models.user_code import load_callable
 from buildsys.onnx_graphs.tensors import Case, load_case, load_cases, tensor_of
 from buildsys.stages.common.golden_check import OutputRules, compare_case, wrong_outputs
+from buildsys.stages.reference import special_cases
 from buildsys.stages.reference import stage as reference
 from buildsys.workers.job import StageResult
 
@@ -380,6 +381,15 @@ def test_low_precision_gets_other_samples(tmp_path: Path, rows: int, count: int)
     assert len(np.unique(drawn, axis=0)) == len(samples) == count
     if rows:
         assert np.array_equal(drawn, values)
+
+
+def test_a_network_that_never_ends_for_some_values_is_not_compared_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(special_cases, "_LEAST_LIMIT_S", 0.2)
+    cases = run(tmp_path, "Halving", inputs={"x": {"shape": [2, 50]}}, dims={}).figures["cases"]
+    assert "huge" in cases
+    assert "inf" not in cases
 
 
 def test_cases_that_cannot_be_compared_are_left_out_with_the_reason(tmp_path: Path) -> None:
