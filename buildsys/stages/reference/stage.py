@@ -11,13 +11,7 @@ import numpy as np
 from buildsys.errors import StageError
 from buildsys.manifest.shape_cases import Dims, format_case
 from buildsys.onnx_graphs.result_types import Doubt
-from buildsys.onnx_graphs.tensors import (
-    Case,
-    Tensor,
-    save_case,
-    save_cases,
-    save_tensors,
-)
+from buildsys.onnx_graphs.tensors import Case, Tensor, save_case, save_cases, save_tensors
 from buildsys.stages.common.golden_check import uncompared_case, uncompared_problem
 from buildsys.stages.reference.further_cases import further_cases, is_small, samples, small_cases
 from buildsys.stages.reference.original import (

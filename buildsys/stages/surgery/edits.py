@@ -13,10 +13,7 @@ from onnx import ModelProto, ValueInfoProto, helper
 
 from buildsys.errors import StageError
 from buildsys.manifest.problem import suggest
-from buildsys.models.user_code import (
-    load_callable,
-    reraise_as_stage_error,
-)
+from buildsys.models.user_code import load_callable, reraise_as_stage_error
 from buildsys.onnx_graphs.onnx_file import elem_type, nodes_of
 from buildsys.onnx_graphs.tensor_names import rename_tensors
 from buildsys.onnx_graphs.tensor_types import FreshNames, outer_names, rename_uses

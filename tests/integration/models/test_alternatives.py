@@ -78,7 +78,7 @@ def right(function: Function, x: torch.Tensor, *engines: list[list[int]]) -> lis
         )["y"]
         for engine in engines
     )
-    return [None if one.uninformative else one.passed for one in compared]
+    return [None if figures.uninformative else figures.passed for figures in compared]
 
 
 @pytest.mark.parametrize(
