@@ -25,9 +25,11 @@ from buildsys.onnx_graphs.onnx_file import (
     opsets,
     save_model,
 )
+from buildsys.onnx_graphs.tensor_comparison import DIFFER
 from buildsys.onnx_graphs.tensor_types import DTYPES, emulate
 from buildsys.onnx_graphs.tensors import Case
 from buildsys.report.formatting import percent
+from buildsys.stages.common.difference_hints import integer_hint
 from buildsys.stages.common.golden_check import (
     and_more,
     golden_limits,
@@ -96,6 +98,8 @@ def run(job: Job) -> StageResult:
         job.progress("comparing the tensors of both graphs")
         cause, text, changes = _explain(job, golden[failed[0].case], figures)
         remedies += [text] if text else []
+    if DIFFER in failed[0].comparison.problem:
+        remedies.insert(0, integer_hint(failed[0].output, checks[failed[0].case].compared))
     if not cause:
         remedies.append(f"if this error is acceptable, raise verify.{precision}")
     reason = f"{cause}{failed[0].sentence()}{and_more(failed)}"

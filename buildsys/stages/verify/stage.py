@@ -16,7 +16,7 @@ from buildsys.manifest.exports import OTHER_EXPORTS
 from buildsys.manifest.shape_cases import dims_of_shapes, format_case
 from buildsys.onnx_graphs.agreement import Agreement, ComparedCase, output_agreements
 from buildsys.onnx_graphs.result_types import CheckFailure, Doubt
-from buildsys.onnx_graphs.tensor_comparison import Comparison
+from buildsys.onnx_graphs.tensor_comparison import DIFFER, Comparison
 from buildsys.onnx_graphs.tensors import Case, load_case, nudged_tensors, tensor_of
 from buildsys.report.formatting import first_names
 from buildsys.stages.common.difference_hints import (
@@ -309,10 +309,7 @@ class Verification:
             ]
         if self._outside:
             figures["outside_profiles"] = self._outside
-        if self._warnings:
-            figures["warnings"] = self._warnings
-        if self._doubts:
-            figures["doubts"] = self._doubts
+        figures["warnings"], figures["doubts"] = self._warnings, self._doubts
         if self._agreements:
             figures["agreement"] = {name: a.figures() for name, a in self._agreements.items()}
         figures["tolerance"] = self._limits
@@ -367,10 +364,12 @@ class Verification:
                 " in inputs.NAME.data (random: integers, high: N), or use another backend"
             )
         disagrees = any(a.problem(self._limits) for a in self._agreements.values())
-        if (wrong or disagrees) and self._options["precision"] != "fp32":
+        is_low = self._options["precision"] != "fp32"
+        if wrong and len(integers) == len(wrong) and DIFFER in wrong[0].problem:
+            other = self._precision_hint() if is_low else ""
+            return "; ".join(filter(None, (integer_hint(*places[0]), other)))
+        if (wrong or disagrees) and is_low:
             return self._precision_hint()
-        if wrong and len(integers) == len(wrong):
-            return integer_hint(*places[0])
         remedy = description.exact_float32(self._options)
         is_small = all(c.non_finite == 0 and c.relative < _MAX_TF32_ERROR for c in wrong)
         if not (remedy and wrong and is_small):

@@ -104,7 +104,7 @@ def test_right_outputs_pass_with_their_figures(verified: Any) -> None:
     assert result.figures["failures"] == []
     assert result.figures["tolerance"]["rtol"] > 0
     assert "profiles" not in result.figures
-    assert "warnings" not in result.figures
+    assert not result.figures["warnings"]
     assert steps == [f"case {name}" for name in CASES]
 
 
@@ -299,6 +299,17 @@ def test_a_wrong_engine_of_low_precision_names_what_keeps_nodes_in_fp32(
 ) -> None:
     result = verified(Session(golden(), plus(np.nan)), golden(), engine)
     assert (result.status, result.hint) == ("failed", hint)
+
+
+def test_wrong_integers_of_low_precision_name_a_policy_too(verified: Any) -> None:
+    expected = {c: {"y": tensor_of(np.arange(batch) % 3)} for c, batch in CASES.items()}
+
+    def change(profile: int | None, outputs: Outputs) -> Outputs:
+        return {"y": tensor_of(outputs["y"].array + 1)}
+
+    result = verified(Session(expected, change), expected, {**ORT, "precision": "fp16"})
+    assert result.hint.startswith("if rounding decides it, allow steps of 1: outputs: ")
+    assert "`buildsys debug --fp32-nodes m:e`" in result.hint
 
 
 @pytest.mark.parametrize("profiles", [(WIDE,), (WIDE, WIDE)])
