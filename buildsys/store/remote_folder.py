@@ -86,8 +86,12 @@ class RemoteFolder(NamedTuple):
         try:
             with self.system.open(target, "xb") as writer:
                 writer.write(content)
-        except Exception as error:  # SFTP calls it a failure, without a reason
-            if self.system.exists(target):
+        except Exception as error:
+            if self.is_local and not isinstance(error, FileExistsError):  # such as a full disk
+                with suppress(OSError):
+                    Path(target).unlink()
+                raise
+            if self.system.exists(target):  # SFTP calls it a failure, without a reason
                 raise FileExistsError(target) from error
             if not isinstance(error, NotImplementedError | ValueError):
                 raise

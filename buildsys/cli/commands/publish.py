@@ -113,6 +113,8 @@ def _checked_url(typed: str) -> str:
     if "/" not in typed:
         hint = "write s3://bucket/engines, or ./releases for a folder"
         raise UsageError("publish takes a URL or a folder as its last argument", hint)
+    if "memory://" in typed:
+        raise UsageError("memory:// ends with this command", "name a folder or another URL")
     return typed if "://" in typed else os.path.abspath(typed_path(typed))  # noqa: PTH100
 
 

@@ -203,6 +203,7 @@ def test_only_operators_of_plugins_excuse_validate(
     [
         ("nowhere://x/y", "cannot use nowhere://x/y: ValueError: Protocol not known: nowhere; wri"),
         ("sfpt://x/y", "Protocol not known: sfpt; write a folder, or a URL"),
+        ("simplecache::memory://x/y", "memory:// ends with this command; name a folder"),
         ("/proc/nothing/x", "cannot use /proc/nothing/x: FileNotFoundError: "),
         ("nowhere://user:secret@x/y", "nowhere://user:***@x/y"),
     ],

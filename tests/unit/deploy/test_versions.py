@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import resource
 import subprocess
 import uuid
 from collections.abc import Iterator
@@ -187,6 +188,20 @@ def test_of_two_engines_under_one_version_the_second_is_refused(
     assert "has files of another, unfinished publication" in refused[1]
     for name in CONTENTS:
         assert read(folder, name) == engine.files[name].path.read_bytes()
+
+
+def test_a_full_disk_is_named_and_leaves_no_half_version(
+    engine: EngineVersion, tmp_path: Path
+) -> None:
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (4, limits[1]))
+    try:
+        with pytest.raises(OSError, match="File too large"):
+            publish_version(connect(str(tmp_path / "full")), engine)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert [path for path in (tmp_path / "full").rglob("*") if path.is_file()] == []
+    assert publish_version(connect(str(tmp_path / "full")), engine)
 
 
 @pytest.mark.parametrize(
