@@ -36,11 +36,10 @@ def refuse_random(places: Mapping[str, str], allowed: Collection[str]) -> None:
     if not refused:
         return
     named = [f"{name} ({places[name]})" if places[name] else name for name in refused]
-    allow = f"export: {{random: [{', '.join(refused)}]}} (not tried)"
     raise CheckFailed(
         f"the network draws random numbers or has layers in training mode: {', '.join(named)}",
-        "call eval() on every layer, leave dropout and noise out, or make the noise an input; if"
-        f" the outputs do not depend on them, {allow}",
+        "call eval() on every layer, leave dropout and noise out, or make the noise an input; list"
+        " them in export.random only if no output depends on them",
     )
 
 
