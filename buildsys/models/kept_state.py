@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import random
 import sys
+import time
 from collections import deque
 from collections.abc import Iterator, Mapping
 from inspect import getattr_static
@@ -21,6 +22,7 @@ from buildsys.models.user_code import innermost_location
 from buildsys.system.files import in_library
 
 _DEEPEST = 8  # levels of containers and objects
+_CLOCKS = {"monotonic", "now", "perf_counter", "time_ns", "today", "utcnow"}
 _INTERNAL = frozenset(vars(nn.Module()))  # attributes that torch manages
 _SUMMED = (torch.float16, torch.bfloat16, torch.float32)  # fast for large weights
 _PLAIN = (str, bytes, int, float, complex, type(None), itertools.count)
@@ -58,6 +60,18 @@ def read_state(module: nn.Module, project: Path) -> State:
     state["numpy.random", places[""]] = reader.content(np.random.get_state())
     state["torch.random", places[""]] = reader.content(torch.get_rng_state())
     return state
+
+
+def clock_place(module: nn.Module, project: Path) -> str:
+    """Find the forward that names a clock, as ``file:line``, or ""."""
+    for part in module.modules():
+        forward = getattr_static(type(part), "forward", None)
+        if isinstance(forward, FunctionType):
+            code, names = forward.__code__, set(forward.__code__.co_names)
+            has_module = "time" in names and forward.__globals__.get("time") is time
+            if has_module or names & _CLOCKS:
+                return innermost_location([(code.co_filename, code.co_firstlineno)], project)
+    return ""
 
 
 def _user_file(module: ModuleType, project: Path) -> str:

@@ -49,10 +49,14 @@ def compare_second_call(job: Job, original: Original, earlier: State) -> list[Do
             cause = f"it changes {_describe(changed)}" if changed else "it may read the time"
             raise CheckFailed(f"forward depends on earlier calls: {differs}; {cause}", _HINT)
     changed = [key for key in changed if key[0] != "torch.random"]  # which graphs draw as well
-    if not changed:
-        return []
-    text = f"forward changes {_describe(changed)}, which an exported graph does not"
-    return [Doubt(kind="state", text=text, place=_place(changed))]
+    doubts = []
+    if changed:
+        text = f"forward changes {_describe(changed)}, which an exported graph does not"
+        doubts.append(Doubt(kind="state", text=text, place=_place(changed)))
+    if place := original.clock_place(job.project):
+        text = f"forward reads the time ({place}), which is a constant of an exported graph"
+        doubts.append(Doubt(kind="state", text=text, place=place))
+    return doubts
 
 
 def _changed(before: State, after: State) -> list[tuple[str, str]]:

@@ -13,6 +13,8 @@ from buildsys.errors import CheckFailed
 from buildsys.stages.reference import stage as reference
 
 HEAD = """\
+import datetime
+import time
 import random
 import numpy as np
 import torch
@@ -93,6 +95,15 @@ def run(folder: Path, body: str) -> list[dict[str, Any]]:
 def test_changed_state_is_named(tmp_path: Path, body: str, changed: str) -> None:
     [doubt] = run(tmp_path, body)
     assert f"forward changes {changed}" in doubt["text"]
+
+
+@pytest.mark.parametrize(
+    "body", ["return x + 0 * time.time()", "return x * min(datetime.date.today().year, 1)"]
+)
+def test_a_clock_is_named(tmp_path: Path, body: str) -> None:
+    [doubt] = run(tmp_path, body)
+    assert doubt["text"].startswith("forward reads the time (net.py:")
+    assert doubt["place"].startswith("net.py:")
 
 
 @pytest.mark.filterwarnings("ignore:.*is deprecated:FutureWarning")
