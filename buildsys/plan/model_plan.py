@@ -40,7 +40,6 @@ _DYNAMIC = ("per_channel", "reduce_range", "exclude")
 _LISTS = ("sources", "after", "code", "tools", "environment")  # fields of an action
 _IMPORT_TORCH = frozenset(("torch", "nvidia-modelopt"))  # distributions
 TORCH_BASELINES = ("torch", "torch_cuda_graph", "torch_compile")
-_GPU_BASELINES = ("torch_cuda_graph",)
 _BASELINE_PRECISIONS = ("fp32", "fp16", "bf16")
 
 
@@ -196,13 +195,12 @@ class EnginePlan:
         self.on_gpu = description.runs_on_gpu(spec)
         self.devices = ("gpu",) if self.on_gpu else ("cpu",)
         self.environment = (*description.environment, *(("gpu",) if self.on_gpu else ()))
-        self.server: Literal["light", "torch"]
-        self.server = "torch" if "torch" in description.libraries else "light"
+        is_torch = "torch" in description.libraries
+        self.server: Literal["light", "torch"] = "torch" if is_torch else "light"
         self.toolchain = toolchain_of(model.spec, spec)
-        self.newest_graph: tuple[int, int] | None = None
-        if description.newest_graphs:
-            major = version_of(self.toolchain).partition(".")[0]
-            self.newest_graph = description.newest_graphs.get(major)
+        versions = description.newest_graphs
+        major = version_of(self.toolchain).partition(".")[0] if versions else ""
+        self.newest_graph = versions.get(major)
         cuda = ("cuda-bindings",) if self.on_gpu else ()
         self.toolchain_tools = ("python", "numpy", *cuda) if self.toolchain else ()
         libraries = (description.distribution, *description.run_tools(spec))
@@ -271,20 +269,16 @@ class EnginePlan:
             return None
         is_own = self.tolerance != self.model.spec["verify"][self.precision]
         variant = f"auto-{self.precision}{f'-{self.name}' if is_own else ''}"
-        limits = self.tolerance
-        return PlannedConversion(self.model.name, variant, self.precision, limits, search=True)
+        names = self.model.name, variant, self.precision
+        return PlannedConversion(*names, self.tolerance, search=True)
 
     @cached_property
     def conversion(self) -> PlannedConversion | None:
         """The conversion whose graph it is built from, None for the fp32 graph."""
         if self.without_calibration:
-            return PlannedConversion(
-                self.model.name,
-                self._own_variant,
-                self.precision,
-                self.model.spec["verify"][self.precision],
-                without_calibration=self.without_calibration,
-            )
+            limits = self.model.spec["verify"][self.precision]
+            names = self.model.name, self._own_variant, self.precision, limits
+            return PlannedConversion(*names, without_calibration=self.without_calibration)
         if not self._reads_types or self.precision == FULL_PRECISION:
             return None
         return self.search or self.model.conversion(self.precision)
@@ -354,7 +348,7 @@ class EnginePlan:
         return [
             name
             for name in self.model.spec["bench"]["baselines"]
-            if (self.on_gpu or name not in _GPU_BASELINES)
+            if (self.on_gpu or name != "torch_cuda_graph")
             and (torch or name not in TORCH_BASELINES)
             and not (self.model.definition and name == ONNXRUNTIME)
         ]
@@ -397,13 +391,10 @@ def _without_calibration(spec: Spec, engine: EngineSpec) -> tuple[str, dict[str,
 
 def _without_run_fields(spec: Spec) -> Spec:
     """Drop fields of `run`, for no key to contain them."""
-    return {
-        **spec,
-        **{
-            section: {
-                name: {field: value for field, value in tensor.items() if field != of_run}
-                for name, tensor in spec[section].items()
-            }
-            for section, of_run in (("inputs", "preprocess"), ("outputs", "labels"))
-        },
-    }
+    sections = {}
+    for section, of_run in (("inputs", "preprocess"), ("outputs", "labels")):
+        sections[section] = {
+            name: {field: value for field, value in tensor.items() if field != of_run}
+            for name, tensor in spec[section].items()
+        }
+    return {**spec, **sections}
