@@ -44,7 +44,7 @@ from buildsys.stages.search.result import read_kept_nodes
 from buildsys.workers.job import Job, StageResult
 
 _FOR_ONNX_RUNTIME = {"optimize", "quantize_weights"}
-_MOST_LOSSES = 3
+_MOST_LOSSES = _MOST_REMEDIES = 3
 Figures = dict[str, Any]
 
 
@@ -100,7 +100,7 @@ def run(job: Job) -> StageResult:
         remedies += [text] if text else []
     if DIFFER in failed[0].comparison.problem:
         remedies.insert(0, integer_hint(failed[0].output, checks[failed[0].case].compared))
-    if not cause:
+    if not cause and len(remedies) < _MOST_REMEDIES:
         remedies.append(f"if this error is acceptable, raise verify.{precision}")
     reason = f"{cause}{failed[0].sentence()}{and_more(failed)}"
     return StageResult("failed", reason, "; ".join(remedies), figures, changes)

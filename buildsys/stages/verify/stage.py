@@ -327,12 +327,12 @@ class Verification:
         """State the first failure and the number of wrong cases."""
         ran, wrong = {run.case for run in self._compared}, self._wrong_cases()
         right = [case for case in self._job.options["cases"] if case in ran - wrong]
-        share, fine = "", ""
+        share, end = "", and_more(self.sentences)
         if wrong and right:
             share = f" in {len(wrong)} of {len(ran)} cases"
-            fine = f"; it is right in case {first_names(right, _MOST_NAMED)}"
+            end = f"; it is right in {first_names(right, _MOST_NAMED)}"
         engine = f"the engine {self._job.variant} of {self._job.model}"
-        return f"{engine} is wrong{share}: {self.sentences[0]}{and_more(self.sentences)}{fine}"
+        return f"{engine} is wrong{share}: {self.sentences[0]}{end}"
 
     @property
     def _is_uninformative(self) -> bool:
