@@ -140,7 +140,7 @@ class Publisher:
 
         They are renamed from ``tree``, the result file ``last``. All other files of the target are
         removed first, including ``optional`` ones. Files are recorded before, in case of a kill
-        midway. All is done through no link, as a program of another target may run and make some.
+        midway. No link is followed: the program of another target may make some now.
         """
         refuse_links(self._build, outputs)
         unwanted = (self._ledger.owned(target) | set(optional)) - outputs.keys()
@@ -195,9 +195,9 @@ def _remove_folder(name: str, parent: int) -> None:
 
 
 def refuse_links(build: Path, names: Iterable[str] = ()) -> None:
-    """Check that the build folder and those of outputs are no links, which a program may leave.
+    """Refuse links in place of the build folder or of a folder of outputs.
 
-    Raises: StageError: one leads elsewhere.
+    Raises: StageError: there is one, as a program may leave it.
     """
     for folder in {build, *(parent for name in names for parent in (build / name).parents)}:
         if folder.is_relative_to(build) and folder.is_symlink():

@@ -123,12 +123,3 @@ def test_a_cpu_benchmark_waits_for_a_gpu_benchmark_of_its_project(
     with locks.project("bench:m:ort", exclusive=True, on_wait=wait):
         other.end()
     assert len(holders) == 1
-
-
-def test_a_killed_process_holds_no_gpu(tmp_path: Path, locks: Locks) -> None:
-    other = OtherProcess(tmp_path, "GPU-1")
-    assert other.holds()
-    other.process.kill()
-    other.end()
-    with locks.devices(["GPU-1"], "bench:m:trt", unexpected):
-        pass

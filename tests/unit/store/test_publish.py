@@ -54,13 +54,6 @@ def test_everything_in_the_tree_is_published(publisher: Publisher, build: Path) 
     assert list((build / ".tmp").iterdir()) == []
 
 
-def test_nothing_is_visible_before_publication(publisher: Publisher, build: Path) -> None:
-    with publisher.staging("export:m") as tree:
-        write(tree, model_onnx=b"half")
-        publisher.digest_outputs(tree)
-    assert not (build / "m").exists()
-
-
 def test_the_result_file_comes_last(publisher: Publisher, monkeypatch: pytest.MonkeyPatch) -> None:
     renamed: list[str] = []
     replace = os.replace
@@ -97,23 +90,6 @@ def test_a_file_written_right_after_publishing_is_noticed(
         DigestCache(db).digest(str(build / "m/export/model.onnx")).digest
         != sealed["m/export/model.onnx"].digest
     )
-
-
-def test_a_file_is_read_again_after_a_power_cut(
-    publisher: Publisher, build: Path, db: StateDb, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    publish(publisher, model_onnx=b"model")
-    path = build / "m/export/model.onnx"
-    times = path.stat()
-    with path.open("r+b") as file:  # the file system keeps the size and has lost the content
-        file.write(bytes(5))
-    os.utime(path, ns=(times.st_atime_ns, times.st_mtime_ns))
-    db.write([("UPDATE file_digests SET ctime_ns = ?", (path.stat().st_ctime_ns,))])
-    assert (
-        DigestCache(db).digest(str(path)).digest == blake3(b"model").hexdigest()
-    )  # not before the machine restarts
-    monkeypatch.setattr(digest_module, "boot_id", lambda: "the next one")
-    assert DigestCache(db).digest(str(path)).digest == blake3(bytes(5)).hexdigest()
 
 
 def test_a_folder_in_the_way_is_a_clear_error(publisher: Publisher, build: Path) -> None:
