@@ -139,6 +139,14 @@ def percent(value: float, digits: int = 1) -> str:
     return f"{100 * value:.{digits}f} %"
 
 
+def beyond(value: float, limit: float, write: Callable[[float], str]) -> str:
+    """Write a value beyond its limit, with the distance if both read the same."""
+    text = write(value)
+    if text != write(limit) or not limit:
+        return text
+    return f"{text} ({100 * abs(value / limit - 1):.2g} % beyond)"
+
+
 def change(value: float) -> str:
     """Write a relative change: +5.0 %."""
     return f"{100 * value:+.1f} %"

@@ -11,6 +11,7 @@ import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 
+from buildsys.onnx_graphs.result_types import format_beyond
 from buildsys.report import formatting as q
 from buildsys.report.checks import error_margin
 from buildsys.report.engines import contender_title
@@ -176,7 +177,7 @@ def _defect(report: Report, engine: EngineLine, within: float | None) -> tuple[s
             return status, _reason(report, engine, stage) or f"its {stage} target is {status}"
     error = _error(report, engine)
     if within is not None and (error is None or not error <= within):
-        text = "unknown" if error is None else q.error(error)
+        text = "unknown" if error is None else format_beyond(error, within)
         return LEFT_OUT, f"its relative error is {text}, the limit {within:g}"
     return None
 

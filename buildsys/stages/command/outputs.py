@@ -26,7 +26,7 @@ from pydantic import (
 
 from buildsys.errors import StageError
 from buildsys.manifest.command_templates import FIGURES_FILE, LISTING, RESERVED
-from buildsys.report.formatting import first_names, number, size
+from buildsys.report.formatting import beyond, first_names, number, size
 from buildsys.stages.command.held_folder import HeldFolder
 from buildsys.stages.command.result import CommandFigure, CommandOutput
 from buildsys.store.record_file import check_name, check_names
@@ -207,9 +207,9 @@ def _beyond(name: str, figure: CommandFigure) -> str:
     value, unit = figure["value"], f" {figure['unit']}" if figure["unit"] else ""
     if not math.isfinite(value):
         return f"{name} is not a finite number"
-    text = f"{name} is {number(value)}{unit}"
-    if value > figure.get("max", math.inf):
-        return f"{text}, more than its limit {number(figure['max'])}{unit}"
-    if value < figure.get("min", -math.inf):
-        return f"{text}, less than its limit {number(figure['min'])}{unit}"
-    return ""
+    most, least = figure.get("max", math.inf), figure.get("min", -math.inf)
+    if least <= value <= most:
+        return ""
+    limit, word = (most, "more") if value > most else (least, "less")
+    text = f"{name} is {beyond(value, limit, number)}{unit}"
+    return f"{text}, {word} than its limit {number(limit)}{unit}"

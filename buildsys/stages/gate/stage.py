@@ -205,7 +205,7 @@ def _check(
         return {**check, "status": INCOMPARABLE, "after": None, "text": text}
     if limit is not None and (now < limit if rises else now > limit):
         bound = "at least" if rises else "at most"
-        text = f"{title} is {show(now)}; {bound} {show(limit)} is allowed"
+        text = f"{title} is {q.beyond(now, limit, show)}; {bound} {show(limit)} is allowed"
         return {**check, "status": FAILED, "text": text}
     check["text"] = f"{title} {show(now)}"
     if tolerance is None:

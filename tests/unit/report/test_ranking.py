@@ -176,7 +176,7 @@ def test_a_limit_leaves_out_larger_and_unknown_errors(report: Report) -> None:
     ranking = rank_engines(report, within=1e-3)
     assert order(ranking) == ["1 fp32"]
     assert {one.engine: one.reason for one in ranking.unranked} == {
-        "int8": "its relative error is 1.0e-02, the limit 0.001",
+        "int8": "its relative error is 0.01, the limit 0.001",
         "nan": "its relative error is not finite, the limit 0.001",
         "none": "its relative error is unknown, the limit 0.001",
     }

@@ -57,6 +57,11 @@ def test_figures_of_another_form(tmp_path: Path, text: str | None, problem: str)
     ("figure", "limits", "failure"),
     [
         ({"value": 2, "max": 1}, {}, "a is 2, more than its limit 1"),
+        (
+            {"value": 0.5002, "max": 0.5},
+            {},
+            "a is 0.500 (0.04 % beyond), more than its limit 0.500",
+        ),
         ({"value": 0.5, "min": 1, "unit": "%"}, {}, "a is 0.500 %, less than its limit 1 %"),
         ({"value": 2, "max": 1}, {"max": 3}, ""),
         ({"value": 2, "max": 3}, {"max": 1}, "a is 2, more than its limit 1"),

@@ -249,6 +249,8 @@ def test_absolute_limits_need_no_baseline(run: RunGate) -> None:
     assert result.status == "failed"
     assert result.reason == "latency is 2.00 ms; at most 1.00 ms is allowed (also: size)"
     assert run({"size": {"tolerance": None, "limit": 1000}}).status == "passed"
+    near = run({"latency": {"tolerance": None, "limit": 0.0019999}})
+    assert near.reason == "latency is 2.00 ms (0.005 % beyond); at most 2.00 ms is allowed"
 
 
 def test_without_a_baseline_nothing_passes_that_is_relative(run: RunGate) -> None:
