@@ -364,12 +364,12 @@ class Verification:
                 " in inputs.NAME.data (random: integers, high: N), or use another backend"
             )
         disagrees = any(a.problem(self._limits) for a in self._agreements.values())
-        is_low = self._options["precision"] != "fp32"
-        if wrong and len(integers) == len(wrong) and DIFFER in wrong[0].problem:
-            other = self._precision_hint() if is_low else ""
-            return "; ".join(filter(None, (integer_hint(*places[0]), other)))
-        if (wrong or disagrees) and is_low:
-            return self._precision_hint()
+        if (wrong or disagrees) and self._options["precision"] != "fp32":
+            hints = [self._precision_hint()]
+            # in fp32, what rounding decides is known and no difference
+            if wrong and len(integers) == len(wrong) and DIFFER in wrong[0].problem:
+                hints.insert(0, integer_hint(*places[0]))
+            return "; ".join(filter(None, hints))
         remedy = description.exact_float32(self._options)
         is_small = all(c.non_finite == 0 and c.relative < _MAX_TF32_ERROR for c in wrong)
         if not (remedy and wrong and is_small):

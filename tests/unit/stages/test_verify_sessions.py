@@ -221,8 +221,7 @@ def test_an_integer_off_by_one_fails(verified: Any) -> None:
     result = verified(session, golden(400_000, "int64"), {**ORT, "tolerance": {"rtol": 1e-3}})
     assert result.status == "failed"
     assert "at [0, 0] the engine has 100001 and the reference 100000" in result.reason
-    policy = '{"policy": "elementwise", "rtol": 0, "atol": 1}'
-    assert f'outputs: {{"y": {{"compare": {policy}}}}} (not tried)' in result.hint
+    assert result.hint == ""
 
 
 def test_an_integer_beyond_32_bits_is_the_cause_of_narrow_libraries(verified: Any) -> None:
