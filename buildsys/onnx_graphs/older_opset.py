@@ -11,7 +11,8 @@ from typing import Any
 
 import numpy as np
 import onnx
-from onnx import AttributeProto, FunctionProto, GraphProto, ModelProto, NodeProto, helper
+from onnx import FunctionProto, GraphProto, ModelProto, NodeProto, helper
+from onnx.helper import get_attribute_value
 from onnx.numpy_helper import to_array
 
 from buildsys.errors import StageError
@@ -66,7 +67,7 @@ def _lower_body(
         for attribute in node.attribute if node.op_type == "Constant" else ():
             is_number = attribute.name in ("value", "value_int", "value_ints")
             if is_number and not attribute.ref_attr_name:
-                value: Any = helper.get_attribute_value(attribute)
+                value: Any = get_attribute_value(attribute)
                 is_tensor = attribute.name == "value"
                 constants[node.output[0]] = to_array(value) if is_tensor else np.asarray(value)
         _lower_node(node, before, opset, constants)
@@ -98,7 +99,9 @@ def _lower_node(node: NodeProto, before: int, opset: int, constants: Mapping[str
         if name not in old.attributes:
             default = new.attributes[name].default_value
             has_value = default.type and not attribute.ref_attr_name
-            is_default = has_value and _value(attribute) == _value(default)
+            is_default = has_value and get_attribute_value(attribute) == get_attribute_value(
+                default
+            )
             if not is_default and (node.op_type, name) not in _IMPLIED:
                 raise _refusal(node, f"the attribute {name}", opset)
             node.attribute.remove(attribute)
@@ -106,10 +109,6 @@ def _lower_node(node: NodeProto, before: int, opset: int, constants: Mapping[str
             raise _refusal(node, f"{name} {attribute.s.decode()}", opset)
         elif since > opset:
             attribute.s = earlier
-
-
-def _value(attribute: AttributeProto) -> object:
-    return helper.get_attribute_value(attribute)
 
 
 def _refusal(node: NodeProto, what: str, opset: int) -> StageError:

@@ -87,22 +87,18 @@ def export(request: ExportRequest) -> onnx.ModelProto:
         raise _export_failure(error, exporter, request.options["opset"], request.project) from error
     # by position: an output computed by a local function loses its name
     written = [value.name for value in model.graph.output]
-    inputs, _ = neutral_names(request)
-    rename_tensors(model, {**inputs, **dict(zip(written, request.output_names, strict=False))})
+    outputs = dict(zip(written, request.output_names, strict=False))
+    rename_tensors(model, {**_neutral("input", request.input_names), **outputs})
     return model
 
 
-def neutral_names(request: ExportRequest) -> tuple[dict[str, str], dict[str, str]]:
-    """Map names without a meaning to those of inputs and outputs.
+def _neutral(kind: str, names: Sequence[str]) -> dict[str, str]:
+    """Map names without a meaning to names.
 
     Exporters give inner tensors names such as ``linear``, and dynamo takes an input for a
     parameter of the same name.
     """
-    inputs, outputs = request.input_names, request.output_names
-    return (
-        {f"graph input {number}": name for number, name in enumerate(inputs)},
-        {f"graph output {number}": name for number, name in enumerate(outputs)},
-    )
+    return {f"graph {kind} {number}": name for number, name in enumerate(names)}
 
 
 def _export_torchscript(request: ExportRequest) -> onnx.ModelProto:
@@ -120,7 +116,8 @@ def _export_torchscript(request: ExportRequest) -> onnx.ModelProto:
 
 
 def _trace(request: ExportRequest, file: str | io.BytesIO) -> None:
-    inputs, outputs = neutral_names(request)
+    inputs = _neutral("input", request.input_names)
+    outputs = _neutral("output", request.output_names)
     dynamic = {
         neutral: dict(axes)
         for names, dims in ((inputs, request.dynamic_inputs), (outputs, request.dynamic_outputs))
@@ -186,7 +183,6 @@ def _export_dynamo(request: ExportRequest) -> onnx.ModelProto:
     Raises: CheckFailed: the program is wrong at sizes within ``dims``. StageError: an operator is
     newer than the opset.
     """
-    inputs, outputs = neutral_names(request)
     opset = request.options["opset"]
     is_lowered = _OLDEST_LOWERED <= opset < OLDEST_DYNAMO_OPSET
     with tempfile.TemporaryDirectory(dir=request.path.parent) as folder:
@@ -198,8 +194,8 @@ def _export_dynamo(request: ExportRequest) -> onnx.ModelProto:
                 str(file),
                 dynamo=True,
                 opset_version=OLDEST_DYNAMO_OPSET if is_lowered else opset,
-                input_names=list(inputs),
-                output_names=list(outputs),
+                input_names=list(_neutral("input", request.input_names)),
+                output_names=list(_neutral("output", request.output_names)),
                 dynamic_shapes=request.dynamic_shapes(str),
                 external_data=request.weight_bytes >= INLINE_LIMIT,  # this file is temporary
                 verbose=bool(request.options["verbose"]),

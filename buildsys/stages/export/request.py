@@ -42,7 +42,6 @@ _EXPECTED = (
 )
 _MAX_LENGTH = 300
 _FIXES = re.compile(r"Converting a tensor to a (?:Python )?(\w+)|Iterating over a tensor")
-_KINDS = {"boolean": "branch"}
 _TRIED_SIZES = 1600  # combinations per condition, about
 _TRIED_LATER = 64  # after the smallest excluded one
 _TRIED_SHARES = (0.0, 1 / 3, 2 / 3, 1.0)  # of the excluded sizes in rising order
@@ -169,7 +168,8 @@ def collect_warnings(messages: list[str], doubts: list[Doubt], project: Path) ->
             where = innermost_location([(warning.filename, warning.lineno)], project)
             text = text.partition(". ")[0] + (f" ({where})" if where else "")
             if where and (match := _FIXES.match(text)):
-                doubt = Doubt(kind=_KINDS.get(match[1], "value"), text=text, place=where)
+                kind = "branch" if match[1] == "boolean" else "value"
+                doubt = Doubt(kind=kind, text=text, place=where)
                 doubts += [] if doubt in doubts else [doubt]
                 continue
         texts.append(text)
