@@ -22,14 +22,14 @@ DEFAULT_LIMITS: Mapping[str, Mapping[str, float]] = {
     "int4": {"rtol": 3e-1, "cosine": 0.98},
 }
 _AGREEMENT = ("spread_error", "correlation", "slope", "channel_error", "class_agreement")
-_INT8 = dict(zip(_AGREEMENT, (0.2, 0.98, 0.1, 0.35, 0.97), strict=True))
+_INT8 = dict(zip(_AGREEMENT, (0.2, 0.98, 0.1, 0.5, 0.97), strict=True))
 # How outputs follow their reference over all samples. tests/bench/precision_limits.py measures how
 # many honest engines and faults they tell apart (docs/precision.md).
 AGREEMENT_LIMITS: Mapping[str, Mapping[str, float]] = {
     "validate": {"spread_error": 1e-2},
     "fp32": {"spread_error": 5e-2},  # TF32 is more exact
-    "fp16": dict(zip(_AGREEMENT, (0.05, 0.998, 0.02, 0.1, 0.99), strict=True)),
-    "bf16": dict(zip(_AGREEMENT, (0.1, 0.995, 0.02, 0.15, 0.98), strict=True)),
+    "fp16": dict(zip(_AGREEMENT, (0.05, 0.998, 0.02, 0.15, 0.99), strict=True)),
+    "bf16": dict(zip(_AGREEMENT, (0.1, 0.995, 0.02, 0.25, 0.98), strict=True)),
     "int8": _INT8,
     "fp8": _INT8,
     "int4": _INT8,

@@ -91,7 +91,7 @@ def test_one_wrong_channel_of_many_is_named() -> None:
     assert measured.channel == "slice 17 of axis 1"
     assert measured.channel_error == pytest.approx(1.0, abs=0.05)
     assert measured.problem(INT8).startswith("over 64 samples: error 1.0")
-    assert "in slice 17 of axis 1 (allowed 0.35)" in measured.problem(INT8)
+    assert "in slice 17 of axis 1 (allowed 0.5)" in measured.problem(INT8)
     assert measured.problem({**INT8, "channel_error": 1.1}) == ""
     images = RNG.standard_normal((4, 20, 3, 3))
     broken = images.copy()

@@ -62,7 +62,7 @@ def test_messages_of_limits_show_that_they_are_crossed() -> None:
     limits = {**least, **most, **AGREEMENT_LIMITS["int8"]}
     figures = Comparison(0.25 * beyond, 0.5 * beyond, 0.999 * below, 0.6 * below)
     agreement = Agreement(
-        9, 0.2 * beyond, 0.98 * below, 1 - 0.1 * beyond, 0.35 * beyond, "a channel", 0.97 * below
+        9, 0.2 * beyond, 0.98 * below, 1 - 0.1 * beyond, 0.5 * beyond, "a channel", 0.97 * below
     )
     agreement = replace(agreement, rows=10**15)
     messages = [*broken_limits(figures, limits)]
