@@ -308,7 +308,7 @@ def test_a_smaller_variation_is_correlated_but_flat() -> None:
 
 
 def test_a_figure_at_its_limit_is_within_it() -> None:
-    at_limit = Agreement(9, 0.2, 0.98, 1.0, 0.35, "a channel", 0.97, rows=10_000)
+    at_limit = Agreement(9, 0.2, 0.98, 1.0, 0.5, "a channel", 0.97, rows=10_000)
     assert at_limit.problem(INT8) == ""
     assert Agreement(9, slope=1.25).problem({"slope": 0.25}) == ""
     assert Agreement(9, slope=0.75).problem({"slope": 0.25}) == ""
