@@ -75,7 +75,7 @@ def test_trials_without_time_are_not_tried(
 ) -> None:
     project.add_model("a")
     session = BuildSession.load(project.root)
-    session.interrupted = exit_code
+    session.interrupted, session.has_trials = exit_code, False
     change = "export: {opset: 18}"
     assert find_verified(session, "a", [change], limit_s=0) == {change: reason}
     session.tried[change, "verify:a:ort"] = False  # in a trial for an earlier failure

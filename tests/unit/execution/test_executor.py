@@ -283,7 +283,7 @@ def test_files_about_a_failure_replace_outputs_until_the_next_success(root: Path
         "m/report/last_passed.json": before["m/report/report.json"].encode(),
     }
     executor.replace_by_failure(REPORT, lambda: ({}, ""))
-    assert (published(root), executor.up_to_date_status(REPORT)) == (before, True)
+    assert (published(root), executor.up_to_date_status(REPORT)) == (before, "passed")
     executor.replace_by_failure(REPORT, lambda: (files, "it describes a failure"))
     assert published(root) == before | {name: content.decode() for name, content in files.items()}
     assert executor.ledger.owned(REPORT) == files.keys()  # what `buildsys clean` removes
