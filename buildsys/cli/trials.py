@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import math
+import threading
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -54,16 +55,20 @@ def describe_trials(
         if any(session.actions.get(name) != action for name, action in trial.actions.items())
         or not trial.verify
     ]
-    ended = {trial.change: session.tried.get((trial.change, trial.verify), "") for trial in trials}
-    has_engine = any(trial.verify for trial in trials)
-    if has_engine and session.has_trials and failed.model not in session.tried_models:
-        session.tried_models.add(failed.model)
-        here, target = session.executor.here, failed.target
-        session.on_event(target, {"event": "trying", "problem": problem})
-        # benchmarks wait meanwhile
-        with here.locks.project(target, exclusive=False, on_wait=lambda _: None), here.slots:
-            ended |= _run(session, trials, folder, LIMIT_S, target)
-        session.tried |= {(trial.change, trial.verify): ended[trial.change] for trial in trials}
+    # what fails meanwhile gets the same ends
+    with session.trials.setdefault(failed.model, threading.Lock()):
+        tried = session.tried
+        ended = {trial.change: tried.get((trial.change, trial.verify), "") for trial in trials}
+        has_engine = any(trial.verify for trial in trials)
+        if has_engine and session.has_trials and failed.model not in session.tried_models:
+            session.tried_models.add(failed.model)
+            here, target = session.executor.here, failed.target
+            session.on_event(target, {"event": "trying", "problem": problem})
+            # benchmarks wait meanwhile
+            shared = here.locks.project(target, exclusive=False, on_wait=lambda _: None)
+            with shared, here.slots:
+                ended |= _run(session, trials, folder, LIMIT_S, target)
+            tried |= {(trial.change, trial.verify): ended[trial.change] for trial in trials}
     return describe_ends(ended)
 
 

@@ -12,7 +12,7 @@ from typing import Any
 from buildsys.report.checks import checks_of, contradictions
 from buildsys.report.doubts import doubts_of, doubts_text
 from buildsys.report.engines import bench_notes, engine_lines, layer_lines, timings
-from buildsys.report.formatting import first_names
+from buildsys.report.formatting import first_names, plural
 from buildsys.report.graph_tables import graph_facts, graph_tables
 from buildsys.report.key_figures import key_figure, read_results, stage_report
 from buildsys.report.ranking import rank_engines, recommend
@@ -160,7 +160,7 @@ def _verdict(
     causes = [f"{result.target}: {result.reason or 'failed'}" for result in failed]
     causes += contradictions
     if causes:
-        more = f" (and {len(causes) - 1} more)" if len(causes) > 1 else ""
+        more = f"; {plural(len(causes) - 1, 'other failure')}" if len(causes) > 1 else ""
         return BuildVerdict("failed", f"FAILED: {causes[0]}{more}")
     if not results:
         return BuildVerdict("partial", "PARTIAL: there are no results to report")
