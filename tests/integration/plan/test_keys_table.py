@@ -105,6 +105,7 @@ def bench(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Bench]:
     with pytest.MonkeyPatch.context() as patch:
         for name in [name for name in os.environ if name.startswith("BUILDSYS_")]:
             patch.delenv(name)
+        patch.setenv("BUILDSYS_TRIALS", "0")  # also for tests between those of this module
         patch.setenv("BUILDSYS_WORKER_IDLE", "0")
         patch.setenv(
             "BUILDSYS_MACHINE_LOCK", str(root / "machine")
