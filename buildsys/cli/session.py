@@ -69,7 +69,7 @@ class BuildSession(TargetNames):
         self.repeats_flaky = False
         self.try_changes: TryChanges = lambda *_: ""  # after a failure
         self.has_trials = os.environ.get("BUILDSYS_TRIALS", "").strip() != "0"
-        self.trials: dict[str, threading.Lock] = {}  # of models with a failure
+        self.trial_locks: dict[str, threading.Lock] = {}  # model -> held during its trials
         self.tried_models: set[str] = set()
         self.tried: dict[tuple[str, str], bool | str] = {}  # (change, verify target) -> its end
         self.first_failures: dict[str, str] = {}  # why flaky targets were repeated

@@ -55,8 +55,8 @@ def describe_trials(
         if any(session.actions.get(name) != action for name, action in trial.actions.items())
         or not trial.verify
     ]
-    # what fails meanwhile gets the same ends
-    with session.trials.setdefault(failed.model, threading.Lock()):
+    # a second failure of the model waits, and gets the same ends
+    with session.trial_locks.setdefault(failed.model, threading.Lock()):
         tried = session.tried
         ended = {trial.change: tried.get((trial.change, trial.verify), "") for trial in trials}
         has_engine = any(trial.verify for trial in trials)
@@ -64,7 +64,7 @@ def describe_trials(
             session.tried_models.add(failed.model)
             here, target = session.executor.here, failed.target
             session.on_event(target, {"event": "trying", "problem": problem})
-            # benchmarks wait meanwhile
+            # benchmarks wait until the trials end
             shared = here.locks.project(target, exclusive=False, on_wait=lambda _: None)
             with shared, here.slots:
                 ended |= _run(session, trials, folder, LIMIT_S, target)

@@ -36,7 +36,6 @@ from buildsys.store.object_store import Store
 from buildsys.store.publish import Background, Publisher
 from buildsys.store.signatures import BUILT_HERE, NO_POLICY, RestoredSigners, signed_by
 from buildsys.store.state_db import StateDb, warn_on_stderr
-from buildsys.system.cpu import usable_threads
 from buildsys.system.files import replace_file
 from buildsys.workers.result_file import amend_result
 
@@ -96,11 +95,9 @@ class Executor:
         self._cache = BuildCache(build, store, remote, notify, signer=signer, trust=trust)
         self._signer, self._signers = signer, RestoredSigners(self._db)
         self._baselines = GateBaselines(self.ledger)
-        # more threads than cores spin against each other and make no progress
-        threads = max(1, usable_threads(os.environ) // max(1, jobs))
         slots = threading.Semaphore(jobs) if jobs else nullcontext()
         self.here = LocalRuns(
-            folders, pool, store, self._locks, self.ledger, self._baselines, threads, slots
+            folders, pool, store, self._locks, self.ledger, self._baselines, jobs, slots
         )
         self._keys = KeyBuilder(project, build, self._digests, self._texts, self._baselines)
         self._checker = FreshnessChecker(build, self._keys, self._db, self._digests, trust=trust)

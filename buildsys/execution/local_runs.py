@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, nullcontext, suppress
 from dataclasses import dataclass, replace
 from datetime import datetime, timezone
-from functools import partial
+from functools import cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -30,6 +30,7 @@ from buildsys.store.locks import CPU, Locks, OnWait
 from buildsys.store.object_store import Store
 from buildsys.store.publish import disk_errors, refuse_links
 from buildsys.system.backend_registry import describe_backend
+from buildsys.system.cpu import usable_threads
 from buildsys.system.devices import VISIBLE_DEVICES, equal_gpus, gpu_uuids
 from buildsys.system.toolchains import locate_toolchain
 from buildsys.workers.job import Job, StageResult
@@ -60,9 +61,14 @@ class LocalRuns:
     locks: Locks
     ledger: Ledger
     baselines: GateBaselines
-    threads: int  # per worker
-    # stages at a time; those that wait for a GPU or for the machine do not count
+    jobs: int  # stages at a time, 0: no limit
+    # for the stages at a time; those that wait for a GPU or for the machine do not count
     slots: threading.Semaphore | nullcontext[None]
+
+    @cached_property
+    def threads(self) -> int:
+        """The threads of a worker: more than cores spin and make no progress."""
+        return max(1, usable_threads(os.environ) // max(1, self.jobs))
 
     def run(
         self,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,6 +14,7 @@ Inputs = dict[str, dict[str, Any]]  # name -> shape and dtype
 KINDS = ("function", "rename", "cut", "cast")
 DimRange = Mapping[str, int | None]  # min, opt, max, odd, multiple_of as in the manifest
 Dims = dict[str, int]
+_MOST_TRIED = 65  # sizes of a range, the smallest first
 
 
 def case_values(dims: Mapping[str, DimRange]) -> dict[str, Dims]:
@@ -47,7 +48,7 @@ def example_dims(dims: Mapping[str, DimRange]) -> Dims:
     """
     values: Dims = {}
     for name, span in dims.items():
-        candidates = [value for value in _multiples(span) if value >= 2]
+        candidates = [value for value in allowed_sizes(span)[:_MOST_TRIED] if value >= 2]
         unused = (value for value in candidates if value not in values.values())
         values[name] = next(unused, candidates[0] if candidates else _value(span, "max"))
     return values
@@ -83,16 +84,16 @@ def format_case(case: str, dims: Mapping[str, int]) -> str:
 def _choose_odd(span: DimRange, taken: set[int]) -> int:
     usual = {_value(span, "min"), _value(span, "opt"), _value(span, "max")}
     step = _value(span, "multiple_of")
-    inside = [value for value in _multiples(span) if value not in usual]
+    inside = [value for value in allowed_sizes(span)[:_MOST_TRIED] if value not in usual]
     odd = [value for value in inside if (value // step) % 2]
     free = [value for value in (*odd, *inside) if value not in taken]
     return next(iter((*free, *inside)), _value(span, "opt"))
 
 
-def _multiples(span: DimRange, limit: int = 64) -> Iterator[int]:
-    """Yield the first ``limit`` values of a range in ascending order."""
+def allowed_sizes(span: DimRange) -> range:
+    """List the sizes that a range of the manifest allows."""
     step, low, high = _value(span, "multiple_of"), _value(span, "min"), _value(span, "max")
-    yield from range(low, min(high, low + step * limit) + 1, step)
+    return range(low, high + 1, step)
 
 
 def _value(span: DimRange, field: str) -> int:

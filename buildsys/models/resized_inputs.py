@@ -15,7 +15,7 @@ import torch
 from torch.nn import functional
 from torch.overrides import TorchFunctionMode
 
-from buildsys.manifest.shape_cases import DimRange, Dims
+from buildsys.manifest.shape_cases import DimRange, Dims, allowed_sizes
 
 _INTERPOLATE = inspect.signature(functional.interpolate)
 _MOST = 2  # sizes of one axis of a call
@@ -81,9 +81,7 @@ def rounded_apart(
     for recorded in calls.values():
         for name, span in spans.items():
             points = {cases[resize.case][name]: resize.size for resize in recorded}
-            sizes = range(
-                int(span["min"] or 0), int(span["max"] or 0) + 1, int(span["multiple_of"] or 1)
-            )
+            sizes = allowed_sizes(span)
             low, high = min(points), max(points)
             if low == high or points[low] == points[high]:
                 continue

@@ -19,6 +19,7 @@ from buildsys.manifest.shape_cases import (
     Dims,
     Inputs,
     Step,
+    allowed_sizes,
     case_values,
     data_after,
     exported_interface,
@@ -256,8 +257,7 @@ def golden_samples(spec: Spec, exported: GraphPoint, final: GraphPoint) -> dict[
     dims, first = dict(exported.values["opt"]), shapes[0][0]
     if isinstance(first, str):
         span = exported.dims[first]
-        allowed = range(span["min"], span["max"] + 1, span["multiple_of"] or 1)
-        dims[first] = max((n for n in allowed if n <= _SAMPLES), default=span["min"])
+        dims[first] = max((n for n in allowed_sizes(span) if n <= _SAMPLES), default=span["min"])
     rows = dims[first] if isinstance(first, str) else first
     return {"dims": dims, "calls": -(-_SAMPLES // rows)}
 

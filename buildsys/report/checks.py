@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from buildsys.manifest.shape_cases import format_case, format_dims
@@ -152,23 +152,24 @@ def comparison_table(check: Check) -> Table:
     return Table("", columns, rows, tuple(notes))
 
 
+_AGREEMENT: Sequence[tuple[str, str, Callable[[float], str]]] = (
+    ("spread_error", "error {} of the spread", q.significant),
+    ("channel_error", "{} in the worst channel", q.significant),
+    ("correlation", "correlation {}", q.cosine),
+    ("slope", "slope {}", "{:.3f}".format),
+    ("class_agreement", "class agreement {}", q.share),
+    ("top1", "top-1 {}", q.share),
+    ("top5", "top-5 {}", q.share),
+)
+
+
 def _agreement(output: str, figures: AgreementFigures) -> str:
     if "uninformative" in figures:
         return f"{output}: {figures['uninformative']}."
-    parts = []
-    if "spread_error" in figures:
-        parts.append(f"error {q.significant(figures['spread_error'])} of the spread")
-    if "channel_error" in figures:
-        parts.append(f"{q.significant(figures['channel_error'])} in the worst channel")
-    if "correlation" in figures:
-        parts.append(f"correlation {q.cosine(figures['correlation'])}")
-        parts.append(f"slope {figures['slope']:.3f}")
-    if "class_agreement" in figures:
-        parts.append(f"class agreement {q.share(figures['class_agreement'])}")
-    if "top1" in figures:
-        parts.append(f"top-1 {q.share(figures['top1'])}")
-    if "top5" in figures:
-        parts.append(f"top-5 {q.share(figures['top5'])}")
+    numbers: Mapping[str, Any] = figures
+    parts = [
+        text.format(write(numbers[name])) for name, text, write in _AGREEMENT if name in numbers
+    ]
     return f"{output}, over {figures['samples']} samples: {', '.join(parts)}."
 
 

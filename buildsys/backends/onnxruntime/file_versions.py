@@ -21,7 +21,7 @@ from buildsys.onnx_graphs.onnx_file import STANDARD, all_nodes, opsets
 
 _IR_VERSION, _OPSET = 8, 17  # read by every supported ONNX Runtime
 _OLDEST_IR_VERSION = 4  # before it, parameters are inputs as well, which tools do not expect
-_OLDEST_OPSET = 7  # of the kernels of most operators
+_OLDEST_KERNELS = 7  # most operators have no kernels for older opsets
 
 
 class Versions(NamedTuple):
@@ -51,10 +51,10 @@ def versions_of(model: ModelProto) -> Versions:
 
 
 def readable_versions(model: ModelProto) -> Versions:
-    """Choose the versions nearest to those of a file that ONNX Runtime reads and computes."""
+    """Choose the nearest versions that ONNX Runtime reads and computes."""
     ir, opset = versions_of(model)
     ir = _IR_VERSION if ir < _OLDEST_IR_VERSION else min(ir, newest_ir_version())
-    if 0 < opset < _OLDEST_OPSET:
+    if 0 < opset < _OLDEST_KERNELS:
         return Versions(ir, _OPSET)
     nearest = min(opset, newest_opset())
     computed = (v for v in range(nearest, _OPSET - 1, -1) if _has_kernels(model, v))
@@ -93,7 +93,7 @@ def fit_versions(model: ModelProto, title: str) -> tuple[ModelProto, list[str]]:
 
 def _converted(model: ModelProto, before: int, after: int) -> tuple[ModelProto, str]:
     """Convert a model; give the reason if it stays."""
-    if before >= _OLDEST_OPSET:
+    if before >= _OLDEST_KERNELS:
         return convert_opset(model, after)
     model, problem = convert_opset(model, 6)
     if problem:

@@ -165,7 +165,7 @@ def session_options(
     options.inter_op_num_threads = inter_op_threads
     options.log_severity_level = severity
     chosen = {
-        # unsigned weights of int8 graphs on x86 without VNNI, where signed ones overflow 16 bits
+        # int8 weights are unsigned on x86 without VNNI: sums of signed products overflow 16 bits
         "session.x64quantprecision": "1",
         # idle threads sleep: spinning pays only where engines are timed
         "session.intra_op.allow_spinning": "0",

@@ -40,7 +40,7 @@ _SOURCE_DEFAULTS: dict[str, dict[str, Any]] = {  # a worker takes all fields
     "onnx": {},
 }  # fmt: skip
 _PLAIN = re.compile(r"[\w./@-]+(:[\w./@-]+)?")  # a place that needs no quotes in YAML
-_HEADER_LINES = 2  # of a manifest
+_MANIFEST_HEADER_LINES = 2
 _ENGINES = "[{backend: onnxruntime, name: ort-cpu}]"
 _DYNAMO = "export: {exporter: dynamo, opset: 18}  # tracing would fix the sizes of a saved program"
 _TRIALS_LIMIT_S = 900.0  # nothing is lost: the first build restores what was tried
@@ -226,7 +226,7 @@ def write_manifest(
             except BaseException:  # also Ctrl-C
                 file.unlink(missing_ok=True)
                 raise
-        lines = file.read_text(encoding="utf-8").splitlines()[_HEADER_LINES:]
+        lines = file.read_text(encoding="utf-8").splitlines()[_MANIFEST_HEADER_LINES:]
         notes = [f"  {line}" for line in lines if line.startswith(("export:", "# "))]
         print_lines([f"wrote {os.path.relpath(file)}", *notes])
         return

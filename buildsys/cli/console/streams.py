@@ -56,7 +56,7 @@ def guarded(stream: TextIO | None) -> TextIO:
         file.is_closed = True
     elif type(stream) is io.TextIOWrapper and type(raw) is io.FileIO:
         file = _GuardedFile(stream.fileno(), "w", closefd=False)
-    else:  # of a test, or guarded
+    else:  # it is guarded already, or a test's own
         tolerate_other_encodings(stream)
         return stream
     return io.TextIOWrapper(

@@ -28,7 +28,7 @@ from torch.fx.experimental.symbolic_shapes import ShapeEnv
 from torch.utils._sympy.printers import PythonPrinter
 
 from buildsys.errors import CheckFailed, StageError
-from buildsys.manifest.shape_cases import DimRange, Dims, format_dims
+from buildsys.manifest.shape_cases import DimRange, Dims, allowed_sizes, format_dims
 from buildsys.models.torch_model import FlatCall, Network, check_outputs, example_inputs
 from buildsys.models.user_code import innermost_location
 from buildsys.onnx_graphs.result_types import Doubt
@@ -252,8 +252,7 @@ def _excluded_sizes(
     near = [size for c in constants for size in (c - 1, c, c + 1, 2 * c)]
     values = []
     for dim in dims:
-        low, high, step = (int(ranges[dim][key] or 0) for key in ("min", "max", "multiple_of"))
-        allowed = range(low, high + 1, step or 1)
+        allowed, high = allowed_sizes(ranges[dim]), int(ranges[dim]["max"] or 0)
         spread = (*near, *allowed[: most // 2], *allowed[:: len(allowed) // (most // 2) or 1])
         values.append(sorted({size for size in (*spread, high) if size in allowed and size >= 2}))
     ordered = [dict(zip(dims, s, strict=True)) for s in sorted(itertools.product(*values), key=sum)]

@@ -8,7 +8,7 @@ from itertools import combinations, islice
 
 import numpy as np
 
-from buildsys.manifest.shape_cases import DimRange, Dims
+from buildsys.manifest.shape_cases import DimRange, Dims, allowed_sizes
 
 Spans = Mapping[str, DimRange]  # with ``min``, ``max`` and ``multiple_of``
 _MOST_OF_ONE = 128  # sizes of one dimension
@@ -24,9 +24,8 @@ def draw_sizes(
 ) -> Iterator[Dims]:
     """Yield distinct sizes outside ``tested``, most of them cheap.
 
-    The sizes end with the ranges. The first
-    dimension has the largest of the first sizes, since shape cases seldom have it: a network may
-    treat portrait and landscape images differently.
+    The sizes end with the ranges. The first dimension has the largest of the first sizes, since
+    shape cases seldom have it: a network may treat portrait and landscape images differently.
     """
     seen = [dict(dims) for dims in tested]
     key = int.from_bytes(hashlib.sha256(",".join(spans).encode()).digest()[:16], "little")
@@ -35,7 +34,7 @@ def draw_sizes(
     while misses < 100:
         dims: Dims = {}
         for name, drawn in zip(rising, sorted(stream.random(len(spans))), strict=True):
-            allowed = _allowed(spans[name])
+            allowed = allowed_sizes(spans[name])
             # the cube makes half of all sizes fall into the lowest eighth of the range
             position = 0 if smallest_first else int(len(allowed) * drawn**3)
             taken = {other[name] for other in seen}
@@ -58,7 +57,7 @@ def sizes_with(
     """Yield untested sizes with one suggested size each, the others at their minimum."""
     seen = {name: {dims[name] for dims in tested} for name in spans}
     for name, size in suggested:
-        if size in _allowed(spans[name]) and size not in seen[name]:
+        if size in allowed_sizes(spans[name]) and size not in seen[name]:
             seen[name].add(size)
             yield {**_ends(spans, "min"), name: size}
 
@@ -68,7 +67,7 @@ def all_sizes(spans: Spans, tested: Iterable[Dims], seed: int) -> list[Dims]:
     low, high = _ends(spans, "min"), _ends(spans, "max")
     sizes = [{**low, name: size} for name, span in spans.items() for size in _many(span)]
     for first, second in combinations(spans, 2):
-        both = [size for size in _many(spans[first]) if size in _allowed(spans[second])]
+        both = [size for size in _many(spans[first]) if size in allowed_sizes(spans[second])]
         sizes += [{**low, first: size, second: size} for size in both]
     sizes += [{**high, name: size} for name, span in spans.items() for size in _many(span)]
     sizes += islice(draw_sizes(spans, [*tested], seed), _MOST_DRAWN)
@@ -89,20 +88,15 @@ def within_budget(
 
 
 def _ends(spans: Spans, end: str) -> Dims:
-    return {name: (_allowed(span)[0 if end == "min" else -1]) for name, span in spans.items()}
+    return {name: (allowed_sizes(span)[0 if end == "min" else -1]) for name, span in spans.items()}
 
 
 def _many(span: DimRange) -> list[int]:
     """List the sizes of a range: the small ones of a wide range, powers of 2, and a few others."""
-    allowed = _allowed(span)
+    allowed = allowed_sizes(span)
     if len(allowed) <= _MOST_OF_ONE:
         return [*allowed]
     half = _MOST_OF_ONE // 2
     powers = [2**power + step for power in range(31) for step in (0, 1)]
     chosen = {*allowed[:half], *allowed[:: len(allowed) // half], allowed[-1]}
     return sorted(chosen.union(size for size in powers if size in allowed))
-
-
-def _allowed(span: DimRange) -> range:
-    low, high, step = int(span["min"] or 0), int(span["max"] or 0), int(span["multiple_of"] or 1)
-    return range(low, high + 1, step)

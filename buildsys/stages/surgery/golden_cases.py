@@ -20,7 +20,7 @@ from onnx import ModelProto, TensorProto, ValueInfoProto, numpy_helper
 from buildsys.errors import CheckFailed, StageError
 from buildsys.manifest.default_limits import effective_limits
 from buildsys.manifest.problem import suggest
-from buildsys.manifest.shape_cases import Dims, Inputs, concrete_shape, format_dims
+from buildsys.manifest.shape_cases import Dims, Inputs, allowed_sizes, concrete_shape, format_dims
 from buildsys.manifest.value_ranges import INTEGER_RANGES
 from buildsys.models.golden_inputs import golden_input
 from buildsys.models.outputs import unmet_shape
@@ -333,7 +333,7 @@ def _other_sizes(job: Job, inputs: Inputs, constants: Iterable[int]) -> Iterator
     suggested = [size for n in numbers for size in (n, n + 1, n - 1, *(n + m for m in numbers))]
     least = {**golden_sizes[0], **{name: span["min"] for name, span in spans.items()}}
     for name, span in spans.items():
-        allowed = range(span["min"], span["max"] + 1, span["multiple_of"] or 1)
+        allowed = allowed_sizes(span)
         near = [size for size in dict.fromkeys(suggested) if size in allowed][:_MOST_SUGGESTED]
         for size in dict.fromkeys((*near, *allowed[:_MOST_SMALL])):
             dims = {**least, name: size}
