@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Mapping, Sequence
+from io import BytesIO
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
@@ -28,6 +29,13 @@ _MODES = {"rgb": "RGB", "bgr": "RGB", "gray": "L"}
 _AXES = {"nchw": (-3, -2, -1), "nhwc": (-1, -3, -2)}  # channels, height, width
 
 
+class EncodedImage(NamedTuple):
+    """The content of an image file."""
+
+    name: str
+    content: bytes
+
+
 def find_images(data: Fields, name: str, count: int, project: Path) -> list[Path]:
     """Find the first ``count`` images of the folder.
 
@@ -44,7 +52,11 @@ def find_images(data: Fields, name: str, count: int, project: Path) -> list[Path
 
 
 def read_images(
-    files: Sequence[Path], data: Fields, name: str, shape: tuple[int, ...], dtype: str
+    files: Sequence[Path | EncodedImage],
+    data: Fields,
+    name: str,
+    shape: tuple[int, ...],
+    dtype: str,
 ) -> Tensor:
     """Read one batch of images as a tensor of ``shape``.
 
@@ -103,7 +115,7 @@ def describe_images(data: Fields, shape: tuple[int, ...]) -> str:
     return f"{size} ({data['interpolation']}), {data['color']}, {scale}"
 
 
-def _pixels(file: Path, data: Fields, size: Size) -> Array:
+def _pixels(file: Path | EncodedImage, data: Fields, size: Size) -> Array:
     """Load a resized, cropped or padded image, channels last."""
     image = _decoded(file, _MODES[data["color"]])
     from PIL import Image  # only models with images need it
@@ -137,7 +149,7 @@ def _resized(size: Size, shorter: int) -> Size:
     return (shorter, longer) if size[0] <= size[1] else (longer, shorter)
 
 
-def _decoded(file: Path, mode: str) -> Image.Image:
+def _decoded(file: Path | EncodedImage, mode: str) -> Image.Image:
     """Decode an image in a mode, turned by its EXIF orientation.
 
     Raises: StageError: it cannot be read as an image, or has more than 8 bits per channel.
@@ -145,8 +157,9 @@ def _decoded(file: Path, mode: str) -> Image.Image:
     import_library("PIL", Path.cwd())
     from PIL import Image, ImageOps
 
+    opened_from = file if isinstance(file, Path) else BytesIO(file.content)
     try:
-        with warnings.catch_warnings(), Image.open(file, formats=_FORMATS) as opened:
+        with warnings.catch_warnings(), Image.open(opened_from, formats=_FORMATS) as opened:
             warnings.simplefilter("ignore")  # large images are allowed below the limit
             if opened.mode.startswith(("I", "F")):
                 raise _unreadable(file, "it has more than 8 bits per channel")
@@ -157,7 +170,10 @@ def _decoded(file: Path, mode: str) -> Image.Image:
         raise _unreadable(file, error) from error
 
 
-def _unreadable(file: Path, why: object) -> StageError:
-    name = file.relative_to(Path.cwd()) if file.is_relative_to(Path.cwd()) else file
+def _unreadable(file: Path | EncodedImage, why: object) -> StageError:
+    if isinstance(file, EncodedImage):
+        name = file.name
+    else:
+        name = str(file.relative_to(Path.cwd()) if file.is_relative_to(Path.cwd()) else file)
     hint = "name another file, or save it again as PNG of 8 bits"
     return StageError(f"{name} cannot be read as an image: {why}", hint)

@@ -32,6 +32,7 @@ _PARTS = {  # packages, in the order of the pipeline
     "onnx_graphs": "ONNX files",
     "stages": "Stages",
     "backends": "Engines",
+    "evaluation": "Accuracy on data",
     "deploy": "Running engines",
     "project": "Projects",
     "execution": "Builds",

@@ -32,6 +32,7 @@ ALLOWED: dict[str, set[str]] = {
     "stages.report": {"report", "stages.result"},
     "history": {"report", "stages.result", "store", "system", "table"},
     "models": {"manifest", "onnx_graphs", "system"},
+    "evaluation": {"models", "onnx_graphs", "system"},
     "backends": {"manifest", "models", "onnx_graphs", "system"},
     "deploy": {"backends", "onnx_graphs", "store", "system"},
     "stages": {
@@ -250,6 +251,13 @@ def test_the_probe_would_see_a_library() -> None:
 def test_stages_of_other_toolchains_need_no_torch_and_no_onnx() -> None:
     stages = (f"buildsys.stages.{stage}.stage" for stage in ("engine", "verify", "bench"))
     assert not loaded_by(*stages) & {"torch", "onnx", "pydantic", "yaml", "rich"}
+
+
+def test_the_evaluation_loads_the_libraries_of_metrics_and_tables_on_use() -> None:
+    names = [name for name in modules() if package_of(name) == "evaluation"]
+    libraries = {"sklearn", "scipy", "jiwer", "faster_coco_eval", "pyarrow", "torchmetrics", "PIL"}
+    assert "buildsys.evaluation.metrics" in names
+    assert not loaded_by(*names) & {*libraries, "torch", "onnx", "pydantic", "yaml", "rich"}
 
 
 def test_the_module_of_no_stage_loads_torch() -> None:

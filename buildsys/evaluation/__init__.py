@@ -1,0 +1,1 @@
+"""Accuracy of engines on data: samples, metrics and their statistics."""

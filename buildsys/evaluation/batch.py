@@ -1,0 +1,154 @@
+"""Samples in batches: names, inputs and labels."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from blake3 import blake3
+
+from buildsys.errors import StageError
+from buildsys.models.golden_inputs import require_dtype
+from buildsys.onnx_graphs.tensors import Array
+
+Inputs = Mapping[str, Mapping[str, Any]]  # name -> shape (batch axis first), dtype, preprocess
+Label = Any  # int, float, str, an array, or a dict of arrays
+MIB = 2**20
+
+
+@dataclass(frozen=True, eq=False)
+class Batch:
+    """Consecutive samples."""
+
+    names: list[str]  # of a file, row or number, for people
+    inputs: dict[str, Array]  # all with the batch axis
+    labels: list[Label]
+
+    def __len__(self) -> int:
+        return len(self.names)
+
+    def __getitem__(self, rows: slice) -> Batch:
+        """Select samples without copying."""
+        inputs = {name: array[rows] for name, array in self.inputs.items()}
+        return Batch(self.names[rows], inputs, self.labels[rows])
+
+
+@dataclass(frozen=True)
+class Samples:
+    """The samples of a data source; each reading starts again."""
+
+    inputs: Inputs
+    count: int | None  # None: known at the end
+    read: Callable[[int, int], Iterable[Batch]]  # of start and a preferred size
+
+    def batches(self, size: int, start: int = 0) -> Iterator[Batch]:
+        """Read batches of ``size`` samples, the last one and those of another shape smaller.
+
+        Raises: StageError: the data does not fit the inputs, cannot be read, or is empty.
+        """
+        parts = (checked(part, self.inputs) for part in self.read(start, size) if len(part))
+        empty = start == 0
+        for batch in regroup(parts, size):
+            empty = False
+            yield batch
+        if empty:
+            raise StageError("the data has no samples", "correct evaluate.data")
+
+
+def checked(batch: Batch, inputs: Inputs) -> Batch:
+    """Require arrays that fit the inputs; leave out others."""
+    arrays = {}
+    for name, declared in inputs.items():
+        what, shape = f"sample {batch.names[0]}", list(declared["shape"])[1:]
+        if name not in batch.inputs:
+            listed = ", ".join(batch.inputs) or "none"
+            raise StageError(f"{what} has no array for the input {name}", f"it has {listed}")
+        array = arrays[name] = batch.inputs[name]
+        sizes = list(array.shape[1:])
+        if len(sizes) != len(shape) or any(
+            isinstance(dim, int) and dim != size for dim, size in zip(shape, sizes, strict=True)
+        ):
+            problem = f"{what} has the shape {sizes} for the input {name}, which needs {shape}"
+            raise StageError(problem, "resize or reshape the data")
+        require_dtype(array, declared["dtype"], what, f"the input {name}")
+        if len(array) != len(batch.labels):
+            problem = f"{what} begins {len(array)} rows of the input {name}"
+            raise StageError(f"{problem} with {len(batch.labels)} labels", "give one label per row")
+    return Batch(batch.names, arrays, batch.labels)
+
+
+def regroup(parts: Iterable[Batch], size: int) -> Iterator[Batch]:
+    """Cut and join batches to ``size`` samples of one shape."""
+    waiting: list[Batch] = []
+    count = 0
+    for part in parts:
+        if waiting and _shapes(waiting[0]) != _shapes(part):
+            yield _join(waiting)
+            waiting, count = [], 0
+        waiting.append(part)
+        count += len(part)
+        if count >= size:
+            whole, full = _join(waiting), count // size * size
+            for begin in range(0, full, size):
+                yield whole[begin : begin + size]
+            waiting, count = ([whole[full:]] if count > full else []), count - full
+    if waiting:
+        yield _join(waiting)
+
+
+def input_digests(batch: Batch) -> list[str]:
+    """Digest the inputs of each sample, to find them in other data."""
+    return [
+        blake3(b"".join(_content(batch.inputs[name][row]) for name in sorted(batch.inputs)))
+        .digest(16)
+        .hex()
+        for row in range(len(batch))
+    ]
+
+
+def digests(batch: Batch) -> list[str]:
+    """Digest inputs, name and label of each sample, whatever the size of batches."""
+    return [
+        blake3(f"{inputs} {name}\n".encode() + _content(label)).digest(16).hex()
+        for inputs, name, label in zip(input_digests(batch), batch.names, batch.labels, strict=True)
+    ]
+
+
+def label_list(labels: Any) -> list[Label]:
+    """Separate an array or list of labels into plain values, arrays and dicts."""
+    if isinstance(labels, np.ndarray):
+        return labels.tolist() if labels.ndim == 1 else list(labels)
+    return [plain_label(label) for label in labels]
+
+
+def plain_label(label: Any) -> Label:
+    """Convert numbers of numpy and tensors to plain ones, sequences to arrays."""
+    if isinstance(label, Mapping):
+        return {name: np.asarray(value) for name, value in label.items()}
+    if isinstance(label, (str, int, float)):
+        return label
+    array = np.array(label)
+    return array.item() if array.ndim == 0 else array
+
+
+def _content(value: Label) -> bytes:
+    if isinstance(value, Mapping):
+        return b"".join(name.encode() + _content(value[name]) for name in sorted(value))
+    array = np.asarray(value)
+    return f"{array.dtype.str}{array.shape}".encode() + array.tobytes()
+
+
+def _shapes(batch: Batch) -> list[tuple[int, ...]]:
+    return [array.shape[1:] for array in batch.inputs.values()]
+
+
+def _join(parts: list[Batch]) -> Batch:
+    if len(parts) == 1:
+        return parts[0]
+    return Batch(
+        [name for part in parts for name in part.names],
+        {name: np.concatenate([part.inputs[name] for part in parts]) for name in parts[0].inputs},
+        [label for part in parts for label in part.labels],
+    )

@@ -1,0 +1,149 @@
+"""Metrics of one class per sample."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from buildsys.errors import StageError
+from buildsys.evaluation.batch import Batch
+from buildsys.evaluation.metric import ClassFigure, Metric, Outputs, Records
+from buildsys.models.user_code import import_library
+from buildsys.onnx_graphs.tensors import Array
+
+_KEPT = 5  # classes per sample
+
+
+class TopK(Metric):
+    """The share of samples whose class is among the k with the highest scores."""
+
+    is_binary = True
+    k = 1
+    title = "top-1"
+
+    def _records(self, outputs: Outputs, batch: Batch) -> Records:
+        logits = self._output(
+            outputs, lambda a: a.ndim == 2 and a.dtype.kind == "f", "scores [batch, classes]"
+        )
+        count = logits.shape[1]
+        if count <= self.k:
+            raise StageError(f"{self.title} of {count} classes is always right", "use top1 or f1")
+        labels = self._class_numbers(batch, count)
+        classes = np.argsort(-logits, axis=1, kind="stable")[:, :_KEPT]
+        scores = np.take_along_axis(self._probabilities(logits), classes, axis=1)
+        return {"classes": classes.astype(np.int32), "scores": scores, "label": labels}
+
+    def _probabilities(self, logits: Array) -> Array:
+        activation = self.options.get("activation", "softmax")
+        values = logits.astype(np.float32)
+        with np.errstate(over="ignore", invalid="ignore"):
+            if activation == "sigmoid":
+                return np.asarray(1 / (1 + np.exp(-values)))
+            if activation == "softmax":
+                exponentials = np.exp(values - values.max(axis=1, keepdims=True))
+                return np.asarray(exponentials / exponentials.sum(axis=1, keepdims=True))
+        return values
+
+    def errors(self, records: Records) -> Array:
+        """Return 0 for rows that are right, else 1."""
+        hits = records["classes"][:, : self.k] == records["label"][:, None]
+        return np.asarray(1.0 - hits.any(axis=1))
+
+    def _of_sums(self, sums: Array) -> Array:
+        return 1 - super()._of_sums(sums)
+
+    def describe(self, records: Records, row: int) -> tuple[str, str]:
+        """Write prediction and label of a row."""
+        best = self._class_name(int(records["classes"][row, 0]))
+        label = self._class_name(int(records["label"][row]))
+        return f"{best} {records['scores'][row, 0]:.2f}", label
+
+    def per_class(self, records: Records) -> dict[str, ClassFigure]:
+        """Compute the value of each class that has labels."""
+        labels, errors = records["label"], self.errors(records)
+        rows = {int(number): labels == number for number in np.unique(labels)}
+        return {
+            self._class_name(number): ClassFigure(int(own.sum()), float(1 - errors[own].mean()))
+            for number, own in rows.items()
+        }
+
+
+class Top5(TopK):
+    """Top-5 accuracy."""
+
+    k = 5
+    title = "top-5"
+
+
+class F1(TopK):
+    """The mean of the F1 scores of all classes, by scikit-learn."""
+
+    is_binary = False
+    title = "F1 (macro)"
+
+    def _value(self, records: Records) -> float:
+        scores = import_library("sklearn.metrics", Path.cwd())
+        return float(scores.f1_score(records["label"], records["classes"][:, 0], average="macro"))
+
+    def _sums(self, records: Records) -> Any:
+        """Count hits, predictions and labels of each class."""
+        sparse = import_library("scipy.sparse", Path.cwd())
+        predicted, label = records["classes"][:, 0], records["label"]
+        rows, classes = np.arange(len(label)), int(max(predicted.max(), label.max())) + 1
+        columns = np.concatenate([label, classes + predicted, 2 * classes + label])
+        ones = np.concatenate([label == predicted, np.ones(2 * len(label))])
+        shape = len(label), 3 * classes
+        return sparse.csr_array((ones, (np.tile(rows, 3), columns)), shape)
+
+    def _of_sums(self, sums: Array) -> Array:
+        hits, predicted, label = np.split(sums, 3, axis=1)
+        return np.asarray(np.nanmean(2 * hits / (predicted + label), axis=1))
+
+
+class Auroc(Metric):
+    """The area under the ROC curve of two classes, by scikit-learn."""
+
+    title = "AUROC"
+    undefined = "it needs samples of both classes"
+
+    def _records(self, outputs: Outputs, batch: Batch) -> Records:
+        scores = self._output(
+            outputs,
+            lambda a: a.dtype.kind == "f" and (a.ndim == 1 or (a.ndim == 2 and a.shape[1] <= 2)),
+            "scores of two classes, [batch] or [batch, 2]",
+        )
+        scores = scores.reshape(len(scores), -1).astype(np.float64)
+        scores = scores[:, 1] - scores[:, 0] if scores.shape[1] == 2 else scores[:, 0]
+        return {"score": scores, "label": self._class_numbers(batch, 2)}
+
+    def _value(self, records: Records) -> float:
+        if len(np.unique(records["label"])) < 2:
+            return np.nan
+        metrics = import_library("sklearn.metrics", Path.cwd())
+        return float(metrics.roc_auc_score(records["label"], records["score"]))
+
+    def resampler(self, records: Records) -> Callable[[Array], Array]:
+        """Make a function to the share of pairs in the right order, ties as halves."""
+        order = np.argsort(records["score"], kind="stable")
+        is_positive = records["label"][order] == 1
+        starts = np.flatnonzero(np.diff(records["score"][order], prepend=np.nan))
+
+        def values(counts: Array) -> Array:
+            positive = np.add.reduceat(counts[:, order] * is_positive, starts, axis=1)
+            negative = np.add.reduceat(counts[:, order] * ~is_positive, starts, axis=1)
+            below = np.cumsum(negative, axis=1) - negative / 2
+            pairs = positive.sum(axis=1) * negative.sum(axis=1)
+            return np.asarray((positive * below).sum(axis=1) / pairs)
+
+        return values
+
+    def errors(self, records: Records) -> Array:
+        """Measure how wrong each row is."""
+        return np.where(records["label"] == 1, -records["score"], records["score"])
+
+    def describe(self, records: Records, row: int) -> tuple[str, str]:
+        """Write prediction and label of a row."""
+        return f"{records['score'][row]:.3g}", self._class_name(int(records["label"][row]))

@@ -1,0 +1,153 @@
+"""What a metric is: records of samples, a value of them, and its values under resampling.
+
+Records are arrays with a row per sample, small whatever the size of outputs, and a value needs
+nothing else. Resampling is on sums of rows where a metric is a function of sums.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, ClassVar, NamedTuple
+
+import numpy as np
+
+from buildsys.errors import StageError
+from buildsys.evaluation.batch import Batch, Label
+from buildsys.onnx_graphs.tensors import Array
+
+Records = dict[str, Array]
+Outputs = Mapping[str, Array]  # by name, with the batch axis
+
+
+class ClassFigure(NamedTuple):
+    """The value of a metric for the samples, pixels or boxes of a class."""
+
+    labels: int
+    value: float
+
+
+class Metric:
+    """A figure of a model on labelled samples."""
+
+    title: ClassVar[str]
+    is_share: bool = True  # else losses and `drop` are relative to the original's value
+    higher_is_better: bool = True
+    is_binary: bool = False  # the mean of samples that are right or wrong
+    draws: int = 2000  # of resampling
+
+    def __init__(self, options: Mapping[str, Any]) -> None:
+        """Take ``classes`` (names), ``activation`` and ``output`` (the one with predictions)."""
+        self.options = options
+        self.classes: Sequence[str] = options.get("classes") or ()
+
+    def records(self, outputs: Outputs, batch: Batch) -> Records:
+        """Reduce the outputs of a batch to a row per sample.
+
+        Raises: StageError: an output is NaN, or outputs or labels do not fit the metric.
+        """
+        for name, array in outputs.items():
+            if array.dtype.kind == "f" and (rows := np.isnan(array)).any():
+                row = int(rows.reshape(len(array), -1).any(axis=1).argmax())
+                problem = f"the output {name} is NaN for sample {batch.names[row]}"
+                raise StageError(problem, "build the engine with more precision")
+        return self._records(outputs, batch)
+
+    def value(self, records: Records) -> float:
+        """Compute the metric. Raises: StageError: it is NaN or infinite."""
+        if not len(next(iter(records.values()), ())):
+            raise StageError("there are no samples", "correct evaluate.data")
+        with np.errstate(all="ignore"):
+            value = float(self._value(records))
+        if not np.isfinite(value):
+            raise StageError(f"{self.title} of these samples is {value}", self.undefined)
+        return value
+
+    undefined: ClassVar[str] = "check outputs and labels"  # a hint
+
+    def resampler(self, records: Records) -> Callable[[Array], Array]:
+        """Make a function of how often each row is drawn, (draws, rows), to values."""
+        sums = self._sums(records)
+        return lambda counts: self._of_sums(counts @ sums)
+
+    def errors(self, records: Records) -> Array:
+        """Measure how wrong each row is, to order what changes."""
+        raise NotImplementedError
+
+    def describe(self, records: Records, row: int) -> tuple[str, str]:
+        """Write prediction and label of a row for people."""
+        raise NotImplementedError
+
+    def per_class(self, _records: Records) -> dict[str, ClassFigure]:
+        """Compute the value of each class that has labels; {} without classes."""
+        return {}
+
+    def _records(self, outputs: Outputs, batch: Batch) -> Records:
+        raise NotImplementedError
+
+    def _sums(self, records: Records) -> Any:
+        """Arrange addends in columns, shape (rows, columns), perhaps sparse."""
+        errors = self.errors(records)
+        return np.stack([errors, np.ones(len(errors))], axis=1)
+
+    def _of_sums(self, sums: Array) -> Array:
+        """Compute values from sums of shape (draws, columns): by default, their mean."""
+        return np.asarray(sums[:, 0] / sums[:, 1])
+
+    def _value(self, records: Records) -> float:
+        return float(self._of_sums(np.asarray(self._sums(records).sum(axis=0)).reshape(1, -1))[0])
+
+    def _output(self, outputs: Outputs, fits: Callable[[Array], bool], form: str) -> Array:
+        """Select the output with predictions."""
+        name = self.options.get("output") or (next(iter(outputs)) if len(outputs) == 1 else "")
+        if name not in outputs:
+            problem = f"{self.title} needs one output; there are {', '.join(outputs)}"
+            raise StageError(problem, "name it in evaluate.output")
+        if not fits(outputs[name]):
+            array = outputs[name]
+            problem = f"{self.title} needs {form}; {name} is {array.dtype} {list(array.shape)}"
+            raise StageError(problem, "convert it in evaluate.postprocess")
+        return outputs[name]
+
+    def _class_name(self, number: int) -> str:
+        return self.classes[number] if number < len(self.classes) else f"class {number}"
+
+    def _class_numbers(self, batch: Batch, count: int) -> Array:
+        labels = zip(batch.names, batch.labels, strict=True)
+        return np.array([self._class_number(label, count, name) for name, label in labels])
+
+    def _class_number(self, label: Label, count: int, sample: str) -> int:
+        """Find the number of a label, which may be a name."""
+        if isinstance(label, str) and label in self.classes:
+            label = [*self.classes].index(label)
+        if isinstance(label, str) and not self.classes:
+            problem = f"the label of sample {sample} is a name, {label}"
+            raise StageError(problem, "name the classes in outputs.NAME.labels")
+        if isinstance(label, str) or (isinstance(label, int) and not 0 <= label < count):
+            problem = f"the label {label} of sample {sample} is not one of {count} classes"
+            raise StageError(problem, "correct the labels; numbers of classes begin at 0")
+        if not isinstance(label, int):
+            problem = f"the label of sample {sample} is of type {type(label).__name__}"
+            raise StageError(problem, f"{self.title} needs the number or name of a class")
+        return int(label)
+
+
+def join_records(parts: Sequence[Records]) -> Records:
+    """Append the rows of batches; rows with fewer columns are filled with NaN."""
+    joined = {}
+    for name in parts[0] if parts else ():
+        arrays = [part[name] for part in parts]
+        width = np.max([array.shape[1:] for array in arrays], axis=0)
+        if any(array.shape[1:] != tuple(width) for array in arrays):
+            arrays = [_widened(array, width) for array in arrays]
+        joined[name] = np.concatenate(arrays)
+    return joined
+
+
+def _widened(array: Array, width: Array) -> Array:
+    sides = [(0, 0), *((0, int(w) - own) for own, w in zip(array.shape[1:], width, strict=True))]
+    return np.pad(array, sides, constant_values=np.nan)
+
+
+def select_rows(records: Records, rows: Array) -> Records:
+    """Select rows, also repeatedly."""
+    return {name: array[rows] for name, array in records.items()}

@@ -1,0 +1,128 @@
+"""Metrics by name, and metrics of the project's own code."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from buildsys.errors import StageError
+from buildsys.evaluation.batch import MIB, Batch, label_list
+from buildsys.evaluation.classification import F1, Auroc, Top5, TopK
+from buildsys.evaluation.metric import Metric, Outputs, Records, select_rows
+from buildsys.evaluation.regression import (
+    R2,
+    CharacterErrorRate,
+    Mae,
+    Perplexity,
+    Rmse,
+    WordErrorRate,
+)
+from buildsys.evaluation.vision import MeanAveragePrecision, MeanAveragePrecision50, MeanIou
+from buildsys.models.user_code import load_callable, reraise_as_stage_error
+from buildsys.onnx_graphs.tensors import Array
+
+METRICS: dict[str, type[Metric]] = {
+    "top1": TopK, "top5": Top5, "f1": F1, "auroc": Auroc, "rmse": Rmse, "mae": Mae, "r2": R2,
+    "miou": MeanIou, "map50_95": MeanAveragePrecision, "map50": MeanAveragePrecision50,
+    "wer": WordErrorRate, "cer": CharacterErrorRate, "perplexity": Perplexity,
+}  # fmt: skip
+_LIMIT = 1024 * MIB
+_LABEL = " label"  # not the name of an output
+
+
+def load_metric(
+    metric: str | Mapping[str, str], options: Mapping[str, Any], project: Path
+) -> Metric:
+    """Make the metric of a manifest: a name, or {python: FILE.py:FUNCTION}.
+
+    ``options`` are ``classes`` (names), ``activation`` and ``output``, all optional.
+    Raises: StageError: there is no such metric, file or function.
+    """
+    if not isinstance(metric, str):
+        return PythonMetric(metric["python"], options, project)
+    return METRICS[metric](options)
+
+
+class PythonMetric(Metric):
+    """A function f(outputs, labels) of lists with an entry per sample, which returns a number.
+
+    With the attribute ``per_sample = True`` it returns a number for each, and the metric is their
+    mean; memory stays small. Also ``higher_is_better`` (default True) and ``is_share`` (default
+    False: losses are relative to the original's value).
+    """
+
+    draws = 200
+
+    def __init__(self, reference: str, options: Mapping[str, Any], project: Path) -> None:
+        """Load the function."""
+        super().__init__(options)
+        self._function = load_callable(reference, project)
+        self.title, self._project = reference, project  # type: ignore[misc]
+        self.is_share = bool(getattr(self._function, "is_share", False))
+        self.higher_is_better = bool(getattr(self._function, "higher_is_better", True))
+        self._is_per_sample = bool(getattr(self._function, "per_sample", False))
+        self.draws = Metric.draws if self._is_per_sample else self.draws
+        self._bytes = 0
+        self._shapes: dict[str, tuple[int, ...]] = {}
+
+    def _records(self, outputs: Outputs, batch: Batch) -> Records:
+        if self._is_per_sample:
+            return {"score": self._call(outputs, batch.labels, (len(batch),))}
+        shapes = {name: array.shape[1:] for name, array in outputs.items()}
+        self._bytes += sum(array.nbytes for array in outputs.values())
+        if self._bytes > _LIMIT or shapes != (self._shapes or shapes) or _is_ragged(batch.labels):
+            problem = (
+                f"{self.title} needs all outputs and labels at once, in arrays of at most 1 GiB"
+            )
+            raise StageError(problem, "let it return a number per sample, with per_sample = True")
+        self._shapes = shapes
+        return {**outputs, _LABEL: np.array(batch.labels)}
+
+    def _value(self, records: Records) -> float:
+        if self._is_per_sample:
+            return super()._value(records)
+        outputs = {name: array for name, array in records.items() if name != _LABEL}
+        return float(self._call(outputs, label_list(records[_LABEL]), ()))
+
+    def resampler(self, records: Records) -> Callable[[Array], Array]:
+        """Make a function of drawn rows, which calls the user's if that needs all rows."""
+        if self._is_per_sample:
+            return super().resampler(records)
+        rows = np.arange(len(records[_LABEL]))
+
+        def value(counts: Array) -> float:
+            return self._value(select_rows(records, np.repeat(rows, counts.astype(int))))
+
+        return lambda counts: np.array([value(row) for row in counts])
+
+    def _of_sums(self, sums: Array) -> Array:
+        return super()._of_sums(sums) * (-1 if self.higher_is_better else 1)
+
+    def errors(self, records: Records) -> Array:
+        """Order samples by their numbers, if there are any."""
+        if not self._is_per_sample:
+            return np.zeros(len(records[_LABEL]))
+        return -records["score"] if self.higher_is_better else records["score"]
+
+    def describe(self, records: Records, row: int) -> tuple[str, str]:
+        """Write the number of a sample."""
+        return (f"{records['score'][row]:.4g}" if self._is_per_sample else ""), ""
+
+    def _call(self, outputs: Outputs, labels: Any, shape: tuple[int, ...]) -> Array:
+        rows = [{name: array[row] for name, array in outputs.items()} for row in range(len(labels))]
+        values = [next(iter(row.values())) for row in rows] if len(outputs) == 1 else rows
+        with reraise_as_stage_error(f"{self.title} failed", self._project):
+            result = np.asarray(self._function(values, labels), np.float64)
+        if result.shape != shape:
+            expected = f"{shape[0]} numbers" if shape else "a number"
+            problem = f"{self.title} returns an array of shape {list(result.shape)}"
+            raise StageError(problem, f"return {expected}, or set its attribute per_sample")
+        return result
+
+
+def _is_ragged(labels: list[Any]) -> bool:
+    shapes = {np.shape(label) for label in labels}
+    return len(shapes) > 1 or any(isinstance(label, dict) for label in labels)

@@ -1,0 +1,181 @@
+"""Metrics of numbers, tokens and texts: functions of sums over samples."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from buildsys.errors import StageError
+from buildsys.evaluation.batch import Batch
+from buildsys.evaluation.metric import Metric, Outputs, Records
+from buildsys.models.user_code import import_library
+from buildsys.onnx_graphs.tensors import Array
+
+_IGNORED = -100  # a label, as in torch.nn.CrossEntropyLoss
+_SHOWN_CHARACTERS = 200
+
+
+class Rmse(Metric):
+    """The root of the mean squared error of all elements."""
+
+    title = "RMSE"
+    is_share = False
+    higher_is_better = False
+
+    def _records(self, outputs: Outputs, batch: Batch) -> Records:
+        output = self._output(outputs, lambda a: a.ndim > 0 and a.dtype.kind in "fiu", "numbers")
+        values = output.reshape(len(output), -1).astype(np.float64)
+        labels = np.empty_like(values)
+        for row, (name, label) in enumerate(zip(batch.names, batch.labels, strict=True)):
+            array = np.asarray(label)
+            if array.dtype.kind not in "fiub" or array.size != values.shape[1]:
+                problem = f"the label of sample {name} is {array.dtype} {list(array.shape)}"
+                raise StageError(problem, f"{self.title} needs {list(output.shape[1:])} numbers")
+            labels[row] = array.reshape(-1)
+        return self._of_values(values, labels)
+
+    def _of_values(self, values: Array, labels: Array) -> Records:
+        error = self._error(values - labels)
+        return {"first": np.stack([values[:, 0], labels[:, 0]], axis=1), "error": error}
+
+    def _error(self, differences: Array) -> Array:
+        return np.asarray((differences**2).mean(axis=1))
+
+    def errors(self, records: Records) -> Array:
+        """Measure how wrong each row is."""
+        return records["error"]
+
+    def _of_sums(self, sums: Array) -> Array:
+        return np.asarray(np.sqrt(super()._of_sums(sums)))
+
+    def describe(self, records: Records, row: int) -> tuple[str, str]:
+        """Write prediction and label of a row."""
+        prediction, label = records["first"][row]
+        return f"{prediction:.4g}", f"{label:.4g}"
+
+
+class Mae(Rmse):
+    """The mean absolute error of all elements."""
+
+    title = "MAE"
+
+    def _error(self, differences: Array) -> Array:
+        return np.asarray(abs(differences).mean(axis=1))
+
+    def _of_sums(self, sums: Array) -> Array:
+        return Metric._of_sums(self, sums)
+
+
+class R2(Rmse):
+    """The coefficient of determination, mean of all outputs."""
+
+    title = "R²"
+    is_share = True
+    higher_is_better = True
+    undefined = "it needs labels that differ"
+
+    def _of_values(self, values: Array, labels: Array) -> Records:
+        records = super()._of_values(values, labels)
+        return {**records, "squares": (values - labels) ** 2, "labels": labels}
+
+    def _sums(self, records: Records) -> Array:
+        centred = records["labels"] - records["labels"].mean(axis=0)
+        ones = np.ones((len(centred), 1))
+        return np.concatenate([records["squares"], centred, centred**2, ones], axis=1)
+
+    def _of_sums(self, sums: Array) -> Array:
+        errors, total, squares = np.split(sums[:, :-1], 3, axis=1)
+        return np.asarray((1 - errors / (squares - total**2 / sums[:, -1:])).mean(axis=1))
+
+
+class Perplexity(Metric):
+    """The exponential of the mean negative log-likelihood of tokens."""
+
+    title = "perplexity"
+    is_share = False
+    higher_is_better = False
+    undefined = "it needs tokens that are not ignored"
+
+    def _records(self, outputs: Outputs, batch: Batch) -> Records:
+        logits = self._output(
+            outputs, lambda a: a.ndim == 3 and a.dtype.kind == "f", "scores [batch, tokens, words]"
+        )
+        rows = []
+        for scores, label, name in zip(logits, batch.labels, batch.names, strict=True):
+            tokens = np.asarray(label)
+            if tokens.dtype.kind not in "iu" or tokens.shape != scores.shape[:1]:
+                problem = f"the label of sample {name} is {tokens.dtype} {list(tokens.shape)}"
+                raise StageError(problem, f"give {len(scores)} tokens, {_IGNORED} to ignore one")
+            used = tokens != _IGNORED
+            if not ((tokens[used] >= 0) & (tokens[used] < scores.shape[1])).all():
+                problem = f"a token of sample {name} is not one of {scores.shape[1]}"
+                raise StageError(problem, "correct the labels")
+            values = scores[used].astype(np.float32)
+            values -= values.max(axis=1, keepdims=True, initial=-np.inf)
+            logs = np.log(np.exp(values).sum(axis=1, dtype=np.float64))
+            likely = np.take_along_axis(values, tokens[used][:, None], axis=1)[:, 0]
+            rows.append(((logs - likely).sum(), used.sum()))
+        return {"sums": np.array(rows, np.float64)}
+
+    def _sums(self, records: Records) -> Array:
+        return records["sums"]
+
+    def _of_sums(self, sums: Array) -> Array:
+        return np.asarray(np.exp(super()._of_sums(sums)))
+
+    def errors(self, records: Records) -> Array:
+        """Measure how wrong each row is."""
+        return np.asarray(records["sums"][:, 0] / np.maximum(records["sums"][:, 1], 1))
+
+    def describe(self, records: Records, row: int) -> tuple[str, str]:
+        """Write prediction and label of a row."""
+        figure = np.exp(self.errors(records)[row])
+        return f"perplexity {figure:.4g}", f"{records['sums'][row, 1]:.0f} tokens"
+
+
+class WordErrorRate(Metric):
+    """Wrong words per word of the labels, by jiwer."""
+
+    title = "WER"
+    higher_is_better = False
+    undefined = "it needs labels with words"
+    process = "process_words"
+
+    def _records(self, outputs: Outputs, batch: Batch) -> Records:
+        jiwer: Any = import_library("jiwer", Path.cwd())
+        texts = self._output(
+            outputs, lambda a: a.size == len(a) and a.dtype.kind in "UOST", "a text per sample"
+        )
+        sums, pairs = [], []
+        for text, label, name in zip(texts.reshape(-1), batch.labels, batch.names, strict=True):
+            if not isinstance(label, str):
+                problem = f"the label of sample {name} is of type {type(label).__name__}"
+                raise StageError(problem, f"{self.title} needs texts")
+            words = text.decode() if isinstance(text, bytes) else str(text)
+            counts = getattr(jiwer, self.process)(label, words)
+            wrong = counts.substitutions + counts.deletions
+            sums.append((wrong + counts.insertions, wrong + counts.hits))
+            pairs.append((words[:_SHOWN_CHARACTERS], label[:_SHOWN_CHARACTERS]))
+        return {"sums": np.array(sums, np.float64), "texts": np.array(pairs, np.str_)}
+
+    def _sums(self, records: Records) -> Array:
+        return records["sums"]
+
+    def errors(self, records: Records) -> Array:
+        """Measure how wrong each row is."""
+        return records["sums"][:, 0]
+
+    def describe(self, records: Records, row: int) -> tuple[str, str]:
+        """Write prediction and label of a row."""
+        prediction, label = records["texts"][row]
+        return str(prediction), str(label)
+
+
+class CharacterErrorRate(WordErrorRate):
+    """Wrong characters per character of the labels, by jiwer."""
+
+    title = "CER"
+    undefined = "it needs labels with characters"
+    process = "process_characters"

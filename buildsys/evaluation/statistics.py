@@ -1,0 +1,135 @@
+"""Paired intervals of a metric's loss, and the verdict about it.
+
+The loss is that of the metric for shares, else relative to the original's value. For samples that
+are right or wrong, Tango's score interval is that of McNemar's test at a loss of 0 and honest with
+few samples that differ, or none. For others rows are resampled; as resampling cannot know of
+failures that these rows happen not to have, the interval is that of Wilson, in which a sample
+loses all of a share, or as much as the original's value is.
+
+Sources: T. Tango, "Equivalence test and confidence interval for the difference in proportions for
+the paired-sample design", Statistics in Medicine 17 (1998); B. Efron, R. Tibshirani, "An
+Introduction to the Bootstrap", chapter 13; E. B. Wilson, JASA 22 (1927).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from math import ceil, inf, sqrt
+from typing import NamedTuple
+
+import numpy as np
+
+from buildsys.errors import StageError
+from buildsys.evaluation.metric import Metric, Records
+from buildsys.onnx_graphs.tensors import Array
+
+_Z = 1.959963984540054  # of a two-sided interval of 95 %
+_Z_POWER = _Z + 0.8416212335729143  # 80 % of evaluations of the same loss get a verdict
+_CELLS = 4_000_000  # drawn at once
+
+
+class Interval(NamedTuple):
+    """A loss with its 95 % interval; a gain is negative."""
+
+    loss: float
+    low: float
+    high: float
+    samples: int
+    deviation: float  # of the loss of a sample
+    method: str
+
+
+def paired_interval(metric: Metric, original: Records, engine: Records, seed: int = 0) -> Interval:
+    """Estimate how much the engine loses against the original on the same samples.
+
+    Raises: StageError: a value is NaN, or the loss is relative to 0.
+    """
+    before, after = metric.value(original), metric.value(engine)
+    count = len(next(iter(original.values())))
+    if metric.is_binary:
+        change = metric.errors(engine) - metric.errors(original)
+        return tango_interval(int((change > 0).sum()), int((change < 0).sum()), count)
+    if not metric.is_share and before == 0:
+        problem = f"{metric.title} of the original is 0, and a loss is relative to it"
+        raise StageError(problem, "use labels that are not its own outputs")
+
+    def loss(before: Array | float, after: Array | float) -> Array:
+        difference = np.subtract(before, after) * (1 if metric.higher_is_better else -1)
+        return np.asarray(difference if metric.is_share else difference / np.abs(before))
+
+    center = float(loss(before, after))
+    resamplers = metric.resampler(original), metric.resampler(engine)
+    with np.errstate(all="ignore"):
+        losses = np.concatenate(
+            [loss(*(r(c) for r in resamplers)) for c in _draws(count, metric.draws, seed)]
+        )
+    losses = losses[np.isfinite(losses)]
+    deviation = float(losses.std()) if len(losses) > 1 else inf
+    if metric.draws < Metric.draws:  # too few for percentiles
+        below = above = _Z * deviation
+    else:
+        low, high = np.percentile(losses, (2.5, 97.5))
+        below, above = max(0.0, center - low), max(0.0, high - center)
+    unseen = _Z**2 / (_Z**2 + count) / 2
+    return Interval(
+        center,
+        center - unseen - sqrt(unseen**2 + below**2),
+        center + unseen + sqrt(unseen**2 + above**2),
+        count,
+        deviation * sqrt(count),
+        f"paired bootstrap of {metric.draws} draws",
+    )
+
+
+def tango_interval(lost: int, gained: int, count: int) -> Interval:
+    """Estimate the loss of a share from the samples that only one side has right."""
+    loss = (lost - gained) / count
+    deviation = sqrt((lost + gained) / count - loss**2)
+
+    def score(delta: float) -> float:
+        """Test a loss of ``delta``; falls with it."""
+        b = (2 * count - lost + gained) * delta - lost - gained
+        c = -gained * delta * (1 - delta)
+        gain = (sqrt(max(0.0, b * b - 8 * count * c)) - b) / (4 * count)
+        variance = count * (2 * gain + delta * (1 - delta))
+        difference = lost - gained - count * delta
+        return (
+            difference / sqrt(variance) if variance > 0 else inf * difference if difference else 0.0
+        )
+
+    low = _root(lambda delta: score(delta) - _Z, -1.0, loss)
+    high = _root(lambda delta: score(delta) + _Z, loss, 1.0)
+    return Interval(loss, low, high, count, deviation, "Tango's score interval")
+
+
+def judge(interval: Interval, drop: float) -> str:
+    """Decide on the largest allowed loss: passed, failed or undecided."""
+    if interval.high <= drop:
+        return "passed"
+    return "failed" if interval.low > drop else "undecided"
+
+
+def samples_needed(interval: Interval, drop: float) -> int:
+    """Estimate how many samples decide, with a loss as measured, in 80 % of evaluations."""
+    distance = max(abs(drop - interval.loss), drop / 10, 1e-6)
+    needed = (_Z**2 * distance + (_Z_POWER * interval.deviation) ** 2) / distance**2
+    return max(ceil(needed), interval.samples + 1)
+
+
+def _root(function: Callable[[float], float], low: float, high: float) -> float:
+    """Find where a falling function is 0, by halving."""
+    for _ in range(50):
+        middle = (low + high) / 2
+        low, high = (middle, high) if function(middle) > 0 else (low, middle)
+    return (low + high) / 2
+
+
+def _draws(count: int, draws: int, seed: int) -> Iterator[Array]:
+    """Count how often each draw of ``count`` rows has each row."""
+    rng = np.random.default_rng(seed)
+    step = max(1, _CELLS // count)
+    for begin in range(0, draws, step):
+        size = min(step, draws - begin)
+        cells = rng.integers(0, count, (size, count)) + count * np.arange(size)[:, None]
+        drawn = np.bincount(cells.reshape(-1), minlength=size * count)
+        yield drawn.reshape(size, count).astype(np.float64)

@@ -1,0 +1,224 @@
+"""Metrics of segmented images and detected boxes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from buildsys.errors import StageError
+from buildsys.evaluation.batch import Batch, Label
+from buildsys.evaluation.metric import ClassFigure, Metric, Outputs, Records, join_records
+from buildsys.models.user_code import import_library
+from buildsys.onnx_graphs.tensors import Array
+
+_IGNORED = 255  # pixels without a class, as in Pascal VOC and Cityscapes
+_MOST_CLASSES = 256  # of a network that outputs classes, not scores
+
+
+class MeanIou(Metric):
+    """The mean over classes of intersection over union, of all pixels."""
+
+    title = "mIoU"
+
+    def _records(self, outputs: Outputs, batch: Batch) -> Records:
+        output = self._output(
+            outputs,
+            lambda a: (a.ndim, a.dtype.kind) in ((4, "f"), (3, "i"), (3, "u")),
+            "scores [batch, classes, height, width] or classes [batch, height, width]",
+        )
+        masks = output.argmax(axis=1) if output.ndim == 4 else output
+        classes = output.shape[1] if output.ndim == 4 else len(self.classes) or _MOST_CLASSES
+        rows = []
+        for mask, label, name in zip(masks, batch.labels, batch.names, strict=True):
+            truth = np.asarray(label)
+            if truth.dtype.kind not in "iu" or truth.shape != mask.shape:
+                problem = f"the label of sample {name} is {truth.dtype} {list(truth.shape)}"
+                raise StageError(
+                    problem, f"{self.title} needs a class per pixel, {list(mask.shape)}"
+                )
+            used = truth != _IGNORED
+            truth, predicted = truth[used].astype(np.int64), mask[used].astype(np.int64)
+            for values, what in ((truth, "label"), (predicted, "output")):
+                if values.size and not 0 <= values.min() <= values.max() < classes:
+                    problem = f"the {what} of sample {name} has classes outside of {classes}"
+                    raise StageError(problem, f"correct them; {_IGNORED} is ignored in labels")
+            counts = [truth[truth == predicted], truth, predicted]
+            rows.append(np.stack([np.bincount(c, minlength=classes) for c in counts]))
+        return {"pixels": np.array(rows)}
+
+    def _sums(self, records: Records) -> Array:
+        return records["pixels"].reshape(len(records["pixels"]), -1).astype(np.float64)
+
+    def _of_sums(self, sums: Array) -> Array:
+        return np.asarray(np.nanmean(self._ious(sums), axis=1))
+
+    def _ious(self, sums: Array) -> Array:
+        both, truth, predicted = np.split(sums, 3, axis=1)
+        return np.asarray(both / (truth + predicted - both))
+
+    def errors(self, records: Records) -> Array:
+        """Measure how wrong each row is."""
+        both, truth, _ = np.moveaxis(records["pixels"].sum(axis=2), 1, 0)
+        return np.asarray(1 - both / np.maximum(truth, 1))
+
+    def describe(self, records: Records, row: int) -> tuple[str, str]:
+        """Write prediction and label of a row."""
+        names = map(self._class_name, np.flatnonzero(records["pixels"][row, 1]).tolist())
+        return f"{1 - self.errors(records)[row]:.1%} of pixels right", ", ".join(names)
+
+    def per_class(self, records: Records) -> dict[str, ClassFigure]:
+        """Compute the value of each class that has labels."""
+        sums = self._sums(records).sum(axis=0, keepdims=True)
+        with np.errstate(invalid="ignore"):
+            values = self._ious(sums)[0]
+        counts = np.split(sums[0], 3)[1]
+        return {
+            self._class_name(int(number)): ClassFigure(int(counts[number]), float(values[number]))
+            for number in np.flatnonzero(counts)
+        }
+
+
+class MeanAveragePrecision(Metric):
+    """COCO's mean average precision, by faster-coco-eval.
+
+    Outputs are ``boxes`` [batch, n, 4], ``scores`` and ``labels`` [batch, n], or one of [batch, n,
+    6] with score and label last; labels are dicts of ``boxes`` and ``labels``. Boxes are
+    x1, y1, x2, y2.
+    """
+
+    title = "mAP 50-95"
+    draws = 200  # each is an evaluation
+    undefined = "it needs labels with boxes"
+    thresholds = slice(None)
+
+    def _records(self, outputs: Outputs, batch: Batch) -> Records:
+        if {"boxes", "scores", "labels"} <= outputs.keys():
+            columns = [outputs["boxes"], outputs["scores"][..., None], outputs["labels"][..., None]]
+            found = np.concatenate(columns, axis=2)
+        else:
+            form = "boxes, scores and labels, or rows [batch, n, 6]"
+            found = self._output(outputs, lambda a: a.ndim == 3 and a.shape[2] == 6, form)
+        labels = zip(batch.labels, batch.names, strict=True)
+        truth = join_records([{"truth": self._truth(label, name)[None]} for label, name in labels])
+        return {"detections": found.astype(np.float32), **truth}
+
+    def _truth(self, label: Label, name: str) -> Array:
+        if not isinstance(label, dict) or not {"boxes", "labels"} <= label.keys():
+            problem = f"the label of sample {name} has no boxes and labels"
+            raise StageError(problem, "give {boxes: [[x1, y1, x2, y2]], labels: [class]}")
+        boxes = np.asarray(label["boxes"], np.float64).reshape(-1, 4)
+        count = len(self.classes) or np.iinfo(np.int32).max
+        numbers = [self._class_number(n, count, name) for n in np.asarray(label["labels"]).tolist()]
+        if len(numbers) != len(boxes):
+            problem = f"sample {name} has {len(boxes)} boxes and {len(numbers)} labels"
+            raise StageError(problem, "give one label per box")
+        return np.concatenate([boxes, np.reshape(numbers, (-1, 1))], axis=1)
+
+    def _evaluate(self, records: Records) -> Any:
+        """Match the boxes of all images."""
+        library = import_library("faster_coco_eval", Path.cwd())
+        truth, detections = _flat(records["truth"]), _flat(records["detections"])
+        annotations = [
+            {"id": number, "image_id": int(image), "category_id": int(label), "iscrowd": 0}
+            | {"bbox": box, "area": box[2] * box[3]}
+            for number, (image, *box, label) in enumerate(truth.tolist(), 1)
+        ]
+        classes = sorted({entry["category_id"] for entry in annotations})
+        coco = library.COCO(
+            {
+                "images": [{"id": number} for number in range(len(records["truth"]))],
+                "annotations": annotations,
+                "categories": [{"id": number, "name": str(number)} for number in classes],
+            }
+        )
+        evaluation = library.COCOeval_faster(
+            coco,
+            coco.loadRes(detections),
+            "bbox",
+            print_function=lambda *_: None,
+            separate_eval=True,
+        )
+        evaluation.params.areaRng, evaluation.params.areaRngLbl = [[0, 1e10]], ["all"]
+        evaluation.params.maxDets = [100]
+        evaluation.evaluate()
+        return evaluation
+
+    def _precisions(self, evaluation: Any) -> Array:
+        """Average precision of each class, NaN without boxes."""
+        evaluation.accumulate()
+        precisions = evaluation.eval["precision"][self.thresholds, :, :, 0, 0]
+        return np.asarray(np.where(precisions > -1, precisions, np.nan).mean(axis=(0, 1)))
+
+    def _value(self, records: Records) -> float:
+        if np.isnan(records["truth"]).all():
+            return np.nan
+        return float(np.nanmean(self._precisions(self._evaluate(records))))
+
+    def resampler(self, records: Records) -> Callable[[Array], Array]:
+        """Make a function that accumulates the matches of drawn images."""
+        evaluation = self._evaluate(records)
+        images = len(records["truth"])
+        matches = np.array(evaluation._evalImgs_cpp, object).reshape(-1, images)
+
+        def value(counts: Array) -> float:
+            drawn = np.repeat(np.arange(images), counts.astype(int))
+            evaluation._evalImgs_cpp = matches[:, drawn].reshape(-1).tolist()
+            return float(np.nanmean(self._precisions(evaluation)))
+
+        return lambda counts: np.array([value(row) for row in counts])
+
+    def errors(self, records: Records) -> Array:
+        """Average over labelled boxes how badly the best detection covers each."""
+        return np.array(
+            [_miss(*boxes) for boxes in zip(records["detections"], records["truth"], strict=True)]
+        )
+
+    def describe(self, records: Records, row: int) -> tuple[str, str]:
+        """Write prediction and label of a row."""
+        detections, truth = records["detections"][row], records["truth"][row]
+        best = detections[detections[:, 4] >= 0.5]
+        texts = [f"{self._class_name(int(label))} {score:.2f}" for *_, score, label in best]
+        names = [self._class_name(int(label)) for label in truth[:, 4][~np.isnan(truth[:, 4])]]
+        return ", ".join(texts) or "no boxes", ", ".join(names) or "no boxes"
+
+    def per_class(self, records: Records) -> dict[str, ClassFigure]:
+        """Compute the value of each class that has labels."""
+        labels = records["truth"][..., 4]
+        classes, counts = np.unique(labels[~np.isnan(labels)].astype(int), return_counts=True)
+        values = self._precisions(self._evaluate(records))
+        return {
+            self._class_name(int(number)): ClassFigure(int(count), float(value))
+            for number, count, value in zip(classes, counts, values, strict=True)
+        }
+
+
+class MeanAveragePrecision50(MeanAveragePrecision):
+    """Mean average precision of boxes with half of the union in common."""
+
+    title = "mAP 50"
+    thresholds = slice(0, 1)
+
+
+def _flat(boxes: Array) -> Array:
+    """List image, x, y, width, height and further columns of all boxes."""
+    image, place = np.nonzero(~np.isnan(boxes[..., 0]))
+    rows = boxes[image, place].astype(np.float64)
+    rows[:, 2:4] -= rows[:, :2]
+    return np.concatenate([image[:, None], rows], axis=1)
+
+
+def _miss(detections: Array, truth: Array) -> float:
+    """Average 1 - score * IoU of each labelled box's best detection."""
+    truth = truth[~np.isnan(truth[:, 0])]
+    if not len(truth):
+        return 0.0
+    low = np.maximum(truth[:, None, :2], detections[None, :, :2])
+    high = np.minimum(truth[:, None, 2:4], detections[None, :, 2:4])
+    both = np.prod(np.maximum(high - low, 0), axis=2)
+    areas = [np.prod(boxes[:, 2:4] - boxes[:, :2], axis=1) for boxes in (truth, detections)]
+    ious = both / (areas[0][:, None] + areas[1] - both)
+    hits = np.where(truth[:, None, 4] == detections[:, 5], detections[:, 4] * ious, 0.0)
+    return float(1 - np.nan_to_num(hits).max(axis=1, initial=0).mean())
