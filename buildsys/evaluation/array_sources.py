@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import os
 import zipfile
-import zlib
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
 from math import prod
 from pathlib import Path
 from typing import IO, Any
@@ -14,17 +12,18 @@ from typing import IO, Any
 import numpy as np
 
 from buildsys.errors import StageError
-from buildsys.evaluation.batch import MIB, Batch, Inputs, Samples, label_list, plain_label
+from buildsys.evaluation.batch import MIB, Batch, Inputs, Samples, label_list, plain_label, reading
 from buildsys.models.user_code import load_callable, reraise_as_stage_error
 from buildsys.onnx_graphs.tensors import Array
 
+_AS_NPZ = "an .npz file", "save it with numpy.savez"
 _END = object()
 
 
 def npz_samples(data: Mapping[str, Any], inputs: Inputs, project: Path) -> Samples:
     """Open an .npz file with an array per input and one of labels, read forward in pieces."""
     title, file, label_key = data["npz"], project / data["npz"], data["labels"]
-    with _reading(title), zipfile.ZipFile(file) as archive:
+    with reading(title, *_AS_NPZ), zipfile.ZipFile(file) as archive:
         rows = {key: len(_Rows(archive, key, title)) for key in (*inputs, label_key)}
     count = rows[label_key]
     for key, number in rows.items():
@@ -33,7 +32,7 @@ def npz_samples(data: Mapping[str, Any], inputs: Inputs, project: Path) -> Sampl
             raise StageError(problem, "save one label per sample")
 
     def read(start: int, size: int) -> Iterator[Batch]:
-        with _reading(title), zipfile.ZipFile(file) as archive:
+        with reading(title, *_AS_NPZ), zipfile.ZipFile(file) as archive:
             arrays = {key: _Rows(archive, key, title) for key in (*inputs, label_key)}
             largest = max(rows.row_bytes for rows in arrays.values())
             step = max(size, MIB // max(1, largest))
@@ -76,15 +75,6 @@ class _Rows:
         content = bytearray(self._stream.read(rows * self.row_bytes))
         array: Array = np.ndarray((rows, *self._shape[1:]), self._dtype, content)
         return array.astype(self._dtype.newbyteorder("="), copy=False)
-
-
-@contextmanager
-def _reading(title: str) -> Iterator[None]:
-    try:
-        yield
-    except (OSError, ValueError, TypeError, EOFError, zipfile.BadZipFile, zlib.error) as error:
-        problem = f"{title} cannot be read as an .npz file: {error}"
-        raise StageError(problem, "save it with numpy.savez") from error
 
 
 def python_samples(data: Mapping[str, Any], inputs: Inputs, project: Path) -> Samples:

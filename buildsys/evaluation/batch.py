@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import csv
+import zipfile
+import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,11 +15,16 @@ from blake3 import blake3
 
 from buildsys.errors import StageError
 from buildsys.models.golden_inputs import require_dtype
+from buildsys.models.user_code import first_line
 from buildsys.onnx_graphs.tensors import Array
 
 Inputs = Mapping[str, Mapping[str, Any]]  # name -> shape (batch axis first), dtype, preprocess
 Label = Any  # int, float, str, an array, or a dict of arrays
 MIB = 2**20
+_UNREADABLE = (
+    OSError, ValueError, TypeError, LookupError, EOFError, NotImplementedError,
+    zipfile.BadZipFile, zlib.error, csv.Error,
+)  # fmt: skip
 
 
 @dataclass(frozen=True, eq=False)
@@ -55,6 +64,15 @@ class Samples:
             yield batch
         if empty:
             raise StageError("the data has no samples", "correct evaluate.data")
+
+
+@contextmanager
+def reading(title: str, kind: str, hint: str) -> Iterator[None]:
+    """Turn what libraries raise for missing and damaged files into a sentence."""
+    try:
+        yield
+    except _UNREADABLE as error:
+        raise StageError(f"{title} cannot be read as {kind}: {first_line(error)}", hint) from error
 
 
 def checked(batch: Batch, inputs: Inputs) -> Batch:
@@ -100,20 +118,16 @@ def regroup(parts: Iterable[Batch], size: int) -> Iterator[Batch]:
 
 def input_digests(batch: Batch) -> list[str]:
     """Digest the inputs of each sample, to find them in other data."""
+    columns = [batch.inputs[name] for name in sorted(batch.inputs)]
     return [
-        blake3(b"".join(_content(batch.inputs[name][row]) for name in sorted(batch.inputs)))
-        .digest(16)
-        .hex()
-        for row in range(len(batch))
+        blake3(b"".join(map(_content, row))).hexdigest(16) for row in zip(*columns, strict=True)
     ]
 
 
 def digests(batch: Batch) -> list[str]:
     """Digest inputs, name and label of each sample, whatever the size of batches."""
-    return [
-        blake3(f"{inputs} {name}\n".encode() + _content(label)).digest(16).hex()
-        for inputs, name, label in zip(input_digests(batch), batch.names, batch.labels, strict=True)
-    ]
+    rows = zip(input_digests(batch), batch.names, batch.labels, strict=True)
+    return [blake3(f"{row[:2]}".encode() + _content(row[2])).hexdigest(16) for row in rows]
 
 
 def label_list(labels: Any) -> list[Label]:

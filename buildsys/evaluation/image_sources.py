@@ -11,7 +11,7 @@ from pathlib import Path, PurePath
 from typing import Any
 
 from buildsys.errors import StageError
-from buildsys.evaluation.batch import Batch, Inputs, Label, Samples
+from buildsys.evaluation.batch import Batch, Inputs, Label, Samples, reading
 from buildsys.models.images import EncodedImage, read_images
 from buildsys.onnx_graphs.tensors import Array
 from buildsys.system.files import IMAGE_SUFFIXES, image_files
@@ -37,7 +37,7 @@ def image_samples(data: Mapping[str, Any], inputs: Inputs, project: Path) -> Sam
 def folder_samples(data: Mapping[str, Any], inputs: Inputs, project: Path) -> Samples:
     """Open a folder with a folder per class, numbered in order of names."""
     folder = project / data["folder"]
-    classes = sorted(path for path in folder.glob("*/")) if folder.is_dir() else []
+    classes = sorted(path for path in folder.glob("*") if path.is_dir())
     if not classes:
         raise StageError(f"{data['folder']} has no folders of classes", "correct evaluate.data")
     files, labels = [], []
@@ -57,41 +57,38 @@ def read_labels(title: str, files: Sequence[str], folder: Path, project: Path) -
     Files are named from the project, the folder of images, or by name alone.
     Raises: StageError: it cannot be read, or does not match the images.
     """
-    rows = _csv_rows(title, project)
-    images = set(files)
-    by_name: dict[str, tuple[int, str]] = {}
-    for line, name, label in rows:
-        if by_name.setdefault(str(PurePath(name)), (line, label))[1] != label:
+    by_name: dict[str, str] = {}
+    for line, name, label in _csv_rows(title, project):
+        if by_name.setdefault(str(PurePath(name)), label) != label:
             problem = f"{title}:{line}: {name} has a second label, {label}"
             raise StageError(problem, "give one label per file")
-    names: list[str | None] = []
     used: dict[str, str] = {}
-    for file in sorted(images):
+    missing = []
+    for file in files:
         path = project / file
         inside = str(path.relative_to(folder)) if path.is_relative_to(folder) else file
         match = next((text for text in (file, inside, path.name) if text in by_name), None)
-        if match is not None and used.setdefault(match, file) != file:
+        if match is None:
+            missing.append(file)
+        elif used.setdefault(match, file) != file:
             problem = f"{title} names {match}, which is {used[match]} or {file}"
             raise StageError(problem, "write the path from the folder of images")
-        names.append(match)
-    if missing := [file for file, name in zip(sorted(images), names, strict=True) if not name]:
+    if missing:
         problem = f"{title} has no label for {len(missing)} of {len(files)} images: {missing[0]}"
         raise StageError(problem, "add lines FILE,LABEL, or remove the images")
     if extra := by_name.keys() - used:
         problem = f"{title} has labels of {len(extra)} files that are no images: {min(extra)}"
         raise StageError(problem, "remove the lines, or correct evaluate.data.images")
-    name_of = {file: name for name, file in used.items()}
-    return _typed([by_name[name_of[file]][1] for file in files])
+    return _typed([by_name[match] for match in used])
 
 
 def _csv_rows(title: str, project: Path) -> list[tuple[int, str, str]]:
     """Read line, file and label; a header may name the columns."""
-    try:
-        with (project / title).open(encoding="utf-8-sig", newline="") as stream:
-            rows = [(number, row) for number, row in enumerate(csv.reader(stream), 1) if any(row)]
-    except (OSError, UnicodeError, csv.Error) as error:
-        problem = f"{title} cannot be read as a CSV file: {error}"
-        raise StageError(problem, "correct evaluate.data.labels") from error
+    with (
+        reading(title, "a CSV file", "correct evaluate.data.labels"),
+        (project / title).open(encoding="utf-8-sig", newline="") as stream,
+    ):
+        rows = [(number, row) for number, row in enumerate(csv.reader(stream), 1) if any(row)]
     file, label = 0, 1
     if rows and not rows[0][1][0].lower().endswith(IMAGE_SUFFIXES):
         header = [cell.strip().lower() for cell in rows.pop(0)[1]]

@@ -49,7 +49,7 @@ class Metric:
             if array.dtype.kind == "f" and (rows := np.isnan(array)).any():
                 row = int(rows.reshape(len(array), -1).any(axis=1).argmax())
                 problem = f"the output {name} is NaN for sample {batch.names[row]}"
-                raise StageError(problem, "build the engine with more precision")
+                raise StageError(problem, "check the sample, or build with more precision")
         return self._records(outputs, batch)
 
     def value(self, records: Records) -> float:
@@ -107,6 +107,15 @@ class Metric:
             problem = f"{self.title} needs {form}; {name} is {array.dtype} {list(array.shape)}"
             raise StageError(problem, "convert it in evaluate.postprocess")
         return outputs[name]
+
+    def _array(self, label: Label, sample: str, kinds: str, shape: Sequence[int]) -> Array:
+        """Require a label of this shape and kinds of dtype."""
+        array = np.asarray(label)
+        if array.dtype.kind not in kinds or array.shape != tuple(shape):
+            problem = f"the label of sample {sample} is {array.dtype} {list(array.shape)}"
+            numbers = "integers" if kinds == "iu" else "numbers"
+            raise StageError(problem, f"{self.title} needs {numbers} of the shape {list(shape)}")
+        return array
 
     def _class_name(self, number: int) -> str:
         return self.classes[number] if number < len(self.classes) else f"class {number}"

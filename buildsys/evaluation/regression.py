@@ -27,14 +27,10 @@ class Rmse(Metric):
     def _records(self, outputs: Outputs, batch: Batch) -> Records:
         output = self._output(outputs, lambda a: a.ndim > 0 and a.dtype.kind in "fiu", "numbers")
         values = output.reshape(len(output), -1).astype(np.float64)
-        labels = np.empty_like(values)
-        for row, (name, label) in enumerate(zip(batch.names, batch.labels, strict=True)):
-            array = np.asarray(label)
-            if array.dtype.kind not in "fiub" or array.size != values.shape[1]:
-                problem = f"the label of sample {name} is {array.dtype} {list(array.shape)}"
-                raise StageError(problem, f"{self.title} needs {list(output.shape[1:])} numbers")
-            labels[row] = array.reshape(-1)
-        return self._of_values(values, labels)
+        pairs = zip(batch.names, batch.labels, strict=True)
+        shape = values.shape[1:]
+        labels = [self._array(np.ravel(label), name, "fiub", shape) for name, label in pairs]
+        return self._of_values(values, np.array(labels, np.float64))
 
     def _of_values(self, values: Array, labels: Array) -> Records:
         error = self._error(values - labels)
@@ -104,14 +100,11 @@ class Perplexity(Metric):
         )
         rows = []
         for scores, label, name in zip(logits, batch.labels, batch.names, strict=True):
-            tokens = np.asarray(label)
-            if tokens.dtype.kind not in "iu" or tokens.shape != scores.shape[:1]:
-                problem = f"the label of sample {name} is {tokens.dtype} {list(tokens.shape)}"
-                raise StageError(problem, f"give {len(scores)} tokens, {_IGNORED} to ignore one")
+            tokens = self._array(label, name, "iu", scores.shape[:1])
             used = tokens != _IGNORED
             if not ((tokens[used] >= 0) & (tokens[used] < scores.shape[1])).all():
                 problem = f"a token of sample {name} is not one of {scores.shape[1]}"
-                raise StageError(problem, "correct the labels")
+                raise StageError(problem, f"correct the labels; {_IGNORED} is ignored")
             values = scores[used].astype(np.float32)
             values -= values.max(axis=1, keepdims=True, initial=-np.inf)
             logs = np.log(np.exp(values).sum(axis=1, dtype=np.float64))

@@ -57,7 +57,7 @@ def paired_interval(metric: Metric, original: Records, engine: Records, seed: in
         difference = np.subtract(before, after) * (1 if metric.higher_is_better else -1)
         return np.asarray(difference if metric.is_share else difference / np.abs(before))
 
-    center = float(loss(before, after))
+    center = float(loss(before, after)) + 0.0  # not -0.0
     resamplers = metric.resampler(original), metric.resampler(engine)
     with np.errstate(all="ignore"):
         losses = np.concatenate(

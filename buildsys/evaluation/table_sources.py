@@ -11,12 +11,13 @@ from typing import Any
 import numpy as np
 
 from buildsys.errors import StageError
-from buildsys.evaluation.batch import MIB, Batch, Inputs, Samples, plain_label
+from buildsys.evaluation.batch import MIB, Batch, Inputs, Samples, plain_label, reading
 from buildsys.evaluation.image_sources import prepared
 from buildsys.models.images import EncodedImage
 from buildsys.models.user_code import import_library
 from buildsys.onnx_graphs.tensors import NATIVE_DTYPES, Array
 
+_AS_TABLE = "a table", "save it as .parquet, or .arrow of Arrow IPC"
 _IMAGE_COLUMN = "image"  # as datasets of images name it
 
 
@@ -31,7 +32,7 @@ def table_samples(data: Mapping[str, Any], inputs: Inputs, project: Path) -> Sam
         raise StageError(f"there are no files {title}", "correct evaluate.data")
     count, columns = 0, {}
     for file in files:
-        with _reading(file):
+        with reading(file.name, *_AS_TABLE):
             rows, names = _describe(file)
         count += rows
         for name in (*inputs, label):
@@ -45,11 +46,9 @@ def table_samples(data: Mapping[str, Any], inputs: Inputs, project: Path) -> Sam
     def read(start: int, size: int) -> Iterator[Batch]:
         number = 0
         for file in files:
-            with _reading(file):
+            with reading(file.name, *_AS_TABLE):
                 for part in _record_batches(file, list({*columns.values()}), size):
-                    for begin in range(
-                        min(part.num_rows, max(0, start - number)), part.num_rows, size
-                    ):
+                    for begin in range(max(0, start - number), part.num_rows, size):
                         rows = part.slice(begin, size)
                         yield _batch(rows, columns, label, inputs, number + begin)
                     number += part.num_rows
@@ -114,15 +113,12 @@ def _array(column: Any, declared: Mapping[str, Any], what: str) -> Array:
 def _dataset_files(title: str, project: Path) -> list[Path]:
     """List the files of a dataset that ``save_to_disk`` wrote."""
     folder = project / title
-    try:
+    with reading(title, "a dataset of save_to_disk", "name its folder with state.json"):
         if (folder / "dataset_dict.json").is_file():
             splits = json.loads((folder / "dataset_dict.json").read_bytes())["splits"]
             raise StageError(f"{title} has several splits", f"name one: {title}/{splits[0]}")
         state = json.loads((folder / "state.json").read_bytes())
         return [folder / file["filename"] for file in state["_data_files"]]
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        problem = f"{title} is not a dataset that save_to_disk wrote: {error}"
-        raise StageError(problem, "name its folder with state.json") from error
 
 
 def _describe(file: Path) -> tuple[int, list[str]]:
@@ -158,15 +154,3 @@ def _arrow(file: Path) -> Iterator[Any]:
         begins = source.read(8)
         source.seek(8 if begins.startswith(b"ARROW1") else 0)
         yield pa.ipc.open_stream(source)
-
-
-@contextmanager
-def _reading(file: Path) -> Iterator[None]:
-    import pyarrow as pa
-
-    try:
-        yield
-    except (OSError, pa.ArrowException) as error:
-        first = str(error).partition("\n")[0]
-        problem = f"{file.name} cannot be read as a table: {first}"
-        raise StageError(problem, "save it as .parquet, or .arrow of Arrow IPC") from error

@@ -15,7 +15,7 @@ from buildsys.models.user_code import import_library
 from buildsys.onnx_graphs.tensors import Array
 
 _IGNORED = 255  # pixels without a class, as in Pascal VOC and Cityscapes
-_MOST_CLASSES = 256  # of a network that outputs classes, not scores
+_MOST_CLASSES = 255  # of a network that outputs classes, not scores
 
 
 class MeanIou(Metric):
@@ -33,13 +33,8 @@ class MeanIou(Metric):
         classes = output.shape[1] if output.ndim == 4 else len(self.classes) or _MOST_CLASSES
         rows = []
         for mask, label, name in zip(masks, batch.labels, batch.names, strict=True):
-            truth = np.asarray(label)
-            if truth.dtype.kind not in "iu" or truth.shape != mask.shape:
-                problem = f"the label of sample {name} is {truth.dtype} {list(truth.shape)}"
-                raise StageError(
-                    problem, f"{self.title} needs a class per pixel, {list(mask.shape)}"
-                )
-            used = truth != _IGNORED
+            truth = self._array(label, name, "iu", mask.shape)
+            used = (truth != _IGNORED) | (classes > _IGNORED)
             truth, predicted = truth[used].astype(np.int64), mask[used].astype(np.int64)
             for values, what in ((truth, "label"), (predicted, "output")):
                 if values.size and not 0 <= values.min() <= values.max() < classes:
@@ -121,26 +116,16 @@ class MeanAveragePrecision(Metric):
         """Match the boxes of all images."""
         library = import_library("faster_coco_eval", Path.cwd())
         truth, detections = _flat(records["truth"]), _flat(records["detections"])
+        keys = "id", "image_id", "category_id", "bbox", "area", "iscrowd"
         annotations = [
-            {"id": number, "image_id": int(image), "category_id": int(label), "iscrowd": 0}
-            | {"bbox": box, "area": box[2] * box[3]}
+            dict(zip(keys, (number, int(image), int(label), box, box[2] * box[3], 0), strict=True))
             for number, (image, *box, label) in enumerate(truth.tolist(), 1)
         ]
-        classes = sorted({entry["category_id"] for entry in annotations})
-        coco = library.COCO(
-            {
-                "images": [{"id": number} for number in range(len(records["truth"]))],
-                "annotations": annotations,
-                "categories": [{"id": number, "name": str(number)} for number in classes],
-            }
-        )
-        evaluation = library.COCOeval_faster(
-            coco,
-            coco.loadRes(detections),
-            "bbox",
-            print_function=lambda *_: None,
-            separate_eval=True,
-        )
+        images = [{"id": number} for number in range(len(records["truth"]))]
+        classes = [{"id": int(number), "name": ""} for number in np.unique(truth[:, -1])]
+        coco = library.COCO({"images": images, "annotations": annotations, "categories": classes})
+        about = {"print_function": lambda *_: None, "separate_eval": True}
+        evaluation = library.COCOeval_faster(coco, coco.loadRes(detections), "bbox", **about)
         evaluation.params.areaRng, evaluation.params.areaRngLbl = [[0, 1e10]], ["all"]
         evaluation.params.maxDets = [100]
         evaluation.evaluate()

@@ -124,7 +124,7 @@ def test_files_of_other_kinds_are_a_sentence(tmp_path: Path) -> None:
         (tmp_path / name).write_text("text " * 20)
         with pytest.raises(StageError, match=f"{name} cannot be read as a table"):
             open_samples({kind: name}, inputs(2), tmp_path)
-    with pytest.raises(StageError, match="set is not a dataset that save_to_disk wrote"):
+    with pytest.raises(StageError, match="set cannot be read as a dataset of save_to_disk"):
         open_samples({"dataset": "set"}, inputs(2), tmp_path)
     (tmp_path / "set").mkdir()
     (tmp_path / "set/dataset_dict.json").write_text(json.dumps({"splits": ["train", "test"]}))
