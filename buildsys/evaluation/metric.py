@@ -1,7 +1,7 @@
 """What a metric is: records of samples, a value of them, and its values under resampling.
 
 Records are arrays with a row per sample, small whatever the size of outputs, and a value needs
-nothing else. Resampling is on sums of rows where a metric is a function of sums.
+nothing else.
 """
 
 from __future__ import annotations
@@ -64,10 +64,9 @@ class Metric:
 
     undefined: ClassVar[str] = "check outputs and labels"  # a hint
 
-    def resampler(self, records: Records) -> Callable[[Array], Array]:
-        """Make a function of how often each row is drawn, (draws, rows), to values."""
-        sums = self._sums(records)
-        return lambda counts: self._of_sums(counts @ sums)
+    def resampler(self, records: Records) -> Callable[[Array], float]:
+        """Make a function of numbers of rows, perhaps repeated, to their value or NaN."""
+        return lambda rows: self._value(select_rows(records, rows))
 
     def errors(self, records: Records) -> Array:
         """Measure how wrong each row is, to order what changes."""
@@ -84,17 +83,8 @@ class Metric:
     def _records(self, outputs: Outputs, batch: Batch) -> Records:
         raise NotImplementedError
 
-    def _sums(self, records: Records) -> Any:
-        """Arrange addends in columns, shape (rows, columns), perhaps sparse."""
-        errors = self.errors(records)
-        return np.stack([errors, np.ones(len(errors))], axis=1)
-
-    def _of_sums(self, sums: Array) -> Array:
-        """Compute values from sums of shape (draws, columns): by default, their mean."""
-        return np.asarray(sums[:, 0] / sums[:, 1])
-
     def _value(self, records: Records) -> float:
-        return float(self._of_sums(np.asarray(self._sums(records).sum(axis=0)).reshape(1, -1))[0])
+        return float(self.errors(records).mean())
 
     def _output(self, outputs: Outputs, fits: Callable[[Array], bool], form: str) -> Array:
         """Select the output with predictions."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +11,7 @@ import numpy as np
 from buildsys.errors import StageError
 from buildsys.evaluation.batch import MIB, Batch, label_list
 from buildsys.evaluation.classification import F1, Auroc, Top5, TopK
-from buildsys.evaluation.metric import Metric, Outputs, Records, select_rows
+from buildsys.evaluation.metric import Metric, Outputs, Records
 from buildsys.evaluation.regression import (
     R2,
     CharacterErrorRate,
@@ -83,23 +83,9 @@ class PythonMetric(Metric):
 
     def _value(self, records: Records) -> float:
         if self._is_per_sample:
-            return super()._value(records)
+            return float(records["score"].mean())
         outputs = {name: array for name, array in records.items() if name != _LABEL}
         return float(self._call(outputs, label_list(records[_LABEL]), ()))
-
-    def resampler(self, records: Records) -> Callable[[Array], Array]:
-        """Make a function of drawn rows, which calls the user's if that needs all rows."""
-        if self._is_per_sample:
-            return super().resampler(records)
-        rows = np.arange(len(records[_LABEL]))
-
-        def value(counts: Array) -> float:
-            return self._value(select_rows(records, np.repeat(rows, counts.astype(int))))
-
-        return lambda counts: np.array([value(row) for row in counts])
-
-    def _of_sums(self, sums: Array) -> Array:
-        return super()._of_sums(sums) * (-1 if self.higher_is_better else 1)
 
     def errors(self, records: Records) -> Array:
         """Order samples by their numbers, if there are any."""

@@ -13,7 +13,7 @@ Introduction to the Bootstrap", chapter 13; E. B. Wilson, JASA 22 (1927).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from math import ceil, inf, sqrt
 from typing import NamedTuple
 
@@ -21,11 +21,9 @@ import numpy as np
 
 from buildsys.errors import StageError
 from buildsys.evaluation.metric import Metric, Records
-from buildsys.onnx_graphs.tensors import Array
 
 _Z = 1.959963984540054  # of a two-sided interval of 95 %
 _Z_POWER = _Z + 0.8416212335729143  # 80 % of evaluations of the same loss get a verdict
-_CELLS = 4_000_000  # drawn at once
 
 
 class Interval(NamedTuple):
@@ -53,16 +51,16 @@ def paired_interval(metric: Metric, original: Records, engine: Records, seed: in
         problem = f"{metric.title} of the original is 0, and a loss is relative to it"
         raise StageError(problem, "use labels that are not its own outputs")
 
-    def loss(before: Array | float, after: Array | float) -> Array:
-        difference = np.subtract(before, after) * (1 if metric.higher_is_better else -1)
-        return np.asarray(difference if metric.is_share else difference / np.abs(before))
+    def loss(before: float, after: float) -> float:
+        difference = before - after if metric.higher_is_better else after - before
+        return difference if metric.is_share else difference / abs(before)
 
-    center = float(loss(before, after)) + 0.0  # not -0.0
-    resamplers = metric.resampler(original), metric.resampler(engine)
+    center = loss(before, after)
+    before_of, after_of = metric.resampler(original), metric.resampler(engine)
+    rng = np.random.default_rng(seed)
+    draws = (rng.integers(0, count, count) for _ in range(metric.draws))
     with np.errstate(all="ignore"):
-        losses = np.concatenate(
-            [loss(*(r(c) for r in resamplers)) for c in _draws(count, metric.draws, seed)]
-        )
+        losses = np.array([loss(before_of(rows), after_of(rows)) for rows in draws])
     losses = losses[np.isfinite(losses)]
     deviation = float(losses.std()) if len(losses) > 1 else inf
     if metric.draws < Metric.draws:  # too few for percentiles
@@ -122,14 +120,3 @@ def _root(function: Callable[[float], float], low: float, high: float) -> float:
         middle = (low + high) / 2
         low, high = (middle, high) if function(middle) > 0 else (low, middle)
     return (low + high) / 2
-
-
-def _draws(count: int, draws: int, seed: int) -> Iterator[Array]:
-    """Count how often each draw of ``count`` rows has each row."""
-    rng = np.random.default_rng(seed)
-    step = max(1, _CELLS // count)
-    for begin in range(0, draws, step):
-        size = min(step, draws - begin)
-        cells = rng.integers(0, count, (size, count)) + count * np.arange(size)[:, None]
-        drawn = np.bincount(cells.reshape(-1), minlength=size * count)
-        yield drawn.reshape(size, count).astype(np.float64)

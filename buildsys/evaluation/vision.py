@@ -21,6 +21,7 @@ _MOST_CLASSES = 255  # of a network that outputs classes, not scores
 class MeanIou(Metric):
     """The mean over classes of intersection over union, of all pixels."""
 
+    draws = 200
     title = "mIoU"
 
     def _records(self, outputs: Outputs, batch: Batch) -> Records:
@@ -44,14 +45,11 @@ class MeanIou(Metric):
             rows.append(np.stack([np.bincount(c, minlength=classes) for c in counts]))
         return {"pixels": np.array(rows)}
 
-    def _sums(self, records: Records) -> Array:
-        return records["pixels"].reshape(len(records["pixels"]), -1).astype(np.float64)
+    def _value(self, records: Records) -> float:
+        return float(np.nanmean(self._ious(records)))
 
-    def _of_sums(self, sums: Array) -> Array:
-        return np.asarray(np.nanmean(self._ious(sums), axis=1))
-
-    def _ious(self, sums: Array) -> Array:
-        both, truth, predicted = np.split(sums, 3, axis=1)
+    def _ious(self, records: Records) -> Array:
+        both, truth, predicted = records["pixels"].sum(axis=0)
         return np.asarray(both / (truth + predicted - both))
 
     def errors(self, records: Records) -> Array:
@@ -66,10 +64,9 @@ class MeanIou(Metric):
 
     def per_class(self, records: Records) -> dict[str, ClassFigure]:
         """Compute the value of each class that has labels."""
-        sums = self._sums(records).sum(axis=0, keepdims=True)
+        counts = records["pixels"][:, 1].sum(axis=0)
         with np.errstate(invalid="ignore"):
-            values = self._ious(sums)[0]
-        counts = np.split(sums[0], 3)[1]
+            values = self._ious(records)
         return {
             self._class_name(int(number)): ClassFigure(int(counts[number]), float(values[number]))
             for number in np.flatnonzero(counts)
@@ -142,18 +139,17 @@ class MeanAveragePrecision(Metric):
             return np.nan
         return float(np.nanmean(self._precisions(self._evaluate(records))))
 
-    def resampler(self, records: Records) -> Callable[[Array], Array]:
+    def resampler(self, records: Records) -> Callable[[Array], float]:
         """Make a function that accumulates the matches of drawn images."""
         evaluation = self._evaluate(records)
         images = len(records["truth"])
         matches = np.array(evaluation._evalImgs_cpp, object).reshape(-1, images)
 
-        def value(counts: Array) -> float:
-            drawn = np.repeat(np.arange(images), counts.astype(int))
-            evaluation._evalImgs_cpp = matches[:, drawn].reshape(-1).tolist()
+        def value(rows: Array) -> float:
+            evaluation._evalImgs_cpp = matches[:, rows].reshape(-1).tolist()
             return float(np.nanmean(self._precisions(evaluation)))
 
-        return lambda counts: np.array([value(row) for row in counts])
+        return value
 
     def errors(self, records: Records) -> Array:
         """Average over labelled boxes how badly the best detection covers each."""
