@@ -61,12 +61,9 @@ class TopK(Metric):
 
     def per_class(self, records: Records) -> dict[str, ClassFigure]:
         """Compute the value of each class that has labels."""
-        labels, errors = records["label"], self.errors(records)
-        rows = {int(number): labels == number for number in np.unique(labels)}
-        return {
-            self._class_name(number): ClassFigure(int(own.sum()), float(1 - errors[own].mean()))
-            for number, own in rows.items()
-        }
+        counts = np.bincount(records["label"])
+        wrong = np.bincount(records["label"], self.errors(records))
+        return self._class_figures(counts, 1 - wrong / np.maximum(counts, 1))
 
 
 class Top5(TopK):
@@ -84,11 +81,20 @@ class F1(TopK):
     title = "F1 (macro)"
 
     def _value(self, records: Records) -> float:
+        return float(np.nanmean(self._scores(records)[1]))
+
+    def _scores(self, records: Records) -> tuple[Array, Array]:
+        """Compute labels and F1 of each class, NaN without labels and predictions."""
         label, predicted = records["label"], records["classes"][:, 0]
         classes = int(max(label.max(), predicted.max())) + 1
         rows = label[label == predicted], label, predicted
         hits, labels, predictions = (np.bincount(row, minlength=classes) for row in rows)
-        return float(np.nanmean(2 * hits / (labels + predictions)))
+        return labels, 2 * hits / (labels + predictions)
+
+    def per_class(self, records: Records) -> dict[str, ClassFigure]:
+        """Compute the value of each class that has labels."""
+        with np.errstate(invalid="ignore"):
+            return self._class_figures(*self._scores(records))
 
 
 class Auroc(Metric):

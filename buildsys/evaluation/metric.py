@@ -7,7 +7,7 @@ nothing else.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -29,11 +29,12 @@ class ClassFigure(NamedTuple):
 class Metric:
     """A figure of a model on labelled samples."""
 
-    title: ClassVar[str]
+    title: str
     is_share: bool = True  # else losses and `drop` are relative to the original's value
     higher_is_better: bool = True
     is_binary: bool = False  # the mean of samples that are right or wrong
     draws: int = 2000  # of resampling
+    undefined: str = "check outputs and labels"  # the remedy for a NaN
 
     def __init__(self, options: Mapping[str, Any]) -> None:
         """Take ``classes`` (names), ``activation`` and ``output`` (the one with predictions)."""
@@ -61,8 +62,6 @@ class Metric:
         if not np.isfinite(value):
             raise StageError(f"{self.title} of these samples is {value}", self.undefined)
         return value
-
-    undefined: ClassVar[str] = "check outputs and labels"  # a hint
 
     def resampler(self, records: Records) -> Callable[[Array], float]:
         """Make a function of numbers of rows, perhaps repeated, to their value or NaN."""
@@ -97,6 +96,12 @@ class Metric:
             problem = f"{self.title} needs {form}; {name} is {array.dtype} {list(array.shape)}"
             raise StageError(problem, "convert it in evaluate.postprocess")
         return outputs[name]
+
+    def _class_figures(self, counts: Array, values: Array) -> dict[str, ClassFigure]:
+        return {
+            self._class_name(number): ClassFigure(int(counts[number]), float(values[number]))
+            for number in np.flatnonzero(counts).tolist()
+        }
 
     def _array(self, label: Label, sample: str, kinds: str, shape: Sequence[int]) -> Array:
         """Require a label of this shape and kinds of dtype."""

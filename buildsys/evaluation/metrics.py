@@ -9,25 +9,18 @@ from typing import Any
 import numpy as np
 
 from buildsys.errors import StageError
+from buildsys.evaluation import classification, regression, vision
 from buildsys.evaluation.batch import MIB, Batch, label_list
-from buildsys.evaluation.classification import F1, Auroc, Top5, TopK
 from buildsys.evaluation.metric import Metric, Outputs, Records
-from buildsys.evaluation.regression import (
-    R2,
-    CharacterErrorRate,
-    Mae,
-    Perplexity,
-    Rmse,
-    WordErrorRate,
-)
-from buildsys.evaluation.vision import MeanAveragePrecision, MeanAveragePrecision50, MeanIou
 from buildsys.models.user_code import load_callable, reraise_as_stage_error
 from buildsys.onnx_graphs.tensors import Array
 
 METRICS: dict[str, type[Metric]] = {
-    "top1": TopK, "top5": Top5, "f1": F1, "auroc": Auroc, "rmse": Rmse, "mae": Mae, "r2": R2,
-    "miou": MeanIou, "map50_95": MeanAveragePrecision, "map50": MeanAveragePrecision50,
-    "wer": WordErrorRate, "cer": CharacterErrorRate, "perplexity": Perplexity,
+    "top1": classification.TopK, "top5": classification.Top5, "f1": classification.F1,
+    "auroc": classification.Auroc, "rmse": regression.Rmse, "mae": regression.Mae,
+    "r2": regression.R2, "perplexity": regression.Perplexity, "wer": regression.WordErrorRate,
+    "cer": regression.CharacterErrorRate, "miou": vision.MeanIou,
+    "map50_95": vision.MeanAveragePrecision, "map50": vision.MeanAveragePrecision50,
 }  # fmt: skip
 _LIMIT = 1024 * MIB
 _LABEL = " label"  # not the name of an output
@@ -60,25 +53,25 @@ class PythonMetric(Metric):
         """Load the function."""
         super().__init__(options)
         self._function = load_callable(reference, project)
-        self.title, self._project = reference, project  # type: ignore[misc]
+        self.title, self._project = reference, project
         self.is_share = bool(getattr(self._function, "is_share", False))
         self.higher_is_better = bool(getattr(self._function, "higher_is_better", True))
         self._is_per_sample = bool(getattr(self._function, "per_sample", False))
         self.draws = Metric.draws if self._is_per_sample else self.draws
         self._bytes = 0
-        self._shapes: dict[str, tuple[int, ...]] = {}
+        self._shapes: list[tuple[int, ...]] = []
 
     def _records(self, outputs: Outputs, batch: Batch) -> Records:
         if self._is_per_sample:
             return {"score": self._call(outputs, batch.labels, (len(batch),))}
-        shapes = {name: array.shape[1:] for name, array in outputs.items()}
+        shapes = [array.shape[1:] for array in outputs.values()]
+        shapes += {np.shape(label) for label in batch.labels}
+        self._shapes = self._shapes or shapes[: len(outputs) + 1]
         self._bytes += sum(array.nbytes for array in outputs.values())
-        if self._bytes > _LIMIT or shapes != (self._shapes or shapes) or _is_ragged(batch.labels):
-            problem = (
-                f"{self.title} needs all outputs and labels at once, in arrays of at most 1 GiB"
-            )
+        has_dicts = any(isinstance(label, dict) for label in batch.labels)
+        if self._bytes > _LIMIT or shapes != self._shapes or has_dicts:
+            problem = f"{self.title} needs all outputs and labels, in arrays of at most 1 GiB"
             raise StageError(problem, "let it return a number per sample, with per_sample = True")
-        self._shapes = shapes
         return {**outputs, _LABEL: np.array(batch.labels)}
 
     def _value(self, records: Records) -> float:
@@ -107,8 +100,3 @@ class PythonMetric(Metric):
             problem = f"{self.title} returns an array of shape {list(result.shape)}"
             raise StageError(problem, f"return {expected}, or set its attribute per_sample")
         return result
-
-
-def _is_ragged(labels: list[Any]) -> bool:
-    shapes = {np.shape(label) for label in labels}
-    return len(shapes) > 1 or any(isinstance(label, dict) for label in labels)

@@ -1,4 +1,4 @@
-"""Metrics of numbers, tokens and texts: functions of sums over samples."""
+"""Metrics of numbers, tokens and texts."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _SHOWN_CHARACTERS = 200
 
 
 class Rmse(Metric):
-    """The root of the mean squared error of all elements."""
+    """The root of the mean squared error of elements; samples weigh the same."""
 
     title = "RMSE"
     is_share = False
@@ -53,15 +53,14 @@ class Rmse(Metric):
 
 
 class Mae(Rmse):
-    """The mean absolute error of all elements."""
+    """The mean absolute error of elements; samples weigh the same."""
 
     title = "MAE"
 
     def _error(self, differences: Array) -> Array:
         return np.asarray(abs(differences).mean(axis=1))
 
-    def _value(self, records: Records) -> float:
-        return Metric._value(self, records)
+    _value = Metric._value
 
 
 class R2(Rmse):

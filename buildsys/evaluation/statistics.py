@@ -14,7 +14,7 @@ Introduction to the Bootstrap", chapter 13; E. B. Wilson, JASA 22 (1927).
 from __future__ import annotations
 
 from collections.abc import Callable
-from math import ceil, inf, sqrt
+from math import ceil, sqrt
 from typing import NamedTuple
 
 import numpy as np
@@ -62,7 +62,8 @@ def paired_interval(metric: Metric, original: Records, engine: Records, seed: in
     with np.errstate(all="ignore"):
         losses = np.array([loss(before_of(rows), after_of(rows)) for rows in draws])
     losses = losses[np.isfinite(losses)]
-    deviation = float(losses.std()) if len(losses) > 1 else inf
+    losses = losses if len(losses) > 1 else np.array([-1.0, 1.0])
+    deviation = float(losses.std())
     if metric.draws < Metric.draws:  # too few for percentiles
         below = above = _Z * deviation
     else:
@@ -90,10 +91,7 @@ def tango_interval(lost: int, gained: int, count: int) -> Interval:
         c = -gained * delta * (1 - delta)
         gain = (sqrt(max(0.0, b * b - 8 * count * c)) - b) / (4 * count)
         variance = count * (2 * gain + delta * (1 - delta))
-        difference = lost - gained - count * delta
-        return (
-            difference / sqrt(variance) if variance > 0 else inf * difference if difference else 0.0
-        )
+        return (lost - gained - count * delta) / sqrt(max(variance, 1e-12))
 
     low = _root(lambda delta: score(delta) - _Z, -1.0, loss)
     high = _root(lambda delta: score(delta) + _Z, loss, 1.0)

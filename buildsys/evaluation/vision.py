@@ -67,10 +67,7 @@ class MeanIou(Metric):
         counts = records["pixels"][:, 1].sum(axis=0)
         with np.errstate(invalid="ignore"):
             values = self._ious(records)
-        return {
-            self._class_name(int(number)): ClassFigure(int(counts[number]), float(values[number]))
-            for number in np.flatnonzero(counts)
-        }
+        return self._class_figures(counts, values)
 
 
 class MeanAveragePrecision(Metric):
@@ -168,12 +165,10 @@ class MeanAveragePrecision(Metric):
     def per_class(self, records: Records) -> dict[str, ClassFigure]:
         """Compute the value of each class that has labels."""
         labels = records["truth"][..., 4]
-        classes, counts = np.unique(labels[~np.isnan(labels)].astype(int), return_counts=True)
-        values = self._precisions(self._evaluate(records))
-        return {
-            self._class_name(int(number)): ClassFigure(int(count), float(value))
-            for number, count, value in zip(classes, counts, values, strict=True)
-        }
+        counts = np.bincount(labels[~np.isnan(labels)].astype(int))
+        values = np.zeros(len(counts))
+        values[counts > 0] = self._precisions(self._evaluate(records))
+        return self._class_figures(counts, values)
 
 
 class MeanAveragePrecision50(MeanAveragePrecision):

@@ -43,6 +43,13 @@ def test_classification(seed: int, count: int, classes: int) -> None:
         assert value_of(name, scores, labels.tolist()) == pytest.approx(float(expected))
     expected = sk.f1_score(labels, scores.argmax(1), average="macro")
     assert value_of("f1", scores, labels.tolist()) == pytest.approx(expected)
+    metric = metric_of("f1")
+    figures = metric.per_class(records_of(metric, scores, labels.tolist()))
+    of_class = sk.f1_score(labels, scores.argmax(1), average=None, labels=np.unique(labels))
+    assert [figure.value for figure in figures.values()] == pytest.approx(of_class)
+    assert [figure.labels for figure in figures.values()] == np.bincount(labels)[
+        np.unique(labels)
+    ].tolist()
 
 
 @some

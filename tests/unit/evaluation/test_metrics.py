@@ -220,8 +220,9 @@ def test_mistakes_of_own_metrics_are_a_sentence(tmp_path: Path, name: str, probl
 def test_own_metrics_of_all_samples_need_outputs_of_one_shape(tmp_path: Path) -> None:
     metric = python_metric(tmp_path, "share")
     records_of(metric, np.zeros((2, 3)), [0, 1])
-    with pytest.raises(StageError, match="per_sample = True"):
-        records_of(metric, np.zeros((2, 4)), [0, 1])
+    for width, labels in ((4, [0, 1]), (3, [0, np.zeros(2)]), (3, [[1], [2]]), (3, [{}, {}])):
+        with pytest.raises(StageError, match="per_sample = True"):
+            records_of(metric, np.zeros((2, width)), labels)
 
 
 def test_an_unknown_function_is_a_sentence() -> None:

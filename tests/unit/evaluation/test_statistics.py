@@ -10,6 +10,7 @@ import pytest
 from evaluation_records import classified, drawn, metric_of, records_of, regressed
 
 from buildsys.errors import StageError
+from buildsys.evaluation.metric import Metric, Records
 from buildsys.evaluation.statistics import (
     Interval,
     judge,
@@ -149,6 +150,21 @@ def test_equal_seeds_give_equal_intervals() -> None:
     first = paired_interval(metric, before, after, seed=1)
     assert first == paired_interval(metric, before, after, seed=1)
     assert first != paired_interval(metric, before, after, seed=2)
+
+
+def test_a_metric_without_values_of_draws_is_undecided() -> None:
+    class Range(Metric):
+        """A metric of all rows, undefined without one of them."""
+
+        title, draws = "range", 200
+
+        def _value(self, records: Records) -> float:
+            return 1.0 if len({*records["x"].tolist()}) == 30 else np.nan
+
+    records = {"x": np.arange(30)}
+    interval = paired_interval(Range({}), records, records)
+    assert judge(interval, DROP) == "undecided"
+    assert samples_needed(interval, DROP) > 1000
 
 
 def test_a_loss_relative_to_0_is_refused() -> None:
