@@ -92,8 +92,8 @@ def checked(batch: Batch, inputs: Inputs) -> Batch:
             raise StageError(problem, "resize or reshape the data")
         require_dtype(array, declared["dtype"], what, f"the input {name}")
         if len(array) != len(batch.labels):
-            problem = f"{what} begins {len(array)} rows of the input {name}"
-            raise StageError(f"{problem} with {len(batch.labels)} labels", "give one label per row")
+            problem = f"from {what}, the input {name} has {len(array)} rows"
+            raise StageError(f"{problem} and {len(batch.labels)} labels", "give one label per row")
     return Batch(batch.names, arrays, batch.labels)
 
 
@@ -151,6 +151,8 @@ def _content(value: Label) -> bytes:
     if isinstance(value, Mapping):
         return b"".join(name.encode() + _content(value[name]) for name in sorted(value))
     array = np.asarray(value)
+    if array.dtype.kind in "OUST":  # a width or addresses, which are not of the value
+        return f"{array.tolist()}".encode(errors="surrogatepass")
     return f"{array.dtype.str}{array.shape}".encode() + array.tobytes()
 
 

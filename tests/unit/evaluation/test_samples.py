@@ -145,6 +145,10 @@ GENERATOR_MISTAKES = [
     (SAMPLE + "yield np.zeros(3, 'f4'), 0", r"sample 1 has the shape \[3\] for the input x"),
     (SAMPLE + "yield np.zeros(2), 0", "sample 1 is float64, the input x is float32"),
     (SAMPLE + "raise KeyError('z')", r"failed at sample 1: KeyError: 'z' \(own.py:5\)"),
+    (
+        "yield {'x': np.zeros((2, 2), 'f4'), 'z': np.zeros((3, 1), 'f4')}, [0, 1]",
+        "from sample 0, the input z has 3 rows and 2 labels",
+    ),
     ("return None", "own.py:samples failed: TypeError"),
     ("return\nyield", "the data has no samples"),
 ]
@@ -152,9 +156,11 @@ GENERATOR_MISTAKES = [
 
 @pytest.mark.parametrize(("body", "problem"), GENERATOR_MISTAKES)
 def test_mistakes_of_generators_are_a_sentence(tmp_path: Path, body: str, problem: str) -> None:
-    data = generator(tmp_path, body)
+    data, declared = generator(tmp_path, body), inputs(2)
+    if "the input z" in problem:
+        declared["z"] = {"shape": ["batch", 1], "dtype": "float32"}
     with pytest.raises(StageError, match=problem):
-        read(tmp_path, data, inputs(2), size=1)
+        read(tmp_path, data, declared, size=1)
 
 
 def npz_mistakes() -> list[tuple[dict[str, Any], str]]:
@@ -215,6 +221,18 @@ def test_digests_depend_on_content_not_on_batches(tmp_path: Path) -> None:
     assert [a == b for a, b in zip(one, digests(changed), strict=True)] == [
         number not in (3, 9) for number in range(10)
     ]
+
+
+def test_digests_of_texts_depend_on_no_other_text(tmp_path: Path) -> None:
+    body = "for text in ('a', 'longer', 'ä'):\n"
+    body += "    yield np.array([text], dtype=object if text == 'a' else None), text"
+    data, declared = generator(tmp_path, body), inputs(1, dtype="string")
+    first, second = (
+        [text for batch in read(tmp_path, data, declared, size=size) for text in digests(batch)]
+        for size in (1, 3)
+    )
+    assert first == second
+    assert len({*first}) == 3
 
 
 def test_equal_inputs_have_equal_digests_whatever_their_labels() -> None:
