@@ -17,12 +17,25 @@ _IGNORED = -100  # a label, as in torch.nn.CrossEntropyLoss
 _SHOWN_CHARACTERS = 200
 
 
-class Rmse(Metric):
-    """The root of the mean squared error of elements; samples weigh the same."""
+class Ratio(Metric):
+    """A function of the sums of two columns, such as errors and words."""
 
-    title = "RMSE"
     is_share = False
     higher_is_better = False
+
+    def errors(self, records: Records) -> Array:
+        """Measure how wrong each row is."""
+        return np.asarray(records["sums"][:, 0] / np.maximum(records["sums"][:, 1], 1))
+
+    def _value(self, records: Records) -> float:
+        numerator, denominator = records["sums"].sum(axis=0)
+        return float(numerator / denominator)
+
+
+class Rmse(Ratio):
+    """The root of the mean squared error of all elements."""
+
+    title = "RMSE"
 
     def _records(self, outputs: Outputs, batch: Batch) -> Records:
         output = self._output(outputs, lambda a: a.ndim > 0 and a.dtype.kind in "fiu", "numbers")
@@ -33,15 +46,12 @@ class Rmse(Metric):
         return self._of_values(values, np.array(labels, np.float64))
 
     def _of_values(self, values: Array, labels: Array) -> Records:
-        error = self._error(values - labels)
-        return {"first": np.stack([values[:, 0], labels[:, 0]], axis=1), "error": error}
+        errors = self._error(values - labels)
+        sums = np.stack([errors.sum(axis=1), np.full(len(errors), errors.shape[1])], axis=1)
+        return {"first": np.stack([values[:, 0], labels[:, 0]], axis=1), "sums": sums}
 
     def _error(self, differences: Array) -> Array:
-        return np.asarray((differences**2).mean(axis=1))
-
-    def errors(self, records: Records) -> Array:
-        """Measure how wrong each row is."""
-        return records["error"]
+        return differences**2
 
     def _value(self, records: Records) -> float:
         return float(np.sqrt(super()._value(records)))
@@ -53,14 +63,14 @@ class Rmse(Metric):
 
 
 class Mae(Rmse):
-    """The mean absolute error of elements; samples weigh the same."""
+    """The mean absolute error of all elements."""
 
     title = "MAE"
 
     def _error(self, differences: Array) -> Array:
-        return np.asarray(abs(differences).mean(axis=1))
+        return abs(differences)
 
-    _value = Metric._value
+    _value = Ratio._value
 
 
 class R2(Rmse):
@@ -83,12 +93,10 @@ class R2(Rmse):
         return float(metrics.r2_score(records["labels"], records["values"]))
 
 
-class Perplexity(Metric):
+class Perplexity(Ratio):
     """The exponential of the mean negative log-likelihood of tokens."""
 
     title = "perplexity"
-    is_share = False
-    higher_is_better = False
     undefined = "it needs tokens that are not ignored"
 
     def _records(self, outputs: Outputs, batch: Batch) -> Records:
@@ -110,11 +118,7 @@ class Perplexity(Metric):
         return {"sums": np.array(rows, np.float64)}
 
     def _value(self, records: Records) -> float:
-        return float(np.exp(_ratio(records)))
-
-    def errors(self, records: Records) -> Array:
-        """Measure how wrong each row is."""
-        return np.asarray(records["sums"][:, 0] / np.maximum(records["sums"][:, 1], 1))
+        return float(np.exp(super()._value(records)))
 
     def describe(self, records: Records, row: int) -> tuple[str, str]:
         """Write prediction and label of a row."""
@@ -122,11 +126,11 @@ class Perplexity(Metric):
         return f"perplexity {figure:.4g}", f"{records['sums'][row, 1]:.0f} tokens"
 
 
-class WordErrorRate(Metric):
+class WordErrorRate(Ratio):
     """Wrong words per word of the labels, by jiwer."""
 
     title = "WER"
-    higher_is_better = False
+    is_share = True
     undefined = "it needs labels with words"
     process = "process_words"
 
@@ -147,13 +151,6 @@ class WordErrorRate(Metric):
             pairs.append((words[:_SHOWN_CHARACTERS], label[:_SHOWN_CHARACTERS]))
         return {"sums": np.array(sums, np.float64), "texts": np.array(pairs, np.str_)}
 
-    def _value(self, records: Records) -> float:
-        return _ratio(records)
-
-    def errors(self, records: Records) -> Array:
-        """Measure how wrong each row is."""
-        return records["sums"][:, 0]
-
     def describe(self, records: Records, row: int) -> tuple[str, str]:
         """Write prediction and label of a row."""
         prediction, label = records["texts"][row]
@@ -166,8 +163,3 @@ class CharacterErrorRate(WordErrorRate):
     title = "CER"
     undefined = "it needs labels with characters"
     process = "process_characters"
-
-
-def _ratio(records: Records) -> float:
-    numerator, denominator = records["sums"].sum(axis=0)
-    return float(numerator / denominator)

@@ -115,7 +115,7 @@ def test_texts_are_described_and_must_be_texts() -> None:
     metric = metric_of("wer")
     records = records_of(metric, np.array(["a cat", "a b"]), ["a hat", "a b"])
     assert metric.describe(records, 0) == ("a cat", "a hat")
-    assert metric.errors(records).tolist() == [1, 0]
+    assert metric.errors(records).tolist() == [0.5, 0]
     joined = join_records([records, records_of(metric, np.array(["x" * 300]), ["y"])])
     assert metric.describe(joined, 2) == ("x" * 200, "y")
     with pytest.raises(StageError, match="label of sample 0 is of type int; WER needs texts"):

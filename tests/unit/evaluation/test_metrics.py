@@ -87,6 +87,7 @@ def test_records_of_batches_are_those_of_all_samples(name: str) -> None:
     parts = [select_rows(records, np.arange(4)), select_rows(records, np.arange(4, 10))]
     joined = join_records(parts)
     assert joined.keys() == records.keys()
+    assert not any(array.dtype.hasobject for array in joined.values())  # saved without pickle
     assert all(np.array_equal(joined[key], records[key]) for key in records)
 
 
