@@ -46,7 +46,16 @@ class Metric:
 
         Raises: StageError: an output is NaN, or outputs or labels do not fit the metric.
         """
+        selected = self.options.get("output")
+        if selected and selected not in outputs:
+            problem = f"the model has no output {selected}"
+            raise StageError(problem, f"its outputs are {', '.join(outputs)}")
+        outputs = {selected: outputs[selected]} if selected else outputs
         for name, array in outputs.items():
+            if array.shape[:1] != (len(batch),):
+                problem = f"the output {name} has the shape {list(array.shape)}"
+                hint = "name evaluate.output, or convert it in evaluate.postprocess"
+                raise StageError(f"{problem} for {len(batch)} samples", hint)
             if array.dtype.kind == "f" and (rows := np.isnan(array)).any():
                 row = int(rows.reshape(len(array), -1).any(axis=1).argmax())
                 problem = f"the output {name} is NaN for sample {batch.names[row]}"
@@ -87,15 +96,14 @@ class Metric:
 
     def _output(self, outputs: Outputs, fits: Callable[[Array], bool], form: str) -> Array:
         """Select the output with predictions."""
-        name = self.options.get("output") or (next(iter(outputs)) if len(outputs) == 1 else "")
-        if name not in outputs:
+        if len(outputs) != 1:
             problem = f"{self.title} needs one output; there are {', '.join(outputs)}"
             raise StageError(problem, "name it in evaluate.output")
-        if not fits(outputs[name]):
-            array = outputs[name]
+        ((name, array),) = outputs.items()
+        if not fits(array):
             problem = f"{self.title} needs {form}; {name} is {array.dtype} {list(array.shape)}"
             raise StageError(problem, "convert it in evaluate.postprocess")
-        return outputs[name]
+        return array
 
     def _class_figures(self, counts: Array, values: Array) -> dict[str, ClassFigure]:
         return {
@@ -120,7 +128,9 @@ class Metric:
         return np.array([self._class_number(label, count, name) for name, label in labels])
 
     def _class_number(self, label: Label, count: int, sample: str) -> int:
-        """Find the number of a label, which may be a name."""
+        """Find the number of a label, which may be a name, or a float from a table."""
+        if isinstance(label, float) and label.is_integer():
+            label = int(label)
         if isinstance(label, str) and label in self.classes:
             label = [*self.classes].index(label)
         if isinstance(label, str) and not self.classes:

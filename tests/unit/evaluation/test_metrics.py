@@ -98,6 +98,8 @@ MISTAKES: list[tuple[str, Any, list[Any], str]] = [
     ("top1", np.zeros((2, 3)), [0, 0.5], "label of sample b.jpg is of type float"),
     ("top1", np.zeros((2, 3, 4)), [0, 1], r"top-1 needs scores \[batch, classes\]; out is float64"),
     ("top1", np.zeros((2, 3), np.int64), [0, 1], r"out is int64 \[2, 3\]"),
+    ("top1", np.zeros((3, 2)), [0, 1], r"output out has the shape \[3, 2\] for 2 samples"),
+    ("rmse", np.zeros(()), [0, 1], r"output out has the shape \[\] for 2 samples"),
     ("top1", np.array([[0, 1], [0, np.nan]]), [0, 1], "the output out is NaN for sample b.jpg"),
     ("top5", np.zeros((2, 5)), [0, 1], "top-5 of 5 classes is always right"),
     ("auroc", np.zeros((2, 3)), [0, 1], "AUROC needs scores of two classes"),
@@ -156,7 +158,9 @@ def test_one_of_several_outputs_is_named() -> None:
     with pytest.raises(StageError, match=r"needs one output; there are x, y; name it in evaluate"):
         metric_of("top1").records(outputs, batch)
     metric = metric_of("top1", output="y")
-    assert metric.value(metric.records(outputs, batch)) == 1.0
+    assert metric.value(metric.records({**outputs, "z": np.zeros(3)}, batch)) == 1.0
+    with pytest.raises(StageError, match="the model has no output y; its outputs are x"):
+        metric.records({"x": outputs["x"]}, batch)
 
 
 def test_labels_may_be_names_of_classes() -> None:
@@ -166,6 +170,11 @@ def test_labels_may_be_names_of_classes() -> None:
     assert metric.per_class(records) == {"cat": (1, 0.0), "dog": (1, 1.0)}
     with pytest.raises(StageError, match="label cow of sample 0 is not one of 2 classes"):
         records_of(metric, np.zeros((1, 2)), ["cow"])
+
+
+def test_labels_may_be_whole_floats() -> None:
+    metric = metric_of("top1")
+    assert metric.value(records_of(metric, np.array([[0, 9.0], [0, 9.0]]), [0.0, 1.0])) == 0.5
 
 
 def test_probabilities_are_as_the_manifest_says() -> None:
