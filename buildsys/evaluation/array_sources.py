@@ -88,10 +88,9 @@ def python_samples(data: Mapping[str, Any], inputs: Inputs, project: Path) -> Sa
             items = iter(function())
         while True:
             with reraise_as_stage_error(f"{reference} failed at sample {number}", project):
-                item = next(items, _END)
-            if item is _END:
-                return
-            batch = _yielded(item, inputs, number, reference)
+                if (item := next(items, _END)) is _END:
+                    return
+                batch = _yielded(item, inputs, number, reference)
             yield batch[max(0, start - number) :]
             number += len(batch)
 

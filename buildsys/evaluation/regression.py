@@ -144,7 +144,7 @@ class WordErrorRate(Ratio):
             if not isinstance(label, str):
                 problem = f"the label of sample {name} is of type {type(label).__name__}"
                 raise StageError(problem, f"{self.title} needs texts")
-            words = text.decode() if isinstance(text, bytes) else str(text)
+            words = text.decode(errors="replace") if isinstance(text, bytes) else str(text)
             counts = getattr(jiwer, self.process)(label, words)
             wrong = counts.substitutions + counts.deletions
             sums.append((wrong + counts.insertions, wrong + counts.hits))

@@ -98,13 +98,14 @@ class MeanAveragePrecision(Metric):
         if not isinstance(label, dict) or not {"boxes", "labels"} <= label.keys():
             problem = f"the label of sample {name} has no boxes and labels"
             raise StageError(problem, "give {boxes: [[x1, y1, x2, y2]], labels: [class]}")
-        boxes = np.asarray(label["boxes"], np.float64).reshape(-1, 4)
+        boxes, labels = np.asarray(label["boxes"]), np.ravel(label["labels"]).tolist()
+        boxes = boxes.reshape(0, 4) if not boxes.size else boxes
+        if boxes.shape != (len(labels), 4) or boxes.dtype.kind not in "fiu":
+            problem = f"sample {name} has {len(labels)} labels for boxes of {boxes.dtype}"
+            raise StageError(f"{problem} {list(boxes.shape)}", "give x1, y1, x2, y2 for each label")
         count = len(self.classes) or np.iinfo(np.int32).max
-        numbers = [self._class_number(n, count, name) for n in np.asarray(label["labels"]).tolist()]
-        if len(numbers) != len(boxes):
-            problem = f"sample {name} has {len(boxes)} boxes and {len(numbers)} labels"
-            raise StageError(problem, "give one label per box")
-        return np.concatenate([boxes, np.reshape(numbers, (-1, 1))], axis=1)
+        numbers = [self._class_number(number, count, name) for number in labels]
+        return np.concatenate([boxes, np.reshape(numbers, (-1, 1))], axis=1, dtype=np.float64)
 
     def _evaluate(self, records: Records) -> Any:
         """Match the boxes of all images."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from typing import Any
 
 import jiwer
@@ -124,6 +125,18 @@ def test_texts_are_described_and_must_be_texts() -> None:
         records_of(metric, np.zeros(1), ["a"])
     with pytest.raises(StageError, match="WER of these samples is nan; it needs labels with words"):
         metric.value(records_of(metric, np.array([""]), [""]))
+
+
+@pytest.mark.parametrize(("name", "package"), [("wer", "jiwer"), ("map50", "faster_coco_eval")])
+def test_a_missing_library_is_named(
+    name: str, package: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, package, None)
+    metric = metric_of(name)
+    label = "a" if name == "wer" else {"boxes": [[0, 0, 9, 9]], "labels": [0]}
+    output = np.array(["a"]) if name == "wer" else np.zeros((1, 1, 6))
+    with pytest.raises(StageError, match=f"importing {package} failed: .*; pip install {package}"):
+        metric.value(records_of(metric, output, [label]))
 
 
 def detected(

@@ -120,8 +120,11 @@ MISTAKES: list[tuple[str, Any, list[Any], str]] = [
         "map50",
         np.zeros((1, 3, 6)),
         [{"boxes": np.zeros((2, 4)), "labels": [1]}],
-        "sample a.jpg has 2 boxes and 1 labels",
+        r"sample a.jpg has 1 labels for boxes of float64 \[2, 4\]; give x1, y1, x2, y2",
     ),
+    ("map50", np.zeros((1, 3, 6)), [{"boxes": np.zeros((1, 3)), "labels": [1]}], r"\[1, 3\]"),
+    ("map50", np.zeros((1, 3, 6)), [{"boxes": [["a"] * 4], "labels": [1]}], "boxes of <U1"),
+    ("map50", np.zeros((1, 3, 6)), [{"boxes": np.zeros((1, 4)), "labels": [-1]}], "label -1 of"),
 ]
 
 

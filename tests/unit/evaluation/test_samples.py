@@ -149,6 +149,8 @@ GENERATOR_MISTAKES = [
         "yield {'x': np.zeros((2, 2), 'f4'), 'z': np.zeros((3, 1), 'f4')}, [0, 1]",
         "from sample 0, the input z has 3 rows and 2 labels",
     ),
+    ("yield {'x': [[1], [1, 2]]}, 0", "own.py:samples failed at sample 0: ValueError"),
+    ("yield np.zeros(2, 'f4'), {'boxes': [[1], [1, 2]]}", "failed at sample 0: ValueError"),
     ("return None", "own.py:samples failed: TypeError"),
     ("return\nyield", "the data has no samples"),
 ]
