@@ -32,7 +32,7 @@ class Batch:
     """Consecutive samples."""
 
     names: list[str]  # of a file, row or number, for people
-    inputs: dict[str, Array]  # all with the batch axis
+    inputs: dict[str, Array]  # with the batch axis; types unknown to numpy as float32
     labels: list[Label]
 
     def __len__(self) -> int:

@@ -77,7 +77,9 @@ def read_labels(title: str, files: Sequence[str], folder: Path, project: Path) -
         problem = f"{title} has no label for {len(missing)} of {len(files)} images: {missing[0]}"
         raise StageError(problem, "add lines FILE,LABEL, or remove the images")
     if extra := by_name.keys() - used:
-        problem = f"{title} has labels of {len(extra)} files that are no images: {min(extra)}"
+        problem = (
+            f"{title} has labels for {len(extra)} files that are not images here: {min(extra)}"
+        )
         raise StageError(problem, "remove the lines, or correct evaluate.data.images")
     return _typed([by_name[match] for match in used])
 
@@ -123,7 +125,7 @@ def _files(files: list[str], labels: list[Label], inputs: Inputs, project: Path)
 def prepared(images: Sequence[Path | EncodedImage], inputs: Inputs) -> dict[str, Array]:
     """Decode and preprocess images for the input that has ``preprocess``.
 
-    Raises: StageError: there is no such input, or a file is no image.
+    Raises: StageError: there is no such input, or a file cannot be read.
     """
     names = [name for name, declared in inputs.items() if declared.get("preprocess")]
     if len(names) != 1:

@@ -54,7 +54,10 @@ def test_labels_are_numbers_if_all_are(tmp_path: Path, written: str, typed: list
 
 MISTAKES = [
     ("a.png,1\n", "val.csv has no label for 1 of 2 images: data/val/b.png"),
-    ("a.png,1\nb.png,2\nz.png,3\n", "val.csv has labels of 1 files that are no images: z.png"),
+    (
+        "a.png,1\nb.png,2\nz.png,3\n",
+        "val.csv has labels for 1 files that are not images here: z.png",
+    ),
     ("a.png,1\nb.png,2\na.png,3\n", "val.csv:3: a.png has a second label, 3"),
     ("a.png,1\nb.png\n", "val.csv:2: there is no label"),
     ("a.png,1\nb.png,\n", "val.csv:2: there is no label"),
