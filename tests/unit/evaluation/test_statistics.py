@@ -143,6 +143,16 @@ def test_rare_failures_seldom_pass_by_f1() -> None:
     assert verdicts.count("failed") <= 0.05 * pairs
 
 
+@pytest.mark.parametrize(("name", "loss"), [("rmse", 0.25), ("mae", 0.25), ("r2", 0.09)])
+def test_losses_of_errors_are_relative_and_of_shares_absolute(name: str, loss: float) -> None:
+    labels = np.tile([0.0, 10.0], 50)
+    before, after = (
+        records_of(metric_of(name), labels + error, labels.tolist()) for error in (2.0, 2.5)
+    )
+    assert paired_interval(metric_of(name), before, after).loss == pytest.approx(loss)
+    assert paired_interval(metric_of(name), after, before).loss < 0
+
+
 def test_equal_seeds_give_equal_intervals() -> None:
     rng = np.random.default_rng(0)
     before, after = drawn("f1", rng, 200, 0.1), drawn("f1", rng, 200, 0.2)
