@@ -50,6 +50,10 @@ class ModelPlan:
         written = spec["source"] or {}
         self.definition = written if "tensorrt" in written else None  # by hand
         engines = [decide_engine(spec, engine, version_of) for engine in spec["engines"]]
+        inputs, outputs = spec["inputs"].items(), spec["outputs"].values()
+        self.preprocess = {name: t["preprocess"] for name, t in inputs if t.get("preprocess")}
+        labels = (output.get("labels") or {} for output in outputs)
+        self.classes: list[str] = next((e["names"] for e in labels if "names" in e), [])
         self.spec = spec = {**_without_run_fields(spec), "engines": engines}
         self.name: str = spec["model"]
         self.case_values, self.exported, self.unsimplified, self.final = graph_points(spec)

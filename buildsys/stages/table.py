@@ -13,6 +13,7 @@ OPERATORS, EXPORT, PROGRAM, REFERENCE = "operators", "export", "program", "refer
 SURGERY, SIMPLIFY, CALIBRATE, SEARCH = "surgery", "simplify", "calibrate", "search"
 CONVERT, VALIDATE, ENGINE, VERIFY = "convert", "validate", "engine", "verify"
 BENCH, GATE, COMMAND, REPORT = "bench", "gate", "command", "report"
+PREDICT, EVALUATE = "predict", "evaluate"
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,6 +130,26 @@ STAGES = (
         is_required_check=True,
         compared=("relative",),
         sections=("verify",),
+    ),
+    StageInfo(
+        PREDICT,
+        "measure the accuracy of the original models",
+        "PredictResult",
+        has_artifacts=False,
+        needs_graph=False,
+        compared=("value",),
+    ),
+    StageInfo(
+        EVALUATE,
+        "compare the accuracy of the engines with that of the original models",
+        "EvaluateResult",
+        planned_for="engines",
+        has_artifacts=False,
+        is_required_check=True,
+        in_own_interpreter=True,
+        sections=("evaluate",),
+        has_checks=True,
+        compared=("value", "loss"),
     ),
     StageInfo(
         BENCH,

@@ -28,7 +28,7 @@ from buildsys.stages.bench.result import (
     ContenderResult,
     engine_contender,
 )
-from buildsys.stages.bench.timed_engine import LocalEngine, RemoteEngine
+from buildsys.stages.bench.timed_engine import LocalEngine, RemoteEngine, open_engine
 from buildsys.stages.engine.result import SlowLayer
 from buildsys.stages.operators.implementation import implementation_of
 from buildsys.system.cpu import OtherLoad, cpu_model, usable_cores
@@ -120,18 +120,8 @@ def run(job: Job) -> StageResult:
     options, gpu = job.options["engine"], job.options["bench"].get("gpu")
     threads = int(options.get("intra_op_threads") or usable_cores())
     timing = GpuTiming(**{**gpu, "cuda_graph": tuple(gpu["cuda_graph"])}) if gpu else None
-    file, backend, toolchain = job.inputs["engine"], options["backend"], job.toolchain
-    uses = implementation_of(job, backend).uses
-    engine: TimedEngine
     try:
-        if toolchain is None:
-            engine = LocalEngine(backend, file, options, uses)
-        else:
-            job.progress(f"loading the engine in the toolchain {toolchain.name}")
-            folder = job.outputs["result"].parent
-            engine = RemoteEngine(
-                toolchain, backend, file, options, uses, project=job.project, folder=folder
-            )
+        engine = open_engine(job)
     except Unavailable as reason:
         return StageResult("unavailable", reason.problem, reason.hint)
     try:

@@ -12,12 +12,15 @@ import signal
 import subprocess
 import sys
 import traceback
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing, contextmanager, suppress
 from multiprocessing import Pipe
 from multiprocessing.connection import Connection
+from operator import le
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+import numpy as np
 
 from buildsys.backends.cuda_gpus import find_driver, pci_bus_id
 from buildsys.backends.interface import (
@@ -25,6 +28,7 @@ from buildsys.backends.interface import (
     Figures,
     OperatorUse,
     Options,
+    Profiles,
     Session,
     load_backend,
 )
@@ -36,13 +40,14 @@ from buildsys.backends.measurement import (
     Samples,
 )
 from buildsys.errors import StageError, Unavailable
-from buildsys.onnx_graphs.tensors import load_case, save_tensors
+from buildsys.onnx_graphs.tensors import Tensor, load_case, save_tensors
 from buildsys.system.backend_registry import link_packages
 from buildsys.system.processes import describe_exit, die_with_parent
 from buildsys.system.toolchains import Toolchain
 
 if TYPE_CHECKING:
     from buildsys.backends.cuda_device import Device
+    from buildsys.workers.job import Job
 
 # Our packages come last on the path, so that they hide none of the interpreter's.
 _PROGRAM = f"import sys; sys.path.append(sys.argv.pop(1)); from {__name__} import main; main()"
@@ -95,6 +100,10 @@ class LocalEngine:
     def save_outputs(self, case: Path, file: Path) -> None:
         """Compute the outputs of ``case`` into a file, apart from the contenders."""
         save_tensors(file, self._session.run(load_case(case).inputs))
+
+    def run(self, inputs: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
+        """Compute outputs, in the first profile that fits."""
+        return self._session.run(inputs, _fitting_profile(self._session.profiles, inputs))
 
     def facts(self) -> Figures:
         """Report the GPU and its memory use while contenders are bound."""
@@ -196,6 +205,10 @@ class RemoteEngine:
         """Compute the outputs of ``case`` into a file, apart from the contenders."""
         self.ask("outputs", str(case), str(file))
 
+    def run(self, inputs: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
+        """Compute outputs, in the first profile that fits."""
+        return dict(map(_unpacked, self.ask("run", [*map(_packed, inputs.items())])))
+
     def facts(self) -> Figures:
         """Report facts about the GPU and its memory while contenders are bound."""
         facts: Figures = self.ask("facts")
@@ -240,6 +253,44 @@ class RemoteEngine:
         return answer
 
 
+def open_engine(job: Job) -> LocalEngine | RemoteEngine:
+    """Load the engine of a job, in its toolchain if it has one. Raises: Unavailable."""
+    from buildsys.stages.operators.implementation import implementation_of
+
+    options, file, toolchain = job.options["engine"], job.inputs["engine"], job.toolchain
+    backend = options["backend"]
+    uses = implementation_of(job, backend).uses
+    if toolchain is None:
+        return LocalEngine(backend, file, options, uses)
+    job.progress(f"loading the engine in the toolchain {toolchain.name}")
+    folder = job.outputs["result"].parent
+    return RemoteEngine(toolchain, backend, file, options, uses, project=job.project, folder=folder)
+
+
+def _fitting_profile(profiles: Profiles, inputs: Mapping[str, Tensor]) -> int | None:
+    for number, ranges in enumerate(profiles):
+        if all(
+            all(map(le, span["min"], inputs[name].shape))
+            and all(map(le, inputs[name].shape, span["max"]))
+            for name, span in ranges.items()
+            if name in inputs
+        ):
+            return number
+    return None if not profiles else 0
+
+
+def _packed(item: tuple[str, Tensor]) -> tuple[str, str, str, tuple[int, ...], bytes]:
+    """Make plain values of a tensor: both sides may have other versions of numpy."""
+    name, tensor = item
+    array = tensor.array
+    return name, tensor.dtype, array.dtype.str, array.shape, array.tobytes()
+
+
+def _unpacked(values: tuple[str, str, str, tuple[int, ...], bytes]) -> tuple[str, Tensor]:
+    name, dtype, stored, shape, content = values
+    return name, Tensor(np.frombuffer(content, stored).reshape(shape), dtype)
+
+
 class _RemoteContender:
     """A contender in the child process."""
 
@@ -276,6 +327,9 @@ def serve(pipe: Connection[Any, Any]) -> None:
                     answer = vars(contenders[arguments[0]].block(*arguments[1:]))
                 elif request == "outputs":
                     engine.save_outputs(*map(Path, arguments))
+                elif request == "run":
+                    outputs = engine.run(dict(map(_unpacked, arguments[0])))
+                    answer = [*map(_packed, outputs.items())]
                 elif request == "layers":
                     answer = engine.slowest_layers(Path(arguments[0]))
                 else:

@@ -1,0 +1,1 @@
+"""The evaluate stage: the accuracy of an engine on data."""

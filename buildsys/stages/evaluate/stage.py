@@ -1,0 +1,117 @@
+"""The evaluate stage: an engine against the original model on the same samples."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import partial
+
+from buildsys.errors import StageError, Unavailable
+from buildsys.evaluation.flips import find_flips
+from buildsys.evaluation.metric import Metric
+from buildsys.evaluation.recording import Recorded, load_recorded, make_metric, record
+from buildsys.evaluation.statistics import Interval, judge, paired_interval, samples_needed
+from buildsys.onnx_graphs.tensors import Tensor
+from buildsys.report.formatting import percent
+from buildsys.stages.bench.timed_engine import LocalEngine, RemoteEngine, open_engine
+from buildsys.stages.evaluate.result import ClassAccuracy, EvaluateResult, FlippedSample
+from buildsys.workers.job import Job, StageResult
+
+
+def run(job: Job) -> StageResult:
+    """Compare the metric of the engine with that of the original model.
+
+    Raises: StageError: the samples changed, or samples or outputs do not fit.
+    """
+    if "engine" not in job.inputs:
+        return StageResult("unavailable", "there is no engine: see the result of its engine target")
+    try:
+        engine = open_engine(job)
+    except Unavailable as reason:
+        return StageResult("unavailable", reason.problem, reason.hint)
+    metric, original = make_metric(job), load_recorded(job.inputs["original"])
+    try:
+        job.progress("running the engine")
+        recorded = record(job, job.options["inputs"], metric, partial(_predict, engine))
+    finally:
+        engine.close()
+    _check_samples(original, recorded)
+    job.progress("comparing the predictions")
+    interval = paired_interval(metric, original.records, recorded.records)
+    drop = job.options["drop"]
+    verdict = judge(interval, drop)
+    figures = _figures(metric, original, recorded, interval)
+    figures |= {"drop": drop, "verdict": verdict}
+    if verdict == "passed":
+        return StageResult(figures=figures)
+    if verdict == "undecided":
+        figures["needed"] = samples_needed(interval, drop)
+    problem, hint = _reason(job, figures)
+    return StageResult("failed", problem, hint, figures)
+
+
+def _predict(
+    engine: LocalEngine | RemoteEngine, tensors: dict[str, Tensor]
+) -> Mapping[str, Tensor]:
+    return engine.run(tensors)
+
+
+def _check_samples(original: Recorded, engine: Recorded) -> None:
+    """Require equal samples on both sides."""
+    pairs = zip(original.digests, engine.digests, strict=False)
+    place = next((n for n, (a, b) in enumerate(pairs) if a != b), None)
+    if place is None and len(original.digests) == len(engine.digests):
+        return
+    place = min(len(original.names), len(engine.names)) if place is None else place
+    name = [*original.names, *engine.names[len(original.names) :], ""][place]
+    problem = f"the data changed: sample {name} differs from what the original model got"
+    raise StageError(problem, "let the source yield the same samples in each run; build again")
+
+
+def _figures(
+    metric: Metric, original: Recorded, engine: Recorded, interval: Interval
+) -> EvaluateResult:
+    flips = find_flips(metric, engine.names, original.records, engine.records)
+    before, after = metric.per_class(original.records), metric.per_class(engine.records)
+    return EvaluateResult(
+        title=metric.title,
+        is_share=metric.is_share,
+        value=metric.value(engine.records),
+        original=metric.value(original.records),
+        loss=interval.loss,
+        low=interval.low,
+        high=interval.high,
+        samples=interval.samples,
+        method=interval.method,
+        flips=[
+            FlippedSample(
+                sample=flip.name,
+                label=flip.label,
+                original=flip.original,
+                engine=flip.engine,
+                change=flip.change,
+            )
+            for flip in flips
+        ],
+        classes=[
+            ClassAccuracy(
+                name=name,
+                samples=figure.labels,
+                original=figure.value,
+                engine=after[name].value if name in after else None,
+            )
+            for name, figure in before.items()
+        ],
+    )
+
+
+def _reason(job: Job, figures: EvaluateResult) -> tuple[str, str]:
+    """Explain a verdict other than passed, with the next step."""
+    interval = f"95 % interval {percent(figures['low'])} to {percent(figures['high'])}"
+    loss = f"{figures['title']} loses {percent(figures['loss'])} ({interval})"
+    allowed = f"{percent(figures['drop'])} is allowed"
+    if figures["verdict"] == "failed":
+        hint = "calibrate on data like these, keep more nodes in fp32, or raise evaluate.drop"
+        return f"the engine {job.variant} of {job.model}: {loss}, {allowed}", hint
+    needed, samples = figures["needed"], figures["samples"]
+    problem = f"undecided: {loss} of {samples:,} samples, {allowed}"
+    return problem, f"evaluate about {needed:,} samples, or raise evaluate.drop"

@@ -1,0 +1,1 @@
+"""The predict stage: the accuracy of the original model on data."""

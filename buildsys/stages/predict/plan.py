@@ -1,0 +1,84 @@
+"""Plan of the predict stage: the original model on the data of `evaluate`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from glob import has_magic
+from itertools import takewhile
+from pathlib import PurePosixPath
+from typing import Any
+
+from buildsys.plan.action import Action, FileRef
+from buildsys.plan.custom_operators import NO_OPERATORS
+from buildsys.plan.model_plan import ModelPlan
+
+_FOLDERS, _PATTERNS = ("folder", "dataset"), ("images", "parquet", "arrow")
+_TABLES = ("parquet", "arrow", "dataset")
+_FIELDS = ("data", "metric", "output", "postprocess", "batch_size", "samples")
+_LIBRARIES = {  # of metrics
+    "auroc": "scikit-learn", "r2": "scikit-learn", "f1": "scipy", "map50_95": "faster-coco-eval",
+    "map50": "faster-coco-eval", "wer": "jiwer", "cer": "jiwer",
+}  # fmt: skip
+
+
+def plan_predict(model: ModelPlan) -> Iterator[Action]:
+    """Plan the predictions of the original model, if an engine is evaluated."""
+    if not model.spec["evaluate"]:
+        return
+    network = model.network
+    yield model.action(
+        "predict",
+        "evaluate/original.json",
+        runs_network=True,
+        operators=model.operators.use() if network.is_onnx else NO_OPERATORS,
+        options={**network.options, "evaluate": evaluation_options(model)},
+        outputs={"records": records_of(model)},
+        environment=("onnxruntime",) if network.is_onnx else (),
+        **evaluation_fields(model, ("onnx", "onnxruntime") if network.is_onnx else ()),
+    )
+
+
+def records_of(model: ModelPlan) -> FileRef:
+    """Locate the records of the original model."""
+    return FileRef(f"{model.name}/evaluate/original.npz")
+
+
+def evaluation_options(model: ModelPlan) -> dict[str, Any]:
+    """Collect what decides samples and metric."""
+    section, inputs = model.spec["evaluate"], model.exported.inputs
+    options: dict[str, Any] = {field: section[field] for field in _FIELDS}
+    options["dims"] = model.exported.dims
+    options["preprocess"] = {n: steps for n, steps in model.preprocess.items() if n in inputs}
+    options["classes"] = model.classes
+    return options
+
+
+def evaluation_fields(model: ModelPlan, tools: tuple[str, ...]) -> dict[str, Any]:
+    """Collect files and libraries that decide the samples and the metric."""
+    section = model.spec["evaluate"]
+    data, metric = section["data"], section["metric"]
+    own = metric["python"] if isinstance(metric, dict) else None
+    functions = [data.get("python"), own, section["postprocess"]]
+    sources = [*_files(data), *(name.rpartition(":")[0] for name in functions if name)]
+    libraries = ["numpy", "pillow"] if model.preprocess else ["numpy"]
+    libraries += ["pyarrow"] if any(kind in data for kind in _TABLES) else []
+    libraries += ["python"] if any(functions) else []
+    libraries += [_LIBRARIES[metric]] if not own and metric in _LIBRARIES else []
+    return {"sources": tuple(dict.fromkeys(sources)), "tools": (*libraries, *tools)}
+
+
+def _files(data: Mapping[str, Any]) -> Iterator[str]:
+    """Yield the files of the samples, folders with a slash."""
+    for kind in _FOLDERS:
+        if kind in data:
+            yield f"{data[kind].rstrip('/')}/"
+    for kind in _PATTERNS:
+        if kind in data:
+            parts = PurePosixPath(data[kind]).parts
+            fixed = PurePosixPath(*takewhile(lambda part: not has_magic(part), parts))
+            is_file = len(fixed.parts) == len(parts) and kind != "images"
+            yield str(fixed) if is_file else f"{fixed}/"
+    if "npz" in data:
+        yield data["npz"]
+    elif "labels" in data:
+        yield data["labels"]

@@ -1,0 +1,36 @@
+"""The predict stage: the original model on all samples of `evaluate`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from buildsys.evaluation.recording import make_metric, record
+from buildsys.manifest.shape_cases import dims_of_shapes
+from buildsys.onnx_graphs.tensors import Tensor
+from buildsys.stages.predict.result import PredictResult
+from buildsys.stages.reference.original import load_original
+from buildsys.workers.job import Job, StageResult
+
+
+def run(job: Job) -> StageResult:
+    """Record the predictions of the original model.
+
+    Raises: StageError: the model, the samples or the metric fail.
+    """
+    original, metric, inputs = load_original(job), make_metric(job), job.options["inputs"]
+    shapes = {name: port["shape"] for name, port in inputs.items()}
+
+    def predict(tensors: dict[str, Tensor]) -> Mapping[str, Tensor]:
+        dims = dims_of_shapes(shapes, {name: t.shape for name, t in tensors.items()})
+        return original.call(tensors, dims)
+
+    job.progress("running the original model")
+    recorded = record(job, inputs, metric, predict)
+    figures = PredictResult(
+        title=metric.title,
+        is_share=metric.is_share,
+        value=metric.value(recorded.records),
+        samples=len(recorded.names),
+    )
+    recorded.save(job.outputs["records"])
+    return StageResult(figures=figures)
