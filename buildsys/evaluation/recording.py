@@ -15,7 +15,6 @@ from buildsys.evaluation.metrics import load_metric
 from buildsys.evaluation.samples import open_samples
 from buildsys.models.user_code import load_callable, reraise_as_stage_error
 from buildsys.onnx_graphs.tensors import Array, Tensor, load_arrays, tensor_of
-from buildsys.workers.job import Job
 
 Predict = Callable[[dict[str, Tensor]], Mapping[str, Tensor]]
 _NAMES, _DIGESTS, _RECORD = "names", "digests", "record."
@@ -46,23 +45,29 @@ def load_recorded(path: Path) -> Recorded:
     return Recorded(records, arrays[_NAMES].tolist(), arrays[_DIGESTS].tolist())
 
 
-def make_metric(job: Job) -> Metric:
-    """Make the metric of a job."""
-    options = job.options["evaluate"]
+def make_metric(options: Mapping[str, Any], project: Path) -> Metric:
+    """Make the metric of the options of a stage. Raises: StageError."""
     fields = {"classes": options["classes"], "output": options["output"]}
-    return load_metric(options["metric"], fields, job.project)
+    return load_metric(options["metric"], fields, project)
 
 
-def record(job: Job, inputs: Inputs, metric: Metric, predict: Predict) -> Recorded:
+def record(
+    options: Mapping[str, Any],
+    inputs: Inputs,
+    project: Path,
+    metric: Metric,
+    predict: Predict,
+    count: Callable[[int, int, str], None],
+) -> Recorded:
     """Run a model on all samples, in batches of sizes that it takes; fill the last one.
 
+    ``count`` gets what is done, of how much (0: unknown), and the unit.
     Raises: StageError: samples or outputs do not fit.
     """
-    options = job.options["evaluate"]
     declared = {
         n: {**port, "preprocess": options["preprocess"].get(n)} for n, port in inputs.items()
     }
-    samples = open_samples(options["data"], declared, job.project)
+    samples = open_samples(options["data"], declared, project)
     batch_size = _batch_sizes(inputs, options["dims"], options["batch_size"])
     most = options["samples"] or samples.count or 0
     parts, names, marks = list[Records](), list[str](), list[str]()
@@ -72,11 +77,11 @@ def record(job: Job, inputs: Inputs, metric: Metric, predict: Predict) -> Record
             break
         outputs = _outputs(batch, inputs, batch_size.fit(len(batch)), predict)
         if options["postprocess"]:
-            outputs = _postprocess(options["postprocess"], outputs, job.project)
+            outputs = _postprocess(options["postprocess"], outputs, project)
         parts.append(metric.records(outputs, batch))
         names += batch.names
         marks += digests(batch)
-        job.count(len(names), max(most, len(names)) if most else 0, "samples")
+        count(len(names), max(most, len(names)) if most else 0, "samples")
     return Recorded(join_records(parts), names, marks)
 
 

@@ -38,6 +38,7 @@ ALLOWED: dict[str, set[str]] = {
     "stages": {
         "backends",
         "deploy",
+        "evaluation",
         "history",
         "manifest",
         "models",

@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from functools import partial
-
 from buildsys.errors import StageError, Unavailable
 from buildsys.evaluation.flips import find_flips
 from buildsys.evaluation.metric import Metric
 from buildsys.evaluation.recording import Recorded, load_recorded, make_metric, record
 from buildsys.evaluation.statistics import Interval, judge, paired_interval, samples_needed
-from buildsys.onnx_graphs.tensors import Tensor
 from buildsys.report.formatting import percent
-from buildsys.stages.bench.timed_engine import LocalEngine, RemoteEngine, open_engine
+from buildsys.stages.bench.timed_engine import open_engine
 from buildsys.stages.evaluate.result import ClassAccuracy, EvaluateResult, FlippedSample
 from buildsys.workers.job import Job, StageResult
 
@@ -28,10 +24,11 @@ def run(job: Job) -> StageResult:
         engine = open_engine(job)
     except Unavailable as reason:
         return StageResult("unavailable", reason.problem, reason.hint)
-    metric, original = make_metric(job), load_recorded(job.inputs["original"])
+    options, inputs = job.options["evaluate"], job.options["inputs"]
+    metric, original = make_metric(options, job.project), load_recorded(job.inputs["original"])
     try:
         job.progress("running the engine")
-        recorded = record(job, job.options["inputs"], metric, partial(_predict, engine))
+        recorded = record(options, inputs, job.project, metric, engine.run, job.count)
     finally:
         engine.close()
     _check_samples(original, recorded)
@@ -47,12 +44,6 @@ def run(job: Job) -> StageResult:
         figures["needed"] = samples_needed(interval, drop)
     problem, hint = _reason(job, figures)
     return StageResult("failed", problem, hint, figures)
-
-
-def _predict(
-    engine: LocalEngine | RemoteEngine, tensors: dict[str, Tensor]
-) -> Mapping[str, Tensor]:
-    return engine.run(tensors)
 
 
 def _check_samples(original: Recorded, engine: Recorded) -> None:

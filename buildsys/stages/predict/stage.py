@@ -17,7 +17,8 @@ def run(job: Job) -> StageResult:
 
     Raises: StageError: the model, the samples or the metric fail.
     """
-    original, metric, inputs = load_original(job), make_metric(job), job.options["inputs"]
+    options, inputs = job.options["evaluate"], job.options["inputs"]
+    original, metric = load_original(job), make_metric(options, job.project)
     shapes = {name: port["shape"] for name, port in inputs.items()}
 
     def predict(tensors: dict[str, Tensor]) -> Mapping[str, Tensor]:
@@ -25,7 +26,7 @@ def run(job: Job) -> StageResult:
         return original.call(tensors, dims)
 
     job.progress("running the original model")
-    recorded = record(job, inputs, metric, predict)
+    recorded = record(options, inputs, job.project, metric, predict, job.count)
     figures = PredictResult(
         title=metric.title,
         is_share=metric.is_share,
