@@ -118,6 +118,21 @@ engines:
   - {backend: onnxruntime, name: other, intra_op_threads: 1, toolchain: other}
   - {backend: tensorrt, name: trt}
 bench: {duration: 1ms, warmup: 1ms, min_samples: 3, baselines: [], noise: null}
+evaluate:
+  data: {npz: data/val.npz}
+  metric: {python: plugins/metrics/distance.py:closeness}
+  postprocess: plugins/metrics/halves.py:halve
+"""
+CLOSENESS = """\
+def closeness(outputs, labels):
+    return [1 - abs(output - label).mean() for output, label in zip(outputs, labels)]
+
+
+closeness.per_sample = closeness.is_share = True
+"""
+HALVE = """\
+def halve(outputs):
+    return {name: array / 2 for name, array in outputs.items()}
 """
 PROJECT_YAML = """\
 toolchains:
@@ -371,6 +386,7 @@ class KeyProject:
             "plugins/lib/constants.py": CONSTANTS, "plugins/hooks/network.py": NETWORK,
             "plugins/lib/sizes.py": "SIZE = 2\n",
             "plugins/hooks/truth.py": TRUTH,
+            "plugins/metrics/distance.py": CLOSENESS, "plugins/metrics/halves.py": HALVE,
             "configs/models/custom.yaml": CUSTOM_YAML, "plugins/models/custom.py": CUSTOM,
             "configs/models/small.yaml": SMALL_YAML,
             "plugins/ops/swish.py": SWISH,
@@ -381,6 +397,7 @@ class KeyProject:
             self.write(path, text)
         self.save_weights(0.0)
         self.save_data(1.0)
+        self.save_samples(0.5)
         self.save_onnx(1.0)
         self.save_onnx(3.0, "cut")
         self.save_convolutions(1.0)
@@ -422,6 +439,11 @@ class KeyProject:
             self.root / "data/x.npz",
             x=np.linspace(-scale, scale, 32, dtype=np.float32).reshape(8, 4),
         )
+
+    def save_samples(self, label: float) -> None:
+        """Write the labelled samples of an evaluation."""
+        samples = np.random.default_rng(0).random((2000, 4), np.float32)
+        np.savez(self.root / "data/val.npz", x=samples, labels=samples * label)
 
     def save_onnx(self, scale: float, name: str = "given") -> None:
         """Write an ONNX file with external weights."""

@@ -26,12 +26,14 @@ def plan_predict(model: ModelPlan) -> Iterator[Action]:
     if not model.spec["evaluate"]:
         return
     network = model.network
+    unused = ("data",) if network.is_onnx else ()  # torch draws random weights with golden inputs
+    options = {name: value for name, value in network.options.items() if name not in unused}
     yield model.action(
         "predict",
         "evaluate/original.json",
         runs_network=True,
         operators=model.operators.use() if network.is_onnx else NO_OPERATORS,
-        options={**network.options, "evaluate": evaluation_options(model)},
+        options={**options, "evaluate": evaluation_options(model)},
         outputs={"records": records_of(model)},
         environment=("onnxruntime",) if network.is_onnx else (),
         **evaluation_fields(model, ("onnx", "onnxruntime") if network.is_onnx else ()),

@@ -36,6 +36,7 @@ from buildsys.system.toolchains import Interpreter
 
 PAGE = (Path(__file__).parent / "keys_table.md").read_text(encoding="utf-8")
 NET = "configs/models/net.yaml"
+GIVEN = "configs/models/given.yaml"
 CUT = "configs/models/cut.yaml"
 CUSTOM = "configs/models/custom.yaml"
 SMALL = "configs/models/small.yaml"
@@ -231,7 +232,7 @@ def other_variables(bench: Bench, patch: Patch) -> None:
 
 def another_name(bench: Bench, patch: Patch) -> None:
     bench.project.replace("configs/project.yaml", "other:", "another:")
-    bench.project.replace("configs/models/given.yaml", "toolchain: other", "toolchain: another")
+    bench.project.replace(GIVEN, "toolchain: other", "toolchain: another")
 
 
 EDITS: dict[str, Callable[[Bench, Patch], None]] = {
@@ -322,6 +323,13 @@ EDITS: dict[str, Callable[[Bench, Patch], None]] = {
         "duration: 1ms", "cuda_graph: [false, true], in_flight: 2, duration: 1ms"
     ),
     "bench baselines": in_manifest("baselines: [torch]", "baselines: [torch, onnxruntime]"),
+    "drop": append(GIVEN, "  drop: 2%\n"),
+    "evaluated samples": save("save_samples", 0.6),
+    "evaluated seed": in_file(GIVEN, "given.onnx}", "given.onnx, seed: 1}"),
+    "evaluated names": in_file(GIVEN, "batch", "rows"),
+    "metric file": comment("plugins/metrics/distance.py"),
+    "postprocess file": comment("plugins/metrics/halves.py"),
+    "metric": in_file(GIVEN, "{python: plugins/metrics/distance.py:closeness}", "rmse"),
     "description": append(NET, "description: a net\n"),
     "graphviz": another_graphviz,
     "report formats": append(NET, "report: {formats: [markdown]}\n"),
@@ -387,7 +395,7 @@ EDITS: dict[str, Callable[[Bench, Patch], None]] = {
 # Rebuilt for real, besides edits with effects downstream: no change at all, equal outputs from
 # user files, and results that the report reads.
 # ("sha256" is rebuilt in a test of its own)
-REBUILT = {"nothing", "touch", "module", "bench"}
+REBUILT = {"nothing", "touch", "module", "bench", "evaluated samples"}
 # All outputs of what is stale change, as those of rebuilt edits do: after another graph (opset),
 # golden tensors (data file), and whatever is first in a model (onnx weights, surgery file,
 # calibration file, ops body).
