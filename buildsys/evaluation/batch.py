@@ -21,6 +21,7 @@ from buildsys.onnx_graphs.tensors import Array
 Inputs = Mapping[str, Mapping[str, Any]]  # name -> shape (batch axis first), dtype, preprocess
 Label = Any  # int, float, str, an array, or a dict of arrays
 MIB = 2**20
+INPUT_DIGITS = 32  # at the start of a sample's digest
 _UNREADABLE = (
     OSError, ValueError, TypeError, LookupError, EOFError, NotImplementedError,
     zipfile.BadZipFile, zlib.error, csv.Error,
@@ -120,14 +121,21 @@ def input_digests(batch: Batch) -> list[str]:
     """Digest the inputs of each sample, to find them in other data."""
     columns = [batch.inputs[name] for name in sorted(batch.inputs)]
     return [
-        blake3(b"".join(map(_content, row))).hexdigest(16) for row in zip(*columns, strict=True)
+        blake3(b"".join(map(_content, row))).hexdigest(INPUT_DIGITS // 2)
+        for row in zip(*columns, strict=True)
     ]
 
 
 def digests(batch: Batch) -> list[str]:
-    """Digest inputs, name and label of each sample, whatever the size of batches."""
+    """Digest inputs, name and label of each sample, whatever the size of batches.
+
+    A digest begins with that of the inputs.
+    """
     rows = zip(input_digests(batch), batch.names, batch.labels, strict=True)
-    return [blake3(f"{row[:2]}".encode() + _content(row[2])).hexdigest(16) for row in rows]
+    return [
+        inputs + blake3(f"{[name]}".encode() + _content(label)).hexdigest(8)
+        for inputs, name, label in rows
+    ]
 
 
 def label_list(labels: Any) -> list[Label]:

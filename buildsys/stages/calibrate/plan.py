@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 from buildsys.plan.action import Action
 from buildsys.plan.model_plan import ModelPlan
@@ -13,15 +14,10 @@ def plan_calibrate(model: ModelPlan) -> Iterator[Action]:
     """Plan the calibration, if an engine needs it."""
     if not model.needs_calibration:
         return
-    spec, final, section = model.spec, model.final, model.spec["calibration"]
+    final, section = model.final, model.spec["calibration"]
     fields = ["algorithm", "batches", "seed"]
     fields += ["percentile"] if section["algorithm"] == "percentile" else []
-    data = {
-        tensor: section["data"][tensor]
-        if tensor in section["data"]
-        else spec["inputs"].get(tensor, {}).get("data")
-        for tensor in final.inputs
-    }
+    data = calibration_data(model)
     dims = {dim: span["opt"] for dim, span in final.dims.items()}
     if section["batch_size"] is not None:
         first = [tensor["shape"][0] for tensor in final.inputs.values() if tensor["shape"]]
@@ -49,3 +45,12 @@ def plan_calibrate(model: ModelPlan) -> Iterator[Action]:
         ),
         environment=("onnxruntime",),
     )
+
+
+def calibration_data(model: ModelPlan) -> dict[str, Any]:
+    """Choose the source of each input, its own by default."""
+    own, inputs = model.spec["calibration"]["data"], model.spec["inputs"]
+    return {
+        tensor: own[tensor] if tensor in own else inputs.get(tensor, {}).get("data")
+        for tensor in model.final.inputs
+    }

@@ -9,6 +9,7 @@ from buildsys.evaluation.recording import Recorded, load_recorded, make_metric, 
 from buildsys.evaluation.statistics import Interval, judge, paired_interval, samples_needed
 from buildsys.report.formatting import percent
 from buildsys.stages.bench.timed_engine import open_engine
+from buildsys.stages.evaluate.calibration import check_calibration
 from buildsys.stages.evaluate.result import ClassAccuracy, EvaluateResult, FlippedSample
 from buildsys.workers.job import Job, StageResult
 
@@ -20,12 +21,14 @@ def run(job: Job) -> StageResult:
     """
     if "engine" not in job.inputs:
         return StageResult("unavailable", "there is no engine: see the result of its engine target")
+    original = load_recorded(job.inputs["original"])
+    check_calibration(job, original)
     try:
         engine = open_engine(job)
     except Unavailable as reason:
         return StageResult("unavailable", reason.problem, reason.hint)
     options, inputs = job.options["evaluate"], job.options["inputs"]
-    metric, original = make_metric(options, job.project), load_recorded(job.inputs["original"])
+    metric = make_metric(options, job.project)
     try:
         job.progress("running the engine")
         recorded = record(options, inputs, job.project, metric, engine.run, job.count)

@@ -76,3 +76,19 @@ def test_a_weakly_typed_builder_gets_the_batches_and_the_graph_in_fp32() -> None
     strong = plan({**engine, "typing": "strong"}, calibration=CALIBRATION)
     assert strong["engine:m:e0"].inputs["model"].path == "m/convert/int8/model.onnx"
     assert "batches" not in strong["engine:m:e0"].inputs
+
+
+def test_only_calibrated_engines_are_kept_from_the_calibration_data() -> None:
+    evaluate = {"data": {"npz": "val.npz"}, "metric": "top1"}
+    planned = plan(
+        {}, {"precision": "int8"}, {"precision": "fp16"}, calibration=CALIBRATION, evaluate=evaluate
+    )
+    own, calibrated, half = (planned[f"evaluate:m:e{number}"] for number in range(3))
+    assert calibrated.inputs["batches"].path == "m/calibrate/batches.npz"
+    assert "calibrate:m" in calibrated.after
+    assert calibrated.sources == ("val.npz", "data/calib/")
+    assert calibrated.options["calibration_images"]["x"]["images"] == "data/calib"
+    for action in (own, half):
+        assert "batches" not in action.inputs
+        assert "calibrate:m" not in action.after
+        assert action.sources == ("val.npz",)
