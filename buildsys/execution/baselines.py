@@ -98,6 +98,7 @@ class GateBaselines:
             **facts,
             "options": earlier.figures.get("engine_options"),
             "figures": earlier.figures.get("figures", {}),
+            "evaluated": earlier.figures.get("evaluated", ""),
             "description": f"the build of {when} (engine {digest[:_SHOWN_DIGITS]})",
             "identity": {"engine": digest, "started": earlier.started},
         }, files

@@ -247,5 +247,6 @@ GATED_FIGURES: Mapping[str, Callable[[float], str]] = {
     "size": size,
     "memory": size,
     "error": error,
+    "accuracy": lambda value: significant(value, 4),
     "build_time": duration,
 }

@@ -23,7 +23,7 @@ from buildsys.system.backend_registry import (
 )
 from buildsys.system.units import parse_duration, parse_percentage, parse_size
 
-METRICS = ("latency", "throughput", "size", "memory", "error", "build_time")
+METRICS = ("latency", "throughput", "size", "memory", "error", "accuracy", "build_time")
 Percentage = Annotated[
     float,
     BeforeValidator(parse_percentage),
@@ -65,6 +65,13 @@ class ErrorGate(GateLimit):
     limit: float | None = Field(None, ge=0, description="Largest relative error.")
 
 
+class AccuracyGate(Spec):
+    """Limit of the metric of `evaluate`, on the same samples as the baseline's."""
+
+    drop: Percentage
+    """Largest loss against the baseline, of a share absolute, else relative; such as 0.5%."""
+
+
 class GatesSpec(Spec):
     """Gates of an engine.
 
@@ -78,6 +85,7 @@ class GatesSpec(Spec):
     memory: SizeGate | None = None
     """Memory of a process with the engine; on a GPU, of the device."""
     error: ErrorGate | None = Field(None, description="Worst relative error in `verify`.")
+    accuracy: AccuracyGate | None = Field(None, description="Metric of `evaluate`.")
     build_time: DurationGate | None = Field(None, description="Time to build the engine.")
     rounds: int | None = Field(None, ge=6, le=50)
     """Processes per side; default: 10, then 20 and 40 while noisy."""

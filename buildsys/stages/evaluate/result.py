@@ -30,6 +30,8 @@ class EvaluateResult(ResultHeader, total=False):
 
     title: str  # of the metric
     is_share: bool
+    higher_is_better: bool
+    identity: str  # digest of samples and metric; equal ones are comparable
     value: float
     original: float
     loss: float  # against the original; a gain is negative

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import json
+
+from blake3 import blake3
+
 from buildsys.errors import StageError, Unavailable
 from buildsys.evaluation.flips import find_flips
 from buildsys.evaluation.metric import Metric
@@ -40,7 +44,7 @@ def run(job: Job) -> StageResult:
     drop = job.options["drop"]
     verdict = judge(interval, drop)
     figures = _figures(metric, original, recorded, interval)
-    figures |= {"drop": drop, "verdict": verdict}
+    figures |= {"drop": drop, "verdict": verdict, "identity": _identity(job, recorded)}
     if verdict == "passed":
         return StageResult(figures=figures)
     if verdict == "undecided":
@@ -61,6 +65,18 @@ def _check_samples(original: Recorded, engine: Recorded) -> None:
     raise StageError(problem, "let the source yield the same samples in each run; build again")
 
 
+def _identity(job: Job, recorded: Recorded) -> str:
+    """Digest samples and metric."""
+    options = job.options["evaluate"]
+    own = options["metric"]
+    functions = [own["python"] if isinstance(own, dict) else None, options["postprocess"]]
+    files = [job.project / name.rpartition(":")[0] for name in functions if name]
+    fields = [own, options["output"], options["postprocess"], options["classes"]]
+    parts = [json.dumps(fields).encode(), *(file.read_bytes() for file in files)]
+    parts.append("".join(recorded.digests).encode())
+    return blake3(b"\0".join(parts)).hexdigest(16)
+
+
 def _figures(
     metric: Metric, original: Recorded, engine: Recorded, interval: Interval
 ) -> EvaluateResult:
@@ -69,6 +85,7 @@ def _figures(
     return EvaluateResult(
         title=metric.title,
         is_share=metric.is_share,
+        higher_is_better=metric.higher_is_better,
         value=metric.value(engine.records),
         original=metric.value(original.records),
         loss=interval.loss,

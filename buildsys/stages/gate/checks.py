@@ -15,6 +15,9 @@ def problems(view: ManifestView) -> Problems:
             text = "no gate: nothing is limited"
             yield view.problem(path, text, "add one, such as latency: {tolerance: 5%}", of_key=True)
         for name, limit in limits.items():
+            if name == "accuracy" and not view.get("evaluate"):
+                text, hint = "the model has no evaluate", "add it, or remove the gate"
+                yield view.problem((*path, name), text, hint, of_key=True)
             if all(value is None for value in limit.values()):
                 hint = "add a tolerance such as 5%, or a limit"
                 yield view.problem((*path, name), "the gate limits nothing", hint, of_key=True)

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
+from buildsys.manifest.schema.engines import METRICS
 from buildsys.plan.action import Action, BaselineRef, FileRef
 from buildsys.plan.model_plan import ONNXRUNTIME, EnginePlan, ModelPlan
 from buildsys.stages.bench.plan import GPU_CLOCK, timed_fields
 
-_METRICS = ("latency", "throughput", "size", "memory", "error", "build_time")
 _TIMED = ("latency", "throughput", "memory")  # measured in separate processes
 
 
@@ -18,7 +18,7 @@ def plan_gate(model: ModelPlan, engine: EnginePlan) -> Iterator[Action]:
     if not engine.gates:
         return
     name, final, section = model.name, model.final, engine.gates
-    gates = {metric: section[metric] for metric in _METRICS if section[metric]}
+    gates = {metric: section[metric] for metric in METRICS if section[metric]}
     options: dict[str, Any] = {"gates": gates, "engine": engine.options}
     inputs = {**engine.files}
     after = [f"engine:{name}:{engine.name}"]
@@ -37,6 +37,9 @@ def plan_gate(model: ModelPlan, engine: EnginePlan) -> Iterator[Action]:
         inputs["built"] = FileRef(f"{name}/engine/{engine.name}/engine.json")
     if "error" in gates:
         inputs["verified"] = FileRef(f"{name}/verify/{engine.name}.json")
+    if "accuracy" in gates:
+        inputs["evaluated"] = FileRef(f"{name}/evaluate/{engine.name}.json")
+        after.append(f"evaluate:{name}:{engine.name}")
     baseline = None
     if section["engine"]:
         other = next(e for e in model.engines if e.name == section["engine"])
@@ -48,6 +51,9 @@ def plan_gate(model: ModelPlan, engine: EnginePlan) -> Iterator[Action]:
         if "error" in gates:
             inputs["baseline.verified"] = FileRef(f"{name}/verify/{other.name}.json")
             after.append(f"verify:{name}:{other.name}")
+        if "accuracy" in gates:
+            inputs["baseline.evaluated"] = FileRef(f"{name}/evaluate/{other.name}.json")
+            after.append(f"evaluate:{name}:{other.name}")
     else:
         path = engine.files["engine"].path
         baseline = BaselineRef(path, f"engine:{name}:{engine.name}")

@@ -33,6 +33,7 @@ class GateResult(ResultHeader, total=False):
     baseline: dict[str, Any]  # description, digest of the engine, start, method
     checks: list[GateCheck]
     figures: dict[str, float]  # for comparisons with later builds
+    evaluated: str  # identity of the samples and the metric
     engine_options: dict[str, Any]  # as this build ran
     rounds: dict[str, dict[str, list[float]]]  # side -> figure -> one value per round
     load: dict[str, Any]

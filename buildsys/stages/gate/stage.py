@@ -32,6 +32,7 @@ from buildsys.report.formatting import worst_comparison
 from buildsys.report.result_files import FAILED, NOISY, PASSED, read_result
 from buildsys.stages.bench.timed_engine import RemoteEngine
 from buildsys.stages.engine.result import EngineResult
+from buildsys.stages.evaluate.result import EvaluateResult
 from buildsys.stages.gate.result import INCOMPARABLE, RISES, GateCheck
 from buildsys.stages.operators.implementation import implementation_of
 from buildsys.stages.verify.result import VerifyResult
@@ -41,7 +42,8 @@ from buildsys.workers.job import Job, StageResult
 
 _TIMED = ("latency", "throughput", "memory")
 _NOW, _BEFORE = "this build", "baseline"
-_SOURCES = {"build_time": "engine", "error": "verify", "size": "engine"}  # stages
+_ACCURACY = "accuracy"
+_SOURCES = {"build_time": "engine", "error": "verify", "size": "engine", _ACCURACY: "evaluate"}
 _TITLES = {"build_time": "build time", "error": "relative error"}
 
 
@@ -56,6 +58,7 @@ class _Baseline:
     engine: Path | None = None
     options: Mapping[str, Any] | None = None
     figures: Mapping[str, float] = field(default_factory=dict)
+    evaluated: str = ""  # the samples and the metric of its accuracy
     accepted: str = ""  # why a person has made this build its own baseline
 
 
@@ -68,6 +71,7 @@ def run(job: Job) -> StageResult:
         return StageResult("unavailable", "there is no engine: see the result of its engine target")
     gates, baseline = job.options["gates"], _find_baseline(job)
     figures, others, rounds = _figures_of_files(job, ""), OtherLoad(), Rounds()
+    evaluated = _evaluated(job, "")
     fixed = job.options.get("rounds")
     for count, confidence in ((fixed, CONFIDENCE),) if fixed else LOOKS:
         if any(metric in _TIMED for metric in gates):
@@ -75,7 +79,7 @@ def run(job: Job) -> StageResult:
             measured = rounds[_NOW].items()
             figures |= {name: median(v) for name, v in measured if all(map(math.isfinite, v))}
         checks = [
-            _check(metric, gate, figures, baseline, rounds, confidence)
+            _check(metric, gate, figures, baseline, rounds, confidence, evaluated)
             for metric, gate in gates.items()
         ]
         statuses = {check["status"] for check in checks}
@@ -89,6 +93,7 @@ def run(job: Job) -> StageResult:
         },
         "checks": checks,
         "figures": figures,
+        "evaluated": evaluated.get("identity", ""),
         "engine_options": dict(job.options["engine"]),
         "rounds": rounds,
         "load": {"others_share": others.share(), "exclusive": [*job.exclusive]},
@@ -126,9 +131,10 @@ def _find_baseline(job: Job) -> _Baseline:
             engine=engine,
             options=other["engine"],
             figures=figures,
+            evaluated=_evaluated(job, "baseline.").get("identity", ""),
         )
     facts: Mapping[str, Any] = job.baseline or {"missing": "there is no earlier build"}
-    names = ("description", "missing", "hint", "reason", "options", "accepted")
+    names = ("description", "missing", "hint", "reason", "options", "evaluated", "accepted")
     texts: dict[str, Any] = {name: facts[name] for name in names if facts.get(name)}
     return _Baseline(engine=engine, figures={**facts.get("figures", {}), **figures}, **texts)
 
@@ -139,7 +145,7 @@ def _figures_of_files(job: Job, prefix: str) -> dict[str, float]:
     files = [job.inputs.get(f"{prefix}{name}") for name in ("engine", "engine.data")]
     if files[0] is not None:
         figures["size"] = float(sum(path.stat().st_size for path in files if path is not None))
-    name = job.options["baseline"]["name"] if prefix and "baseline" in job.options else job.variant
+    name = _engine_name(job, prefix)
     if path := job.inputs.get(f"{prefix}built"):
         built = read_result(f"engine:{job.model}:{name}", path, "", EngineResult).content
         if (seconds := built.get("build_seconds")) is not None:
@@ -148,7 +154,22 @@ def _figures_of_files(job: Job, prefix: str) -> dict[str, float]:
         verified = read_result(f"verify:{job.model}:{name}", path, "", VerifyResult).content
         if worst := worst_comparison({"": verified.get("cases", {})}):
             figures["error"] = worst[0]
+    if (accuracy := _evaluated(job, prefix).get("value")) is not None:
+        figures["accuracy"] = accuracy
     return figures
+
+
+def _engine_name(job: Job, prefix: str) -> str:
+    return job.options["baseline"]["name"] if prefix and "baseline" in job.options else job.variant
+
+
+def _evaluated(job: Job, prefix: str) -> EvaluateResult:
+    """Read the accuracy of one side, {} without any."""
+    if (path := job.inputs.get(f"{prefix}evaluated")) is None:
+        return {}
+    target = f"evaluate:{job.model}:{_engine_name(job, prefix)}"
+    content: EvaluateResult = read_result(target, path, "", EvaluateResult).content
+    return content
 
 
 def _measure(job: Job, baseline: _Baseline, rounds: Rounds, count: int) -> Rounds:
@@ -192,9 +213,11 @@ def _check(
     baseline: _Baseline,
     rounds: Rounds,
     confidence: float,
+    evaluated: EvaluateResult,
 ) -> GateCheck:
     title, show, rises = _TITLES.get(metric, metric), q.GATED_FIGURES[metric], metric in RISES
-    now, limit, tolerance = figures.get(metric), gate["limit"], gate["tolerance"]
+    now, limit = figures.get(metric), gate.get("limit")
+    tolerance = gate["drop"] if metric == _ACCURACY else gate["tolerance"]
     check: GateCheck = {
         "metric": metric, "status": PASSED, "before": None, "after": now, "change": None,
         "low": None, "high": None, "confidence": None, "tolerance": tolerance, "limit": limit,
@@ -213,7 +236,10 @@ def _check(
     if baseline.accepted:
         return {**check, "text": f"{check['text']}; this build was accepted: {baseline.accepted}"}
     try:
-        change = _compare(metric, tolerance, now, baseline, rounds, confidence)
+        if metric == _ACCURACY and not baseline.missing:
+            change = _compare_accuracy(tolerance, evaluated, baseline)
+        else:
+            change = _compare(metric, tolerance, now, baseline, rounds, confidence)
     except ValueError as error:
         return {**check, "status": INCOMPARABLE, "text": f"{title} is not comparable: {error}"}
     check |= {
@@ -261,6 +287,21 @@ def _compare(
     return compare_rounds(
         before, after, tolerance, more_is_better=metric in RISES, confidence=confidence
     )
+
+
+def _compare_accuracy(drop: float, evaluated: EvaluateResult, baseline: _Baseline) -> Change:
+    """Compare a metric with the baseline's. Raises: ValueError: they are not comparable."""
+    if (before := baseline.figures.get(_ACCURACY)) is None:
+        raise ValueError(f"the figure of {baseline.description} is not known")
+    if baseline.evaluated != evaluated["identity"]:
+        raise ValueError(
+            f"{baseline.description} was evaluated on other samples or by another metric"
+        )
+    now = evaluated["value"]
+    loss = before - now if evaluated["higher_is_better"] else now - before
+    if not evaluated["is_share"] and loss:
+        loss = loss / abs(before) if before else math.copysign(math.inf, loss)
+    return compare_values(before, now, drop, change=loss)
 
 
 OpenEngine = Callable[[], RemoteEngine]  # starts a process with the engine of one side

@@ -25,7 +25,8 @@ def gate(job: Job) -> dict[str, Any]:
     earlier = job.inputs.get("baseline.engine")
     SEEN.append({**(job.baseline or {}), "content": earlier and earlier.read_text()})
     figures = {"latency": 2.0, "size": float(len(job.inputs["engine"].read_text()))}
-    return {"figures": figures, "engine_options": {"backend": "onnxruntime"}}
+    options = {"backend": "onnxruntime"}
+    return {"figures": figures, "engine_options": options, "evaluated": "samples"}
 
 
 @pytest.fixture(autouse=True)
@@ -55,6 +56,7 @@ def test_the_first_build_has_no_baseline_and_is_that_of_the_next(root: Path) -> 
     assert GATE in run(root, graph(opset=18))
     assert "opset 17" in SEEN[1]["content"]
     assert SEEN[1]["figures"]["latency"] == 2.0
+    assert SEEN[1]["evaluated"] == "samples"
     assert SEEN[1]["reason"] == ""
 
 

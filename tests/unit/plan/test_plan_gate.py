@@ -86,3 +86,13 @@ def test_a_gate_runs_the_engine_where_and_how_its_benchmark_does(engine: dict[st
     if "gpu" in bench.options["bench"]:
         expected["gpu"] = bench.options["bench"]["gpu"]
     assert gate.options == expected
+
+
+def test_a_gate_of_accuracy_reads_the_evaluations() -> None:
+    sections = {"evaluate": {"data": {"npz": "val.npz"}, "metric": "top1"}}
+    planned = plan(gates={"engine": "fast", "accuracy": {"drop": "0.5%"}}, **sections)
+    action = planned["gate:net:ort"]
+    assert action.options["gates"] == {"accuracy": {"drop": 0.005}}
+    for role, name in (("evaluated", "ort"), ("baseline.evaluated", "fast")):
+        assert action.inputs[role].path == f"net/evaluate/{name}.json"
+        assert f"evaluate:net:{name}" in action.after

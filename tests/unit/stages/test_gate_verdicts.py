@@ -289,3 +289,61 @@ def test_an_accepted_build_is_compared_with_its_limits_only(run: RunGate) -> Non
 def test_without_an_engine_the_gate_is_unavailable(tmp_path: Path) -> None:
     job = Job("gate:m:ort", "gate", "m", "ort", {"gates": {}}, {}, {}, tmp_path)
     assert gate.run(job).status == "unavailable"
+
+
+def evaluated(value: float, *, name: str = "ort", **fields: Any) -> dict[str, Any]:
+    """Return the result of an evaluation."""
+    shared = {"is_share": True, "higher_is_better": True, "identity": "samples"}
+    return {"target": f"evaluate:m:{name}", "value": value, **shared, **fields}
+
+
+ERRORS = {"is_share": False, "higher_is_better": False}
+LOSSES = [  # before, within 1 %, beyond, its words
+    ({}, 0.97, 0.961, 0.959, "1.1 % worse than that of BEFORE: 0.9700 before, 0.9590 now"),
+    ({"higher_is_better": False}, 0.2, 0.209, 0.211, "1.1 % worse"),
+    (ERRORS, 20.0, 20.1, 20.3, "1.5 % worse than that of BEFORE: 20.00 before, 20.30 now"),
+    ({"is_share": False}, -2.0, -2.01, -2.1, "5.0 % worse"),
+    (ERRORS, 0.0, 0.0, 0.1, "inf % worse"),
+]
+
+
+@pytest.mark.parametrize(("fields", "before", "within", "beyond", "words"), LOSSES)
+@pytest.mark.parametrize("kind", ["build", "engine"])
+def test_a_metric_may_lose_its_drop_against_the_baseline(
+    run: RunGate, fields: dict[str, Any], before: float, within: float, beyond: float, words: str,
+    kind: str,
+) -> None:  # fmt: skip
+    figures = {"figures": {"accuracy": before}, "evaluated": "samples"}
+    given: dict[str, Any] = {"baseline": {**BASELINE, **figures}}
+    files, described = {}, BASELINE["description"]
+    if kind == "engine":
+        given, described = {"other": "fast"}, "the engine fast"
+        files = {"baseline.evaluated": evaluated(before, name="fast", **fields)}
+
+    def gate_of(value: float) -> StageResult:
+        own = {"evaluated": evaluated(value, **fields), **files}
+        return run({"accuracy": {"drop": 0.01}}, **given, results=own)
+
+    for passing in (before, within, before + (before - beyond)):
+        assert gate_of(passing).status == "passed"
+    result = gate_of(beyond)
+    assert result.status == "failed"
+    assert words.replace("BEFORE", str(described)) in result.reason
+    assert "1.0 % is allowed" in result.reason
+    assert result.figures["figures"]["accuracy"] == beyond
+    assert result.figures["evaluated"] == "samples"  # for the next build
+
+
+def test_metrics_of_other_samples_are_not_comparable(run: RunGate) -> None:
+    gates = {"accuracy": {"drop": 0.01}}
+    earlier = {**BASELINE, "figures": {"accuracy": 0.9}, "evaluated": "others"}
+    result = run(gates, baseline=earlier, results={"evaluated": evaluated(0.5)})
+    assert result.status == "unavailable"
+    assert result.reason.endswith("was evaluated on other samples or by another metric")
+    without = run(gates, baseline=BASELINE, results={"evaluated": evaluated(0.5)})
+    assert without.reason.endswith("(engine 3fa2c1d4e5f6) is not known")
+    first = run(gates, results={"evaluated": evaluated(0.5)})
+    assert first.reason == "accuracy is not comparable: there is no earlier build"
+    unknown = run(gates, baseline=earlier, results={"evaluated": {"target": "evaluate:m:ort"}})
+    assert unknown.reason == "the accuracy of this build is not known"
+    assert unknown.hint == "see `buildsys explain evaluate:m:ort`"
