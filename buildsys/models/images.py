@@ -17,14 +17,13 @@ import numpy as np
 from buildsys.errors import StageError
 from buildsys.models.user_code import import_library
 from buildsys.onnx_graphs.tensors import Array, Tensor, tensor_of
-from buildsys.system.files import IMAGE_SUFFIXES, image_files
+from buildsys.system.files import IMAGE_FORMATS, IMAGE_SUFFIXES, image_files
 
 if TYPE_CHECKING:
     from PIL import Image
 
 Fields = Mapping[str, Any]  # the fields of ``data`` with images, or of ``preprocess``
 Size = tuple[int, int]  # height, width
-_FORMATS = ("BMP", "JPEG", "PNG", "PPM", "TIFF", "WEBP")  # others of Pillow start programs
 _MODES = {"rgb": "RGB", "bgr": "RGB", "gray": "L"}
 _AXES = {"nchw": (-3, -2, -1), "nhwc": (-1, -3, -2)}  # channels, height, width
 
@@ -159,7 +158,7 @@ def _decoded(file: Path | EncodedImage, mode: str) -> Image.Image:
 
     opened_from = file if isinstance(file, Path) else BytesIO(file.content)
     try:
-        with warnings.catch_warnings(), Image.open(opened_from, formats=_FORMATS) as opened:
+        with warnings.catch_warnings(), Image.open(opened_from, formats=IMAGE_FORMATS) as opened:
             warnings.simplefilter("ignore")  # large images are allowed below the limit
             if opened.mode.startswith(("I", "F")):
                 raise _unreadable(file, "it has more than 8 bits per channel")

@@ -127,7 +127,7 @@ def _assemble(
         ),
         provenance=_provenance(manifest, results),
         layers=layer_lines(results),
-        tables=tuple(_stage_tables(results)),
+        tables=tuple(table for table in _stage_tables(results) if table.rows),
         graph_facts=graph_facts(results),
         graph_tables=graph_tables(manifest, results, graphs),
     )
@@ -141,8 +141,10 @@ def _stage_tables(results: Sequence[AnyResult]) -> Iterator[Table]:
     """Yield the tables of the stages that have one."""
     for stage in dict.fromkeys(result.stage for result in results):
         own = [result for result in results if result.stage == stage]
-        if (describe := stage_report(stage, "table")) and (table := describe(own)).rows:
-            yield table
+        if describe := stage_report(stage, "table"):
+            yield describe(own)
+        if describe := stage_report(stage, "details"):
+            yield from describe(own)
 
 
 def _verdict(

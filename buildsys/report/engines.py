@@ -7,7 +7,7 @@ from typing import Any
 
 from buildsys.manifest.shape_cases import format_dims
 from buildsys.report import formatting as q
-from buildsys.report.report_types import EngineLine, LayerLine, TimingLine, fill
+from buildsys.report.report_types import Accuracy, EngineLine, LayerLine, TimingLine, fill
 from buildsys.report.result_files import ABSENT, NOISY, AnyResult, Result, of_type
 from buildsys.stages.bench.result import (
     ENGINE_CONTENDERS,
@@ -16,6 +16,7 @@ from buildsys.stages.bench.result import (
     BenchResult,
 )
 from buildsys.stages.engine.result import EngineResult, SlowLayer
+from buildsys.stages.evaluate.result import EvaluateResult
 from buildsys.stages.table import BENCH, VERIFY
 
 _SHOWN_DIGITS = 16
@@ -28,7 +29,7 @@ def engine_lines(
     """List one line per engine, from the results of three stages."""
     status = {(result.stage, result.variant): result.status for result in results}
     specs = {engine["name"]: engine for engine in manifest.get("engines", ())}
-    timed, lines = _timed_layers(results), []
+    timed, accuracies, lines = _timed_layers(results), _accuracies(results), []
     for result in of_type(results, EngineResult):
         content, name = result.content, result.variant
         spec: Mapping[str, Any] = specs.get(name, {})
@@ -51,9 +52,19 @@ def engine_lines(
             messages=tuple(content.get("messages", [])),
             executed=executed_precision(content),
             origin=engine_origin(content, timed.get(name, [])) if is_built else {},
+            accuracy=accuracies.get(name),
         )
         lines.append(line)
     return tuple(lines)
+
+
+def _accuracies(results: Sequence[AnyResult]) -> dict[str, Accuracy]:
+    figures = {"value", "original", "loss", "low", "high"}
+    return {
+        result.variant: fill(Accuracy, result.content)
+        for result in of_type(results, EvaluateResult)
+        if figures <= result.content.keys()
+    }
 
 
 def _device_text(facts: Mapping[str, Any]) -> str:

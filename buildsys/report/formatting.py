@@ -147,6 +147,11 @@ def beyond(value: float, limit: float, write: Callable[[float], str]) -> str:
     return f"{text} ({100 * abs(value / limit - 1):.2g} % beyond)"
 
 
+def metric(value: float, *, is_share: bool) -> str:
+    """Write a metric on data, a share in percent."""
+    return percent(value) if is_share else significant(value)
+
+
 def change(value: float) -> str:
     """Write a relative change: +5.0 %."""
     return f"{100 * value:+.1f} %"

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from buildsys.report import formatting as q
 from buildsys.report.checks import margin_text
 from buildsys.report.formatting import align, display_width
-from buildsys.report.ranking import rank_text, unique_names
+from buildsys.report.ranking import accuracy_texts, rank_text, unique_names
 from buildsys.report.report_types import LATENCY, Ranking, Report, problems
 from buildsys.stages.table import VERIFY, target_of
 from buildsys.system.printable import printable
@@ -129,9 +129,11 @@ def _engines(report: Report) -> Lines:
         engine.engine: (rank_text(ranking, engine), "yes" if engine.is_optimal else "no")
         for engine in ranking.ranked
     }
+    accuracy = next((line.accuracy for line in report.engines if line.accuracy), None)
     columns = (
-        "engine", "precision", "built", "size>", "verified", "error of limit>", "timed", "rank>",
-        "Pareto-optimal",
+        "engine", "precision", "built", "size>", "verified", "error of limit>", "timed",
+        *([f"{escape(accuracy.title)}, loss (95 %)>"] if accuracy else []),
+        "rank>", "Pareto-optimal",
     )  # fmt: skip
     rows = [
         (
@@ -142,6 +144,7 @@ def _engines(report: Report) -> Lines:
             status_text(line.verified),
             margins.get(target_of(VERIFY, report.model, line.name)) or q.NOTHING,
             status_text(line.timed),
+            *([": ".join(accuracy_texts(line.accuracy))] if accuracy else []),
             *ranks.get(line.name, (q.NOTHING, q.NOTHING)),
         )
         for line in report.engines[:_MOST_ROWS]

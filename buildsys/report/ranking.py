@@ -21,6 +21,7 @@ from buildsys.report.report_types import (
     LATENCY,
     SIZE,
     THROUGHPUT,
+    Accuracy,
     EngineLine,
     ErrorMargin,
     RankedEngine,
@@ -35,7 +36,7 @@ from buildsys.report.report_types import (
 )
 from buildsys.report.result_files import ABSENT, FAILED, PASSED
 from buildsys.stages.bench.result import ENGINE_CONTENDERS
-from buildsys.stages.table import BENCH, ENGINE, GATE, VERIFY, target_of
+from buildsys.stages.table import BENCH, ENGINE, EVALUATE, GATE, VERIFY, target_of
 
 _COLUMNS = (
     "rank>", "engine", "precision", "p50 (ms)>", "95 % interval>", "items/s>", "size>", "error>",
@@ -55,9 +56,15 @@ def timed_cases(report: Report) -> list[str]:
 
 
 def rank_engines(
-    report: Report, *, by: str = LATENCY, case: str = "", within: float | None = None
+    report: Report,
+    *,
+    by: str = LATENCY,
+    case: str = "",
+    within: float | None = None,
+    min_accuracy: float | None = None,
 ) -> Ranking:
     """Rank the engines of a report in ``case``, by default the opt case."""
+    limits = Ranking(by, within=within, min_accuracy=min_accuracy)
     trusted, cases = _trusted_timings(report), timed_cases(report)
     case = case or ("opt" if "opt" in cases else next(iter(cases), ""))
     engines: list[RankedEngine] = []
@@ -65,7 +72,7 @@ def rank_engines(
     for engine in report.engines:
         own = [line for line in trusted if (line.engine, line.case) == (engine.name, case)]
         timing = min(own, key=lambda line: line.p50_ms or math.inf, default=None)
-        problem = _defect(report, engine, within) or _bench_problem(report, engine)
+        problem = _defect(report, engine, limits) or _bench_problem(report, engine)
         if problem is None and timing is None and by in _MEASURED:
             problem = LEFT_OUT, f"it has no steady latency{f' in case {case}' if case else ''}"
         if problem is not None:
@@ -80,21 +87,21 @@ def rank_engines(
             size_bytes=engine.size_bytes,
             error=_error(report, engine),
             rank=0,
+            accuracy=engine.accuracy,
         )
         engines.append(ranked)
-    return Ranking(
-        by=by,
+    return replace(
+        limits,
         case=case if cases else "",
         dims=next((line.dims for line in trusted if line.case == case), ""),
         ranked=_mark_optimal(_in_order(engines, by)),
         unranked=tuple(unranked),
-        within=within,
     )
 
 
 def ranking_table(ranking: Ranking) -> Table:
     """List the ranked engines, the one to ship first."""
-    rows = tuple(
+    rows: tuple[tuple[str, ...], ...] = tuple(
         (
             rank_text(ranking, engine),
             contender_name(engine.engine, engine.contender) if engine.contender else engine.engine,
@@ -109,8 +116,25 @@ def ranking_table(ranking: Ranking) -> Table:
         for engine in ranking.ranked
     )
     ranks = [engine.rank for engine in ranking.ranked]
-    notes = (_TIED,) if len(set(ranks)) < len(ranks) else ()
-    return Table(f"Engines by {ranking.by}", _COLUMNS, rows, notes)
+    notes = [_TIED] if len(set(ranks)) < len(ranks) else []
+    columns: tuple[str, ...] = _COLUMNS
+    accuracies = [engine.accuracy for engine in ranking.ranked]
+    if first := next(filter(None, accuracies), None):
+        columns += (f"{first.title}>", "loss (95 % interval)>")
+        pairs = zip(rows, accuracies, strict=True)
+        rows = tuple((*row, *accuracy_texts(accuracy)) for row, accuracy in pairs)
+        original = q.metric(first.original, is_share=first.is_share)
+        notes.append(f"{first.title} of the original model: {original}.")
+    return Table(f"Engines by {ranking.by}", columns, rows, tuple(notes))
+
+
+def accuracy_texts(accuracy: Accuracy | None) -> tuple[str, str]:
+    """Write a metric on data, and its loss with the interval."""
+    if accuracy is None:
+        return q.NOTHING, q.NOTHING
+    value = q.metric(accuracy.value, is_share=accuracy.is_share)
+    low, high = q.percent(accuracy.low), q.percent(accuracy.high)
+    return value, f"{q.percent(accuracy.loss)} ({low} to {high})"
 
 
 def rank_text(ranking: Ranking, engine: RankedEngine) -> str:
@@ -168,17 +192,25 @@ def _error(report: Report, engine: EngineLine) -> float | None:
     return max(errors, key=lambda error: (math.isnan(error), error), default=None)
 
 
-def _defect(report: Report, engine: EngineLine, within: float | None) -> tuple[str, str] | None:
+def _defect(report: Report, engine: EngineLine, limits: Ranking) -> tuple[str, str] | None:
     """Give status and reason of an engine that must not be shipped, else None."""
     gates = [line.status for line in report.summary if _is_of(line, GATE, engine)]
     gate = FAILED if FAILED in gates else PASSED
-    for stage, status in ((ENGINE, engine.built), (VERIFY, engine.verified), (GATE, gate)):
+    own = [line.status for line in report.summary if _is_of(line, EVALUATE, engine)]
+    statuses = (ENGINE, engine.built), (VERIFY, engine.verified), (GATE, gate)
+    for stage, status in (*statuses, *((EVALUATE, status) for status in own)):
         if status != PASSED:
             return status, _reason(report, engine, stage) or f"its {stage} target is {status}"
-    error = _error(report, engine)
+    error, within = _error(report, engine), limits.within
     if within is not None and (error is None or not error <= within):
         text = "unknown" if error is None else format_beyond(error, within)
         return LEFT_OUT, f"its relative error is {text}, the limit {within:g}"
+    accuracy, least = engine.accuracy, limits.min_accuracy
+    if least is not None and (accuracy is None or not accuracy.meets(least)):
+        if accuracy is None:
+            return LEFT_OUT, "it is not evaluated on data"
+        limit = q.metric(least, is_share=accuracy.is_share)
+        return LEFT_OUT, f"its {accuracy.title} is {accuracy_texts(accuracy)[0]}, the limit {limit}"
     return None
 
 
@@ -296,7 +328,7 @@ def recommend(report: Report, ranking: Ranking) -> Recommendation:
 
 def _recommend_untimed(report: Report, ranking: Ranking) -> Recommendation:
     """Choose the smallest usable engine without benchmarks, none with noisy ones."""
-    usable = [e for e in report.engines if _defect(report, e, ranking.within) is None]
+    usable = [e for e in report.engines if _defect(report, e, ranking) is None]
     names = {engine.name for engine in usable}
     is_noisy = any(line.noisy for line in report.bench if line.engine in names)
     if usable and not is_noisy and not timed_cases(report):
@@ -343,4 +375,9 @@ def _why_first(ranking: Ranking) -> str:
 
 
 def _limit(ranking: Ranking) -> str:
-    return "" if ranking.within is None else f" with a relative error of at most {ranking.within:g}"
+    limits = {
+        "a relative error of at most": ranking.within,
+        "an accuracy of at least": ranking.min_accuracy,
+    }
+    texts = [f"{text} {limit:g}" for text, limit in limits.items() if limit is not None]
+    return f" with {' and '.join(texts)}" if texts else ""

@@ -21,6 +21,32 @@ LATENCY, THROUGHPUT, SIZE, ERROR = MEASURES = ("latency", "throughput", "size", 
 
 
 @dataclass(frozen=True)
+class Accuracy:
+    """The metric of an engine on data, and its loss with a 95 % interval."""
+
+    title: str  # of the metric
+    value: float
+    original: float  # of the original model
+    loss: float  # of a share absolute, else relative to the original; a gain is negative
+    low: float
+    high: float
+    is_share: bool = False
+    higher_is_better: bool = True
+    samples: int | None = None
+
+    @property
+    def interval(self) -> tuple[float, float]:
+        """The values at both ends of the loss."""
+        unit = 1.0 if self.is_share else abs(self.original)
+        unit = unit if self.higher_is_better else -unit
+        return self.original - unit * self.low, self.original - unit * self.high
+
+    def meets(self, limit: float) -> bool:
+        """Compare the value with the worst permitted one."""
+        return self.value >= limit if self.higher_is_better else self.value <= limit
+
+
+@dataclass(frozen=True)
 class EngineLine:
     """One engine; its three statuses come from three targets."""
 
@@ -38,6 +64,7 @@ class EngineLine:
     messages: tuple[str, ...]
     executed: str = ""  # shares of its layers by type, which may differ from ``precision``
     origin: Mapping[str, str] = field(default_factory=dict)  # title -> text, if it was built
+    accuracy: Accuracy | None = None
 
 
 @dataclass(frozen=True)
@@ -96,6 +123,7 @@ class Table:
     columns: tuple[str, ...]
     rows: tuple[tuple[str, ...], ...]
     notes: tuple[str, ...] = ()
+    images: tuple[str, ...] = ()  # of the rows: files of the project, or other names
 
 
 @dataclass(frozen=True)
@@ -125,6 +153,7 @@ class RankedEngine:
     error: float | None  # the largest relative error in `verify`
     contender: str = ""  # engine or engine_cuda_graph; "" without a benchmark
     is_optimal: bool = False  # Pareto-optimal in latency, error and size
+    accuracy: Accuracy | None = None
 
 
 @dataclass(frozen=True)
@@ -146,6 +175,7 @@ class Ranking:
     ranked: tuple[RankedEngine, ...] = ()
     unranked: tuple[UnrankedEngine, ...] = ()
     within: float | None = None  # the largest permitted relative error
+    min_accuracy: float | None = None  # the worst permitted metric on data
 
     @property
     def tied(self) -> tuple[RankedEngine, ...]:

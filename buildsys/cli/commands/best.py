@@ -35,6 +35,11 @@ def add_arguments(parser: ArgumentParser) -> None:
         type=_relative_error,
         help="leave out engines with a larger relative error, such as 1e-3",
     )
+    parser.add_argument(
+        "--min-accuracy",
+        type=_share,
+        help="leave out engines with a worse metric on data, such as 97%% or 0.2",
+    )
     add_json(parser)
 
 
@@ -47,7 +52,13 @@ def run(options: Namespace) -> int:
     if options.case and options.case not in cases:
         listed = f"cases with a benchmark: {', '.join(cases) or 'none'}"
         raise UsageError(f"{model} has no timed case {options.case!r}", listed)
-    ranking = rank_engines(report, by=options.by, case=options.case, within=options.within)
+    ranking = rank_engines(
+        report,
+        by=options.by,
+        case=options.case,
+        within=options.within,
+        min_accuracy=options.min_accuracy,
+    )
     shipped = recommend(report, ranking)
     title = headline(report, shipped)
 
@@ -87,4 +98,14 @@ def _relative_error(text: str) -> float:
         limit = math.nan
     if not (math.isfinite(limit) and limit >= 0):
         raise ArgumentTypeError(f"expects a relative error such as 1e-3, found {text!r}")
+    return limit
+
+
+def _share(text: str) -> float:
+    try:
+        limit = float(text.removesuffix("%")) / (100 if text.endswith("%") else 1)
+    except ValueError:
+        limit = math.nan
+    if not math.isfinite(limit):
+        raise ArgumentTypeError(f"expects a metric such as 97% or 0.2, found {text!r}")
     return limit

@@ -9,9 +9,11 @@ from __future__ import annotations
 import base64
 import json
 import os
+import warnings
 from argparse import ArgumentParser, Namespace
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import closing, suppress
+from io import BytesIO
 from itertools import zip_longest
 from pathlib import Path
 from types import MappingProxyType
@@ -40,9 +42,9 @@ from buildsys.report.html.pages import (
     INDEX,
     MACROS,
     MODEL,
-    GraphPicture,
     IndexRow,
     ModelPage,
+    Picture,
     PipelineRow,
     environment,
     index_row,
@@ -50,13 +52,19 @@ from buildsys.report.html.pages import (
     render_index,
     render_model,
 )
-from buildsys.report.report_types import load_types, read_report
+from buildsys.report.report_types import Report, load_types, read_report
 from buildsys.report.result_files import adapter
 from buildsys.stages.table import BENCH, ENGINE, REPORT, VERIFY, target_of
 from buildsys.store.ledger import utc_now
 from buildsys.store.publish import refuse_links
 from buildsys.store.state_db import warn_on_stderr
-from buildsys.system.files import read_end, read_limited, replace_file
+from buildsys.system.files import (
+    IMAGE_FORMATS,
+    IMAGE_SUFFIXES,
+    read_end,
+    read_limited,
+    replace_file,
+)
 
 CANNOT_WRITE = "the pages cannot be written"
 FOLDER = "report"  # in the build folder
@@ -66,6 +74,8 @@ _MOST_BUILDS = 100
 _LAST_BUILDS = 64  # enough for the causes of a model's last run
 _MOST_REASONS = 2
 _MOST_DIFFERENCES = 3
+_MOST_SAMPLES = 12  # pictures
+_THUMBNAIL_PIXELS = 96
 _LARGEST_PICTURE = 60_000  # bytes inside a page
 
 
@@ -171,7 +181,8 @@ def _write_index(folder: Path, keeps: Callable[[str], bool]) -> Path | None:
 def _page(
     session: BuildSession, manifest: Mapping[str, Any], history: History, elsewhere: Path | None
 ) -> ModelPage:
-    model, build = str(manifest["model"]), session.project.build
+    project, model = session.project, str(manifest["model"])
+    build = project.build
     folder = build / FOLDER
 
     def link(name: str) -> str:
@@ -192,12 +203,13 @@ def _page(
         ),
         history_is_readable=not history.problem,
         pictures=tuple(_pictures(action, build, folder)) if action else (),
+        samples=tuple(_samples(report, project.root)),
         tags=tuple(map(str, manifest.get("tags") or ())),
         owner=str(manifest.get("owner") or ""),
     )
 
 
-def _pictures(report: Action, build: Path, folder: Path) -> Iterator[GraphPicture]:
+def _pictures(report: Action, build: Path, folder: Path) -> Iterator[Picture]:
     for role, ref in report.outputs.items():
         kind, _, name = role.partition(".")
         path = build / ref.path
@@ -207,7 +219,38 @@ def _pictures(report: Action, build: Path, folder: Path) -> Iterator[GraphPictur
                 # an image runs no scripts, wherever its file came from
                 encoded = base64.b64encode(read_limited(path, _LARGEST_PICTURE)).decode()
                 link = f"data:image/svg+xml;base64,{encoded}"
-            yield GraphPicture(f"Picture of the {name} graph", link)
+            yield Picture(f"Picture of the {name} graph", link)
+
+
+def _samples(report: Report, root: Path) -> Iterator[Picture]:
+    """Yield small pictures of the first images in the project that a table names."""
+    rows = [
+        (image, "\n".join(map(" ".join, zip(own.columns, cells, strict=True))))
+        for own in report.tables
+        for image, cells in zip(own.images, own.rows, strict=False)
+        if image.lower().endswith(IMAGE_SUFFIXES)
+        and (root / image).resolve().is_relative_to(root.resolve())
+    ]
+    for image, title in rows[:_MOST_SAMPLES]:
+        if small := _thumbnail(root / image):
+            encoded = base64.b64encode(small).decode()
+            yield Picture(title, f"data:image/png;base64,{encoded}")
+
+
+def _thumbnail(path: Path) -> bytes:
+    """Encode a small PNG of an image, nothing if it cannot be read."""
+    from PIL import Image  # only pages with samples need it
+
+    small = BytesIO()
+    try:
+        with warnings.catch_warnings(), Image.open(path, formats=IMAGE_FORMATS) as image:
+            warnings.simplefilter("error")  # of a picture that is too large
+            image.draft("RGB", (_THUMBNAIL_PIXELS, _THUMBNAIL_PIXELS))
+            image.thumbnail((_THUMBNAIL_PIXELS, _THUMBNAIL_PIXELS))
+            image.convert("RGB").save(small, "PNG")
+    except Exception:  # Pillow raises many classes, and a page does not need the picture
+        return b""
+    return small.getvalue()
 
 
 def _engine_histories(

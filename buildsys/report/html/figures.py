@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import pairwise
+from operator import itemgetter
 from typing import Any
 
 from markupsafe import Markup, escape
@@ -17,7 +18,7 @@ from markupsafe import Markup, escape
 from buildsys.report import formatting as q
 from buildsys.report.formatting import case_order
 from buildsys.report.ranking import unique_names
-from buildsys.report.report_types import Report, Table, TimingLine
+from buildsys.report.report_types import Accuracy, Ranking, Report, Table, TimingLine
 from buildsys.report.result_files import FAILED, NOISY, PASSED
 from buildsys.stages.bench.result import ENGINE_CONTENDERS, is_recorded_noisy
 from buildsys.stages.table import BENCH, ENGINE, VERIFY
@@ -128,6 +129,7 @@ def _is_close(new: PastBuild, old: PastBuild) -> bool:
 
 _TABLE_BUILDS = 30  # rows below a trend
 _ENGINE_COLORS = 3
+_TORCH = "torch"  # the baseline that is the original model
 
 
 @dataclass(frozen=True)
@@ -170,6 +172,44 @@ def contenders(report: Report) -> list[tuple[str, str, list[PlottedContender]]]:
     return groups
 
 
+def accuracies(report: Report) -> Markup | None:
+    """Draw the metric on data over the latency, and the Pareto front of ranked engines."""
+    ranking = report.ranking or Ranking("")
+    ranked = {engine.engine for engine in ranking.ranked}
+    known = {engine.name: engine.accuracy for engine in report.engines if engine.accuracy}
+    timed: dict[str, tuple[float, Accuracy]] = {}
+    for line in report.bench:
+        steady_ms, accuracy = _steady_ms(line), known.get(line.engine)
+        is_engine = line.contender in ENGINE_CONTENDERS
+        if line.case != ranking.case or not steady_ms or not accuracy:
+            continue
+        if is_engine or line.contender == _TORCH:
+            name, own = line.engine, accuracy
+            if not is_engine:
+                name, own = _TORCH, replace(own, value=own.original, loss=0.0, low=0.0, high=0.0)
+            timed[name] = min((steady_ms, own), timed.get(name, (math.inf, own)), key=itemgetter(0))
+    if not timed:
+        return None
+    marks, least = [], math.inf
+    longest_ms = max(p50_ms for p50_ms, _ in timed.values())
+    for name, (p50_ms, own) in sorted(timed.items(), key=lambda item: (item[1][0], item[0])):
+        unit, text = 100 if own.is_share else 1, q.metric(own.value, is_share=own.is_share)
+        mark = ChartMark(
+            unit * own.value,
+            f"{name}: {text}, {q.significant(p50_ms)} ms",
+            [unit * end for end in own.interval],
+            name not in known,
+            place=p50_ms / longest_ms,
+            name=f"{name}, {q.significant(p50_ms)} ms",
+            is_linked=name in ranked and own.loss < least,
+            is_failed=name in known and name not in ranked,
+        )
+        least = own.loss if mark.is_linked else least
+        marks.append(mark)
+    label = f"{own.title} over the median latency"
+    return trend_line(marks, label, "%" if own.is_share else "")
+
+
 def trend(builds: Sequence[PastBuild]) -> tuple[Markup, Table] | None:
     """Draw and list the latency of builds (newest first) with their intervals.
 
@@ -208,6 +248,7 @@ _HEIGHT = 130  # pixels
 _MARGIN = 0.15  # of the range of values
 _LONGEST_TITLE = 400
 _MOST_TICKS = 6
+_RIGHT = 70  # percent of the width, from where names are on the left
 Place = tuple[float, float]  # percent of the width, pixels from the top
 
 
@@ -220,6 +261,10 @@ class ChartMark:
     interval: Sequence[float] = ()
     is_faint: bool = False
     change: str = ""  # what changed before it: a vertical line
+    place: float | None = None  # share of the width; None: in order
+    name: str = ""  # next to it
+    is_linked: bool = True  # by the line
+    is_failed: bool = False
 
 
 def trend_line(marks: Sequence[ChartMark], label: str, unit: str) -> Markup:
@@ -228,8 +273,9 @@ def trend_line(marks: Sequence[ChartMark], label: str, unit: str) -> Markup:
     span = (max(ends) - min(ends)) or abs(max(ends)) * 0.1 or 1.0
     low, high = min(ends) - span * _MARGIN, max(ends) + span * _MARGIN
 
-    def across(number: float) -> float:
-        return _LEVELS + (98 - _LEVELS) * (number + 1) / (len(marks) + 1)
+    def across(number: float, place: float | None = None) -> float:
+        share = (number + 1) / (len(marks) + 1) if place is None else place
+        return _LEVELS + (98 - _LEVELS) * share
 
     def down(value: float | None) -> float:
         if value is None:
@@ -242,8 +288,12 @@ def trend_line(marks: Sequence[ChartMark], label: str, unit: str) -> Markup:
         y, text = down(number * step), f"{tick_text(number * step)} {unit}"
         parts.append(_line("grid", (0, y), (100, y)))
         parts.append(f'<text class="tick" y="{_short(y - 4)}">{text}</text>')
-    places = [(across(number), down(mark.value)) for number, mark in enumerate(marks)]
-    points = [place for place, mark in zip(places, marks, strict=True) if mark.value is not None]
+    places = [(across(n, mark.place), down(mark.value)) for n, mark in enumerate(marks)]
+    points = [
+        place
+        for place, mark in zip(places, marks, strict=True)
+        if mark.value is not None and mark.is_linked
+    ]
     parts += [_line("line k0", *ends) for ends in pairwise(points)]
     for number, ((x, y), mark) in enumerate(zip(places, marks, strict=True)):
         if mark.change:
@@ -252,9 +302,15 @@ def trend_line(marks: Sequence[ChartMark], label: str, unit: str) -> Markup:
         if mark.interval:
             low_y, high_y = map(down, mark.interval)
             parts.append(_line("whisker k0", (x, low_y), (x, high_y)))
-        style = " over" if mark.value is None else " faint" if mark.is_faint else ""
+        style = (
+            " over" if mark.value is None or mark.is_failed else " faint" if mark.is_faint else ""
+        )
         place = f'cx="{_short(x)}%" cy="{_short(y)}" r="{4 if mark.value is None else 2.5}"'
         parts.append(f'<circle class="dot k0{style}" {place}>{_title(mark.title)}</circle>')
+        if mark.name:
+            anchor, gap = ("end", -8) if x > _RIGHT else ("start", 8)
+            at = f'x="{_short(x)}%" y="{_short(y - 7)}" dx="{gap}" text-anchor="{anchor}"'
+            parts.append(f"<text {at}>{escape(printable_line(mark.name))}</text>")
     return Markup(  # noqa: S704 - all texts are escaped
         f'<svg class="chart" role="img" aria-label="{escape(printable_line(label))}"'
         f' width="100%" height="{_HEIGHT}">{"".join(parts)}</svg>'

@@ -110,8 +110,8 @@ class PipelineRow:
 
 
 @dataclass(frozen=True)
-class GraphPicture:
-    """The picture of a graph; large pictures are separate files."""
+class Picture:
+    """The picture of a graph or sample; large ones of graphs are separate files."""
 
     title: str
     link: str  # relative to the page, or a data URI
@@ -126,7 +126,8 @@ class ModelPage:
     pipeline: tuple[PipelineRow, ...] = ()
     history: tuple[EngineHistory, ...] = ()
     history_is_readable: bool = True
-    pictures: tuple[GraphPicture, ...] = ()
+    pictures: tuple[Picture, ...] = ()
+    samples: tuple[Picture, ...] = ()
     tags: tuple[str, ...] = ()
     owner: str = ""
 
@@ -179,6 +180,7 @@ def render_model(page: ModelPage) -> str:
         headline=headline(report, shipped),
         ranking=ranking_table(report.ranking) if report.ranking else None,
         contenders=figures.contenders(report),
+        accuracies=figures.accuracies(report),
         trends=[(past, chart) for past in page.history if (chart := figures.trend(past.timed))],
         layers={engine.name: [line for line in report.layers if line.engine == engine.name]
                 for engine in report.engines},

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+from argparse import ArgumentParser
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ from cli_doubles import run_in
 from buildsys.cli.commands import best
 from buildsys.errors import UsageError
 from buildsys.report.assemble import assemble_after_failure
-from buildsys.report.report_types import BuildVerdict, EngineLine, Report, TimingLine
+from buildsys.report.report_types import Accuracy, BuildVerdict, EngineLine, Report, TimingLine
 
 MANIFEST = """\
 model: m
@@ -112,3 +113,40 @@ def test_doubts_follow_the_engine_to_ship(
 def test_a_case_without_a_benchmark_is_refused(report: Report, tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="m has no timed case 'max'; cases with a benchmark: opt"):
         run(tmp_path, case="max")
+
+
+@pytest.mark.parametrize("limit", ["97%", "0.97"])
+def test_engines_with_a_worse_metric_on_data_are_left_out(
+    report: Report,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    limit: str,
+) -> None:
+    def accuracy(value: float) -> Accuracy:
+        return Accuracy("top-1", value, 0.98, 0.98 - value, 0.0, 0.02, is_share=True)
+
+    engines = engine("slow", accuracy=accuracy(0.975)), engine("fast", accuracy=accuracy(0.96))
+    evaluated = dataclasses.replace(report, engines=engines)
+    monkeypatch.setattr(best, "current_report", lambda *_: (evaluated, True))
+    parser = ArgumentParser()
+    best.add_arguments(parser)
+    value = parser.parse_args(["m", "--min-accuracy", limit]).min_accuracy
+    assert run(tmp_path, min_accuracy=value) == 0
+    text = capsys.readouterr().out
+    assert text.startswith(
+        "Ship slow\nIt is the only ranked engine with an accuracy of at least 0.97 (case opt)."
+    )
+    assert "its top-1 is 96.0 %, the limit 97.0 %" in text
+    assert "97.5 %  0.5 % (0.0 % to 2.0 %)" in text
+
+
+@pytest.mark.parametrize("limit", ["", "%", "nan", "97 %%", "high"])
+def test_a_limit_that_is_no_number_is_refused(
+    limit: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    parser = ArgumentParser()
+    best.add_arguments(parser)
+    with pytest.raises(SystemExit):
+        parser.parse_args(["m", "--min-accuracy", limit])
+    assert "expects a metric such as 97% or 0.2" in capsys.readouterr().err

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
+import re
 from base64 import b64decode, b64encode
+from io import BytesIO
 from pathlib import Path
 from typing import Any
 
 import pytest
 from cli_doubles import make_session, write_result
+from PIL import Image
 
 from buildsys.cli.commands import pages
 from buildsys.cli.commands.pages import update_pages, write_pages
@@ -18,7 +22,7 @@ from buildsys.execution.stale_reasons import StaleReason, encode_reasons
 from buildsys.history.builds import Build
 from buildsys.history.database import History, digest_of, history_file
 from buildsys.report.assemble import assemble
-from buildsys.report.report_types import as_json
+from buildsys.report.report_types import Table, as_json
 
 LATENCY = {"latency_p50_ms": 2.0, "latency_interval_ms": [1.95, 2.05]}
 
@@ -133,6 +137,32 @@ def test_a_picture_is_an_image_without_scripts(session: BuildSession) -> None:
     text = page(session)
     assert "Picture of the exported graph</summary>" not in text
     assert 'href="../net/report/exported.svg"' in text
+
+
+def test_images_that_a_table_names_are_small_pictures(
+    session: BuildSession, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    root = session.project.root
+    (root / "val").mkdir()
+    names = [f"val/{number}.png" for number in range(14)]
+    for name in names:
+        Image.new("RGB", (640, 480), "red").save(root / name)
+    (root / "val/broken.png").write_text("no image")
+    outside = tmp_path.parent / f"{tmp_path.name}.png"
+    Image.new("RGB", (8, 8)).save(outside)
+    (root / "val/link.png").symlink_to(outside)
+    listed = (f"../{outside.name}", "val/link.png", "val/broken.png", "row 7", *names)
+    rows = tuple((name, "cat") for name in listed)
+    table = Table("Changed", ("sample", "label"), rows, images=listed)
+    report = dataclasses.replace(assemble("net", {}, {}, {}), tables=(table,))
+    monkeypatch.setattr(pages, "current_report", lambda *_: (report, False))
+    text = page(session)
+    pictures = re.findall(r'<img src="data:image/png;base64,([^"]*)"', text)
+    assert len(pictures) == 11  # of 12, and one is broken
+    with Image.open(BytesIO(b64decode(pictures[0]))) as picture:
+        assert picture.size == (96, 72)
+    assert "<figcaption>sample val/0.png\nlabel cat</figcaption>" in text
+    outside.unlink()
 
 
 def test_the_index_keeps_other_models_and_drops_removed_ones(session: BuildSession) -> None:

@@ -21,8 +21,8 @@ from buildsys.report.assemble import assemble
 from buildsys.report.html.figures import EngineHistory, PastBuild
 from buildsys.report.html.pages import (
     INDEX,
-    GraphPicture,
     IndexRow,
+    Picture,
     PipelineRow,
     index_row,
     page_name,
@@ -102,7 +102,7 @@ def folder(results: Results) -> Path:
         page_of(report),
         pipeline=tuple(rows),
         history=(EngineHistory("ort-cpu", timed=tuple(past)),),
-        pictures=(GraphPicture("Picture of the graph", f"data:image/svg+xml,{quote(picture)}"),),
+        pictures=(Picture("Picture of the graph", f"data:image/svg+xml,{quote(picture)}"),),
         tags=("vision", "nightly"),
         owner="team",
     )

@@ -17,9 +17,9 @@ from tiny_results import Results, bench
 from buildsys.report.assemble import TargetProblem, assemble, assemble_after_failure
 from buildsys.report.html.figures import EngineHistory, PastBuild, changes
 from buildsys.report.html.pages import (
-    GraphPicture,
     IndexRow,
     ModelPage,
+    Picture,
     index_row,
     page_name,
     render_index,
@@ -187,8 +187,8 @@ def test_only_the_script_of_the_page_may_run(results: Results) -> None:
 
 
 def test_pictures_are_inside_or_linked(results: Results) -> None:
-    inside = GraphPicture("exported", "data:image/svg+xml;base64,PHN2Zz4=")
-    found = shown(page(results, pictures=(inside, GraphPicture("simplified", "../a b.svg"))))
+    inside = Picture("exported", "data:image/svg+xml;base64,PHN2Zz4=")
+    found = shown(page(results, pictures=(inside, Picture("simplified", "../a b.svg"))))
     assert ("img", {"src": inside.link, "alt": "exported"}) in found.elements
     assert "../a%20b.svg" in found.links
     assert "There is no picture" not in found.text
