@@ -34,9 +34,12 @@ Errors = list[ManifestError]
 def merge(base: ValueNode, override: ValueNode, path: FieldPath = ()) -> ValueNode:
     """Merge two maps member by member; anything else is replaced.
 
-    A source or data of another kind replaces the whole map, and so does a weights file.
+    A source or data of another kind replaces the whole map, and so do a weights file and the data
+    of an evaluation.
     """
     if not isinstance(base.value, dict) or not isinstance(override.value, dict):
+        return override
+    if path == ("evaluate", "data"):
         return override
     is_input = len(path) == 3 and path[::2] == ("inputs", "data")
     is_data = is_input or (len(path) == 3 and path[:2] == ("calibration", "data"))

@@ -323,6 +323,17 @@ class _ProjectReader:
 
 def change_model(project: Project, model: ResolvedModel, change: str) -> ResolvedModel | None:
     """Resolve a model with a change of its manifest in YAML, None if that is not valid."""
+    try:
+        return changed_model(project, model, change)
+    except ManifestErrors:
+        return None
+
+
+def changed_model(project: Project, model: ResolvedModel, change: str) -> ResolvedModel:
+    """Resolve a model with a change of its manifest in YAML.
+
+    Raises: ManifestErrors: it is not valid.
+    """
     from buildsys.manifest.workspace import Workspace
     from buildsys.project.resolve import Resolver
 
@@ -330,7 +341,7 @@ def change_model(project: Project, model: ResolvedModel, change: str) -> Resolve
     models, errors = resolver.resolve(project.root / model.file, change)
     data = next((data for data, _ in models if data["model"] == model.name), None)
     if errors or data is None:
-        return None
+        raise ManifestErrors(tuple(errors))
     return replace(model, text=json.dumps(data, separators=(",", ":")))
 
 

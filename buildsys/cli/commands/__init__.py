@@ -6,6 +6,7 @@ SECTIONS = {
         "build": "build models, engines and other targets; without a name everything",
         "nightly": "build all that is stale, past failures, with JUnit XML and a summary",
         "run": "run a built engine on images or arrays",
+        "evaluate": "measure the accuracy of built engines on other data",
         "check": "compare a model with the original at more inputs, or two builds byte by byte",
         "debug": "run one stage in the foreground, or find the nodes that must stay in fp32",
         "clean": "remove the files of targets, and their records",
@@ -21,7 +22,6 @@ SECTIONS = {
         "best": "rank the engines of a model on this machine, and name the one to ship",
         "history": "show recorded builds, or import a history",
         "compare": "compare two graphs, or two builds: manifest, graph, accuracy, size, latency",
-        "gate": "accept a build that its gate rejects as the baseline of later builds",
         "inspect": "show a graph: operators, tensors, weights, multiply-accumulates; or draw it",
     },
     "Installation": {
@@ -32,6 +32,7 @@ SECTIONS = {
     },
 }
 HIDDEN = {  # commands of scripts and of other commands' hints
+    "gate": "accept a build that its gate rejects as the baseline of later builds",
     "ops": "show which operators the installed exporters, ONNX and runtimes support",
     "pages": "write the HTML pages of models and their index, without building anything",
     "completion": "print a completion file for a shell",
