@@ -375,9 +375,9 @@ def _why_first(ranking: Ranking) -> str:
 
 
 def _limit(ranking: Ranking) -> str:
-    limits = {
-        "a relative error of at most": ranking.within,
-        "an accuracy of at least": ranking.min_accuracy,
-    }
-    texts = [f"{text} {limit:g}" for text, limit in limits.items() if limit is not None]
+    limits = (
+        ("a relative error of at most {:g}", ranking.within),
+        ("a metric on data of {:g} or better", ranking.min_accuracy),
+    )
+    texts = [text.format(limit) for text, limit in limits if limit is not None]
     return f" with {' and '.join(texts)}" if texts else ""

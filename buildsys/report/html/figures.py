@@ -207,7 +207,7 @@ def accuracies(report: Report) -> Markup | None:
         least = own.loss if mark.is_linked else least
         marks.append(mark)
     label = f"{own.title} over the median latency"
-    return trend_line(marks, label, "%" if own.is_share else "")
+    return trend_line(marks, label, "%" if own.is_share else "", _TALL)
 
 
 def trend(builds: Sequence[PastBuild]) -> tuple[Markup, Table] | None:
@@ -244,7 +244,7 @@ def _is_positive(value: float | None) -> bool:
 
 
 _LEVELS = 16  # percent of the width, for the labels of levels
-_HEIGHT = 130  # pixels
+_HEIGHT, _TALL = 130, 220  # pixels
 _MARGIN = 0.15  # of the range of values
 _LONGEST_TITLE = 400
 _MOST_TICKS = 6
@@ -267,7 +267,7 @@ class ChartMark:
     is_failed: bool = False
 
 
-def trend_line(marks: Sequence[ChartMark], label: str, unit: str) -> Markup:
+def trend_line(marks: Sequence[ChartMark], label: str, unit: str, height: int = _HEIGHT) -> Markup:
     """Draw finite values in order over levels; failures are at the bottom."""
     ends = [end for mark in marks for end in (mark.value, *mark.interval) if end is not None]
     span = (max(ends) - min(ends)) or abs(max(ends)) * 0.1 or 1.0
@@ -279,8 +279,8 @@ def trend_line(marks: Sequence[ChartMark], label: str, unit: str) -> Markup:
 
     def down(value: float | None) -> float:
         if value is None:
-            return _HEIGHT - 5
-        return _HEIGHT * (1 - min(max((value - low) / (high - low), 0.0), 1.0))
+            return height - 5
+        return height * (1 - min(max((value - low) / (high - low), 0.0), 1.0))
 
     parts = []
     step = round_step((high - low) / _MOST_TICKS)
@@ -298,22 +298,23 @@ def trend_line(marks: Sequence[ChartMark], label: str, unit: str) -> Markup:
     for number, ((x, y), mark) in enumerate(zip(places, marks, strict=True)):
         if mark.change:
             before = across(number - 0.5)
-            parts.append(_line("mark", (before, 0), (before, _HEIGHT), mark.change))
+            parts.append(_line("mark", (before, 0), (before, height), mark.change))
         if mark.interval:
             low_y, high_y = map(down, mark.interval)
             parts.append(_line("whisker k0", (x, low_y), (x, high_y)))
-        style = (
-            " over" if mark.value is None or mark.is_failed else " faint" if mark.is_faint else ""
-        )
-        place = f'cx="{_short(x)}%" cy="{_short(y)}" r="{4 if mark.value is None else 2.5}"'
+        is_bad = mark.value is None or mark.is_failed
+        style = " over" if is_bad else " faint" if mark.is_faint else ""
+        radius = 4 if mark.value is None or mark.name else 2.5
+        place = f'cx="{_short(x)}%" cy="{_short(y)}" r="{radius}"'
         parts.append(f'<circle class="dot k0{style}" {place}>{_title(mark.title)}</circle>')
-        if mark.name:
+        if mark.name:  # in turn above and below, as neighbours may be close
             anchor, gap = ("end", -8) if x > _RIGHT else ("start", 8)
-            at = f'x="{_short(x)}%" y="{_short(y - 7)}" dx="{gap}" text-anchor="{anchor}"'
-            parts.append(f"<text {at}>{escape(printable_line(mark.name))}</text>")
+            at = f'x="{_short(x)}%" y="{_short(y + (17 if number % 2 else -7))}" dx="{gap}"'
+            text = escape(printable_line(mark.name))
+            parts.append(f'<text {at} text-anchor="{anchor}">{text}</text>')
     return Markup(  # noqa: S704 - all texts are escaped
         f'<svg class="chart" role="img" aria-label="{escape(printable_line(label))}"'
-        f' width="100%" height="{_HEIGHT}">{"".join(parts)}</svg>'
+        f' width="100%" height="{height}">{"".join(parts)}</svg>'
     )
 
 

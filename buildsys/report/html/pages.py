@@ -25,7 +25,7 @@ from buildsys.report.checks import comparison_table, failure_table, limits_text,
 from buildsys.report.engines import contender_title
 from buildsys.report.html import figures
 from buildsys.report.html.figures import EngineHistory, PageChange, changes, sparkline
-from buildsys.report.ranking import contender_name, headline, ranking_table
+from buildsys.report.ranking import accuracy_texts, contender_name, headline, ranking_table
 from buildsys.report.report_types import Report, TargetLine, problems
 from buildsys.report.result_files import ABSENT, PASSED, STALE
 from buildsys.system.printable import printable
@@ -50,6 +50,7 @@ def environment() -> Environment:
         cache_size=-1,
     )
     made.filters |= {
+        "accuracy": accuracy_texts,
         "bar": figures.bar,
         "comparisons": comparison_table,
         "contender": contender_title,

@@ -135,7 +135,8 @@ def test_engines_with_a_worse_metric_on_data_are_left_out(
     assert run(tmp_path, min_accuracy=value) == 0
     text = capsys.readouterr().out
     assert text.startswith(
-        "Ship slow\nIt is the only ranked engine with an accuracy of at least 0.97 (case opt)."
+        "Ship slow\n"
+        "It is the only ranked engine with a metric on data of 0.97 or better (case opt)."
     )
     assert "its top-1 is 96.0 %, the limit 97.0 %" in text
     assert "97.5 %  0.5 % (0.0 % to 2.0 %)" in text

@@ -6,7 +6,7 @@ import re
 from typing import Any
 
 import pytest
-from html_page import page_of
+from html_page import Page, page_of
 from tiny_results import Results
 
 from buildsys.report.assemble import assemble
@@ -126,6 +126,26 @@ def test_the_chart_links_the_pareto_front_and_marks_failures(results: Results) -
     svg = str(accuracies(report_of(results)))
     assert svg.count('class="line k0"') == 0
     assert svg.count('class="dot k0 over"') == 1
+
+
+def test_the_page_has_the_metric_of_the_recommended_engine(results: Results) -> None:
+    text = Page(render_model(page_of(report_of(results)))).text
+    assert "top-1 on data, 1,000 samples 96.5 % loss" in text
+    assert "Accuracy on data and latency" in text
+    fail_fp16(results)
+    text = Page(render_model(page_of(report_of(results)))).text
+    assert "top-1 on data, 1,000 samples 97.0 % loss" in text
+
+
+def test_names_in_the_chart_are_escaped(results: Results) -> None:
+    results.inputs = {
+        target.replace("rtx-fp16", "<b>"): path for target, path in results.inputs.items()
+    }
+    for path in results.inputs.values():
+        path.write_text(path.read_text().replace("rtx-fp16", "<b>"))
+    svg = str(accuracies(report_of(results)))
+    assert "&lt;b&gt;, 0.200 ms</text>" in svg
+    assert "<b>" not in svg
 
 
 def test_changed_predictions_and_classes_are_tables(results: Results) -> None:
