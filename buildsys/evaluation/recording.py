@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import time
+from collections.abc import Callable, Mapping, Sequence
+from io import BytesIO
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -15,9 +17,11 @@ from buildsys.evaluation.metrics import load_metric
 from buildsys.evaluation.samples import open_samples
 from buildsys.models.user_code import load_callable, reraise_as_stage_error
 from buildsys.onnx_graphs.tensors import Array, Tensor, load_arrays, tensor_of
+from buildsys.system.files import replace_file
 
 Predict = Callable[[dict[str, Tensor]], Mapping[str, Tensor]]
 _NAMES, _DIGESTS, _RECORD = "names", "digests", "record."
+_SAVE_EACH_S = 10.0
 
 
 class Recorded(NamedTuple):
@@ -31,7 +35,9 @@ class Recorded(NamedTuple):
         """Write an .npz file."""
         records = {f"{_RECORD}{name}": array for name, array in self.records.items()}
         texts = {_NAMES: np.array(self.names), _DIGESTS: np.array(self.digests)}
-        np.savez(path, **texts, **records)  # type: ignore[arg-type]
+        content = BytesIO()
+        np.savez(content, **texts, **records)  # type: ignore[arg-type]
+        replace_file(path, content.getvalue())
 
 
 def load_recorded(path: Path) -> Recorded:
@@ -58,10 +64,12 @@ def record(
     metric: Metric,
     predict: Predict,
     count: Callable[[int, int, str], None],
+    parts: Path | None = None,
 ) -> Recorded:
     """Run a model on all samples, in batches of sizes that it takes; fill the last one.
 
-    ``count`` gets what is done, of how much (0: unknown), and the unit.
+    ``count`` gets what is done, of how much (0: unknown), and the unit. A stopped run goes on with
+    what it saved in the folder ``parts``.
     Raises: StageError: samples or outputs do not fit.
     """
     declared = {
@@ -70,19 +78,33 @@ def record(
     samples = open_samples(options["data"], declared, project)
     batch_size = _batch_sizes(inputs, options["dims"], options["batch_size"])
     most = options["samples"] or samples.count or 0
-    parts, names, marks = list[Records](), list[str](), list[str]()
-    for whole in samples.batches(batch_size.usual):
-        batch = whole[: most - len(names)] if options["samples"] else whole
+    saved = [load_recorded(path) for path in sorted(parts.glob("*.npz"))] if parts else []
+    done, waiting = sum(len(part.names) for part in saved), list[Recorded]()
+    saved_at = time.monotonic()
+    for whole in samples.batches(batch_size.usual, done):
+        batch = whole[: most - done] if options["samples"] else whole
         if not len(batch):
             break
         outputs = _outputs(batch, inputs, batch_size.fit(len(batch)), predict)
         if options["postprocess"]:
             outputs = _postprocess(options["postprocess"], outputs, project)
-        parts.append(metric.records(outputs, batch))
-        names += batch.names
-        marks += digests(batch)
-        count(len(names), max(most, len(names)) if most else 0, "samples")
-    return Recorded(join_records(parts), names, marks)
+        waiting.append(Recorded(metric.records(outputs, batch), batch.names, digests(batch)))
+        done += len(batch)
+        count(done, max(most, done) if most else 0, "samples")
+        if parts and time.monotonic() - saved_at >= _SAVE_EACH_S:
+            parts.mkdir(parents=True, exist_ok=True)
+            saved.append(_joined(waiting))
+            saved[-1].save(parts / f"{len(saved):06}.npz")
+            waiting, saved_at = [], time.monotonic()
+    return _joined([*saved, *waiting])
+
+
+def _joined(parts: Sequence[Recorded]) -> Recorded:
+    return Recorded(
+        join_records([part.records for part in parts]),
+        [name for part in parts for name in part.names],
+        [digest for part in parts for digest in part.digests],
+    )
 
 
 class _BatchSizes(NamedTuple):

@@ -7,6 +7,7 @@ versions and the GPU in the same way as the keys.
 from __future__ import annotations
 
 import os
+import shutil
 import tempfile
 import threading
 import time
@@ -103,6 +104,7 @@ class LocalRuns:
                 stage_job(action, project, build, outputs, timing_caches=timing_caches),
                 threads=0 if action.measures else self.threads,
                 **held,
+                parts=self._parts(action, key),
                 earlier=earlier_builds(action, key.parts, records, self.store),
             )
             if action.baseline is not None:
@@ -113,7 +115,10 @@ class LocalRuns:
             begun = time.perf_counter()
             run = partial(self.pool.run, log=log, timeout_s=action.timeout_s, on_event=on_event)
             try:
-                return run(job)
+                reply = run(job)
+                if job.parts:
+                    shutil.rmtree(job.parts, ignore_errors=True)
+                return reply
             except BuildsysError as error:
                 error.seconds = time.perf_counter() - begun
                 if not isinstance(error, (CheckFailed, Unavailable)):
@@ -130,6 +135,18 @@ class LocalRuns:
                 return JobReply(
                     status, error.problem, error.hint, {}, error.seconds, changes=error.changes
                 )
+
+    def _parts(self, action: Action, key: ActionKey) -> Path | None:
+        """Choose the folder for parts of a result; remove those of other keys."""
+        if not stage_info(action.stage).is_resumable:
+            return None
+        name = f"{action.target.replace(':', '@')}-"
+        folder = self.folders.state / "parts"
+        parts = folder / f"{name}{key.digest[:16]}"
+        for other in folder.glob(f"{name}*"):
+            if other != parts and len(other.name) == len(parts.name):
+                shutil.rmtree(other, ignore_errors=True)
+        return parts
 
     def add_baseline(self, job: Job, action: Action, key: ActionKey, folder: Path) -> Job:
         """Add a gate's baseline to its job, copied into ``folder``."""

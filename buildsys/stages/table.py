@@ -33,6 +33,7 @@ class StageInfo:
     needs_graph: bool = True  # not planned for networks defined by hand
     is_required_check: bool = False  # an engine without a pass is not deployed
     in_own_interpreter: bool = False  # a toolchain is used through another process
+    is_resumable: bool = False  # goes on with the parts of a stopped run
     sections: tuple[str, ...] = ()  # sections of manifests, declared in `fields.py`
     has_checks: bool = False  # whether it has `checks.py`
     compared: tuple[str, ...] = ()  # figures that `buildsys compare` compares
@@ -137,6 +138,7 @@ STAGES = (
         "PredictResult",
         has_artifacts=False,
         needs_graph=False,
+        is_resumable=True,
         compared=("value",),
     ),
     StageInfo(
@@ -147,6 +149,7 @@ STAGES = (
         has_artifacts=False,
         is_required_check=True,
         in_own_interpreter=True,
+        is_resumable=True,
         sections=("evaluate",),
         has_checks=True,
         compared=("value", "loss"),

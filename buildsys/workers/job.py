@@ -65,6 +65,7 @@ class Job:
     toolchain: Toolchain | None = None  # runs the engine; None: the default interpreter
     in_own_interpreter: bool = False  # the stage uses the toolchain through another process
     timing_caches: Path | None = None  # the builders' timing caches; they affect no result
+    parts: Path | None = None  # of a stopped run of the same key; removed when a run ends
     baseline: Mapping[str, Any] | None = None  # the earlier build for a gate, as JSON values
     # files by role of an engine's earlier builds, for `refit`; newest first
     earlier: Sequence[Mapping[str, str]] = ()
@@ -173,11 +174,12 @@ def job_to_json(job: Job) -> Message:
 
 def job_from_json(fields: Message) -> Job:
     """Make a job from the values of ``job_to_json``, without callbacks."""
-    toolchain, caches = fields["toolchain"], fields["timing_caches"]
+    toolchain, caches, parts = (fields[name] for name in ("toolchain", "timing_caches", "parts"))
     converted = {
         "project": Path(fields["project"]),
         **{name: {role: Path(path) for role, path in fields[name].items()} for name in _PATHS},
         "timing_caches": caches and Path(caches),
+        "parts": parts and Path(parts),
         "earlier": tuple(fields["earlier"]),
         "exclusive": tuple(fields["exclusive"]),
         "preload": tuple(fields["preload"]),

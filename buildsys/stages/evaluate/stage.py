@@ -35,7 +35,7 @@ def run(job: Job) -> StageResult:
     metric = make_metric(options, job.project)
     try:
         job.progress("running the engine")
-        recorded = record(options, inputs, job.project, metric, engine.run, job.count)
+        recorded = record(options, inputs, job.project, metric, engine.run, job.count, job.parts)
     finally:
         engine.close()
     _check_samples(original, recorded)

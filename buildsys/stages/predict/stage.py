@@ -26,7 +26,7 @@ def run(job: Job) -> StageResult:
         return original.call(tensors, dims)
 
     job.progress("running the original model")
-    recorded = record(options, inputs, job.project, metric, predict, job.count)
+    recorded = record(options, inputs, job.project, metric, predict, job.count, job.parts)
     figures = PredictResult(
         title=metric.title,
         is_share=metric.is_share,

@@ -1,0 +1,76 @@
+"""Records of a model on all samples."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from buildsys.evaluation import recording
+from buildsys.evaluation.recording import Recorded, make_metric, record
+from buildsys.onnx_graphs.tensors import Tensor
+
+COUNT = 50
+INPUTS = {"x": {"shape": ["batch", 3], "dtype": "float32"}}
+OPTIONS: dict[str, Any] = {
+    "data": {"npz": "data.npz", "labels": "labels"},
+    "metric": "top1", "output": None, "postprocess": None, "batch_size": 8, "samples": None,
+    "dims": {"batch": {"min": 4, "opt": 8, "max": 16, "multiple_of": 4}},
+    "preprocess": {}, "classes": [],
+}  # fmt: skip
+
+
+@pytest.fixture
+def project(tmp_path: Path) -> Path:
+    rng = np.random.default_rng(0)
+    x = rng.standard_normal((COUNT, 3)).astype("float32")
+    np.savez(tmp_path / "data.npz", x=x, labels=rng.integers(0, 3, COUNT))
+    return tmp_path
+
+
+class Model:
+    """Returns its input, and fails after some calls."""
+
+    def __init__(self, calls: int = COUNT) -> None:
+        self.sizes: list[int] = []
+        self._calls = calls
+
+    def __call__(self, inputs: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
+        if len(self.sizes) == self._calls:
+            raise KeyboardInterrupt
+        self.sizes.append(inputs["x"].shape[0])
+        return {"y": inputs["x"]}
+
+
+def recorded(project: Path, model: Model, parts: Path | None = None, **fields: Any) -> Recorded:
+    options = {**OPTIONS, **fields}
+    metric = make_metric(options, project)
+    return record(options, INPUTS, project, metric, model, lambda *_: None, parts)
+
+
+def test_batches_have_sizes_that_the_model_takes(project: Path) -> None:
+    model = Model()
+    whole = recorded(project, model)
+    assert model.sizes == [8] * 6 + [4]
+    assert len(whole.names) == len(whole.records["label"]) == COUNT
+    first = recorded(project, Model(), samples=10)
+    assert (first.names, first.digests) == (whole.names[:10], whole.digests[:10])
+    assert recorded(project, Model(), batch_size=16).digests == whole.digests
+
+
+def test_a_stopped_run_goes_on(
+    project: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(recording, "_SAVE_EACH_S", 0.0)
+    parts = tmp_path / "parts"
+    with pytest.raises(KeyboardInterrupt):
+        recorded(project, Model(calls=3), parts)
+    rest = Model()
+    whole, again = recorded(project, Model()), recorded(project, rest, parts)
+    assert rest.sizes == [8] * 3 + [4]
+    assert (again.names, again.digests) == (whole.names, whole.digests)
+    for name, array in whole.records.items():
+        np.testing.assert_array_equal(again.records[name], array)
