@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -59,12 +60,13 @@ def engine_lines(
 
 
 def _accuracies(results: Sequence[AnyResult]) -> dict[str, Accuracy]:
-    figures = {"value", "original", "loss", "low", "high"}
-    return {
-        result.variant: fill(Accuracy, result.content)
-        for result in of_type(results, EvaluateResult)
-        if figures <= result.content.keys()
-    }
+    """Collect the finite metrics on data by engine."""
+    accuracies, figures = {}, ("value", "original", "loss", "low", "high")
+    for result in of_type(results, EvaluateResult):
+        content: Mapping[str, Any] = result.content
+        if all(math.isfinite(content.get(name, math.nan)) for name in figures):
+            accuracies[result.variant] = fill(Accuracy, content)
+    return accuracies
 
 
 def _device_text(facts: Mapping[str, Any]) -> str:

@@ -14,7 +14,7 @@ from argparse import ArgumentParser, Namespace
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import closing, suppress
 from io import BytesIO
-from itertools import zip_longest
+from itertools import islice, zip_longest
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -203,7 +203,7 @@ def _page(
         ),
         history_is_readable=not history.problem,
         pictures=tuple(_pictures(action, build, folder)) if action else (),
-        samples=tuple(_samples(report, project.root)),
+        samples=tuple(islice(_samples(report, project.root), _MOST_SAMPLES)),
         tags=tuple(map(str, manifest.get("tags") or ())),
         owner=str(manifest.get("owner") or ""),
     )
@@ -223,27 +223,23 @@ def _pictures(report: Action, build: Path, folder: Path) -> Iterator[Picture]:
 
 
 def _samples(report: Report, root: Path) -> Iterator[Picture]:
-    """Yield small pictures of the first images in the project that a table names."""
-    rows = [
-        (image, "\n".join(map(" ".join, zip(own.columns, cells, strict=True))))
-        for own in report.tables
-        for image, cells in zip(own.images, own.rows, strict=False)
-        if image.lower().endswith(IMAGE_SUFFIXES)
-        and (root / image).resolve().is_relative_to(root.resolve())
-    ]
-    for image, title in rows[:_MOST_SAMPLES]:
-        if small := _thumbnail(root / image):
-            encoded = base64.b64encode(small).decode()
-            yield Picture(title, f"data:image/png;base64,{encoded}")
+    """Yield small pictures of the images of the project that tables name."""
+    for own in report.tables:
+        for name, cells in zip(own.images, own.rows, strict=False):
+            if name.lower().endswith(IMAGE_SUFFIXES) and (small := _thumbnail(root, name)):
+                encoded = base64.b64encode(small).decode()
+                title = "\n".join(map(" ".join, zip(own.columns, cells, strict=True)))
+                yield Picture(title, f"data:image/png;base64,{encoded}")
 
 
-def _thumbnail(path: Path) -> bytes:
-    """Encode a small PNG of an image, nothing if it cannot be read."""
+def _thumbnail(root: Path, name: str) -> bytes:
+    """Encode a small PNG of an image inside ``root``, nothing if it cannot be read."""
     from PIL import Image  # only pages with samples need it
 
     small = BytesIO()
     try:
-        with warnings.catch_warnings(), Image.open(path, formats=IMAGE_FORMATS) as image:
+        path = (root / name).resolve().relative_to(root.resolve())
+        with warnings.catch_warnings(), Image.open(root / path, formats=IMAGE_FORMATS) as image:
             warnings.simplefilter("error")  # of a picture that is too large
             image.draft("RGB", (_THUMBNAIL_PIXELS, _THUMBNAIL_PIXELS))
             image.thumbnail((_THUMBNAIL_PIXELS, _THUMBNAIL_PIXELS))

@@ -15,6 +15,7 @@ _COLUMNS = ("engine", "metric", "original>", "engine>", "loss>", "95 % interval>
 _CHANGED = ("engine", "sample", "label", "original", "predicted")
 _SAMPLE = ("sample", "label", "original", "engine")  # fields of a flip
 _FIGURES = ("value", "loss", "low", "high")
+_COMPLETE = {"title", "is_share", "samples", "original", *_FIGURES}
 _MOST_CLASSES = 40
 
 
@@ -27,7 +28,7 @@ def key_figure(result: EvaluateResult) -> str:
 
 def table(results: Results) -> Table:
     """List the metric of all engines with the interval of its loss."""
-    rows = (_cells(result) for result in results if "loss" in result.content)
+    rows = (_cells(result) for result in results if result.content.keys() >= _COMPLETE)
     return Table("Accuracy on data", _COLUMNS, tuple(rows))
 
 

@@ -151,14 +151,15 @@ def test_images_that_a_table_names_are_small_pictures(
     outside = tmp_path.parent / f"{tmp_path.name}.png"
     Image.new("RGB", (8, 8)).save(outside)
     (root / "val/link.png").symlink_to(outside)
-    listed = (f"../{outside.name}", "val/link.png", "val/broken.png", "row 7", *names)
+    outer = (f"../{outside.name}", str(outside), "val/link.png", "a\0.png", f"{'a' * 300}.png")
+    listed = (*outer, "val/broken.png", "row 7", *names)
     rows = tuple((name, "cat") for name in listed)
     table = Table("Changed", ("sample", "label"), rows, images=listed)
     report = dataclasses.replace(assemble("net", {}, {}, {}), tables=(table,))
     monkeypatch.setattr(pages, "current_report", lambda *_: (report, False))
     text = page(session)
     pictures = re.findall(r'<img src="data:image/png;base64,([^"]*)"', text)
-    assert len(pictures) == 11  # of 12, and one is broken
+    assert len(pictures) == 12
     with Image.open(BytesIO(b64decode(pictures[0]))) as picture:
         assert picture.size == (96, 72)
     assert "<figcaption>sample val/0.png\nlabel cat</figcaption>" in text

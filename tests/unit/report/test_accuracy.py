@@ -15,9 +15,6 @@ from buildsys.report.html.pages import render_model
 from buildsys.report.markdown import render
 from buildsys.report.ranking import rank_engines, ranking_table
 from buildsys.report.report_types import Accuracy, Report, as_json
-from buildsys.report.result_files import parse
-from buildsys.stages.evaluate.report import details
-from buildsys.stages.evaluate.result import EvaluateResult
 
 FLIP = {"sample": "val/7.png", "label": "cat", "original": "cat 0.9", "engine": "dog 0.6"}
 CLASSES = [
@@ -186,6 +183,21 @@ def test_of_many_classes_the_worst_are_listed(results: Results) -> None:
     assert by_class.notes == ("60 more classes, which lose less, are in the results.",)
 
 
-def test_an_incomplete_result_gives_no_rows() -> None:
-    assert parse({"flips": 3}, EvaluateResult) == {}
-    assert [table.rows for table in details([])] == [(), ()]
+@pytest.mark.parametrize("field", ["title", "is_share", "value", "low", "samples", "original"])
+def test_an_incomplete_result_leaves_a_report(results: Results, field: str) -> None:
+    content = evaluated()
+    del content[field]
+    results.write("evaluate:tiny:ort-cpu", content)
+    report = report_of(results)
+    tables = {table.title: table for table in report.tables}
+    assert [row[0] for row in tables["Accuracy on data"].rows] == ["rtx-fp16"]
+    assert "tiny" in render_model(page_of(report))
+
+
+@pytest.mark.parametrize("text", ["NaN", "Infinity"])
+def test_a_figure_that_is_not_finite_is_not_drawn(results: Results, text: str) -> None:
+    path = results.inputs["evaluate:tiny:ort-cpu"]
+    path.write_text(path.read_text().replace('"high": 0.01', f'"high": {text}'))
+    assert text in path.read_text()
+    svg = str(accuracies(report_of(results)))
+    assert "ort-cpu" not in svg and "rtx-fp16" in svg
