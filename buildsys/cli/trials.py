@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from buildsys.cli.target_names import TargetNames
-from buildsys.errors import BuildsysError, StageError
+from buildsys.errors import BuildsysError, ManifestErrors, StageError
 from buildsys.execution.key_parts import builder_versions
 from buildsys.project.load import change_model
 from buildsys.project.plan import ProjectPlan
@@ -101,8 +101,9 @@ def _plan_trials(
     """Plan the valid changes up to the check of the first engine that shows their effect."""
     project = session.project
     for change in changes:
-        changed = change_model(project, project.models[model], change)
-        if changed is None:
+        try:
+            changed = change_model(project, project.models[model], change)
+        except ManifestErrors:
             continue
         models = {model: changed}
         plan = ProjectPlan(models, builder_versions(project.root))

@@ -149,12 +149,9 @@ def compare_rounds(
     return Change(*figures, is_regression, is_undecided, 2 * confidence - 1)
 
 
-def compare_values(
-    before: float, after: float, tolerance: float, change: float | None = None
-) -> Change:
-    """Compare two figures without noise; without ``change`` less is better."""
-    if change is None:
-        change = 0.0 if before == after else math.inf if before == 0 else after / before - 1
+def compare_values(before: float, after: float, tolerance: float) -> Change:
+    """Compare two figures without noise; less is better."""
+    change = 0.0 if before == after else math.inf if before == 0 else after / before - 1
     return Change(before, after, change, None, None, change > tolerance + _ROUNDING)
 
 

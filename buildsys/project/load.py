@@ -321,15 +321,7 @@ class _ProjectReader:
         return path.removeprefix(f"{self._project.root}{os.sep}")
 
 
-def change_model(project: Project, model: ResolvedModel, change: str) -> ResolvedModel | None:
-    """Resolve a model with a change of its manifest in YAML, None if that is not valid."""
-    try:
-        return changed_model(project, model, change)
-    except ManifestErrors:
-        return None
-
-
-def changed_model(project: Project, model: ResolvedModel, change: str) -> ResolvedModel:
+def change_model(project: Project, model: ResolvedModel, change: str) -> ResolvedModel:
     """Resolve a model with a change of its manifest in YAML.
 
     Raises: ManifestErrors: it is not valid.

@@ -20,7 +20,7 @@ from buildsys.execution.freshness import FRESH
 from buildsys.execution.key_parts import builder_versions
 from buildsys.execution.local_runs import stage_job
 from buildsys.plan.action import RESULT, Action
-from buildsys.project.load import changed_model
+from buildsys.project.load import change_model
 from buildsys.project.plan import ProjectPlan
 from buildsys.report.formatting import metric, percent
 from buildsys.stages.table import EVALUATE, PREDICT, target_of
@@ -37,10 +37,9 @@ def add_arguments(parser: ArgumentParser) -> None:
     """Declare the options of ``buildsys evaluate``."""
     add_names(parser, "MODEL[:ENGINE] --data DATA")
     parser.epilog = (
-        "DATA is a folder with a folder of images per class, a folder of images with the labels in "
-        "FOLDER.csv, an .npz, .parquet or .arrow file with labels, a folder of save_to_disk, or "
-        "FILE.py:FUNCTION. The rest of the section `evaluate` stays as in the manifest. Only "
-        "engines that are up to date are evaluated, and the build is not changed."
+        "DATA is a folder of images by class, or with labels in FOLDER.csv, an .npz, .parquet or "
+        ".arrow file, a folder of save_to_disk, or FILE.py:FUNCTION. The rest of `evaluate` is as "
+        "in the manifest. Only engines that are up to date are evaluated; the build stays."
     )
     parser.add_argument("--data", default="", help="labelled samples, in the project")
     parser.add_argument("--metric", default="", help="such as top1; default: the manifest's")
@@ -93,29 +92,25 @@ def _section(session: BuildSession, model: str, data: str, metric: str) -> dict[
         problem = f"there is no {data} in the project"
         raise UsageError(problem, "name a file or folder of the project, or copy it there")
     place = path.resolve().relative_to(root).as_posix()
-    section: dict[str, Any] = {"data": _source(path, place)}
     if colon:
-        section["data"] = {"python": f"{place}:{function}"}
-    if metric:
-        section["metric"] = {"python": metric} if ".py:" in metric else metric
-    return section
-
-
-def _source(path: Path, place: str) -> dict[str, Any]:
-    """Describe a file or folder as in a manifest."""
-    if path.is_file():
-        return {_FILES.get(path.suffix.lower(), "npz"): place}
-    if (path / _SAVED).is_file():
-        return {"dataset": place}
-    labels = path.with_name(f"{path.name}.csv")
-    return {"images": place, "labels": f"{place}.csv"} if labels.is_file() else {"folder": place}
+        source = {"python": f"{place}:{function}"}
+    elif path.is_file():
+        source = {_FILES.get(path.suffix.lower(), "npz"): place}
+    elif (path / _SAVED).is_file():
+        source = {"dataset": place}
+    elif path.with_name(f"{path.name}.csv").is_file():
+        source = {"images": place, "labels": f"{place}.csv"}
+    else:
+        source = {"folder": place}
+    own = {"python": metric} if ".py:" in metric else metric
+    return {"data": source, **({"metric": own} if metric else {})}
 
 
 def _plan(session: BuildSession, model: str, section: Mapping[str, Any]) -> Mapping[str, Action]:
     """Plan the model with another section. Raises: UsageError: it is not valid."""
     project = session.project
     try:
-        changed = changed_model(project, project.models[model], json.dumps({"evaluate": section}))
+        changed = change_model(project, project.models[model], json.dumps({"evaluate": section}))
     except ManifestErrors as wrong:
         error = wrong.errors[0]
         raise UsageError(f"{model} cannot be evaluated so: {error.problem}", error.hint) from None
@@ -131,11 +126,10 @@ def _run(pool: WorkerPool, session: BuildSession, action: Action, folder: Path) 
     own = {role: folder / ref.path for role, ref in action.inputs.items()}
     private = {role: path for role, path in own.items() if path.exists()}
     try:
-        job = replace(job, inputs={**job.inputs, **private})
-        return {"engine": action.variant, **run_job(pool, job, must_pass=False)}
+        result = run_job(pool, replace(job, inputs={**job.inputs, **private}), must_pass=False)
     except StageError as error:  # the other engines are evaluated
-        failure = {"status": "failed", "reason": error.problem, "hint": error.hint}
-        return {"engine": action.variant, **failure}
+        result = {"status": "failed", "reason": error.problem, "hint": error.hint}
+    return {"engine": action.variant, **result}
 
 
 def _lines(original: Mapping[str, Any], results: Sequence[Mapping[str, Any]]) -> Iterator[str]:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from filecmp import cmp
 from pathlib import Path
 from typing import Any
+
+from blake3 import blake3
 
 from buildsys.backends.interface import read_batches
 from buildsys.errors import StageError
@@ -63,11 +64,13 @@ def _shared_files(
     names: Sequence[str], files: Sequence[Path], project: Path
 ) -> Iterator[tuple[str, str]]:
     """Find samples with the bytes of a calibration file, which is prepared in another way."""
-    by_size: dict[int, list[Path]] = {}
-    for file in files:
-        by_size.setdefault(file.stat().st_size, []).append(file)
+    sizes = {file.stat().st_size for file in files}
+    contents = {_content(file): file for file in reversed(files)}
     for name in names:
-        candidates = by_size.get((project / name).stat().st_size, [])
-        equal = (file for file in candidates if cmp(file, project / name, shallow=False))
-        if (match := next(equal, None)) is not None:
-            yield name, str(match.relative_to(project))
+        path = project / name
+        if path.stat().st_size in sizes and (equal := contents.get(_content(path))):
+            yield name, str(equal.relative_to(project))
+
+
+def _content(file: Path) -> bytes:
+    return blake3(file.read_bytes()).digest()

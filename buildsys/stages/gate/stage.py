@@ -43,6 +43,7 @@ from buildsys.workers.job import Job, StageResult
 _TIMED = ("latency", "throughput", "memory")
 _NOW, _BEFORE = "this build", "baseline"
 _ACCURACY = "accuracy"
+_ROUNDING = 1e-9
 _SOURCES = {"build_time": "engine", "error": "verify", "size": "engine", _ACCURACY: "evaluate"}
 _TITLES = {"build_time": "build time", "error": "relative error"}
 
@@ -301,7 +302,7 @@ def _compare_accuracy(drop: float, evaluated: EvaluateResult, baseline: _Baselin
     loss = before - now if evaluated["higher_is_better"] else now - before
     if not evaluated["is_share"] and loss:
         loss = loss / abs(before) if before else math.copysign(math.inf, loss)
-    return compare_values(before, now, drop, change=loss)
+    return Change(before, now, loss, None, None, loss > drop + _ROUNDING)
 
 
 OpenEngine = Callable[[], RemoteEngine]  # starts a process with the engine of one side

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
 from manifest_files import NET
 
 from buildsys.cli.commands.resolve import resolved_text
+from buildsys.errors import ManifestErrors
 from buildsys.manifest.layers import merge
 from buildsys.manifest.value_tree import plain
 from buildsys.manifest.yaml_reader import read_nodes, read_yaml
@@ -190,6 +192,7 @@ def test_a_change_is_merged_like_an_edit_of_the_file(project):
     expected = {**model.data["export"], "exporter": "dynamo"}  # the matrix has the opset
     assert changed.data == {**model.data, "export": expected}
     assert change_model(loaded, model, "export: {opset: 12}").data == model.data
-    assert change_model(loaded, model, "matrix: {export.opset: [20]}") is None
-    assert change_model(loaded, model, "export: {exporter: none}") is None
+    for wrong in ("matrix: {export.opset: [20]}", "export: {exporter: none}"):
+        with pytest.raises(ManifestErrors):
+            change_model(loaded, model, wrong)
     assert loaded.models == project.load().models
