@@ -85,7 +85,10 @@ class EvaluateSpec(Spec):
     """Accuracy on labelled data, of engines against the original model."""
 
     data: EvaluationData = Field(description="The samples and their labels.")
-    metric: MetricName | OwnMetric = Field(description="What is measured.")
+    metric: Annotated[
+        MetricName | OwnMetric,
+        OneOf(("name", "python"), choose=lambda v: "name" if isinstance(v, str) else "python"),
+    ] = Field(description="What is measured.")
     drop: Percentage = 0.01
     """Largest loss against the original model, of a share absolute, else relative; such as 0.5%."""
     output: TensorName | None = Field(None, description="The output with predictions, if several.")
