@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import csv
-import zipfile
-import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -22,10 +19,6 @@ Inputs = Mapping[str, Mapping[str, Any]]  # name -> shape (batch axis first), dt
 Label = Any  # int, float, str, an array, or a dict of arrays
 MIB = 2**20
 INPUT_DIGITS = 32  # at the start of a sample's digest
-_UNREADABLE = (
-    OSError, ValueError, TypeError, LookupError, EOFError, NotImplementedError,
-    zipfile.BadZipFile, zlib.error, csv.Error,
-)  # fmt: skip
 
 
 @dataclass(frozen=True, eq=False)
@@ -72,7 +65,9 @@ def reading(title: str, kind: str, hint: str) -> Iterator[None]:
     """Turn what libraries raise for missing and damaged files into a sentence."""
     try:
         yield
-    except _UNREADABLE as error:
+    except StageError:
+        raise
+    except Exception as error:
         raise StageError(f"{title} cannot be read as {kind}: {first_line(error)}", hint) from error
 
 

@@ -31,38 +31,32 @@ class TopK(Metric):
             raise StageError(f"{self.title} of {count} classes is always right", "use top1 or f1")
         labels = self._class_numbers(batch, count)
         classes = np.argsort(-logits, axis=1, kind="stable")[:, :_KEPT]
-        scores = np.take_along_axis(self._probabilities(logits), classes, axis=1)
+        scores = np.take_along_axis(self._probabilities(logits.astype(np.float32)), classes, axis=1)
         return {"classes": classes.astype(np.int32), "scores": scores, "label": labels}
 
-    def _probabilities(self, logits: Array) -> Array:
-        activation = self.options.get("activation", "softmax")
-        values = logits.astype(np.float32)
-        with np.errstate(over="ignore", invalid="ignore"):
-            if activation == "sigmoid":
-                return np.asarray(1 / (1 + np.exp(-values)))
-            if activation == "softmax":
-                exponentials = np.exp(values - values.max(axis=1, keepdims=True))
-                return np.asarray(exponentials / exponentials.sum(axis=1, keepdims=True))
-        return values
+    def _probabilities(self, scores: Array) -> Array:
+        """Apply softmax to what are no probabilities yet, for people."""
+        if scores.min(initial=0) >= 0 and scores.max(initial=0) <= 1:
+            return scores
+        with np.errstate(invalid="ignore"):  # infinite ones
+            exponentials = np.exp(scores - scores.max(axis=1, keepdims=True))
+        return np.asarray(exponentials / exponentials.sum(axis=1, keepdims=True))
 
-    def errors(self, records: Records) -> Array:
-        """Return 0 for rows that are right, else 1."""
+    def _errors(self, records: Records) -> Array:
         hits = records["classes"][:, : self.k] == records["label"][:, None]
         return np.asarray(1.0 - hits.any(axis=1))
 
     def _value(self, records: Records) -> float:
         return 1 - super()._value(records)
 
-    def describe(self, records: Records, row: int) -> tuple[str, str]:
-        """Write prediction and label of a row."""
+    def _describe(self, records: Records, row: int) -> tuple[str, str]:
         best = self._class_name(int(records["classes"][row, 0]))
         label = self._class_name(int(records["label"][row]))
         return f"{best} {records['scores'][row, 0]:.2f}", label
 
-    def per_class(self, records: Records) -> dict[str, ClassFigure]:
-        """Compute the value of each class that has labels."""
+    def _per_class(self, records: Records) -> dict[str, ClassFigure]:
         counts = np.bincount(records["label"])
-        wrong = np.bincount(records["label"], self.errors(records))
+        wrong = np.bincount(records["label"], self._errors(records))
         return self._class_figures(counts, 1 - wrong / np.maximum(counts, 1))
 
 
@@ -91,10 +85,8 @@ class F1(TopK):
         hits, labels, predictions = (np.bincount(row, minlength=classes) for row in rows)
         return labels, 2 * hits / (labels + predictions)
 
-    def per_class(self, records: Records) -> dict[str, ClassFigure]:
-        """Compute the value of each class that has labels."""
-        with np.errstate(invalid="ignore"):
-            return self._class_figures(*self._scores(records))
+    def _per_class(self, records: Records) -> dict[str, ClassFigure]:
+        return self._class_figures(*self._scores(records))
 
 
 class Auroc(Metric):
@@ -120,10 +112,8 @@ class Auroc(Metric):
         metrics = import_library("sklearn.metrics", Path.cwd())
         return float(metrics.roc_auc_score(records["label"], records["score"]))
 
-    def errors(self, records: Records) -> Array:
-        """Measure how wrong each row is."""
+    def _errors(self, records: Records) -> Array:
         return np.where(records["label"] == 1, -records["score"], records["score"])
 
-    def describe(self, records: Records, row: int) -> tuple[str, str]:
-        """Write prediction and label of a row."""
+    def _describe(self, records: Records, row: int) -> tuple[str, str]:
         return f"{records['score'][row]:.3g}", self._class_name(int(records["label"][row]))

@@ -37,7 +37,7 @@ class Metric:
     undefined: str = "check outputs and labels"  # the remedy for a NaN
 
     def __init__(self, options: Mapping[str, Any]) -> None:
-        """Take ``classes`` (names), ``activation`` and ``output`` (the one with predictions)."""
+        """Take ``classes`` (names) and ``output`` (the one with predictions)."""
         self.options = options
         self.classes: Sequence[str] = options.get("classes") or ()
 
@@ -72,27 +72,37 @@ class Metric:
             raise StageError(f"{self.title} of these samples is {value}", self.undefined)
         return value
 
-    def resampler(self, records: Records) -> Callable[[Array], float]:
-        """Make a function of numbers of rows, perhaps repeated, to their value or NaN."""
-        return lambda rows: self._value(select_rows(records, rows))
+    def value_of_rows(self, records: Records, rows: Array) -> float:
+        """Compute the value of rows, perhaps repeated, or NaN."""
+        return self._value({name: array[rows] for name, array in records.items()})
 
     def errors(self, records: Records) -> Array:
         """Measure how wrong each row is, to order what changes."""
-        raise NotImplementedError
+        return self._errors(records)
 
     def describe(self, records: Records, row: int) -> tuple[str, str]:
         """Write prediction and label of a row for people."""
+        return self._describe(records, row)
+
+    def per_class(self, records: Records) -> dict[str, ClassFigure]:
+        """Compute the value of each class that has labels; {} without classes."""
+        with np.errstate(invalid="ignore"):
+            return self._per_class(records)
+
+    def _errors(self, records: Records) -> Array:
         raise NotImplementedError
 
-    def per_class(self, _records: Records) -> dict[str, ClassFigure]:
-        """Compute the value of each class that has labels; {} without classes."""
+    def _describe(self, records: Records, row: int) -> tuple[str, str]:
+        raise NotImplementedError
+
+    def _per_class(self, _records: Records) -> dict[str, ClassFigure]:
         return {}
 
     def _records(self, outputs: Outputs, batch: Batch) -> Records:
         raise NotImplementedError
 
     def _value(self, records: Records) -> float:
-        return float(self.errors(records).mean())
+        return float(self._errors(records).mean())
 
     def _output(self, outputs: Outputs, fits: Callable[[Array], bool], form: str) -> Array:
         """Select the output with predictions."""
@@ -151,17 +161,9 @@ def join_records(parts: Sequence[Records]) -> Records:
     for name in parts[0] if parts else ():
         arrays = [part[name] for part in parts]
         width = np.max([array.shape[1:] for array in arrays], axis=0)
-        if any(array.shape[1:] != tuple(width) for array in arrays):
-            arrays = [_widened(array, width) for array in arrays]
+        for place, array in enumerate(arrays):
+            if array.shape[1:] != tuple(width):
+                sides = [(0, 0), *((0, missing) for missing in (width - array.shape[1:]).tolist())]
+                arrays[place] = np.pad(array, sides, constant_values=np.nan)
         joined[name] = np.concatenate(arrays)
     return joined
-
-
-def _widened(array: Array, width: Array) -> Array:
-    sides = [(0, 0), *((0, int(w) - own) for own, w in zip(array.shape[1:], width, strict=True))]
-    return np.pad(array, sides, constant_values=np.nan)
-
-
-def select_rows(records: Records, rows: Array) -> Records:
-    """Select rows, also repeatedly."""
-    return {name: array[rows] for name, array in records.items()}

@@ -31,7 +31,6 @@ def load_metric(
 ) -> Metric:
     """Make the metric of a manifest: a name, or {python: FILE.py:FUNCTION}.
 
-    ``options`` are ``classes`` (names), ``activation`` and ``output``, all optional.
     Raises: StageError: there is no such metric, file or function.
     """
     if not isinstance(metric, str):
@@ -47,8 +46,6 @@ class PythonMetric(Metric):
     False: losses are relative to the original's value).
     """
 
-    draws = 200
-
     def __init__(self, reference: str, options: Mapping[str, Any], project: Path) -> None:
         """Load the function."""
         super().__init__(options)
@@ -57,7 +54,7 @@ class PythonMetric(Metric):
         self.is_share = bool(getattr(self._function, "is_share", False))
         self.higher_is_better = bool(getattr(self._function, "higher_is_better", True))
         self._is_per_sample = bool(getattr(self._function, "per_sample", False))
-        self.draws = Metric.draws if self._is_per_sample else self.draws
+        self.draws = 2000 if self._is_per_sample else 200
         self._bytes = 0
         self._shapes: list[tuple[int, ...]] = []
 
@@ -80,14 +77,12 @@ class PythonMetric(Metric):
         outputs = {name: array for name, array in records.items() if name != _LABEL}
         return float(self._call(outputs, label_list(records[_LABEL]), ()))
 
-    def errors(self, records: Records) -> Array:
-        """Order samples by their numbers, if there are any."""
+    def _errors(self, records: Records) -> Array:
         if not self._is_per_sample:
             return np.zeros(len(records[_LABEL]))
         return -records["score"] if self.higher_is_better else records["score"]
 
-    def describe(self, records: Records, row: int) -> tuple[str, str]:
-        """Write the number of a sample."""
+    def _describe(self, records: Records, row: int) -> tuple[str, str]:
         return (f"{records['score'][row]:.4g}" if self._is_per_sample else ""), ""
 
     def _call(self, outputs: Outputs, labels: Any, shape: tuple[int, ...]) -> Array:

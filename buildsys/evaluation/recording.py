@@ -13,14 +13,13 @@ import numpy as np
 from buildsys.errors import StageError
 from buildsys.evaluation.batch import Batch, Inputs, digests
 from buildsys.evaluation.metric import Metric, Records, join_records
-from buildsys.evaluation.metrics import load_metric
 from buildsys.evaluation.samples import open_samples
 from buildsys.models.user_code import load_callable, reraise_as_stage_error
 from buildsys.onnx_graphs.tensors import Array, Tensor, load_arrays, tensor_of
 from buildsys.system.files import replace_file
 
 Predict = Callable[[dict[str, Tensor]], Mapping[str, Tensor]]
-_NAMES, _DIGESTS, _RECORD = "names", "digests", "record."
+_NAMES, _DIGESTS = " names", " digests"  # not names of outputs
 _SAVE_EACH_S = 10.0
 
 
@@ -33,28 +32,17 @@ class Recorded(NamedTuple):
 
     def save(self, path: Path) -> None:
         """Write an .npz file."""
-        records = {f"{_RECORD}{name}": array for name, array in self.records.items()}
         texts = {_NAMES: np.array(self.names), _DIGESTS: np.array(self.digests)}
         content = BytesIO()
-        np.savez(content, **texts, **records)  # type: ignore[arg-type]
+        np.savez(content, allow_pickle=False, **self.records, **texts)
         replace_file(path, content.getvalue())
 
 
 def load_recorded(path: Path) -> Recorded:
     """Read the file of ``Recorded.save``."""
     arrays = load_arrays(path)
-    records = {
-        name.removeprefix(_RECORD): array
-        for name, array in arrays.items()
-        if name.startswith(_RECORD)
-    }
-    return Recorded(records, arrays[_NAMES].tolist(), arrays[_DIGESTS].tolist())
-
-
-def make_metric(options: Mapping[str, Any], project: Path) -> Metric:
-    """Make the metric of the options of a stage. Raises: StageError."""
-    fields = {"classes": options["classes"], "output": options["output"]}
-    return load_metric(options["metric"], fields, project)
+    names, digests = arrays.pop(_NAMES).tolist(), arrays.pop(_DIGESTS).tolist()
+    return Recorded(arrays, names, digests)
 
 
 def record(
@@ -72,20 +60,20 @@ def record(
     what it saved in the folder ``parts``.
     Raises: StageError: samples or outputs do not fit.
     """
-    declared = {
-        n: {**port, "preprocess": options["preprocess"].get(n)} for n, port in inputs.items()
-    }
+    steps = options["preprocess"]
+    declared = {name: {**port, "preprocess": steps.get(name)} for name, port in inputs.items()}
     samples = open_samples(options["data"], declared, project)
-    batch_size = _batch_sizes(inputs, options["dims"], options["batch_size"])
+    usual, least, step = _batch_sizes(inputs, options["dims"], options["batch_size"])
     most = options["samples"] or samples.count or 0
     saved = [load_recorded(path) for path in sorted(parts.glob("*.npz"))] if parts else []
     done, waiting = sum(len(part.names) for part in saved), list[Recorded]()
     saved_at = time.monotonic()
-    for whole in samples.batches(batch_size.usual, done):
+    for whole in samples.batches(usual, done):
         batch = whole[: most - done] if options["samples"] else whole
         if not len(batch):
             break
-        outputs = _outputs(batch, inputs, batch_size.fit(len(batch)), predict)
+        size = max(least, -(-len(batch) // step) * step)
+        outputs = _outputs(batch, inputs, size, predict)
         if options["postprocess"]:
             outputs = _postprocess(options["postprocess"], outputs, project)
         waiting.append(Recorded(metric.records(outputs, batch), batch.names, digests(batch)))
@@ -107,34 +95,24 @@ def _joined(parts: Sequence[Recorded]) -> Recorded:
     )
 
 
-class _BatchSizes(NamedTuple):
-    """Sizes of batches that a model takes."""
-
-    usual: int
-    least: int
-    step: int
-
-    def fit(self, count: int) -> int:
-        """Choose the size for ``count`` samples, the last of which are repeated."""
-        return max(self.least, -(-count // self.step) * self.step)
-
-
-def _batch_sizes(inputs: Inputs, dims: Mapping[str, Any], wanted: int | None) -> _BatchSizes:
+def _batch_sizes(
+    inputs: Inputs, dims: Mapping[str, Any], wanted: int | None
+) -> tuple[int, int, int]:
+    """Find the usual and the smallest size of a batch, and the step between sizes."""
     first = next(iter(inputs.values()))["shape"][0]
     if not isinstance(first, str):
-        return _BatchSizes(int(first), int(first), int(first))
+        return int(first), int(first), int(first)
     span = dims[first]
     least, step = int(span["min"] or 1), int(span["multiple_of"] or 1)
     usual = min(max(wanted or int(span["opt"]), least), int(span["max"]))
-    return _BatchSizes(usual // step * step, least, step)
+    return usual // step * step, least, step
 
 
 def _outputs(batch: Batch, inputs: Inputs, size: int, predict: Predict) -> dict[str, Array]:
-    rows = np.minimum(np.arange(size), len(batch) - 1)
-    tensors = {
-        name: tensor_of(array if size == len(batch) else array[rows], inputs[name]["dtype"])
-        for name, array in batch.inputs.items()
-    }
+    """Run a batch, whose last sample is repeated up to ``size``."""
+    rows = slice(None) if size == len(batch) else np.minimum(np.arange(size), len(batch) - 1)
+    arrays = batch.inputs.items()
+    tensors = {name: tensor_of(array[rows], inputs[name]["dtype"]) for name, array in arrays}
     outputs = {name: tensor.values() for name, tensor in predict(tensors).items()}
     for name, array in outputs.items():
         if not array.ndim or len(array) != size:

@@ -23,8 +23,7 @@ class Ratio(Metric):
     is_share = False
     higher_is_better = False
 
-    def errors(self, records: Records) -> Array:
-        """Measure how wrong each row is."""
+    def _errors(self, records: Records) -> Array:
         return np.asarray(records["sums"][:, 0] / np.maximum(records["sums"][:, 1], 1))
 
     def _value(self, records: Records) -> float:
@@ -56,8 +55,7 @@ class Rmse(Ratio):
     def _value(self, records: Records) -> float:
         return float(np.sqrt(super()._value(records)))
 
-    def describe(self, records: Records, row: int) -> tuple[str, str]:
-        """Write prediction and label of a row."""
+    def _describe(self, records: Records, row: int) -> tuple[str, str]:
         prediction, label = records["first"][row]
         return f"{prediction:.4g}", f"{label:.4g}"
 
@@ -120,9 +118,8 @@ class Perplexity(Ratio):
     def _value(self, records: Records) -> float:
         return float(np.exp(super()._value(records)))
 
-    def describe(self, records: Records, row: int) -> tuple[str, str]:
-        """Write prediction and label of a row."""
-        figure = np.exp(self.errors(records)[row])
+    def _describe(self, records: Records, row: int) -> tuple[str, str]:
+        figure = np.exp(self._errors(records)[row])
         return f"perplexity {figure:.4g}", f"{records['sums'][row, 1]:.0f} tokens"
 
 
@@ -151,8 +148,7 @@ class WordErrorRate(Ratio):
             pairs.append((words[:_SHOWN_CHARACTERS], label[:_SHOWN_CHARACTERS]))
         return {"sums": np.array(sums, np.float64), "texts": np.array(pairs, np.str_)}
 
-    def describe(self, records: Records, row: int) -> tuple[str, str]:
-        """Write prediction and label of a row."""
+    def _describe(self, records: Records, row: int) -> tuple[str, str]:
         prediction, label = records["texts"][row]
         return str(prediction), str(label)
 

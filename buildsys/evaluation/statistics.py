@@ -1,4 +1,4 @@
-"""Paired intervals of a metric's loss, and the verdict about it.
+"""Paired intervals of a metric's loss, the verdict about it, and the samples that change most.
 
 The loss is that of the metric for shares, else relative to the original's value. For samples that
 are right or wrong, Tango's score interval is that of McNemar's test at a loss of 0 and honest with
@@ -13,7 +13,7 @@ Introduction to the Bootstrap", chapter 13; E. B. Wilson, JASA 22 (1927).
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from math import ceil, sqrt
 from typing import NamedTuple
 
@@ -56,11 +56,11 @@ def paired_interval(metric: Metric, original: Records, engine: Records, seed: in
         return difference if metric.is_share else difference / abs(before)
 
     center = loss(before, after)
-    before_of, after_of = metric.resampler(original), metric.resampler(engine)
     rng = np.random.default_rng(seed)
     draws = (rng.integers(0, count, count) for _ in range(metric.draws))
     with np.errstate(all="ignore"):
-        losses = np.array([loss(before_of(rows), after_of(rows)) for rows in draws])
+        value = metric.value_of_rows
+        losses = np.array([loss(value(original, rows), value(engine, rows)) for rows in draws])
     losses = losses[np.isfinite(losses)]
     losses = losses if len(losses) > 1 else np.array([-1.0, 1.0])
     deviation = float(losses.std())
@@ -110,6 +110,31 @@ def samples_needed(interval: Interval, drop: float) -> int:
     distance = max(abs(drop - interval.loss), drop / 10, 1e-6)
     needed = (_Z**2 * distance + (_Z_POWER * interval.deviation) ** 2) / distance**2
     return max(ceil(needed), interval.samples + 1)
+
+
+class Flip(NamedTuple):
+    """A sample whose prediction became better or worse."""
+
+    row: int
+    name: str
+    label: str
+    original: str  # prediction for people
+    engine: str
+    change: float  # of its error; positive is worse
+
+
+def find_flips(
+    metric: Metric, names: Sequence[str], original: Records, engine: Records, most: int = 24
+) -> list[Flip]:
+    """List the largest changes, of equal ones the worse first."""
+    change = metric.errors(engine) - metric.errors(original)
+    order = np.lexsort((-change, -abs(change)))[:most]
+    flips = []
+    for row in order[change[order] != 0].tolist():
+        before, label = metric.describe(original, row)
+        after, _ = metric.describe(engine, row)
+        flips.append(Flip(row, names[row], label, before, after, float(change[row])))
+    return flips
 
 
 def _root(function: Callable[[float], float], low: float, high: float) -> float:

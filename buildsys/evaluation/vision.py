@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -52,22 +50,17 @@ class MeanIou(Metric):
         both, truth, predicted = records["pixels"].sum(axis=0)
         return np.asarray(both / (truth + predicted - both))
 
-    def errors(self, records: Records) -> Array:
-        """Measure how wrong each row is."""
+    def _errors(self, records: Records) -> Array:
         both, truth, _ = np.moveaxis(records["pixels"].sum(axis=2), 1, 0)
         return np.asarray(1 - both / np.maximum(truth, 1))
 
-    def describe(self, records: Records, row: int) -> tuple[str, str]:
-        """Write prediction and label of a row."""
+    def _describe(self, records: Records, row: int) -> tuple[str, str]:
         names = map(self._class_name, np.flatnonzero(records["pixels"][row, 1]).tolist())
-        return f"{1 - self.errors(records)[row]:.1%} of pixels right", ", ".join(names)
+        return f"{1 - self._errors(records)[row]:.1%} of pixels right", ", ".join(names)
 
-    def per_class(self, records: Records) -> dict[str, ClassFigure]:
-        """Compute the value of each class that has labels."""
+    def _per_class(self, records: Records) -> dict[str, ClassFigure]:
         counts = records["pixels"][:, 1].sum(axis=0)
-        with np.errstate(invalid="ignore"):
-            values = self._ious(records)
-        return self._class_figures(counts, values)
+        return self._class_figures(counts, self._ious(records))
 
 
 class MeanAveragePrecision(Metric):
@@ -79,7 +72,7 @@ class MeanAveragePrecision(Metric):
     """
 
     title = "mAP 50-95"
-    draws = 200  # each is an evaluation
+    draws = 50  # each is an evaluation
     undefined = "it needs labels with boxes"
     thresholds = slice(None)
 
@@ -107,8 +100,8 @@ class MeanAveragePrecision(Metric):
         numbers = [self._class_number(number, count, name) for number in labels]
         return np.concatenate([boxes, np.reshape(numbers, (-1, 1))], axis=1, dtype=np.float64)
 
-    def _evaluate(self, records: Records) -> Any:
-        """Match the boxes of all images."""
+    def _precisions(self, records: Records) -> Array:
+        """Compute the average precision of each class."""
         library = import_library("faster_coco_eval", Path.cwd())
         truth, detections = _flat(records["truth"]), _flat(records["detections"])
         keys = "id", "image_id", "category_id", "bbox", "area", "iscrowd"
@@ -124,10 +117,6 @@ class MeanAveragePrecision(Metric):
         evaluation.params.areaRng, evaluation.params.areaRngLbl = [[0, 1e10]], ["all"]
         evaluation.params.maxDets = [100]
         evaluation.evaluate()
-        return evaluation
-
-    def _precisions(self, evaluation: Any) -> Array:
-        """Average precision of each class, NaN without boxes."""
         evaluation.accumulate()
         precisions = evaluation.eval["precision"][self.thresholds, :, :, 0, 0]
         return np.asarray(np.where(precisions > -1, precisions, np.nan).mean(axis=(0, 1)))
@@ -135,40 +124,25 @@ class MeanAveragePrecision(Metric):
     def _value(self, records: Records) -> float:
         if np.isnan(records["truth"]).all():
             return np.nan
-        return float(np.nanmean(self._precisions(self._evaluate(records))))
+        return float(np.nanmean(self._precisions(records)))
 
-    def resampler(self, records: Records) -> Callable[[Array], float]:
-        """Make a function that accumulates the matches of drawn images."""
-        evaluation = self._evaluate(records)
-        images = len(records["truth"])
-        matches = np.array(evaluation._evalImgs_cpp, object).reshape(-1, images)
-
-        def value(rows: Array) -> float:
-            evaluation._evalImgs_cpp = matches[:, rows].reshape(-1).tolist()
-            return float(np.nanmean(self._precisions(evaluation)))
-
-        return value
-
-    def errors(self, records: Records) -> Array:
-        """Average over labelled boxes how badly the best detection covers each."""
+    def _errors(self, records: Records) -> Array:
         return np.array(
             [_miss(*boxes) for boxes in zip(records["detections"], records["truth"], strict=True)]
         )
 
-    def describe(self, records: Records, row: int) -> tuple[str, str]:
-        """Write prediction and label of a row."""
+    def _describe(self, records: Records, row: int) -> tuple[str, str]:
         detections, truth = records["detections"][row], records["truth"][row]
         best = detections[detections[:, 4] >= 0.5]
         texts = [f"{self._class_name(int(label))} {score:.2f}" for *_, score, label in best]
         names = [self._class_name(int(label)) for label in truth[:, 4][~np.isnan(truth[:, 4])]]
         return ", ".join(texts) or "no boxes", ", ".join(names) or "no boxes"
 
-    def per_class(self, records: Records) -> dict[str, ClassFigure]:
-        """Compute the value of each class that has labels."""
+    def _per_class(self, records: Records) -> dict[str, ClassFigure]:
         labels = records["truth"][..., 4]
         counts = np.bincount(labels[~np.isnan(labels)].astype(int))
         values = np.zeros(len(counts))
-        values[counts > 0] = self._precisions(self._evaluate(records))
+        values[counts > 0] = self._precisions(records)
         return self._class_figures(counts, values)
 
 

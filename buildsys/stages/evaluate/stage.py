@@ -7,10 +7,16 @@ import json
 from blake3 import blake3
 
 from buildsys.errors import StageError, Unavailable
-from buildsys.evaluation.flips import find_flips
 from buildsys.evaluation.metric import Metric
-from buildsys.evaluation.recording import Recorded, load_recorded, make_metric, record
-from buildsys.evaluation.statistics import Interval, judge, paired_interval, samples_needed
+from buildsys.evaluation.metrics import load_metric
+from buildsys.evaluation.recording import Recorded, load_recorded, record
+from buildsys.evaluation.statistics import (
+    Interval,
+    find_flips,
+    judge,
+    paired_interval,
+    samples_needed,
+)
 from buildsys.report.formatting import percent
 from buildsys.stages.bench.timed_engine import open_engine
 from buildsys.stages.evaluate.calibration import check_calibration
@@ -32,7 +38,7 @@ def run(job: Job) -> StageResult:
     except Unavailable as reason:
         return StageResult("unavailable", reason.problem, reason.hint)
     options, inputs = job.options["evaluate"], job.options["inputs"]
-    metric = make_metric(options, job.project)
+    metric = load_metric(options["metric"], options, job.project)
     try:
         job.progress("running the engine")
         recorded = record(options, inputs, job.project, metric, engine.run, job.count, job.parts)

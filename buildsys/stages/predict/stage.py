@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from buildsys.evaluation.recording import make_metric, record
+from buildsys.evaluation.metrics import load_metric
+from buildsys.evaluation.recording import record
 from buildsys.manifest.shape_cases import dims_of_shapes
 from buildsys.onnx_graphs.tensors import Tensor
 from buildsys.stages.predict.result import PredictResult
@@ -18,7 +19,7 @@ def run(job: Job) -> StageResult:
     Raises: StageError: the model, the samples or the metric fail.
     """
     options, inputs = job.options["evaluate"], job.options["inputs"]
-    original, metric = load_original(job), make_metric(options, job.project)
+    original, metric = load_original(job), load_metric(options["metric"], options, job.project)
     shapes = {name: port["shape"] for name, port in inputs.items()}
 
     def predict(tensors: dict[str, Tensor]) -> Mapping[str, Tensor]:

@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 
 from buildsys.errors import StageError
 from buildsys.evaluation.batch import Batch
-from buildsys.evaluation.flips import find_flips
-from buildsys.evaluation.metric import join_records, select_rows
+from buildsys.evaluation.metric import join_records
 from buildsys.evaluation.metrics import METRICS, load_metric
+from buildsys.evaluation.statistics import find_flips
 
 FUNCTIONS = """
 import numpy as np
@@ -61,8 +61,8 @@ def test_resampled_values_are_values_of_the_drawn_rows(name: str) -> None:
     rng, metric, count = np.random.default_rng(3), metric_of(name), 40
     records = random_records(name, rng, count)
     rows = rng.integers(0, count, count)
-    expected = metric.value(select_rows(records, rows))
-    assert metric.resampler(records)(rows) == pytest.approx(expected)
+    expected = metric.value({key: array[rows] for key, array in records.items()})
+    assert metric.value_of_rows(records, rows) == pytest.approx(expected)
 
 
 def random_records(name: str, rng: np.random.Generator, count: int) -> dict[str, Any]:
@@ -84,7 +84,8 @@ def random_records(name: str, rng: np.random.Generator, count: int) -> dict[str,
 @pytest.mark.parametrize("name", NUMERIC)
 def test_records_of_batches_are_those_of_all_samples(name: str) -> None:
     records = random_records(name, np.random.default_rng(1), 10)
-    parts = [select_rows(records, np.arange(4)), select_rows(records, np.arange(4, 10))]
+    halves = slice(4), slice(4, None)
+    parts = [{key: array[rows] for key, array in records.items()} for rows in halves]
     joined = join_records(parts)
     assert joined.keys() == records.keys()
     assert not any(array.dtype.hasobject for array in joined.values())  # saved without pickle
@@ -180,10 +181,10 @@ def test_labels_may_be_whole_floats() -> None:
     assert metric.value(records_of(metric, np.array([[0, 9.0], [0, 9.0]]), [0.0, 1.0])) == 0.5
 
 
-def test_probabilities_are_as_the_manifest_says() -> None:
-    for activation, text in (("none", "0.60"), ("sigmoid", "0.65"), ("softmax", "0.55")):
-        metric = metric_of("top1", activation=activation)
-        assert metric.describe(records_of(metric, np.array([[0.4, 0.6]]), [1]), 0)[0][-4:] == text
+def test_scores_are_probabilities_or_become_some() -> None:
+    metric = metric_of("top1")
+    for scores, text in (([0.4, 0.6], "0.60"), ([2.4, 2.6], "0.55"), ([-1.0, 0.0], "0.73")):
+        assert metric.describe(records_of(metric, np.array([scores]), [1]), 0)[0][-4:] == text
 
 
 def test_flips_begin_with_what_the_engine_lost() -> None:
@@ -213,7 +214,7 @@ def test_own_metrics_are_of_all_samples_or_of_one(tmp_path: Path) -> None:
     for metric in (whole, single):
         records = join_records([records_of(metric, output, labels)] * 2)
         assert metric.value(records) == 0.75
-        assert metric.resampler(records)(np.array([0, 0, 3, 4, 5, 6, 6, 7])) == 6 / 8
+        assert metric.value_of_rows(records, np.array([0, 0, 3, 4, 5, 6, 6, 7])) == 6 / 8
     assert (whole.is_share, single.is_share) == (False, True)
 
 

@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 
 from buildsys.evaluation import recording
-from buildsys.evaluation.recording import Recorded, make_metric, record
+from buildsys.evaluation.metrics import load_metric
+from buildsys.evaluation.recording import Recorded, record
 from buildsys.onnx_graphs.tensors import Tensor
 
 COUNT = 50
@@ -47,7 +48,7 @@ class Model:
 
 def recorded(project: Path, model: Model, parts: Path | None = None, **fields: Any) -> Recorded:
     options = {**OPTIONS, **fields}
-    metric = make_metric(options, project)
+    metric = load_metric(options["metric"], options, project)
     return record(options, INPUTS, project, metric, model, lambda *_: None, parts)
 
 

@@ -140,7 +140,7 @@ GENERATOR_MISTAKES = [
     ("yield 3", "yields as sample 0 a value of type int; yield"),
     (SAMPLE + "yield np.zeros(2, 'f4')", "yields as sample 1 a value of type ndarray"),
     (SAMPLE + "yield {'y': 1}, 0", "yields as sample 1 no array for the inputs x"),
-    ("yield np.zeros((3, 2), 'f4'), [0, 1]", "yields as sample 0 3 rows of x with 2 labels"),
+    ("yield np.zeros((3, 2), 'f4'), [0, 1]", "from sample 0, the input x has 3 rows and 2 labels"),
     ("yield np.zeros((3, 2), 'f4'), 1", r"an array of shape \(3, 2\) for x"),
     (SAMPLE + "yield np.zeros(3, 'f4'), 0", r"sample 1 has the shape \[3\] for the input x"),
     (SAMPLE + "yield np.zeros(2), 0", "sample 1 is float64, the input x is float32"),
