@@ -34,7 +34,7 @@ class Recorded(NamedTuple):
         """Write an .npz file."""
         texts = {_NAMES: np.array(self.names), _DIGESTS: np.array(self.digests)}
         content = BytesIO()
-        np.savez(content, allow_pickle=False, **self.records, **texts)
+        np.savez(content, **self.records, **texts)  # type: ignore[arg-type]
         replace_file(path, content.getvalue())
 
 
