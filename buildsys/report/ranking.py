@@ -1,8 +1,9 @@
 """Ranking of a model's engines, and the one to ship.
 
-Only verified engines with a trusted benchmark have a place, and only in one shape case: figures of
-different sizes are not comparable. Medians with overlapping intervals are not distinguishable; such
-engines share a rank, and the one with the smaller error comes first.
+Only verified engines with a trusted benchmark, whose evaluation passed if there is one, have a
+place, and only in one shape case: figures of different sizes are not comparable. Medians with
+overlapping intervals are not distinguishable; such engines share a rank, and the one with the
+smaller error comes first.
 """
 
 from __future__ import annotations
@@ -194,11 +195,11 @@ def _error(report: Report, engine: EngineLine) -> float | None:
 
 def _defect(report: Report, engine: EngineLine, limits: Ranking) -> tuple[str, str] | None:
     """Give status and reason of an engine that must not be shipped, else None."""
-    gates = [line.status for line in report.summary if _is_of(line, GATE, engine)]
-    gate = FAILED if FAILED in gates else PASSED
-    own = [line.status for line in report.summary if _is_of(line, EVALUATE, engine)]
-    statuses = (ENGINE, engine.built), (VERIFY, engine.verified), (GATE, gate)
-    for stage, status in (*statuses, *((EVALUATE, status) for status in own)):
+    ended = {line.stage: line.status for line in report.summary if line.variant == engine.name}
+    gate = FAILED if ended.get(GATE) == FAILED else PASSED
+    evaluated = ended.get(EVALUATE, PASSED)
+    statuses = {ENGINE: engine.built, VERIFY: engine.verified, GATE: gate, EVALUATE: evaluated}
+    for stage, status in statuses.items():
         if status != PASSED:
             return status, _reason(report, engine, stage) or f"its {stage} target is {status}"
     error, within = _error(report, engine), limits.within
