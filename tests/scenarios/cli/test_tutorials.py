@@ -16,6 +16,7 @@ NOT_RUN = {
     "pip install '/path/to/buildsys[rtx]'": "downloads 5.5 GB; .ci/wheel installs a wheel",
     "pip install '/path/to/buildsys[tensorrt]'": "downloads TensorRT",
     "pip install '/path/to/buildsys[openvino]'": "downloads OpenVINO",
+    "pip install '/path/to/buildsys[evaluate]'": "downloads scikit-learn",
     "mkdir engines && cd engines": "the tests have a folder",
     "buildsys run resnet18 --input photo.jpg": "needs a photo",
     "buildsys build digits:trt-fp16": "needs a GPU",
@@ -26,7 +27,6 @@ NOT_RUN = {
 }
 SLOW = {  # run with BUILDSYS_LONG_TESTS=1
     "buildsys doctor": "loads every library, 5 s",
-    "buildsys doctor --json": "loads every library, 5 s",
     "buildsys build resnet18": "builds engines of 45 MB, 60 s",
     "buildsys explain engine:resnet18:ort-cpu": "needs that build",
     "buildsys explain resnet18": "needs that build",
@@ -46,9 +46,15 @@ def test_a_custom_operator(empty_place: ProjectFolder) -> None:
     assert run_page(empty_place, TUTORIALS / "custom-operator.md") == 2
 
 
+def test_int8_with_confidence(empty_place: ProjectFolder) -> None:
+    assert empty_place.buildsys("init").code == 0
+    assert run_page(empty_place, TUTORIALS / "int8-with-confidence.md", NOT_RUN) == 13
+
+
 def test_what_is_not_run_is_shown_and_every_page_is_tested() -> None:
     pages = {page.stem: page for page in TUTORIALS.glob("*.md")}
-    assert pages.keys() == {*ONE_AFTER_THE_OTHER, "custom-operator", "openvino", "tensorrt"}
+    alone = ("custom-operator", "int8-with-confidence", "openvino", "tensorrt")
+    assert pages.keys() == {*ONE_AFTER_THE_OTHER, *alone}
     shown = {line for page in pages.values() for line in shown_commands(page)}
     assert shown >= NOT_RUN.keys() | SLOW.keys()
     assert set(shown_commands(pages["tensorrt"])) <= NOT_RUN.keys() | SLOW.keys()
