@@ -14,9 +14,10 @@ from buildsys.plan.model_plan import ModelPlan
 
 _FOLDERS, _PATTERNS = ("folder", "dataset"), ("images", "parquet", "arrow")
 _TABLES = ("parquet", "arrow", "dataset")
+_IMAGES = {"images", "folder", *_TABLES}
 _FIELDS = ("data", "metric", "output", "postprocess", "batch_size", "samples")
 _LIBRARIES = {  # of metrics
-    "auroc": "scikit-learn", "r2": "scikit-learn", "f1": "scipy", "map50_95": "faster-coco-eval",
+    "auroc": "scikit-learn", "r2": "scikit-learn", "map50_95": "faster-coco-eval",
     "map50": "faster-coco-eval", "wer": "jiwer", "cer": "jiwer",
 }  # fmt: skip
 
@@ -47,12 +48,20 @@ def records_of(model: ModelPlan) -> FileRef:
 
 def evaluation_options(model: ModelPlan) -> dict[str, Any]:
     """Collect what decides samples and metric."""
-    section, inputs = model.spec["evaluate"], model.exported.inputs
+    section = model.spec["evaluate"]
     options: dict[str, Any] = {field: section[field] for field in _FIELDS}
     options["dims"] = model.exported.dims
-    options["preprocess"] = {n: steps for n, steps in model.preprocess.items() if n in inputs}
+    options["preprocess"] = _preprocess(model)
     options["classes"] = model.classes
     return options
+
+
+def _preprocess(model: ModelPlan) -> dict[str, Any]:
+    """Collect the steps from images to inputs, if the data may have images."""
+    if not _IMAGES & model.spec["evaluate"]["data"].keys():
+        return {}
+    inputs = model.exported.inputs
+    return {name: steps for name, steps in model.preprocess.items() if name in inputs}
 
 
 def evaluation_fields(model: ModelPlan, tools: tuple[str, ...]) -> dict[str, Any]:
@@ -62,7 +71,7 @@ def evaluation_fields(model: ModelPlan, tools: tuple[str, ...]) -> dict[str, Any
     own = metric["python"] if isinstance(metric, dict) else None
     functions = [data.get("python"), own, section["postprocess"]]
     sources = [*_files(data), *(name.rpartition(":")[0] for name in functions if name)]
-    libraries = ["numpy", "pillow"] if model.preprocess else ["numpy"]
+    libraries = ["numpy", "pillow"] if _preprocess(model) else ["numpy"]
     libraries += ["pyarrow"] if any(kind in data for kind in _TABLES) else []
     libraries += ["python"] if any(functions) else []
     libraries += [_LIBRARIES[metric]] if not own and metric in _LIBRARIES else []
