@@ -81,9 +81,9 @@ def checked(batch: Batch, inputs: Inputs) -> Batch:
             raise StageError(f"{what} has no array for the input {name}", f"it has {listed}")
         array = arrays[name] = batch.inputs[name]
         sizes = list(array.shape[1:])
-        if len(sizes) != len(shape) or any(
-            isinstance(dim, int) and dim != size for dim, size in zip(shape, sizes, strict=True)
-        ):
+        pairs = zip(shape, sizes, strict=False)
+        fits = (isinstance(dim, str) or dim == size for dim, size in pairs)
+        if len(sizes) != len(shape) or not all(fits):
             problem = f"{what} has the shape {sizes} for the input {name}, which needs {shape}"
             raise StageError(problem, "resize or reshape the data")
         require_dtype(array, declared["dtype"], what, f"the input {name}")
@@ -115,10 +115,8 @@ def regroup(parts: Iterable[Batch], size: int) -> Iterator[Batch]:
 def input_digests(batch: Batch) -> list[str]:
     """Digest the inputs of each sample, to find them in other data."""
     columns = [batch.inputs[name] for name in sorted(batch.inputs)]
-    return [
-        blake3(b"".join(map(_content, row))).hexdigest(INPUT_DIGITS // 2)
-        for row in zip(*columns, strict=True)
-    ]
+    rows = (b"".join(map(_content, row)) for row in zip(*columns, strict=True))
+    return [blake3(row).hexdigest(INPUT_DIGITS // 2) for row in rows]
 
 
 def digests(batch: Batch) -> list[str]:

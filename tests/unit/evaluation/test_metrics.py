@@ -152,11 +152,6 @@ def test_values_that_are_not_numbers_are_refused(
         metric.value(records_of(metric, np.array([0.2, 0.3]), labels))
 
 
-def test_no_samples_are_refused() -> None:
-    with pytest.raises(StageError, match="there are no samples"):
-        metric_of("top1").value(join_records([]))
-
-
 def test_one_of_several_outputs_is_named() -> None:
     batch, outputs = Batch(["a"], {}, [1]), {"x": np.zeros((1, 2)), "y": np.eye(2)[1:]}
     with pytest.raises(StageError, match=r"needs one output; there are x, y; name it in evaluate"):
