@@ -64,8 +64,8 @@ def examples(shape, dtype, which, seed):
 
 
 def evaluation():
-    """Yield 400 images with their boxes and classes."""
-    images, labels = scenes(np.random.default_rng(1_000_000), 400)
+    """Yield 300 images with their boxes and classes."""
+    images, labels = scenes(np.random.default_rng(1_000_000), 300)
     yield {"image": images}, labels
 
 
