@@ -67,8 +67,8 @@ class MeanAveragePrecision(Metric):
     """COCO's mean average precision, by faster-coco-eval.
 
     Outputs are ``boxes`` [batch, n, 4], ``scores`` and ``labels`` [batch, n], or one of [batch, n,
-    6] with score and label last; labels are dicts of ``boxes`` and ``labels``. Boxes are
-    x1, y1, x2, y2.
+    6] with score and label last; rows with the score 0 are no boxes. Labels are dicts of ``boxes``
+    and ``labels``. Boxes are x1, y1, x2, y2.
     """
 
     title = "mAP 50-95"
@@ -79,13 +79,14 @@ class MeanAveragePrecision(Metric):
     def _records(self, outputs: Outputs, batch: Batch) -> Records:
         if {"boxes", "scores", "labels"} <= outputs.keys():
             columns = [outputs["boxes"], outputs["scores"][..., None], outputs["labels"][..., None]]
-            found = np.concatenate(columns, axis=2)
+            rows = np.concatenate(columns, axis=2)
         else:
             form = "boxes, scores and labels, or rows [batch, n, 6]"
-            found = self._output(outputs, lambda a: a.ndim == 3 and a.shape[2] == 6, form)
+            rows = self._output(outputs, lambda a: a.ndim == 3 and a.shape[2] == 6, form)
+        detections = np.where(rows[..., 4:5] == 0, np.nan, rows).astype(np.float32)
         labels = zip(batch.labels, batch.names, strict=True)
         truth = join_records([{"truth": self._truth(label, name)[None]} for label, name in labels])
-        return {"detections": found.astype(np.float32), **truth}
+        return {"detections": detections, **truth}
 
     def _truth(self, label: Label, name: str) -> Array:
         if not isinstance(label, dict) or not {"boxes", "labels"} <= label.keys():

@@ -227,6 +227,8 @@ def test_images_without_boxes() -> None:
         records_of(metric, nothing, [empty, box])
     records = records_of(metric, np.zeros((2, 0, 6), np.float32), [empty, box])
     assert metric.value(records) == 0.0
+    unscored = [[[0, 0, 0, 0, 0, 0]], [[0, 0, 10, 10, 0, 1]]]
+    assert metric.value(records_of(metric, np.array(unscored), [empty, box])) == 0.0
     with pytest.raises(StageError, match="mAP 50 of these samples is nan; it needs labels with"):
         metric.value(records_of(metric, np.zeros((2, 1, 6)), [empty, empty]))
 
