@@ -3,8 +3,6 @@
 ``--trusted-key=KEY`` requires a signature of one of these keys, ``--revoked-key=KEY`` refuses one.
 """
 
-from __future__ import annotations
-
 import json
 import sys
 from argparse import ArgumentParser

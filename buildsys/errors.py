@@ -4,8 +4,6 @@ Each prints as one line: what is wrong, where, and what to do next. A choice of 
 a short list. Errors travel from worker to orchestrator as JSON, so they consist of strings only.
 """
 
-from __future__ import annotations
-
 import errno
 from collections.abc import Sequence
 from dataclasses import dataclass

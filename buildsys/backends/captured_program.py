@@ -1,7 +1,5 @@
 """Programs of torch.export, for backends built from them."""
 
-from __future__ import annotations
-
 import json
 import traceback
 import warnings

@@ -6,8 +6,6 @@ it.
 Source: CUDA Driver API reference, "Initialization", "Version Management", "Device Management".
 """
 
-from __future__ import annotations
-
 import ctypes
 import sys
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """Kinds, types and times of an engine's layers, and the check of its precision by them."""
 
-from __future__ import annotations
-
 import time
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping

@@ -4,8 +4,6 @@ Used by failing exports and, as a child process that prints the table, by `build
 imports it: it loads torch.
 """
 
-from __future__ import annotations
-
 import importlib
 import json
 import os

@@ -1,7 +1,5 @@
 """Torchlib, parsed when this module is imported: by a server, before it forks for exports."""
 
-from __future__ import annotations
-
 from functools import cache, cached_property
 from types import FunctionType
 

@@ -3,8 +3,6 @@
 WHEN is ``last``, ``previous``, the id of a build or a git revision.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Mapping, Sequence
 from contextlib import suppress

@@ -4,8 +4,6 @@ It runs before every commit, so it starts neither doit nor, for manifests that t
 pydantic and yaml.
 """
 
-from __future__ import annotations
-
 import os
 import sys
 from collections.abc import Sequence

@@ -1,7 +1,5 @@
 """What commands share: options, the project around the folder, paths, output, errors."""
 
-from __future__ import annotations
-
 import json
 import os
 import sys

@@ -4,8 +4,6 @@ doit loads this module at each of its commands, in every project of the environm
 imports hardly anything.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterable
 from pathlib import Path

@@ -3,8 +3,6 @@
 A process of the interpreter that would load an engine checks it, as a library may crash.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import sys

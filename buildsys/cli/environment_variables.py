@@ -3,8 +3,6 @@
 docs/commands.md says what they mean.
 """
 
-from __future__ import annotations
-
 import os
 from collections.abc import Iterable, Mapping
 from pathlib import Path

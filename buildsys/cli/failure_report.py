@@ -1,7 +1,5 @@
 """Report on a failed run and its stale outputs."""
 
-from __future__ import annotations
-
 import platform
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence

@@ -4,8 +4,6 @@ A revision is checked out into a temporary folder, because `git worktree add` wo
 repository, which may be read-only.
 """
 
-from __future__ import annotations
-
 import os
 import tempfile
 from collections.abc import Iterable, Iterator

@@ -6,8 +6,6 @@ Without ``@WHEN`` it is the graph in the build folder; WHEN names a recorded bui
 ``build_names``, whose graph comes from the store.
 """
 
-from __future__ import annotations
-
 from argparse import Namespace
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass

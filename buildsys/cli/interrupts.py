@@ -1,7 +1,5 @@
 """Ctrl-C while a program is imported or not yet in a run. Imports hardly anything."""
 
-from __future__ import annotations
-
 import os
 import signal
 import sys

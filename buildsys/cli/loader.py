@@ -1,7 +1,5 @@
 """Loader of dodo files: plans only the models that are named on doit's command line."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any
 

@@ -2,8 +2,6 @@
 
 # ruff: noqa: E402 - Ctrl-C must not interrupt an import
 
-from __future__ import annotations
-
 from buildsys.cli.interrupts import INTERRUPTED, end_at_interrupt, raise_below
 
 end_at_interrupt()

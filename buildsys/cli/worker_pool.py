@@ -1,7 +1,5 @@
 """Workers for single jobs of commands, outside of a build."""
 
-from __future__ import annotations
-
 import json
 import os
 import sys

@@ -4,8 +4,6 @@
 run; its text gives the reasons and remedies. Standard library only.
 """
 
-from __future__ import annotations
-
 import os
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass

@@ -1,7 +1,5 @@
 """A loaded engine: arrays by name in, arrays by name out."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, suppress

@@ -10,8 +10,6 @@ provenance.json is written first and exclusively: it has the digests of all file
 another engine out of the same version. version.json is written last.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 from collections.abc import Iterator, Mapping

@@ -7,8 +7,6 @@ stays up to date, and going back to an earlier engine restores its verdict. Fail
 become no baseline, unless a person accepts the build.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping
 from pathlib import Path, PurePath
 from typing import Any

@@ -1,7 +1,5 @@
 """Freshness of targets: up to date or stale, and the reasons. Writes nothing."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace

@@ -5,8 +5,6 @@ dependency files of a C compiler, ``read:`` parts name a file, a folder (with a 
 (with a dollar sign), and hold a digest of its content and the line that reads it.
 """
 
-from __future__ import annotations
-
 import hashlib
 import os
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence

@@ -4,8 +4,6 @@ The text of a reason is defined here only, so that a run, ``doit info``, ``build
 ``buildsys plan`` agree.
 """
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence

@@ -1,7 +1,5 @@
 """Recorded builds and measurements, their figures, and their rows in the history."""
 
-from __future__ import annotations
-
 import json
 import math
 from collections.abc import Iterator, Mapping, Sequence

@@ -1,7 +1,5 @@
 """Comparison of recorded builds: sizes, errors, build times and latencies."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 

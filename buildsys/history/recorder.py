@@ -1,7 +1,5 @@
 """Recorder of finished targets, which never fails a build, and the baselines of clean checkouts."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import os

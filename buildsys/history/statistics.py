@@ -13,8 +13,6 @@ section 3.1 (exact distribution of the signed-rank statistic), 3.2 (Hodges-Lehma
 3.3 (its confidence bound), 3.6 (interval of the median).
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass

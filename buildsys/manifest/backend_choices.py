@@ -1,7 +1,5 @@
 """What a manifest leaves to the backend: the precision of ``auto``, and operators' kinds."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any
 

@@ -3,8 +3,6 @@
 Braces around anything but a dotted name are plain text, such as those of JSON.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable, Iterator
 

@@ -6,8 +6,6 @@ nearest value, by up to eps / 2, in another order. Such errors add up like the s
 number: 256 operations in a row give 16 * eps / 2, which is 0.8 % in float16 and 6 % in bfloat16.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 
 STEADY_INTERVAL = 0.05  # distance of a median's interval from it, relative

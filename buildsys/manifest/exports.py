@@ -1,7 +1,5 @@
 """Exports that a build tries after a failure, and `buildsys new` for a new model."""
 
-from __future__ import annotations
-
 from typing import Any
 
 NEWEST_TORCHSCRIPT_OPSET = 23  # the exporter raises from 24 on

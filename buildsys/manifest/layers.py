@@ -1,7 +1,5 @@
 """Layers of a manifest: extended files, engine presets, ``matrix`` and ``dynamic_axes``."""
 
-from __future__ import annotations
-
 import itertools
 import math
 import os

@@ -4,8 +4,6 @@ A load from the cache imports neither pydantic nor yaml: planning one of a thous
 take a second more. A missing, broken or read-only cache costs only time.
 """
 
-from __future__ import annotations
-
 import contextlib
 import json
 import os

@@ -1,7 +1,5 @@
 """Sentences about wrong values, and suggestions of the nearest known name."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any

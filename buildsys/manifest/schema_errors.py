@@ -1,7 +1,5 @@
 """Translation of pydantic's errors for a manifest's author."""
 
-from __future__ import annotations
-
 import re
 import types
 from typing import Any, Union, get_args, get_origin

@@ -1,7 +1,5 @@
 """Shape cases, and the inputs and outputs of a graph after surgery, from the manifest alone."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any

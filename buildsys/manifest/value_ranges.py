@@ -1,7 +1,5 @@
 """Ranges of dtypes, and checks of input data against them."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping
 from typing import Any

@@ -4,8 +4,6 @@ Checks run even if the schema has refused some values, so that one run reports a
 A check ends where it needs a refused value, so no check computes with a value already reported.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from types import EllipsisType

@@ -1,7 +1,5 @@
 """The files of one load, stamped before they are read once."""
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
 

@@ -4,8 +4,6 @@ PyYAML alone reads ``1e-3`` as a string, ``on`` as true, ``010`` as 8 and ``12:3
 the last of two equal keys and expands aliases without bound, so only its event stream is used.
 """
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 from typing import Any, NoReturn

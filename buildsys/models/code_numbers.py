@@ -4,8 +4,6 @@ A tracer follows one side of a branch. A random draw seldom meets ``length == 51
 table, and a large input cannot be compared at all sizes.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from types import CodeType, FunctionType

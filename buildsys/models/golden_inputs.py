@@ -1,7 +1,5 @@
 """Golden inputs: the same values on every machine."""
 
-from __future__ import annotations
-
 import hashlib
 from collections.abc import Mapping
 from pathlib import Path

@@ -1,7 +1,5 @@
 """What a network keeps between calls: buffers, attributes, and globals of the user's code."""
 
-from __future__ import annotations
-
 import itertools
 import random
 import sys

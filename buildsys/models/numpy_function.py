@@ -1,7 +1,5 @@
 """Reference functions on numpy arrays."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any

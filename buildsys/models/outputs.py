@@ -4,8 +4,6 @@ A result may be a tensor, or nested tuples, lists, dicts and dataclasses of tens
 numbered or, below a dict, named by their path (``boxes``, ``heads.0``). None is left out.
 """
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any

@@ -1,7 +1,5 @@
 """Nodes of the programs of torch.export, also of their branches and loops."""
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Iterator, Mapping

@@ -13,8 +13,6 @@ in their last bits between machines, and the weights must not.
 Before that, a tensor's values depend only on the seed and its name, never on torch's generator.
 """
 
-from __future__ import annotations
-
 import hashlib
 import math
 from collections import Counter

@@ -4,8 +4,6 @@ At some values a network computes with nothing but rounding errors: the variance
 picture, or a small signal added to a large bias. Changes of inputs and weights do not show that.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from typing import Any
 

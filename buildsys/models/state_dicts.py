@@ -5,8 +5,6 @@ the network: ``state_dict.model.fc.weight`` is the ``fc.weight`` of a network. W
 the names of the network is the key of its state dict.
 """
 
-from __future__ import annotations
-
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple

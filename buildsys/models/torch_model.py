@@ -5,8 +5,6 @@ Inputs go to ``forward`` in the manifest's order, those with ``keyword`` by that
 ``{text: …}`` a string.
 """
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass

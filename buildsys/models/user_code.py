@@ -6,8 +6,6 @@ Python trusts a cached file if the source has the same size and modification sec
 between two builds easily has, and the build would then use the old code.
 """
 
-from __future__ import annotations
-
 import importlib
 import importlib.util
 import re

@@ -5,8 +5,6 @@ limit or another formula shows only at other values. One table has them for all 
 stay within the range that an input's data declares.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Collection, Iterator, Mapping
 from typing import Any
 

@@ -3,8 +3,6 @@
 Neither format executes code. Files of the Hub are at a commit, in its own cache.
 """
 
-from __future__ import annotations
-
 import os
 import pickle
 import re

@@ -6,8 +6,6 @@ leaves of a network shows in the variation of its outputs, so errors are compare
 over the samples, and the direction of the variation with that of the reference.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace

@@ -4,8 +4,6 @@ Detectors sort by score and cut their lists, so rounding can swap rows of nearly
 replace the last ones. Row-by-row comparison would reject correct graphs.
 """
 
-from __future__ import annotations
-
 from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass

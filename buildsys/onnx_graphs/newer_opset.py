@@ -4,8 +4,6 @@ Opset 7 is the first that broadcasts as numpy does. The converter refuses this s
 sizes and most axes, and ignores PRelu's.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 
 from onnx import ModelProto, NodeProto, helper, shape_inference, version_converter

@@ -1,7 +1,5 @@
 """The order of nodes, which ONNX prescribes and ONNX Runtime does not need."""
 
-from __future__ import annotations
-
 from graphlib import CycleError, TopologicalSorter
 
 from onnx import GraphProto, NodeProto

@@ -4,8 +4,6 @@ Most changes between opsets add types, inputs, attributes or values: a node that
 is valid in both. onnx.version_converter leaves new attributes in the file and cannot lower Pad.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from typing import Any
 

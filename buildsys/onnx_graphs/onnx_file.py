@@ -1,7 +1,5 @@
 """Reading, checking and deterministic writing of ONNX files, and their interfaces."""
 
-from __future__ import annotations
-
 import math
 import os
 import shutil

@@ -5,8 +5,6 @@ A policy is the map of ``outputs.NAME.compare`` in the manifest. Outputs without
 defines it.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import replace

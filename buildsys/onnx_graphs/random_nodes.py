@@ -3,8 +3,6 @@
 Running it twice would not find them all: two runs of a dropout of 0.1 % mostly agree.
 """
 
-from __future__ import annotations
-
 from collections.abc import Collection, Mapping
 from typing import Any
 

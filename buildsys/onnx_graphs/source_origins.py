@@ -1,7 +1,5 @@
 """Source lines of nodes in the user's code, for error messages only."""
 
-from __future__ import annotations
-
 import json
 from collections import deque
 from collections.abc import Mapping

@@ -1,7 +1,5 @@
 """Names of tensors in graphs with subgraphs."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping
 
 from onnx import GraphProto, ModelProto

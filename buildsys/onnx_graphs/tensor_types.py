@@ -1,7 +1,5 @@
 """Element types, captured tensors, unused names, assembled outputs and 16-bit emulation."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from math import prod

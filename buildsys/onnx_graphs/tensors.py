@@ -5,8 +5,6 @@ so numpy alone loads and stores everything. Only computing with float8 and float
 ``ml_dtypes``.
 """
 
-from __future__ import annotations
-
 import json
 import zipfile
 from collections.abc import Iterable, Iterator, Mapping

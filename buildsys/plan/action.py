@@ -1,7 +1,5 @@
 """One node of the build graph with everything its result depends on."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple

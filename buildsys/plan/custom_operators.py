@@ -1,7 +1,5 @@
 """Custom operators in the plan: their files and their use."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from itertools import product
 from pathlib import PurePosixPath

@@ -7,8 +7,6 @@ calibrates int8 itself, as weakly typed builders do, and explicit if the graph c
 A weakly typed engine needs ``quantization: explicit`` for the latter.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable, Mapping
 from typing import Any

@@ -5,8 +5,6 @@ the steps on the simplified one. Without surgery they have the same inputs, case
 tensors. Everything here follows from the manifest alone, since planning precedes all runs.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple

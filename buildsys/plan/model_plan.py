@@ -1,7 +1,5 @@
 """Derived facts of one model and its engines, each computed once."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from functools import cached_property
 from typing import Any, Literal

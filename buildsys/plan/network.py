@@ -1,7 +1,5 @@
 """The network of a model: options to create and call it, and what its results depend on."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping
 from functools import cached_property
 from typing import Any

@@ -1,7 +1,5 @@
 """Checks between the sections of a manifest, and of engines."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from contextlib import suppress
 from importlib import import_module

@@ -4,8 +4,6 @@ A file may be incomplete, as extends, project defaults and engine presets add to
 required: the loader checks for missing fields once all layers are merged.
 """
 
-from __future__ import annotations
-
 import json
 from functools import cache
 from pathlib import Path

@@ -3,8 +3,6 @@
 Layers, matrix, ``dynamic_axes`` and engine presets are expanded first, then everything is checked.
 """
 
-from __future__ import annotations
-
 from functools import cache
 from itertools import chain
 from pathlib import Path

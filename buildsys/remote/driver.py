@@ -1,7 +1,5 @@
 """Builds on other machines: pack, submit, follow, merge."""
 
-from __future__ import annotations
-
 import json
 import os
 import secrets

@@ -1,7 +1,5 @@
 """A job on another machine: an ordinary build of the project's files from the shared store."""
 
-from __future__ import annotations
-
 import json
 import os
 import signal

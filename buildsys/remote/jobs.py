@@ -1,7 +1,5 @@
 """Jobs of a run: the targets of a model by what they need, what runs them, and how they ended."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field

@@ -1,7 +1,5 @@
 """The files of a project in the shared store, and the builds that its gates compare with."""
 
-from __future__ import annotations
-
 import json
 import os
 from collections.abc import Collection, Iterable, Iterator

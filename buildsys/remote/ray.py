@@ -1,7 +1,5 @@
 """A cluster of Ray: one Ray job per run, which starts a retried task for each of ours."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

@@ -1,7 +1,5 @@
 """One result from the summaries of all jobs of a run: targets, history, outputs."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """Systems that are reached by programs of this machine: ssh, Slurm, Kubernetes."""
 
-from __future__ import annotations
-
 import json
 import math
 import os

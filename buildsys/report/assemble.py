@@ -1,7 +1,5 @@
 """Assemble the report from a model's manifest and results."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 from collections.abc import Iterator, Mapping, Sequence

@@ -1,7 +1,5 @@
 """Numerical comparisons of all stages as one kind of table."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple

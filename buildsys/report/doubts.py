@@ -1,7 +1,5 @@
 """Doubts about passed checks: what they could not see, for the verdict."""
 
-from __future__ import annotations
-
 from collections.abc import Collection, Iterable, Iterator, Sequence
 
 from buildsys.onnx_graphs.result_types import Doubt

@@ -1,7 +1,5 @@
 """The engines of a model, with the origin and the benchmarks of each."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any

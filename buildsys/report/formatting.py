@@ -1,7 +1,5 @@
 """Quantities for people, with units, never rounded to look better."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any

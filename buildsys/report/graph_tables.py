@@ -1,7 +1,5 @@
 """The graph of a model from PyTorch to the engines: facts, stages, inputs and outputs."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 

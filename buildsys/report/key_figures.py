@@ -1,7 +1,5 @@
 """Results of stages, read and described as the folders of their stages say."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from functools import cache
 from importlib import import_module

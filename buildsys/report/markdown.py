@@ -3,8 +3,6 @@
 The HTML page and report.json have the details. Nothing is computed here.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterable, Iterator, Sequence
 

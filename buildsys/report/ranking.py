@@ -6,8 +6,6 @@ overlapping intervals are not distinguishable; such engines share a rank, and th
 smaller error comes first.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace

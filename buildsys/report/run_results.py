@@ -5,8 +5,6 @@ of Jenkins (junit-10), which know different elements. A build error is therefore
 (one has no ``error``).
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import groupby

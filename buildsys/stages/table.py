@@ -4,8 +4,6 @@ A stage is a folder of this package with `plan.py`, `stage.py`, `result.py` and 
 row here. Everything may import this module, so it imports nothing of the project.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Literal
 

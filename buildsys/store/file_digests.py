@@ -6,8 +6,6 @@ therefore counts only until the machine restarts.
 
 # ruff: noqa: S608 - all names in the statements are our own
 
-from __future__ import annotations
-
 import os
 import stat
 import time

@@ -1,7 +1,5 @@
 """Usage, verification and garbage collection of a store and of timing caches."""
 
-from __future__ import annotations
-
 import math
 import os
 import time

@@ -2,8 +2,6 @@
 
 # ruff: noqa: S608 - all names in the statements are our own
 
-from __future__ import annotations
-
 import json
 import time
 from collections.abc import Iterable, Mapping

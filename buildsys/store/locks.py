@@ -1,7 +1,5 @@
 """Locks on targets, devices and the project, between threads and processes."""
 
-from __future__ import annotations
-
 import math
 import os
 import socket

@@ -11,8 +11,6 @@ it is fetched. Files are copied, never linked, into a build folder: an edit ther
 store.
 """
 
-from __future__ import annotations
-
 import os
 import stat
 import time

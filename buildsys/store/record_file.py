@@ -5,8 +5,6 @@ whatever would make a build fail later (a name that no file system can hold, a v
 ledger cannot store) is refused here.
 """
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Callable, Collection

@@ -1,7 +1,5 @@
 """A folder reached through fsspec: local, SFTP or object storage."""
 
-from __future__ import annotations
-
 import errno
 import logging
 import uuid

@@ -4,8 +4,6 @@ Everything read from there is compared with its digest. A place that does not an
 time-out is not used for the rest of the run: it costs that time and one warning, never a build.
 """
 
-from __future__ import annotations
-
 import threading
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, suppress

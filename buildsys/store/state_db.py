@@ -4,8 +4,6 @@ A damaged file is set aside with a warning. The content of the build state can b
 that costs time but never correctness.
 """
 
-from __future__ import annotations
-
 import contextlib
 import os
 import sqlite3

@@ -7,8 +7,6 @@ at the same time, the one with more timings stays. A cache only saves time: any 
 costs a warning and a slower build.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 import os

@@ -12,8 +12,6 @@ Ours are the folders of ``buildsys/backends``. The packages of others are entry 
 them takes longer than everything else that a run with nothing to do has to know about backends.
 """
 
-from __future__ import annotations
-
 import os
 import re
 import sys

@@ -4,8 +4,6 @@ The stage that builds an engine records its environment; a check compares it wit
 runs on. Rules of single backends are in their descriptions. Standard library only.
 """
 
-from __future__ import annotations
-
 import os
 import platform
 import re

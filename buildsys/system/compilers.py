@@ -1,7 +1,5 @@
 """C and C++: compilers with their versions, languages of sources, included files."""
 
-from __future__ import annotations
-
 import os
 import re
 import shlex

@@ -1,7 +1,5 @@
 """The processor: model, instruction sets, cores, load."""
 
-from __future__ import annotations
-
 import os
 import platform
 import re

@@ -7,8 +7,6 @@ engine's GPU.
 Source: NVML API reference, "System Queries", "Device Queries", "Multi Instance GPU Management".
 """
 
-from __future__ import annotations
-
 import os
 import threading
 from collections import Counter

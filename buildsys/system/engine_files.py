@@ -5,8 +5,6 @@ names ``engine.json`` itself, without the envelope, as a byproduct, and the file
 as subjects.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 from collections.abc import Iterator, Mapping

@@ -1,7 +1,5 @@
 """What a file is that its reader refuses."""
 
-from __future__ import annotations
-
 import zipfile
 from pathlib import Path
 

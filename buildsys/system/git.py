@@ -1,7 +1,5 @@
 """Calls of git, and the state of a checkout."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 from pathlib import Path

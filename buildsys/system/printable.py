@@ -5,8 +5,6 @@ as they are, because ``json.dumps`` escapes them; everything that a terminal or 
 through ``printable``.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterable
 from typing import TextIO

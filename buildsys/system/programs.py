@@ -1,7 +1,5 @@
 """Other programs: their paths, environment and probes; graphviz."""
 
-from __future__ import annotations
-
 import json
 import os
 import shlex

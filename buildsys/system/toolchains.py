@@ -3,8 +3,6 @@
 Each library is imported in a process of its own: some crash or hang.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import platform

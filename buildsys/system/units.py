@@ -1,7 +1,5 @@
 """Durations (``3s``), sizes (``8GiB``) and percentages (``5%``) as people write them."""
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Mapping

@@ -1,7 +1,5 @@
 """Names of weights: files on the Hugging Face Hub, and indices of several safetensors files."""
 
-from __future__ import annotations
-
 import json
 import re
 from pathlib import Path

@@ -4,8 +4,6 @@ A child writes its result file, reports, and ends by ``os._exit`` after flushing
 interpreter with torch takes a second.
 """
 
-from __future__ import annotations
-
 import contextlib
 import ctypes
 import errno

@@ -18,8 +18,6 @@ descriptors of the terminal for a job in the foreground. All answers are lines, 
 End of file means that the other process is gone or no longer wants the result.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field

@@ -5,8 +5,6 @@ a module deep inside a large library, as keys do; ``buildsys cache workers --sto
 changes.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 import os

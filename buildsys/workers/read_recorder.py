@@ -13,8 +13,6 @@ first (``os.path.isfile``) or they are still mapped when the stage ends, variabl
 ``getenv`` in C or when a preloaded library was imported, and processes other than forks.
 """
 
-from __future__ import annotations
-
 import _collections_abc
 import importlib
 import json

@@ -5,8 +5,6 @@ server, to start one and to retire one, so that nobody connects to a server that
 folder belongs to this user alone, and so does the other end of every connection.
 """
 
-from __future__ import annotations
-
 import contextlib
 import dataclasses
 import json

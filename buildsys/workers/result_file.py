@@ -1,7 +1,5 @@
 """Result files of targets: common header and stage figures as JSON."""
 
-from __future__ import annotations
-
 import json
 import math
 import platform

@@ -4,8 +4,6 @@ A server imports libraries once, then forks a child for each job. Single-threade
 copies one thread only. Standard library only, apart from those libraries.
 """
 
-from __future__ import annotations
-
 import contextlib
 import faulthandler
 import gc

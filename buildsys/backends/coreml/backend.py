@@ -4,8 +4,6 @@ coremltools reads no ONNX. On any platform it converts, and a finished package c
 inputs, outputs, operators and weights. Only Apple's framework can run it.
 """
 
-from __future__ import annotations
-
 from pathlib import Path
 from tempfile import TemporaryDirectory
 

@@ -1,7 +1,5 @@
 """The way from a captured program to a Core ML package, and checks of the result."""
 
-from __future__ import annotations
-
 import logging
 import re
 from collections.abc import Iterator, Mapping

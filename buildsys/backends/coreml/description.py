@@ -3,8 +3,6 @@
 Source: coremltools 9, ``coremltools.target`` and FeatureTypes.proto.
 """
 
-from __future__ import annotations
-
 import platform
 from collections.abc import Iterator, Mapping
 from typing import Any, Literal

@@ -6,8 +6,6 @@ CPU, float16 graphs run through Cast nodes that ONNX Runtime inserts, in float32
 hides an overflow, which the stage convert checks for.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from contextlib import suppress
 from importlib import metadata

@@ -1,7 +1,5 @@
 """Facts of ONNX Runtime as a backend, known without its library."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping
 from typing import Any
 

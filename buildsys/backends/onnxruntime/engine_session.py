@@ -5,8 +5,6 @@ word. It also puts nodes on the CPU that a GPU could run: those that compute sha
 results are needed there. These have no inputs but shapes and constants.
 """
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Iterator
 from contextlib import redirect_stdout

@@ -3,8 +3,6 @@
 Standard library only: manifests, plans and ``can_run`` read this table as well.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field

@@ -5,8 +5,6 @@ writes files that it refuses, although most of them use nothing new; its kernels
 the opset that it reads, and those for operators of opsets below 7 are missing.
 """
 
-from __future__ import annotations
-
 from functools import lru_cache
 from typing import Any, NamedTuple
 

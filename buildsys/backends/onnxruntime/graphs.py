@@ -1,7 +1,5 @@
 """Graphs and ONNX Runtime: its operators, refused nodes, facts of a saved graph, slow nodes."""
 
-from __future__ import annotations
-
 import json
 import math
 import re

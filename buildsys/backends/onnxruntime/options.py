@@ -1,7 +1,5 @@
 """The fields of an ONNX Runtime engine, and checks across them."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 

@@ -6,8 +6,6 @@ build to build, and forgets the precision that it was compiled for: its digest i
 of every engine file, and the precision is set again.
 """
 
-from __future__ import annotations
-
 import os
 import re
 from collections.abc import Mapping

@@ -1,7 +1,5 @@
 """The fields of an OpenVINO engine, and checks across them."""
 
-from __future__ import annotations
-
 from typing import Any, Literal
 
 from pydantic import Field

@@ -1,7 +1,5 @@
 """TensorRT 8.6, 10 and 11: engines for the GPU of the build."""
 
-from __future__ import annotations
-
 from functools import partial
 
 import tensorrt

@@ -6,8 +6,6 @@ replaced in it by name. Everything else is built, with the reason in the result.
 Source: TensorRT developer guide, "Refitting an Engine".
 """
 
-from __future__ import annotations
-
 import json
 import time
 from collections.abc import Mapping, Sequence

@@ -1,7 +1,5 @@
 """Calibration of int8 ranges by TensorRT's builder, up to TensorRT 10."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Requirements of building and running engines on this machine's GPU."""
 
-from __future__ import annotations
-
 import os
 from dataclasses import dataclass
 from pathlib import Path

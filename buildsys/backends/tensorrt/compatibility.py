@@ -4,8 +4,6 @@ Source: TensorRT documentation, "Engine Compatibility" and "Support Matrix" (11.
 documentation, "Engine Compatibility" and "CPU-Only AOT and TensorRT-RTX Engines".
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 
 from buildsys.system.backend_registry import Reason, Record, describe_backend

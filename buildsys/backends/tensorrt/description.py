@@ -1,7 +1,5 @@
 """Facts of TensorRT as a backend, known without its library."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any

@@ -4,8 +4,6 @@ Source: TensorRT developer guide, "I/O Formats": channels in blocks (CHW4: [N, C
 last (HWC8: [N, H, W, C up to a multiple of 8]), padded with zeros.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any

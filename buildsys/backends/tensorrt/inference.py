@@ -3,8 +3,6 @@
 The shapes and memory of a call stay for the next one with the same shapes.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from functools import partial
 from typing import Any

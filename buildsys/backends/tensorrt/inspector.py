@@ -6,8 +6,6 @@ do not count. Neither do parts compiled as a whole (Myelin) if only wider types 
 visible at their ends: the one of an int8 swin_t takes 97 % of its time and has float16 at its ends.
 """
 
-from __future__ import annotations
-
 import json
 import re
 from collections import Counter, defaultdict

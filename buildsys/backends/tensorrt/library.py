@@ -5,8 +5,6 @@ a process gives it, whatever later objects are given, so there is one per librar
 freed. A Python IErrorRecorder is no alternative: freeing its builder crashes the process.
 """
 
-from __future__ import annotations
-
 import logging
 import re
 import threading

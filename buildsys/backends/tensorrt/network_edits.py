@@ -1,7 +1,5 @@
 """Changes to a parsed network: formats, types, precisions, the user's hook."""
 
-from __future__ import annotations
-
 import re
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence

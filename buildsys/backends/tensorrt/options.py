@@ -1,7 +1,5 @@
 """The fields of all TensorRT builders."""
 
-from __future__ import annotations
-
 from typing import Annotated, Any, Literal, get_args
 
 from pydantic import Field

@@ -1,7 +1,5 @@
 """Registration of an engine's plugins, before parsing or loading."""
 
-from __future__ import annotations
-
 import ctypes
 import faulthandler
 import sys

@@ -6,8 +6,6 @@ four have. tests/unit/backends/test_trt_conformance.py compares both with lists 
 libraries.
 """
 
-from __future__ import annotations
-
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from functools import cache

@@ -3,8 +3,6 @@
 Its networks are always strongly typed: an engine's precision is that of the ONNX types.
 """
 
-from __future__ import annotations
-
 from functools import partial
 
 import tensorrt_rtx

@@ -1,7 +1,5 @@
 """Facts of TensorRT-RTX as a backend, known without its library."""
 
-from __future__ import annotations
-
 from buildsys.backends.tensorrt.description import CUDA, TensorRt
 
 DESCRIPTION = TensorRt(

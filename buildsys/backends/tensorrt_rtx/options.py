@@ -1,7 +1,5 @@
 """The fields of a TensorRT-RTX engine."""
 
-from __future__ import annotations
-
 from typing import Literal
 
 from pydantic import Field

@@ -1,7 +1,5 @@
 """buildsys best: the engines of a model in order, and the one to ship."""
 
-from __future__ import annotations
-
 import math
 from argparse import ArgumentParser, ArgumentTypeError, Namespace
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """buildsys build: build targets."""
 
-from __future__ import annotations
-
 import sys
 from argparse import SUPPRESS, ArgumentParser, Namespace
 

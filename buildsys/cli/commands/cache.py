@@ -1,7 +1,5 @@
 """buildsys cache: stored builds (size, integrity, garbage collection), keys, worker servers."""
 
-from __future__ import annotations
-
 import os
 import sys
 from argparse import ArgumentParser, Namespace

@@ -1,7 +1,5 @@
 """buildsys check: more comparisons with the original model, or two builds byte by byte."""
 
-from __future__ import annotations
-
 import filecmp
 import random
 import shutil

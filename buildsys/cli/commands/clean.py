@@ -1,7 +1,5 @@
 """buildsys clean: remove the files of targets, and their records."""
 
-from __future__ import annotations
-
 import sys
 from argparse import ArgumentParser, Namespace
 from collections.abc import Sequence

@@ -1,7 +1,5 @@
 """buildsys compare: differences between two graphs, or recorded builds, engines or models."""
 
-from __future__ import annotations
-
 from argparse import ArgumentParser, Namespace
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field

@@ -1,7 +1,5 @@
 """buildsys completion: a completion file for a shell."""
 
-from __future__ import annotations
-
 import sys
 from argparse import ArgumentParser, Namespace
 from contextlib import suppress

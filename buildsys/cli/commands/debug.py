@@ -1,7 +1,5 @@
 """buildsys debug: one stage in the foreground, or the nodes that make an engine inaccurate."""
 
-from __future__ import annotations
-
 import json
 import shutil
 import sys

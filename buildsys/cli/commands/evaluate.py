@@ -1,7 +1,5 @@
 """buildsys evaluate: the accuracy of built engines on other data, outside the build."""
 
-from __future__ import annotations
-
 import json
 from argparse import ArgumentParser, Namespace
 from collections.abc import Iterator, Mapping, Sequence

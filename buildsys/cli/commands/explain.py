@@ -1,7 +1,5 @@
 """buildsys explain: reasons for stale targets, or for their last build."""
 
-from __future__ import annotations
-
 from argparse import ArgumentParser, Namespace
 from collections import Counter
 from collections.abc import Iterable, Iterator

@@ -1,7 +1,5 @@
 """buildsys gate accept: make a build that its gate rejects the baseline of later builds."""
 
-from __future__ import annotations
-
 import sys
 from argparse import ArgumentParser, Namespace
 

@@ -1,7 +1,5 @@
 """buildsys history: recorded builds."""
 
-from __future__ import annotations
-
 from argparse import ArgumentParser, Namespace
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict

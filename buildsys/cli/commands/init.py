@@ -1,7 +1,5 @@
 """buildsys init: make the current folder a project, without changing existing files."""
 
-from __future__ import annotations
-
 from argparse import ArgumentParser, Namespace
 from collections.abc import Mapping
 from importlib.resources import files

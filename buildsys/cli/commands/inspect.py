@@ -1,7 +1,5 @@
 """buildsys inspect: operators, tensors, weights and MACs of a graph."""
 
-from __future__ import annotations
-
 import logging
 import signal
 import sys

@@ -1,7 +1,5 @@
 """buildsys list: models, stages and targets."""
 
-from __future__ import annotations
-
 from argparse import ArgumentParser, Namespace
 
 from buildsys.cli.command import add_json, add_names, print_answer

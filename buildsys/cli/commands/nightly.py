@@ -1,7 +1,5 @@
 """buildsys nightly: build everything stale despite failures and broken manifests, then report."""
 
-from __future__ import annotations
-
 import json
 import os
 from argparse import ArgumentParser, Namespace

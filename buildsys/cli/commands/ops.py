@@ -3,8 +3,6 @@
 Their registries are read once per set of versions, by a process that loads torch.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 import sys

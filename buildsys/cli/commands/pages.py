@@ -4,8 +4,6 @@ They are no outputs of a target: they also show the history, failures and the st
 which change without any input of the report.
 """
 
-from __future__ import annotations
-
 import base64
 import json
 import os

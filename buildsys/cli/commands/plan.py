@@ -3,8 +3,6 @@
 With ``--since REV``: which targets differ from a git revision, built or not.
 """
 
-from __future__ import annotations
-
 import os
 import sys
 from argparse import ArgumentParser, Namespace

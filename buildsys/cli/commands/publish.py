@@ -1,7 +1,5 @@
 """buildsys publish: verified engines, copied to a URL under a version."""
 
-from __future__ import annotations
-
 import os
 import re
 from argparse import ArgumentParser, Namespace

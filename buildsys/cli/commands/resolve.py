@@ -1,7 +1,5 @@
 """buildsys resolve: the manifest of a model with all defaults."""
 
-from __future__ import annotations
-
 import json
 import sys
 from argparse import ArgumentParser, Namespace

@@ -1,7 +1,5 @@
 """buildsys run: run a built engine on images or arrays."""
 
-from __future__ import annotations
-
 import os
 from argparse import ArgumentParser, Namespace
 from collections.abc import Iterator, Mapping

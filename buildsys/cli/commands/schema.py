@@ -1,7 +1,5 @@
 """buildsys schema: JSON Schemas of manifests, for editors."""
 
-from __future__ import annotations
-
 import os
 from argparse import ArgumentParser, Namespace
 

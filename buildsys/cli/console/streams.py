@@ -3,8 +3,6 @@
 A run goes on without its console; a command that only prints reports the loss at its end.
 """
 
-from __future__ import annotations
-
 import errno
 import io
 import os

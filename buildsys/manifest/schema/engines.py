@@ -1,7 +1,5 @@
 """Engines in a manifest with their gates, and the options of their backend."""
 
-from __future__ import annotations
-
 from functools import partial
 from typing import Annotated, Any, Literal
 

@@ -3,8 +3,6 @@
 The context of a validation is the workspace with the files; without it only forms are checked.
 """
 
-from __future__ import annotations
-
 import symtable
 import warnings
 from functools import lru_cache, partial

@@ -1,7 +1,5 @@
 """Programs saved by ``torch.export.save``."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any

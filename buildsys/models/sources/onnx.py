@@ -1,7 +1,5 @@
 """ONNX models: files, and callables returning one."""
 
-from __future__ import annotations
-
 import json
 import random
 from collections.abc import Mapping

@@ -1,7 +1,5 @@
 """Networks of the project's own code."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Torch modules with weights, from the ``source`` of a manifest."""
 
-from __future__ import annotations
-
 import types
 from collections.abc import Mapping
 from dataclasses import dataclass

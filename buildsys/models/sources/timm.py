@@ -1,7 +1,5 @@
 """Models of timm, by name."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Models of torchvision, by name."""
 
-from __future__ import annotations
-
 import inspect
 from collections.abc import Mapping
 from pathlib import Path, PurePosixPath

@@ -1,7 +1,5 @@
 """Models of transformers, from a configuration or a checkpoint."""
 
-from __future__ import annotations
-
 import inspect
 import json
 from collections.abc import Mapping

@@ -4,8 +4,6 @@ The request on stdin is JSON with ``question`` and its arguments. The
 answer on stdout is JSON as well; a user error is ``{"error": problem, "hint": …}``.
 """
 
-from __future__ import annotations
-
 import json
 import sys
 from collections.abc import Mapping

@@ -4,8 +4,6 @@ Multiply-accumulates are those of convolutions, matrix products and recurrent la
 shapes. Element-wise operators, normalizations and poolings count as 0: they cost memory traffic.
 """
 
-from __future__ import annotations
-
 import math
 import re
 from collections import Counter

@@ -1,7 +1,5 @@
 """Differences between two graphs: nodes, initializers, opsets and interface."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from difflib import SequenceMatcher
 from itertools import groupby, zip_longest

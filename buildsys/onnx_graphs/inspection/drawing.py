@@ -1,7 +1,5 @@
 """Graphs as text in the DOT language of graphviz, data flowing down."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Sequence
 from html import escape

@@ -4,8 +4,6 @@ Positions are percentages of the width and sizes are pixels: a chart fills a pho
 and its text keeps its size.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace

@@ -4,8 +4,6 @@ A page is one file without external resources: it opens from a disk, in a mail o
 a CI system. Everything works without scripts; they add sorting, filters, zoom and relative times.
 """
 
-from __future__ import annotations
-
 import base64
 import hashlib
 import json

@@ -1,7 +1,5 @@
 """Percentiles, intervals, throughput and noise of latency samples."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, cast
 

@@ -1,7 +1,5 @@
 """Plan of the bench stage: one engine timed against its baselines."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator
 from typing import Any
 

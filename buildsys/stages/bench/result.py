@@ -1,7 +1,5 @@
 """The result file of the bench stage."""
 
-from __future__ import annotations
-
 from collections.abc import Container, Mapping, Sequence
 from typing import Any
 

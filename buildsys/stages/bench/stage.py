@@ -5,8 +5,6 @@ baseline that cannot run here is left out with its reason; one that rejects the 
 benchmark.
 """
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, nullcontext, suppress

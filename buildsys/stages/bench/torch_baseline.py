@@ -4,8 +4,6 @@ Source: PyTorch documentation, "CUDA semantics: CUDA Graphs", "torch.compile", "
 Format".
 """
 
-from __future__ import annotations
-
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager

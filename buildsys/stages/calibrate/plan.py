@@ -1,7 +1,5 @@
 """Plan of the calibrate stage: ranges of tensors for int8 and fp8."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from typing import Any
 

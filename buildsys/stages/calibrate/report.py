@@ -1,7 +1,5 @@
 """What the report says about a calibration."""
 
-from __future__ import annotations
-
 from buildsys.report import formatting as q
 from buildsys.stages.calibrate.result import CalibrateResult
 

@@ -1,7 +1,5 @@
 """The calibrate stage: the value range of every tensor on calibration batches."""
 
-from __future__ import annotations
-
 import json
 import zipfile
 from collections.abc import Callable, Iterator, Mapping

@@ -1,7 +1,5 @@
 """Checks of commands, and of models without a network."""
 
-from __future__ import annotations
-
 from contextlib import suppress
 from pathlib import PurePosixPath
 from typing import Any

@@ -1,7 +1,5 @@
 """Plan of the command stage: programs with declared inputs and outputs."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping
 from typing import Any
 

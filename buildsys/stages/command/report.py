@@ -1,7 +1,5 @@
 """What report and history say about a command."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from typing import Any
 

@@ -4,8 +4,6 @@ The program starts in an empty folder. Its inputs are links in ``inputs/``, so p
 and results are the same in every checkout, and it finds nothing else by a relative path.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import shlex

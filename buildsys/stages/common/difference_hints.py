@@ -1,7 +1,5 @@
 """One hint per kind of difference between a graph and its original."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Comparison of outputs with golden outputs or with those of another graph, case by case."""
 
-from __future__ import annotations
-
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple

@@ -1,7 +1,5 @@
 """Graphs in ONNX Runtime: run on cases, and compared with golden outputs or with each other."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import replace

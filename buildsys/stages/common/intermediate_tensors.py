@@ -1,7 +1,5 @@
 """Values of the tensors inside a graph, and the errors that a conversion adds to them."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass

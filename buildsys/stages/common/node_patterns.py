@@ -1,7 +1,5 @@
 """Names of nodes: patterns in the manifest, and places in messages."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase

@@ -4,8 +4,6 @@ They are code that the user can write. What only changes the manifest is not des
 see `StageError.changes`.
 """
 
-from __future__ import annotations
-
 import re
 from collections import Counter
 from collections.abc import Iterable, Sequence

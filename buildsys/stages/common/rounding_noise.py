@@ -7,8 +7,6 @@ rounding, e.g. by subtracting similar numbers or by sorting nearly equal scores,
 more exactly than that. Another shape or type, NaN and infinity are never a matter of rounding.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 

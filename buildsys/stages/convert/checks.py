@@ -1,7 +1,5 @@
 """Checks of calibration and quantization: data, algorithms and unsupported combinations."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from buildsys.manifest.backend_choices import QUANTIZED, base_precision, int8_layers, is_auto

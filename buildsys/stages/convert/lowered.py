@@ -1,7 +1,5 @@
 """The graph of an engine in the newest opset that its library reads."""
 
-from __future__ import annotations
-
 from buildsys.errors import CheckFailed
 from buildsys.manifest.exports import NEW_EXPORTS
 from buildsys.onnx_graphs.older_opset import lower_opset

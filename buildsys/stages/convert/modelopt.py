@@ -1,7 +1,5 @@
 """Quantization and 16-bit conversion by NVIDIA ModelOpt, an optional extra."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from importlib import import_module
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Plan of the convert stage: graphs in precisions other than fp32."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from typing import Any
 

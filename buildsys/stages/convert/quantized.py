@@ -4,8 +4,6 @@ ONNX Runtime rounds at every quantizer as the file says, so the result equals th
 computes in int8 or fp8 and accumulates exactly.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping, Sequence
 
 import numpy as np

@@ -4,8 +4,6 @@ TensorRT reads such a pair as int8 or fp8. Weights keep their float32 values and
 activation gets one for the whole tensor. All zero points are 0, as TensorRT requires.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any

@@ -1,7 +1,5 @@
 """What report and history say about a converted graph."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from buildsys.report import formatting as q

@@ -5,8 +5,6 @@ range of the precision, so a wrong conversion or an overflow is found without a 
 is built from it.
 """
 
-from __future__ import annotations
-
 import json
 import math
 from collections import Counter

@@ -4,8 +4,6 @@ They are fused by ONNX Runtime's transformers optimizer, have weights in int4, o
 activations at run time.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from tempfile import TemporaryDirectory

@@ -1,7 +1,5 @@
 """Plan of the engine stage: one engine from a graph."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from typing import Any
 

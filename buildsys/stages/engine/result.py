@@ -1,7 +1,5 @@
 """The result file of the engine stage: ``engine.json``, documented in docs/engine_json.md."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from buildsys.onnx_graphs.result_types import ResultHeader

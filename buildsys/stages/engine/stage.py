@@ -1,7 +1,5 @@
 """The engine stage: ONNX in, engine file and its provenance out."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import shutil

@@ -1,7 +1,5 @@
 """Checks of the sections ``export``, ``symbolics`` and ``translations``."""
 
-from __future__ import annotations
-
 from buildsys.manifest.problem import Problems
 from buildsys.manifest.view import ManifestView
 from buildsys.stages.export.fields import ExportSpec

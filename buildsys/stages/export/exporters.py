@@ -4,8 +4,6 @@ An exporter stops at the first operator without a translation and names only tha
 it was translating is still in the frames of its exception, so all of them are listed.
 """
 
-from __future__ import annotations
-
 import io
 import re
 import tempfile

@@ -5,8 +5,6 @@ rebuild anything, and kept in a file used only for messages of later errors. Oth
 differences between checkouts are stripped as well.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator, MutableSequence
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Plan of the export stage: the network as an ONNX graph."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 from buildsys.plan.action import Action

@@ -4,8 +4,6 @@ Both exporters keep registrations in global registries and cannot forget them re
 be made only in a process that exports once.
 """
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager

@@ -6,8 +6,6 @@ many branches only choose between equal ways. So the program runs in PyTorch at 
 condition, and fails if it differs from the network there.
 """
 
-from __future__ import annotations
-
 import inspect
 import itertools
 import logging

@@ -4,8 +4,6 @@ Exporters write sizes of their example where a size is dynamic, such as the time
 and files may say anything. Engines that plan their memory by a wrong shape break.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from typing import Any

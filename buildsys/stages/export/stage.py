@@ -5,8 +5,6 @@ shapes for dynamic names they did not understand, and drop names beyond the last
 is read back and compared with the manifest.
 """
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from importlib import import_module

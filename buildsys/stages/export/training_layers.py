@@ -1,7 +1,5 @@
 """Layers of a network that run in training mode, found while it is called."""
 
-from __future__ import annotations
-
 import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager

@@ -1,7 +1,5 @@
 """Checks of gates: figures, limits and baselines."""
 
-from __future__ import annotations
-
 from buildsys.manifest.problem import Problems, suggest
 from buildsys.manifest.schema.engines import METRICS
 from buildsys.manifest.view import ManifestView

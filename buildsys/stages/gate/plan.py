@@ -1,7 +1,5 @@
 """Plan of the gate stage: one engine against limits and its baseline."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from typing import Any
 

@@ -1,7 +1,5 @@
 """What report and history say about a gate."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterable
 from typing import Any

@@ -1,7 +1,5 @@
 """The result file of the gate stage."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from buildsys.onnx_graphs.result_types import ResultHeader

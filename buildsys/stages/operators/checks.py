@@ -1,7 +1,5 @@
 """Checks of the section ``ops``."""
 
-from __future__ import annotations
-
 from buildsys.manifest.backend_choices import implementations
 from buildsys.manifest.problem import Problems
 from buildsys.manifest.view import ManifestView

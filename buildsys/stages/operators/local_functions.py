@@ -1,7 +1,5 @@
 """Local functions: made from a manifest, added to models and removed."""
 
-from __future__ import annotations
-
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Plan of the operators stage: local functions and libraries of custom operators."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 from buildsys.plan.action import Action

@@ -1,7 +1,5 @@
 """What the report says about custom operators."""
 
-from __future__ import annotations
-
 from buildsys.report import formatting as q
 from buildsys.stages.operators.result import OperatorsResult
 

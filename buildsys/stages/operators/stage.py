@@ -1,7 +1,5 @@
 """Operators stage: local functions and libraries of a model's custom operators."""
 
-from __future__ import annotations
-
 import re
 import shlex
 import shutil

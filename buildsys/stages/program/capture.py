@@ -1,7 +1,5 @@
 """Capture of a network by torch.export."""
 
-from __future__ import annotations
-
 import json
 import traceback
 from collections import Counter

@@ -1,7 +1,5 @@
 """Plan of the program stage: the network as a program of torch.export."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 from buildsys.plan.action import Action

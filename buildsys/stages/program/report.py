@@ -1,7 +1,5 @@
 """What the report says about a captured program."""
 
-from __future__ import annotations
-
 from buildsys.report import formatting as q
 from buildsys.stages.program.result import ProgramResult
 

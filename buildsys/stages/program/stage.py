@@ -4,8 +4,6 @@ Some backends are built from this program, not from ONNX. It takes the inputs by
 returns the outputs as a flat tuple; their names are in a file of the archive.
 """
 
-from __future__ import annotations
-
 from buildsys.workers.job import Job, StageResult
 
 

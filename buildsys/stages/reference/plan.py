@@ -1,7 +1,5 @@
 """Plan of the reference stage: golden inputs and outputs of the network."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 from buildsys.plan.action import Action

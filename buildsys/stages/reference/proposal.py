@@ -1,7 +1,5 @@
 """A model's inputs, outputs and dynamic dimensions from trial runs, for ``buildsys new``."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress

@@ -1,7 +1,5 @@
 """What the report says about golden outputs."""
 
-from __future__ import annotations
-
 from buildsys.report.formatting import case_order
 from buildsys.stages.reference.result import ReferenceResult
 

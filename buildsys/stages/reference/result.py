@@ -1,7 +1,5 @@
 """The result file of the reference stage."""
 
-from __future__ import annotations
-
 from buildsys.onnx_graphs.result_types import ResultHeader
 from buildsys.system.typed_dict import TypedDict
 

@@ -4,8 +4,6 @@ A graph has the state of one call. The second call comes after the other shape c
 that keeps something of other inputs differs as well.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 from buildsys.errors import CheckFailed

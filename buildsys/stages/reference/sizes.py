@@ -1,7 +1,5 @@
 """Sizes of dynamic dimensions for further cases: drawn, suggested, or all of a small input."""
 
-from __future__ import annotations
-
 import hashlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import combinations, islice

@@ -1,7 +1,5 @@
 """Golden cases with special values, such as zeros, multiples and the last rows of tables."""
 
-from __future__ import annotations
-
 import signal
 import time
 from collections.abc import Collection, Iterator

@@ -1,7 +1,5 @@
 """Comparison of an ONNX file in another opset with the file as it was."""
 
-from __future__ import annotations
-
 import numpy as np
 from onnx import ModelProto
 

@@ -1,7 +1,5 @@
 """Plan of the report stage: all results on one page."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 

@@ -1,7 +1,5 @@
 """The report stage: all results of a model as JSON and Markdown."""
 
-from __future__ import annotations
-
 from onnx import ModelProto
 
 from buildsys.errors import WorkerDied

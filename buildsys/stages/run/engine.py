@@ -1,7 +1,5 @@
 """One call of a built engine, in the interpreter of its toolchain."""
 
-from __future__ import annotations
-
 import time
 import zipfile
 from collections.abc import Mapping

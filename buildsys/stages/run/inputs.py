@@ -1,7 +1,5 @@
 """The inputs of an engine from images and arrays in files, and the names of its classes."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple

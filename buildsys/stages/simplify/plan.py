@@ -1,7 +1,5 @@
 """Plan of the simplify stage: the same graph with fewer nodes."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 from buildsys.plan.action import Action

@@ -1,7 +1,5 @@
 """Simplify stage: a smaller graph with equal outputs."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable, Mapping
 from pathlib import Path

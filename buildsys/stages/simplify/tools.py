@@ -1,7 +1,5 @@
 """The simplifiers onnxsim, without its metadata and random file names, and onnxslim."""
 
-from __future__ import annotations
-
 import os
 import sys
 from collections import Counter

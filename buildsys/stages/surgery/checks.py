@@ -4,8 +4,6 @@ Steps are followed in order, each with the inputs and outputs that the previous 
 inside the graph and undeclared outputs are known to the stage only.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 from buildsys.manifest.problem import Problems, suggest

@@ -1,7 +1,5 @@
 """Edits of a graph: names, types and cuts of its ends, and hooks."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping, Sequence
 from copy import deepcopy
 from importlib import import_module

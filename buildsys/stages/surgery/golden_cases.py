@@ -5,8 +5,6 @@ network does not return are computed by the old graph in ONNX Runtime, after a c
 gives the golden outputs.
 """
 
-from __future__ import annotations
-
 import inspect
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field

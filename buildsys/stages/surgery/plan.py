@@ -1,7 +1,5 @@
 """Plan of the surgery stage: changes to the exported or simplified graph."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from typing import Any
 

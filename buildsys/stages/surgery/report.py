@@ -1,7 +1,5 @@
 """What the report says about changes to a graph."""
 
-from __future__ import annotations
-
 from buildsys.report import formatting as q
 from buildsys.report.checks import Compared
 from buildsys.report.result_files import Result

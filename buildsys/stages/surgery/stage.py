@@ -4,8 +4,6 @@ Every step goes one way: edit the graph, write and check it, carry the golden ca
 compare the new graph with the one before it, or with the step's reference.
 """
 
-from __future__ import annotations
-
 import json
 from contextlib import suppress
 from dataclasses import dataclass

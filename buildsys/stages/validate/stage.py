@@ -1,7 +1,5 @@
 """The validate stage: exported and simplified graphs against the original model."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 

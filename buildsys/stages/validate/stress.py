@@ -1,7 +1,5 @@
 """More sizes and inputs than validate compares, for ``buildsys check``."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from itertools import chain, cycle, islice
 from typing import Any

@@ -1,7 +1,5 @@
 """Plan of the verify stage: one engine against the golden outputs."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from typing import Any
 

@@ -1,7 +1,5 @@
 """What report and history say about the check of an engine."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from buildsys.report.checks import Compared

@@ -1,7 +1,5 @@
 """The result file of the verify stage."""
 
-from __future__ import annotations
-
 from buildsys.onnx_graphs.result_types import AgreementFigures, CheckResult, ComparedCases
 from buildsys.system.typed_dict import TypedDict
 

@@ -4,8 +4,6 @@ Every case runs in every optimization profile it fits. The loaded engine, not th
 for its profiles, because the engine is what will be shipped.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from operator import le
