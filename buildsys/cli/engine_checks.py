@@ -21,14 +21,7 @@ from buildsys.execution.stale_reasons import FAILED, summarize_reasons
 from buildsys.plan.action import Action
 from buildsys.project.load import empty_project
 from buildsys.report.formatting import first_names
-from buildsys.stages.table import (
-    ENGINE,
-    ENGINE_STAGES,
-    GATE,
-    REPORT,
-    stage_info,
-    target_of,
-)
+from buildsys.stages.table import ENGINE, ENGINE_STAGES, GATE, REPORT, stage_info, target_of
 from buildsys.store.ledger import UNAVAILABLE
 from buildsys.store.signatures import ACCEPT, WARN
 from buildsys.system.backend_registry import Reason

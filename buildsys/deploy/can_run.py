@@ -25,12 +25,7 @@ from buildsys.system.compatibility import (
     machine_reasons,
     plugin_reasons,
 )
-from buildsys.system.engine_files import (
-    RECORD_NAME,
-    find_damage,
-    read_record,
-    signer_of,
-)
+from buildsys.system.engine_files import RECORD_NAME, find_damage, read_record, signer_of
 from buildsys.system.signatures import TrustedKeys, key_name
 
 SCHEMA = "buildsys/doctor/1"

@@ -29,15 +29,7 @@ from buildsys.manifest.shape_cases import (
 )
 from buildsys.manifest.value_ranges import VALUE_CASES
 from buildsys.plan.action import FileRef
-from buildsys.stages.table import (
-    CONVERT,
-    EXPORT,
-    REFERENCE,
-    SEARCH,
-    SIMPLIFY,
-    SURGERY,
-    target_of,
-)
+from buildsys.stages.table import CONVERT, EXPORT, REFERENCE, SEARCH, SIMPLIFY, SURGERY, target_of
 
 Spec = Mapping[str, Any]  # a resolved and checked manifest, as plain JSON values
 # input name -> {"min": shape, "opt": shape, "max": shape}

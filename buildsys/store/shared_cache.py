@@ -17,12 +17,7 @@ from buildsys.errors import StageError
 from buildsys.store.file_digests import hash_file
 from buildsys.store.ledger import PASSED, ActionRecord, OutputFile
 from buildsys.store.object_store import Store, action_name, object_name
-from buildsys.store.record_file import (
-    MAX_SHARED_BYTES,
-    RecordError,
-    decode_record,
-    encode_record,
-)
+from buildsys.store.record_file import MAX_SHARED_BYTES, RecordError, decode_record, encode_record
 from buildsys.store.remote_folder import RemoteFolder, connect, place_errors
 from buildsys.system.files import MAX_RESULT_BYTES
 from buildsys.system.printable import mask_secrets

@@ -8,11 +8,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from buildsys.backends.coreml.description import DESCRIPTION, oldest_systems
-from buildsys.backends.coreml.package import (
-    CoreMlSession,
-    read_engine,
-    write_engine,
-)
+from buildsys.backends.coreml.package import CoreMlSession, read_engine, write_engine
 from buildsys.backends.interface import BuildRequest, Figures, OperatorUse, Options
 from buildsys.backends.layer_figures import precision_problem
 from buildsys.errors import StageError

@@ -4,10 +4,7 @@ from typing import Any, Literal
 
 from pydantic import Field
 
-from buildsys.backends.coreml.description import (
-    DTYPES,
-    Target,
-)
+from buildsys.backends.coreml.description import DTYPES, Target
 from buildsys.manifest.problem import Problems
 from buildsys.manifest.schema.engines import EngineBase
 from buildsys.manifest.value_tree import FieldPath

@@ -4,13 +4,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from buildsys.backends.onnxruntime.execution_providers import CPU, compiles, known_providers
-from buildsys.system.backend_registry import (
-    Ability,
-    BackendDescription,
-    Gpus,
-    Reason,
-    Record,
-)
+from buildsys.system.backend_registry import Ability, BackendDescription, Gpus, Reason, Record
 
 _LAYOUTS = ("avx", "avx2", "avx512f")  # weights are blocked in channels by their width
 

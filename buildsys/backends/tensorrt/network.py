@@ -15,12 +15,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
-from buildsys.backends.interface import (
-    BuildRequest,
-    Definition,
-    UnsupportedNode,
-    raise_refused,
-)
+from buildsys.backends.interface import BuildRequest, Definition, UnsupportedNode, raise_refused
 from buildsys.backends.tensorrt import version_adapter
 from buildsys.backends.tensorrt.library import (
     Messages,

@@ -11,18 +11,10 @@ from typing import Any
 from buildsys.backends.interface import Figures
 from buildsys.backends.layer_figures import DTYPE_OF_PRECISION, shares
 from buildsys.backends.tensorrt import version_adapter
-from buildsys.backends.tensorrt.library import (
-    Messages,
-    TensorRTLibrary,
-    dtype_words,
-    value_of,
-)
+from buildsys.backends.tensorrt.library import Messages, TensorRTLibrary, dtype_words, value_of
 from buildsys.backends.tensorrt.network import io_tensors
 from buildsys.errors import StageError
-from buildsys.models.user_code import (
-    load_callable,
-    reraise_as_stage_error,
-)
+from buildsys.models.user_code import load_callable, reraise_as_stage_error
 
 _PREFIX = re.compile(r"^node_of_|^[a-z_]+_(before|after)_")  # "reshape_before_/head/Gemm"
 _UNNAMED = "(Unnamed Layer"

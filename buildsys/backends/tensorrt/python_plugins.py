@@ -22,11 +22,7 @@ from buildsys.backends.interface import Fail
 from buildsys.backends.tensorrt import version_adapter
 from buildsys.backends.tensorrt.library import SINCE_10, TensorRTLibrary
 from buildsys.errors import StageError
-from buildsys.models.user_code import (
-    describe_exception,
-    load_module,
-    reraise_as_stage_error,
-)
+from buildsys.models.user_code import describe_exception, load_module, reraise_as_stage_error
 
 ONLY = SINCE_10
 _CREATOR_FIELDS = ("name", "plugin_version", "plugin_namespace")

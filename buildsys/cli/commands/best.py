@@ -9,13 +9,7 @@ from buildsys.cli.console.rows import format_table
 from buildsys.cli.failure_report import current_report
 from buildsys.cli.session import BuildSession
 from buildsys.errors import UsageError
-from buildsys.report.ranking import (
-    headline,
-    rank_engines,
-    ranking_table,
-    recommend,
-    timed_cases,
-)
+from buildsys.report.ranking import headline, rank_engines, ranking_table, recommend, timed_cases
 from buildsys.report.report_types import LATENCY, MEASURES, plain_values
 
 SCHEMA = "buildsys/best/1"

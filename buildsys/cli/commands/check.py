@@ -12,12 +12,7 @@ from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from buildsys.cli.command import (
-    add_json,
-    add_names,
-    positive_integer,
-    print_answer,
-)
+from buildsys.cli.command import add_json, add_names, positive_integer, print_answer
 from buildsys.cli.console.rows import format_table
 from buildsys.cli.interrupts import TERMINATED
 from buildsys.cli.session import BuildSession

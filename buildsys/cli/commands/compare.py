@@ -33,14 +33,7 @@ from buildsys.history.compare import (
     compare_latencies,
 )
 from buildsys.history.database import History, history_file
-from buildsys.report.formatting import (
-    count,
-    duration,
-    error,
-    latency,
-    plural,
-    size,
-)
+from buildsys.report.formatting import count, duration, error, latency, plural, size
 from buildsys.stages.table import BENCH, ENGINE_STAGES, STAGES
 
 SCHEMA = "buildsys/compare/1"

@@ -11,12 +11,7 @@ from typing import Any
 from buildsys import __version__
 from buildsys.cli.command import add_names, print_lines, shown_path, unknown_name
 from buildsys.cli.commands.build import add_executor, add_jobs, chosen_names
-from buildsys.cli.run_files import (
-    RunFiles,
-    collect_results,
-    print_results,
-    results_document,
-)
+from buildsys.cli.run_files import RunFiles, collect_results, print_results, results_document
 from buildsys.cli.session import BuildSession
 from buildsys.cli.target_names import STAGE_DOCS, add_filter
 from buildsys.cli.tasks import run_targets

@@ -14,11 +14,7 @@ from buildsys.manifest.schema.base import (
     Seconds,
     Spec,
 )
-from buildsys.system.backend_registry import (
-    BrokenBackendError,
-    describe_backend,
-    import_backend,
-)
+from buildsys.system.backend_registry import BrokenBackendError, describe_backend, import_backend
 from buildsys.system.units import parse_duration, parse_percentage, parse_size
 
 METRICS = ("latency", "throughput", "size", "memory", "error", "accuracy", "build_time")

@@ -6,15 +6,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, model_validator
 
-from buildsys.manifest.schema.base import (
-    Bytes,
-    Name,
-    OneOf,
-    Seconds,
-    Spec,
-    Variable,
-    text,
-)
+from buildsys.manifest.schema.base import Bytes, Name, OneOf, Seconds, Spec, Variable, text
 
 _COMMAND = ("buildsys",)
 _HOST = r"^([A-Za-z0-9_][A-Za-z0-9_.-]*@)?[A-Za-z0-9_][A-Za-z0-9_.-]*$"

@@ -15,13 +15,7 @@ from typing import Any
 from onnx import ModelProto
 
 from buildsys.onnx_graphs.graph_reader import inline_all
-from buildsys.onnx_graphs.inspection.graph import (
-    Body,
-    PlainNode,
-    Shape,
-    StoredTensor,
-    plain_model,
-)
+from buildsys.onnx_graphs.inspection.graph import Body, PlainNode, Shape, StoredTensor, plain_model
 from buildsys.onnx_graphs.tensor_types import without_weights
 
 _LARGEST = 5

@@ -4,12 +4,7 @@ from typing import Any
 
 from buildsys.report import formatting as q
 from buildsys.report.engines import contender_title
-from buildsys.stages.bench.result import (
-    ENGINE_CONTENDERS,
-    BenchCase,
-    BenchResult,
-    engine_contender,
-)
+from buildsys.stages.bench.result import ENGINE_CONTENDERS, BenchCase, BenchResult, engine_contender
 
 _CLEARLY_FASTER = 0.98
 

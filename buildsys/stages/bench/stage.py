@@ -20,12 +20,7 @@ from buildsys.manifest.default_limits import effective_limits
 from buildsys.onnx_graphs.output_policies import compare_outputs
 from buildsys.onnx_graphs.tensors import Tensor, load_case, load_tensors
 from buildsys.stages.bench.latency import mark_noisy, noise, summarize
-from buildsys.stages.bench.result import (
-    BenchCase,
-    BenchResult,
-    ContenderResult,
-    engine_contender,
-)
+from buildsys.stages.bench.result import BenchCase, BenchResult, ContenderResult, engine_contender
 from buildsys.stages.bench.timed_engine import LocalEngine, RemoteEngine, open_engine
 from buildsys.stages.engine.result import SlowLayer
 from buildsys.stages.operators.implementation import implementation_of

@@ -32,13 +32,7 @@ from buildsys.backends.interface import (
     Session,
     load_backend,
 )
-from buildsys.backends.measurement import (
-    ENGINE,
-    Contender,
-    GpuTiming,
-    LocalCall,
-    Samples,
-)
+from buildsys.backends.measurement import ENGINE, Contender, GpuTiming, LocalCall, Samples
 from buildsys.errors import StageError, Unavailable
 from buildsys.onnx_graphs.tensors import Tensor, load_case, save_tensors
 from buildsys.system.backend_registry import link_packages

@@ -34,11 +34,7 @@ from buildsys.stages.common.golden_check import (
 from buildsys.stages.common.remedies import OnnxOperator, format_remedies, refusal_remedies
 from buildsys.stages.common.rounding_noise import excuse_noise, is_unstable
 from buildsys.stages.operators.implementation import Implementation, implementation_of
-from buildsys.stages.operators.local_functions import (
-    OF_PYTORCH,
-    operator_of,
-    pytorch_operators,
-)
+from buildsys.stages.operators.local_functions import OF_PYTORCH, operator_of, pytorch_operators
 from buildsys.workers.job import Job
 
 Tensors = Mapping[str, Tensor]

@@ -33,11 +33,7 @@ from buildsys.onnx_graphs.result_types import Doubt
 from buildsys.stages.export.origins import node_origins, strip_traces, write_origins
 from buildsys.stages.export.result import ExportResult
 from buildsys.stages.export.shapes import Declared, settle_shapes
-from buildsys.stages.operators.local_functions import (
-    OF_PYTORCH,
-    add_functions,
-    pytorch_operators,
-)
+from buildsys.stages.operators.local_functions import OF_PYTORCH, add_functions, pytorch_operators
 from buildsys.system.files import sha256_of
 from buildsys.workers.job import Job, StageResult
 

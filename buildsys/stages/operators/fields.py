@@ -7,13 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 from pydantic import Field
 
-from buildsys.manifest.schema.base import (
-    Callable,
-    OneOf,
-    Spec,
-    form,
-    text,
-)
+from buildsys.manifest.schema.base import Callable, OneOf, Spec, form, text
 from buildsys.manifest.schema.files import NAMES_FILE, ProjectFile
 from buildsys.system.backend_registry import backend_names, describe_backend
 

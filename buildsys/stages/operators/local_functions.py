@@ -8,12 +8,7 @@ import onnx
 from onnx import FunctionProto, ModelProto, NodeProto, checker
 
 from buildsys.errors import StageError
-from buildsys.models.user_code import (
-    find_object,
-    first_line,
-    load_module,
-    reraise_as_stage_error,
-)
+from buildsys.models.user_code import find_object, first_line, load_module, reraise_as_stage_error
 from buildsys.onnx_graphs.onnx_file import STANDARD, all_nodes, nodes_of
 from buildsys.onnx_graphs.tensor_types import since_version
 

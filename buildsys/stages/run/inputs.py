@@ -8,13 +8,7 @@ from buildsys.errors import StageError
 from buildsys.manifest.shape_cases import concrete_shape
 from buildsys.models.golden_inputs import require_dtype
 from buildsys.models.images import Size, describe_images, read_images, size_axes, size_of
-from buildsys.onnx_graphs.tensors import (
-    Tensor,
-    load_arrays,
-    read_npy,
-    save_tensors,
-    tensor_of,
-)
+from buildsys.onnx_graphs.tensors import Tensor, load_arrays, read_npy, save_tensors, tensor_of
 from buildsys.workers.job import Job, StageResult
 
 ARRAY_SUFFIXES = (".npy", ".npz")

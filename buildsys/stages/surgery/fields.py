@@ -4,14 +4,7 @@ from typing import Annotated, Literal
 
 from pydantic import BeforeValidator, Field, model_validator
 
-from buildsys.manifest.schema.base import (
-    Callable,
-    Dim,
-    DType,
-    OneOf,
-    Spec,
-    TensorName,
-)
+from buildsys.manifest.schema.base import Callable, Dim, DType, OneOf, Spec, TensorName
 from buildsys.manifest.schema.files import ProjectFile
 from buildsys.manifest.schema.network import InputData
 from buildsys.manifest.shape_cases import KINDS
