@@ -336,10 +336,7 @@ class Backend(Protocol):
     def load(
         self, engine: Path, options: Options, operators: tuple[OperatorUse, ...] = ()
     ) -> Session:
-        """Load a built engine.
-
-        Raises: Unavailable: this machine cannot run it.
-        """
+        """Load a built engine. Raises: Unavailable: this machine cannot run it."""
         ...
 
     def device(self, options: Options) -> Figures:

@@ -27,10 +27,7 @@ def add_json(parser: ArgumentParser) -> None:
 
 
 def positive_integer(text: str) -> int:
-    """Parse the value of an option.
-
-    Raises: ArgumentTypeError: it is not a positive integer.
-    """
+    """Parse the value of an option. Raises: ArgumentTypeError: it is not a positive integer."""
     if not text.isdecimal() or int(text) < 1:
         problem = f"expects a positive integer, found {text!r}; write a number such as 5"
         raise ArgumentTypeError(problem)
@@ -77,10 +74,7 @@ def is_project(folder: Path) -> bool:
 
 
 def enter_project() -> None:
-    """Change to the project around the current folder.
-
-    Raises: UsageError: there is none.
-    """
+    """Change to the project around the current folder. Raises: UsageError: there is none."""
     here = Path.cwd()
     root = find_project(here)
     if root is None:

@@ -135,10 +135,7 @@ def graph_action(session: BuildSession, name: str) -> Action:
 
 
 def require_onnx_graph(graph: GraphFile) -> None:
-    """Refuse an engine that is not an ONNX file.
-
-    Raises: UsageError: it is one.
-    """
+    """Refuse an engine that is not an ONNX file. Raises: UsageError: it is one."""
     if not writes_onnx(graph.action):
         hint = "name the graph from which it was built, such as simplify"
         raise UsageError(f"{graph.action.target} is an engine without a readable graph", hint)

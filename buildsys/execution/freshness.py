@@ -129,10 +129,7 @@ class FreshnessChecker:
             return _from_history(action.target, runs, reasons=(unreadable,))
 
     def check(self, action: Action) -> Freshness:
-        """Examine a target.
-
-        Raises: StageError: a file cannot be read.
-        """
+        """Examine a target. Raises: StageError: a file cannot be read."""
         runs = self._ledger.history(action.target, _RECENT_RUNS)
         if not runs and not self._ledger.has_records(action.target):  # never built
             key, never = self._keys.build(action), (StaleReason(kinds.NEVER_BUILT),)

@@ -141,10 +141,7 @@ class History:
         return [build for build in map(read_build, rows) if build is not None]
 
     def find(self, prefix: str) -> Build:
-        """Find the build with an id.
-
-        Raises: UsageError: none or several begin with ``prefix``.
-        """
+        """Find the build with an id. Raises: UsageError: none or several begin with ``prefix``."""
         query = f"SELECT {BUILD_COLUMNS} FROM builds WHERE id >= ? AND id < ? LIMIT 2"
         rows = self._db.read(query, (prefix, prefix + "g")) if prefix else []
         builds = [build for build in map(read_build, rows) if build is not None]
@@ -202,10 +199,7 @@ class History:
         self._db.write([*statements, *_measurement_statements(build, measurements)])
 
     def add_measurements(self, build: Build, measurements: Sequence[Measurement]) -> None:
-        """Add a recorded benchmark's measurements.
-
-        Raises: StageError: they cannot be written.
-        """
+        """Add a recorded benchmark's measurements. Raises: StageError: they cannot be written."""
         self._db.write(_measurement_statements(build, measurements))
 
     def drop_repeated(self, run: str) -> None:

@@ -53,10 +53,7 @@ class ManifestView:
         self._is_refused = bool(refused)
 
     def get(self, *path: str | int) -> Any:
-        """Return the value at ``path``, or None.
-
-        Raises: RefusedError: a part of it is refused.
-        """
+        """Return the value at ``path``, or None. Raises: RefusedError: a part of it is refused."""
         value: Any = self.data
         for step in path:
             if isinstance(value, dict):

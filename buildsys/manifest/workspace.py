@@ -53,10 +53,7 @@ class Workspace:
         return path
 
     def document(self, path: Path) -> ValueNode:
-        """Read a YAML file.
-
-        Raises: ManifestError: the file cannot be read or is not valid YAML.
-        """
+        """Read a YAML file. Raises: ManifestError: the file cannot be read or is not valid YAML."""
         self.exists(path)
         if path not in self._documents:
             name = self.relative(path)

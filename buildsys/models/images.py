@@ -36,10 +36,7 @@ class EncodedImage(NamedTuple):
 
 
 def find_images(data: Fields, name: str, count: int, project: Path) -> list[Path]:
-    """Find the first ``count`` images of the folder.
-
-    Raises: StageError: there are fewer.
-    """
+    """Find the first ``count`` images of the folder. Raises: StageError: there are fewer."""
     paths = image_files(str(project / data["images"]))
     if len(paths) < count:
         raise StageError(

@@ -197,10 +197,7 @@ def example_inputs(options: Mapping[str, Any], project: Path) -> dict[str, torch
 
 
 def check_outputs(outputs: Tensors, declared: Declared, dims: Mapping[str, int]) -> None:
-    """Compare dtypes and shapes with the declared ones.
-
-    Raises: StageError: one differs.
-    """
+    """Compare dtypes and shapes with the declared ones. Raises: StageError: one differs."""
     for name, output in declared.items():
         tensor = outputs[name]
         check_output(name, dtype_name(tensor.dtype), tensor.shape, output, dims)
@@ -228,10 +225,7 @@ def to_torch(tensor: Tensor) -> torch.Tensor:
 
 
 def from_torch(tensor: torch.Tensor) -> Tensor:
-    """Convert a torch tensor to a numpy one.
-
-    Raises: StageError: the tensor is not dense.
-    """
+    """Convert a torch tensor to a numpy one. Raises: StageError: the tensor is not dense."""
     name = dtype_name(tensor.dtype)
     if tensor.layout != torch.strided or tensor.is_quantized:
         raise StageError(

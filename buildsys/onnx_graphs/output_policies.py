@@ -166,10 +166,7 @@ def _apply_policy(
 
 
 def _require_axis(name: str, policy: Policy, shape: tuple[int, ...]) -> None:
-    """Check the axis of a policy.
-
-    Raises: StageError: the output has no such axis.
-    """
+    """Check the axis of a policy. Raises: StageError: the output has no such axis."""
     axis = policy.get("axis")
     if axis is not None and not -len(shape) <= axis < len(shape):
         problem = f"output {name} has shape {list(shape)}, but its comparison has axis {axis}"

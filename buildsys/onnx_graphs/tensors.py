@@ -156,10 +156,7 @@ def save_case(
 
 
 def load_case(path: Path) -> Case:
-    """Read the file of ``save_case``.
-
-    Raises: StageError: the file cannot be read.
-    """
+    """Read the file of ``save_case``. Raises: StageError: the file cannot be read."""
     return _case(load_tensors(path))
 
 
@@ -194,10 +191,7 @@ def save_cases(path: Path, cases: Iterable[Case]) -> None:
 
 
 def load_cases(path: Path) -> list[Case]:
-    """Read the file of ``save_cases``.
-
-    Raises: StageError: the file cannot be read.
-    """
+    """Read the file of ``save_cases``. Raises: StageError: the file cannot be read."""
     cases: dict[str, dict[str, Tensor]] = {}
     for key, tensor in load_tensors(path).items():
         number, _, name = key.partition(".")
@@ -287,10 +281,7 @@ class NpzFile(Mapping[str, Array]):
 
 
 def read_npy(path: Path) -> Array:
-    """Read the array of an .npy file.
-
-    Raises: OSError, ValueError: the file cannot be read.
-    """
+    """Read the array of an .npy file. Raises: OSError, ValueError: the file cannot be read."""
     with _one_error(), path.open("rb") as stream:
         return np.lib.format.read_array(stream, allow_pickle=False)
 

@@ -56,10 +56,7 @@ def usage(store: Store) -> list[StageUsage]:
 
 
 def stored_bytes(store: Store) -> int:
-    """Add up the sizes of all objects.
-
-    Raises: OSError: the store cannot be read.
-    """
+    """Add up the sizes of all objects. Raises: OSError: the store cannot be read."""
     return sum(_sizes(store).values())
 
 

@@ -49,10 +49,7 @@ class Background:
             self._futures.append(self._executor.submit(work))
 
     def close(self) -> None:
-        """Wait until all work is done.
-
-        Raises: what the first failed piece of work raised.
-        """
+        """Wait until all work is done. Raises: what the first failed piece of work raised."""
         with self._guard:
             executor, self._executor = self._executor, None
             futures, self._futures = self._futures, []

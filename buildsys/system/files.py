@@ -228,10 +228,7 @@ def open_lock(path: Path, mode: int = 0o666) -> int:
 
 
 def try_lock(handle: int, *, shared: bool = False) -> bool:
-    """Lock an open file if no other process holds it.
-
-    Raises: OSError: flock is not supported.
-    """
+    """Lock an open file if no other process holds it. Raises: OSError: flock is not supported."""
     try:
         fcntl.flock(handle, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | fcntl.LOCK_NB)
     except BlockingIOError:

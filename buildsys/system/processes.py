@@ -186,10 +186,7 @@ def run_program(
     request: object = None,
     limit_s: float | None = None,
 ) -> ChildResult:
-    """Run a program, and kill everything that it started.
-
-    Raises: OSError: it cannot be started.
-    """
+    """Run a program, and kill everything that it started. Raises: OSError: it cannot be started."""
     with contextlib.ExitStack() as stack:
         # files, as a process that it leaves behind could hold pipes open
         stdin, *outputs = (stack.enter_context(tempfile.TemporaryFile()) for _ in range(3))

@@ -144,10 +144,7 @@ def call_program(
 
 
 def require_dot() -> str:
-    """Find the program.
-
-    Raises: Unavailable: graphviz is not installed.
-    """
+    """Find the program. Raises: Unavailable: graphviz is not installed."""
     program = find_program("dot", None, program_environment(None, os.environ, Path()))
     if program is None:
         hint = "`apt-get install graphviz` or `brew install graphviz` installs it"

@@ -39,10 +39,7 @@ def parse_size(value: object, *, needs_unit: bool = False) -> int:
 
 
 def parse_percentage(value: object) -> float:
-    """Parse ``5%`` or a number up to 1; return the share.
-
-    Raises: ValueError: not a percentage.
-    """
+    """Parse ``5%`` or a number up to 1; return the share. Raises: ValueError: not a percentage."""
     if isinstance(value, str) and (match := _PERCENTAGE.fullmatch(value)):
         return round(float(match[1]) / 100, _DECIMALS)
     if isinstance(value, (int, float)) and not isinstance(value, bool) and 0 <= value <= 1:

@@ -22,10 +22,7 @@ def add_arguments(parser: ArgumentParser) -> None:
 
 
 def run(options: Namespace) -> int:
-    """Print the file.
-
-    Raises: Unavailable: shtab is not installed.
-    """
+    """Print the file. Raises: Unavailable: shtab is not installed."""
     try:
         shtab = import_module("shtab")
     except ImportError:

@@ -137,10 +137,7 @@ def _config(library: Any, source: Mapping[str, Any], project: Path) -> Any:
 
 
 def _model_class(library: Any, name: str, config: Any) -> Any:
-    """Find the class of a model, also by a task.
-
-    Raises: StageError: there is none.
-    """
+    """Find the class of a model, also by a task. Raises: StageError: there is none."""
     if name[:1].isupper():
         model_class = getattr(library, name, None)
         if hasattr(model_class, "_model_mapping") or hasattr(model_class, "_from_config"):

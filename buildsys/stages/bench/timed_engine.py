@@ -50,10 +50,7 @@ _END_LIMIT_S = 10.0
 
 
 class LocalEngine:
-    """An engine in this process.
-
-    Raises: Unavailable: it cannot run here.
-    """
+    """An engine in this process. Raises: Unavailable: it cannot run here."""
 
     def __init__(
         self,

@@ -188,10 +188,7 @@ def run_cases(job: Job, path: Path, feeds: Mapping[str, Tensors]) -> dict[str, d
 
 
 def run_case(graph: OrtGraph, case: str, inputs: Tensors) -> dict[str, Tensor]:
-    """Run one case.
-
-    Raises: StageError: it fails.
-    """
+    """Run one case. Raises: StageError: it fails."""
     try:
         return graph.run(inputs)
     except StageError as error:

@@ -272,10 +272,7 @@ def _compare(
     rounds: Rounds,
     confidence: float,
 ) -> Change:
-    """Compare a figure with the baseline's.
-
-    Raises: ValueError: they are not comparable.
-    """
+    """Compare a figure with the baseline's. Raises: ValueError: they are not comparable."""
     if baseline.missing:
         raise ValueError(baseline.missing)
     if metric not in _TIMED:

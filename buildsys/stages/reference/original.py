@@ -100,10 +100,7 @@ class Original(NamedTuple):
 
 
 def load_original(job: Job) -> Original:
-    """Load the model of the manifest's source.
-
-    Raises: StageError: it cannot be built or read.
-    """
+    """Load the model of the manifest's source. Raises: StageError: it cannot be built or read."""
     source = job.options["source"]
     load = _onnx_model if "onnx" in source else _numpy_function if "numpy" in source else None
     original = load(job) if load else _torch_model(job)

@@ -63,10 +63,7 @@ def cast(model: ModelProto, step: Step) -> ModelProto:
 
 
 def cut_tensors(model: ModelProto, step: Step) -> tuple[list[str], list[str]]:
-    """List the inputs and outputs of the part.
-
-    Raises: StageError: there is no such tensor.
-    """
+    """List the inputs and outputs of the part. Raises: StageError: there is no such tensor."""
     cut = step["cut"]
     inputs = list(input_names(model) if cut["inputs"] is None else cut["inputs"])
     outputs = list(output_names(model) if cut["outputs"] is None else cut["outputs"])
