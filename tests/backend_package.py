@@ -1,7 +1,5 @@
 """Installation of the backend in ``tests/reference_backend``, without pip."""
 
-from __future__ import annotations
-
 import base64
 import hashlib
 import shutil

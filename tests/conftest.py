@@ -1,7 +1,5 @@
 """Settings and scheduling of all tests."""
 
-from __future__ import annotations
-
 import gc
 import os
 import re

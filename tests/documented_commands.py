@@ -1,7 +1,5 @@
 """Commands shown in the documentation, and a check of their options without running them."""
 
-from __future__ import annotations
-
 import re
 import shlex
 from collections.abc import Iterator

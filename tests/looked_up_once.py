@@ -1,7 +1,5 @@
 """Look-ups with the same result in every test, done once per process."""
 
-from __future__ import annotations
-
 from functools import cache
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Virtual environments with selected packages of the running interpreter."""
 
-from __future__ import annotations
-
 import contextlib
 import shutil
 import sys

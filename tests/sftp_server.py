@@ -1,7 +1,5 @@
 """An SFTP server in this process, which can lose connections and refuse writes."""
 
-from __future__ import annotations
-
 import asyncio
 import threading
 from collections.abc import Coroutine, Iterator

@@ -1,7 +1,5 @@
 """Common parts of the bench scripts: a project copy, timed processes, alternation, a table."""
 
-from __future__ import annotations
-
 import argparse
 import json
 import os

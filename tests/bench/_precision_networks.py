@@ -4,8 +4,6 @@ Untrained networks are useless to judge low precision: their outputs hardly vary
 trained for half a minute on one thread (several are slower at these sizes).
 """
 
-from __future__ import annotations
-
 import math
 import time
 from collections.abc import Callable

@@ -10,8 +10,6 @@ nearly equal). Results are kept as JSON lines: a run continues the last.
 Needs the extra ``[breadth]``.
 """
 
-from __future__ import annotations
-
 import argparse
 import inspect
 import json

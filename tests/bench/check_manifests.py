@@ -3,8 +3,6 @@
 An empty Python shows how fast the machine is.
 """
 
-from __future__ import annotations
-
 import statistics
 import sys
 import time

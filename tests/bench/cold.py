@@ -4,8 +4,6 @@ Each side builds the exported and the simplified graph, compares them with PyTor
 other, and builds a TensorRT-RTX engine in fp32.
 """
 
-from __future__ import annotations
-
 import json
 import shutil
 import statistics

@@ -4,8 +4,6 @@ Each model is built with and without them in turns, for the CPU and without benc
 in processes of a server, which this script adopts when the build has ended.
 """
 
-from __future__ import annotations
-
 import ctypes
 import os
 import resource

@@ -9,8 +9,6 @@ those measured and make one side slower by a factor, which gives the power curve
 On a GPU: ``--backend tensorrt --python PYTHON_WITH_TENSORRT --width 1024 --repetitions 20``.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import math

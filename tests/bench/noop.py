@@ -1,7 +1,5 @@
 """Time of doit with nothing to do, compared with an empty dodo file."""
 
-from __future__ import annotations
-
 import statistics
 
 from _harness import (

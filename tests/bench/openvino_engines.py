@@ -5,8 +5,6 @@ runs both, in alternating order, for the same time with one thread and one strea
 rounds are compared. The engine runs as in a benchmark of ours: a bound call of its session.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import re

@@ -4,8 +4,6 @@ Limits: all pages and the index in 60 s, 150 kB for a page, 1 MB for the index; 
 to do imports none of the code. Results and history are made up; samples are drawn.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import os

@@ -8,8 +8,6 @@ the same work.
     python tests/bench/plain_script.py plan.json OUT
 """
 
-from __future__ import annotations
-
 import json
 import sys
 from collections.abc import Collection, Mapping

@@ -9,8 +9,6 @@ second network ("chosen on") and reported on the others. Trained weights and out
 folder; OpenVINO is used where it is installed.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import logging

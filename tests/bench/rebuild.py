@@ -3,8 +3,6 @@
 doit on an empty dodo file is timed after every rebuild as a measure of the machine's present speed.
 """
 
-from __future__ import annotations
-
 import json
 import statistics
 from collections.abc import Sequence

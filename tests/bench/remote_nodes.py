@@ -4,8 +4,6 @@ Both nodes are on this machine, with one CPU, a processor and temporary files of
 idle machine with three processors shows the ratio of two machines.
 """
 
-from __future__ import annotations
-
 import argparse
 import os
 import shutil

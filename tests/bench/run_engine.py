@@ -4,8 +4,6 @@ Both sides take turns in one process with the same session; a call takes numpy a
 new ones. Only ONNX Runtime: on a GPU, tests/gpu/run_engine.py compares with TensorRT.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import subprocess

@@ -4,8 +4,6 @@ Queries are measured on a second project, with two engines per model, that was n
 sides alternate; doit on an empty dodo file is one of them, as a measure of the machine's speed.
 """
 
-from __future__ import annotations
-
 import statistics
 from collections.abc import Callable
 from functools import partial

@@ -1,7 +1,5 @@
 """Marks of tests that need a GPU."""
 
-from __future__ import annotations
-
 import pytest
 from toolchain import missing
 

@@ -3,8 +3,6 @@
 They talk to the test through a socket, as files that change meanwhile would repeat a stage.
 """
 
-from __future__ import annotations
-
 import select
 import socket
 import time

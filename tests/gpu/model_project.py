@@ -5,8 +5,6 @@ BUILDSYS_TEST_TACTIC_SOURCES=NAME,NAME restricts where tactics may come from, fo
 has only some of its libraries.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import shutil

@@ -6,8 +6,6 @@ plain_tensorrt.py build ONNX ENGINE PRECISION MIN OPT MAX   builds an engine wit
 plain_tensorrt.py compare ENGINE CASE                       times bare loops and the harness
 """
 
-from __future__ import annotations
-
 import json
 import os
 import statistics

@@ -4,8 +4,6 @@ Runs in an interpreter with TensorRT, numpy and cuda-bindings, with torch and cu
 there: run_engine.py FOLDER. Prints a line per check and ends with 1 if one fails.
 """
 
-from __future__ import annotations
-
 import json
 import statistics
 import sys

@@ -1,7 +1,5 @@
 """Small networks, built and run by a real TensorRT."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any

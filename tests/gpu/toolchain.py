@@ -1,7 +1,5 @@
 """The TensorRT of this interpreter or of BUILDSYS_TEST_TOOLCHAIN."""
 
-from __future__ import annotations
-
 import importlib.util
 import json
 import os

@@ -3,8 +3,6 @@
 Needs numpy, onnx, cuda-bindings and a TensorRT only, like the stages themselves.
 """
 
-from __future__ import annotations
-
 import importlib
 import json
 import os

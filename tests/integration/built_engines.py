@@ -1,7 +1,5 @@
 """Real engines with their records, and changes of them."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from collections.abc import Callable

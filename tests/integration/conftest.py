@@ -1,7 +1,5 @@
 """Checks of every stage result against the type of its result file; faster exports."""
 
-from __future__ import annotations
-
 import json
 import sys
 from collections.abc import Callable, Iterator

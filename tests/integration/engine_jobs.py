@@ -1,7 +1,5 @@
 """Engines of small graphs: complete options as the schema resolves them, jobs and golden cases."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path

@@ -5,8 +5,6 @@ It does so in this process or as a program (``ROOT OUT MODEL…``).
 The program writes the digest of each file to OUT/digests.json.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 import os

@@ -1,7 +1,5 @@
 """Exports of the sample networks."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

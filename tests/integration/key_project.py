@@ -1,7 +1,5 @@
 """A built project of six small models for single edits and rebuilds."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import sys

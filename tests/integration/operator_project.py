@@ -1,7 +1,5 @@
 """A project with one custom operator, and its stages."""
 
-from __future__ import annotations
-
 import textwrap
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass

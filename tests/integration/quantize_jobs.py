@@ -1,7 +1,5 @@
 """A small network with calibration; its stages run without the orchestrator."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

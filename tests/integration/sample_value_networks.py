@@ -1,7 +1,5 @@
 """Networks that compute something else at special values, and sensitive ones."""
 
-from __future__ import annotations
-
 import torch
 from torch import nn
 

@@ -1,7 +1,5 @@
 """Small ONNX graphs, and stage jobs on them without the orchestrator."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any

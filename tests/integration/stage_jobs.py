@@ -1,7 +1,5 @@
 """Jobs of the export and reference stages, from manifests through schema and plan."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any

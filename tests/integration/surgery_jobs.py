@@ -1,7 +1,5 @@
 """Jobs of the surgery stage on small graphs, from manifests through schema and plan."""
 
-from __future__ import annotations
-
 import textwrap
 from collections.abc import Mapping, Sequence
 from dataclasses import replace

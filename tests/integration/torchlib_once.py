@@ -1,7 +1,5 @@
 """Faster dynamo exports: each one parses and registers the 500 functions of torchlib again."""
 
-from __future__ import annotations
-
 import sys
 from functools import cache
 from typing import Any

@@ -8,8 +8,6 @@ message that matter.
     python tests/mutation/run.py freshness
 """
 
-from __future__ import annotations
-
 import argparse
 import ast
 import difflib

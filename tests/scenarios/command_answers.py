@@ -1,7 +1,5 @@
 """JSON answers of commands on a project, and a git repository around it."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 from pathlib import Path

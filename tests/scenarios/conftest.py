@@ -4,8 +4,6 @@ All projects of one kind are in one folder, one after the other: a server loads 
 project folder, and loading it again for every test would take most of the time of these tests.
 """
 
-from __future__ import annotations
-
 import fcntl
 import json
 import os

@@ -6,8 +6,6 @@ after ``$ `` runs there, and all following lines except ``...`` must appear in i
 order; ``...`` within a line matches anything.
 """
 
-from __future__ import annotations
-
 import re
 import shlex
 import subprocess

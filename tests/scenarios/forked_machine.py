@@ -4,8 +4,6 @@
 client's arguments and environment, and ends it with the client.
 """
 
-from __future__ import annotations
-
 import contextlib
 import json
 import os

@@ -4,8 +4,6 @@ Importing onnx takes longer than their answers. A fork is a separate process as 
 arguments, environment, folder and streams.
 """
 
-from __future__ import annotations
-
 import contextlib
 import importlib
 import json

@@ -1,7 +1,5 @@
 """Stages that look at the libraries of their worker."""
 
-from __future__ import annotations
-
 import importlib.util
 import os
 import sys

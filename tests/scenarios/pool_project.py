@@ -1,7 +1,5 @@
 """A project folder with a worker pool, and the processes around it."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """A project in a temporary folder, built by real doit processes."""
 
-from __future__ import annotations
-
 import os
 import re
 import shutil

@@ -3,8 +3,6 @@
 Golden inputs come from a function, with which a test can pause the stage ``reference``.
 """
 
-from __future__ import annotations
-
 import contextlib
 import hashlib
 import json

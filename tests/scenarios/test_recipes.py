@@ -1,7 +1,5 @@
 """The recipes of docs/architecture.md, applied to a copy of the package: stage, field, …"""
 
-from __future__ import annotations
-
 import json
 import os
 import re

@@ -1,7 +1,5 @@
 """Stages that behave badly, each in its own way. A job names one in ``options["do"]``."""
 
-from __future__ import annotations
-
 import ctypes
 import os
 import resource

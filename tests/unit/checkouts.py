@@ -1,7 +1,5 @@
 """Checkouts of the tiny project on several machines, with one shared cache."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

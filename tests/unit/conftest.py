@@ -1,7 +1,5 @@
 """A tiny project for unit tests."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from pathlib import Path
 

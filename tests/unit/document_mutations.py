@@ -1,7 +1,5 @@
 """Seeded random changes of JSON documents and of the bytes of files."""
 
-from __future__ import annotations
-
 import copy
 import json
 import os

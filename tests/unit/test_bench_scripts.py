@@ -1,7 +1,5 @@
 """The measurements in ``tests/bench``, which people run by hand, still start."""
 
-from __future__ import annotations
-
 import runpy
 import sys
 from pathlib import Path

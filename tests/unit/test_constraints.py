@@ -1,7 +1,5 @@
 """`constraints.txt`: complete, and within the ranges of pyproject.toml."""
 
-from __future__ import annotations
-
 import importlib.util
 import sys
 from importlib import import_module

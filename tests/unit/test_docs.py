@@ -1,7 +1,5 @@
 """Documentation compared with the code: fields, defaults, commands, exit codes, links."""
 
-from __future__ import annotations
-
 import json
 import os
 import re

@@ -1,7 +1,5 @@
 """Options of every command that a page of the documentation shows."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """Direction of imports, read from the source without importing it."""
 
-from __future__ import annotations
-
 import ast
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """The licence: its text, and what pyproject.toml says about it."""
 
-from __future__ import annotations
-
 import hashlib
 from pathlib import Path
 

@@ -4,8 +4,6 @@ The texts are all string constants of the package with a space in them. ``…`` 
 that is only known at run time.
 """
 
-from __future__ import annotations
-
 import ast
 import json
 import re

@@ -1,7 +1,5 @@
 """The pages that ``docs/reference`` generates."""
 
-from __future__ import annotations
-
 import importlib.util
 from functools import cache
 from pathlib import Path

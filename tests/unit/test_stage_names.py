@@ -1,7 +1,5 @@
 """The names of stages stand in the table of stages and in the folders of stages."""
 
-from __future__ import annotations
-
 import ast
 from collections.abc import Iterator
 from importlib import import_module

@@ -1,7 +1,5 @@
 """A text cache in memory."""
 
-from __future__ import annotations
-
 
 class Texts(dict[str, str]):
     """A text cache in memory."""

@@ -4,8 +4,6 @@ export:m reads the user's source net.py with its imports, engine:m:e reads the e
 report:m read the engine. A file ``do-TARGET`` changes the behaviour of a stage.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import sys

@@ -1,7 +1,5 @@
 """The interpreter with TensorRT, started once per module."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 import pytest

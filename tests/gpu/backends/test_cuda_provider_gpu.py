@@ -1,7 +1,5 @@
 """Engines of ONNX Runtime's CUDA provider, built, verified and timed on a GPU."""
 
-from __future__ import annotations
-
 import shutil
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """CUDA on any NVIDIA GPU, and TensorRT-RTX engines on supported ones."""
 
-from __future__ import annotations
-
 import importlib.util
 from pathlib import Path
 from typing import Any

@@ -3,8 +3,6 @@
 TensorRT is that of the interpreter BUILDSYS_TEST_TOOLCHAIN, else of this one.
 """
 
-from __future__ import annotations
-
 import importlib.util
 import json
 import os

@@ -3,8 +3,6 @@
 The interpreter that has TensorRT is this one, or that of BUILDSYS_TEST_TOOLCHAIN=/path/to/python.
 """
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Precision, quantization and layout of engines of TensorRT 8.6, 10 or 11 on a GPU."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import numpy as np

@@ -3,8 +3,6 @@
 The interpreter is BUILDSYS_TEST_TOOLCHAIN, else this one.
 """
 
-from __future__ import annotations
-
 import subprocess
 import sys
 from pathlib import Path

@@ -3,8 +3,6 @@
 It needs torch with CUDA, and no TensorRT.
 """
 
-from __future__ import annotations
-
 import importlib.util
 import json
 import socketserver

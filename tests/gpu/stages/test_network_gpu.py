@@ -1,7 +1,5 @@
 """A network on the GPU, as a reference and as a graph."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import numpy as np

@@ -4,8 +4,6 @@ The interpreter that has TensorRT is this one, or that of BUILDSYS_TEST_TOOLCHAI
 The plugins need neither cuBLAS nor cuDNN.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import shutil

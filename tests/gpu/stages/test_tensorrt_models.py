@@ -4,8 +4,6 @@ They take minutes each. BUILDSYS_TEST_MODELS=resnet18,resnet50 restricts them;
 BUILDSYS_TEST_PROJECT=FOLDER keeps what is built, and the next run goes on from there.
 """
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
 

@@ -3,8 +3,6 @@
 Only macOS can run them. ``[test]`` does not install coremltools.
 """
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -3,8 +3,6 @@
 The package is large, so ``[test]`` does not install it.
 """
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Engines of ONNX Runtime are equal to their source graphs."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

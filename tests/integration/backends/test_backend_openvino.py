@@ -1,7 +1,5 @@
 """Engines of OpenVINO: numbers, executed precisions, files, and what is refused."""
 
-from __future__ import annotations
-
 import shutil
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Real TensorRT-RTX engines, with or without a GPU, and refusals."""
 
-from __future__ import annotations
-
 import json
 import sys
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """Toolchains need the standard library, numpy and the engine's libraries."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Networks that users' functions fill, built by the real TensorRT-RTX, with or without a GPU."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from pathlib import Path
 from typing import Any

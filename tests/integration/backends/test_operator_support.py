@@ -1,7 +1,5 @@
 """The table of operators, compared with the behaviour of the libraries."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from types import ModuleType
 from typing import Any

@@ -1,7 +1,5 @@
 """Nodes by execution provider: read from a session, and refused on the CPU."""
 
-from __future__ import annotations
-
 import importlib.util
 import platform
 from pathlib import Path

@@ -1,7 +1,5 @@
 """TensorRT plugins of a user: found, checked and built by TensorRT-RTX."""
 
-from __future__ import annotations
-
 import json
 import shutil
 import subprocess

@@ -1,7 +1,5 @@
 """One engine of each backend, built once."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

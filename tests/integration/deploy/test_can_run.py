@@ -1,7 +1,5 @@
 """Compatibility checks of real engines: their files, this machine and its libraries."""
 
-from __future__ import annotations
-
 import json
 import re
 import subprocess

@@ -1,7 +1,5 @@
 """Intact, damaged and foreign engine records in compatibility checks."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import random

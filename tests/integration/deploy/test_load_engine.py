@@ -1,7 +1,5 @@
 """Engines loaded with the public API, on ONNX Runtime."""
 
-from __future__ import annotations
-
 import os
 import re
 import threading

@@ -1,7 +1,5 @@
 """Right alternatives of integer outputs: ties, and values next to a step."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 

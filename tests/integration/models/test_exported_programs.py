@@ -1,7 +1,5 @@
 """Programs saved by torch.export, valid and damaged."""
 
-from __future__ import annotations
-
 import io
 import json
 import zipfile

@@ -1,7 +1,5 @@
 """Models of timm and transformers, and files of the Hugging Face Hub."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import shutil

@@ -1,7 +1,5 @@
 """Images for an engine, compared with the transforms of torchvision's trained weights."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

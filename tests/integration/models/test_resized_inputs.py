@@ -1,7 +1,5 @@
 """Sizes at which the rows of a resized input follow from rounding."""
 
-from __future__ import annotations
-
 import math
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Outputs that are rounding errors."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import pytest

@@ -1,7 +1,5 @@
 """The float32 emulation of 16-bit graphs against exact 16-bit arithmetic."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import numpy as np

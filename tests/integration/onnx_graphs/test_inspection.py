@@ -1,7 +1,5 @@
 """Inspection of real graphs: exported, simplified, with bodies, functions and external data."""
 
-from __future__ import annotations
-
 import json
 import math
 import random

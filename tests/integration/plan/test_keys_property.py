@@ -5,8 +5,6 @@ derives its outputs from everything that the real stage reads: options, inputs, 
 It reads weights with torch and drops some of the information, so that outputs often stay the same.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import re

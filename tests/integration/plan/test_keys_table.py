@@ -10,8 +10,6 @@ in a copy of the package, which is digested in its place. Running workers do not
 so their outputs stay the same: these tests are about what runs.
 """
 
-from __future__ import annotations
-
 import os
 import re
 import shutil

@@ -1,7 +1,5 @@
 """The bench stage: an engine and its baselines, measured in turns."""
 
-from __future__ import annotations
-
 import json
 import os
 import re

@@ -1,7 +1,5 @@
 """Engines timed in a peer process: figures, failures, shutdown."""
 
-from __future__ import annotations
-
 import importlib.util
 import json
 import os

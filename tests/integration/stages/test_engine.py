@@ -1,7 +1,5 @@
 """The engine stage: provenance of engines, and failures without an engine."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 from dataclasses import replace

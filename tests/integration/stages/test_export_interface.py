@@ -1,7 +1,5 @@
 """Names and shapes of inputs and outputs: as declared, and as computed."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

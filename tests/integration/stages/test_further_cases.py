@@ -1,7 +1,5 @@
 """Wrong graphs that the four shape cases and one set of values do not show."""
 
-from __future__ import annotations
-
 import re
 from dataclasses import replace
 from pathlib import Path

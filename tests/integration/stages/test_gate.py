@@ -1,7 +1,5 @@
 """Rounds of real processes, as gates measure."""
 
-from __future__ import annotations
-
 import sys
 from functools import partial
 from pathlib import Path

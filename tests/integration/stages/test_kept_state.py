@@ -1,7 +1,5 @@
 """Networks that keep something between calls."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from textwrap import dedent, indent
 from typing import Any

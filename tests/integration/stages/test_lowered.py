@@ -1,7 +1,5 @@
 """Graphs in the newest opset that an engine's library reads."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import numpy as np

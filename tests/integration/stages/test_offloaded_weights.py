@@ -1,7 +1,5 @@
 """Large weights kept out of a simplifier: equal results, copied from file to file."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 

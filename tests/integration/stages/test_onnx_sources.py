@@ -1,7 +1,5 @@
 """Sources that are ONNX files."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Custom operators through the stages: functions, libraries, their choice and their errors."""
 
-from __future__ import annotations
-
 import shutil
 import struct
 from pathlib import Path

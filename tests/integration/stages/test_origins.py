@@ -1,7 +1,5 @@
 """Source lines of nodes, recorded by both exporters for refusals by backends."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import replace
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Programs of torch.export: names, ranges, and what cannot be captured."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

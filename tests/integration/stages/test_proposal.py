@@ -1,7 +1,5 @@
 """Interfaces of models from trial runs."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Calibration and explicit quantizers in ONNX Runtime and TensorRT-RTX."""
 
-from __future__ import annotations
-
 import json
 import sys
 from pathlib import Path

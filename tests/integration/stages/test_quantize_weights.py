@@ -1,7 +1,5 @@
 """Graphs of ONNX Runtime only: fused, with weights in int4, or quantized at run time."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Equal bytes in another process, in another folder and after an irrelevant edit."""
 
-from __future__ import annotations
-
 import json
 import os
 import re

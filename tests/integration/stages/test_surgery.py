@@ -1,7 +1,5 @@
 """All forms of surgery on small graphs: graph, golden cases and errors."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """User hooks on small graphs: arguments, results and references."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Symbolics for the torchscript exporter: registration and errors."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any

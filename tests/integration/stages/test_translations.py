@@ -1,7 +1,5 @@
 """Translations for the dynamo exporter: kinds and errors."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

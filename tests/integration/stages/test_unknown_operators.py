@@ -1,7 +1,5 @@
 """Operators that nothing translates or registers, told all at once with their lines."""
 
-from __future__ import annotations
-
 import sys
 from dataclasses import replace
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The verify stage: correct engines pass, wrong outputs are named and saved."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

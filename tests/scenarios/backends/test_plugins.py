@@ -1,7 +1,5 @@
 """The shipped model with a TensorRT plugin in Python, built by doit."""
 
-from __future__ import annotations
-
 import json
 import shutil
 

@@ -1,7 +1,5 @@
 """A wrong engine at batch 2 is reported everywhere."""
 
-from __future__ import annotations
-
 import json
 from typing import Any
 

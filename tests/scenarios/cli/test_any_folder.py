@@ -1,7 +1,5 @@
 """``buildsys`` and ``buildsys build`` find the project of the current folder."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

@@ -3,8 +3,6 @@
 Every answer is a few printable sentences, without a traceback, and nothing is read without end.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import re

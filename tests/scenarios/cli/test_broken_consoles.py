@@ -1,7 +1,5 @@
 """Real runs whose terminal is closed or full, or whose reader has gone."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """``buildsys check``: real builds compared with PyTorch at more sizes and inputs."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """The shell part of every recipe for CI systems, in a real project."""
 
-from __future__ import annotations
-
 import json
 import os
 import shlex

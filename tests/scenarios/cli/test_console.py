@@ -1,7 +1,5 @@
 """The live display of a real run on a terminal, and the durations that it prints."""
 
-from __future__ import annotations
-
 import fcntl
 import json
 import os

@@ -1,7 +1,5 @@
 """``buildsys debug``: one stage again, without a trace in the project."""
 
-from __future__ import annotations
-
 from project_folder import TIMEOUT_S
 from ready_project import VALUES, ReadyProject, contents
 

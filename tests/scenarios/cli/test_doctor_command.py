@@ -1,7 +1,5 @@
 """`buildsys doctor` on a project, as a process."""
 
-from __future__ import annotations
-
 import json
 from typing import Any
 

@@ -1,7 +1,5 @@
 """What people do with doit, as real processes on tiny models with the real libraries."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys

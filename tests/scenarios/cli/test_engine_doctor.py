@@ -1,7 +1,5 @@
 """`buildsys doctor ENGINE`: targets, files and folders; exit codes; JSON; a copied folder."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from pathlib import Path

@@ -1,7 +1,5 @@
 """``buildsys explain`` and ``buildsys plan`` on a small built model."""
 
-from __future__ import annotations
-
 import sqlite3
 import time
 from pathlib import Path

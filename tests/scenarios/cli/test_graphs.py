@@ -1,7 +1,5 @@
 """``buildsys inspect`` and ``buildsys compare`` on graphs of real stages."""
 
-from __future__ import annotations
-
 import json
 import os
 import re

@@ -1,7 +1,5 @@
 """Interrupted runs, and workers and servers that hang."""
 
-from __future__ import annotations
-
 import os
 import signal
 

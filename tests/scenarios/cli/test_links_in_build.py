@@ -1,7 +1,5 @@
 """Real runs in a project whose build folder, or a folder of it, became a link."""
 
-from __future__ import annotations
-
 import shutil
 from collections.abc import Iterator
 

@@ -4,8 +4,6 @@ One model is built by its real stages. The others are copied into the build fold
 executor (``tests/bench/_scale_project.py``), as building them all would take minutes.
 """
 
-from __future__ import annotations
-
 import shutil
 import sys
 from pathlib import Path

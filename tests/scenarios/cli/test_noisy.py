@@ -1,7 +1,5 @@
 """A benchmark that stays noisy, in later runs of real doit processes."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys

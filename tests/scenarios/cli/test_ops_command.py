@@ -1,7 +1,5 @@
 """``buildsys ops`` as a user calls it: rows, nearest names, graphs, and what it remembers."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from pathlib import Path

@@ -1,7 +1,5 @@
 """``buildsys plan --since`` with real git: what differs from a revision."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """`buildsys publish`: verified engines in a folder, refused ones, and the list."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from pathlib import Path

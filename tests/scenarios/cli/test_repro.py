@@ -1,7 +1,5 @@
 """buildsys check --reproducible: equal builds, planted differences and failures."""
 
-from __future__ import annotations
-
 import json
 import os
 import signal

@@ -1,7 +1,5 @@
 """`buildsys run`: a built engine on arrays, without builds, and refused once it is stale."""
 
-from __future__ import annotations
-
 import json
 import shutil
 

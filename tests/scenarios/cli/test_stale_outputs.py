@@ -1,7 +1,5 @@
 """Outputs of earlier runs are never taken for current ones after a failed run."""
 
-from __future__ import annotations
-
 import json
 import os
 import re

@@ -1,7 +1,5 @@
 """Trials of changes to a manifest after a failed build, with real exporters."""
 
-from __future__ import annotations
-
 import json
 import os
 import signal

@@ -1,7 +1,5 @@
 """Every command of docs/tutorials, run as printed; the exceptions are listed with their reasons."""
 
-from __future__ import annotations
-
 import os
 from importlib.util import find_spec
 

@@ -1,7 +1,5 @@
 """An engine that cannot be built here, in every later run of real doit processes."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from pathlib import Path

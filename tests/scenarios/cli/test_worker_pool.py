@@ -1,7 +1,5 @@
 """Single jobs of commands in real workers."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -3,8 +3,6 @@
 ``ran`` are all targets brought up to date: ``passed`` the rebuilt ones, ``restored`` the others.
 """
 
-from __future__ import annotations
-
 import os
 import signal
 from collections import Counter

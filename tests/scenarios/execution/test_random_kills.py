@@ -4,8 +4,6 @@ There are three kills by default, 240 with ``BUILDSYS_LONG_TESTS=1``, or ``BUILD
 prints its seed; ``BUILDSYS_KILL_SEED`` repeats its choices, though not the exact moments.
 """
 
-from __future__ import annotations
-
 import contextlib
 import hashlib
 import itertools

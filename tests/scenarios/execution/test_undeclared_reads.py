@@ -1,7 +1,5 @@
 """Everything a network reads by itself, through real workers and real doit processes."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 

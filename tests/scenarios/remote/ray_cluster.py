@@ -3,8 +3,6 @@
 It leaves other clusters of this user alone, which `ray stop` would not.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import shutil

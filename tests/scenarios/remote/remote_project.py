@@ -1,7 +1,5 @@
 """A project that other machines build: networks in ONNX files, one of which fails."""
 
-from __future__ import annotations
-
 import json
 import os
 import shutil

@@ -1,7 +1,5 @@
 """A Slurm cluster of two nodes on this machine, one of them with GPUs."""
 
-from __future__ import annotations
-
 import getpass
 import os
 import secrets

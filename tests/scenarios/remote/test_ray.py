@@ -1,7 +1,5 @@
 """Builds on a Ray cluster on this machine: a head, and two nodes of one CPU each."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """Builds on a Slurm cluster on this machine: two nodes, one of them with (pretended) GPUs."""
 
-from __future__ import annotations
-
 import shutil
 import subprocess
 import tempfile

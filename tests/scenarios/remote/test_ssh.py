@@ -1,7 +1,5 @@
 """Builds on a machine reached by ssh: a server of this test, with its own keys."""
 
-from __future__ import annotations
-
 import json
 import shutil
 import signal

@@ -1,7 +1,5 @@
 """``precision: auto`` through doit: searched once, cached, explained, searched again."""
 
-from __future__ import annotations
-
 import json
 
 from project_folder import ProjectFolder

@@ -1,7 +1,5 @@
 """Models of commands, built by real doit processes."""
 
-from __future__ import annotations
-
 import json
 import os
 import signal

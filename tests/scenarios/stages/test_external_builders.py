@@ -1,7 +1,5 @@
 """The recipe of docs/external-builders.md, run as printed with the real onnxruntime-genai."""
 
-from __future__ import annotations
-
 import json
 import os
 import shutil

@@ -1,7 +1,5 @@
 """A network defined by hand: the example of its page, and what rebuilds its engine."""
 
-from __future__ import annotations
-
 import json
 import shutil
 

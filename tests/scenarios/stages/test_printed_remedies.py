@@ -1,7 +1,5 @@
 """Remedies from error messages: their YAML works unchanged in the manifest."""
 
-from __future__ import annotations
-
 import re
 
 import pytest

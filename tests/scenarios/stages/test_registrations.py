@@ -1,7 +1,5 @@
 """Registered operators in real runs with a persistent worker server."""
 
-from __future__ import annotations
-
 import re
 
 import pytest

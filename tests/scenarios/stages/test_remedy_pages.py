@@ -1,7 +1,5 @@
 """The examples of docs/remedies, run exactly as printed."""
 
-from __future__ import annotations
-
 import re
 import shutil
 from pathlib import Path

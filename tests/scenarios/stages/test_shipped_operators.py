@@ -1,7 +1,5 @@
 """The shipped models with custom operators, built through doit."""
 
-from __future__ import annotations
-
 import shutil
 from pathlib import Path
 

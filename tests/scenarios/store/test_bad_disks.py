@@ -1,7 +1,5 @@
 """Full and read-only disks (mounted) and a limit on file sizes."""
 
-from __future__ import annotations
-
 import contextlib
 import subprocess
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """Damaged, lost or forged state: builds stay correct."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import sqlite3

@@ -1,7 +1,5 @@
 """`buildsys cache gc` and `buildsys cache keygen` in real projects."""
 
-from __future__ import annotations
-
 import json
 import os
 import shutil

@@ -1,7 +1,5 @@
 """Timing caches in `buildsys cache`; builds with real ones are under tests/gpu."""
 
-from __future__ import annotations
-
 import json
 import os
 import time

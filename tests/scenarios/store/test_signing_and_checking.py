@@ -1,7 +1,5 @@
 """Signed engines, from the key to the check on another machine."""
 
-from __future__ import annotations
-
 import base64
 import json
 import shutil

@@ -1,7 +1,5 @@
 """Engines of other interpreters with numpy, onnx and onnxruntime only."""
 
-from __future__ import annotations
-
 import json
 from typing import Any
 

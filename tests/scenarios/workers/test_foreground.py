@@ -1,7 +1,5 @@
 """Stages in the foreground: on this terminal, with the interpreter and libraries of a worker."""
 
-from __future__ import annotations
-
 import json
 import re
 import signal

@@ -1,7 +1,5 @@
 """Preloaded libraries: a forked worker computes the same as a fresh process."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Iterator
 from pathlib import Path

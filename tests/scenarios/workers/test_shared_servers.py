@@ -1,7 +1,5 @@
 """Shared servers: reused while their environment is the same."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import os

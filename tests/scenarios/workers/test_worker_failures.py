@@ -1,7 +1,5 @@
 """Worker servers killed, hanging or not starting."""
 
-from __future__ import annotations
-
 import os
 import signal
 from collections.abc import Iterator

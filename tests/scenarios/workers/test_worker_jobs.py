@@ -1,7 +1,5 @@
 """Jobs in real worker processes: results, errors, crashes, output. One shared server runs them."""
 
-from __future__ import annotations
-
 import json
 import os
 import re

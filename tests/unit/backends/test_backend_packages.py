@@ -1,7 +1,5 @@
 """Backends of other distributions: discovery, broken packages, ours in pyproject.toml."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Core ML packages as one file, without coremltools: bytes, damage, limits of the machine."""
 
-from __future__ import annotations
-
 import json
 import os
 import sys

@@ -1,7 +1,5 @@
 """All CUDA and NVML names in the source exist."""
 
-from __future__ import annotations
-
 import ast
 import inspect
 import re

@@ -1,7 +1,5 @@
 """Backends whose library is missing."""
 
-from __future__ import annotations
-
 import sys
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Layers of ONNX Runtime engines: their times and their source nodes."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """The settings that a builder gets from an engine's fields, without a GPU."""
 
-from __future__ import annotations
-
 from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace

@@ -1,7 +1,5 @@
 """Plugins of TensorRT's own library, found for the operators of a model."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any

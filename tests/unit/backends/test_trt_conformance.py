@@ -1,7 +1,5 @@
 """Every name of TensorRT in the backend exists in its versions."""
 
-from __future__ import annotations
-
 import ast
 from functools import cache
 from typing import get_args

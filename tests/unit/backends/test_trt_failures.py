@@ -1,7 +1,5 @@
 """Explanations of TensorRT's failures, from logs of 8.6.0 and the guides."""
 
-from __future__ import annotations
-
 from buildsys.backends.tensorrt.library import Messages, clean_message, load_failure
 
 TOPK = (

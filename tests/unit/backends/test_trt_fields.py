@@ -1,7 +1,5 @@
 """The versions of TensorRT supporting each field of an engine."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from types import ModuleType
 from typing import Any

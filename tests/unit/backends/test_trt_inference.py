@@ -1,7 +1,5 @@
 """Inference of a TensorRT context: profiles, kept shapes and memory, streams."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

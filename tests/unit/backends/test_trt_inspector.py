@@ -1,7 +1,5 @@
 """The precision of layers in real and other inspectors' answers."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

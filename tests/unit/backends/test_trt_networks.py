@@ -1,7 +1,5 @@
 """Parsed graphs of several versions: local functions, refused nodes, layers in fp32."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from pathlib import Path
 from types import SimpleNamespace

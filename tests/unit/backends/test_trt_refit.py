@@ -1,7 +1,5 @@
 """Engines with new weights, refitted by each version of TensorRT without a GPU."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """Optimization profiles, and memory layouts compared with the developer guide."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

@@ -1,7 +1,5 @@
 """Find the names of TensorRT in ``buildsys.backends.tensorrt`` by generation."""
 
-from __future__ import annotations
-
 import ast
 import json
 from collections.abc import Iterator, Sequence

@@ -1,7 +1,5 @@
 """A scripted executor and doit on it, for tests of the command line without stages."""
 
-from __future__ import annotations
-
 import io
 import json
 from argparse import Namespace

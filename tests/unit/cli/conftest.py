@@ -1,7 +1,5 @@
 """doit on a scripted executor."""
 
-from __future__ import annotations
-
 import signal
 from collections.abc import Iterator
 from pathlib import Path

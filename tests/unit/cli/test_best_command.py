@@ -1,7 +1,5 @@
 """``buildsys best`` on a report, without builds."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 from argparse import ArgumentParser

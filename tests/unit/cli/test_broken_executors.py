@@ -1,7 +1,5 @@
 """Commands that need no executors, in a project whose executors are wrong."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

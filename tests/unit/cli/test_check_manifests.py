@@ -1,7 +1,5 @@
 """The check of single manifests before a commit."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 import time

@@ -1,7 +1,5 @@
 """Names, patterns and options on doit's command line."""
 
-from __future__ import annotations
-
 import pytest
 from cli_doubles import Doit
 

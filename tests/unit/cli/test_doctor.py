@@ -1,7 +1,5 @@
 """Checks of doit doctor: facts in, sentences and commands out."""
 
-from __future__ import annotations
-
 import json
 import os
 import sys

@@ -1,7 +1,5 @@
 """list, info, forget, clean and ignore on our tasks."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

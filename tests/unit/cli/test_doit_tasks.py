@@ -1,7 +1,5 @@
 """doit on our tasks, in this process, with a scripted executor."""
 
-from __future__ import annotations
-
 import os
 import pty
 import threading

@@ -1,7 +1,5 @@
 """``buildsys inspect`` on an engine that only its library reads: layers, and nodes in them."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

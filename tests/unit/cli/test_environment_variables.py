@@ -1,7 +1,5 @@
 """Environment variables: unknown names and malformed values are refused before anything runs."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 

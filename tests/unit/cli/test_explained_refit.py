@@ -1,7 +1,5 @@
 """What ``buildsys explain`` says about engines with new weights."""
 
-from __future__ import annotations
-
 from types import SimpleNamespace
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Arguments and answers of ``buildsys debug --fp32-nodes``, without a search."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """``buildsys gate accept`` on a scripted executor."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,7 +1,5 @@
 """State of a git checkout, as the history records it."""
 
-from __future__ import annotations
-
 import subprocess
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """``buildsys history`` and ``buildsys compare`` on a recorded history, without builds."""
 
-from __future__ import annotations
-
 import io
 import json
 import re

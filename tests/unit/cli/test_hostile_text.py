@@ -1,7 +1,5 @@
 """Text of models, libraries and manifests on the terminal."""
 
-from __future__ import annotations
-
 import io
 import re
 import sys

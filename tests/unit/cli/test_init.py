@@ -1,7 +1,5 @@
 """buildsys init: a new project, or a refusal without a trace."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from fnmatch import fnmatchcase
 from pathlib import Path

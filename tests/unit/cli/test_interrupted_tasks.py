@@ -1,7 +1,5 @@
 """Ctrl-C and SIGTERM while doit runs our tasks, in this process."""
 
-from __future__ import annotations
-
 import os
 import pty
 import queue

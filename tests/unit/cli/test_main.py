@@ -1,7 +1,5 @@
 """The program buildsys: its commands, names and paths."""
 
-from __future__ import annotations
-
 import subprocess
 from pathlib import Path
 

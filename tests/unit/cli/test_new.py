@@ -1,7 +1,5 @@
 """buildsys new and import: manifests from the figures of trial runs, or a refusal."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,7 +1,5 @@
 """doit nightly and the files about runs, on a scripted executor."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

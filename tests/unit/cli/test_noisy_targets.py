@@ -1,7 +1,5 @@
 """Noisy benchmarks: measured again by nightly runs and on request, not by every build."""
 
-from __future__ import annotations
-
 import pytest
 from cli_doubles import Doit, passed
 

@@ -1,7 +1,5 @@
 """Operator tables: caching, and the text of their cells."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Mistakes in the arguments of `buildsys publish`, and places that cannot be used."""
 
-from __future__ import annotations
-
 import sys
 from pathlib import Path
 from types import SimpleNamespace

@@ -1,7 +1,5 @@
 """Copies of a project, and the files of two builds that differ."""
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """`buildsys run`: the choice of an engine, mistakes in arguments, and what is printed."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Lines on stale outputs after a failed run."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """The limit of the store: what goes, what stays, and what is printed."""
 
-from __future__ import annotations
-
 import os
 import time
 from pathlib import Path

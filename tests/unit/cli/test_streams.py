@@ -1,7 +1,5 @@
 """Guarded streams, and Ctrl-C in imports."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

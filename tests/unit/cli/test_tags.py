@@ -1,7 +1,5 @@
 """Selection of models by tag and owner, for runs and queries."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """One syntax of target names for all commands."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """The targets that become tasks of doit."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """What a failure says about changes of its manifest."""
 
-from __future__ import annotations
-
 import pytest
 
 from buildsys.cli.trials import Ends, describe_ends

@@ -1,7 +1,5 @@
 """Unavailable targets in what doit prints and counts."""
 
-from __future__ import annotations
-
 import pytest
 from cli_doubles import Doit, passed
 

@@ -1,7 +1,5 @@
 """Pages written at the end of a run."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 import re

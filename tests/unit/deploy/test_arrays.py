@@ -1,7 +1,5 @@
 """Arrays as tensors of an input: types, masks, strings."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import ml_dtypes

@@ -1,7 +1,5 @@
 """Engine folders that were made to exhaust the doctor."""
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Signatures of engines: each problem has one sentence, before anything is loaded."""
 
-from __future__ import annotations
-
 import base64
 import hashlib
 import json

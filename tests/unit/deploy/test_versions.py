@@ -1,7 +1,5 @@
 """Published versions of engines: complete or absent, unchangeable, with checksums."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import resource

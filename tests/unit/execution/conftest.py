@@ -1,7 +1,5 @@
 """Facts about our modules and the installed packages, read once per process."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """What a query knows about engines that cannot run on this machine."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any

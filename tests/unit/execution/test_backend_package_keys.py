@@ -1,7 +1,5 @@
 """The code of another team's backend in the keys of its engines."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Baselines of gates: part of the key, stable for an engine that was compared."""
 
-from __future__ import annotations
-
 import json
 from contextlib import suppress
 from pathlib import Path

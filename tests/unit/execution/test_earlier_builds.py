@@ -1,7 +1,5 @@
 """Earlier builds of an engine that a stage may refit."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Executor: rebuilt targets, reported outcomes, and the effects of failures."""
 
-from __future__ import annotations
-
 import json
 import os
 import shutil

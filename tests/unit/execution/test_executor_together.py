@@ -1,7 +1,5 @@
 """Executors with concurrent edits, threads, processes, kills and GPU locks."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

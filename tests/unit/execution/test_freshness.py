@@ -1,7 +1,5 @@
 """Freshness of targets after real runs, as seen by queries."""
 
-from __future__ import annotations
-
 import os
 import shutil
 from collections.abc import Callable

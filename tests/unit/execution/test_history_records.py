@@ -1,7 +1,5 @@
 """Targets of the executor in the history."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Identities and versions of the distributions that user code imports."""
 
-from __future__ import annotations
-
 import base64
 import hashlib
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """Provenance of engines: what a signing run adds to engine.json, and to nothing else."""
 
-from __future__ import annotations
-
 import base64
 import hashlib
 import json

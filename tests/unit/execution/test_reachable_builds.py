@@ -1,7 +1,5 @@
 """Garbage collection follows inputs: it keeps exactly the builds that could be restored."""
 
-from __future__ import annotations
-
 import shutil
 from collections import Counter
 from collections.abc import Mapping, Sequence

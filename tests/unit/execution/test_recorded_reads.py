@@ -1,7 +1,5 @@
 """What a stage read outside its key: freshness, reasons, restored outputs, strict reads."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 from dataclasses import replace

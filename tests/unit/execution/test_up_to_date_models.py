@@ -1,7 +1,5 @@
 """Remembered up-to-date models are checked in full after any relevant change."""
 
-from __future__ import annotations
-
 import os
 import time
 from collections.abc import Callable, Iterable

@@ -1,7 +1,5 @@
 """Examples of recorded builds."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 from buildsys.history.builds import HOST, Build, Measurement

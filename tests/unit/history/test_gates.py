@@ -1,7 +1,5 @@
 """Rules of gates on simulated measurements."""
 
-from __future__ import annotations
-
 import math
 import random
 

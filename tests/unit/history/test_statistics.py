@@ -1,7 +1,5 @@
 """Statistics of measurements against brute force."""
 
-from __future__ import annotations
-
 import math
 import random
 import statistics

@@ -1,7 +1,5 @@
 """Default limits are no tighter than the rounding of a network's floats."""
 
-from __future__ import annotations
-
 import pytest
 
 from buildsys.manifest.default_limits import AGREEMENT_LIMITS, DEFAULT_LIMITS, effective_limits

@@ -1,7 +1,5 @@
 """Errors in networks defined by hand, with their positions."""
 
-from __future__ import annotations
-
 import pytest
 
 from buildsys.errors import ManifestErrors

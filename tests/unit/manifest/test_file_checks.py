@@ -1,7 +1,5 @@
 """Errors in files named by a manifest."""
 
-from __future__ import annotations
-
 import pytest
 
 NET = "configs/models/net.yaml"

@@ -1,7 +1,5 @@
 """extends, project defaults, matrix, dynamic_axes, engine presets, and origins."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """Loading a project without its broken manifests."""
 
-from __future__ import annotations
-
 import pytest
 from manifest_files import ProjectFolder
 

@@ -1,7 +1,5 @@
 """A cached load returns the same models and never a stale one."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 

@@ -1,7 +1,5 @@
 """Errors found while loading manifests: one line with position and remedy."""
 
-from __future__ import annotations
-
 NET = "configs/models/net.yaml"
 
 

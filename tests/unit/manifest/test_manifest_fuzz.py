@@ -1,7 +1,5 @@
 """Bad values give located errors or a valid project, and nothing else."""
 
-from __future__ import annotations
-
 import copy
 import hashlib
 import json

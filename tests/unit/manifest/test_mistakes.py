@@ -4,8 +4,6 @@ A section of ``mistakes/*.txt`` has a title, a manifest with ``CASE``, and cases
 replace it, then each error, indented. ``@ FILE`` names another file than the model's manifest.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple

@@ -1,7 +1,5 @@
 """Errors in the execution providers of an ONNX Runtime engine, with their positions."""
 
-from __future__ import annotations
-
 from itertools import cycle
 
 import pytest

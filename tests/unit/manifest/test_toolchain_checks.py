@@ -1,7 +1,5 @@
 """Errors in toolchains and their use by engines."""
 
-from __future__ import annotations
-
 PROJECT = "configs/project.yaml"
 GOOD = "toolchains: {trt86: {python: /opt/trt86/bin/python, env: {LD_LIBRARY_PATH: /opt/lib}}}\n"
 ENGINE = "engines: [{backend: onnxruntime, name: a, toolchain: %s}]\n"

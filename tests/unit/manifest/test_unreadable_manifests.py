@@ -1,7 +1,5 @@
 """Files that cannot be read as manifests."""
 
-from __future__ import annotations
-
 import pytest
 from test_manifest_errors import NET
 

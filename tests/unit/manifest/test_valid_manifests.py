@@ -1,7 +1,5 @@
 """Manifests that are accepted, and what they resolve to."""
 
-from __future__ import annotations
-
 import pytest
 
 from buildsys.manifest.backend_choices import base_precision, full_name, is_auto

@@ -1,7 +1,5 @@
 """Image files as tensors, and files that are none."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,7 +1,5 @@
 """A function on numpy arrays as the reference of a network."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Graphs as plain data, for tests without onnx."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 
 from buildsys.onnx_graphs.inspection.graph import Body, PlainNode, StoredTensor, Value

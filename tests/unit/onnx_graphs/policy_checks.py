@@ -1,7 +1,5 @@
 """Comparisons of outputs by policy, for tests."""
 
-from __future__ import annotations
-
 from collections.abc import Collection, Mapping
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Agreement of outputs with their references over all samples."""
 
-from __future__ import annotations
-
 import math
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Figures and sentences of a comparison, value by value."""
 
-from __future__ import annotations
-
 import math
 import re
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """Matching of detections, limit by limit."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Opset 6 in opset 7, compared with broadcasting written out in numpy."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Files that would expand beyond any memory."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import onnx

@@ -1,7 +1,5 @@
 """Comparison of a case's outputs by policy."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Detections and rows of equal score, in any order."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from hypothesis import given

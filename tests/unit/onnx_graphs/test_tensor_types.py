@@ -1,7 +1,5 @@
 """Tensors captured by the bodies of a node."""
 
-from __future__ import annotations
-
 from onnx import GraphProto, NodeProto, TensorProto, helper
 
 from buildsys.onnx_graphs.tensor_types import outer_names, rename_outer

@@ -1,7 +1,5 @@
 """Plans of manifests, as dictionaries."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any
 

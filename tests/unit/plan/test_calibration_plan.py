@@ -1,7 +1,5 @@
 """Calibration and quantization in the plan."""
 
-from __future__ import annotations
-
 from planning import plan_engines as plan
 
 CALIBRATION = {"data": {"x": {"images": "data/calib"}}}

@@ -1,7 +1,5 @@
 """Targets of commands: options, inputs, outputs and dependencies."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from planning import plan_of

@@ -1,7 +1,5 @@
 """Engines of networks defined by hand with TensorRT's API."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from planning import plan_of

@@ -1,7 +1,5 @@
 """Typing and quantization of TensorRT engines by the version of the builder."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

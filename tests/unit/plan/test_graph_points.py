@@ -1,7 +1,5 @@
 """Graphs, inputs, shape cases and golden files of the stages with surgery."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

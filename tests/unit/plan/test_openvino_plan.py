@@ -1,7 +1,5 @@
 """Fields of OpenVINO engines, and what they change in the plan; without the library."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -1,7 +1,5 @@
 """Plan of the bench stage: options, inputs and dependencies of each engine."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

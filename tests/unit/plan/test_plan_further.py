@@ -1,7 +1,5 @@
 """Further cases, constant inputs, pictures and shown sections in the plan."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -1,7 +1,5 @@
 """Plan of the gate stage."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -1,7 +1,5 @@
 """Custom operators in the plan, and plans without any."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from planning import plan_of

@@ -3,8 +3,6 @@
 tests/integration/plan/keys_table.md has the reason of each dependency.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Dependencies of engines with a toolchain."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

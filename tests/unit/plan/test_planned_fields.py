@@ -1,7 +1,5 @@
 """All that gates, reports, exports, operators and calibrations are planned with."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

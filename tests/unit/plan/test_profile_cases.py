@@ -1,7 +1,5 @@
 """Golden cases of explicit profiles outside the cases of dims."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from planning import plan_of

@@ -1,7 +1,5 @@
 """Engines that are built from the captured program of PyTorch; without their libraries."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from planning import plan_engines

@@ -1,7 +1,5 @@
 """One result from the summaries of several jobs."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from pathlib import Path
 

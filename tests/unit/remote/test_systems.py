@@ -1,7 +1,5 @@
 """Command lines and manifests for Slurm and Kubernetes, and the states that they report."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Hostile text in every free text of a report."""
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Mapping
 from typing import Any

@@ -1,7 +1,5 @@
 """Pages for tests, and a parser of what they contain."""
 
-from __future__ import annotations
-
 from html.parser import HTMLParser
 
 from buildsys.report.html.pages import ModelPage, PipelineRow

@@ -1,7 +1,5 @@
 """The report on engines timed on a GPU (an H200)."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import Any
 

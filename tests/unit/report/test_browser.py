@@ -1,7 +1,5 @@
 """Pages in a real browser."""
 
-from __future__ import annotations
-
 import dataclasses
 import html
 import json

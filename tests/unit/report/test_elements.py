@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 from markdown_it import MarkdownIt
 
 from buildsys.report.markdown import code, escape, sentence, table

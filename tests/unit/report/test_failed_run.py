@@ -1,7 +1,5 @@
 """The report on an unsuccessful run."""
 
-from __future__ import annotations
-
 import json
 
 from tiny_results import Results

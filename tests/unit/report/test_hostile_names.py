@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 from hostile_text import with_hostile_names
 from html_page import Page, page_of
 from markdown_it import MarkdownIt

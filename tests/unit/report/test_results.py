@@ -1,7 +1,5 @@
 """Types of result files and their reader."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

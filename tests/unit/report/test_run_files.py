@@ -1,7 +1,5 @@
 """JUnit XML and Markdown of a run."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import Any
 from xml.etree import ElementTree

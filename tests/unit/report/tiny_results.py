@@ -1,7 +1,5 @@
 """Result files of a small model, for tests to modify."""
 
-from __future__ import annotations
-
 import copy
 import json
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Figures of commands: their form and their limits."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

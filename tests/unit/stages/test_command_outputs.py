@@ -3,8 +3,6 @@
 Everything is below the test's own folder; ``foreign`` stands for the rest of the machine.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import pickle

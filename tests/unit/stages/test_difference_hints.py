@@ -1,7 +1,5 @@
 """The hint for each kind of difference."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """The gate stage with given rounds: verdicts and their sentences."""
 
-from __future__ import annotations
-
 import json
 import math
 import re

@@ -1,7 +1,5 @@
 """Golden outputs are compared within the limits of the network's own float type."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any

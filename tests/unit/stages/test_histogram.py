@@ -1,7 +1,5 @@
 """Clipping ranges from histograms, independent of the order of batches."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

@@ -1,7 +1,5 @@
 """Summaries of samples, and their percentiles."""
 
-from __future__ import annotations
-
 import random
 from typing import Any, cast
 

@@ -1,7 +1,5 @@
 """A backend's copy of a graph with custom operators."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import onnx

@@ -1,7 +1,5 @@
 """Refusals of calls in a captured program."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 from buildsys.backends.interface import BuildRequest, GraphRefusedError, UnsupportedNode

@@ -1,7 +1,5 @@
 """Remedies: their choice, order and YAML follow from the facts alone."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 

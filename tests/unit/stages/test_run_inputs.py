@@ -1,7 +1,5 @@
 """Files as inputs of an engine: images, arrays, and files that are refused."""
 
-from __future__ import annotations
-
 import pickle
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Differences that the last bits explain, and others."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 

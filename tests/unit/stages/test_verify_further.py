@@ -1,7 +1,5 @@
 """Decisions of the verify stage in further cases: those that validate has drawn."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Limits, policies, profiles and hints of the verify stage."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable, Mapping
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """Decisions of the verify stage on the outputs of a scripted session."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path

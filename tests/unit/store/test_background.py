@@ -1,7 +1,5 @@
 """Work in the background of a run."""
 
-from __future__ import annotations
-
 import threading
 
 import pytest

@@ -1,7 +1,5 @@
 """Device locks between processes: one timed job per GPU."""
 
-from __future__ import annotations
-
 import select
 import subprocess
 import sys

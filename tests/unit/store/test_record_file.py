@@ -1,7 +1,5 @@
 """Files of action records: complete ones are read back, others are refused with the reason."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import replace
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The shared cache over SFTP, against a server in this process."""
 
-from __future__ import annotations
-
 import gc
 from collections.abc import Callable, Iterator
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Signed records of a shared cache: what other keys signed, or nobody, counts as absent."""
 
-from __future__ import annotations
-
 import json
 import shutil
 import stat

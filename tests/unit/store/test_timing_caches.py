@@ -1,7 +1,5 @@
 """Timing cache files and checkouts; real ones are under tests/gpu."""
 
-from __future__ import annotations
-
 import errno
 import json
 import os

@@ -1,7 +1,5 @@
 """Facts about the processor, and the load of other processes."""
 
-from __future__ import annotations
-
 import os
 import platform
 import subprocess

@@ -1,7 +1,5 @@
 """Stamps, atomic replacement and locks of files."""
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Figures from GPU readings: spans, throttle reasons, warnings."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from buildsys.system.devices import Readings, sampled, throttle_shares, throttled

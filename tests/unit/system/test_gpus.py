@@ -1,7 +1,5 @@
 """GPUs that CUDA selects, in action keys and locks, on a simulated NVML."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 from contextlib import nullcontext

@@ -1,7 +1,5 @@
 """Places and checks of toolchain interpreters, and versions in them."""
 
-from __future__ import annotations
-
 import platform
 import subprocess
 from collections.abc import Callable

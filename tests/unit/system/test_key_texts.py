@@ -1,7 +1,5 @@
 """Printed versions in keys: whatever is not shown still counts."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """Versions and distributions of installed libraries, and environment variables."""
 
-from __future__ import annotations
-
 import importlib
 import importlib.metadata
 import sys

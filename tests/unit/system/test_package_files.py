@@ -1,7 +1,5 @@
 """Identity of installed packages: other files under the same version are another package."""
 
-from __future__ import annotations
-
 import base64
 import hashlib
 import os

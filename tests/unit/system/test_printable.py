@@ -1,7 +1,5 @@
 """Text from outside made safe to print, without secrets, and the nearest names."""
 
-from __future__ import annotations
-
 import io
 
 import pytest

@@ -1,7 +1,5 @@
 """Indices of sharded weights."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

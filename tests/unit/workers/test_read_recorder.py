@@ -1,7 +1,5 @@
 """Recorder of reads: what user code reads, in every form, with its line."""
 
-from __future__ import annotations
-
 import atexit
 import json
 import os
