@@ -18,7 +18,7 @@ from buildsys.cli.target_names import STAGE_DOCS
 
 REPOSITORY = Path(__file__).parents[2]
 TIMEOUT_S = 300  # of whatever takes moments on an idle machine
-MODEL_FILE = '''\
+MODEL_FILE = """\
 import torch
 
 
@@ -32,21 +32,8 @@ class Linear(torch.nn.Module):
         return self.layer(x)
 
 
-class SizeDependent(Linear):
-    """Wrong at other sizes than the traced one, which only a comparison shows."""
-
-    def forward(self, x):
-        return super().forward(x) * (2.0 if x.shape[0] == 1 else 1.0)
-
-
 def raising():
     raise RuntimeError("the weights are on the other disk")
-
-
-def crashing():
-    import os
-
-    os.abort()
 
 
 def slow():
@@ -54,7 +41,7 @@ def slow():
 
     print("sleeping", flush=True)
     time.sleep(600)
-'''
+"""
 
 
 # words that doit has as well: commands, and names of stages

@@ -5,19 +5,13 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-import onnx
 import pytest
 from export_jobs import NETWORKS
-from small_graphs import parse
 from stage_jobs import manifest, stage_job
 
 from buildsys.errors import StageError
-from buildsys.onnx_graphs.tensors import Case, tensor_of
 from buildsys.plan.graph_points import graph_points, size_ranges
 from buildsys.project.plan import plan_model
-from buildsys.stages.common.golden_check import wrong_outputs
-from buildsys.stages.common.graph_runs import GraphCheck
 from buildsys.stages.export import stage as export
 from buildsys.stages.reference import stage as reference
 from buildsys.stages.surgery import stage as surgery
@@ -213,33 +207,3 @@ def test_stress_lists_differences_with_sizes_and_seed(tmp_path: Path) -> None:
 
 
 # --- differences by rounding ---
-
-
-def is_excused(folder: Path, model: onnx.ModelProto, x: np.ndarray, expected: np.ndarray) -> bool:
-    """Compare a graph's y with ``expected``; return True if the last bits excuse it."""
-    onnx.save(model, folder / "model.onnx")
-    job = Job(
-        target="validate:m", stage="validate", model="m", variant="",
-        options={"tolerance": {"rtol": 1e-4, "cosine": None, "atol": None, "top1": None}},
-        inputs={}, outputs={"result": folder / "result.json"}, project=folder,
-    )  # fmt: skip
-    case = Case({"x": tensor_of(x.astype(np.float32))}, {"y": tensor_of(expected)})
-    check = GraphCheck(job, folder / "model.onnx")
-    checked = check.compare({"": case})[""]
-    assert wrong_outputs(checked)
-    return check.is_unstable(checked, case)
-
-
-def steps_graph() -> onnx.ModelProto:
-    """floor(3 x): multiples of a third are at the edge of a step."""
-    text = "(float[n] x) => (float[n] y) { scaled = Mul(x, three) y = Floor(scaled) }"
-    return parse(text, {"three": np.array(3, np.float32)}, 18)
-
-
-def test_as_many_steps_as_the_last_bits_move_are_excused_and_no_more(tmp_path: Path) -> None:
-    thirds = (np.arange(1, 31) / 3).astype(np.float32)
-    right = np.floor(thirds * np.float32(3))
-    few = right.copy()
-    few[[3, 6]] -= 1
-    assert is_excused(tmp_path, steps_graph(), thirds, few)
-    assert not is_excused(tmp_path, steps_graph(), thirds, right + 1)

@@ -6,7 +6,6 @@ import sys
 import time
 from pathlib import Path
 
-import pytest
 from project_folder import ProjectFolder, Ran, program_of
 
 TARGETS = {
@@ -73,76 +72,6 @@ def test_a_run_leaves_the_heavy_libraries_to_the_workers(built: ProjectFolder) -
     modules = imported(built, "export:lin")
     assert "rich" in modules, "something ran"
     assert not modules & HEAVY
-
-
-def test_settings_rerun_what_depends_on_them_with_reasons(built: ProjectFolder) -> None:
-    built.edit("configs/models/lin.yaml", "duration: 5ms", "duration: 6ms")
-    again = built.doit()
-    assert again.code == 0
-    assert again.ran == {"bench:lin:ort", "report:lin"}
-    assert "bench.duration: 0.005 → 0.006" in again.out
-    assert "2 passed, 6 fresh in" in again.out
-    built.edit("configs/models/lin.yaml", "opset: 17", "opset: 18")
-    again = built.doit("build:lin")
-    assert again.passed == TARGETS - {"reference:lin"}
-    assert "run          export:lin  … export.opset: 17 → 18\n" in again.out
-
-
-def test_list_info_and_forget(built: ProjectFolder) -> None:
-    listed = built.doit("list", "--all", "--status")
-    status = {line.split()[1]: line[0] for line in listed.out.splitlines()}
-    assert status.keys() >= TARGETS
-    assert {status[target] for target in TARGETS} == {"U"}
-
-    info = built.doit("info", "bench:lin:ort")
-    assert info.code == 0
-    assert "build/lin/bench/ort.json" in info.out
-    assert "verify:lin:ort" in info.out
-
-    assert built.doit("forget", "bench:lin:ort").code == 0
-    info = built.doit("info", "bench:lin:ort")
-    assert (info.code, "forgotten" in info.out) == (1, True)
-    assert "bench:lin:ort" in built.doit().ran
-
-
-def test_a_check_that_fails_ends_with_1_and_continue_builds_the_rest(
-    project: ProjectFolder,
-) -> None:
-    project.add_model("bad", "SizeDependent")
-    project.add_model("good")
-    failed = project.doit("--continue", "-n", "2")
-    assert failed.code == 1, failed.out + failed.err
-    assert "report:good" in failed.passed
-    assert "validate:bad" in failed.ran - failed.passed
-    assert "report:bad" not in failed.ran
-    found = [
-        line for line in failed.out.splitlines() if line.startswith("failed       validate:bad")
-    ]
-    assert len(found) == 2, "at once, and at the end"
-    assert all("min" in line for line in found), "the case is named"
-    assert "rerun it alone: buildsys debug validate:bad\n" in failed.out
-    assert "log: build/bad/validate/result.log" in failed.out
-    result = json.loads((project.root / "build/bad/validate/result.json").read_text())
-    assert result["status"] == "failed"
-    again = project.doit("--continue")
-    assert again.code == 1, "a failure stays one"
-    assert not {target for target in again.ran if target.endswith("good")}
-
-
-@pytest.mark.parametrize(
-    ("make", "sentence"),
-    [("raising", "the weights are on the other disk"), ("crashing", "SIGABRT")],
-)
-def test_a_stage_that_cannot_work_ends_with_2_one_sentence_and_its_log(
-    project: ProjectFolder, make: str, sentence: str
-) -> None:
-    project.add_model("lin", make)
-    failed = project.doit("export:lin")
-    assert failed.code == 2, failed.out + failed.err
-    assert failed.out.count(sentence) == 2  # at once, and at the end
-    assert "build/lin/export/export.log" in failed.out
-    assert (project.root / "build/lin/export/export.log").is_file()
-    assert not (project.root / "build/lin/export/model.onnx").exists()
 
 
 def test_all_errors_in_manifests_are_printed_and_nothing_is_built(project: ProjectFolder) -> None:

@@ -4,7 +4,7 @@ import os
 import signal
 
 import pytest
-from project_folder import TIMEOUT_S, Ran, processes_of_session, wait_until
+from project_folder import TIMEOUT_S, Ran, wait_until
 from ready_project import ReadyProject, contents, processes_marked, workers_in
 
 UP_TO_DATE = Ran(0, "everything is up to date (8 targets)\n", "")
@@ -43,17 +43,6 @@ def test_a_signal_ends_a_run_and_the_next_goes_on(
     if to_all:
         ready.let_go()
         check_goes_on(ready, Ran(code, out, err).passed)
-
-
-def test_without_idle_servers_no_process_is_left(ready: ReadyProject) -> None:
-    ready.environment["BUILDSYS_WORKER_IDLE"] = "0"
-    ready.hold()
-    process = ready.start("-n", "2", "reference:a")
-    wait_until(lambda: ready.is_held, "reference:a is at work")
-    os.kill(process.pid, signal.SIGINT)
-    out, err = process.communicate(timeout=TIMEOUT_S)
-    assert process.returncode == 130, out + err
-    wait_until(lambda: not processes_of_session(process.pid), "all workers are gone")
 
 
 def test_a_stage_that_hangs_is_stopped_at_its_limit(ready: ReadyProject) -> None:

@@ -73,23 +73,6 @@ def test_it_does_not_wait_for_a_benchmark_of_another_project(ready_without: Read
     assert "bench:other" not in ran.out
 
 
-def test_a_required_one_fails_every_run(ready_without: ReadyProject) -> None:
-    ready = ready_without
-    assert ready.doit("a:gone").code == 0
-    ready.environment["BUILDSYS_STRICT"] = "1"
-    strict = ready.doit("a:gone")
-    assert strict.code == 2
-    assert "engine:a:gone is required, but unavailable" in strict.out
-    del ready.environment["BUILDSYS_STRICT"]
-    assert ready.doit("a:gone").code == 0
-    ready.edit(MANIFEST, "toolchain: gone", "toolchain: gone, required: true")
-    for _ in range(2):
-        required = ready.doit("-n", "2", "a:gone")
-        assert required.code == 2
-        assert "engine:a:gone is required, but unavailable" in required.out
-        assert required.restored == set()
-
-
 def test_an_engine_runs_once_the_machine_meets_its_needs(ready: ReadyProject) -> None:
     engine = ["engine:a:lab", "verify:a:lab", "bench:a:lab"]
     ready.edit(MANIFEST, "name: ort}]", "name: ort}, {backend: onnxruntime, name: lab, "

@@ -1,9 +1,7 @@
 """`buildsys cache gc` and `buildsys cache keygen` in real projects."""
 
 import json
-import os
 import shutil
-import time
 from collections import Counter
 from pathlib import Path
 
@@ -40,24 +38,6 @@ def test_only_builds_of_the_present_manifests_and_kept_revisions_stay(
     ran = ready.doit(*targets)
     assert ran.code == 0
     assert ran.restored >= set(targets)
-
-
-def test_a_run_shrinks_a_store_over_its_limit_to_what_the_manifests_reach(
-    ready: ReadyProject,
-) -> None:
-    assert ready.doit("engine:a:ort").code == 0
-    two_days_ago = time.time() - 2 * 24 * 3600
-    for record in (ready.root / ".buildsys/store/actions").rglob("*.json"):
-        os.utime(record, (two_days_ago, two_days_ago))
-    ready.write_network(1)
-    ready.environment["BUILDSYS_STORE_LIMIT"] = "1kB"
-    ran = ready.doit("engine:a:ort")
-    assert "the store exceeded its limit of " in ran.err
-    assert set(stored(ready).values()) == {1}
-    assert ready.doit("engine:a:ort").err == ""  # nothing was built
-    shutil.rmtree(ready.root / "build")
-    ran = ready.doit("engine:a:ort")
-    assert (ran.code, "engine:a:ort" in ran.restored, ran.err) == (0, True, "")
 
 
 def test_signed_results_of_another_machine_are_restored(

@@ -1,11 +1,9 @@
 """``buildsys history`` and ``buildsys compare`` on a recorded history, without builds."""
 
-import io
 import json
 import re
 import sqlite3
 import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -13,7 +11,6 @@ from typing import Any
 import pytest
 from cli_doubles import run_in
 
-from buildsys.cli import main
 from buildsys.errors import UsageError
 from buildsys.history.builds import HOST, Build, Measurement
 from buildsys.history.database import History, digest_of
@@ -107,18 +104,6 @@ def test_failures_are_listed_with_their_sentence(recorded: Recorded, run: Run) -
     printed = run("history", "m")
     assert f"{failed.short_id} verify failed: numbers differ" in printed
     assert max(map(len, printed.splitlines())) <= 80
-
-
-def test_commands_print_on_a_terminal_without_unicode(
-    recorded: Recorded, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    recorded.add_run(1, 1.0)
-    raw = io.BytesIO()
-    monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(raw, encoding="ascii"))
-    monkeypatch.chdir(recorded.root)
-    monkeypatch.setattr(main, "_dispatch", lambda *_: print(f"2 {TIMES} Zen → 3") or 0)
-    assert main.run([]) == 0
-    assert raw.getvalue() == b"2 ? Zen ? 3\n"
 
 
 def test_machines_of_one_name_and_other_hardware_have_tables_of_their_own(

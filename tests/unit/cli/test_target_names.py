@@ -60,14 +60,6 @@ def test_only_the_named_model_is_planned(session: BuildSession) -> None:
     assert list(session.actions._planned) == ["a"]
 
 
-def test_an_ambiguous_name_is_an_error_with_the_candidates(session: BuildSession) -> None:
-    with pytest.raises(UsageError) as caught:
-        session.full_name("export")
-    assert str(caught.value) == "'export' is ambiguous; name one of export:*, build:export"
-    assert session.targets_of("export:*")[0] == "export:a"
-    assert len(session.targets_of("build:export")) == len(session.targets_of("a"))
-
-
 @pytest.mark.parametrize(
     ("pattern", "targets"),
     [

@@ -387,17 +387,6 @@ def test_a_noisy_measurement_is_up_to_date_and_no_failure(root: Path) -> None:
     assert changed.noise is None
 
 
-def test_a_noisy_repetition_leaves_the_steady_measurement_to_be_restored(root: Path) -> None:
-    build(root)
-    order(root, BENCH, "noise")
-    executor, _ = make_executor(root)
-    executor.run(BENCH, force=True)
-    executor.close()
-    found = make_checker(root).check(actions()[BENCH])
-    assert (found.up_to_date, found.noise, found.failure) == (False, "a busy neighbor", None)
-    assert [reason.kind for reason in found.reasons] == ["noisy"]
-
-
 def test_outputs_of_a_run_that_broke_are_still_compared(root: Path) -> None:
     build(root)
     (root / f"do-{EXPORT}").write_text("break")

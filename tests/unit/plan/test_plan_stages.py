@@ -245,41 +245,6 @@ def test_each_stage_writes_to_its_own_folder() -> None:
     assert plain.outputs.keys() == {"result"}
 
 
-ORT, RTX, INT8 = MANIFEST["engines"]
-CHANGES: list[tuple[dict[str, Any], str]] = [
-    (
-        {"bench": {**MANIFEST["bench"], "duration": "1s"}},
-        "bench:net:ort bench:net:rtx bench:net:int8",
-    ),
-    ({"export": {"opset": 18}}, "export:net"),
-    ({"simplify": {"tool": "onnxslim"}}, "simplify:net"),
-    ({"validate": {"rtol": 1e-3}}, "surgery:net:after_simplify validate:net"),
-    ({"verify": {"fp16": {"rtol": 0.5}}}, "convert:net:fp16 verify:net:rtx"),
-    ({"verify": {"fp32": {"rtol": 0.5}}}, "verify:net:ort"),
-    ({"description": "a net", "tags": ["nightly"], "owner": "vision team", "flaky": True}, ""),
-    ({"timeout": {"export": "1min"}}, ""),
-    (
-        {"engines": [{**ORT, "intra_op_threads": 1}, RTX, INT8]},
-        "engine:net:ort verify:net:ort bench:net:ort",
-    ),
-    ({"engines": [{**ORT, "tolerance": {"rtol": 0.1}}, RTX, INT8]}, "verify:net:ort"),
-    ({"engines": [ORT, {**RTX, "tolerance": {"rtol": 0.1}}, INT8]}, "verify:net:rtx"),
-    (
-        {"engines": [ORT, INT8]},
-        "convert:net:fp16 engine:net:rtx verify:net:rtx bench:net:rtx",
-    ),
-]
-
-
-@pytest.mark.parametrize(("changes", "targets"), CHANGES)
-def test_a_field_reaches_exactly_the_stages_that_use_it(
-    changes: dict[str, Any], targets: str
-) -> None:
-    before, after = ({t: a.options for t, a in p.items()} for p in (plan(), plan(**changes)))
-    changed = {t for t in before.keys() | after.keys() if before.get(t) != after.get(t)}
-    assert changed - {"report:net"} == set(targets.split())
-
-
 OPERATORS = [{"op": "a::b", "kind": "library", "library": "b"}]
 OPTIONS = {
     "operators:net": "libraries",

@@ -77,25 +77,6 @@ def test_one_gpu_runs_one_timed_job_at_a_time(tmp_path: Path, locks: Locks) -> N
     assert "(bench:m:trt, since" in holders[0]
 
 
-def test_the_first_free_one_of_equal_gpus_is_taken(tmp_path: Path, locks: Locks) -> None:
-    both = ["GPU-1", "GPU-2"]
-    other = OtherProcess(tmp_path, "GPU-1")
-    assert other.holds()
-    holders: list[str] = []
-
-    def wait(holder: str) -> None:
-        holders.append(holder)
-        other.release()
-
-    with locks.one_device(both, "engine:a:trt", unexpected) as first:
-        with locks.one_device(both, "engine:b:trt", wait) as second:
-            other.end()
-        assert (first, second) == ("GPU-2", "GPU-1")
-        with locks.one_device(both, "engine:c:trt", unexpected) as third:
-            assert third == "GPU-1"
-    assert [f"process {other.process.pid} on" in holder for holder in holders] == [True]
-
-
 def test_a_cpu_benchmark_does_not_wait_for_a_waiter_on_a_gpu(tmp_path: Path, locks: Locks) -> None:
     with locks.devices(["GPU-1"], "bench:m:trt", unexpected):
         waiting = OtherProcess(tmp_path, "GPU-1")

@@ -42,18 +42,6 @@ def test_another_machine_reuses_a_build(clone: Clone, server: SshServer, shared:
     assert not list(shared.rglob("*.part"))
 
 
-def test_damage_on_the_server_is_noticed_and_repaired(
-    clone: Clone, server: SshServer, shared: Path
-) -> None:
-    checkout(clone("one"), server, shared).build(EXPORT)
-    damaged = min(shared.glob("objects/*/*"))
-    damaged.write_bytes(b"x" * damaged.stat().st_size)
-    two = checkout(clone("two"), server, shared)
-    assert restored(two.build(EXPORT)) == []
-    assert "does not match its digest; ignored" in two.warnings[0]
-    assert restored(checkout(clone("three"), server, shared).build(EXPORT)) == [EXPORT]
-
-
 @pytest.mark.parametrize("lose_after", [0, 1])
 def test_a_lost_connection_costs_one_warning(
     clone: Clone,
