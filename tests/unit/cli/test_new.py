@@ -113,25 +113,18 @@ def test_inputs_can_be_described(project: Path) -> None:
         (["resnet18", "--from", "torchvision:resnet18"], 3,
          "configs/models/resnet18.yaml exists already; choose another name, or remove it"),
         (["m", "--from", "networks/c.onnx"], 3, "there is no file networks/c.onnx"),
-        (["m", "--from", "networks/c.pt2"], 3, "there is no file networks/c.pt2"),
         (["m", "--from", "networks/net.pt2"], 3, "torch can run code of networks/net.pt2 when it l"
          "oads the file; if you trust its author, add --trusted"),
         (["m", "--from", "timm:resnet10t", "--trusted"], 3, "--trusted is not for models of this"),
         (["m", "--from", "hf:gpt2"], 3, "there is no checkpoint gpt2; write hf:FOLDER, hf:FO"),
-        (["m", "--from", "hf:networks/brt"], 3, "there is no checkpoint networks/brt; write hf:"),
         (["m", "--from", "hf:/etc"], 3, "/etc is outside of the project"),
-        (["m", "--from", "hf:networks/net.pt2"], 3, "there is no checkpoint networks/net.pt2; "),
-        (["m", "--from", "timm:"], 3, "--from timm: is not a source; write torchvision:NAME, "),
         (["m", "--from", "net.txt"], 3, "--from net.txt is not a source; write torchvision:NAME, "),
-        (["m", "--from", "/dev/x.onnx"], 3, "/dev/x.onnx is outside of the project"),
         (["m", "--from", "networks/link.onnx"], 3, "networks/link.onnx is outside of the project"),
         (["m", "--from", "networks/a/net.onnx", "--input", "x=1:flot32"], 3,
          "there is no dtype 'flot32'; nearest: float32"),
         (["m", "--from", "networks/bad.onnx"], 2, "ONNX Runtime cannot load it; write another one"),
         (["m", "--from", "networks/a/net.onnx", "--input", "x=1,b c"], 3,
          "--input x=1,b c is not NAME=SHAPE[:DTYPE]; write for example --input image="),
-        (["m", "--from", "networks/a/net.onnx", "--input", "x=0-,N"], 3,
-         "--input x=0-,N is not NAME=SHAPE[:DTYPE]"),
     ],
 )  # fmt: skip
 def test_a_refusal_is_one_sentence_and_writes_nothing(
@@ -181,40 +174,20 @@ def test_an_interrupted_command_leaves_no_manifest(
     assert not (project / "configs/models/first.yaml").exists()
 
 
+VERIFIED = "export: {opset: 17}  # it leads to a verified engine"
+TRIED = "# tried export: {opset: 17}: it does not lead to a verified engine"
+
+
 @pytest.mark.parametrize(
     ("verified", "shapes", "dims", "fixed", "note"),
     [
-        (
-            "h: 16",
-            ["N", 3, 16],
-            {"N"},
-            ["h"],
-            "export: {opset: 17}  # it leads to a verified engine",
-        ),
-        (
-            "N: 4",
-            [4, 3, 16],
-            set(),
-            ["N", "h"],
-            "export: {opset: 17}  # it leads to a verified engine",
-        ),
-        (
-            "none",
-            ["N", 3, "h"],
-            {"N", "h"},
-            [],
-            "# tried export: {opset: 17}: it does not lead to a verified engine",
-        ),
-        (
-            "killed",
-            ["N", 3, "h"],
-            {"N", "h"},
-            [],
-            "# tried export: {opset: 17}: it does not lead to a verified engine; "
-            "not tried: export: {opset: 18} (the worker was killed)",
-        ),
+        ("h: 16", ["N", 3, 16], {"N"}, ["h"], VERIFIED),
+        ("N: 4", [4, 3, 16], set(), ["N", "h"], VERIFIED),
+        ("none", ["N", 3, "h"], {"N", "h"}, [], TRIED),
+        ("killed", ["N", 3, "h"], {"N", "h"}, [],
+         f"{TRIED}; not tried: export: {{opset: 18}} (the worker was killed)"),
     ],
-)
+)  # fmt: skip
 def test_sizes_are_fixed_if_no_export_takes_dynamic_ones(
     project: Path, monkeypatch: pytest.MonkeyPatch, verified: str, shapes: Any, dims: set[str],
     fixed: list[str], note: str,

@@ -17,6 +17,7 @@ from buildsys.execution.stale_reasons import FAILED, NEVER_BUILT, NOISY, UPSTREA
 from buildsys.store.ledger import HistoryEntry
 
 OPTIONS: dict[str, Any] = {"version": "1.0"}
+NEVER = StaleReason(NEVER_BUILT)
 
 
 @pytest.fixture
@@ -43,20 +44,10 @@ def session(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> BuildSession:
         ([], {}, "publish takes a URL or a folder as its last argument; write s3:"),
         (["a"], {}, "a URL or a folder as its last argument; write s3://"),
         (["./out"], {}, "publish takes the engines to publish; name a model or MODEL:ENGINE"),
-        (["a", "./out"], {"version": ""}, "'' is not a valid version; add --version"),
-        (["a", "./out"], {"version": "../x"}, "'../x' is not a valid version"),
-        (
-            ["a", "./out"],
-            {"version": "1\n"},
-            "is not a valid version; add --version 1.0.0: letters",
-        ),
-        (["b", "./out"], {}, "there is no target 'b'"),
+        (["a", "./out"], {"version": "../x"}, "'../x' is not a valid version; add --version"),
+        (["a", "./out"], {"version": "1\n"}, "is not a valid version; add --version 1.0.0: let"),
         (["a:otr", "./out"], {}, "there is no target 'a:otr'; nearest: a:ort"),
-        (
-            ["export:a", "./out"],
-            {},
-            "there is no engine of export:a; `buildsys list engine` lists all",
-        ),
+        (["export:a", "./out"], {}, "there is no engine of export:a; `buildsys list engine` list"),
         (["./out"], {"tag": ["x"]}, "there is no tag 'x'; tags: none"),
         (["a", "./out"], {"list": True}, "publish --list takes a URL and nothing else"),
     ],
@@ -88,36 +79,15 @@ def test_unavailable_engines_are_skipped_unless_they_are_named(
 @pytest.mark.parametrize(
     ("target", "state", "reason", "problem"),
     [
-        ("gate:a:ort", "stale", StaleReason(FAILED, "slower"), "has not passed: last run"),
+        ("gate:a:ort", "stale", StaleReason(FAILED, "slower"), "has not passed: last run failed"),
         ("gate:a:ort", "stale", StaleReason(NOISY, "load"), "last measurement was noisy: load"),
         ("gate:a:ort", "fresh", "load", "has not passed, it was noisy: load"),
-        (
-            "gate:a:ort",
-            "stale",
-            StaleReason(NEVER_BUILT),
-            "has not run on the current files: never",
-        ),
-        (
-            "verify:a:ort",
-            "stale",
-            StaleReason(FAILED, "differs"),
-            "has not passed: last run failed",
-        ),
-        (
-            "validate:a",
-            "may rerun",
-            StaleReason(UPSTREAM, "export:a"),
-            "has not run on the current",
-        ),
-        (
-            "engine:a:ort",
-            "stale",
-            StaleReason(NEVER_BUILT),
-            "does not match its manifest: never built",
-        ),
+        ("gate:a:ort", "stale", NEVER, "has not run on the current files: never built"),
+        ("verify:a:ort", "stale", StaleReason(FAILED, "y"), "has not passed: last run failed: y"),
+        ("validate:a", "may rerun", StaleReason(UPSTREAM, "export:a"), "has not run on the curr"),
+        ("engine:a:ort", "stale", NEVER, "does not match its manifest: never built"),
         ("bench:a:ort", "stale", StaleReason(NOISY, "load"), ""),
-        ("bench:a:ort", "fresh", "load", ""),
-        ("report:a", "stale", StaleReason(NEVER_BUILT), ""),
+        ("report:a", "stale", NEVER, ""),
     ],
 )
 def test_an_engine_with_a_failed_noisy_or_missing_check_is_refused(

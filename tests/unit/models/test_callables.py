@@ -67,35 +67,18 @@ def test_a_module_can_be_imported_by_name_while_it_runs(project: Path) -> None:
     ("text", "reference", "message"),
     [
         ("", "nets.py:make", "nets.py does not exist in the project; did you mean net.py?"),
-        (
-            "def make_net(): pass",
-            "net.py:make_nets",
-            "net.py has no make_nets; did you mean make_net?",
-        ),
+        ("def net(): pass", "net.py:nets", "net.py has no nets; did you mean net?"),
         ("", "net.py:make", "net.py has no make; define it there"),
-        (
-            "WIDTH = 3",
-            "net.py:WIDTH",
-            "net.py:WIDTH is of type int; name a function or a class",
-        ),
-        (
-            "x = 1\ndef make(:",
-            "net.py:make",
-            "importing net.py failed: SyntaxError: invalid syntax (net.py:2)",
-        ),
-        (
-            "\n\nraise KeyError('w')",
-            "net.py:make",
-            "importing net.py failed: KeyError: 'w' (net.py:3)",
-        ),
-        (
-            "import no_such_thing",
-            "net.py:make",
-            "importing net.py failed: ModuleNotFoundError: No module named "
-            "'no_such_thing' (net.py:1); pip install no_such_thing",
-        ),
+        ("W = 3", "net.py:W", "net.py:W is of type int; name a function or a class"),
+        ("x = 1\ndef make(:", "net.py:make",
+         "importing net.py failed: SyntaxError: invalid syntax (net.py:2)"),
+        ("\n\nraise KeyError('w')", "net.py:make",
+         "importing net.py failed: KeyError: 'w' (net.py:3)"),
+        ("import no_such_thing", "net.py:make",
+         "importing net.py failed: ModuleNotFoundError: No module named 'no_such_thing'"
+         " (net.py:1); pip install no_such_thing"),
     ],
-)
+)  # fmt: skip
 def test_an_error_is_one_sentence(project: Path, text: str, reference: str, message: str) -> None:
     write(project, "net.py", text)
     with pytest.raises(StageError) as error:

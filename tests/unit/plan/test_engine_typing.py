@@ -52,6 +52,7 @@ def test_typing_depends_on_the_version(version: str, typing: str, resolved: str)
 
 
 INT8 = {"precision": "int8"}
+EXPLICIT, IMPLICIT = ({**INT8, "quantization": kind} for kind in ("explicit", "implicit"))
 MIXED = {"precision": "fp16", "layer_precisions": [{"layers": "/conv*", "precision": "int8"}]}
 
 
@@ -59,30 +60,16 @@ MIXED = {"precision": "fp16", "layer_precisions": [{"layers": "/conv*", "precisi
     ("version", "fields", "built_from", "said"),
     [
         ("8.6.0", INT8, "calibrator", None),
-        ("10.16.1", {**INT8, "quantization": "implicit"}, "calibrator", None),
-        ("8.6.0", {**INT8, "quantization": "explicit"}, "quantizers", "explicit"),
-        (
-            "10.16.1",
-            {**INT8, "quantization": "explicit", "typing": "weak"},
-            "quantizers",
-            "explicit",
-        ),
+        ("10.16.1", IMPLICIT, "calibrator", None),
+        ("8.6.0", EXPLICIT, "quantizers", "explicit"),
+        ("10.16.1", {**EXPLICIT, "typing": "weak"}, "quantizers", "explicit"),
         ("10.16.1", {**INT8, "typing": "strong"}, "quantizers", None),
-        ("10.16.1", {**INT8, "quantization": "explicit", "typing": "strong"}, "quantizers", None),
+        ("10.16.1", {**EXPLICIT, "typing": "strong"}, "quantizers", None),
         ("11.4.0", INT8, "quantizers", None),
-        ("11.4.0", {**INT8, "quantization": "explicit"}, "quantizers", None),
-        (
-            "11.4.0",
-            {**INT8, "quantization": "implicit"},
-            "quantizers",
-            "implicit",
-        ),  # which the engine then refuses
-        (
-            "11.4.0",
-            {**INT8, "quantization": "implicit", "typing": "weak"},
-            "calibrator",
-            None,
-        ),  # as it does this
+        ("11.4.0", EXPLICIT, "quantizers", None),
+        # the engine then refuses both
+        ("11.4.0", IMPLICIT, "quantizers", "implicit"),
+        ("11.4.0", {**IMPLICIT, "typing": "weak"}, "calibrator", None),
         ("8.6.0", {"precision": "fp8"}, "quantizers", None),
         ("8.6.0", {"precision": "fp8", "quantization": "explicit"}, "quantizers", None),
         ("8.6.0", {**MIXED, "quantization": "implicit"}, "calibrator", "implicit"),
