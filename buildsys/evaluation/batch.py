@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -36,6 +36,12 @@ class Batch:
         """Select samples without copying."""
         inputs = {name: array[rows] for name, array in self.inputs.items()}
         return Batch(self.names[rows], inputs, self.labels[rows])
+
+    def take(self, rows: Sequence[int]) -> Batch:
+        """Copy some samples."""
+        inputs = {name: array[[*rows]] for name, array in self.inputs.items()}
+        names, labels = ([of[row] for row in rows] for of in (self.names, self.labels))
+        return Batch(names, inputs, labels)
 
 
 @dataclass(frozen=True)
@@ -129,6 +135,12 @@ def digests(batch: Batch) -> list[str]:
         inputs + blake3(f"{[name]}".encode() + _content(label)).hexdigest(8)
         for inputs, name, label in rows
     ]
+
+
+def rows_of_half(digests: Sequence[str], half: str) -> list[int]:
+    """List the samples in a half: ``search`` or ``rest``; equal inputs are in the same."""
+    place = ("search", "rest").index(half)
+    return [row for row, digest in enumerate(digests) if int(digest[0], 16) % 2 == place]
 
 
 def label_list(labels: Any) -> list[Label]:

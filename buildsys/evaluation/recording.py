@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from buildsys.errors import StageError
-from buildsys.evaluation.batch import Batch, Inputs, digests
+from buildsys.evaluation.batch import Batch, Inputs, digests, input_digests, rows_of_half
 from buildsys.evaluation.metric import Metric, Records, join_records
 from buildsys.evaluation.samples import open_samples
 from buildsys.models.user_code import load_callable, reraise_as_stage_error
@@ -29,6 +29,15 @@ class Recorded(NamedTuple):
     records: Records
     names: list[str]
     digests: list[str]
+
+    def half(self, half: str) -> Recorded:
+        """Select the samples of a half. Raises: StageError: there are none."""
+        rows = rows_of_half(self.digests, half)
+        if not rows:
+            problem = "a half of the samples, chosen by their content, is empty"
+            raise StageError(problem, "evaluate more samples that differ")
+        records = {name: array[rows] for name, array in self.records.items()}
+        return Recorded(records, *([of[row] for row in rows] for of in (self.names, self.digests)))
 
     def save(self, path: Path) -> None:
         """Write an .npz file."""
@@ -57,7 +66,7 @@ def record(
     """Run a model on all samples, in batches of sizes that it takes; fill the last one.
 
     ``count`` gets what is done, of how much (0: unknown), and the unit. A stopped run goes on with
-    what it saved in the folder ``parts``.
+    what it saved in the folder ``parts``, in files named by the number of samples read.
     Raises: StageError: samples or outputs do not fit.
     """
     steps = options["preprocess"]
@@ -65,26 +74,41 @@ def record(
     samples = open_samples(options["data"], declared, project)
     usual, least, step = _batch_sizes(inputs, options["dims"], options["batch_size"])
     most = options["samples"] or samples.count or 0
-    saved = [load_recorded(path) for path in sorted(parts.glob("*.npz"))] if parts else []
-    done, waiting = sum(len(part.names) for part in saved), list[Recorded]()
-    saved_at = time.monotonic()
+    half, files = options.get("half"), sorted(parts.glob("*.npz")) if parts else []
+    saved, waiting = [load_recorded(path) for path in files], list[Recorded]()
+    done, saved_at = int(files[-1].stem) if files else 0, time.monotonic()
     for whole in samples.batches(usual, done):
         batch = whole[: most - done] if options["samples"] else whole
         if not len(batch):
             break
-        size = max(least, -(-len(batch) // step) * step)
-        outputs = _outputs(batch, inputs, size, predict)
-        if options["postprocess"]:
-            outputs = _postprocess(options["postprocess"], outputs, project)
-        waiting.append(Recorded(metric.records(outputs, batch), batch.names, digests(batch)))
         done += len(batch)
+        if half:
+            batch = batch.take(rows_of_half(input_digests(batch), half))
+        if len(batch):
+            size = max(least, -(-len(batch) // step) * step)
+            outputs = _outputs(batch, inputs, size, predict)
+            if options["postprocess"]:
+                outputs = _postprocess(options["postprocess"], outputs, project)
+            waiting.append(Recorded(metric.records(outputs, batch), batch.names, digests(batch)))
         count(done, max(most, done) if most else 0, "samples")
-        if parts and time.monotonic() - saved_at >= _SAVE_EACH_S:
+        if parts and waiting and time.monotonic() - saved_at >= _SAVE_EACH_S:
             parts.mkdir(parents=True, exist_ok=True)
             saved.append(_joined(waiting))
-            saved[-1].save(parts / f"{len(saved):06}.npz")
+            saved[-1].save(parts / f"{done:012}.npz")
             waiting, saved_at = [], time.monotonic()
     return _joined([*saved, *waiting])
+
+
+def require_same_samples(original: Recorded, other: Recorded) -> None:
+    """Require the samples of the original model. Raises: StageError: the first other is named."""
+    pairs = zip(original.digests, other.digests, strict=False)
+    place = next((n for n, (a, b) in enumerate(pairs) if a != b), None)
+    if place is None and len(original.digests) == len(other.digests):
+        return
+    place = min(len(original.names), len(other.names)) if place is None else place
+    name = [*original.names, *other.names[len(original.names) :], ""][place]
+    problem = f"the data changed: sample {name} differs from what the original model got"
+    raise StageError(problem, "let the source yield the same samples in each run; build again")
 
 
 def _joined(parts: Sequence[Recorded]) -> Recorded:

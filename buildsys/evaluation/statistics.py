@@ -24,6 +24,8 @@ from buildsys.evaluation.metric import Metric, Records
 
 _Z = 1.959963984540054  # of a two-sided interval of 95 %
 _Z_POWER = _Z + 0.8416212335729143  # 80 % of evaluations of the same loss get a verdict
+# times its width, an interval of as many other samples ends there in about 95 % of cases
+_OTHER = 1 + sqrt(2) * 1.6448536269514722 / _Z
 
 
 class Interval(NamedTuple):
@@ -96,6 +98,12 @@ def tango_interval(lost: int, gained: int, count: int) -> Interval:
     low = _root(lambda delta: score(delta) - _Z, -1.0, loss)
     high = _root(lambda delta: score(delta) + _Z, loss, 1.0)
     return Interval(loss, low, high, count, deviation, "Tango's score interval")
+
+
+def interval_of_others(interval: Interval) -> Interval:
+    """Widen an interval to what as many other samples may show."""
+    loss, low, high = interval[:3]
+    return interval._replace(low=loss - _OTHER * (loss - low), high=loss + _OTHER * (high - loss))
 
 
 def judge(interval: Interval, drop: float) -> str:

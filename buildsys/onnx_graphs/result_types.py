@@ -10,6 +10,8 @@ import math
 
 from buildsys.system.typed_dict import TypedDict
 
+NOT_REQUIRED = "; the metric decides"  # ends a note about errors beyond the limits
+
 Value = float | int | bool | str | None
 
 

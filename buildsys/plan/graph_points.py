@@ -69,6 +69,7 @@ class PlannedConversion:
     precision: str
     tolerance: Mapping[str, Any]
     search: bool = False  # nodes stay in fp32 until the graph is within the limits
+    by_metric: bool = False  # the metric of `evaluate` is the limit of the search
     # sections of the manifest for graphs of ONNX Runtime only: optimize, quantize_weights
     without_calibration: Mapping[str, Any] = field(default_factory=dict)
 

@@ -272,7 +272,13 @@ class EnginePlan:
         is_own = self.tolerance != self.model.spec["verify"][self.precision]
         variant = f"auto-{self.precision}{f'-{self.name}' if is_own else ''}"
         names = self.model.name, variant, self.precision
-        return PlannedConversion(*names, self.tolerance, search=True)
+        by_metric = self.model.spec["search"]["limit"] == "metric"
+        return PlannedConversion(*names, self.tolerance, search=True, by_metric=by_metric)
+
+    @property
+    def by_metric(self) -> bool:
+        """True if the metric of `evaluate` decides, and errors of tensors are reported only."""
+        return self.search is not None and self.search.by_metric
 
     @cached_property
     def conversion(self) -> PlannedConversion | None:

@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from buildsys.manifest.shape_cases import format_case, format_dims
-from buildsys.onnx_graphs.result_types import AgreementFigures, ComparedCases
+from buildsys.onnx_graphs.result_types import NOT_REQUIRED, AgreementFigures, ComparedCases
 from buildsys.report import formatting as q
 from buildsys.report.formatting import case_order
 from buildsys.report.key_figures import stage_report
@@ -123,7 +123,9 @@ def comparison_table(check: Check) -> Table:
         if line.uninformative:  # its error of 0 means nothing
             return (*place, *[q.NOTHING] * 4, "not informative")
         errors = q.error(line.max_abs), q.error(line.relative), q.cosine(line.cosine)
-        return (*place, *errors, q.share(line.top1), q.within_limit(line.passed))
+        within = q.within_limit(line.passed)
+        within = "not required" if line.note.endswith(NOT_REQUIRED) else within
+        return (*place, *errors, q.share(line.top1), within)
 
     lines = check.comparisons
     worst = sorted(lines, key=badness, reverse=True)[:_MOST_COMPARISONS]

@@ -23,12 +23,14 @@ from buildsys.stages.convert import stage as convert
 from buildsys.stages.engine import stage as engine
 from buildsys.stages.evaluate import stage as evaluate
 from buildsys.stages.predict import stage as predict
+from buildsys.stages.search import stage as search
+from buildsys.stages.verify import stage as verify
 from buildsys.system.toolchains import Toolchain
 from buildsys.workers.job import Job, StageResult
 
 STAGES = {
     "predict": predict, "calibrate": calibrate, "convert": convert, "engine": engine,
-    "evaluate": evaluate,
+    "evaluate": evaluate, "search": search, "verify": verify,
 }  # fmt: skip
 TRAINED = 800  # digits; the others are evaluated
 NET = """\
@@ -80,11 +82,15 @@ def predicted(images: Array) -> Array:
 class Digits:
     """A project with the network, its build folder and one engine."""
 
+    net = NET
+    trained = staticmethod(trained)
+    graph = staticmethod(graph)
+
     def __init__(self, folder: Path, evaluation: Mapping[str, Any], **sections: Any) -> None:
         """Write network, graph, samples and golden cases."""
         self.project, self.build = folder, folder / "build"
-        (folder / "net.py").write_text(NET)
-        torch.save(trained(), folder / "weights.pt")
+        (folder / "net.py").write_text(self.net)
+        torch.save(self.trained(), folder / "weights.pt")
         images, labels = digits()
         np.savez(folder / "val.npz", x=images[TRAINED:], labels=labels[TRAINED:])
         np.savez(folder / "calibration.npz", x=images[:64])
@@ -101,18 +107,21 @@ class Digits:
         self.actions = {action.target: action for action in plan_model(self.resolved)}
         path = self.build / "m/simplify/model.onnx"
         path.parent.mkdir(parents=True)
-        onnx.save(graph(), path)
+        onnx.save(self.graph(), path)
 
-    def quantize(self) -> None:
-        """Make the int8 graph and its engine."""
-        session = OrtGraph(graph().SerializeToString())
+    def quantize(self, *targets: str) -> None:
+        """Make the golden cases, the ranges and the int8 graph."""
+        self.save_golden()
+        for target in ("calibrate:m", *(targets or ("convert:m:int8",))):
+            self.run(target)
+
+    def save_golden(self) -> None:
+        session = OrtGraph(self.graph().SerializeToString())
         for case, batch in {"min": 1, "opt": 32, "max": 64, "odd": 5}.items():
             inputs = {"x": tensor_of(digits()[0][:batch])}
             path = self.build / f"m/reference/{case}.npz"
             path.parent.mkdir(exist_ok=True)
             save_case(path, inputs, session.run(inputs))
-        for target in ("calibrate:m", "convert:m:int8"):
-            self.run(target)
 
     def evaluated(self, toolchain: Toolchain | None = None) -> StageResult:
         """Build the engine, and compare it with the original model."""

@@ -7,7 +7,7 @@ from itertools import groupby
 from typing import Any
 
 from buildsys.cli.command import add_json, add_names, print_json
-from buildsys.cli.console.rows import Row, print_rows, time_ago
+from buildsys.cli.console.rows import Row, format_table, print_rows, time_ago
 from buildsys.cli.session import BuildSession
 from buildsys.cli.target_names import ModelFilter, add_filter
 from buildsys.execution.freshness import FRESH, MAY_RERUN, STALE, Freshness
@@ -19,7 +19,7 @@ from buildsys.execution.stale_reasons import (
 )
 from buildsys.report.engines import refit_origin
 from buildsys.report.formatting import duration, first_names
-from buildsys.report.key_figures import key_figure
+from buildsys.report.key_figures import key_figure, stage_report
 from buildsys.report.result_files import PASSED, parse, read_result
 from buildsys.stages.engine.result import EngineResult
 from buildsys.stages.search.result import SearchResult
@@ -165,3 +165,5 @@ def _search_lines(session: BuildSession, target: str) -> Iterator[str]:
         nodes = [" ".join(node[:1]) for node in search.content.get("nodes", [])]
         if nodes and not search.content.get("is_fp32"):
             yield f"in fp32: {first_names(nodes, _MOST_NODES)} ({search.file} has all)"
+        for judged in stage_report(SEARCH, "details")([search]):
+            yield from format_table(judged.columns, judged.rows) if judged.rows else ()

@@ -67,7 +67,7 @@ def is_unstable(
     outputs after a change with those before. A limit below the last bit asks for equal outputs.
     """
     failed = [name for name, comparison in case.compared.items() if not comparison.passed]
-    if not failed or not all(_is_of_values(case, name) for name in failed):
+    if not failed or not all(is_of_values(case, name) for name in failed):
         return False
     if rtol is not None and any(rtol < _last_bit(case.expected[name]) for name in failed):
         return False
@@ -81,7 +81,7 @@ def is_unstable(
 def _is_explained(
     case: ComparedCase, name: str, draws: Sequence[ComparedCase], rtol: float
 ) -> bool:
-    moved = [d for d in draws if _is_of_values(d, name) and not d.compared[name].passed]
+    moved = [d for d in draws if is_of_values(d, name) and not d.compared[name].passed]
     if not moved:
         return False
     distance, count = _difference(case, name, rtol)
@@ -94,7 +94,7 @@ def _last_bit(tensor: Tensor) -> float:
     return float(np.finfo(kind).eps) if kind.kind in "fc" else 0.0
 
 
-def _is_of_values(case: ComparedCase, name: str) -> bool:
+def is_of_values(case: ComparedCase, name: str) -> bool:
     """Check that both sides have one type and shape, and finite numbers at equal places."""
     if name not in case.actual or name not in case.expected:
         return False

@@ -79,6 +79,7 @@ def conversion_fields(model: ModelPlan, conversion: PlannedConversion) -> dict[s
             "precision": precision,
             **options,
             "tolerance": conversion.tolerance,
+            **({"limit": "metric"} if conversion.by_metric else {}),
             "cases": cases,
             **final.compare,
         },

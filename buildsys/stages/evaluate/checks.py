@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from buildsys.manifest.backend_choices import is_auto
 from buildsys.manifest.problem import Problems
 from buildsys.manifest.view import ManifestView
 
@@ -9,7 +10,11 @@ _IMAGES = ("images", "folder")
 
 
 def problems(view: ManifestView) -> Problems:
-    """Yield images without a declared preprocessing."""
+    """Yield a search for a metric that there is not, and images without a preprocessing."""
+    by_metric = view.get("search", "limit") == "metric" and any(map(is_auto, view.list("engines")))
+    if by_metric and not view.get("evaluate"):
+        problem = "the metric limits the search, but the model has no evaluate"
+        yield view.problem(("search", "limit"), problem, "add evaluate, or remove the limit")
     for path, section in view.maps("evaluate"):
         data = section.get("data") or {}
         kind = next((kind for kind in _IMAGES if kind in data), "")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 from buildsys.plan.action import Action
 from buildsys.plan.model_plan import EnginePlan, ModelPlan
@@ -15,28 +16,44 @@ def plan_evaluate(model: ModelPlan, engine: EnginePlan) -> Iterator[Action]:
     """Plan the evaluation of ``engine``."""
     if not model.spec["evaluate"]:
         return
-    elsewhere = bool(engine.toolchain)
-    name, fields = model.name, evaluation_fields(model, () if elsewhere else engine.run_tools)
-    batches, images, after = {}, {}, []
-    if engine.needs_ranges or engine.calibrates:  # evaluated on other samples
-        entries = calibration_data(model).items()
-        images = {tensor: entry for tensor, entry in entries if "images" in (entry or ())}
-        batches, after = model.calibrated("batches"), [f"calibrate:{name}"]
-        fields["sources"] = (*fields["sources"], *data_files(images.values()))
+    name, elsewhere = model.name, bool(engine.toolchain)
+    fields = judging_fields(
+        model, "rest" if engine.by_metric else "", engine.needs_ranges or engine.calibrates
+    )
     yield engine.action(
         "evaluate",
         f"evaluate/{engine.name}.json",
         operators=engine.loaded_operators,
-        options={
-            "engine": engine.options,
-            "evaluate": evaluation_options(model),
+        options={"engine": engine.options, **fields.pop("options")},
+        inputs={**engine.files, **fields.pop("inputs")},
+        after=(f"engine:{name}:{engine.name}", *fields.pop("after")),
+        order=(f"verify:{name}:{engine.name}",),  # figures of a wrong engine are worthless
+        tools=(*fields.pop("tools"), *(() if elsewhere else engine.run_tools)),
+        peer_tools=(*engine.toolchain_tools, *engine.run_tools) if elsewhere else (),
+        **fields,
+    )
+
+
+def judging_fields(model: ModelPlan, half: str, is_calibrated: bool) -> dict[str, Any]:
+    """Collect what a judgement by the metric depends on, on all samples or a half.
+
+    Calibration may have seen none of the samples.
+    """
+    batches, images, after = {}, {}, [f"predict:{model.name}"]
+    if is_calibrated:
+        entries = calibration_data(model).items()
+        images = {tensor: entry for tensor, entry in entries if "images" in (entry or ())}
+        batches, after = model.calibrated("batches"), [*after, f"calibrate:{model.name}"]
+    fields = evaluation_fields(model, ())
+    return {
+        **fields,
+        "sources": (*fields["sources"], *data_files(images.values())),
+        "options": {
+            "evaluate": evaluation_options(model, half),
             "drop": model.spec["evaluate"]["drop"],
             "inputs": model.final.inputs,
             **({"calibration_images": images} if batches else {}),
         },
-        inputs={**engine.files, "original": records_of(model), **batches},
-        after=(f"engine:{name}:{engine.name}", f"predict:{name}", *after),
-        order=(f"verify:{name}:{engine.name}",),  # figures of a wrong engine are worthless
-        peer_tools=(*engine.toolchain_tools, *engine.run_tools) if elsewhere else (),
-        **fields,
-    )
+        "inputs": {"original": records_of(model), **batches},
+        "after": after,
+    }

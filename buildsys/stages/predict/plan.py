@@ -46,14 +46,14 @@ def records_of(model: ModelPlan) -> FileRef:
     return FileRef(f"{model.name}/evaluate/original.npz")
 
 
-def evaluation_options(model: ModelPlan) -> dict[str, Any]:
-    """Collect what decides samples and metric."""
+def evaluation_options(model: ModelPlan, half: str = "") -> dict[str, Any]:
+    """Collect what decides samples, or one half of them, and metric."""
     section = model.spec["evaluate"]
     options: dict[str, Any] = {field: section[field] for field in _FIELDS}
     options["dims"] = model.exported.dims
     options["preprocess"] = _preprocess(model)
     options["classes"] = model.classes
-    return options
+    return {**options, "half": half} if half else options
 
 
 def _preprocess(model: ModelPlan) -> dict[str, Any]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Sequence
 
 from buildsys.report import formatting as q
 from buildsys.report.report_types import Table
@@ -11,21 +11,24 @@ from buildsys.report.result_files import Result
 from buildsys.stages.search.result import SearchedGraph, SearchResult
 
 _MOST_NODES = 12
+_JUDGED = "loss>", "interval of other samples>", "verdict"
 
 
 def key_figure(result: SearchResult) -> str:
-    """Count the nodes in fp32; name the errors without and with them, and the work left."""
+    """Count the nodes in fp32; name what is limited without and with them, and the work left."""
     precision, count = result["precision"], len(result["nodes"])
-    before = _error(result["without"])
     if result["is_fp32"]:
         return f"all nodes stay in fp32: no choice of nodes in {precision} is within the limits"
     low = result.get("macs_low")
     work = "" if low is None else f", {q.percent(low)} of the MACs in {precision}"
+    drop = _drop(result)
+    name = f"{result['title']} loses" if drop else "relative error"
+    work = f" ({drop} allowed){work}" if drop else work
     if not count:
-        return f"all nodes in {precision}: relative error {q.error(before)}{work}"
-    after = _error(result["with"])
+        return f"all nodes in {precision}: {name} {_limited(result['without'])}{work}"
     nodes = f"{count} of {q.nodes(result['candidates'])} in fp32"
-    return f"{nodes}: relative error {q.error(before)} → {q.error(after)}{work}"
+    change = f"{_limited(result['without'])} → {_limited(result['with'])}"
+    return f"{nodes}: {name} {change}{work}"
 
 
 def table(results: Iterable[Result[SearchResult]]) -> Table:
@@ -37,12 +40,13 @@ def table(results: Iterable[Result[SearchResult]]) -> Table:
         without, kept = content.get("without", SearchedGraph()), content.get("with")
         errors = _error(without), _error(kept or SearchedGraph())
         limit, low = content.get("limits", {}).get("rtol"), content.get("macs_low")
+        rounded = q.NOTHING if limit is None else f"{limit:.3g}"
         rows.append(
             (
                 result.variant,
                 "all" if is_fp32 else f"{len(nodes)} of {q.count(content.get('candidates'))}",
                 " → ".join(map(q.error, errors)),
-                q.NOTHING if limit is None else f"{limit:.3g}",
+                _drop(content) or rounded,
                 q.NOTHING if low is None else q.percent(low),
             )
         )
@@ -57,6 +61,39 @@ def table(results: Iterable[Result[SearchResult]]) -> Table:
         "MACs in low precision>",
     )  # fmt: skip
     return Table("Mixed precision", columns, tuple(rows), tuple(notes))
+
+
+def details(results: Sequence[Result[SearchResult]]) -> Iterator[Table]:
+    """Yield the graphs that were judged by the metric of `evaluate`."""
+    for result in results:
+        content = result.content
+        is_share = content.get("is_share", True)
+        rows = tuple(_cells(graph, is_share) for graph in content.get("graphs", []))
+        columns = "nodes in fp32>", f"{content.get('title')}>", *_JUDGED
+        limit = f"{result.variant}, {_drop(content)} allowed"
+        yield Table(f"Graphs judged by the search {limit}", columns, rows)
+
+
+def _cells(graph: SearchedGraph, is_share: bool) -> tuple[str, ...]:
+    count, verdict = q.count(graph.get("in_fp32")), graph.get("verdict", "")
+    if not {"value", "loss", "low", "high"} <= graph.keys():
+        return count, *[q.NOTHING] * 3, f"{verdict}: {graph.get('reason', '')}"
+    interval = f"{q.percent(graph['low'])} to {q.percent(graph['high'])}"
+    value = q.metric(graph["value"], is_share=is_share)
+    return count, value, q.percent(graph["loss"]), interval, verdict
+
+
+def _drop(content: SearchResult) -> str:
+    """Write the largest loss of a metric for the search, "" if errors are its limit."""
+    drop = content.get("limits", {}).get("drop")
+    return "" if drop is None else f"loss of {q.percent(drop)}"
+
+
+def _limited(graph: SearchedGraph) -> str:
+    """Write the loss of a metric, or the error."""
+    if "loss" in graph:
+        return q.percent(graph["loss"])
+    return "all" if "verdict" in graph else q.error(_error(graph))
 
 
 def _error(graph: SearchedGraph) -> float | None:

@@ -12,9 +12,15 @@ from buildsys.system.typed_dict import TypedDict
 
 
 class SearchedGraph(TypedDict, total=False):
-    """A graph compared with the golden outputs."""
+    """A graph compared with the golden outputs, or by the metric of `evaluate`."""
 
     passed: bool
+    verdict: str  # of the metric: passed | failed | undecided
+    in_fp32: int  # nodes
+    value: float  # of the metric
+    loss: float  # against the original, with its interval; a gain is negative
+    low: float
+    high: float
     relative: float | None  # the worst of all outputs and cases; None if not finite
     reason: str
 
@@ -35,7 +41,10 @@ class SearchResult(_Graphs, ResultHeader, total=False):
     trials: int
     exclude: list[str]
     macs_low: float | None  # share of the multiply-accumulates in the precision
-    limits: dict[str, float | None]
+    limits: dict[str, float | None]  # "drop": of the metric
+    title: str  # of the metric
+    is_share: bool
+    graphs: list[SearchedGraph]  # all that were judged by the metric, in order
 
 
 @dataclass(frozen=True)

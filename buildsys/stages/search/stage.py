@@ -11,6 +11,7 @@ import json
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
+from importlib import import_module
 from typing import Any
 
 import numpy as np
@@ -35,16 +36,8 @@ from buildsys.stages.common.golden_check import (
 from buildsys.stages.common.graph_runs import GraphCheck
 from buildsys.stages.common.intermediate_tensors import IntermediateTensors, largest_losses
 from buildsys.stages.common.node_patterns import load_named_model, named_nodes
-from buildsys.stages.convert.quantized import (
-    insert,
-    quantized_nodes,
-)
-from buildsys.stages.convert.typed import (
-    BF16_IR_VERSION,
-    BF16_OPSET,
-    LARGEST,
-    convert_precision,
-)
+from buildsys.stages.convert.quantized import insert, quantized_nodes
+from buildsys.stages.convert.typed import BF16_IR_VERSION, BF16_OPSET, LARGEST, convert_precision
 from buildsys.stages.search.result import KeptNodes
 from buildsys.workers.job import Job, StageResult
 
@@ -60,9 +53,11 @@ def run(job: Job) -> StageResult:
     golden = load_golden(job)
     bounds = job.options.get("search")
     ends = time.monotonic() + job.options.get("limit_s", 0)
-    if bounds:
+    of_metric = "buildsys.stages.search.by_metric"  # which only their targets have in the key
+    kind = import_module(of_metric).MetricTrials if job.options.get("limit") else Trials
+    if bounds and kind is Trials:
         job = replace(job, options={**job.options, "tolerance": _narrowed(job, golden)})
-    trials = Trials(job, golden, bounds["trials"] if bounds else 0)
+    trials: Trials = kind(job, golden, bounds["trials"] if bounds else 0)
 
     def may_go_on() -> bool:
         return bool(trials.count < bounds["trials"] if bounds else time.monotonic() < ends)
@@ -95,7 +90,7 @@ def run(job: Job) -> StageResult:
         text = json.dumps(asdict(content), indent=1)
         job.outputs["nodes"].write_text(text + "\n", encoding="utf-8")
         share = _low_share(job, trials, {node.name for node in in_fp32})
-        figures |= {"macs_low": share, "limits": dict(job.options["tolerance"])}
+        figures |= {"macs_low": share, **trials.limit_figures()}
     return StageResult(figures=figures)
 
 
@@ -244,15 +239,22 @@ class Trials:
         return list(dict.fromkeys([*(loss.result.node for loss in losses), *self.candidates]))
 
     def passes(self, nodes: Sequence[str]) -> bool:
-        """Check that the graph with ``nodes`` in fp32 is within the limits in every case."""
+        """Check that the graph with ``nodes`` in fp32 is within the limits."""
         key = frozenset(nodes)
         if key not in self._verdicts:
             self.count += 1
             self._job.progress(f"trial {self.count}: {len(nodes)} nodes in fp32")
             self._job.count(self.count, self._most, "trials")
-            checks = self._check(nodes, is_trial=True)
-            self._verdicts[key] = not failures_of(self._precision, checks)
+            self._verdicts[key] = self.holds(nodes)
         return self._verdicts[key]
+
+    def holds(self, nodes: Sequence[str]) -> bool:
+        """Compare the outputs with ``nodes`` in fp32 in every case."""
+        return not failures_of(self._precision, self._check(nodes, is_trial=True))
+
+    def limit_figures(self) -> dict[str, Any]:
+        """Collect the limits of a graph."""
+        return {"limits": dict(self._job.options["tolerance"])}
 
     def check_all(self, nodes: Sequence[str]) -> dict[str, Any]:
         """Judge all cases with ``nodes`` in fp32, with the worst error."""

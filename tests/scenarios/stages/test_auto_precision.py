@@ -16,6 +16,18 @@ class Wide(torch.nn.Module):
     def forward(self, x):
         return self.second(torch.relu(self.first(x) * 6e4) / 6e4)
 """
+SAMPLES = """\
+import numpy
+
+
+def samples():
+    for row in numpy.random.default_rng(0).standard_normal((300, 4), "float32"):
+        yield {"x": row}, int(row[0] > 0)
+"""
+BY_METRIC = """
+evaluate: {data: {python: "plugins/samples.py:samples"}, metric: top1, drop: 20%}
+search: {limit: metric}
+"""
 
 
 def test_a_search_runs_once_is_explained_and_runs_again_for_other_limits(
@@ -60,3 +72,18 @@ def test_a_search_runs_once_is_explained_and_runs_again_for_other_limits(
     manifest.write_text(text)
     back = project.doit()
     assert "search:net:auto-fp16" in back.restored
+
+    (project.root / "plugins/samples.py").write_text(SAMPLES)
+    manifest.write_text(text + BY_METRIC)
+    verified = project.doit("verify:net:ort")
+    assert {"predict:net", "search:net:auto-fp16"} <= verified.passed
+    doubted = project.buildsys("doctor", "net:ort")
+    assert doubted.code == 1
+    assert "evaluate:net:ort has not run on the current files" in doubted.out
+    assert "evaluate:net:ort" in project.doit().passed
+    explained = project.buildsys("explain", "search:net:auto-fp16").out
+    assert " in fp32: top-1 loses all → 0.0 % (loss of 16.0 % allowed)" in explained
+    title = "nodes in fp32   top-1   loss  interval of other samples  verdict"
+    assert title in explained
+    assert "failed: the output y is NaN for sample " in explained
+    assert project.buildsys("doctor", "net:ort").code == 0

@@ -13,6 +13,7 @@ from buildsys.errors import StageError
 from buildsys.evaluation.metric import Metric, Records
 from buildsys.evaluation.statistics import (
     Interval,
+    interval_of_others,
     judge,
     paired_interval,
     samples_needed,
@@ -48,6 +49,17 @@ def test_an_engine_without_loss_passes_with_enough_samples(count: int, differ: f
     intervals = simulated(count, differ / 2, differ / 2)
     assert share(intervals, "passed") >= 0.93
     assert share(intervals, "failed") == 0.0
+
+
+@pytest.mark.parametrize(("count", "lost", "gained"), [(500, 0.01, 0.008), (2000, 0.004, 0.003)])
+def test_other_samples_seldom_have_an_interval_beyond_the_expected(
+    count: int, lost: float, gained: float
+) -> None:
+    intervals = simulated(count, lost, gained)
+    pairs = list(zip(intervals[::2], intervals[1::2], strict=True))
+    beyond = [other.high > interval_of_others(seen).high for seen, other in pairs]
+    assert 0.02 < np.mean(beyond) < 0.08  # of few answers that differ
+    assert all(interval_of_others(seen).loss == seen.loss for seen, _ in pairs)
 
 
 def test_a_large_loss_fails() -> None:

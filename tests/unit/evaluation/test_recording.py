@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from buildsys.errors import StageError
 from buildsys.evaluation import recording
 from buildsys.evaluation.metrics import load_metric
 from buildsys.evaluation.recording import Recorded, record
@@ -62,16 +63,45 @@ def test_batches_have_sizes_that_the_model_takes(project: Path) -> None:
     assert recorded(project, Model(), batch_size=16).digests == whole.digests
 
 
+def test_halves_have_no_input_in_common_and_are_those_of_the_whole(project: Path) -> None:
+    with np.load(project / "data.npz") as stored:
+        x, labels = (np.concatenate([stored[name]] * 2) for name in ("x", "labels"))
+    np.savez(project / "data.npz", x=x, labels=labels)  # every sample twice
+    whole, names = recorded(project, Model()), list[str]()
+    inputs = []
+    for half in ("search", "rest"):
+        part = recorded(project, Model(), half=half)
+        assert part.digests == whole.half(half).digests
+        np.testing.assert_array_equal(part.records["label"], whole.half(half).records["label"])
+        names += part.names
+        inputs.append({x[int(name)].tobytes() for name in part.names})
+    assert sorted(names) == sorted(whole.names)
+    assert not inputs[0] & inputs[1]
+    assert min(map(len, inputs)) > COUNT / 4
+
+
+def test_a_half_without_samples_is_a_sentence(project: Path) -> None:
+    np.savez(project / "data.npz", x=np.ones((9, 3), np.float32), labels=[1] * 9)
+    whole, problems = recorded(project, Model()), []
+    for half in ("search", "rest"):
+        try:
+            whole.half(half)
+        except StageError as error:
+            problems.append(error.problem)
+    assert problems == ["a half of the samples, chosen by their content, is empty"]
+
+
+@pytest.mark.parametrize("half", [{}, {"half": "rest"}])
 def test_a_stopped_run_goes_on(
-    project: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    project: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, half: dict[str, str]
 ) -> None:
     monkeypatch.setattr(recording, "_SAVE_EACH_S", 0.0)
     parts = tmp_path / "parts"
     with pytest.raises(KeyboardInterrupt):
-        recorded(project, Model(calls=3), parts)
-    rest = Model()
-    whole, again = recorded(project, Model()), recorded(project, rest, parts)
-    assert rest.sizes == [8] * 3 + [4]
+        recorded(project, Model(calls=3), parts, **half)
+    model, rest = Model(), Model()
+    whole, again = recorded(project, model, **half), recorded(project, rest, parts, **half)
+    assert len(rest.sizes) == len(model.sizes) - 3
     assert (again.names, again.digests) == (whole.names, whole.digests)
     for name, array in whole.records.items():
         np.testing.assert_array_equal(again.records[name], array)

@@ -45,6 +45,33 @@ def test_engines_of_several_backends_share_one_search_and_one_graph() -> None:
     assert found["engine:m:e2"].inputs["model"].path == "m/convert/fp16/model.onnx"
 
 
+def test_the_metric_of_a_half_is_the_limit_and_the_engine_is_evaluated_on_the_rest() -> None:
+    engines = {"precision": "auto-int8"}, {"precision": "int8"}
+    evaluate = {"data": {"npz": "val.npz"}, "metric": "top1", "drop": "1%"}
+    sections = {"calibration": CALIBRATION, "evaluate": evaluate}
+    before, found = (
+        plan(*engines, **sections),
+        plan(*engines, **sections, search={"limit": "metric"}),
+    )
+    changed = {target for target, action in found.items() if action != before[target]}
+    assert changed == {
+        "search:m:auto-int8", "convert:m:auto-int8", "verify:m:e0", "evaluate:m:e0", "report:m",
+    }  # fmt: skip
+    search, evaluated = found["search:m:auto-int8"], found["evaluate:m:e0"]
+    assert search.options["search"] == before[search.target].options["search"]
+    assert search.options["drop"] == 0.01
+    halves = [action.options["evaluate"].pop("half") for action in (search, evaluated)]
+    assert halves == ["search", "rest"]
+    assert search.options["evaluate"] == found["evaluate:m:e1"].options["evaluate"]
+    assert search.inputs["original"] == evaluated.inputs["original"]
+    assert {"predict:m", "calibrate:m"} <= {*search.after}
+    assert "batches" in search.inputs  # it may have none of the samples
+    assert "val.npz" in search.sources
+    assert "buildsys.stages.search.by_metric" in search.code
+    for target in ("search:m:auto-int8", "convert:m:auto-int8", "verify:m:e0"):
+        assert found[target].options["limit"] == "metric"
+
+
 def test_limits_of_an_engine_have_a_search_of_their_own() -> None:
     own = {"precision": "auto-fp16", "tolerance": {"rtol": 1e-3, "cosine": 0.99}}
     found = plan({"precision": "auto-fp16"}, own)

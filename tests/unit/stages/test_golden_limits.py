@@ -9,7 +9,14 @@ import pytest
 
 from buildsys.errors import StageError
 from buildsys.onnx_graphs.tensors import Case, Tensor, load_case, save_case, tensor_of
-from buildsys.stages.common.golden_check import OutputRules, compare_case, golden_limits
+from buildsys.stages.common.golden_check import (
+    OutputRules,
+    compare_case,
+    failures_of,
+    golden_limits,
+    judge_agreement,
+    output_rules,
+)
 from buildsys.stages.common.graph_runs import run_case
 from buildsys.workers.job import Job
 
@@ -52,6 +59,45 @@ def test_the_type_of_the_network_decides_unless_the_manifest_does(
     assert checked.compared["y"].passed is passed
     if limits["rtol"] is not None:
         assert allowed["rtol"] == limits["rtol"]
+
+
+NAN = np.where(Y > 0.5, np.nan, Y).astype(np.float32)
+WRONG = {
+    "other values": (Y[::-1].copy(), True),
+    "NaN": (NAN, False),
+    "another shape": (Y[:2], False),
+    "another type": (Y.astype(np.float64), False),
+}
+
+
+@pytest.mark.parametrize("fault", WRONG)
+def test_where_the_metric_decides_only_errors_of_values_pass(tmp_path: Path, fault: str) -> None:
+    stage, cases = job(tmp_path, precision="int8", limit="metric"), golden("float32")
+    values, passes = WRONG[fault]
+    checked = compare_case(
+        cases["opt"], {"y": tensor_of(values)}, golden_limits(stage, cases), output_rules(stage)
+    ).compared["y"]
+    assert checked.passed is passes
+    assert checked.note.endswith("; the metric decides") is passes
+    if passes:
+        assert checked.note.startswith("relative error 1.45, allowed 0.3")
+        assert checked.relative > 1
+    assert not compare_case(cases["opt"], {}, {}, output_rules(stage)).compared["y"].passed
+
+
+def test_where_the_metric_decides_agreement_and_classes_are_measured_only(tmp_path: Path) -> None:
+    stage = job(tmp_path, precision="int8", limit="metric")
+    rng, checks = np.random.default_rng(0), {}
+    for number in range(40):
+        x, scores, other = rng.standard_normal((3, 1, 10)).astype(np.float32)
+        outputs = [{"y": v, "class": v.argmax(axis=1)} for v in (scores[None], other[None])]
+        ours, theirs = ({n: tensor_of(a) for n, a in out.items()} for out in outputs)
+        case = Case({"x": tensor_of(x[None])}, theirs)
+        limits = golden_limits(stage, {"": case})
+        checks[f"{number}"] = compare_case(case, ours, limits, output_rules(stage))
+    judged, agreements = judge_agreement(checks, limits)
+    assert agreements["y"].correlation < 0.5
+    assert failures_of("int8", judged) == []
 
 
 def test_an_engine_precision_has_the_wider_limit(tmp_path: Path) -> None:
