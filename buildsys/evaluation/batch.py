@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import csv
+import zipfile
+import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
+from tokenize import TokenError
 from typing import Any
 
 import numpy as np
@@ -18,7 +22,11 @@ from buildsys.onnx_graphs.tensors import Array
 Inputs = Mapping[str, Mapping[str, Any]]  # name -> shape (batch axis first), dtype, preprocess
 Label = Any  # int, float, str, an array, or a dict of arrays
 MIB = 2**20
-INPUT_DIGITS = 32  # at the start of a sample's digest
+CONTENT_DIGITS = 32  # of inputs and of an image, at the start of a sample's digest
+_DAMAGED = (  # what libraries raise for files, unlike mistakes in this package
+    OSError, EOFError, KeyError, ValueError, RuntimeError,
+    TokenError, csv.Error, zipfile.BadZipFile, zlib.error,
+)  # fmt: skip
 
 
 @dataclass(frozen=True, eq=False)
@@ -28,6 +36,7 @@ class Batch:
     names: list[str]  # of a file, row or number, for people
     inputs: dict[str, Array]  # with the batch axis; types unknown to numpy as float32
     labels: list[Label]
+    images: list[str] = field(default_factory=list)  # digests of their files; or empty
 
     def __len__(self) -> int:
         return len(self.names)
@@ -35,13 +44,13 @@ class Batch:
     def __getitem__(self, rows: slice) -> Batch:
         """Select samples without copying."""
         inputs = {name: array[rows] for name, array in self.inputs.items()}
-        return Batch(self.names[rows], inputs, self.labels[rows])
+        return Batch(self.names[rows], inputs, self.labels[rows], self.images[rows])
 
     def take(self, rows: Sequence[int]) -> Batch:
         """Copy some samples."""
         inputs = {name: array[[*rows]] for name, array in self.inputs.items()}
         names, labels = ([of[row] for row in rows] for of in (self.names, self.labels))
-        return Batch(names, inputs, labels)
+        return Batch(names, inputs, labels, [self.images[row] for row in rows if self.images])
 
 
 @dataclass(frozen=True)
@@ -71,9 +80,7 @@ def reading(title: str, kind: str, hint: str) -> Iterator[None]:
     """Turn what libraries raise for missing and damaged files into a sentence."""
     try:
         yield
-    except StageError:
-        raise
-    except Exception as error:
+    except _DAMAGED as error:
         raise StageError(f"{title} cannot be read as {kind}: {first_line(error)}", hint) from error
 
 
@@ -96,7 +103,7 @@ def checked(batch: Batch, inputs: Inputs) -> Batch:
         if len(array) != len(batch.labels):
             problem = f"from {what}, the input {name} has {len(array)} rows"
             raise StageError(f"{problem} and {len(batch.labels)} labels", "give one label per row")
-    return Batch(batch.names, arrays, batch.labels)
+    return replace(batch, inputs=arrays)
 
 
 def regroup(parts: Iterable[Batch], size: int) -> Iterator[Batch]:
@@ -118,22 +125,27 @@ def regroup(parts: Iterable[Batch], size: int) -> Iterator[Batch]:
         yield _join(waiting)
 
 
+def content_digest(content: bytes) -> str:
+    """Digest inputs or an image file, to find them in other data."""
+    return blake3(content).hexdigest(CONTENT_DIGITS // 2)
+
+
 def input_digests(batch: Batch) -> list[str]:
-    """Digest the inputs of each sample, to find them in other data."""
+    """Digest the inputs of each sample."""
     columns = [batch.inputs[name] for name in sorted(batch.inputs)]
-    rows = (b"".join(map(_content, row)) for row in zip(*columns, strict=True))
-    return [blake3(row).hexdigest(INPUT_DIGITS // 2) for row in rows]
+    return [content_digest(b"".join(map(_content, row))) for row in zip(*columns, strict=True)]
 
 
 def digests(batch: Batch) -> list[str]:
-    """Digest inputs, name and label of each sample, whatever the size of batches.
+    """Digest inputs, image file, name and label of each sample, whatever the size of batches.
 
-    A digest begins with that of the inputs.
+    A digest begins with those of inputs and file.
     """
-    rows = zip(input_digests(batch), batch.names, batch.labels, strict=True)
+    images = batch.images or [""] * len(batch)
+    rows = zip(input_digests(batch), images, batch.names, batch.labels, strict=True)
     return [
-        inputs + blake3(f"{[name]}".encode() + _content(label)).hexdigest(8)
-        for inputs, name, label in rows
+        inputs + image + blake3(f"{[name]}".encode() + _content(label)).hexdigest(8)
+        for inputs, image, name, label in rows
     ]
 
 
@@ -180,4 +192,5 @@ def _join(parts: list[Batch]) -> Batch:
         [name for part in parts for name in part.names],
         {name: np.concatenate([part.inputs[name] for part in parts]) for name in parts[0].inputs},
         [label for part in parts for label in part.labels],
+        [image for part in parts for image in part.images],
     )

@@ -40,6 +40,7 @@ class Metric:
         """Take ``classes`` (names) and ``output`` (the one with predictions)."""
         self.options = options
         self.classes: Sequence[str] = options.get("classes") or ()
+        self._numbers = {name: n for n, name in reversed([*enumerate(self.classes)])}
 
     def records(self, outputs: Outputs, batch: Batch) -> Records:
         """Reduce the outputs of a batch to a row per sample.
@@ -139,12 +140,15 @@ class Metric:
         """Find the number of a label, which may be a name, or a float from a table."""
         if isinstance(label, float) and label.is_integer():
             label = int(label)
-        if isinstance(label, str) and label in self.classes:
-            label = [*self.classes].index(label)
+        if (number := self._numbers.get(f"{label}")) is not None:
+            if not isinstance(label, str) and number != label < count:
+                problem = f"the label {label} of sample {sample} is a number and a name of a class"
+                raise StageError(problem, "rename the classes in outputs.NAME.labels")
+            label = number
         if isinstance(label, str) and not self.classes:
             problem = f"the label of sample {sample} is a name, {label}"
             raise StageError(problem, "name the classes in outputs.NAME.labels")
-        if isinstance(label, str) or (isinstance(label, int) and not 0 <= label < count):
+        if isinstance(label, (str, float)) or (isinstance(label, int) and not 0 <= label < count):
             problem = f"the label {label} of sample {sample} is not one of {count} classes"
             raise StageError(problem, "correct the labels; numbers of classes begin at 0")
         if not isinstance(label, int):

@@ -71,7 +71,8 @@ def record(
     """
     steps = options["preprocess"]
     declared = {name: {**port, "preprocess": steps.get(name)} for name, port in inputs.items()}
-    samples = open_samples(options["data"], declared, project)
+    data = {**options["data"], "classes": options["classes"]}
+    samples = open_samples(data, declared, project)
     usual, least, step = _batch_sizes(inputs, options["dims"], options["batch_size"])
     most = options["samples"] or samples.count or 0
     half, files = options.get("half"), sorted(parts.glob("*.npz")) if parts else []

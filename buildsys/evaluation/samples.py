@@ -22,6 +22,7 @@ from buildsys.evaluation.batch import (
     Inputs,
     Label,
     Samples,
+    content_digest,
     label_list,
     plain_label,
     reading,
@@ -63,18 +64,21 @@ def _npz_samples(data: Mapping[str, Any], inputs: Inputs, project: Path) -> Samp
             problem = f"{title}: {key} has {number} rows, {label_key} has {count}"
             raise StageError(problem, "save one label per sample")
 
-    def read(start: int, size: int) -> Iterator[Batch]:
+    def pieces(start: int, size: int) -> Iterator[tuple[int, dict[str, Array]]]:
         with reading(title, *_AS_NPZ), zipfile.ZipFile(file) as archive:
             arrays = {key: _Rows(archive, key, title) for key in (*inputs, label_key)}
             step = max(size, MIB // max(1, *(rows.row_bytes for rows in arrays.values())))
             for rows in arrays.values():
                 rows.stream.seek(start * rows.row_bytes, os.SEEK_CUR)
             for begin in range(start, count, step):
-                end = min(begin + step, count)
-                pieces = {key: rows.read(end - begin) for key, rows in arrays.items()}
-                labels = label_list(pieces[label_key])
-                names = [f"{number}" for number in range(begin, end)]
-                yield Batch(names, {name: pieces[name] for name in inputs}, labels)
+                length = min(step, count - begin)
+                yield begin, {key: rows.read(length) for key, rows in arrays.items()}
+
+    def read(start: int, size: int) -> Iterator[Batch]:
+        for begin, piece in pieces(start, size):
+            labels = label_list(piece[label_key])
+            names = [f"{begin + row}" for row in range(len(labels))]
+            yield Batch(names, {name: piece[name] for name in inputs}, labels)
 
     return Samples(inputs, count, read)
 
@@ -100,6 +104,8 @@ class _Rows:
 
     def read(self, rows: int) -> Array:
         content = bytearray(self.stream.read(rows * self.row_bytes))
+        if len(content) < rows * self.row_bytes:
+            raise EOFError("it ends too early")
         array: Array = np.ndarray((rows, *self._shape[1:]), self._dtype, content)
         return array.astype(self._dtype.newbyteorder("="), copy=False)
 
@@ -163,19 +169,23 @@ def _image_samples(data: Mapping[str, Any], inputs: Inputs, project: Path) -> Sa
 
 
 def _folder_samples(data: Mapping[str, Any], inputs: Inputs, project: Path) -> Samples:
-    """Open a folder with a folder per class, numbered in order of names."""
+    """Open a folder with a folder per class: that of its name, else in order of names."""
     folder = project / data["folder"]
     classes = sorted(path for path in folder.glob("*") if path.is_dir())
     if not classes:
         raise StageError(f"{data['folder']} has no folders of classes", "correct evaluate.data")
-    files, labels = [], []
+    names, files, labels = list(data.get("classes") or ()), [], list[Label]()
+    has_names = {path.name for path in classes} <= {*names}
+    if names and not has_names and len(names) != len(classes):
+        problem = f"{data['folder']} has {len(classes)} folders for {len(names)} classes"
+        raise StageError(problem, "name the folders as in outputs.NAME.labels")
     for number, path in enumerate(classes):
         images = [os.path.relpath(image, project) for image in image_files(str(path))]
         if not images:
             hint = "remove it, or add images; every folder is a class"
             raise StageError(f"{os.path.relpath(path, project)} has no images", hint)
         files += images
-        labels += [number] * len(images)
+        labels += [path.name if has_names else number] * len(images)
     return _files(files, labels, inputs, project)
 
 
@@ -193,7 +203,8 @@ def _read_labels(title: str, files: Sequence[str], folder: Path, project: Path) 
     used: dict[str, str] = {}
     missing = []
     for file in files:
-        texts = file, os.path.relpath(project / file, folder), PurePath(file).name
+        path = project / file
+        texts = file, os.path.relpath(path, folder), path.name, str(path)
         match = next((text for text in texts if text in by_name), None)
         if match is None:
             missing.append(file)
@@ -240,13 +251,22 @@ def _files(files: list[str], labels: list[Label], inputs: Inputs, project: Path)
     def read(start: int, size: int) -> Iterator[Batch]:
         for begin in range(start, len(files), size):
             names = files[begin : begin + size]
-            images = _prepared([project / name for name in names], inputs)
-            yield Batch(names, images, labels[begin : begin + size])
+            images = [_image(name, project) for name in names]
+            yield Batch(names, _prepared(images, inputs), labels[begin:][:size], _digests(images))
 
     return Samples(inputs, len(files), read)
 
 
-def _prepared(images: Sequence[Path | EncodedImage], inputs: Inputs) -> dict[str, Array]:
+def _image(name: str, project: Path) -> EncodedImage:
+    with reading(name, "an image", "let files be until the build ends"):
+        return EncodedImage(name, (project / name).read_bytes())
+
+
+def _digests(images: Sequence[EncodedImage]) -> list[str]:
+    return [content_digest(image.content) for image in images]
+
+
+def _prepared(images: Sequence[EncodedImage], inputs: Inputs) -> dict[str, Array]:
     """Decode and preprocess images for the input that has ``preprocess``.
 
     Raises: StageError: there is no such input, or a file cannot be read.
@@ -283,15 +303,19 @@ def _table_samples(data: Mapping[str, Any], inputs: Inputs, project: Path) -> Sa
             count += sum(part.num_rows for part in table.batches([label], 2**16))
     columns = dict(zip(inputs, own, strict=True))
 
-    def read(start: int, size: int) -> Iterator[Batch]:
-        number = 0
+    def parts(size: int) -> Iterator[Any]:
         for file in files:
             with reading(file.name, *_AS_TABLE), _opened(file) as table:
                 for part in table.batches([*own, label], size):
-                    for begin in range(max(0, start - number), part.num_rows, size):
-                        rows = part.slice(begin, size)
-                        yield _batch(rows, columns, label, inputs, number + begin)
-                    number += part.num_rows
+                    part.validate(full=True)  # else damaged offsets abort the process
+                    yield part
+
+    def read(start: int, size: int) -> Iterator[Batch]:
+        number = 0
+        for part in parts(size):
+            for begin in range(max(0, start - number), part.num_rows, size):
+                yield _batch(part.slice(begin, size), columns, label, inputs, number + begin)
+            number += part.num_rows
 
     return Samples(inputs, count, read)
 
@@ -299,17 +323,19 @@ def _table_samples(data: Mapping[str, Any], inputs: Inputs, project: Path) -> Sa
 def _batch(rows: Any, columns: Mapping[str, str], label: str, inputs: Inputs, number: int) -> Batch:
     """Convert rows of a record batch."""
     arrays: dict[str, Array] = {}
+    digests: list[str] = []
     for name, declared in inputs.items():
         column = rows.column(columns[name])
         if images := _images(column, number):
             arrays |= _prepared(images, {name: declared})
+            digests = _digests(images)
         else:
             arrays[name] = _array(column, declared, f"column {columns[name]} from row {number}")
     labels = [plain_label(value) for value in rows.column(label).to_pylist()]
     if None in labels:
         problem = f"row {number + labels.index(None)} has no {label}"
         raise StageError(problem, "remove such rows")
-    return Batch([f"{number + row}" for row in range(rows.num_rows)], arrays, labels)
+    return Batch([f"{number + row}" for row in range(rows.num_rows)], arrays, labels, digests)
 
 
 def _images(column: Any, number: int) -> list[EncodedImage]:

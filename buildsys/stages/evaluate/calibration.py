@@ -2,21 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from blake3 import blake3
-
 from buildsys.backends.interface import read_batches
 from buildsys.errors import StageError
-from buildsys.evaluation.batch import INPUT_DIGITS, Batch, input_digests
+from buildsys.evaluation.batch import CONTENT_DIGITS, Batch, content_digest, input_digests
 from buildsys.evaluation.recording import Recorded
 from buildsys.models.images import find_images
 from buildsys.onnx_graphs.tensors import Tensor
 from buildsys.workers.job import Job
-
-_IMAGES = ("images", "folder")
 
 
 def check_calibration(job: Job, original: Recorded) -> None:
@@ -26,21 +22,20 @@ def check_calibration(job: Job, original: Recorded) -> None:
     """
     if "batches" not in job.inputs:
         return
-    seen = _calibration_samples(job.inputs["batches"], job.options["inputs"])
-    places = {digest: place for place, digest in reversed(seen)}  # the first of equal samples
+    samples = _calibration_samples(job.inputs["batches"], job.options["inputs"])
+    places = {digest: place for place, digest in reversed(samples)}  # the first of equal samples
+    for name, data in job.options["calibration_images"].items():  # may be prepared in another way
+        for file in find_images(data, name, len(samples), job.project):
+            place = str(file.relative_to(job.project))
+            places.setdefault(content_digest(file.read_bytes()), place)
     shared = {
-        name: places[digest[:INPUT_DIGITS]]
+        name: places[part]
         for name, digest in zip(original.names, original.digests, strict=True)
-        if digest[:INPUT_DIGITS] in places
+        for part in (digest[CONTENT_DIGITS:][:CONTENT_DIGITS], digest[:CONTENT_DIGITS])
+        if part in places
     }
-    if any(kind in job.options["evaluate"]["data"] for kind in _IMAGES):
-        images = job.options["calibration_images"].items()
-        files = [
-            f for name, data in images for f in find_images(data, name, len(seen), job.project)
-        ]
-        shared = {**dict(_shared_files(original.names, files, job.project)), **shared}
     if shared:
-        name = next(name for name in original.names if name in shared)
+        name = next(iter(shared))
         count = f" and {len(shared) - 1} more are" if shared.keys() - {name} else " is"
         problem = f"the sample {name}{count} in the calibration data: {shared[name]}"
         hint = "correct calibration.data or evaluate.data: they may have no sample in common"
@@ -58,19 +53,3 @@ def _calibration_samples(
         digests = enumerate(input_digests(Batch([], values, [])))
         samples += [(f"batch {number}, row {row}", digest) for row, digest in digests]
     return samples
-
-
-def _shared_files(
-    names: Sequence[str], files: Sequence[Path], project: Path
-) -> Iterator[tuple[str, str]]:
-    """Find samples with the bytes of a calibration file, which is prepared in another way."""
-    sizes = {file.stat().st_size for file in files}
-    contents = {_content(file): file for file in reversed(files)}
-    for name in names:
-        path = project / name
-        if path.stat().st_size in sizes and (equal := contents.get(_content(path))):
-            yield name, str(equal.relative_to(project))
-
-
-def _content(file: Path) -> bytes:
-    return blake3(file.read_bytes()).digest()

@@ -132,6 +132,16 @@ def test_files_of_other_kinds_are_a_sentence(tmp_path: Path) -> None:
         open_samples({"dataset": "set"}, inputs(2), tmp_path)
 
 
+def test_offsets_outside_of_a_file_are_a_sentence(tmp_path: Path) -> None:
+    data, offsets = save(tmp_path, "dataset", table()), np.arange(0, 8, 2, np.int32)
+    content = (tmp_path / "set/data-0.arrow").read_bytes()
+    assert offsets.tobytes() in content
+    content = content.replace(offsets.tobytes(), (offsets + 2**20).tobytes())
+    (tmp_path / "set/data-0.arrow").write_bytes(content)
+    with pytest.raises(StageError, match=r"data-0\.arrow cannot be read as a table"):
+        read(tmp_path, data, inputs(2))
+
+
 def test_memory_stays_flat_while_parquet_is_read(tmp_path: Path) -> None:
     rows = pa.FixedSizeListArray.from_arrays(pa.array(np.random.default_rng(0).random(2**22)), 1024)
     content = pa.table({"x": rows, "label": np.zeros(len(rows), int)})

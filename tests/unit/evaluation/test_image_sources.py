@@ -108,6 +108,10 @@ def test_folders_are_classes_as_in_torchvision(tmp_path: Path) -> None:
     batches = read(tmp_path, {"folder": "val"}, IMAGES)
     assert names(batches) == ["val/ant/3.png", "val/cat/1.png", "val/cat/deep/2.png"]
     assert labels(batches) == [0, 1, 1]
+    named = {"folder": "val", "classes": ["bee", "cat", "ant"]}
+    assert labels(read(tmp_path, named, IMAGES)) == ["ant", "cat", "cat"]
+    with pytest.raises(StageError, match="val has 2 folders for 3 classes; name the folders as in"):
+        read(tmp_path, {"folder": "val", "classes": ["bee", "cat", "dog"]}, IMAGES)
     (tmp_path / "val/bee").mkdir()
     with pytest.raises(StageError, match="val/bee has no images"):
         open_samples({"folder": "val"}, IMAGES, tmp_path)

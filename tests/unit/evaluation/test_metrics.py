@@ -96,7 +96,8 @@ MISTAKES: list[tuple[str, Any, list[Any], str]] = [
     ("top1", np.zeros((2, 3)), [0, 3], "label 3 of sample b.jpg is not one of 3 classes"),
     ("top1", np.zeros((2, 3)), [0, -1], "label -1 of sample b.jpg is not one of 3 classes"),
     ("top1", np.zeros((2, 3)), ["cat", "dog"], "label of sample a.jpg is a name, cat"),
-    ("top1", np.zeros((2, 3)), [0, 0.5], "label of sample b.jpg is of type float"),
+    ("top1", np.zeros((2, 3)), [0, 0.5], "label 0.5 of sample b.jpg is not one of 3 classes"),
+    ("top1", np.zeros((2, 3)), [0, np.nan], "label nan of sample b.jpg is not one of 3 classes"),
     ("top1", np.zeros((2, 3, 4)), [0, 1], r"top-1 needs scores \[batch, classes\]; out is float64"),
     ("top1", np.zeros((2, 3), np.int64), [0, 1], r"out is int64 \[2, 3\]"),
     ("top1", np.zeros((3, 2)), [0, 1], r"output out has the shape \[3, 2\] for 2 samples"),
@@ -169,6 +170,10 @@ def test_labels_may_be_names_of_classes() -> None:
     assert metric.per_class(records) == {"cat": (1, 0.0), "dog": (1, 1.0)}
     with pytest.raises(StageError, match="label cow of sample 0 is not one of 2 classes"):
         records_of(metric, np.zeros((1, 2)), ["cow"])
+    metric = metric_of("top1", classes=["1", "2", "30"])
+    assert records_of(metric, np.eye(3), ["1", 30, 0])["label"].tolist() == [0, 2, 0]
+    with pytest.raises(StageError, match="label 1 of sample 0 is a number and a name of a class"):
+        records_of(metric, np.zeros((1, 3)), [1])
 
 
 def test_labels_may_be_whole_floats() -> None:
