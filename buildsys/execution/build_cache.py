@@ -80,10 +80,7 @@ class BuildCache:
         return key, record
 
     def _find(
-        self,
-        action: Action,
-        key: ActionKey,
-        read_shared: Callable[[str], ActionRecord | None],
+        self, action: Action, key: ActionKey, read_shared: Callable[[str], ActionRecord | None]
     ) -> ActionRecord | None:
         """Find a record with this key and complete outputs."""
         record = self._stored(action.target, key.digest)

@@ -241,10 +241,7 @@ class FreshnessChecker:
 
 
 def read_only_checker(
-    project: Path,
-    build: Path,
-    state: Path,
-    trust: TrustPolicy = NO_POLICY,
+    project: Path, build: Path, state: Path, trust: TrustPolicy = NO_POLICY
 ) -> FreshnessChecker:
     """Make a checker for queries: it neither creates nor writes the state."""
     from buildsys.store.state_db import ReadOnlyStateDb  # not needed by a run

@@ -31,11 +31,7 @@ class RunRecords:
     """
 
     def __init__(
-        self,
-        ledger: Ledger,
-        build: Path,
-        background: Background,
-        make_recorder: Callable[[], Any],
+        self, ledger: Ledger, build: Path, background: Background, make_recorder: Callable[[], Any]
     ) -> None:
         self._ledger = ledger
         self._build = build
@@ -105,11 +101,7 @@ class Outcome(NamedTuple):
 
     @classmethod
     def recorded(
-        cls,
-        record: ActionRecord,
-        *,
-        waited: bool = False,
-        restored: bool = False,
+        cls, record: ActionRecord, *, waited: bool = False, restored: bool = False
     ) -> Outcome:
         """Make the outcome of a recorded build."""
         ended = (record.target, record.status, record.seconds, record.reason, record.hint)

@@ -72,13 +72,7 @@ def _is_float(dtype: str) -> bool:
 
 
 def _from_npz(
-    data: Data,
-    name: str,
-    shape: tuple[int, ...],
-    dtype: str,
-    case: str,
-    project: Path,
-    sample: int,
+    data: Data, name: str, shape: tuple[int, ...], dtype: str, case: str, project: Path, sample: int
 ) -> Tensor:
     array, what = read_array(project / data["npz"], data["npz"], data["key"] or name)
     array = array[sample * shape[0] :] if sample and shape else array

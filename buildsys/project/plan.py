@@ -26,9 +26,7 @@ class ProjectPlan(Mapping[str, Action]):
     """Target -> action; each model is planned on first use."""
 
     def __init__(
-        self,
-        models: Mapping[str, ResolvedModel],
-        version_of: VersionOf = unknown_version,
+        self, models: Mapping[str, ResolvedModel], version_of: VersionOf = unknown_version
     ) -> None:
         self._models = models
         self._version_of = version_of

@@ -274,9 +274,7 @@ class Report:
     graph_tables: tuple[Table, ...] = ()
 
 
-def problems(
-    lines: Iterable[TargetLine],
-) -> list[tuple[tuple[str, str, str], list[TargetLine]]]:
+def problems(lines: Iterable[TargetLine]) -> list[tuple[tuple[str, str, str], list[TargetLine]]]:
     """Group targets with a reason by status, reason and hint, failures first."""
     groups: dict[tuple[str, str, str], list[TargetLine]] = {}
     for line in lines:

@@ -138,12 +138,7 @@ def connect(
 
 
 def _connect_sftp(
-    host: str,
-    port: int = 22,
-    *,
-    known_hosts: Path | None,
-    timeout_s: float | None,
-    **login: str,
+    host: str, port: int = 22, *, known_hosts: Path | None, timeout_s: float | None, **login: str
 ) -> Any:
     """Connect to an SFTP server with a known or new host key, which is remembered.
 
@@ -175,12 +170,7 @@ def _connect_sftp(
                 file.write(" ".join((name, *line[:2])).rstrip() + "\n")
     try:
         return SSHFileSystem(
-            host,
-            port=port,
-            known_hosts=hosts,
-            timeout=timeout_s,
-            skip_instance_cache=True,
-            **login,
+            host, port=port, known_hosts=hosts, timeout=timeout_s, skip_instance_cache=True, **login
         )
     except asyncssh.HostKeyNotVerifiable as error:
         key = present_key()

@@ -97,10 +97,7 @@ def _start(
     """Start a server that listens at ``address``, and connect to it."""
     start = {"path": str(address), "idle_s": idle_s}
     start |= {"preload": kind.preload, "without": kind.without}
-    with (
-        log.open("wb") as output,
-        socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listener,
-    ):
+    with log.open("wb") as output, socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listener:
         listener.bind(str(address))
         listener.listen(_BACKLOG)
         start["listener"] = listener.fileno()

@@ -125,10 +125,7 @@ def load(
 
 
 def slowest_layers(
-    engine: Path,
-    options: Options,
-    operators: tuple[OperatorUse, ...],
-    inputs: Mapping[str, Tensor],
+    engine: Path, options: Options, operators: tuple[OperatorUse, ...], inputs: Mapping[str, Tensor]
 ) -> list[Figures]:
     """Return the slowest layers, from OpenVINO's own counters."""
     compiled = compile_model(_core(), engine, options, PERF_COUNT="YES")

@@ -77,8 +77,7 @@ class Inference:
             stream.synchronize()
         return {
             port.name: Tensor(
-                unpacked(results[port.name], port.layout, self.results[port.name].shape),
-                port.dtype,
+                unpacked(results[port.name], port.layout, self.results[port.name].shape), port.dtype
             )
             for port in self.outputs
         }

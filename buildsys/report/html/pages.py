@@ -226,9 +226,7 @@ def _trend(page: ModelPage, engine: str) -> tuple[float | None, ...]:
     return tuple(build.trusted_latency for build in reversed(builds))
 
 
-def _problems(
-    pipeline: Sequence[PipelineRow],
-) -> list[tuple[str, str, str, list[PipelineRow]]]:
+def _problems(pipeline: Sequence[PipelineRow]) -> list[tuple[str, str, str, list[PipelineRow]]]:
     """List status, reason, hint and targets of everything not passed."""
     rows = {row.line.target: row for row in pipeline}
     return [

@@ -15,8 +15,7 @@ def _is_bool_or_strings(value: object) -> bool:
 
 
 Modules = Annotated[
-    bool | tuple[str, ...],
-    form("true, false or a list of class paths", _is_bool_or_strings),
+    bool | tuple[str, ...], form("true, false or a list of class paths", _is_bool_or_strings)
 ]
 _FILE = "a Python file such as plugins/symbolics/asinh.py"
 PythonFile = Annotated[str, text(r"^[^:]+\.py$", _FILE), NAMES_FILE]

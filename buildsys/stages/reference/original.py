@@ -161,11 +161,7 @@ def _torch_model(job: Job) -> Original:
         return {name: from_torch(tensor) for name, tensor in outputs.items()}
 
     return Original(
-        call,
-        network.weights,
-        main_float_type(module),
-        network,
-        table_rows=table_rows(module),
+        call, network.weights, main_float_type(module), network, table_rows=table_rows(module)
     )
 
 

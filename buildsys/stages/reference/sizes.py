@@ -14,11 +14,7 @@ _MOST_DRAWN = 32
 
 
 def draw_sizes(
-    spans: Spans,
-    tested: Iterable[Dims],
-    seed: int,
-    *,
-    smallest_first: bool = False,
+    spans: Spans, tested: Iterable[Dims], seed: int, *, smallest_first: bool = False
 ) -> Iterator[Dims]:
     """Yield distinct sizes outside ``tested``, most of them cheap.
 
