@@ -66,10 +66,7 @@ class Contender(Protocol):
 
 @dataclass(frozen=True)
 class Pace:
-    """Duration and block sizes of a measurement.
-
-    Times in seconds, all of them minimums.
-    """
+    """Duration and block sizes of a measurement. Times in seconds, all of them minimums."""
 
     duration_s: float  # measured time per contender
     warmup_s: float  # per contender before the first turn

@@ -85,10 +85,7 @@ _EVERY_MODEL = ModelFilter()
 
 
 class TargetNames:
-    """The targets of a project by name.
-
-    Models are planned when they are first needed.
-    """
+    """The targets of a project by name. Models are planned when they are first needed."""
 
     def __init__(self, project: Project, actions: ProjectPlan) -> None:
         self.project = project

@@ -224,10 +224,7 @@ class DeviceArray:
         return new
 
     def numpy(self) -> Array:
-        """Copy the array to host memory.
-
-        Types unknown to numpy are those of ``ml_dtypes``.
-        """
+        """Copy the array to host memory. Types unknown to numpy are those of ``ml_dtypes``."""
         target = np.empty(self.shape, self._stored)
         with self._gpu.current():
             self._buffer.download(target)

@@ -154,10 +154,7 @@ def reads_outside(
 
 
 def is_followed(label: str) -> bool:
-    """Check for a read to follow.
-
-    A record may come from another machine.
-    """
+    """Check for a read to follow. A record may come from another machine."""
     return label.startswith(("tool:", READ)) and "\0" not in label and label != TOO_MANY
 
 

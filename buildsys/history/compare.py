@@ -55,10 +55,7 @@ class LatencyChange:
 
 
 def builds_at(builds: Iterable[Build], moment: Build) -> dict[str, Build]:
-    """Find each target's last complete build on a machine by then.
-
-    ``builds`` are newest first.
-    """
+    """Find each target's last complete build on a machine by then. ``builds`` are newest first."""
     last: dict[str, Build] = {}
     for build in builds:
         is_earlier = build.machine_id == moment.machine_id and build.position <= moment.position

@@ -93,10 +93,7 @@ class History:
 
     @classmethod
     def read_only(cls, path: Path, notify: Callable[[str], None] = warn_on_stderr) -> History:
-        """Open a history for queries.
-
-        A missing or unreadable file counts as empty.
-        """
+        """Open a history for queries. A missing or unreadable file counts as empty."""
         return cls(path, notify, read_only=True)
 
     @classmethod
@@ -122,10 +119,7 @@ class History:
         machine_id: str = "",
         limit: int = -1,
     ) -> list[Build]:
-        """List builds, newest first.
-
-        Builds of an unknown project belong to every project.
-        """
+        """List builds, newest first. Builds of an unknown project belong to every project."""
         # `+`: the index of machines would lead through all builds of one
         machine = "+machine_id" if target or model else "machine_id"
         conditions = {

@@ -267,10 +267,7 @@ _POLICIES: Mapping[str, Callable[[Array, Array, Policy, Tolerance], _Failure | N
 
 
 def _sizes(values: Array) -> Array:
-    """Compute the magnitudes of finite values.
-
-    An infinity would make any limit infinite.
-    """
+    """Compute the magnitudes of finite values. An infinity would make any limit infinite."""
     return np.where(np.isfinite(values), np.abs(values), 0.0)
 
 

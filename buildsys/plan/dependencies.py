@@ -27,10 +27,7 @@ _LOCATION = re.compile(rb"\x0a\x08location\x12([\x80-\xff]?[\x01-\x7f])", re.DOT
 
 
 class Import(NamedTuple):
-    """One import statement.
-
-    ``from ..a import b`` has level 2, module ``a`` and names ``(b,)``.
-    """
+    """One import statement. ``from ..a import b`` has level 2, module ``a`` and names ``(b,)``."""
 
     level: int
     module: str

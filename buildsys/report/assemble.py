@@ -2,19 +2,19 @@
 
 import hashlib
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from buildsys.onnx_graphs.result_types import Doubt
 from buildsys.report.checks import checks_of, contradictions
-from buildsys.report.doubts import doubts_of, doubts_text
 from buildsys.report.engines import bench_notes, engine_lines, layer_lines, timings
 from buildsys.report.formatting import first_names, plural
 from buildsys.report.graph_tables import graph_facts, graph_tables
 from buildsys.report.key_figures import key_figure, read_results, stage_report
 from buildsys.report.ranking import rank_engines, recommend
-from buildsys.report.report_types import BuildVerdict, Provenance, Report, Table, TargetLine
+from buildsys.report.report_types import BuildVerdict, Check, Provenance, Report, Table, TargetLine
 from buildsys.report.result_files import (
     ABSENT,
     FAILED,
@@ -33,6 +33,8 @@ _SOURCE_KINDS = (
     "tensorrt",
 )  # fmt: skip
 _MOST_NAMES = 4  # in the verdict
+_MOST_PLACES = 3
+_FIXED = {"branch": ("branch", "branches"), "value": ("value", "values")}
 
 
 @dataclass(frozen=True)
@@ -99,8 +101,8 @@ def _assemble(
     checks = checks_of(results)
     broken = tuple(contradictions(checks))
     accepted = (manifest.get("validate") or {}).get("accepted") or ()
-    doubts = list(doubts_of(results, accepted))
-    summary = doubts_text([doubt for _, doubt in doubts], checks)
+    doubts = list(_doubts_of(results, accepted))
+    summary = _doubts_text([doubt for _, doubt in doubts], checks)
     engines, bench = engine_lines(results, manifest), timings(results)
     report = Report(
         model=model,
@@ -227,3 +229,34 @@ def _provenance(manifest: Manifest, results: Sequence[AnyResult]) -> Provenance:
         versions={name: " and ".join(used) for name, used in sorted(versions.items())},
         started=min(filter(None, started), default=""),
     )
+
+
+def _doubts_of(
+    results: Iterable[AnyResult], accepted: Collection[str]
+) -> Iterator[tuple[str, Doubt]]:
+    """Yield the target and the doubt, of passed results and places that are not accepted."""
+    for result in results:
+        for doubt in result.content.get("doubts", []) if result.status == PASSED else ():
+            if doubt["place"] not in accepted:
+                yield result.target, doubt
+
+
+def _doubts_text(doubts: Sequence[Doubt], checks: Iterable[Check]) -> str:
+    """Summarize as in ``1 branch fixed at net.py:12, 9 of 10 cases compared``, "" without any."""
+    places: dict[str, dict[str, None]] = {}
+    for doubt in doubts:
+        places.setdefault(doubt["kind"], {})[doubt["place"]] = None
+    parts = [
+        f"{plural(len(places[kind]), *nouns)} fixed at {first_names([*places[kind]], _MOST_PLACES)}"
+        for kind, nouns in _FIXED.items()
+        if kind in places
+    ]
+    if "state" in places:
+        names = first_names([*filter(None, places["state"])], _MOST_PLACES)
+        parts.append(f"state lost{' at' if names else ''} {names}".rstrip())
+    if left_out := places.get("uncompared"):
+        cases = {line.case for check in checks for line in check.comparisons} | left_out.keys()
+        parts.append(f"{len(cases) - len(left_out)} of {len(cases)} cases compared")
+    if outputs := places.get("output"):
+        parts.append(f"no informative case for {first_names([*outputs], _MOST_PLACES)}")
+    return ", ".join(parts)

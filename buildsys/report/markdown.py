@@ -49,10 +49,7 @@ def fence(text: str, least: int = 1) -> str:
 
 
 def table(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
-    """Write the lines of a table.
-
-    A title ending in ``>`` aligns right.
-    """
+    """Write the lines of a table. A title ending in ``>`` aligns right."""
     right = [column.endswith(">") for column in columns]
     # a bar ends a cell even inside a code span; one that is escaped already stays as it is
     cells = [[re.sub(r"(?<!\\)\|", r"\\|", cell) for cell in row] for row in rows]

@@ -1,7 +1,4 @@
-"""Typed report of one model, as in report.json.
-
-None stands for a value that is not known.
-"""
+"""Typed report of one model, as in report.json. None stands for a value that is not known."""
 
 from __future__ import annotations
 

@@ -261,10 +261,7 @@ def locked(
 
 
 class TextCache(Protocol):
-    """A persistent mapping of names to texts.
-
-    A name must determine its text.
-    """
+    """A persistent mapping of names to texts. A name must determine its text."""
 
     def get(self, name: str, /) -> str | None:
         """Return the text stored under ``name``, or None."""

@@ -58,10 +58,7 @@ def tolerate_other_encodings(*streams: TextIO) -> None:
 
 
 def printable(text: str) -> str:
-    """Replace unsafe characters.
-
-    Lines stay lines.
-    """
+    """Replace unsafe characters. Lines stay lines."""
     if text.isascii() and text.isprintable():  # nearly always, and three times as fast
         return text
     return _UNSAFE.sub("\N{REPLACEMENT CHARACTER}", text)

@@ -92,10 +92,7 @@ def die_with_parent(parent: int, number: signal.Signals) -> None:
 
 
 def children_of(pid: int) -> set[int]:
-    """List the children of a process, zombies included.
-
-    Empty where the kernel lists none.
-    """
+    """List the children of a process, zombies included. Empty where the kernel lists none."""
     children: set[int] = set()
     for task in Path(f"/proc/{pid}/task").glob("*/children"):  # per thread
         with contextlib.suppress(OSError):

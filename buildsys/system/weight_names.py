@@ -23,10 +23,7 @@ class HubName(NamedTuple):
 
 
 def parse_hub_name(name: str) -> HubName | None:
-    """Parse a name; None if it is invalid.
-
-    A branch may move: only commits count.
-    """
+    """Parse a name; None if it is invalid. A branch may move: only commits count."""
     match = _NAME.fullmatch(name)
     if match is None or ".." in (match[3] or "").split("/"):
         return None

@@ -100,10 +100,7 @@ def signal_group(pid: int, number: signal.Signals) -> None:
 
 
 def flush() -> None:
-    """Write out the buffers of Python and C.
-
-    A child would write them again.
-    """
+    """Write out the buffers of Python and C. A child would write them again."""
     sys.stdout.flush()
     sys.stderr.flush()
     ctypes.CDLL(None).fflush(None)

@@ -93,10 +93,7 @@ class Job:
 
 @dataclass(frozen=True)
 class StageResult:
-    """The result of a stage.
-
-    The result file has it below the common header.
-    """
+    """The result of a stage. The result file has it below the common header."""
 
     status: str = "passed"  # passed | failed | unavailable | noisy
     reason: str = ""  # one sentence; empty if passed

@@ -179,10 +179,7 @@ class GraphCheck:
 
 
 def run_cases(job: Job, path: Path, feeds: Mapping[str, Tensors]) -> dict[str, dict[str, Tensor]]:
-    """Run a graph in every case.
-
-    The session is closed: two at a time would double the memory.
-    """
+    """Run a graph in every case. The session is closed: two at a time would double the memory."""
     graph = open_graph(job, path)
     return {case: run_case(graph, case, inputs) for case, inputs in feeds.items()}
 

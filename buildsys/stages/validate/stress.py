@@ -21,10 +21,7 @@ _CASES = {1: "extremes-1", -1: "extremes-2"}
 
 
 def run(job: Job) -> StageResult:
-    """Compare both graphs with the original ``count`` times.
-
-    Failures have sizes and seeds.
-    """
+    """Compare both graphs with the original ``count`` times. Failures have sizes and seeds."""
     original = load_original(job)
     graphs = {name: GraphCheck(job, job.inputs[f"{name}.model"]) for name in GRAPHS}
     count, compared = job.options["count"], 0
