@@ -29,7 +29,6 @@ class CoreMlEngine(EngineBase):
 
 
 ENGINE = CoreMlEngine
-_SEVERAL_ENUMERATED, _FLOAT16 = "iOS18", "iOS16"  # first targets
 
 
 def problems(view: ManifestView, path: FieldPath, engine: dict[str, Any]) -> Problems:

@@ -13,7 +13,13 @@ from buildsys.manifest.shape_cases import Dims, format_case
 from buildsys.onnx_graphs.result_types import Doubt
 from buildsys.onnx_graphs.tensors import Case, Tensor, save_case, save_cases, save_tensors
 from buildsys.stages.common.golden_check import uncompared_case, uncompared_problem
-from buildsys.stages.reference.further_cases import further_cases, is_small, samples, small_cases
+from buildsys.stages.reference.further_cases import (
+    further_cases,
+    is_small,
+    samples,
+    small_cases,
+    special_cases,
+)
 from buildsys.stages.reference.original import (
     Original,
     State,
@@ -23,7 +29,6 @@ from buildsys.stages.reference.original import (
 )
 from buildsys.stages.reference.result import GoldenCase, GoldenTensor, ReferenceResult
 from buildsys.stages.reference.second_call import compare_second_call
-from buildsys.stages.reference.special_cases import special_cases
 from buildsys.workers.job import Job, StageResult
 
 if TYPE_CHECKING:

@@ -14,7 +14,7 @@ from buildsys.errors import StageError
 from buildsys.models.user_code import load_callable
 from buildsys.onnx_graphs.tensors import Case, load_case, load_cases, tensor_of
 from buildsys.stages.common.golden_check import OutputRules, compare_case, wrong_outputs
-from buildsys.stages.reference import special_cases
+from buildsys.stages.reference import further_cases
 from buildsys.stages.reference import stage as reference
 from buildsys.workers.job import StageResult
 
@@ -384,7 +384,7 @@ def test_low_precision_gets_other_samples(tmp_path: Path, rows: int, count: int)
 def test_a_network_that_never_ends_for_some_values_is_not_compared_there(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(special_cases, "_LEAST_LIMIT_S", 0.2)
+    monkeypatch.setattr(further_cases, "_LEAST_LIMIT_S", 0.2)
     cases = run(tmp_path, "Halving", inputs={"x": {"shape": [2, 50]}}, dims={}).figures["cases"]
     assert "huge" in cases
     assert "inf" not in cases
