@@ -4,8 +4,6 @@ Source: CUDA Driver API reference, "Primary Context Management", "Memory Managem
 Management", "Event Management", "Graph Management".
 """
 
-from __future__ import annotations
-
 import ctypes
 from collections.abc import Callable
 from contextlib import suppress
@@ -55,7 +53,7 @@ class Stream(Resource):
             super().__init__(None, cuda.CUstream(handle))
         self.number = int(self.handle)
 
-    def wait_for(self, event: Event) -> None:
+    def wait_for(self, event: "Event") -> None:
         """Let later work wait for an event on another stream."""
         call(cuda.cuStreamWaitEvent, self.handle, event.handle, 0)
 
@@ -81,7 +79,7 @@ class Event(Resource):
         """Wait until the GPU has passed it."""
         call(cuda.cuEventSynchronize, self.handle)
 
-    def elapsed_ns(self, begin: Event) -> int:
+    def elapsed_ns(self, begin: "Event") -> int:
         """Wait for the event; return the GPU time since an earlier one.
 
         CUDA resolves about 500 ns.

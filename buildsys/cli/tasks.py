@@ -6,8 +6,6 @@ to date. Tasks therefore have no ``file_dep`` and one ``uptodate`` callable.
 
 # ruff: noqa: E402 - Ctrl-C must not interrupt an import
 
-from __future__ import annotations
-
 from buildsys.cli.interrupts import end_at_interrupt
 
 end_at_interrupt()
@@ -52,7 +50,7 @@ BUILD = "build"  # the group of everything; build:MODEL is everything of a model
 _WAITING_THREADS = 16  # besides those of -j
 
 
-def load(root: Path) -> tuple[dict[str, Any], ProjectTasks]:
+def load(root: Path) -> "tuple[dict[str, Any], ProjectTasks]":
     """Load a project for its dodo file: DOIT_CONFIG and the task creator.
 
     Raises: InvalidDodoFile: the manifests or environment variables are wrong; doit prints it and

@@ -1,7 +1,5 @@
 """Action keys: digests of labelled parts (options, files, libraries, code)."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import os
@@ -70,7 +68,7 @@ class ActionKey:
         """The reads to report or, with ``strict_reads``, to refuse."""
         return undeclared(self.reads, self.parts)
 
-    def without_reads(self) -> ActionKey:
+    def without_reads(self) -> "ActionKey":
         """Remove the reads: the key as it is before the first run."""
         if not self.reads:
             return self  # with the digest, if that is known

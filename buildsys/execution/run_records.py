@@ -1,7 +1,5 @@
 """Ends of runs: their outcomes and their records in the ledger and the history."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Mapping
 from functools import cached_property, partial
 from pathlib import Path
@@ -102,7 +100,7 @@ class Outcome(NamedTuple):
     @classmethod
     def recorded(
         cls, record: ActionRecord, *, waited: bool = False, restored: bool = False
-    ) -> Outcome:
+    ) -> "Outcome":
         """Make the outcome of a recorded build."""
         ended = (record.target, record.status, record.seconds, record.reason, record.hint)
         return cls(*ended, waited, restored)

@@ -6,8 +6,6 @@ resolved manifest, our own code, libraries, devices, the user's sources, and the
 input and output. With another token, or after ``forget``, the model is checked in full.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 import os
@@ -98,7 +96,7 @@ class UpToDateModels:
                 self._db.write([(_INSERT, row) for row in rows])
         return up_to_date
 
-    def _moment(self) -> _Moment:
+    def _moment(self) -> "_Moment":
         return _Moment(self._build, self._keys, repr(self._checker.trust))
 
     def _check(self, actions: Sequence[Action], files: set[str]) -> Statuses:

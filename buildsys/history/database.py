@@ -4,8 +4,6 @@ It cannot be rebuilt, unlike the build state. It is therefore a separate file, n
 it, and a file of a newer version is never written. The history of another machine is merged by id.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 import os
@@ -92,12 +90,12 @@ class History:
         self._db = (ReadOnlyStateDb if read_only else StateDb)(path, notify, HISTORY)
 
     @classmethod
-    def read_only(cls, path: Path, notify: Callable[[str], None] = warn_on_stderr) -> History:
+    def read_only(cls, path: Path, notify: Callable[[str], None] = warn_on_stderr) -> "History":
         """Open a history for queries. A missing or unreadable file counts as empty."""
         return cls(path, notify, read_only=True)
 
     @classmethod
-    def readable(cls, path: Path) -> History:
+    def readable(cls, path: Path) -> "History":
         """Open a history for queries. Raises: UsageError: the file is unreadable."""
         history = cls.read_only(path, lambda _: None)
         history.models()

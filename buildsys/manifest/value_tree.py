@@ -1,7 +1,5 @@
 """Manifest values with their origins."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
@@ -43,24 +41,24 @@ class ValueNode(NamedTuple):
     value: Any
     origin: ValueOrigin
 
-    def get(self, name: str) -> ValueNode | None:
+    def get(self, name: str) -> "ValueNode | None":
         """Return a member, or None."""
         return self.value.get(name) if isinstance(self.value, dict) else None
 
-    def items(self) -> Iterator[tuple[str, ValueNode]]:
+    def items(self) -> "Iterator[tuple[str, ValueNode]]":
         """Yield the members of a map; nothing for other values."""
         if isinstance(self.value, dict):
             yield from self.value.items()
 
-    def entries(self) -> list[ValueNode]:
+    def entries(self) -> "list[ValueNode]":
         """List the entries of a list; nothing for other values."""
         return self.value if isinstance(self.value, list) else []
 
-    def with_member(self, name: str, member: ValueNode) -> ValueNode:
+    def with_member(self, name: str, member: "ValueNode") -> "ValueNode":
         """Return this map with one member set."""
         return ValueNode({**self.value, name: member}, self.origin)
 
-    def without(self, *names: str) -> ValueNode:
+    def without(self, *names: str) -> "ValueNode":
         """Return this map without some members."""
         members = {name: node for name, node in self.value.items() if name not in names}
         return ValueNode(members, self.origin)

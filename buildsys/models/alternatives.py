@@ -5,8 +5,6 @@ with a threshold or takes the index of a maximum. The operators that decide such
 recorded, and repeated with values as far away as rounding moves them.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -95,7 +93,7 @@ class _Recorder(OperationMode):  # type: ignore[no-untyped-call]
                 self._steps[id(tensor)] = tensor, step
         return result
 
-    def origin(self, output: torch.Tensor) -> _Origin:
+    def origin(self, output: torch.Tensor) -> "_Origin":
         """Follow ``output`` back to a result that is not recorded."""
         steps: list[_Step] = []
         while id(output) in self._steps:

@@ -4,8 +4,6 @@ PyTorch computes the number of rows in float64 and ONNX Runtime in float32, and 
 a product or a quotient. Both follow from the size alone, so they are computed for whole ranges.
 """
 
-from __future__ import annotations
-
 import inspect
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -43,7 +41,7 @@ class ResizeRecorder(TorchFunctionMode):
         self.resizes: list[Resize] = []
         self._calls = 0
 
-    def start(self, case: str) -> ResizeRecorder:
+    def start(self, case: str) -> "ResizeRecorder":
         """Count the calls of a case."""
         self.case, self._calls = case, 0
         return self

@@ -4,8 +4,6 @@ All fields of a result file are optional (``total=False``): older versions wrote
 so do stages that fail or are unavailable.
 """
 
-from __future__ import annotations
-
 import math
 
 from buildsys.system.typed_dict import TypedDict
@@ -99,13 +97,6 @@ class ResultHeader(TypedDict, total=False):
     toolchain: dict[str, str]  # library -> version; "name" if it is not the default interpreter
 
 
-class CheckResult(ResultHeader, total=False):
-    """A result with comparisons against golden outputs."""
-
-    tolerance: dict[str, float | None]
-    failures: list[CheckFailure]
-
-
 class CheckFailure(TypedDict, total=False):
     """A failed output, case or profile."""
 
@@ -118,6 +109,13 @@ class CheckFailure(TypedDict, total=False):
     actual: Value
     expected: Value
     problem: str
+
+
+class CheckResult(ResultHeader, total=False):
+    """A result with comparisons against golden outputs."""
+
+    tolerance: dict[str, float | None]
+    failures: list[CheckFailure]
 
 
 def format_beyond(value: float, limit: float) -> str:

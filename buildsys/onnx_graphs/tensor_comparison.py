@@ -4,8 +4,6 @@ Randomly initialized networks give outputs as small as 1e-14, so an absolute dif
 nothing: errors are relative to the largest magnitude of the reference, together with the cosine.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
@@ -68,14 +66,14 @@ class Comparison:
             OutputComparison, figures | {name: text for name, text in texts.items() if text}
         )
 
-    def as_passed(self) -> Comparison:
+    def as_passed(self) -> "Comparison":
         """Keep the figures with the verdict "passed"."""
         worst: dict[str, Any] = dict.fromkeys(("worst_index", "worst_actual", "worst_expected"))
         return replace(self, passed=True, problem="", **worst)
 
     def as_failed(
         self, a: Array, b: Array, problem: str, index: tuple[int, ...] | None = None
-    ) -> Comparison:
+    ) -> "Comparison":
         """Keep the figures as failed at ``index`` of both arrays."""
         failed = replace(self.as_passed(), passed=False, problem=problem)
         if index is None:

@@ -1,13 +1,11 @@
 """Typed report of one model, as in report.json. None stands for a value that is not known."""
 
-from __future__ import annotations
-
 import dataclasses
 import math
 from collections.abc import Iterable, Mapping
 from dataclasses import MISSING, dataclass, field
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, TypeVar, get_origin
 
 from buildsys.onnx_graphs.result_types import AgreementFigures, CheckFailure
 from buildsys.report.result_files import adapter
@@ -289,8 +287,8 @@ def fill(kind: type[Line], values: Mapping[str, Any], /, **own: Any) -> Line:
         if value is not None:
             own[entry.name] = value
         elif entry.default is MISSING and entry.default_factory is MISSING:
-            is_mapping = str(entry.type).startswith("Mapping")
-            own[entry.name] = "" if entry.type == "str" else {} if is_mapping else None
+            is_mapping = get_origin(entry.type) is Mapping
+            own[entry.name] = "" if entry.type is str else {} if is_mapping else None
     return kind(**own)
 
 

@@ -1,7 +1,5 @@
 """Files: digests, stamps, locks, atomic replacement, images; cached texts of keys."""
 
-from __future__ import annotations
-
 import errno
 import fcntl
 import hashlib
@@ -36,7 +34,7 @@ class Stamp(NamedTuple):
     inode: int
 
     @classmethod
-    def of(cls, status: os.stat_result) -> Stamp:
+    def of(cls, status: os.stat_result) -> "Stamp":
         """Return the stamp in the result of a stat."""
         inode = status.st_ino & 0x7FFF_FFFF_FFFF_FFFF  # SQLite integers are signed
         return cls(status.st_mtime_ns, status.st_ctime_ns, status.st_size, inode)

@@ -1,7 +1,5 @@
 """Processes: one-shot Python children, foreign processes, exit causes, limits, parent death."""
 
-from __future__ import annotations
-
 import contextlib
 import ctypes
 import json
@@ -40,7 +38,7 @@ class Process:
     started: int  # clock ticks since boot; 0 if it had already ended
 
     @classmethod
-    def of(cls, pid: int) -> Process:
+    def of(cls, pid: int) -> "Process":
         """Identify the current process with this pid."""
         return cls(pid, _start_ticks(pid))
 

@@ -5,8 +5,6 @@ check needs `cryptography`, and the standard library for everything else: engine
 nothing else is installed.
 """
 
-from __future__ import annotations
-
 import base64
 import json
 import re
@@ -43,7 +41,7 @@ class TrustedKeys:
     revoked: frozenset[str] = frozenset()
 
     @classmethod
-    def of(cls, trusted: Iterable[str], revoked: Iterable[str] = ()) -> TrustedKeys:
+    def of(cls, trusted: Iterable[str], revoked: Iterable[str] = ()) -> "TrustedKeys":
         """Check keys. Raises: ValueError: one is not a public key."""
         checked = []
         for keys in (trusted, revoked):

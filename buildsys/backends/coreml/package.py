@@ -4,8 +4,6 @@ A package is a folder. Entries are sorted, stored without compression (whose byt
 version of zlib) and have the date of zip's epoch; identifiers are made from the content.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 import shutil
@@ -186,7 +184,7 @@ class CoreMlSession:
         self._predict(feeds)  # reports wrong inputs
         return lambda: model.predict(feeds)
 
-    def duplicate(self) -> CoreMlSession:
+    def duplicate(self) -> "CoreMlSession":
         """Make a session with a separate model."""
         return CoreMlSession(*self._loaded_from)
 

@@ -4,8 +4,6 @@ The way through ONNX is closed: ExecuTorch reads programs of torch.export only. 
 operators; the others run in portable kernels, which are made for correctness.
 """
 
-from __future__ import annotations
-
 import contextlib
 import inspect
 import json
@@ -108,7 +106,7 @@ def describe(engine: Path, options: Options, operators: tuple[OperatorUse, ...] 
 
 def load(
     engine: Path, options: Options, operators: tuple[OperatorUse, ...] = ()
-) -> ExecuTorchSession:
+) -> "ExecuTorchSession":
     """Load a built engine."""
     prepare(options)
     # XNNPACK in ExecuTorch 1.5.1 computes int8 means wrongly once sizes exceed the first run's
@@ -295,7 +293,7 @@ class ExecuTorchSession:
         """Free method and program."""
         del self._method, self._program
 
-    def duplicate(self) -> ExecuTorchSession:
+    def duplicate(self) -> "ExecuTorchSession":
         """Make a session with separate memory."""
         return ExecuTorchSession(self._engine, self._threads, largest_first=self._largest_first)
 

@@ -1,7 +1,5 @@
 """Sessions of ONNX Runtime, with tensors of any ONNX type."""
 
-from __future__ import annotations
-
 import ctypes
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -134,7 +132,7 @@ class OrtGraph:
 
         return run
 
-    def duplicate(self) -> OrtGraph:
+    def duplicate(self) -> "OrtGraph":
         """Return this session: ONNX Runtime runs it in several threads at once."""
         return self
 

@@ -1,7 +1,5 @@
 """OpenVINO models loaded on a device."""
 
-from __future__ import annotations
-
 import io
 import re
 import statistics
@@ -81,7 +79,7 @@ class OpenVinoSession:
         """Free request and model."""
         del self._request, self.compiled
 
-    def duplicate(self) -> OpenVinoSession:
+    def duplicate(self) -> "OpenVinoSession":
         """Make a session with another request."""
         return OpenVinoSession(self.compiled)
 

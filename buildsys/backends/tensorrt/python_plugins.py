@@ -8,8 +8,6 @@ segmentation fault, a damaged heap or an engine that looks like any other. So no
 to TensorRT: the process, which serves this stage only, reports it and ends.
 """
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
@@ -42,7 +40,7 @@ _CORE_NAMES = ("plugin_name", "plugin_version", "plugin_namespace")
 _IS_GUARDED = "_buildsys_guarded"
 
 
-def register_file(path: str, operators: Sequence[str], guard: PluginGuard) -> list[Any]:
+def register_file(path: str, operators: Sequence[str], guard: "PluginGuard") -> list[Any]:
     """Register a project file's creators of operators, ``domain::Name``; return them."""
     library = guard.library
     for operator in operators:
@@ -76,7 +74,7 @@ def registered_creator(library: TensorRTLibrary, operator: str) -> Any:
     return next((creator for creator in creators if creator is not None), None)
 
 
-def _find_creator(module: ModuleType, path: str, operator: str, guard: PluginGuard) -> Any:
+def _find_creator(module: ModuleType, path: str, operator: str, guard: "PluginGuard") -> Any:
     domain, _, name = operator.rpartition("::")
     base = guard.library.trt.IPluginCreatorV3One
     classes = [

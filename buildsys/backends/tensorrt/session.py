@@ -5,8 +5,6 @@ Each inference in flight has its own execution session, stream and buffers.
 Source: TensorRT developer guide, "Enqueueing", "CUDA Graphs", "Multi-Streaming".
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack, suppress
 from functools import partial
@@ -52,7 +50,7 @@ class TensorRtSession(Inference):
         kernels: Path | None = None,
         *,
         host_code: bool = False,
-    ) -> TensorRtSession:
+    ) -> "TensorRtSession":
         """Load an engine; ``kernels`` is TensorRT-RTX's cache of compiled kernels.
 
         ``host_code`` allows code for the processor, which version-compatible engines contain.
@@ -79,7 +77,7 @@ class TensorRtSession(Inference):
             gpu.close()
             raise
 
-    def duplicate(self) -> TensorRtSession:
+    def duplicate(self) -> "TensorRtSession":
         """Make a session of this engine with its own context, stream and buffers.
 
         It must be closed before this one.

@@ -1,7 +1,5 @@
 """buildsys doctor: state of the installation, with remedies, or of built engines."""
 
-from __future__ import annotations
-
 import os
 import platform
 import shutil
@@ -106,7 +104,7 @@ def check_machine(root: Path, *, as_json: bool) -> int:
     return code or (_SOMETHING_BROKEN if broken else 0)
 
 
-def _read_project(root: Path) -> tuple[Project, Finding, int]:
+def _read_project(root: Path) -> "tuple[Project, Finding, int]":
     """Read the project; wrong manifests don't prevent other checks."""
     try:
         project = load_project(root, remember=False)
@@ -122,7 +120,7 @@ def _read_project(root: Path) -> tuple[Project, Finding, int]:
     return project, Finding("project", "manifests", OK, text), 0
 
 
-def _checks(project: Project, manifests: Finding) -> Iterator[Finding]:
+def _checks(project: Project, manifests: "Finding") -> "Iterator[Finding]":
     engines: list[dict[str, Any]] = [
         {**engine, "name": f"{name}:{engine['name']}"}
         for name, model in project.models.items()

@@ -1,7 +1,5 @@
 """Sections of configs/project.yaml, shared by all models."""
 
-from __future__ import annotations
-
 from typing import Annotated, Any, Literal
 
 from pydantic import Field, model_validator
@@ -117,7 +115,7 @@ class CacheSpec(Spec):
     """Results without a trusted signature: refuse, warn (and use them) or accept."""
 
     @model_validator(mode="after")
-    def _check_keys(self) -> CacheSpec:
+    def _check_keys(self) -> "CacheSpec":
         if self.revoked_keys and not self.trusted_keys:
             raise ValueError("revoked_keys has no effect without trusted_keys")
         return self

@@ -1,7 +1,5 @@
 """ONNX models as plain data with inferred shapes, without the values of their weights."""
 
-from __future__ import annotations
-
 import math
 from collections import Counter
 from collections.abc import Iterator, Mapping
@@ -71,7 +69,7 @@ class PlainNode:
     inputs: tuple[str, ...]
     outputs: tuple[str, ...]
     attributes: Mapping[str, str] = field(default_factory=dict)  # as text
-    bodies: Mapping[str, Body] = field(default_factory=dict)  # of If, Loop and Scan, by attribute
+    bodies: "Mapping[str, Body]" = field(default_factory=dict)  # of If, Loop and Scan, by attribute
     digests: tuple[str, ...] = ()  # of tensors among its attributes
 
     @property

@@ -1,7 +1,5 @@
 """Folders held by descriptors, which stay the same whatever a program does to their paths."""
 
-from __future__ import annotations
-
 import os
 import stat
 from collections.abc import Iterator
@@ -25,7 +23,7 @@ class HeldFolder:
 
     @classmethod
     @contextmanager
-    def hold(cls, path: Path) -> Iterator[HeldFolder]:
+    def hold(cls, path: Path) -> "Iterator[HeldFolder]":
         """Make a folder unless it exists, and hold it. Raises: OSError."""
         path.mkdir(parents=True, exist_ok=True)
         descriptor = os.open(path, FOLDER)

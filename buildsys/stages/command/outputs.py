@@ -3,8 +3,6 @@
 The program decides what is in this folder: links, pipes and devices are refused.
 """
 
-from __future__ import annotations
-
 import json
 import math
 import os
@@ -53,7 +51,7 @@ class ReportedFigure(BaseModel):
     max: FiniteFloat | None = None
 
     @model_validator(mode="after")
-    def _check_order(self) -> ReportedFigure:
+    def _check_order(self) -> "ReportedFigure":
         for least, most in (("low", "high"), ("min", "max")):
             ends = getattr(self, least), getattr(self, most)
             if None not in ends and ends[0] > ends[1]:

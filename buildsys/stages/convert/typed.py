@@ -5,8 +5,6 @@ It stays in float32, with casts around it, if the schema, its values or its mean
 Graph inputs and outputs keep their types; subgraphs and local functions keep their precision.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import numpy as np
@@ -108,7 +106,9 @@ class _InFloat32(Exception):
     """The reason that a node stays in float32."""
 
 
-def convert_precision(model: ModelProto, precision: str, exclude: Sequence[str] = ()) -> Conversion:
+def convert_precision(
+    model: ModelProto, precision: str, exclude: Sequence[str] = ()
+) -> "Conversion":
     """Convert ``model`` in place to ``precision``, ``fp16`` or ``bf16``.
 
     Nodes that match a pattern of ``exclude`` stay in float32.

@@ -5,8 +5,6 @@ Builds with other libraries or from another environment are not comparable; such
 passes.
 """
 
-from __future__ import annotations
-
 import math
 import sys
 from collections.abc import Callable, Mapping
@@ -40,6 +38,9 @@ from buildsys.system.cpu import OtherLoad
 from buildsys.system.toolchains import Toolchain
 from buildsys.workers.job import Job, StageResult
 
+OpenEngine = Callable[[], RemoteEngine]  # starts a process with the engine of one side
+Rounds = dict[str, dict[str, list[float]]]  # side -> figure -> one value per round
+_LEAST_RUNS = 10
 _TIMED = ("latency", "throughput", "memory")
 _NOW, _BEFORE = "this build", "baseline"
 _ACCURACY = "accuracy"
@@ -300,11 +301,6 @@ def _compare_accuracy(drop: float, evaluated: EvaluateResult, baseline: _Baselin
     if not evaluated["is_share"] and loss:
         loss = loss / abs(before) if before else math.copysign(math.inf, loss)
     return Change(before, now, loss, None, None, loss > drop + _ROUNDING)
-
-
-OpenEngine = Callable[[], RemoteEngine]  # starts a process with the engine of one side
-Rounds = dict[str, dict[str, list[float]]]  # side -> figure -> one value per round
-_LEAST_RUNS = 10
 
 
 @dataclass(frozen=True)
