@@ -3,8 +3,6 @@
 Nothing here imports a heavy library.
 """
 
-from __future__ import annotations
-
 import contextlib
 import json
 import math
@@ -19,10 +17,10 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import FrameType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from buildsys.errors import StageError, WorkerDied
-from buildsys.system.files import read_end
+from buildsys.system.files import TextCache, read_end
 from buildsys.system.processes import describe_exit, kill_group
 from buildsys.system.toolchains import Toolchain, require_interpreter
 from buildsys.workers import registry
@@ -41,9 +39,6 @@ from buildsys.workers.job import (
     late_preload,
     server_kind_of,
 )
-
-if TYPE_CHECKING:
-    from buildsys.system.files import TextCache
 
 # a server that has not started a job by then never will, e.g. because of a hanging network disk
 _START_LIMIT_S = 300.0
@@ -154,7 +149,7 @@ class WorkerPool(contextlib.AbstractContextManager["WorkerPool"]):
                 server.close()
             self._servers.clear()
 
-    def _server(self, kind: ServerKind, toolchain: Toolchain | None) -> ServerHandle:
+    def _server(self, kind: ServerKind, toolchain: Toolchain | None) -> "ServerHandle":
         """Find the running server of a kind, or start one."""
         with self._lock:
             if self._closed:

@@ -40,7 +40,7 @@ from buildsys.backends.openvino.session import (
     properties,
 )
 from buildsys.errors import StageError, Unavailable
-from buildsys.onnx_graphs.graph_reader import read_graph
+from buildsys.onnx_graphs.graph_reader import inline_all, read_graph
 from buildsys.onnx_graphs.tensors import Tensor
 from buildsys.system.cpu import cpu_model, usable_cores
 
@@ -170,8 +170,6 @@ def _source(request: BuildRequest, folder: Path) -> Path:
     except StageError:  # OpenVINO says more about a file that is not ONNX
         return request.onnx
     import onnx
-
-    from buildsys.onnx_graphs.graph_reader import inline_all
 
     inlined = folder / "model.onnx"
     onnx.save(inline_all(onnx.load(str(request.onnx))), str(inlined))

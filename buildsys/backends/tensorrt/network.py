@@ -26,7 +26,7 @@ from buildsys.backends.tensorrt.library import (
 )
 from buildsys.errors import StageError
 from buildsys.models.user_code import load_callable, reraise_as_stage_error
-from buildsys.onnx_graphs.graph_reader import read_graph
+from buildsys.onnx_graphs.graph_reader import inline_functions, read_graph
 from buildsys.onnx_graphs.tensors import load_arrays
 
 if TYPE_CHECKING:
@@ -109,8 +109,6 @@ def _parsable(library: TensorRTLibrary, onnx: Path) -> Iterator[Path]:
     if library.has("local functions") or not read_graph(onnx).functions:
         yield onnx
         return
-    from buildsys.onnx_graphs.graph_reader import inline_functions
-
     with TemporaryDirectory() as folder:
         copy = Path(folder) / onnx.name
         inline_functions(onnx, copy)
