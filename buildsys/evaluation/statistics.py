@@ -123,8 +123,7 @@ def samples_needed(interval: Interval, drop: float) -> int:
 class Flip(NamedTuple):
     """A sample whose prediction became better or worse."""
 
-    row: int
-    name: str
+    sample: str  # its name
     label: str
     original: str  # prediction for people
     engine: str
@@ -141,7 +140,7 @@ def find_flips(
     for row in order[change[order] != 0].tolist():
         before, label = metric.describe(original, row)
         after, _ = metric.describe(engine, row)
-        flips.append(Flip(row, names[row], label, before, after, float(change[row])))
+        flips.append(Flip(names[row], label, before, after, float(change[row])))
     return flips
 
 

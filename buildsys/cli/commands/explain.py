@@ -165,5 +165,6 @@ def _search_lines(session: BuildSession, target: str) -> Iterator[str]:
         nodes = [" ".join(node[:1]) for node in search.content.get("nodes", [])]
         if nodes and not search.content.get("is_fp32"):
             yield f"in fp32: {first_names(nodes, _MOST_NODES)} ({search.file} has all)"
-        for judged in stage_report(SEARCH, "details")([search]):
-            yield from format_table(judged.columns, judged.rows) if judged.rows else ()
+        tables = stage_report(SEARCH, "details")([search]) if name == target else ()
+        for table in (table for table in tables if table.rows):
+            yield from format_table(table.columns, table.rows)

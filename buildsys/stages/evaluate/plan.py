@@ -17,9 +17,9 @@ def plan_evaluate(model: ModelPlan, engine: EnginePlan) -> Iterator[Action]:
     if not model.spec["evaluate"]:
         return
     name, elsewhere = model.name, bool(engine.toolchain)
-    fields = judging_fields(
-        model, "rest" if engine.by_metric else "", engine.needs_ranges or engine.calibrates
-    )
+    by_metric = any(search.by_metric for search in model.searches)  # one half: comparable engines
+    is_calibrated = engine.needs_ranges or engine.calibrates
+    fields = judging_fields(model, "rest" if by_metric else "", is_calibrated)
     yield engine.action(
         "evaluate",
         f"evaluate/{engine.name}.json",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from typing import cast
 
 from blake3 import blake3
 
@@ -89,16 +90,7 @@ def _figures(
         high=interval.high,
         samples=interval.samples,
         method=interval.method,
-        flips=[
-            FlippedSample(
-                sample=flip.name,
-                label=flip.label,
-                original=flip.original,
-                engine=flip.engine,
-                change=flip.change,
-            )
-            for flip in flips
-        ],
+        flips=[cast(FlippedSample, flip._asdict()) for flip in flips],
         classes=[
             ClassAccuracy(
                 name=name,

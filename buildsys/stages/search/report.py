@@ -16,12 +16,12 @@ _JUDGED = "loss>", "interval of other samples>", "verdict"
 
 def key_figure(result: SearchResult) -> str:
     """Count the nodes in fp32; name what is limited without and with them, and the work left."""
-    precision, count = result["precision"], len(result["nodes"])
+    precision, count, drop = result["precision"], len(result["nodes"]), _drop(result)
     if result["is_fp32"]:
-        return f"all nodes stay in fp32: no choice of nodes in {precision} is within the limits"
+        limits = f"a {drop} of {result['title']}" if drop else "the limits"
+        return f"all nodes stay in fp32: no choice of nodes in {precision} is within {limits}"
     low = result.get("macs_low")
     work = "" if low is None else f", {q.percent(low)} of the MACs in {precision}"
-    drop = _drop(result)
     name = f"{result['title']} loses" if drop else "relative error"
     work = f" ({drop} allowed){work}" if drop else work
     if not count:
@@ -93,7 +93,7 @@ def _limited(graph: SearchedGraph) -> str:
     """Write the loss of a metric, or the error."""
     if "loss" in graph:
         return q.percent(graph["loss"])
-    return "all" if "verdict" in graph else q.error(_error(graph))
+    return q.NOTHING if "verdict" in graph else q.error(_error(graph))
 
 
 def _error(graph: SearchedGraph) -> float | None:

@@ -101,11 +101,7 @@ def _narrowed(job: Job, golden: Mapping[str, Case]) -> dict[str, float | None]:
     share = 1.0 - job.options["search"]["margin"]
     errors = ("rtol", "atol", "spread_error", "slope", "channel_error")  # the others end at 1
     return {
-        name: limit
-        if limit is None
-        else limit * share
-        if name in errors
-        else 1.0 - (1.0 - limit) * share
+        name: None if limit is None else (end := name not in errors) + share * (limit - end)
         for name, limit in limits.items()
     }
 

@@ -245,5 +245,5 @@ def test_a_worse_detector_loses_and_its_worst_images_are_flips() -> None:
     assert interval.method == "paired bootstrap of 50 draws"
     flips = find_flips(metric, [f"{n}" for n in range(60)], before, after)
     assert flips
-    assert all(flip.row < 30 and flip.change > 0 for flip in flips)
-    assert metric.describe(before, flips[0].row)[1] == flips[0].label
+    assert all(int(flip.sample) < 30 and flip.change > 0 for flip in flips)
+    assert metric.describe(before, int(flips[0].sample))[1] == flips[0].label

@@ -18,6 +18,16 @@ from buildsys.stages.search.report import details
 from buildsys.workers.job import StageResult
 
 SEARCH, COUNT = "search:m:auto-int8", len(digits()[1]) - TRAINED
+THIRD_DIGIT = """\
+import numpy
+
+
+def third(outputs, labels):
+    return numpy.array([scores.max() * 100 % 1 for scores in outputs])
+
+
+third.per_sample = third.is_share = True
+"""
 STRICT = {"int8": {"rtol": 0.012}}  # of tensors
 
 
@@ -91,7 +101,19 @@ def test_graphs_that_overflow_fail_and_the_search_goes_on(tmp_path: Path) -> Non
     json.dumps(figures, allow_nan=False)
     result: Any = Result("search:m:auto-fp16", "passed", figures)
     assert next(details([result])).rows[0][-1].startswith("failed: the output y is NaN")
-    assert ": top-1 loses all → -0.2 % (" in key_figure("search", figures)
+    assert ": top-1 loses — → -0.2 % (" in key_figure("search", figures)
+
+
+def test_undecided_graphs_never_hold_and_all_nodes_stay_in_fp32(tmp_path: Path) -> None:
+    (tmp_path / "digit.py").write_text(THIRD_DIGIT)
+    project, figures = searched(tmp_path, metric={"python": "digit.py:third"})
+    verdicts = {(graph["verdict"], graph["in_fp32"] == 4) for graph in figures["graphs"]}
+    assert verdicts == {("undecided", False), ("passed", True)}
+    assert (figures["is_fp32"], figures["with"]["verdict"]) == (True, "passed")
+    limit = "is within a loss of 3.2 % of digit.py:third"
+    assert key_figure("search", figures).endswith(limit)
+    built(project)
+    assert project.run("evaluate:m:e").status == "passed"
 
 
 def test_too_few_samples_for_any_graph_are_a_sentence(tmp_path: Path) -> None:

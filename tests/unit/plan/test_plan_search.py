@@ -55,15 +55,18 @@ def test_the_metric_of_a_half_is_the_limit_and_the_engine_is_evaluated_on_the_re
     )
     changed = {target for target, action in found.items() if action != before[target]}
     assert changed == {
-        "search:m:auto-int8", "convert:m:auto-int8", "verify:m:e0", "evaluate:m:e0", "report:m",
+        "search:m:auto-int8", "convert:m:auto-int8", "verify:m:e0", "evaluate:m:e0",
+        "evaluate:m:e1", "report:m",
     }  # fmt: skip
-    search, evaluated = found["search:m:auto-int8"], found["evaluate:m:e0"]
+    search, *evaluations = (
+        found[target] for target in ("search:m:auto-int8", "evaluate:m:e0", "evaluate:m:e1")
+    )
     assert search.options["search"] == before[search.target].options["search"]
     assert search.options["drop"] == 0.01
-    halves = [action.options["evaluate"].pop("half") for action in (search, evaluated)]
-    assert halves == ["search", "rest"]
-    assert search.options["evaluate"] == found["evaluate:m:e1"].options["evaluate"]
-    assert search.inputs["original"] == evaluated.inputs["original"]
+    halves = [action.options["evaluate"].pop("half") for action in (search, *evaluations)]
+    assert halves == ["search", "rest", "rest"]  # comparable engines
+    assert search.options["evaluate"] == before["evaluate:m:e1"].options["evaluate"]
+    assert search.inputs["original"] == evaluations[0].inputs["original"]
     assert {"predict:m", "calibrate:m"} <= {*search.after}
     assert "batches" in search.inputs  # it may have none of the samples
     assert "val.npz" in search.sources
