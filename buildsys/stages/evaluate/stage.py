@@ -108,7 +108,7 @@ def _reason(job: Job, figures: EvaluateResult) -> tuple[str, str]:
     interval = f"95 % interval {percent(figures['low'])} to {percent(figures['high'])}"
     loss = f"{figures['title']} loses {percent(figures['loss'])} ({interval})"
     allowed = f"{percent(figures['drop'])} is allowed"
-    raised = "raise search.margin or" if "half" in job.options["evaluate"] else "raise"
+    raised = "raise search.margin or" if job.options["engine"].get("auto") else "raise"
     if figures["verdict"] == "failed":
         hint = f"calibrate on data like these, keep more nodes in fp32, or {raised} evaluate.drop"
         return f"the engine {job.variant} of {job.model}: {loss}, {allowed}", hint

@@ -65,30 +65,22 @@ class MetricTrials(Trials):
 
     def _judged(self, nodes: Sequence[str]) -> SearchedGraph:
         key = frozenset(nodes)
-        if key not in self._graphs:
-            try:
-                judged = self._judge(nodes)
-            except StageError as error:  # NaN, or outputs that the hook refuses
-                if len(key) >= len(self.candidates):
-                    raise  # precision is no cause
-                judged = SearchedGraph(passed=False, verdict="failed", reason=error.problem)
-            self._graphs[key] = SearchedGraph(**judged, in_fp32=len(key))
+        if key in self._graphs:
+            return self._graphs[key]
+        job, metric, inputs = self._job, self._metric, self._job.options["inputs"]
+        run = open_graph(job, self.converted(nodes) or self._copy()).run
+        try:
+            recorded = record(self._options, inputs, job.project, metric, run, lambda *_: None)
+            value = metric.value(recorded.records)
+        except StageError as error:  # NaN, or outputs that the hook refuses
+            if len(key) >= len(self.candidates):
+                raise  # precision is no cause
+            judged = SearchedGraph(verdict="failed", reason=error.problem)
+        else:
+            require_same_samples(self._original, recorded)
+            loss, low, high, *_ = interval = self._interval(recorded)
+            verdict = judge(interval, self._drop)
+            judged = SearchedGraph(verdict=verdict, value=value, loss=loss, low=low, high=high)
+        passed = judged["verdict"] == "passed"
+        self._graphs[key] = SearchedGraph(**judged, in_fp32=len(key), passed=passed)
         return self._graphs[key]
-
-    def _judge(self, nodes: Sequence[str]) -> SearchedGraph:
-        job, metric = self._job, self._metric
-        graph = open_graph(job, self.converted(nodes) or self._copy())
-        inputs = job.options["inputs"]
-        recorded = record(self._options, inputs, job.project, metric, graph.run, lambda *_: None)
-        require_same_samples(self._original, recorded)
-        interval = self._interval(recorded)
-        verdict = judge(interval, self._drop)
-        return SearchedGraph(
-            passed=verdict == "passed",
-            verdict=verdict,
-            value=metric.value(recorded.records),
-            loss=interval.loss,
-            low=interval.low,
-            high=interval.high,
-            reason="" if verdict == "passed" else f"{metric.title} loses {percent(interval.loss)}",
-        )

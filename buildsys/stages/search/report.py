@@ -66,21 +66,19 @@ def table(results: Iterable[Result[SearchResult]]) -> Table:
 def details(results: Sequence[Result[SearchResult]]) -> Iterator[Table]:
     """Yield the graphs that were judged by the metric of `evaluate`."""
     for result in results:
-        content = result.content
-        is_share = content.get("is_share", True)
-        rows = tuple(_cells(graph, is_share) for graph in content.get("graphs", []))
+        content, rows = result.content, []
+        for graph in content.get("graphs", []):
+            figures = [q.NOTHING] * 3
+            if {"value", "loss", "low", "high"} <= graph.keys():  # else outputs are NaN
+                interval = f"{q.percent(graph['low'])} to {q.percent(graph['high'])}"
+                value = q.metric(graph["value"], is_share=content.get("is_share", True))
+                figures = [value, q.percent(graph["loss"]), interval]
+            verdict = [graph.get("verdict", ""), graph.get("reason", "")]
+            count = q.count(graph.get("in_fp32"))
+            rows.append((count, *figures, ": ".join(filter(None, verdict))))
         columns = "nodes in fp32>", f"{content.get('title')}>", *_JUDGED
         limit = f"{result.variant}, {_drop(content)} allowed"
-        yield Table(f"Graphs judged by the search {limit}", columns, rows)
-
-
-def _cells(graph: SearchedGraph, is_share: bool) -> tuple[str, ...]:
-    count, verdict = q.count(graph.get("in_fp32")), graph.get("verdict", "")
-    if not {"value", "loss", "low", "high"} <= graph.keys():
-        return count, *[q.NOTHING] * 3, f"{verdict}: {graph.get('reason', '')}"
-    interval = f"{q.percent(graph['low'])} to {q.percent(graph['high'])}"
-    value = q.metric(graph["value"], is_share=is_share)
-    return count, value, q.percent(graph["loss"]), interval, verdict
+        yield Table(f"Graphs judged by the search {limit}", columns, tuple(rows))
 
 
 def _drop(content: SearchResult) -> str:
