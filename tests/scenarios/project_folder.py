@@ -96,7 +96,7 @@ class ProjectFolder:
         # of all projects: a worker server is not reused with other variables
         for role in ("AUTHOR", "COMMITTER"):
             self.environment |= {f"GIT_{role}_NAME": "t", f"GIT_{role}_EMAIL": "t@example.org"}
-        self.environment |= {"READ_ALIAS": "1", "READ_COPY": "1"}  # by a network
+        self.environment["READ_COPY"] = "1"  # by a network
 
     def create(self) -> None:
         for name in ("dodo.py", "pyproject.toml"):

@@ -94,15 +94,6 @@ WRONG = {
         {"x": x_of().astype(np.float64)},
         "the input x of m:e is float64, and the engine takes float32; convert it to float32",
     ),
-    "strings": ({"x": np.array(["a"])}, "the input x of m:e is string, and the engine takes"),
-    "bytes of another machine": (
-        {"x": x_of().astype(">f4")},
-        "the input x of m:e has a mask or the byte order of another machine; pass plain",
-    ),
-    "objects": (
-        {"x": x_of().astype(object)},
-        "the input x of m:e cannot be read: it is an array of Python objects",
-    ),
     "a list": (
         {"x": [1.0, 2.0]},
         "the input x of m:e cannot be read: it is a value of type list; pass a contiguous array",

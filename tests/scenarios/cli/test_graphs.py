@@ -85,16 +85,7 @@ def test_a_stale_graph_has_a_note_and_mistakes_are_one_line(ready_built: ReadyPr
         (("inspect", "a", "--node", "MatMl"), 3, "the graph has no node 'MatMl'"),
         (("inspect", "a", "--nodes", "--svg", "x.svg"), 3, "--svg: not allowed with argument --n"),
         (("inspect", "a", "--depth", "3"), 3, "select a part to draw; add --svg FILE"),
-        (
-            ("inspect", "a", "--svg", "x.svg", "--from", "nowhere"),
-            3,
-            "the graph has no node or tensor 'nowhere'",
-        ),
-        (
-            ("compare", "a:export", "other:export"),
-            3,
-            "graphs of two models are not comparable, found a and other",
-        ),
+        (("compare", "a:export", "other:export"), 3, "two models are not comparable, found a and"),
         (("compare", "a:simplify@previous"), 3, "the history has only one model of simplify:a"),
         (("inspect", "a", "--serve", "--port", "99999"), 2, "port 99999 cannot be used"),
     ):
@@ -102,16 +93,6 @@ def test_a_stale_graph_has_a_note_and_mistakes_are_one_line(ready_built: ReadyPr
     (ready_built.root / "build/a/simplify/model.onnx").write_bytes(b"\xff" * 50)
     fails(ready_built.doit("inspect", "a"), 2, "model.onnx cannot be read as ONNX")
     assert not (ready_built.root / "x.svg").exists()
-
-
-def test_without_graphviz_the_error_says_so(ready_built: ReadyProject) -> None:
-    ready_built.environment["PATH"] = str(ready_built.root)
-    fails(
-        ready_built.doit("inspect", f"{NET}:export", "--svg", "net.svg"),
-        2,
-        "graphviz is not installed",
-    )
-    assert not (ready_built.root / "net.svg").exists()
 
 
 @pytest.mark.skipif(shutil.which("dot") is None, reason="graphviz is not installed")

@@ -4,12 +4,11 @@
 """
 
 import os
-import signal
 from collections import Counter
 
 from doit_server import ForkedDoit
 from project_folder import Ran, finish, wait_until
-from ready_project import ReadyProject, contents, targets, workers_in
+from ready_project import ReadyProject, contents, targets
 
 ALL = targets("a")
 UP_TO_DATE = Ran(0, "everything is up to date (8 targets)\n", "")
@@ -48,27 +47,3 @@ def test_three_at_once_build_each_target_once(ready: ReadyProject) -> None:
         assert f"for process {first.pid} on " in text
         assert "(reference:a, since " in text
     check_right_and_fresh(ready)
-
-
-def test_a_worker_is_killed_under_n_2(ready: ReadyProject) -> None:
-    ready.add_model("b")
-    ready.hold()
-    process = ready.start("-n", "2", "--continue")
-    log = ready.root / "build/a/reference/reference.log"
-    wait_until(lambda: ready.is_held and log in workers_in(ready.root), "reference:a is at work")
-    os.kill(workers_in(ready.root)[log], signal.SIGKILL)
-    ready.let_go()
-    killed = finish(process)
-    assert killed.code == 2
-    sentence = (
-        "the worker of reference:a was killed by signal 9 (SIGKILL), "
-        "probably because memory ran out"
-    )
-    assert killed.out.count(f"{sentence}; full log: build/a/reference/reference.log\n") == 2
-    assert killed.passed == {"export:a"} | targets("b")
-
-    again = ready.doit("-n", "2")
-    assert again.code == 0
-    assert again.passed == (ALL | targets("b")) - killed.passed
-    assert ready.doit() == Ran(0, "everything is up to date (16 targets)\n", "")
-    assert contents(ready.root / "build/a") == contents(ready.root / "build/b")

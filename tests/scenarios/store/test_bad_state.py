@@ -16,10 +16,6 @@ UP_TO_DATE = Ran(0, "everything is up to date (8 targets)\n", "")
 ALL = targets("a")
 
 
-def cut(path: Path) -> None:
-    os.truncate(path, path.stat().st_size // 2)
-
-
 def fill_with_garbage(path: Path) -> None:
     path.write_bytes(os.urandom(10_000))
 
@@ -37,19 +33,6 @@ def execute(path: Path, statement: str, *values: object) -> None:
 
 def state(project: ReadyProject, name: str = "state.db") -> Path:
     return project.root / ".buildsys" / name
-
-
-def test_a_damaged_state_is_set_aside(ready_built: ReadyProject) -> None:
-    path = state(ready_built)
-    for damage in (cut, fill_with_garbage, make_newer):
-        damage(path)
-        ran = ready_built.doit()
-        assert (ran.code, ran.ran, ran.restored) == (0, ALL, ALL)
-        (warning,) = ran.err.splitlines()
-        assert warning.startswith(f"buildsys: warning: the build state {path} is not readable (")
-        assert "); set aside as state.db.broken-" in warning
-        assert ready_built.doit() == UP_TO_DATE
-        assert contents(ready_built.root / "build") == ready_built.clean_contents()
 
 
 def test_the_history_outlives_the_build_folder_and_never_fails_a_build(

@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy
 import pytest
-from python_environments import ONNX, Environment, old_python, program
+from python_environments import ONNX, Environment
 from ready_project import ReadyProject, targets
 
 PROJECT, MODEL = "configs/project.yaml", "configs/models/a.yaml"
@@ -92,27 +92,10 @@ def test_a_missing_toolchain_is_unavailable_until_installed(ready: ReadyProject)
         Environment(ready.root / "envs/without", "numpy"),
     )
     without.write("sitecustomize.py", "print('rubbish at start')\n")
-    locked = program(ready.root / "envs/locked/python", "")
-    locked.chmod(0o644)
     broken = {
         "missing": (ready.root / "envs/missing/bin/python", "there is no {python}"),
-        "locked": (
-            locked,
-            "{python} is not a working Python: it cannot be started: Permission denied",
-        ),
-        "word": (
-            program(ready.root / "envs/word/python", "echo no"),
-            "it exited with code 0 without a result and printed 'no'",
-        ),
-        "old": (
-            old_python(ready.root / "envs/old/python"),
-            "{python} is Python 3.9.18, but 3.10 or newer is needed",
-        ),
         "bare": (bare.python, "the toolchain bare has no numpy"),
-        "without": (
-            without.python,
-            "the library onnxruntime is not installed in the toolchain without",
-        ),
+        "without": (without.python, "the library onnxruntime is not installed in the toolchain"),
     }
     declare(ready, *(f"{name}: {{python: {python}}}" for name, (python, _) in broken.items()))
     for name in broken:
@@ -152,27 +135,15 @@ def test_a_missing_toolchain_is_unavailable_until_installed(ready: ReadyProject)
 def test_a_broken_or_required_toolchain_fails_only_its_targets(
     ready: ReadyProject, environment: Environment
 ) -> None:
-    ready.environment["BUILDSYS_INTERPRETER_LIMIT"] = "4s"
     environment.uninstall("onnxruntime")
     environment.write(
         "onnxruntime/__init__.py", "import os\n__version__ = '1.0'\nos.kill(os.getpid(), 11)\n"
     )
-    program(ready.root / "envs/slow/python", "echo loading plugins; sleep 100 & wait")
-    program(ready.root / "envs/ill/python", "kill -SEGV $$")
-    named = {"slow": "envs/slow/python", "ill": "envs/ill/python", "gone": "/nowhere/bin/python"}
-    declare(
-        ready,
-        "other: {python: envs/other/bin/python}",
-        *(f"{name}: {{python: {python}}}" for name, python in named.items()),
-    )
-    for name in named:
-        add_engine(ready, name, ", required: true" if name == "gone" else "")
+    declare(ready, "other: {python: envs/other/bin/python}", "gone: {python: /nowhere/bin/python}")
+    add_engine(ready, "gone", ", required: true")
     ran = ready.doit("--continue", "engine:a")
     assert ran.code == 2
     assert ran.passed >= {"engine:a:ort"}
-    assert "did not respond within 4 s" in ran.out
-    assert "and printed 'loading plugins'" in ran.out
-    assert "crashed with a segmentation fault (SIGSEGV)" in ran.out
     assert "the worker of engine:a:other crashed with a segmentation fault (SIGSEGV)" in ran.out
     assert "full log: build/a/engine/other/engine.log" in ran.out
     gone = "is required, but unavailable: the toolchain gone cannot be used:"

@@ -17,20 +17,6 @@ from buildsys.cli.console.reporter import NOTICE
 from buildsys.errors import WorkerDied
 
 
-def test_sigterm_ends_with_143(doit: Doit) -> None:
-    def terminated() -> Any:
-        os.kill(os.getpid(), signal.SIGTERM)
-        while not doit.session.interrupted:
-            time.sleep(0.001)
-        raise WorkerDied("simplify:net was stopped")
-
-    doit.actions["simplify:net"] = terminated
-    code, out = doit()
-    assert code == 143
-    assert "failed" not in out
-    assert out.endswith("interrupted; finished targets are kept, the rest will run next time\n")
-
-
 @pytest.mark.parametrize("processes", [(), ("-n", "2")])
 def test_ctrl_c_never_arrives_while_doit_holds_a_lock(
     doit: Doit, processes: tuple[str, ...], monkeypatch: pytest.MonkeyPatch

@@ -45,6 +45,7 @@ def test_arrays_of_the_type_are_read(dtype: str, array: np.ndarray) -> None:
         ("int4", np.zeros(2), "is float64, and the engine takes int4; convert it to ml_dt"),
         ("string", np.zeros(2), "is float64, and the engine takes string; convert it to string"),
         ("bfloat16", np.zeros(2, np.uint16), "is uint16, and the engine takes bfloat16"),
+        ("float32", np.zeros(2, ">f4"), "has a mask or the byte order of another machine; pass"),
         ("float32", np.ma.masked_array(np.zeros(2, np.float32)), "has a mask or the byte order"),
         ("bool", np.zeros(2, np.int64), "is int64, and the engine takes bool; convert it to bool"),
         ("int32", np.array([1, 1 << 33]), "has values beyond int32, the engine's type"),

@@ -144,11 +144,7 @@ def altered_payload(record: dict[str, Any]) -> None:
         (lambda r: r.update(plugins=[{"file": "evil.py"}]), "was altered after it was signed"),
         (altered_payload, "does not match its signature"),
         (lambda r: r["attestation"]["signatures"][0].update(sig="AAAA"), "does not match"),
-        (lambda r: r["attestation"]["signatures"][0].update(sig="?"), "does not match"),
-        (
-            lambda r: r["attestation"].update(payloadType="text/plain"),
-            "does not match its signature",
-        ),
+        (lambda r: r["attestation"].update(payloadType="text/plain"), "does not match its"),
         (lambda r: r["attestation"].update(payload="?"), "no valid DSSE envelope"),
         (lambda r: r["attestation"].update(payload=7), "no valid DSSE envelope"),
         (lambda r: r["attestation"].pop("payload"), "no valid DSSE envelope"),

@@ -85,17 +85,6 @@ def test_failures_are_recorded_with_their_sentence(root: Path) -> None:
         assert last.outputs == {}
 
 
-def test_a_history_that_is_a_folder_costs_one_warning(root: Path) -> None:
-    (root / ".buildsys" / "history.db").mkdir(parents=True)
-    warnings: list[str] = []
-    executor = recording(root, warnings)
-    assert [executor.run(target).status for target in ALL] == ["passed"] * len(ALL)
-    executor.close()
-    assert len(warnings) == 1
-    assert warnings[0].startswith("builds of this run are missing in the history: ")
-    assert all(map(executor.up_to_date_status, ALL))
-
-
 def test_a_run_that_stopped_names_the_failure() -> None:
     passed, failed = (Outcome(f"export:{status}", status, 1.0) for status in ("passed", "failed"))
     ended = {outcome.target: outcome for outcome in (passed, failed)}

@@ -42,6 +42,11 @@ def starts(monkeypatch: pytest.MonkeyPatch) -> list[object]:
     return started
 
 
+def locked(python: Path) -> Path:
+    program(python, "").chmod(0o644)
+    return python
+
+
 def named(python: Path, **env: str) -> Toolchain:
     return Toolchain("trt86", python, env)
 
@@ -69,8 +74,8 @@ def test_an_interpreter_describes_itself(tmp_path: Path) -> None:
          "{} is Python 3.9.18, but 3.10 or newer is needed"),
         (lambda folder: program(folder / "python", "echo hello; exit 3"),
          "{} is not a working Python: it exited with code 3 without a result and printed 'hello'"),
-        (lambda folder: program(folder / "python", "echo nonsense"),
-         "{} is not a working Python"),
+        (lambda folder: locked(folder / "python"),
+         "{} is not a working Python: it cannot be started: Permission denied"),
     ],
 )  # fmt: skip
 def test_an_unusable_interpreter_is_unavailable(
