@@ -11,6 +11,7 @@ import urllib.request
 from pathlib import Path
 
 import pytest
+from command_answers import git
 from project_folder import TIMEOUT_S, Ran
 from ready_project import FEATURES, ReadyProject
 
@@ -124,11 +125,11 @@ def test_graphs_of_stages_and_builds_are_compared(ready_built: ReadyProject) -> 
         == "a: simplify → simplify@last: 2 → 2 nodes, no difference"
     )
 
-    git(ready_built, "init", "-q")
-    git(ready_built, "add", "dodo.py", "configs", "plugins", "networks")
+    git(ready_built.root, "init", "-q")
+    git(ready_built.root, "add", "dodo.py", "configs", "plugins", "networks")
     for factor in (1, 2):
         ready_built.write_network(factor)
-        git(ready_built, "commit", "-qam", f"network {factor}")
+        git(ready_built.root, "commit", "-qam", f"network {factor}")
         ran = doit(f"simplify:{NET}")
         assert ran.code == 0, ran.out
     for when in ("previous", "HEAD~1"):
@@ -138,7 +139,7 @@ def test_graphs_of_stages_and_builds_are_compared(ready_built: ReadyProject) -> 
         assert re.search(rf"changed +1 {TIMES} MatMul with other weights", before.out)
     since = json.loads(doit("compare", f"{NET}:simplify@HEAD~1", "--json").out)
     assert [graph["state"] for graph in since["graphs"]] == ["stored", "fresh"]
-    git(ready_built, "commit", "-q", "--allow-empty", "-m", "nothing built")
+    git(ready_built.root, "commit", "-q", "--allow-empty", "-m", "nothing built")
     same = doit("compare", f"{NET}:simplify@HEAD").out.splitlines()
     assert same[0].startswith("HEAD was not built; shown is its ancestor ")
     assert same[1].endswith("no difference")
@@ -172,10 +173,3 @@ def test_without_netron_the_install_command_is_printed(ready_built: ReadyProject
     )  # fmt: skip
     assert (done.returncode, done.stdout) == (2, "")
     assert "netron is not installed; `pip install 'buildsys[netron]'`" in done.stderr
-
-
-def git(project: ReadyProject, *arguments: str) -> None:
-    who = ("-c", "user.name=n", "-c", "user.email=e@e")
-    subprocess.run(
-        ["git", "-C", str(project.root), *who, *arguments], check=True, capture_output=True
-    )

@@ -5,9 +5,7 @@ import signal
 
 import pytest
 from project_folder import TIMEOUT_S, Ran, wait_until
-from ready_project import ReadyProject, contents, processes_marked, workers_in
-
-UP_TO_DATE = Ran(0, "everything is up to date (8 targets)\n", "")
+from ready_project import UP_TO_DATE, ReadyProject, contents, processes_marked, workers_in
 
 
 def check_goes_on(project: ReadyProject, stopped: set[str]) -> None:

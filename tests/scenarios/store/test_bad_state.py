@@ -7,12 +7,11 @@ from contextlib import closing
 from pathlib import Path
 
 from project_folder import TIMEOUT_S, Ran, wait_until
-from ready_project import ReadyProject, contents, targets
+from ready_project import UP_TO_DATE, ReadyProject, contents, targets
 
 from buildsys.history.builds import RAN, RESTORED
 from buildsys.history.database import History
 
-UP_TO_DATE = Ran(0, "everything is up to date (8 targets)\n", "")
 ALL = targets("a")
 
 

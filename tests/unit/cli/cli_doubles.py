@@ -38,6 +38,11 @@ MANIFEST: dict[str, Any] = {
 REQUESTED = StaleReason(ASKED_FOR)
 
 
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
 class ScriptedExecutor:
     """Knows which targets are fresh; running one calls what the test gave for it."""
 

@@ -5,7 +5,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from cli_doubles import make_session, write_result
+from cli_doubles import Terminal, make_session, write_result
 
 from buildsys.cli.console.progress import ConsoleLine, Display, last_line, target_line
 from buildsys.cli.console.run_summary import print_summary
@@ -13,11 +13,6 @@ from buildsys.cli.session import BuildSession
 from buildsys.execution.run_records import Outcome
 
 CONTROL = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
-
-
-class Terminal(io.StringIO):
-    def isatty(self) -> bool:
-        return True
 
 
 def line(status: str, **changes: object) -> ConsoleLine:

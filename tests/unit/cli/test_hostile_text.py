@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from cli_doubles import make_session, write_result
+from cli_doubles import Terminal, make_session, write_result
 
 from buildsys.cli.command import print_lines
 from buildsys.cli.console.progress import ConsoleLine, Display
@@ -17,11 +17,6 @@ from buildsys.cli.console.run_summary import print_summary
 HOSTILE = "name\x1b]0;title\x07\x1b[2J\u202etxt.exe\r\x9b31m"
 RICH = re.compile(r"\x1b\[(?:[0-9;]*m|\?25[lh]|[0-9]*[AK])|\r(?=\x1b|$)")
 UNSAFE = re.compile("[\x00-\x09\x0b-\x1f\x7f-\x9f\u202a-\u202e]")
-
-
-class Terminal(io.StringIO):
-    def isatty(self) -> bool:
-        return True
 
 
 @pytest.fixture(params=[io.StringIO, Terminal])

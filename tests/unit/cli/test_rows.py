@@ -1,9 +1,9 @@
-import io
 import re
 import sys
 import time
 
 import pytest
+from cli_doubles import Terminal
 
 from buildsys.cli.console.rows import (
     Row,
@@ -50,11 +50,6 @@ def test_rows_are_plain_lines_in_a_pipe(capsys: pytest.CaptureFixture[str]) -> N
     assert capsys.readouterr().out == (
         "stale      export:m\n             a: 1 → 2\nmay rerun  bench:m  why\n2 targets\n"
     )
-
-
-class Terminal(io.StringIO):
-    def isatty(self) -> bool:
-        return True
 
 
 def test_on_a_terminal_lines_are_printed_as_they_are(

@@ -6,13 +6,9 @@ from importlib.machinery import EXTENSION_SUFFIXES
 from pathlib import Path
 
 import pytest
+from texts import Texts
 
 from buildsys.plan.dependencies import Import, SourceTree
-
-
-class Texts(dict[str, str]):
-    def set(self, digest: str, imports: str) -> None:
-        self[digest] = imports
 
 
 def digest(path: str) -> str | None:

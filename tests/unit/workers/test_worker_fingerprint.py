@@ -4,6 +4,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from texts import Texts
 
 from buildsys.system.toolchains import own_interpreter
 from buildsys.workers import launch as module
@@ -94,13 +95,6 @@ def test_our_own_code_changes_the_fingerprint(
     second = mark()
     (tmp_path / "code.py").write_text("x = 1")
     assert len({first, second, mark()}) == 3
-
-
-class Texts(dict[str, str]):
-    """A text cache in memory."""
-
-    def set(self, name: str, text: str) -> None:
-        self[name] = text
 
 
 def test_an_edited_module_of_a_preloaded_library_changes_the_fingerprint(
