@@ -171,16 +171,3 @@ def test_a_plan_has_the_usual_times_and_writes_nothing(built: ProjectFolder) -> 
 
 
 # --- bad input ---
-
-
-def test_a_state_that_cannot_be_read_is_one_warning_and_left_alone(built: ProjectFolder) -> None:
-    file = built.root / ".buildsys/state.db"
-    for damage in (b"not a database" * 999, file.read_bytes()[:20_000]):
-        file.write_bytes(damage)
-        before = everything(built.root)
-        explained = built.buildsys("explain")
-        assert explained.code == 0
-        assert explained.out.endswith("8 stale\n")
-        assert len(explained.err.splitlines()) == 1
-        assert "nothing is known of earlier builds" in explained.err
-        assert everything(built.root) == before

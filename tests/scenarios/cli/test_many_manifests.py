@@ -76,20 +76,3 @@ def test_an_edited_an_added_and_a_broken_manifest(many: ProjectFolder) -> None:
     assert many.buildsys("explain", "report:m00002", "m00003:ort-cpu").code == 0
     many.edit(f"configs/models/{ONE}.yaml", "min_sample: 2", "min_samples: 2")
     assert many.doit() == Ran(0, UP_TO_DATE, "")
-
-
-def test_shared_sources_and_marks_of_single_targets(many: ProjectFolder) -> None:
-    assert many.doit("-a", "-s", f"report:{ONE}").passed == {f"report:{ONE}"}
-    many.doit("forget", f"report:{OTHER}")
-    many.doit("ignore", f"report:{ONE}")
-    ran = many.doit()
-    assert ran.passed == {f"report:{OTHER}"}
-    assert "1 ignored" in ran.out
-
-    many.edit("plugins/models/family_000.py", "weights are scaled", "weights are multiplied")
-    listed = many.doit("list", "--all", "--status")
-    stale = {line.split()[1] for line in listed.out.splitlines() if line.startswith("R ")}
-    assert {target for target in stale if target.startswith("export:")} == {
-        f"export:{model_name(number)}" for number in range(COUNT)
-    }
-    assert many.doit(f"export:{ONE}").passed == {f"export:{ONE}"}

@@ -2,32 +2,20 @@
 
 import json
 import shutil
-from pathlib import Path
 
-import pytest
 from command_answers import answer
 from ready_project import ReadyProject
-
-from buildsys.store.locks import CPU, Locks
 
 GONE = ["engine:a:gone", "verify:a:gone", "bench:a:gone"]
 MANIFEST = "configs/models/a.yaml"
 REASON = "there is no /nowhere/bin/python"
 
 
-@pytest.fixture
-def ready_without(ready: ReadyProject) -> ReadyProject:
-    """A project with an engine for a toolchain that is not installed."""
+def test_it_remains_visible(ready: ReadyProject) -> None:
     ready.edit(MANIFEST, "name: ort}]", "name: ort}, {backend: onnxruntime, name: gone, "
                "toolchain: gone}]")  # fmt: skip
-    (ready.root / "configs/project.yaml").write_text(
-        "toolchains: {gone: {python: /nowhere/bin/python}}\n"
-    )
-    return ready
-
-
-def test_it_remains_visible(ready_without: ReadyProject) -> None:
-    ready = ready_without
+    toolchain = "toolchains: {gone: {python: /nowhere/bin/python}}\n"
+    (ready.root / "configs/project.yaml").write_text(toolchain)
     first = ready.doit()
     assert first.code == 0
     assert "8 passed, 3 unavailable in" in first.out
@@ -60,17 +48,6 @@ def test_it_remains_visible(ready_without: ReadyProject) -> None:
     assert restored.code == 0
     assert not restored.restored & set(GONE)
     assert restored.out.splitlines()[-1].startswith("8 restored, 3 unavailable in")
-
-
-def test_it_does_not_wait_for_a_benchmark_of_another_project(ready_without: ReadyProject) -> None:
-    ready = ready_without
-    machine = Path(ready.environment["BUILDSYS_MACHINE_LOCK"])
-    others = Locks(machine / "other", machine)
-    with others.devices([CPU], "bench:other:ort", lambda holder: None):
-        ran = ready.doit(*GONE)  # it would hang
-    assert ran.code == 0
-    assert "3 unavailable in" in ran.out
-    assert "bench:other" not in ran.out
 
 
 def test_an_engine_runs_once_the_machine_meets_its_needs(ready: ReadyProject) -> None:

@@ -61,23 +61,18 @@ def test_every_word_of_manifests_is_a_value_of_some_version(
     ("source", "lacking"),
     [
         ("def f(library, config):\n    config.no_such_field = 1", list(library.GENERATIONS)),
-        ("def f(library):\n    return library.trt.BuilderFlag.NO_SUCH", list(library.GENERATIONS)),
         ("def f(library):\n    return library.trt.NoSuchClass", list(library.GENERATIONS)),
         ("def f(library, config):\n    config.int8_calibrator = 1", [library.TRT_11, library.RTX]),
         ("def f(library, config):\n    if library.generation in UNTIL_10:\n"
          "        config.int8_calibrator = 1", []),
-        ('ONLY = FEATURES["calibrators"]\ndef f(config):\n    config.int8_calibrator = 1', []),
         ('ONLY = FEATURES["calibrators"]\ndef f(engine):\n    engine.device_memory_size_v2',
          [library.TRT_8]),
         ("def f(library, engine):\n    if library.generation in UNTIL_10:\n        def g():\n"
          "            engine.device_memory_size_v2\n        g()",
          [library.TRT_8]),
         ("ONLY = SINCE_10\ndef f(guard):\n    guard.trt.IPluginV3", []),
-        ("def f(self):\n    self._context.execute_async_v4()", list(library.GENERATIONS)),
         ("def f(library, engine):\n    if library.generation == TRT_8:\n        return 1\n"
          "    return engine.device_memory_size_v2", []),
-        ("def f(library, engine):\n    if library.generation == TRT_10:\n        return 1\n"
-         "    return engine.device_memory_size_v2", [library.TRT_8]),
         ("def f(library, config):\n    if library.generation in UNTIL_10 and config:\n"
          "        config.int8_calibrator = 1\n    else:\n        config.int8_calibrator = 2",
          [library.TRT_11, library.RTX]),

@@ -29,24 +29,6 @@ def test_an_unavailable_engine_is_said_once(doit: Doit) -> None:
     assert "unavailable  verify:net:rtx  100 ms  there is no engine\n" in out
 
 
-def unavailable_since_an_earlier_run(doit: Doit) -> None:
-    doit.actions["engine:net:rtx"] = lambda: GONE
-    doit.build_all()
-    del doit.actions["engine:net:rtx"]
-
-
-def test_unavailable_remains_visible_with_nothing_to_do(doit: Doit) -> None:
-    unavailable_since_an_earlier_run(doit)
-    fresh = len(doit.fresh) - 1
-    for names in ((), ("build:net",), ("build",)):
-        code, out = doit(*names)
-        assert code == 0
-        assert out.splitlines() == [
-            "unavailable  engine:net:rtx  no GPU; run it on one",
-            f"everything is up to date ({fresh} targets, 1 unavailable)",
-        ]
-
-
 @pytest.mark.parametrize("how", [{"restored": True}, {"waited": True}])
 def test_unavailable_is_not_called_restored_or_fresh(doit: Doit, how: dict[str, bool]) -> None:
     doit.build_all()
