@@ -275,11 +275,6 @@ class EnginePlan:
         by_metric = self.model.spec["search"]["limit"] == "metric"
         return PlannedConversion(*names, self.tolerance, search=True, by_metric=by_metric)
 
-    @property
-    def by_metric(self) -> bool:
-        """True if the metric of `evaluate` decides, and errors of tensors are reported only."""
-        return self.search is not None and self.search.by_metric
-
     @cached_property
     def conversion(self) -> PlannedConversion | None:
         """The conversion whose graph it is built from, None for the fp32 graph."""

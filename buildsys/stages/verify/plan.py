@@ -26,7 +26,7 @@ def plan_verify(model: ModelPlan, engine: EnginePlan) -> Iterator[Action]:
         options={
             "engine": engine.options,
             "tolerance": engine.tolerance,
-            **({"limit": "metric"} if engine.by_metric else {}),
+            **({"limit": "metric"} if engine.search and engine.search.by_metric else {}),
             "cases": engine.cases,
             **({"further": further} if further else {}),
             **({"uncompared": uncompared} if uncompared else {}),
