@@ -130,8 +130,6 @@ def _reader() -> Callable[[Any], str]:
         origin: str = ""
         signature: dict[str, JsonValue] | None = None
 
-    StoredRecord.model_rebuild(_types_namespace={**globals(), **locals()})
-
     def problem(stored: Any) -> str:
         try:
             StoredRecord.model_validate(stored)

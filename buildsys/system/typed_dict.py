@@ -1,7 +1,5 @@
 """TypedDict as pydantic reads it; interpreters of toolchains may lack typing_extensions."""
 
-from __future__ import annotations
-
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
