@@ -6,15 +6,7 @@ import numpy as np
 import pytest
 from gpu_marks import TENSORRT_ON_GPU
 from small_graphs import write
-from tensorrt_jobs import (
-    build,
-    convolutions,
-    error_of,
-    image,
-    options,
-    refusal,
-    request,
-)
+from tensorrt_jobs import build, convolutions, error_of, image, options, refusal, request
 from toolchain import Toolchain
 
 pytestmark = TENSORRT_ON_GPU

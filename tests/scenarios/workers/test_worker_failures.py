@@ -8,13 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from pool_project import (
-    PoolProject,
-    import_from,
-    orchestrator,
-    parent_of,
-    wait_for_end,
-)
+from pool_project import PoolProject, import_from, orchestrator, parent_of, wait_for_end
 from project_folder import TIMEOUT_S, wait_until
 
 from buildsys.errors import WorkerDied

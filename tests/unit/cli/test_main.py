@@ -7,12 +7,7 @@ import pytest
 from cli_doubles import Doit, make_session
 
 from buildsys.cli import command
-from buildsys.cli.command import (
-    enter_project,
-    find_project,
-    shown_path,
-    typed_path,
-)
+from buildsys.cli.command import enter_project, find_project, shown_path, typed_path
 from buildsys.cli.commands import COMMANDS, HIDDEN
 from buildsys.cli.main import parse, parser_of, run
 from buildsys.cli.session import BuildSession

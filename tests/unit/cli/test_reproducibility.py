@@ -3,11 +3,7 @@
 import os
 from pathlib import Path
 
-from buildsys.cli.commands.check import (
-    Artifact,
-    compare_builds,
-    copy_project,
-)
+from buildsys.cli.commands.check import Artifact, compare_builds, copy_project
 from buildsys.plan.action import Action
 from buildsys.project.model import model_fields
 from buildsys.project.plan import plan_model

@@ -5,12 +5,7 @@ import time
 import pytest
 from cli_doubles import Terminal
 
-from buildsys.cli.console.rows import (
-    Row,
-    format_table,
-    print_rows,
-    time_ago,
-)
+from buildsys.cli.console.rows import Row, format_table, print_rows, time_ago
 
 NOW_S = 1_790_000_000
 

@@ -6,12 +6,7 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from buildsys.execution.action_key import (
-    ActionKey,
-    declared_parts,
-    listed_files,
-    own_code,
-)
+from buildsys.execution.action_key import ActionKey, declared_parts, listed_files, own_code
 from buildsys.execution.key_parts import flatten_options
 from buildsys.execution.stale_reasons import part_reasons
 from buildsys.plan.action import Action, FileRef

@@ -21,14 +21,7 @@ from tiny_project import (
 )
 
 from buildsys.errors import CheckFailed, StageError
-from buildsys.execution.freshness import (
-    FRESH,
-    MAY_RERUN,
-    STALE,
-    Freshness,
-    explain,
-    is_required,
-)
+from buildsys.execution.freshness import FRESH, MAY_RERUN, STALE, Freshness, explain, is_required
 from buildsys.execution.stale_reasons import NEVER_BUILT, UPSTREAM, StaleReason, decode_reasons
 from buildsys.store.ledger import HistoryEntry
 from buildsys.store.state_db import StateDb

@@ -16,11 +16,7 @@ from buildsys.execution import up_to_date_models
 from buildsys.execution.executor import Executor
 from buildsys.execution.freshness import FreshnessChecker
 from buildsys.execution.local_runs import Folders
-from buildsys.execution.up_to_date_models import (
-    COVERED_ELSEWHERE,
-    action_in,
-    environment_of,
-)
+from buildsys.execution.up_to_date_models import COVERED_ELSEWHERE, action_in, environment_of
 from buildsys.plan.action import Action
 from buildsys.project.load import load_project
 from buildsys.project.plan import plan_model

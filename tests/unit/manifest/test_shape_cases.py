@@ -3,13 +3,7 @@ from collections.abc import Iterable, Mapping
 from hypothesis import given
 from hypothesis import strategies as st
 
-from buildsys.manifest.shape_cases import (
-    DimRange,
-    Dims,
-    case_values,
-    example_dims,
-    representatives,
-)
+from buildsys.manifest.shape_cases import DimRange, Dims, case_values, example_dims, representatives
 
 
 def span(low: int, opt: int, high: int, step: int = 1, odd: int | None = None) -> DimRange:

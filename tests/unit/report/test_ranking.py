@@ -11,13 +11,7 @@ from buildsys.report.checks import LIMITS, error_margin
 from buildsys.report.formatting import TIMES
 from buildsys.report.html.pages import ModelPage, render_model
 from buildsys.report.markdown import render
-from buildsys.report.ranking import (
-    headline,
-    rank_engines,
-    ranking_table,
-    recommend,
-    timed_cases,
-)
+from buildsys.report.ranking import headline, rank_engines, ranking_table, recommend, timed_cases
 from buildsys.report.report_types import (
     MEASURES,
     Check,

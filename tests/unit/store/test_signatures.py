@@ -19,14 +19,7 @@ from buildsys.execution.provenance import ProvenanceSigner
 from buildsys.execution.stale_reasons import summarize_reasons
 from buildsys.store.ledger import ActionRecord, OutputFile
 from buildsys.store.record_file import decode_record, encode_record
-from buildsys.store.signatures import (
-    ACCEPT,
-    REFUSE,
-    WARN,
-    SigningKey,
-    TrustPolicy,
-    generate_key,
-)
+from buildsys.store.signatures import ACCEPT, REFUSE, WARN, SigningKey, TrustPolicy, generate_key
 from buildsys.store.state_db import warn_on_stderr
 from buildsys.system.signatures import (
     SignatureError,

@@ -5,12 +5,7 @@ from typing import Any
 
 import pytest
 
-from buildsys.errors import (
-    CheckFailed,
-    StageError,
-    Unavailable,
-    WorkerDied,
-)
+from buildsys.errors import CheckFailed, StageError, Unavailable, WorkerDied
 from buildsys.system.toolchains import Toolchain
 from buildsys.workers.job import (
     LIGHT,

@@ -5,10 +5,7 @@ from pathlib import Path
 import pytest
 
 from buildsys.workers import registry
-from buildsys.workers.registry import (
-    ServerRecord,
-    idle_limit_s,
-)
+from buildsys.workers.registry import ServerRecord, idle_limit_s
 
 PATH = Path("/run/user/0/buildsys/a.sock")
 RECORD = ServerRecord(4711, 99, "torch", "/usr/bin/python3", "/p/.buildsys/workers/torch.log")
