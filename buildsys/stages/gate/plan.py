@@ -8,6 +8,11 @@ from buildsys.plan.model_plan import ONNXRUNTIME, EnginePlan, ModelPlan
 from buildsys.stages.bench.plan import GPU_CLOCK, timed_fields
 
 _TIMED = ("latency", "throughput", "memory")  # measured in separate processes
+_RECORDED = {  # others -> role, stage and file of the result that has them
+    "build_time": ("built", "engine", "engine/{}/engine.json"),
+    "error": ("verified", "verify", "verify/{}.json"),
+    "accuracy": ("evaluated", "evaluate", "evaluate/{}.json"),
+}
 
 
 def plan_gate(model: ModelPlan, engine: EnginePlan) -> Iterator[Action]:
@@ -30,39 +35,29 @@ def plan_gate(model: ModelPlan, engine: EnginePlan) -> Iterator[Action]:
         after.append(final.golden_target)
         if engine.on_gpu and engine.backend != ONNXRUNTIME:
             options["gpu"] = {field: bench[field] for field in GPU_CLOCK}
-    if "build_time" in gates:
-        inputs["built"] = FileRef(f"{name}/engine/{engine.name}/engine.json")
-    if "error" in gates:
-        inputs["verified"] = FileRef(f"{name}/verify/{engine.name}.json")
-    if "accuracy" in gates:
-        inputs["evaluated"] = FileRef(f"{name}/evaluate/{engine.name}.json")
-        after.append(f"evaluate:{name}:{engine.name}")
+    recorded = [place for metric, place in _RECORDED.items() if metric in gates]
+    for role, stage, path in recorded:
+        inputs[role] = FileRef(f"{name}/{path.format(engine.name)}")
+        after.append(f"{stage}:{name}:{engine.name}")
     baseline = None
     if section["engine"]:
         other = next(e for e in model.engines if e.name == section["engine"])
         options["baseline"] = {"name": other.name, "engine": other.options}
         inputs |= {f"baseline.{role}": ref for role, ref in other.files.items()}
         after.append(f"engine:{name}:{other.name}")
-        if "build_time" in gates:
-            inputs["baseline.built"] = FileRef(f"{name}/engine/{other.name}/engine.json")
-        if "error" in gates:
-            inputs["baseline.verified"] = FileRef(f"{name}/verify/{other.name}.json")
-            after.append(f"verify:{name}:{other.name}")
-        if "accuracy" in gates:
-            inputs["baseline.evaluated"] = FileRef(f"{name}/evaluate/{other.name}.json")
-            after.append(f"evaluate:{name}:{other.name}")
+        for role, stage, path in recorded:
+            inputs[f"baseline.{role}"] = FileRef(f"{name}/{path.format(other.name)}")
+            after.append(f"{stage}:{name}:{other.name}")
     else:
-        path = engine.files["engine"].path
-        baseline = BaselineRef(path, f"engine:{name}:{engine.name}")
-    verify = f"verify:{name}:{engine.name}"
+        baseline = BaselineRef(engine.files["engine"].path, f"engine:{name}:{engine.name}")
     yield engine.action(
         "gate",
         f"gate/{engine.name}.json",
         operators=engine.loaded_operators,
         options=options,
         inputs=inputs,
-        after=(*after, verify) if "error" in gates else after,
-        order=() if "error" in gates else (verify,),
+        after=tuple(dict.fromkeys(after)),
+        order=() if "error" in gates else (f"verify:{name}:{engine.name}",),
         environment=(*engine.environment, "speed"),
         server="light",
         required=section["required"],
