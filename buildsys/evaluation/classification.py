@@ -74,6 +74,10 @@ class F1(TopK):
     draws = 200
     title = "F1 (macro)"
 
+    def effective_count(self, records: Records) -> float:
+        """Count samples, of which those of rare classes weigh more."""
+        return _effective_count(records["label"])
+
     def _value(self, records: Records) -> float:
         return float(np.nanmean(self._scores(records)[1]))
 
@@ -106,6 +110,10 @@ class Auroc(Metric):
         scores = scores[:, 1] - scores[:, 0] if scores.shape[1] == 2 else scores[:, 0]
         return {"score": scores, "label": self._class_numbers(batch, 2)}
 
+    def effective_count(self, records: Records) -> float:
+        """Count samples, of which those of the rare class weigh more."""
+        return _effective_count(records["label"])
+
     def _value(self, records: Records) -> float:
         if len(np.unique(records["label"])) < 2:
             return np.nan
@@ -117,3 +125,9 @@ class Auroc(Metric):
 
     def _describe(self, records: Records, row: int) -> tuple[str, str]:
         return f"{records['score'][row]:.3g}", self._class_name(int(records["label"][row]))
+
+
+def _effective_count(labels: Array) -> float:
+    """Apply Kish's formula to samples of classes with equal weights."""
+    counts = np.unique(labels, return_counts=True)[1]
+    return float(len(counts) ** 2 / (1 / counts).sum())

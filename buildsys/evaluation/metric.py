@@ -75,6 +75,10 @@ class Metric:
         """Compute the value of rows, perhaps repeated, or NaN."""
         return self._value({name: array[rows] for name, array in records.items()})
 
+    def effective_count(self, records: Records) -> float:
+        """Count samples by their weight in the value; all of them if these are equal."""
+        return len(next(iter(records.values())))
+
     def errors(self, records: Records) -> Array:
         """Measure how wrong each row is, to order what changes."""
         return self._errors(records)

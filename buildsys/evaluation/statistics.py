@@ -4,7 +4,8 @@ The loss is that of the metric for shares, else relative to the original's value
 are right or wrong, Tango's score interval is that of McNemar's test at a loss of 0 and honest with
 few samples that differ, or none. For others rows are resampled; as resampling cannot know of
 failures that these rows happen not to have, the interval is that of Wilson, in which a sample
-loses all of a share, or as much as the original's value is.
+loses all of a share, or as much as the original's value is. Where samples weigh unequally, as those
+of rare classes do, it has Kish's effective number of samples.
 
 Sources: T. Tango, "Equivalence test and confidence interval for the difference in proportions for
 the paired-sample design", Statistics in Medicine 17 (1998); B. Efron, R. Tibshirani, "An
@@ -37,6 +38,7 @@ class Interval(NamedTuple):
     samples: int
     deviation: float  # of the loss of a sample
     method: str
+    weight: float = 1.0  # samples per one that counts in full
 
 
 def paired_interval(metric: Metric, original: Records, engine: Records, seed: int = 0) -> Interval:
@@ -71,7 +73,8 @@ def paired_interval(metric: Metric, original: Records, engine: Records, seed: in
     else:
         low, high = np.percentile(losses, (2.5, 97.5))
         below, above = max(0.0, center - low), max(0.0, high - center)
-    unseen = _Z**2 / (_Z**2 + count) / 2
+    effective = metric.effective_count(original)
+    unseen = _Z**2 / (_Z**2 + effective) / 2
     return Interval(
         center,
         center - unseen - sqrt(unseen**2 + below**2),
@@ -79,6 +82,7 @@ def paired_interval(metric: Metric, original: Records, engine: Records, seed: in
         count,
         deviation * sqrt(count),
         f"paired bootstrap of {metric.draws} draws",
+        count / effective,
     )
 
 
@@ -116,7 +120,8 @@ def judge(interval: Interval, drop: float) -> str:
 def samples_needed(interval: Interval, drop: float) -> int:
     """Estimate how many samples decide, with a loss as measured, in 80 % of evaluations."""
     distance = max(abs(drop - interval.loss), drop / 10, 1e-6)
-    needed = (_Z**2 * distance + (_Z_POWER * interval.deviation) ** 2) / distance**2
+    unseen = _Z**2 * interval.weight / distance
+    needed = unseen + (_Z_POWER * interval.deviation / distance) ** 2
     return max(ceil(needed), interval.samples + 1)
 
 

@@ -19,6 +19,7 @@ from buildsys.evaluation.statistics import (
     samples_needed,
     tango_interval,
 )
+from buildsys.onnx_graphs.tensors import Array
 
 PAIRS = 2000
 DROP = 0.005
@@ -142,15 +143,17 @@ def test_bootstrap_intervals_cover_the_truth(name: str) -> None:
     assert passed <= 0.05 * pairs
 
 
-def test_rare_failures_seldom_pass_by_f1() -> None:
-    """An engine that loses 0.5 % of F1 by failing on few samples, which may not be drawn."""
+@pytest.mark.parametrize(("count", "classes", "failing"), [(800, 2, DROP), (100, 10, 0.016)])
+def test_rare_failures_seldom_pass_by_f1(count: int, classes: int, failing: float) -> None:
+    """An engine that fails on few samples, which may not be drawn, also if a class is rare."""
     rng, metric, pairs = np.random.default_rng(7), metric_of("f1"), 60
-    verdicts = []
-    labels = np.arange(800) % 2
-    before = classified(labels, labels)
-    for _ in range(pairs):
-        after = classified(np.where(rng.random(800) < DROP, 1 - labels, labels), labels)
-        verdicts.append(judge(paired_interval(metric, before, after), DROP))
+
+    def failed(labels: Array) -> Records:
+        return classified(np.where(rng.random(len(labels)) < failing, 1 - labels, labels), labels)
+
+    labels = (np.arange(count) % classes == 0).astype(int)
+    drop, before = 1 - metric.value(failed(np.tile(labels, 1000))), classified(labels, labels)
+    verdicts = [judge(paired_interval(metric, before, failed(labels)), drop) for _ in range(pairs)]
     assert verdicts.count("passed") <= 0.05 * pairs
     assert verdicts.count("failed") <= 0.05 * pairs
 
