@@ -2,8 +2,8 @@
 
     python tests/bench/evaluation_cost.py --samples 10000
 
-Networks of convolutions classify images of an .npz file. In turns, an engine runs over the arrays in
-memory, and the records of `evaluate` are made from the file: read, run, digest, compare with labels.
+Networks of convolutions classify images of an .npz file. In turns, an engine runs over the arrays
+in memory, and `evaluate` makes its records from the file: read, run, digest, compare with labels.
 """
 
 import argparse
@@ -26,7 +26,7 @@ CHANNELS = (4, 16, 32, 64)
 
 
 def network(channels: int) -> nn.Module:
-    """Make four convolutions of images of 3 × 32 × 32 pixels."""
+    """Make four convolutions of images of 3 by 32 by 32 values."""
     layers: list[nn.Module] = []
     for number in range(4):
         layers += [nn.Conv2d(channels if number else 3, channels, 3, padding=1), nn.ReLU()]
@@ -73,10 +73,10 @@ def main() -> None:
         folder = Path(name)
         images = random.random((given.samples, 3, SIZE, SIZE), np.float32)
         np.savez(folder / "samples.npz", image=images, label=random.integers(0, 10, given.samples))
-        print("| channels | engine, µs per sample | evaluating |\n|---:|---:|---:|")
+        print("| channels | engine, µs per sample | evaluating, ratio to it |\n|---:|---:|---:|")
         for channels in CHANNELS:
             seconds, ratio = compare(folder, channels, given.rounds)
-            print(f"| {channels} | {seconds / given.samples * 1e6:.0f} | {ratio:.2f}× |")
+            print(f"| {channels} | {seconds / given.samples * 1e6:.0f} | {ratio:.2f} |")
 
 
 if __name__ == "__main__":
