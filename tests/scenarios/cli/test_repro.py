@@ -123,11 +123,3 @@ def test_an_interrupted_comparison_leaves_no_files(ready: ReadyProject, tmp_path
     finally:
         for left in processes_of_session(process.pid):
             os.kill(left, signal.SIGKILL)
-
-
-def test_a_new_export_of_the_same_graph_stops_there(built: ProjectFolder) -> None:
-    """Only the report runs again, as it contains times."""
-    built.edit("plugins/models/small.py", "import torch\n", "import torch\n\nUNUSED = 1\n")
-    again = built.doit()
-    assert again.code == 0, again.out + again.err
-    assert again.passed == {"export:lin", "reference:lin", "report:lin"}

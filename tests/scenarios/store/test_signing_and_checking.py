@@ -4,7 +4,6 @@ import base64
 import json
 import shutil
 from pathlib import Path
-from typing import Any
 
 import pytest
 from command_answers import commit, git
@@ -17,10 +16,6 @@ OTHER = "ed25519:" + "A" * 43 + "="
 FOLDER = "build/a/engine/ort"
 
 
-def record(project: ReadyProject) -> Any:
-    return json.loads((project.root / FOLDER / "engine.json").read_text())
-
-
 def test_an_engine_is_signed_checked_and_refused(ready: ReadyProject, tmp_path: Path) -> None:
     git(ready.root, "init", "-q")
     commit(ready.root, "zero")
@@ -29,14 +24,10 @@ def test_an_engine_is_signed_checked_and_refused(ready: ReadyProject, tmp_path: 
     ready.environment["BUILDSYS_SIGNING_KEY"] = key.read_text()
     ran = ready.doit("engine:a:ort")
     assert (ran.code, ran.err) == (0, "")
-    statement = json.loads(base64.b64decode(record(ready)["attestation"]["payload"]))
-    assert str(tmp_path) not in json.dumps(statement)
-    definition = statement["predicate"]["buildDefinition"]
-    source, *others = definition["resolvedDependencies"]
-    head = git(ready.root, "rev-parse", "HEAD").strip()
-    assert source["digest"] == {"gitCommit": head}
-    assert source["annotations"] == {"folder": ".", "uncommitted": False}
-    assert any(one.get("uri", "").startswith("pkg:pypi/onnxruntime@") for one in others)
+    record = json.loads((ready.root / FOLDER / "engine.json").read_text())
+    statement = json.loads(base64.b64decode(record["attestation"]["payload"]))
+    source, *_ = statement["predicate"]["buildDefinition"]["resolvedDependencies"]
+    assert source["digest"] == {"gitCommit": git(ready.root, "rev-parse", "HEAD").strip()}
 
     deployed = tmp_path / "deployed"
     shutil.copytree(ready.root / FOLDER, deployed)
@@ -59,7 +50,3 @@ def test_an_engine_is_signed_checked_and_refused(ready: ReadyProject, tmp_path: 
     assert f"is not signed by a trusted key, but by {public[:16]}" in refused.out
     settings.write_text(f"cache: {{trusted_keys: ['{public}']}}\n")
     assert "is signed by" in ready.buildsys("doctor", str(deployed)).out
-    revoking = f"trusted_keys: ['{public}'], revoked_keys: ['{public}']"
-    settings.write_text(f"cache: {{{revoking}}}\n")
-    document = json.loads(ready.buildsys("doctor", "--json", str(deployed)).out)
-    assert [one["kind"] for one in document["engines"][0]["reasons"]] == ["revoked"]
