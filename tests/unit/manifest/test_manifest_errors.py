@@ -89,3 +89,11 @@ def test_presets_that_use_each_other(project):
     cycle = "the engine presets a, b use each other; break the cycle"
     assert f"configs/engines.yaml:2:10: b.use: {cycle}" in errors
     assert 'configs/engines.yaml:3:10: c.use: unknown engine preset "d"; presets: a, b, c' in errors
+
+
+def test_an_engine_with_an_unknown_toolchain(project):
+    project.write("configs/project.yaml", "toolchains: {trt86: {python: /opt/trt86/bin/python}}\n")
+    project.model("engines: [{backend: onnxruntime, name: a, toolchain: trt68}]\n")
+    (error,) = project.errors()
+    place = "configs/models/net.yaml:6:54: engines.0.toolchain"
+    assert error == f'{place}: unknown toolchain "trt68"; did you mean trt86?'

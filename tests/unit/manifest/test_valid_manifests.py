@@ -118,3 +118,37 @@ def test_a_command_cannot_read_an_engine_of_the_defaults(project):
     write(project, "{name: a, run: x, outputs: {m: m}, inputs: {i: '{engines.ort-cpu}'}}")
     (error,) = project.errors()
     assert "there is no {engines.ort-cpu}" in error
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "def make(): ...",
+        "class make: ...",
+        "make = print",
+        "from json import loads as make",
+        "from json import *",
+        "if True:\n    make = 1",
+        "try:\n    import make\nexcept ImportError:\n    make = None",
+        "def __getattr__(name): ...",
+        "first, make = 1, 2",
+    ],
+)
+def test_every_form_of_definition_is_found(project, source):
+    project.write("plugins/net.py", source)
+    project.write(NET, MANIFEST.format(source="python: plugins/net.py:make"))
+    assert list(project.load().models) == ["net"]
+
+
+def test_a_model_has_the_toolchains_of_its_engines(project):
+    declared = "{trt86: {python: /opt/trt86/bin/python, env: {LD_LIBRARY_PATH: /opt/lib}}}"
+    defaults = "defaults: {engines: [{backend: onnxruntime, name: a}]}"
+    project.write("configs/project.yaml", f"toolchains: {declared}\n{defaults}\n")
+    project.model("engines: [{use: ort-cpu, toolchain: trt86}, {use: ort-cpu, name: b}]\n")
+    project.model(name="plain")
+    models = project.load().models
+    written = {"trt86": {"python": "/opt/trt86/bin/python", "env": {"LD_LIBRARY_PATH": "/opt/lib"}}}
+    assert models["net"].data["toolchains"] == written
+    assert models["net"].origins["toolchains.trt86.python"] == "configs/project.yaml:1"
+    assert "toolchains" not in models["plain"].data
+    assert [engine["toolchain"] for engine in models["net"].data["engines"]] == ["trt86", None]
