@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import warnings
 from typing import Any
 
@@ -395,24 +394,14 @@ class Portrait(nn.Module):
 
 
 class IndirectBranch(nn.Module):
-    """A branch on a size that is hidden in ``kind`` of arithmetic."""
+    """A branch on the size that twice a weight has."""
 
-    def __init__(self, kind: str) -> None:
+    def __init__(self) -> None:
         super().__init__()
-        self.kind = kind
         self.weight = nn.Parameter(torch.ones(29))
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        half = x.shape[1] // 2
-        if self.kind == "local" and half == 20:
-            return x + 1
-        if self.kind == "two" and x.shape[1] * x.shape[-1] == 1849:
-            return x + 1
-        if self.kind == "int" and int(x.shape[1] / 3) == 17:
-            return x + 1
-        if self.kind == "weight" and x.shape[1] == self.weight.shape[0] * 2:
-            return x + 1
-        return x
+        return x + 1 if x.shape[1] == self.weight.shape[0] * 2 else x
 
 
 class Looked(nn.Module):
@@ -423,11 +412,6 @@ class Looked(nn.Module):
 
 
 SCALES = {48: 2.0, 448: 4.0}
-
-
-class PerfectSquare(nn.Module):
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return x + 1 if math.isqrt(int(x.shape[1])) ** 2 == 49 else x
 
 
 class SquareBranch(nn.Module):

@@ -4,7 +4,6 @@ One model is built by its real stages. The others are copied into the build fold
 executor (``tests/bench/_scale_project.py``), as building them all would take minutes.
 """
 
-import shutil
 import sys
 from pathlib import Path
 
@@ -29,21 +28,12 @@ def targets_of(model: str) -> set[str]:
     return {f"{stage}:{model}{variant}" for stage, variant in variants.items()}
 
 
-@pytest.fixture(scope="module")
-def filled(torch_place: TorchProject, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    kept = tmp_path_factory.mktemp("many") / "project"
-    with torch_place.cleared():
-        write_manifests(torch_place.root, COUNT)
-        assert torch_place.doit(f"build:{FIRST}").code == 0
-        record_copies(torch_place.root)
-        shutil.copytree(torch_place.root, kept)
-    return kept
-
-
 @pytest.fixture
-def many(filled: Path, empty_place: TorchProject) -> ProjectFolder:
-    """A copy in which everything has been found fresh, and in a second run remembered as that."""
-    empty_place.copy_from(filled)
+def many(empty_place: TorchProject) -> ProjectFolder:
+    """A project in which all was found fresh, and in a second run remembered as that."""
+    write_manifests(empty_place.root, COUNT)
+    assert empty_place.doit(f"build:{FIRST}").code == 0
+    record_copies(empty_place.root)
     assert empty_place.doit() == Ran(0, UP_TO_DATE, "")
     assert empty_place.doit() == Ran(0, UP_TO_DATE, "")
     return empty_place
