@@ -9,6 +9,7 @@ import re
 import zipfile
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from glob import has_magic
 from math import prod
 from pathlib import Path, PurePath
 from typing import Any, NamedTuple
@@ -30,7 +31,7 @@ from buildsys.evaluation.batch import (
 from buildsys.models.images import EncodedImage, read_images
 from buildsys.models.user_code import import_library, load_callable, reraise_as_stage_error
 from buildsys.onnx_graphs.tensors import NATIVE_DTYPES, Array
-from buildsys.system.files import IMAGE_SUFFIXES, image_files
+from buildsys.system.files import IMAGE_SUFFIXES, image_files, source_files
 
 _AS_NPZ = "an .npz file", "save it with numpy.savez"
 _AS_TABLE = "a table", "save it as .parquet, or .arrow of Arrow IPC"
@@ -155,11 +156,10 @@ def _yielded(item: Any, inputs: Inputs, number: int, reference: str) -> Batch:
 def _image_samples(data: Mapping[str, Any], inputs: Inputs, project: Path) -> Samples:
     """Open the images of a folder or pattern, with a CSV file of labels."""
     pattern, folder = data["images"], project / data["images"]
-    if folder.is_dir():
-        files = [os.path.relpath(path, project) for path in image_files(str(folder))]
-    else:
-        paths = (path for path in project.glob(pattern) if path.suffix.lower() in IMAGE_SUFFIXES)
-        files = sorted(os.path.relpath(path, project) for path in paths)
+    source = pattern if has_magic(pattern) else f"{pattern}/"
+    paths = [p for p in source_files(str(project), source) if p.lower().endswith(IMAGE_SUFFIXES)]
+    files = [os.path.relpath(path, project) for path in paths]
+    if not folder.is_dir():
         fixed = re.split(r"[*?\[]", pattern)[0]
         folder = project / fixed.rpartition("/")[0]
     if not files:
@@ -288,7 +288,8 @@ def _table_samples(data: Mapping[str, Any], inputs: Inputs, project: Path) -> Sa
     import_library("pyarrow", project)
     kind = next(kind for kind in ("parquet", "arrow", "dataset") if kind in data)
     title, label = data[kind], data.get("label") or "label"
-    files = _dataset_files(title, project) if kind == "dataset" else sorted(project.glob(title))
+    paths = [path for name in source_files(str(project), title) if (path := Path(name)).is_file()]
+    files = _dataset_files(title, project) if kind == "dataset" else paths
     if not files:
         raise StageError(f"there are no files {title}", "correct evaluate.data")
     count = 0

@@ -14,13 +14,17 @@ from importlib.machinery import EXTENSION_SUFFIXES
 from pathlib import Path
 from typing import NamedTuple
 
+from buildsys.errors import StageError
 from buildsys.system import compilers
-from buildsys.system.files import IMAGE_SUFFIXES, TextCache, image_files, mapped
+from buildsys.system.files import IMAGE_SUFFIXES, TextCache, mapped, source_files
 
 # Paths are strings here, as a Path costs several times as much and this runs for every target.
 Digest = Callable[[str], "str | None"]  # absolute path -> content digest, None if missing
 _MODULE_SUFFIXES = (".py", *EXTENSION_SUFFIXES)
-_WITHOUT_REFERENCES = (".npz", ".pt", ".pt2", ".pth", ".safetensors", *EXTENSION_SUFFIXES)
+_WITHOUT_REFERENCES = (
+    ".arrow", ".csv", ".feather", ".npz", ".parquet", ".pt", ".pt2", ".pth", ".safetensors",
+    *EXTENSION_SUFFIXES,
+)  # fmt: skip
 _warnings_lock = threading.Lock()  # catch_warnings changes the state of the whole process
 # StringStringEntryProto of onnx.proto3: key "location", then length and bytes of the value
 _LOCATION = re.compile(rb"\x0a\x08location\x12([\x80-\xff]?[\x01-\x7f])", re.DOTALL)
@@ -71,12 +75,11 @@ class SourceTree:
     def dependencies(self, sources: Iterable[str], modules: Iterable[Import] = ()) -> Dependencies:
         """Collect ``sources`` (relative paths) and ``modules`` with all their dependencies.
 
-        A source ending in a slash is a folder and stands for all images in it.
+        Raises: StageError: the name of a file is not in UTF-8.
         """
         entries: list[str] = []
         for source in sources:
-            path = os.path.normpath(os.path.join(self._root, source))  # noqa: PTH118
-            entries += image_files(path) if source.endswith("/") else [path]
+            entries += source_files(self._root, source)
         entries += [path for item in modules for path in self._modules(self._root, item)]
         digests: dict[str, str | None] = {}
         outside: set[Import] = set()
@@ -103,6 +106,11 @@ class SourceTree:
         )
 
     def _examine(self, path: str, entry_folder: str) -> _FileDependencies:
+        try:
+            path.encode()
+        except UnicodeEncodeError as error:
+            problem = f"the name of the file {path!a} is not in UTF-8"
+            raise StageError(problem, "rename it") from error
         digest = self._digest(path)
         is_leaf = path.endswith(_WITHOUT_REFERENCES) or path.lower().endswith(IMAGE_SUFFIXES)
         if digest is None or is_leaf:

@@ -2,9 +2,10 @@
 
 import json
 import os
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Collection, Iterator
 from contextlib import closing, suppress
 from dataclasses import asdict
+from glob import has_magic
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -21,7 +22,7 @@ from buildsys.store.publish import disk_errors
 from buildsys.store.record_file import check_tree, output_file
 from buildsys.store.shared_cache import Depot
 from buildsys.store.state_db import ReadOnlyStateDb, StateDb
-from buildsys.system.files import MAX_RESULT_BYTES
+from buildsys.system.files import MAX_RESULT_BYTES, source_files
 from buildsys.system.git import run_git
 from buildsys.system.typed_dict import TypedDict
 
@@ -36,7 +37,7 @@ class _Pack(TypedDict):
     links: dict[str, str]
 
 
-def pack_project(depot: Depot, project: Project, named: Iterable[str] = ()) -> OutputFile:
+def pack_project(depot: Depot, project: Project, named: Collection[str] = ()) -> OutputFile:
     """Store the project's files; return their list.
 
     ``named`` are files and folders in manifests, which travel even if git ignores them.
@@ -45,7 +46,9 @@ def pack_project(depot: Depot, project: Project, named: Iterable[str] = ()) -> O
     files: dict[str, tuple[str, int, bool]] = {}
     links: dict[str, str] = {}
     root, own = project.root, (project.build, project.state)
-    inside = (name for name in named if root in Path(os.path.normpath(root / name)).parents)
+    patterns = {name for name in named if has_magic(name)}
+    places = {*named, *(file for name in patterns for file in source_files(f"{root}", name))}
+    inside = (name for name in places if root in Path(os.path.normpath(root / name)).parents)
     for path in sorted(
         {path for name in (*_listed(root), *inside) for path in _expand(root / name)}
     ):

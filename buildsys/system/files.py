@@ -9,6 +9,7 @@ import stat as stat_module
 import time
 from collections.abc import Container, Iterator
 from contextlib import contextmanager, suppress
+from glob import glob, has_magic
 from io import BufferedReader
 from pathlib import Path, PurePosixPath
 from typing import NamedTuple, Protocol
@@ -192,6 +193,21 @@ def image_files(folder: str) -> list[str]:
         for name in names
         if name.lower().endswith(IMAGE_SUFFIXES)
     )
+
+
+def source_files(root: str, source: str) -> list[str]:
+    """List the files of a source of a folder, which is a file, or a pattern.
+
+    A source ending in a slash, or a folder named like a pattern, stands for all images in it.
+    """
+    path = os.path.normpath(os.path.join(root, source))  # noqa: PTH118
+    is_pattern = has_magic(source)
+    if source.endswith("/") or (is_pattern and Path(path).is_dir()):
+        return image_files(path)
+    if is_pattern and not Path(path).is_file():
+        names = glob(os.path.normpath(source), root_dir=root, recursive=True)  # noqa: PTH207
+        return [path for name in sorted(names) if Path(path := f"{root}/{name}").is_file()]
+    return [path]
 
 
 def link_into(folder: Path, name: str, target: Path) -> Path:

@@ -73,6 +73,12 @@ def _names_in(name: str, file: Path, stamp: Stamp) -> tuple[tuple[str, ...], str
     return (*names, *("*" * (b"import *" in source))), ""
 
 
+def _check_pattern(pattern: str, info: ValidationInfo) -> str:
+    if isinstance(info.context, Workspace) and isinstance(info.context.locate(pattern), str):
+        raise refusal(f"{info.context.locate(pattern)}", _RELATIVE)
+    return pattern
+
+
 def check_listed(name: str, info: ValidationInfo) -> str:
     """Check for a file, or a folder written with a slash."""
     return check_place(name, info, is_folder=name.endswith("/"))
@@ -91,6 +97,7 @@ def _check_weights(name: str, info: ValidationInfo, *, is_folder: bool = False) 
 
 NAMES_FILE = AfterValidator(check_place)
 ProjectFile = Annotated[str, NAMES_FILE]  # or FILE.py:CALLABLE
+FilePattern = Annotated[str, AfterValidator(_check_pattern)]
 ProjectFolder = Annotated[str, AfterValidator(partial(check_place, is_folder=True))]
 WeightsName = Annotated[str, AfterValidator(_check_weights)]  # or hf://…
 CheckpointName = Annotated[str, AfterValidator(partial(_check_weights, is_folder=True))]

@@ -6,8 +6,9 @@ from pydantic import Field
 
 from buildsys.manifest.schema.base import Callable, OneOf, Spec, TensorName
 from buildsys.manifest.schema.engines import Percentage
-from buildsys.manifest.schema.files import ProjectFile, ProjectFolder
+from buildsys.manifest.schema.files import FilePattern, ProjectFile, ProjectFolder
 
+_FILES = "A file or pattern, relative to the project."
 _PATTERN = "A folder, or a pattern such as data/val/*.jpg, relative to the project."
 MetricName = Literal[
     "top1", "top5", "f1", "auroc", "rmse", "mae", "r2", "miou", "map50_95", "map50", "wer", "cer",
@@ -18,7 +19,7 @@ MetricName = Literal[
 class LabelledImages(Spec):
     """Image files, and their labels in a CSV file."""
 
-    images: str = Field(min_length=1, description=_PATTERN)
+    images: FilePattern = Field(min_length=1, description=_PATTERN)
     labels: ProjectFile = Field(description="CSV file with the columns file and label.")
 
 
@@ -44,14 +45,14 @@ class PythonSamples(Spec):
 class ParquetSamples(Spec):
     """Parquet files with a column per input."""
 
-    parquet: str = Field(min_length=1, description="A file or pattern, relative to the project.")
+    parquet: FilePattern = Field(min_length=1, description=_FILES)
     label: str = Field("label", description="The column of labels.")
 
 
 class ArrowSamples(Spec):
     """Arrow files with a column per input."""
 
-    arrow: str = Field(min_length=1, description="A file or pattern, relative to the project.")
+    arrow: FilePattern = Field(min_length=1, description=_FILES)
     label: str = Field("label", description="The column of labels.")
 
 

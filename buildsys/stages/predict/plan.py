@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from glob import has_magic
-from itertools import takewhile
-from pathlib import PurePosixPath
+from glob import escape, has_magic
 from typing import Any
 
 from buildsys.plan.action import Action, FileRef
 from buildsys.plan.custom_operators import NO_OPERATORS
 from buildsys.plan.model_plan import ModelPlan
 
-_FOLDERS, _PATTERNS = ("folder", "dataset"), ("images", "parquet", "arrow")
 _TABLES = ("parquet", "arrow", "dataset")
 _IMAGES = {"images", "folder", *_TABLES}
 _FIELDS = ("data", "metric", "output", "postprocess", "batch_size", "samples")
@@ -79,17 +76,12 @@ def evaluation_fields(model: ModelPlan, tools: tuple[str, ...]) -> dict[str, Any
 
 
 def _files(data: Mapping[str, Any]) -> Iterator[str]:
-    """Yield the files of the samples, folders with a slash."""
-    for kind in _FOLDERS:
-        if kind in data:
-            yield f"{data[kind].rstrip('/')}/"
-    for kind in _PATTERNS:
-        if kind in data:
-            parts = PurePosixPath(data[kind]).parts
-            fixed = PurePosixPath(*takewhile(lambda part: not has_magic(part), parts))
-            is_file = len(fixed.parts) == len(parts) and kind != "images"
-            yield str(fixed) if is_file else f"{fixed}/"
-    if "npz" in data:
-        yield data["npz"]
-    elif "labels" in data:
+    """Yield the files of the samples, patterns of them, and folders of images with a slash."""
+    if "folder" in data:
+        yield f"{data['folder']}/"
+    if "dataset" in data:
+        yield f"{escape(data['dataset'])}/*"
+    if "images" in data:
+        yield data["images"] if has_magic(data["images"]) else f"{data['images']}/"
         yield data["labels"]
+    yield from (data[kind] for kind in ("npz", "parquet", "arrow") if kind in data)

@@ -94,6 +94,8 @@ def test_ignored_files_stay_here_unless_a_manifest_names_them(
     named = pack_project(depot, project, ["data/", "missing.npy", "../project2/x", "/etc/hosts"])
     second = unpacked(depot, named, tmp_path / "second")
     assert second.keys() - first.keys() == {"data/x.npy"}
+    matched = unpacked(depot, pack_project(depot, project, ["d*/*.npy"]), tmp_path / "third")
+    assert matched.keys() == second.keys()
 
 
 def test_a_damaged_object_is_refused(project: Project, depot: Depot, tmp_path: Path) -> None:
