@@ -1,12 +1,17 @@
 """What people do with doit, as real processes on tiny models with the real libraries."""
 
 import json
+import re
 import subprocess
 import sys
 import time
+from contextlib import closing
 from pathlib import Path
 
 from project_folder import ProjectFolder, Ran, program_of
+
+from buildsys.history.database import History
+from buildsys.report.formatting import duration
 
 TARGETS = {
     "export:lin",
@@ -57,6 +62,23 @@ def test_doit_builds_everything_and_prints_the_path_of_the_report(
     result = json.loads((project.root / "build/lin/validate/result.json").read_text())
     assert result["status"] == "passed"
     assert result["target"] == "validate:lin"
+
+
+def test_a_target_has_one_duration_everywhere(built_once: tuple[ProjectFolder, Ran]) -> None:
+    project, ran = built_once
+    report = json.loads((project.root / "build/lin/report/report.json").read_text())
+    with closing(History.read_only(project.root / ".buildsys/history.db")) as history:
+        recorded = {build.target: build.seconds for build in history.builds()}
+    lines = [line for line in report["summary"] if line["stage"] != "report"]  # not timed yet
+    assert {line["target"] for line in report["summary"]} == ran.passed
+    for line in lines:
+        target = line["target"]
+        stage, _, *variant = target.split(":")
+        shown = duration(line["seconds"])
+        assert recorded[target] == line["seconds"]
+        assert re.search(rf"^done +{target}  {re.escape(shown)}(  |$)", ran.out, re.MULTILINE)
+        row = rf"^ {' '.join((stage, *variant))} +passed +{re.escape(shown)} "
+        assert re.search(row, ran.out, re.MULTILINE)
 
 
 def test_a_second_run_does_nothing_and_imports_no_more_than_needed(built: ProjectFolder) -> None:

@@ -2,6 +2,7 @@
 
 import os
 import pty
+import re
 import threading
 
 import pytest
@@ -9,8 +10,10 @@ from cli_doubles import Doit, fail, make_session, passed
 from doit.cmd_base import ModuleTaskLoader
 from doit.doit_cmd import DoitMain
 
+from buildsys.cli.console.reporter import NOTICE
 from buildsys.cli.tasks import BACKENDS, ProjectTasks, doit_config
 from buildsys.errors import CheckFailed
+from buildsys.execution.run_records import Outcome
 
 
 def test_nothing_to_do_is_one_line(doit: Doit) -> None:
@@ -79,8 +82,9 @@ def test_a_damaged_file_of_marks_has_none(doit: Doit) -> None:
     assert doit("export:net")[0] == 0
 
 
+@pytest.mark.parametrize(("interrupted", "code"), [(False, "1"), (True, "130")])
 def test_on_a_terminal_finished_targets_stay_and_the_rest_is_redrawn(
-    doit: Doit, monkeypatch: pytest.MonkeyPatch
+    doit: Doit, monkeypatch: pytest.MonkeyPatch, *, interrupted: bool, code: str
 ) -> None:
     monkeypatch.delenv("CI", raising=False)
     monkeypatch.setenv("TERM", "xterm-256color")
@@ -88,7 +92,13 @@ def test_on_a_terminal_finished_targets_stay_and_the_rest_is_redrawn(
     controller, terminal = pty.openpty()
     session, executor = make_session(doit.root)
     session.project.state.mkdir()
-    executor.actions["verify:net:ort"] = fail(CheckFailed("output y is off"))
+
+    def interrupt() -> Outcome:
+        session.interrupt(130)
+        raise KeyboardInterrupt
+
+    failed = fail(CheckFailed("output y is off"))
+    executor.actions["verify:net:ort"] = interrupt if interrupted else failed
     config = doit_config(session)
     with os.fdopen(terminal, "w", encoding="utf-8") as out:
         reporter = config["reporter"](out, {})
@@ -97,15 +107,19 @@ def test_on_a_terminal_finished_targets_stay_and_the_rest_is_redrawn(
         read: list[bytes] = []
         reader = threading.Thread(target=_read_all, args=(controller, read))
         reader.start()
-        with pytest.raises(SystemExit, match="1"):
+        with pytest.raises(SystemExit, match=code):
             DoitMain(ModuleTaskLoader(namespace), extra_config={"BACKEND": BACKENDS}).run([])
     reader.join()
     os.close(controller)
     text = b"".join(read).decode()
     assert "done" in text
-    assert "failed" in text
-    assert text.count("output y is off") == 2, "at once, and at the end"
-    assert text.rindex("\x1b[?25h") > text.rindex("\x1b[?25l"), "the cursor is shown again"
+    assert text.count("output y is off") == (0 if interrupted else 2), "at once, and at the end"
+    _, _, after = text.rpartition("\x1b[?25h")
+    assert "\x1b[?25l" not in after, "the cursor is shown again"
+    assert "targets done" not in after, "the progress is removed"
+    row = r"verify ort +\S*not run\S* +interrupted"
+    assert bool(re.search(row, after)) is interrupted
+    assert after.endswith(f"{NOTICE.strip()}\r\n") is interrupted
 
 
 def _read_all(handle: int, into: list[bytes]) -> None:

@@ -13,7 +13,7 @@ from buildsys.errors import StageError
 from buildsys.execution import recorded_reads
 from buildsys.execution.executor import Executor
 from buildsys.execution.stale_reasons import format_reasons
-from buildsys.store.object_store import Store
+from buildsys.store.shared_cache import READ_WRITE, SharedCache
 from buildsys.system.files import listing_digest, stamp
 
 CONFIG = "config.json"
@@ -290,46 +290,24 @@ def test_variables_of_libraries_are_followed_without_a_report(
     assert reasons(project) == ["read $CACHE_DIR added"]
 
 
-class _Remote:
-    """A shared cache in memory."""
-
-    def __init__(self) -> None:
-        self.records: dict[str, Any] = {}
-        self.store: Store | None = None
-
-    def read_action(self, target: str, key: str) -> Any:
-        return self.records.get(key)
-
-    def push(self, record: Any, store: Store) -> None:
-        self.records[record.key] = record
-        self.store = store
-
-    def fetch(self, files: Any, store: Store) -> bool:
-        for file in files:
-            store.add(file, [self.store.object_path(file.digest).read_bytes()])  # type: ignore
-        return True
-
-
-def shared_with(project: Path, tmp_path: Path, config: str) -> tuple[_Remote, Path]:
+def shared_with(project: Path, tmp_path: Path, config: str) -> tuple[SharedCache, Path]:
     """Return a shared cache with a build of ``project``, and another project with ``config``."""
-    remote = _Remote()
-    executor, _ = executor_for(project, FILE, remote=remote)
+    caches = [SharedCache(str(tmp_path / "shared"), print, mode=READ_WRITE) for _ in "ab"]
+    executor, _ = executor_for(project, FILE, remote=caches[0])
     executor.run(EXPORT)
     executor.close()
     other = tmp_path / "elsewhere" / "project"
     other.parent.mkdir()
     make_project(other)
     (other / CONFIG).write_text(config)
-    return remote, other
+    return caches[1], other
 
 
 def test_a_shared_record_is_restored_with_its_own_reads(project: Path, tmp_path: Path) -> None:
     remote, other = shared_with(project, tmp_path, "1")
     (other / "other.json").write_text("1")
     built(other, ("file", "other.json"))
-    (other / "other.json").write_text(
-        "2"
-    )  # the local record no longer matches, the shared one does
+    (other / "other.json").write_text("2")  # the local record no longer matches, the shared does
     executor, ran = executor_for(other, FILE, remote=remote)
     executor.run(EXPORT)
     assert ran == []
