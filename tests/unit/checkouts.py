@@ -11,7 +11,7 @@ from buildsys.store.shared_cache import READ_WRITE, SharedCache
 
 
 class Checkout:
-    """An executor on one machine, with its warnings and events."""
+    """An executor on one machine, with its warnings."""
 
     def __init__(
         self,
@@ -23,7 +23,6 @@ class Checkout:
         **options: Any,
     ) -> None:
         self.warnings: list[str] = []
-        self.events: list[Any] = []
         self.executor: Executor
         self.pool: InlinePool
         self.executor, self.pool = make_executor(
@@ -36,7 +35,6 @@ class Checkout:
                 known_hosts=known_hosts,
             ),
             notify=self.warnings.append,
-            on_event=lambda target, event: self.events.append((target, event)),
             **options,
         )
 

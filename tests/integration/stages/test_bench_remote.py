@@ -159,14 +159,6 @@ def test_a_peer_goes_on_after_an_error_until_it_dies(
 @pytest.mark.skipif(
     importlib.util.find_spec("tensorrt") is not None, reason="TensorRT is installed"
 )
-def test_a_toolchain_without_the_library_is_unavailable(built: Job) -> None:
-    options = {**built.options, "engine": {**built.options["engine"], "backend": "tensorrt"}}
-    result = bench.run(replace(built, options=options, toolchain=HERE))
-    assert result.status == "unavailable"
-    assert "the library tensorrt is not installed in the toolchain here" in result.reason
-    assert str(HERE.python) in result.hint
-
-
 def test_a_peer_ends_with_its_stage_even_when_that_is_killed(built: Job, tmp_path: Path) -> None:
     stage = textwrap.dedent("""
         import json, sys, time

@@ -28,13 +28,10 @@ def project(tmp_path: Path) -> Path:
     ("name", "value"),
     [
         ("BUILDSYS_STRICT", "1"),
-        ("BUILDSYS_STRICT", ""),
         ("BUILDSYS_LABELS", "trt86, lab-1,"),
         ("BUILDSYS_WORKER_IDLE", "10min"),
-        ("BUILDSYS_STORE_LIMIT", "8GiB"),
         ("BUILDSYS_STORE", "not/yet/there"),
         ("BUILDSYS_REMOTE", ""),
-        ("BUILDSYS_REMOTE", "s3://bucket/prefix"),
         ("BUILDSYS_REMOTE", "simplecache::sftp://host/place"),
         ("BUILDSYS_TOOLCHAIN_TRT_86", "/anything"),
         ("BUILDSYS_TEST_TOOLCHAIN", "of the tests"),

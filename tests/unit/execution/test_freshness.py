@@ -2,7 +2,6 @@
 
 import os
 import shutil
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -93,40 +92,34 @@ def test_a_forced_run_of_a_fresh_target_has_that_reason(root: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("change", "expected"),
+    ("path", "text", "expected"),
     [
-        (
-            lambda root: (root / "blocks.py").write_text("# wider\nwidth = 9\n"),
-            ["blocks.py changed"],
-        ),
-        (
-            lambda root: (root / "net.py").write_text("import blocks\nx = 1\n"),
-            ["net.py changed"],
-        ),
-        (lambda root: (root / "blocks.py").unlink(), ["blocks.py no longer used"]),
-        (
-            lambda root: (root / "net.py").unlink(),
-            ["blocks.py no longer used", "net.py is missing"],
-        ),
-        (lambda root: (root / "build" / MODEL).unlink(), [f"output missing: {MODEL}"]),
-        (
-            lambda root: (root / "build" / MODEL).write_text("x"),
-            [f"output edited by hand: {MODEL}"],
-        ),
-        (
-            lambda root: (root / "build" / f"{MODEL}.data").write_text("x"),
-            [f"output added by somebody else: {MODEL}.data"],
-        ),
-        (lambda root: shutil.rmtree(root / ".buildsys"), ["never built"]),
-        (lambda root: make_executor(root)[0].ledger.forget(EXPORT), ["forgotten by `doit forget`"]),
+        ("blocks.py", "# wider\nwidth = 9\n", ["blocks.py changed"]),
+        ("net.py", "import blocks\nx = 1\n", ["net.py changed"]),
+        ("blocks.py", None, ["blocks.py no longer used"]),
+        ("net.py", None, ["blocks.py no longer used", "net.py is missing"]),
+        (f"build/{MODEL}", None, [f"output missing: {MODEL}"]),
+        (f"build/{MODEL}", "x", [f"output edited by hand: {MODEL}"]),
+        (f"build/{MODEL}.data", "x", [f"output added by somebody else: {MODEL}.data"]),
     ],
 )
 def test_every_change_is_a_reason(
-    root: Path, change: Callable[[Path], object], expected: list[str]
+    root: Path, path: str, text: str | None, expected: list[str]
 ) -> None:
     build(root)
-    change(root)
+    if text is None:
+        (root / path).unlink()
+    else:
+        (root / path).write_text(text)
     assert reasons(root, EXPORT) == expected
+
+
+def test_without_its_records_a_target_was_never_built(root: Path) -> None:
+    build(root)
+    make_executor(root)[0].ledger.forget(EXPORT)
+    assert reasons(root, EXPORT) == ["forgotten by `doit forget`"]
+    shutil.rmtree(root / ".buildsys")
+    assert reasons(root, EXPORT) == ["never built"]
 
 
 def test_several_changes_are_several_reasons(root: Path) -> None:

@@ -104,6 +104,8 @@ def test_the_package_of_a_backend_counts_alone_in_a_toolchain(
         assert changed[label] != alone[label]
 
 
+OURS = "NVIDIA H100 80GB HBM3 (9.0)"
+NINE = Needs(compute_capability="9.0", gpu_count=1)
 H100 = {"uuid": "GPU-1", "name": "NVIDIA H100 80GB HBM3", "compute_capability": "9.0"}
 L4 = {"uuid": "GPU-2", "name": "NVIDIA L4", "compute_capability": "8.9"}
 
@@ -112,36 +114,20 @@ L4 = {"uuid": "GPU-2", "name": "NVIDIA L4", "compute_capability": "8.9"}
     ("gpus", "needs", "lacks"),
     [
         ([], NO_NEEDS, ""),
-        ([H100], Needs(gpu="H100", gpu_count=1), ""),
         ([H100], Needs(gpu="h100 hbm3", gpu_count=1), ""),
-        ([H100], Needs(compute_capability="9.0", gpu_count=1), ""),
+        ([H100], NINE, ""),
         ([H100, H100], Needs(gpu="H100", gpu_count=2), ""),
         ([L4], Needs(gpu_count=1), ""),
         ([], Needs(gpu="H100", gpu_count=1), "a GPU named H100 (none here)"),
         ([L4], Needs(gpu="L40", gpu_count=1), "a GPU named L40 (NVIDIA L4 (8.9) here)"),
-        (
-            [H100],
-            Needs(gpu="H10", gpu_count=1),
-            "a GPU named H10 (NVIDIA H100 80GB HBM3 (9.0) here)",
-        ),
-        (
-            [L4],
-            Needs(compute_capability="9.0", gpu_count=1),
-            "a GPU of compute capability 9.0 (NVIDIA L4 (8.9) here)",
-        ),
-        (
-            [H100],
-            Needs(gpu="H100", compute_capability="9.0", gpu_count=2),
-            "2 GPUs named H100 of compute capability 9.0 (NVIDIA H100 80GB HBM3 (9.0) here)",
-        ),
-        (
-            [H100, L4],
-            Needs(gpu="L4", gpu_count=1),
-            "a GPU named L4 alone in CUDA_VISIBLE_DEVICES"
-            " (NVIDIA H100 80GB HBM3 (9.0), NVIDIA L4 (8.9) here)",
-        ),
+        ([H100], Needs(gpu="H10", gpu_count=1), f"a GPU named H10 ({OURS} here)"),
+        ([L4], NINE, "a GPU of compute capability 9.0 (NVIDIA L4 (8.9) here)"),
+        ([H100], NINE._replace(gpu="H100", gpu_count=2),
+         f"2 GPUs named H100 of compute capability 9.0 ({OURS} here)"),
+        ([H100, L4], Needs(gpu="L4", gpu_count=1),
+         f"a GPU named L4 alone in CUDA_VISIBLE_DEVICES ({OURS}, NVIDIA L4 (8.9) here)"),
     ],
-)
+)  # fmt: skip
 def test_gpus(
     monkeypatch: pytest.MonkeyPatch, gpus: list[dict[str, str]], needs: Needs, lacks: str
 ) -> None:

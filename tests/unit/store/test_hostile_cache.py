@@ -145,8 +145,8 @@ def hostile(clone: Clone, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     Hostile.store.clear()
 
 
-def attacked(clone: Clone, url: str, timeout_s: float = 60.0) -> Checkout:
-    two = Checkout(clone("two"), url, mode="read-only", timeout_s=timeout_s)
+def attacked(clone: Clone, url: str) -> Checkout:
+    two = Checkout(clone("two"), url, mode="read-only", timeout_s=60.0)
     two.build(EXPORT)
     assert two.pool.ran == [EXPORT]
     assert len(two.warnings) == 1
