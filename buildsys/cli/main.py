@@ -21,22 +21,8 @@ from buildsys.errors import BuildsysError, UsageError, describe_os_error
 from buildsys.system.printable import nearest, printable
 
 PROGRAM = "buildsys"
-
-
 _RUNS = ("build", "nightly")  # their exit codes are about targets, not about their output
 _ANYWHERE = ("init", "completion")  # commands without a project
-RENAMED = {  # an old name and what to type now
-    "diff": "buildsys compare",
-    "forget": "doit forget",
-    "ignore": "doit ignore",
-    "infer": "buildsys run",
-    "info": "buildsys explain",
-    "localize": "buildsys debug --fp32-nodes",
-    "netron": "buildsys inspect --serve",
-    "repro": "buildsys check --reproducible",
-    "stress": "buildsys check",
-    "workers": "buildsys cache workers",
-}
 _TARGETS_TEXT = """\
 A target is named STAGE:MODEL[:VARIANT], MODEL:STAGE[:VARIANT] or MODEL:ENGINE; MODEL is everything
 of a model, STAGE that stage of all models; * matches any text. Options may follow names.
@@ -87,11 +73,8 @@ def _dispatch(words: Sequence[str]) -> int:
         return _print_versions()
     if name in ("help", "--help", "-h"):
         return _dispatch([arguments[0], "--help"]) if arguments else _help()
-    if name in RENAMED:
-        raise UsageError(f"`{PROGRAM} {name}` is now `{RENAMED[name]}`")
     if name not in COMMANDS:
-        otherwise = f"`{PROGRAM} help` lists them"
-        raise unknown_name("command", name, [*COMMANDS, *RENAMED], otherwise)
+        raise unknown_name("command", name, COMMANDS, f"`{PROGRAM} help` lists them")
     return run_command(name, arguments)
 
 

@@ -2,7 +2,7 @@
 
 from typing import Annotated, Literal
 
-from pydantic import BeforeValidator, Field, model_validator
+from pydantic import Field, model_validator
 
 from buildsys.manifest.schema.base import Callable, Dim, DType, OneOf, Spec, TensorName
 from buildsys.manifest.schema.files import ProjectFile
@@ -110,18 +110,7 @@ class CastStep(_Step):
     cast: dict[InnerName, DType] = Field(min_length=1, description="Input -> its new type.")
 
 
-def _refuse_former_kinds(step: object) -> object:
-    for kind in ("fix_dims", "replace"):
-        if isinstance(step, dict) and kind in step:
-            raise ValueError(f"{kind} is a hook now: docs/remedies/surgery.md has its code")
-    return step
-
-
-SurgeryStep = Annotated[
-    FunctionStep | RenameStep | CutStep | CastStep,
-    OneOf(KINDS),
-    BeforeValidator(_refuse_former_kinds),
-]
+SurgeryStep = Annotated[FunctionStep | RenameStep | CutStep | CastStep, OneOf(KINDS)]
 
 
 class Sections(Spec):
