@@ -1,7 +1,5 @@
 """Samples in batches: names, inputs and labels."""
 
-from __future__ import annotations
-
 import csv
 import zipfile
 import zlib
@@ -41,12 +39,12 @@ class Batch:
     def __len__(self) -> int:
         return len(self.names)
 
-    def __getitem__(self, rows: slice) -> Batch:
+    def __getitem__(self, rows: slice) -> "Batch":
         """Select samples without copying."""
         inputs = {name: array[rows] for name, array in self.inputs.items()}
         return Batch(self.names[rows], inputs, self.labels[rows], self.images[rows])
 
-    def take(self, rows: Sequence[int]) -> Batch:
+    def take(self, rows: Sequence[int]) -> "Batch":
         """Copy some samples."""
         inputs = {name: array[[*rows]] for name, array in self.inputs.items()}
         names, labels = ([of[row] for row in rows] for of in (self.names, self.labels))

@@ -1,14 +1,12 @@
 """Metrics of one class per sample."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import numpy as np
 
 from buildsys.errors import StageError
 from buildsys.evaluation.batch import Batch
-from buildsys.evaluation.metric import ClassFigure, Metric, Outputs, Records
+from buildsys.evaluation.metric import Metric, Outputs, Records
 from buildsys.models.user_code import import_library
 from buildsys.onnx_graphs.tensors import Array
 
@@ -42,22 +40,22 @@ class TopK(Metric):
             exponentials = np.exp(scores - scores.max(axis=1, keepdims=True))
         return np.asarray(exponentials / exponentials.sum(axis=1, keepdims=True))
 
-    def _errors(self, records: Records) -> Array:
+    def errors(self, records: Records) -> Array:
         hits = records["classes"][:, : self.k] == records["label"][:, None]
         return np.asarray(1.0 - hits.any(axis=1))
 
     def _value(self, records: Records) -> float:
         return 1 - super()._value(records)
 
-    def _describe(self, records: Records, row: int) -> tuple[str, str]:
+    def describe(self, records: Records, row: int) -> tuple[str, str]:
         best = self._class_name(int(records["classes"][row, 0]))
         label = self._class_name(int(records["label"][row]))
         return f"{best} {records['scores'][row, 0]:.2f}", label
 
-    def _per_class(self, records: Records) -> dict[str, ClassFigure]:
+    def _per_class(self, records: Records) -> tuple[Array, Array]:
         counts = np.bincount(records["label"])
-        wrong = np.bincount(records["label"], self._errors(records))
-        return self._class_figures(counts, 1 - wrong / np.maximum(counts, 1))
+        wrong = np.bincount(records["label"], self.errors(records))
+        return counts, 1 - wrong / np.maximum(counts, 1)
 
 
 class Top5(TopK):
@@ -71,31 +69,25 @@ class F1(TopK):
     """The mean of the F1 scores of all classes."""
 
     is_binary = False
+    weighs_classes = True
     draws = 200
     title = "F1 (macro)"
 
-    def effective_count(self, records: Records) -> float:
-        """Count samples, of which those of rare classes weigh more."""
-        return _effective_count(records["label"])
-
     def _value(self, records: Records) -> float:
-        return float(np.nanmean(self._scores(records)[1]))
+        return float(np.nanmean(self._per_class(records)[1]))
 
-    def _scores(self, records: Records) -> tuple[Array, Array]:
-        """Compute labels and F1 of each class, NaN without labels and predictions."""
+    def _per_class(self, records: Records) -> tuple[Array, Array]:
         label, predicted = records["label"], records["classes"][:, 0]
         classes = int(max(label.max(), predicted.max())) + 1
         rows = label[label == predicted], label, predicted
         hits, labels, predictions = (np.bincount(row, minlength=classes) for row in rows)
-        return labels, 2 * hits / (labels + predictions)
-
-    def _per_class(self, records: Records) -> dict[str, ClassFigure]:
-        return self._class_figures(*self._scores(records))
+        return labels, 2 * hits / (labels + predictions)  # NaN without both
 
 
 class Auroc(Metric):
     """The area under the ROC curve of two classes, by scikit-learn."""
 
+    weighs_classes = True
     draws = 200
     title = "AUROC"
     undefined = "it needs samples of both classes"
@@ -110,24 +102,14 @@ class Auroc(Metric):
         scores = scores[:, 1] - scores[:, 0] if scores.shape[1] == 2 else scores[:, 0]
         return {"score": scores, "label": self._class_numbers(batch, 2)}
 
-    def effective_count(self, records: Records) -> float:
-        """Count samples, of which those of the rare class weigh more."""
-        return _effective_count(records["label"])
-
     def _value(self, records: Records) -> float:
         if len(np.unique(records["label"])) < 2:
             return np.nan
         metrics = import_library("sklearn.metrics", Path.cwd())
         return float(metrics.roc_auc_score(records["label"], records["score"]))
 
-    def _errors(self, records: Records) -> Array:
+    def errors(self, records: Records) -> Array:
         return np.where(records["label"] == 1, -records["score"], records["score"])
 
-    def _describe(self, records: Records, row: int) -> tuple[str, str]:
+    def describe(self, records: Records, row: int) -> tuple[str, str]:
         return f"{records['score'][row]:.3g}", self._class_name(int(records["label"][row]))
-
-
-def _effective_count(labels: Array) -> float:
-    """Apply Kish's formula to samples of classes with equal weights."""
-    counts = np.unique(labels, return_counts=True)[1]
-    return float(len(counts) ** 2 / (1 / counts).sum())

@@ -4,10 +4,8 @@ Records are arrays with a row per sample, small whatever the size of outputs, an
 nothing else.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
@@ -19,13 +17,6 @@ Records = dict[str, Array]
 Outputs = Mapping[str, Array]  # by name, with the batch axis
 
 
-class ClassFigure(NamedTuple):
-    """The value of a metric for the samples, pixels or boxes of a class."""
-
-    labels: int
-    value: float
-
-
 class Metric:
     """A figure of a model on labelled samples."""
 
@@ -33,6 +24,7 @@ class Metric:
     is_share: bool = True  # else losses and `drop` are relative to the original's value
     higher_is_better: bool = True
     is_binary: bool = False  # the mean of samples that are right or wrong
+    weighs_classes: bool = False  # equally, whatever the number of their samples
     draws: int = 2000  # of resampling
     undefined: str = "check outputs and labels"  # the remedy for a NaN
 
@@ -76,36 +68,35 @@ class Metric:
         return self._value({name: array[rows] for name, array in records.items()})
 
     def effective_count(self, records: Records) -> float:
-        """Count samples by their weight in the value; all of them if these are equal."""
-        return len(next(iter(records.values())))
+        """Count samples, by Kish's formula if those of rare classes weigh more."""
+        if not self.weighs_classes:
+            return len(next(iter(records.values())))
+        counts = np.unique(records["label"], return_counts=True)[1]
+        return float(len(counts) ** 2 / (1 / counts).sum())
 
     def errors(self, records: Records) -> Array:
         """Measure how wrong each row is, to order what changes."""
-        return self._errors(records)
+        raise NotImplementedError
 
     def describe(self, records: Records, row: int) -> tuple[str, str]:
         """Write prediction and label of a row for people."""
-        return self._describe(records, row)
+        raise NotImplementedError
 
-    def per_class(self, records: Records) -> dict[str, ClassFigure]:
-        """Compute the value of each class that has labels; {} without classes."""
+    def per_class(self, records: Records) -> dict[str, tuple[int, float]]:
+        """Count the labels of each class and compute its value; {} without classes."""
         with np.errstate(invalid="ignore"):
-            return self._per_class(records)
+            counts, values = self._per_class(records)
+        numbers = np.flatnonzero(counts).tolist()
+        return {self._class_name(n): (int(counts[n]), float(values[n])) for n in numbers}
 
-    def _errors(self, records: Records) -> Array:
-        raise NotImplementedError
-
-    def _describe(self, records: Records, row: int) -> tuple[str, str]:
-        raise NotImplementedError
-
-    def _per_class(self, _records: Records) -> dict[str, ClassFigure]:
-        return {}
+    def _per_class(self, _records: Records) -> tuple[Array, Array]:
+        return np.zeros(0), np.zeros(0)
 
     def _records(self, outputs: Outputs, batch: Batch) -> Records:
         raise NotImplementedError
 
     def _value(self, records: Records) -> float:
-        return float(self._errors(records).mean())
+        return float(self.errors(records).mean())
 
     def _output(self, outputs: Outputs, fits: Callable[[Array], bool], form: str) -> Array:
         """Select the output with predictions."""
@@ -117,12 +108,6 @@ class Metric:
             problem = f"{self.title} needs {form}; {name} is {array.dtype} {list(array.shape)}"
             raise StageError(problem, "convert it in evaluate.postprocess")
         return array
-
-    def _class_figures(self, counts: Array, values: Array) -> dict[str, ClassFigure]:
-        return {
-            self._class_name(number): ClassFigure(int(counts[number]), float(values[number]))
-            for number in np.flatnonzero(counts).tolist()
-        }
 
     def _array(self, label: Label, sample: str, kinds: str, shape: Sequence[int]) -> Array:
         """Require a label of this shape and kinds of dtype."""

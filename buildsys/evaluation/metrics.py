@@ -1,7 +1,5 @@
 """Metrics by name, and metrics of the project's own code."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -77,12 +75,12 @@ class PythonMetric(Metric):
         outputs = {name: array for name, array in records.items() if name != _LABEL}
         return float(self._call(outputs, label_list(records[_LABEL]), ()))
 
-    def _errors(self, records: Records) -> Array:
+    def errors(self, records: Records) -> Array:
         if not self._is_per_sample:
             return np.zeros(len(records[_LABEL]))
         return -records["score"] if self.higher_is_better else records["score"]
 
-    def _describe(self, records: Records, row: int) -> tuple[str, str]:
+    def describe(self, records: Records, row: int) -> tuple[str, str]:
         return (f"{records['score'][row]:.4g}" if self._is_per_sample else ""), ""
 
     def _call(self, outputs: Outputs, labels: Any, shape: tuple[int, ...]) -> Array:

@@ -1,7 +1,5 @@
 """Records of a model on all samples, batch by batch."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable, Mapping, Sequence
 from io import BytesIO
@@ -30,7 +28,7 @@ class Recorded(NamedTuple):
     names: list[str]
     digests: list[str]
 
-    def half(self, half: str) -> Recorded:
+    def half(self, half: str) -> "Recorded":
         """Select the samples of a half. Raises: StageError: there are none."""
         rows = rows_of_half(self.digests, half)
         if not rows:

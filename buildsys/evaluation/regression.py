@@ -1,7 +1,5 @@
 """Metrics of numbers, tokens and texts."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +21,7 @@ class Ratio(Metric):
     is_share = False
     higher_is_better = False
 
-    def _errors(self, records: Records) -> Array:
+    def errors(self, records: Records) -> Array:
         return np.asarray(records["sums"][:, 0] / np.maximum(records["sums"][:, 1], 1))
 
     def _value(self, records: Records) -> float:
@@ -55,7 +53,7 @@ class Rmse(Ratio):
     def _value(self, records: Records) -> float:
         return float(np.sqrt(super()._value(records)))
 
-    def _describe(self, records: Records, row: int) -> tuple[str, str]:
+    def describe(self, records: Records, row: int) -> tuple[str, str]:
         prediction, label = records["first"][row]
         return f"{prediction:.4g}", f"{label:.4g}"
 
@@ -118,8 +116,8 @@ class Perplexity(Ratio):
     def _value(self, records: Records) -> float:
         return float(np.exp(super()._value(records)))
 
-    def _describe(self, records: Records, row: int) -> tuple[str, str]:
-        figure = np.exp(self._errors(records)[row])
+    def describe(self, records: Records, row: int) -> tuple[str, str]:
+        figure = np.exp(self.errors(records)[row])
         return f"perplexity {figure:.4g}", f"{records['sums'][row, 1]:.0f} tokens"
 
 
@@ -148,7 +146,7 @@ class WordErrorRate(Ratio):
             pairs.append((words[:_SHOWN_CHARACTERS], label[:_SHOWN_CHARACTERS]))
         return {"sums": np.array(sums, np.float64), "texts": np.array(pairs, np.str_)}
 
-    def _describe(self, records: Records, row: int) -> tuple[str, str]:
+    def describe(self, records: Records, row: int) -> tuple[str, str]:
         prediction, label = records["texts"][row]
         return str(prediction), str(label)
 

@@ -1,7 +1,5 @@
 """Samples of .npz files, Python generators, images, tables and Hugging Face datasets."""
 
-from __future__ import annotations
-
 import csv
 import json
 import os

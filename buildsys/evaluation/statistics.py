@@ -1,4 +1,4 @@
-"""Paired intervals of a metric's loss, the verdict about it, and the samples that change most.
+"""Paired intervals of a metric's loss, and the verdict about it.
 
 The loss is that of the metric for shares, else relative to the original's value. For samples that
 are right or wrong, Tango's score interval is that of McNemar's test at a loss of 0 and honest with
@@ -12,9 +12,7 @@ the paired-sample design", Statistics in Medicine 17 (1998); B. Efron, R. Tibshi
 Introduction to the Bootstrap", chapter 13; E. B. Wilson, JASA 22 (1927).
 """
 
-from __future__ import annotations
-
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from math import ceil, sqrt
 from typing import NamedTuple
 
@@ -123,30 +121,6 @@ def samples_needed(interval: Interval, drop: float) -> int:
     unseen = _Z**2 * interval.weight / distance
     needed = unseen + (_Z_POWER * interval.deviation / distance) ** 2
     return max(ceil(needed), interval.samples + 1)
-
-
-class Flip(NamedTuple):
-    """A sample whose prediction became better or worse."""
-
-    sample: str  # its name
-    label: str
-    original: str  # prediction for people
-    engine: str
-    change: float  # of its error; positive is worse
-
-
-def find_flips(
-    metric: Metric, names: Sequence[str], original: Records, engine: Records, most: int = 24
-) -> list[Flip]:
-    """List the largest changes, of equal ones the worse first."""
-    change = metric.errors(engine) - metric.errors(original)
-    order = np.lexsort((-change, -abs(change)))[:most]
-    flips = []
-    for row in order[change[order] != 0].tolist():
-        before, label = metric.describe(original, row)
-        after, _ = metric.describe(engine, row)
-        flips.append(Flip(names[row], label, before, after, float(change[row])))
-    return flips
 
 
 def _root(function: Callable[[float], float], low: float, high: float) -> float:

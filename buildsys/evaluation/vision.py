@@ -1,14 +1,12 @@
 """Metrics of segmented images and detected boxes."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import numpy as np
 
 from buildsys.errors import StageError
 from buildsys.evaluation.batch import Batch, Label
-from buildsys.evaluation.metric import ClassFigure, Metric, Outputs, Records, join_records
+from buildsys.evaluation.metric import Metric, Outputs, Records, join_records
 from buildsys.models.user_code import import_library
 from buildsys.onnx_graphs.tensors import Array
 
@@ -44,23 +42,19 @@ class MeanIou(Metric):
         return {"pixels": np.array(rows)}
 
     def _value(self, records: Records) -> float:
-        return float(np.nanmean(self._ious(records)))
+        return float(np.nanmean(self._per_class(records)[1]))
 
-    def _ious(self, records: Records) -> Array:
-        both, truth, predicted = records["pixels"].sum(axis=0)
-        return np.asarray(both / (truth + predicted - both))
-
-    def _errors(self, records: Records) -> Array:
+    def errors(self, records: Records) -> Array:
         both, truth, _ = np.moveaxis(records["pixels"].sum(axis=2), 1, 0)
         return np.asarray(1 - both / np.maximum(truth, 1))
 
-    def _describe(self, records: Records, row: int) -> tuple[str, str]:
+    def describe(self, records: Records, row: int) -> tuple[str, str]:
         names = map(self._class_name, np.flatnonzero(records["pixels"][row, 1]).tolist())
-        return f"{1 - self._errors(records)[row]:.1%} of pixels right", ", ".join(names)
+        return f"{1 - self.errors(records)[row]:.1%} of pixels right", ", ".join(names)
 
-    def _per_class(self, records: Records) -> dict[str, ClassFigure]:
-        counts = records["pixels"][:, 1].sum(axis=0)
-        return self._class_figures(counts, self._ious(records))
+    def _per_class(self, records: Records) -> tuple[Array, Array]:
+        both, truth, predicted = records["pixels"].sum(axis=0)
+        return truth, both / (truth + predicted - both)
 
 
 class MeanAveragePrecision(Metric):
@@ -127,24 +121,24 @@ class MeanAveragePrecision(Metric):
             return np.nan
         return float(np.nanmean(self._precisions(records)))
 
-    def _errors(self, records: Records) -> Array:
+    def errors(self, records: Records) -> Array:
         return np.array(
             [_miss(*boxes) for boxes in zip(records["detections"], records["truth"], strict=True)]
         )
 
-    def _describe(self, records: Records, row: int) -> tuple[str, str]:
+    def describe(self, records: Records, row: int) -> tuple[str, str]:
         detections, truth = records["detections"][row], records["truth"][row]
         best = detections[detections[:, 4] >= 0.5]
         texts = [f"{self._class_name(int(label))} {score:.2f}" for *_, score, label in best]
         names = [self._class_name(int(label)) for label in truth[:, 4][~np.isnan(truth[:, 4])]]
         return ", ".join(texts) or "no boxes", ", ".join(names) or "no boxes"
 
-    def _per_class(self, records: Records) -> dict[str, ClassFigure]:
+    def _per_class(self, records: Records) -> tuple[Array, Array]:
         labels = records["truth"][..., 4]
         counts = np.bincount(labels[~np.isnan(labels)].astype(int))
         values = np.zeros(len(counts))
         values[counts > 0] = self._precisions(records)
-        return self._class_figures(counts, values)
+        return counts, values
 
 
 class MeanAveragePrecision50(MeanAveragePrecision):

@@ -150,6 +150,11 @@ def metric(value: float, *, is_share: bool) -> str:
     return percent(value) if is_share else significant(value)
 
 
+def loss(figures: Mapping[str, Any]) -> str:
+    """Write the loss of a metric with its interval."""
+    return f"{percent(figures['loss'])} ({percent(figures['low'])} to {percent(figures['high'])})"
+
+
 def change(value: float) -> str:
     """Write a relative change: +5.0 %."""
     return f"{100 * value:+.1f} %"

@@ -131,9 +131,7 @@ def accuracy_texts(accuracy: Accuracy | None) -> tuple[str, str]:
     """Write a metric on data, and its loss with the interval."""
     if accuracy is None:
         return q.NOTHING, q.NOTHING
-    value = q.metric(accuracy.value, is_share=accuracy.is_share)
-    low, high = q.percent(accuracy.low), q.percent(accuracy.high)
-    return value, f"{q.percent(accuracy.loss)} ({low} to {high})"
+    return q.metric(accuracy.value, is_share=accuracy.is_share), q.loss(vars(accuracy))
 
 
 def rank_text(ranking: Ranking, engine: RankedEngine) -> str:

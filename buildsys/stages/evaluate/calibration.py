@@ -1,7 +1,5 @@
 """Check that an engine is not evaluated on what it was calibrated on."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any

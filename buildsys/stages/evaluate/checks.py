@@ -1,7 +1,5 @@
 """Checks of the accuracy on data against the rest of a manifest."""
 
-from __future__ import annotations
-
 from buildsys.manifest.backend_choices import is_auto
 from buildsys.manifest.problem import Problems
 from buildsys.manifest.view import ManifestView

@@ -1,7 +1,5 @@
 """Plan of the evaluate stage: one engine on the data of `evaluate`."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from typing import Any
 

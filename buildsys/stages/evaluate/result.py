@@ -1,7 +1,5 @@
 """The result file of the evaluate stage."""
 
-from __future__ import annotations
-
 from buildsys.onnx_graphs.result_types import ResultHeader
 from buildsys.system.typed_dict import TypedDict
 
@@ -41,6 +39,8 @@ class EvaluateResult(ResultHeader, total=False):
     verdict: str  # passed | failed | undecided
     samples: int
     needed: int  # samples for a verdict, if undecided
+    deviation: float  # of the loss of a sample
     method: str  # of the interval
+    weight: float  # samples per one that counts in full
     flips: list[FlippedSample]
     classes: list[ClassAccuracy]

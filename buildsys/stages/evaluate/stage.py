@@ -1,28 +1,24 @@
 """The evaluate stage: an engine against the original model on the same samples."""
 
-from __future__ import annotations
-
 import json
-from typing import cast
+from collections.abc import Mapping, Sequence
+from typing import Any
 
+import numpy as np
 from blake3 import blake3
 
 from buildsys.errors import Unavailable
-from buildsys.evaluation.metric import Metric
+from buildsys.evaluation.metric import Metric, Records
 from buildsys.evaluation.metrics import load_metric
 from buildsys.evaluation.recording import Recorded, load_recorded, record, require_same_samples
-from buildsys.evaluation.statistics import (
-    Interval,
-    find_flips,
-    judge,
-    paired_interval,
-    samples_needed,
-)
+from buildsys.evaluation.statistics import judge, paired_interval, samples_needed
 from buildsys.report.formatting import percent
 from buildsys.stages.bench.timed_engine import open_engine
 from buildsys.stages.evaluate.calibration import check_calibration
-from buildsys.stages.evaluate.result import ClassAccuracy, EvaluateResult, FlippedSample
+from buildsys.stages.evaluate.result import ClassAccuracy, FlippedSample
 from buildsys.workers.job import Job, StageResult
+
+_MOST_FLIPS = 24
 
 
 def run(job: Job) -> StageResult:
@@ -52,8 +48,19 @@ def run(job: Job) -> StageResult:
     interval = paired_interval(metric, original.records, recorded.records)
     drop = job.options["drop"]
     verdict = judge(interval, drop)
-    figures = _figures(metric, original, recorded, interval)
-    figures |= {"drop": drop, "verdict": verdict, "identity": _identity(job, recorded)}
+    figures: dict[str, Any] = {
+        "title": metric.title,
+        "is_share": metric.is_share,
+        "higher_is_better": metric.higher_is_better,
+        "identity": _identity(job, recorded),
+        "value": metric.value(recorded.records),
+        "original": metric.value(original.records),
+        **interval._asdict(),
+        "drop": drop,
+        "verdict": verdict,
+        "flips": find_flips(metric, recorded.names, original.records, recorded.records),
+        "classes": _classes(metric, original.records, recorded.records),
+    }
     if verdict == "passed":
         return StageResult(figures=figures)
     if verdict == "undecided":
@@ -74,36 +81,37 @@ def _identity(job: Job, recorded: Recorded) -> str:
     return blake3(b"\0".join(parts)).hexdigest(16)
 
 
-def _figures(
-    metric: Metric, original: Recorded, engine: Recorded, interval: Interval
-) -> EvaluateResult:
-    flips = find_flips(metric, engine.names, original.records, engine.records)
-    before, after = metric.per_class(original.records), metric.per_class(engine.records)
-    return EvaluateResult(
-        title=metric.title,
-        is_share=metric.is_share,
-        higher_is_better=metric.higher_is_better,
-        value=metric.value(engine.records),
-        original=metric.value(original.records),
-        loss=interval.loss,
-        low=interval.low,
-        high=interval.high,
-        samples=interval.samples,
-        method=interval.method,
-        flips=[cast(FlippedSample, flip._asdict()) for flip in flips],
-        classes=[
-            ClassAccuracy(
-                name=name,
-                samples=figure.labels,
-                original=figure.value,
-                engine=after[name].value if name in after else None,
+def find_flips(
+    metric: Metric, names: Sequence[str], original: Records, engine: Records
+) -> list[FlippedSample]:
+    """List the predictions that change most, of equal changes the worse first."""
+    changes = metric.errors(engine) - metric.errors(original)
+    flips = []
+    for row in np.lexsort((-changes, -abs(changes)))[:_MOST_FLIPS].tolist():
+        if change := float(changes[row]):
+            before, label = metric.describe(original, row)
+            after, _ = metric.describe(engine, row)
+            flip = FlippedSample(
+                sample=names[row], label=label, original=before, engine=after, change=change
             )
-            for name, figure in before.items()
-        ],
-    )
+            flips.append(flip)
+    return flips
 
 
-def _reason(job: Job, figures: EvaluateResult) -> tuple[str, str]:
+def _classes(metric: Metric, original: Records, engine: Records) -> list[ClassAccuracy]:
+    after = metric.per_class(engine)
+    return [
+        ClassAccuracy(
+            name=name,
+            samples=count,
+            original=value,
+            engine=after[name][1] if name in after else None,
+        )
+        for name, (count, value) in metric.per_class(original).items()
+    ]
+
+
+def _reason(job: Job, figures: Mapping[str, Any]) -> tuple[str, str]:
     """Explain a verdict other than passed, with the next step."""
     interval = f"95 % interval {percent(figures['low'])} to {percent(figures['high'])}"
     loss = f"{figures['title']} loses {percent(figures['loss'])} ({interval})"

@@ -238,10 +238,7 @@ def _check(
     if baseline.accepted:
         return {**check, "text": f"{check['text']}; this build was accepted: {baseline.accepted}"}
     try:
-        if metric == _ACCURACY and not baseline.missing:
-            change = _compare_accuracy(tolerance, evaluated, baseline)
-        else:
-            change = _compare(metric, tolerance, now, baseline, rounds, confidence)
+        change = _compare(metric, tolerance, now, baseline, rounds, confidence, evaluated)
     except ValueError as error:
         return {**check, "status": INCOMPARABLE, "text": f"{title} is not comparable: {error}"}
     check |= {
@@ -272,35 +269,29 @@ def _compare(
     baseline: _Baseline,
     rounds: Rounds,
     confidence: float,
+    evaluated: EvaluateResult,
 ) -> Change:
     """Compare a figure with the baseline's. Raises: ValueError: they are not comparable."""
     if baseline.missing:
         raise ValueError(baseline.missing)
-    if metric not in _TIMED:
-        if (figure := baseline.figures.get(metric)) is None:
-            raise ValueError(f"the figure of {baseline.description} is not known")
-        return compare_values(figure, now, tolerance)
-    if _BEFORE not in rounds:
-        raise ValueError(baseline.reason)
-    before, after = (rounds[side].get(metric, []) for side in (_BEFORE, _NOW))
-    return compare_rounds(
-        before, after, tolerance, more_is_better=metric in RISES, confidence=confidence
-    )
-
-
-def _compare_accuracy(drop: float, evaluated: EvaluateResult, baseline: _Baseline) -> Change:
-    """Compare a metric with the baseline's. Raises: ValueError: they are not comparable."""
-    if (before := baseline.figures.get(_ACCURACY)) is None:
-        raise ValueError(f"the figure of {baseline.description} is not known")
-    if baseline.evaluated != evaluated["identity"]:
-        raise ValueError(
-            f"{baseline.description} was evaluated on other samples or by another metric"
+    if metric in _TIMED:
+        if _BEFORE not in rounds:
+            raise ValueError(baseline.reason)
+        earlier, later = (rounds[side].get(metric, []) for side in (_BEFORE, _NOW))
+        return compare_rounds(
+            earlier, later, tolerance, more_is_better=metric in RISES, confidence=confidence
         )
-    now = evaluated["value"]
+    build = baseline.description
+    if (before := baseline.figures.get(metric)) is None:
+        raise ValueError(f"the figure of {build} is not known")
+    if metric != _ACCURACY:
+        return compare_values(before, now, tolerance)
+    if baseline.evaluated != evaluated["identity"]:
+        raise ValueError(f"{build} was evaluated on other samples or by another metric")
     loss = before - now if evaluated["higher_is_better"] else now - before
     if not evaluated["is_share"] and loss:
         loss = loss / abs(before) if before else math.copysign(math.inf, loss)
-    return Change(before, now, loss, None, None, loss > drop + _ROUNDING)
+    return Change(before, now, loss, None, None, loss > tolerance + _ROUNDING)
 
 
 @dataclass(frozen=True)

@@ -1,7 +1,5 @@
 """Plan of the predict stage: the original model on the data of `evaluate`."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping
 from glob import escape, has_magic
 from typing import Any

@@ -1,7 +1,5 @@
 """What report and history say about the accuracy of the original model."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from buildsys.report.formatting import metric

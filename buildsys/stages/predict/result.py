@@ -1,7 +1,5 @@
 """The result file of the predict stage."""
 
-from __future__ import annotations
-
 from buildsys.onnx_graphs.result_types import ResultHeader
 
 

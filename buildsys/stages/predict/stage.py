@@ -1,7 +1,5 @@
 """The predict stage: the original model on all samples of `evaluate`."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 
 from buildsys.evaluation.metrics import load_metric

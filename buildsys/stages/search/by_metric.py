@@ -4,8 +4,6 @@ The best of many graphs owes a part of its metric to the samples that it was cho
 sees one half of them, and its engine is evaluated on the other, where it has to pass as well.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from math import ceil
 from typing import Any

@@ -1,7 +1,5 @@
 """Plan of the search stage: nodes to keep in fp32 for engines with ``precision: auto``."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 from buildsys.manifest.backend_choices import QUANTIZED

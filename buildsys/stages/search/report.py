@@ -1,7 +1,5 @@
 """What the report says about a search for nodes to keep in fp32."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterable, Iterator, Sequence
 
@@ -11,7 +9,7 @@ from buildsys.report.result_files import Result
 from buildsys.stages.search.result import SearchedGraph, SearchResult
 
 _MOST_NODES = 12
-_JUDGED = "loss>", "interval of other samples>", "verdict"
+_LOSS = "loss (interval of other samples)>"
 
 
 def key_figure(result: SearchResult) -> str:
@@ -68,17 +66,15 @@ def details(results: Sequence[Result[SearchResult]]) -> Iterator[Table]:
     for result in results:
         content, rows = result.content, []
         for graph in content.get("graphs", []):
-            figures = [q.NOTHING] * 3
+            value = loss = q.NOTHING
             if {"value", "loss", "low", "high"} <= graph.keys():  # else outputs are NaN
-                interval = f"{q.percent(graph['low'])} to {q.percent(graph['high'])}"
                 value = q.metric(graph["value"], is_share=content.get("is_share", True))
-                figures = [value, q.percent(graph["loss"]), interval]
-            verdict = [graph.get("verdict", ""), graph.get("reason", "")]
-            count = q.count(graph.get("in_fp32"))
-            rows.append((count, *figures, ": ".join(filter(None, verdict))))
-        columns = "nodes in fp32>", f"{content.get('title')}>", *_JUDGED
-        limit = f"{result.variant}, {_drop(content)} allowed"
-        yield Table(f"Graphs judged by the search {limit}", columns, tuple(rows))
+                loss = q.loss(graph)
+            verdict = ": ".join(filter(None, (graph.get("verdict"), graph.get("reason"))))
+            rows.append((q.count(graph.get("in_fp32")), value, loss, verdict))
+        columns = "nodes in fp32>", f"{content.get('title')}>", _LOSS, "verdict"
+        title = f"Graphs judged by the search {result.variant}, {_drop(content)} allowed"
+        yield Table(title, columns, tuple(rows))
 
 
 def _drop(content: SearchResult) -> str:

@@ -1,7 +1,5 @@
 """The result file of the search stage."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field

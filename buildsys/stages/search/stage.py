@@ -5,8 +5,6 @@ one. The search ends after a number of trials, for the list to be the same on sl
 ``buildsys debug --fp32-nodes`` stops after a time.
 """
 
-from __future__ import annotations
-
 import json
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -106,7 +104,7 @@ def _narrowed(job: Job, golden: Mapping[str, Case]) -> dict[str, float | None]:
     }
 
 
-def _low_share(job: Job, trials: Trials, in_fp32: set[str]) -> float | None:
+def _low_share(job: Job, trials: "Trials", in_fp32: set[str]) -> float | None:
     """Compute the share of the multiply-accumulates in the precision, at one of the cases."""
     cases = job.options["cases"]
     dims = cases["opt"] if "opt" in cases else next(iter(cases.values()), {})

@@ -83,7 +83,7 @@ def test_a_search_runs_once_is_explained_and_runs_again_for_other_limits(
     assert "evaluate:net:ort" in project.doit().passed
     explained = project.buildsys("explain", "search:net:auto-fp16").out
     assert " in fp32: top-1 loses — → 0.0 % (loss of 16.0 % allowed)" in explained
-    title = "nodes in fp32   top-1   loss  interval of other samples  verdict"
+    title = "nodes in fp32   top-1  loss (interval of other samples)  verdict"
     assert title in explained
     assert "failed: the output y is NaN for sample " in explained
     assert project.buildsys("doctor", "net:ort").code == 0

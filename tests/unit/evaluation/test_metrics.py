@@ -15,7 +15,7 @@ from buildsys.errors import StageError
 from buildsys.evaluation.batch import Batch
 from buildsys.evaluation.metric import join_records
 from buildsys.evaluation.metrics import METRICS, load_metric
-from buildsys.evaluation.statistics import find_flips
+from buildsys.stages.evaluate.stage import find_flips
 
 FUNCTIONS = """
 import numpy as np
@@ -192,12 +192,12 @@ def test_flips_begin_with_what_the_engine_lost() -> None:
     before = classified(np.where(np.arange(30) == 0, 1, 0), labels)
     after = classified(np.where(np.arange(30) % 10 == 5, 1, 0), labels)
     flips = find_flips(metric_of("top1"), [f"{n}.png" for n in range(30)], before, after)
-    changes = {flip.sample: flip.change for flip in flips}
+    changes = {flip["sample"]: flip["change"] for flip in flips}
     assert [*changes.items()] == [("5.png", 1), ("15.png", 1), ("25.png", 1), ("0.png", -1)]
-    assert (flips[0].label, flips[0].original[:7], flips[0].engine[:7]) == (
-        ("class 0", "class 0", "class 1")
-    )
-    assert len(find_flips(metric_of("top1"), ["x"] * 30, before, after, most=2)) == 2
+    texts = [flips[0][side][:7] for side in ("label", "original", "engine")]
+    assert texts == ["class 0", "class 0", "class 1"]
+    wrong = classified(1 - labels, labels)
+    assert len(find_flips(metric_of("top1"), ["x"] * 30, before, wrong)) == 24
 
 
 def test_flips_of_numbers_are_ordered_by_their_size() -> None:
@@ -205,7 +205,7 @@ def test_flips_of_numbers_are_ordered_by_their_size() -> None:
     before = records_of(metric, np.array([1.0, 5.0, 0.0, 2.0]), labels)
     after = records_of(metric, np.array([1.5, 1.0, 3.0, 2.0]), labels)
     flips = find_flips(metric, ["a", "b", "c", "d"], before, after)
-    assert [(flip.sample, flip.change) for flip in flips] == [("b", -4), ("c", 3), ("a", 0.5)]
+    assert [(flip["sample"], flip["change"]) for flip in flips] == [("b", -4), ("c", 3), ("a", 0.5)]
 
 
 def test_own_metrics_are_of_all_samples_or_of_one(tmp_path: Path) -> None:
