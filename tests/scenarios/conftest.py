@@ -103,13 +103,6 @@ def empty_place(torch_place: TorchProject) -> Iterator[TorchProject]:
         yield torch_place
 
 
-@pytest.fixture(scope="module")
-def module_place(torch_place: TorchProject) -> Iterator[TorchProject]:
-    """The common folder without files, for all tests of a module."""
-    with torch_place.cleared():
-        yield torch_place
-
-
 @pytest.fixture
 def built(built_once: tuple[ProjectFolder, Ran], empty_place: TorchProject) -> ProjectFolder:
     """A copy of a built project with the model ``lin``."""
