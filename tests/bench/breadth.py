@@ -84,9 +84,7 @@ TRANSFORMERS: dict[str, dict[str, Any]] = {  # model_type -> fields of config.js
     ),
     **dict.fromkeys(("gpt_neox", "phi"), _TEXT),
     **dict.fromkeys(("bloom", "gpt2"), _GPT),
-    "falcon": {
-        **_TOKENS, "hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4,
-    },
+    "falcon": {**_TOKENS, "hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4},
     "gpt_neo": {
         **_TOKENS, "hidden_size": 64, "num_layers": 2, "num_heads": 4,
         "attention_types": [[["global", "local"], 1]],

@@ -51,13 +51,7 @@ def sections(base: type[Spec]) -> list[type[Spec]]:
     return [spec for spec in below if spec.__module__.startswith(ours)]
 
 
-ABSTRACT = (
-    base.Tolerance,
-    GateLimit,
-    EngineBase,
-    ExecutorBase,
-    TensorRtBase,
-)
+ABSTRACT = (base.Tolerance, GateLimit, EngineBase, ExecutorBase, TensorRtBase)
 schema_texts()  # imports all sections
 SPECS = [spec for spec in sections(Spec) if spec not in ABSTRACT and spec.__name__[0] != "_"]
 

@@ -21,9 +21,7 @@ from buildsys.stages.export.origins import strip_traces
 SUPPORT = ROOT / "tests" / "integration"
 MODELS = {  # shipped model and export section
     "conv_bn_relu-torchscript": ("conv_bn_relu", "{opset: 17}"),
-    "flatten_head-dynamo": (
-        "flatten_head", "{exporter: dynamo, opset: 18, external_data: true}"
-    ),
+    "flatten_head-dynamo": ("flatten_head", "{exporter: dynamo, opset: 18, external_data: true}" ),
 }  # fmt: skip
 
 

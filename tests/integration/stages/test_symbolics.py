@@ -236,10 +236,7 @@ def test_operators_that_fall_through_are_named_as_those_of_pytorch(project: Proj
             "p.py registers no symbolic when it is imported; decorate one with"
             " torch.onnx._internal.torchs",
         ),
-        (
-            DECORATED.replace("aten::", "onnx::"),
-            "torch has no operator onnx::asinh",
-        ),
+        (DECORATED.replace("aten::", "onnx::"), "torch has no operator onnx::asinh"),
     ],
 )
 def test_a_module_that_registers_wrongly(project: Project, plugin: str, expected: str) -> None:

@@ -42,11 +42,7 @@ def test_inspect_shows_a_graph(ready_built: ReadyProject) -> None:
     assert lines[0].startswith(
         "simplify:a: build/a/simplify/model.onnx, "
     )  # up to date: nothing to say about that
-    for part in (
-        "opsets      ai.onnx 17",
-        f"x: float32 [batch, {FEATURES}]",
-        "131 k at batch = 2",
-    ):
+    for part in ("opsets      ai.onnx 17", f"x: float32 [batch, {FEATURES}]", "131 k at batch = 2"):
         assert part in ran.out
     assert len(lines) < 40
     assert ready_built.buildsys("inspect", f"{NET}:simplify").out == ran.out

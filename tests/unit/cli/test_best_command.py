@@ -61,10 +61,7 @@ def test_the_answer_is_the_engine_to_ship_and_a_table(
 ) -> None:
     assert run(tmp_path) == 0
     lines = capsys.readouterr().out.splitlines()
-    assert lines[:2] == [
-        "Ship fast",
-        "It is the first of 2 ranked engines by latency (case opt).",
-    ]
+    assert lines[:2] == ["Ship fast", "It is the first of 2 ranked engines by latency (case opt)."]
     assert lines[3] == "Ranked by latency, case opt (fixed):"
     assert [line.split()[:2] for line in lines[5:7]] == [["1", "fast"], ["2", "slow"]]
     assert lines[-1].split(maxsplit=2) == ["off", "unavailable", "its verify target is unavailable"]

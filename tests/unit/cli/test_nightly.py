@@ -1,10 +1,12 @@
 """doit nightly and the files about runs, on a scripted executor."""
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
 
+import cli_doubles
 import pytest
 from cli_doubles import Doit, fail, passed
 
@@ -73,24 +75,24 @@ def test_a_failure_stops_only_what_needs_it(nightly: Doit) -> None:
     assert ends["report:b"]["status"] == "passed"
 
 
-@pytest.fixture
-def one_broken(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Leave out a broken manifest."""
-    import cli_doubles
-
-    error = ManifestError(Path("configs/models/c.yaml"), ("modle",), "unknown field", line=1)
+def change_sessions(patch: pytest.MonkeyPatch, change: Callable[[Any], object]) -> None:
+    """Change every session that doit opens."""
     make = cli_doubles.make_session
 
-    def with_broken(*arguments: Any) -> Any:
+    def changed(*arguments: Any) -> Any:
         session, executor = make(*arguments)
-        session.project.broken["configs/models/c.yaml"] = [error]
+        change(session)
         return session, executor
 
-    monkeypatch.setattr(cli_doubles, "make_session", with_broken)
+    patch.setattr(cli_doubles, "make_session", changed)
 
 
-@pytest.mark.usefixtures("one_broken")
-def test_broken_manifests_are_listed_and_the_others_built(nightly: Doit) -> None:
+def test_broken_manifests_are_listed_and_the_others_built(
+    nightly: Doit, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = "configs/models/c.yaml"
+    error = ManifestError(Path(file), ("modle",), "unknown field", line=1)
+    change_sessions(monkeypatch, lambda session: session.project.broken.update({file: [error]}))
     code, out = nightly("nightly")
     assert code == 3
     assert "broken  configs/models/c.yaml:1: modle: unknown field" in out
@@ -187,16 +189,7 @@ def test_an_unknown_stage_is_one_sentence(nightly: Doit) -> None:
 def test_a_project_without_manifests_is_an_error(
     nightly: Doit, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    import cli_doubles
-
-    make = cli_doubles.make_session
-
-    def without_models(*arguments: Any) -> Any:
-        session, executor = make(*arguments)
-        session.project.models.clear()
-        return session, executor
-
-    monkeypatch.setattr(cli_doubles, "make_session", without_models)
+    change_sessions(monkeypatch, lambda session: session.project.models.clear())
     code, out = nightly("nightly")
     sentence = "there is nothing to build: configs/models has no manifest"
     assert (code, out.count(sentence)) == (3, 1)

@@ -101,9 +101,7 @@ def test_clean_removes_the_files_and_records_of_an_owner_only(tagged: Doit) -> N
 
 @pytest.mark.parametrize(
     "name",
-    [
-        "build", "clean", "compare", "explain", "list", "nightly", "pages", "plan", "publish",
-    ],
+    ["build", "clean", "compare", "explain", "list", "nightly", "pages", "plan", "publish"],
 )  # fmt: skip
 def test_every_command_on_several_models_has_the_filter(name: str) -> None:
     assert {"--tag", "--owner"} <= options_of(name)

@@ -151,10 +151,7 @@ READ: dict[str, dict[str, str]] = {
         **LIBRARY,
     },
     "calibrate:net": {**AFTER_SIMPLIFY, **LIBRARY},
-    "convert:net:fp16": {
-        "surgery/after_simplify": f"{GRAPH} {ASSEMBLED} {CASES}",
-        **LIBRARY,
-    },
+    "convert:net:fp16": {"surgery/after_simplify": f"{GRAPH} {ASSEMBLED} {CASES}", **LIBRARY},
     "convert:net:int8": {
         "surgery/after_simplify": f"{GRAPH} {ASSEMBLED} {CASES}",
         "calibrate": "ranges:ranges.json",
@@ -412,11 +409,7 @@ BERT = {"transformers": "AutoModel", "checkpoint": "bert/"}
         (
             BERT,
             "transformers",
-            [
-                "bert/config.json",
-                "bert/model.safetensors",
-                "bert/model.safetensors.index.json",
-            ],
+            ["bert/config.json", "bert/model.safetensors", "bert/model.safetensors.index.json"],
         ),
     ],
 )

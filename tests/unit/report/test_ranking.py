@@ -293,10 +293,7 @@ def test_a_noisy_baseline_is_not_compared(results: Results, torch_ms: float) -> 
     content["cases"]["opt"]["contenders"]["torch"]["noisy"] = "only known within ±30 %"
     results.passed("bench:tiny:ort-cpu", **content)
     found = recommendation(results)
-    assert (found.engine, found.why) == (
-        "ort-cpu",
-        "It is the only ranked engine (case opt).",
-    )
+    assert (found.engine, found.why) == ("ort-cpu", "It is the only ranked engine (case opt).")
     assert found.fastest == found.timing
 
 

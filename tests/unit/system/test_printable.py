@@ -54,10 +54,7 @@ def test_a_stream_in_another_encoding_prints_a_question_mark() -> None:
         ("abfs://box@account/d?sas_token=SECRET&x=1", "abfs://***@account/d?sas_token=***&x=***"),
         ("https://host/d?sv=1&sig=SECRET%3D=", "https://host/d?sv=***&sig=***"),
         ("https://host/d#access_token=SECRET", "https://host/d#access_token=***"),
-        (
-            "simplecache::sftp://user:SEC/RET@host/dir",
-            "simplecache::sftp://user:***@host/dir",
-        ),
+        ("simplecache::sftp://user:SEC/RET@host/dir", "simplecache::sftp://user:***@host/dir"),
         (
             "filecache::https://u:SECRET@a/b?sig=SECRET::s3://KEY:SECRET@bucket",
             "filecache::https://u:***@bucket",

@@ -9,10 +9,7 @@ from buildsys.system.processes import Process, describe_exit, run_python
 @pytest.mark.parametrize(
     ("code", "sentence"),
     [
-        (
-            -signal.SIGKILL,
-            "was killed by signal 9 (SIGKILL), probably because memory ran out",
-        ),
+        (-signal.SIGKILL, "was killed by signal 9 (SIGKILL), probably because memory ran out"),
         (-signal.SIGSEGV, "crashed with a segmentation fault (SIGSEGV)"),
         (-signal.SIGABRT, "aborted (SIGABRT)"),
         (-signal.SIGTERM, "was killed by signal 15 (SIGTERM)"),

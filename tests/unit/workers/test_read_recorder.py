@@ -131,11 +131,7 @@ def test_variables_of_libraries_are_theirs(project: Path) -> None:
 
 @pytest.mark.parametrize(
     "code",
-    [
-        'os.environ.get("SCALE")',
-        'os.getenv("SCALE")',
-        'def get():\n    return os.environ["SCALE"]',
-    ],
+    ['os.environ.get("SCALE")', 'os.getenv("SCALE")', 'def get():\n    return os.environ["SCALE"]'],
 )
 def test_a_variable_read_by_a_library_has_no_line(project: Path, code: str) -> None:
     found = recorded(project, *install(project, code))
