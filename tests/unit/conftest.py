@@ -1,17 +1,24 @@
 """A tiny project for unit tests."""
 
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
+from typing import Any
 
+import doit.plugin
 import pytest
-from looked_up_once import look_up_once
 from tiny_project import make_project
+
+from buildsys.plan import dependencies
 
 
 @pytest.fixture(scope="session", autouse=True)
 def _looked_up_once() -> Iterator[None]:
+    """Remember doit's plugins, for which each run reads all packages, and parsed modules."""
+    plugin: Any = doit.plugin
     with pytest.MonkeyPatch.context() as patch:
-        look_up_once(patch)
+        patch.setattr(plugin, "entry_points", cache(plugin.entry_points))
+        patch.setattr(dependencies, "parse_python", cache(dependencies.parse_python))
         yield
 
 

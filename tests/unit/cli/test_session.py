@@ -6,6 +6,7 @@ import pytest
 from cli_doubles import make_session, write_result
 
 from buildsys.cli.commands.clean import remove_files
+from buildsys.cli.session import BuildSession
 from buildsys.errors import CheckFailed, StageError
 from buildsys.plan.action import Action
 from buildsys.project import plan as stage_table
@@ -86,3 +87,13 @@ def test_clean_removes_the_files_of_a_target_and_nothing_else(
     remove_files(session, ["export:net"], dry_run=False)
     assert not (session.project.build / "net/export").exists()
     assert session.project.build.is_dir()
+
+
+@pytest.mark.parametrize("executor", ["{}", "{kind: nope}", "{kind: ssh, host: -x}"])
+def test_the_history_needs_no_executors(
+    tmp_path: Path, executor: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "configs/models").mkdir(parents=True)
+    (tmp_path / "configs/project.yaml").write_text(f"executors: {{x: {executor}}}\n")
+    assert not BuildSession.of_history(tmp_path).project.models
+    assert "all manifests, as they share configs/project.yaml" in capsys.readouterr().err
