@@ -46,9 +46,7 @@ class Batch:
 
     def take(self, rows: Sequence[int]) -> "Batch":
         """Copy some samples."""
-        inputs = {name: array[[*rows]] for name, array in self.inputs.items()}
-        names, labels = ([of[row] for row in rows] for of in (self.names, self.labels))
-        return Batch(names, inputs, labels, [self.images[row] for row in rows if self.images])
+        return _join([self[:0], *(self[row : row + 1] for row in rows)])
 
 
 @dataclass(frozen=True)

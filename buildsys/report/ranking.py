@@ -100,7 +100,8 @@ def rank_engines(
 
 def ranking_table(ranking: Ranking) -> Table:
     """List the ranked engines, the one to ship first."""
-    rows: tuple[tuple[str, ...], ...] = tuple(
+    first = next((engine.accuracy for engine in ranking.ranked if engine.accuracy), None)
+    rows = tuple(
         (
             rank_text(ranking, engine),
             contender_name(engine.engine, engine.contender) if engine.contender else engine.engine,
@@ -111,17 +112,15 @@ def ranking_table(ranking: Ranking) -> Table:
             q.size(engine.size_bytes),
             q.error(engine.error),
             "yes" if engine.is_optimal else "no",
+            *(accuracy_texts(engine.accuracy) if first else ()),
         )
         for engine in ranking.ranked
     )
     ranks = [engine.rank for engine in ranking.ranked]
     notes = [_TIED] if len(set(ranks)) < len(ranks) else []
     columns: tuple[str, ...] = _COLUMNS
-    accuracies = [engine.accuracy for engine in ranking.ranked]
-    if first := next(filter(None, accuracies), None):
+    if first:
         columns += (f"{first.title}>", "loss (95 % interval)>")
-        pairs = zip(rows, accuracies, strict=True)
-        rows = tuple((*row, *accuracy_texts(accuracy)) for row, accuracy in pairs)
         original = q.metric(first.original, is_share=first.is_share)
         notes.append(f"{first.title} of the original model: {original}.")
     return Table(f"Engines by {ranking.by}", columns, rows, tuple(notes))

@@ -2,7 +2,7 @@
 
 import math
 from argparse import ArgumentParser, ArgumentTypeError, Namespace
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 from buildsys.cli.command import add_json, add_names, print_answer
 from buildsys.cli.console.rows import format_table
@@ -24,12 +24,12 @@ def add_arguments(parser: ArgumentParser) -> None:
     )
     parser.add_argument(
         "--within",
-        type=_relative_error,
+        type=_number("a relative error such as 1e-3", 0.0),
         help="leave out engines with a larger relative error, such as 1e-3",
     )
     parser.add_argument(
         "--min-accuracy",
-        type=_share,
+        type=_number("a metric such as 97% or 0.2"),
         help="leave out engines with a worse metric on data, such as 97%% or 0.2",
     )
     add_json(parser)
@@ -83,21 +83,14 @@ def run(options: Namespace) -> int:
     return 0 if title.startswith("Ship ") else 1
 
 
-def _relative_error(text: str) -> float:
-    try:
-        limit = float(text)
-    except ValueError:
-        limit = math.nan
-    if not (math.isfinite(limit) and limit >= 0):
-        raise ArgumentTypeError(f"expects a relative error such as 1e-3, found {text!r}")
-    return limit
+def _number(example: str, least: float = -math.inf) -> Callable[[str], float]:
+    def parse(text: str) -> float:
+        try:
+            limit = float(text.removesuffix("%")) / (100 if text.endswith("%") else 1)
+        except ValueError:
+            limit = math.nan
+        if not (math.isfinite(limit) and limit >= least):
+            raise ArgumentTypeError(f"expects {example}, found {text!r}")
+        return limit
 
-
-def _share(text: str) -> float:
-    try:
-        limit = float(text.removesuffix("%")) / (100 if text.endswith("%") else 1)
-    except ValueError:
-        limit = math.nan
-    if not math.isfinite(limit):
-        raise ArgumentTypeError(f"expects a metric such as 97% or 0.2, found {text!r}")
-    return limit
+    return parse

@@ -20,12 +20,12 @@ from buildsys.execution.local_runs import stage_job
 from buildsys.plan.action import RESULT, Action
 from buildsys.project.load import change_model
 from buildsys.project.plan import ProjectPlan
-from buildsys.report.formatting import metric, percent
+from buildsys.report.formatting import loss, metric, percent
 from buildsys.stages.table import EVALUATE, PREDICT, target_of
 from buildsys.workers.pool import WorkerPool
 
 SCHEMA = "buildsys/evaluate/1"
-_COLUMNS = ("engine", "metric>", "loss>", "95 % interval>", "allowed>", "verdict")
+_COLUMNS = ("engine", "metric>", "loss (95 % interval)>", "allowed>", "verdict")
 _FILES = {".npz": "npz", ".parquet": "parquet", ".arrow": "arrow", ".feather": "arrow"}
 _SAVED = "state.json"  # in a folder of Hugging Face's save_to_disk
 _PASSED = "passed"
@@ -137,11 +137,10 @@ def _lines(original: Mapping[str, Any], results: Sequence[Mapping[str, Any]]) ->
     yield f"{original['title']} of the original model: {value} of {samples:,} samples"
     rows = []
     for result in results:
-        cells = ["", "", "", ""]
+        cells = "", "", ""
         if "loss" in result:
-            interval = f"{percent(result['low'])} to {percent(result['high'])}"
-            cells = [metric(result["value"], is_share=is_share), percent(result["loss"]), interval]
-            cells.append(percent(result["drop"]))
+            value = metric(result["value"], is_share=is_share)
+            cells = value, loss(result), percent(result["drop"])
         rows.append((result["engine"], *cells, result.get("verdict", result["status"])))
     yield from format_table(_COLUMNS, rows)
     for result in results:

@@ -8,7 +8,6 @@ import math
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
-from operator import itemgetter
 from typing import Any
 
 from markupsafe import Markup, escape
@@ -176,21 +175,21 @@ def accuracies(report: Report) -> Markup | None:
     ranked = {engine.engine for engine in ranking.ranked}
     known = {engine.name: engine.accuracy for engine in report.engines if engine.accuracy}
     timed: dict[str, tuple[float, Accuracy]] = {}
-    for line in report.bench:
-        steady_ms, accuracy = _steady_ms(line), known.get(line.engine)
-        is_engine = line.contender in ENGINE_CONTENDERS
-        if line.case != ranking.case or not steady_ms or not accuracy:
+    lines = [line for line in report.bench if line.case == ranking.case and line.engine in known]
+    for line in sorted(lines, key=lambda line: (_steady_ms(line) or 0.0, line.engine)):
+        own = known[line.engine]
+        if not (p50_ms := _steady_ms(line)):
             continue
-        if is_engine or line.contender == _TORCH:
-            name, own = line.engine, accuracy
-            if not is_engine:
-                name, own = _TORCH, replace(own, value=own.original, loss=0.0, low=0.0, high=0.0)
-            timed[name] = min((steady_ms, own), timed.get(name, (math.inf, own)), key=itemgetter(0))
+        if line.contender in ENGINE_CONTENDERS:
+            timed.setdefault(line.engine, (p50_ms, own))
+        elif line.contender == _TORCH:
+            original = replace(own, value=own.original, loss=0.0, low=0.0, high=0.0)
+            timed.setdefault(_TORCH, (p50_ms, original))
     if not timed:
         return None
     marks, least = [], math.inf
     longest_ms = max(p50_ms for p50_ms, _ in timed.values())
-    for name, (p50_ms, own) in sorted(timed.items(), key=lambda item: (item[1][0], item[0])):
+    for name, (p50_ms, own) in timed.items():
         unit, text = 100 if own.is_share else 1, q.metric(own.value, is_share=own.is_share)
         mark = ChartMark(
             unit * own.value,

@@ -16,7 +16,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing, contextmanager, suppress
 from multiprocessing import Pipe
 from multiprocessing.connection import Connection
-from operator import le
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -28,7 +27,6 @@ from buildsys.backends.interface import (
     Figures,
     OperatorUse,
     Options,
-    Profiles,
     Session,
     load_backend,
 )
@@ -94,7 +92,7 @@ class LocalEngine:
 
     def run(self, inputs: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
         """Compute outputs, in the first profile that fits."""
-        return self._session.run(inputs, _fitting_profile(self._session.profiles, inputs))
+        return self._session.run(inputs)
 
     def facts(self) -> Figures:
         """Report the GPU and its memory use while contenders are bound."""
@@ -256,18 +254,6 @@ def open_engine(job: Job) -> LocalEngine | RemoteEngine:
     job.progress(f"loading the engine in the toolchain {toolchain.name}")
     folder = job.outputs["result"].parent
     return RemoteEngine(toolchain, backend, file, options, uses, project=job.project, folder=folder)
-
-
-def _fitting_profile(profiles: Profiles, inputs: Mapping[str, Tensor]) -> int | None:
-    for number, ranges in enumerate(profiles):
-        if all(
-            all(map(le, span["min"], inputs[name].shape))
-            and all(map(le, inputs[name].shape, span["max"]))
-            for name, span in ranges.items()
-            if name in inputs
-        ):
-            return number
-    return None if not profiles else 0
 
 
 def _packed(item: tuple[str, Tensor]) -> tuple[str, str, str, tuple[int, ...], bytes]:
