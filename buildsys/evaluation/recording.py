@@ -3,6 +3,7 @@
 import time
 from collections.abc import Callable, Mapping, Sequence
 from io import BytesIO
+from itertools import zip_longest
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -67,7 +68,8 @@ def record(
     what it saved in the folder ``parts``, in files named by the number of samples read.
     Raises: StageError: samples or outputs do not fit.
     """
-    steps = options["preprocess"]
+    steps, hook = options["preprocess"], options["postprocess"]
+    postprocess = load_callable(hook, project) if hook else None
     declared = {name: {**port, "preprocess": steps.get(name)} for name, port in inputs.items()}
     data = {**options["data"], "classes": options["classes"]}
     samples = open_samples(data, declared, project)
@@ -86,8 +88,8 @@ def record(
         if len(batch):
             size = max(least, -(-len(batch) // step) * step)
             outputs = _outputs(batch, inputs, size, predict)
-            if options["postprocess"]:
-                outputs = _postprocess(options["postprocess"], outputs, project)
+            if postprocess:
+                outputs = _postprocess(postprocess, hook, outputs, project)
             waiting.append(Recorded(metric.records(outputs, batch), batch.names, digests(batch)))
         count(done, max(most, done) if most else 0, "samples")
         if parts and waiting and time.monotonic() - saved_at >= _SAVE_EACH_S:
@@ -100,14 +102,12 @@ def record(
 
 def require_same_samples(original: Recorded, other: Recorded) -> None:
     """Require the samples of the original model. Raises: StageError: the first other is named."""
-    pairs = zip(original.digests, other.digests, strict=False)
-    place = next((n for n, (a, b) in enumerate(pairs) if a != b), None)
-    if place is None and len(original.digests) == len(other.digests):
-        return
-    place = min(len(original.names), len(other.names)) if place is None else place
-    name = [*original.names, *other.names[len(original.names) :], ""][place]
-    problem = f"the data changed: sample {name} differs from what the original model got"
-    raise StageError(problem, "let the source yield the same samples in each run; build again")
+    names = max(original.names, other.names, key=len)
+    for name, expected, digest in zip_longest(names, original.digests, other.digests):
+        if digest != expected:
+            problem = f"the data changed: sample {name} differs from what the original model got"
+            hint = "let the source yield the same samples in each run; build again"
+            raise StageError(problem, hint)
 
 
 def _joined(parts: Sequence[Recorded]) -> Recorded:
@@ -144,10 +144,12 @@ def _outputs(batch: Batch, inputs: Inputs, size: int, predict: Predict) -> dict[
     return {name: array[: len(batch)] for name, array in outputs.items()}
 
 
-def _postprocess(function: str, outputs: dict[str, Array], project: Path) -> dict[str, Array]:
-    with reraise_as_stage_error(f"{function} failed", project):
-        result = load_callable(function, project)(outputs)
+def _postprocess(
+    function: Callable[..., Any], name: str, outputs: dict[str, Array], project: Path
+) -> dict[str, Array]:
+    with reraise_as_stage_error(f"{name} failed", project):
+        result = function(outputs)
     if not isinstance(result, Mapping):
-        problem = f"{function} returned {type(result).__name__}"
+        problem = f"{name} returned {type(result).__name__}"
         raise StageError(problem, "return a dict of arrays by name")
     return {name: np.asarray(value) for name, value in result.items()}

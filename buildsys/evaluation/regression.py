@@ -33,40 +33,36 @@ class Rmse(Ratio):
     """The root of the mean squared error of all elements."""
 
     title = "RMSE"
+    power = 2
+    elements = slice(1)  # of a sample in the records, for people
 
     def _records(self, outputs: Outputs, batch: Batch) -> Records:
         output = self._output(outputs, lambda a: a.ndim > 0 and a.dtype.kind in "fiu", "numbers")
         values = output.reshape(len(output), -1).astype(np.float64)
         pairs = zip(batch.names, batch.labels, strict=True)
         shape = values.shape[1:]
-        labels = [self._array(np.ravel(label), name, "fiub", shape) for name, label in pairs]
-        return self._of_values(values, np.array(labels, np.float64))
-
-    def _of_values(self, values: Array, labels: Array) -> Records:
-        errors = self._error(values - labels)
+        rows = [self._array(np.ravel(label), name, "fiub", shape) for name, label in pairs]
+        labels = np.array(rows, np.float64)
+        errors = abs(values - labels) ** self.power
         sums = np.stack([errors.sum(axis=1), np.full(len(errors), errors.shape[1])], axis=1)
-        return {"first": np.stack([values[:, 0], labels[:, 0]], axis=1), "sums": sums}
-
-    def _error(self, differences: Array) -> Array:
-        return differences**2
+        return {
+            "values": values[:, self.elements],
+            "labels": labels[:, self.elements],
+            "sums": sums,
+        }
 
     def _value(self, records: Records) -> float:
-        return float(np.sqrt(super()._value(records)))
+        return float(super()._value(records) ** (1 / self.power))
 
     def describe(self, records: Records, row: int) -> tuple[str, str]:
-        prediction, label = records["first"][row]
-        return f"{prediction:.4g}", f"{label:.4g}"
+        return f"{records['values'][row, 0]:.4g}", f"{records['labels'][row, 0]:.4g}"
 
 
 class Mae(Rmse):
     """The mean absolute error of all elements."""
 
     title = "MAE"
-
-    def _error(self, differences: Array) -> Array:
-        return abs(differences)
-
-    _value = Ratio._value
+    power = 1
 
 
 class R2(Rmse):
@@ -74,13 +70,10 @@ class R2(Rmse):
 
     draws = 200
     title = "R²"
+    elements = slice(None)
     is_share = True
     higher_is_better = True
     undefined = "it needs labels that differ"
-
-    def _of_values(self, values: Array, labels: Array) -> Records:
-        records = super()._of_values(values, labels)
-        return {**records, "values": values, "labels": labels}
 
     def _value(self, records: Records) -> float:
         if len(records["labels"]) < 2 or not np.ptp(records["labels"], axis=0).all():

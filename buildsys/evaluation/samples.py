@@ -46,10 +46,8 @@ def open_samples(data: Mapping[str, Any], inputs: Inputs, project: Path) -> Samp
         if not declared["shape"]:
             problem = f"the input {name} is a scalar, which has no axis for samples"
             raise StageError(problem, "give it a batch axis")
-    for kind, open_source in _SOURCES.items():
-        if kind in data:
-            return open_source(data, inputs, project)
-    raise StageError("evaluate.data has no source", f"give one of {', '.join(_SOURCES)}")
+    kind = next(kind for kind in _SOURCES if kind in data)
+    return _SOURCES[kind](data, inputs, project)
 
 
 def _npz_samples(data: Mapping[str, Any], inputs: Inputs, project: Path) -> Samples:
@@ -63,21 +61,17 @@ def _npz_samples(data: Mapping[str, Any], inputs: Inputs, project: Path) -> Samp
             problem = f"{title}: {key} has {number} rows, {label_key} has {count}"
             raise StageError(problem, "save one label per sample")
 
-    def pieces(start: int, size: int) -> Iterator[tuple[int, dict[str, Array]]]:
+    def read(start: int, size: int) -> Iterator[Batch]:
         with reading(title, *_AS_NPZ), zipfile.ZipFile(file) as archive:
             arrays = {key: _Rows(archive, key, title) for key in (*inputs, label_key)}
             step = max(size, MIB // max(1, *(rows.row_bytes for rows in arrays.values())))
             for rows in arrays.values():
                 rows.stream.seek(start * rows.row_bytes, os.SEEK_CUR)
             for begin in range(start, count, step):
-                length = min(step, count - begin)
-                yield begin, {key: rows.read(length) for key, rows in arrays.items()}
-
-    def read(start: int, size: int) -> Iterator[Batch]:
-        for begin, piece in pieces(start, size):
-            labels = label_list(piece[label_key])
-            names = [f"{begin + row}" for row in range(len(labels))]
-            yield Batch(names, {name: piece[name] for name in inputs}, labels)
+                numbers = range(begin, min(begin + step, count))
+                piece = {key: rows.read(len(numbers)) for key, rows in arrays.items()}
+                labels = label_list(piece[label_key])
+                yield Batch([*map(str, numbers)], {name: piece[name] for name in inputs}, labels)
 
     return Samples(inputs, count, read)
 

@@ -21,6 +21,7 @@ from buildsys.plan.action import RESULT, Action
 from buildsys.project.load import change_model
 from buildsys.project.plan import ProjectPlan
 from buildsys.report.formatting import loss, metric, percent
+from buildsys.report.result_files import PASSED
 from buildsys.stages.table import EVALUATE, PREDICT, target_of
 from buildsys.workers.pool import WorkerPool
 
@@ -28,7 +29,6 @@ SCHEMA = "buildsys/evaluate/1"
 _COLUMNS = ("engine", "metric>", "loss (95 % interval)>", "allowed>", "verdict")
 _FILES = {".npz": "npz", ".parquet": "parquet", ".arrow": "arrow", ".feather": "arrow"}
 _SAVED = "state.json"  # in a folder of Hugging Face's save_to_disk
-_PASSED = "passed"
 
 
 def add_arguments(parser: ArgumentParser) -> None:
@@ -66,17 +66,19 @@ def run(options: Namespace) -> int:
     plan = _plan(session, model, _section(session, model, options.data, options.metric))
     with TemporaryDirectory(prefix="buildsys-evaluate-") as name, open_pool(project.state) as pool:
         folder = Path(name)
-        original = _run(pool, session, plan[target_of(PREDICT, model)], folder)
-        if original["status"] != _PASSED:
+        predict = plan[target_of(PREDICT, model)]
+        original = _run(pool, session, predict, folder)
+        if original["status"] != PASSED:
             raise StageError(original["reason"], original["hint"])
+        records = folder / predict.outputs["records"].path
         actions = [plan[target_of(EVALUATE, model, variant)] for variant in ready]
-        results = [_run(pool, session, action, folder) for action in actions]
+        results = [_run(pool, session, action, folder, original=records) for action in actions]
     document = {
         "schema": SCHEMA, "model": model, "data": options.data, "original": original,
         "engines": results,
     }  # fmt: skip
     print_answer(options, document, _lines(original, results))
-    return int(any(result["status"] != _PASSED for result in results))
+    return int(any(result["status"] != PASSED for result in results))
 
 
 def _section(session: BuildSession, model: str, data: str, metric: str) -> dict[str, Any]:
@@ -115,16 +117,16 @@ def _plan(session: BuildSession, model: str, section: Mapping[str, Any]) -> Mapp
     return ProjectPlan({model: changed}, builder_versions(project.root)).of(model)
 
 
-def _run(pool: WorkerPool, session: BuildSession, action: Action, folder: Path) -> dict[str, Any]:
-    """Run an action on files of the build and of the folder, which gets its outputs."""
+def _run(
+    pool: WorkerPool, session: BuildSession, action: Action, folder: Path, **inputs: Path
+) -> dict[str, Any]:
+    """Run an action on files of the build and others; its outputs are in the folder."""
     project = session.project
     outputs = {role: folder / ref.path for role, ref in action.outputs.items()}
     outputs[RESULT].parent.mkdir(parents=True, exist_ok=True)
     job = stage_job(action, project.root, project.build, outputs)
-    own = {role: folder / ref.path for role, ref in action.inputs.items()}
-    private = {role: path for role, path in own.items() if path.exists()}
     try:
-        result = run_job(pool, replace(job, inputs={**job.inputs, **private}), must_pass=False)
+        result = run_job(pool, replace(job, inputs={**job.inputs, **inputs}), must_pass=False)
     except StageError as error:  # the other engines are evaluated
         result = {"status": "failed", "reason": error.problem, "hint": error.hint}
     return {"engine": action.variant, **result}
@@ -144,5 +146,5 @@ def _lines(original: Mapping[str, Any], results: Sequence[Mapping[str, Any]]) ->
         rows.append((result["engine"], *cells, result.get("verdict", result["status"])))
     yield from format_table(_COLUMNS, rows)
     for result in results:
-        if result["status"] != _PASSED:
+        if result["status"] != PASSED:
             yield f"{result['engine']}: {with_hint(result['reason'], result['hint'])}"

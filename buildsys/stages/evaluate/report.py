@@ -69,5 +69,4 @@ def _class_table(results: Sequence[Result[EvaluateResult]]) -> Table:
 
 def history_figures(result: EvaluateResult) -> dict[str, Any]:
     """Collect the metric and the interval of its loss."""
-    figures: dict[str, Any] = dict(result)
-    return {name: figures[name] for name in _FIGURES if name in figures}
+    return {name: value for name, value in result.items() if name in _FIGURES}

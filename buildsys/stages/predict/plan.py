@@ -44,11 +44,13 @@ def records_of(model: ModelPlan) -> FileRef:
 def evaluation_options(model: ModelPlan, half: str = "") -> dict[str, Any]:
     """Collect what decides samples, or one half of them, and metric."""
     section = model.spec["evaluate"]
-    options: dict[str, Any] = {field: section[field] for field in _FIELDS}
-    options["dims"] = model.exported.dims
-    options["preprocess"] = _preprocess(model)
-    options["classes"] = model.classes
-    return {**options, "half": half} if half else options
+    return {
+        **{field: section[field] for field in _FIELDS},
+        "dims": model.exported.dims,
+        "preprocess": _preprocess(model),
+        "classes": model.classes,
+        "half": half,
+    }
 
 
 def _preprocess(model: ModelPlan) -> dict[str, Any]:

@@ -63,9 +63,10 @@ def test_the_metric_of_a_half_is_the_limit_and_the_engine_is_evaluated_on_the_re
     )
     assert search.options["search"] == before[search.target].options["search"]
     assert search.options["drop"] == 0.01
-    halves = [action.options["evaluate"].pop("half") for action in (search, *evaluations)]
+    halves = [action.options["evaluate"]["half"] for action in (search, *evaluations)]
     assert halves == ["search", "rest", "rest"]  # comparable engines
-    assert search.options["evaluate"] == before["evaluate:m:e1"].options["evaluate"]
+    whole = before["evaluate:m:e1"].options["evaluate"]
+    assert {**search.options["evaluate"], "half": ""} == whole
     assert search.inputs["original"] == evaluations[0].inputs["original"]
     assert {"predict:m", "calibrate:m"} <= {*search.after}
     assert "batches" in search.inputs  # it may have none of the samples
