@@ -8,7 +8,7 @@ import numpy as np
 
 from buildsys.errors import StageError
 from buildsys.evaluation import classification, regression, vision
-from buildsys.evaluation.batch import MIB, Batch, label_list
+from buildsys.evaluation.batch import Batch, label_list
 from buildsys.evaluation.metric import Metric, Outputs, Records
 from buildsys.models.user_code import load_callable, reraise_as_stage_error
 from buildsys.onnx_graphs.tensors import Array
@@ -20,7 +20,6 @@ METRICS: dict[str, type[Metric]] = {
     "cer": regression.CharacterErrorRate, "miou": vision.MeanIou,
     "map50_95": vision.MeanAveragePrecision, "map50": vision.MeanAveragePrecision50,
 }  # fmt: skip
-_LIMIT = 1024 * MIB
 _LABEL = " label"  # not the name of an output
 
 
@@ -53,7 +52,6 @@ class PythonMetric(Metric):
         self.higher_is_better = bool(getattr(self._function, "higher_is_better", True))
         self._is_per_sample = bool(getattr(self._function, "per_sample", False))
         self.draws = 2000 if self._is_per_sample else 200
-        self._bytes = 0
         self._shapes: list[tuple[int, ...]] = []
 
     def _records(self, outputs: Outputs, batch: Batch) -> Records:
@@ -62,10 +60,9 @@ class PythonMetric(Metric):
         shapes = [array.shape[1:] for array in outputs.values()]
         shapes += {np.shape(label) for label in batch.labels}
         self._shapes = self._shapes or shapes[: len(outputs) + 1]
-        self._bytes += sum(array.nbytes for array in outputs.values())
         has_dicts = any(isinstance(label, dict) for label in batch.labels)
-        if self._bytes > _LIMIT or shapes != self._shapes or has_dicts:
-            problem = f"{self.title} needs all outputs and labels, in arrays of at most 1 GiB"
+        if shapes != self._shapes or has_dicts:
+            problem = f"{self.title} needs outputs and labels of one shape"
             raise StageError(problem, "let it return a number per sample, with per_sample = True")
         return {**outputs, _LABEL: np.array(batch.labels)}
 

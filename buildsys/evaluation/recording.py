@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from buildsys.errors import StageError
-from buildsys.evaluation.batch import Batch, Inputs, digests, input_digests, rows_of_half
+from buildsys.evaluation.batch import MIB, Batch, Inputs, digests, input_digests, rows_of_half
 from buildsys.evaluation.metric import Metric, Records, join_records
 from buildsys.evaluation.samples import open_samples
 from buildsys.models.user_code import load_callable, reraise_as_stage_error
@@ -20,6 +20,7 @@ from buildsys.system.files import replace_file
 Predict = Callable[[dict[str, Tensor]], Mapping[str, Tensor]]
 _NAMES, _DIGESTS = " names", " digests"  # not names of outputs
 _SAVE_EACH_S = 10.0
+_LIMIT = 1024 * MIB
 
 
 class Recorded(NamedTuple):
@@ -77,6 +78,7 @@ def record(
     most = options["samples"] or samples.count or 0
     half, files = options.get("half"), sorted(parts.glob("*.npz")) if parts else []
     saved, waiting = [load_recorded(path) for path in files], list[Recorded]()
+    in_memory = 0
     done, saved_at = int(files[-1].stem) if files else 0, time.monotonic()
     for whole in samples.batches(usual, done):
         batch = whole[: most - done] if options["samples"] else whole
@@ -90,7 +92,12 @@ def record(
             outputs = _outputs(batch, inputs, size, predict)
             if postprocess:
                 outputs = _postprocess(postprocess, hook, outputs, project)
-            waiting.append(Recorded(metric.records(outputs, batch), batch.names, digests(batch)))
+            records = metric.records(outputs, batch)
+            in_memory += sum(array.nbytes for array in records.values())
+            if in_memory > _LIMIT:
+                problem = f"{metric.title} needs more than 1 GiB of predictions"
+                raise StageError(problem, "set evaluate.samples, or evaluate a number per sample")
+            waiting.append(Recorded(records, batch.names, digests(batch)))
         count(done, max(most, done) if most else 0, "samples")
         if parts and waiting and time.monotonic() - saved_at >= _SAVE_EACH_S:
             parts.mkdir(parents=True, exist_ok=True)

@@ -105,3 +105,14 @@ def test_a_stopped_run_goes_on(
     assert (again.names, again.digests) == (whole.names, whole.digests)
     for name, array in whole.records.items():
         np.testing.assert_array_equal(again.records[name], array)
+
+
+def test_predictions_of_all_samples_are_limited(
+    project: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    size = sum(array.nbytes for array in recorded(project, Model()).records.values())
+    monkeypatch.setattr(recording, "_LIMIT", size)
+    recorded(project, Model())
+    monkeypatch.setattr(recording, "_LIMIT", size - 1)
+    with pytest.raises(StageError, match="top-1 needs more than 1 GiB of predictions"):
+        recorded(project, Model())
