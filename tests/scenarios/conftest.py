@@ -21,6 +21,8 @@ from ready_project import ReadyProject, TorchProject
 
 from buildsys.workers import registry
 
+pytest.register_assert_rewrite("remote_project")  # so that its assertions say what differs
+
 
 @pytest.fixture(scope="session", autouse=True)
 def _known_texts(tmp_path_factory: pytest.TempPathFactory) -> None:

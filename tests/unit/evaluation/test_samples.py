@@ -17,7 +17,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from buildsys.errors import StageError
-from buildsys.evaluation.batch import MIB, Batch, digests, input_digests, regroup
+from buildsys.evaluation.batch import MIB, Batch, digests, input_digests, reading, regroup
 from buildsys.evaluation.samples import open_samples
 
 NPZ = {"npz": "data.npz", "labels": "y"}
@@ -201,6 +201,12 @@ def test_damaged_npz_files_are_a_sentence(tmp_path: Path, saver: Any) -> None:
     file.write_bytes(content[:3000])
     with pytest.raises(StageError, match=r"data.npz cannot be read as an .npz file"):
         open_samples(NPZ, inputs(40, dtype="float64"), tmp_path)
+
+
+def test_mistakes_of_our_own_are_no_damaged_files() -> None:
+    for error in (TypeError, AttributeError, IndexError, AssertionError):
+        with pytest.raises(error), reading("x.npz", "an .npz file", "save it again"):
+            raise error
 
 
 def test_members_that_are_no_arrays_are_a_sentence(tmp_path: Path) -> None:
