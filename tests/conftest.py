@@ -75,8 +75,11 @@ def has_room_in_memory() -> bool:
 
 
 def pytest_runtest_setup() -> None:
-    """Forget what simplify has set for onnxsim: a stage sets it in a process of its own."""
-    for name in [name for name in os.environ if name.startswith("ONNXSIM_")]:
+    """Forget variables that imports set, as simplify for onnxsim and scikit-learn for OpenMP.
+
+    A stage imports them in a process of its own.
+    """
+    for name in [name for name in os.environ if name.startswith(("KMP_", "ONNXSIM_"))]:
         del os.environ[name]
 
 
