@@ -105,16 +105,17 @@ def checked(batch: Batch, inputs: Inputs) -> Batch:
 def regroup(parts: Iterable[Batch], size: int) -> Iterator[Batch]:
     """Cut and join batches to ``size`` samples of one shape."""
     waiting: list[Batch] = []
+    count = 0
     for part in parts:
         if waiting and _shapes(waiting[0]) != _shapes(part):
             yield _join(waiting)
-            waiting = []
+            waiting, count = [], 0
         waiting.append(part)
-        if sum(map(len, waiting)) >= size:
-            whole = _join(waiting)
-            full = len(whole) // size * size
+        count += len(part)
+        if count >= size:
+            whole, full = _join(waiting), count // size * size
             yield from (whole[begin : begin + size] for begin in range(0, full, size))
-            waiting = [whole[full:]] if len(whole) > full else []
+            waiting, count = ([whole[full:]] if count > full else []), count - full
     if waiting:
         yield _join(waiting)
 

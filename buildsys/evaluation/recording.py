@@ -19,8 +19,8 @@ from buildsys.system.files import replace_file
 
 Predict = Callable[[dict[str, Tensor]], Mapping[str, Tensor]]
 _NAMES, _DIGESTS = " names", " digests"  # not names of outputs
-_SAVE_EACH_S = 10.0
 _LIMIT = 1024 * MIB
+_SAVE_INTERVAL_S = 10.0
 
 
 class Recorded(NamedTuple):
@@ -31,7 +31,7 @@ class Recorded(NamedTuple):
     digests: list[str]
 
     def half(self, half: str) -> "Recorded":
-        """Select the samples of a half. Raises: StageError: there are none."""
+        """Select one half of the samples. Raises: StageError: there are none."""
         rows = rows_of_half(self.digests, half)
         if not rows:
             problem = "a half of the samples, chosen by their content, is empty"
@@ -99,7 +99,7 @@ def record(
                 raise StageError(problem, "set evaluate.samples, or evaluate a number per sample")
             waiting.append(Recorded(records, batch.names, digests(batch)))
         count(done, max(most, done) if most else 0, "samples")
-        if parts and waiting and time.monotonic() - saved_at >= _SAVE_EACH_S:
+        if parts and waiting and time.monotonic() - saved_at >= _SAVE_INTERVAL_S:
             parts.mkdir(parents=True, exist_ok=True)
             saved.append(_joined(waiting))
             saved[-1].save(parts / f"{done:012}.npz")

@@ -1,11 +1,11 @@
 """Paired intervals of a metric's loss, and the verdict about it.
 
-The loss is that of the metric for shares, else relative to the original's value. For samples that
-are right or wrong, Tango's score interval is that of McNemar's test at a loss of 0 and honest with
-few samples that differ, or none. For others rows are resampled; as resampling cannot know of
-failures that these rows happen not to have, the interval is that of Wilson, in which a sample
-loses all of a share, or as much as the original's value is. Where samples weigh unequally, as those
-of rare classes do, it has Kish's effective number of samples.
+The loss of a share is the difference, any other loss is relative to the original's value. If
+samples are right or wrong, Tango's score interval agrees with McNemar's test at a loss of 0 and is
+honest when few samples differ, or none. Otherwise rows are resampled; as resampling cannot see
+failures that these rows happen to lack, the interval is widened as Wilson's, where a failure costs
+all of a share, or as much as the original's value. If samples of rare classes weigh more, Kish's
+effective number of samples counts.
 
 Sources: T. Tango, "Equivalence test and confidence interval for the difference in proportions for
 the paired-sample design", Statistics in Medicine 17 (1998); B. Efron, R. Tibshirani, "An

@@ -1,7 +1,5 @@
 """Write the generated pages of the documentation: ``python docs/reference``."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path

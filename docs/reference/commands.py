@@ -1,7 +1,5 @@
 """Page of all commands with their options, from the table of commands."""
 
-from __future__ import annotations
-
 from argparse import SUPPRESS, Action, ArgumentParser
 from collections.abc import Iterable, Iterator
 

@@ -1,7 +1,5 @@
 """Page of error messages with their remedies, from the source code."""
 
-from __future__ import annotations
-
 import ast
 import re
 from collections.abc import Iterator, Mapping, Sequence

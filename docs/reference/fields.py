@@ -1,7 +1,5 @@
 """Page of all manifest fields, from the schema."""
 
-from __future__ import annotations
-
 import json
 from collections import Counter
 from collections.abc import Iterator, Mapping

@@ -5,8 +5,6 @@ the results, recorded by buildsys itself under their own keys. A later run there
 files, digests, keys and records as after a full build, and skips no check.
 """
 
-from __future__ import annotations
-
 import shutil
 import time
 from dataclasses import replace

@@ -8,8 +8,6 @@ network and engines, with the sides of each exchanged at random, so that engines
 average; then a share of the right answers is made wrong.
 """
 
-from __future__ import annotations
-
 import argparse
 import sys
 import tempfile

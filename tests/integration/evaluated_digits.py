@@ -1,7 +1,5 @@
 """A classifier of scikit-learn's digits, trained in a second, with its engines and samples."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from functools import cache
 from pathlib import Path

@@ -1,7 +1,5 @@
 """A convolutional classifier of digits with one channel that int8 cannot hold."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from functools import cache
 from typing import Any

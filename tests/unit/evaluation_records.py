@@ -1,7 +1,5 @@
 """Records of models with known predictions."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Inputs and data of evaluations in folders of tests."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any

@@ -10,7 +10,7 @@ from buildsys.workers.job import Job
 
 
 def check_calibration(job: Job, original: Recorded) -> None:
-    """Require samples that a calibrated engine has not seen, by content.
+    """Require that calibration has seen none of the samples, by content.
 
     Raises: StageError: the first one is named.
     """

@@ -33,7 +33,7 @@ def plan_evaluate(model: ModelPlan, engine: EnginePlan) -> Iterator[Action]:
 
 
 def judging_fields(model: ModelPlan, half: str, is_calibrated: bool) -> dict[str, Any]:
-    """Collect what a judgement by the metric depends on, on all samples or a half.
+    """Collect what a verdict on the metric depends on, for all samples or a half.
 
     Calibration may have seen none of the samples.
     """

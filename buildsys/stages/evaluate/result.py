@@ -5,7 +5,7 @@ from buildsys.system.typed_dict import TypedDict
 
 
 class FlippedSample(TypedDict, total=False):
-    """A sample that the engine predicts otherwise than the original model."""
+    """A sample that the engine and the original model predict differently."""
 
     sample: str  # file, row or number
     label: str

@@ -12,7 +12,7 @@ from contextlib import closing
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from buildsys.backends.measurement import GpuTiming
 from buildsys.errors import StageError
@@ -64,6 +64,15 @@ class _Baseline:
     accepted: str = ""  # why a person has made this build its own baseline
 
 
+class _Build(NamedTuple):
+    """The build to check, with the confidence of this look at its rounds."""
+
+    figures: Mapping[str, float]
+    rounds: Rounds
+    confidence: float
+    evaluated: EvaluateResult
+
+
 def run(job: Job) -> StageResult:
     """Check every gate.
 
@@ -80,10 +89,8 @@ def run(job: Job) -> StageResult:
             rounds = _measure(job, baseline, rounds, count)
             measured = rounds[_NOW].items()
             figures |= {name: median(v) for name, v in measured if all(map(math.isfinite, v))}
-        checks = [
-            _check(metric, gate, figures, baseline, rounds, confidence, evaluated)
-            for metric, gate in gates.items()
-        ]
+        own = _Build(figures, rounds, confidence, evaluated)
+        checks = [_check(metric, gate, own, baseline) for metric, gate in gates.items()]
         statuses = {check["status"] for check in checks}
         if NOISY not in statuses or FAILED in statuses or _BEFORE not in rounds:
             break
@@ -208,17 +215,9 @@ def _measure(job: Job, baseline: _Baseline, rounds: Rounds, count: int) -> Round
     }
 
 
-def _check(
-    metric: str,
-    gate: Mapping[str, Any],
-    figures: Mapping[str, float],
-    baseline: _Baseline,
-    rounds: Rounds,
-    confidence: float,
-    evaluated: EvaluateResult,
-) -> GateCheck:
+def _check(metric: str, gate: Mapping[str, Any], own: _Build, baseline: _Baseline) -> GateCheck:
     title, show, rises = _TITLES.get(metric, metric), q.GATED_FIGURES[metric], metric in RISES
-    now, limit = figures.get(metric), gate.get("limit")
+    now, limit = own.figures.get(metric), gate.get("limit")
     tolerance = gate["drop"] if metric == _ACCURACY else gate["tolerance"]
     check: GateCheck = {
         "metric": metric, "status": PASSED, "before": None, "after": now, "change": None,
@@ -238,7 +237,7 @@ def _check(
     if baseline.accepted:
         return {**check, "text": f"{check['text']}; this build was accepted: {baseline.accepted}"}
     try:
-        change = _compare(metric, tolerance, now, baseline, rounds, confidence, evaluated)
+        change = _compare(metric, tolerance, own, baseline)
     except ValueError as error:
         return {**check, "status": INCOMPARABLE, "text": f"{title} is not comparable: {error}"}
     check |= {
@@ -246,7 +245,7 @@ def _check(
         "low": change.low, "high": change.high, "confidence": change.confidence,
         "status": NOISY if change.is_undecided else FAILED if change.is_regression else PASSED,
     }  # fmt: skip
-    pairs = len(rounds.get(_NOW, {}).get(metric, ()))
+    pairs = len(own.rounds.get(_NOW, {}).get(metric, ()))
     method = f"in {pairs} pairs of processes" if metric in _TIMED else "both as built"
     interval = ""
     if change.low is not None and change.high is not None:
@@ -262,26 +261,18 @@ def _check(
     return {**check, "text": f"{title} {verb} {text}"}
 
 
-def _compare(
-    metric: str,
-    tolerance: float,
-    now: float,
-    baseline: _Baseline,
-    rounds: Rounds,
-    confidence: float,
-    evaluated: EvaluateResult,
-) -> Change:
+def _compare(metric: str, tolerance: float, own: _Build, baseline: _Baseline) -> Change:
     """Compare a figure with the baseline's. Raises: ValueError: they are not comparable."""
     if baseline.missing:
         raise ValueError(baseline.missing)
     if metric in _TIMED:
-        if _BEFORE not in rounds:
+        if _BEFORE not in own.rounds:
             raise ValueError(baseline.reason)
-        earlier, later = (rounds[side].get(metric, []) for side in (_BEFORE, _NOW))
+        earlier, later = (own.rounds[side].get(metric, []) for side in (_BEFORE, _NOW))
         return compare_rounds(
-            earlier, later, tolerance, more_is_better=metric in RISES, confidence=confidence
+            earlier, later, tolerance, more_is_better=metric in RISES, confidence=own.confidence
         )
-    build = baseline.description
+    build, now, evaluated = baseline.description, own.figures[metric], own.evaluated
     if (before := baseline.figures.get(metric)) is None:
         raise ValueError(f"the figure of {build} is not known")
     if metric != _ACCURACY:

@@ -1,7 +1,7 @@
 """Trials of a search whose limit is the metric of `evaluate`.
 
-The best of many graphs owes a part of its metric to the samples that it was chosen by. So a search
-sees one half of them, and its engine is evaluated on the other, where it has to pass as well.
+The best of many graphs owes a part of its metric to the samples that it was chosen on. So a search
+sees one half of them, and its engine is evaluated on the other, where it has to pass too.
 """
 
 from collections.abc import Sequence

@@ -1,7 +1,5 @@
 """Accuracy on data of TensorRT engines: the example of docs/accuracy.md on a GPU."""
 
-from __future__ import annotations
-
 import json
 import os
 import shutil

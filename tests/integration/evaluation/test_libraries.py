@@ -1,7 +1,5 @@
 """Metrics against scikit-learn, torchmetrics, faster-coco-eval and jiwer on random data."""
 
-from __future__ import annotations
-
 import sys
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Samples in Parquet and Arrow files and in saved datasets."""
 
-from __future__ import annotations
-
 import json
 from io import BytesIO
 from pathlib import Path

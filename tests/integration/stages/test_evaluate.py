@@ -1,7 +1,5 @@
 """The stages predict and evaluate: verdicts, batches, hooks, other interpreters, mistakes."""
 
-from __future__ import annotations
-
 import sys
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Engines with ``precision: auto``, from the search to their check."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Searches whose limit is the metric of `evaluate`, up to the evaluation of their engines."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """`buildsys evaluate`: built engines on other data, which leaves the build as it is."""
 
-from __future__ import annotations
-
 import json
 
 import numpy as np

@@ -1,7 +1,5 @@
 """The example of docs/accuracy.md: trained, built and evaluated, with good and bad calibration."""
 
-from __future__ import annotations
-
 import json
 import shutil
 import subprocess

@@ -1,7 +1,5 @@
 """Engines are not evaluated on what they were calibrated on."""
 
-from __future__ import annotations
-
 import zipfile
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Images with labels in CSV files or by folder."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

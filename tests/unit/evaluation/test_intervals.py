@@ -1,7 +1,5 @@
 """Intervals and verdicts: how often they are wrong, by simulation with a known truth."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from functools import cache
 

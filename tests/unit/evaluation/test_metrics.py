@@ -1,7 +1,5 @@
 """Records and values of metrics, and the mistakes in outputs and labels."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Records of a model on all samples."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -95,7 +93,7 @@ def test_a_half_without_samples_is_a_sentence(project: Path) -> None:
 def test_a_stopped_run_goes_on(
     project: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, half: dict[str, str]
 ) -> None:
-    monkeypatch.setattr(recording, "_SAVE_EACH_S", 0.0)
+    monkeypatch.setattr(recording, "_SAVE_INTERVAL_S", 0.0)
     parts = tmp_path / "parts"
     with pytest.raises(KeyboardInterrupt):
         recorded(project, Model(calls=3), parts, **half)

@@ -1,7 +1,5 @@
 """Samples from arrays and generators: batches, memory, resuming, digests and mistakes."""
 
-from __future__ import annotations
-
 import time
 import tracemalloc
 import zipfile

@@ -1,7 +1,5 @@
 """What the keys of evaluations have: samples, metrics, hooks, preprocessing and libraries."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Engines with ``precision: auto`` in the plan."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

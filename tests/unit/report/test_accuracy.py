@@ -1,7 +1,5 @@
 """What a report shows of the accuracy of engines on data."""
 
-from __future__ import annotations
-
 import re
 from typing import Any
 
