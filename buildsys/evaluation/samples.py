@@ -10,7 +10,7 @@ from contextlib import contextmanager, suppress
 from glob import has_magic
 from math import prod
 from pathlib import Path, PurePath
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
@@ -286,20 +286,20 @@ def _table_samples(data: Mapping[str, Any], inputs: Inputs, project: Path) -> Sa
         raise StageError(f"there are no files {title}", "correct evaluate.data")
     count = 0
     for file in files:
-        with reading(file.name, *_AS_TABLE), _opened(file) as table:
+        with reading(file.name, *_AS_TABLE), _opened(file) as (names, batches):
             # a dataset of images names its column so
-            own = [name if name in table.columns or len(inputs) > 1 else "image" for name in inputs]
+            own = [name if name in names or len(inputs) > 1 else "image" for name in inputs]
             for name, column in zip((*inputs, label), (*own, label), strict=True):
-                if column not in table.columns:
+                if column not in names:
                     problem = f"{file.name} has no column {name}"
-                    raise StageError(problem, f"it has {', '.join(table.columns)}")
-            count += sum(part.num_rows for part in table.batches([label], 2**16))
+                    raise StageError(problem, f"it has {', '.join(names)}")
+            count += sum(part.num_rows for part in batches([label], 2**16))
     columns = dict(zip(inputs, own, strict=True))
 
     def parts(size: int) -> Iterator[Any]:
         for file in files:
-            with reading(file.name, *_AS_TABLE), _opened(file) as table:
-                for part in table.batches([*own, label], size):
+            with reading(file.name, *_AS_TABLE), _opened(file) as (_, batches):
+                for part in batches([*own, label], size):
                     part.validate(full=True)  # else damaged offsets abort the process
                     yield part
 
@@ -380,14 +380,12 @@ def _dataset_files(title: str, project: Path) -> list[Path]:
         return [folder / file["filename"] for file in state["_data_files"]]
 
 
-class _Table(NamedTuple):
-    columns: list[str]
-    batches: Callable[[list[str], int], Iterable[Any]]  # of columns and a preferred size
-
-
 @contextmanager
-def _opened(file: Path) -> Iterator[_Table]:
-    """Open Parquet, or Arrow's IPC as a stream; files of random access contain one."""
+def _opened(file: Path) -> Iterator[tuple[list[str], Callable[[list[str], int], Iterable[Any]]]]:
+    """Open Parquet, or Arrow's IPC as a stream; files of random access contain one.
+
+    Yields the names of columns, and a function of columns and a preferred size of batches.
+    """
     import pyarrow as pa
     from pyarrow.parquet import ParquetFile
 
@@ -395,12 +393,12 @@ def _opened(file: Path) -> Iterator[_Table]:
         # without both, a whole row group is in memory
         with ParquetFile(file, pre_buffer=False, buffer_size=MIB) as parquet:
             names = parquet.schema_arrow.names
-            yield _Table(names, lambda names, size: parquet.iter_batches(size, columns=names))
+            yield names, lambda names, size: parquet.iter_batches(size, columns=names)
     else:
         with pa.memory_map(str(file)) as source:
             source.seek(8 if source.read(8).startswith(b"ARROW1") else 0)
             stream = pa.ipc.open_stream(source)
-            yield _Table(stream.schema.names, lambda _names, _size: stream)
+            yield stream.schema.names, lambda _names, _size: stream
 
 
 _SOURCES = {

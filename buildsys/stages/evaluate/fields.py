@@ -63,7 +63,6 @@ class SavedDataset(Spec):
     label: str = Field("label", description="The column of labels.")
 
 
-KINDS = ("images", "folder", "npz", "python", "parquet", "arrow", "dataset")
 EvaluationData = Annotated[
     LabelledImages
     | ClassFolders
@@ -72,7 +71,7 @@ EvaluationData = Annotated[
     | ParquetSamples
     | ArrowSamples
     | SavedDataset,
-    OneOf(KINDS),
+    OneOf(("images", "folder", "npz", "python", "parquet", "arrow", "dataset")),
 ]
 
 

@@ -24,6 +24,7 @@ from buildsys.history.statistics import (
     compare_values,
     median,
 )
+from buildsys.onnx_graphs.result_types import ResultHeader
 from buildsys.onnx_graphs.tensors import load_case
 from buildsys.report import formatting as q
 from buildsys.report.formatting import worst_comparison
@@ -46,6 +47,7 @@ _NOW, _BEFORE = "this build", "baseline"
 _ACCURACY = "accuracy"
 _ROUNDING = 1e-9
 _SOURCES = {"build_time": "engine", "error": "verify", "size": "engine", _ACCURACY: "evaluate"}
+_EVALUATED = "evaluated", "evaluate", EvaluateResult  # role, stage and result of the accuracy
 _TITLES = {"build_time": "build time", "error": "relative error"}
 
 
@@ -70,7 +72,7 @@ class _Build(NamedTuple):
     figures: Mapping[str, float]
     rounds: Rounds
     confidence: float
-    evaluated: EvaluateResult
+    evaluated: Mapping[str, Any]
 
 
 def run(job: Job) -> StageResult:
@@ -82,7 +84,7 @@ def run(job: Job) -> StageResult:
         return StageResult("unavailable", "there is no engine: see the result of its engine target")
     gates, baseline = job.options["gates"], _find_baseline(job)
     figures, others, rounds = _figures_of_files(job, ""), OtherLoad(), Rounds()
-    evaluated = _evaluated(job, "")
+    evaluated = _read(job, "", *_EVALUATED)
     fixed = job.options.get("rounds")
     for count, confidence in ((fixed, CONFIDENCE),) if fixed else LOOKS:
         if any(metric in _TIMED for metric in gates):
@@ -140,7 +142,7 @@ def _find_baseline(job: Job) -> _Baseline:
             engine=engine,
             options=other["engine"],
             figures=figures,
-            evaluated=_evaluated(job, "baseline.").get("identity", ""),
+            evaluated=_read(job, "baseline.", *_EVALUATED).get("identity", ""),
         )
     facts: Mapping[str, Any] = job.baseline or {"missing": "there is no earlier build"}
     names = ("description", "missing", "hint", "reason", "options", "evaluated", "accepted")
@@ -154,30 +156,25 @@ def _figures_of_files(job: Job, prefix: str) -> dict[str, float]:
     files = [job.inputs.get(f"{prefix}{name}") for name in ("engine", "engine.data")]
     if files[0] is not None:
         figures["size"] = float(sum(path.stat().st_size for path in files if path is not None))
-    name = _engine_name(job, prefix)
-    if path := job.inputs.get(f"{prefix}built"):
-        built = read_result(f"engine:{job.model}:{name}", path, "", EngineResult).content
-        if (seconds := built.get("build_seconds")) is not None:
-            figures["build_time"] = seconds
-    if path := job.inputs.get(f"{prefix}verified"):
-        verified = read_result(f"verify:{job.model}:{name}", path, "", VerifyResult).content
-        if worst := worst_comparison({"": verified.get("cases", {})}):
-            figures["error"] = worst[0]
-    if (accuracy := _evaluated(job, prefix).get("value")) is not None:
-        figures["accuracy"] = accuracy
+    built = _read(job, prefix, "built", "engine", EngineResult)
+    if (seconds := built.get("build_seconds")) is not None:
+        figures["build_time"] = seconds
+    verified = _read(job, prefix, "verified", "verify", VerifyResult)
+    if worst := worst_comparison({"": verified.get("cases", {})}):
+        figures["error"] = worst[0]
+    if (accuracy := _read(job, prefix, *_EVALUATED).get("value")) is not None:
+        figures[_ACCURACY] = accuracy
     return figures
 
 
-def _engine_name(job: Job, prefix: str) -> str:
-    return job.options["baseline"]["name"] if prefix and "baseline" in job.options else job.variant
-
-
-def _evaluated(job: Job, prefix: str) -> EvaluateResult:
-    """Read the accuracy of one side, {} without any."""
-    if (path := job.inputs.get(f"{prefix}evaluated")) is None:
+def _read(
+    job: Job, prefix: str, role: str, stage: str, kind: type[ResultHeader]
+) -> Mapping[str, Any]:
+    """Read the result of a stage of one side, {} without any."""
+    if (path := job.inputs.get(f"{prefix}{role}")) is None:
         return {}
-    target = f"evaluate:{job.model}:{_engine_name(job, prefix)}"
-    content: EvaluateResult = read_result(target, path, "", EvaluateResult).content
+    name = job.options["baseline"]["name"] if prefix and "baseline" in job.options else job.variant
+    content: Mapping[str, Any] = read_result(f"{stage}:{job.model}:{name}", path, "", kind).content
     return content
 
 
