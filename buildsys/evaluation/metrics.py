@@ -60,8 +60,7 @@ class PythonMetric(Metric):
         shapes = [array.shape[1:] for array in outputs.values()]
         shapes += {np.shape(label) for label in batch.labels}
         self._shapes = self._shapes or shapes[: len(outputs) + 1]
-        has_dicts = any(isinstance(label, dict) for label in batch.labels)
-        if shapes != self._shapes or has_dicts:
+        if shapes != self._shapes or any(isinstance(label, dict) for label in batch.labels):
             problem = f"{self.title} needs outputs and labels of one shape"
             raise StageError(problem, "let it return a number per sample, with per_sample = True")
         return {**outputs, _LABEL: np.array(batch.labels)}

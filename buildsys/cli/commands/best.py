@@ -44,13 +44,8 @@ def run(options: Namespace) -> int:
     if options.case and options.case not in cases:
         listed = f"cases with a benchmark: {', '.join(cases) or 'none'}"
         raise UsageError(f"{model} has no timed case {options.case!r}", listed)
-    ranking = rank_engines(
-        report,
-        by=options.by,
-        case=options.case,
-        within=options.within,
-        min_accuracy=options.min_accuracy,
-    )
+    limits = {"within": options.within, "min_accuracy": options.min_accuracy}
+    ranking = rank_engines(report, by=options.by, case=options.case, **limits)
     shipped = recommend(report, ranking)
     title = headline(report, shipped)
 

@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Mapping, Sequence
+from contextlib import closing
 from typing import Any
 
 import numpy as np
@@ -35,19 +36,18 @@ def run(job: Job) -> StageResult:
     except Unavailable as reason:
         return StageResult("unavailable", reason.problem, reason.hint)
     options, inputs = job.options["evaluate"], job.options["inputs"]
-    half = options.get("half", "")  # of samples that no search has seen
+    half = options["half"]  # of samples that no search has seen
     original = original.half(half) if half else original
     metric = load_metric(options["metric"], options, job.project)
-    try:
+    with closing(engine):
         job.progress("running the engine")
         recorded = record(options, inputs, job.project, metric, engine.run, job.count, job.parts)
-    finally:
-        engine.close()
     require_same_samples(original, recorded)
     job.progress("comparing the predictions")
     interval = paired_interval(metric, original.records, recorded.records)
     drop = job.options["drop"]
     verdict = judge(interval, drop)
+    classes = metric.per_class(recorded.records)
     figures: dict[str, Any] = {
         "title": metric.title,
         "is_share": metric.is_share,
@@ -59,7 +59,12 @@ def run(job: Job) -> StageResult:
         "drop": drop,
         "verdict": verdict,
         "flips": find_flips(metric, recorded.names, original.records, recorded.records),
-        "classes": _classes(metric, original.records, recorded.records),
+        "classes": [
+            ClassAccuracy(
+                name=name, samples=count, original=value, engine=classes.get(name, (0, None))[1]
+            )
+            for name, (count, value) in metric.per_class(original.records).items()
+        ],
     }
     if verdict == "passed":
         return StageResult(figures=figures)
@@ -96,19 +101,6 @@ def find_flips(
             )
             flips.append(flip)
     return flips
-
-
-def _classes(metric: Metric, original: Records, engine: Records) -> list[ClassAccuracy]:
-    after = metric.per_class(engine)
-    return [
-        ClassAccuracy(
-            name=name,
-            samples=count,
-            original=value,
-            engine=after[name][1] if name in after else None,
-        )
-        for name, (count, value) in metric.per_class(original).items()
-    ]
 
 
 def _reason(job: Job, figures: Mapping[str, Any]) -> tuple[str, str]:

@@ -36,6 +36,8 @@ class MetricTrials(Trials):
         self._metric = load_metric(self._options["metric"], self._options, job.project)
         self._drop = job.options["drop"] * (1 - job.options["search"]["margin"])
         self._graphs: dict[frozenset[str], SearchedGraph] = {}
+        names = {"title": self._metric.title, "is_share": self._metric.is_share}
+        self.limit_figures = {**names, "limits": {"drop": self._drop}, "graphs": []}
         equal = self._interval(self._original)
         if equal.high > self._drop:
             problem = f"half of the samples, {equal.samples:,}, are too few for the search to show"
@@ -50,11 +52,6 @@ class MetricTrials(Trials):
     def check_all(self, nodes: Sequence[str]) -> dict[str, Any]:
         """Judge the metric with ``nodes`` in fp32, with the worst error of all cases."""
         return {**super().check_all(nodes), **self._judged(nodes)}
-
-    def limit_figures(self) -> dict[str, Any]:
-        """Collect the limit, and all graphs that were judged."""
-        names = {"title": self._metric.title, "is_share": self._metric.is_share}
-        return {**names, "limits": {"drop": self._drop}, "graphs": [*self._graphs.values()]}
 
     def _interval(self, recorded: Recorded) -> Interval:
         """Estimate the loss on the samples of the other half."""
@@ -81,4 +78,5 @@ class MetricTrials(Trials):
             judged = SearchedGraph(verdict=verdict, value=value, loss=loss, low=low, high=high)
         passed = judged["verdict"] == "passed"
         self._graphs[key] = SearchedGraph(**judged, in_fp32=len(key), passed=passed)
+        self.limit_figures["graphs"].append(self._graphs[key])
         return self._graphs[key]

@@ -88,7 +88,7 @@ def run(job: Job) -> StageResult:
         text = json.dumps(asdict(content), indent=1)
         job.outputs["nodes"].write_text(text + "\n", encoding="utf-8")
         share = _low_share(job, trials, {node.name for node in in_fp32})
-        figures |= {"macs_low": share, **trials.limit_figures()}
+        figures |= {"macs_low": share, **trials.limit_figures}
     return StageResult(figures=figures)
 
 
@@ -169,6 +169,7 @@ class Trials:
         if self._precision == "bf16":
             self.original, _ = raise_opset(self.original, BF16_OPSET, BF16_IR_VERSION)
         self.operators = {node.name: node.op_type for node in self.original.graph.node}
+        self.limit_figures: dict[str, Any] = {"limits": dict(job.options["tolerance"])}
         self.count = 0
         self._verdicts: dict[frozenset[str], bool] = {}
         self._order = list(golden)  # the case that failed last comes first
@@ -245,10 +246,6 @@ class Trials:
     def holds(self, nodes: Sequence[str]) -> bool:
         """Compare the outputs with ``nodes`` in fp32 in every case."""
         return not failures_of(self._precision, self._check(nodes, is_trial=True))
-
-    def limit_figures(self) -> dict[str, Any]:
-        """Collect the limits of a graph."""
-        return {"limits": dict(self._job.options["tolerance"])}
 
     def check_all(self, nodes: Sequence[str]) -> dict[str, Any]:
         """Judge all cases with ``nodes`` in fp32, with the worst error."""
