@@ -210,7 +210,11 @@ def _read_labels(title: str, files: Sequence[str], folder: Path, project: Path) 
         problem = f"{title} has labels for {len(extra)} files that are not images here"
         hint = "remove the lines, or correct evaluate.data.images"
         raise StageError(f"{problem}: {min(extra)}", hint)
-    return _typed([by_name[match] for match in used])
+    labels = [by_name[match] for match in used]
+    for number in (int, float):
+        with suppress(ValueError):  # others are names
+            return [number(label) for label in labels]
+    return [*labels]
 
 
 def _csv_rows(title: str, project: Path) -> Iterator[tuple[int, str, str]]:
@@ -229,14 +233,6 @@ def _csv_rows(title: str, project: Path) -> Iterator[tuple[int, str, str]]:
         if len(row) <= max(file, label) or not row[label].strip():
             raise StageError(f"{title}:{number}: there is no label", "write FILE,LABEL")
         yield number, row[file].strip(), row[label].strip()
-
-
-def _typed(labels: list[str]) -> list[Label]:
-    """Convert labels to numbers if all are."""
-    for number in (int, float):
-        with suppress(ValueError):
-            return [number(label) for label in labels]
-    return [*labels]
 
 
 def _files(files: list[str], labels: list[Label], inputs: Inputs, project: Path) -> Samples:

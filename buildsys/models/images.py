@@ -35,6 +35,9 @@ class EncodedImage(NamedTuple):
     content: bytes
 
 
+ImageFile = Path | EncodedImage
+
+
 def find_images(data: Fields, name: str, count: int, project: Path) -> list[Path]:
     """Find the first ``count`` images of the folder. Raises: StageError: there are fewer."""
     paths = image_files(str(project / data["images"]))
@@ -48,11 +51,7 @@ def find_images(data: Fields, name: str, count: int, project: Path) -> list[Path
 
 
 def read_images(
-    files: Sequence[Path | EncodedImage],
-    data: Fields,
-    name: str,
-    shape: tuple[int, ...],
-    dtype: str,
+    files: Sequence[ImageFile], data: Fields, name: str, shape: tuple[int, ...], dtype: str
 ) -> Tensor:
     """Read one batch of images as a tensor of ``shape``.
 
@@ -111,7 +110,7 @@ def describe_images(data: Fields, shape: tuple[int, ...]) -> str:
     return f"{size} ({data['interpolation']}), {data['color']}, {scale}"
 
 
-def _pixels(file: Path | EncodedImage, data: Fields, size: Size) -> Array:
+def _pixels(file: ImageFile, data: Fields, size: Size) -> Array:
     """Load a resized, cropped or padded image, channels last."""
     image = _decoded(file, _MODES[data["color"]])
     from PIL import Image  # only models with images need it
@@ -145,7 +144,7 @@ def _resized(size: Size, shorter: int) -> Size:
     return (shorter, longer) if size[0] <= size[1] else (longer, shorter)
 
 
-def _decoded(file: Path | EncodedImage, mode: str) -> Image.Image:
+def _decoded(file: ImageFile, mode: str) -> Image.Image:
     """Decode an image in a mode, turned by its EXIF orientation.
 
     Raises: StageError: it cannot be read as an image, or has more than 8 bits per channel.
@@ -166,10 +165,8 @@ def _decoded(file: Path | EncodedImage, mode: str) -> Image.Image:
         raise _unreadable(file, error) from error
 
 
-def _unreadable(file: Path | EncodedImage, why: object) -> StageError:
-    if isinstance(file, EncodedImage):
-        name = file.name
-    else:
-        name = str(file.relative_to(Path.cwd()) if file.is_relative_to(Path.cwd()) else file)
+def _unreadable(file: ImageFile, why: object) -> StageError:
+    path = Path(file.name) if isinstance(file, EncodedImage) else file
+    name = path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path
     hint = "name another file, or save it again as PNG of 8 bits"
     return StageError(f"{name} cannot be read as an image: {why}", hint)

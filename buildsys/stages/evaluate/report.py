@@ -1,7 +1,7 @@
 """What report and history say about the accuracy of engines."""
 
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Any, Final
+from typing import Any
 
 from buildsys.report import formatting as q
 from buildsys.report.report_types import Table
@@ -13,7 +13,6 @@ _COLUMNS = ("engine", "metric", "original>", "engine>", "loss (95 % interval)>",
 _CHANGED = ("engine", "sample", "label", "original", "predicted")
 _SAMPLE = ("sample", "label", "original", "engine")  # fields of a flip
 _FIGURES = ("value", "loss", "low", "high")
-_SIDES: Final = ("original", "value")
 _COMPLETE = {"title", "is_share", "samples", "original", *_FIGURES}
 _MOST_CLASSES = 40
 
@@ -30,7 +29,7 @@ def table(results: Results) -> Table:
     for result in results:
         if (own := result.content).keys() >= _COMPLETE:
             of = f"{own['title']}, {own['samples']:,} samples"
-            sides = (q.metric(own[side], is_share=own["is_share"]) for side in _SIDES)
+            sides = (q.metric(v, is_share=own["is_share"]) for v in (own["original"], own["value"]))
             drop = q.percent(own["drop"]) if "drop" in own else q.NOTHING
             rows.append((result.variant, of, *sides, q.loss(own), drop))
     return Table("Accuracy on data", _COLUMNS, tuple(rows))
