@@ -39,7 +39,7 @@ class Interval(NamedTuple):
     weight: float = 1.0  # samples per one that counts in full
 
 
-def paired_interval(metric: Metric, original: Records, engine: Records, seed: int = 0) -> Interval:
+def paired_interval(metric: Metric, original: Records, engine: Records) -> Interval:
     """Estimate how much the engine loses against the original on the same samples.
 
     Raises: StageError: a value is NaN, or the loss is relative to 0.
@@ -58,7 +58,7 @@ def paired_interval(metric: Metric, original: Records, engine: Records, seed: in
         return difference if metric.is_share else difference / abs(before)
 
     center = loss(before, after)
-    rng = np.random.default_rng(seed)
+    rng = np.random.default_rng(0)  # equal records have equal intervals
     draws = (rng.integers(0, count, count) for _ in range(metric.draws))
     with np.errstate(all="ignore"):
         value = metric.value_of_rows

@@ -28,6 +28,7 @@ from buildsys.onnx_graphs.result_types import ResultHeader
 from buildsys.onnx_graphs.tensors import load_case
 from buildsys.report import formatting as q
 from buildsys.report.formatting import worst_comparison
+from buildsys.report.report_types import fill
 from buildsys.report.result_files import FAILED, NOISY, PASSED, read_result
 from buildsys.stages.bench.timed_engine import RemoteEngine
 from buildsys.stages.engine.result import EngineResult
@@ -145,9 +146,8 @@ def _find_baseline(job: Job) -> _Baseline:
             evaluated=_read(job, "baseline.", *_EVALUATED).get("identity", ""),
         )
     facts: Mapping[str, Any] = job.baseline or {"missing": "there is no earlier build"}
-    names = ("description", "missing", "hint", "reason", "options", "evaluated", "accepted")
-    texts: dict[str, Any] = {name: facts[name] for name in names if facts.get(name)}
-    return _Baseline(engine=engine, figures={**facts.get("figures", {}), **figures}, **texts)
+    figures = {**facts.get("figures", {}), **figures}
+    return fill(_Baseline, facts, engine=engine, figures=figures)
 
 
 def _figures_of_files(job: Job, prefix: str) -> dict[str, float]:
