@@ -10,6 +10,7 @@ import pytest
 from jsonschema import Draft202012Validator
 from test_reference_pages import load
 
+import buildsys
 from buildsys import errors
 from buildsys.backends.tensorrt.options import TensorRtBase
 from buildsys.cli.commands import COMMANDS
@@ -180,6 +181,22 @@ def test_the_readme_has_every_exit_code() -> None:
     listed = {int(code) for code in re.findall(r"^\| (\d+) \|", README, flags=re.MULTILINE)}
     kinds = [errors.BuildsysError, *errors.BuildsysError.__subclasses__(), errors.CheckFailed]
     assert {kind.exit_code for kind in kinds} <= listed
+
+
+def test_all_files_about_the_project_name_its_version() -> None:
+    project = (ROOT / "pyproject.toml").read_text(encoding="utf-8")
+    citation = read_yaml(Path(), (ROOT / "CITATION.cff").read_bytes())
+    changelog = (ROOT / "CHANGELOG.md").read_text(encoding="utf-8")
+    assert f'version = "{buildsys.__version__}"' in project
+    assert citation["version"] == buildsys.__version__
+    assert re.findall(r"^## (.*)$", changelog, re.MULTILINE)[0] == buildsys.__version__
+
+
+@pytest.mark.parametrize("kind", ["bug", "feature"])
+def test_an_issue_has_a_template(kind: str) -> None:
+    text = (ROOT / f".github/ISSUE_TEMPLATE/{kind}.md").read_text(encoding="utf-8")
+    header = read_yaml(Path(), text.split("---\n")[1].encode())
+    assert {"name", "about", "labels"} <= header.keys()
 
 
 def test_every_kind_of_reason_is_documented() -> None:
